@@ -1,0 +1,1 @@
+"""The study's side: collects privatised releases, pools estimates, draws figures."""

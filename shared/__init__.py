@@ -1,0 +1,1 @@
+"""What both sides must agree on: dictionary, plan, encoding, mechanisms, accounting, receipts, wire."""

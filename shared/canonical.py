@@ -1,0 +1,65 @@
+"""One way to write a value as bytes, so that a hash means something.
+
+Canonical JSON here: UTF-8, keys sorted, no spaces, no NaN or infinity, floats as the shortest text that reads
+back to the same double. Everything hashed or signed in the product (plan, dictionary, receipt, ledger entry,
+manifest, envelope) is written by this module and by nothing else.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any
+
+from shared.errors import SchemaRefusal
+
+__all__ = ["canonical_json", "parse_json", "sha256_hex"]
+
+
+def canonical_json(value: Any) -> bytes:
+    """Write `value` (dicts, lists, strings, numbers, booleans, None) as canonical JSON bytes.
+
+    Raises: SchemaRefusal, if the value holds NaN, infinity, or something JSON has no form for.
+
+    >>> canonical_json({"b": 1.50, "a": [True, None, "é"]})
+    b'{"a":[true,null,"\\xc3\\xa9"],"b":1.5}'
+    """
+    try:
+        text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise SchemaRefusal("a hashed value must be plain JSON without NaN or infinity", given=str(error)) from None
+    return text.encode()
+
+
+def parse_json(data: bytes, *, cap: int = 1 << 20) -> Any:
+    """Read JSON bytes of at most `cap` bytes; duplicate keys, NaN and deep nesting are refused.
+
+    Raises: SchemaRefusal.
+
+    >>> parse_json(b'{"a":1}')
+    {'a': 1}
+    """
+    if len(data) > cap:
+        raise SchemaRefusal(f"a JSON document must have at most {cap} bytes", given=f"{len(data)}")
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        if len({key for key, _ in pairs}) != len(pairs):
+            raise ValueError("a key stands twice")
+        return dict(pairs)
+
+    def no_constant(name: str) -> None:
+        raise ValueError(f"{name} is not JSON")
+
+    try:
+        return json.loads(data.decode("utf-8"), object_pairs_hook=unique, parse_constant=no_constant)
+    except (ValueError, RecursionError) as error:
+        raise SchemaRefusal("the document must be JSON", given=type(error).__name__) from None
+
+
+def sha256_hex(data: bytes) -> str:
+    """SHA-256 of `data`, 64 lower-case hexadecimal digits.
+
+    >>> sha256_hex(b"")[:12]
+    'e3b0c44298fc'
+    """
+    return hashlib.sha256(data).hexdigest()

@@ -1,0 +1,309 @@
+"""Every refusal of the product, typed: what must hold, what was given, what to do next.
+
+A refusal is an answer, never a crash and never a zero. Each class below has a stable code (it travels on the
+wire and stands in the operator's manual), the person who can fix it, and the exit code of the command line:
+
+    Refusal
+    ├── UsageRefusal          2   E_PARAMETER  E_CONFIG  E_STATE
+    ├── PolicyRefusal        10   E_SMALL_N  E_AUDIT  E_DIFFERENCING  E_CHECKS  E_PAUSED  E_PLAN
+    │                             E_PLAN_CHANGED  E_PLAN_ROLLBACK  E_PLAN_EXPIRED  E_ROLE  E_UNKNOWN_EVENT
+    ├── BudgetRefusal        11   E_BUDGET
+    ├── ApprovalRefusal      12   E_NOT_APPROVED
+    ├── NetworkRefusal       20   E_NETWORK
+    ├── CertificateRefusal   21   E_CERT  E_TOKEN
+    ├── IntegrityRefusal     30   E_INTEGRITY  E_SIGNATURE  E_REPLAY  E_LEDGER  E_LOCKED  E_STORAGE  E_TOO_LARGE
+    │                             E_RECEIPT  E_SCHEMA
+    └── DataRefusal          40   E_DICTIONARY  E_DATA_FILE  E_DUPLICATE_PERSON  E_MISSING  E_ESTIMATE  E_TRAINING
+
+Messages about records name the column, the rule and the count, never a value.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+__all__ = ["CATALOGUE", "Refusal", "refusal_from_code"]
+
+
+class Refusal(Exception):
+    """The one base to catch.
+
+    Args:
+        must: what must hold, as a sentence fragment: ``"w must be in [0, 1)"``.
+        given: what was given; for records a column, a rule and a count, never a value.
+        next_step: what the reader does next: a command, or a change of one named thing.
+
+    >>> print(ParameterError("w must be in [0, 1)", given="1.2", next_step="Lower w, or solve it from a target ε."))
+    w must be in [0, 1), got 1.2. Lower w, or solve it from a target ε.
+    """
+
+    code: ClassVar[str] = "E_REFUSED"
+    exit_code: ClassVar[int] = 1
+    fixer: ClassVar[str] = "whoever ran the command"
+    meaning: ClassVar[str] = "The request was refused."
+
+    def __init__(self, must: str, *, given: str = "", next_step: str = "") -> None:
+        self.must, self.given, self.next_step = must, given, next_step
+        text = f"{must}, got {given}." if given else must.rstrip(".") + "."
+        super().__init__(f"{text} {next_step}".strip())
+
+
+class UsageRefusal(Refusal):
+    """The command, a setting or a parameter cannot be used as given."""
+
+    code, exit_code, meaning = "E_USAGE", 2, "The command or a setting cannot be used as given."
+
+
+class PolicyRefusal(Refusal):
+    """A rule of the plan or of the site forbids it."""
+
+    code, exit_code, fixer = "E_POLICY", 10, "data steward, with the study lead"
+    meaning = "A rule of the plan or of the site forbids it."
+
+
+class BudgetRefusal(Refusal):
+    """The release would cost more than the budget that is left."""
+
+    code, exit_code, fixer = "E_BUDGET", 11, "study lead, by amending the plan"
+    meaning = "The release would cost more than the budget that is left."
+
+
+class ApprovalRefusal(Refusal):
+    """No valid approval of these exact bytes."""
+
+    code, exit_code, fixer = "E_NOT_APPROVED", 12, "an approver of the site"
+    meaning = "There is no valid approval of these exact bytes."
+
+
+class NetworkRefusal(Refusal):
+    """The other side could not be reached, or stopped answering."""
+
+    code, exit_code, fixer = "E_NETWORK", 20, "hospital IT"
+    meaning = "The other side could not be reached, or stopped answering."
+
+
+class CertificateRefusal(Refusal):
+    """A certificate is expired, foreign, revoked or not yet valid."""
+
+    code, exit_code, fixer = "E_CERT", 21, "study lead (re-enrol), hospital IT (clock)"
+    meaning = "A certificate is expired, foreign, revoked or not yet valid."
+
+
+class IntegrityRefusal(Refusal):
+    """Bytes, a signature or a chain are not what they must be."""
+
+    code, exit_code, fixer = "E_INTEGRITY", 30, "data steward, with the study lead"
+    meaning = "Bytes are not what they must be."
+
+
+class DataRefusal(Refusal):
+    """The records do not fit the dictionary, or do not support what was asked."""
+
+    code, exit_code, fixer = "E_DATA", 40, "data steward"
+    meaning = "The records do not fit the dictionary."
+
+
+# -- usage ------------------------------------------------------------------------------------------------------
+class ParameterError(UsageRefusal):
+    """A parameter is outside its domain."""
+
+    code, meaning = "E_PARAMETER", "A parameter is outside its domain."
+
+
+class ConfigRefusal(UsageRefusal):
+    """The configuration file has an unknown key or an impossible value."""
+
+    code, fixer = "E_CONFIG", "hospital IT"
+    meaning = "The configuration file has an unknown key or an impossible value."
+
+
+class StateRefusal(UsageRefusal):
+    """The step before this one has not been taken yet."""
+
+    code, meaning = "E_STATE", "The step before this one has not been taken yet."
+
+
+# -- policy -----------------------------------------------------------------------------------------------------
+class SmallN(PolicyRefusal):
+    """Fewer persons than the floor."""
+
+    code, meaning = "E_SMALL_N", "Fewer persons than the disclosure floor."
+
+
+class AuditRefusal(PolicyRefusal):
+    """An attack we tried on the release succeeds more often than the plan allows."""
+
+    code, meaning = "E_AUDIT", "An attack we tried on the release succeeds more often than the plan allows."
+
+
+class DifferencingRefusal(PolicyRefusal):
+    """Two releases differ by too few persons."""
+
+    code, meaning = "E_DIFFERENCING", "Two releases differ by too few persons."
+
+
+class ChecksRefusal(PolicyRefusal):
+    """A disclosure check on the sealed release failed."""
+
+    code, meaning = "E_CHECKS", "A disclosure check on the sealed release failed."
+
+
+class PausedRefusal(PolicyRefusal):
+    """The steward has paused this site."""
+
+    code, fixer, meaning = "E_PAUSED", "data steward (site-agent resume)", "The steward has paused this site."
+
+
+class PlanRefusal(PolicyRefusal):
+    """The study plan is unknown, unsigned, or not valid."""
+
+    code, fixer, meaning = "E_PLAN", "study lead", "The study plan is unknown, unsigned, or not valid."
+
+
+class PlanChanged(PlanRefusal):
+    """The plan is not the one that was approved."""
+
+    code, fixer = "E_PLAN_CHANGED", "data steward (site-agent plan show, plan approve)"
+    meaning = "The plan is not the one that was approved."
+
+
+class PlanRollback(PlanRefusal):
+    """An older plan version than the one the site already knows."""
+
+    code, meaning = "E_PLAN_ROLLBACK", "An older plan version than the one already known."
+
+
+class PlanExpired(PlanRefusal):
+    """The plan's expiry date has passed."""
+
+    code, meaning = "E_PLAN_EXPIRED", "The plan's expiry date has passed."
+
+
+class RoleRefusal(PolicyRefusal):
+    """The key is valid, but may not do this."""
+
+    code, meaning = "E_ROLE", "The key is valid, but its role may not do this."
+
+
+class UnknownEvent(PolicyRefusal):
+    """A privacy event that this version cannot account for is refused, never guessed."""
+
+    code, fixer = "E_UNKNOWN_EVENT", "hospital IT (update)"
+    meaning = "A privacy event that this version cannot account for."
+
+
+# -- certificates and tokens --------------------------------------------------------------------------------------
+class TokenRefusal(CertificateRefusal):
+    """The invitation's token is used, expired, or belongs to another site."""
+
+    code, fixer = "E_TOKEN", "study lead (coordinator invite)"
+    meaning = "The invitation's token is used, expired, or belongs to another site."
+
+
+# -- integrity ----------------------------------------------------------------------------------------------------
+class SignatureRefusal(IntegrityRefusal):
+    """A signature does not verify, or the key is not the pinned one."""
+
+    code, meaning = "E_SIGNATURE", "A signature does not verify, or the key is not the pinned one."
+
+
+class ReplayRefusal(IntegrityRefusal):
+    """The release names another study, wave, site or recipient, or an id already used for other bytes."""
+
+    code = "E_REPLAY"
+    meaning = "The release names another study, wave, site or recipient, or its id is used for other bytes."
+
+
+class LedgerRefusal(IntegrityRefusal):
+    """The ledger was edited, truncated, or restored from an old copy."""
+
+    code, fixer = "E_LEDGER", "data steward (site-agent status)"
+    meaning = "The ledger was edited, truncated, or restored from an old copy."
+
+
+class LockedRefusal(IntegrityRefusal):
+    """Another agent holds this state folder."""
+
+    code, fixer, meaning = "E_LOCKED", "hospital IT", "Another agent holds this state folder."
+
+
+class StorageRefusal(IntegrityRefusal):
+    """The disk is full, read-only, or failed."""
+
+    code, fixer, meaning = "E_STORAGE", "hospital IT", "The disk is full, read-only, or failed."
+
+
+class TooLarge(IntegrityRefusal):
+    """More bytes than the cap."""
+
+    code, meaning = "E_TOO_LARGE", "More bytes than the cap."
+
+
+class ReceiptRefusal(IntegrityRefusal):
+    """The receipt's figures are not what its event gives."""
+
+    code, meaning = "E_RECEIPT", "The receipt's figures are not what its event gives."
+
+
+class SchemaRefusal(IntegrityRefusal):
+    """A file or message does not have the form it must have."""
+
+    code, meaning = "E_SCHEMA", "A file or message does not have the form it must have."
+
+
+# -- data -----------------------------------------------------------------------------------------------------------
+class DictionaryRefusal(DataRefusal):
+    """A column, level or value is outside the dictionary."""
+
+    code, meaning = "E_DICTIONARY", "A column, level or value is outside the dictionary."
+
+
+class DataFileRefusal(DataRefusal):
+    """The file is empty, truncated, or in an encoding that cannot be read."""
+
+    code, meaning = "E_DATA_FILE", "The file is empty, truncated, or in an encoding that cannot be read."
+
+
+class DuplicatePerson(DataRefusal):
+    """A person stands in the table more than once."""
+
+    code, meaning = "E_DUPLICATE_PERSON", "A person stands in the table more than once."
+
+
+class MissingRefusal(DataRefusal):
+    """Values are missing where the dictionary allows none, or a column is empty."""
+
+    code, meaning = "E_MISSING", "Values are missing where the dictionary allows none, or a column is empty."
+
+
+class EstimateRefusal(DataRefusal):
+    """The table does not support the estimate (separation, no events, one level)."""
+
+    code, fixer = "E_ESTIMATE", "analyst (another model)"
+    meaning = "The table does not support the estimate."
+
+
+class TrainingRefusal(DataRefusal):
+    """Training did not give a usable flow."""
+
+    code, fixer, meaning = "E_TRAINING", "data steward, with the study lead", "Training did not give a usable flow."
+
+
+def _walk(root: type[Refusal]) -> list[type[Refusal]]:
+    return [root, *(leaf for child in root.__subclasses__() for leaf in _walk(child))]
+
+
+CATALOGUE: dict[str, type[Refusal]] = {kind.code: kind for kind in _walk(Refusal)}
+
+
+def refusal_from_code(code: str, text: str) -> Refusal:
+    """Rebuild a refusal that arrived over the wire; an unknown code becomes the base class.
+
+    >>> refusal_from_code("E_BUDGET", "too dear").exit_code
+    11
+    """
+    kind = CATALOGUE.get(code, Refusal)
+    refusal = kind.__new__(kind)
+    Exception.__init__(refusal, text)
+    refusal.must, refusal.given, refusal.next_step = text, "", ""
+    return refusal

@@ -1,0 +1,1 @@
+"""The hospital's side: the only code that ever sees a record."""

@@ -1,0 +1,1 @@
+"""Models trained on a site's own records; nothing here leaves the site."""
