@@ -286,7 +286,11 @@ class EstimateRefusal(DataRefusal):
 class TrainingRefusal(DataRefusal):
     """Training did not give a usable flow."""
 
-    code, fixer, meaning = "E_TRAINING", "data steward, with the study lead", "Training did not give a usable flow."
+    code, fixer, meaning = (
+        "E_TRAINING",
+        "data steward, with the study lead",
+        "Training did not give a usable flow.",
+    )
 
 
 def _walk(root: type[Refusal]) -> list[type[Refusal]]:
