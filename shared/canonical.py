@@ -7,13 +7,15 @@ manifest, envelope) is written by this module and by nothing else.
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import json
+from collections.abc import Collection, Mapping
 from typing import Any
 
-from shared.errors import SchemaRefusal
+from shared.errors import Refusal, SchemaRefusal
 
-__all__ = ["canonical_json", "parse_json", "sha256_hex"]
+__all__ = ["canonical_json", "closed", "parse_json", "sha256_hex"]
 
 
 def canonical_json(value: Any) -> bytes:
@@ -65,3 +67,17 @@ def sha256_hex(data: bytes) -> str:
     'e3b0c44298fc'
     """
     return hashlib.sha256(data).hexdigest()
+
+
+def closed(given: Mapping[str, Any], known: Collection[str], *, where: str, refusal: type[Refusal]) -> None:
+    """Refuse a mapping that holds a key nobody reads, naming the nearest known one.
+
+    Raises: `refusal`.
+
+    >>> closed({"w": 0.8}, {"w", "radius"}, where="[release]", refusal=SchemaRefusal)
+    """
+    for key in given:
+        if key not in known:
+            near = difflib.get_close_matches(str(key), list(known), n=1)
+            step = f"Did you mean {near[0]!r}?" if near else f"Known keys: {', '.join(sorted(known))}."
+            raise refusal(f"{where} must hold known keys only", given=repr(key), next_step=step)

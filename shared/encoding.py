@@ -1,0 +1,158 @@
+"""Table <-> matrix: checked records in, (n, d) float64 out, and back with names, dtypes, levels and bounds restored.
+
+The encoder is made from the dictionary alone. Nothing is fitted here, so it depends on no record and needs no
+budget; whatever is fitted (margins, whitening, flow) belongs to the site's model and stands on the receipt.
+
+======================  =============================================================================
+kind                    encoded as
+======================  =============================================================================
+continuous              affine, public bounds to [-1, 1]
+time                    logit of c + (1 - 2c) t/upper, c = 1e-3 (paper 4.2; the range is the *public* follow-up)
+integer                 value - lower + U(0, 1), decoded by the floor
+binary, event,          level index + U(0, 1), decoded by the floor: for 0/1 a threshold at 1, not at 0 as the
+ordered, nominal        paper prints (b + U lies in [0, 1) for 0 and in [1, 2) for 1)
+missing as a level      of a levelled column: one more level, the last; of a numeric column: a second column,
+                        missing + U(0, 1), and in the value's place a draw that depends on no record
+======================  =============================================================================
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from shared.dictionary import NUMERIC, Column, Dictionary
+from shared.errors import SchemaRefusal
+from shared.randomness import Noise
+
+__all__ = ["Encoder"]
+
+Array = NDArray[np.float64]
+
+EDGE = 1e-3
+"""c of the scaled logit: keeps t = 0 and t = upper finite."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Encoder:
+    """The dictionary's columns as a matrix.
+
+    >>> from shared.randomness import seeded_rng
+    >>> columns = (Column(name="sbp", kind="continuous", lower=70, upper=270, decimals=0),
+    ...            Column(name="cvd", kind="event"))
+    >>> encoder = Encoder(dictionary=Dictionary(name="mini", version=1, columns=columns))
+    >>> checked = encoder.dictionary.check(pd.DataFrame({"sbp": [120.0, 140.0], "cvd": [0, 1]}))
+    >>> x = encoder.encode(checked, seeded_rng(1))
+    >>> x.shape, encoder.columns
+    ((2, 2), ('sbp', 'cvd'))
+    >>> encoder.decode(x)["cvd"].tolist()
+    [0, 1]
+    """
+
+    dictionary: Dictionary
+    columns: tuple[str, ...] = field(init=False)
+    integer_columns: tuple[int, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        names: list[str] = []
+        integers: list[int] = []
+        for column in self.dictionary.released:
+            if column.kind not in ("continuous", "time"):
+                integers.append(len(names))
+            names.append(column.name)
+            if column.kind in NUMERIC and column.missing == "level":
+                integers.append(len(names))
+                names.append(f"{column.name} missing")
+        object.__setattr__(self, "columns", tuple(names))
+        object.__setattr__(self, "integer_columns", tuple(integers))
+
+    @property
+    def d(self) -> int:
+        """Number of encoded columns."""
+        return len(self.columns)
+
+    def encode(self, checked: pd.DataFrame, rng: Noise) -> Array:
+        """Encode a table that `Dictionary.check` returned.
+
+        Args:
+            checked: (n, columns) canonical values, NaN where missing.
+            rng: draws the dequantisation, which carries no guarantee.
+        Returns: (n, d), finite.
+        """
+        n = len(checked)
+        draws = rng.generator
+        out: list[Array] = []
+        for column in self.dictionary.released:
+            value = checked[column.name].to_numpy(dtype=np.float64)
+            absent = np.isnan(value)
+            if column.kind in NUMERIC:
+                # The place of a missing value is filled from the public bounds: a fill taken from other rows
+                # would carry their records into this one, and the row would no longer be separable.
+                lower, upper = column.span
+                fill = lower + (upper - lower) * draws.uniform(0.25, 0.75, n)
+                value = np.where(absent, np.floor(fill) if column.kind == "integer" else fill, value)
+                out.append(self._numeric(column, value, draws))
+                if column.missing == "level":
+                    out.append(absent + draws.random(n))
+            else:
+                out.append(np.where(absent, float(len(column.levels)), value) + draws.random(n))
+        return np.column_stack(out)
+
+    def _numeric(self, column: Column, value: Array, draws: np.random.Generator) -> Array:
+        lower, upper = column.span
+        if column.kind == "integer":
+            return value - lower + draws.random(len(value))
+        share = (value - lower) / (upper - lower)
+        if column.kind == "continuous":
+            return 2 * share - 1
+        share = EDGE + (1 - 2 * EDGE) * share
+        return np.log(share) - np.log1p(-share)
+
+    def decode(self, x: Array) -> pd.DataFrame:
+        """Decode (n, d) back to a table with the dictionary's names, dtypes, levels and bounds.
+
+        Any finite x gives a valid table: values are clipped to the bounds, codes to the levels.
+        Raises: SchemaRefusal, if x has the wrong shape or a value that is not finite.
+        """
+        x = np.asarray(x, dtype=np.float64)
+        if x.ndim != 2 or x.shape[1] != self.d or not np.isfinite(x).all():
+            raise SchemaRefusal(f"an encoded matrix must be finite and have {self.d} columns", given=f"shape {x.shape}")
+        out: dict[str, pd.Series] = {}
+        at = 0
+        for column in self.dictionary.released:
+            code = x[:, at]
+            at += 1
+            absent = np.zeros(len(x), dtype=bool)
+            if column.kind in NUMERIC:
+                value = self._denumeric(column, code)
+                if column.missing == "level":
+                    absent = x[:, at] >= 1
+                    at += 1
+                out[column.name] = pd.Series(np.where(absent, np.nan, value)).astype(column.dtype)
+                continue
+            known = len(column.levels)
+            level = np.clip(np.floor(code), 0, known if column.missing == "level" else known - 1).astype(np.int64)
+            absent = level == known
+            if isinstance(column.dtype, pd.CategoricalDtype):
+                codes = np.where(absent, -1, level)
+                out[column.name] = pd.Series(pd.Categorical.from_codes(codes, dtype=column.dtype))
+            else:
+                plain = np.asarray(column.levels, dtype=np.float64)[np.minimum(level, known - 1)]
+                out[column.name] = pd.Series(np.where(absent, np.nan, plain)).astype(column.dtype)
+        return pd.DataFrame(out)
+
+    def _denumeric(self, column: Column, code: Array) -> Array:
+        lower, upper = column.span
+        if column.kind == "integer":
+            return np.clip(np.floor(code) + lower, lower, upper)
+        if column.kind == "continuous":
+            share = (code + 1) / 2
+        else:
+            share = (1 / (1 + np.exp(-np.clip(code, -700, 700))) - EDGE) / (1 - 2 * EDGE)
+        value = lower + np.clip(share, 0, 1) * (upper - lower)
+        if column.decimals is not None:
+            value = np.round(value, column.decimals)
+        return np.clip(value, lower, upper)
