@@ -29,9 +29,7 @@ def canonical_json(value: Any) -> bytes:
     try:
         text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError) as error:
-        raise SchemaRefusal(
-            "a hashed value must be plain JSON without NaN or infinity", given=str(error)
-        ) from None
+        raise SchemaRefusal("a hashed value must be plain JSON without NaN or infinity", given=str(error)) from None
     return text.encode()
 
 

@@ -234,7 +234,9 @@ class Dictionary:
             raise DictionaryRefusal("a dictionary must have at most one person column", given="several")
         for column in self.columns:
             if column.kind == "time" and column.event and column.event not in names:
-                raise DictionaryRefusal(f"column {column.name!r}: its event must be a column", given=repr(column.event))
+                raise DictionaryRefusal(
+                    f"column {column.name!r}: its event must be a column", given=repr(column.event)
+                )
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -332,7 +334,9 @@ class Dictionary:
         for column in self.released:
             values = table[column.name]
             if values.dtype != column.dtype:
-                raise DictionaryRefusal(f"column {column.name!r} must have dtype {column.dtype}", given=f"{values.dtype}")
+                raise DictionaryRefusal(
+                    f"column {column.name!r} must have dtype {column.dtype}", given=f"{values.dtype}"
+                )
             missing = int(values.isna().sum())
             if missing and column.missing != "level":
                 raise DictionaryRefusal(f"column {column.name!r} must have no missing value", given=f"{missing}")
@@ -344,4 +348,6 @@ class Dictionary:
             else:
                 outside = int((~present.isin(list(column.levels))).sum())
             if outside:
-                raise DictionaryRefusal(f"column {column.name!r} must lie within the dictionary", given=f"{outside} outside")
+                raise DictionaryRefusal(
+                    f"column {column.name!r} must lie within the dictionary", given=f"{outside} outside"
+                )

@@ -1,0 +1,366 @@
+"""The study plan: everything a steward agrees to, in one signed document.
+
+A plan is written as TOML by the study lead, becomes canonical JSON, and is known from then on by the SHA-256 of
+those bytes. It carries a version that only grows and a date on which it expires. A site acts on a plan only when
+its own steward has approved that hash; changing one byte voids the approval.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import math
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal
+
+from shared.canonical import canonical_json, closed, parse_json, sha256_hex
+from shared.dictionary import Dictionary
+from shared.errors import ParameterError, PlanExpired, PlanRefusal
+from shared.keys import Envelope, PublicKey, SigningKey
+
+__all__ = [
+    "PLAN_TYPE",
+    "Budget",
+    "Floors",
+    "LatentNoisePlan",
+    "StudyPlan",
+    "Training",
+    "Wave",
+    "open_plan",
+    "sign_plan",
+]
+
+PLAN_TYPE = "application/vnd.tributary.plan+json"
+PLAN_CAP = 1 << 20
+Posture = Literal["local", "holdout", "private", "public"]
+
+
+def _must(holds: bool, rule: str, given: object, step: str = "Correct the plan.") -> None:
+    if not holds:
+        raise PlanRefusal(rule, given=f"{given}", next_step=step)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """How a site fits its flow; fixed by the plan so that no site chooses it by looking.
+
+    Args:
+        flows: masked autoregressive layers.
+        hidden: units of each hidden layer.
+        layers: hidden layers in each masked network.
+        epochs: most passes over the records.
+        learning_rate: Adam's first step size, annealed by a cosine.
+        validation: share of records held back for early stopping.
+        patience: epochs without improvement before training stops.
+        margins: ``normal_scores`` maps every margin to N(0, 1) first; ``none`` leaves it to the flow.
+    """
+
+    flows: int = 4
+    hidden: int = 48
+    layers: int = 1
+    epochs: int = 60
+    learning_rate: float = 3e-3
+    validation: float = 0.25
+    patience: int = 12
+    margins: Literal["normal_scores", "none"] = "normal_scores"
+
+    def __post_init__(self) -> None:
+        for name, most in (("flows", 20), ("hidden", 1024), ("layers", 4), ("epochs", 10_000), ("patience", 10_000)):
+            value = getattr(self, name)
+            _must(isinstance(value, int) and 1 <= value <= most, f"training.{name} must be in 1..{most}", value)
+        _must(0 < self.learning_rate <= 1, "training.learning_rate must be in (0, 1]", self.learning_rate)
+        _must(0 < self.validation < 0.9, "training.validation must be in (0, 0.9)", self.validation)
+        _must(self.margins in ("normal_scores", "none"), "training.margins is unknown", self.margins)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LatentNoisePlan:
+    """Latent Noise Injection as the plan fixes it.
+
+    Args:
+        w: weight of the data, in [0, 1).
+        radius: R, the norm to which latents are clipped; None takes the square root of the 0.99 quantile of χ²_d.
+    """
+
+    w: float
+    radius: float | None = None
+    mechanism: Literal["latent_noise"] = "latent_noise"
+
+    def __post_init__(self) -> None:
+        _must(self.mechanism == "latent_noise", "release.mechanism must be 'latent_noise'", repr(self.mechanism))
+        _must(0 <= self.w < 1, "release.w must be in [0, 1)", self.w, "Lower w, or solve it from a target ε.")
+        if self.radius is not None:
+            _must(0 < self.radius and math.isfinite(self.radius), "release.radius must be positive", self.radius)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Budget:
+    """What one person may be charged by this study, in (ε, δ), composed by RDP.
+
+    Args:
+        epsilon: cap on ε at `delta`.
+        delta: δ_total of the study; must be below 1/(10 n) at every site.
+    """
+
+    epsilon: float
+    delta: float = 1e-6
+
+    def __post_init__(self) -> None:
+        _must(0 < self.epsilon < math.inf, "budget.epsilon must be positive and finite", self.epsilon)
+        _must(0 < self.delta <= 1e-3, "budget.delta must be in (0, 0.001]", self.delta)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Floors:
+    """Disclosure floors of the study. A site may tighten them, never loosen them.
+
+    Args:
+        persons: fewest persons in a release.
+        rare_level: a level with fewer rows than this is a warning that the approver ticks.
+        membership_auc: highest AUC of the membership attack that passes the gate.
+        own_row_linkage: highest share of records whose nearest released row is their own.
+        extreme_linkage: the same among the 5 % of records with the largest latent norm.
+        approvals: approvers who must sign a release.
+    """
+
+    persons: int = 50
+    rare_level: int = 10
+    membership_auc: float = 0.55
+    own_row_linkage: float = 0.05
+    extreme_linkage: float = 0.20
+    approvals: int = 1
+
+    def __post_init__(self) -> None:
+        _must(self.persons >= 50, "floors.persons must be at least 50", self.persons, "Floors can only be tightened.")
+        _must(self.rare_level >= 10, "floors.rare_level must be at least 10", self.rare_level)
+        _must(0.5 <= self.membership_auc <= 1, "floors.membership_auc must be in [0.5, 1]", self.membership_auc)
+        for name in ("own_row_linkage", "extreme_linkage"):
+            _must(0 < getattr(self, name) <= 1, f"floors.{name} must be in (0, 1]", getattr(self, name))
+        _must(1 <= self.approvals <= 5, "floors.approvals must be in 1..5", self.approvals)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wave:
+    """One planned release of every site.
+
+    Args:
+        number: 1, 2, 3, …
+        opens: first day on which a site may draw.
+        closes: deadline for delivery.
+    """
+
+    number: int
+    opens: dt.date
+    closes: dt.date
+
+    def __post_init__(self) -> None:
+        _must(self.number >= 1, "a wave's number must be at least 1", self.number)
+        _must(self.opens <= self.closes, "a wave must open before it closes", f"{self.opens} and {self.closes}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class StudyPlan:
+    """What leaves, how often, to whom, at which price.
+
+    Args:
+        study: short name, a plain word.
+        version: 1, 2, 3, …; a site refuses a lower one than it has seen.
+        title: one line.
+        purpose: what the releases are for, in words.
+        coordinator: id of the only recipient; a bundle for another coordinator is refused by it.
+        expires: last day on which the plan may be acted upon.
+        posture: what may be fitted on which records; see `shared.release.coverage`.
+        release: the mechanism and its parameters.
+        training: how the flow is fitted.
+        budget: cap per person.
+        floors: disclosure floors.
+        waves: the calendar.
+        eligibility: the rule that says who is in the table; by it, n is public.
+        estimands: planned analyses, name to formula.
+        row_download: whether analysts may download the released rows.
+        dictionary: columns, bounds and levels.
+
+    `StudyPlan.from_toml(plan.to_toml())` is not promised; `from_bytes(plan.to_bytes())` is the identity.
+    """
+
+    study: str
+    version: int
+    title: str
+    purpose: str
+    coordinator: str
+    expires: dt.date
+    release: LatentNoisePlan
+    budget: Budget
+    waves: tuple[Wave, ...]
+    dictionary: Dictionary
+    posture: Posture = "local"
+    training: Training = field(default_factory=Training)
+    floors: Floors = field(default_factory=Floors)
+    eligibility: str = ""
+    estimands: Mapping[str, str] = field(default_factory=dict)
+    row_download: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("study", "coordinator"):
+            value = getattr(self, name)
+            plain = bool(value) and len(value) <= 64 and value.replace("-", "").replace("_", "").isalnum()
+            _must(plain and value.isascii(), f"{name} must be a plain word (letters, digits, - and _)", repr(value))
+        _must(self.version >= 1, "version must be at least 1", self.version)
+        _must(bool(self.title.strip() and self.purpose.strip()), "title and purpose must say something", "blank text")
+        _must(self.posture == "local", "posture must be 'local' (the others are not yet offered)", repr(self.posture))
+        numbers = [wave.number for wave in self.waves]
+        _must(
+            numbers == list(range(1, len(numbers) + 1)) and bool(numbers), "waves must be numbered 1, 2, …", numbers
+        )
+
+    @property
+    def canonical(self) -> bytes:
+        """Canonical JSON of the plan: what is hashed and signed."""
+        return canonical_json(self.to_canonical())
+
+    @property
+    def hash(self) -> str:
+        """SHA-256 of the canonical bytes: the plan's only name."""
+        return sha256_hex(self.canonical)
+
+    def wave(self, number: int) -> Wave:
+        """The planned wave `number`. Raises: PlanRefusal."""
+        for wave in self.waves:
+            if wave.number == number:
+                return wave
+        raise PlanRefusal("the wave must be in the plan", given=f"{number}", next_step="See site-agent plan show.")
+
+    def require_current(self, today: dt.date) -> None:
+        """Refuse a plan whose expiry has passed. Raises: PlanExpired."""
+        if today > self.expires:
+            raise PlanExpired(
+                "a plan must not be expired",
+                given=f"expiry {self.expires}",
+                next_step="Ask the study lead for a new version.",
+            )
+
+    def to_canonical(self) -> dict[str, Any]:
+        """Plain values for canonical JSON."""
+        out: dict[str, Any] = {}
+        for item in fields(self):
+            value = getattr(self, item.name)
+            if isinstance(value, Dictionary):
+                out[item.name] = value.to_canonical()
+            elif isinstance(value, tuple):
+                out[item.name] = [_plain(wave) for wave in value]
+            else:
+                out[item.name] = _plain(value)
+        return out
+
+    @classmethod
+    def from_canonical(cls, given: Mapping[str, Any]) -> StudyPlan:
+        """Read plain values; unknown keys are refused with the nearest known one. Raises: PlanRefusal."""
+        closed(given, {item.name for item in fields(cls)}, where="a study plan", refusal=PlanRefusal)
+        parts: dict[str, Any] = dict(given)
+        try:
+            for name, kind in (
+                ("release", LatentNoisePlan),
+                ("training", Training),
+                ("budget", Budget),
+                ("floors", Floors),
+            ):
+                if name in parts:
+                    parts[name] = _read(kind, parts[name], name)
+            parts["dictionary"] = Dictionary.from_canonical(parts["dictionary"])
+            parts["waves"] = tuple(_read(Wave, wave, "waves") for wave in parts["waves"])
+            parts["expires"] = _date(parts["expires"])
+            parts["estimands"] = {str(k): str(v) for k, v in dict(parts.get("estimands", {})).items()}
+            return cls(**parts)
+        except KeyError as error:
+            raise PlanRefusal(f"a study plan must have {error.args[0]!r}", given="none") from None
+        except (TypeError, ValueError, AttributeError) as error:
+            absent = [item.name for item in fields(cls) if item.name not in given and _required(item)]
+            given_text = f"no {', '.join(absent)}" if absent else type(error).__name__
+            raise PlanRefusal(
+                "a study plan must have every required field, each of its type", given=given_text
+            ) from None
+
+    @classmethod
+    def from_toml(cls, text: str) -> StudyPlan:
+        """Read a plan as a lead writes it. Columns stand as tables: ``[dictionary.columns.sbp]``.
+
+        Raises: PlanRefusal, DictionaryRefusal.
+        """
+        try:
+            given = tomllib.loads(text)
+        except tomllib.TOMLDecodeError as error:
+            raise PlanRefusal("a study plan must be TOML", given=str(error)) from None
+        dictionary = given.get("dictionary")
+        if isinstance(dictionary, dict) and isinstance(dictionary.get("columns"), dict):
+            columns = [{"name": name, **column} for name, column in dictionary["columns"].items()]
+            given["dictionary"] = {**dictionary, "columns": columns}
+        return cls.from_canonical(given)
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> StudyPlan:
+        """Read canonical bytes. Raises: SchemaRefusal, PlanRefusal."""
+        given = parse_json(data, cap=PLAN_CAP)
+        _must(isinstance(given, dict), "a study plan must be a JSON object", type(given).__name__)
+        plan = cls.from_canonical(given)
+        _must(plan.canonical == data, "a study plan must be in canonical form", "another form")
+        return plan
+
+
+def _required(item: Any) -> bool:
+    from dataclasses import MISSING
+
+    return item.default is MISSING and item.default_factory is MISSING
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dt.date):
+        return value.isoformat()
+    if isinstance(value, Mapping):
+        return dict(value)
+    if hasattr(value, "__dataclass_fields__"):
+        return {item.name: _plain(getattr(value, item.name)) for item in fields(value)}
+    return value
+
+
+def _date(value: Any) -> dt.date:
+    return value if type(value) is dt.date else dt.date.fromisoformat(str(value))
+
+
+def _read(kind: Any, given: Any, where: str) -> Any:
+    if not isinstance(given, Mapping):
+        raise PlanRefusal(f"[{where}] must be a table of settings", given=type(given).__name__)
+    types = {item.name: str(item.type) for item in fields(kind)}
+    closed(given, types, where=f"[{where}]", refusal=PlanRefusal)
+    out: dict[str, Any] = {}
+    for key, value in given.items():
+        if types[key] == "dt.date":
+            value = _date(value)
+        elif types[key].startswith("float") and value is not None:
+            _must(
+                isinstance(value, (int, float)) and not isinstance(value, bool),
+                f"{where}.{key} must be a number",
+                value,
+            )
+            value = float(value)
+        elif types[key] == "int":
+            _must(
+                isinstance(value, int) and not isinstance(value, bool), f"{where}.{key} must be a whole number", value
+            )
+        out[key] = value
+    return kind(**out)
+
+
+def sign_plan(plan: StudyPlan, keys: list[SigningKey]) -> Envelope:
+    """Sign a plan as its lead(s)."""
+    if not keys:
+        raise ParameterError("a plan must be signed by at least one lead", given="no key")
+    return Envelope.sign(PLAN_TYPE, plan.canonical, keys)
+
+
+def open_plan(envelope: Envelope, leads: Mapping[str, PublicKey], *, threshold: int = 1) -> StudyPlan:
+    """The plan inside an envelope signed by `threshold` pinned leads.
+
+    Raises: SignatureRefusal, PlanRefusal. Nothing is parsed before the signatures hold.
+    """
+    return StudyPlan.from_bytes(envelope.require(PLAN_TYPE, leads, threshold=threshold))

@@ -1,0 +1,393 @@
+"""The release: a receipt, a bundle of bytes, and the statement that people sign.
+
+- The **receipt** says what was promised, to whom, at which price, and what is not covered. It is a function of the
+  plan's and mechanism's parameters only, never of a record.
+- The **bundle** is one file with fixed contents (an uncompressed zip: any tool opens it, and nothing can inflate):
+  `manifest.json`, `receipt.json`, `table.parquet`. The same release always gives the same bytes.
+- The **statement** names the bundle's SHA-256 and every id (study, plan, wave, site, release, recipient). The agent
+  and the approvers sign it; a statement for one place is worth nothing in another.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import zipfile
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from shared import privacy
+from shared.canonical import canonical_json, closed, parse_json, sha256_hex
+from shared.errors import IntegrityRefusal, ReceiptRefusal, SchemaRefusal
+from shared.keys import Envelope, SigningKey
+from shared.plan import StudyPlan
+
+__all__ = [
+    "LABEL",
+    "STATEMENT_TYPE",
+    "Bundle",
+    "Receipt",
+    "Statement",
+    "coverage",
+    "read_bundle",
+    "write_bundle",
+    "write_receipt",
+]
+
+STATEMENT_TYPE = "application/vnd.tributary.release+json"
+LABEL = "synthetic / privatised, not patient records"
+BUNDLE_FORMAT = "tributary-bundle/1"
+MEMBERS = ("manifest.json", "receipt.json", "table.parquet")
+DOCUMENT_CAP = 1 << 20
+
+
+def coverage(plan: StudyPlan) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """What the guarantee of a plan covers, and what it does not, in sentences for a steward.
+
+    Returns: (covered, not_covered).
+    """
+    always = (
+        "The number of released rows: it follows from the plan's eligibility rule and is public.",
+        "A person who is a patient of several hospitals: losses add up, and no hospital can see it.",
+        "That the release passed the site's checks and audit: its delivery shows it.",
+    )
+    complete_case = tuple(c.name for c in plan.dictionary.released if c.missing == "complete_case")
+    if complete_case:
+        always += (f"How many rows had a missing value in {', '.join(complete_case)}: those rows are left out.",)
+    covered = (
+        "Each person's released row, given the flow, the encoder, the weight w and the clipping radius R: replacing "
+        "one person's record by any other changes the probability of any released table by at most the stated "
+        "(ε, δ).",
+    )
+    fitted = (
+        "The flow, its margins and its stopping point: they were fitted on the released records themselves "
+        "(posture 'local'), and what they carry about a person is not bounded by this ε. The site audited the "
+        "release by the attacks it could try; that is evidence, not a guarantee.",
+    )
+    return covered, fitted + always
+
+
+@dataclass(frozen=True, kw_only=True)
+class Receipt:
+    """What one release promises and costs.
+
+    `event` is the canonical form of a `shared.privacy` event; every other figure follows from it and `delta`, and
+    `recomputed` says so.
+    """
+
+    study: str
+    plan_hash: str
+    plan_version: int
+    dictionary_hash: str
+    wave: int
+    site: str
+    release_id: str
+    recipient: str
+    agent_version: str
+    mechanism: str
+    parameters: Mapping[str, float]
+    event: Mapping[str, Any]
+    neighbours: str
+    unit: str
+    contributions: int
+    model: str
+    conditional_on: str
+    posture: str
+    n: int
+    d: int
+    delta: float
+    epsilon: float
+    epsilon_paper: float | None
+    epsilon_pure: float | None
+    rdp: tuple[float | None, ...]
+    study_epsilon: float
+    translation: str
+    covered: tuple[str, ...]
+    not_covered: tuple[str, ...]
+    previous: str
+
+    @property
+    def hash(self) -> str:
+        """SHA-256 of the canonical form."""
+        return sha256_hex(self.to_bytes())
+
+    def to_bytes(self) -> bytes:
+        """Canonical JSON."""
+        body = asdict(self)
+        return canonical_json({**body, "parameters": dict(self.parameters), "event": dict(self.event)})
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Receipt:
+        """Read canonical JSON. Raises: SchemaRefusal."""
+        body = _document(data, cls, "a receipt")
+        for name in ("rdp", "covered", "not_covered"):
+            body[name] = tuple(body[name])
+        receipt = cls(**body)
+        if receipt.to_bytes() != data:
+            raise SchemaRefusal("a receipt must be in canonical form")
+        return receipt
+
+    def require_true(self, plan: StudyPlan) -> None:
+        """Recompute every figure from the plan and the event. Raises: ReceiptRefusal, UnknownEvent.
+
+        The coordinator runs this on every bundle, the agent before it seals one.
+        """
+        event = privacy.event_from_canonical(self.event)
+        curve = _finite(privacy.rdp(event))
+        covered, not_covered = coverage(plan)
+        expected: dict[str, Any] = {
+            "event": privacy.event_to_canonical(_planned_event(plan, self.d, self.parameters)),
+            "plan_hash": plan.hash,
+            "plan_version": plan.version,
+            "dictionary_hash": plan.dictionary.hash,
+            "recipient": plan.coordinator,
+            "posture": plan.posture,
+            "delta": plan.budget.delta,
+            "epsilon": privacy.epsilon(event, plan.budget.delta),
+            "epsilon_pure": privacy.pure_epsilon(event),
+            "rdp": curve,
+            "covered": covered,
+            "not_covered": not_covered,
+            "translation": privacy.translate(event),
+        }
+        for name, value in expected.items():
+            if not _agree(getattr(self, name), value):
+                raise ReceiptRefusal(
+                    f"the receipt's {name} must be what its event and plan give",
+                    given="another value",
+                    next_step="Update the agent and the coordinator to the same version, or ask the site.",
+                )
+
+
+def _planned_event(plan: StudyPlan, d: int, parameters: Mapping[str, float]) -> privacy.Gaussian:
+    from shared.mechanisms.latent_noise import default_radius, planned_event
+
+    radius = plan.release.radius if plan.release.radius is not None else default_radius(d)
+    if not (_agree(parameters.get("w"), plan.release.w) and _agree(parameters.get("radius"), radius)):
+        raise ReceiptRefusal("w and R on the receipt must be the plan's", given="other values")
+    return planned_event(w=plan.release.w, radius=radius)
+
+
+def _agree(left: Any, right: Any) -> bool:
+    """Equal; floats to 1e-9 relative, because two machines may round a special function differently."""
+    if isinstance(left, float) and isinstance(right, (int, float)):
+        return math.isclose(left, right, rel_tol=1e-9, abs_tol=1e-12)
+    if isinstance(left, (tuple, list)) and isinstance(right, (tuple, list)):
+        return len(left) == len(right) and all(map(_agree, left, right))
+    if isinstance(left, Mapping) and isinstance(right, Mapping):
+        return left.keys() == right.keys() and all(_agree(left[key], right[key]) for key in left)
+    return bool(left == right)
+
+
+def _finite(curve: Any) -> tuple[float | None, ...]:
+    """An RDP curve for JSON: orders at which it is undefined are null."""
+    return tuple(float(value) if math.isfinite(value) else None for value in curve)
+
+
+def write_receipt(
+    *,
+    plan: StudyPlan,
+    wave: int,
+    site: str,
+    release_id: str,
+    agent_version: str,
+    n: int,
+    d: int,
+    study_epsilon: float,
+    previous: str,
+) -> Receipt:
+    """The receipt of a release that this plan prescribes; every figure follows from the parameters.
+
+    Args:
+        n: released rows (public).
+        d: encoded columns.
+        study_epsilon: this study's composed ε at the plan's δ, this release included (RDP).
+        previous: hash of the site's previous receipt in this study, or 64 zeros.
+    """
+    from shared.mechanisms.latent_noise import default_radius, planned_event
+
+    radius = plan.release.radius if plan.release.radius is not None else default_radius(d)
+    event = planned_event(w=plan.release.w, radius=radius)
+    delta = plan.budget.delta
+    covered, not_covered = coverage(plan)
+    return Receipt(
+        study=plan.study,
+        plan_hash=plan.hash,
+        plan_version=plan.version,
+        dictionary_hash=plan.dictionary.hash,
+        wave=wave,
+        site=site,
+        release_id=release_id,
+        recipient=plan.coordinator,
+        agent_version=agent_version,
+        mechanism="latent_noise",
+        parameters={"w": plan.release.w, "radius": radius},
+        event=privacy.event_to_canonical(event),
+        neighbours="replace_one",
+        unit="patient",
+        contributions=1,
+        model="local",
+        conditional_on="flow, encoder, w and R",
+        posture=plan.posture,
+        n=n,
+        d=d,
+        delta=delta,
+        epsilon=privacy.epsilon(event, delta),
+        epsilon_paper=privacy.theorem2_epsilon(w=plan.release.w, C=2 * radius, delta=delta),
+        epsilon_pure=privacy.pure_epsilon(event),
+        rdp=_finite(privacy.rdp(event)),
+        study_epsilon=study_epsilon,
+        translation=privacy.translate(event),
+        covered=covered,
+        not_covered=not_covered,
+        previous=previous,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bundle:
+    """A sealed release, read back: its receipt and its table."""
+
+    digest: str
+    receipt: Receipt
+    table: pd.DataFrame
+
+
+def write_bundle(receipt: Receipt, table: pd.DataFrame) -> bytes:
+    """The bundle's bytes: deterministic for a receipt and a table."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    sink = io.BytesIO()
+    arrow = pa.Table.from_pandas(table, preserve_index=False)
+    arrow = arrow.replace_schema_metadata({**(arrow.schema.metadata or {}), b"label": LABEL.encode()})
+    pq.write_table(arrow, sink, compression="zstd", write_statistics=False)
+    parts = {"receipt.json": receipt.to_bytes(), "table.parquet": sink.getvalue()}
+    manifest = canonical_json(
+        {
+            "format": BUNDLE_FORMAT,
+            "label": LABEL,
+            "release_id": receipt.release_id,
+            "rows": len(table),
+            "columns": list(table.columns),
+            "files": {name: {"sha256": sha256_hex(data), "bytes": len(data)} for name, data in parts.items()},
+        }
+    )
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w", zipfile.ZIP_STORED) as archive:
+        for name, data in (("manifest.json", manifest), *parts.items()):
+            entry = zipfile.ZipInfo(name, date_time=(1980, 1, 1, 0, 0, 0))
+            entry.external_attr = 0o644 << 16
+            archive.writestr(entry, data)
+    return out.getvalue()
+
+
+def read_bundle(path: Path, *, cap: int) -> Bundle:
+    """Open a bundle whose signature and digest have *already* been verified.
+
+    Args:
+        path: the bundle file.
+        cap: most bytes of table memory that may be used.
+    Raises: IntegrityRefusal, SchemaRefusal: anything but the exact form; caught before pyarrow sees a large table.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        data = path.read_bytes()
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            entries = archive.infolist()
+            if tuple(entry.filename for entry in entries) != MEMBERS:
+                raise SchemaRefusal(f"a bundle must hold exactly {', '.join(MEMBERS)}", given=f"{len(entries)} files")
+            if any(entry.compress_type != zipfile.ZIP_STORED for entry in entries):
+                raise SchemaRefusal("a bundle must not be compressed")
+            if any(entry.file_size > DOCUMENT_CAP for entry in entries[:2]):
+                raise SchemaRefusal(f"manifest and receipt must have at most {DOCUMENT_CAP} bytes")
+            manifest_bytes, receipt_bytes, table_bytes = (archive.read(entry) for entry in entries)
+    except (zipfile.BadZipFile, NotImplementedError, EOFError, ValueError, RuntimeError) as error:
+        raise IntegrityRefusal("a bundle must be a readable zip file", given=type(error).__name__) from None
+    manifest = parse_json(manifest_bytes)
+    if not isinstance(manifest, dict) or manifest.get("format") != BUNDLE_FORMAT or manifest.get("label") != LABEL:
+        raise SchemaRefusal(f"a manifest must have format {BUNDLE_FORMAT} and the label")
+    files = {"receipt.json": receipt_bytes, "table.parquet": table_bytes}
+    if manifest.get("files") != {k: {"sha256": sha256_hex(v), "bytes": len(v)} for k, v in files.items()}:
+        raise IntegrityRefusal("the manifest's digests must be those of the bundle's files")
+    receipt = Receipt.from_bytes(receipt_bytes)
+    try:
+        parquet = pq.ParquetFile(pa.BufferReader(table_bytes))
+        size = sum(parquet.metadata.row_group(i).total_byte_size for i in range(parquet.metadata.num_row_groups))
+        if size > cap or parquet.metadata.num_columns > 4096 or parquet.metadata.num_rows != receipt.n:
+            raise SchemaRefusal("the table must have the receipt's rows and fit in memory")
+        table = parquet.read().to_pandas()
+    except (pa.ArrowException, OSError, ValueError, KeyError) as error:
+        raise SchemaRefusal("table.parquet must be readable", given=type(error).__name__) from None
+    if len(table) != receipt.n or manifest.get("release_id") != receipt.release_id:
+        raise SchemaRefusal("table, manifest and receipt must agree on rows and release id")
+    return Bundle(digest=sha256_hex(data), receipt=receipt, table=table)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Statement:
+    """What the agent and the approvers sign: these exact bytes, from here, to there, for this."""
+
+    study: str
+    plan_hash: str
+    plan_version: int
+    wave: int
+    site: str
+    release_id: str
+    recipient: str
+    bundle_sha256: str
+    bundle_bytes: int
+    receipt_sha256: str
+    ledger_head: str
+
+    def to_bytes(self) -> bytes:
+        """Canonical JSON."""
+        return canonical_json(asdict(self))
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Statement:
+        """Read canonical JSON. Raises: SchemaRefusal."""
+        statement = cls(**_document(data, cls, "a release statement"))
+        if statement.to_bytes() != data:
+            raise SchemaRefusal("a release statement must be in canonical form")
+        return statement
+
+    def sign(self, keys: list[SigningKey]) -> Envelope:
+        """Sign as the agent (and approvers, see `Envelope.also_signed`)."""
+        return Envelope.sign(STATEMENT_TYPE, self.to_bytes(), keys)
+
+    @property
+    def file_name(self) -> str:
+        """The bundle's file name; it says what the content is."""
+        return f"SYNTHETIC-not-patient-records_{self.study}_{self.site}_wave{self.wave}_{self.release_id[:8]}.zip"
+
+
+_JSON_TYPES: dict[str, tuple[type, ...]] = {
+    "str": (str,),
+    "int": (int,),
+    "float": (int, float),
+    "float | None": (int, float, type(None)),
+    "Mapping[str, float]": (dict,),
+    "Mapping[str, Any]": (dict,),
+    "tuple[str, ...]": (list,),
+    "tuple[float | None, ...]": (list,),
+}
+
+
+def _document(data: bytes, kind: Any, what: str) -> dict[str, Any]:
+    """A flat JSON document with exactly the dataclass's fields, each of its type."""
+    body = parse_json(data)
+    if not isinstance(body, dict):
+        raise SchemaRefusal(f"{what} must be a JSON object")
+    types = {item.name: str(item.type) for item in fields(kind)}
+    closed(body, types, where=what, refusal=SchemaRefusal)
+    for name, written in types.items():
+        if name not in body or not isinstance(body[name], _JSON_TYPES[written]) or isinstance(body[name], bool):
+            raise SchemaRefusal(f"{what} must have {name} of type {written}")
+    return body
