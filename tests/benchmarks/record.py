@@ -11,7 +11,17 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-PACKAGES = ("numpy", "scipy", "pandas", "torch", "cryptography", "dp-accounting", "opendp", "nflows", "grpcio")
+PACKAGES = (
+    "numpy",
+    "scipy",
+    "pandas",
+    "torch",
+    "cryptography",
+    "dp-accounting",
+    "opendp",
+    "nflows",
+    "grpcio",
+)
 
 
 def write(name: str, results: Mapping[str, Any], seed: int) -> Path:
