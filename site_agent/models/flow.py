@@ -10,7 +10,8 @@ Four decisions, each measured before it was taken.
   them, and then a few at a small rate.
 * **Levels are not left to the flow.** A dequantised column (code + U(0, 1)) is a staircase that an affine flow draws
   badly: a 4 % event became 10 %. `shared.flows.Levels` models it by its law given the other columns; a column with
-  many levels gets a margin with knots at every integer, so that its frequencies are exact.
+  many levels gets a margin with knots at every integer, so that its frequencies are exact. A time is another
+  quantity for those with the event and those without, so it gets a margin and a regression for each (`Strata`).
 * **Plain arrays leave.** nflows is the model that is trained, and torch stays in this file; what is returned is a
   `shared.flows` chain that agrees with nflows to 1e-6.
 
@@ -40,6 +41,8 @@ from shared.flows import (
     Levels,
     Margins,
     MaskedLayer,
+    Strata,
+    StratumModel,
 )
 from shared.randomness import Noise
 
@@ -356,15 +359,16 @@ def _log_det(part: Any, x: Array) -> Array:
 
 # -- margins and levels ---------------------------------------------------------------------------------------------
 def _shape(x: Array, settings: FlowSettings, integers: tuple[int, ...]) -> Composed:
-    """Everything between the smooth space of the flow and the encoded records: levels, then margins."""
-    n, d = x.shape
+    """Everything between the smooth space of the flow and the encoded records: levels, strata, margins."""
+    d = x.shape[1]
     if settings.margins == "none":
         return Composed(first=Levels(d=d, models=()), second=Margins(knots=(None,) * d))
     counts = {j: max(1, int(np.floor(x[:, j].max())) + 1) for j in integers}
     modelled = [j for j in integers if counts[j] <= settings.modelled_levels]
+    stratified = _stratified(x, modelled, {j: counts[j] for j in modelled}, integers)
     knots: list[tuple[Array, Array] | None] = []
     for j in range(d):
-        if j in modelled:
+        if j in modelled or j in stratified:
             knots.append(None)
         elif j in counts:
             knots.append(_level_knots(x[:, j], counts[j]))
@@ -372,14 +376,74 @@ def _shape(x: Array, settings: FlowSettings, integers: tuple[int, ...]) -> Compo
             knots.append(_score_knots(x[:, j]))
     margins = Margins(knots=tuple(knots))
     y = margins.inverse(x)
-    smooth = [j for j in range(d) if j not in modelled]
+    smooth = [j for j in range(d) if j not in modelled and j not in stratified]
     models: list[LevelModel] = []
     # Rarest last: an event is drawn given everything else.
     for j in sorted(modelled, key=lambda j: (-_entropy(y[:, j]), j)):
         given = (*smooth, *(model.column for model in models))
         read = tuple(counts[c] if c in modelled else 0 for c in given)
         models.append(_level_model(y, j, counts[j], given, read))
-    return Composed(first=Levels(d=d, models=tuple(models)), second=margins)
+    strata = [_stratum_model(y, j, level, counts[level], tuple(smooth)) for j, level in stratified.items()]
+    return Composed(
+        first=Levels(d=d, models=tuple(models)),
+        second=Composed(first=Strata(d=d, models=tuple(strata)), second=margins),
+    )
+
+
+_STRATUM = 30
+"""Fewest records of a level that get a margin of their own."""
+_APART = 0.25
+"""Least Kolmogorov distance between a column within a level and outside it for the level to become a stratum."""
+
+
+def _stratified(
+    x: Array, modelled: Sequence[int], counts: dict[int, int], integers: tuple[int, ...]
+) -> dict[int, int]:
+    """Smooth column -> the levelled column that changes its law most, where one does: a time by its event."""
+    out = {}
+    for j in set(range(x.shape[1])) - set(integers):
+        far = {level: _apart(x[:, j], np.floor(x[:, level]), counts[level]) for level in modelled}
+        if far and max(far.values()) > _APART:
+            out[j] = max(far, key=lambda level: (far[level], -level))
+    return dict(sorted(out.items()))
+
+
+def _apart(column: Array, level: Array, count: int) -> float:
+    """Largest Kolmogorov distance between the records of one level and all others."""
+    order = np.argsort(column, kind="stable")
+    most = 0.0
+    for k in range(count):
+        inside = level[order] == k
+        size = int(inside.sum())
+        if min(size, inside.size - size) >= _STRATUM:
+            distance = np.abs(np.cumsum(inside) / size - np.cumsum(~inside) / (inside.size - size)).max()
+            most = max(most, float(distance))
+    return most
+
+
+def _stratum_model(y: Array, column: int, level_column: int, levels: int, given: tuple[int, ...]) -> StratumModel:
+    """A margin per level and, where a level has records enough, a ridge regression of its score."""
+    stratum = np.clip(np.floor(y[:, level_column]), 0, levels - 1).astype(np.int64)
+    features = np.column_stack([np.ones(len(y)), y[:, list(given)]])
+    knots: list[tuple[Array, Array]] = []
+    coefficients, spread = np.zeros((levels, features.shape[1])), np.ones(levels)
+    for k in range(levels):
+        rows = stratum == k
+        enough = int(rows.sum()) >= _STRATUM and np.unique(y[rows, column]).size >= 8
+        knots.append(_score_knots(y[rows, column] if enough else y[:, column]))
+        if enough:
+            score = Margins(knots=(knots[-1],)).inverse(y[rows, column][:, None])[:, 0]
+            gram = features[rows].T @ features[rows] + np.diag([0.0, *(4.0,) * len(given)])
+            coefficients[k] = np.linalg.solve(gram, features[rows].T @ score)
+            spread[k] = max(0.05, float((score - features[rows] @ coefficients[k]).std()))
+    return StratumModel(
+        column=column,
+        level_column=level_column,
+        given=given,
+        knots=tuple(knots),
+        coefficients=coefficients,
+        spread=spread,
+    )
 
 
 def _entropy(column: Array) -> float:
@@ -434,7 +498,7 @@ def _level_model(y: Array, column: int, levels: int, given: tuple[int, ...], cou
     target[np.arange(n), level] = 1.0
     penalty = [1e-3]
     for count in counts:
-        penalty += [0.5] * (count - 1) if count else [0.1, *(2.0,) * len(LevelModel.HINGES)]
+        penalty += [0.5] * (count - 1) if count else [0.1, *(1.0,) * len(LevelModel.HINGES)]
     ridge = np.array(penalty)[:, None] / n
 
     def loss(flat: Array) -> tuple[float, Array]:
