@@ -421,7 +421,7 @@ def _rounded_up(curve: Floats) -> Floats:
     result = curve.copy()
     finite = np.isfinite(curve) & (curve > 0)
     digits = 5 - np.floor(np.log10(curve[finite]))
-
+    # Divided by a power of ten, not multiplied by its inverse: the double nearest to the six digits.
     up, down = 10.0 ** np.maximum(digits, 0), 10.0 ** np.maximum(-digits, 0)
     result[finite] = np.ceil(curve[finite] * (1 + 1e-12) * up / down) / up * down
     return result

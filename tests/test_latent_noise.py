@@ -190,11 +190,11 @@ def test_records_of_another_shape_are_refused(shape):
 
 
 # -- the attack: level 2 -----------------------------------------------------------------------------------
-def attacked_epsilon(m, rng, claimed_event=None):
-    """A lower bound on the release's ε at DELTA, from what an attacker sees of two neighbours at the extremes.
+def attacked_epsilon(m, rng):
+    """A lower bound on a release's ε at DELTA, from what an attacker sees of two extreme neighbours.
 
-    5,000 rows a side, one threshold fixed beforehand (the midpoint), Clopper-Pearson at 5e-7 a side; the bound on
-    both error rates gives one on μ, and μ gives ε.
+    5,000 rows a side, one threshold fixed beforehand (the midpoint), Clopper-Pearson at 5e-7 a side; the
+    bound on both error rates gives one on μ, and μ gives ε.
     """
     x = np.zeros((RUNS, 2))
     x[:, 0] = 100.0  # far outside the ball, where missing clipping shows
@@ -210,7 +210,7 @@ def weight_for(mu, radius):
     return mu**2 / (mu**2 + 4 * radius**2)
 
 
-# A small radius makes w large, so that w and its root, and 1 - w and its root, differ enough to be told apart.
+# A small radius makes w large, so that 1 - w and its root differ enough to be told apart.
 RADIUS = 0.25
 
 

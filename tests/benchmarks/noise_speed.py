@@ -1,17 +1,12 @@
-"""CPU seconds for a million exact noise values, and for OpenDP's float path, whose cost is scaled up from fewer.
+"""CPU seconds for a million exact noise values, and for OpenDP's float path, scaled up from fewer.
 
-python tests/benchmarks/noise_speed.py
+python -m tests.benchmarks.noise_speed
 """
 
-import sys
 import time
-from pathlib import Path
-
-sys.path[:0] = [str(Path(__file__).resolve().parents[2]), str(Path(__file__).resolve().parent)]
-
-import record
 
 from shared.randomness import grid_for, seeded_rng
+from tests.benchmarks import record
 
 SEED, SCALE, MANY, FEW, REPEATS = 20, 1.3, 1_000_000, 2_000, 5
 
