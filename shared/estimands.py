@@ -312,7 +312,7 @@ def estimate(
     >>> table = pd.DataFrame({"dose": np.arange(20.0), "arm": 1, "y": np.arange(20.0) ** 1.1})
     >>> rows = estimate(table, parse_estimand("ols(y) ~ dose + arm"), study="s", site="A", wave=1)
     >>> [(row.term, row.yi and round(row.yi, 2), row.reason) for row in rows]
-    [('dose', 1.43, ''), ('arm', None, 'the column is constant at this site')]
+    [('dose', 1.36, ''), ('arm', None, 'the column is constant at this site')]
     """
     answers, n = _answers(table, estimand, dict(levels or {}))
     noise = dict(vi_privacy or {})
@@ -502,8 +502,7 @@ _COMPARE: dict[str, Callable[[Any, Any], Any]] = {
 def _outcome(table: pd.DataFrame, operand: _Operand, *, binary: bool) -> Array:
     values = table[operand.name]
     if isinstance(operand.value, str):
-        words = values.astype("string").to_numpy(dtype=object, na_value=None)
-        same = np.array([word == operand.value for word in words], dtype=float)
+        same = (values.astype("string") == operand.value).fillna(False).to_numpy(dtype=float)
         return np.where(values.isna().to_numpy(), np.nan, same if operand.op == "==" else 1 - same)
     numbers = _numbers(values)
     if operand.op:
@@ -616,13 +615,15 @@ def _determined(x: Array, y: Array) -> NDArray[np.bool_]:
 def _logistic(names: list[str], x: Array, y: Array, _: Array) -> dict[str, _Answer]:
     import statsmodels.api as sm
 
+    sure, intercept = False, (math.nan, math.nan)
+
     def run(rows: NDArray[np.bool_]) -> Callable[[Array], tuple[Array, Array]]:
         def fit(standard: Array) -> tuple[Array, Array]:
+            nonlocal sure, intercept
             model = sm.GLM(y[rows], np.column_stack([np.ones(rows.sum()), standard]), family=sm.families.Binomial())
             with warnings.catch_warnings(), np.errstate(all="ignore"):
                 warnings.simplefilter("ignore")  # separation is settled by the linear programme, not by a warning
                 result = model.fit(tol=1e-12, maxiter=100)
-            nonlocal sure, intercept
             sure = bool(result.converged and np.minimum(result.mu, 1 - result.mu).min() > 1e-6)
             beta, variance = np.asarray(result.params), np.diag(np.asarray(result.cov_params()))
             intercept = (float(beta[0]), float(variance[0]))
@@ -630,7 +631,6 @@ def _logistic(names: list[str], x: Array, y: Array, _: Array) -> dict[str, _Answ
 
         return fit
 
-    sure, intercept = False, (math.nan, math.nan)
     rows = np.ones(len(y), dtype=bool)
     before = _unseen(x)
     why = _confounded(names)
