@@ -89,7 +89,7 @@ def forest(
     xlabel: str = "",
     note: str = "",
     ratio: bool | None = None,
-    null: float | None | Literal["auto"] = "auto",
+    null: float | Literal["auto"] | None = "auto",
     columns: Mapping[str, Mapping[str, str]] | None = None,
     compare: Mapping[str, PooledResult] | None = None,
     name: str = "released",
@@ -108,7 +108,8 @@ def forest(
         compare: name -> result of the same question, drawn beside `result` in another colour and shape.
         name: what `result` is called in the legend when there is a comparison.
         path: written when given; the suffix chooses SVG, PDF or PNG.
-    Returns: the figure. Elements carry gids (``site-0``, ``fixed``, ``random``, ``prediction``, ``null``, ``pooled``).
+    Returns: the figure. Its marks carry gids: ``site-0``, ``fixed``, ``random``, ``prediction``, ``null``, ``pooled``;
+        with a comparison the number of the series follows: ``site-0-1``.
     Raises: ParameterError: too many series, an unknown suffix, or a comparison on another scale.
     """
     import matplotlib as mpl
@@ -196,8 +197,8 @@ def describe(result: PooledResult, *, ratio: bool | None = None) -> str:
 def forest_table(result: PooledResult, *, ratio: bool | None = None) -> pd.DataFrame:
     """Every number of the forest plot, one line per mark, for CSV export.
 
-    Returns: columns ``row`` (site, fixed, random, prediction, excluded), ``label``, ``n``, ``estimate ci_lb ci_ub`` as
-        shown on the plot, ``yi se`` on the analysis scale, ``weight`` and ``noise_share`` in percent, ``reason``.
+    Returns: columns ``row`` (site, fixed, random, prediction, excluded), ``label``, ``n``, ``estimate ci_lb ci_ub``
+        as shown on the plot, ``yi se`` on the analysis scale, ``weight`` and ``noise_share`` in percent, ``reason``.
 
     >>> from coordinator.pooling import pool
     >>> forest_table(pool([0.1, 0.3, 0.5], [0.02, 0.03, 0.04]))["row"].tolist()
@@ -231,14 +232,13 @@ def forest_table(result: PooledResult, *, ratio: bool | None = None) -> pd.DataF
         rows.append({"row": "prediction", "label": "Prediction interval", **ends_shown})
     rows += [{"row": "excluded", "label": row.label, "reason": row.reason} for row in result.excluded]
     names = ["row", "label", "n", "estimate", "ci_lb", "ci_ub", "yi", "se", "weight", "noise_share", "reason"]
-    table = pd.DataFrame(rows, columns=names)
+    table = pd.DataFrame([{"reason": ""} | row for row in rows], columns=names)
     table["n"] = table["n"].astype("Int64")
-    table["reason"] = table["reason"].fillna("")
     return table
 
 
-# -- words and numbers --------------------------------------------------------------------------------------------
-def _view(results: Sequence[PooledResult], ratio: bool | None, null: float | None | str) -> _View:
+# -- words and numbers ---------------------------------------------------------------------------------------
+def _view(results: Sequence[PooledResult], ratio: bool | None, null: float | str | None) -> _View:
     scale = results[0].scale
     if ratio is not None:
         scale = "log" if ratio else ("identity" if scale == "log" else scale)
@@ -327,7 +327,7 @@ def _limits(result: PooledResult) -> list[tuple[float, float]]:
     return [(y - z * math.sqrt(v), y + z * math.sqrt(v)) for y, v in zip(result.yi, result.vi, strict=True)]
 
 
-# -- the page -------------------------------------------------------------------------------------------------------
+# -- the page ------------------------------------------------------------------------------------------------
 def _rows(
     results: Sequence[PooledResult], columns: Mapping[str, Mapping[str, str]]
 ) -> tuple[tuple[str, ...], list[_Row]]:
@@ -374,8 +374,8 @@ def _rows(
         diamonds(_model_name(first), results)
         predicted = [row.prediction_interval for row in results]
         if any(not interval.empty for interval in predicted):
-            lanes = tuple(_Lane(s, None, each.lb, each.ub) for s, each in enumerate(predicted))
-            rows.append(_Row("prediction", "Prediction interval, a new site", lanes))
+            bars = tuple(_Lane(s, None, each.lb, each.ub) for s, each in enumerate(predicted))
+            rows.append(_Row("prediction", "Prediction interval, a new site", bars))
     return tuple(cells), rows
 
 
@@ -459,11 +459,11 @@ def _width(text: str, size: float, bold: bool = False) -> float:
     return float(TextToPath().get_text_width_height_descent(text, properties, False)[0]) / 72
 
 
-def _wrap(text: str, size: float, width: float) -> list[str]:
+def _wrap(text: str, size: float, width: float, bold: bool = False) -> list[str]:
     lines = [""]
     for word in text.split(" "):
         longer = f"{lines[-1]} {word}".strip()
-        if lines[-1] and _width(longer, size) > width:
+        if lines[-1] and _width(longer, size, bold) > width:
             lines.append(word)
         else:
             lines[-1] = longer
@@ -522,7 +522,7 @@ def _draw(
         wrapped += [(called if i == 0 else "", piece, aside) for i, piece in enumerate(pieces)]
     top = _MARGIN * 0.9
     heads: list[tuple[str, float, bool, str]] = []
-    heads += [(line, _TITLE, True, _INK) for line in (_wrap(title, _TITLE, body * 0.95) if title else [])]
+    heads += [(line, _TITLE, True, _INK) for line in (_wrap(title, _TITLE, body * 0.95, bold=True) if title else [])]
     heads += [(line, _TEXT, False, _GREY) for line in (_wrap(note, _TEXT, body) if note else [])]
     y_head = top + sum(0.25 if bold else 0.2 for _, _, bold, _ in heads) + (0.1 if heads else 0)
     y_legend = y_head + (0.26 if several else 0.0)
@@ -551,8 +551,8 @@ def _draw(
     axes.patch.set_alpha(0)
 
     def say(x: float, at: float, text: str, **more: Any) -> None:
-        style = {"fontsize": _TEXT, "color": _INK, "va": "center_baseline", "ha": "left", "parse_math": False} | more
-        page.text(x, at, text, **style)
+        style: dict[str, Any] = {"fontsize": _TEXT, "color": _INK, "va": "center_baseline", "ha": "left"}
+        page.text(x, at, text, **(style | {"parse_math": False} | more))
 
     cursor = top
     for line, points, bold, colour in heads:
@@ -599,8 +599,8 @@ def _draw(
     if view.null is not None and low <= view.null <= high:
         axes.plot([view.null] * 2, [y_rule, y_axis], color=_GREY, linewidth=0.9, zorder=1, gid="null")
     if results[0].k > 1:
-        line = axes.plot([results[0].beta] * 2, [y_rule, own], color=_SERIES[0][0], linewidth=0.9, zorder=1)[0]
-        line.set(linestyle=(0, (1, 2)), gid="pooled", alpha=0.9)
+        dotted: dict[str, Any] = {"color": _SERIES[0][0], "linewidth": 0.9, "linestyle": (0, (1, 2)), "zorder": 1}
+        axes.plot([results[0].beta] * 2, [y_rule, own], gid="pooled", **dotted)
 
     for row, centre in zip(rows, centres, strict=True):
         muted = row.kind in ("excluded", "prediction")
