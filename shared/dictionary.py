@@ -81,6 +81,12 @@ class Column:
         must(bool(self.name) and self.name.isidentifier(), "its name must be a plain word", repr(self.name))
         must(self.kind in KINDS, f"kind must be one of {', '.join(KINDS)}", repr(self.kind))
         must(self.missing in MISSING, f"missing must be one of {', '.join(MISSING)}", repr(self.missing))
+        # One number has one form, so that 70 and 70.0 give the same hash.
+        for bound in ("lower", "upper"):
+            if getattr(self, bound) is not None:
+                object.__setattr__(self, bound, float(getattr(self, bound)))
+        codes = tuple(code if isinstance(code, str) else float(code) for code in self.missing_codes)
+        object.__setattr__(self, "missing_codes", codes)
         if self.kind in ("binary", "event") and not self.levels:
             object.__setattr__(self, "levels", (0, 1))
         if self.kind == "time" and self.lower is None:
@@ -88,8 +94,8 @@ class Column:
         if self.kind in NUMERIC:
             finite = all(bound is not None and math.isfinite(bound) for bound in (self.lower, self.upper))
             must(finite, "a numeric column must have finite public bounds lower and upper", "none")
-            assert self.lower is not None and self.upper is not None
-            must(self.lower < self.upper, "lower must be below upper", f"{self.lower} and {self.upper}")
+            lower, upper = self.span
+            must(lower < upper, "lower must be below upper", f"{lower} and {upper}")
             must(not self.levels, "a numeric column has bounds, not levels", f"{len(self.levels)} levels")
         if self.kind == "time":
             must(self.lower == 0, "follow-up must start at 0", f"{self.lower}")
@@ -115,7 +121,8 @@ class Column:
     @property
     def span(self) -> tuple[float, float]:
         """The public bounds of a numeric column."""
-        assert self.lower is not None and self.upper is not None, "only numeric columns have a span"
+        if self.lower is None or self.upper is None:
+            raise DictionaryRefusal(f"column {self.name!r} must be numeric to have bounds", given=self.kind)
         return float(self.lower), float(self.upper)
 
     @property
@@ -146,7 +153,6 @@ class Column:
             if bound in values:
                 if isinstance(values[bound], bool) or not isinstance(values[bound], (int, float)):
                     raise DictionaryRefusal(f"column {given.get('name', '?')!r}: {bound} must be a number")
-                values[bound] = float(values[bound])
         try:
             return cls(**values)
         except TypeError:
@@ -164,8 +170,7 @@ class Column:
         if self.kind in NUMERIC:
             out = pd.to_numeric(values.where(~blank), errors="coerce").astype("float64")
             self._refuse("must be a number", int((out.isna() & ~blank).sum()))
-            codes = [float(code) for code in self.missing_codes]
-            out = out.where(~out.isin(codes))
+            out = out.where(~out.isin([code for code in self.missing_codes if isinstance(code, float)]))
             lower, upper = self.span
             self._refuse("must be finite", int(np.isinf(out).sum()))
             self._refuse(f"must be at least {self.lower:g}", int((out < lower).sum()))
@@ -177,11 +182,11 @@ class Column:
             if isinstance(self.levels[0], int):  # 1, 1.0 and "1" are the same level
                 number = pd.to_numeric(text.where(~blank), errors="coerce")
                 index: dict[Any, int] = {level: i for i, level in enumerate(self.levels)}
-                gone = number.isin([float(code) for code in self.missing_codes])
+                gone = number.isin([code for code in self.missing_codes if isinstance(code, float)])
                 out = number.map(index).astype("float64")
             else:
                 index = {str(level): i for i, level in enumerate(self.levels)}
-                gone = text.isin([str(code) for code in self.missing_codes])
+                gone = text.isin([code for code in self.missing_codes if isinstance(code, str)])
                 out = text.where(~blank).map(index).astype("float64")
             gone = gone.fillna(False).astype(bool)
             out = out.where(~gone)

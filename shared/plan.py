@@ -11,7 +11,7 @@ import datetime as dt
 import math
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import MISSING, Field, dataclass, field, fields
 from typing import Any, Literal
 
 from shared.canonical import canonical_json, closed, parse_json, sha256_hex
@@ -91,7 +91,7 @@ class LatentNoisePlan:
         _must(self.mechanism == "latent_noise", "release.mechanism must be 'latent_noise'", repr(self.mechanism))
         _must(0 <= self.w < 1, "release.w must be in [0, 1)", self.w, "Lower w, or solve it from a target ε.")
         if self.radius is not None:
-            _must(0 < self.radius and math.isfinite(self.radius), "release.radius must be positive", self.radius)
+            _must(self.radius > 0 and math.isfinite(self.radius), "release.radius must be positive", self.radius)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -307,9 +307,7 @@ class StudyPlan:
         return plan
 
 
-def _required(item: Any) -> bool:
-    from dataclasses import MISSING
-
+def _required(item: Field[Any]) -> bool:
     return item.default is MISSING and item.default_factory is MISSING
 
 

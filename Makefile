@@ -1,0 +1,47 @@
+# Two commands matter: `make demo` and `make test`. Each sets up all it needs in .venv/.
+PYTHON ?= python3
+BIN := .venv/bin
+STAMP := .venv/.installed
+# One set of exact versions for every install, build requirements included.
+export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
+# One thread per process: the suite and the demo run several processes side by side.
+export OMP_NUM_THREADS := 1
+export PYTHONWARNINGS := ignore::DeprecationWarning:nflows
+
+.PHONY: demo test soak check format bench proto clean
+.DEFAULT_GOAL := test
+
+$(STAMP): pyproject.toml constraints.txt
+	@echo "setting up .venv (a few minutes the first time)"
+	@$(PYTHON) -m venv .venv
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $@
+
+demo: $(STAMP)
+	@$(BIN)/tributary demo --out demo-output
+
+test: $(STAMP)
+	@$(BIN)/python -m pytest -n 2 --dist worksteal -m "not soak"
+
+soak: $(STAMP)
+	@TRIBUTARY_SOAK=1 $(BIN)/python -m pytest -m soak -s
+
+check: $(STAMP)
+	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check .
+	@$(BIN)/mypy
+	@$(BIN)/python -m shared.proto.generate --check
+	@$(BIN)/python -m pytest -n 2 --doctest-modules shared site_agent coordinator
+
+format: $(STAMP)
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+bench: $(STAMP)
+	@for script in tests/benchmarks/[a-z]*_*.py; do echo "$$script"; $(BIN)/python "$$script" || exit 1; done
+
+proto: $(STAMP)
+	@$(BIN)/python -m shared.proto.generate
+
+clean:
+	rm -rf .venv demo-output

@@ -1,0 +1,99 @@
+"""Small studies that many tests use."""
+
+from __future__ import annotations
+
+import datetime as dt
+import os
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from shared.dictionary import Column, Dictionary
+from shared.plan import Budget, Floors, LatentNoisePlan, StudyPlan, Training, Wave
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+@pytest.fixture(scope="session")
+def dictionary() -> Dictionary:
+    """One column of every kind, missing values of every sort."""
+    return Dictionary(
+        name="mini",
+        version=1,
+        columns=(
+            Column(name="person", kind="person"),
+            Column(name="time", kind="time", unit="years", upper=20, event="cvd"),
+            Column(name="cvd", kind="event"),
+            Column(name="sbp", kind="continuous", unit="mmHg", lower=70, upper=270, decimals=1),
+            Column(name="visits", kind="integer", lower=0, upper=40),
+            Column(name="sex", kind="binary", levels=("female", "male")),
+            Column(name="smoker", kind="binary", missing="level"),
+            Column(name="grade", kind="ordered", levels=("low", "middle", "high")),
+            Column(name="clinic", kind="nominal", levels=("north", "south", "west"), missing="level"),
+            Column(name="chol", kind="continuous", lower=50, upper=700, missing="level", missing_codes=(0,)),
+            Column(name="parity", kind="integer", lower=0, upper=15, missing="level"),
+        ),
+    )
+
+
+def make_table(n: int, seed: int = 1) -> pd.DataFrame:
+    """A source table that fits the `dictionary` fixture."""
+    rng = np.random.default_rng(seed)
+    chol = rng.normal(220, 30, n).round(1)
+    chol[rng.random(n) < 0.2] = 0
+    parity = rng.poisson(1.5, n).clip(0, 15).astype(float)
+    parity[rng.random(n) < 0.3] = np.nan
+    smoker = rng.integers(0, 2, n).astype(float)
+    smoker[rng.random(n) < 0.1] = np.nan
+    clinic = rng.choice(["north", "south", "west", None], n, p=[0.5, 0.2, 0.2, 0.1])
+    return pd.DataFrame(
+        {
+            "person": [f"p{seed}-{i}" for i in range(n)],
+            "time": rng.uniform(0.1, 20, n),
+            "cvd": rng.integers(0, 2, n),
+            "sbp": rng.normal(130, 15, n).clip(71, 269).round(1),
+            "visits": rng.poisson(4, n).clip(0, 40),
+            "sex": rng.choice(["female", "male"], n),
+            "smoker": smoker,
+            "grade": rng.choice(["low", "middle", "high"], n),
+            "clinic": clinic,
+            "chol": chol,
+            "parity": parity,
+        }
+    )
+
+
+@pytest.fixture
+def table() -> pd.DataFrame:
+    return make_table(300)
+
+
+@pytest.fixture(scope="session")
+def plan(dictionary: Dictionary) -> StudyPlan:
+    """A study that a test can afford: tiny training, one wave that is always open."""
+    return StudyPlan(
+        study="mini",
+        version=1,
+        title="A small study",
+        purpose="To test the path from a table to a pooled estimate.",
+        coordinator="hub",
+        expires=dt.date(2999, 12, 31),
+        release=LatentNoisePlan(w=0.8),
+        training=Training(flows=2, hidden=16, epochs=3, patience=2),
+        budget=Budget(epsilon=600.0, delta=1e-6),
+        floors=Floors(membership_auc=0.75, own_row_linkage=0.95, extreme_linkage=1.0),
+        waves=(Wave(number=1, opens=dt.date(2000, 1, 1), closes=dt.date(2999, 1, 1)),),
+        dictionary=dictionary,
+        estimands={"pressure": "mean(sbp)"},
+    )
+
+
+@pytest.fixture(scope="session")
+def heart_data() -> Path:
+    """The folder of the four hospitals' real records; never part of the repository."""
+    folder = os.environ.get("TRIBUTARY_HEART_DATA")
+    if not folder or not Path(folder).is_dir():
+        pytest.skip("TRIBUTARY_HEART_DATA does not name the folder of the UCI heart records")
+    return Path(folder)

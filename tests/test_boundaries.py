@@ -1,0 +1,93 @@
+"""Who may import whom, what is lazy, and what may not appear at all."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGES = ("shared", "site_agent", "coordinator")
+HEAVY = {"torch", "nflows", "matplotlib", "flwr", "grpc", "statsmodels"}
+# Where a heavy library may stand at the top of a file: generated code and the two ends of the wire.
+AT_TOP = {"grpc": {"shared/proto/collection_pb2_grpc.py"}}
+SOCKETS = {
+    "shared/transport.py",
+    "shared/proto/collection_pb2_grpc.py",
+    "site_agent/egress.py",
+    "coordinator/collect.py",
+    "coordinator/demo.py",
+}
+
+
+def sources() -> list[Path]:
+    return [path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))]
+
+
+def imports(path: Path) -> list[tuple[str, bool]]:
+    """(module, at the top of the file) for every import of a file."""
+    tree = ast.parse(path.read_text())
+    top = {id(node) for node in tree.body}
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found += [(alias.name, id(node) in top) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            found.append((node.module or "", id(node) in top))
+            found += [(f"{node.module}.{alias.name}", id(node) in top) for alias in node.names]
+    return found
+
+
+def name(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+@pytest.mark.parametrize("path", sources(), ids=name)
+def test_each_file_stays_in_its_room(path):
+    package = name(path).split("/")[0]
+    allowed = {"shared": {"shared"}, "site_agent": {"shared", "site_agent"}, "coordinator": {"shared", "coordinator"}}
+    for module, at_top in imports(path):
+        root = module.split(".")[0]
+        if root in PACKAGES:
+            assert root in allowed[package], f"{name(path)} imports {module}"
+        if root in HEAVY and at_top:
+            assert name(path) in AT_TOP.get(root, set()), f"{name(path)} imports {root} at the top of the file"
+        if root == "torch":
+            assert name(path).startswith(("site_agent/models/", "shared/generators/")), name(path)
+        if root == "matplotlib":
+            assert name(path) in ("site_agent/figures.py", "coordinator/figures.py"), name(path)
+        if root in ("grpc", "socket", "http", "urllib", "requests", "httpx"):
+            assert name(path) in SOCKETS, f"{name(path)} opens connections"
+        assert root not in ("pickle", "dill", "joblib", "shelve", "marshal"), f"{name(path)} imports {root}"
+        assert root not in ("tests", "prototypes"), f"{name(path)} imports {root}"
+
+
+@pytest.mark.parametrize("path", sources(), ids=name)
+def test_nothing_is_evaluated_or_unpickled(path):
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Call):
+            called = ast.unparse(node.func)
+            assert called not in ("eval", "exec", "torch.load", "torch.save", "pd.read_pickle"), name(path)
+            for keyword in node.keywords:
+                risky = keyword.arg == "allow_pickle" and not (
+                    isinstance(keyword.value, ast.Constant) and keyword.value.value is False
+                )
+                assert not risky, f"{name(path)} allows pickle"
+
+
+@pytest.mark.parametrize("module", ["site_agent.cli", "coordinator.cli", "coordinator.client", "coordinator.demo"])
+def test_help_is_instant_because_nothing_heavy_is_imported(module):
+    code = f"import sys, {module}; print(' '.join(sorted(m for m in sys.modules if '.' not in m)))"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
+    heavy = (HEAVY | {"pandas", "scipy", "dp_accounting", "sqlalchemy", "pyarrow"}) & set(loaded.stdout.split())
+    assert not heavy, f"{module} imports {sorted(heavy)}"
+
+
+def test_every_module_says_what_it_is_for():
+    for path in sources():
+        if "_pb2" not in path.name:
+            assert ast.get_docstring(ast.parse(path.read_text())), f"{name(path)} has no docstring"

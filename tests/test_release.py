@@ -1,0 +1,195 @@
+"""Receipts, bundles and statements: deterministic bytes, true figures, and nothing opened that is not exact."""
+
+from __future__ import annotations
+
+import dataclasses
+import zipfile
+from io import BytesIO
+
+import pandas as pd
+import pytest
+from conftest import make_table
+
+from shared import privacy
+from shared.encoding import Encoder
+from shared.errors import IntegrityRefusal, PolicyRefusal, ReceiptRefusal, Refusal, SchemaRefusal
+from shared.keys import SigningKey
+from shared.randomness import seeded_rng
+from shared.release import LABEL, STATEMENT_TYPE, Receipt, Statement, coverage, read_bundle, write_bundle, write_receipt
+
+CAP = 64 << 20
+
+
+@pytest.fixture(scope="module")
+def released(dictionary) -> pd.DataFrame:
+    encoder = Encoder(dictionary=dictionary)
+    return encoder.decode(encoder.encode(dictionary.check(make_table(120)), seeded_rng(3)))
+
+
+@pytest.fixture(scope="module")
+def receipt(plan, dictionary) -> Receipt:
+    return write_receipt(
+        plan=plan,
+        wave=1,
+        site="north",
+        release_id="ab" * 16,
+        agent_version="0.1.0",
+        n=120,
+        d=Encoder(dictionary=dictionary).d,
+        study_epsilon=300.0,
+        previous="0" * 64,
+    )
+
+
+def test_a_bundle_gives_back_its_receipt_and_table(tmp_path, receipt, released, dictionary):
+    data = write_bundle(receipt, released)
+    path = tmp_path / "bundle.zip"
+    path.write_bytes(data)
+    bundle = read_bundle(path, cap=CAP)
+    assert bundle.receipt == receipt
+    pd.testing.assert_frame_equal(bundle.table, released)
+    dictionary.validate_release(bundle.table)
+
+
+def test_the_same_release_is_the_same_bytes(receipt, released):
+    assert write_bundle(receipt, released) == write_bundle(receipt, released.copy())
+
+
+def test_any_tool_opens_a_bundle_and_reads_what_it_is(receipt, released):
+    with zipfile.ZipFile(BytesIO(write_bundle(receipt, released))) as archive:
+        assert LABEL.encode() in archive.read("manifest.json")
+        assert LABEL.encode() in archive.read("table.parquet")
+        assert {entry.compress_type for entry in archive.infolist()} == {zipfile.ZIP_STORED}
+
+
+def test_a_receipt_that_follows_from_its_plan_is_true(receipt, plan):
+    receipt.require_true(plan)
+    assert receipt.epsilon == pytest.approx(
+        privacy.epsilon(privacy.Gaussian(sigma=0.2**0.5, sensitivity=2 * 0.8**0.5 * receipt.parameters["radius"]), 1e-6)
+    )
+    assert receipt.epsilon_paper > receipt.epsilon
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"epsilon": 1.0},
+        {"epsilon": 0.999 * 1e3},
+        {"delta": 1e-5},
+        {"rdp": (0.0,) * 289},
+        {"not_covered": ()},
+        {"covered": ("Everything.",)},
+        {"translation": "Nobody can be recognised."},
+        {"plan_hash": "0" * 64},
+        {"recipient": "elsewhere"},
+        {"posture": "private"},
+        {"event": {"name": "gaussian", "sigma": 10.0, "sensitivity": 1.0}},
+        {"event": {"name": "magic", "sigma": 1.0}},
+        {"parameters": {"w": 0.1, "radius": 4.0}},
+    ],
+)
+def test_a_receipt_that_says_anything_else_is_refused(receipt, plan, change):
+    with pytest.raises((ReceiptRefusal, PolicyRefusal, SchemaRefusal)):
+        dataclasses.replace(receipt, **change).require_true(plan)
+
+
+def test_halved_noise_would_show_on_the_receipt(receipt, plan):
+    event = privacy.event_from_canonical(receipt.event)
+    half = dataclasses.replace(event, sigma=event.sigma / 2)
+    assert privacy.epsilon(half, receipt.delta) > 2 * receipt.epsilon
+    with pytest.raises(ReceiptRefusal, match="event"):
+        dataclasses.replace(receipt, event=privacy.event_to_canonical(half)).require_true(plan)
+
+
+def test_every_flipped_byte_of_a_bundle_is_found_or_harmless(tmp_path, receipt, released):
+    """The digest finds every flip; even without it, no flip in the contents passes the manifest."""
+    data = write_bundle(receipt, released)
+    whole = read_bundle_bytes(tmp_path, data)
+    for place in range(0, len(data), 97):
+        changed = bytearray(data)
+        changed[place] ^= 0x10
+        try:
+            opened = read_bundle_bytes(tmp_path, bytes(changed))
+        except Refusal:
+            continue
+        assert opened.digest != whole.digest
+        assert opened.receipt == whole.receipt
+        pd.testing.assert_frame_equal(opened.table, whole.table)
+
+
+def read_bundle_bytes(folder, data):
+    path = folder / "bundle.zip"
+    path.write_bytes(data)
+    return read_bundle(path, cap=CAP)
+
+
+@pytest.mark.parametrize("length", [0, 1, 100, 2000])
+def test_a_truncated_bundle_is_refused(tmp_path, receipt, released, length):
+    data = write_bundle(receipt, released)
+    with pytest.raises((IntegrityRefusal, SchemaRefusal)):
+        read_bundle_bytes(tmp_path, data[:length])
+    with pytest.raises((IntegrityRefusal, SchemaRefusal)):
+        read_bundle_bytes(tmp_path, data[: len(data) - 1 - length])
+
+
+def test_extra_missing_and_compressed_members_are_refused(tmp_path, receipt, released):
+    with zipfile.ZipFile(BytesIO(write_bundle(receipt, released))) as archive:
+        parts = {entry.filename: archive.read(entry) for entry in archive.infolist()}
+
+    def archive_of(members, method=zipfile.ZIP_STORED):
+        out = BytesIO()
+        with zipfile.ZipFile(out, "w", method) as made:
+            for key, data in members.items():
+                made.writestr(key, data)
+        return out.getvalue()
+
+    assert read_bundle_bytes(tmp_path, archive_of(parts)).receipt == receipt
+    for bad in (
+        archive_of({**parts, "model.pt": b"weights"}),
+        archive_of({k: v for k, v in parts.items() if k != "receipt.json"}),
+        archive_of(parts, zipfile.ZIP_DEFLATED),
+        archive_of({**parts, "manifest.json": b" " * (2 << 20)}),
+    ):
+        with pytest.raises((IntegrityRefusal, SchemaRefusal)):
+            read_bundle_bytes(tmp_path, bad)
+
+
+def test_a_table_larger_than_the_cap_is_refused(tmp_path, receipt, released):
+    path = tmp_path / "bundle.zip"
+    path.write_bytes(write_bundle(receipt, released))
+    with pytest.raises(SchemaRefusal, match="fit in memory"):
+        read_bundle(path, cap=1000)
+
+
+def test_a_statement_binds_every_id_and_names_what_it_is(receipt):
+    statement = Statement(
+        study="mini",
+        plan_hash=receipt.plan_hash,
+        plan_version=1,
+        wave=1,
+        site="north",
+        release_id=receipt.release_id,
+        recipient="hub",
+        bundle_sha256="c" * 64,
+        bundle_bytes=10,
+        receipt_sha256=receipt.hash,
+        ledger_head="d" * 64,
+    )
+    key = SigningKey.generate()
+    payload = statement.sign([key]).require(STATEMENT_TYPE, {key.public.key_id: key.public})
+    assert Statement.from_bytes(payload) == statement
+    assert "not-patient-records" in statement.file_name
+    for bad in (b"{}", payload + b" ", payload.replace(b'"wave":1', b'"wave":"1"')):
+        with pytest.raises(SchemaRefusal):
+            Statement.from_bytes(bad)
+
+
+def test_what_is_covered_and_what_is_not_is_said_in_these_words(plan):
+    covered, not_covered = coverage(plan)
+    assert covered == (
+        "Each person's released row, given the flow, the encoder, the weight w and the clipping radius R: replacing "
+        "one person's record by any other changes the probability of any released table by at most the stated "
+        "(ε, δ).",
+    )
+    assert not_covered[0].startswith("The flow, its margins and its stopping point")
+    assert len(not_covered) == 4
