@@ -13,7 +13,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from shared.canonical import closed
 from shared.errors import ConfigRefusal, StateRefusal
@@ -70,13 +69,9 @@ class Config:
         plain = self.name.isascii() and self.name.replace("-", "").replace("_", "").isalnum()
         must(plain and len(self.name) <= 64, "name must be a plain word (letters, digits, - and _)", repr(self.name))
         for key in ("address", "listen"):
-            value = getattr(self, key)
-            try:
-                parts = urlsplit(f"//{value}")
-                good = bool(parts.hostname) and parts.port is not None
-            except ValueError:
-                good = False
-            must(good, f"{key} must be host:port", repr(value))
+            host, _, port = getattr(self, key).rpartition(":")
+            good = bool(host) and not set(host) & set(" /@") and port.isascii() and port.isdigit()
+            must(good and 0 <= int(port) < 65536, f"{key} must be host:port", repr(getattr(self, key)))
         for key, least, most in (
             ("threshold", 1, 5),
             ("invitation_days", 1, 90),

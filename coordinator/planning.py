@@ -79,10 +79,12 @@ extreme_linkage = 0.20           # the same among the most extreme records
 approvals = 1                    # people who must sign a release at the site
 
 @WAVES@
-# Planned analyses, name to formula. Linear, logistic, Poisson and Cox models; names are columns of the dictionary.
+# Planned analyses, name to formula over columns: mean, proportion, correlation, ols, logistic, cox.
+# age/10 reports the effect of ten years; C(sex) makes categories of a column of words.
 [estimands]
-treatment = "logistic(died ~ treated + age/10 + sex)"
+treatment = "logistic(died) ~ treated + age/10 + C(sex)"
 survival = "cox(time, died) ~ treated + age/10"
+pressure = "mean(sbp)"
 
 # The dictionary: the only source of bounds and levels. Bounds are public knowledge (physiology, the protocol), never
 # a look at the records. A value outside is refused at the site.
@@ -229,9 +231,23 @@ def _estimand(plan: StudyPlan, name: str, formula: str) -> Check:
 
     label = f"estimand {name}"
     try:
-        parse_estimand(formula).check(plan.dictionary)
+        question = parse_estimand(formula)
+        columns = {column: plan.dictionary.column(column) for column in question.columns}
     except Refusal as refusal:
         return Check.of(label, refusal)
+    for column, declared in columns.items():
+        if not declared.released:
+            fix = "Leave it out: the person column never leaves a site."
+            return Check(name=label, state="fail", detail=f"{column} is not released", fix=fix)
+        words = declared.kind in ("ordered", "nominal") or any(isinstance(level, str) for level in declared.levels)
+        if words and column in question.terms:
+            fix = f"Write C({column})."
+            return Check(name=label, state="fail", detail=f"{column} holds categories, not numbers", fix=fix)
+    if question.kind == "cox":
+        follow_up = columns[question.duration]
+        if follow_up.kind != "time":
+            fix = f"Declare {question.duration} with kind = 'time'."
+            return Check(name=label, state="warn", detail=f"{question.duration} is no follow-up time", fix=fix)
     return Check(name=label, detail=formula)
 
 
