@@ -8,7 +8,6 @@ the budget affords. The paper's own figure stands beside it, because readers of 
 from __future__ import annotations
 
 import datetime as dt
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +20,8 @@ __all__ = ["Cost", "WaveCost", "changes", "cost", "review", "template"]
 
 MEANINGFUL = 10.0
 """Above this ε a guarantee is called what it is: none worth the name."""
+MANY = 1_000_000
+"""Where the search for the last affordable wave stops: w = 0 costs nothing, for ever."""
 
 
 # -- a first plan -------------------------------------------------------------------------------------------------
@@ -280,7 +281,9 @@ def _price(plan: StudyPlan) -> list[Check]:
         price = cost(plan)
     except Refusal as refusal:
         return [Check.of("budget", refusal)]
-    each = f"ε {price.epsilon:.3g} per wave, {price.waves[-1].total:.4g} for all, budget {price.cap:g}"
+    each = (
+        f"ε {price.epsilon:.4g} for a wave alone, {price.waves[-1].total:.4g} charged for all, budget {price.cap:g}"
+    )
     lines = []
     if price.last_affordable < len(plan.waves):
         paid = price.last_affordable
@@ -290,8 +293,8 @@ def _price(plan: StudyPlan) -> list[Check]:
         )
     else:
         lines.append(Check(name="budget", detail=each))
-    most = math.ceil(1 / (10 * plan.budget.delta)) - 1
-    lines.append(Check(name="delta", detail=f"{plan.budget.delta:g}: holds for sites of up to {most:,} persons"))
+    fewer = f"{1 / (10 * plan.budget.delta):,.0f}"
+    lines.append(Check(name="delta", detail=f"{plan.budget.delta:g}, for sites of fewer than {fewer} persons"))
     if price.waves[-1].total > MEANINGFUL:
         fix = f"Lower release.w (ε 8 for one wave: w ≈ {price.w_for_8:.2g}), or say in the purpose why not."
         detail = f"ε {price.waves[-1].total:.4g} in total is not a meaningful formal guarantee"
@@ -347,7 +350,7 @@ class Cost:
         paper: the ε the paper's Theorem 2 gives for one wave; looser, never used for charging.
         w_for_8: the w at which one wave costs ε = 8.
         waves: composed totals, wave by wave.
-        last_affordable: number of the last wave the budget affords; 0 when it affords none.
+        last_affordable: number of the last wave the budget affords; 0 for none, `MANY` for practically all.
         translation: one wave in plain words.
     """
 
@@ -426,8 +429,10 @@ def _last_affordable(curve: Any, delta: float, cap: float) -> int:
 
     if not fits(1):
         return 0
+    if fits(MANY):
+        return MANY
     high = 2
-    while fits(high) and high < 1 << 20:
+    while fits(high):
         high *= 2
     low = high // 2
     while high - low > 1:

@@ -2,8 +2,8 @@
 
 A release was paid for once, so a question costs nothing and contacts no site. Three rules hold for every answer. Only
 *accepted* releases are read; what is quarantined does not exist here. One site's failure (an unreadable bundle, a
-column its plan version did not have, a term its table cannot support) excludes that site or that term with the reason,
-and never hides another's. And a question that is wrong at every site alike (an unknown column, words used as
+column its plan version did not have, a term its table cannot support) excludes that site or that term with the
+reason, and never hides another's. And a question that is wrong at every site alike (an unknown column, words used as
 numbers) is refused before any table is opened, with the nearest names.
 """
 
