@@ -109,8 +109,12 @@ def forest(
     """Draw the forest plot of a table."""
     result = _pool(file, yi=yi, vi=vi, labels=labels, method=method, test=test, level=level)
     written = {"figure": str(out), "rows": result.k, "written": not dry_run}
+    if out.suffix.lower() not in (".svg", ".pdf", ".png"):
+        raise ParameterError("a figure must end in .svg, .pdf or .png", given=repr(out.name))
     if not dry_run:
-        draw_forest(result, out, exp=exp, title=title)
+        from coordinator import figures
+
+        figures.forest(result, title=title, ratio=exp or None, path=out)
     emit(written, as_json=json, show=lambda shown: shown.print(f"{'would write' if dry_run else 'wrote'} {out}"))
 
 
@@ -176,15 +180,6 @@ def _pool(file: Path, *, yi: str, vi: str, labels: str, method: Any, test: Any, 
     given = read_table(file)
     y, v = _numbers(given, yi), _numbers(given, vi)
     return pooling.pool(y, v, method=method, test=test, level=level, labels=_labels(given, labels))
-
-
-def draw_forest(result: PooledResult, path: Path, *, exp: bool = False, title: str = "") -> None:
-    """Write the forest plot of a result as .svg, .pdf or .png. Raises: ParameterError."""
-    if path.suffix.lower() not in (".svg", ".pdf", ".png"):
-        raise ParameterError("a figure must end in .svg, .pdf or .png", given=repr(path.name))
-    from coordinator.figures import forest as figure
-
-    figure(result, path)
 
 
 # -- showing ------------------------------------------------------------------------------------------------------

@@ -380,7 +380,8 @@ def cost(plan: StudyPlan, *, waves: int | None = None, persons: int | None = Non
     """
     from shared import privacy
     from shared.encoding import Encoder
-    from shared.mechanisms.latent_noise import default_radius, planned_event
+    from shared.mechanisms.latent_noise import default_radius
+    from shared.release import planned_event
 
     count = len(plan.waves) if waves is None else waves
     if not 1 <= count <= 10_000:
@@ -389,7 +390,7 @@ def cost(plan: StudyPlan, *, waves: int | None = None, persons: int | None = Non
     if persons is not None:
         if persons < 1:
             raise ParameterError("persons must be positive", given=f"{persons}")
-        if delta * 10 * persons >= 1:
+        if delta * 10 * persons > 1 - 1e-9:  # in floats 1e-6 · 10 · 100000 falls below 1
             raise ParameterError(
                 "delta must be below 1 / (10 n)",
                 given=f"{delta:g} with n = {persons}",
@@ -397,7 +398,7 @@ def cost(plan: StudyPlan, *, waves: int | None = None, persons: int | None = Non
             )
     d = Encoder(dictionary=plan.dictionary).d
     radius = plan.release.radius if plan.release.radius is not None else default_radius(d)
-    event = planned_event(w=w, radius=radius)
+    event = planned_event(plan, d)
     curve = privacy.rdp(event)
     totals = [privacy.epsilon_from_rdp(number * curve, delta) for number in range(1, count + 1)]
     return Cost(
