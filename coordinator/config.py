@@ -46,8 +46,8 @@ class Config:
         workers: threads that answer sites.
     Raises: ConfigRefusal, at construction.
 
-    >>> Config(home=Path("."), name="tributary", address="hub.example.org:8443").url
-    'sqlite:///store.db'
+    >>> Config(home=Path("."), name="tributary", address="hub.example.org:8443").max_bundle
+    268435456
     """
 
     home: Path
@@ -86,11 +86,6 @@ class Config:
             "store must be a database URL",
             "another form (not shown: it may hold a password)",
         )
-
-    @property
-    def url(self) -> str:
-        """The store's SQLAlchemy URL."""
-        return self.store or f"sqlite:///{self.home / 'store.db'}"
 
     @property
     def max_bundle(self) -> int:

@@ -180,29 +180,30 @@ def _term(terms: tuple[str, ...], wanted: str) -> str:
 def _estimates(
     store: Store, study: str, wave: int, estimand: str | Estimand
 ) -> tuple[list[Estimate], Estimand, str, tuple[Source, ...]]:
-    _, plan = store.plan(study)
+    plan = store.plan(study).plan
     plan.wave(wave)
     question, planned = resolve(plan, estimand)
     levels: Mapping[str, Any] = {column.name: column.levels for column in plan.dictionary.released if column.levels}
     answered: dict[str, list[Estimate]] = {}
     failed: dict[str, str] = {}
     sources = []
-    for release in sorted(store.releases(study=study, wave=wave), key=lambda release: release.site):
-        try:
-            receipt, table = store.read(release.release_id)
-            sources.append(
-                Source(
-                    site=release.site,
-                    release_id=release.release_id,
-                    receipt=receipt.hash,
-                    plan_version=receipt.plan_version,
-                    n=receipt.n,
-                    epsilon=receipt.epsilon,
-                    study_epsilon=receipt.study_epsilon,
-                    delta=receipt.delta,
-                    posture=receipt.posture,
-                )
+    for release in sorted(store.releases(study, wave), key=lambda release: release.site):
+        receipt = release.receipt
+        sources.append(
+            Source(
+                site=release.site,
+                release_id=release.release_id,
+                receipt=receipt.hash,
+                plan_version=receipt.plan_version,
+                n=receipt.n,
+                epsilon=receipt.epsilon,
+                study_epsilon=receipt.study_epsilon,
+                delta=receipt.delta,
+                posture=receipt.posture,
             )
+        )
+        try:
+            table = store.table(release)
             absent = [name for name in question.columns if name not in table.columns]
             if absent:
                 failed[release.site] = f"its plan version {receipt.plan_version} has no column {', '.join(absent)}"

@@ -87,7 +87,7 @@ def test_an_impossible_setting_is_refused(tmp_path, line):
 def test_the_store_address_may_hold_a_password_and_is_never_shown(tmp_path, monkeypatch):
     monkeypatch.setenv("TRIBUTARY_STORE", "postgresql://hub:hunter2@db/hub")
     config = Config.from_toml('name = "hub"\naddress = "hub:8443"\n', home=tmp_path)
-    assert config.url == "postgresql://hub:hunter2@db/hub"
+    assert config.store == "postgresql://hub:hunter2@db/hub"
     assert "hunter2" not in repr(config)
     with pytest.raises(ConfigRefusal) as refused:
         replace(config, store="hunter2")
