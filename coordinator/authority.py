@@ -134,7 +134,11 @@ class Authority:
             except ValueError:
                 places.append(x509.DNSName(name))
         certificate = self._leaf(
-            key.public_key(), common=SERVER_NAME, names=places, usage=ExtendedKeyUsageOID.SERVER_AUTH, days=SERVER_DAYS
+            key.public_key(),
+            common=SERVER_NAME,
+            names=places,
+            usage=ExtendedKeyUsageOID.SERVER_AUTH,
+            days=SERVER_DAYS,
         )
         # One file, so that a key is never read beside the certificate of another.
         write_private(self.folder / "server.pem", _pem(key) + certificate.encode())

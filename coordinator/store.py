@@ -329,7 +329,9 @@ class Store:
                 return
             if plan.version in known:
                 raise PlanRefusal(
-                    "a plan's version must name one plan", given=f"{plan.version} twice", next_step="Raise the version."
+                    "a plan's version must name one plan",
+                    given=f"{plan.version} twice",
+                    next_step="Raise the version.",
                 )
             if known and plan.version < max(known):
                 raise PlanRollback(
@@ -351,7 +353,9 @@ class Store:
         row = self._read(lambda c: c.execute(query).first())
         if row is None:
             what = study if version is None else f"{study} version {version}"
-            raise PlanRefusal("the plan must be known to the coordinator", given=what, next_step="See coordinator plan.")
+            raise PlanRefusal(
+                "the plan must be known to the coordinator", given=what, next_step="See coordinator plan."
+            )
         envelope = Envelope.from_bytes(row.envelope)
         return StoredPlan(envelope=envelope, plan=StudyPlan.from_bytes(envelope.payload))
 
@@ -435,7 +439,9 @@ class Store:
         for found in self._sites(_sites.c.site == site):
             return found
         raise StateRefusal(
-            "the site must have asked to join", given=repr(site), next_step="It runs site-agent join with its invitation."
+            "the site must have asked to join",
+            given=repr(site),
+            next_step="It runs site-agent join with its invitation.",
         )
 
     def sites(self) -> tuple[Site, ...]:
@@ -616,7 +622,9 @@ class Store:
             next_step="See site-agent history; a second release needs a second charge and another wave.",
         )
 
-    def quarantine(self, *, statement: Statement, envelope: Envelope, refusal: Refusal, today: dt.date) -> Quarantined:
+    def quarantine(
+        self, *, statement: Statement, envelope: Envelope, refusal: Refusal, today: dt.date
+    ) -> Quarantined:
         """Remember a release whose content was refused; the same bytes again get the same answer."""
 
         def work(c: sa.Connection) -> None:

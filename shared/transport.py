@@ -93,7 +93,9 @@ def peer_of(certificate_pem: bytes, now: dt.datetime) -> Peer:
     # TLS checked the dates when the connection was made; it may have lived on.
     if not certificate.not_valid_before_utc <= now <= certificate.not_valid_after_utc:
         raise CertificateRefusal(
-            "a certificate must be valid now", given="an expired one", next_step="Re-enrol the site, or set the clock."
+            "a certificate must be valid now",
+            given="an expired one",
+            next_step="Re-enrol the site, or set the clock.",
         )
     return Peer(role=parts[1], site=parts[2], serial=f"{certificate.serial_number:x}")
 
@@ -184,7 +186,9 @@ class Server:
         if not self.port:
             self._pool.shutdown(wait=False)
             raise NetworkRefusal(
-                "the server's port must be free", given=f"{listen}, which is in use or not ours", next_step="See listen."
+                "the server's port must be free",
+                given=f"{listen}, which is in use or not ours",
+                next_step="See listen.",
             )
         self._server.start()
 
