@@ -49,7 +49,12 @@ class _View:
     name: str
 
     def number(self, value: float) -> str:
-        return _signed(self.show(value), self.decimals)
+        shown = self.show(value)
+        if self.name.startswith("Ratio"):  # three digits are enough, and keep the column narrow
+            if shown < 0.005:
+                return "<0.01"
+            return _signed(shown, 2 if shown < 9.995 else 1 if shown < 99.95 else 0)
+        return _signed(shown, self.decimals)
 
 
 @dataclass(frozen=True)
@@ -277,7 +282,9 @@ def _p(value: float) -> str:
 def _significant(value: float) -> str:
     if value == 0:
         return "0"
-    return f"{value:.3g}" if 1e-4 <= value < 1e4 else f"{value:.2e}".replace("-", "−")
+    if 100 <= value < 1e6:
+        return f"{value:,.0f}"
+    return f"{value:.3g}" if 1e-4 <= value < 100 else f"{value:.2e}".replace("-", "−")
 
 
 def _model_name(result: PooledResult) -> str:
@@ -388,8 +395,11 @@ def _span(results: Sequence[PooledResult], rows: Sequence[_Row], null: float | N
     if null is not None and min(abs(null - low), abs(null - high)) < 4 * (high - low + 2 * middle):
         low, high = min(low, null), max(high, null)
     reach = 1.8 * middle
-    low = max(low - reach, min([low, *(lane.lb for lane in lanes if lane.lb is not None)]))
-    high = min(high + reach, max([high, *(lane.ub for lane in lanes if lane.ub is not None)]))
+    first = min([low, *(lane.lb for lane in lanes if lane.lb is not None)])
+    last = max([high, *(lane.ub for lane in lanes if lane.ub is not None)])
+    low, high = max(low - reach, first), min(high + reach, last)
+    if last - first <= 1.6 * (high - low):  # little would be gained by clipping
+        low, high = first, last
     pad = 0.04 * (high - low)
     return low - pad, high + pad
 
@@ -429,6 +439,14 @@ def _ticks(low: float, high: float, view: _View) -> list[tuple[float, str]]:
         for tick in inside
         if -1 < tick < 1 and (tick > 0 or inverse is math.atanh)
     ]
+
+
+def _darker(colour: str, factor: float) -> str:
+    return "#" + "".join(f"{int(int(colour[i : i + 2], 16) * factor):02x}" for i in (1, 3, 5))
+
+
+def _is_number(cell: str) -> bool:
+    return not cell.strip("0123456789.,%−- ∞") or cell in ("inf", "n/a")
 
 
 def _width(text: str, size: float, bold: bool = False) -> float:
@@ -479,16 +497,16 @@ def _draw(
         max([_width(h, _TEXT, True), *(_width(row.cells[i], _TEXT) for row in rows if row.cells)])
         for i, h in enumerate(headings)
     ]
-    table = max(left, _width("Site", _TEXT, True)) + sum(_GAP + width for width in widths)
+    left = max(left, _width("Site", _TEXT, True))
+    table = left + sum(_GAP + width for width in widths)
     if table < summary:  # pooled labels run over the whole table, so it is widened once
         left += summary - table
         table = summary
-    left = max(left, _width("Site", _TEXT, True))
     starts = list(np.cumsum([_MARGIN + left + _GAP, *(width + _GAP for width in widths)]))[: len(widths)]
     plot = _MARGIN + table + _GAP
-    texts = [_three(lane, view, row.kind) for row in rows for lane in row.lanes]
-    parts = [max(_width(text[i], size, True) for text in texts) for i in range(3)]
-    space = _width("0", size) * 0.75
+    texts = [(_three(lane, view), row.kind == "diamond") for row in rows for lane in row.lanes if lane.lb is not None]
+    parts = [max(_width(text[i], size, bold) for text, bold in texts) for i in range(3)]
+    space = _width("0", size) * 0.5
     block = max(sum(parts) + 2 * space, _width(estimate, _TEXT, True))
     weight = max(_width("Weight", _TEXT, True), _width("100.0 %", size))
     weight_right = plot + _PLOT + _GAP * 0.8 + weight
@@ -497,7 +515,11 @@ def _draw(
 
     body = width - 2 * _MARGIN
     foot = _footer(series)
-    wrapped = [(line, small) for text, small in foot for line in _wrap(text, _SMALL, body)]
+    indent = max([0.0, *(_width(called, _SMALL, True) + 0.12 for called, _, _ in foot if called)])
+    wrapped: list[tuple[str, str, bool]] = []
+    for called, text, aside in foot:
+        pieces = _wrap(text, _SMALL, body - indent)
+        wrapped += [(called if i == 0 else "", piece, aside) for i, piece in enumerate(pieces)]
     top = _MARGIN * 0.9
     heads: list[tuple[str, float, bool, str]] = []
     heads += [(line, _TITLE, True, _INK) for line in (_wrap(title, _TITLE, body * 0.95) if title else [])]
@@ -529,7 +551,7 @@ def _draw(
     axes.patch.set_alpha(0)
 
     def say(x: float, at: float, text: str, **more: Any) -> None:
-        style = {"fontsize": _TEXT, "color": _INK, "va": "center_baseline", "ha": "left"} | more
+        style = {"fontsize": _TEXT, "color": _INK, "va": "center_baseline", "ha": "left", "parse_math": False} | more
         page.text(x, at, text, **style)
 
     cursor = top
@@ -542,13 +564,16 @@ def _draw(
         for s, called in enumerate(series):
             colour, marker = _SERIES[s]
             page.plot([x + 0.06], [y_head + 0.1], marker, color=colour, markersize=6.5)
-            say(x + 0.18, y_head + 0.1, called, color=colour, weight="bold")
+            say(x + 0.18, y_head + 0.1, called, color=_darker(colour, 0.78), weight="bold")
             x += 0.18 + _width(called, _TEXT, True) + 0.3
 
     y_heading = y_rule - 0.13
     say(_MARGIN, y_heading, "Site", weight="bold")
-    for x, heading, column in zip(starts, headings, widths, strict=True):
-        say(x + column, y_heading, heading, weight="bold", ha="right")
+    numeric = [all(_is_number(row.cells[i]) for row in rows if row.cells) for i in range(len(headings))]
+    anchors = [x + column if right_hand else x for x, column, right_hand in zip(starts, widths, numeric, strict=True)]
+    sides = ["right" if right_hand else "left" for right_hand in numeric]
+    for x, heading, side in zip(anchors, headings, sides, strict=True):
+        say(x, y_heading, heading, weight="bold", ha=side)
     say(weight_right, y_heading, "Weight", weight="bold", ha="right")
     say(right, y_heading, estimate, weight="bold", ha="right")
     page.plot([_MARGIN, right], [y_rule, y_rule], color=_INK, linewidth=0.9, solid_capstyle="butt")
@@ -569,11 +594,12 @@ def _draw(
         for i, row in enumerate(rows)
         for j, lane in enumerate(row.lanes)
     ]
-    last_site = max(centres[i] + row.height / 2 for i, row in enumerate(rows))
+    own_diamond = max(i for i, row in enumerate(rows) if row.kind == "diamond")
+    own = centres[own_diamond] - _LANE * (len(results) - 1) / 2
     if view.null is not None and low <= view.null <= high:
         axes.plot([view.null] * 2, [y_rule, y_axis], color=_GREY, linewidth=0.9, zorder=1, gid="null")
     if results[0].k > 1:
-        line = axes.plot([results[0].beta] * 2, [y_rule, last_site], color=_SERIES[0][0], linewidth=0.9, zorder=1)[0]
+        line = axes.plot([results[0].beta] * 2, [y_rule, own], color=_SERIES[0][0], linewidth=0.9, zorder=1)[0]
         line.set(linestyle=(0, (1, 2)), gid="pooled", alpha=0.9)
 
     for row, centre in zip(rows, centres, strict=True):
@@ -585,8 +611,8 @@ def _draw(
             weight="bold" if row.kind == "diamond" else "normal",
             color=_GREY if muted else _INK,
         )
-        for x, column, cell in zip(starts, widths, row.cells, strict=False):
-            say(x + column, centre, cell, ha="right", color=_GREY if muted else _INK)
+        for x, side, cell in zip(anchors, sides, row.cells, strict=False):
+            say(x, centre, cell, ha=side, color=_GREY if muted else _INK)
     for i, row, lane, at in lanes_of:
         colour, marker = _SERIES[lane.series]
         gid = f"site-{i}" if row.kind == "site" else row.kind
@@ -595,8 +621,8 @@ def _draw(
         if several and row.kind != "excluded":
             gid += f"-{lane.series}"
         _mark(axes, row.kind, lane, at, colour, marker, (low, high), gid)
-        words = _three(lane, view, row.kind)
-        tint = colour if several else _GREY if row.kind in ("excluded", "prediction") else _INK
+        words = _three(lane, view)
+        tint = _darker(colour, 0.78) if several else _GREY if row.kind in ("excluded", "prediction") else _INK
         style = {
             "fontsize": size,
             "color": tint,
@@ -619,10 +645,14 @@ def _draw(
     for edge in ("top", "left", "right"):
         axes.spines[edge].set_visible(False)
     axes.spines["bottom"].set(linewidth=0.8, color=_INK)
-    axes.set_xlabel(xlabel or view.name, fontsize=_TEXT, color=_INK, labelpad=4)
+    axes.set_xlabel(xlabel or view.name, fontsize=_TEXT, color=_INK, labelpad=4, parse_math=False)
 
-    for line_number, (text, small) in enumerate(wrapped):
-        say(_MARGIN, y_foot + 0.175 * (line_number + 0.5), text, fontsize=_SMALL, color=_GREY if small else _INK)
+    tints = {called: _darker(_SERIES[s][0], 0.78) for s, called in enumerate(series)}
+    for line_number, (called, text, aside) in enumerate(wrapped):
+        at = y_foot + 0.175 * (line_number + 0.5)
+        if called:
+            say(_MARGIN, at, called, fontsize=_SMALL, color=tints[called], weight="bold")
+        say(_MARGIN + indent, at, text, fontsize=_SMALL, color=_GREY if aside else _INK)
     if path is not None:
         description = " ".join(
             f"{called}: {describe(row)}" if several else describe(row) for called, row in series.items()
@@ -631,7 +661,7 @@ def _draw(
     return figure
 
 
-def _three(lane: _Lane, view: _View, kind: str) -> tuple[str, str, str]:
+def _three(lane: _Lane, view: _View) -> tuple[str, str, str]:
     """Estimate and both ends as three right-aligned pieces, so that decimals stand under each other."""
     if lane.lb is None or lane.ub is None:
         return "", "", lane.note
@@ -646,52 +676,61 @@ def _mark(
 
     if lane.lb is None or lane.ub is None:
         return
+    dark = _darker(colour, 0.55 if marker == "s" and "-" not in gid.removeprefix("site-") else 0.85)
     low, high = span
     start, end = max(lane.lb, low), min(lane.ub, high)
-    if kind == "diamond":
-        tall = 0.078
+    tip = (high - low) * 0.09 / _PLOT  # 0.09 inch
+    if kind == "diamond" and lane.beta is not None:
         solid = not gid.startswith("fixed")
-        shape = [(lane.lb, y), (lane.beta, y - tall), (lane.ub, y), (lane.beta, y + tall)]
-        face = colour if solid else "white"
-        axes.add_patch(
-            Polygon(shape, closed=True, facecolor=face, edgecolor=colour, linewidth=1.1, zorder=4, gid=gid)
-        )
-    elif kind == "prediction":
+        shape = _diamond(lane.lb, lane.beta, lane.ub, y, span, tip)
+        style: dict[str, Any] = {"facecolor": colour if solid else "white", "edgecolor": colour, "linewidth": 1.1}
+        axes.add_patch(Polygon(shape, closed=True, joinstyle="miter", zorder=4, gid=gid, clip_on=False, **style))
+        return
+    if kind == "prediction":
         tall = 0.03
         corner = (start, y - tall)
         axes.add_patch(Rectangle(corner, end - start, 2 * tall, facecolor=colour, alpha=0.45, linewidth=0, gid=gid))
     elif start < end:
-        axes.plot([start, end], [y, y], color=colour, linewidth=1.3, solid_capstyle="butt", zorder=3, gid=f"{gid}-ci")
+        axes.plot([start, end], [y, y], color=dark, linewidth=1.2, solid_capstyle="butt", zorder=5, gid=f"{gid}-ci")
     if kind == "site" and lane.beta is not None and low <= lane.beta <= high:
         points = lane.side * 72
         axes.plot([lane.beta], [y], marker, color=colour, markersize=points, markeredgewidth=0, zorder=4, gid=gid)
         if points < 4:  # a light site is still seen: a tick, whose size says nothing
-            axes.plot([lane.beta], [y], "|", color=colour, markersize=5, markeredgewidth=1.1, zorder=4)
-    for clipped, edge, arrow in ((lane.lb < low, low, "<"), (lane.ub > high, high, ">")):
+            axes.plot([lane.beta], [y], "|", color=dark, markersize=5, markeredgewidth=1.1, zorder=5)
+    for clipped, edge, way in ((lane.lb < low, low, -1), (lane.ub > high, high, 1)):
         if clipped:
-            axes.plot(
-                [edge],
-                [y],
-                arrow,
-                color=colour,
-                markersize=4.5,
-                markeredgewidth=0,
-                zorder=5,
-                clip_on=False,
-                gid=f"{gid}-clipped",
-            )
+            arrow = [(edge, y - 0.042), (edge + way * tip, y), (edge, y + 0.042)]
+            face = colour if kind == "prediction" else dark
+            style = {"facecolor": face, "linewidth": 0, "alpha": 0.6 if kind == "prediction" else 1.0}
+            axes.add_patch(Polygon(arrow, closed=True, zorder=5, clip_on=False, gid=f"{gid}-clipped", **style))
 
 
-def _footer(series: Mapping[str, PooledResult]) -> list[tuple[str, bool]]:
-    """Lines under the axis, and whether each is an aside."""
-    lines: list[tuple[str, bool]] = []
+def _diamond(
+    lb: float, beta: float, ub: float, y: float, span: tuple[float, float], tip: float
+) -> list[tuple[float, float]]:
+    """Outline of a diamond; a side that leaves the axis ends in an arrowhead there."""
+    low, high = span
+    tall, head = 0.078, 0.105
+
+    def side(end: float, edge: float, way: int) -> tuple[list[tuple[float, float]], list[tuple[float, float]]]:
+        if way * (end - edge) <= 0:
+            return [(end, y)], []
+        here = tall * (end - edge) / (end - beta)  # half height of the diamond where it crosses the edge
+        upper = [(edge, y - here), (edge, y - head), (edge + way * tip, y)]
+        return upper, [(edge, y + head), (edge, y + here)]
+
+    left, left_below = side(lb, low, -1)
+    right, right_below = side(ub, high, 1)
+    return [*reversed(left), (beta, y - tall), *right, *right_below, (beta, y + tall), *reversed(left_below)]
+
+
+def _footer(series: Mapping[str, PooledResult]) -> list[tuple[str, str, bool]]:
+    """Lines under the axis: the series they speak of (when there are several), the text, whether it is an aside."""
+    lines: list[tuple[str, str, bool]] = []
     for called, result in series.items():
-        start = f"{called}: " if len(series) > 1 else ""
-        if result.k > 1:
-            lines.append((start + _heterogeneity(result), False))
-            lines.append((start + _overall(result), False))
-    for called, result in series.items():
-        start = f"{called}: " if len(series) > 1 else ""
-        lines += [(f"{start}Excluded: {row.label} ({row.reason}).", True) for row in result.excluded]
-        lines += [(start + note, True) for note in result.notes if "rows are excluded" not in note]
-    return list(dict.fromkeys(lines))
+        name = called if len(series) > 1 else ""
+        found = [(_heterogeneity(result), False), (_overall(result), False)] if result.k > 1 else []
+        found += [(f"Excluded: {row.label} ({row.reason}).", True) for row in result.excluded]
+        found += [(note, True) for note in result.notes if "rows are excluded" not in note]
+        lines += [(name if i == 0 else "", text, aside) for i, (text, aside) in enumerate(found)]
+    return lines

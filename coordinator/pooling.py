@@ -46,7 +46,7 @@ Test = Literal["z", "t", "knha", "adhoc"]
 
 # Outside this range squares and inverses of the weights would overflow; no effect measure lives there.
 _LARGEST_ESTIMATE, _SMALLEST_VARIANCE, _LARGEST_VARIANCE = 1e50, 1e-100, 1e100
-_DOMINANT, _HETEROGENEOUS, _FEW = 50.0, 75.0, 5
+_DOMINANT, _HETEROGENEOUS, _FEW = 50.0, 75.0, 5  # percent of weight, percent of variance, sites
 
 
 @dataclass(frozen=True)
@@ -541,7 +541,7 @@ def _fit(rows: PooledResult, *, method: Method, test: Test) -> PooledResult:
         notes=(),
     )
     if several:
-        notes.append("The likelihood of tau2 has more than one maximum; the highest is reported.")
+        notes.append("The likelihood of τ² has more than one maximum; the highest is reported.")
     return replace(result, notes=tuple(_notes(result) + notes))
 
 
@@ -552,9 +552,9 @@ def _notes(result: PooledResult) -> list[str]:
     if result.k == 2:
         notes.append("Two sites cannot tell how sites vary: read fixed and random effects side by side.")
     elif result.k < _FEW and result.method != "FE":
-        notes.append(f"With {result.k} sites tau2 and the prediction interval are approximate.")
+        notes.append(f"With {result.k} sites τ² and the prediction interval are approximate.")
     heaviest = int(np.argmax(result.weights))
-    if result.weights[heaviest] > _DOMINANT:
+    if result.weights[heaviest] > max(_DOMINANT, 150 / result.k):  # of two sites one always has half
         share = f"{result.weights[heaviest]:.0f} %"
         notes.append(f"{result.labels[heaviest]} carries {share} of the weight: this is mostly its answer.")
     if result.method == "FE":
@@ -563,11 +563,11 @@ def _notes(result: PooledResult) -> list[str]:
         notes.append("The Knapp-Hartung interval is narrower than the model's; the ad hoc one is in sensitivity.")
     if result.I2 > _HETEROGENEOUS:
         notes.append(
-            f"Sites differ strongly (I2 {result.I2:.0f} %): the pooled value describes an average site only."
+            f"Sites differ strongly (I² {result.I2:.0f} %): the pooled value describes an average site only."
         )
     least = float(stats.chi2.isf((1 + result.level) / 2, result.df))
     if least > result.QE:
-        notes.append("Sites agree more closely than their variances allow: the interval of tau2 is empty.")
+        notes.append("Sites agree more closely than their variances allow: the interval of τ² is empty.")
     return notes
 
 
