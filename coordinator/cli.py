@@ -231,7 +231,7 @@ def plan_cost(
             ("budget", f"ε {price.cap:g} at δ {price.delta:g}, all waves"),
         )
         out.print()
-        rows = []
+        rows: list[list[Any]] = []
         for wave in _abridged(price.waves, price.last_affordable):
             if wave is None:
                 rows.append(["…", "", "", ""])
@@ -431,8 +431,8 @@ def sites(context: typer.Context, json: Json = False) -> None:
         counts = {site.site: [0, 0] for site in known}
         for release in store.releases():
             counts[release.site][0] += 1
-        for release in store.quarantined():
-            counts[release.site][1] += 1
+        for apart in store.quarantined():
+            counts[apart.site][1] += 1
     answer = [
         {
             "site": site.site,
