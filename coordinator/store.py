@@ -285,7 +285,7 @@ class Store:
         """Give the connections back."""
         self._engine.dispose()
 
-    # -- transactions -----------------------------------------------------------------------------------------------
+    # -- transactions ----------------------------------------------------------------------------------------------------
     def _read(self, work: Callable[[sa.Connection], T]) -> T:
         try:
             with self._engine.connect() as connection:
@@ -311,7 +311,7 @@ class Store:
                     raise _storage(error) from None
         raise AssertionError("unreachable")
 
-    # -- plans ------------------------------------------------------------------------------------------------------
+    # -- plans -----------------------------------------------------------------------------------------------------------
     def add_plan(self, envelope: Envelope, plan: StudyPlan) -> StoredPlan:
         """Keep a signed plan. The same plan again, or with more signatures, replaces its envelope.
 
@@ -365,7 +365,7 @@ class Store:
         envelopes = [Envelope.from_bytes(row.envelope) for row in self._read(lambda c: c.execute(query).all())]
         return tuple(StoredPlan(envelope=item, plan=StudyPlan.from_bytes(item.payload)) for item in envelopes)
 
-    # -- sites ------------------------------------------------------------------------------------------------------
+    # -- sites -----------------------------------------------------------------------------------------------------------
     def add_invitation(self, invitation: Invitation) -> None:
         """Keep the hash of an invitation's token, never the token."""
         values = {
@@ -394,13 +394,13 @@ class Store:
             step = "Ask the study lead for a new one (coordinator invite)."
             if found is None or found.site != site or request.site != site:
                 raise TokenRefusal("the token must be this site's", given="another", next_step=step)
+            old = c.execute(sa.select(_sites).where(_sites.c.site == site)).first()
             if found.used_for is not None:
-                if found.used_for != digest:
+                if found.used_for != digest or old is None or old.request_sha256 != digest:
                     raise TokenRefusal("a token must be used once", given="another request", next_step=step)
                 return
             if today > found.expires:
                 raise TokenRefusal("the token must not be expired", given=f"{found.expires}", next_step=step)
-            old = c.execute(sa.select(_sites).where(_sites.c.site == site)).first()
             if old is not None and old.state == "accepted":
                 raise StateRefusal(
                     "a site that takes part must be revoked before it joins anew",
@@ -469,7 +469,7 @@ class Store:
             raise SignatureRefusal(
                 "the fingerprint must be that of the site's release key",
                 given="another",
-                next_step="Ask the steward to read it out from site-agent status; if it differs, revoke and invite anew.",
+                next_step="Ask the steward to read it out (site-agent status); if it differs, refuse and invite anew.",
             )
         if found.state not in ("pending", "accepted"):
             raise StateRefusal("a site must be pending to be accepted", given=found.state)
@@ -522,7 +522,7 @@ class Store:
             )
         return found[0]
 
-    # -- anchors ------------------------------------------------------------------------------------------------------
+    # -- anchors ---------------------------------------------------------------------------------------------------------
     def add_anchor(self, head: AnchorHead, envelope: Envelope) -> AnchorReceipt:
         """Witness a site's ledger head.
 
@@ -553,7 +553,7 @@ class Store:
         row = self._read(lambda c: c.execute(query).first())
         return None if row is None else AnchorReceipt(seq=row.seq, head=row.head, index=row.log_index)
 
-    # -- releases -----------------------------------------------------------------------------------------------------
+    # -- releases --------------------------------------------------------------------------------------------------------
     def accept_release(
         self, *, statement: Statement, envelope: Envelope, receipt: Receipt, today: dt.date
     ) -> Acceptance:
@@ -675,10 +675,11 @@ class Store:
             raise StateRefusal("the release must have been accepted", given=repr(release_id))
         return _release(row)
 
-    def holds(self, bundle_sha256: str) -> bool:
-        """Whether a bundle belongs to an accepted release."""
-        query = sa.select(_releases.c.release_id).where(_releases.c.bundle_sha256 == bundle_sha256)
-        return self._read(lambda c: c.execute(query).first()) is not None
+    def by_bundle(self, bundle_sha256: str) -> Release | None:
+        """The accepted release that has this bundle."""
+        query = sa.select(_releases).where(_releases.c.bundle_sha256 == bundle_sha256)
+        row = self._read(lambda c: c.execute(query).first())
+        return None if row is None else _release(row)
 
     def holdings(self, study: str, site: str) -> tuple[Holding, ...]:
         """What the coordinator holds of a site in a study, accepted and quarantined."""
@@ -732,7 +733,7 @@ class Store:
         for release in self.releases(study, wave):
             yield release.site, release.receipt, self.table(release)
 
-    # -- log --------------------------------------------------------------------------------------------------------
+    # -- log -------------------------------------------------------------------------------------------------------------
     def log(self) -> tuple[LogEntry, ...]:
         """All entries of the log, in order."""
         query = sa.select(_log.c.index, _log.c.entry, _log.c.root).order_by(_log.c.index)
@@ -775,7 +776,7 @@ class Store:
 
 
 def _append(c: sa.Connection, entry: Mapping[str, Any]) -> tuple[int, str]:
-    """Add an entry to the log within a transaction; (index, root). Its index is unique, so two writers cannot fork it."""
+    """Add an entry to the log within a transaction; (index, root). Its index is unique, so nobody can fork it."""
     data = canonical_json(entry)
     last = c.execute(sa.select(_log.c.index, _log.c.peaks).order_by(_log.c.index.desc()).limit(1)).first()
     size = 0 if last is None else last.index + 1

@@ -30,7 +30,7 @@ from shared.errors import (
     refusal_from_code,
 )
 
-__all__ = ["SERVER_NAME", "Client", "Credentials", "Peer", "Server"]
+__all__ = ["SERVER_NAME", "Call", "Client", "Credentials", "Peer", "Server"]
 
 SERVER_NAME = "tributary-coordinator"
 MESSAGE_CAP = 5 << 20
@@ -124,7 +124,15 @@ def _status(refusal: Refusal) -> Any:
     return grpc.StatusCode.INTERNAL
 
 
-Handler = Callable[[Peer, Any], Any]
+@dataclass(kw_only=True)
+class Call:
+    """One call in the making: who calls, and what it is about (a digest, set by the handler, for the log's line)."""
+
+    peer: Peer
+    digest: str = ""
+
+
+Handler = Callable[[Call, Any], Any]
 
 
 class Server:
@@ -133,7 +141,7 @@ class Server:
     Args:
         service: full name of the service.
         methods: its methods (`shared.wire.COLLECTION`).
-        handlers: one function per method: ``(peer, request) -> reply``; of a streaming method the request is an
+        handlers: one function per method: ``(call, request) -> reply``; of a streaming method the request is an
             iterator. They may raise refusals; anything else becomes E_REFUSED.
         listen: ``host:port``; port 0 takes a free one, see `port`.
         credentials: gives the server's credentials; asked again at every connection, so that a renewed certificate
@@ -156,7 +164,7 @@ class Server:
 
         self._pool = ThreadPoolExecutor(workers, thread_name_prefix="tributary")
         self._server = grpc.server(self._pool, options=[*_OPTIONS, *_SERVER_OPTIONS])
-        calls = {name: _rpc(method, handlers[name]) for name, method in methods.items()}
+        calls = {name: _rpc(name, method, handlers[name]) for name, method in methods.items()}
         self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, calls),))
         first = credentials()
         shown = [first]
@@ -204,12 +212,18 @@ class Server:
         self.stop()
 
 
-def _rpc(method: wire.Method, handler: Handler) -> Any:
-    """One method as gRPC wants it: bytes in, bytes out, refusals as statuses."""
+def _rpc(name: str, method: wire.Method, handler: Handler) -> Any:
+    """One method as gRPC wants it: bytes in, bytes out, refusals as statuses, one line in the log per decision."""
     import grpc
+
+    def decided(call: Call | None, code: str) -> None:
+        site, digest = (call.peer.site, call.digest[:12]) if call is not None else ("-", "")
+        now = dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
+        _log.info("%s %s %s %s %s", now, site, name, code, digest or "-")
 
     def answer(given: Any, context: Any) -> bytes:
         refusal: Refusal
+        call: Call | None = None
         try:
             left = context.time_remaining()
             if left is None or not math.isfinite(left) or left > LONGEST_CALL:
@@ -217,12 +231,14 @@ def _rpc(method: wire.Method, handler: Handler) -> Any:
             shown = context.auth_context().get("x509_pem_cert", [])
             if len(shown) != 1:
                 raise CertificateRefusal("a client must show one certificate", given=f"{len(shown)}")
-            peer = peer_of(shown[0], dt.datetime.now(dt.UTC))
+            call = Call(peer=peer_of(shown[0], dt.datetime.now(dt.UTC)))
             if method.stream:
                 request: Any = (wire.decode(method.request, data) for data in given)
             else:
                 request = wire.decode(method.request, given)
-            return wire.encode(handler(peer, request))
+            reply = wire.encode(handler(call, request))
+            decided(call, "ok")
+            return reply
         except Refusal as caught:
             refusal = caught
         except grpc.RpcError:
@@ -231,7 +247,8 @@ def _rpc(method: wire.Method, handler: Handler) -> Any:
         except Exception as caught:
             _log.error("unexpected %s", type(caught).__name__)
             refusal = Refusal("The coordinator could not answer", next_step="Ask the study lead to look at its log.")
-        code = refusal.code if type(refusal) is not Refusal else "E_REFUSED"
+        code = refusal.code
+        decided(call, code)
         context.set_trailing_metadata(((CODE_KEY, code), (TEXT_KEY, str(refusal).encode()[:TEXT_CAP])))
         context.abort(_status(refusal), code)
         raise AssertionError("abort always raises")
