@@ -19,7 +19,7 @@ import typer
 
 from coordinator.config import FILE_NAME, HOME_VARIABLE, Config, default_home
 from shared.errors import IntegrityRefusal, ParameterError, PlanRefusal, PlanRollback, StateRefusal
-from shared.terminal import application, checklist, emit, plain, run, table
+from shared.terminal import application, checklist, console, emit, plain, run, table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -146,9 +146,23 @@ def serve(
 ) -> None:
     """Answer sites, in the foreground, until it is told to stop (SIGTERM, or Ctrl-C)."""
     config = Config.load(context.obj)
-    from coordinator.collect import serve as collect
+    from coordinator import collect
 
-    collect(config.home, address or config.listen)
+    listen = address or config.listen
+    host = listen.rpartition(":")[0]
+
+    def ready(port: int) -> None:
+        console().print(f"{config.name} answers on {host}:{port}; sites dial {config.address}; stop with Ctrl-C")
+        sys.stdout.flush()
+
+    collect.serve(
+        config.home,
+        listen,
+        ready=ready,
+        url=config.store,
+        max_bundle=config.max_bundle,
+        workers=config.workers,
+    )
 
 
 # -- plans --------------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 import datetime as dt
 import json
+import signal
 import sqlite3
 import subprocess
 import sys
@@ -484,3 +485,20 @@ def test_help_imports_nothing_heavy():
         )
         heavy = {"torch", "grpc", "matplotlib", "pandas", "numpy", "scipy", "sqlalchemy", "statsmodels", "pyarrow"}
         assert not heavy & set(made.stdout.splitlines()[-1].split())
+
+
+@pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGINT])
+def test_serve_prints_one_line_and_stops_cleanly_when_told_to(ready, stop):
+    argv = [sys.executable, "-m", "coordinator.cli", "--home", str(ready.home), "serve", "--address", "127.0.0.1:0"]
+    server = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        line = server.stdout.readline()
+        assert "tributary-hub answers on 127.0.0.1:" in line
+        assert "127.0.0.1:0;" not in line
+        assert ready("sites") == (0, [])
+        server.send_signal(stop)
+        rest, errors = server.communicate(timeout=30)
+    finally:
+        server.kill()
+        server.wait()
+    assert (server.returncode, rest, "Traceback" in errors) == (0, "", False)
