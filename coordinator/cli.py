@@ -339,11 +339,15 @@ def plan_show(
     json: Json = False,
 ) -> None:
     """Show a signed plan: what leaves the sites, how often, to whom, at which price, what is not covered."""
+    from coordinator.planning import cost
     from shared.release import coverage
 
     with _open(Config.load(context.obj)) as store:
         plan = store.plan(study, version).plan
     covered, not_covered = coverage(plan)
+    price = cost(plan)
+    waves = "1 wave" if len(price.waves) == 1 else f"{len(price.waves)} waves"
+    charged = f"ε {price.waves[-1].total:.4g} charged for {waves}"
     answer = {"hash": plan.hash, "plan": plan.to_canonical(), "covered": covered, "not_covered": not_covered}
 
     def show(out: Console) -> None:
@@ -356,23 +360,24 @@ def plan_show(
             ("recipient", plan.coordinator),
             ("who", plan.eligibility or "–"),
             ("mechanism", f"latent noise injection, w = {plan.release.w:g}, posture {plan.posture}"),
-            ("budget", f"ε {plan.budget.epsilon:g} at δ {plan.budget.delta:g}"),
+            ("price", f"ε {price.epsilon:.4g} for a wave alone; {charged}"),
+            ("budget", f"ε {plan.budget.epsilon:g} at δ {plan.budget.delta:g}, for one person"),
+            ("in words", price.translation),
             ("rows", "analysts may download them" if plan.row_download else "analysts may not download them"),
         )
+        out.print()
         columns = [
             [c.name, c.kind, c.label, c.unit, _range(c), c.missing if c.missing != "refuse" else ""]
             for c in plan.dictionary.columns
         ]
         out.print(table(["column", "kind", "meaning", "unit", "values", "missing"], columns))
         out.print()
-        waves = [[wave.number, wave.opens, wave.closes] for wave in plan.waves]
-        out.print(table(["wave", "opens", "closes"], waves, right=["wave"]))
+        calendar = [[wave.number, wave.opens, wave.closes] for wave in plan.waves]
+        out.print(table(["wave", "opens", "closes"], calendar, right=["wave"]))
         out.print()
         for name, formula in plan.estimands.items():
             out.print(f"planned  {name}: {formula}")
-        out.print("\nnot covered by ε:", style="yellow")
-        for sentence in not_covered:
-            out.print(f"  · {sentence}")
+        _sentences(out, "not covered by ε:", not_covered, "yellow")
 
     emit(answer, as_json=json, show=show)
 
@@ -589,14 +594,8 @@ def release_show(
             ("neighbours", f"{receipt.neighbours.replace('_', ' ')}; unit {receipt.unit}"),
             ("given", receipt.conditional_on),
         )
-        for title, sentences, style in (
-            ("covered:", receipt.covered, "green"),
-            ("not covered:", receipt.not_covered, "yellow"),
-        ):
-            out.print()
-            out.print(title, style=style)
-            for sentence in sentences:
-                out.print(f"  · {sentence}")
+        _sentences(out, "covered:", receipt.covered, "green")
+        _sentences(out, "not covered:", receipt.not_covered, "yellow")
 
     emit({**_release_data(found), "receipt": receipt}, as_json=json, show=show)
 
@@ -665,11 +664,12 @@ def figure(
     if not dry_run:
         from coordinator import figures
 
+        further = _further(answer)
         figures.forest(
             answer.result,
             title=title or f"{study}, wave {wave}: {answer.term} in {answer.estimand}",
             note=_provenance(answer),
-            columns=_further(answer),
+            columns={name.capitalize() if name == "posture" else name: cells for name, cells in further.items()},
             path=out,
         )
     data = {**_answer_data(answer), "figure": str(out), "written": not dry_run}
@@ -896,7 +896,8 @@ def _show_answer(out: Console, answer: Answer) -> None:
 
     result = answer.result
     ratio = result.scale == "log"
-    out.print(f"{answer.term} in {answer.estimand}", style="bold")
+    title = answer.term if answer.term == answer.estimand else f"{answer.term} in {answer.estimand}"
+    out.print(title, style="bold")
     out.print(f"{answer.study}, wave {answer.wave}. {_provenance(answer)}", style="dim")
     if ratio:
         out.print("Shown as ratios.", style="dim")
@@ -905,6 +906,12 @@ def _show_answer(out: Console, answer: Answer) -> None:
     out.print()
     n = {"n": {row.site: f"{row.n:,}" for row in answer.estimates if row.yi is not None}}
     show_pooled(out, result, exp=ratio, extra={**n, **_further(answer)})
+    highest = max((source.epsilon for source in answer.sources), default=0.0)
+    if highest > 10:
+        out.print(
+            f"note  ε {highest:.4g} is not a meaningful formal guarantee for the persons behind these rows.",
+            style="dim",
+        )
     others = [term for term in answer.terms if term != answer.term]
     if others:
         out.print()
@@ -924,6 +931,18 @@ def _facts(out: Console, *facts: tuple[str, str]) -> None:
     grid.add_column(overflow="fold")
     for label, value in facts:
         grid.add_row(f"  {label}", Text(value))
+    out.print(grid)
+
+
+def _sentences(out: Console, title: str, sentences: Sequence[str], style: str) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    grid = Table.grid(padding=(0, 1))
+    for sentence in sentences:
+        grid.add_row("  ·", Text(sentence))
+    out.print()
+    out.print(title, style=style)
     out.print(grid)
 
 

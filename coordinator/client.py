@@ -86,7 +86,7 @@ def pool(
     exp: Exp = False,
     json: Json = False,
 ) -> None:
-    """Pool: common effect and random effects, heterogeneity, prediction interval, and what was left out."""
+    """Pool: fixed effect and random effects, heterogeneity, prediction interval, and what was left out."""
     result = _pool(file, yi=yi, vi=vi, labels=labels, method=method, test=test, level=level)
     emit(pooled_data(result), as_json=json, show=lambda out: show_pooled(out, result, exp=exp))
 
@@ -263,7 +263,7 @@ def show_pooled(
     out.print(table(heads, rows, right=set(heads[1:]) - words))
 
     random = f"random effects ({result.method}, {result.test})"
-    models = [("common effect", result.fixed)]
+    models = [("fixed effect", result.fixed)]
     if result.method != "FE":
         models.append((random, result))
     grid = Table.grid(padding=(0, 2))

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from coordinator.pooling import Method, PooledResult, Test, pool_estimates
-from shared.errors import DictionaryRefusal, EstimateRefusal, ParameterError, Refusal
+from shared.errors import EstimateRefusal, ParameterError, Refusal
 from shared.estimands import Estimand, Estimate, estimate, parse_estimand
 
 if TYPE_CHECKING:
@@ -70,8 +70,8 @@ class Answer:
 def resolve(plan: StudyPlan, question: str | Estimand) -> tuple[Estimand, str]:
     """The estimand that a text means: the name of a planned analysis, or a formula; and that name, if it has one.
 
-    Raises: ParameterError (neither a name nor a formula), DictionaryRefusal (a column the study does not have),
-        EstimateRefusal (a column of words without C()).
+    Raises: ParameterError (neither a name nor a formula, or a column the study does not have), EstimateRefusal (a
+        column of words without C()).
     """
     names = {str(parse_estimand(formula)): name for name, formula in plan.estimands.items()}
     if isinstance(question, Estimand):
@@ -92,7 +92,7 @@ def resolve(plan: StudyPlan, question: str | Estimand) -> tuple[Estimand, str]:
     for name in found.columns:
         if name not in columns:
             near = difflib.get_close_matches(name, list(columns), n=3, cutoff=0.4)
-            raise DictionaryRefusal(
+            raise ParameterError(
                 f"study {plan.study} must have the column",
                 given=repr(name),
                 next_step=f"Nearest: {', '.join(near)}." if near else f"Columns: {', '.join(columns)}.",

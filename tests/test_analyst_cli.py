@@ -60,7 +60,7 @@ def test_every_kind_of_table_gives_the_same_answer(tmp_path, capsys, suffix):
 def test_the_table_for_people_names_every_row_and_every_row_left_out(csv, capsys):
     assert main(["pool", str(csv), "--exp"]) == 0
     shown = capsys.readouterr().out
-    for words in (*ROWS["trial"], "common effect", "random effects (REML, adhoc)", "prediction interval", "I²", "τ²"):
+    for words in (*ROWS["trial"], "fixed effect", "random effects (REML, adhoc)", "prediction interval", "I²", "τ²"):
         assert words in shown
     assert max(map(len, shown.splitlines())) <= 100
 

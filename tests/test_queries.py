@@ -6,7 +6,7 @@ from delivered import cohort, cohort_plan, deliver, join, quarantine
 from coordinator.authority import Authority
 from coordinator.queries import ask, pooled, resolve, site_estimates
 from coordinator.store import Store
-from shared.errors import DictionaryRefusal, EstimateRefusal, ParameterError, PlanRefusal
+from shared.errors import EstimateRefusal, ParameterError, PlanRefusal
 from shared.estimands import estimate, parse_estimand
 from shared.keys import SigningKey
 from shared.plan import sign_plan
@@ -90,8 +90,8 @@ def test_a_term_is_found_by_its_column_too(filled):
 @pytest.mark.parametrize(
     ("question", "refusal", "words"),
     [
-        ("cox(time, cvd) ~ spb/10", DictionaryRefusal, "Nearest: sbp"),
-        ("cox(time, cvd) ~ person", DictionaryRefusal, "Columns|Nearest"),
+        ("cox(time, cvd) ~ spb/10", ParameterError, "Nearest: sbp"),
+        ("cox(time, cvd) ~ person", ParameterError, "Columns|Nearest"),
         ("unadjust", ParameterError, "Did you mean 'unadjusted'"),
         ("import os", ParameterError, "Planned: adjusted, unadjusted"),
         ("__import__('os')", ParameterError, "kind"),
