@@ -89,7 +89,7 @@ def forest(
     xlabel: str = "",
     note: str = "",
     ratio: bool | None = None,
-    null: float | None | Literal["auto"] = "auto",
+    null: float | Literal["auto"] | None = "auto",
     columns: Mapping[str, Mapping[str, str]] | None = None,
     compare: Mapping[str, PooledResult] | None = None,
     name: str = "released",
@@ -108,7 +108,8 @@ def forest(
         compare: name -> result of the same question, drawn beside `result` in another colour and shape.
         name: what `result` is called in the legend when there is a comparison.
         path: written when given; the suffix chooses SVG, PDF or PNG.
-    Returns: the figure. Elements carry gids (``site-0``, ``fixed``, ``random``, ``prediction``, ``null``, ``pooled``).
+    Returns: the figure. Its marks carry gids: ``site-0``, ``fixed``, ``random``, ``prediction``, ``null``,
+        ``pooled``; with a comparison the number of the series follows: ``site-0-1``.
     Raises: ParameterError: too many series, an unknown suffix, or a comparison on another scale.
     """
     import matplotlib as mpl
@@ -196,8 +197,8 @@ def describe(result: PooledResult, *, ratio: bool | None = None) -> str:
 def forest_table(result: PooledResult, *, ratio: bool | None = None) -> pd.DataFrame:
     """Every number of the forest plot, one line per mark, for CSV export.
 
-    Returns: columns ``row`` (site, fixed, random, prediction, excluded), ``label``, ``n``, ``estimate ci_lb ci_ub`` as
-        shown on the plot, ``yi se`` on the analysis scale, ``weight`` and ``noise_share`` in percent, ``reason``.
+    Returns: columns ``row`` (site, fixed, random, prediction, excluded), ``label``, ``n``, ``estimate ci_lb ci_ub``
+        as shown on the plot, ``yi se`` on the analysis scale, ``weight`` and ``noise_share`` in percent, ``reason``.
 
     >>> from coordinator.pooling import pool
     >>> forest_table(pool([0.1, 0.3, 0.5], [0.02, 0.03, 0.04]))["row"].tolist()
@@ -231,14 +232,13 @@ def forest_table(result: PooledResult, *, ratio: bool | None = None) -> pd.DataF
         rows.append({"row": "prediction", "label": "Prediction interval", **ends_shown})
     rows += [{"row": "excluded", "label": row.label, "reason": row.reason} for row in result.excluded]
     names = ["row", "label", "n", "estimate", "ci_lb", "ci_ub", "yi", "se", "weight", "noise_share", "reason"]
-    table = pd.DataFrame(rows, columns=names)
+    table = pd.DataFrame([{"reason": ""} | row for row in rows], columns=names)
     table["n"] = table["n"].astype("Int64")
-    table["reason"] = table["reason"].fillna("")
     return table
 
 
-# -- words and numbers --------------------------------------------------------------------------------------------
-def _view(results: Sequence[PooledResult], ratio: bool | None, null: float | None | str) -> _View:
+# -- words and numbers ---------------------------------------------------------------------------------------
+def _view(results: Sequence[PooledResult], ratio: bool | None, null: float | str | None) -> _View:
     scale = results[0].scale
     if ratio is not None:
         scale = "log" if ratio else ("identity" if scale == "log" else scale)
@@ -248,7 +248,6 @@ def _view(results: Sequence[PooledResult], ratio: bool | None, null: float | Non
     else:
         line = null  # type: ignore[assignment]
     typical = float(np.median([math.sqrt(v) for row in results for v in row.vi]))
-    decimals = 2 if scale != "identity" else min(6, max(0, 1 - math.floor(math.log10(typical))))
     functions: dict[str, tuple[Callable[[float], float], str]] = {
         "identity": (float, "Estimate"),
         "log": (lambda x: math.exp(min(x, 700.0)), "Ratio (log scale)"),
@@ -256,15 +255,18 @@ def _view(results: Sequence[PooledResult], ratio: bool | None, null: float | Non
         "fisher_z": (math.tanh, "Correlation (Fisher z scale)"),
     }
     show, name = functions[scale]
+    middle = results[0].beta  # two digits of the typical standard error, as shown
+    error = typical if scale == "identity" else (show(middle + typical) - show(middle - typical)) / 2
+    decimals = min(6, max(0 if scale == "identity" else 2, 1 - math.floor(math.log10(max(error, 1e-9)))))
     return _View(show, decimals, line, name)
 
 
 def _signed(value: float, decimals: int) -> str:
-    if abs(value) >= 1e5:
-        text = f"{value:.1e}"
+    if abs(value) >= 1e9:
+        text = f"{value:.2e}"
     else:
-        text = f"{value:.{decimals}f}"
-        if float(text) == 0:
+        text = f"{value:,.{decimals}f}" if abs(value) >= 1e4 else f"{value:.{decimals}f}"
+        if not text.strip("-0."):  # minus zero
             text = text.lstrip("-")
     return text.replace("-", "−")
 
@@ -327,7 +329,7 @@ def _limits(result: PooledResult) -> list[tuple[float, float]]:
     return [(y - z * math.sqrt(v), y + z * math.sqrt(v)) for y, v in zip(result.yi, result.vi, strict=True)]
 
 
-# -- the page -------------------------------------------------------------------------------------------------------
+# -- the page ------------------------------------------------------------------------------------------------
 def _rows(
     results: Sequence[PooledResult], columns: Mapping[str, Mapping[str, str]]
 ) -> tuple[tuple[str, ...], list[_Row]]:
@@ -374,8 +376,8 @@ def _rows(
         diamonds(_model_name(first), results)
         predicted = [row.prediction_interval for row in results]
         if any(not interval.empty for interval in predicted):
-            lanes = tuple(_Lane(s, None, each.lb, each.ub) for s, each in enumerate(predicted))
-            rows.append(_Row("prediction", "Prediction interval, a new site", lanes))
+            bars = tuple(_Lane(s, None, each.lb, each.ub) for s, each in enumerate(predicted))
+            rows.append(_Row("prediction", "Prediction interval, a new site", bars))
     return tuple(cells), rows
 
 
@@ -409,34 +411,36 @@ def _ticks(low: float, high: float, view: _View) -> list[tuple[float, str]]:
 
     if view.name.startswith("Ratio"):
         first, last = math.exp(max(low, -700)), math.exp(min(high, 700))
-        if last / first > 2.2:
-            for ladder in ((1, 1.5), (1,), (1, 2, 5), (1, 3), (1, 10)):
-                base = 10 if max(ladder) > 1.5 or len(ladder) > 2 else 2
-                if ladder == (1, 10):
-                    base = 100
-                powers = range(math.floor(math.log(first, base)) - 1, math.ceil(math.log(last, base)) + 1)
-                ticks = [
-                    rung * base**power for power in powers for rung in ladder if first <= rung * base**power <= last
-                ]
-                if 3 <= len(ticks) <= 7:
-                    return [(math.log(tick), f"{tick:g}") for tick in ticks]
-        places = [tick for tick in MaxNLocator(5).tick_values(first, last) if first <= tick <= last and tick > 0]
-        return [(math.log(tick), f"{tick:g}") for tick in places]
+        if high - low < 0.8:  # nearly linear: round numbers on the ratio scale
+            near = [tick for tick in MaxNLocator(5).tick_values(first, last) if first <= tick <= last and tick > 0]
+            return [(math.log(tick), f"{tick:g}") for tick in near]
+        # Rungs and the base they repeat in. Halves and doubles are read at a glance only near 1.
+        halves = first > 0.24 and last < 17
+        near_one = [((1.0, 1.5), 2), ((1.0,), 2)] if halves else []
+        for rungs, base in [*near_one, ((1.0, 2.0, 5.0), 10), ((1.0, 3.0), 10)]:
+            powers = range(math.floor(low / math.log(base)) - 1, math.ceil(high / math.log(base)) + 1)
+            ticks = [rung * float(base) ** power for power in powers for rung in rungs]
+            ticks = [tick for tick in ticks if first <= tick <= last]
+            if 3 <= len(ticks) <= 7:
+                return [(math.log(tick), f"{tick:g}") for tick in ticks]
+        decades = MaxNLocator(5, integer=True).tick_values(low / math.log(10), high / math.log(10))
+        inside = [decade for decade in decades if low <= decade * math.log(10) <= high]
+        return [(decade * math.log(10), f"{10**decade:g}") for decade in inside]
     if view.name.startswith("Proportion"):
         inverse: Callable[[float], float] = lambda p: math.log(p / (1 - p))  # noqa: E731
     elif view.name.startswith("Correlation"):
         inverse = math.atanh
     else:
         return [
-            (tick, f"{tick:.10g}".replace("-", "−"))
+            (tick, (f"{tick:,.0f}" if abs(tick) >= 1e4 else f"{tick:.10g}").replace("-", "−"))
             for tick in MaxNLocator(5).tick_values(low, high)
             if low <= tick <= high
         ]
     first, last = view.show(low), view.show(high)
-    inside = [tick for tick in MaxNLocator(6).tick_values(first, last) if first < tick < last]
+    round_ones = [tick for tick in MaxNLocator(6).tick_values(first, last) if first < tick < last]
     return [
         (inverse(tick), f"{tick:.6g}".replace("-", "−"))
-        for tick in inside
+        for tick in round_ones
         if -1 < tick < 1 and (tick > 0 or inverse is math.atanh)
     ]
 
@@ -459,11 +463,11 @@ def _width(text: str, size: float, bold: bool = False) -> float:
     return float(TextToPath().get_text_width_height_descent(text, properties, False)[0]) / 72
 
 
-def _wrap(text: str, size: float, width: float) -> list[str]:
+def _wrap(text: str, size: float, width: float, bold: bool = False) -> list[str]:
     lines = [""]
     for word in text.split(" "):
         longer = f"{lines[-1]} {word}".strip()
-        if lines[-1] and _width(longer, size) > width:
+        if lines[-1] and _width(longer, size, bold) > width:
             lines.append(word)
         else:
             lines[-1] = longer
@@ -514,7 +518,7 @@ def _draw(
     width = right + _MARGIN
 
     body = width - 2 * _MARGIN
-    foot = _footer(series)
+    foot = _footer(series, view)
     indent = max([0.0, *(_width(called, _SMALL, True) + 0.12 for called, _, _ in foot if called)])
     wrapped: list[tuple[str, str, bool]] = []
     for called, text, aside in foot:
@@ -522,7 +526,7 @@ def _draw(
         wrapped += [(called if i == 0 else "", piece, aside) for i, piece in enumerate(pieces)]
     top = _MARGIN * 0.9
     heads: list[tuple[str, float, bool, str]] = []
-    heads += [(line, _TITLE, True, _INK) for line in (_wrap(title, _TITLE, body * 0.95) if title else [])]
+    heads += [(line, _TITLE, True, _INK) for line in (_wrap(title, _TITLE, body * 0.95, bold=True) if title else [])]
     heads += [(line, _TEXT, False, _GREY) for line in (_wrap(note, _TEXT, body) if note else [])]
     y_head = top + sum(0.25 if bold else 0.2 for _, _, bold, _ in heads) + (0.1 if heads else 0)
     y_legend = y_head + (0.26 if several else 0.0)
@@ -538,7 +542,8 @@ def _draw(
         y += row.height
     y_axis = y + 0.06
     y_foot = y_axis + 0.62
-    height = y_foot + 0.175 * len(wrapped) + _MARGIN * 0.75
+    paragraph = 0.07
+    height = y_foot + 0.175 * len(wrapped) + paragraph * (len(series) - 1) + _MARGIN * 0.75
 
     figure: Figure = new_figure(figsize=(width, height), facecolor="white")
     new_canvas(figure)
@@ -551,8 +556,8 @@ def _draw(
     axes.patch.set_alpha(0)
 
     def say(x: float, at: float, text: str, **more: Any) -> None:
-        style = {"fontsize": _TEXT, "color": _INK, "va": "center_baseline", "ha": "left", "parse_math": False} | more
-        page.text(x, at, text, **style)
+        style: dict[str, Any] = {"fontsize": _TEXT, "color": _INK, "va": "center_baseline", "ha": "left"}
+        page.text(x, at, text, **(style | {"parse_math": False} | more))
 
     cursor = top
     for line, points, bold, colour in heads:
@@ -599,8 +604,8 @@ def _draw(
     if view.null is not None and low <= view.null <= high:
         axes.plot([view.null] * 2, [y_rule, y_axis], color=_GREY, linewidth=0.9, zorder=1, gid="null")
     if results[0].k > 1:
-        line = axes.plot([results[0].beta] * 2, [y_rule, own], color=_SERIES[0][0], linewidth=0.9, zorder=1)[0]
-        line.set(linestyle=(0, (1, 2)), gid="pooled", alpha=0.9)
+        dotted: dict[str, Any] = {"color": _SERIES[0][0], "linewidth": 0.9, "linestyle": (0, (1, 2)), "zorder": 1}
+        axes.plot([results[0].beta] * 2, [y_rule, own], gid="pooled", **dotted)
 
     for row, centre in zip(rows, centres, strict=True):
         muted = row.kind in ("excluded", "prediction")
@@ -649,6 +654,8 @@ def _draw(
 
     tints = {called: _darker(_SERIES[s][0], 0.78) for s, called in enumerate(series)}
     for line_number, (called, text, aside) in enumerate(wrapped):
+        if called and line_number:
+            y_foot += paragraph
         at = y_foot + 0.175 * (line_number + 0.5)
         if called:
             say(_MARGIN, at, called, fontsize=_SMALL, color=tints[called], weight="bold")
@@ -695,7 +702,7 @@ def _mark(
     if kind == "site" and lane.beta is not None and low <= lane.beta <= high:
         points = lane.side * 72
         axes.plot([lane.beta], [y], marker, color=colour, markersize=points, markeredgewidth=0, zorder=4, gid=gid)
-        if points < 4:  # a light site is still seen: a tick, whose size says nothing
+        if points < 2.6:  # a light site is still seen: a tick, whose size says nothing
             axes.plot([lane.beta], [y], "|", color=dark, markersize=5, markeredgewidth=1.1, zorder=5)
     for clipped, edge, way in ((lane.lb < low, low, -1), (lane.ub > high, high, 1)):
         if clipped:
@@ -724,12 +731,20 @@ def _diamond(
     return [*reversed(left), (beta, y - tall), *right, *right_below, (beta, y + tall), *reversed(left_below)]
 
 
-def _footer(series: Mapping[str, PooledResult]) -> list[tuple[str, str, bool]]:
+def _footer(series: Mapping[str, PooledResult], view: _View) -> list[tuple[str, str, bool]]:
     """Lines under the axis: the series they speak of (when there are several), the text, whether it is an aside."""
     lines: list[tuple[str, str, bool]] = []
     for called, result in series.items():
         name = called if len(series) > 1 else ""
         found = [(_heterogeneity(result), False), (_overall(result), False)] if result.k > 1 else []
+        if view.null is None:  # nobody asks whether a mortality or a mean is 0
+            found = found[:1]
+        others = [row for row in result.sensitivity if row.test != result.test] if result.method != "FE" else []
+        if others:
+            given = "; ".join(
+                f"{_TESTS[row.test]} {view.number(row.ci_lb)} to {view.number(row.ci_ub)}" for row in others
+            )
+            found.append((f"Other intervals of the random effect: {given}", True))
         found += [(f"Excluded: {row.label} ({row.reason}).", True) for row in result.excluded]
         found += [(note, True) for note in result.notes if "rows are excluded" not in note]
         lines += [(name if i == 0 else "", text, aside) for i, (text, aside) in enumerate(found)]

@@ -405,7 +405,7 @@ def tau2_dl(yi: Array, vi: Array) -> Array:
     return np.maximum(0.0, (_q(yi, w) - (w.shape[-1] - 1)) / _trace(w))
 
 
-# -- the variance between sites ---------------------------------------------------------------------------------
+# -- the variance between sites ----------------------------------------------------------------------------
 # Everything here takes (..., K) arrays; w are weights, and the mean is subtracted before anything is squared.
 def _mean(y: Array, w: Array) -> Array:
     origin = np.asarray(y)[..., :1]
@@ -501,7 +501,7 @@ def _h2(tau2: float, typical_v: float) -> float:
     return tau2 / typical_v + 1
 
 
-# -- one fit ----------------------------------------------------------------------------------------------------
+# -- one fit -----------------------------------------------------------------------------------------------
 _MOMENTS: dict[str, Callable[[Array, Array], Array]] = {
     "DL": tau2_dl,
     "HE": _tau2_he,

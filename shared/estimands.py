@@ -14,7 +14,8 @@ say because every woman is a case. The supremum of the likelihood is then reache
 infinity, where the rows it determines have probability 1 and the others follow a *limiting conditional model*
 (Geyer 2009): drop the determined rows, then every direction that the rest cannot see. Terms untouched by those
 directions keep a finite estimate and an honest variance, and those are what we report. A Cox model treats a
-two-valued column whose events all lie on one side in the same way. Collinear terms are all excluded, not the
+two-valued column whose events all lie on one side in the same way; when its likelihood has no maximum for another
+reason, no term of it is reported. Collinear terms are all excluded, not the
 last one only: none of them is identified, and whichever stayed would mean something else than at another site.
 """
 
@@ -100,7 +101,7 @@ class Estimate:
         return None if self.vi_sampling is None else self.vi_sampling + self.vi_privacy
 
 
-# -- the question ---------------------------------------------------------------------------------------------------
+# -- the question --------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class _Operand:
     """A column, or a comparison of a column with a number or a level."""
@@ -279,7 +280,7 @@ def _plain(term: str) -> str:
     return term[2:-1] if term.endswith(")") else term
 
 
-# -- the answer -----------------------------------------------------------------------------------------------------
+# -- the answer ----------------------------------------------------------------------------------------------
 _Answer = tuple[float, float] | str
 """Estimate and variance, or the reason for having none."""
 _FAR = "no finite estimate at this site"
@@ -476,9 +477,11 @@ def _design(
 
 
 def _numbers(values: pd.Series) -> Array:
-    """(n,) float64, NaN where missing or infinite."""
-    wordy = isinstance(values.dtype, pd.CategoricalDtype) or not pd.api.types.is_numeric_dtype(values)
-    if wordy and (isinstance(values.dtype, pd.CategoricalDtype) or values.notna().any()):
+    """(n,) float64, NaN where missing or infinite; ordered levels that are numbers count as numbers."""
+    category = values.dtype if isinstance(values.dtype, pd.CategoricalDtype) else None
+    if category is not None and category.ordered and pd.api.types.is_numeric_dtype(category.categories):
+        values = values.astype(category.categories.dtype if values.notna().all() else "float64")
+    elif category is not None or (not pd.api.types.is_numeric_dtype(values) and values.notna().any()):
         raise EstimateRefusal(
             f"column {values.name!r} must hold numbers",
             given=f"{values.dtype}",
@@ -501,9 +504,18 @@ _COMPARE: dict[str, Callable[[Any, Any], Any]] = {
 
 def _outcome(table: pd.DataFrame, operand: _Operand, *, binary: bool) -> Array:
     values = table[operand.name]
+    category = values.dtype if isinstance(values.dtype, pd.CategoricalDtype) else None
     if isinstance(operand.value, str):
+        if category is not None and operand.value not in [str(level) for level in category.categories]:
+            raise EstimateRefusal(
+                f"column {operand.name!r} must have the level it is compared with",
+                given=repr(operand.value),
+                next_step=f"Its levels are {', '.join(str(level) for level in category.categories)}.",
+            )
         same = (values.astype("string") == operand.value).fillna(False).to_numpy(dtype=float)
         return np.where(values.isna().to_numpy(), np.nan, same if operand.op == "==" else 1 - same)
+    if operand.op and category is not None and pd.api.types.is_numeric_dtype(category.categories):
+        values = values.astype("float64")
     numbers = _numbers(values)
     if operand.op:
         return np.where(np.isnan(numbers), np.nan, _COMPARE[operand.op](numbers, operand.value).astype(float))
@@ -517,7 +529,7 @@ def _outcome(table: pd.DataFrame, operand: _Operand, *, binary: bool) -> Array:
     return numbers
 
 
-# -- which terms the table supports ---------------------------------------------------------------------------------
+# -- which terms the table supports --------------------------------------------------------------------------
 def _unseen(x: Array) -> list[list[int]]:
     """For each column of (n, p) x, the columns it is confounded with given an intercept; empty when it is identified.
 

@@ -45,7 +45,7 @@ def cohort(n=400, seed=5):
     )
 
 
-# -- the language -------------------------------------------------------------------------------------------------
+# -- the language --------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     "text",
     [
@@ -126,7 +126,7 @@ def test_an_estimand_checks_its_parts_and_names_its_columns():
         Estimand(kind="ols", outcome="y", terms=("a",), per={"b": 10})
 
 
-# -- the contract ---------------------------------------------------------------------------------------------------
+# -- the contract --------------------------------------------------------------------------------------------
 def make(**change):
     given = {"study": "s", "site": "A", "wave": 1, "term": "x", "yi": 0.1, "vi_sampling": 0.2, "n": 9}
     return Estimate(**(given | change))
@@ -157,7 +157,7 @@ def test_origin_receipts_and_privacy_noise_are_carried():
     assert row.vi == pytest.approx(row.vi_sampling + 2.0)
 
 
-# -- the numbers ------------------------------------------------------------------------------------------------------
+# -- the numbers ---------------------------------------------------------------------------------------------
 def test_one_column_summaries_are_the_textbook_ones():
     table = cohort()
     (mean,) = ask(table, "mean(sbp)")
@@ -249,7 +249,7 @@ def test_the_table_is_not_changed():
     pd.testing.assert_frame_equal(table, before)
 
 
-# -- exclusions -----------------------------------------------------------------------------------------------------
+# -- exclusions ----------------------------------------------------------------------------------------------
 def test_a_separating_term_leaves_and_the_others_stay():
     table = cohort()
     table["treated"] = np.where((table.index % 9 == 0) & (table.died == 1), 1, 0)
@@ -396,6 +396,32 @@ def test_words_must_be_wrapped_and_outcomes_must_be_binary():
         ask(table, "logistic(age) ~ sbp")
 
 
+def test_numeric_levels_compare_as_numbers_and_only_ordered_ones_enter_a_model():
+    table = cohort()
+    codes = np.arange(400) % 4
+    table["ordered"] = pd.Categorical(codes, categories=range(4), ordered=True)
+    table["nominal"] = pd.Categorical(codes, categories=range(4))
+    assert ask(table, "proportion(ordered > 0)")[0].yi == pytest.approx(math.log(3))
+    assert ask(table, "proportion(nominal == 2)")[0].yi == pytest.approx(-math.log(3))
+    assert ask(table, "mean(ordered)")[0].yi == pytest.approx(1.5)
+    with pytest.raises(EstimateRefusal, match=r"Write C\(nominal\)"):
+        ask(table, "ols(years) ~ nominal")
+
+
+def test_truth_values_are_zero_and_one():
+    table = cohort()
+    table["yes"] = table.died == 1
+    table["maybe"] = table["yes"].astype("boolean")
+    table.loc[0, "maybe"] = pd.NA
+    assert ask(table, "proportion(yes)")[0].yi == ask(table, "proportion(died)")[0].yi
+    assert ask(table, "logistic(maybe) ~ age")[0].n == 399
+
+
+def test_a_level_that_does_not_exist_is_refused_with_those_that_do():
+    with pytest.raises(EstimateRefusal, match="never, former, current"):
+        ask(cohort(), 'proportion(smoking == "Never")')
+
+
 @given(st.integers(0, 10**6), st.integers(0, 40), st.sampled_from(["ols(y)", "logistic(b)", "cox(t, b)"]))
 @settings(max_examples=60, deadline=None)
 def test_whatever_the_table_every_term_has_a_number_or_a_reason(seed, n, kind):
@@ -417,7 +443,7 @@ def test_whatever_the_table_every_term_has_a_number_or_a_reason(seed, n, kind):
     assert all(row.vi > 0 for row in rows if row.yi is not None)
 
 
-# -- real records ---------------------------------------------------------------------------------------------------
+# -- real records --------------------------------------------------------------------------------------------
 HEART = os.environ.get("TRIBUTARY_HEART_DATA", "")
 
 

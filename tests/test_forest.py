@@ -33,7 +33,7 @@ def words(figure):
 
 
 def marks(figure):
-    page, axes = figure.axes
+    axes = figure.axes[1]
     return {item.get_gid(): item for item in (*axes.lines, *axes.patches) if item.get_gid()}
 
 

@@ -170,7 +170,7 @@ def test_many_meta_analyses_are_fitted_in_one_call():
         assert batch[i] == pytest.approx(pool(yi[i], vi[i], method="DL").tau2, rel=1e-12, abs=1e-15)
 
 
-# -- edge cases ---------------------------------------------------------------------------------------------------
+# -- edge cases ----------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("method", ["FE", *METHODS])
 def test_one_site_pooled_is_that_site_and_says_so(method):
     result = pool([0.4], [0.09], method=method, labels=["Aachen"])
@@ -315,7 +315,7 @@ def test_lengths_must_agree_and_values_must_be_numbers():
         cumulative(pool([0.1, 0.2], [0.1, 0.1]), [0, 0])
 
 
-# -- estimates --------------------------------------------------------------------------------------------------
+# -- estimates ---------------------------------------------------------------------------------------------
 def row(site, yi=0.1, vi=0.02, **more):
     given = {"study": "s", "site": site, "wave": 1, "term": "age", "yi": yi, "vi_sampling": vi, "n": 100}
     return Estimate(**(given | more))
