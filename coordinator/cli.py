@@ -73,11 +73,14 @@ def init(
         str, typer.Option("--listen", help="host:port to bind; the port of --address if left out.")
     ] = "",
     san: Annotated[list[str] | None, typer.Option("--san", help="Further DNS name or IP in the certificate.")] = None,
-    lead: Annotated[str, typer.Option("--lead", help="Name of the study lead's key.")] = "lead",
+    lead: Annotated[
+        list[str] | None, typer.Option("--lead", help="Name of a lead's key; repeat for several.")
+    ] = None,
+    threshold: Annotated[int, typer.Option("--threshold", help="Lead signatures that a plan must carry.")] = 1,
     dry_run: DryRun = False,
     json: Json = False,
 ) -> None:
-    """Make the home folder: settings, certificate authority, server certificate and the lead's key."""
+    """Make the home folder: settings, certificate authority, server certificate and the leads' keys."""
     home: Path = context.obj
     host = address.rpartition(":")[0].strip("[]")
     config = Config(
@@ -86,7 +89,15 @@ def init(
         address=address,
         listen=listen or f"0.0.0.0:{address.rpartition(':')[2]}",
         names=tuple(dict.fromkeys([host, *(san or [])])),
+        threshold=threshold,
     )
+    leads = list(dict.fromkeys(lead or ["lead"]))
+    if threshold > len(leads):
+        raise ParameterError(
+            "there must be at least as many leads as signatures",
+            given=f"{len(leads)} and {threshold}",
+            next_step="Repeat --lead.",
+        )
     if (home / FILE_NAME).exists():
         raise StateRefusal(
             "the home folder must be new",
@@ -100,12 +111,17 @@ def init(
     from coordinator.authority import Authority
     from shared.keys import SigningKey, write_private
 
-    passphrase = _passphrase(confirm=True)
     home.mkdir(parents=True, exist_ok=True)
     home.chmod(0o700)
-    key = SigningKey.generate()
-    key.save(home / "keys" / f"{lead}.pem", passphrase)
-    write_private(home / "keys" / f"{lead}.pub", f"{key.public.hex}\n".encode())
+    fingerprints: dict[str, str] = {}
+    unlocked = []
+    for who in leads:
+        passphrase = _passphrase(who, confirm=True)
+        key = SigningKey.generate()
+        key.save(home / "keys" / f"{who}.pem", passphrase)
+        write_private(home / "keys" / f"{who}.pub", f"{key.public.hex}\n".encode())
+        fingerprints[who] = key.public.fingerprint
+        unlocked += [who] if passphrase is None else []
     # The settings are written last: an init that was interrupted is started again, and takes up its authority.
     there = (home / "ca" / "ca.key").exists()
     authority = Authority.load(home) if there else Authority.create(home, coordinator=name, names=config.names)
@@ -117,9 +133,9 @@ def init(
         "address": address,
         "names": config.names,
         "ca_fingerprint": authority.fingerprint,
-        "lead": lead,
-        "lead_fingerprint": key.public.fingerprint,
-        "passphrase": passphrase is not None,
+        "leads": fingerprints,
+        "threshold": threshold,
+        "passphrase": not unlocked,
         "created": True,
     }
 
@@ -130,10 +146,11 @@ def init(
             ("sites dial", address),
             ("certificate for", ", ".join(config.names)),
             ("CA fingerprint", authority.fingerprint),
-            (f"key of {lead}", key.public.fingerprint),
+            *((f"key of {who}", fingerprint) for who, fingerprint in fingerprints.items()),
         )
-        if passphrase is None:
-            out.print("The lead's key has no passphrase: whoever reads this folder can sign plans.", style="yellow")
+        if unlocked:
+            words = f"No passphrase on the key of {', '.join(unlocked)}: whoever reads this folder can sign plans."
+            out.print(words, style="yellow")
         out.print("next: coordinator plan new STUDY", style="cyan")
 
     emit(made, as_json=json, show=show)
@@ -283,6 +300,7 @@ def plan_sign(
     config = Config.load(context.obj)
     plan, checks = review(_text(file), today=_today(), recipient=config.name)
     failed = [check for check in checks if check.state == "fail"]
+    warnings = [check for check in checks if check.state == "warn"]
     if plan is None or failed:
         raise PlanRefusal(
             "a plan must pass plan check before it is signed",
@@ -299,15 +317,15 @@ def plan_sign(
                 next_step=f"Set version = {last.version + 1}.",
             )
         differences = changes(last, plan) if last is not None else ()
-        names = key or ["lead"]
+        names = list(dict.fromkeys(key or [*_leads(config)][: config.threshold]))
+        if len(names) < config.threshold:
+            raise PlanRefusal(
+                f"a plan must carry {config.threshold} lead signatures",
+                given=f"{len(names)}",
+                next_step="Repeat --key.",
+            )
         if not dry_run:
             keys = [_lead_key(config, name) for name in names]
-            if len(keys) < config.threshold:
-                raise PlanRefusal(
-                    f"a plan must carry {config.threshold} lead signatures",
-                    given=f"{len(keys)}",
-                    next_step="Repeat --key.",
-                )
             store.add_plan(sign_plan(plan, keys), plan)
     answer = {
         "study": plan.study,
@@ -315,6 +333,7 @@ def plan_sign(
         "hash": plan.hash,
         "signed_by": names,
         "changes": differences,
+        "warnings": warnings,
         "signed": not dry_run,
     }
 
@@ -322,6 +341,7 @@ def plan_sign(
         did = "would sign" if dry_run else "signed and published"
         out.print(f"{did} {plan.study}, version {plan.version}", style="bold")
         _facts(out, ("hash", plan.hash), ("signed by", ", ".join(names)), ("expires", f"{plan.expires}"))
+        checklist(out, warnings)
         for change in differences:
             out.print(f"  {change}")
         if differences:
@@ -763,7 +783,7 @@ def _name(context: typer.Context) -> str:
         return ""
 
 
-def _passphrase(*, confirm: bool = False) -> str | None:
+def _passphrase(who: str, *, confirm: bool = False) -> str | None:
     """From the environment, else asked for where there is a person, else none."""
     given = os.environ.get(PASSPHRASE_VARIABLE)
     if given is not None:
@@ -772,7 +792,7 @@ def _passphrase(*, confirm: bool = False) -> str | None:
         return None
     import getpass
 
-    asked = getpass.getpass("passphrase of the lead's key (empty for none): ", stream=sys.stderr)
+    asked = getpass.getpass(f"passphrase of the key of {who} (empty for none): ", stream=sys.stderr)
     if confirm and asked and getpass.getpass("once more: ", stream=sys.stderr) != asked:
         raise ParameterError("the passphrase must be typed the same twice", given="two that differ")
     return asked or None
@@ -783,7 +803,7 @@ def _lead_key(config: Config, name: str) -> SigningKey:
 
     path = config.home / "keys" / f"{name}.pem"
     encrypted = path.is_file() and b"ENCRYPTED" in path.read_bytes()
-    return SigningKey.load(path, _passphrase() if encrypted else None)
+    return SigningKey.load(path, _passphrase(name) if encrypted else None)
 
 
 def _last_plan(store: Store, study: str) -> StudyPlan | None:

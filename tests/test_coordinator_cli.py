@@ -269,7 +269,7 @@ def test_init_makes_a_home_that_only_its_owner_reads_and_prints_the_fingerprints
     code, answer = hub("init", "--name", "hub", "--address", "localhost:9443")
     assert code == 0
     assert answer["passphrase"] is True
-    assert len(answer["lead_fingerprint"].split()) == 8
+    assert [len(fingerprint.split()) for fingerprint in answer["leads"].values()] == [8]
     assert Config.load(hub.home).listen == "0.0.0.0:9443"
     assert hub.home.stat().st_mode & 0o77 == 0
     assert all(path.stat().st_mode & 0o77 == 0 for path in (hub.home / "keys").iterdir())
@@ -315,6 +315,25 @@ def test_the_published_plan_carries_the_signature_of_the_key_that_invitations_pi
     with closing(Store.open(ready.home)) as store:
         envelope = store.plan("cvd").envelope
     assert open_plan(envelope, invitation.trusted, threshold=invitation.threshold).study == "cvd"
+
+
+def test_two_leads_sign_together_where_the_settings_ask_for_two(hub, tmp_path):
+    assert hub("init", "--lead", "ada", "--threshold", 2)[0] == 2
+    code, made = hub("init", "--lead", "ada", "--lead", "ben", "--lead", "eve", "--threshold", 2)
+    assert (code, set(made["leads"])) == (0, {"ada", "ben", "eve"})
+    assert hub("plan", "sign", STUDIES / "cvd.toml", "--key", "ada")[1]["refused"]["given"] == "1"
+    assert hub("plan", "sign", STUDIES / "cvd.toml", "--key", "ada", "--key", "ada")[0] == 10
+    assert hub("plan", "sign", STUDIES / "cvd.toml", "--key", "ada", "--key", "eve")[1]["signed_by"] == ["ada", "eve"]
+    hub("invite", "alpha", "--study", "cvd", "--out", tmp_path / "invitation")
+    invitation = Invitation.from_bytes((tmp_path / "invitation").read_bytes())
+    with closing(Store.open(hub.home)) as store:
+        assert open_plan(store.plan("cvd").envelope, invitation.trusted, threshold=invitation.threshold).version == 1
+
+
+def test_signing_repeats_what_plan_check_warned_of(hub):
+    hub("init")
+    warned = {check["name"] for check in hub("plan", "sign", STUDIES / "cvd.toml", "--dry-run")[1]["warnings"]}
+    assert warned == {"guarantee", "floors"}
 
 
 def test_a_plan_with_a_red_line_is_not_signed(ready, tmp_path):

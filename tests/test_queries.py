@@ -1,15 +1,20 @@
 """A question to the accepted releases: every site answers for itself, and the answer names its receipts."""
 
+from contextlib import closing
+
+import pandas as pd
 import pytest
-from delivered import cohort, cohort_plan, deliver, join, quarantine
+from delivered import STUDIES, cohort, cohort_plan, deliver, join, quarantine
 
 from coordinator.authority import Authority
 from coordinator.queries import ask, pooled, resolve, site_estimates
 from coordinator.store import Store
+from shared.encoding import Encoder
 from shared.errors import EstimateRefusal, ParameterError, PlanRefusal
 from shared.estimands import estimate, parse_estimand
 from shared.keys import SigningKey
-from shared.plan import sign_plan
+from shared.plan import StudyPlan, sign_plan
+from shared.randomness import seeded_rng
 
 SITES = {"alpha": 1200, "beta": 900, "gamma": 700, "delta": 500}
 UNADJUSTED = "cox(time, cvd) ~ sbp/10"
@@ -176,3 +181,27 @@ def test_a_quarantined_release_is_read_by_nobody(other):
     answer = ask(store, "cvd", 1, "unadjusted")
     assert {row.site for row in answer.estimates} == {"good"}
     assert {source.site for source in answer.sources} == {"good"}
+
+
+def test_the_four_hospitals_pool_to_the_published_figures_when_rows_pass_through_unchanged(tmp_path, heart_data):
+    plan = StudyPlan.from_toml((STUDIES / "heart.toml").read_text())
+    encoder = Encoder(dictionary=plan.dictionary)
+    lead = SigningKey.generate()
+    authority = Authority.create(tmp_path, coordinator="tributary-hub", names=("localhost",))
+    with closing(Store.open(tmp_path)) as store:
+        store.add_plan(sign_plan(plan, [lead]), plan)
+        for site in ("cleveland", "hungarian", "switzerland", "va"):
+            source = pd.read_csv(heart_data / f"{site}.csv")[list(plan.dictionary.names)]
+            table = encoder.decode(encoder.encode(plan.dictionary.check(source), seeded_rng(1)))
+            invitation = authority.invite(site, ["heart"], address="localhost:1", leads=[lead.public], days=300)
+            store.add_invitation(invitation)
+            deliver(store, plan, site, join(store, invitation), table)
+        age = ask(store, "heart", 1, "disease", method="DL", test="z").result
+        exang = ask(store, "heart", 1, "disease", term="exang", method="DL", test="z").result
+        sex = ask(store, "heart", 1, "disease", term="sex").result
+    assert (round(age.fixed.beta, 4), round(age.fixed.se, 4)) == (0.0430, 0.0110)
+    assert (round(age.beta, 4), round(age.se, 4)) == (0.0396, 0.0156)
+    assert (round(exang.fixed.beta, 4), round(exang.beta, 4), round(exang.se, 4)) == (2.1176, 2.0619, 0.3461)
+    assert round(exang.I2) == 60
+    assert [row.label for row in sex.excluded] == ["switzerland"]
+    assert "separates" in sex.excluded[0].reason
