@@ -30,7 +30,6 @@ from weakref import WeakValueDictionary
 
 from coordinator.authority import Authority, requested_key
 from coordinator.store import Site, Store
-from shared.encoding import Encoder
 from shared.errors import (
     ApprovalRefusal,
     BudgetRefusal,
@@ -395,8 +394,6 @@ class CollectionService:
             for name in ("study", "plan_hash", "plan_version", "wave", "site", "release_id", "recipient"):
                 if getattr(receipt, name) != getattr(statement, name):
                     raise ReplayRefusal(f"the receipt's {name} must be the statement's", given="another")
-            if receipt.d != Encoder(dictionary=plan.dictionary).d:
-                raise ReceiptRefusal("the receipt's d must be the dictionary's", given=f"{receipt.d}")
             receipt.require_true(plan)
             if receipt.study_epsilon > plan.budget.epsilon * (1 + 1e-9):
                 raise BudgetRefusal("the study's total must be within the plan's budget", given="more")

@@ -16,7 +16,6 @@ from coordinator.collect import Coordinator
 from coordinator.store import Store
 from shared.canonical import canonical_json, sha256_hex
 from shared.dictionary import Column, Dictionary
-from shared.encoding import Encoder
 from shared.invitation import Invitation
 from shared.keys import Envelope, SigningKey
 from shared.plan import StudyPlan, sign_plan
@@ -168,7 +167,6 @@ class Hub:
             release_id=release_id,
             agent_version="0.1.0",
             n=len(table),
-            d=Encoder(dictionary=plan.dictionary).d,
             study_epsilon=100.0,
             previous="0" * 64,
         )
