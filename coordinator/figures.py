@@ -53,7 +53,7 @@ class _View:
         if self.name.startswith("Ratio"):  # three digits are enough, and keep the column narrow
             if shown < 0.005:
                 return "<0.01"
-            return _signed(shown, 2 if shown < 9.995 else 1 if shown < 99.95 else 0)
+            return _signed(shown, self.decimals if shown < 9.995 else 1 if shown < 99.95 else 0)
         return _signed(shown, self.decimals)
 
 
@@ -255,9 +255,10 @@ def _view(results: Sequence[PooledResult], ratio: bool | None, null: float | str
         "fisher_z": (math.tanh, "Correlation (Fisher z scale)"),
     }
     show, name = functions[scale]
-    middle = results[0].beta  # two digits of the typical standard error, as shown
+    middle = results[0].beta
     error = typical if scale == "identity" else (show(middle + typical) - show(middle - typical)) / 2
-    decimals = min(6, max(0 if scale == "identity" else 2, 1 - math.floor(math.log10(max(error, 1e-9)))))
+    digits = 1 if scale == "log" else 2  # of the typical standard error
+    decimals = min(6, max(0 if scale == "identity" else 2, digits - 1 - math.floor(math.log10(max(error, 1e-9)))))
     return _View(show, decimals, line, name)
 
 
@@ -323,9 +324,9 @@ def _overall(result: PooledResult) -> str:
 
 
 def _limits(result: PooledResult) -> list[tuple[float, float]]:
-    from scipy.stats import norm
+    from scipy.special import ndtri
 
-    z = float(norm.isf((1 - result.level) / 2))
+    z = -float(ndtri((1 - result.level) / 2))
     return [(y - z * math.sqrt(v), y + z * math.sqrt(v)) for y, v in zip(result.yi, result.vi, strict=True)]
 
 
@@ -407,42 +408,54 @@ def _span(results: Sequence[PooledResult], rows: Sequence[_Row], null: float | N
 
 
 def _ticks(low: float, high: float, view: _View) -> list[tuple[float, str]]:
+    """Places on the axis and their labels: round numbers as shown, none so close that they would touch."""
+    first, last = view.show(low), view.show(high)
+    place: Callable[[float], float]
+    if view.name.startswith("Ratio"):
+        values, place = _rungs(first, last), math.log
+    elif view.name.startswith("Proportion"):
+        inside = [value for value in _round(first, last, 6) if 0 < value < 1]
+        values = _rungs(first, last) if last < 0.3 else inside
+        place = _logit
+    elif view.name.startswith("Correlation"):
+        values, place = [value for value in _round(first, last, 6) if -1 < value < 1], math.atanh
+    else:
+        values, place = _round(low, high, 5), float
+    ticks: list[tuple[float, str]] = []
+    free = -math.inf
+    for value in values:
+        text = (f"{value:,.0f}" if 1e4 <= abs(value) < 1e7 else f"{value:.6g}").replace("-", "−")
+        centre, half = (place(value) - low) / (high - low) * _PLOT, _width(text, _SMALL) / 2
+        if centre - half > free:
+            ticks.append((place(value), text))
+            free = centre + half + 0.08
+    return ticks
+
+
+def _round(low: float, high: float, count: int) -> list[float]:
     from matplotlib.ticker import MaxNLocator
 
-    if view.name.startswith("Ratio"):
-        first, last = math.exp(max(low, -700)), math.exp(min(high, 700))
-        if high - low < 0.8:  # nearly linear: round numbers on the ratio scale
-            near = [tick for tick in MaxNLocator(5).tick_values(first, last) if first <= tick <= last and tick > 0]
-            return [(math.log(tick), f"{tick:g}") for tick in near]
-        # Rungs and the base they repeat in. Halves and doubles are read at a glance only near 1.
-        halves = first > 0.24 and last < 17
-        near_one = [((1.0, 1.5), 2), ((1.0,), 2)] if halves else []
-        for rungs, base in [*near_one, ((1.0, 2.0, 5.0), 10), ((1.0, 3.0), 10)]:
-            powers = range(math.floor(low / math.log(base)) - 1, math.ceil(high / math.log(base)) + 1)
-            ticks = [rung * float(base) ** power for power in powers for rung in rungs]
-            ticks = [tick for tick in ticks if first <= tick <= last]
-            if 3 <= len(ticks) <= 7:
-                return [(math.log(tick), f"{tick:g}") for tick in ticks]
-        decades = MaxNLocator(5, integer=True).tick_values(low / math.log(10), high / math.log(10))
-        inside = [decade for decade in decades if low <= decade * math.log(10) <= high]
-        return [(decade * math.log(10), f"{10**decade:g}") for decade in inside]
-    if view.name.startswith("Proportion"):
-        inverse: Callable[[float], float] = lambda p: math.log(p / (1 - p))  # noqa: E731
-    elif view.name.startswith("Correlation"):
-        inverse = math.atanh
-    else:
-        return [
-            (tick, (f"{tick:,.0f}" if abs(tick) >= 1e4 else f"{tick:.10g}").replace("-", "−"))
-            for tick in MaxNLocator(5).tick_values(low, high)
-            if low <= tick <= high
-        ]
-    first, last = view.show(low), view.show(high)
-    round_ones = [tick for tick in MaxNLocator(6).tick_values(first, last) if first < tick < last]
-    return [
-        (inverse(tick), f"{tick:.6g}".replace("-", "−"))
-        for tick in round_ones
-        if -1 < tick < 1 and (tick > 0 or inverse is math.atanh)
-    ]
+    return [float(value) for value in MaxNLocator(count).tick_values(low, high) if low <= value <= high]
+
+
+def _logit(p: float) -> float:
+    return math.log(p / (1 - p))
+
+
+def _rungs(first: float, last: float) -> list[float]:
+    """Round values for a log axis from `first` to `last`, both positive."""
+    low, high = math.log(max(first, 1e-300)), math.log(min(last, 1e300))
+    if high - low < 0.8:  # nearly linear
+        return [value for value in _round(first, last, 5) if value > 0]
+    # Halves and doubles are read at a glance only near 1.
+    near_one = [((1.0, 1.5), 2), ((1.0,), 2)] if first > 0.24 and last < 17 else []
+    for rungs, base in [*near_one, ((1.0, 2.0, 5.0), 10), ((1.0, 3.0), 10)]:
+        powers = range(math.floor(low / math.log(base)) - 1, math.ceil(high / math.log(base)) + 1)
+        values = [rung * float(base) ** power for power in powers for rung in rungs]
+        values = [value for value in values if first <= value <= last]
+        if 3 <= len(values) <= 7:
+            return values
+    return [10**decade for decade in _round(low / math.log(10), high / math.log(10), 5) if decade % 1 == 0]
 
 
 def _darker(colour: str, factor: float) -> str:

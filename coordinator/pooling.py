@@ -18,11 +18,11 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy import optimize, stats
+from scipy import optimize, special
 
 from shared.errors import EstimateRefusal, ParameterError
 from shared.estimands import Estimate, Scale
@@ -148,7 +148,8 @@ class PooledResult:
     @property
     def pval(self) -> float:
         """Two-sided p-value of no effect."""
-        return float(2 * self._reference.sf(abs(self.zval)))
+        below = -abs(self.zval)
+        return float(2 * (special.ndtr(below) if self.test == "z" else special.stdtr(self.df, below)))
 
     @property
     def ci_lb(self) -> float:
@@ -163,7 +164,7 @@ class PooledResult:
     @property
     def QEp(self) -> float:
         """p-value of Q: chi-square with K - 1 degrees of freedom (1 when K = 1)."""
-        return float(stats.chi2.sf(self.QE, self.df)) if self.df else 1.0
+        return float(special.chdtrc(self.df, self.QE)) if self.df else 1.0
 
     @property
     def I2(self) -> float:
@@ -233,12 +234,9 @@ class PooledResult:
         return tuple(dict.fromkeys(receipt for row in self.estimates for receipt in row.receipts))
 
     @property
-    def _reference(self) -> Any:
-        return stats.norm() if self.test == "z" else stats.t(self.df)
-
-    @property
     def _critical(self) -> float:
-        return float(self._reference.isf((1 - self.level) / 2))
+        tail = (1 - self.level) / 2
+        return -float(special.ndtri(tail) if self.test == "z" else special.stdtrit(self.df, tail))
 
 
 def pool(
@@ -480,7 +478,7 @@ def _tau2_iterated(y: Array, v: Array, method: Method) -> tuple[float, bool]:
 
 def _q_profile(y: Array, v: Array, level: float) -> Interval:
     df = len(y) - 1
-    upper, lower = stats.chi2.isf([(1 - level) / 2, (1 + level) / 2], df)
+    upper, lower = (float(special.chdtri(df, tail)) for tail in ((1 - level) / 2, (1 + level) / 2))
     spread = float(_q(y, np.ones_like(v)))
 
     def excess(quantile: float) -> Callable[[float], float]:
@@ -565,7 +563,7 @@ def _notes(result: PooledResult) -> list[str]:
         notes.append(
             f"Sites differ strongly (I² {result.I2:.0f} %): the pooled value describes an average site only."
         )
-    least = float(stats.chi2.isf((1 + result.level) / 2, result.df))
+    least = float(special.chdtri(result.df, (1 + result.level) / 2))
     if least > result.QE:
         notes.append("Sites agree more closely than their variances allow: the interval of τ² is empty.")
     return notes

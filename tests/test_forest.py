@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import xml.etree.ElementTree as ElementTree
 
@@ -177,6 +178,31 @@ def test_a_comparison_stands_beside_in_other_colours_and_shapes(result):
     assert "released" in text
     assert "real" in text
     assert "no estimate" in text
+
+
+@pytest.mark.parametrize(
+    ("scale", "yi", "vi"),
+    [
+        ("log", [0.01, 0.02, 0.03], 1e-4),
+        ("log", [0.1, 0.5, 0.9], 0.04),
+        ("log", [-3.0, 0.5, 2.0], 0.04),
+        ("log", [0.0, 5.0, 14.0], 1.0),
+        ("log", [-90.0, 50.0, 140.0], 1.0),
+        ("logit", [-7.0, -6.5, -5.8], 0.04),
+        ("logit", [-9.0, 0.0, 9.0], 0.04),
+        ("logit", [3.0, 3.5, 4.0], 0.04),
+        ("fisher_z", [0.1, 0.2, 2.0], 0.01),
+        ("identity", [1e-6, 2e-6, 3e-6], 1e-14),
+        ("identity", [1e7, 2e7, 3e7], 1e12),
+    ],
+)
+def test_the_axis_has_some_labels_and_they_stand_apart(scale, yi, vi):
+    figure = forest(pool_estimates([site(name, y, vi, scale=scale) for name, y in zip(SITES, yi, strict=False)]))
+    axes = figure.axes[1]
+    renderer = figure.canvas.get_renderer()
+    spans = [label.get_window_extent(renderer) for label in axes.get_xticklabels()]
+    assert 2 <= len(spans) <= 9
+    assert all(left.x1 < right.x0 for left, right in itertools.pairwise(spans))
 
 
 @pytest.mark.parametrize("case", ["plain", "long", "compare", "two", "huge"])
