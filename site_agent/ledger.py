@@ -11,7 +11,7 @@ A release is a *hold* that moves one way::
        └──────────┴──────────┴────────┴───────┴─► burn | reject
 
 The charge counts from `reserve` on and stays, whatever becomes of the hold: nothing is refunded. `start_drawing`
-works once per hold and only after the coordinator has acknowledged the signed head, so a charge buys one draw at most.
+works once per hold, and only after the coordinator has acknowledged the signed head: a charge buys one draw at most.
 
 Three things find out a ledger that was edited or put back. The chain and its signatures: any edit. ``ledger.head``, a
 second file with the signed head, written after each commit while the database is locked: a restored or deleted
