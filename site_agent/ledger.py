@@ -351,6 +351,9 @@ def _told() -> Iterator[None]:
                 next_step="Free space, or restore write permission; then run the command again.",
             ) from error
         raise _broken("ledger.db must be an intact ledger", str(error)) from error
+    except UnicodeDecodeError as error:
+        # A damaged schema makes SQLite's own message unreadable.
+        raise _broken("ledger.db must be an intact ledger", "damaged text") from error
 
 
 class Ledger:
@@ -653,6 +656,11 @@ class Ledger:
 
         Returns: the holds that are open now.
         """
+        for part in (*self.path.parent.glob(f"{self.path.name}.*.part*"), self.head_path.with_name("ledger.head.part")):
+            # Remains of a process killed in `create` or while it wrote the head; nothing reads them.
+            with contextlib.suppress(FileNotFoundError):
+                reach("ledger.recover.before_part")
+                part.unlink()
         with self._transaction(write=True) as book:
             for hold in list(book.holds.values()):
                 if hold.state == "drawing":

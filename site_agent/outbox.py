@@ -1,9 +1,9 @@
 """The outbox: sealed bytes wait here until a person has approved, rejected or sent back exactly these bytes.
 
 Each release has a folder ``sealed/<release_id>/``: ``bundle.zip`` (what would leave), ``checks.json`` and
-``audit.json`` (what the approver is shown; they never leave), ``statement.json`` (the signed statement, for people to
-read). What a release's state is, who approved it and what they signed stands in the ledger; the envelope that leaves is
-rebuilt from there, so a lost or edited ``statement.json`` changes nothing.
+``audit.json`` (what the approver is shown; they never leave), ``statement.json`` (the signed statement, for people
+to read). What a release's state is, who approved it and what they signed stands in the ledger; the envelope that
+leaves is rebuilt from there, so a lost or edited ``statement.json`` changes nothing.
 
 Bytes reach the disk before the seal: part file, fsync, rename, fsync of the folder, then the ledger's seal entry with
 their digest. A process killed between the last two leaves a whole file without a seal. Recovery burns that charge and
