@@ -656,8 +656,9 @@ class Ledger:
 
         Returns: the holds that are open now.
         """
-        for part in (*self.path.parent.glob(f"{self.path.name}.*.part*"), self.head_path.with_name("ledger.head.part")):
-            # Remains of a process killed in `create` or while it wrote the head; nothing reads them.
+        # Remains of a process killed in `create` or while it wrote the head; nothing reads them.
+        remains = [*self.path.parent.glob("ledger.db.*.part*"), self.head_path.with_name("ledger.head.part")]
+        for part in remains:
             with contextlib.suppress(FileNotFoundError):
                 reach("ledger.recover.before_part")
                 part.unlink()
