@@ -1,0 +1,458 @@
+r"""Random numbers a guarantee may rest on, and seeded ones for tests through the same code.
+
+Floating-point noise leaks: the set of doubles that x + noise can reach depends on x, so an exact privacy proof about
+real numbers says nothing about the sampled doubles. Here nothing a guarantee rests on is a floating-point draw. Noise
+is sampled as an integer number of grid steps, and its law is *exactly* that of real-valued noise rounded to the grid:
+
+.. math:: K = \mathrm{round}(Y / g), \qquad Y \sim N(0, \sigma^2) \ \text{or}\ Y \sim \mathrm{Lap}(b)
+
+Why that is enough. Let the data be rounded to the grid first, so that it is :math:`g m` with an integer m. Then
+:math:`m + K = \mathrm{round}((g m + Y)/g)` but for ties, which have probability zero: what is released is a function of
+the textbook mechanism's output. Every guarantee of the continuous mechanism (pure ε, the whole (ε, δ) curve, RDP, any
+composition) holds for the release *with no added δ*, for every grid. The usual discrete Laplace and discrete Gaussian
+need their own accounting; a rounded continuous law does not. The grid costs utility only, and :func:`grid_for` makes
+that cost negligible.
+
+The bits are a ChaCha20 keystream. A secure source takes its key from the operating system, a seeded one from SHA-256
+of the seed; nothing else differs. Each refill overwrites the key with fresh keystream, so that memory read later does
+not give away earlier noise. After a fork, a secure source takes a new key: two processes never share noise.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+import threading
+from collections.abc import Callable
+from fractions import Fraction
+from typing import NoReturn
+
+import numpy as np
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
+from numpy.typing import NDArray
+
+from shared.errors import ParameterError
+
+__all__ = ["Noise", "grid_for", "secure_rng", "seeded_rng"]
+
+Integers = NDArray[np.int64]
+Words = NDArray[np.uint64]
+Floats = NDArray[np.float64]
+Shape = int | tuple[int, ...]
+
+_REFILL = 1 << 20
+_BLOCK = 1 << 16
+_WIDTH = 63
+"""Leading bits of a uniform deviate that are drawn at once; more are drawn only where these do not decide."""
+_MAX_RATIO = 2.0**40
+
+
+def secure_rng() -> Noise:
+    """A source keyed by the operating system: the only kind a release may use.
+
+    >>> secure_rng()
+    Noise(secure)
+    """
+    return Noise(_key=None)
+
+
+def seeded_rng(seed: int) -> Noise:
+    """A source whose every draw follows from `seed`: for tests, demonstrations and benchmarks.
+
+    Raises: ParameterError, if the seed is negative.
+
+    >>> int(seeded_rng(7).lattice_laplace(1.0, (), 2.0**-10) == seeded_rng(7).lattice_laplace(1.0, (), 2.0**-10))
+    1
+    """
+    if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or seed < 0:
+        raise ParameterError("a seed must be a non-negative integer", given=repr(seed))
+    return Noise(_key=hashlib.sha256(b"tributary seeded noise:" + str(int(seed)).encode()).digest())
+
+
+def grid_for(sigma: float) -> float:
+    """The largest power of two that is at most sigma / 1024: a grid too fine to matter for utility.
+
+    Rounding to it adds less than 1e-7 of the noise's own variance.
+
+    >>> grid_for(1.0) == 2.0**-10, grid_for(0.99) == 2.0**-11
+    (True, True)
+    """
+    if not (math.isfinite(sigma) and sigma > 2.0**-900):
+        raise ParameterError("a noise scale must be positive and finite", given=repr(sigma))
+    return math.ldexp(0.5, math.frexp(sigma / 1024)[1])
+
+
+class Noise:
+    """A stream of random bits and the exact samplers on top of it.
+
+    Made by :func:`secure_rng` or :func:`seeded_rng`. It can be used from several threads; it can be neither pickled
+    nor copied, because two holders of one stream would draw the same noise; its text form shows no key.
+
+    A *seeded* source keeps its stream across a fork (parent and child then draw the same numbers), because tests
+    ask for that. A secure one takes a new key.
+    """
+
+    def __init__(self, *, _key: bytes | None) -> None:
+        self._secure = _key is None
+        self._width = _WIDTH
+        self._rekey(os.urandom(32) if _key is None else _key)
+
+    def __repr__(self) -> str:
+        return f"Noise({'secure' if self._secure else 'seeded'})"
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        raise TypeError("a noise source can be neither pickled nor copied: its noise would be drawn twice")
+
+    # -- bits ---------------------------------------------------------------------------------------------------
+    def _rekey(self, key: bytes) -> None:
+        self._lock = threading.Lock()
+        self._pid = os.getpid()
+        self._buffer, self._position = b"", 0
+        # A key of its own: whether a caller shuffles rows or not must not move the noise.
+        self._generator = _numpy_generator(hashlib.sha256(b"tributary generator:" + key).digest())
+        self._key = hashlib.sha256(b"tributary keystream:" + key).digest()
+
+    def _after_fork(self) -> None:
+        if os.getpid() != self._pid:
+            if self._secure:
+                self._rekey(os.urandom(32))
+            else:
+                self._lock, self._pid = threading.Lock(), os.getpid()
+
+    def _take(self, count: int) -> bytes:
+        self._after_fork()
+        with self._lock:
+            pieces = []
+            while count > 0:
+                if self._position == len(self._buffer):
+                    stream = Cipher(algorithms.ChaCha20(self._key, bytes(16)), mode=None).encryptor()
+                    fresh = stream.update(bytes(32 + _REFILL))
+                    self._key, self._buffer, self._position = fresh[:32], fresh[32:], 0
+                piece = self._buffer[self._position : self._position + count]
+                self._position += len(piece)
+                count -= len(piece)
+                pieces.append(piece)
+        return b"".join(pieces)
+
+    def _words(self, count: int) -> Words:
+        return np.frombuffer(self._take(8 * count), dtype="<u8").astype(np.uint64, copy=False)
+
+    def _digits(self, count: int) -> Integers:
+        """Uniform integers in [0, 2^width): the next binary digits of `count` uniform deviates."""
+        return (self._words(count) >> np.uint64(64 - self._width)).astype(np.int64)
+
+    def _signs(self, count: int) -> Integers:
+        bits = np.unpackbits(np.frombuffer(self._take((count + 7) // 8), dtype=np.uint8))[:count]
+        return 1 - 2 * bits.astype(np.int64)
+
+    def _below(self, bound: Integers) -> Integers:
+        """Uniform integers in [0, bound), one per entry, exactly: a word in the incomplete last cycle is redrawn."""
+        b = bound.astype(np.uint64)
+        word = self._words(b.size)
+        value = word % b
+        redo = np.flatnonzero(word - value > (~b + np.uint64(1)))
+        while redo.size:
+            word = self._words(redo.size)
+            value[redo] = word % b[redo]
+            redo = redo[word - value[redo] > (~b[redo] + np.uint64(1))]
+        return value.astype(np.int64)
+
+    # -- what carries no guarantee --------------------------------------------------------------------------------
+    @property
+    def generator(self) -> np.random.Generator:
+        """A numpy generator (Philox, seeded with 256 bits) for draws that carry *no* guarantee.
+
+        Dequantisation, shuffles, splits, starting points. Never for noise that a receipt speaks of: its draws are
+        floating-point, and Philox is not a cryptographic generator.
+
+        >>> seeded_rng(1).generator.permutation(3).shape
+        (3,)
+        """
+        self._after_fork()
+        return self._generator
+
+    # -- noise --------------------------------------------------------------------------------------------------
+    def lattice_gaussian(self, sigma: float, shape: Shape, grid: float) -> Floats:
+        r"""Exactly sampled rounded Gaussian noise: grid · round(σN / grid), N exactly standard normal.
+
+        .. math:: P(K = k) = \Phi((k + 1/2) g / \sigma) - \Phi((k - 1/2) g / \sigma)
+
+        Args:
+            sigma: standard deviation of the unrounded noise, in the data's units.
+            shape: of the result.
+            grid: g, a power of two with 2⁻⁴⁰ ≤ g/σ ≤ 2¹⁰. The data it is added to must be multiples of g.
+        Returns: float64, exact multiples of the grid.
+        Raises: ParameterError.
+
+        Exactness. N = ±(k + x) is drawn by Karney's algorithm N: an integer k with probability proportional to
+        exp(−k²/2), and a uniform x in [0, 1) kept with probability exp(−x(2k + x)/2). Each step only compares uniform
+        deviates whose binary digits are drawn as far as the comparison needs, so every probability is met exactly.
+        The rounded value is fixed by the digits of x drawn so far unless a multiple of g plus g/2 lies within reach of
+        the remaining ones; then more digits are drawn, until it is. No probability is approximated, so adding this to
+        data on the grid is post-processing of the real-valued Gaussian mechanism, with no δ to add.
+
+        Source: Karney (2016), Sampling exactly from the normal distribution, algorithms N, B and H.
+
+        >>> noise = seeded_rng(7).lattice_gaussian(1.0, (2, 3), 2.0**-10)
+        >>> noise.shape, bool(np.all(noise * 1024 == np.round(noise * 1024)))
+        ((2, 3), True)
+        """
+        return self.lattice_gaussian_steps(sigma, shape, grid) * float(grid)
+
+    def lattice_gaussian_steps(self, sigma: float, shape: Shape, grid: float) -> Integers:
+        """:meth:`lattice_gaussian` as integers: the noise in grid steps."""
+        ratio = _ratio(sigma, grid)
+        return self._in_blocks(shape, lambda count: self._gaussian_block(count, ratio))
+
+    def lattice_laplace(self, scale: float, shape: Shape, grid: float) -> Floats:
+        r"""Exactly sampled rounded Laplace noise: grid · round(bL / grid), L exactly standard Laplace.
+
+        .. math:: P(K = 0) = 1 - e^{-g/(2b)}, \quad
+                  P(K = \pm k) = e^{-k g/b} \sinh(g / (2b)), \quad k \ge 1
+
+        Args:
+            scale: b, in the data's units; the variance of the unrounded noise is 2b².
+            shape: of the result.
+            grid: g, a power of two with 2⁻⁴⁰ ≤ g/b ≤ 2¹⁰. The data it is added to must be multiples of g.
+        Returns: float64, exact multiples of the grid.
+        Raises: ParameterError.
+
+        The exact guarantee: data on the grid that moves by at most Δ in ℓ₁ is released with pure ε = Δ / b, for every
+        grid, and with the whole (ε, δ) curve of the continuous mechanism, because the release is a rounding of it.
+        (The two-sided geometric law has the same pure ε but puts more mass on the largest loss, hence a worse curve
+        under composition.)
+
+        Exactness. |L| is a geometric number of half steps: floor(2b|L|/g) = floor(X/s) where g/(2b) = s/t in lowest
+        terms and P(X ≥ x) = exp(−x/t) for integers x. X is drawn as Canonne, Kamath and Steinke do, with integer
+        comparisons alone; a float b *is* a fraction, so nothing is approximated.
+
+        Source: Canonne, Kamath & Steinke (2020), algorithms 1 and 2.
+
+        >>> noise = seeded_rng(7).lattice_laplace(1.0, 4, 2.0**-10)
+        >>> bool(np.all(noise * 1024 == np.round(noise * 1024)))
+        True
+        """
+        return self.lattice_laplace_steps(scale, shape, grid) * float(grid)
+
+    def lattice_laplace_steps(self, scale: float, shape: Shape, grid: float) -> Integers:
+        """:meth:`lattice_laplace` as integers: the noise in grid steps."""
+        half_steps = 1 / (2 * _ratio(scale, grid))
+        return self._in_blocks(shape, lambda count: self._laplace_block(count, half_steps))
+
+    def _in_blocks(self, shape: Shape, draw: Callable[[int], Integers]) -> Integers:
+        shape = (shape,) if isinstance(shape, int | np.integer) else tuple(shape)
+        if any(side < 0 for side in shape):
+            raise ParameterError("a shape must have no negative side", given=str(shape))
+        out = np.empty(math.prod(shape), dtype=np.int64)
+        for start in range(0, out.size, _BLOCK):
+            part = out[start : start + _BLOCK]
+            part[:] = draw(part.size)
+        return out.reshape(shape)
+
+    # -- Laplace, integers only -----------------------------------------------------------------------------------
+    def _laplace_block(self, count: int, half_step: Fraction) -> Integers:
+        s, t = half_step.numerator, half_step.denominator
+        remainder = self._exponential_remainder(count, t)
+        whole = self._geometric(count)
+        # t < 2^54 (53 bits of a double, and the half), and `whole` stays under 2^9: no overflow.
+        steps = ((remainder + t * whole) // s + 1) >> 1
+        return steps * self._signs(count)
+
+    def _exponential_remainder(self, count: int, t: int) -> Integers:
+        """Integers u in [0, t) with probability proportional to exp(−u/t)."""
+        out = np.empty(count, dtype=np.int64)
+        todo = np.arange(count)
+        while todo.size:
+            u = self._uniform_below(todo.size, t)
+            keep = self._bernoulli_exp(u, t)
+            out[todo[keep]] = u[keep]
+            todo = todo[~keep]
+        return out
+
+    def _uniform_below(self, count: int, t: int) -> Integers:
+        if t == 1:
+            return np.zeros(count, dtype=np.int64)
+        shift = np.uint64(64 - (t - 1).bit_length())
+        value = (self._words(count) >> shift).astype(np.int64)
+        redo = np.flatnonzero(value >= t)
+        while redo.size:
+            value[redo] = (self._words(redo.size) >> shift).astype(np.int64)
+            redo = redo[value[redo] >= t]
+        return value
+
+    def _bernoulli_exp(self, u: Integers, t: int) -> NDArray[np.bool_]:
+        """True with probability exp(−u/t), 0 ≤ u ≤ t: the parity of a run of Bernoulli(u / (t k)), k = 1, 2, …"""
+        result = np.ones(u.size, dtype=bool)
+        todo, k = np.arange(u.size), 1
+        while todo.size:
+            todo = todo[self._uniform_below(todo.size, t) < u[todo]]
+            if k > 1 and todo.size:
+                todo = todo[self._below(np.full(todo.size, k, dtype=np.int64)) == 0]
+            result[todo] ^= True
+            k += 1
+        return result
+
+    def _geometric(self, count: int) -> Integers:
+        """Integers v ≥ 0 with P(v ≥ j) = exp(−j)."""
+        out = np.zeros(count, dtype=np.int64)
+        todo = np.arange(count)
+        while todo.size:
+            todo = todo[self._bernoulli_exp(np.ones(todo.size, dtype=np.int64), 1)]
+            out[todo] += 1
+        return out
+
+    # -- Gaussian, uniform deviates with digits drawn when needed ---------------------------------------------------
+    def _gaussian_block(self, count: int, ratio: Fraction) -> Integers:
+        out = np.empty(count, dtype=np.int64)
+        filled = 0
+        while filled < count:
+            k = self._half_normal_integers(int((count - filled) * 1.5) + 16)
+            x = _Deviates(self._digits(k.size))
+            kept = self._keep_fraction(k, x)[: count - filled]
+            out[filled : filled + kept.size] = self._round(k[kept], kept, x, ratio)
+            filled += kept.size
+        return out * self._signs(count)
+
+    def _half_normal_integers(self, count: int) -> Integers:
+        """About `count` integers k ≥ 0 with probability proportional to exp(−k²/2): Karney's steps N1 and N2."""
+        k = np.zeros(count, dtype=np.int64)
+        todo = np.arange(count)
+        while todo.size:
+            todo = todo[self._bernoulli_root_e(todo.size)]
+            k[todo] += 1
+        alive, trials = np.ones(count, dtype=bool), k * (k - 1)
+        todo, done = np.flatnonzero(trials > 0), 0
+        while todo.size:
+            heads = self._bernoulli_root_e(todo.size)
+            alive[todo[~heads]] = False
+            done += 1
+            todo = todo[heads]
+            todo = todo[trials[todo] > done]
+        return k[alive]
+
+    def _bernoulli_root_e(self, count: int) -> NDArray[np.bool_]:
+        """True with probability exp(−1/2): Karney's algorithm H, the parity of a falling run that starts below 1/2."""
+        result = np.ones(count, dtype=bool)
+        todo = np.flatnonzero(self._words(count) >> np.uint64(63) == 0)
+        # The first deviate of the run is below 1/2: its leading digit is 0 and the others are free.
+        last = _Deviates(np.empty(count, dtype=np.int64))
+        last.digits[todo] = self._digits(todo.size) >> 1
+        result[todo] = False
+        while todo.size:
+            new = _Deviates(np.empty(count, dtype=np.int64))
+            new.digits[todo] = self._digits(todo.size)
+            todo = todo[self._less(new, last, todo)]
+            result[todo] ^= True
+            last = new
+        return result
+
+    def _keep_fraction(self, k: Integers, x: _Deviates) -> Integers:
+        """Indices kept with probability exp(−x(2k + x)/2): Karney's algorithm B, k + 1 times."""
+        alive = np.arange(k.size)
+        kept: list[Integers] = []
+        done = 0
+        while alive.size:
+            even = self._even_run(k, x, alive)
+            alive = alive[even]
+            done += 1
+            finished = k[alive] < done
+            kept.append(alive[finished])
+            alive = alive[~finished]
+        # In index order: the order must not tell which k came first.
+        return np.sort(np.concatenate(kept)) if kept else alive
+
+    def _even_run(self, k: Integers, x: _Deviates, indices: Integers) -> NDArray[np.bool_]:
+        """For each index, True with probability exp(−x(2k + x)/(2k + 2)): the run's length is even."""
+        even = np.ones(k.size, dtype=bool)
+        todo, last = indices, x
+        while todo.size:
+            new = _Deviates(np.empty(k.size, dtype=np.int64))
+            new.digits[todo] = self._digits(todo.size)
+            todo = todo[self._less(new, last, todo)]
+            # Goes on with probability (2k + x)/(2k + 2): of 2k + 2 equal cells the first 2k go on, the last does not,
+            # and the one between does if a further uniform deviate is below x.
+            cell, between = self._below(2 * k[todo] + 2), 2 * k[todo]
+            go_on = cell < between
+            unsure = np.flatnonzero(cell == between)
+            other = _Deviates(np.empty(k.size, dtype=np.int64))
+            other.digits[todo[unsure]] = self._digits(unsure.size)
+            go_on[unsure] = self._less(other, x, todo[unsure])
+            todo = todo[go_on]
+            even[todo] ^= True
+            last = new
+        return even[indices]
+
+    def _less(self, a: _Deviates, b: _Deviates, indices: Integers) -> NDArray[np.bool_]:
+        """a < b at `indices`; where all digits so far agree, more are drawn for both."""
+        left, right = a.digits[indices], b.digits[indices]
+        less = left < right
+        for position in np.flatnonzero(left == right):
+            i, level = int(indices[position]), 0
+            while True:
+                p, q = self._more(a, i, level), self._more(b, i, level)
+                if p != q:
+                    less[position] = p < q
+                    break
+                level += 1
+        return less
+
+    def _more(self, deviates: _Deviates, i: int, level: int) -> int:
+        tail = deviates.tails.setdefault(i, [])
+        while len(tail) <= level:
+            tail.append(int(self._digits(1)[0]))
+        return tail[level]
+
+    def _round(self, k: Integers, indices: Integers, x: _Deviates, ratio: Fraction) -> Integers:
+        """floor(ratio · (k + x) + 1/2), exactly."""
+        digits = x.digits[indices]
+        value = (k + digits * 2.0**-self._width) * float(ratio)
+        steps = np.floor(value + 0.5)
+        # Doubles decide unless a half lies within their rounding error (under 4 units in the last place) or within
+        # the digits not drawn yet.
+        reach = (value + 1) * 2.0**-50 + float(ratio) * 2.0**-self._width
+        result = steps.astype(np.int64)
+        for position in np.flatnonzero(np.abs(value + 0.5 - np.round(value + 0.5)) <= reach):
+            i, level = int(indices[position]), 0
+            known, width = int(digits[position]), self._width
+            while True:
+                low = ratio * (int(k[position]) + Fraction(known, 1 << width)) + Fraction(1, 2)
+                high = ratio * (int(k[position]) + Fraction(known + 1, 1 << width)) + Fraction(1, 2)
+                if math.floor(low) == math.ceil(high) - 1:
+                    result[position] = math.floor(low)
+                    break
+                known = (known << self._width) | self._more(x, i, level)
+                width, level = width + self._width, level + 1
+        return result
+
+
+class _Deviates:
+    """Uniform deviates in [0, 1): leading digits as an array, later digits only where somebody asked for them."""
+
+    __slots__ = ("digits", "tails")
+
+    def __init__(self, digits: Integers) -> None:
+        self.digits = digits
+        self.tails: dict[int, list[int]] = {}
+
+
+def _numpy_generator(key: bytes) -> np.random.Generator:
+    return np.random.Generator(np.random.Philox(np.random.SeedSequence(int.from_bytes(key, "little"))))
+
+
+def _ratio(scale: float, grid: float) -> Fraction:
+    """scale / grid as the exact fraction the two doubles are."""
+    scale, grid = float(scale), float(grid)
+    if not (math.isfinite(scale) and scale > 0):
+        raise ParameterError("a noise scale must be positive and finite", given=repr(scale))
+    if not (math.isfinite(grid) and grid > 0 and math.frexp(grid)[0] == 0.5):
+        raise ParameterError(
+            "a grid must be a power of two", given=repr(grid), next_step="Use grid_for(scale)."
+        )
+    if not 2.0**-10 <= scale / grid <= _MAX_RATIO:
+        raise ParameterError(
+            "the noise scale must be between 2^-10 and 2^40 grid steps",
+            given=f"{scale / grid:.3g}",
+            next_step="Use grid_for(scale).",
+        )
+    return Fraction(scale) / Fraction(grid)
