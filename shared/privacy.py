@@ -1,19 +1,20 @@
 r"""What a release costs: privacy events, their exact (ε, δ), their composition, and what that means in words.
 
-An *event* is the parameters of a mechanism, known before it runs; everything here is a function of events alone.
-Neighbours are **replace-one with public n**, everywhere: every sensitivity is the largest change when one record is
-exchanged for another. Each number is an upper bound, as tight as the mechanism allows:
+An *event* is the parameters of a mechanism, known before it runs; everything here is a function of events
+alone. Neighbours are **replace-one with public n**, everywhere: every sensitivity is the largest change when
+one record is exchanged for another. Each number is an upper bound, as tight as the mechanism allows:
 
 * Gaussian noise: the analytic Gaussian mechanism (Balle & Wang 2018, Theorem 8), several compose into one;
-* slicing: given U, a Gaussian mechanism whose sensitivity is random, hence a one-dimensional integral over χ²;
-* everything else, and mixed lists: privacy loss distributions (dp-accounting), a closed form where there is one.
+* slicing: given U, a Gaussian mechanism whose sensitivity is random, hence an integral over χ²;
+* everything else, and mixed lists: privacy loss distributions (dp-accounting), or a closed form.
 
-Two totals. :func:`epsilon` of a list holds when all its parameters were fixed in advance (within one plan). When later
-parameters may depend on earlier outputs (across plans), add the :func:`rdp` curves and use :func:`epsilon_from_rdp`:
-Rényi accounting stays valid under adaptive choices.
+Two totals. :func:`epsilon` of a list holds when all its parameters were fixed in advance (within one plan).
+When later parameters may depend on earlier outputs (across plans), add the :func:`rdp` curves and use
+:func:`epsilon_from_rdp`: Rényi accounting stays valid under adaptive choices.
 
-dp-accounting's own event classes are not used: its two accountants read one Gaussian event under replace-one with a
-factor of two between them. Distributions are built from *our* sensitivities by its low-level constructors.
+dp-accounting's own event classes are not used: its two accountants read one Gaussian event under replace-one
+with a factor of two between them. Distributions are built from *our* sensitivities by its low-level
+constructors.
 """
 
 from __future__ import annotations
@@ -60,10 +61,10 @@ ORDERS.setflags(write=False)
 _NOT_MEANINGFUL = 10.0
 
 
-# -- events -----------------------------------------------------------------------------------------------------
+# -- events ------------------------------------------------------------------------------------------------
 @dataclass(frozen=True, kw_only=True)
 class Event:
-    """The parameters of one mechanism, and nothing else. Its meaning never changes; new fields are optional."""
+    """The parameters of one mechanism. Its meaning never changes; new fields are optional."""
 
     kind: ClassVar[str]
 
@@ -77,7 +78,7 @@ class Event:
 
     @classmethod
     def from_canonical(cls, value: Mapping[str, Any]) -> Event:
-        """Rebuild an event; see :func:`from_canonical`. Raises: UnknownEvent, also when it is of another kind."""
+        """As :func:`from_canonical`, but an event of another kind is refused as well (UnknownEvent)."""
         event = from_canonical(value)
         if not isinstance(event, cls):
             raise UnknownEvent(f"the event must be of kind {cls.kind}", given=str(event.kind))
@@ -87,7 +88,10 @@ class Event:
         value = getattr(self, name)
         if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):
             raise ParameterError(f"{name} must be a number", given=type(value).__name__)
-        value = float(value)
+        try:
+            value = float(value)
+        except OverflowError:
+            value = math.inf
         if not (math.isfinite(value) and (value > least if open_ else value >= least) and value <= most):
             bracket = "(" if open_ else "["
             upper = f"{most:g}]" if math.isfinite(most) else "∞)"
@@ -127,7 +131,7 @@ class Gaussian(Event):
 class Laplace(Event):
     """Noise Lap(scale) on each of `coordinates` values, every one of which may move by `sensitivity`.
 
-    For a vector with an ℓ₁ sensitivity Δ use coordinates=1, sensitivity=Δ: the worst neighbour moves one value.
+    A vector of ℓ₁ sensitivity Δ is coordinates=1, sensitivity=Δ: the worst neighbour moves one value.
 
     >>> pure_epsilon(Laplace(scale=2.0, sensitivity=1.0, coordinates=3))
     1.5
@@ -166,8 +170,9 @@ class Slicing(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class SubsampledGaussian(Event):
-    """`steps` noisy sums over Poisson samples: each record enters with probability `rate`, clipped to norm C, and the
-    noise has standard deviation noise_multiplier · C (DP-SGD). Replace-one: a record moves a sum by up to 2C.
+    """`steps` noisy sums over Poisson samples: each record enters with probability `rate`, clipped to norm
+    C, and the noise has standard deviation noise_multiplier · C (DP-SGD). Replace-one: a record moves a sum
+    by up to 2C.
     """
 
     kind: ClassVar[str] = "subsampled_gaussian"
@@ -183,7 +188,7 @@ class SubsampledGaussian(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class ExponentialMechanism(Event):
-    """One choice with probability proportional to exp(epsilon · utility / (2 · sensitivity of the utility))."""
+    """One choice with probability proportional to exp(epsilon · utility / (2 · utility's sensitivity))."""
 
     kind: ClassVar[str] = "exponential_mechanism"
     epsilon: float
@@ -244,7 +249,7 @@ def _checked_delta(delta: float) -> float:
     return float(delta)
 
 
-# -- one Gaussian -------------------------------------------------------------------------------------------------
+# -- one Gaussian ------------------------------------------------------------------------------------------
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(16)
 
 
@@ -312,17 +317,17 @@ def _root(f: Callable[[float], float], low: float, high: float) -> float:
     return float(optimize.brentq(f, low, high, xtol=1e-300, rtol=1e-14, maxiter=500))
 
 
-# -- slicing ------------------------------------------------------------------------------------------------------
+# -- slicing -----------------------------------------------------------------------------------------------
 _BINS = 32768
 
 
 def _slicing_bins(event: Slicing, tail: float, bins: int) -> tuple[Floats, Floats]:
-    """Upper edges of μ and the probabilities of the bins; what lies above the last edge has probability `tail`."""
+    """Upper edges of μ and the bins' probabilities; above the last edge lies the probability `tail`."""
     law = stats.chi2(event.slices)
     low, high = math.sqrt(law.ppf(1e-13)), math.sqrt(law.isf(tail))
     edges = np.linspace(low, high, bins + 1)[1:]
     below, above = law.cdf(edges**2), law.sf(edges**2)
-    # Differences of the smaller of the two tails, or the far bins would be noise; the first takes all below it.
+    # Differences of the smaller tail, or the far bins would be noise; the first bin takes all below it.
     mass = np.diff(below, prepend=0.0)
     upper = np.concatenate([[False], above[:-1] < 0.5])
     mass[upper] = -np.diff(above)[upper[1:]]
@@ -332,12 +337,13 @@ def _slicing_bins(event: Slicing, tail: float, bins: int) -> tuple[Floats, Float
 def _slicing_delta(
     event: Slicing, delta: float, mu0: float = 0.0, bins: int = _BINS
 ) -> Callable[[Any], Floats]:
-    r"""The curve δ(ε) of one slicing release and a μ₀-Gaussian one beside it: an upper bound, not an estimate.
+    r"""The curve δ(ε) of one slicing release beside a μ₀-Gaussian one: a bound, not an estimate.
 
-    .. math:: \delta(\varepsilon) = E\,\delta_{Gauss}(\varepsilon; \sqrt{\mu_0^2 + D^2 \chi^2_{m'} / (d \sigma^2)})
+    .. math:: \delta(\varepsilon) = E\,\delta_{Gauss}(\varepsilon; \mu),
+              \quad \mu^2 = \mu_0^2 + D^2 \chi^2_{m'} / (d \sigma^2)
 
-    δ_Gauss rises with μ, so every bin is charged at its upper edge, and the tail above the last edge is charged
-    in full: less than a millionth of `delta`.
+    δ_Gauss rises with μ, so every bin is charged at its upper edge, and the tail above the last edge is
+    charged in full: less than a millionth of `delta`.
     """
     tail = delta * 1e-7
     edges, mass = _slicing_bins(event, tail, bins)
@@ -367,7 +373,7 @@ def _slicing_epsilon(event: Slicing, delta: float, mu0: float = 0.0) -> float:
     return _root(lambda eps: math.log(curve(eps)[0] / delta), 0.0, top)
 
 
-# -- Rényi --------------------------------------------------------------------------------------------------------
+# -- Rényi -------------------------------------------------------------------------------------------------
 def rdp(events: Events) -> Floats:
     """Rényi-DP curve at :data:`ORDERS`, (289,), in nats; rounded up to six digits; infinite where undefined.
 
@@ -422,8 +428,8 @@ def _rounded_up(curve: Floats) -> Floats:
 def _subsampled_rdp(q: float, s: float) -> Floats:
     """Rényi divergence at all orders between (1−q)N(0) + qN(1) and (1−q)N(0) + qN(−1), standard deviation s.
 
-    The worst replace-one pair of one step: the two records pull in opposite directions. The integrand is analytic
-    and falls off like a Gaussian, so the trapezoidal sum is exact to rounding.
+    The worst replace-one pair of one step: the two records pull in opposite directions. The integrand is
+    analytic and falls off like a Gaussian, so the trapezoidal sum is exact to rounding.
     """
     if q == 1:
         return ORDERS * (2 / s) ** 2 / 2
@@ -450,7 +456,8 @@ def _subsampled_rdp(q: float, s: float) -> Floats:
 def epsilon_from_rdp(curve: Any, delta: float) -> float:
     r"""ε at δ from a curve over :data:`ORDERS`, never below 0.
 
-    .. math:: \varepsilon = \min_\alpha \rho(\alpha) + \ln\frac{\alpha - 1}{\alpha} - \frac{\ln\delta + \ln\alpha}{\alpha - 1}
+    .. math:: \varepsilon = \min_\alpha \rho(\alpha) + \ln\frac{\alpha - 1}{\alpha}
+              - \frac{\ln\delta + \ln\alpha}{\alpha - 1}
 
     Source: Canonne, Kamath & Steinke (2020), Proposition 12.
 
@@ -469,7 +476,7 @@ def epsilon_from_rdp(curve: Any, delta: float) -> float:
     return max(0.0, float(values.min()))
 
 
-# -- composition --------------------------------------------------------------------------------------------------
+# -- composition -------------------------------------------------------------------------------------------
 def pure_epsilon(events: Events) -> float | None:
     """The (ε, 0) guarantee: the plain sum, or None if some event has none.
 
@@ -497,8 +504,8 @@ def epsilon(events: Events, delta: float) -> float:
     """The ε at δ of one event, or of several whose parameters were all fixed in advance.
 
     Exact for Gaussian events, for one slicing event with any number of Gaussian ones, and for one Laplace
-    event on one coordinate; otherwise the least of three valid bounds: a privacy loss distribution (pessimistic,
-    within a fraction of a percent), the Rényi curve, and the pure sum.
+    event on one coordinate; otherwise the least of three valid bounds: a privacy loss distribution
+    (pessimistic, within a fraction of a percent), the Rényi curve, and the pure sum.
 
     Returns: ε ≥ 0; infinite if no finite ε holds at this δ.
     Raises: ParameterError, if delta is outside [0, 1); UnknownEvent.
@@ -532,7 +539,7 @@ def epsilon(events: Events, delta: float) -> float:
 _LEAST_PLD_DELTA = 1e-11
 """Below this δ the rounding of the Fourier transforms inside a composition could be of δ's own size."""
 _LARGEST_PLD_EPSILON = 300.0
-"""Above it the Rényi bound stands alone: the distribution would overflow, and no such number means anything."""
+"""Above it the Rényi bound stands alone: distributions would overflow, and no such ε means anything."""
 _SLICING_PLD_BINS = 512
 
 
@@ -593,13 +600,14 @@ def _slicing_pld(event: Slicing, delta: float, step: float, pld: Any, pld_pmf: A
     )
 
 
-# -- calibration --------------------------------------------------------------------------------------------------
+# -- calibration -------------------------------------------------------------------------------------------
 def calibrate(family: str | type[Event], epsilon: float, delta: float, **fixed: Any) -> Any:
-    """The event of `family` that costs `epsilon` at `delta`, with all parameters but the noise given in `fixed`.
+    """The event of `family` that costs `epsilon` at `delta`; `fixed` gives all but the noise.
 
     Args:
-        family: an event class or its kind; what is solved for is sigma (Gaussian, Slicing), scale (Laplace, for the
-            pure ε, whatever δ), noise_multiplier (SubsampledGaussian) or epsilon (ExponentialMechanism).
+        family: an event class or its kind; what is solved for is sigma (Gaussian, Slicing), scale (Laplace,
+            for the pure ε, whatever δ), noise_multiplier (SubsampledGaussian) or epsilon
+            (ExponentialMechanism).
         epsilon: target, positive and finite.
         delta: in (0, 1); may be 0 for Laplace and ExponentialMechanism.
     Raises: ParameterError.
@@ -638,7 +646,8 @@ def calibrate(family: str | type[Event], epsilon: float, delta: float, **fixed: 
         low, high = low - 1.0, low
     if not cost(high) <= epsilon < cost(low):
         raise ParameterError("the target epsilon must be within reach of some noise", given=repr(epsilon))
-    # The distribution is on a grid, so the cost has tiny steps: halve, and keep the side that honours the target.
+    # The distribution is on a grid, so the cost has tiny steps: halve, and keep the side that honours the
+    # target.
     while high - low > 1e-4:
         middle = (low + high) / 2
         low, high = (middle, high) if cost(middle) > epsilon else (low, middle)
@@ -678,7 +687,7 @@ def _mu_for_epsilon(target: float, delta: float) -> float:
 
 
 def w_for_epsilon(epsilon: float, delta: float, radius: float) -> float:
-    """The data weight w of latent noise injection that costs exactly `epsilon` at `delta`, latents clipped to `radius`.
+    """The data weight w at which latent noise injection costs `epsilon` at `delta`, clipped to `radius`.
 
     >>> round(w_for_epsilon(1.0, 1e-5, 3.0), 4)
     0.002
@@ -706,22 +715,22 @@ def theorem2_epsilon(w: float, C: float, delta: float) -> float:
     return w * C**2 / (2 * (1 - w)) + C * math.sqrt(2 * w * math.log(1 / delta) / (1 - w))
 
 
-# -- in words -----------------------------------------------------------------------------------------------------
+# -- in words ----------------------------------------------------------------------------------------------
 def translate(events: Events, false_alarm: float = 0.01, delta: float = 1e-6) -> str:
     """What the best possible attacker achieves, from the exact trade-off curve, as a sentence.
 
-    The attacker knows every other record and both candidates for one patient, and tells which of the two was used.
-    Above ε = 10 at `delta` a second sentence says that this is not a meaningful formal guarantee.
+    The attacker knows every other record and both candidates for one patient, and tells which of the two was
+    used. Above ε = 10 at `delta` a second sentence says that this is not a meaningful formal guarantee.
 
     >>> translate(Gaussian(sigma=1.0, sensitivity=1.0))
-    'At 1 % false alarms, at most 9.3 % of patients could be recognised, whatever the attacker knows or tries.'
+    'At 1 % false alarms, at most 9.3 % of patients could be recognised, whatever the attacker knows.'
     """
     if not 0 < false_alarm < 1:
         raise ParameterError("a false-alarm rate must be in (0, 1)", given=repr(false_alarm))
     power = math.ceil(_power(_listed(events), false_alarm) * 1000 - 1e-9) / 10
     text = (
-        f"At {100 * false_alarm:g} % false alarms, at most {min(power, 100):g} % of patients could be recognised, "
-        "whatever the attacker knows or tries."
+        f"At {100 * false_alarm:g} % false alarms, at most {min(power, 100):g} % of patients "
+        "could be recognised, whatever the attacker knows."
     )
     if epsilon(events, delta) > _NOT_MEANINGFUL:
         text += f" With ε above {_NOT_MEANINGFUL:g}, this is not a meaningful formal guarantee."

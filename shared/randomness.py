@@ -1,21 +1,23 @@
 r"""Random numbers a guarantee may rest on, and seeded ones for tests through the same code.
 
-Floating-point noise leaks: the set of doubles that x + noise can reach depends on x, so an exact privacy proof about
-real numbers says nothing about the sampled doubles. Here nothing a guarantee rests on is a floating-point draw. Noise
-is sampled as an integer number of grid steps, and its law is *exactly* that of real-valued noise rounded to the grid:
+Floating-point noise leaks: the set of doubles that x + noise can reach depends on x, so an exact privacy
+proof about real numbers says nothing about the sampled doubles. Here nothing a guarantee rests on is a
+floating-point draw. Noise is sampled as an integer number of grid steps, and its law is *exactly* that of
+real-valued noise rounded to the grid:
 
 .. math:: K = \mathrm{round}(Y / g), \qquad Y \sim N(0, \sigma^2) \ \text{or}\ Y \sim \mathrm{Lap}(b)
 
-Why that is enough. Let the data be rounded to the grid first, so that it is :math:`g m` with an integer m. Then
-:math:`m + K = \mathrm{round}((g m + Y)/g)` but for ties, which have probability zero: what is released is a function of
-the textbook mechanism's output. Every guarantee of the continuous mechanism (pure ε, the whole (ε, δ) curve, RDP, any
-composition) holds for the release *with no added δ*, for every grid. The usual discrete Laplace and discrete Gaussian
-need their own accounting; a rounded continuous law does not. The grid costs utility only, and :func:`grid_for` makes
-that cost negligible.
+Why that is enough. Let the data be rounded to the grid first, so that it is :math:`g m` with an integer m.
+Then :math:`m + K = \mathrm{round}((g m + Y)/g)` but for ties, which have probability zero: what is released
+is a function of the textbook mechanism's output. Every guarantee of the continuous mechanism (pure ε, the
+whole (ε, δ) curve, RDP, any composition) holds for the release *with no added δ*, for every grid. The usual
+discrete Laplace and discrete Gaussian need their own accounting; a rounded continuous law does not. The grid
+costs utility only, and :func:`grid_for` makes that cost negligible.
 
-The bits are a ChaCha20 keystream. A secure source takes its key from the operating system, a seeded one from SHA-256
-of the seed; nothing else differs. Each refill overwrites the key with fresh keystream, so that memory read later does
-not give away earlier noise. After a fork, a secure source takes a new key: two processes never share noise.
+The bits are a ChaCha20 keystream. A secure source takes its key from the operating system, a seeded one from
+SHA-256 of the seed; nothing else differs. Each refill overwrites the key with fresh keystream, so that
+memory read later does not give away earlier noise. After a fork, a secure source takes a new key: two
+processes never share noise.
 """
 
 from __future__ import annotations
@@ -62,8 +64,8 @@ def seeded_rng(seed: int) -> Noise:
 
     Raises: ParameterError, if the seed is negative.
 
-    >>> int(seeded_rng(7).lattice_laplace(1.0, (), 2.0**-10) == seeded_rng(7).lattice_laplace(1.0, (), 2.0**-10))
-    1
+    >>> seeded_rng(7).lattice_laplace(1.0, 1, 2.0**-10) == seeded_rng(7).lattice_laplace(1.0, 1, 2.0**-10)
+    array([ True])
     """
     if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or seed < 0:
         raise ParameterError("a seed must be a non-negative integer", given=repr(seed))
@@ -86,11 +88,12 @@ def grid_for(sigma: float) -> float:
 class Noise:
     """A stream of random bits and the exact samplers on top of it.
 
-    Made by :func:`secure_rng` or :func:`seeded_rng`. It can be used from several threads; it can be neither pickled
-    nor copied, because two holders of one stream would draw the same noise; its text form shows no key.
+    Made by :func:`secure_rng` or :func:`seeded_rng`. It can be used from several threads; it can be neither
+    pickled nor copied, because two holders of one stream would draw the same noise; its text form shows no
+    key.
 
-    A *seeded* source keeps its stream across a fork (parent and child then draw the same numbers), because tests
-    ask for that. A secure one takes a new key.
+    A *seeded* source keeps its stream across a fork (parent and child then draw the same numbers), because
+    tests ask for that. A secure one takes a new key.
     """
 
     def __init__(self, *, _key: bytes | None) -> None:
@@ -104,7 +107,7 @@ class Noise:
     def __reduce_ex__(self, protocol: object) -> NoReturn:
         raise TypeError("a noise source can be neither pickled nor copied: its noise would be drawn twice")
 
-    # -- bits ---------------------------------------------------------------------------------------------------
+    # -- bits ----------------------------------------------------------------------------------------------
     def _rekey(self, key: bytes) -> None:
         self._lock = threading.Lock()
         self._pid = os.getpid()
@@ -147,7 +150,7 @@ class Noise:
         return 1 - 2 * bits.astype(np.int64)
 
     def _below(self, bound: Integers) -> Integers:
-        """Uniform integers in [0, bound), one per entry, exactly: a word in the incomplete last cycle is redrawn."""
+        """Uniform integers in [0, bound), exactly: a word in the incomplete last cycle is redrawn."""
         b = bound.astype(np.uint64)
         word = self._words(b.size)
         value = word % b
@@ -158,13 +161,13 @@ class Noise:
             redo = redo[word - value[redo] > (~b[redo] + np.uint64(1))]
         return value.astype(np.int64)
 
-    # -- what carries no guarantee --------------------------------------------------------------------------------
+    # -- what carries no guarantee -------------------------------------------------------------------------
     @property
     def generator(self) -> np.random.Generator:
         """A numpy generator (Philox, seeded with 256 bits) for draws that carry *no* guarantee.
 
-        Dequantisation, shuffles, splits, starting points. Never for noise that a receipt speaks of: its draws are
-        floating-point, and Philox is not a cryptographic generator.
+        Dequantisation, shuffles, splits, starting points. Never for noise that a receipt speaks of: its
+        draws are floating-point, and Philox is not a cryptographic generator.
 
         >>> seeded_rng(1).generator.permutation(3).shape
         (3,)
@@ -172,7 +175,7 @@ class Noise:
         self._after_fork()
         return self._generator
 
-    # -- noise --------------------------------------------------------------------------------------------------
+    # -- noise ---------------------------------------------------------------------------------------------
     def lattice_gaussian(self, sigma: float, shape: Shape, grid: float) -> Floats:
         r"""Exactly sampled rounded Gaussian noise: grid · round(σN / grid), N exactly standard normal.
 
@@ -185,12 +188,13 @@ class Noise:
         Returns: float64, exact multiples of the grid.
         Raises: ParameterError.
 
-        Exactness. N = ±(k + x) is drawn by Karney's algorithm N: an integer k with probability proportional to
-        exp(−k²/2), and a uniform x in [0, 1) kept with probability exp(−x(2k + x)/2). Each step only compares uniform
-        deviates whose binary digits are drawn as far as the comparison needs, so every probability is met exactly.
-        The rounded value is fixed by the digits of x drawn so far unless a multiple of g plus g/2 lies within reach of
-        the remaining ones; then more digits are drawn, until it is. No probability is approximated, so adding this to
-        data on the grid is post-processing of the real-valued Gaussian mechanism, with no δ to add.
+        Exactness. N = ±(k + x) is drawn by Karney's algorithm N: an integer k with probability proportional
+        to exp(−k²/2), and a uniform x in [0, 1) kept with probability exp(−x(2k + x)/2). Each step only
+        compares uniform deviates whose binary digits are drawn as far as the comparison needs, so every
+        probability is met exactly. The rounded value is fixed by the digits of x drawn so far unless a
+        multiple of g plus g/2 lies within reach of the remaining ones; then more digits are drawn, until it
+        is. No probability is approximated, so adding this to data on the grid is post-processing of the
+        real-valued Gaussian mechanism, with no δ to add.
 
         Source: Karney (2016), Sampling exactly from the normal distribution, algorithms N, B and H.
 
@@ -198,7 +202,7 @@ class Noise:
         >>> noise.shape, bool(np.all(noise * 1024 == np.round(noise * 1024)))
         ((2, 3), True)
         """
-        return self.lattice_gaussian_steps(sigma, shape, grid) * float(grid)
+        return np.multiply(self.lattice_gaussian_steps(sigma, shape, grid), grid, dtype=np.float64)
 
     def lattice_gaussian_steps(self, sigma: float, shape: Shape, grid: float) -> Integers:
         """:meth:`lattice_gaussian` as integers: the noise in grid steps."""
@@ -218,14 +222,14 @@ class Noise:
         Returns: float64, exact multiples of the grid.
         Raises: ParameterError.
 
-        The exact guarantee: data on the grid that moves by at most Δ in ℓ₁ is released with pure ε = Δ / b, for every
-        grid, and with the whole (ε, δ) curve of the continuous mechanism, because the release is a rounding of it.
-        (The two-sided geometric law has the same pure ε but puts more mass on the largest loss, hence a worse curve
-        under composition.)
+        The exact guarantee: data on the grid that moves by at most Δ in ℓ₁ is released with pure ε = Δ / b,
+        for every grid, and with the whole (ε, δ) curve of the continuous mechanism, because the release is a
+        rounding of it. (The two-sided geometric law has the same pure ε but puts more mass on the largest
+        loss, hence a worse curve under composition.)
 
-        Exactness. |L| is a geometric number of half steps: floor(2b|L|/g) = floor(X/s) where g/(2b) = s/t in lowest
-        terms and P(X ≥ x) = exp(−x/t) for integers x. X is drawn as Canonne, Kamath and Steinke do, with integer
-        comparisons alone; a float b *is* a fraction, so nothing is approximated.
+        Exactness. |L| is a geometric number of half steps: floor(2b|L|/g) = floor(X/s) where g/(2b) = s/t in
+        lowest terms and P(X ≥ x) = exp(−x/t) for integers x. X is drawn as Canonne, Kamath and Steinke do,
+        with integer comparisons alone; a float b *is* a fraction, so nothing is approximated.
 
         Source: Canonne, Kamath & Steinke (2020), algorithms 1 and 2.
 
@@ -233,7 +237,7 @@ class Noise:
         >>> bool(np.all(noise * 1024 == np.round(noise * 1024)))
         True
         """
-        return self.lattice_laplace_steps(scale, shape, grid) * float(grid)
+        return np.multiply(self.lattice_laplace_steps(scale, shape, grid), grid, dtype=np.float64)
 
     def lattice_laplace_steps(self, scale: float, shape: Shape, grid: float) -> Integers:
         """:meth:`lattice_laplace` as integers: the noise in grid steps."""
@@ -250,7 +254,7 @@ class Noise:
             part[:] = draw(part.size)
         return out.reshape(shape)
 
-    # -- Laplace, integers only -----------------------------------------------------------------------------------
+    # -- Laplace, integers only ----------------------------------------------------------------------------
     def _laplace_block(self, count: int, half_step: Fraction) -> Integers:
         s, t = half_step.numerator, half_step.denominator
         remainder = self._exponential_remainder(count, t)
@@ -282,7 +286,7 @@ class Noise:
         return value
 
     def _bernoulli_exp(self, u: Integers, t: int) -> NDArray[np.bool_]:
-        """True with probability exp(−u/t), 0 ≤ u ≤ t: the parity of a run of Bernoulli(u / (t k)), k = 1, 2, …"""
+        """True with probability exp(−u/t), 0 ≤ u ≤ t: parity of a run of Bernoulli(u/(tk)), k = 1, 2, …"""
         result = np.ones(u.size, dtype=bool)
         todo, k = np.arange(u.size), 1
         while todo.size:
@@ -302,7 +306,7 @@ class Noise:
             out[todo] += 1
         return out
 
-    # -- Gaussian, uniform deviates with digits drawn when needed ---------------------------------------------------
+    # -- Gaussian, uniform deviates with digits drawn when needed ------------------------------------------
     def _gaussian_block(self, count: int, ratio: Fraction) -> Integers:
         out = np.empty(count, dtype=np.int64)
         filled = 0
@@ -315,7 +319,7 @@ class Noise:
         return out * self._signs(count)
 
     def _half_normal_integers(self, count: int) -> Integers:
-        """About `count` integers k ≥ 0 with probability proportional to exp(−k²/2): Karney's steps N1 and N2."""
+        """Up to `count` integers k ≥ 0, probability proportional to exp(−k²/2): Karney's steps N1 and N2."""
         k = np.zeros(count, dtype=np.int64)
         todo = np.arange(count)
         while todo.size:
@@ -332,7 +336,7 @@ class Noise:
         return k[alive]
 
     def _bernoulli_root_e(self, count: int) -> NDArray[np.bool_]:
-        """True with probability exp(−1/2): Karney's algorithm H, the parity of a falling run that starts below 1/2."""
+        """True with probability exp(−1/2): Karney's algorithm H, the parity of a falling run from 1/2."""
         result = np.ones(count, dtype=bool)
         todo = np.flatnonzero(self._words(count) >> np.uint64(63) == 0)
         # The first deviate of the run is below 1/2: its leading digit is 0 and the others are free.
@@ -370,8 +374,8 @@ class Noise:
             new = _Deviates(np.empty(k.size, dtype=np.int64))
             new.digits[todo] = self._digits(todo.size)
             todo = todo[self._less(new, last, todo)]
-            # Goes on with probability (2k + x)/(2k + 2): of 2k + 2 equal cells the first 2k go on, the last does not,
-            # and the one between does if a further uniform deviate is below x.
+            # Goes on with probability (2k + x)/(2k + 2): of 2k + 2 equal cells the first 2k go on, the last
+            # does not, and the one between does if a further uniform deviate is below x.
             cell, between = self._below(2 * k[todo] + 2), 2 * k[todo]
             go_on = cell < between
             unsure = np.flatnonzero(cell == between)
@@ -408,8 +412,8 @@ class Noise:
         digits = x.digits[indices]
         value = (k + digits * 2.0**-self._width) * float(ratio)
         steps = np.floor(value + 0.5)
-        # Doubles decide unless a half lies within their rounding error (under 4 units in the last place) or within
-        # the digits not drawn yet.
+        # Doubles decide unless a half lies within their rounding error (under 4 units in the last place) or
+        # within the digits not drawn yet.
         reach = (value + 1) * 2.0**-50 + float(ratio) * 2.0**-self._width
         result = steps.astype(np.int64)
         for position in np.flatnonzero(np.abs(value + 0.5 - np.round(value + 0.5)) <= reach):
@@ -427,7 +431,7 @@ class Noise:
 
 
 class _Deviates:
-    """Uniform deviates in [0, 1): leading digits as an array, later digits only where somebody asked for them."""
+    """Uniform deviates in [0, 1): leading digits as an array, later ones only where somebody asked."""
 
     __slots__ = ("digits", "tails")
 

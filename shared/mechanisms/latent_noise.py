@@ -1,12 +1,13 @@
-r"""Latent noise injection: each record becomes a blend of itself and fresh noise, in the latent space of a flow.
+r"""Latent noise injection: each record becomes a blend of itself and fresh noise, in a flow's latent space.
 
-The guarantee is that of a Gaussian mechanism, and four decisions make it a fact instead of an assumption. Latents are
-clipped to a ball, so the sensitivity does not rest on how a trained flow behaves far out. The blend is done on a grid,
-where the noise is sampled exactly. Signals are rounded *towards zero*, which never lengthens a vector, so rounding adds
-nothing to the sensitivity. And the flow runs after the noise, so its rounding errors are post-processing.
+The guarantee is that of a Gaussian mechanism, and four decisions make it a fact instead of an assumption.
+Latents are clipped to a ball, so the sensitivity does not rest on how a trained flow behaves far out. The
+blend is done on a grid, where the noise is sampled exactly. Signals are rounded *towards zero*, which never
+lengthens a vector, so rounding adds nothing to the sensitivity. And the flow runs after the noise, so its
+rounding errors are post-processing.
 
-What is *not* covered: flow, w and radius are taken as given. If they were fitted on the released records, the receipt
-has to say so.
+What is *not* covered: flow, w and radius are taken as given. If they were fitted on the released records,
+the receipt has to say so.
 """
 
 from __future__ import annotations
@@ -53,9 +54,9 @@ class LatentNoise:
     Raises: ParameterError, at construction: w outside [0, 1), or radius not positive and finite.
     Source: latent-noise-injection, eq. 12 and Theorem 2. The clipping is ours: it makes C a fact.
 
-    Row i of the release comes from row i of the data and from fresh noise alone, so long as the flow treats rows one
-    by one. Every row gets the same number of draws, whatever it holds. The finest detail of a latent, below 1/1024
-    of the noise, is dropped.
+    Row i of the release comes from row i of the data and from fresh noise alone, so long as the flow treats
+    rows one by one; the noise depends on the shape of x and on rng alone. The finest detail of a latent,
+    below 1/1024 of the noise, is dropped.
 
     >>> from shared.flows import Identity
     >>> from shared.randomness import seeded_rng
@@ -111,18 +112,18 @@ class LatentNoise:
     def release(self, x: Array, rng: Noise) -> Array:
         """Privatise encoded records: (n, d) to (n, d), a new array.
 
-        A latent that holds NaN (a record the flow cannot place) becomes the centre, 0. A latent with ±∞ becomes the
-        point of the clipping ball in that direction. Both rules look at the one row alone.
+        A latent that holds NaN (a record the flow cannot place) becomes the centre, 0. A latent with ±∞
+        becomes the point of the clipping ball in that direction. Both rules look at the one row alone.
 
         Raises: ParameterError, if x is not (n, d).
         """
         grid = grid_for(self._sigma)
         steps = self._signal_steps(self._latents(x), grid)
         steps += rng.lattice_gaussian_steps(self._sigma, steps.shape, grid)
-        return np.asarray(self.flow.forward(steps * grid), dtype=np.float64)
+        return np.asarray(self.flow.forward(np.multiply(steps, grid, dtype=np.float64)), dtype=np.float64)
 
     def clipped_count(self, x: Array) -> int:
-        """How many records have a latent outside the ball (or none at all). It depends on the data: it stays local."""
+        """How many records lie outside the ball (or nowhere): a fact about the data, kept at the site."""
         z = self._latents(x)
         return int(np.count_nonzero(~(_norms(z) <= self.radius)))
 
@@ -137,7 +138,7 @@ class LatentNoise:
             return np.array(self.flow.inverse(x), dtype=np.float64)
 
     def _signal_steps(self, z: Array, grid: float) -> NDArray[np.int64]:
-        r"""√w clip_R(z) in grid steps, truncated towards zero, of norm at most L / grid: exactly, in integers."""
+        """√w clip_R(z) in grid steps, truncated towards zero; its norm is at most L / grid, exactly."""
         z[np.isnan(z).any(axis=1)] = 0.0
         with np.errstate(all="ignore"):
             largest = np.abs(z).max(axis=1, keepdims=True, initial=0.0)
@@ -149,8 +150,9 @@ class LatentNoise:
             length = np.minimum(norm, self.radius)
             signal = unit * (length / np.where(unit_norm > 0, unit_norm, 1.0)) * math.sqrt(self.w)
         steps = np.trunc(signal / grid).astype(np.int64)
-        # The doubles above may overshoot the ball by their rounding error. The bound is enforced where it can be
-        # checked exactly; a row outside it (by a step or two at most) gives up its longest coordinate step by step.
+        # The doubles above may overshoot the ball by their rounding error. The bound is enforced where it
+        # can be checked exactly; a row outside it (by a step or two at most) gives up its longest coordinate
+        # step by step.
         most = math.floor((Fraction(self._reach) / Fraction(grid)) ** 2)
         rows = np.flatnonzero((steps**2).sum(axis=1) > most)
         while rows.size:
