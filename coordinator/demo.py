@@ -15,7 +15,6 @@ import json
 import os
 import re
 import secrets
-import shutil
 import signal
 import socket
 import subprocess
@@ -26,20 +25,13 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
-
-from shared.errors import NetworkRefusal, ParameterError, Refusal, StateRefusal, refusal_from_code
-from shared.terminal import application, run
+from shared.errors import NetworkRefusal, StateRefusal, refusal_from_code
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    import pandas as pd
-
-    from coordinator.pooling import PooledResult
-    from shared.estimands import Estimate
 
 __all__ = ["Demo", "app", "main"]
 
@@ -131,7 +123,9 @@ class Demo:
             for _ in range(200):
                 if server.poll() is not None:
                     raise StateRefusal(
-                        "the coordinator must start", given=f"exit {server.returncode}", next_step="See coordinator.log."
+                        "the coordinator must start",
+                        given=f"exit {server.returncode}",
+                        next_step="See coordinator.log.",
                     )
                 try:
                     socket.create_connection((host, int(port)), timeout=1).close()
@@ -139,7 +133,9 @@ class Demo:
                 except OSError:
                     time.sleep(0.1)
             else:
-                raise NetworkRefusal("the coordinator must answer", given="no answer", next_step="See coordinator.log.")
+                raise NetworkRefusal(
+                    "the coordinator must answer", given="no answer", next_step="See coordinator.log."
+                )
             yield
         finally:
             server.send_signal(signal.SIGTERM)

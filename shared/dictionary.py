@@ -78,6 +78,7 @@ class Column:
                     f"column {self.name!r}: {rule}", given=given, next_step="Correct the dictionary of the plan."
                 )
 
+        must(self.decimals is None or 0 <= self.decimals <= 12, "decimals must be in 0..12", f"{self.decimals}")
         must(bool(self.name) and self.name.isidentifier(), "its name must be a plain word", repr(self.name))
         must(self.kind in KINDS, f"kind must be one of {', '.join(KINDS)}", repr(self.kind))
         must(self.missing in MISSING, f"missing must be one of {', '.join(MISSING)}", repr(self.missing))
@@ -148,11 +149,10 @@ class Column:
         """Read plain values; an unknown key is refused."""
         known = {field.name for field in fields(cls)}
         closed(given, known, where=f"column {given.get('name', '?')!r}", refusal=DictionaryRefusal)
-        values = {key: tuple(value) if isinstance(value, list) else value for key, value in given.items()}
-        for bound in ("lower", "upper"):
-            if bound in values:
-                if isinstance(values[bound], bool) or not isinstance(values[bound], (int, float)):
-                    raise DictionaryRefusal(f"column {given.get('name', '?')!r}: {bound} must be a number")
+        values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in given.items()}
+        for name, value in values.items():
+            if not isinstance(value, _PLAIN[name]) or isinstance(value, bool):
+                raise DictionaryRefusal(f"column {given.get('name', '?')!r}: {name} must be {_PLAIN_WORDS[name]}")
         try:
             return cls(**values)
         except TypeError:
@@ -213,6 +213,18 @@ class Column:
                 given=f"{count} rows that do not",
                 next_step="Correct the rows at the source, or map the column (site-agent data map).",
             )
+
+
+_PLAIN: dict[str, type | tuple[type, ...]] = {
+    **dict.fromkeys(("name", "kind", "label", "unit", "missing", "event"), str),
+    **dict.fromkeys(("lower", "upper"), (int, float)),
+    **dict.fromkeys(("levels", "missing_codes"), tuple),
+    "decimals": int,
+}
+_PLAIN_WORDS = {
+    name: {str: "text", tuple: "a list", int: "a whole number"}.get(kind, "a number")  # type: ignore[arg-type]
+    for name, kind in _PLAIN.items()
+}
 
 
 @dataclass(frozen=True, kw_only=True)

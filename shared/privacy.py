@@ -222,15 +222,11 @@ def from_canonical(value: Mapping[str, Any]) -> Event:
     given = {key: item for key, item in value.items() if key != "event"}
     unknown = sorted(set(given) - {field.name for field in fields(kind)})
     if unknown:
-        raise UnknownEvent(
-            f"the event {name} must have only the fields this version knows", given=str(unknown)[:60]
-        )
+        raise UnknownEvent(f"the event {name} must have only the fields this version knows", given=str(unknown)[:60])
     try:
         return kind(**given)
     except TypeError:
-        raise UnknownEvent(
-            f"the event {name} must have all its fields", given=str(sorted(given))[:60]
-        ) from None
+        raise UnknownEvent(f"the event {name} must have all its fields", given=str(sorted(given))[:60]) from None
 
 
 def _listed(events: Events) -> list[Event]:
@@ -334,9 +330,7 @@ def _slicing_bins(event: Slicing, tail: float, bins: int) -> tuple[Floats, Float
     return edges * (event.distance / (event.sigma * math.sqrt(event.d))), mass
 
 
-def _slicing_delta(
-    event: Slicing, delta: float, mu0: float = 0.0, bins: int = _BINS
-) -> Callable[[Any], Floats]:
+def _slicing_delta(event: Slicing, delta: float, mu0: float = 0.0, bins: int = _BINS) -> Callable[[Any], Floats]:
     r"""The curve δ(ε) of one slicing release beside a μ₀-Gaussian one: a bound, not an estimate.
 
     .. math:: \delta(\varepsilon) = E\,\delta_{Gauss}(\varepsilon; \mu),
@@ -353,8 +347,7 @@ def _slicing_delta(
         eps = np.atleast_1d(np.asarray(eps, dtype=np.float64))
         step = max(1, 2_000_000 // mu.size)
         parts = [
-            np.exp(_gaussian_log_delta(mu, e[:, None])) @ mass
-            for e in np.split(eps, range(step, eps.size, step))
+            np.exp(_gaussian_log_delta(mu, e[:, None])) @ mass for e in np.split(eps, range(step, eps.size, step))
         ]
         return np.minimum(np.concatenate(parts) + tail, 1.0)
 
@@ -396,9 +389,7 @@ def _rdp(event: Event) -> Floats:
             curve = a * event.mu**2 / 2
         elif isinstance(event, Laplace):
             t = event.sensitivity / event.scale
-            one = np.logaddexp(
-                np.log(a / (2 * a - 1)) + t * (a - 1), np.log((a - 1) / (2 * a - 1)) - t * a
-            ) / (a - 1)
+            one = np.logaddexp(np.log(a / (2 * a - 1)) + t * (a - 1), np.log((a - 1) / (2 * a - 1)) - t * a) / (a - 1)
             # Below a loss of 1e-3 the two terms cancel; α t²/2 is an upper bound for every pure mechanism.
             one = np.where(t < 1e-3, a * t * t / 2, one + 1e-15 / (a - 1))
             curve = event.coordinates * np.minimum(t, one)
@@ -555,9 +546,7 @@ def _pld(found: Sequence[Event], delta: float) -> Any:
     parts: list[Any] = []
     mu = math.hypot(*(event.mu for event in found if isinstance(event, Gaussian)))
     if mu > 0:
-        parts.append(
-            pld.from_gaussian_mechanism(1 / mu, value_discretization_interval=step, use_connect_dots=True)
-        )
+        parts.append(pld.from_gaussian_mechanism(1 / mu, value_discretization_interval=step, use_connect_dots=True))
     for event, times in Counter(event for event in found if not isinstance(event, Gaussian)).items():
         if isinstance(event, Laplace):
             one = pld.from_laplace_mechanism(

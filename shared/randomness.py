@@ -450,9 +450,7 @@ def _ratio(scale: float, grid: float) -> Fraction:
     if not (math.isfinite(scale) and scale > 0):
         raise ParameterError("a noise scale must be positive and finite", given=repr(scale))
     if not (math.isfinite(grid) and grid > 0 and math.frexp(grid)[0] == 0.5):
-        raise ParameterError(
-            "a grid must be a power of two", given=repr(grid), next_step="Use grid_for(scale)."
-        )
+        raise ParameterError("a grid must be a power of two", given=repr(grid), next_step="Use grid_for(scale).")
     if not 2.0**-10 <= scale / grid <= _MAX_RATIO:
         raise ParameterError(
             "the noise scale must be between 2^-10 and 2^40 grid steps",

@@ -18,14 +18,17 @@ import zipfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, cast
 
 import pandas as pd
 
 from shared import privacy
 from shared.canonical import canonical_json, closed, parse_json, sha256_hex
+from shared.encoding import Encoder
 from shared.errors import IntegrityRefusal, ReceiptRefusal, SchemaRefusal
+from shared.flows import Identity
 from shared.keys import Envelope, SigningKey
+from shared.mechanisms.latent_noise import LatentNoise, default_radius
 from shared.plan import StudyPlan
 
 __all__ = [
@@ -35,6 +38,7 @@ __all__ = [
     "Receipt",
     "Statement",
     "coverage",
+    "planned_event",
     "read_bundle",
     "write_bundle",
     "write_receipt",
@@ -45,6 +49,7 @@ LABEL = "synthetic / privatised, not patient records"
 BUNDLE_FORMAT = "tributary-bundle/1"
 MEMBERS = ("manifest.json", "receipt.json", "table.parquet")
 DOCUMENT_CAP = 1 << 20
+CONDITIONAL_ON = "flow, encoder, w and R"
 
 
 def coverage(plan: StudyPlan) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -52,7 +57,7 @@ def coverage(plan: StudyPlan) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
     Returns: (covered, not_covered).
     """
-    always = (
+    always: tuple[str, ...] = (
         "The number of released rows: it follows from the plan's eligibility rule and is public.",
         "A person who is a patient of several hospitals: losses add up, and no hospital can see it.",
         "That the release passed the site's checks and audit: its delivery shows it.",
@@ -138,11 +143,20 @@ class Receipt:
 
         The coordinator runs this on every bundle, the agent before it seals one.
         """
-        event = privacy.event_from_canonical(self.event)
+        event = privacy.from_canonical(self.event)
         curve = _finite(privacy.rdp(event))
         covered, not_covered = coverage(plan)
+        mechanism = _mechanism(plan, Encoder(dictionary=plan.dictionary).d)
         expected: dict[str, Any] = {
-            "event": privacy.event_to_canonical(_planned_event(plan, self.d, self.parameters)),
+            "event": mechanism.event.to_canonical(),
+            "parameters": {"w": mechanism.w, "radius": mechanism.radius},
+            "d": mechanism.flow.d,
+            "mechanism": "latent_noise",
+            "neighbours": "replace_one",
+            "unit": "patient",
+            "contributions": 1,
+            "model": "local",
+            "conditional_on": CONDITIONAL_ON,
             "plan_hash": plan.hash,
             "plan_version": plan.version,
             "dictionary_hash": plan.dictionary.hash,
@@ -150,11 +164,12 @@ class Receipt:
             "posture": plan.posture,
             "delta": plan.budget.delta,
             "epsilon": privacy.epsilon(event, plan.budget.delta),
+            "epsilon_paper": _paper(mechanism, plan.budget.delta),
             "epsilon_pure": privacy.pure_epsilon(event),
             "rdp": curve,
             "covered": covered,
             "not_covered": not_covered,
-            "translation": privacy.translate(event),
+            "translation": privacy.translate(event, delta=plan.budget.delta),
         }
         for name, value in expected.items():
             if not _agree(getattr(self, name), value):
@@ -165,13 +180,24 @@ class Receipt:
                 )
 
 
-def _planned_event(plan: StudyPlan, d: int, parameters: Mapping[str, float]) -> privacy.Gaussian:
-    from shared.mechanisms.latent_noise import default_radius, planned_event
-
+def _mechanism(plan: StudyPlan, d: int) -> LatentNoise:
+    """The plan's mechanism for d encoded columns; its event depends on neither a flow nor a record."""
     radius = plan.release.radius if plan.release.radius is not None else default_radius(d)
-    if not (_agree(parameters.get("w"), plan.release.w) and _agree(parameters.get("radius"), radius)):
-        raise ReceiptRefusal("w and R on the receipt must be the plan's", given="other values")
-    return planned_event(w=plan.release.w, radius=radius)
+    return LatentNoise(flow=Identity(d=d), w=plan.release.w, radius=radius)
+
+
+def planned_event(plan: StudyPlan, d: int) -> privacy.Event:
+    """The privacy event that one release under this plan is charged as, before it runs.
+
+    Args:
+        d: encoded columns (`shared.encoding.Encoder.d`).
+    """
+    return _mechanism(plan, d).event
+
+
+def _paper(mechanism: LatentNoise, delta: float) -> float:
+    """Theorem 2's ε*, printed beside the exact one so that readers of the paper find their number."""
+    return privacy.theorem2_epsilon(w=mechanism.w, C=2 * mechanism.radius, delta=delta)
 
 
 def _agree(left: Any, right: Any) -> bool:
@@ -198,7 +224,6 @@ def write_receipt(
     release_id: str,
     agent_version: str,
     n: int,
-    d: int,
     study_epsilon: float,
     previous: str,
 ) -> Receipt:
@@ -206,14 +231,11 @@ def write_receipt(
 
     Args:
         n: released rows (public).
-        d: encoded columns.
         study_epsilon: this study's composed ε at the plan's δ, this release included (RDP).
         previous: hash of the site's previous receipt in this study, or 64 zeros.
     """
-    from shared.mechanisms.latent_noise import default_radius, planned_event
-
-    radius = plan.release.radius if plan.release.radius is not None else default_radius(d)
-    event = planned_event(w=plan.release.w, radius=radius)
+    mechanism = _mechanism(plan, Encoder(dictionary=plan.dictionary).d)
+    event = mechanism.event
     delta = plan.budget.delta
     covered, not_covered = coverage(plan)
     return Receipt(
@@ -227,23 +249,23 @@ def write_receipt(
         recipient=plan.coordinator,
         agent_version=agent_version,
         mechanism="latent_noise",
-        parameters={"w": plan.release.w, "radius": radius},
-        event=privacy.event_to_canonical(event),
+        parameters={"w": mechanism.w, "radius": mechanism.radius},
+        event=event.to_canonical(),
         neighbours="replace_one",
         unit="patient",
         contributions=1,
         model="local",
-        conditional_on="flow, encoder, w and R",
+        conditional_on=CONDITIONAL_ON,
         posture=plan.posture,
         n=n,
-        d=d,
+        d=mechanism.flow.d,
         delta=delta,
         epsilon=privacy.epsilon(event, delta),
-        epsilon_paper=privacy.theorem2_epsilon(w=plan.release.w, C=2 * radius, delta=delta),
+        epsilon_paper=_paper(mechanism, delta),
         epsilon_pure=privacy.pure_epsilon(event),
         rdp=_finite(privacy.rdp(event)),
         study_epsilon=study_epsilon,
-        translation=privacy.translate(event),
+        translation=privacy.translate(event, delta=delta),
         covered=covered,
         not_covered=not_covered,
         previous=previous,
@@ -299,24 +321,22 @@ def read_bundle(path: Path, *, cap: int) -> Bundle:
     Raises: IntegrityRefusal, SchemaRefusal: anything but the exact form; caught before a large table is made.
     """
     try:
-        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
-            digest = hashlib.sha256(mapped).hexdigest()
-            places = _members(mapped)
-            manifest_bytes, receipt_bytes = (mapped[place] for place in places[:2])
-            table_bytes = memoryview(mapped)[places[2]]
-            try:
-                receipt = _agreed(manifest_bytes, receipt_bytes, table_bytes)
-                table = _read_table(table_bytes, receipt.n, cap)
-            finally:
-                table_bytes.release()
-    except (zipfile.BadZipFile, NotImplementedError, EOFError, ValueError, RuntimeError, BufferError) as error:
+        with path.open("rb") as file:
+            # Closed when nothing points into it any more: a refusal's traceback may still hold a view.
+            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        digest = hashlib.sha256(mapped).hexdigest()
+        manifest_at, receipt_at, table_at = _members(mapped)
+        data = memoryview(mapped)[table_at]
+        receipt = _agreed(mapped[manifest_at], mapped[receipt_at], data)
+        table = _read_table(data, receipt.n, cap)
+    except (zipfile.BadZipFile, NotImplementedError, EOFError, ValueError, RuntimeError) as error:
         raise IntegrityRefusal("a bundle must be a readable zip file", given=type(error).__name__) from None
     return Bundle(digest=digest, receipt=receipt, table=table)
 
 
 def _members(mapped: mmap.mmap) -> list[slice]:
     """Where each member's bytes lie; refuses any other archive than the one `write_bundle` writes."""
-    with zipfile.ZipFile(mapped) as archive:  # type: ignore[arg-type]  # a mapping reads like a file
+    with zipfile.ZipFile(cast(IO[bytes], mapped)) as archive:  # a mapping reads like a file
         entries = archive.infolist()
     if tuple(entry.filename for entry in entries) != MEMBERS:
         raise SchemaRefusal(f"a bundle must hold exactly {', '.join(MEMBERS)}", given=f"{len(entries)} files")
@@ -338,7 +358,7 @@ def _agreed(manifest_bytes: bytes, receipt_bytes: bytes, table_bytes: memoryview
     manifest = parse_json(manifest_bytes)
     if not isinstance(manifest, dict) or manifest.get("format") != BUNDLE_FORMAT or manifest.get("label") != LABEL:
         raise SchemaRefusal(f"a manifest must have format {BUNDLE_FORMAT} and the label")
-    files = {"receipt.json": receipt_bytes, "table.parquet": table_bytes}
+    files: dict[str, bytes | memoryview] = {"receipt.json": receipt_bytes, "table.parquet": table_bytes}
     digests = {name: {"sha256": hashlib.sha256(data).hexdigest(), "bytes": len(data)} for name, data in files.items()}
     if manifest.get("files") != digests:
         raise IntegrityRefusal("the manifest's digests must be those of the bundle's files")

@@ -76,7 +76,7 @@ def _every_kind() -> Dictionary:
 
 
 def test_a_row_is_encoded_without_the_others(dictionary):
-    """Replacing one person changes that person's encoded row and no other: the guarantee's sensitivity rests on it."""
+    """Replacing one person changes that person's encoded row and no other: the sensitivity rests on it."""
     table, other = make_table(80, seed=1), make_table(80, seed=2)
     swapped = table.copy()
     swapped.loc[7] = other.loc[7]

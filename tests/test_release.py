@@ -15,7 +15,16 @@ from shared.encoding import Encoder
 from shared.errors import IntegrityRefusal, PolicyRefusal, ReceiptRefusal, Refusal, SchemaRefusal
 from shared.keys import SigningKey
 from shared.randomness import seeded_rng
-from shared.release import LABEL, STATEMENT_TYPE, Receipt, Statement, coverage, read_bundle, write_bundle, write_receipt
+from shared.release import (
+    LABEL,
+    STATEMENT_TYPE,
+    Receipt,
+    Statement,
+    coverage,
+    read_bundle,
+    write_bundle,
+    write_receipt,
+)
 
 CAP = 64 << 20
 
@@ -35,7 +44,6 @@ def receipt(plan, dictionary) -> Receipt:
         release_id="ab" * 16,
         agent_version="0.1.0",
         n=120,
-        d=Encoder(dictionary=dictionary).d,
         study_epsilon=300.0,
         previous="0" * 64,
     )
@@ -65,7 +73,9 @@ def test_any_tool_opens_a_bundle_and_reads_what_it_is(receipt, released):
 def test_a_receipt_that_follows_from_its_plan_is_true(receipt, plan):
     receipt.require_true(plan)
     assert receipt.epsilon == pytest.approx(
-        privacy.epsilon(privacy.Gaussian(sigma=0.2**0.5, sensitivity=2 * 0.8**0.5 * receipt.parameters["radius"]), 1e-6)
+        privacy.epsilon(
+            privacy.Gaussian(sigma=0.2**0.5, sensitivity=2 * 0.8**0.5 * receipt.parameters["radius"]), 1e-6
+        )
     )
     assert receipt.epsilon_paper > receipt.epsilon
 
@@ -94,11 +104,11 @@ def test_a_receipt_that_says_anything_else_is_refused(receipt, plan, change):
 
 
 def test_halved_noise_would_show_on_the_receipt(receipt, plan):
-    event = privacy.event_from_canonical(receipt.event)
+    event = privacy.from_canonical(receipt.event)
     half = dataclasses.replace(event, sigma=event.sigma / 2)
     assert privacy.epsilon(half, receipt.delta) > 2 * receipt.epsilon
     with pytest.raises(ReceiptRefusal, match="event"):
-        dataclasses.replace(receipt, event=privacy.event_to_canonical(half)).require_true(plan)
+        dataclasses.replace(receipt, event=half.to_canonical()).require_true(plan)
 
 
 def test_every_flipped_byte_of_a_bundle_is_found_or_harmless(tmp_path, receipt, released):

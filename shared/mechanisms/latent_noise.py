@@ -130,9 +130,7 @@ class LatentNoise:
     def _latents(self, x: Array) -> Array:
         x = np.array(x, dtype=np.float64)
         if x.ndim != 2 or x.shape[1] != self.flow.d:
-            raise ParameterError(
-                f"records must be a matrix with {self.flow.d} columns", given=f"shape {x.shape}"
-            )
+            raise ParameterError(f"records must be a matrix with {self.flow.d} columns", given=f"shape {x.shape}")
         # A warning about one record's overflow would be a data-dependent event outside the release.
         with np.errstate(all="ignore"):
             return np.array(self.flow.inverse(x), dtype=np.float64)
