@@ -12,6 +12,7 @@ from __future__ import annotations
 import csv
 import hashlib
 import hmac
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -65,7 +66,7 @@ def read(source: Source, dictionary: Dictionary, *, key: bytes) -> Records:
     with source.path.open("rb") as file:
         while block := file.read(BLOCK):
             digest.update(block)
-    return Records(table=dictionary.check(table), rows=len(table), snapshot=digest.hexdigest())
+    return Records(table=_checked(table, dictionary), rows=len(table), snapshot=digest.hexdigest())
 
 
 def problems(source: Source, dictionary: Dictionary) -> tuple[DataRefusal, ...]:
@@ -89,7 +90,7 @@ def problems(source: Source, dictionary: Dictionary) -> tuple[DataRefusal, ...]:
         if column.kind == "person":
             part[_ALWAYS.name] = 0
         try:
-            alone.check(part)
+            _checked(part, alone)
         except DataRefusal as refusal:
             found.append(refusal)
     return tuple(found)
@@ -155,20 +156,6 @@ def _mapped(source: Source, dictionary: Dictionary) -> pd.DataFrame:
     wanted = [i for i, name in enumerate(names) if name not in source.ignore and renamed[i] in expected]
     table = _parquet_table(source, [names[i] for i in wanted]) if source.format == "parquet" else _csv_table(source)
     if source.format == "csv":
-        if table.shape[1] != len(names):
-            raise DataFileRefusal(
-                "every row must have as many fields as the first line",
-                given="rows with more",
-                next_step="Check the delimiter and the quoting.",
-            )
-        # Fields that are there but blank come as "", fields that are absent as missing: a cut line shows itself.
-        short = int(table.isna().any(axis=1).sum())
-        if short:
-            raise DataFileRefusal(
-                "every row must have as many fields as the first line",
-                given=f"{short} rows with fewer",
-                next_step="Export the table again: it looks cut off, or has another delimiter.",
-            )
         table = table.iloc[:, wanted]
     table.columns = pd.Index([renamed[i] for i in wanted])
     if len(table) == 0:
@@ -194,7 +181,9 @@ def _check_columns(source: Source, names: Sequence[str], renamed: Sequence[str],
     used = [name for name in names if name not in source.ignore]
     if len(set(used)) != len(used):
         raise DataFileRefusal(
-            "column names of the table must differ", given=f"{len(used) - len(set(used))} repeated"
+            "column names of the table must differ",
+            given=f"{len(used) - len(set(used))} repeated",
+            next_step="Rename them at the source.",
         )
     absent = [name for name in (*source.columns, *source.ignore) if name not in names]
     if absent:
@@ -227,10 +216,30 @@ def _check_columns(source: Source, names: Sequence[str], renamed: Sequence[str],
         )
 
 
+def _checked(table: pd.DataFrame, dictionary: Dictionary) -> pd.DataFrame:
+    try:
+        return dictionary.check(table)
+    except DataRefusal as refusal:
+        step = refusal.next_step or "Correct the rows at the source, then site-agent data check."
+        raise type(refusal)(refusal.must, given=refusal.given, next_step=step) from None
+
+
 def _csv_table(source: Source) -> pd.DataFrame:
     try:
+        # pandas pads a line that was cut off and makes an index of fields that are too many: counted first.
+        with source.path.open(encoding=_encoding(source), newline="") as file:
+            lines = csv.reader(file, delimiter=source.delimiter, strict=True)
+            wide = len(next(lines))
+            widths = Counter(len(line) for line in lines if line)
+        short, long = (sum(c for w, c in widths.items() if (w < wide) == less and w != wide) for less in (True, False))
+        if short or long:
+            raise DataFileRefusal(
+                f"every row must have {wide} fields, as the first line has",
+                given=f"{short} rows with fewer, {long} with more",
+                next_step="Check the delimiter and the quoting, and that the export is complete.",
+            )
         # Everything stays text: a parser that guesses would turn the identifier 007 into 7.
-        table = pd.read_csv(
+        return pd.read_csv(
             source.path,
             dtype=str,
             keep_default_na=False,
@@ -238,15 +247,8 @@ def _csv_table(source: Source) -> pd.DataFrame:
             sep=source.delimiter,
             skip_blank_lines=True,
         )
-    except (UnicodeError, pd.errors.ParserError, pd.errors.EmptyDataError, ValueError, OSError) as error:
+    except (csv.Error, UnicodeError, pd.errors.ParserError, pd.errors.EmptyDataError, ValueError, OSError) as error:
         raise _unreadable(source, error) from None
-    if not isinstance(table.index, pd.RangeIndex):  # longer rows than the header: pandas made an index of the rest
-        raise DataFileRefusal(
-            "every row must have as many fields as the first line",
-            given="rows with more",
-            next_step="Check the delimiter and the quoting.",
-        )
-    return table
 
 
 def _parquet(source: Source) -> Any:
