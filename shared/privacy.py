@@ -411,8 +411,10 @@ def _rounded_up(curve: Floats) -> Floats:
     """Up to six significant digits: short in a receipt, and the same on machines whose last digits differ."""
     result = curve.copy()
     finite = np.isfinite(curve) & (curve > 0)
-    power = 10.0 ** (np.floor(np.log10(curve[finite])) - 5)
-    result[finite] = np.ceil(curve[finite] * (1 + 1e-12) / power) * power
+    digits = 5 - np.floor(np.log10(curve[finite]))
+    # Divided by a power of ten, not multiplied by its inverse: the double nearest to the six digits.
+    up, down = 10.0 ** np.maximum(digits, 0), 10.0 ** np.maximum(-digits, 0)
+    result[finite] = np.ceil(curve[finite] * (1 + 1e-12) * up / down) / up * down
     return result
 
 
@@ -432,7 +434,8 @@ def _subsampled_rdp(q: float, s: float) -> Floats:
         if span / h > 4e5:
             result[group] = np.inf
             continue
-        x = np.arange(-2 - 12 * s, max(1.0, top) + 1 + 12 * s, h)
+        # The integrand peaks between 0 and 2α − 1 (where q is near 1), with width s.
+        x = np.arange(-2 - 12 * s, 2 * top + 1 + 12 * s, h)
         base = -0.5 * (x / s) ** 2 - math.log(s * math.sqrt(2 * math.pi))
         up = np.logaddexp(math.log1p(-q), math.log(q) + (2 * x - 1) / (2 * s * s))
         down = np.logaddexp(math.log1p(-q), math.log(q) + (-2 * x - 1) / (2 * s * s))

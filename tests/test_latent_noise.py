@@ -24,7 +24,7 @@ def mechanism(w=0.5, radius=2.0, d=3):
     return LatentNoise(flow=Identity(d=d), w=w, radius=radius)
 
 
-# -- the law ----------------------------------------------------------------------------------------------------
+# -- the law -----------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("w", [0.0, 0.1, 0.5, 0.9])
 def test_the_release_is_the_blend_of_equation_12(w):
     z = np.tile([0.5, -1.0, 0.25], (RUNS, 1))
@@ -82,7 +82,7 @@ def test_the_flow_is_applied_on_both_sides_of_the_noise():
     assert abs(released.std() - 2 * math.sqrt(0.5)) < 0.05
 
 
-# -- the bound --------------------------------------------------------------------------------------------------
+# -- the bound ---------------------------------------------------------------------------------------------
 def signal(m, z):
     grid = grid_for(m.event.sigma)
     return m._signal_steps(np.array(z, dtype=float), grid), grid
@@ -91,9 +91,7 @@ def signal(m, z):
 @given(
     w=st.floats(0, 0.999),
     radius=st.floats(1e-3, 50),
-    rows=st.lists(
-        st.tuples(*[st.floats(allow_nan=True, allow_infinity=True)] * 3), min_size=1, max_size=5
-    ),
+    rows=st.lists(st.tuples(*[st.floats(allow_nan=True, allow_infinity=True)] * 3), min_size=1, max_size=5),
 )
 @settings(max_examples=300, deadline=None)
 def test_no_signal_is_longer_than_the_event_says_exactly(w, radius, rows):
@@ -126,7 +124,14 @@ def test_rounding_is_towards_zero_and_loses_less_than_a_step():
 def test_latents_that_are_not_numbers_follow_a_fixed_rule():
     m = mechanism(w=0.25, radius=2.0)
     steps, grid = signal(
-        m, [[np.nan, 5, np.inf], [np.inf, 3, -4], [-np.inf, np.inf, 1e300], [1e308, 1e308, 1e308], [5e-324, 0, 0]]
+        m,
+        [
+            [np.nan, 5, np.inf],
+            [np.inf, 3, -4],
+            [-np.inf, np.inf, 1e300],
+            [1e308, 1e308, 1e308],
+            [5e-324, 0, 0],
+        ],
     )
     got = steps * grid
     half = math.sqrt(0.5)
@@ -148,7 +153,7 @@ def test_the_default_radius_holds_99_percent_of_normal_latents():
     assert abs(m.clipped_count(z) / 100_000 - 0.01) < 0.002
 
 
-# -- the event --------------------------------------------------------------------------------------------------
+# -- the event ---------------------------------------------------------------------------------------------
 def test_the_event_is_known_before_anything_runs():
     assert mechanism(w=0.8, radius=3.0).event == Gaussian(
         sigma=math.sqrt(1 - 0.8), sensitivity=2 * 3.0 * math.sqrt(0.8)
@@ -184,12 +189,12 @@ def test_records_of_another_shape_are_refused(shape):
         mechanism().release(np.zeros(shape), seeded_rng(1))
 
 
-# -- the attack: level 2 ------------------------------------------------------------------------------------------
-def attacked_epsilon(m, rng, claimed_event=None):
-    """A lower bound on the release's ε at DELTA, from what an attacker sees of two neighbours at the extremes.
+# -- the attack: level 2 -----------------------------------------------------------------------------------
+def attacked_epsilon(m, rng):
+    """A lower bound on a release's ε at DELTA, from what an attacker sees of two extreme neighbours.
 
-    5,000 rows a side, one threshold fixed beforehand (the midpoint), Clopper-Pearson at 5e-7 a side; the bound on
-    both error rates gives one on μ, and μ gives ε.
+    5,000 rows a side, one threshold fixed beforehand (the midpoint), Clopper-Pearson at 5e-7 a side; the
+    bound on both error rates gives one on μ, and μ gives ε.
     """
     x = np.zeros((RUNS, 2))
     x[:, 0] = 100.0  # far outside the ball, where missing clipping shows
@@ -205,7 +210,7 @@ def weight_for(mu, radius):
     return mu**2 / (mu**2 + 4 * radius**2)
 
 
-# A small radius makes w large, so that w and its root, and 1 - w and its root, differ enough to be told apart.
+# A small radius makes w large, so that 1 - w and its root differ enough to be told apart.
 RADIUS = 0.25
 
 

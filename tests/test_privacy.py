@@ -1,5 +1,6 @@
 """The accountant: laws, tables of reference values, independent computations, and refusals."""
 
+import itertools
 import json
 import math
 import subprocess
@@ -52,7 +53,7 @@ def half_unit(text):
     return 0.5 * 10.0 ** -len(str(text).partition(".")[2]) + 1e-12
 
 
-# -- reference tables: privacy.md section 2 -------------------------------------------------------------------------
+# -- reference tables: privacy.md section 2 ----------------------------------------------------------------
 @pytest.mark.parametrize(
     ("w", "paper", "renyi", "exact"),
     [
@@ -72,8 +73,15 @@ def test_latent_noise_at_radius_3_costs_what_the_table_says(w, paper, renyi, exa
 
 @pytest.mark.parametrize(
     ("radius", "target", "w"),
-    [(3.0, 1, ".0020"), (3.0, 2, ".0069"), (3.0, 4, ".0232"), (3.0, 8, ".0716")]
-    + [(1.0, 1, ".0176"), (1.0, 4, ".176"), (1.0, 8, ".410")],
+    [
+        (3.0, 1, ".0020"),
+        (3.0, 2, ".0069"),
+        (3.0, 4, ".0232"),
+        (3.0, 8, ".0716"),
+        (1.0, 1, ".0176"),
+        (1.0, 4, ".176"),
+        (1.0, 8, ".410"),
+    ],
 )
 def test_the_weight_that_meets_a_target_is_the_tables(radius, target, w):
     assert w_for_epsilon(target, DELTA, radius) == pytest.approx(float(w), abs=half_unit(w))
@@ -91,8 +99,8 @@ def test_the_weight_that_meets_a_target_is_the_tables(radius, target, w):
 def test_slicing_needs_the_noise_of_the_table(slices, sigmas):
     for target, sigma in zip((1, 5.1, 8.1), sigmas, strict=True):
         event = calibrate(Slicing, target, DELTA, slices=slices, d=50, distance=1.0)
-        # The table's 40,000-point rule was not an upper bound; ours is, by about a hundred-thousandth.
-        assert event.sigma == pytest.approx(float(sigma), abs=half_unit(sigma) + 1e-5 * float(sigma))
+        # The table's 40,000-point rule was not an upper bound; ours is, by up to a fifty-thousandth.
+        assert event.sigma == pytest.approx(float(sigma), abs=half_unit(sigma) + 2e-5 * float(sigma))
 
 
 def test_slicing_by_renyi_and_by_the_integral_match_the_text():
@@ -114,7 +122,7 @@ def test_subsampling_is_charged_under_replace_one_and_not_add_or_remove():
     assert epsilon(DPSGD, DELTA) == pytest.approx(3.66, abs=5e-3)  # 2.16 would be add/remove
 
 
-# -- laws ---------------------------------------------------------------------------------------------------------
+# -- laws --------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("target", [1e-6, 1e-3, 0.1, 1, 10, 1e3, 1e5])
 @pytest.mark.parametrize("delta", [1e-12, 1e-6, 0.1])
 def test_calibrating_a_gaussian_gives_back_the_epsilon(target, delta):
@@ -161,7 +169,11 @@ def test_more_noise_costs_less_down_to_nothing_and_no_noise_costs_everything(eve
 
 
 def test_what_does_not_use_the_records_is_free():
-    free = [gaussian(0.0), Laplace(scale=1.0, sensitivity=0.0), Slicing(slices=3, d=2, sigma=1.0, distance=0.0)]
+    free = [
+        gaussian(0.0),
+        Laplace(scale=1.0, sensitivity=0.0),
+        Slicing(slices=3, d=2, sigma=1.0, distance=0.0),
+    ]
     assert epsilon(free, 0.0) == 0
     assert epsilon([], DELTA) == 0
     assert pure_epsilon(free) == 0
@@ -197,7 +209,7 @@ def test_the_conversion_is_never_below_zero():
     assert epsilon_from_rdp(rdp(gaussian(1e-4)), 0.5) == 0.0
 
 
-# -- independent computations -----------------------------------------------------------------------------------------
+# -- independent computations ------------------------------------------------------------------------------
 @given(mu=st.floats(1e-3, 30), ratio=st.floats(0, 8))
 @settings(max_examples=200, deadline=None)
 def test_the_gaussian_curve_is_the_textbook_difference_where_that_does_not_cancel(mu, ratio):
@@ -252,7 +264,8 @@ def test_fifty_mixed_receipts_are_within_one_percent_of_a_fine_loss_distribution
     rng = np.random.default_rng(seed)
     sigmas, scales = rng.choice([6.0, 8.0, 12.0], 25), rng.choice([10.0, 16.0, 40.0], 25)
     ours = epsilon(
-        [Gaussian(sigma=s, sensitivity=1.0) for s in sigmas] + [Laplace(scale=s, sensitivity=1.0) for s in scales],
+        [Gaussian(sigma=s, sensitivity=1.0) for s in sigmas]
+        + [Laplace(scale=s, sensitivity=1.0) for s in scales],
         DELTA,
     )
     theirs = loss_distribution(
@@ -271,12 +284,17 @@ def slicing_delta_by_quadrature(event, eps):
     edges = [law.ppf(1e-14), middle, middle + 10 * math.sqrt(2 * middle), law.isf(1e-25)]
     return sum(
         integrate.quad(integrand, a, b, epsabs=0, epsrel=1e-9, limit=200)[0]
-        for a, b in zip(edges[:-1], edges[1:], strict=True)
+        for a, b in itertools.pairwise(edges)
     )
 
 
 @pytest.mark.parametrize(
-    "event", [SLICING, Slicing(slices=1, d=3, sigma=2.0, distance=2.0), Slicing(slices=40, d=5, sigma=3.0, distance=1.0)]
+    "event",
+    [
+        SLICING,
+        Slicing(slices=1, d=3, sigma=2.0, distance=2.0),
+        Slicing(slices=40, d=5, sigma=3.0, distance=1.0),
+    ],
 )
 @pytest.mark.parametrize("delta", [1e-8, 1e-5, 1e-2])
 def test_slicing_is_just_above_adaptive_quadrature(event, delta):
@@ -300,35 +318,44 @@ def test_slicing_with_many_slices_is_nearly_a_gaussian_of_known_sensitivity():
 
 
 @pytest.mark.parametrize("order", [1.5, 2.0, 5.0, 32.0])
-@pytest.mark.parametrize(("q", "s"), [(0.01, 1.1), (0.3, 0.7), (1.0, 2.0)])
+@pytest.mark.parametrize(("q", "s"), [(0.01, 1.1), (0.3, 0.7), (0.97, 3.0), (1.0, 2.0)])
 def test_the_subsampled_renyi_curve_is_the_divergence_by_quadrature(order, q, s):
-    def p(x, sign):
-        return (1 - q) * stats.norm.pdf(x, 0, s) + q * stats.norm.pdf(x, sign, s)
+    def log_p(x, sign):
+        rest = np.log1p(-q) + stats.norm.logpdf(x, 0, s) if q < 1 else -np.inf
+        return np.logaddexp(rest, np.log(q) + stats.norm.logpdf(x, sign, s))
 
+    def log_integrand(x):
+        return order * log_p(x, 1) + (1 - order) * log_p(x, -1)
+
+    low, high = -12 * s - 2, 2 * order + 12 * s
+    x = np.linspace(low, high, 4001)
+    peak = log_integrand(x).max()
     value, _ = integrate.quad(
-        lambda x: p(x, 1) ** order * p(x, -1) ** (1 - order), -30 * s, order * 2 + 30 * s, limit=2000, epsrel=1e-11,
-        points=[0.0, 1.0, order, 2 * order - 1],
+        lambda x: math.exp(log_integrand(x) - peak),
+        low,
+        high,
+        limit=2000,
+        epsabs=0,
+        epsrel=1e-9,
+        points=[0.0, order, x[log_integrand(x).argmax()]],
     )
-    expected = 3 * math.log(value) / (order - 1)
+    expected = 3 * (math.log(value) + peak) / (order - 1)
     curve = rdp(SubsampledGaussian(rate=q, noise_multiplier=s, steps=3))
-    assert curve[ORDERS == order][0] == pytest.approx(expected, rel=3e-5)
+    assert curve[order == ORDERS][0] == pytest.approx(expected, rel=3e-5)
 
 
 @pytest.mark.parametrize("t", [1e-4, 0.05, 1.0, 8.0])
 @pytest.mark.parametrize("order", [1.5, 2.0, 16.0])
 def test_the_laplace_renyi_curve_is_the_divergence_by_quadrature(t, order):
-    def log_p(x, centre):
-        return -abs(x - centre) - math.log(2)
+    # Σ over the pieces of p ((p/q)^(α−1) − 1), p = Lap(t), q = Lap(0): the loss is −t, 2x − t, t.
+    def excess(loss):
+        return math.expm1((order - 1) * loss)
 
-    pieces = [(-60, 0), (0, t), (t, t + 60)]
-    value = sum(
-        integrate.quad(
-            lambda x: math.exp(log_p(x, t))
-            * math.expm1((order - 1) * (log_p(x, t) - log_p(x, 0))), *piece, epsabs=0, epsrel=1e-10
-        )[0]
-        for piece in pieces
+    middle, _ = integrate.quad(
+        lambda x: 0.5 * math.exp(x - t) * excess(2 * x - t), 0, t, epsabs=1e-16 * t, epsrel=1e-11
     )
-    got = rdp(Laplace(scale=1.0, sensitivity=t))[ORDERS == order][0]
+    value = 0.5 * math.exp(-t) * excess(-t) + middle + 0.5 * excess(t)
+    got = rdp(Laplace(scale=1.0, sensitivity=t))[order == ORDERS][0]
     assert got == pytest.approx(math.log1p(value) / (order - 1), rel=2e-4)
     assert got >= math.log1p(value) / (order - 1) * (1 - 1e-9)
 
@@ -344,10 +371,10 @@ def test_renyi_curves_rise_with_the_order_on_the_fixed_grid(event):
 
 def test_slicing_has_no_renyi_value_beyond_its_limit():
     curve, limit = rdp(SLICING), 50 * 8.0**2
-    np.testing.assert_array_equal(np.isinf(curve), ORDERS**2 - ORDERS >= limit)
+    np.testing.assert_array_equal(np.isinf(curve), limit <= ORDERS**2 - ORDERS)
 
 
-# -- canonical form ---------------------------------------------------------------------------------------------------
+# -- canonical form ----------------------------------------------------------------------------------------
 @pytest.mark.parametrize("event", EVENTS, ids=NAMES)
 def test_events_survive_canonical_json(event):
     text = canonical_json(event.to_canonical())
@@ -356,7 +383,9 @@ def test_events_survive_canonical_json(event):
 
 
 def test_whole_numbers_and_doubles_write_the_same_bytes():
-    assert canonical_json(Gaussian(sigma=2, sensitivity=1).to_canonical()) == canonical_json(GAUSS.to_canonical())
+    assert canonical_json(Gaussian(sigma=2, sensitivity=1).to_canonical()) == canonical_json(
+        GAUSS.to_canonical()
+    )
 
 
 @pytest.mark.parametrize(
@@ -438,7 +467,7 @@ def test_a_curve_that_is_none_is_refused(curve):
         epsilon_from_rdp(curve, DELTA)
 
 
-# -- in words ---------------------------------------------------------------------------------------------------------
+# -- in words ----------------------------------------------------------------------------------------------
 def stated_percent(text):
     return float(text.split("at most ")[1].split(" %")[0])
 

@@ -123,9 +123,7 @@ def test_grids_as_coarse_and_as_fine_as_allowed_give_finite_noise(name, ratio):
 
 
 def test_the_same_seed_gives_the_same_bytes_and_another_seed_others():
-    first, again, other = (
-        seeded_rng(s).lattice_gaussian(1.0, 100, 2.0**-10).tobytes() for s in (11, 11, 12)
-    )
+    first, again, other = (seeded_rng(s).lattice_gaussian(1.0, 100, 2.0**-10).tobytes() for s in (11, 11, 12))
     assert first == again != other
 
 
@@ -211,7 +209,16 @@ def test_threads_sharing_a_source_never_get_the_same_bytes():
 
 @pytest.mark.parametrize(
     ("scale", "grid"),
-    [(0.0, 1.0), (-1.0, 1.0), (np.nan, 1.0), (np.inf, 1.0), (1.0, 0.3), (1.0, 0.0), (1.0, 1e5), (1.0, 2.0**-41)],
+    [
+        (0.0, 1.0),
+        (-1.0, 1.0),
+        (np.nan, 1.0),
+        (np.inf, 1.0),
+        (1.0, 0.3),
+        (1.0, 0.0),
+        (1.0, 1e5),
+        (1.0, 2.0**-41),
+    ],
 )
 @pytest.mark.parametrize("name", ["lattice_gaussian", "lattice_laplace"])
 def test_impossible_scales_and_grids_are_refused(name, scale, grid):
