@@ -85,7 +85,9 @@ class CheckReport:
         if self.failed:
             raise ChecksRefusal(
                 "; ".join(check.rule for check in self.failed),
-                given="; ".join(f"{check.name}: {check.measured:g}" for check in self.failed if check.measured is not None)
+                given="; ".join(
+                    f"{check.name}: {check.measured:g}" for check in self.failed if check.measured is not None
+                )
                 or ", ".join(check.name for check in self.failed),
                 next_step="Ask the lead for more noise (a lower w) or coarser columns; this draw stays spent.",
             )

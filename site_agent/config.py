@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from shared.keys import PublicKey
     from shared.plan import Floors
 
-__all__ = ["FILE_NAME", "HOME_VARIABLE", "Config", "Limits", "Source", "SiteFloors", "default_home"]
+__all__ = ["FILE_NAME", "HOME_VARIABLE", "Config", "Limits", "SiteFloors", "Source", "default_home"]
 
 FILE_NAME = "site.toml"
 HOME_VARIABLE = "TRIBUTARY_SITE_HOME"
@@ -308,10 +308,14 @@ class Config:
             if item.name in ("site", "coordinator", "address", "server_name", "ca_fingerprint"):
                 _must(isinstance(values.get(item.name), str), f"{FILE_NAME} must set {item.name} to text", "none")
         leads = values.get("leads")
-        _must(isinstance(leads, list) and all(isinstance(k, str) for k in leads), "leads must be a list of keys", "none")
+        _must(
+            isinstance(leads, list) and all(isinstance(k, str) for k in leads), "leads must be a list of keys", "none"
+        )
         values["leads"] = tuple(leads or ())
         for name in ("approvers", "floors", "data"):
-            _must(isinstance(values.get(name, {}), dict), f"[{name}] must be a table", type(values.get(name)).__name__)
+            _must(
+                isinstance(values.get(name, {}), dict), f"[{name}] must be a table", type(values.get(name)).__name__
+            )
         values["floors"] = _section(SiteFloors, values.get("floors", {}), "[floors]")
         values["data"] = {study: _source(study, table) for study, table in values.get("data", {}).items()}
         return cls(home=home, **values)

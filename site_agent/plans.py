@@ -257,7 +257,9 @@ class Plans:
         again = f"Run site-agent plan show {study}, then plan approve {study} --as NAME."
         if approval is None:
             raise ApprovalRefusal(
-                "the plan must be approved at this site", given=f"version {plan.version}, not approved", next_step=again
+                "the plan must be approved at this site",
+                given=f"version {plan.version}, not approved",
+                next_step=again,
             )
         for what, then, now in (
             ("plan", approval.plan_hash, plan.hash),

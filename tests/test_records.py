@@ -78,9 +78,7 @@ def test_a_byte_order_mark_is_no_part_of_the_first_name(tmp_path, table, diction
 
 def test_another_delimiter_and_other_names_are_mapped(tmp_path, table, dictionary):
     renamed = table.rename(columns={"sbp": "SBP (mmHg)"}).assign(ward="x")
-    source = write(
-        tmp_path, renamed, "cohort.tsv", delimiter="\t", columns={"SBP (mmHg)": "sbp"}, ignore=("ward",)
-    )
+    source = write(tmp_path, renamed, "cohort.tsv", delimiter="\t", columns={"SBP (mmHg)": "sbp"}, ignore=("ward",))
     assert "sbp" in read(source, dictionary, key=KEY).table
 
 
@@ -163,7 +161,10 @@ def test_a_csv_file_cut_off_in_a_line_is_refused(tmp_path, table, dictionary):
 def test_rows_longer_than_the_header_are_refused(tmp_path, table, dictionary, rows):
     source = write(tmp_path, table)
     lines = source.path.read_text().splitlines()
-    longer = [lines[0], *(f"{line},{CANARY}" if rows == "all" or i == 7 else line for i, line in enumerate(lines[1:]))]
+    longer = [
+        lines[0],
+        *(f"{line},{CANARY}" if rows == "all" or i == 7 else line for i, line in enumerate(lines[1:])),
+    ]
     source.path.write_text("\n".join(longer))
     refused(DataFileRefusal, source, dictionary)
 
