@@ -269,11 +269,11 @@ def _codes(table: pd.DataFrame, dictionary: Dictionary) -> np.ndarray[Any, np.dt
             elif column.decimals is not None:
                 step = 10.0**-column.decimals
             code = np.where(np.isnan(number), -1.0, np.round((np.nan_to_num(number) - lower) / step))
-            out.append(code.astype(np.int64))
+            out.append(np.asarray(code, dtype=np.int64))
         elif isinstance(values.dtype, pd.CategoricalDtype):
-            out.append(values.cat.codes.to_numpy().astype(np.int64))
+            out.append(np.asarray(values.cat.codes, dtype=np.int64))
         else:
-            out.append(values.astype("Int64").fillna(-1).to_numpy(dtype=np.int64))
+            out.append(np.asarray(values.astype("Int64").fillna(-1), dtype=np.int64))
     return np.ascontiguousarray(np.column_stack(out))
 
 

@@ -51,6 +51,7 @@ __all__ = [
     "make_release",
     "open_release",
     "rehearse",
+    "require_open",
 ]
 
 
@@ -231,7 +232,7 @@ def make_release(
     ledger, outbox = site.ledger, site.outbox
     site.require_running()
     plan.require_current(today)
-    _require_open(plan, wave, today)
+    require_open(plan, wave, today)
     rng = secure_rng() if rng is None else rng
     encoder = Encoder(dictionary=plan.dictionary)
 
@@ -294,7 +295,6 @@ def make_release(
             release_id=hold.release_id,
             agent_version=site.agent_version,
             n=len(released),
-            d=encoder.d,
             study_epsilon=ledger.study_total(plan.study, plan.budget.delta).epsilon,
             previous=ledger.last_receipt(plan.study),
         )
@@ -551,7 +551,8 @@ def _refuse_second_draw(hold: Hold, ledger: Ledger) -> None:
     )
 
 
-def _require_open(plan: StudyPlan, number: int, today: dt.date) -> None:
+def require_open(plan: StudyPlan, number: int, today: dt.date) -> None:
+    """Refuse a wave that is not planned, or not open today. Raises: PlanRefusal, PolicyRefusal."""
     wave = plan.wave(number)
     if not wave.opens <= today <= wave.closes:
         raise PolicyRefusal(

@@ -23,7 +23,7 @@ from shared.dictionary import Dictionary
 from shared.errors import DataFileRefusal, DataRefusal, DictionaryRefusal, MissingRefusal
 from site_agent.config import Source
 
-__all__ = ["Records", "count", "header", "problems", "pseudonyms", "read", "suggestions"]
+__all__ = ["Records", "count", "header", "named", "problems", "pseudonyms", "read", "suggestions"]
 
 BLOCK = 1 << 20
 
@@ -110,6 +110,18 @@ def header(source: Source) -> tuple[str, ...]:
     if not any(names):
         raise DataFileRefusal("the table must have a first line with column names", given="an empty line")
     return names
+
+
+def named(source: Source, dictionary: Dictionary) -> tuple[bool, tuple[str, ...]]:
+    """Column names of a file for a screen, if its first line can be a header at all.
+
+    Returns: (True, names), or (False, ()) when no name is expected or like one: it may be the first patient.
+    """
+    names = header(source)
+    expected = {column.name for column in dictionary.columns} | set(source.columns)
+    if set(names) & expected or suggestions(names, dictionary):
+        return True, names
+    return False, ()
 
 
 def count(source: Source) -> int:

@@ -92,10 +92,16 @@ def plan_page(out: Console, page: Mapping[str, Any]) -> None:
     settings(
         out,
         (
-            ("what leaves", f"{len(page['columns'])} columns of privatised rows, one row per person; no model, no counts"),
+            (
+                "what leaves",
+                f"{len(page['columns'])} columns of privatised rows, one row per person; no model, no counts",
+            ),
             ("how often", "; ".join(f"wave {w['number']}: {w['opens']} to {w['closes']}" for w in page["waves"])),
             ("to whom", f"{page['recipient']}, and nobody else"),
-            ("rows handed on", "analysts may download the rows" if page["row_download"] else "analysts cannot download rows"),
+            (
+                "rows handed on",
+                "analysts may download the rows" if page["row_download"] else "analysts cannot download rows",
+            ),
             ("who is in it", page["eligibility"] or "not stated"),
             ("until", page["expires"]),
             ("plan hash", page["hash"][:16]),
@@ -132,7 +138,7 @@ def plan_page(out: Console, page: Mapping[str, Any]) -> None:
         out.print(table(("setting", "before", "now"), [[cell or None for cell in row] for row in page["changes"]]))
 
 
-def release_page(out: Console, release: Release, *, changes: Sequence[Sequence[str]] = ()) -> None:
+def release_page(out: Console, release: Release, *, changes: Sequence[Sequence[str]] = (), rows: int = ROWS) -> None:
     """A sealed release as its approver must see it: the very rows, size, checks, audit, price."""
     from rich.text import Text
 
@@ -144,21 +150,31 @@ def release_page(out: Console, release: Release, *, changes: Sequence[Sequence[s
             ("what", "synthetic / privatised rows, not patient records"),
             ("size", f"{len(release.table)} rows, {release.table.shape[1]} columns, {hold.bundle_bytes:,} bytes"),
             ("to", receipt.recipient),
-            ("price", f"{epsilon(receipt.epsilon, receipt.delta)}; the study's total is now ε = {receipt.study_epsilon:.4g}"),
+            (
+                "price",
+                f"{epsilon(receipt.epsilon, receipt.delta)}; the study's total is now ε = {receipt.study_epsilon:.4g}",
+            ),
             ("in words", receipt.translation),
             ("bytes", f"SHA-256 {hold.bundle_sha256[:32]}…"),
             ("approvals", f"{len(hold.approvals)} of {hold.approvals_needed}"),
         ),
     )
     if receipt.epsilon > NOT_A_GUARANTEE:
-        note(out, f"At ε above {NOT_A_GUARANTEE:g} this is not a meaningful formal guarantee; the audit is evidence only.")
-    heading(out, "The rows", f"first {min(ROWS, len(release.table))} of {len(release.table)}; outbox show --rows N for more")
+        note(
+            out,
+            f"At ε above {NOT_A_GUARANTEE:g} this is not a meaningful formal guarantee; the audit is evidence only.",
+        )
+    heading(
+        out,
+        "The rows",
+        f"first {min(rows, len(release.table))} of {len(release.table)}; outbox show --rows N for more",
+    )
     for part in _pages(release.table.columns, out.width):
-        shown = release.table[list(part)].head(ROWS)
+        shown = release.table[list(part)].head(rows)
         out.print(table(part, [[_cell(v) for v in row] for row in shown.itertuples(index=False)]))
     heading(out, "Checks", "stay here")
     marks = {"passed": ("✓", "green"), "warning": ("!", "yellow"), "failed": ("✗", "bold red")}
-    rows = [
+    lines = [
         (
             Text(*marks[check.outcome]),
             check.rule,
@@ -167,13 +183,13 @@ def release_page(out: Console, release: Release, *, changes: Sequence[Sequence[s
         )
         for check in release.checks
     ]
-    out.print(table(("", "rule", "found", "limit"), rows, right=("found", "limit")))
+    out.print(table(("", "rule", "found", "limit"), lines, right=("found", "limit")))
     for check in release.warnings:
         note(out, f"! {check.name}: {check.detail} (tick it with --tick {check.name})")
     if release.audit:
         heading(out, "Attacks we tried", "stay here")
-        lines = [(name.replace("_", " "), _figure(value)) for name, value in release.audit.items() if _is_plain(value)]
-        settings(out, lines)
+        figures = [(name.replace("_", " "), _figure(v)) for name, v in release.audit.items() if _is_plain(v)]
+        settings(out, figures)
     heading(out, "Not covered")
     sentences(out, receipt.not_covered, mark="✗", style="yellow")
     if changes:
