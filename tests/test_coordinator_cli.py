@@ -388,6 +388,11 @@ def test_a_site_is_let_in_only_with_the_fingerprint_of_its_key(collected):
     assert {site["state"] for site in collected("sites")[1]} == {"accepted"}
 
 
+def test_sites_does_not_fill_in_the_fingerprint_that_a_person_must_compare(collected, capsys):
+    main(["--home", str(collected.home), "sites"])
+    assert 'coordinator accept waiting --fingerprint "…"' in capsys.readouterr().out
+
+
 def test_an_unknown_site_is_refused_with_the_nearest(collected):
     code, answer = collected("revoke", "alfa")
     assert code == 2
