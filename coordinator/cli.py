@@ -487,7 +487,7 @@ def sites(context: typer.Context, json: Json = False) -> None:
 
     def show(out: Console) -> None:
         if not answer:
-            out.print("No site has been invited yet.")
+            out.print("No site has asked to join yet.")
             out.print("next: coordinator invite SITE --study STUDY --out SITE.invitation", style="cyan")
             return
         styles = {"accepted": "green", "pending": "yellow", "revoked": "red"}
@@ -507,8 +507,9 @@ def sites(context: typer.Context, json: Json = False) -> None:
         for row in answer:
             if row["state"] == "pending":
                 out.print()
-                out.print(f"{row['site']} waits. Compare the fingerprint with its steward by telephone, then:")
-                out.print(f'  coordinator accept {row["site"]} --fingerprint "{row["fingerprint"]}"', style="cyan")
+                # Not filled in on purpose: pasted from here, the comparison would compare nothing.
+                out.print(f"{row['site']} waits. Telephone its steward, and type the fingerprint you hear:")
+                out.print(f'  coordinator accept {row["site"]} --fingerprint "…"', style="cyan")
 
     emit(answer, as_json=json, show=show)
 

@@ -2,6 +2,7 @@
 
 import datetime as dt
 import json
+import shutil
 import signal
 import sqlite3
 import subprocess
@@ -242,27 +243,38 @@ def test_what_changed_between_versions_is_named_line_by_line(written):
 
 
 # -- a coordinator with sites ------------------------------------------------------------------------------------
+@pytest.fixture(scope="module")
+def homes(tmp_path_factory):
+    """Two home folders, made once: after init and plan sign; and with sites and releases."""
+    signed, filled = (tmp_path_factory.mktemp(name) / "home" for name in ("signed", "filled"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRIBUTARY_PASSPHRASE", "a passphrase")
+        assert main(["--home", str(signed), "init", "--address", "localhost:9443", "--san", "10.0.0.7"]) == 0
+        assert main(["--home", str(signed), "plan", "sign", str(STUDIES / "cvd.toml")]) == 0
+    shutil.copytree(signed, filled)
+    with closing(Store.open(filled)) as store:
+        for seed, site in enumerate(("alpha", "beta", "gamma", "waiting")):
+            path = filled.parent / f"{site}.invitation"
+            invite = ["invite", site, "--study", "cvd", "--out", str(path), "--days", "60"]
+            assert main(["--home", str(filled), *invite]) == 0
+            key = join(store, Invitation.from_bytes(path.read_bytes()), accepted=site != "waiting")
+            if site != "waiting":
+                (quarantine if site == "gamma" else deliver)(store, cohort_plan(), site, key, cohort(800, seed))
+    return signed, filled
+
+
 @pytest.fixture
-def ready(hub, tmp_path):
+def ready(hub, homes):
     """`hub` after init, with the cohort study signed."""
-    assert hub("init", "--address", "localhost:9443", "--san", "10.0.0.7")[0] == 0
-    code, answer = hub("plan", "sign", STUDIES / "cvd.toml")
-    assert (code, answer["signed"]) == (0, True)
+    shutil.copytree(homes[0], hub.home)
     return hub
 
 
 @pytest.fixture
-def collected(ready, tmp_path):
-    """`ready` with three accepted sites, their releases of wave 1, one of them quarantined; one site pending."""
-    plan = cohort_plan()
-    with closing(Store.open(ready.home)) as store:
-        for seed, site in enumerate(("alpha", "beta", "gamma", "waiting")):
-            path = tmp_path / f"{site}.invitation"
-            assert ready("invite", site, "--study", "cvd", "--out", path, "--days", 60)[0] == 0
-            key = join(store, Invitation.from_bytes(path.read_bytes()), accepted=site != "waiting")
-            if site != "waiting":
-                (quarantine if site == "gamma" else deliver)(store, plan, site, key, cohort(800, seed))
-    return ready
+def collected(hub, homes):
+    """`ready` with two accepted sites and their releases, one whose release is quarantined, and one that waits."""
+    shutil.copytree(homes[1], hub.home)
+    return hub
 
 
 def test_init_makes_a_home_that_only_its_owner_reads_and_prints_the_fingerprints(hub):
@@ -374,6 +386,11 @@ def test_a_site_is_let_in_only_with_the_fingerprint_of_its_key(collected):
     assert {site["state"] for site in collected("sites")[1]} == {"accepted", "pending"}
     assert collected("accept", "waiting", "--fingerprint", waiting["fingerprint"].upper())[0] == 0
     assert {site["state"] for site in collected("sites")[1]} == {"accepted"}
+
+
+def test_sites_does_not_fill_in_the_fingerprint_that_a_person_must_compare(collected, capsys):
+    main(["--home", str(collected.home), "sites"])
+    assert 'coordinator accept waiting --fingerprint "…"' in capsys.readouterr().out
 
 
 def test_an_unknown_site_is_refused_with_the_nearest(collected):
