@@ -560,9 +560,7 @@ def _notes(result: PooledResult) -> list[str]:
     if result.test == "knha" and result.s2w < 1:
         notes.append("The Knapp-Hartung interval is narrower than the model's; the ad hoc one is in sensitivity.")
     if result.I2 > _HETEROGENEOUS:
-        notes.append(
-            f"Sites differ strongly (I² {result.I2:.0f} %): the pooled value describes an average site only."
-        )
+        notes.append(f"Sites differ strongly (I² {result.I2:.0f} %): the pooled value describes an average site only.")
     least = float(special.chdtri(result.df, (1 + result.level) / 2))
     if least > result.QE:
         notes.append("Sites agree more closely than their variances allow: the interval of τ² is empty.")

@@ -348,9 +348,7 @@ def _slicing_delta(event: Slicing, delta: float, mu0: float = 0.0, bins: int = _
     def curve(eps: Any) -> Floats:
         eps = np.atleast_1d(np.asarray(eps, dtype=np.float64))
         step = max(1, 2_000_000 // mu.size)
-        parts = [
-            np.exp(_gaussian_log_delta(mu, e[:, None])) @ mass for e in np.split(eps, range(step, eps.size, step))
-        ]
+        parts = [np.exp(_gaussian_log_delta(mu, e[:, None])) @ mass for e in np.split(eps, range(step, eps.size, step))]
         return np.minimum(np.concatenate(parts) + tail, 1.0)
 
     return curve
@@ -734,9 +732,7 @@ def theorem2_epsilon(w: float, C: float, delta: float) -> float:
     46.8
     """
     if not (0 <= w < 1 and C >= 0 and 0 < delta < 1):
-        raise ParameterError(
-            "w must be in [0, 1), C at least 0 and delta in (0, 1)", given=f"{w!r}, {C!r}, {delta!r}"
-        )
+        raise ParameterError("w must be in [0, 1), C at least 0 and delta in (0, 1)", given=f"{w!r}, {C!r}, {delta!r}")
     return w * C**2 / (2 * (1 - w)) + C * math.sqrt(2 * w * math.log(1 / delta) / (1 - w))
 
 

@@ -58,9 +58,7 @@ def edit(path, before, after):
 
 # -- settings -------------------------------------------------------------------------------------------------------
 def test_the_settings_file_reads_back(tmp_path):
-    config = Config(
-        home=tmp_path, name="hub", address="hub.example:8443", names=("hub.example", "10.0.0.1"), workers=4
-    )
+    config = Config(home=tmp_path, name="hub", address="hub.example:8443", names=("hub.example", "10.0.0.1"), workers=4)
     assert Config.from_toml(config.to_toml(), home=tmp_path) == config
 
 
@@ -350,9 +348,7 @@ def test_signing_repeats_what_plan_check_warned_of(hub):
 
 def test_a_plan_with_a_red_line_is_not_signed(ready, tmp_path):
     path = tmp_path / "cvd.toml"
-    path.write_text(
-        (STUDIES / "cvd.toml").read_text().replace("version = 1", "version = 2", 1).replace("400.0", "4.0")
-    )
+    path.write_text((STUDIES / "cvd.toml").read_text().replace("version = 1", "version = 2", 1).replace("400.0", "4.0"))
     code, answer = ready("plan", "sign", path)
     assert (code, answer["refused"]["code"]) == (10, "E_PLAN")
     assert "budget" in answer["refused"]["given"]
@@ -516,9 +512,7 @@ def test_a_home_that_is_not_set_up_points_at_init_for_every_verb(hub, tmp_path):
 def test_help_imports_nothing_heavy():
     for argv in ([], ["plan"], ["pool"]):
         run = "import sys; from coordinator.cli import main; main(sys.argv[1:]); print(*sys.modules)"
-        made = subprocess.run(
-            [sys.executable, "-c", run, *argv, "--help"], capture_output=True, text=True, check=True
-        )
+        made = subprocess.run([sys.executable, "-c", run, *argv, "--help"], capture_output=True, text=True, check=True)
         heavy = {"torch", "grpc", "matplotlib", "pandas", "numpy", "scipy", "sqlalchemy", "statsmodels", "pyarrow"}
         assert not heavy & set(made.stdout.splitlines()[-1].split())
 
