@@ -594,8 +594,8 @@ def _subset(result: PooledResult, rows: list[int]) -> PooledResult:
 
 def _collapses(result: PooledResult) -> bool:
     """Whether the residuals are rounding noise, so that the Knapp-Hartung interval would have no width."""
-    noise = 8 * np.finfo(float).eps * max(abs(y) for y in result.yi)
-    return result.se_model * math.sqrt(result.s2w) <= noise
+    noise = 8 * float(np.finfo(float).eps) * max(abs(y) for y in result.yi)
+    return bool(result.se_model * math.sqrt(result.s2w) <= noise)
 
 
 def _reason(y: float | None, v: float | None) -> str:
