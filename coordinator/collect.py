@@ -208,6 +208,10 @@ class CollectionService:
         self._planned(site, statement, envelope)
         part = self._part(site, statement.bundle_sha256)
         with self._turn(part):
+            # Another delivery of the same bytes may have ended while this one was being checked.
+            known = self._answered(site, statement)
+            if known is not None:
+                return Offered(acceptance=known)
             reach("ingest.before_staging")
             self._make_room(site, part, statement.bundle_bytes)
             write_private(part.with_suffix(".json"), envelope.to_bytes())
