@@ -467,6 +467,27 @@ def test_a_curve_that_is_none_is_refused(curve):
         epsilon_from_rdp(curve, DELTA)
 
 
+@pytest.mark.parametrize(
+    "event",
+    [
+        SubsampledGaussian(rate=1e-9, noise_multiplier=0.01, steps=10**9),
+        SubsampledGaussian(rate=0.5, noise_multiplier=1e6, steps=10**9),
+        SubsampledGaussian(rate=1e-9, noise_multiplier=0.3, steps=10**4),
+        Slicing(slices=10**12, d=10, sigma=1e-6, distance=2.0),
+        Laplace(scale=1.0, sensitivity=1e-9, coordinates=10**9),
+        Laplace(scale=1.0, sensitivity=1e5),
+        ExponentialMechanism(epsilon=1e6),
+        Gaussian(sigma=1.0, sensitivity=1e150),
+        Gaussian(sigma=1.0, sensitivity=1e-12),
+    ],
+)
+def test_an_absurd_event_gets_a_valid_answer_in_finite_time(event):
+    for delta in (1e-6, 1e-15):
+        value = epsilon(event, delta)
+        assert 0 <= value <= epsilon_from_rdp(rdp(event), delta)
+    assert "at most" in translate(event)
+
+
 # -- in words ----------------------------------------------------------------------------------------------
 def stated_percent(text):
     return float(text.split("at most ")[1].split(" %")[0])
