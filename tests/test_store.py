@@ -100,7 +100,10 @@ def test_the_database_itself_refuses_a_second_release_in_one_place(hub):
     with sqlite3.connect(hub.home / "store.db") as raw:
         row = raw.execute("select * from releases").fetchone()
         names = [item[1] for item in raw.execute("pragma table_info(releases)")]
-        for changes in ({"release_id": "x", "log_index": 9}, {"release_id": "x", "bundle_sha256": "y", "log_index": 9}):
+        for changes in (
+            {"release_id": "x", "log_index": 9},
+            {"release_id": "x", "bundle_sha256": "y", "log_index": 9},
+        ):
             values = [changes.get(name, value) for name, value in zip(names, row, strict=True)]
             with pytest.raises(sqlite3.IntegrityError):
                 raw.execute(f"insert into releases values ({','.join('?' * len(values))})", values)
@@ -159,11 +162,11 @@ def test_plans_grow_and_never_change(hub, plan):
     hub.store.add_plan(more, second)
     assert hub.store.plan("mini").envelope == more
     assert [stored.plan.version for stored in hub.store.plans()] == [1, 3]
+    skipped = dataclasses.replace(plan, version=2)
     with pytest.raises(PlanRollback):
-        skipped = dataclasses.replace(plan, version=2)
         hub.store.add_plan(sign_plan(skipped, [LEAD]), skipped)
+    changed = dataclasses.replace(second, title="Another")
     with pytest.raises(PlanRefusal, match="one plan"):
-        changed = dataclasses.replace(second, title="Another")
         hub.store.add_plan(sign_plan(changed, [LEAD]), changed)
     with pytest.raises(SignatureRefusal):
         hub.store.add_plan(sign_plan(plan, [LEAD]), second)
@@ -190,9 +193,8 @@ def test_a_site_is_accepted_by_fingerprint_only_and_refused_only_while_pending(h
     with pytest.raises(StateRefusal, match="join"):
         hub.store.accept_site("nowhere", "0000")
     assert hub.store.require_site("north", "1").site == "north"
-    for name in ("nowhere",):
-        with pytest.raises(CertificateRefusal):
-            hub.store.require_site(name, "1")
+    with pytest.raises(CertificateRefusal):
+        hub.store.require_site("nowhere", "1")
 
 
 def test_a_revocation_stands_in_the_log_and_ends_the_certificate(hub):
@@ -244,8 +246,8 @@ def test_a_bundle_changed_or_lost_on_disk_is_found_when_it_is_read(hub):
     "edit",
     [
         "update log set entry = cast('{}' as blob) where \"index\" = 1",
-        "update log set root = '" + "0" * 64 + "' where \"index\" = 2",
-        "delete from log where \"index\" = 0",
+        "update log set root = '" + "0" * 64 + '\' where "index" = 2',
+        'delete from log where "index" = 0',
         "update releases set log_index = 2 where log_index = 0",
         "update releases set log_index = 17 where log_index = 0",
     ],
@@ -286,15 +288,19 @@ def test_a_database_that_cannot_be_opened_is_a_refusal_without_its_path(tmp_path
 
 def test_a_database_that_is_full_is_a_refusal_and_changes_nothing(hub):
     put(hub, hub.seal("north"))
-    sealed = hub.seal("north", wave=2, release_id="cd" * 16, table=small_table(seed=3))
     pages = "pragma max_page_count = 1"  # no page may be added: the database's own form of a full disk
     sa.event.listen(hub.store._engine, "begin", lambda connection: connection.exec_driver_sql(pages))
-    with pytest.raises(StorageRefusal):
+
+    def fill() -> None:
         for wave in range(2, 100):
             put(hub, hub.seal("north", wave=wave, release_id=f"{wave:02d}" * 16, table=small_table(seed=wave)))
+            accepted.append(wave)
+
+    accepted = [1]
+    with pytest.raises(StorageRefusal):
+        fill()
     hub.store.close()
     again = Store.open(hub.home)
-    held = again.releases()
-    assert again.verify_log() == len(held) >= 1
-    assert again.accepted(sealed.statement) is None or len(held) > 1
+    assert [release.wave for release in again.releases()] == accepted
+    assert again.verify_log() == len(accepted) < 99
     again.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import datetime as dt
 import socket
+import ssl
 import subprocess
 import sys
 import threading
@@ -152,9 +153,9 @@ def test_a_server_of_another_authority_is_refused_by_the_site(authority, foreign
 
 
 def test_a_server_with_another_name_is_refused_by_the_site(authority, server):
-    with client_of(server, site_credentials(authority), "other.example.org") as client:
-        with pytest.raises(CertificateRefusal):
-            ask(client)
+    mine = site_credentials(authority)
+    with client_of(server, mine, "other.example.org") as client, pytest.raises(CertificateRefusal):
+        ask(client)
 
 
 @pytest.mark.parametrize(("first", "last", "says"), [(-9, -1, "expired"), (1, 9, "valid already")])
@@ -206,12 +207,12 @@ def test_a_renewed_server_certificate_is_used_without_a_restart(authority, answe
     answers.reply = lambda call, request: SignedDocument(envelope=b"plan")
 
     def shown() -> str:
-        import ssl
-
         context = ssl.create_default_context(cadata=authority.ca_pem)
-        with socket.create_connection(("127.0.0.1", server.port), timeout=5) as raw:
-            with context.wrap_socket(raw, server_hostname="tributary-coordinator") as secure:
-                return ssl.DER_cert_to_PEM_cert(secure.getpeercert(binary_form=True))
+        with (
+            socket.create_connection(("127.0.0.1", server.port), timeout=5) as raw,
+            context.wrap_socket(raw, server_hostname="tributary-coordinator") as secure,
+        ):
+            return ssl.DER_cert_to_PEM_cert(secure.getpeercert(binary_form=True))
 
     before = shown()
     authority.renew_server(["127.0.0.1"])
@@ -230,7 +231,9 @@ def test_a_message_over_the_cap_is_refused(authority, answers, server, monkeypat
 def test_bytes_that_are_no_message_are_refused(authority, answers, server, monkeypatch):
     answers.reply = lambda call, request: pytest.fail("it was read")
     real = wire.encode
-    monkeypatch.setattr(wire, "encode", lambda value: b"\xff" * 40 if isinstance(value, StudyRequest) else real(value))
+    monkeypatch.setattr(
+        wire, "encode", lambda value: b"\xff" * 40 if isinstance(value, StudyRequest) else real(value)
+    )
     with client_of(server, site_credentials(authority)) as client, pytest.raises(errors.SchemaRefusal):
         ask(client)
 
