@@ -69,13 +69,9 @@ def init(
     context: typer.Context,
     name: Annotated[str, typer.Option("--name", help="The coordinator's id; plans name it.")] = "tributary-hub",
     address: Annotated[str, typer.Option("--address", help="host:port that sites dial.")] = "localhost:8443",
-    listen: Annotated[
-        str, typer.Option("--listen", help="host:port to bind; the port of --address if left out.")
-    ] = "",
+    listen: Annotated[str, typer.Option("--listen", help="host:port to bind; the port of --address if left out.")] = "",
     san: Annotated[list[str] | None, typer.Option("--san", help="Further DNS name or IP in the certificate.")] = None,
-    lead: Annotated[
-        list[str] | None, typer.Option("--lead", help="Name of a lead's key; repeat for several.")
-    ] = None,
+    lead: Annotated[list[str] | None, typer.Option("--lead", help="Name of a lead's key; repeat for several.")] = None,
     threshold: Annotated[int, typer.Option("--threshold", help="Lead signatures that a plan must carry.")] = 1,
     dry_run: DryRun = False,
     json: Json = False,
@@ -270,9 +266,7 @@ def plan_cost(
             paid = Text("yes", style="green") if wave.affordable else Text("no", style="bold red")
             rows.append([wave.number, number(wave.total), number(max(wave.left, 0.0)), paid])
         out.print(
-            table(
-                ["wave", "ε charged so far", "left", "affordable"], rows, right=["wave", "ε charged so far", "left"]
-            )
+            table(["wave", "ε charged so far", "left", "affordable"], rows, right=["wave", "ε charged so far", "left"])
         )
         out.print()
         last = price.last_affordable
@@ -487,7 +481,7 @@ def sites(context: typer.Context, json: Json = False) -> None:
 
     def show(out: Console) -> None:
         if not answer:
-            out.print("No site has been invited yet.")
+            out.print("No site has asked to join yet.")
             out.print("next: coordinator invite SITE --study STUDY --out SITE.invitation", style="cyan")
             return
         styles = {"accepted": "green", "pending": "yellow", "revoked": "red"}
@@ -507,8 +501,9 @@ def sites(context: typer.Context, json: Json = False) -> None:
         for row in answer:
             if row["state"] == "pending":
                 out.print()
-                out.print(f"{row['site']} waits. Compare the fingerprint with its steward by telephone, then:")
-                out.print(f'  coordinator accept {row["site"]} --fingerprint "{row["fingerprint"]}"', style="cyan")
+                # Not filled in on purpose: pasted from here, the comparison would compare nothing.
+                out.print(f"{row['site']} waits. Telephone its steward, and type the fingerprint you hear:")
+                out.print(f'  coordinator accept {row["site"]} --fingerprint "…"', style="cyan")
 
     emit(answer, as_json=json, show=show)
 

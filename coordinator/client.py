@@ -135,9 +135,7 @@ def read_table(path: Path) -> pd.DataFrame:
         raise DataFileRefusal("the file must exist", given=path.name, next_step="Check the path.")
     try:
         given = (
-            pd.read_parquet(path)
-            if suffix == ".parquet"
-            else pd.read_csv(path, sep="\t" if suffix == ".tsv" else ",")
+            pd.read_parquet(path) if suffix == ".parquet" else pd.read_csv(path, sep="\t" if suffix == ".tsv" else ",")
         )
     except (ValueError, OSError) as error:  # pandas' parser and Arrow errors are ValueErrors or OSErrors
         raise DataFileRefusal(f"{path.name} must be readable", given=type(error).__name__) from None

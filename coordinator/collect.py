@@ -275,9 +275,7 @@ class CollectionService:
         if free < size + (64 << 20):
             raise _no_room(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
         others = [path for path in self._staging.glob(f"{site.site}.*.json") if path.stem != part.stem]
-        for path in sorted(others, key=lambda path: path.stat().st_mtime)[
-            : max(0, len(others) + 1 - STAGED_PER_SITE)
-        ]:
+        for path in sorted(others, key=lambda path: path.stat().st_mtime)[: max(0, len(others) + 1 - STAGED_PER_SITE)]:
             path.with_suffix(".part").unlink(missing_ok=True)
             path.unlink(missing_ok=True)
 

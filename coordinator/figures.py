@@ -352,9 +352,7 @@ def _rows(
         lanes = []
         for s, row in enumerate(results):
             if label not in row.labels:
-                lanes.append(
-                    _Lane(s, None, None, None, note="excluded" if _is_excluded(row, label) else "no estimate")
-                )
+                lanes.append(_Lane(s, None, None, None, note="excluded" if _is_excluded(row, label) else "no estimate"))
                 continue
             i = row.labels.index(label)
             side = _SQUARE * math.sqrt(row.weights[i] / heaviest)

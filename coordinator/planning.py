@@ -265,9 +265,7 @@ def _calendar(plan: StudyPlan, today: dt.date) -> list[Check]:
     late = [str(wave.number) for wave in plan.waves if wave.closes > plan.expires]
     if late:
         detail = f"{plan.expires}, before wave {', '.join(late)} closes"
-        lines.append(
-            Check(name="expiry", state="fail", detail=detail, fix="Let the plan expire after its last wave.")
-        )
+        lines.append(Check(name="expiry", state="fail", detail=detail, fix="Let the plan expire after its last wave."))
     elif plan.expires < today:
         fix = "Set a later day; sites refuse an expired plan."
         lines.append(Check(name="expiry", state="fail", detail=f"{plan.expires} has passed", fix=fix))
@@ -281,9 +279,7 @@ def _price(plan: StudyPlan) -> list[Check]:
         price = cost(plan)
     except Refusal as refusal:
         return [Check.of("budget", refusal)]
-    each = (
-        f"ε {price.epsilon:.4g} for a wave alone, {price.waves[-1].total:.4g} charged for all, budget {price.cap:g}"
-    )
+    each = f"ε {price.epsilon:.4g} for a wave alone, {price.waves[-1].total:.4g} charged for all, budget {price.cap:g}"
     lines = []
     if price.last_affordable < len(plan.waves):
         paid = price.last_affordable

@@ -219,7 +219,7 @@ class PooledResult:
         """The same fit under z, Knapp-Hartung and its ad hoc floor, those that give an interval with width."""
         tests: tuple[Test, ...] = ("z",) if self.k == 1 else ("z", "knha", "adhoc")
         rows = (replace(self, test=test) for test in tests)
-        return tuple(row for row in rows if row.test != "knha" or not _identical(np.array(self.yi)))
+        return tuple(row for row in rows if row.test != "knha" or not _collapses(row))
 
     @property
     def noise_share(self) -> tuple[float, ...]:
@@ -519,12 +519,6 @@ def _fit(rows: PooledResult, *, method: Method, test: Test) -> PooledResult:
     else:
         tau2, several = _tau2_iterated(y, v, method)
     w = 1 / (v + tau2)
-    notes = []
-    if k == 1:
-        test = "z"
-    elif test == "knha" and _identical(y):
-        test = "adhoc"
-        notes.append("All estimates are identical: Knapp-Hartung would give no width, its ad hoc floor is used.")
     result = replace(
         rows,
         method=method,
@@ -538,6 +532,12 @@ def _fit(rows: PooledResult, *, method: Method, test: Test) -> PooledResult:
         weights=tuple((100 * w / w.sum()).tolist()),
         notes=(),
     )
+    notes = []
+    if k == 1:
+        result = replace(result, test="z")
+    elif test == "knha" and _collapses(result):
+        result = replace(result, test="adhoc")
+        notes.append("Knapp-Hartung would give an interval without width: its ad hoc floor is used.")
     if several:
         notes.append("The likelihood of τ² has more than one maximum; the highest is reported.")
     return replace(result, notes=tuple(_notes(result) + notes))
@@ -560,9 +560,7 @@ def _notes(result: PooledResult) -> list[str]:
     if result.test == "knha" and result.s2w < 1:
         notes.append("The Knapp-Hartung interval is narrower than the model's; the ad hoc one is in sensitivity.")
     if result.I2 > _HETEROGENEOUS:
-        notes.append(
-            f"Sites differ strongly (I² {result.I2:.0f} %): the pooled value describes an average site only."
-        )
+        notes.append(f"Sites differ strongly (I² {result.I2:.0f} %): the pooled value describes an average site only.")
     least = float(special.chdtri(result.df, (1 + result.level) / 2))
     if least > result.QE:
         notes.append("Sites agree more closely than their variances allow: the interval of τ² is empty.")
@@ -592,9 +590,10 @@ def _subset(result: PooledResult, rows: list[int]) -> PooledResult:
     return _fit(chosen, method=result.method, test=result.test)
 
 
-def _identical(y: Array) -> bool:
-    # Differences of a few units in the last place are rounding, and would be squared into a width of nothing.
-    return bool(np.ptp(y) <= 8 * np.finfo(float).eps * np.max(np.abs(y)))
+def _collapses(result: PooledResult) -> bool:
+    """Whether the residuals are rounding noise, so that the Knapp-Hartung interval would have no width."""
+    noise = 8 * float(np.finfo(float).eps) * max(abs(y) for y in result.yi)
+    return bool(result.se_model * math.sqrt(result.s2w) <= noise)
 
 
 def _reason(y: float | None, v: float | None) -> str:

@@ -607,9 +607,7 @@ class Store:
             & (_releases.c.wave == statement.wave)
             & (_releases.c.site == statement.site)
         )
-        same = (_releases.c.release_id == statement.release_id) | (
-            _releases.c.bundle_sha256 == statement.bundle_sha256
-        )
+        same = (_releases.c.release_id == statement.release_id) | (_releases.c.bundle_sha256 == statement.bundle_sha256)
         rows = c.execute(sa.select(_releases).where(same_place | same)).all()
         found = [_release(row) for row in rows]
         if not found:
@@ -622,9 +620,7 @@ class Store:
             next_step="See site-agent history; a second release needs a second charge and another wave.",
         )
 
-    def quarantine(
-        self, *, statement: Statement, envelope: Envelope, refusal: Refusal, today: dt.date
-    ) -> Quarantined:
+    def quarantine(self, *, statement: Statement, envelope: Envelope, refusal: Refusal, today: dt.date) -> Quarantined:
         """Remember a release whose content was refused; the same bytes again get the same answer."""
 
         def work(c: sa.Connection) -> None:

@@ -122,9 +122,7 @@ class Encoder:
         """
         x = np.asarray(x, dtype=np.float64)
         if x.ndim != 2 or x.shape[1] != self.d or not np.isfinite(x).all():
-            raise SchemaRefusal(
-                f"an encoded matrix must be finite and have {self.d} columns", given=f"shape {x.shape}"
-            )
+            raise SchemaRefusal(f"an encoded matrix must be finite and have {self.d} columns", given=f"shape {x.shape}")
         out: dict[str, pd.Series] = {}
         at = 0
         for column in self.dictionary.released:

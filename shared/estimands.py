@@ -145,9 +145,7 @@ class Estimand:
         object.__setattr__(self, "terms", tuple(self.terms))
         object.__setattr__(self, "per", {name: float(units) for name, units in self.per.items()})
         cox, one_sided = self.kind == "cox", self.kind in ("mean", "proportion")
-        if cox != bool(self.duration and self.event) or bool(self.outcome) != (
-            not cox and self.kind != "correlation"
-        ):
+        if cox != bool(self.duration and self.event) or bool(self.outcome) != (not cox and self.kind != "correlation"):
             raise ParameterError(f"{self.kind} must name {_NEEDS[self.kind]}", next_step="See shared.estimands.")
         if one_sided and self.terms:
             raise ParameterError(f"{self.kind} takes no terms", given=", ".join(self.terms))
@@ -392,9 +390,7 @@ def _few(n: int, parameters: int) -> str:
     return f"{n} complete rows for {parameters} parameters: fewer than {MIN_RESIDUAL_DF} residual degrees of freedom"
 
 
-def _model(
-    table: pd.DataFrame, estimand: Estimand, levels: dict[str, Sequence[Any]]
-) -> tuple[dict[str, _Answer], int]:
+def _model(table: pd.DataFrame, estimand: Estimand, levels: dict[str, Sequence[Any]]) -> tuple[dict[str, _Answer], int]:
     cox = estimand.kind == "cox"
     left = _operand(estimand.event if cox else estimand.outcome)
     y = _outcome(table, left, binary=estimand.kind != "ols")
@@ -464,9 +460,7 @@ def _design(
             is_category = isinstance(values.dtype, pd.CategoricalDtype)
             known = list(values.cat.categories) if is_category else sorted(values.dropna().unique().tolist())
         missing = (values.isna() | ~values.isin(known)).to_numpy(dtype=bool)
-        dummies = [
-            np.where(missing, np.nan, (values == level).to_numpy(dtype=bool, na_value=False)) for level in known
-        ]
+        dummies = [np.where(missing, np.nan, (values == level).to_numpy(dtype=bool, na_value=False)) for level in known]
         named = [f"{term}[{level}]" for level in known[1:]] or [term]
         if len(known) < 2 or not np.nansum(dummies[0]):
             rule = "fewer than two levels" if len(known) < 2 else "no rows at its reference level"

@@ -232,12 +232,7 @@ class Margins(_Step):
     def __post_init__(self) -> None:
         for knots, scores in zip(self.knots, self.scores, strict=True):
             rising = len(knots) >= 2 and bool((np.diff(knots) > 0).all() and (np.diff(scores) > 0).all())
-            if (
-                len(knots) != len(scores)
-                or not rising
-                or not np.isfinite(knots).all()
-                or not np.isfinite(scores).all()
-            ):
+            if len(knots) != len(scores) or not rising or not np.isfinite(knots).all() or not np.isfinite(scores).all():
                 raise ParameterError("knots and scores must rise together", given=f"{len(knots)} and {len(scores)}")
 
     @property
@@ -275,9 +270,7 @@ class Composed(_Step):
 
     def __post_init__(self) -> None:
         if not self.steps or len({step.d for step in self.steps}) != 1:
-            raise ParameterError(
-                "a flow must have at least one step, all with the same d", given=f"{len(self.steps)}"
-            )
+            raise ParameterError("a flow must have at least one step, all with the same d", given=f"{len(self.steps)}")
 
     @cached_property
     def d(self) -> int:

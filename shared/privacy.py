@@ -264,9 +264,7 @@ def _gaussian_log_delta(mu: Any, eps: Any) -> Floats:
     small = ~far & (mu < 0.5)
     if small.any():
         x = (a + mu / 2)[small][:, None] + (mu / 2)[small][:, None] * _NODES
-        slope = np.where(
-            x > 1e3, 1 / (x * x), 1 - x * _mills(x)
-        )  # 1/x² is an upper bound where 1 − x R cancels
+        slope = np.where(x > 1e3, 1 / (x * x), 1 - x * _mills(x))  # 1/x² is an upper bound where 1 − x R cancels
         result[small] = _log_density(a[small]) + np.log((mu / 2)[small] * (slope @ _WEIGHTS))
     plain = ~far & ~small
     with np.errstate(divide="ignore"):  # so far out that δ is 0 in doubles
@@ -350,9 +348,7 @@ def _slicing_delta(event: Slicing, delta: float, mu0: float = 0.0, bins: int = _
     def curve(eps: Any) -> Floats:
         eps = np.atleast_1d(np.asarray(eps, dtype=np.float64))
         step = max(1, 2_000_000 // mu.size)
-        parts = [
-            np.exp(_gaussian_log_delta(mu, e[:, None])) @ mass for e in np.split(eps, range(step, eps.size, step))
-        ]
+        parts = [np.exp(_gaussian_log_delta(mu, e[:, None])) @ mass for e in np.split(eps, range(step, eps.size, step))]
         return np.minimum(np.concatenate(parts) + tail, 1.0)
 
     return curve
@@ -736,9 +732,7 @@ def theorem2_epsilon(w: float, C: float, delta: float) -> float:
     46.8
     """
     if not (0 <= w < 1 and C >= 0 and 0 < delta < 1):
-        raise ParameterError(
-            "w must be in [0, 1), C at least 0 and delta in (0, 1)", given=f"{w!r}, {C!r}, {delta!r}"
-        )
+        raise ParameterError("w must be in [0, 1), C at least 0 and delta in (0, 1)", given=f"{w!r}, {C!r}, {delta!r}")
     return w * C**2 / (2 * (1 - w)) + C * math.sqrt(2 * w * math.log(1 / delta) / (1 - w))
 
 

@@ -313,9 +313,7 @@ class Config:
         )
         values["leads"] = tuple(leads or ())
         for name in ("approvers", "floors", "data"):
-            _must(
-                isinstance(values.get(name, {}), dict), f"[{name}] must be a table", type(values.get(name)).__name__
-            )
+            _must(isinstance(values.get(name, {}), dict), f"[{name}] must be a table", type(values.get(name)).__name__)
         values["floors"] = _section(SiteFloors, values.get("floors", {}), "[floors]")
         values["data"] = {study: _source(study, table) for study, table in values.get("data", {}).items()}
         return cls(home=home, **values)

@@ -412,9 +412,7 @@ class Ledger:
                 for statement in _SCHEMA.values():
                     connection.execute(statement)
                 book = _Book(connection, signer, site, [])
-                book.append(
-                    "genesis", {"site": site, "release_key": signer.public.hex, "format": "tributary-ledger/1"}
-                )
+                book.append("genesis", {"site": site, "release_key": signer.public.hex, "format": "tributary-ledger/1"})
                 connection.execute("COMMIT")
             reach("ledger.create.before_link")
             # A link fails where a rename would silently replace the ledger of whoever was faster.

@@ -69,9 +69,7 @@ def deliver(store: Store, plan: StudyPlan, site: str, key: SigningKey, table: pd
     return statement.release_id
 
 
-def quarantine(
-    store: Store, plan: StudyPlan, site: str, key: SigningKey, table: pd.DataFrame, *, wave: int = 1
-) -> str:
+def quarantine(store: Store, plan: StudyPlan, site: str, key: SigningKey, table: pd.DataFrame, *, wave: int = 1) -> str:
     """Put one release into quarantine."""
     statement, envelope, _, _ = _release(plan, site, key, table, wave)
     refusal = DictionaryRefusal("column 'sbp' must lie within the dictionary", given="3 outside")

@@ -2,6 +2,7 @@
 
 import datetime as dt
 import json
+import shutil
 import signal
 import sqlite3
 import subprocess
@@ -57,9 +58,7 @@ def edit(path, before, after):
 
 # -- settings -------------------------------------------------------------------------------------------------------
 def test_the_settings_file_reads_back(tmp_path):
-    config = Config(
-        home=tmp_path, name="hub", address="hub.example:8443", names=("hub.example", "10.0.0.1"), workers=4
-    )
+    config = Config(home=tmp_path, name="hub", address="hub.example:8443", names=("hub.example", "10.0.0.1"), workers=4)
     assert Config.from_toml(config.to_toml(), home=tmp_path) == config
 
 
@@ -242,27 +241,38 @@ def test_what_changed_between_versions_is_named_line_by_line(written):
 
 
 # -- a coordinator with sites ------------------------------------------------------------------------------------
+@pytest.fixture(scope="module")
+def homes(tmp_path_factory):
+    """Two home folders, made once: after init and plan sign; and with sites and releases."""
+    signed, filled = (tmp_path_factory.mktemp(name) / "home" for name in ("signed", "filled"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRIBUTARY_PASSPHRASE", "a passphrase")
+        assert main(["--home", str(signed), "init", "--address", "localhost:9443", "--san", "10.0.0.7"]) == 0
+        assert main(["--home", str(signed), "plan", "sign", str(STUDIES / "cvd.toml")]) == 0
+    shutil.copytree(signed, filled)
+    with closing(Store.open(filled)) as store:
+        for seed, site in enumerate(("alpha", "beta", "gamma", "waiting")):
+            path = filled.parent / f"{site}.invitation"
+            invite = ["invite", site, "--study", "cvd", "--out", str(path), "--days", "60"]
+            assert main(["--home", str(filled), *invite]) == 0
+            key = join(store, Invitation.from_bytes(path.read_bytes()), accepted=site != "waiting")
+            if site != "waiting":
+                (quarantine if site == "gamma" else deliver)(store, cohort_plan(), site, key, cohort(800, seed))
+    return signed, filled
+
+
 @pytest.fixture
-def ready(hub, tmp_path):
+def ready(hub, homes):
     """`hub` after init, with the cohort study signed."""
-    assert hub("init", "--address", "localhost:9443", "--san", "10.0.0.7")[0] == 0
-    code, answer = hub("plan", "sign", STUDIES / "cvd.toml")
-    assert (code, answer["signed"]) == (0, True)
+    shutil.copytree(homes[0], hub.home)
     return hub
 
 
 @pytest.fixture
-def collected(ready, tmp_path):
-    """`ready` with three accepted sites, their releases of wave 1, one of them quarantined; one site pending."""
-    plan = cohort_plan()
-    with closing(Store.open(ready.home)) as store:
-        for seed, site in enumerate(("alpha", "beta", "gamma", "waiting")):
-            path = tmp_path / f"{site}.invitation"
-            assert ready("invite", site, "--study", "cvd", "--out", path, "--days", 60)[0] == 0
-            key = join(store, Invitation.from_bytes(path.read_bytes()), accepted=site != "waiting")
-            if site != "waiting":
-                (quarantine if site == "gamma" else deliver)(store, plan, site, key, cohort(800, seed))
-    return ready
+def collected(hub, homes):
+    """`ready` with two accepted sites and their releases, one whose release is quarantined, and one that waits."""
+    shutil.copytree(homes[1], hub.home)
+    return hub
 
 
 def test_init_makes_a_home_that_only_its_owner_reads_and_prints_the_fingerprints(hub):
@@ -338,9 +348,7 @@ def test_signing_repeats_what_plan_check_warned_of(hub):
 
 def test_a_plan_with_a_red_line_is_not_signed(ready, tmp_path):
     path = tmp_path / "cvd.toml"
-    path.write_text(
-        (STUDIES / "cvd.toml").read_text().replace("version = 1", "version = 2", 1).replace("400.0", "4.0")
-    )
+    path.write_text((STUDIES / "cvd.toml").read_text().replace("version = 1", "version = 2", 1).replace("400.0", "4.0"))
     code, answer = ready("plan", "sign", path)
     assert (code, answer["refused"]["code"]) == (10, "E_PLAN")
     assert "budget" in answer["refused"]["given"]
@@ -374,6 +382,11 @@ def test_a_site_is_let_in_only_with_the_fingerprint_of_its_key(collected):
     assert {site["state"] for site in collected("sites")[1]} == {"accepted", "pending"}
     assert collected("accept", "waiting", "--fingerprint", waiting["fingerprint"].upper())[0] == 0
     assert {site["state"] for site in collected("sites")[1]} == {"accepted"}
+
+
+def test_sites_does_not_fill_in_the_fingerprint_that_a_person_must_compare(collected, capsys):
+    main(["--home", str(collected.home), "sites"])
+    assert 'coordinator accept waiting --fingerprint "…"' in capsys.readouterr().out
 
 
 def test_an_unknown_site_is_refused_with_the_nearest(collected):
@@ -499,9 +512,7 @@ def test_a_home_that_is_not_set_up_points_at_init_for_every_verb(hub, tmp_path):
 def test_help_imports_nothing_heavy():
     for argv in ([], ["plan"], ["pool"]):
         run = "import sys; from coordinator.cli import main; main(sys.argv[1:]); print(*sys.modules)"
-        made = subprocess.run(
-            [sys.executable, "-c", run, *argv, "--help"], capture_output=True, text=True, check=True
-        )
+        made = subprocess.run([sys.executable, "-c", run, *argv, "--help"], capture_output=True, text=True, check=True)
         heavy = {"torch", "grpc", "matplotlib", "pandas", "numpy", "scipy", "sqlalchemy", "statsmodels", "pyarrow"}
         assert not heavy & set(made.stdout.splitlines()[-1].split())
 

@@ -75,9 +75,7 @@ def test_the_area_of_a_square_is_proportional_to_its_weight(result):
 def test_the_words_are_all_there(result):
     posture = {name: "central" for name in (*SITES, "Zürich")}
     text = words(
-        forest(
-            result, title="Blood pressure", note="Per 10 mmHg.", columns={"Posture": posture, "ε": {"Aachen": "2"}}
-        )
+        forest(result, title="Blood pressure", note="Per 10 mmHg.", columns={"Posture": posture, "ε": {"Aachen": "2"}})
     )
     for expected in ("Blood pressure", "Per 10 mmHg.", "Site", "n", "Posture", "ε", "Noise", "Weight", *SITES):
         assert expected in text
@@ -212,10 +210,8 @@ def test_no_two_words_overlap_and_nothing_leaves_the_page(case, result):
         "plain": lambda: forest(result, title="Title"),
         "long": lambda: forest(
             pool([0.1, 0.2, 0.3], [0.01, 0.02, 0.03], labels=["University Hospital of the Northern Isles", "B", "C"]),
-            title="A very long title that has to be broken into several lines because no page is as wide as this "
-            * 2,
-            note="A note that is long as well, so that it, too, runs over the end of the line and must be broken. "
-            * 2,
+            title="A very long title that has to be broken into several lines because no page is as wide as this " * 2,
+            note="A note that is long as well, so that it, too, runs over the end of the line and must be broken. " * 2,
         ),
         "compare": lambda: forest(result, columns=long, compare={"real": result, "w = 0": result}),
         "two": lambda: forest(pool([0.1, 0.9], [0.02, 0.03])),
@@ -290,8 +286,6 @@ def test_importing_the_figures_does_not_import_matplotlib():
     import subprocess
     import sys
 
-    code = (
-        "import sys, coordinator.figures, shared.estimands; print({'matplotlib', 'statsmodels'} & set(sys.modules))"
-    )
+    code = "import sys, coordinator.figures, shared.estimands; print({'matplotlib', 'statsmodels'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"

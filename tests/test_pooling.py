@@ -145,19 +145,40 @@ def test_iterated_estimators_solve_their_equation_or_stand_at_zero(rows):
     assert q == pytest.approx(len(yi) - 1, rel=1e-7) if result.tau2 > 0 else q <= len(yi) - 1
 
 
-def test_reml_takes_the_highest_of_several_maxima():
+def restricted_log_likelihood(yi, vi, tau2):
+    """(G,) values on a grid of tau2, written independently of the module."""
+    w = 1 / (vi + tau2[:, None])
+    mean = (w * yi).sum(1) / w.sum(1)
+    return 0.5 * (np.log(w).sum(1) - np.log(w.sum(1)) - (w * (yi - mean[:, None]) ** 2).sum(1))
+
+
+@pytest.mark.parametrize(
+    ("yi", "vi", "low", "high"),
+    [
+        ([-1.68, 0.43, 0.39], [0.36, 0.0012, 0.012], 0.9, 1.3),  # the other maximum is at 0
+        ([0.44, 0.17, 1.2, 0.65, 0.36], [9.1e-05, 4.7, 0.09, 0.11, 0.0012], 0.05, 0.07),  # the other near 0.003
+        ([0.27, 0.21, 0.93], [0.0016, 0.0012, 0.081], 0.0005, 0.002),  # the other near 0.06
+    ],
+)
+def test_reml_takes_the_highest_of_several_maxima_and_says_so(yi, vi, low, high):
+    yi, vi = np.array(yi), np.array(vi)
+    grid = np.concatenate([[0], np.geomspace(1e-8, 100, 20000)])
+    value = restricted_log_likelihood(yi, vi, grid)
+    inner = (value[1:-1] > value[:-2]) & (value[1:-1] >= value[2:])
+    assert inner.sum() + (value[0] > value[1]) == 2
+    result = pool(yi, vi)
+    assert low < result.tau2 < high
+    assert result.tau2 == pytest.approx(grid[value.argmax()], rel=2e-3)
+    assert any("more than one maximum" in note for note in result.notes)
+
+
+def test_reml_is_never_below_the_likelihood_on_a_grid():
     rng = np.random.default_rng(20)
-    for _ in range(400):
+    grid = np.concatenate([[0], np.geomspace(1e-9, 50, 2000)])
+    for _ in range(300):
         yi, vi = rng.normal(0, 1, 5), np.exp(rng.normal(-3, 3, 5))
-        result = pool(yi, vi)
-        grid = np.concatenate([[0], np.geomspace(1e-9, 50, 4000)])
-        w = 1 / (vi + grid[:, None])
-        mean = (w * yi).sum(1) / w.sum(1)
-        value = -0.5 * (np.log(vi + grid[:, None]).sum(1) + np.log(w.sum(1)) + (w * (yi - mean[:, None]) ** 2).sum(1))
-        w = 1 / (vi + result.tau2)
-        q = float(np.sum(w * (yi - np.sum(w * yi) / w.sum()) ** 2))
-        ours = -0.5 * (np.log(vi + result.tau2).sum() + math.log(w.sum()) + q)
-        assert ours >= value.max() - 1e-9
+        ours = restricted_log_likelihood(yi, vi, np.array([pool(yi, vi).tau2]))[0]
+        assert ours >= restricted_log_likelihood(yi, vi, grid).max() - 1e-9
 
 
 def test_many_meta_analyses_are_fitted_in_one_call():
@@ -212,6 +233,23 @@ def test_identical_estimates_give_no_interval_of_width_zero(method, test):
     assert all(row.se > 0 for row in result.sensitivity)
     assert result.tau2_interval.empty
     assert math.isfinite(result.pval)
+
+
+@pytest.mark.parametrize(
+    ("yi", "vi"),
+    [([0.0, 1.0], [5e34, 1.0]), ([0.0, 2.6e-145], [1.0, 3e34]), ([1.0, 1.0, 1.0 + 1e-15], [1e-3, 1e-3, 1e-3])],
+)
+@pytest.mark.parametrize("method", ["FE", *METHODS])
+def test_residuals_of_rounding_noise_give_no_width_either(yi, vi, method):
+    result = pool(yi, vi, method=method, test="knha")
+    assert result.ci_lb < result.beta < result.ci_ub
+    if result.tau2 == 0:
+        assert result.test == "adhoc"
+
+
+def test_a_fixed_effect_result_speaks_only_of_itself():
+    notes = pool([0, 1, 2, 3], [0.01] * 4, method="FE", test="z").notes
+    assert not any("τ²" in note or "I²" in note for note in notes)
 
 
 def test_nearly_identical_estimates_are_identical():

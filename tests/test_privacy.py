@@ -264,8 +264,7 @@ def test_fifty_mixed_receipts_are_within_one_percent_of_a_fine_loss_distribution
     rng = np.random.default_rng(seed)
     sigmas, scales = rng.choice([6.0, 8.0, 12.0], 25), rng.choice([10.0, 16.0, 40.0], 25)
     ours = epsilon(
-        [Gaussian(sigma=s, sensitivity=1.0) for s in sigmas]
-        + [Laplace(scale=s, sensitivity=1.0) for s in scales],
+        [Gaussian(sigma=s, sensitivity=1.0) for s in sigmas] + [Laplace(scale=s, sensitivity=1.0) for s in scales],
         DELTA,
     )
     theirs = loss_distribution(
@@ -283,8 +282,7 @@ def slicing_delta_by_quadrature(event, eps):
     middle = event.slices
     edges = [law.ppf(1e-14), middle, middle + 10 * math.sqrt(2 * middle), law.isf(1e-25)]
     return sum(
-        integrate.quad(integrand, a, b, epsabs=0, epsrel=1e-9, limit=200)[0]
-        for a, b in itertools.pairwise(edges)
+        integrate.quad(integrand, a, b, epsabs=0, epsrel=1e-9, limit=200)[0] for a, b in itertools.pairwise(edges)
     )
 
 
@@ -383,9 +381,7 @@ def test_events_survive_canonical_json(event):
 
 
 def test_whole_numbers_and_doubles_write_the_same_bytes():
-    assert canonical_json(Gaussian(sigma=2, sensitivity=1).to_canonical()) == canonical_json(
-        GAUSS.to_canonical()
-    )
+    assert canonical_json(Gaussian(sigma=2, sensitivity=1).to_canonical()) == canonical_json(GAUSS.to_canonical())
 
 
 @pytest.mark.parametrize(
