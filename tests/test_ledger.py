@@ -208,6 +208,8 @@ def test_a_burnt_charge_stays_spent_and_a_second_draw_is_a_second_charge(ledger,
     assert ledger.study_total("heart", DELTA).releases == 2
     cap = privacy.epsilon_from_rdp(2 * privacy.rdp(GAUSSIAN), DELTA)
     assert ledger.study_total("heart", DELTA).epsilon == pytest.approx(cap, rel=1e-12)
+    with pytest.raises(BudgetRefusal):
+        reserve(ledger, 2, cap=cap)
 
 
 def test_an_open_reservation_is_resumed_and_charged_once(ledger):
