@@ -405,7 +405,6 @@ class Ledger:
             part.unlink(missing_ok=True)
             os.close(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
             with _told(), contextlib.closing(sqlite3.connect(part, isolation_level=None)) as connection:
-                connection.execute("PRAGMA journal_mode = WAL")
                 connection.execute("PRAGMA synchronous = FULL")
                 reach("ledger.create.before_schema")
                 connection.execute("BEGIN IMMEDIATE")
@@ -416,6 +415,8 @@ class Ledger:
                     "genesis", {"site": site, "release_key": signer.public.hex, "format": "tributary-ledger/1"}
                 )
                 connection.execute("COMMIT")
+                # Last, or the genesis might still be in the part's own log when the file gets its name.
+                connection.execute("PRAGMA journal_mode = WAL")
             reach("ledger.create.before_link")
             # A link fails where a rename would silently replace the ledger of whoever was faster.
             with contextlib.suppress(FileExistsError):
@@ -425,6 +426,10 @@ class Ledger:
             fsync_folder(path.parent)
         except OSError as error:
             raise _storage(path.name, error) from error
+        finally:
+            for remains in part.parent.glob(f"{part.name}*"):
+                with contextlib.suppress(OSError):
+                    remains.unlink()
         return cls(path, signer, site=site)
 
     # -- the life of one hold ---------------------------------------------------------------------------------------

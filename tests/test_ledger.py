@@ -716,6 +716,23 @@ def test_a_full_disk_is_refused_and_nothing_is_lost_or_half_written(ledger):
     assert 2 in seen
 
 
+def test_a_disk_that_fills_up_while_the_ledger_is_made_leaves_none_or_a_whole_one(tmp_path):
+    def attempt(path: Path, limit: int) -> None:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
+        with pytest.raises(StorageRefusal):
+            Ledger.create(path, KEY, site="north")
+
+    for limit in (0, 100, 600, 4096, 8192, 12288, 16384):
+        path = tmp_path / f"{limit}" / "ledger.db"
+        assert forked(lambda path=path, limit=limit: attempt(path, limit)) == 0
+        assert not list(path.parent.glob("*.part*"))
+        assert Ledger.create(path, KEY, site="north").verify() == 1
+        connection = sqlite3.connect(path)
+        assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+        connection.close()
+
+
 def test_a_folder_without_write_permission_is_refused(tmp_path):
     # Root writes everywhere, so as root the attempt is made by a user who does not.
     with tempfile.TemporaryDirectory() as name:
