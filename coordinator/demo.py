@@ -133,9 +133,7 @@ class Demo:
                 except OSError:
                     time.sleep(0.1)
             else:
-                raise NetworkRefusal(
-                    "the coordinator must answer", given="no answer", next_step="See coordinator.log."
-                )
+                raise NetworkRefusal("the coordinator must answer", given="no answer", next_step="See coordinator.log.")
             yield
         finally:
             server.send_signal(signal.SIGTERM)

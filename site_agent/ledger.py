@@ -411,9 +411,7 @@ class Ledger:
                 for statement in _SCHEMA.values():
                     connection.execute(statement)
                 book = _Book(connection, signer, site, [])
-                book.append(
-                    "genesis", {"site": site, "release_key": signer.public.hex, "format": "tributary-ledger/1"}
-                )
+                book.append("genesis", {"site": site, "release_key": signer.public.hex, "format": "tributary-ledger/1"})
                 connection.execute("COMMIT")
                 # Last, or the genesis might still be in the part's own log when the file gets its name.
                 connection.execute("PRAGMA journal_mode = WAL")
