@@ -29,7 +29,6 @@ import math
 import os
 import re
 import sqlite3
-import urllib.parse
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -769,7 +768,8 @@ class Ledger:
     def _transaction(self, *, write: bool = False) -> Iterator[_Book]:
         # The head is read before the database, so that it never leads, whoever writes meanwhile.
         head = self._read_head()
-        uri = f"file:{urllib.parse.quote(str(self.path))}?mode=rw"
+        # mode=rw: a missing file is refused, where the default would quietly make an empty one.
+        uri = f"{self.path.absolute().as_uri()}?mode=rw"
         with (
             _told(),
             contextlib.closing(

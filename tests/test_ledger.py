@@ -350,6 +350,12 @@ def test_order_does_not_depend_on_the_clock(ledger, monkeypatch):
     assert [hold.wave for hold in ledger.holds()] == [1, 2]
 
 
+def test_a_folder_may_have_any_name(tmp_path):
+    path = tmp_path / "Haus 1? #é%20" / "ledger.db"
+    reserve(Ledger.create(path, KEY, site="north"))
+    assert sorted(found.name for found in path.parent.iterdir()) == ["ledger.db", "ledger.head"]
+
+
 # -- what finds out a touched ledger --------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     "statement",
