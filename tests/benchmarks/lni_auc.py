@@ -6,12 +6,11 @@ python -m tests.benchmarks.lni_auc [repetitions]
 import sys
 
 import numpy as np
-from scipy.spatial import cKDTree
 
 from shared.mechanisms.latent_noise import LatentNoise
 from shared.randomness import seeded_rng
 from shared.simulated import gaussian_table
-from site_agent.audit import Replica, audit_pair, membership_auc
+from site_agent.audit import run_audit
 from site_agent.models.flow import FlowSettings, fit_flow
 from tests.benchmarks import record
 
@@ -32,14 +31,16 @@ def main() -> None:
         flow = fit_flow(x, SETTINGS, rng).flow
         for w in WEIGHTS:
             released = LatentNoise(flow=flow, w=w, radius=RADIUS).release(x, rng)
-            tree = cKDTree(released)
-            linkage, extremes, twins, rank = audit_pair(x, Replica(released=released, latents=flow.inverse(x)), rng)
+            report = run_audit(
+                x=x, released=released, latents=flow.inverse(x), fitted_on=x, held_back=fresh, probe=released
+            )
             for name, value in (
-                ("auc_euclidean", membership_auc(tree.query(x)[0], tree.query(fresh)[0]).value),
-                ("own_row_linkage", linkage.value),
-                ("own_row_linkage_of_extremes", extremes.value),
-                ("twin_probability", twins),
-                ("median_rank", rank),
+                ("auc_standardised", report.membership_plain.value),
+                ("auc_whitened", report.membership.value),
+                ("own_row_linkage", report.own_row.value),
+                ("own_row_linkage_of_extremes", report.extreme.value),
+                ("twin_probability", report.twin_probability),
+                ("median_rank", report.median_rank),
             ):
                 figures[w].setdefault(name, []).append(value)
     results = {

@@ -32,8 +32,10 @@ def write(name: str, results: Mapping[str, Any], seed: int) -> Path:
             versions[package] = version(package)
         except PackageNotFoundError:
             continue
+    module = getattr(sys.modules["__main__"], "__spec__", None)
+    program = ["-m", module.name] if module else [f"tests/benchmarks/{Path(sys.argv[0]).name}"]
     record = {
-        "command": " ".join(["python", f"tests/benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]]),
+        "command": " ".join(["python", *program, *sys.argv[1:]]),
         "seed": seed,
         "versions": versions,
         "machine": {"cores": os.cpu_count(), "architecture": platform.machine()},

@@ -1,0 +1,583 @@
+"""The Collection service: takes privatised releases from sites, each exactly once, and nothing else.
+
+An offer carries the signed statement; all that can be decided from it (signatures of the pinned keys, ids, plan,
+wave) is decided before a byte of the bundle is taken. The bundle is streamed to ``staging/``, hashed, and only then
+opened. A release whose bytes are what its site and approvers signed, but whose *content* breaks the plan, is kept in
+``quarantine/`` with a typed reason that the site sees; analysts never see it.
+
+A site is answered with an acceptance only when the bundle and its folder are flushed to disk and the transaction that
+logs the release is committed. Between those two a crash may leave a bundle that no transaction names; `recover` puts
+it back into staging, where the site's next offer finds it. So a release is acknowledged after it is safe, visible
+when it is whole, and accepted once, however often it is sent.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import errno
+import fcntl
+import hashlib
+import itertools
+import logging
+import os
+import shutil
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, BinaryIO
+from weakref import WeakValueDictionary
+
+from coordinator.authority import Authority, requested_key
+from coordinator.store import Site, Store
+from shared.errors import (
+    ApprovalRefusal,
+    BudgetRefusal,
+    IntegrityRefusal,
+    LockedRefusal,
+    NetworkRefusal,
+    PlanChanged,
+    PlanRefusal,
+    ReceiptRefusal,
+    Refusal,
+    ReplayRefusal,
+    RoleRefusal,
+    SchemaRefusal,
+    SmallN,
+    StateRefusal,
+    StorageRefusal,
+    TooLarge,
+)
+from shared.failpoints import reach
+from shared.keys import Envelope, write_private
+from shared.plan import StudyPlan
+from shared.release import STATEMENT_TYPE, Receipt, Statement, read_bundle
+from shared.transport import Call, Handler, Server
+from shared.wire import (
+    ANCHOR_TYPE,
+    COLLECTION,
+    ENROLMENT_TYPE,
+    SERVICE,
+    Acceptance,
+    AnchorHead,
+    AnchorReceipt,
+    Chunk,
+    Enrolment,
+    EnrolmentRequest,
+    EnrolRequest,
+    Holdings,
+    Offered,
+    SignedDocument,
+    StudyRequest,
+)
+
+__all__ = ["CollectionService", "Coordinator", "serve"]
+
+MAX_BUNDLE = 256 << 20
+TABLE_FACTOR = 8  # a table may take this many times the largest bundle when it is decompressed
+STAGED_PER_SITE = 8
+PATIENCE = 120.0  # seconds that a second upload of the same bytes waits for the first
+BLOCK = 1 << 20
+
+
+def utc_today() -> dt.date:
+    """Today in UTC; the coordinator tells days only."""
+    return dt.datetime.now(dt.UTC).date()
+
+
+class CollectionService:
+    """What the coordinator answers. One instance per home folder; safe for many threads.
+
+    Args:
+        home: the coordinator's home folder.
+        store: its store.
+        authority: its certificate authority.
+        max_bundle: most bytes of one release.
+        today: gives the UTC date.
+    """
+
+    def __init__(
+        self,
+        *,
+        home: Path,
+        store: Store,
+        authority: Authority,
+        max_bundle: int = MAX_BUNDLE,
+        today: Callable[[], dt.date] = utc_today,
+    ) -> None:
+        self._store, self._authority, self._today = store, authority, today
+        self._max_bundle = max_bundle
+        self._home = home
+        self._bundles, self._staging, self._quarantine = store.bundles, home / "staging", home / "quarantine"
+        for folder in (self._bundles, self._staging, self._quarantine):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._locks: WeakValueDictionary[str, _Turn] = WeakValueDictionary()
+        self._locks_guard = threading.Lock()
+        # Opening a bundle takes memory in proportion to its table; two at a time bound it.
+        self._opening = threading.BoundedSemaphore(2)
+
+    @property
+    def handlers(self) -> Mapping[str, Handler]:
+        """One function per method of the service."""
+        return {
+            "Enrol": self.enrol,
+            "FetchPlan": self.fetch_plan,
+            "Anchor": self.anchor,
+            "Offer": self.offer,
+            "Upload": self.upload,
+            "Status": self.status,
+        }
+
+    # -- joining ------------------------------------------------------------------------------------------------
+    def enrol(self, call: Call, request: EnrolRequest) -> Enrolment:
+        """Take a request to join, or say what became of it. Raises: RoleRefusal, TokenRefusal, SignatureRefusal, …"""
+        if call.peer.role != "enrol":
+            raise RoleRefusal("only an invitation's certificate may ask to join", given="a site's")
+        envelope = Envelope.from_bytes(request.envelope)
+        call.digest = envelope.digest
+        asked = EnrolmentRequest.from_bytes(envelope.payload)
+        # The key stands in the request itself: its signature shows possession. Trust comes from the lead, who
+        # compares its fingerprint.
+        envelope.require(ENROLMENT_TYPE, {asked.release_key.key_id: asked.release_key})
+        requested_key(asked.csr_pem)
+        site = self._store.enrol(
+            token=request.token, site=call.peer.site, request=asked, digest=envelope.digest, today=self._today()
+        )
+        if site.state == "pending":
+            return Enrolment(state="pending", fingerprint=site.fingerprint)
+        if site.state == "accepted":
+            if not site.certificate_pem:
+                issued = self._authority.issue(site.csr_pem, site.site)
+                site = self._store.set_certificate(site.site, site.csr_pem, issued)
+            return Enrolment(state="accepted", certificate_pem=site.certificate_pem)
+        return Enrolment(state="refused", reason=site.reason or site.state)
+
+    def _site(self, call: Call) -> Site:
+        """The accepted site that calls. Raises: RoleRefusal (a bootstrap certificate), CertificateRefusal."""
+        if call.peer.role != "site":
+            raise RoleRefusal(
+                "an invitation's certificate may only ask to join", given="another call", next_step="Join first."
+            )
+        return self._store.require_site(call.peer.site, call.peer.serial)
+
+    def _invited(self, site: Site, study: str) -> None:
+        if study not in site.studies:
+            raise RoleRefusal("the site must be invited to the study", given=study, next_step="Ask the study lead.")
+
+    # -- plans, anchors, status ---------------------------------------------------------------------------------
+    def fetch_plan(self, call: Call, request: StudyRequest) -> SignedDocument:
+        """The newest signed plan of a study. Raises: PlanRefusal, RoleRefusal."""
+        self._invited(self._site(call), request.study)
+        envelope = self._store.plan(request.study).envelope
+        call.digest = envelope.digest
+        return SignedDocument(envelope=envelope.to_bytes())
+
+    def anchor(self, call: Call, request: SignedDocument) -> AnchorReceipt:
+        """Witness the head of a site's ledger. Raises: SignatureRefusal, ReplayRefusal, LedgerRefusal."""
+        site = self._site(call)
+        envelope = Envelope.from_bytes(request.envelope)
+        call.digest = envelope.digest
+        head = AnchorHead.from_bytes(envelope.require(ANCHOR_TYPE, {site.release_key.key_id: site.release_key}))
+        if head.site != site.site:
+            raise ReplayRefusal("a ledger head must be the calling site's", given="another site's")
+        reach("ingest.before_anchor")
+        receipt = self._store.add_anchor(head, envelope)
+        reach("ingest.after_anchor")
+        return receipt
+
+    def status(self, call: Call, request: StudyRequest) -> Holdings:
+        """What is held of the calling site."""
+        site = self._site(call)
+        self._invited(site, request.study)
+        return Holdings(holdings=self._store.holdings(request.study, site.site))
+
+    # -- offer --------------------------------------------------------------------------------------------------
+    def offer(self, call: Call, request: SignedDocument) -> Offered:
+        """Decide on a statement before its bundle is sent.
+
+        Raises: SignatureRefusal, ApprovalRefusal, ReplayRefusal, PlanRefusal and its kinds, TooLarge, StorageRefusal;
+        or the reason for which these bytes were quarantined before.
+        """
+        site = self._site(call)
+        envelope = Envelope.from_bytes(request.envelope)
+        statement = self._signed(site, envelope)
+        call.digest = statement.bundle_sha256
+        known = self._answered(site, statement)
+        if known is not None:
+            return Offered(acceptance=known)
+        self._planned(site, statement, envelope)
+        part = self._part(site, statement.bundle_sha256)
+        with self._turn(part):
+            # Another delivery of the same bytes may have ended while this one was being checked.
+            known = self._answered(site, statement)
+            if known is not None:
+                return Offered(acceptance=known)
+            reach("ingest.before_staging")
+            self._make_room(site, part, statement.bundle_bytes)
+            write_private(part.with_suffix(".json"), envelope.to_bytes())
+            reach("ingest.after_staging")
+            return Offered(offset=min(_size(part), statement.bundle_bytes))
+
+    def _signed(self, site: Site, envelope: Envelope) -> Statement:
+        """The statement, when this site's release key signed it and it is about this site and this coordinator."""
+        release_key = {site.release_key.key_id: site.release_key}
+        approvers = {key.key_id: key for key in site.approvers.values()}
+        if not envelope.verified_by(release_key) and envelope.verified_by(approvers):
+            raise RoleRefusal("a release must be signed by the site's release key", given="an approver's key only")
+        statement = Statement.from_bytes(envelope.require(STATEMENT_TYPE, release_key))
+        for name, expected in (("site", site.site), ("recipient", self._authority.coordinator)):
+            if getattr(statement, name) != expected:
+                raise ReplayRefusal(f"the statement's {name} must be this {name}", given="another")
+        if statement.bundle_bytes > self._max_bundle:
+            raise TooLarge(f"a bundle must have at most {self._max_bundle} bytes", given=f"{statement.bundle_bytes}")
+        if statement.bundle_bytes < 1 or len(statement.bundle_sha256) != 64 or not statement.release_id.isalnum():
+            raise SchemaRefusal("a statement must name a release id, and its bundle by size and SHA-256")
+        return statement
+
+    def _answered(self, site: Site, statement: Statement) -> Acceptance | None:
+        """The answer these bytes got before, if any. Raises: that answer, if it was a refusal of their content."""
+        known = self._store.accepted(statement)
+        if known is not None:
+            return known
+        for apart in self._store.quarantined(bundle_sha256=statement.bundle_sha256):
+            if apart.site == site.site:
+                raise apart.refusal
+        return None
+
+    def _planned(self, site: Site, statement: Statement, envelope: Envelope) -> StudyPlan:
+        """The plan the statement acts upon: known, newest, in force, its wave open, its approvals given."""
+        self._invited(site, statement.study)
+        newest = self._store.plan(statement.study).plan
+        if statement.plan_hash != newest.hash or statement.plan_version != newest.version:
+            known = {stored.plan.hash for stored in self._store.plans()}
+            if statement.plan_hash in known:
+                raise PlanChanged(
+                    f"a release must follow plan version {newest.version}", given=f"version {statement.plan_version}"
+                )
+            raise PlanRefusal("a release must follow a plan that the coordinator knows", given="another hash")
+        newest.require_current(self._today())
+        wave = newest.wave(statement.wave)
+        if self._today() + dt.timedelta(days=1) < wave.opens:  # a site's clock and zone may be a day ahead
+            raise PlanRefusal("a wave must be open", given=f"wave {wave.number}, which opens on {wave.opens}")
+        approvers = {key.key_id: key for key in site.approvers.values()}
+        approved = len(envelope.verified_by(approvers))
+        if approved < newest.floors.approvals:
+            raise ApprovalRefusal(
+                f"a release must be signed by {newest.floors.approvals} approver(s) of the site",
+                given=f"{approved}",
+                next_step="Approve it (site-agent approve) with a key that was named when the site joined.",
+            )
+        return newest
+
+    def _make_room(self, site: Site, part: Path, size: int) -> None:
+        """Refuse what the disk cannot hold; forget the oldest of a site's unfinished uploads."""
+        free = shutil.disk_usage(self._staging).free
+        if free < size + (64 << 20):
+            raise _no_room(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+        others = [path for path in self._staging.glob(f"{site.site}.*.json") if path.stem != part.stem]
+        for path in sorted(others, key=lambda path: path.stat().st_mtime)[: max(0, len(others) + 1 - STAGED_PER_SITE)]:
+            path.with_suffix(".part").unlink(missing_ok=True)
+            path.unlink(missing_ok=True)
+
+    # -- upload -------------------------------------------------------------------------------------------------
+    def upload(self, call: Call, chunks: Iterator[Chunk]) -> Acceptance:
+        """Take an offered bundle and answer when it is safe.
+
+        Raises: StateRefusal (never offered), IntegrityRefusal (truncated, wrong place, other bytes), TooLarge,
+        StorageRefusal; any refusal of `offer`; or the refusal for which the content was quarantined.
+        """
+        site = self._site(call)
+        first = next(chunks, None)
+        if first is None:
+            raise IntegrityRefusal("an upload must carry the offered bytes", given="none")
+        digest = call.digest = first.bundle_sha256
+        part = self._part(site, digest)
+        with self._turn(part):
+            try:
+                envelope = Envelope.from_bytes(part.with_suffix(".json").read_bytes())
+            except FileNotFoundError:
+                return self._settled(site, digest)
+            # What the offer decided is decided again: hours may have passed, and a site may have been revoked.
+            statement = self._signed(site, envelope)
+            known = self._answered(site, statement)
+            if known is not None:
+                return known
+            plan = self._planned(site, statement, envelope)
+            self._receive(part, statement, first, chunks)
+            return self._ingest(part, statement, envelope, plan)
+
+    def _settled(self, site: Site, digest: str) -> Acceptance:
+        """The answer for bytes that are no longer staged, because another call has brought them to an end."""
+        release = self._store.by_bundle(digest)
+        if release is not None and release.site == site.site:
+            return release.acceptance
+        for apart in self._store.quarantined(bundle_sha256=digest):
+            if apart.site == site.site:
+                raise apart.refusal
+        raise StateRefusal("a bundle must be offered before it is sent", given="one that was not")
+
+    def _receive(self, part: Path, statement: Statement, first: Chunk, chunks: Iterator[Chunk]) -> None:
+        """Write the chunks to `part`, from a place that it already reaches, until it is whole and flushed."""
+        total, place = statement.bundle_bytes, first.offset
+        have = _size(part)
+        if place > have:
+            raise IntegrityRefusal(
+                "an upload must go on where the last one stopped", given="a gap", next_step="Offer the release again."
+            )
+        try:
+            with part.open("r+b" if part.exists() else "x+b") as out:
+                out.truncate(place)
+                out.seek(place)
+                for chunk in itertools.chain([first], chunks):
+                    if chunk.bundle_sha256 != statement.bundle_sha256 or chunk.offset != place:
+                        raise IntegrityRefusal("the chunks of an upload must follow each other", given="a gap")
+                    if place + len(chunk.data) > total:
+                        raise TooLarge("a bundle must have the size that was signed", given="more bytes")
+                    reach("ingest.before_chunk")
+                    _write(out, chunk.data)
+                    reach("ingest.after_chunk")
+                    place += len(chunk.data)
+                if place < total:
+                    raise IntegrityRefusal("an upload must carry the whole bundle", given=f"{place} of {total} bytes")
+                out.flush()
+                reach("ingest.before_flush")
+                os.fsync(out.fileno())
+                out.seek(0)
+                digest = hashlib.file_digest(out, "sha256").hexdigest()
+            reach("ingest.received")
+        except TooLarge:
+            part.unlink(missing_ok=True)
+            raise
+        except OSError as error:
+            part.unlink(missing_ok=True)
+            raise _no_room(error) from None
+        if digest != statement.bundle_sha256:
+            part.unlink(missing_ok=True)
+            raise IntegrityRefusal("the bundle must be the one that was signed", given="other bytes")
+
+    def _ingest(self, part: Path, statement: Statement, envelope: Envelope, plan: StudyPlan) -> Acceptance:
+        """Open, check, move, flush, log, commit: in this order, so that no step shows what a later one might undo."""
+        try:
+            with self._opening:
+                receipt = self._checked(part, statement, plan)
+        except Refusal as refusal:
+            self._set_apart(part, statement, envelope, refusal)
+            raise
+        kept = self._bundles / f"{statement.bundle_sha256}.zip"
+        try:
+            reach("ingest.before_move")
+            os.replace(part, kept)
+            reach("ingest.after_move")
+            _flush_folder(self._bundles)
+            _flush_folder(self._staging)
+            reach("ingest.before_commit")
+            acceptance = self._store.accept_release(
+                statement=statement, envelope=envelope, receipt=receipt, today=self._today()
+            )
+            reach("ingest.after_commit")
+        except (Refusal, OSError) as error:
+            # Whether the commit took place is for the database to say; a bundle that it names is never touched.
+            if kept.exists() and self._store.by_bundle(statement.bundle_sha256) is None:
+                os.replace(kept, part)
+            if isinstance(error, OSError):
+                raise _no_room(error) from None
+            raise
+        part.with_suffix(".json").unlink(missing_ok=True)
+        reach("ingest.done")
+        return acceptance
+
+    def _checked(self, part: Path, statement: Statement, plan: StudyPlan) -> Receipt:
+        """The receipt of a bundle whose content is what its statement and plan say. Raises: the refusal of it."""
+        try:
+            bundle = read_bundle(part, cap=TABLE_FACTOR * self._max_bundle)
+            receipt = bundle.receipt
+            if receipt.hash != statement.receipt_sha256:
+                raise ReceiptRefusal("the receipt must be the one that was signed", given="another")
+            for name in ("study", "plan_hash", "plan_version", "wave", "site", "release_id", "recipient"):
+                if getattr(receipt, name) != getattr(statement, name):
+                    raise ReplayRefusal(f"the receipt's {name} must be the statement's", given="another")
+            receipt.require_true(plan)
+            if receipt.study_epsilon > plan.budget.epsilon * (1 + 1e-9):
+                raise BudgetRefusal("the study's total must be within the plan's budget", given="more")
+            if receipt.n < plan.floors.persons:
+                raise SmallN(f"a release must have at least {plan.floors.persons} persons", given=f"{receipt.n}")
+            plan.dictionary.validate_release(bundle.table)
+            return receipt
+        except (Refusal, MemoryError, OSError):
+            raise
+        except Exception as error:
+            # Content that breaks a reader in a way we did not foresee is content, not a fault of ours to repeat.
+            logging.getLogger("tributary.collect").error("unexpected %s in a bundle", type(error).__name__)
+            raise SchemaRefusal("a bundle's content must be readable", given="another form") from None
+
+    def _set_apart(self, part: Path, statement: Statement, envelope: Envelope, refusal: Refusal) -> None:
+        reach("ingest.before_quarantine")
+        os.replace(part, self._quarantine / f"{statement.bundle_sha256}.zip")
+        reach("ingest.quarantine_moved")
+        _flush_folder(self._quarantine)
+        self._store.quarantine(statement=statement, envelope=envelope, refusal=refusal, today=self._today())
+        reach("ingest.quarantine_committed")
+        part.with_suffix(".json").unlink(missing_ok=True)
+        reach("ingest.quarantined")
+
+    # -- staging ------------------------------------------------------------------------------------------------
+    def _part(self, site: Site, digest: str) -> Path:
+        # The site's name is part of the file's: no site can touch what another one has staged.
+        return self._staging / f"{site.site}.{digest}.part"
+
+    def _turn(self, part: Path) -> _Turn:
+        with self._locks_guard:
+            return self._locks.setdefault(part.name, _Turn())
+
+    def recover(self) -> int:
+        """Bring the folders in line with the database after a crash; how many bundles went back to staging.
+
+        A bundle that no transaction names was never acknowledged: it goes back to staging when its offer is there,
+        else it is deleted. What is staged for a release that is settled is deleted.
+        """
+        offers = {path.stem.split(".", 1)[1]: path for path in self._staging.glob("*.*.json")}
+        moved = 0
+        for folder in (self._bundles, self._quarantine):
+            for path in folder.glob("*.zip"):
+                if self._is_settled(path.stem):
+                    continue
+                reach("ingest.before_recovery")
+                if path.stem in offers:
+                    os.replace(path, offers[path.stem].with_suffix(".part"))
+                    moved += 1
+                else:
+                    path.unlink()
+                reach("ingest.recovered")
+        for digest, path in offers.items():
+            if self._is_settled(digest):
+                path.with_suffix(".part").unlink(missing_ok=True)
+                path.unlink(missing_ok=True)
+        for path in self._staging.glob("*.json.part"):  # a half-written offer
+            path.unlink(missing_ok=True)
+        return moved
+
+    def _is_settled(self, digest: str) -> bool:
+        return self._store.by_bundle(digest) is not None or bool(self._store.quarantined(bundle_sha256=digest))
+
+
+class _Turn:
+    """A lock that gives up after `PATIENCE`, so that a stalled upload cannot hold up the next for ever."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> None:
+        if not self._lock.acquire(timeout=PATIENCE):
+            raise NetworkRefusal("one upload of a bundle must end before the next", given="one that has not")
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+
+def _write(out: BinaryIO, data: bytes) -> None:
+    out.write(data)
+
+
+def _no_room(error: OSError) -> StorageRefusal:
+    return StorageRefusal(
+        "the coordinator must be able to keep the bundle",
+        given=error.strerror or "an error",
+        next_step="Ask the study lead; the release stays sealed and can be sent later.",
+    )
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
+
+
+def _flush_folder(folder: Path) -> None:
+    """Flush a folder, so that a rename in it survives a power cut."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+class Coordinator:
+    """A coordinator that serves; the only one on its home folder.
+
+    Args:
+        home: the home folder, with an authority in it (`Authority.create`).
+        listen: ``host:port`` to bind; port 0 takes a free one, see `port`.
+        url: database, if not SQLite in the home folder.
+        max_bundle: most bytes of one release.
+        workers: threads that answer.
+        today: gives the UTC date.
+    Raises: StateRefusal (not set up), LockedRefusal (another one serves), NetworkRefusal (the port is taken).
+    """
+
+    def __init__(
+        self,
+        home: Path,
+        listen: str,
+        *,
+        url: str = "",
+        max_bundle: int = MAX_BUNDLE,
+        workers: int = 16,
+        today: Callable[[], dt.date] = utc_today,
+    ) -> None:
+        authority = Authority.load(home)
+        self._lock = (home / "server.lock").open("a")
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            self._lock.close()
+            raise LockedRefusal("one coordinator must serve a home folder", given="a second one") from None
+        self.store = Store.open(home, url)
+        self.service = CollectionService(
+            home=home, store=self.store, authority=authority, max_bundle=max_bundle, today=today
+        )
+        try:
+            self.service.recover()
+            self._server = Server(
+                service=SERVICE,
+                methods=COLLECTION,
+                handlers=self.service.handlers,
+                listen=listen,
+                credentials=authority.server,
+                workers=workers,
+            )
+        except BaseException:
+            self.store.close()
+            self._lock.close()
+            raise
+        self.port = self._server.port
+
+    def stop(self, grace: float = 5.0) -> None:
+        """Let running calls end within `grace` seconds, then close everything."""
+        self._server.stop(grace)
+        self.store.close()
+        self._lock.close()
+
+    def __enter__(self) -> Coordinator:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop(0.5)
+
+
+def serve(home: Path, address: str, *, ready: Callable[[int], None] = lambda port: None, **settings: Any) -> None:
+    """Serve until SIGTERM or SIGINT.
+
+    Args:
+        home: the coordinator's home folder.
+        address: ``host:port`` to bind.
+        ready: called with the port when calls are answered.
+        settings: as of `Coordinator`.
+    """
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    ended = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: ended.set())
+    coordinator = Coordinator(home, address, **settings)
+    try:
+        ready(coordinator.port)
+        ended.wait()
+    finally:
+        coordinator.stop()

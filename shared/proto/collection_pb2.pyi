@@ -1,0 +1,123 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class EnrolRequest(_message.Message):
+    __slots__ = ("token", "envelope")
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    ENVELOPE_FIELD_NUMBER: _ClassVar[int]
+    token: str
+    envelope: bytes
+    def __init__(self, token: _Optional[str] = ..., envelope: _Optional[bytes] = ...) -> None: ...
+
+class EnrolReply(_message.Message):
+    __slots__ = ("pending", "accepted", "refused")
+    class Pending(_message.Message):
+        __slots__ = ("fingerprint",)
+        FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+        fingerprint: str
+        def __init__(self, fingerprint: _Optional[str] = ...) -> None: ...
+    class Accepted(_message.Message):
+        __slots__ = ("certificate_pem",)
+        CERTIFICATE_PEM_FIELD_NUMBER: _ClassVar[int]
+        certificate_pem: str
+        def __init__(self, certificate_pem: _Optional[str] = ...) -> None: ...
+    class Refused(_message.Message):
+        __slots__ = ("reason",)
+        REASON_FIELD_NUMBER: _ClassVar[int]
+        reason: str
+        def __init__(self, reason: _Optional[str] = ...) -> None: ...
+    PENDING_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
+    pending: EnrolReply.Pending
+    accepted: EnrolReply.Accepted
+    refused: EnrolReply.Refused
+    def __init__(self, pending: _Optional[_Union[EnrolReply.Pending, _Mapping]] = ..., accepted: _Optional[_Union[EnrolReply.Accepted, _Mapping]] = ..., refused: _Optional[_Union[EnrolReply.Refused, _Mapping]] = ...) -> None: ...
+
+class StudyRequest(_message.Message):
+    __slots__ = ("study",)
+    STUDY_FIELD_NUMBER: _ClassVar[int]
+    study: str
+    def __init__(self, study: _Optional[str] = ...) -> None: ...
+
+class SignedDocument(_message.Message):
+    __slots__ = ("envelope",)
+    ENVELOPE_FIELD_NUMBER: _ClassVar[int]
+    envelope: bytes
+    def __init__(self, envelope: _Optional[bytes] = ...) -> None: ...
+
+class AnchorReply(_message.Message):
+    __slots__ = ("seq", "head", "index")
+    SEQ_FIELD_NUMBER: _ClassVar[int]
+    HEAD_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    seq: int
+    head: str
+    index: int
+    def __init__(self, seq: _Optional[int] = ..., head: _Optional[str] = ..., index: _Optional[int] = ...) -> None: ...
+
+class OfferReply(_message.Message):
+    __slots__ = ("offset", "acceptance")
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTANCE_FIELD_NUMBER: _ClassVar[int]
+    offset: int
+    acceptance: AcceptanceReply
+    def __init__(self, offset: _Optional[int] = ..., acceptance: _Optional[_Union[AcceptanceReply, _Mapping]] = ...) -> None: ...
+
+class Chunk(_message.Message):
+    __slots__ = ("bundle_sha256", "offset", "data")
+    BUNDLE_SHA256_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    bundle_sha256: str
+    offset: int
+    data: bytes
+    def __init__(self, bundle_sha256: _Optional[str] = ..., offset: _Optional[int] = ..., data: _Optional[bytes] = ...) -> None: ...
+
+class AcceptanceReply(_message.Message):
+    __slots__ = ("study", "wave", "site", "release_id", "bundle_sha256", "log_index", "log_root", "accepted_day")
+    STUDY_FIELD_NUMBER: _ClassVar[int]
+    WAVE_FIELD_NUMBER: _ClassVar[int]
+    SITE_FIELD_NUMBER: _ClassVar[int]
+    RELEASE_ID_FIELD_NUMBER: _ClassVar[int]
+    BUNDLE_SHA256_FIELD_NUMBER: _ClassVar[int]
+    LOG_INDEX_FIELD_NUMBER: _ClassVar[int]
+    LOG_ROOT_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_DAY_FIELD_NUMBER: _ClassVar[int]
+    study: str
+    wave: int
+    site: str
+    release_id: str
+    bundle_sha256: str
+    log_index: int
+    log_root: str
+    accepted_day: str
+    def __init__(self, study: _Optional[str] = ..., wave: _Optional[int] = ..., site: _Optional[str] = ..., release_id: _Optional[str] = ..., bundle_sha256: _Optional[str] = ..., log_index: _Optional[int] = ..., log_root: _Optional[str] = ..., accepted_day: _Optional[str] = ...) -> None: ...
+
+class StatusReply(_message.Message):
+    __slots__ = ("holdings",)
+    class Holding(_message.Message):
+        __slots__ = ("study", "wave", "release_id", "state", "code", "reason", "log_index")
+        STUDY_FIELD_NUMBER: _ClassVar[int]
+        WAVE_FIELD_NUMBER: _ClassVar[int]
+        RELEASE_ID_FIELD_NUMBER: _ClassVar[int]
+        STATE_FIELD_NUMBER: _ClassVar[int]
+        CODE_FIELD_NUMBER: _ClassVar[int]
+        REASON_FIELD_NUMBER: _ClassVar[int]
+        LOG_INDEX_FIELD_NUMBER: _ClassVar[int]
+        study: str
+        wave: int
+        release_id: str
+        state: str
+        code: str
+        reason: str
+        log_index: int
+        def __init__(self, study: _Optional[str] = ..., wave: _Optional[int] = ..., release_id: _Optional[str] = ..., state: _Optional[str] = ..., code: _Optional[str] = ..., reason: _Optional[str] = ..., log_index: _Optional[int] = ...) -> None: ...
+    HOLDINGS_FIELD_NUMBER: _ClassVar[int]
+    holdings: _containers.RepeatedCompositeFieldContainer[StatusReply.Holding]
+    def __init__(self, holdings: _Optional[_Iterable[_Union[StatusReply.Holding, _Mapping]]] = ...) -> None: ...

@@ -1,0 +1,248 @@
+"""What every command of the product does alike: show an answer, show a refusal, and leave with its exit code.
+
+A command is one library call. It returns data; `emit` writes that as JSON or hands it to a renderer. It raises a
+`Refusal`; `run` turns that into one panel on stderr (what must hold, what to do next, who can fix it), or into
+``{"refused": {...}}`` on stdout where the command was given ``--json``, and returns the refusal's exit code.
+Tracebacks never show local variables: at a hospital they would show records.
+
+rich and typer are imported inside the functions, so that importing this costs nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime as dt
+import json
+import math
+import os
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from shared.errors import Refusal, StorageRefusal
+
+if TYPE_CHECKING:
+    import typer
+    from rich.console import Console
+    from rich.table import Table
+
+__all__ = ["Check", "application", "checklist", "console", "emit", "plain", "run", "show_refusal", "table"]
+
+WIDTH = 100
+"""Columns when nobody says otherwise (a pipe, a log file)."""
+
+
+def application(help_text: str, *, bare: bool = False) -> typer.Typer:
+    """A command line in the house style: no traceback with local variables, and help when it is called bare.
+
+    Args:
+        help_text: its first line.
+        bare: it has an answer of its own when called bare.
+
+    >>> application("Say hello.").info.help
+    'Say hello.'
+    """
+    import typer
+
+    return typer.Typer(
+        help=help_text,
+        no_args_is_help=not bare,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        rich_markup_mode="rich",
+        context_settings={"help_option_names": ["-h", "--help"], "max_content_width": WIDTH},
+    )
+
+
+def run(app: typer.Typer, *, name: str, argv: Sequence[str] | None = None) -> int:
+    """Run a command line and return its exit code; the one place where a refusal becomes output.
+
+    Args:
+        app: the typer application.
+        name: program name for the help text.
+        argv: arguments without the program; None takes the process's own.
+    Returns: 0, a `Refusal.exit_code`, 2 for a command line that cannot be read, or 130 after Ctrl-C.
+    """
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        app(args=arguments, prog_name=name)
+    except SystemExit as leave:
+        return leave.code if isinstance(leave.code, int) else 0 if leave.code is None else 1
+    except KeyboardInterrupt:
+        return 130
+    except Refusal as refusal:
+        return show_refusal(refusal, as_json="--json" in arguments)
+    except OSError as error:
+        named = os.path.basename(str(error.filename)) if error.filename else "the file or folder"
+        failed = StorageRefusal(
+            f"{named} must be readable and writable",
+            given=error.strerror or type(error).__name__,
+            next_step="Check the path, its owner and the free space.",
+        )
+        return show_refusal(failed, as_json="--json" in arguments)
+    return 0
+
+
+def show_refusal(refusal: Refusal, *, as_json: bool = False) -> int:
+    """Write a refusal to stderr as a panel, or to stdout as JSON; returns its exit code.
+
+    >>> show_refusal(Refusal("w must be in [0, 1)", given="1.2", next_step="Lower w."), as_json=True)
+    {
+      "refused": {
+        "code": "E_REFUSED",
+        "must": "w must be in [0, 1)",
+        "given": "1.2",
+        "next_step": "Lower w.",
+        "fixer": "whoever ran the command",
+        "exit_code": 1
+      }
+    }
+    1
+    """
+    if as_json:
+        body = {name: getattr(refusal, name) for name in ("code", "must", "given", "next_step", "fixer", "exit_code")}
+        emit({"refused": body}, as_json=True)
+        return refusal.exit_code
+    from rich.panel import Panel
+    from rich.table import Table
+    from rich.text import Text
+
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="dim", no_wrap=True)
+    grid.add_column(overflow="fold")
+    lines = (
+        ("must hold", refusal.must),
+        ("given", refusal.given),
+        ("do next", refusal.next_step),
+        ("who can fix it", refusal.fixer),
+    )
+    for label, text in lines:
+        if text:
+            grid.add_row(label, Text(text))
+    title = Text.assemble(("refused: ", "bold red"), (refusal.code, "bold red"))
+    console(stderr=True).print(Panel(grid, title=title, title_align="left", border_style="red", padding=(0, 1)))
+    return refusal.exit_code
+
+
+def emit(data: Any, *, as_json: bool, show: Callable[[Console], None] | None = None) -> None:
+    """Write a command's answer: JSON for a program, or `show` for a person.
+
+    Args:
+        data: dataclasses, mappings, sequences, dates, numbers; see `plain`.
+        as_json: what the command was asked for by ``--json``.
+        show: draws the answer on the console; without it the JSON is written in either case.
+    """
+    if as_json or show is None:
+        sys.stdout.write(json.dumps(plain(data), indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+    else:
+        show(console())
+
+
+def plain(value: Any) -> Any:
+    """`value` as JSON can hold it; a number that is not finite becomes null, bytes become hexadecimal digits.
+
+    >>> plain({"day": dt.date(2026, 1, 5), "x": (1.5, float("nan"))})
+    {'day': '2026-01-05', 'x': [1.5, None]}
+    """
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {item.name: plain(getattr(value, item.name)) for item in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, bytes):
+        return value.hex()
+    if isinstance(value, (dt.date, dt.datetime)):
+        return value.isoformat()
+    if isinstance(value, (str, bool, int)) or value is None:
+        return value
+    if hasattr(value, "item") and getattr(value, "ndim", 0) == 0:  # a numpy scalar
+        return plain(value.item())
+    if hasattr(value, "tolist"):  # a numpy array
+        return plain(value.tolist())
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Iterable):
+        return [plain(item) for item in value]
+    return str(value)
+
+
+def console(*, stderr: bool = False) -> Console:
+    """A console that neither guesses at markup nor colours numbers; `WIDTH` columns where there is no terminal."""
+    from rich.console import Console
+
+    stream = sys.stderr if stderr else sys.stdout
+    width = None if stream.isatty() or "COLUMNS" in os.environ else WIDTH
+    return Console(file=stream, width=width, markup=False, highlight=False, emoji=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    """One line of a checklist: green, a warning, or red with its fix.
+
+    Args:
+        name: what was looked at, in two or three words.
+        state: ``ok``, ``warn`` or ``fail``.
+        detail: what was found.
+        fix: what to do; required unless the state is ``ok``.
+    """
+
+    name: str
+    state: Literal["ok", "warn", "fail"] = "ok"
+    detail: str = ""
+    fix: str = ""
+
+    @classmethod
+    def of(cls, name: str, refusal: Refusal) -> Check:
+        """The red line of a refusal."""
+        given = f" (got {refusal.given})" if refusal.given else ""
+        return cls(name=name, state="fail", detail=refusal.must + given, fix=refusal.next_step or refusal.fixer)
+
+
+def checklist(out: Console, checks: Iterable[Check]) -> None:
+    """Draw a checklist: a mark, the name, what was found; the fix below it."""
+    from rich.table import Table
+    from rich.text import Text
+
+    marks = {"ok": ("✓", "green"), "warn": ("!", "yellow"), "fail": ("✗", "bold red")}
+    grid = Table.grid(padding=(0, 1))
+    grid.add_column(no_wrap=True)
+    grid.add_column(no_wrap=True)
+    grid.add_column(overflow="fold")
+    for check in checks:
+        mark, style = marks[check.state]
+        text = Text(check.detail)
+        if check.fix and check.state != "ok":
+            text.append(f"\n→ {check.fix}", style="cyan")
+        grid.add_row(Text(mark, style=style), Text(check.name), text)
+    out.print(grid)
+
+
+def table(
+    columns: Sequence[str], rows: Iterable[Sequence[Any]], *, right: Iterable[str] = (), title: str = ""
+) -> Table:
+    """A calm table: a rule under the header, no boxes; `None` is an en dash.
+
+    Args:
+        columns: headers.
+        rows: cells; a rich `Text` keeps its style, everything else is written as text.
+        right: headers of the columns that hold numbers.
+        title: one line above, left.
+    """
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    numeric = set(right)
+    made = Table(
+        box=box.SIMPLE_HEAD,
+        title=Text(title, style="bold") if title else None,
+        title_justify="left",
+        header_style="dim",
+        pad_edge=False,
+        show_edge=False,
+    )
+    for name in columns:
+        made.add_column(Text(name), justify="right" if name in numeric else "left", overflow="fold")
+    for row in rows:
+        made.add_row(*(cell if isinstance(cell, Text) else Text("–" if cell is None else str(cell)) for cell in row))
+    return made

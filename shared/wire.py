@@ -1,0 +1,486 @@
+"""Everything that crosses the wire: one frozen value per message, and the only place that turns it into bytes.
+
+The protocol buffers in `shared/proto` are the form other languages see. Inside the program a message is one of the
+dataclasses below, checked when it is made. The wire is closed: a field that this version does not know, an outcome
+that is not set, a text that is not what it should be, is refused; nothing that arrives picks which code runs.
+`COLLECTION` lists the methods, from which `shared.transport` builds both ends.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from google.protobuf.message import DecodeError, Message
+from google.protobuf.unknown_fields import UnknownFieldSet
+
+from shared.canonical import closed, parse_json
+from shared.errors import CATALOGUE, SchemaRefusal
+from shared.keys import PublicKey
+from shared.proto import collection_pb2 as pb
+
+__all__ = [
+    "ANCHOR_TYPE",
+    "CHUNK_BYTES",
+    "COLLECTION",
+    "ENROLMENT_TYPE",
+    "SERVICE",
+    "Acceptance",
+    "AnchorHead",
+    "AnchorReceipt",
+    "Chunk",
+    "EnrolRequest",
+    "Enrolment",
+    "EnrolmentRequest",
+    "Holding",
+    "Holdings",
+    "Method",
+    "Offered",
+    "SignedDocument",
+    "StudyRequest",
+    "decode",
+    "encode",
+]
+
+SERVICE = "tributary.collection.v1.Collection"
+ANCHOR_TYPE = "application/vnd.tributary.anchor+json"
+ENROLMENT_TYPE = "application/vnd.tributary.enrolment+json"
+CHUNK_BYTES = 256 << 10
+SIGNED_CAP = 4 << 20
+HEX = frozenset("0123456789abcdef")
+
+
+def _must(holds: bool, rule: str) -> None:
+    if not holds:
+        raise SchemaRefusal(rule)
+
+
+def _is_digest(text: str) -> bool:
+    return len(text) == 64 and HEX.issuperset(text)
+
+
+def _is_word(text: str) -> bool:
+    return 0 < len(text) <= 64 and text.isascii() and text.replace("-", "").replace("_", "").isalnum()
+
+
+# -- what is said -----------------------------------------------------------------------------------------------
+@dataclass(frozen=True, kw_only=True)
+class EnrolRequest:
+    """A site asks to join: the invitation's token, and its request signed by its release key."""
+
+    token: str = field(repr=False)
+    envelope: bytes
+
+    def __post_init__(self) -> None:
+        _must(0 < len(self.token) <= 256 and self.token.isascii(), "a token must be short text")
+        _must(0 < len(self.envelope) <= SIGNED_CAP, "an enrolment must carry a signed request")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Enrolment:
+    """What became of a site's request to join.
+
+    Args:
+        state: ``pending`` until the lead has compared fingerprints, then ``accepted`` or ``refused``.
+        fingerprint: of the release key as the coordinator received it (pending).
+        certificate_pem: the site's certificate (accepted).
+        reason: why not (refused).
+    """
+
+    state: Literal["pending", "accepted", "refused"]
+    fingerprint: str = ""
+    certificate_pem: str = field(default="", repr=False)
+    reason: str = ""
+
+    def __post_init__(self) -> None:
+        told = {"pending": self.fingerprint, "accepted": self.certificate_pem, "refused": self.reason}
+        _must(self.state in told and bool(told[self.state]), "an enrolment must be pending, accepted or refused")
+        _must(sum(map(bool, told.values())) == 1, "an enrolment must have one outcome")
+
+
+@dataclass(frozen=True, kw_only=True)
+class StudyRequest:
+    """A question about one study."""
+
+    study: str
+
+    def __post_init__(self) -> None:
+        _must(_is_word(self.study), "a study must be a plain word")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SignedDocument:
+    """An envelope's bytes (`shared.keys.Envelope`)."""
+
+    envelope: bytes
+
+    def __post_init__(self) -> None:
+        _must(0 < len(self.envelope) <= SIGNED_CAP, f"a signed document must have at most {SIGNED_CAP} bytes")
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnchorReceipt:
+    """The coordinator has witnessed the ledger's head `head` at entry `seq`; `index` is its place in the log."""
+
+    seq: int
+    head: str
+    index: int
+
+    def __post_init__(self) -> None:
+        _must(_is_digest(self.head), "a ledger head must be a SHA-256")
+        _must(self.seq >= 0 and self.index >= 0, "seq and index must not be negative")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Acceptance:
+    """The release is on the coordinator's disk for good, and in its log.
+
+    Args:
+        log_index: place of the acceptance in the coordinator's log.
+        log_root: the log's Merkle root when it held `log_index` + 1 entries.
+        accepted_day: ISO date, UTC; the hour is nobody's business.
+    """
+
+    study: str
+    wave: int
+    site: str
+    release_id: str
+    bundle_sha256: str
+    log_index: int
+    log_root: str
+    accepted_day: str
+
+    def __post_init__(self) -> None:
+        _must(_is_word(self.study) and _is_word(self.site), "study and site must be plain words")
+        _must(0 < len(self.release_id) <= 64 and self.release_id.isascii(), "a release id must be short text")
+        _must(_is_digest(self.bundle_sha256) and _is_digest(self.log_root), "digests must be SHA-256")
+        _must(self.wave >= 1 and self.log_index >= 0, "wave and log index must be counts")
+        try:
+            dt.date.fromisoformat(self.accepted_day)
+        except ValueError:
+            raise SchemaRefusal("accepted_day must be an ISO date") from None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Offered:
+    """The answer to an offer: send from byte `offset`, or it is `acceptance` already."""
+
+    offset: int = 0
+    acceptance: Acceptance | None = None
+
+    def __post_init__(self) -> None:
+        _must(self.offset >= 0, "an offset must not be negative")
+        _must(self.acceptance is None or self.offset == 0, "an accepted offer has no offset")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chunk:
+    """A piece of a bundle: `data` stands at byte `offset` of the file whose SHA-256 is `bundle_sha256`."""
+
+    bundle_sha256: str
+    offset: int
+    data: bytes = field(repr=False)
+
+    def __post_init__(self) -> None:
+        _must(_is_digest(self.bundle_sha256), "a chunk must name its bundle's SHA-256")
+        _must(0 < len(self.data) <= 4 * CHUNK_BYTES, f"a chunk must have 1 to {4 * CHUNK_BYTES} bytes")
+        _must(0 <= self.offset < 1 << 48, "a chunk's offset must be a place in a file")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Holding:
+    """One release that the coordinator holds of a site: accepted, or quarantined with the reason."""
+
+    study: str
+    wave: int
+    release_id: str
+    state: Literal["accepted", "quarantined"]
+    code: str = ""
+    reason: str = ""
+    log_index: int | None = None
+
+    def __post_init__(self) -> None:
+        _must(self.state in ("accepted", "quarantined"), "a held release must be accepted or quarantined")
+        _must(
+            (self.state == "accepted") == (self.log_index is not None), "accepted releases, and only they, are logged"
+        )
+        _must((self.state == "quarantined") == (self.code in CATALOGUE), "a quarantined release must have a known code")
+        _must(_is_word(self.study) and 0 < len(self.release_id) <= 64, "a held release must be named")
+        _must(self.wave >= 1, "a wave must be at least 1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Holdings:
+    """All releases of one study that the coordinator holds of a site."""
+
+    holdings: tuple[Holding, ...] = ()
+
+
+# -- what is signed ---------------------------------------------------------------------------------------------
+@dataclass(frozen=True, kw_only=True)
+class AnchorHead:
+    """Payload of an anchor (`ANCHOR_TYPE`): where the site's ledger stands."""
+
+    site: str
+    seq: int
+    head: str
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> AnchorHead:
+        """Read a verified payload. Raises: SchemaRefusal."""
+        body = parse_json(data, cap=4096)
+        _must(isinstance(body, dict) and body.keys() == {"site", "seq", "head"}, "an anchor must have site, seq, head")
+        _must(isinstance(body["seq"], int) and not isinstance(body["seq"], bool), "an anchor's seq must be a number")
+        _must(0 <= body["seq"] < 1 << 53, "an anchor's seq must be a count")
+        _must(isinstance(body["head"], str) and _is_digest(body["head"]), "an anchor's head must be a SHA-256")
+        _must(isinstance(body["site"], str) and _is_word(body["site"]), "an anchor's site must be a plain word")
+        return cls(**body)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnrolmentRequest:
+    """Payload of an enrolment (`ENROLMENT_TYPE`), signed by `release_key` itself.
+
+    The signature shows that whoever sends it holds the release key, so the one fingerprint that the lead compares
+    vouches for the certificate request and for the approvers' keys too.
+    """
+
+    site: str
+    csr_pem: str
+    release_key: PublicKey
+    approvers: Mapping[str, PublicKey]
+
+    def __post_init__(self) -> None:
+        _must(_is_word(self.site), "a site must be a plain word")
+        _must(1 <= len(self.approvers) <= 16, "an enrolment must name 1 to 16 approvers")
+        _must(all(0 < len(name) <= 64 and name.isprintable() for name in self.approvers), "approvers must have names")
+        keys = [self.release_key.hex, *(key.hex for key in self.approvers.values())]
+        _must(len(set(keys)) == len(keys), "the release key and the approvers' keys must all differ")
+
+    def to_canonical(self) -> dict[str, Any]:
+        """Plain values for canonical JSON."""
+        return {
+            "site": self.site,
+            "csr_pem": self.csr_pem,
+            "release_key": self.release_key.hex,
+            "approvers": {name: key.hex for name, key in self.approvers.items()},
+        }
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> EnrolmentRequest:
+        """Read a payload. Raises: SchemaRefusal."""
+        body = parse_json(data, cap=64 << 10)
+        _must(isinstance(body, dict), "an enrolment must be a JSON object")
+        known = {"site", "csr_pem", "release_key", "approvers"}
+        closed(body, known, where="an enrolment", refusal=SchemaRefusal)
+        texts = [body.get("site"), body.get("csr_pem"), body.get("release_key")]
+        named = body.get("approvers")
+        _must(all(isinstance(text, str) for text in texts) and isinstance(named, dict), "an enrolment must be complete")
+        _must(all(isinstance(key, str) for key in named.values()), "an approver's key must be text")
+        return cls(
+            site=body["site"],
+            csr_pem=body["csr_pem"],
+            release_key=PublicKey(body["release_key"]),
+            approvers={name: PublicKey(key) for name, key in named.items()},
+        )
+
+
+# -- to and from protocol buffers: a pair per message --------------------------------------------------------------
+def _enrol_request_to(value: EnrolRequest) -> Message:
+    return pb.EnrolRequest(token=value.token, envelope=value.envelope)
+
+
+def _enrol_request_from(message: Any) -> EnrolRequest:
+    return EnrolRequest(token=message.token, envelope=message.envelope)
+
+
+def _enrolment_to(value: Enrolment) -> Message:
+    if value.state == "pending":
+        return pb.EnrolReply(pending=pb.EnrolReply.Pending(fingerprint=value.fingerprint))
+    if value.state == "accepted":
+        return pb.EnrolReply(accepted=pb.EnrolReply.Accepted(certificate_pem=value.certificate_pem))
+    return pb.EnrolReply(refused=pb.EnrolReply.Refused(reason=value.reason))
+
+
+def _enrolment_from(message: Any) -> Enrolment:
+    outcome = message.WhichOneof("outcome")
+    if outcome == "pending":
+        return Enrolment(state="pending", fingerprint=message.pending.fingerprint)
+    if outcome == "accepted":
+        return Enrolment(state="accepted", certificate_pem=message.accepted.certificate_pem)
+    if outcome == "refused":
+        return Enrolment(state="refused", reason=message.refused.reason)
+    raise SchemaRefusal("an enrolment must be pending, accepted or refused")
+
+
+def _study_to(value: StudyRequest) -> Message:
+    return pb.StudyRequest(study=value.study)
+
+
+def _study_from(message: Any) -> StudyRequest:
+    return StudyRequest(study=message.study)
+
+
+def _signed_to(value: SignedDocument) -> Message:
+    return pb.SignedDocument(envelope=value.envelope)
+
+
+def _signed_from(message: Any) -> SignedDocument:
+    return SignedDocument(envelope=message.envelope)
+
+
+def _anchor_to(value: AnchorReceipt) -> Message:
+    return pb.AnchorReply(seq=value.seq, head=value.head, index=value.index)
+
+
+def _anchor_from(message: Any) -> AnchorReceipt:
+    return AnchorReceipt(seq=message.seq, head=message.head, index=message.index)
+
+
+def _acceptance_to(value: Acceptance) -> pb.AcceptanceReply:
+    return pb.AcceptanceReply(
+        study=value.study,
+        wave=value.wave,
+        site=value.site,
+        release_id=value.release_id,
+        bundle_sha256=value.bundle_sha256,
+        log_index=value.log_index,
+        log_root=value.log_root,
+        accepted_day=value.accepted_day,
+    )
+
+
+def _acceptance_from(message: Any) -> Acceptance:
+    return Acceptance(
+        study=message.study,
+        wave=message.wave,
+        site=message.site,
+        release_id=message.release_id,
+        bundle_sha256=message.bundle_sha256,
+        log_index=message.log_index,
+        log_root=message.log_root,
+        accepted_day=message.accepted_day,
+    )
+
+
+def _offered_to(value: Offered) -> Message:
+    if value.acceptance is not None:
+        return pb.OfferReply(acceptance=_acceptance_to(value.acceptance))
+    return pb.OfferReply(offset=value.offset)
+
+
+def _offered_from(message: Any) -> Offered:
+    outcome = message.WhichOneof("outcome")
+    if outcome == "acceptance":
+        return Offered(acceptance=_acceptance_from(message.acceptance))
+    if outcome == "offset":
+        return Offered(offset=message.offset)
+    raise SchemaRefusal("the answer to an offer must be an offset or an acceptance")
+
+
+def _chunk_to(value: Chunk) -> Message:
+    return pb.Chunk(bundle_sha256=value.bundle_sha256, offset=value.offset, data=value.data)
+
+
+def _chunk_from(message: Any) -> Chunk:
+    return Chunk(bundle_sha256=message.bundle_sha256, offset=message.offset, data=message.data)
+
+
+def _holdings_to(value: Holdings) -> Message:
+    def one(held: Holding) -> pb.StatusReply.Holding:
+        return pb.StatusReply.Holding(
+            study=held.study,
+            wave=held.wave,
+            release_id=held.release_id,
+            state=held.state,
+            code=held.code,
+            reason=held.reason,
+            log_index=held.log_index,
+        )
+
+    return pb.StatusReply(holdings=[one(held) for held in value.holdings])
+
+
+def _holdings_from(message: Any) -> Holdings:
+    return Holdings(
+        holdings=tuple(
+            Holding(
+                study=held.study,
+                wave=held.wave,
+                release_id=held.release_id,
+                state=held.state,
+                code=held.code,
+                reason=held.reason,
+                log_index=held.log_index if held.HasField("log_index") else None,
+            )
+            for held in message.holdings
+        )
+    )
+
+
+_CODECS: dict[type, tuple[type[Message], Callable[[Any], Message], Callable[[Any], Any]]] = {
+    EnrolRequest: (pb.EnrolRequest, _enrol_request_to, _enrol_request_from),
+    Enrolment: (pb.EnrolReply, _enrolment_to, _enrolment_from),
+    StudyRequest: (pb.StudyRequest, _study_to, _study_from),
+    SignedDocument: (pb.SignedDocument, _signed_to, _signed_from),
+    AnchorReceipt: (pb.AnchorReply, _anchor_to, _anchor_from),
+    Offered: (pb.OfferReply, _offered_to, _offered_from),
+    Chunk: (pb.Chunk, _chunk_to, _chunk_from),
+    Acceptance: (pb.AcceptanceReply, _acceptance_to, _acceptance_from),
+    Holdings: (pb.StatusReply, _holdings_to, _holdings_from),
+}
+
+
+def encode(value: Any) -> bytes:
+    """The bytes of a message.
+
+    >>> decode(StudyRequest, encode(StudyRequest(study="heart")))
+    StudyRequest(study='heart')
+    """
+    return _CODECS[type(value)][1](value).SerializeToString(deterministic=True)
+
+
+def decode(kind: type, data: bytes) -> Any:
+    """The value of class `kind` in `data`. Raises: SchemaRefusal: not that message, or a field nobody reads."""
+    message_kind, _, read = _CODECS[kind]
+    try:
+        message = message_kind.FromString(data)
+    except DecodeError:
+        raise SchemaRefusal("the message must be a protocol buffer of its method") from None
+    _closed(message)
+    return read(message)
+
+
+def _closed(message: Message) -> None:
+    """Refuse fields that this version does not know, at every depth."""
+    if len(UnknownFieldSet(message)):
+        raise SchemaRefusal(
+            "a message must hold known fields only",
+            given="another",
+            next_step="Update both sides to the same version.",
+        )
+    for descriptor, value in message.ListFields():
+        if descriptor.message_type is not None:
+            for part in value if descriptor.is_repeated else [value]:
+                _closed(part)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Method:
+    """One method of the service: what it takes, what it gives, and whether what it takes is a stream."""
+
+    request: type
+    reply: type
+    stream: bool = False
+
+
+COLLECTION: Mapping[str, Method] = {
+    "Enrol": Method(request=EnrolRequest, reply=Enrolment),
+    "FetchPlan": Method(request=StudyRequest, reply=SignedDocument),
+    "Anchor": Method(request=SignedDocument, reply=AnchorReceipt),
+    "Offer": Method(request=SignedDocument, reply=Offered),
+    "Upload": Method(request=Chunk, reply=Acceptance, stream=True),
+    "Status": Method(request=StudyRequest, reply=Holdings),
+}

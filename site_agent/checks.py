@@ -1,0 +1,318 @@
+"""Disclosure checks: what must hold before a draw, and what the sealed table must show beside the real one.
+
+Before the draw (`before_draw`): enough persons, a δ that fits their number, and no population that differs from an
+earlier release's by a handful of people. Refusals there cost nothing. After the seal (`check_release`): the table lies
+within the dictionary, no released row equals a real one more often than chance, rare levels and clipped outliers are
+counted. The outcome is a `CheckReport` with every threshold and tool version in it, bound to the bundle's digest; it
+stays at the site.
+
+*Beyond chance* has a meaning here. A released row may equal a real row because the cell is common: with three yes/no
+columns most rows do. What would identify someone is equality with a row that only one person has. For a fresh draw
+from the same population the expected number of such hits is estimated in two ways, and the larger is taken: Good and
+Turing's (the probability of the classes seen once is 2 N₂/n, with N₂ classes seen twice) and the product of
+leave-one-out frequencies (columns as if independent). More hits than the 0.999 Poisson quantile of that are refused;
+in a table with one truly continuous column both are 0 and a single hit is.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import numpy as np
+import pandas as pd
+
+from shared.canonical import canonical_json, parse_json
+from shared.dictionary import LEVELLED, NUMERIC, Dictionary
+from shared.encoding import Encoder
+from shared.errors import ChecksRefusal, DictionaryRefusal, DifferencingRefusal, SchemaRefusal, SmallN
+from shared.randomness import seeded_rng
+from site_agent.config import Limits
+
+__all__ = ["Check", "CheckReport", "before_draw", "check_release", "tool_versions"]
+
+FORMAT = "tributary-checks/1"
+CHANCE = 1e-3
+"""How often a harmless release would fail the equal-rows check."""
+CLIPPED_WARNING = 0.05
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    """One rule, what was measured, and the threshold it was held against.
+
+    Args:
+        name: stable handle; an approver ticks a warning by it.
+        rule: what must hold, in words.
+        outcome: ``passed``, ``warning`` (a person must tick it) or ``failed``.
+        measured: a count; None where there is nothing to count.
+        threshold: what it was compared with.
+        detail: which columns, how many; never a value.
+    """
+
+    name: str
+    rule: str
+    outcome: Literal["passed", "warning", "failed"]
+    measured: float | None = None
+    threshold: float | None = None
+    detail: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckReport:
+    """Every check of one sealed release, with the thresholds and tool versions that decided."""
+
+    release_id: str
+    bundle_sha256: str
+    checks: tuple[Check, ...]
+    limits: Mapping[str, float]
+    versions: Mapping[str, str]
+
+    @property
+    def failed(self) -> tuple[Check, ...]:
+        """Checks that forbid the release."""
+        return tuple(check for check in self.checks if check.outcome == "failed")
+
+    @property
+    def warnings(self) -> tuple[Check, ...]:
+        """Checks that an approver must tick."""
+        return tuple(check for check in self.checks if check.outcome == "warning")
+
+    def require_passed(self) -> None:
+        """Refuse a release that failed. Raises: ChecksRefusal, naming every failed check with its count."""
+        if self.failed:
+            raise ChecksRefusal(
+                "; ".join(check.rule for check in self.failed),
+                given="; ".join(
+                    f"{check.name}: {check.measured:g}" for check in self.failed if check.measured is not None
+                )
+                or ", ".join(check.name for check in self.failed),
+                next_step="Ask the lead for more noise (a lower w) or coarser columns; this draw stays spent.",
+            )
+
+    def to_bytes(self) -> bytes:
+        """Canonical JSON, the content of ``checks.json``."""
+        body = {"format": FORMAT, **asdict(self), "limits": dict(self.limits), "versions": dict(self.versions)}
+        return canonical_json(body)
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> CheckReport:
+        """Read ``checks.json``. Raises: SchemaRefusal."""
+        body = parse_json(data)
+        try:
+            if body.pop("format") != FORMAT:
+                raise ValueError
+            return cls(**{**body, "checks": tuple(Check(**check) for check in body["checks"])})
+        except (KeyError, TypeError, ValueError, AttributeError):
+            raise SchemaRefusal(f"a check report must have the form {FORMAT}") from None
+
+
+def before_draw(
+    *,
+    n: int,
+    delta: float,
+    limits: Limits,
+    persons: Collection[str] = (),
+    earlier: Mapping[str, Collection[str]] | None = None,
+) -> None:
+    """What must hold of the table before anything is fitted or drawn; a refusal here costs nothing.
+
+    Args:
+        n: checked rows, one per person.
+        delta: δ of the study.
+        limits: floors in force.
+        persons: pseudonyms of this release.
+        earlier: release id to the pseudonyms of that release, same study.
+    Raises: SmallN, DifferencingRefusal, ChecksRefusal.
+    """
+    if n < limits.persons:
+        raise SmallN(
+            f"a release must hold at least {limits.persons} persons",
+            given=f"{n}",
+            next_step="Wait until the table has grown; the reservation is kept and nothing was drawn.",
+        )
+    if not delta < 1 / (10 * n):
+        raise ChecksRefusal(
+            "the plan's δ must be below 1/(10 n)",
+            given=f"δ = {delta:g} with {n} rows",
+            next_step="Ask the study lead for a plan with a smaller budget.delta.",
+        )
+    now = set(persons)
+    for release_id, before in (earlier or {}).items():
+        differ = len(now ^ set(before))
+        if now and before and 0 < differ < limits.difference:
+            raise DifferencingRefusal(
+                f"populations of two releases must be the same or differ by at least {limits.difference} persons",
+                given=f"{differ} beside release {release_id[:8]}",
+                next_step="Wait until more persons have joined or left; the reservation is kept.",
+            )
+
+
+def check_release(
+    *,
+    released: pd.DataFrame,
+    real: pd.DataFrame,
+    dictionary: Dictionary,
+    limits: Limits,
+    clipped: int,
+    release_id: str,
+    bundle_sha256: str,
+    agent_version: str,
+) -> CheckReport:
+    """Hold a sealed table beside the real one.
+
+    Args:
+        released: the table as read back from the sealed bundle.
+        real: (n, columns) canonical values, as `Dictionary.check` returned them.
+        dictionary: of the plan.
+        limits: floors in force.
+        clipped: records whose latent lay outside the clipping ball.
+        release_id: of the sealed release.
+        bundle_sha256: digest of the sealed bytes.
+        agent_version: version of this software.
+    Returns: the report; `CheckReport.require_passed` turns a failure into a refusal.
+    """
+    checks = (
+        _dictionary(released, dictionary),
+        _persons(len(released), len(real), limits),
+        _equal_rows(released, real, dictionary),
+        _rare_levels(released, dictionary, limits),
+        _clip(clipped, len(real)),
+    )
+    return CheckReport(
+        release_id=release_id,
+        bundle_sha256=bundle_sha256,
+        checks=checks,
+        limits={name: float(value) for name, value in asdict(limits).items()},
+        versions=tool_versions(agent_version),
+    )
+
+
+def tool_versions(agent_version: str) -> dict[str, str]:
+    """Versions of what decided."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    out = {"tributary": agent_version, "python": platform.python_version()}
+    for name in ("numpy", "pandas", "pyarrow", "scipy", "torch"):
+        try:
+            out[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return out
+
+
+# -- the checks -------------------------------------------------------------------------------------------------
+def _dictionary(released: pd.DataFrame, dictionary: Dictionary) -> Check:
+    rule = "the released table must lie within the dictionary"
+    try:
+        dictionary.validate_release(released)
+    except DictionaryRefusal as refusal:
+        return Check(name="dictionary", rule=rule, outcome="failed", detail=str(refusal))
+    return Check(name="dictionary", rule=rule, outcome="passed", detail=f"{len(dictionary.released)} columns")
+
+
+def _persons(n: int, n_real: int, limits: Limits) -> Check:
+    enough = n >= limits.persons and n == n_real
+    return Check(
+        name="persons",
+        rule=f"a release must hold at least {limits.persons} persons, one row each",
+        outcome="passed" if enough else "failed",
+        measured=float(n),
+        threshold=float(limits.persons),
+    )
+
+
+def _equal_rows(released: pd.DataFrame, real: pd.DataFrame, dictionary: Dictionary) -> Check:
+    from scipy.stats import poisson
+
+    ours = _codes(_as_released(real, dictionary), dictionary)
+    theirs = _codes(released, dictionary)
+    unique, counts = np.unique(ours, axis=0, return_counts=True)
+    once = unique[counts == 1]
+    known = {row.tobytes() for row in once}
+    hits = sum(row.tobytes() in known for row in theirs)
+    mean = max(2.0 * int((counts == 2).sum()), _independent_hits(ours, once))
+    allowed = float(poisson.ppf(1 - CHANCE, mean)) if mean > 0 else 0.0
+    return Check(
+        name="equal-rows",
+        rule="no released row may equal the row of exactly one person on all columns, beyond chance",
+        outcome="passed" if hits <= allowed else "failed",
+        measured=float(hits),
+        threshold=allowed,
+        detail=f"{len(once)} of {len(ours)} real rows are unlike all others; by chance about {mean:.3g} would be hit",
+    )
+
+
+def _as_released(real: pd.DataFrame, dictionary: Dictionary) -> pd.DataFrame:
+    """Real records in the form of a release: same rounding, same types. The seed only fills what decoding drops."""
+    encoder = Encoder(dictionary=dictionary)
+    return encoder.decode(encoder.encode(real, seeded_rng(0)))
+
+
+def _codes(table: pd.DataFrame, dictionary: Dictionary) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """(n, columns) integers that are equal exactly where two cells are; -1 is missing.
+
+    An unrounded number is compared to 1e-9 of its range: a copied record comes back from the flow with the rounding
+    error of its arithmetic, and must still be found.
+    """
+    out = []
+    for column in dictionary.released:
+        values = table[column.name]
+        if column.kind in NUMERIC:
+            lower, upper = column.span
+            number = values.astype("Float64").to_numpy(dtype=np.float64, na_value=np.nan)
+            step = (upper - lower) * 1e-9
+            if column.kind == "integer":
+                step = 1.0
+            elif column.decimals is not None:
+                step = 10.0**-column.decimals
+            code = np.where(np.isnan(number), -1.0, np.round((np.nan_to_num(number) - lower) / step))
+            out.append(np.asarray(code, dtype=np.int64))
+        elif isinstance(values.dtype, pd.CategoricalDtype):
+            out.append(np.asarray(values.cat.codes, dtype=np.int64))
+        else:
+            out.append(np.asarray(values.astype("Int64").fillna(-1), dtype=np.int64))
+    return np.ascontiguousarray(np.column_stack(out))
+
+
+def _independent_hits(ours: np.ndarray[Any, Any], once: np.ndarray[Any, Any]) -> float:
+    """Expected hits on `once` among n draws with independent columns, each row left out of its own frequencies."""
+    n = len(ours)
+    if not len(once) or n < 2:
+        return 0.0
+    chance = np.ones(len(once))
+    for j in range(ours.shape[1]):
+        levels, counts = np.unique(ours[:, j], return_counts=True)
+        chance *= (counts[np.searchsorted(levels, once[:, j])] - 1) / (n - 1)
+    return float(n * chance.sum())
+
+
+def _rare_levels(released: pd.DataFrame, dictionary: Dictionary, limits: Limits) -> Check:
+    rare: dict[str, int] = {}
+    for column in dictionary.released:
+        if column.kind in LEVELLED:
+            counts = released[column.name].value_counts(dropna=False)
+            few = int(((counts > 0) & (counts < limits.rare_level)).sum())
+            if few:
+                rare[column.name] = few
+    return Check(
+        name="rare-levels",
+        rule=f"a level should stand in at least {limits.rare_level} released rows",
+        outcome="warning" if rare else "passed",
+        measured=float(sum(rare.values())),
+        threshold=0.0,
+        detail=", ".join(f"{name}: {count} rare" for name, count in rare.items()),
+    )
+
+
+def _clip(clipped: int, n: int) -> Check:
+    return Check(
+        name="clipped",
+        rule=f"at most {CLIPPED_WARNING:.0%} of the records should lie outside the clipping radius",
+        outcome="warning" if clipped > CLIPPED_WARNING * n else "passed",
+        measured=float(clipped),
+        threshold=float(np.floor(CLIPPED_WARNING * n)),
+        detail="outliers are pulled in before noise is added; the count stays here",
+    )

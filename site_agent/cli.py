@@ -1,0 +1,1434 @@
+"""``site-agent``: the data steward's commands.
+
+A command is one library call and one page of answer. Reading commands take ``--json``; whatever changes something
+takes ``--dry-run``; a refusal becomes one panel and its exit code in one place (`shared.terminal.run`). Everything
+but typer is imported inside the commands, so that ``--help`` is instant and asking for help touches nothing.
+
+The day is the machine's, in UTC. ``TRIBUTARY_TODAY`` (an ISO date) replaces it for rehearsals and tests of calendars;
+`doctor` says so when it is set. It gives nobody a power they lack: who can set it can set the clock.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from shared.errors import (
+    ApprovalRefusal,
+    BudgetRefusal,
+    CertificateRefusal,
+    IntegrityRefusal,
+    NetworkRefusal,
+    PausedRefusal,
+    PlanChanged,
+    Refusal,
+    StateRefusal,
+    UsageRefusal,
+)
+from shared.terminal import application, emit, run
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from shared.keys import SigningKey
+    from shared.plan import StudyPlan
+    from site_agent.config import Config
+    from site_agent.egress import Egress
+    from site_agent.ledger import Ledger
+    from site_agent.outbox import Outbox
+    from site_agent.pipeline import Progress, Site
+    from site_agent.plans import Plans
+
+__all__ = ["agent_version", "app", "main"]
+
+TODAY_VARIABLE = "TRIBUTARY_TODAY"
+PASSPHRASE_VARIABLE = "TRIBUTARY_PASSPHRASE"
+
+app = application(
+    "The hospital's agent: it trains here, asks a person, and sends privatised rows. Nothing else leaves."
+)
+data_app = application("The study's table: where it lies, and which column is which.")
+plan_app = application("The study plan: what leaves, how often, to whom, at which price.")
+outbox_app = application("Sealed releases that wait for a person.")
+app.add_typer(data_app, name="data")
+app.add_typer(plan_app, name="plan")
+app.add_typer(outbox_app, name="outbox")
+
+Home = Annotated[Path | None, typer.Option("--home", help="The site's folder; TRIBUTARY_SITE_HOME, or ./site-home.")]
+Json = Annotated[bool, typer.Option("--json", help="Answer as JSON.")]
+Dry = Annotated[bool, typer.Option("--dry-run", help="Say what would happen; change nothing, send nothing.")]
+Study = Annotated[str, typer.Argument(help="Name of the study.")]
+ReleaseId = Annotated[str, typer.Argument(metavar="ID", help="Release id, or its first characters.")]
+As = Annotated[str, typer.Option("--as", metavar="NAME", help="The approver who decides.")]
+Reason = Annotated[str, typer.Option("--reason", help="Why, in a few words; kept in the ledger.")]
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Entry point of ``site-agent``."""
+    raise SystemExit(run(app, name="site-agent", argv=argv))
+
+
+def agent_version() -> str:
+    """Version of this software; plan approvals are bound to it."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("tributary")
+    except PackageNotFoundError:  # run from a source tree
+        return "0+source"
+
+
+# -- the desk: everything a command works with, opened when first used ------------------------------------------
+@dataclass(frozen=True)
+class Desk:
+    """One site's folder, its parts opened on first use."""
+
+    home: Path
+
+    @cached_property
+    def config(self) -> Config:
+        """site.toml."""
+        from site_agent.config import Config
+
+        return Config.load(self.home)
+
+    @cached_property
+    def release_key(self) -> SigningKey:
+        """The agent's key."""
+        from shared.keys import SigningKey
+
+        return SigningKey.load(self.config.release_key)
+
+    @cached_property
+    def ledger(self) -> Ledger:
+        """The ledger, verified."""
+        from site_agent.ledger import Ledger
+
+        return Ledger(self.config.ledger, self.release_key, site=self.config.site)
+
+    @cached_property
+    def outbox(self) -> Outbox:
+        """The outbox."""
+        from shared.keys import PublicKey
+        from site_agent.outbox import Outbox
+
+        approvers = {name: PublicKey(key) for name, key in self.config.approvers.items()}
+        return Outbox(self.home, self.ledger, approvers=approvers)
+
+    @cached_property
+    def plans(self) -> Plans:
+        """The book of plans."""
+        from shared.keys import PublicKey
+        from site_agent.plans import Plans
+
+        return Plans(
+            folder=self.home / "plans",
+            coordinator=self.config.coordinator,
+            leads=self.config.pinned_leads,
+            threshold=self.config.threshold,
+            approvers={name: PublicKey(key) for name, key in self.config.approvers.items()},
+        )
+
+    @property
+    def paused(self) -> bool:
+        """Whether the steward has paused the site."""
+        return self.config.pause_file.exists()
+
+    def require_running(self) -> None:
+        """Raises: PausedRefusal."""
+        if self.paused:
+            raise PausedRefusal(
+                "this site must not be paused", given="a pause", next_step="Run site-agent resume when it may go on."
+            )
+
+    def egress(self) -> Egress:
+        """The one door. Raises: StateRefusal (not joined), CertificateRefusal."""
+        if not self.config.certificate.exists():
+            raise StateRefusal("this site must have joined", given="no certificate", next_step="Run site-agent join.")
+        return door(self.config)
+
+    def approver(self, name: str) -> SigningKey:
+        """An approver's key, opened with the passphrase."""
+        from shared.keys import SigningKey
+
+        path = self.config.approver_key(name)
+        return SigningKey.load(path, passphrase(name))
+
+    def release_id(self, prefix: str) -> str:
+        """The one release whose id starts with `prefix`. Raises: StateRefusal."""
+        found = [hold.release_id for hold in self.outbox.list() if hold.release_id.startswith(prefix)]
+        if len(found) != 1:
+            raise StateRefusal(
+                "an id must name one sealed release",
+                given=f"{len(found)} that start with {prefix!r}",
+                next_step="See site-agent outbox list.",
+            )
+        return found[0]
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the folder as its only agent, and settle what a crash left."""
+        from site_agent.lock import StateLock
+
+        with StateLock(self.home):
+            before = {hold.release_id for hold in self.ledger.holds() if hold.phase == "burnt"}
+            self.outbox.recover()
+            burnt = [h for h in self.ledger.holds() if h.phase == "burnt" and h.release_id not in before]
+            if burnt:
+                raise StateRefusal(
+                    "a draw must not have been interrupted",
+                    given=f"{len(burnt)} that was, now burnt: its charge stays and nothing was sent",
+                    next_step="See site-agent budget; running the same command again is a new charge.",
+                )
+            yield
+
+
+def door(config: Config) -> Egress:
+    """The connection of a site that has joined."""
+    from site_agent.egress import Egress
+
+    return Egress(
+        address=config.address,
+        server_name=config.server_name,
+        ca_pem=config.ca.read_text(),
+        cert_pem=config.certificate.read_text(),
+        key_pem=config.tls_key.read_text(),
+    )
+
+
+def desk(home: Path | None) -> Desk:
+    """The desk of the folder that was named, or of the default one."""
+    from site_agent.config import default_home
+
+    return Desk((home or default_home()).absolute())
+
+
+def today() -> dt.date:
+    """The day, in UTC; see the module's text."""
+    given = os.environ.get(TODAY_VARIABLE)
+    if not given:
+        return dt.datetime.now(dt.UTC).date()
+    try:
+        return dt.date.fromisoformat(given)
+    except ValueError:
+        raise UsageRefusal(f"{TODAY_VARIABLE} must be an ISO date", given=repr(given)) from None
+
+
+def passphrase(name: str, *, new: bool = False) -> str:
+    """An approver's passphrase: from the environment, or asked for on the terminal without an echo."""
+    given = os.environ.get(PASSPHRASE_VARIABLE)
+    if given is not None:
+        return given
+    if not sys.stdin.isatty():
+        raise UsageRefusal(
+            f"the passphrase of {name} must be given",
+            given="no terminal to ask on",
+            next_step=f"Run it on a terminal, or set {PASSPHRASE_VARIABLE} for this one command.",
+        )
+    return str(typer.prompt(f"Passphrase of {name}", hide_input=True, confirmation_prompt=new, err=True))
+
+
+def asked(question: str) -> bool:
+    """A yes or no on the terminal; no where there is none."""
+    return sys.stdin.isatty() and bool(typer.confirm(question, default=False, err=True))
+
+
+# -- joining ----------------------------------------------------------------------------------------------------
+@app.command()
+def init(
+    invitation: Annotated[Path, typer.Option("--invitation", exists=True, dir_okay=False, help="File from the lead.")],
+    home: Home = None,
+    approver: Annotated[list[str] | None, typer.Option("--approver", help="A person who may approve; repeat.")] = None,
+    json: Json = False,
+    dry_run: Dry = False,
+) -> None:
+    """Make this site's folder and keys from an invitation. Nothing is sent."""
+    import secrets
+
+    from shared.invitation import Invitation
+    from shared.keys import SigningKey, write_private
+    from site_agent.config import Config
+    from site_agent.ledger import Ledger
+
+    place = desk(home).home
+    invited = Invitation.from_bytes(invitation.read_bytes())
+    invited.require_current(today())
+    if (place / "site.toml").exists():
+        raise StateRefusal(
+            "the folder must not hold a site yet", given=f"{place}", next_step="Run site-agent status there."
+        )
+    names = approver or []
+    if not names:
+        raise UsageRefusal(
+            "a site must have at least one approver", given="none", next_step="Add --approver NAME, once per person."
+        )
+
+    def settings(approvers: dict[str, str]) -> Config:
+        return Config(
+            home=place,
+            site=invited.site,
+            coordinator=invited.coordinator,
+            address=invited.address,
+            server_name=invited.server_name,
+            ca_fingerprint=invited.ca_fingerprint,
+            leads=tuple(key.hex for key in invited.leads),
+            threshold=invited.threshold,
+            approvers=approvers,
+        )
+
+    config = settings(dict.fromkeys(names, "00" * 32))
+    fingerprint = ""
+    if not dry_run:
+        from site_agent.egress import new_tls_identity
+
+        # site.toml is written last: an interrupted init is simply run again, and finds the keys it made.
+        key = SigningKey.load(config.release_key) if config.release_key.exists() else SigningKey.generate()
+        if not config.release_key.exists():
+            key.save(config.release_key)
+        approvers = {}
+        for name in names:
+            path = config.approver_key(name)
+            secret = passphrase(name, new=not path.exists())
+            signer = SigningKey.load(path, secret) if path.exists() else SigningKey.generate()
+            if not path.exists():
+                signer.save(path, secret)
+            approvers[name] = signer.public.hex
+        if not config.tls_key.exists():
+            key_pem, csr_pem = new_tls_identity(config.site)
+            write_private(_csr(config), csr_pem.encode())
+            write_private(config.tls_key, key_pem.encode())
+        if not config.snapshot_key.exists():
+            write_private(config.snapshot_key, secrets.token_bytes(32))
+        write_private(config.ca, invited.ca_pem.encode())
+        write_private(config.invitation, invited.to_bytes())
+        Ledger.create(config.ledger, key, site=config.site)
+        settings(approvers).save()
+        fingerprint = key.public.fingerprint
+
+    answer = {
+        "site": config.site,
+        "home": place,
+        "coordinator": config.coordinator,
+        "address": config.address,
+        "studies": invited.studies,
+        "approvers": names,
+        "fingerprint": fingerprint,
+        "ca_fingerprint": config.ca_fingerprint,
+        "dry_run": dry_run,
+    }
+
+    def show(out: Console) -> None:
+        from site_agent import screens
+
+        screens.heading(out, f"Site {config.site}", "dry run, nothing written" if dry_run else f"made in {place}")
+        rows = [
+            ("studies", ", ".join(invited.studies)),
+            ("coordinator", f"{config.coordinator} at {config.address}"),
+            ("its authority", config.ca_fingerprint),
+            ("approvers", ", ".join(names)),
+        ]
+        if fingerprint:
+            rows.append(("fingerprint", fingerprint))
+        screens.settings(out, rows)
+        if fingerprint:
+            out.print()
+            out.print("Read the fingerprint to the study lead on the telephone. The lead accepts this site by it.")
+        screens.next_step(out, "site-agent doctor", "site-agent join")
+
+    emit(answer, as_json=json, show=show)
+
+
+def _csr(config: Config) -> Path:
+    return config.home / "certificates" / "request.pem"
+
+
+@app.command()
+def join(home: Home = None, json: Json = False, dry_run: Dry = False) -> None:
+    """Ask the coordinator to accept this site; run it again to fetch the certificate."""
+    from shared.invitation import Invitation
+    from shared.keys import PublicKey, write_private
+    from site_agent.egress import Egress
+
+    at = desk(home)
+    config = at.config
+    fingerprint = at.release_key.public.fingerprint
+    if config.certificate.exists():
+        state, reason = "joined", ""
+    elif not config.invitation.exists():
+        raise StateRefusal(
+            "the invitation must be here until the site has joined", given="none", next_step="Ask for a new one."
+        )
+    elif dry_run:
+        state, reason = "would ask", ""
+    else:
+        invited = Invitation.from_bytes(config.invitation.read_bytes())
+        invited.require_current(today())
+        approvers = {name: PublicKey(key) for name, key in config.approvers.items()}
+        with Egress.from_invitation(invited) as egress:
+            answered = egress.enrol(
+                token=invited.token,
+                site=config.site,
+                csr_pem=_csr(config).read_text(),
+                signer=at.release_key,
+                approvers=approvers,
+            )
+        state, reason = answered.state, answered.reason
+        if state == "refused":
+            raise CertificateRefusal(
+                "the study lead must accept this site", given=f"refused: {reason}", next_step="Call the study lead."
+            )
+        if state == "accepted":
+            _require_own_certificate(config, answered.certificate_pem)
+            write_private(config.certificate, answered.certificate_pem.encode())
+            # The token and the bootstrap key have done their work.
+            config.invitation.unlink(missing_ok=True)
+            state = "joined"
+        elif answered.fingerprint and answered.fingerprint != fingerprint:
+            raise IntegrityRefusal(
+                "the coordinator must have received this site's key",
+                given="another fingerprint",
+                next_step="Do not go on. Call the study lead.",
+            )
+
+    def show(out: Console) -> None:
+        from site_agent import screens
+
+        if state == "joined":
+            screens.heading(out, f"Site {config.site} has joined {config.coordinator}.")
+            screens.next_step(out, "site-agent plan fetch STUDY", "site-agent data add FILE --as STUDY")
+            return
+        detail = "dry run, nothing sent" if dry_run else "asked; waiting for the study lead"
+        screens.heading(out, f"Site {config.site}", detail)
+        screens.settings(out, [("fingerprint", fingerprint)])
+        out.print()
+        out.print("The lead compares this fingerprint with you and runs coordinator accept.")
+        screens.next_step(out, "site-agent join        (again, when the lead has accepted)")
+
+    emit({"site": config.site, "state": state, "fingerprint": fingerprint}, as_json=json, show=show)
+
+
+def _require_own_certificate(config: Config, pem: str) -> None:
+    from cryptography import x509
+    from cryptography.hazmat.primitives import serialization
+
+    try:
+        certificate = x509.load_pem_x509_certificate(pem.encode())
+        ours = serialization.load_pem_private_key(config.tls_key.read_bytes(), None).public_key()
+    except ValueError:
+        raise CertificateRefusal("the certificate must be readable", given="another text") from None
+    if certificate.public_key() != ours:
+        raise CertificateRefusal(
+            "the certificate must be of this site's key", given="another key", next_step="Call the study lead."
+        )
+
+
+@app.command()
+def doctor(home: Home = None, json: Json = False) -> None:
+    """Look at everything that could stop a release: each line is green, or says how to mend it."""
+    from site_agent.health import diagnose
+
+    found, code = diagnose(desk(home), today())
+    from shared.terminal import checklist
+
+    def show(out: Console) -> None:
+        from site_agent import screens
+
+        screens.heading(out, "Doctor")
+        checklist(out, found)
+        if not any(check.state == "fail" for check in found):
+            screens.next_step(out, "site-agent status")
+
+    emit({"checks": found, "ok": code == 0}, as_json=json, show=show)
+    raise typer.Exit(code)
+
+
+@app.command()
+def status(home: Home = None, json: Json = False) -> None:
+    """Where this site stands, and what to do next."""
+    at = desk(home)
+    config = at.config
+    joined = config.certificate.exists()
+    day = today()
+    studies = []
+    steps: list[str] = [] if joined else ["site-agent join"]
+    for study in sorted({*config.data, *at.plans.studies()}):
+        row: dict[str, Any] = {
+            "study": study,
+            "plan": None,
+            "approved": False,
+            "table": study in config.data,
+            "due": [],
+        }
+        try:
+            plan = at.plans.plan(study)
+            row["plan"] = plan.version
+            row["due"] = _due(at, plan, day)
+            at.plans.approved(study, agent_version=agent_version(), today=day)
+            row["approved"] = True
+        except Refusal as refusal:
+            row["refused"] = refusal.code
+        studies.append(row)
+        if row["plan"] is None:
+            steps.append(f"site-agent plan fetch {study}")
+        elif not row["table"]:
+            steps.append(f"site-agent data add FILE --as {study}")
+        elif not row["approved"]:
+            steps.append(f"site-agent plan show {study}")
+        elif row["due"]:
+            steps.append(f"site-agent release {study} --wave {row['due'][0]}")
+    waiting = [h for h in at.outbox.list() if h.state in ("held", "sent_back", "approved")]
+    steps = [*(f"site-agent outbox show {h.release_id[:8]}" for h in waiting), *steps]
+    if at.paused:
+        steps = ["site-agent resume"]
+    answer = {
+        "site": config.site,
+        "coordinator": config.coordinator,
+        "agent_version": agent_version(),
+        "joined": joined,
+        "paused": at.paused,
+        "studies": studies,
+        "outbox": len(waiting),
+        "next": steps[:1],
+    }
+
+    def show(out: Console) -> None:
+        from shared.terminal import table
+        from site_agent import screens
+
+        state = "PAUSED" if at.paused else "joined" if joined else "not joined"
+        screens.heading(out, f"Site {config.site}", f"{state} · coordinator {config.coordinator}")
+        rows = []
+        for row in studies:
+            plan = "none" if row["plan"] is None else f"version {row['plan']}"
+            approved = "yes" if row["approved"] else f"no ({row.get('refused', '')})"
+            due = ", ".join(map(str, row["due"])) or "none"
+            rows.append((row["study"], plan, approved, "yes" if row["table"] else "no", due))
+        if rows:
+            out.print(table(("study", "plan", "approved", "table", "waves due"), rows))
+        out.print(f"{len(waiting)} release(s) wait in the outbox." if waiting else "Nothing waits in the outbox.")
+        screens.next_step(out, *(steps[:1] or ["nothing to do"]))
+
+    emit(answer, as_json=json, show=show)
+
+
+def _due(at: Desk, plan: StudyPlan, day: dt.date) -> list[int]:
+    taken = {hold.wave for hold in at.ledger.holds(plan.study) if hold.phase in ("sealed", "delivered")}
+    return [w.number for w in plan.waves if w.opens <= day <= w.closes and w.number not in taken]
+
+
+# -- the table --------------------------------------------------------------------------------------------------
+@data_app.command("add")
+def data_add(
+    file: Annotated[Path, typer.Argument(help="CSV or Parquet file; it is read in place, never copied.")],
+    study: Annotated[str, typer.Option("--as", metavar="STUDY", help="The study it is for.")],
+    encoding: Annotated[str, typer.Option(help="Of a CSV file.")] = "utf-8",
+    delimiter: Annotated[str | None, typer.Option(help="Of a CSV file; tab for .tsv, else a comma.")] = None,
+    home: Home = None,
+    json: Json = False,
+    dry_run: Dry = False,
+) -> None:
+    """Say where a study's table lies, and see its columns beside the dictionary's."""
+    from site_agent.config import Source
+
+    at = desk(home)
+    between = delimiter or ("\t" if file.suffix.lower() == ".tsv" else ",")
+    source = Source(path=file.expanduser().absolute(), encoding=encoding, delimiter=between.replace("\\t", "\t"))
+    _show_mapping(at, study, source, json=json, dry_run=dry_run)
+
+
+@data_app.command("map")
+def data_map(
+    study: Study,
+    pairs: Annotated[list[str] | None, typer.Argument(metavar="FILE_NAME=NAME", help="Which column is which.")] = None,
+    ignore: Annotated[
+        list[str] | None, typer.Option("--ignore", help="A column the study does not use; repeat.")
+    ] = None,
+    ignore_rest: Annotated[bool, typer.Option("--ignore-rest", help="Ignore, by name, all that are left.")] = False,
+    suggest: Annotated[bool, typer.Option("--accept-suggestions", help="Take the proposals of data add.")] = False,
+    home: Home = None,
+    json: Json = False,
+    dry_run: Dry = False,
+) -> None:
+    """Map the file's column names to the dictionary's."""
+    from site_agent import records
+
+    at = desk(home)
+    source = at.config.source(study)
+    columns = dict(source.columns)
+    for pair in pairs or []:
+        name, sign, to = pair.rpartition("=")
+        if not sign or not name or not to:
+            raise UsageRefusal("a mapping must be FILE_NAME=NAME", given=repr(pair))
+        columns = {k: v for k, v in columns.items() if v != to} | {name: to}
+    ignored = [*source.ignore, *(ignore or [])]
+    if suggest or ignore_rest:
+        plan = at.plans.plan(study)
+        known = {column.name for column in plan.dictionary.columns}
+        _, sure = records.named(replace(source, columns=columns), plan.dictionary)
+        free = [n for n in sure if n not in columns and n not in known and n not in ignored]
+        if suggest:
+            taken = {*columns.values(), *(n for n in sure if n in known)}
+            columns |= {n: to for n, to in records.suggestions(free, plan.dictionary).items() if to not in taken}
+        if ignore_rest:
+            ignored += [n for n in free if n not in columns]
+    _show_mapping(
+        at,
+        study,
+        replace(source, columns=columns, ignore=tuple(dict.fromkeys(n for n in ignored if n not in columns))),
+        json=json,
+        dry_run=dry_run,
+    )
+
+
+def _show_mapping(at: Desk, study: str, source: Any, *, json: bool, dry_run: bool) -> None:
+    from site_agent import records
+
+    plan = at.plans.plan(study)
+    trusted, names = records.named(source, plan.dictionary)
+    known = {column.name: column for column in plan.dictionary.columns}
+    target = {name: source.columns.get(name, name if name in known else "") for name in names}
+    open_columns = [name for name in known if name not in target.values()]
+    free = [name for name in names if not target[name] and name not in source.ignore]
+    proposed = {n: to for n, to in records.suggestions(free, plan.dictionary).items() if to in open_columns}
+    if not dry_run:
+        at.config.with_source(study, source).save()
+    answer = {
+        "study": study,
+        "file": source.path,
+        "columns": {name: to for name, to in target.items() if to},
+        "ignored": source.ignore,
+        "not_mapped": free,
+        "missing": open_columns,
+        "suggestions": proposed,
+        "dry_run": dry_run,
+    }
+
+    def show(out: Console) -> None:
+        from shared.terminal import table
+        from site_agent import screens
+
+        screens.heading(
+            out,
+            f"{source.path.name} for {study}",
+            "dry run, nothing kept" if dry_run else "path kept, data not copied",
+        )
+        if not trusted:
+            screens.note(
+                out, f"None of the {len(names) or 'first line’s'} names is in the dictionary: has the file a header?"
+            )
+        back = {to: name for name, to in target.items() if to}
+        rows = []
+        for name, column in known.items():
+            hint = next((f"{n}?" for n, to in proposed.items() if to == name), None)
+            rows.append((name, column.kind, column.unit or None, back.get(name) or hint))
+        out.print(table(("dictionary", "kind", "unit", "column in the file"), rows))
+        left = [name for name in free if name not in proposed]
+        if left:
+            out.print(f"In the file, not in the study: {', '.join(left)}")
+        if proposed:
+            screens.next_step(
+                out, f"site-agent data map {study} --accept-suggestions", f"site-agent data check {study}"
+            )
+        elif left or open_columns:
+            screens.next_step(out, f"site-agent data map {study} FILE_NAME=NAME … --ignore-rest")
+        else:
+            screens.next_step(out, f"site-agent data check {study}")
+
+    emit(answer, as_json=json, show=show)
+
+
+@data_app.command("check")
+def data_check(study: Study, home: Home = None, json: Json = False) -> None:
+    """Hold the table against the dictionary: every problem, by column, rule and count."""
+    from site_agent import records
+
+    at = desk(home)
+    plan = at.plans.plan(study)
+    source = at.config.source(study)
+    found = records.problems(source, plan.dictionary)
+    rows = left_out = 0
+    if not found:
+        table = records.read(source, plan.dictionary, key=at.config.snapshot_key.read_bytes())
+        rows, left_out = table.rows, table.rows - table.n
+    answer = {
+        "study": study,
+        "rows": rows,
+        "left_out": left_out,
+        "problems": [
+            {"code": p.code, "must": p.must, "given": p.given, "next_step": p.next_step, "fixer": p.fixer}
+            for p in found
+        ],
+    }
+
+    def show(out: Console) -> None:
+        from shared.terminal import Check, checklist
+        from site_agent import screens
+
+        screens.heading(out, f"{source.path.name} for {study}", "counts are shown here and nowhere else")
+        if found:
+            checklist(out, [Check.of(problem.code, problem) for problem in found])
+            return
+        checklist(out, [Check(name="within the dictionary", detail=f"{rows} rows, {left_out} incomplete left out")])
+        screens.next_step(out, f"site-agent plan show {study}", f"site-agent try {study}")
+
+    emit(answer, as_json=json, show=show)
+    if found:
+        raise typer.Exit(found[0].exit_code)
+
+
+# -- the plan ---------------------------------------------------------------------------------------------------
+@plan_app.command("fetch")
+def plan_fetch(
+    study: Study,
+    file: Annotated[Path | None, typer.Option("--file", help="A signed plan that came another way.")] = None,
+    home: Home = None,
+    json: Json = False,
+    dry_run: Dry = False,
+) -> None:
+    """Fetch the study's plan and verify who signed it. It is not approved by that."""
+    from shared.keys import Envelope
+
+    at = desk(home)
+    if file is not None:
+        envelope = Envelope.from_bytes(file.read_bytes())
+    else:
+        with at.egress() as egress:
+            envelope = egress.fetch_plan(study)
+    plan = at.plans.receive(study, envelope, today=today(), keep=not dry_run)
+
+    def show(out: Console) -> None:
+        from site_agent import screens
+
+        screens.heading(out, f"{plan.study}: {plan.title}", f"version {plan.version}, signed by the study lead")
+        screens.settings(out, [("plan hash", plan.hash), ("expires", plan.expires)])
+        screens.next_step(out, f"site-agent plan show {study}")
+
+    emit({"study": study, "version": plan.version, "hash": plan.hash, "dry_run": dry_run}, as_json=json, show=show)
+
+
+@plan_app.command("show")
+def plan_show(
+    study: Study,
+    version: Annotated[int | None, typer.Option(help="Another version than the newest.")] = None,
+    home: Home = None,
+    json: Json = False,
+) -> None:
+    """One page: what leaves, how often, to whom, at which price, and what is not covered."""
+    at = desk(home)
+    page = _page(at, at.plans.plan(study, version))
+
+    def show(out: Console) -> None:
+        from site_agent import screens
+
+        screens.plan_page(out, page)
+        if not page["approved_by"]:
+            screens.next_step(out, f"site-agent try {study}", f"site-agent plan approve {study} --as NAME")
+
+    emit(page, as_json=json, show=show)
+
+
+def _page(at: Desk, plan: StudyPlan) -> dict[str, Any]:
+    from dataclasses import asdict
+
+    from shared.encoding import Encoder
+    from shared.release import coverage, planned_event
+    from shared.terminal import plain
+    from site_agent.config import Limits
+    from site_agent.plans import difference
+
+    event = planned_event(plan, Encoder(dictionary=plan.dictionary).d)
+    approval = at.plans.approval(plan.study, plan.version)
+    before = at.plans.last_approved(plan.study)
+    covered, not_covered = coverage(plan)
+    columns = []
+    for column in plan.dictionary.released:
+        if column.levels:
+            values = " · ".join(map(str, column.levels))
+        else:
+            values = f"{column.span[0]:g} to {column.span[1]:g} {column.unit}".rstrip()
+        columns.append({"name": column.name, "kind": column.kind, "values": values, "missing": column.missing})
+    page: dict[str, Any] = plain(
+        {
+            "study": plan.study,
+            "version": plan.version,
+            "title": plan.title,
+            "purpose": plan.purpose,
+            "hash": plan.hash,
+            "dictionary_hash": plan.dictionary.hash,
+            "recipient": plan.coordinator,
+            "expires": plan.expires,
+            "eligibility": plan.eligibility,
+            "row_download": plan.row_download,
+            "waves": [asdict(wave) for wave in plan.waves],
+            "price": _price(plan, event),
+            "posture": plan.posture,
+            "covered": covered,
+            "not_covered": not_covered,
+            "columns": columns,
+            "floors": asdict(Limits.of(plan.floors, at.config.floors)),
+            "approved_by": approval.approver if approval and approval.plan_hash == plan.hash else None,
+            "changes": difference(before, plan) if before is not None and before.hash != plan.hash else [],
+        }
+    )
+    return page
+
+
+def _price(plan: StudyPlan, event: Any) -> dict[str, Any]:
+    import numpy as np
+
+    from shared import privacy
+
+    delta, cap = plan.budget.delta, plan.budget.epsilon
+    curve = np.asarray(privacy.rdp(event))
+    totals = [float(privacy.epsilon_from_rdp(curve * (k + 1), delta)) for k in range(len(plan.waves))]
+    return {
+        "epsilon": float(privacy.epsilon(event, delta)),
+        "delta": delta,
+        "all_waves": totals[-1],
+        "cap": cap,
+        "affordable": sum(total <= cap for total in totals),
+        "translation": privacy.translate(event, delta=delta),
+    }
+
+
+@plan_app.command("approve")
+def plan_approve(
+    study: Study,
+    name: As,
+    understood: Annotated[
+        str, typer.Option("--understood", metavar="POSTURE", help="'local': I have read what is not covered.")
+    ] = "",
+    reason: Reason = "",
+    home: Home = None,
+    json: Json = False,
+    dry_run: Dry = False,
+) -> None:
+    """Agree to exactly this plan, with this dictionary, run by this version of the agent."""
+    from shared.release import coverage
+
+    at = desk(home)
+    at.config.approver_key(name)
+    plan = at.plans.plan(study)
+    page = _page(at, plan)
+    if page["price"]["affordable"] == 0:
+        raise BudgetRefusal(
+            f"the plan's first wave must fit its own cap of ε = {plan.budget.epsilon:g}",
+            given=f"ε = {page['price']['epsilon']:.4g}",
+            next_step="Ask the study lead for an amended plan.",
+        )
+    ticked = understood == plan.posture
+    if not ticked and not json and sys.stdin.isatty():
+        from shared.terminal import console
+        from site_agent import screens
+
+        screens.plan_page(console(stderr=True), page)
+        ticked = asked(f"Posture {plan.posture!r}: have you read what is not covered, and agree to it?")
+    if plan.posture == "local" and not ticked:
+        raise ApprovalRefusal(
+            "posture 'local' must be approved with a tick on what is not covered",
+            given="no tick",
+            next_step=f"Read site-agent plan show {study}, then add --understood local.",
+        )
+    if not dry_run:
+        at.plans.approve(
+            plan,
+            name=name,
+            key=at.approver(name),
+            agent_version=agent_version(),
+            understood=coverage(plan)[1],
+            today=today(),
+            reason=reason,
+        )
+    answer = {
+        "study": study,
+        "version": plan.version,
+        "plan_hash": plan.hash,
+        "dictionary_hash": plan.dictionary.hash,
+        "agent_version": agent_version(),
+        "approver": name,
+        "understood": coverage(plan)[1],
+        "dry_run": dry_run,
+    }
+
+    def show(out: Console) -> None:
+        from site_agent import screens
+
+        detail = "dry run, not approved" if dry_run else f"approved by {name}"
+        screens.heading(out, f"{study}, version {plan.version}", detail)
+        screens.settings(
+            out, [("plan", plan.hash), ("dictionary", plan.dictionary.hash), ("agent version", agent_version())]
+        )
+        out.print("Whatever of these three changes, the approval is void and you will be asked again.")
+        due = _due(at, plan, today())
+        screens.next_step(out, f"site-agent release {study} --wave {due[0] if due else 1}")
+
+    emit(answer, as_json=json, show=show)
+
+
+# -- releases ---------------------------------------------------------------------------------------------------
+@contextmanager
+def _bar(quiet: bool) -> Iterator[Progress | None]:
+    """A progress bar with stage and time left on a terminal; one line per stage in a log; nothing with ``--json``."""
+    from shared.terminal import console
+
+    if quiet:
+        yield None
+        return
+    out = console(stderr=True)
+    if not out.is_terminal:
+        last: list[str] = []
+
+        def line(stage: Any, share: float, left: float | None) -> None:
+            if last != [stage.value]:
+                last[:] = [stage.value]
+                out.print(f"{share:4.0%}  {stage.value}")
+
+        yield line
+        return
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
+
+    with Progress(
+        TextColumn("{task.description:<28}"),
+        BarColumn(bar_width=36),
+        TaskProgressColumn(),
+        TextColumn("{task.fields[left]}", style="dim"),
+        console=out,
+        transient=True,
+    ) as drawn:
+        task = drawn.add_task("starting", total=1.0, left="")
+
+        def move(stage: Any, share: float, left: float | None) -> None:
+            drawn.update(task, description=stage.value, completed=share, left=_left(left))
+
+        yield move
+
+
+def _left(seconds: float | None) -> str:
+    if seconds is None:
+        return ""
+    return f"{seconds / 60:.0f} min left" if seconds >= 90 else f"{seconds:.0f} s left"
+
+
+@app.command("try")
+def try_(study: Study, home: Home = None, json: Json = False, dry_run: Dry = False) -> None:
+    """Rehearse the whole release on made-up data: no record is read, it costs nothing, nothing is sent."""
+    from site_agent.pipeline import rehearse
+
+    at = desk(home)
+    plan = at.plans.plan(study)
+    folder = at.home / "rehearsal" / study
+    if dry_run:
+        emit(
+            {"study": study, "folder": folder, "dry_run": True},
+            as_json=json,
+            show=lambda out: out.print(f"Would use {folder}."),
+        )
+        return
+    with _bar(json) as progress:
+        done = rehearse(
+            plan=plan,
+            folder=folder,
+            name=at.config.site,
+            agent_version=agent_version(),
+            floors=at.config.floors,
+            today=today(),
+            progress=progress,
+        )
+    refused = done.refused and {"code": done.refused.code, "must": done.refused.must, "given": done.refused.given}
+    rows = 0 if done.release is None else len(done.release.table)
+    answer = {"study": study, "folder": folder, "rows": rows, "cost": 0, "refused": None, "finding": refused}
+
+    def show(out: Console) -> None:
+        from site_agent import screens
+
+        screens.heading(out, f"Rehearsal of {study}", "made-up data, cost 0, nothing sent")
+        if done.release is not None:
+            out.print(f"{rows} made-up rows went all the way to a sandbox outbox in {folder}.")
+        if done.refused is not None:
+            screens.note(out, f"On the made-up table a gate said: {done.refused.code}: {done.refused}")
+            out.print("That is about uniform made-up values, not about your patients.")
+        out.print("It shows that the steps work here. It says nothing about how your table will fare.")
+        screens.next_step(out, f"site-agent data check {study}", f"site-agent plan approve {study} --as NAME")
+
+    emit(answer, as_json=json, show=show)
+
+
+@app.command()
+def release(
+    study: Study,
+    wave: Annotated[int, typer.Option("--wave", help="Number of the planned wave.")],
+    home: Home = None,
+    json: Json = False,
+    dry_run: Dry = False,
+) -> None:
+    """Make the release of one wave, and hold it here for approval. Charged once; nothing is sent."""
+    from site_agent import pipeline, screens
+
+    at = desk(home)
+    at.require_running()
+    plan, _ = at.plans.approved(study, agent_version=agent_version(), today=today())
+    source = at.config.source(study)
+    pipeline.require_open(plan, wave, today())
+    needs = pipeline.estimate(plan, source)
+    if dry_run:
+        page = _page(at, plan)
+        total = at.ledger.study_total(study, plan.budget.delta)
+        answer = {
+            "study": study,
+            "wave": wave,
+            "estimate": needs,
+            "price": page["price"],
+            "spent": total.epsilon,
+            "dry_run": True,
+        }
+
+        def show_plan(out: Console) -> None:
+            screens.heading(out, f"{study}, wave {wave}", "dry run: nothing read, charged or drawn")
+            screens.settings(
+                out,
+                [
+                    ("rows", f"about {needs.n}"),
+                    ("takes", f"about {_left(needs.seconds).removesuffix(' left')} and {needs.memory_mb:.0f} MB"),
+                    ("price", screens.epsilon(page["price"]["epsilon"], plan.budget.delta)),
+                    ("spent so far", f"ε = {total.epsilon:.4g} of {plan.budget.epsilon:g}"),
+                    ("stages", " → ".join(stage.value for stage in pipeline.STAGES)),
+                ],
+            )
+
+        emit(answer, as_json=json, show=show_plan)
+        return
+    with at.locked(), at.egress() as egress, _bar(json) as progress:
+        made = pipeline.make_release(
+            plan=plan, wave=wave, source=source, site=_site(at, egress), today=today(), progress=progress
+        )
+
+    def show(out: Console) -> None:
+        screens.release_page(out, made)
+        out.print()
+        out.print(
+            "It is held here. Nothing has been sent. Approving sends these bytes; another draw is another charge."
+        )
+        short = made.hold.release_id[:8]
+        screens.next_step(
+            out, f"site-agent approve {short} --as NAME", f"site-agent reject {short} --as NAME --reason …"
+        )
+
+    emit(_described(made), as_json=json, show=show)
+
+
+def _site(at: Desk, witness: Any) -> Site:
+    from site_agent.pipeline import Site
+
+    return Site(
+        name=at.config.site,
+        agent_version=agent_version(),
+        ledger=at.ledger,
+        outbox=at.outbox,
+        witness=witness,
+        snapshot_key=at.config.snapshot_key.read_bytes(),
+        floors=at.config.floors,
+        paused=lambda: at.paused,
+    )
+
+
+def _described(made: Any) -> dict[str, Any]:
+    hold, receipt = made.hold, made.receipt
+    return {
+        "release_id": hold.release_id,
+        "study": hold.study,
+        "wave": hold.wave,
+        "state": hold.state,
+        "rows": len(made.table),
+        "columns": list(made.table.columns),
+        "bundle_sha256": hold.bundle_sha256,
+        "bundle_bytes": hold.bundle_bytes,
+        "recipient": receipt.recipient,
+        "epsilon": receipt.epsilon,
+        "delta": receipt.delta,
+        "study_epsilon": receipt.study_epsilon,
+        "translation": receipt.translation,
+        "not_covered": receipt.not_covered,
+        "checks": made.checks,
+        "warnings": [check.name for check in made.warnings],
+        "audit": made.audit,
+        "approvals": [approval.name for approval in hold.approvals],
+        "approvals_needed": hold.approvals_needed,
+    }
+
+
+@outbox_app.command("list")
+def outbox_list(home: Home = None, json: Json = False) -> None:
+    """Every sealed release and its state."""
+    at = desk(home)
+    rows = [
+        {
+            "release_id": hold.release_id,
+            "study": hold.study,
+            "wave": hold.wave,
+            "state": hold.state,
+            "approvals": len(hold.approvals),
+            "approvals_needed": hold.approvals_needed,
+            "epsilon": hold.epsilon,
+            "day": hold.day,
+            "reason": hold.reason,
+        }
+        for hold in at.outbox.list()
+    ]
+
+    def show(out: Console) -> None:
+        from site_agent import screens
+
+        screens.heading(out, "Outbox")
+        screens.outbox(out, rows)
+        waiting = [row for row in rows if row["state"] in ("held", "sent_back", "approved")]
+        if waiting:
+            screens.next_step(out, f"site-agent outbox show {waiting[0]['release_id'][:8]}")
+
+    emit({"releases": rows}, as_json=json, show=show)
+
+
+@outbox_app.command("show")
+def outbox_show(
+    release_id: ReleaseId,
+    rows: Annotated[int, typer.Option("--rows", help="How many rows to show.")] = 8,
+    home: Home = None,
+    json: Json = False,
+) -> None:
+    """The exact rows that would leave, with size, checks, audit, price, and what changed in the plan."""
+    from site_agent import pipeline, screens
+
+    at = desk(home)
+    made = pipeline.open_release(at.outbox, at.release_id(release_id))
+    changes = _changes(at, made)
+    answer = {**_described(made), "plan_changes": changes, "first_rows": _rows(made.table, rows)}
+
+    def show(out: Console) -> None:
+        screens.release_page(out, made, changes=changes, rows=rows)
+        short = made.hold.release_id[:8]
+        if made.hold.state in ("held", "sent_back"):
+            screens.next_step(
+                out,
+                f"site-agent approve {short} --as NAME{''.join(f' --tick {c.name}' for c in made.warnings)}",
+                f"site-agent send-back {short} --as NAME --reason …",
+                f"site-agent reject {short} --as NAME --reason …",
+            )
+        elif made.hold.state == "approved":
+            screens.next_step(out, f"site-agent approve {short} --as NAME        (sends the same bytes again)")
+
+    emit(answer, as_json=json, show=show)
+
+
+def _rows(table: Any, rows: int) -> list[dict[str, Any]]:
+    import json
+
+    found: list[dict[str, Any]] = json.loads(table.head(rows).to_json(orient="records"))
+    return found
+
+
+def _changes(at: Desk, made: Any) -> list[tuple[str, str, str]]:
+    from site_agent.plans import difference
+
+    now = at.plans.plan(made.hold.study)
+    if now.hash == made.hold.plan_hash:
+        return []
+    return list(difference(at.plans.plan(made.hold.study, made.receipt.plan_version), now))
+
+
+@app.command()
+def approve(
+    release_id: ReleaseId,
+    name: As,
+    tick: Annotated[list[str] | None, typer.Option("--tick", help="A warning you have looked at; repeat.")] = None,
+    home: Home = None,
+    json: Json = False,
+    dry_run: Dry = False,
+) -> None:
+    """Sign exactly these bytes and, when enough people have signed, send them. Safe to repeat."""
+    from site_agent import pipeline, screens
+
+    at = desk(home)
+    at.require_running()
+    at.config.approver_key(name)
+    full = at.release_id(release_id)
+    made = pipeline.open_release(at.outbox, full)
+    hold = made.hold
+    if hold.state not in ("approved", "delivered"):
+        plan, _ = at.plans.approved(hold.study, agent_version=agent_version(), today=today())
+        if plan.hash != hold.plan_hash:
+            raise PlanChanged(
+                "a release must be of the plan that is approved now",
+                given="a release of an earlier plan",
+                next_step=f"site-agent outbox show {full[:8]} has the difference; reject it and release again.",
+            )
+        _require_ticks(made, tick or [], full, quiet=json)
+    sent: dict[str, Any] | None = None
+    if not dry_run:
+        with at.locked():
+            if hold.state not in ("approved", "delivered"):
+                at.outbox.approve(full, at.approver(name), name)
+            hold = at.outbox.get(full)
+            if hold.state == "approved":
+                at.require_running()
+                try:
+                    with at.egress() as egress:
+                        acceptance = egress.send(at.outbox.envelope(full), at.outbox.bundle(full))
+                except NetworkRefusal as refusal:
+                    raise NetworkRefusal(
+                        refusal.must,
+                        given=refusal.given,
+                        next_step=f"The approval is kept. Run site-agent approve {full[:8]} --as {name} again: "
+                        "the same bytes are sent on from where they stopped.",
+                    ) from None
+                hold = at.outbox.delivered(full, acceptance)
+                sent = {"log_index": acceptance.log_index, "accepted_day": acceptance.accepted_day}
+    answer = {
+        "release_id": full,
+        "state": hold.state,
+        "approvals": [approval.name for approval in hold.approvals],
+        "approvals_needed": hold.approvals_needed,
+        "bundle_sha256": hold.bundle_sha256,
+        "accepted": sent,
+        "dry_run": dry_run,
+    }
+
+    def show(out: Console) -> None:
+        screens.heading(out, f"Release {full[:8]}", "dry run, not signed" if dry_run else hold.state)
+        screens.settings(
+            out,
+            [
+                ("bytes", f"SHA-256 {hold.bundle_sha256}"),
+                ("approvals", f"{len(hold.approvals)} of {hold.approvals_needed}"),
+                (
+                    "sent",
+                    f"accepted as entry {sent['log_index']} of the coordinator's log"
+                    if sent
+                    else "no"
+                    if hold.state != "delivered"
+                    else "earlier",
+                ),
+            ],
+        )
+        if hold.state == "delivered":
+            screens.next_step(out, "site-agent budget")
+        elif not dry_run:
+            screens.next_step(out, f"site-agent approve {full[:8]} --as ANOTHER_NAME")
+
+    emit(answer, as_json=json, show=show)
+
+
+def _require_ticks(made: Any, ticked: list[str], full: str, *, quiet: bool) -> None:
+    names = [check.name for check in made.warnings]
+    unknown = [name for name in ticked if name not in names]
+    if unknown:
+        raise UsageRefusal("a tick must name a warning of this release", given=", ".join(unknown))
+    left = [check for check in made.warnings if check.name not in ticked]
+    if left and not quiet:
+        left = [check for check in left if not asked(f"Warning {check.name}: {check.detail}. Release all the same?")]
+    if left:
+        ticks = "".join(f" --tick {name}" for name in names)
+        raise ApprovalRefusal(
+            "every warning must be ticked by the approver",
+            given="; ".join(f"{check.name} ({check.detail})" for check in left),
+            next_step=f"Look at site-agent outbox show {full[:8]}, then add{ticks}.",
+        )
+
+
+def _decide(
+    verb: str, done: str, release_id: str, name: str, reason: str, home: Path | None, json: bool, dry_run: bool
+) -> None:
+    at = desk(home)
+    at.config.approver_key(name)
+    full = at.release_id(release_id)
+    if not reason.strip():
+        raise UsageRefusal("a reason must say something", given="blank text", next_step="Add --reason.")
+    hold = at.outbox.get(full)
+    if not dry_run:
+        at.approver(name)  # only who can open the key may decide in its name
+        with at.locked():
+            move: Callable[..., Any] = getattr(at.outbox, verb)
+            hold = move(full, reason, by=name)
+
+    def show(out: Console) -> None:
+        from site_agent import screens
+
+        screens.heading(out, f"Release {full[:8]}", "dry run, nothing changed" if dry_run else done)
+        screens.next_step(out, "site-agent budget" if verb == "reject" else f"site-agent outbox show {full[:8]}")
+
+    emit({"release_id": full, "state": hold.state, "by": name, "dry_run": dry_run}, as_json=json, show=show)
+
+
+@app.command()
+def reject(
+    release_id: ReleaseId, name: As, reason: Reason = "", home: Home = None, json: Json = False, dry_run: Dry = False
+) -> None:
+    """Decline sealed bytes for good. They are never sent; their charge stays."""
+    done = "rejected: never sent, the charge stays"
+    _decide("reject", done, release_id, name, reason, home, json, dry_run)
+
+
+@app.command("send-back")
+def send_back(
+    release_id: ReleaseId, name: As, reason: Reason = "", home: Home = None, json: Json = False, dry_run: Dry = False
+) -> None:
+    """Ask a question first: the bytes stay sealed, approvals given so far lapse."""
+    _decide("send_back", "sent back: sealed, not approved", release_id, name, reason, home, json, dry_run)
+
+
+# -- the books --------------------------------------------------------------------------------------------------
+@app.command()
+def budget(
+    study: Annotated[str | None, typer.Argument(help="One study; all without it.")] = None,
+    home: Home = None,
+    json: Json = False,
+) -> None:
+    """Like a bank statement: every charge, the total, the cap, and what no ε covers."""
+    at = desk(home)
+    lines = at.ledger.statement(study)
+    totals = []
+    for name in dict.fromkeys(line.study for line in lines):
+        delta = next(line.delta for line in reversed(lines) if line.study == name)
+        spent = at.ledger.study_total(name, delta)
+        totals.append(
+            {
+                "study": name,
+                "delta": delta,
+                "epsilon": spent.epsilon,
+                "cap": spent.cap,
+                "releases": spent.releases,
+                "burnt": spent.burnt,
+            }
+        )
+
+    def show(out: Console) -> None:
+        from site_agent import screens
+
+        screens.budget(out, lines, totals)
+
+    emit({"lines": lines, "totals": totals}, as_json=json, show=show)
+
+
+@app.command()
+def history(
+    last: Annotated[int, typer.Option("--last", help="How many entries; 0 for all.")] = 30,
+    home: Home = None,
+    json: Json = False,
+) -> None:
+    """The ledger's entries: who did what, when."""
+    at = desk(home)
+    entries = at.ledger.entries()
+    rows = [
+        {
+            "seq": entry.seq,
+            "time": entry.time,
+            "kind": entry.kind,
+            "release_id": entry.body.get("release_id", ""),
+            "who": entry.body.get("name") or entry.body.get("by") or "agent",
+            "reason": entry.body.get("reason", ""),
+            "hash": entry.hash,
+        }
+        for entry in (entries[-last:] if last else entries)
+    ]
+
+    def show(out: Console) -> None:
+        from shared.terminal import table
+        from site_agent import screens
+
+        screens.heading(out, "History", f"{len(entries)} entries; times are UTC, order is the number's")
+        cells = [
+            (
+                r["seq"],
+                r["time"].replace("T", " ").rstrip("Z"),
+                r["kind"].replace("_", " "),
+                r["release_id"][:8] or None,
+                r["who"],
+                r["reason"] or None,
+            )
+            for r in rows
+        ]
+        out.print(table(("no.", "time", "step", "release", "who", "reason"), cells, right=("no.",)))
+
+    emit({"entries": rows}, as_json=json, show=show)
+
+
+@app.command()
+def pause(reason: Reason = "", home: Home = None, json: Json = False, dry_run: Dry = False) -> None:
+    """Stop at once: nothing is drawn, approved or sent until ``resume``. Works without a network."""
+    from shared.keys import write_private
+
+    at = desk(home)
+    if not dry_run:
+        stamp = dt.datetime.now(dt.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        write_private(at.config.pause_file, f"{stamp} {reason}\n".encode())
+
+    def show(out: Console) -> None:
+        from site_agent import screens
+
+        screens.heading(
+            out, f"Site {at.config.site}", "dry run" if dry_run else "paused: nothing is drawn, approved or sent"
+        )
+        screens.next_step(out, "site-agent resume")
+
+    emit({"site": at.config.site, "paused": at.paused, "dry_run": dry_run}, as_json=json, show=show)
+
+
+@app.command()
+def resume(home: Home = None, json: Json = False, dry_run: Dry = False) -> None:
+    """End a pause."""
+    at = desk(home)
+    if not dry_run:
+        at.config.pause_file.unlink(missing_ok=True)
+
+    def show(out: Console) -> None:
+        from site_agent import screens
+
+        screens.heading(out, f"Site {at.config.site}", "dry run" if dry_run else "running")
+        screens.next_step(out, "site-agent status")
+
+    emit({"site": at.config.site, "paused": at.paused, "dry_run": dry_run}, as_json=json, show=show)
+
+
+@app.command("audit-verify")
+def audit_verify(home: Home = None, json: Json = False) -> None:
+    """Verify every entry, signature, sealed bundle and plan approval of this site."""
+    at = desk(home)
+    entries = at.ledger.verify()
+    bundles = 0
+    for hold in at.outbox.list():
+        at.outbox.bundle(hold.release_id)
+        bundles += 1
+    approvals = 0
+    for study in at.plans.studies():
+        for version in range(1, at.plans.highest(study) + 1):
+            approvals += at.plans.approval(study, version) is not None
+    head = at.ledger.entries()[-1].hash
+    answer = {"entries": entries, "bundles": bundles, "plan_approvals": approvals, "head": head, "ok": True}
+
+    def show(out: Console) -> None:
+        from shared.terminal import Check, checklist
+        from site_agent import screens
+
+        screens.heading(out, "Audit")
+        checklist(
+            out,
+            [
+                Check(name="ledger", detail=f"{entries} entries, each chained and signed"),
+                Check(name="sealed bundles", detail=f"{bundles}, each the bytes that were sealed"),
+                Check(name="plan approvals", detail=f"{approvals}, each signed by its approver"),
+                Check(name="head", detail=head),
+            ],
+        )
+
+    emit(answer, as_json=json, show=show)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,386 @@
+"""site.toml: one file in the site's home folder, one frozen value in the program.
+
+`init` writes it from the invitation, `data add` and `data map` edit it, and a person may. It holds no secret (keys
+have files of their own), so it can be shown to anyone at the hospital. Two rules are built in rather than documented:
+an unknown key is refused with the nearest known one, and a floor can only be tightened, because the value in force is
+the stricter of the plan's and the site's (`Limits.of`).
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path, PurePosixPath, PureWindowsPath
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Literal
+
+from shared.canonical import closed
+from shared.errors import ConfigRefusal, Refusal, StateRefusal
+
+if TYPE_CHECKING:
+    from shared.keys import PublicKey
+    from shared.plan import Floors
+
+__all__ = ["FILE_NAME", "HOME_VARIABLE", "Config", "Limits", "SiteFloors", "Source", "default_home"]
+
+FILE_NAME = "site.toml"
+HOME_VARIABLE = "TRIBUTARY_SITE_HOME"
+ENCODINGS = ("utf-8", "utf-8-sig", "utf-16", "cp1252", "latin-1")
+FORMATS = {".csv": "csv", ".tsv": "csv", ".txt": "csv", ".parquet": "parquet", ".pq": "parquet"}
+
+
+def default_home() -> Path:
+    """Where the site lives when ``--home`` is not given: the environment's word, else ./site-home."""
+    return Path(os.environ.get(HOME_VARIABLE) or "site-home")
+
+
+def _must(holds: bool, rule: str, given: object, step: str = f"Correct {FILE_NAME}.") -> None:
+    if not holds:
+        raise ConfigRefusal(rule, given=f"{given}", next_step=step)
+
+
+def _plain_word(value: str) -> bool:
+    return value.isascii() and value.replace("-", "").replace("_", "").isalnum() and len(value) <= 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """Where a study's table lies, and which of its columns are which.
+
+    Args:
+        path: a local file, CSV or Parquet by its name; it is read in place and never copied.
+        encoding: of a CSV file; ``utf-8`` also reads a file with a byte order mark.
+        delimiter: of a CSV file, one character.
+        columns: name in the file to name in the dictionary, where the two differ.
+        ignore: columns of the file that the study does not use. They are named one by one, so that a new column in
+            the hospital's export is noticed instead of dropped.
+    Raises: ConfigRefusal, at construction.
+
+    >>> Source(path=Path("/data/cohort.csv"), columns={"SBP": "sbp"}).format
+    'csv'
+    """
+
+    path: Path
+    encoding: str = "utf-8"
+    delimiter: str = ","
+    columns: Mapping[str, str] = field(default_factory=dict)
+    ignore: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        text = str(self.path)
+        remote = "://" in text or text.startswith(("\\\\", "//")) or ":/" in text[2:]
+        _must(not remote, "a table must be a local file", "an address", "Give the path of a file on this machine.")
+        _must(
+            PurePosixPath(text).is_absolute() or PureWindowsPath(text).is_absolute(),
+            "the path of a table must be absolute",
+            repr(text),
+        )
+        kinds = ", ".join(FORMATS)
+        _must(self.path.suffix.lower() in FORMATS, f"a table must end in {kinds}", repr(self.path.suffix))
+        _must(
+            self.encoding in ENCODINGS,
+            f"encoding must be one of {', '.join(ENCODINGS)}",
+            repr(self.encoding),
+        )
+        _must(len(self.delimiter) == 1, "delimiter must be one character", f"{len(self.delimiter)} characters")
+        twice = sorted({to for to in self.columns.values() if list(self.columns.values()).count(to) > 1})
+        _must(not twice, "a dictionary column must come from one source column", ", ".join(twice))
+        both = sorted(set(self.columns) & set(self.ignore))
+        _must(not both, "a source column must be mapped or ignored, not both", ", ".join(both))
+        object.__setattr__(self, "columns", MappingProxyType(dict(self.columns)))
+
+    @property
+    def format(self) -> Literal["csv", "parquet"]:
+        """What kind of file it is, by its name."""
+        return "parquet" if FORMATS[self.path.suffix.lower()] == "parquet" else "csv"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SiteFloors:
+    """Floors this site adds to every plan; None leaves the plan's. See `shared.plan.Floors` for their meaning."""
+
+    persons: int | None = None
+    rare_level: int | None = None
+    membership_auc: float | None = None
+    own_row_linkage: float | None = None
+    extreme_linkage: float | None = None
+    approvals: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, least in (("persons", 50), ("rare_level", 10), ("approvals", 1)):
+            value = getattr(self, name)
+            whole = value is None or (isinstance(value, int) and not isinstance(value, bool) and value >= least)
+            _must(whole, f"floors.{name} must be a whole number of at least {least}", value, "Floors only tighten.")
+        for name in ("membership_auc", "own_row_linkage", "extreme_linkage"):
+            value = getattr(self, name)
+            number = value is None or (isinstance(value, (int, float)) and not isinstance(value, bool))
+            _must(number and (value is None or 0 < value <= 1), f"floors.{name} must be in (0, 1]", value)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """The floors in force at this site for one plan."""
+
+    persons: int
+    rare_level: int
+    membership_auc: float
+    own_row_linkage: float
+    extreme_linkage: float
+    approvals: int
+    difference: int = 10
+
+    @classmethod
+    def of(cls, plan: Floors, site: SiteFloors) -> Limits:
+        """The stricter of plan and site, floor by floor.
+
+        >>> from shared.plan import Floors
+        >>> Limits.of(Floors(persons=80), SiteFloors(persons=60, approvals=2)).persons
+        80
+        """
+        chosen: dict[str, Any] = {}
+        for item in fields(SiteFloors):
+            ours, theirs = getattr(site, item.name), getattr(plan, item.name)
+            stricter = max if isinstance(theirs, int) else min
+            chosen[item.name] = theirs if ours is None else stricter(ours, theirs)
+        return cls(**chosen)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """The settings of one site.
+
+    Args:
+        home: the folder that holds everything else.
+        site: this site's id, given by the invitation.
+        coordinator: the only recipient; a plan for another one is refused.
+        address: ``host:port`` of the coordinator, the one outbound rule for the firewall.
+        server_name: name the coordinator's certificate must carry.
+        ca_fingerprint: SHA-256 of the pinned certificate authority.
+        leads: public keys of the study lead(s), hexadecimal.
+        threshold: lead signatures a plan must carry.
+        approvers: names of the people who may approve here, with their public keys.
+        floors: what this site tightens.
+        data: study to table.
+    Raises: ConfigRefusal, at construction.
+    """
+
+    home: Path
+    site: str
+    coordinator: str
+    address: str
+    server_name: str
+    ca_fingerprint: str
+    leads: tuple[str, ...]
+    threshold: int = 1
+    approvers: Mapping[str, str] = field(default_factory=dict)
+    floors: SiteFloors = field(default_factory=SiteFloors)
+    data: Mapping[str, Source] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        from shared.keys import PublicKey
+
+        for name in ("site", "coordinator"):
+            value = getattr(self, name)
+            _must(
+                isinstance(value, str) and _plain_word(value),
+                f"{name} must be a plain word (letters, digits, - and _)",
+                repr(value),
+            )
+        host, _, port = str(self.address).rpartition(":")
+        _must(bool(host) and port.isdigit(), "address must be host:port", repr(self.address))
+        whole = isinstance(self.threshold, int) and not isinstance(self.threshold, bool)
+        _must(
+            whole and 1 <= self.threshold <= max(1, len(self.leads)),
+            "threshold must be between 1 and the number of leads",
+            self.threshold,
+        )
+        for name, key in [*(("a lead", key) for key in self.leads), *self.approvers.items()]:
+            try:
+                PublicKey(key)
+            except (Refusal, TypeError):
+                _must(False, f"the key of {name} must be 64 hexadecimal digits", "another form")
+        for name in [*self.approvers, *self.data]:
+            _must(_plain_word(name), "names of approvers and studies must be plain words", repr(name))
+        for name in ("approvers", "data"):
+            object.__setattr__(self, name, MappingProxyType(dict(getattr(self, name))))
+
+    # -- where things are ---------------------------------------------------------------------------------------
+    @property
+    def release_key(self) -> Path:
+        """The agent's signing key, pinned by the coordinator at enrolment."""
+        return self.home / "keys" / "release.pem"
+
+    @property
+    def tls_key(self) -> Path:
+        """The private key of this site's TLS certificate."""
+        return self.home / "keys" / "tls.pem"
+
+    @property
+    def snapshot_key(self) -> Path:
+        """The secret with which snapshots and persons are hashed, so that no hash can be looked up elsewhere."""
+        return self.home / "keys" / "snapshot.key"
+
+    @property
+    def invitation(self) -> Path:
+        """The invitation, kept (it holds a token) until `join` has completed."""
+        return self.home / "keys" / "invitation.json"
+
+    def approver_key(self, name: str) -> Path:
+        """The passphrase-protected key of an approver. Raises: ConfigRefusal, naming the known ones."""
+        if name not in self.approvers:
+            raise ConfigRefusal(
+                "an approver must be registered at this site",
+                given=repr(name),
+                next_step=f"Approvers here: {', '.join(self.approvers) or 'none (init --approver NAME)'}.",
+            )
+        return self.home / "keys" / "approvers" / f"{name}.pem"
+
+    @property
+    def ca(self) -> Path:
+        """The coordinator's certificate authority."""
+        return self.home / "certificates" / "ca.pem"
+
+    @property
+    def certificate(self) -> Path:
+        """This site's client certificate; absent until `join` has completed."""
+        return self.home / "certificates" / "site.pem"
+
+    @property
+    def ledger(self) -> Path:
+        """The ledger's database."""
+        return self.home / "ledger.db"
+
+    @property
+    def pause_file(self) -> Path:
+        """While this file exists, nothing is drawn, approved or sent."""
+        return self.home / "paused"
+
+    @property
+    def pinned_leads(self) -> dict[str, PublicKey]:
+        """The leads' keys by handle, as `open_plan` takes them."""
+        from shared.keys import PublicKey
+
+        return {key.key_id: key for key in map(PublicKey, self.leads)}
+
+    def source(self, study: str) -> Source:
+        """The table of a study. Raises: StateRefusal."""
+        if study not in self.data:
+            raise StateRefusal(
+                "the study must have a table",
+                given=f"none for {study!r}",
+                next_step=f"Run site-agent data add FILE --as {study}.",
+            )
+        return self.data[study]
+
+    def with_source(self, study: str, source: Source) -> Config:
+        """The same settings with a study's table set."""
+        return replace(self, data={**self.data, study: source})
+
+    # -- the file -----------------------------------------------------------------------------------------------
+    @classmethod
+    def load(cls, home: Path) -> Config:
+        """Read `home`/site.toml. Raises: StateRefusal (no such home), ConfigRefusal."""
+        try:
+            text = (home / FILE_NAME).read_text(encoding="utf-8")
+        except (FileNotFoundError, NotADirectoryError):
+            raise StateRefusal(
+                f"the site's home must hold {FILE_NAME}",
+                given=f"{home}",
+                next_step=f"Run site-agent init, or point --home or {HOME_VARIABLE} at the right folder.",
+            ) from None
+        except UnicodeDecodeError:
+            raise ConfigRefusal(f"{FILE_NAME} must be UTF-8", given="another encoding") from None
+        return cls.from_toml(text, home=home)
+
+    @classmethod
+    def from_toml(cls, text: str, *, home: Path) -> Config:
+        """Read the settings from TOML text. Raises: ConfigRefusal."""
+        try:
+            given = tomllib.loads(text)
+        except tomllib.TOMLDecodeError as error:
+            raise ConfigRefusal(f"{FILE_NAME} must be TOML", given=f"{error}") from None
+        known = {item.name for item in fields(cls)} - {"home"}
+        closed(given, known, where=FILE_NAME, refusal=ConfigRefusal)
+        values: dict[str, Any] = dict(given)
+        for item in fields(cls):
+            if item.name in ("site", "coordinator", "address", "server_name", "ca_fingerprint"):
+                _must(isinstance(values.get(item.name), str), f"{FILE_NAME} must set {item.name} to text", "none")
+        leads = values.get("leads")
+        _must(
+            isinstance(leads, list) and all(isinstance(k, str) for k in leads), "leads must be a list of keys", "none"
+        )
+        values["leads"] = tuple(leads or ())
+        for name in ("approvers", "floors", "data"):
+            _must(isinstance(values.get(name, {}), dict), f"[{name}] must be a table", type(values.get(name)).__name__)
+        values["floors"] = _section(SiteFloors, values.get("floors", {}), "[floors]")
+        values["data"] = {study: _source(study, table) for study, table in values.get("data", {}).items()}
+        return cls(home=home, **values)
+
+    def to_toml(self) -> str:
+        """The commented file that `load` reads back."""
+        lines = [
+            "# Settings of this site. `site-agent data add` and `data map` rewrite this file. An unknown key is refused.",
+            "",
+            f"site = {_quoted(self.site)}",
+            f"coordinator = {_quoted(self.coordinator)}        # the only recipient",
+            f"address = {_quoted(self.address)}        # the one outbound rule for the firewall",
+            f"server_name = {_quoted(self.server_name)}",
+            f"ca_fingerprint = {_quoted(self.ca_fingerprint)}",
+            f"leads = [{', '.join(map(_quoted, self.leads))}]        # who may sign a plan",
+            f"threshold = {self.threshold}",
+            "",
+            "[approvers]",
+            *(f"{_quoted(name)} = {_quoted(key)}" for name, key in sorted(self.approvers.items())),
+            "",
+            "# The stricter of these and the plan's is in force: persons, rare_level, membership_auc, own_row_linkage,",
+            "# extreme_linkage, approvals.",
+            "[floors]",
+        ]
+        for item in fields(SiteFloors):
+            value = getattr(self.floors, item.name)
+            if value is not None:
+                lines.append(f"{item.name} = {value}")
+        for study, source in sorted(self.data.items()):
+            lines += ["", f"[data.{_quoted(study)}]", f"path = {_quoted(str(source.path))}"]
+            if source.format == "csv":
+                lines += [f"encoding = {_quoted(source.encoding)}", f"delimiter = {_quoted(source.delimiter)}"]
+            lines.append(f"ignore = [{', '.join(map(_quoted, source.ignore))}]")
+            lines += ["", f"[data.{_quoted(study)}.columns]        # name in the file = name in the dictionary"]
+            lines += [f"{_quoted(name)} = {_quoted(to)}" for name, to in source.columns.items()]
+        return "\n".join(lines) + "\n"
+
+    def save(self) -> None:
+        """Write `home`/site.toml, whole or not at all."""
+        from shared.keys import write_private
+
+        write_private(self.home / FILE_NAME, self.to_toml().encode())
+
+
+def _section(kind: Any, given: Mapping[str, Any], where: str) -> Any:
+    closed(given, {item.name for item in fields(kind)}, where=where, refusal=ConfigRefusal)
+    return kind(**given)
+
+
+def _source(study: str, given: Any) -> Source:
+    where = f"[data.{study}]"
+    _must(isinstance(given, dict), f"{where} must be a table of settings", type(given).__name__)
+    _must(isinstance(given.get("path"), str), f"{where} must set path", "none")
+    values = {**given, "path": Path(given["path"]), "ignore": tuple(given.get("ignore", ()))}
+    columns = values.get("columns", {})
+    texts = isinstance(columns, dict) and all(isinstance(v, str) for v in columns.values())
+    _must(texts, f"{where}.columns must map names to names", type(columns).__name__)
+    for name in ("encoding", "delimiter"):
+        _must(isinstance(values.get(name, ""), str), f"{where}.{name} must be text", type(values.get(name)).__name__)
+    source = _section(Source, values, where)
+    assert isinstance(source, Source)
+    return source
+
+
+def _quoted(text: str) -> str:
+    """A TOML basic string."""
+    import json
+
+    # JSON's escapes are TOML's, but for DEL, which JSON leaves bare.
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007F")

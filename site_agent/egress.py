@@ -1,0 +1,258 @@
+"""The one door. Nothing else in the site's program opens a connection.
+
+What passes here: a request to join, the question for a plan, the head of the ledger, and a release that an approver
+has signed over its exact bytes. The site dials out, to one address, over mutual TLS with a pinned authority. Sending
+is safe to repeat: the door streams the sealed file from disk, goes on from where the coordinator says it stopped,
+and never sends other bytes than those the envelope names.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from shared.canonical import canonical_json
+from shared.errors import (
+    ApprovalRefusal,
+    CertificateRefusal,
+    IntegrityRefusal,
+    NetworkRefusal,
+    ParameterError,
+    Refusal,
+    StateRefusal,
+    StorageRefusal,
+)
+from shared.failpoints import reach
+from shared.invitation import Invitation
+from shared.keys import Envelope, PublicKey, SigningKey
+from shared.transport import Client, Credentials
+from shared.wire import (
+    CHUNK_BYTES,
+    COLLECTION,
+    ENROLMENT_TYPE,
+    SERVICE,
+    Acceptance,
+    AnchorReceipt,
+    Chunk,
+    Enrolment,
+    EnrolmentRequest,
+    EnrolRequest,
+    Holding,
+    Offered,
+    SignedDocument,
+    StudyRequest,
+)
+
+__all__ = ["Egress", "new_tls_identity"]
+
+# Slowest link for which one upload call is given time: 64 kB/s, and never more than the server allows.
+SLOWEST = 64_000
+LONGEST = 3600.0
+T = TypeVar("T")
+_log = logging.getLogger("tributary.egress")
+
+
+def new_tls_identity(site: str) -> tuple[str, str]:
+    """A new TLS key and the request for its certificate: (key_pem, csr_pem). The key never leaves the site."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.x509.oid import NameOID
+
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, site)])
+    csr = x509.CertificateSigningRequestBuilder().subject_name(name).sign(key, hashes.SHA256())
+    key_pem = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    return key_pem.decode(), csr.public_bytes(serialization.Encoding.PEM).decode()
+
+
+class Egress:
+    """A site's connection to its coordinator.
+
+    Args:
+        address: ``host:port`` of the coordinator.
+        server_name: name in the server's certificate.
+        ca_pem: the pinned authority.
+        cert_pem: this site's certificate (or an invitation's bootstrap certificate, which may only `enrol`).
+        key_pem: its key.
+        timeout: seconds for one short call; an upload is given more by its size.
+        attempts: how often `send` tries before it gives up.
+        sleep: waits between attempts; a test's may return at once.
+    Raises: CertificateRefusal, when the certificate is expired.
+    """
+
+    def __init__(
+        self,
+        *,
+        address: str,
+        server_name: str,
+        ca_pem: str,
+        cert_pem: str,
+        key_pem: str,
+        timeout: float = 30.0,
+        attempts: int = 6,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._timeout, self._attempts, self._sleep = timeout, attempts, sleep
+        self._client = Client(
+            address=address,
+            server_name=server_name,
+            credentials=Credentials(ca_pem=ca_pem, cert_pem=cert_pem, key_pem=key_pem),
+            service=SERVICE,
+            methods=COLLECTION,
+        )
+
+    @classmethod
+    def from_invitation(cls, invitation: Invitation, **settings: Any) -> Egress:
+        """The connection that may ask to join, and nothing else."""
+        return cls(
+            address=invitation.address,
+            server_name=invitation.server_name,
+            ca_pem=invitation.ca_pem,
+            cert_pem=invitation.bootstrap_cert_pem,
+            key_pem=invitation.bootstrap_key_pem,
+            **settings,
+        )
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._client.close()
+
+    def __enter__(self) -> Egress:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def enrol(
+        self, *, token: str, site: str, csr_pem: str, signer: SigningKey, approvers: Mapping[str, PublicKey]
+    ) -> Enrolment:
+        """Ask to join, or what became of it; asking again with the same things is safe.
+
+        Args:
+            token: the invitation's.
+            site: this site's id.
+            csr_pem: certificate request from `new_tls_identity`.
+            signer: the release key. It signs the request, so that the fingerprint which steward and lead compare
+                vouches for everything in it.
+            approvers: public keys by name.
+        """
+        request = EnrolmentRequest(site=site, csr_pem=csr_pem, release_key=signer.public, approvers=approvers)
+        envelope = Envelope.sign(ENROLMENT_TYPE, canonical_json(request.to_canonical()), [signer])
+        return self._ask("Enrol", EnrolRequest(token=token, envelope=envelope.to_bytes()))
+
+    def fetch_plan(self, study: str) -> Envelope:
+        """The newest signed plan of `study`; open it with `shared.plan.open_plan` and the pinned leads."""
+        return Envelope.from_bytes(self._ask("FetchPlan", StudyRequest(study=study)).envelope)
+
+    def anchor(self, envelope: Envelope) -> AnchorReceipt:
+        """Have the signed head of the ledger witnessed. Raises: LedgerRefusal, when it is an older one."""
+        return self._retried(lambda: self._ask("Anchor", SignedDocument(envelope=envelope.to_bytes())))
+
+    def status(self, study: str) -> tuple[Holding, ...]:
+        """What the coordinator holds of this site in `study`."""
+        return tuple(self._ask("Status", StudyRequest(study=study)).holdings)
+
+    def send(self, envelope: Envelope, bundle: Path, progress: Callable[[int, int], None] | None = None) -> Acceptance:
+        """Deliver an approved release; returns when the coordinator has it on disk for good.
+
+        Args:
+            envelope: the statement over the bundle, signed by the agent and its approvers.
+            bundle: the sealed file.
+            progress: called with (bytes sent, bytes in all).
+        Raises: ApprovalRefusal (no approver's signature), IntegrityRefusal (the file is not the one that was
+            signed), the coordinator's refusal, or NetworkRefusal when it could not be reached.
+        """
+        from shared.release import STATEMENT_TYPE, Statement
+
+        if envelope.payload_type != STATEMENT_TYPE:
+            raise ParameterError("the envelope must be over a release statement", given="another type")
+        statement = Statement.from_bytes(envelope.payload)
+        if len({signature.key_id for signature in envelope.signatures}) < 2:
+            raise ApprovalRefusal(
+                "a release must be signed by the agent and an approver",
+                given="one signature",
+                next_step="Approve it.",
+            )
+        try:
+            with bundle.open("rb") as file:
+                digest = hashlib.file_digest(file, "sha256").hexdigest()
+                total = file.tell()
+        except OSError as error:
+            raise StorageRefusal("the sealed bundle must be readable", given=error.strerror or "an error") from None
+        if (digest, total) != (statement.bundle_sha256, statement.bundle_bytes):
+            raise IntegrityRefusal(
+                "the sealed bundle must be the one that was approved",
+                given="other bytes",
+                next_step="Restore the sealed folder; it is never made again.",
+            )
+        told = progress or (lambda sent, whole: None)
+        acceptance: Acceptance = self._retried(lambda: self._deliver(envelope, bundle, digest, total, told))
+        for name in ("study", "wave", "site", "release_id", "bundle_sha256"):
+            if getattr(acceptance, name) != getattr(statement, name):
+                raise IntegrityRefusal(f"the acceptance must name this release's {name}", given="another")
+        told(total, total)
+        _log.info("delivered release %s digest %s", statement.release_id, digest[:12])
+        return acceptance
+
+    def _deliver(
+        self, envelope: Envelope, bundle: Path, digest: str, total: int, told: Callable[[int, int], None]
+    ) -> Acceptance:
+        """One attempt: offer, then send what is missing."""
+        reach("egress.before_offer")
+        offered: Offered = self._ask("Offer", SignedDocument(envelope=envelope.to_bytes()))
+        reach("egress.after_offer")
+        if offered.acceptance is not None:
+            return offered.acceptance
+        if offered.offset > total:
+            raise IntegrityRefusal("the coordinator must not hold more than was sent", given="a longer file")
+        told(offered.offset, total)
+
+        def chunks() -> Iterator[Chunk]:
+            # A whole file on the other side still needs one chunk, to say which bundle it is about.
+            place = min(offered.offset, total - 1)
+            with bundle.open("rb") as file:
+                file.seek(place)
+                while data := file.read(CHUNK_BYTES):
+                    yield Chunk(bundle_sha256=digest, offset=place, data=data)
+                    reach("egress.chunk")
+                    place += len(data)
+                    told(place, total)
+
+        timeout = min(max(self._timeout, (total - offered.offset) / SLOWEST), LONGEST)
+        acceptance: Acceptance = self._client.call("Upload", chunks(), timeout=timeout)
+        reach("egress.after_upload")
+        return acceptance
+
+    def _ask(self, method: str, request: Any) -> Any:
+        return self._client.call(method, request, timeout=self._timeout)
+
+    def _retried(self, work: Callable[[], T]) -> T:
+        """Do `work` until it is done or refused for good; only a lost connection is tried often, with back-off."""
+        wait = 0.2
+        last: Refusal = StateRefusal("an attempt must be allowed", given=f"{self._attempts}")
+        for attempt in range(1, self._attempts + 1):
+            try:
+                return work()
+            except NetworkRefusal as refusal:
+                last = refusal
+            except IntegrityRefusal as refusal:
+                # The half that was there may have been damaged by a power cut; the coordinator has dropped it.
+                if type(refusal) is not IntegrityRefusal or attempt > 1:
+                    raise
+                last = refusal
+            except CertificateRefusal as refusal:
+                # A server that is going down also closes connections before they are ready.
+                if attempt > 2:
+                    raise
+                last = refusal
+            if attempt < self._attempts:
+                self._sleep(wait)
+                wait = min(2 * wait, 10.0)
+        raise last

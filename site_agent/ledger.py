@@ -1,0 +1,1044 @@
+"""The site's privacy ledger: what every release costs, charged before a record is read, and never taken back.
+
+One SQLite file holds one append-only list of entries. Each entry's hash covers the one before it, and each head is
+signed by the site's release key; everything else (what is held, sealed, delivered, burnt; what is spent; who approved
+which bytes) is *derived* from that list by `_fold`, so there is no second truth that could disagree with the first.
+
+A release is a *hold* that moves one way::
+
+    reserve ─► anchor ─► drawing ─► seal ─► hold ─► approve ─► commit
+       │          │          │        │       ├─► send_back ─┘ (approve, or hold again)
+       └──────────┴──────────┴────────┴───────┴─► burn | reject
+
+The charge counts from `reserve` on and stays, whatever becomes of the hold: nothing is refunded. `start_drawing`
+works once per hold, and only after the coordinator has acknowledged the signed head: a charge buys one draw at most.
+
+Three things find out a ledger that was edited or put back. The chain and its signatures: any edit. ``ledger.head``, a
+second file with the signed head, written after each commit while the database is locked: a restored or deleted
+database. The coordinator's anchor: both files restored together. The head file may lag behind by a crash, never lead.
+
+The time of an entry is for people. Order is `seq`; no decision depends on a clock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime as dt
+import hashlib
+import math
+import os
+import re
+import sqlite3
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from shared.canonical import canonical_json, parse_json, sha256_hex
+from shared.errors import (
+    ApprovalRefusal,
+    BudgetRefusal,
+    IntegrityRefusal,
+    LedgerRefusal,
+    LockedRefusal,
+    ParameterError,
+    Refusal,
+    SchemaRefusal,
+    StateRefusal,
+    StorageRefusal,
+)
+from shared.failpoints import reach
+from shared.keys import Envelope, PublicKey, Signature, SigningKey
+
+__all__ = [
+    "ANCHOR_TYPE",
+    "Acceptance",
+    "AnchorReceipt",
+    "Approval",
+    "Entry",
+    "Hold",
+    "Ledger",
+    "Spent",
+    "StatementLine",
+    "extend_head",
+    "write_whole",
+]
+
+ANCHOR_TYPE = "application/vnd.tributary.anchor+json"
+GENESIS = "0" * 64
+BUSY_SECONDS = 60.0
+
+State = Literal[
+    "reserved", "anchored", "drawing", "sealed", "held", "sent_back", "approved", "delivered", "burnt", "rejected"
+]
+Phase = Literal["held", "sealed", "delivered", "burnt"]
+
+# Each kind of entry: the states it may follow, and the state it leads to.
+_MOVES: dict[str, tuple[frozenset[State], State]] = {
+    "anchor": (frozenset({"reserved", "anchored"}), "anchored"),
+    "drawing": (frozenset({"anchored"}), "drawing"),
+    "seal": (frozenset({"drawing"}), "sealed"),
+    "hold": (frozenset({"sealed", "held", "sent_back"}), "held"),
+    "send_back": (frozenset({"held", "sent_back"}), "sent_back"),
+    "approve": (frozenset({"held", "sent_back"}), "held"),
+    "commit": (frozenset({"approved"}), "delivered"),
+    # Once approved the bytes may already have left, so there is nothing left to reject; burning says only that the
+    # site gives up on it, for instance after the coordinator quarantined it.
+    "reject": (frozenset({"sealed", "held", "sent_back"}), "rejected"),
+    "burn": (
+        frozenset({"reserved", "anchored", "drawing", "sealed", "held", "sent_back", "approved"}),
+        "burnt",
+    ),
+}
+
+_TABLE = (
+    "CREATE TABLE entries (seq INTEGER PRIMARY KEY, time TEXT NOT NULL, kind TEXT NOT NULL, body BLOB NOT NULL, "
+    "previous TEXT NOT NULL, hash TEXT NOT NULL, signature BLOB NOT NULL)"
+)
+_TRIGGERS = {
+    "entries_append": (
+        "CREATE TRIGGER entries_append BEFORE INSERT ON entries WHEN "
+        "NEW.seq IS NOT (SELECT coalesce(max(seq), 0) + 1 FROM entries) OR NEW.previous IS NOT "
+        f"coalesce((SELECT hash FROM entries ORDER BY seq DESC LIMIT 1), '{GENESIS}') "
+        "BEGIN SELECT RAISE(ABORT, 'the ledger only grows at its end'); END"
+    ),
+    "entries_no_update": (
+        "CREATE TRIGGER entries_no_update BEFORE UPDATE ON entries "
+        "BEGIN SELECT RAISE(ABORT, 'the ledger is append-only'); END"
+    ),
+    "entries_no_delete": (
+        "CREATE TRIGGER entries_no_delete BEFORE DELETE ON entries "
+        "BEGIN SELECT RAISE(ABORT, 'the ledger is append-only'); END"
+    ),
+}
+_SCHEMA = {"entries": _TABLE, **_TRIGGERS}
+
+
+class AnchorReceipt(Protocol):
+    """The coordinator's word that it has seen a head."""
+
+    @property
+    def seq(self) -> int: ...  # noqa: D102
+    @property
+    def head(self) -> str: ...  # noqa: D102
+    @property
+    def index(self) -> int: ...  # noqa: D102
+
+
+class Acceptance(Protocol):
+    """The coordinator's word that it has stored a bundle."""
+
+    @property
+    def release_id(self) -> str: ...  # noqa: D102
+    @property
+    def bundle_sha256(self) -> str: ...  # noqa: D102
+    @property
+    def log_index(self) -> int: ...  # noqa: D102
+    @property
+    def log_root(self) -> str: ...  # noqa: D102
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """One line of the ledger. `body` is read from canonical JSON; `time` is UTC and for people only."""
+
+    seq: int
+    time: str
+    kind: str
+    body: Mapping[str, Any]
+    previous: str
+    hash: str
+    signature: bytes
+
+    @property
+    def link(self) -> str:
+        """SHA-256 of the entry without its predecessor; ``hash = SHA-256(previous ‖ link)``, see `extend_head`."""
+        return _link(self.seq, self.time, self.kind, self.body)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Approval:
+    """One approver's signature over the release statement."""
+
+    name: str
+    key: PublicKey
+    signature: bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hold:
+    """One charge and what became of it.
+
+    Args:
+        event: canonical form of the privacy event that was charged.
+        epsilon: exact ε of this release alone, at `delta`.
+        epsilon_pure: its pure ε, or None.
+        rdp: its Rényi curve on the fixed orders, ∞ where undefined.
+        uncovered: what the guarantee leaves out, in words.
+        day: UTC date of the reservation, for people.
+        reserved_seq: number of the entry that charged it.
+        sealed_head: hash of the seal entry; the release statement names it.
+        documents: SHA-256 of each site-only document that the approver was shown.
+    """
+
+    study: str
+    plan_hash: str
+    wave: int
+    release_id: str
+    event: Mapping[str, Any]
+    delta: float
+    cap_epsilon: float
+    epsilon: float
+    epsilon_pure: float | None
+    rdp: tuple[float, ...] = field(repr=False)
+    population_hash: str
+    uncovered: tuple[str, ...]
+    day: str
+    reserved_seq: int
+    state: State = "reserved"
+    bundle_sha256: str = ""
+    bundle_bytes: int = 0
+    receipt_sha256: str = ""
+    plan_version: int = 0
+    recipient: str = ""
+    approvals_needed: int = 1
+    sealed_head: str = ""
+    documents: Mapping[str, str] = field(default_factory=dict)
+    approvals: tuple[Approval, ...] = ()
+    reason: str = ""
+    log_index: int | None = None
+
+    @property
+    def phase(self) -> Phase:
+        """The state as a bank statement tells it."""
+        if self.state in ("reserved", "anchored", "drawing"):
+            return "held"
+        if self.state in ("burnt", "rejected"):
+            return "burnt"
+        return "delivered" if self.state == "delivered" else "sealed"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spent:
+    """What a study has been charged at one δ.
+
+    Args:
+        epsilon: the total that the cap is held against: Rényi curves added, or the pure sum where that is less.
+        shown: the exact ε while there is one release, else `epsilon`.
+        cap: the cap of the latest reservation; None before the first.
+        releases: charges, burnt ones included.
+        burnt: charges that bought nothing.
+    """
+
+    study: str
+    delta: float
+    epsilon: float
+    shown: float
+    cap: float | None
+    releases: int
+    burnt: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class StatementLine:
+    """One charge as a bank statement prints it; `total` is the study's running total at this line's δ."""
+
+    date: str
+    study: str
+    wave: int
+    release_id: str
+    what: str
+    epsilon: float
+    total: float
+    cap: float
+    delta: float
+    state: Phase
+    detail: str
+    uncovered: tuple[str, ...]
+
+
+def extend_head(head: str, links: Iterable[str]) -> str:
+    """The head after appending entries with these links: how anybody holding an old head checks a later one.
+
+    >>> extend_head(GENESIS, []) == GENESIS
+    True
+    """
+    for link in links:
+        head = sha256_hex(bytes.fromhex(head) + bytes.fromhex(link))
+    return head
+
+
+def write_whole(path: Path, data: bytes, place: str) -> None:
+    """Write `data` to `path`, whole or not at all, and still there after a power cut.
+
+    Args:
+        place: prefix of the failpoints passed on the way.
+    Raises: StorageRefusal; an earlier file at `path` is then as it was, and no part is left behind.
+    """
+    part = path.with_name(path.name + ".part")
+    try:
+        reach(f"{place}.before_write")
+        handle = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(handle, "wb") as out:
+            out.write(data)
+            out.flush()
+            reach(f"{place}.before_fsync")
+            os.fsync(out.fileno())
+        reach(f"{place}.before_rename")
+        os.replace(part, path)
+        reach(f"{place}.after_rename")
+        fsync_folder(path.parent)
+        reach(f"{place}.after_fsync")
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            part.unlink()
+        raise _storage(path.name, error) from error
+
+
+def fsync_folder(folder: Path) -> None:
+    """Make renames in `folder` survive a power cut. Raises: OSError."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _storage(name: str, error: OSError) -> StorageRefusal:
+    return StorageRefusal(
+        f"{name} must be writable in the state folder",
+        given=error.strerror or type(error).__name__,
+        next_step="Free space, or restore write permission; then run the command again.",
+    )
+
+
+def _link(seq: int, time: str, kind: str, body: Mapping[str, Any]) -> str:
+    return sha256_hex(canonical_json({"seq": seq, "time": time, "kind": kind, "body": body}))
+
+
+def _broken(must: str, given: str) -> LedgerRefusal:
+    return LedgerRefusal(
+        must,
+        given=given,
+        next_step="Nothing is released until this is explained: keep both files, and call the study lead.",
+    )
+
+
+@contextlib.contextmanager
+def _told() -> Iterator[None]:
+    """SQLite's errors, as refusals."""
+    try:
+        yield
+    except sqlite3.Error as error:
+        # The low byte is the primary code; the rest refines it.
+        code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+        if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+            raise LockedRefusal(
+                "the ledger must be free within a minute", given="a longer wait", next_step="Stop the other agent."
+            ) from error
+        if code in (
+            sqlite3.SQLITE_FULL,
+            sqlite3.SQLITE_READONLY,
+            sqlite3.SQLITE_IOERR,
+            sqlite3.SQLITE_CANTOPEN,
+            sqlite3.SQLITE_PERM,
+            sqlite3.SQLITE_NOMEM,
+        ):
+            raise StorageRefusal(
+                "ledger.db must be readable and writable in the state folder",
+                given=str(error),
+                next_step="Free space, or restore write permission; then run the command again.",
+            ) from error
+        raise _broken("ledger.db must be an intact ledger", str(error)) from error
+    except UnicodeDecodeError as error:
+        # A damaged schema makes SQLite's own message unreadable.
+        raise _broken("ledger.db must be an intact ledger", "damaged text") from error
+
+
+class Ledger:
+    """The ledger in `path` (``ledger.db``, with ``ledger.head`` beside it), signed by the site's release key.
+
+    Args:
+        path: the database; `Ledger.create` makes it, once.
+        signer: the site's release key.
+        site: the site's id, which every anchor names.
+    Raises: LedgerRefusal, if the ledger is missing, edited, truncated, restored, or another site's; StorageRefusal.
+
+    An object keeps no connection and no copy of the entries: each call is one transaction, so threads and processes
+    may share a ledger freely.
+
+    >>> import tempfile
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> ledger = Ledger.create(Path(folder.name) / "ledger.db", SigningKey.generate(), site="north")
+    >>> [entry.kind for entry in ledger.entries()]
+    ['genesis']
+    >>> folder.cleanup()
+    """
+
+    def __init__(self, path: Path, signer: SigningKey, *, site: str) -> None:
+        self.path, self.signer, self.site = path, signer, site
+        self.head_path = path.with_name("ledger.head")
+        if not path.exists():
+            if self.head_path.exists():
+                raise _broken("ledger.db must stand beside ledger.head", "ledger.head alone")
+            raise _broken("the state folder must hold a ledger (site-agent init makes it)", "none")
+        self.verify()
+        if self._read_head() is None or self._lags():
+            with self._transaction(write=True) as book:
+                self._publish(book)
+
+    @classmethod
+    def create(cls, path: Path, signer: SigningKey, *, site: str) -> Ledger:
+        """Make the ledger of a new site, or open the one that is there.
+
+        Raises: LedgerRefusal, if sealed releases or a head show that there was one; StorageRefusal.
+        """
+        if path.exists() or path.with_name("ledger.head").exists():
+            return cls(path, signer, site=site)
+        sealed = path.parent / "sealed"
+        if sealed.is_dir() and any(sealed.iterdir()):
+            raise _broken("sealed releases must have their ledger beside them", "no ledger")
+        part = path.with_name(f"{path.name}.{os.getpid()}.part")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            part.unlink(missing_ok=True)
+            os.close(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+            with _told(), contextlib.closing(sqlite3.connect(part, isolation_level=None)) as connection:
+                connection.execute("PRAGMA synchronous = FULL")
+                reach("ledger.create.before_schema")
+                connection.execute("BEGIN IMMEDIATE")
+                for statement in _SCHEMA.values():
+                    connection.execute(statement)
+                book = _Book(connection, signer, site, [])
+                book.append("genesis", {"site": site, "release_key": signer.public.hex, "format": "tributary-ledger/1"})
+                connection.execute("COMMIT")
+                # Last, or the genesis might still be in the part's own log when the file gets its name.
+                connection.execute("PRAGMA journal_mode = WAL")
+            reach("ledger.create.before_link")
+            # A link fails where a rename would silently replace the ledger of whoever was faster.
+            with contextlib.suppress(FileExistsError):
+                os.link(part, path)
+            reach("ledger.create.after_link")
+            part.unlink()
+            fsync_folder(path.parent)
+        except OSError as error:
+            raise _storage(path.name, error) from error
+        finally:
+            for remains in part.parent.glob(f"{part.name}*"):
+                with contextlib.suppress(OSError):
+                    remains.unlink()
+        return cls(path, signer, site=site)
+
+    # -- the life of one hold ---------------------------------------------------------------------------------------
+    def reserve(
+        self,
+        *,
+        study: str,
+        plan_hash: str,
+        wave: int,
+        release_id: str,
+        event: Mapping[str, Any],
+        delta: float,
+        cap_epsilon: float,
+        population_hash: str = "",
+        uncovered: Sequence[str] = (),
+        site_cap_epsilon: float | None = None,
+    ) -> Hold:
+        """Charge a release before anything reads records; or return the open hold of this study and wave.
+
+        Args:
+            release_id: letters, digits, - and _, at most 64; never used before. When an open hold is returned it
+                keeps its own.
+            event: canonical form of a `shared.privacy` event.
+            delta: the study's δ.
+            cap_epsilon: most ε the study may be charged at `delta`.
+            population_hash: keyed digest of the persons. Charges are added whoever the persons are: an upper bound.
+            uncovered: what the guarantee leaves out, in words; listed on the statement, never added up.
+            site_cap_epsilon: most ε that all studies of the site may be charged at `delta`, or None.
+        Raises: BudgetRefusal; StateRefusal (this wave is delivered, or is open under another plan or event);
+            UnknownEvent; ParameterError; LedgerRefusal; StorageRefusal.
+        """
+        from shared import privacy
+
+        _require_word(study, "study")
+        _require_word(release_id, "release_id")
+        if not (isinstance(wave, int) and wave >= 1):
+            raise ParameterError("a wave's number must be at least 1", given=repr(wave))
+        if not 0 < delta < 1:
+            raise ParameterError("delta must be in (0, 1)", given=repr(delta))
+        for cap in (cap_epsilon, site_cap_epsilon):
+            if cap is not None and not (math.isfinite(cap) and cap >= 0):
+                raise ParameterError("a cap on epsilon must be finite and at least 0", given=repr(cap))
+        charged = privacy.from_canonical(event)
+        canonical = charged.to_canonical()
+        curve = tuple(float(value) for value in privacy.rdp(charged))
+        pure = privacy.pure_epsilon(charged)
+        exact = privacy.epsilon(charged, delta)
+
+        with self._transaction(write=True) as book:
+            for hold in book.holds.values():
+                if hold.study == study and hold.wave == wave and hold.phase != "burnt":
+                    return _resumed(hold, plan_hash=plan_hash, event=canonical, delta=delta)
+            if release_id in book.holds:
+                raise StateRefusal("a release id must be new", given=release_id, next_step="Draw another id.")
+            earlier = [hold for hold in book.holds.values() if hold.study == study]
+            new = (curve, pure)
+            _require_within(earlier, new, delta, cap_epsilon, f"study {study}")
+            if site_cap_epsilon is not None:
+                _require_within(list(book.holds.values()), new, delta, site_cap_epsilon, "site")
+            book.append(
+                "reserve",
+                {
+                    "study": study,
+                    "plan_hash": plan_hash,
+                    "wave": wave,
+                    "release_id": release_id,
+                    "event": canonical,
+                    "delta": delta,
+                    "cap_epsilon": cap_epsilon,
+                    "epsilon": exact,
+                    "epsilon_pure": pure,
+                    "rdp": [value if math.isfinite(value) else None for value in curve],
+                    "population_hash": population_hash,
+                    "uncovered": list(uncovered),
+                },
+            )
+            return book.holds[release_id]
+
+    def anchor_payload(self) -> bytes:
+        """The current head for the coordinator: canonical JSON of site, seq and head."""
+        return self.anchor_envelope().payload
+
+    def anchor_envelope(self) -> Envelope:
+        """The current head, signed: what `Egress.anchor` sends."""
+        with self._transaction() as book:
+            return self._envelope(book.entries[-1])
+
+    def links(self, after: int) -> list[str]:
+        """Links of the entries after number `after`: with `extend_head`, proof that a head grew from an old one."""
+        with self._transaction() as book:
+            return [entry.link for entry in book.entries[after:]]
+
+    def mark_anchored(self, hold: Hold, receipt: AnchorReceipt) -> Hold:
+        """Note that the coordinator has acknowledged a head that includes this reservation.
+
+        Raises: LedgerRefusal, if the acknowledged head is not this ledger's, or is older than the reservation.
+        """
+        with self._transaction(write=True) as book:
+            _require_receipt(book.entries, receipt)
+            if receipt.seq < book.hold(hold.release_id).reserved_seq:
+                raise _broken("the anchored head must include the reservation", f"entry {receipt.seq}")
+            body = {"seq": receipt.seq, "head": receipt.head, "index": receipt.index}
+            return book.move(hold.release_id, "anchor", body)
+
+    def start_drawing(self, hold: Hold) -> Hold:
+        """The last step before records are read or noise is drawn; works once per hold.
+
+        Raises: StateRefusal, unless the hold is anchored and nobody has started drawing.
+        """
+        with self._transaction(write=True) as book:
+            if book.hold(hold.release_id).state == "reserved":
+                raise StateRefusal(
+                    "a reservation must be anchored at the coordinator before noise is drawn",
+                    given="no anchor",
+                    next_step="Restore the connection to the coordinator; the reservation is kept.",
+                )
+            return book.move(hold.release_id, "drawing", {})
+
+    def seal(
+        self,
+        hold: Hold,
+        bundle_sha256: str,
+        *,
+        bundle_bytes: int = 0,
+        receipt_sha256: str = "",
+        plan_version: int = 0,
+        recipient: str = "",
+        approvals: int = 1,
+    ) -> Hold:
+        """Bind the bytes on disk to the charge; the same digest again changes nothing.
+
+        Args:
+            bundle_bytes, receipt_sha256, plan_version, recipient: what the release statement will say.
+            approvals: approvers who must sign it.
+        Raises: StateRefusal; IntegrityRefusal, for a second digest.
+        """
+        _require_digest(bundle_sha256, "bundle_sha256")
+        with self._transaction(write=True) as book:
+            found = book.hold(hold.release_id)
+            if found.bundle_sha256:
+                _require_same_bundle(found, bundle_sha256)
+                return found
+            body = {
+                "bundle_sha256": bundle_sha256,
+                "bundle_bytes": bundle_bytes,
+                "receipt_sha256": receipt_sha256,
+                "plan_version": plan_version,
+                "recipient": recipient,
+                "approvals": approvals,
+            }
+            return book.move(hold.release_id, "seal", body)
+
+    def show(self, hold: Hold, documents: Mapping[str, str]) -> Hold:
+        """Note that the sealed bytes are put before an approver, with these documents (name to SHA-256).
+
+        Approvals given on other documents lapse.
+        """
+        with self._transaction(write=True) as book:
+            found = book.hold(hold.release_id)
+            if found.state == "held" and dict(found.documents) == dict(documents):
+                return found
+            return book.move(hold.release_id, "hold", {"documents": dict(documents)})
+
+    def approve(self, hold: Hold, *, name: str, key: PublicKey, signature: bytes, bundle_sha256: str) -> Hold:
+        """Note an approver's signature over the release statement of exactly these bytes.
+
+        Raises: StateRefusal; IntegrityRefusal (other bytes); ApprovalRefusal (this approver has already signed).
+        """
+        with self._transaction(write=True) as book:
+            found = book.hold(hold.release_id)
+            _require_same_bundle(found, bundle_sha256)
+            if any(given.name == name or given.key == key for given in found.approvals):
+                raise ApprovalRefusal(
+                    f"{found.approvals_needed} different approvers must sign", given=f"{name} a second time"
+                )
+            body = {"name": name, "key": key.hex, "signature": signature.hex(), "bundle_sha256": bundle_sha256}
+            return book.move(hold.release_id, "approve", body)
+
+    def reject(self, hold: Hold, reason: str, *, by: str) -> Hold:
+        """A person declines the sealed bytes: they will never be sent, and stay paid for."""
+        return self._decide(hold, "reject", reason, by)
+
+    def send_back(self, hold: Hold, reason: str, *, by: str) -> Hold:
+        """A person asks a question first: the bytes stay sealed, approvals given so far lapse."""
+        return self._decide(hold, "send_back", reason, by)
+
+    def _decide(self, hold: Hold, kind: str, reason: str, by: str) -> Hold:
+        if not reason.strip():
+            raise ParameterError("a reason must say something", given="blank text")
+        with self._transaction(write=True) as book:
+            found = book.hold(hold.release_id)
+            body = {"reason": reason, "by": by, "bundle_sha256": found.bundle_sha256}
+            return book.move(hold.release_id, kind, body)
+
+    def commit(self, hold: Hold, acceptance: Acceptance) -> Hold:
+        """Note that the coordinator has accepted the sealed bytes; the same acceptance again changes nothing.
+
+        Raises: ApprovalRefusal (not approved); IntegrityRefusal (the acceptance is of other bytes); StateRefusal.
+        """
+        with self._transaction(write=True) as book:
+            found = book.hold(hold.release_id)
+            if acceptance.release_id != found.release_id:
+                raise IntegrityRefusal("an acceptance must be of this release", given="another release id")
+            _require_same_bundle(found, acceptance.bundle_sha256)
+            if found.state == "delivered":
+                return found
+            if found.state in ("sealed", "held", "sent_back"):
+                raise ApprovalRefusal("a release must be approved before it is delivered", given=found.state)
+            body = {
+                "bundle_sha256": acceptance.bundle_sha256,
+                "log_index": acceptance.log_index,
+                "log_root": acceptance.log_root,
+            }
+            return book.move(hold.release_id, "commit", body)
+
+    def burn(self, hold: Hold, reason: str) -> Hold:
+        """Give up on a hold; its charge stays. A burnt hold stays burnt, by its first reason."""
+        with self._transaction(write=True) as book:
+            found = book.hold(hold.release_id)
+            if found.state in ("burnt", "rejected"):
+                return found
+            return book.move(hold.release_id, "burn", {"reason": reason})
+
+    def recover(self) -> list[Hold]:
+        """Settle what a crash left, on start, while the agent holds the state folder.
+
+        A hold in `drawing` is burnt, also when a whole bundle file lies on disk: nobody can tell whether those bytes
+        are the only ones drawn, and a wasted charge is the cheaper mistake. Everything else resumes as it is.
+
+        Returns: the holds that are open now.
+        """
+        # Remains of a process killed in `create` or while it wrote the head; nothing reads them.
+        remains = [*self.path.parent.glob("ledger.db.*.part*"), self.head_path.with_name("ledger.head.part")]
+        for part in remains:
+            with contextlib.suppress(FileNotFoundError):
+                reach("ledger.recover.before_part")
+                part.unlink()
+        with self._transaction(write=True) as book:
+            for hold in list(book.holds.values()):
+                if hold.state == "drawing":
+                    reach("ledger.recover.before_burn")
+                    book.move(hold.release_id, "burn", {"reason": "the agent stopped between drawing and sealing"})
+            return [hold for hold in book.holds.values() if hold.phase in ("held", "sealed")]
+
+    # -- reading ----------------------------------------------------------------------------------------------------
+    def hold(self, release_id: str) -> Hold:
+        """The hold of a release. Raises: StateRefusal, if there is none."""
+        with self._transaction() as book:
+            return book.hold(release_id)
+
+    def holds(self, study: str | None = None) -> list[Hold]:
+        """All holds in order of reservation."""
+        with self._transaction() as book:
+            return [hold for hold in book.holds.values() if study is None or hold.study == study]
+
+    def entries(self) -> list[Entry]:
+        """All entries from the first."""
+        with self._transaction() as book:
+            return list(book.entries)
+
+    def last_receipt(self, study: str) -> str:
+        """SHA-256 of the receipt sealed last in this study, or 64 zeros: what the next receipt names as previous."""
+        with self._transaction() as book:
+            for entry in reversed(book.entries):
+                if entry.kind == "seal" and book.holds[entry.body["release_id"]].study == study:
+                    return str(entry.body["receipt_sha256"]) or GENESIS
+        return GENESIS
+
+    def study_total(self, study: str, delta: float) -> Spent:
+        """What `study` has been charged so far, at `delta`; every hold counts, whatever its state."""
+        found = self.holds(study)
+        total = _compose([(hold.rdp, hold.epsilon_pure) for hold in found], delta)
+        shown = total
+        if len(found) == 1:
+            from shared import privacy
+
+            shown = min(total, privacy.epsilon(privacy.from_canonical(found[0].event), delta))
+        return Spent(
+            study=study,
+            delta=delta,
+            epsilon=total,
+            shown=shown,
+            cap=found[-1].cap_epsilon if found else None,
+            releases=len(found),
+            burnt=sum(hold.phase == "burnt" for hold in found),
+        )
+
+    def statement(self, study: str | None = None) -> list[StatementLine]:
+        """Every charge with the study's running total, in order of reservation."""
+        lines: list[StatementLine] = []
+        before: dict[str, list[tuple[tuple[float, ...], float | None]]] = {}
+        for hold in self.holds(study):
+            charges = before.setdefault(hold.study, [])
+            charges.append((hold.rdp, hold.epsilon_pure))
+            lines.append(
+                StatementLine(
+                    date=hold.day,
+                    study=hold.study,
+                    wave=hold.wave,
+                    release_id=hold.release_id,
+                    what=str(hold.event["event"]),
+                    epsilon=hold.epsilon,
+                    total=_compose(charges, hold.delta),
+                    cap=hold.cap_epsilon,
+                    delta=hold.delta,
+                    state=hold.phase,
+                    detail=hold.reason or hold.state,
+                    uncovered=hold.uncovered,
+                )
+            )
+        return lines
+
+    def verify(self, receipt: AnchorReceipt | None = None) -> int:
+        """Check everything: database, schema, chain, every signature, states, second file, last anchor.
+
+        Args:
+            receipt: an acknowledgement kept elsewhere (by the coordinator); the last one in the ledger is always
+                checked.
+        Returns: number of entries.
+        Raises: LedgerRefusal.
+        """
+        with self._transaction() as book:
+            report = [str(row[0]) for row in book.connection.execute("PRAGMA integrity_check(1)")]
+            if report != ["ok"]:
+                raise _broken("ledger.db must be an intact database", "a damaged page")
+            found = dict(book.connection.execute("SELECT name, sql FROM sqlite_master"))
+            if found != _SCHEMA:
+                raise _broken("ledger.db must have the ledger's table and triggers", "another schema")
+            for entry in book.entries:
+                self._require_signed(entry)
+                if entry.kind == "anchor" and book.entries[entry.body["seq"] - 1].hash != entry.body["head"]:
+                    raise _broken(f"entry {entry.seq} must name an anchored head of this ledger", "another head")
+            if receipt is not None:
+                _require_receipt(book.entries, receipt)
+            return len(book.entries)
+
+    # -- transactions -----------------------------------------------------------------------------------------------
+    @contextlib.contextmanager
+    def _transaction(self, *, write: bool = False) -> Iterator[_Book]:
+        # The head is read before the database, so that it never leads, whoever writes meanwhile.
+        head = self._read_head()
+        # mode=rw: a missing file is refused, where the default would quietly make an empty one.
+        uri = f"{self.path.absolute().as_uri()}?mode=rw"
+        with (
+            _told(),
+            contextlib.closing(
+                sqlite3.connect(uri, uri=True, isolation_level=None, timeout=BUSY_SECONDS)
+            ) as connection,
+        ):
+            connection.execute("PRAGMA synchronous = FULL")
+            # Without it INSERT OR REPLACE deletes a row and passes by the trigger that forbids it.
+            connection.execute("PRAGMA recursive_triggers = ON")
+            connection.execute("BEGIN IMMEDIATE" if write else "BEGIN")
+            book = _Book(connection, self.signer, self.site, _read(connection))
+            self._require_head(book.entries, head)
+            known = len(book.entries)
+            yield book
+            if len(book.entries) > known:
+                reach("ledger.before_commit")
+                connection.execute("COMMIT")
+                reach("ledger.after_commit")
+                # Locked again, so that a slower writer cannot put an older head over a newer one.
+                connection.execute("BEGIN IMMEDIATE")
+                self._publish(_Book(connection, self.signer, self.site, _read(connection)))
+            connection.execute("ROLLBACK")
+
+    def _publish(self, book: _Book) -> None:
+        write_whole(self.head_path, self._envelope(book.entries[-1]).to_bytes(), "ledger.head")
+
+    def _read_head(self) -> tuple[int, str] | None:
+        try:
+            data = self.head_path.read_bytes()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise _storage(self.head_path.name, error) from error
+        try:
+            payload = Envelope.from_bytes(data).require(ANCHOR_TYPE, {self.signer.public.key_id: self.signer.public})
+            body = parse_json(payload)
+            site, seq, head = body["site"], body["seq"], body["head"]
+        except (Refusal, KeyError, TypeError):
+            raise _broken("ledger.head must be a head signed by the site's release key", "something else") from None
+        if site != self.site or not isinstance(seq, int) or not isinstance(head, str):
+            raise _broken("ledger.head must be this site's", "another form")
+        return seq, head
+
+    def _lags(self) -> bool:
+        with self._transaction() as book:
+            head = self._read_head()
+            return head is None or head[0] < len(book.entries)
+
+    def _require_head(self, entries: Sequence[Entry], head: tuple[int, str] | None) -> None:
+        if not entries:
+            raise _broken("a ledger must begin with its genesis", "no entry")
+        if entries[0].kind != "genesis" or entries[0].body.get("site") != self.site:
+            raise _broken("the ledger must be this site's", "another site's")
+        if entries[0].body.get("release_key") != self.signer.public.hex:
+            raise _broken("the ledger must be signed by this release key", "another key")
+        self._require_signed(entries[-1])
+        if head is None:
+            # Only a crash between the first commit and the first head file leaves this.
+            if len(entries) > 1:
+                raise _broken("ledger.head must stand beside ledger.db", "ledger.db alone")
+            return
+        seq, digest = head
+        if not 1 <= seq <= len(entries):
+            raise _broken(f"ledger.db must reach the {seq} entries of ledger.head", f"{len(entries)}: an old copy")
+        if entries[seq - 1].hash != digest:
+            raise _broken(f"ledger.db and ledger.head must agree on entry {seq}", "two histories")
+
+    def _envelope(self, entry: Entry) -> Envelope:
+        payload = _head_payload(self.site, entry.seq, entry.hash)
+        signature = Signature(self.signer.public.key_id, entry.signature)
+        return Envelope(payload_type=ANCHOR_TYPE, payload=payload, signatures=(signature,))
+
+    def _require_signed(self, entry: Entry) -> None:
+        message = Envelope.encoding(ANCHOR_TYPE, _head_payload(self.site, entry.seq, entry.hash))
+        if not self.signer.public.verifies(entry.signature, message):
+            raise _broken(f"entry {entry.seq} must be signed by the site's release key", "a signature that is not")
+
+
+class _Book:
+    """The entries inside one transaction, and what they amount to."""
+
+    def __init__(self, connection: sqlite3.Connection, signer: SigningKey, site: str, entries: list[Entry]) -> None:
+        self.connection, self.signer, self.site, self.entries = connection, signer, site, entries
+        self.holds: dict[str, Hold] = {}
+        for entry in entries:
+            try:
+                _fold(self.holds, entry)
+            except (StateRefusal, KeyError, TypeError, ValueError, SchemaRefusal) as error:
+                raise _broken(f"entry {entry.seq} must follow from those before it", type(error).__name__) from None
+
+    def hold(self, release_id: str) -> Hold:
+        try:
+            return self.holds[release_id]
+        except KeyError:
+            raise StateRefusal(
+                "the release must be in the ledger", given=release_id, next_step="See site-agent outbox list."
+            ) from None
+
+    def move(self, release_id: str, kind: str, body: Mapping[str, Any]) -> Hold:
+        self.hold(release_id)
+        self.append(kind, {"release_id": release_id, **body})
+        return self.holds[release_id]
+
+    def append(self, kind: str, body: Mapping[str, Any]) -> None:
+        seq = len(self.entries) + 1
+        time = dt.datetime.now(dt.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        previous = self.entries[-1].hash if self.entries else GENESIS
+        head = extend_head(previous, [_link(seq, time, kind, body)])
+        signature = self.signer.sign(Envelope.encoding(ANCHOR_TYPE, _head_payload(self.site, seq, head)))
+        entry = Entry(seq=seq, time=time, kind=kind, body=body, previous=previous, hash=head, signature=signature)
+        # Folded first: what may not follow is refused before it is written.
+        _fold(self.holds, entry)
+        reach("ledger.before_insert")
+        self.connection.execute(
+            "INSERT INTO entries (seq, time, kind, body, previous, hash, signature) VALUES (?, ?, ?, ?, ?, ?, ?)",
+            (seq, time, kind, canonical_json(body), previous, head, signature),
+        )
+        reach("ledger.after_insert")
+        self.entries.append(entry)
+
+
+def _head_payload(site: str, seq: int, head: str) -> bytes:
+    return canonical_json({"site": site, "seq": seq, "head": head})
+
+
+def _read(connection: sqlite3.Connection) -> list[Entry]:
+    """All entries, the chain checked."""
+    entries: list[Entry] = []
+    previous = GENESIS
+    rows = connection.execute("SELECT seq, time, kind, body, previous, hash, signature FROM entries ORDER BY seq")
+    for number, (seq, time, kind, raw, before, digest, signature) in enumerate(rows, start=1):
+        try:
+            body = parse_json(bytes(raw))
+            head = hashlib.sha256(bytes.fromhex(previous) + bytes.fromhex(_link(seq, time, kind, body))).hexdigest()
+            whole = canonical_json(body) == bytes(raw)
+            signature = bytes(signature)
+        except (Refusal, TypeError, ValueError):
+            raise _broken(f"entry {number} must be readable", "damaged bytes") from None
+        if seq != number or before != previous or digest != head or not whole:
+            raise _broken(f"entry {number} must follow from the one before it", "another hash")
+        entries.append(
+            Entry(seq=seq, time=time, kind=kind, body=body, previous=before, hash=digest, signature=signature)
+        )
+        previous = digest
+    return entries
+
+
+def _fold(holds: dict[str, Hold], entry: Entry) -> None:
+    """Bring `holds` from before `entry` to after it. Raises: StateRefusal, if the entry may not stand here."""
+    body = entry.body
+    if entry.kind == "genesis":
+        if entry.seq != 1:
+            raise StateRefusal("a ledger must have one genesis", given=f"another at {entry.seq}")
+        return
+    if entry.kind == "reserve":
+        curve = tuple(math.inf if value is None else float(value) for value in body["rdp"])
+        holds[body["release_id"]] = Hold(
+            study=body["study"],
+            plan_hash=body["plan_hash"],
+            wave=body["wave"],
+            release_id=body["release_id"],
+            event=body["event"],
+            delta=body["delta"],
+            cap_epsilon=body["cap_epsilon"],
+            epsilon=body["epsilon"],
+            epsilon_pure=body["epsilon_pure"],
+            rdp=curve,
+            population_hash=body["population_hash"],
+            uncovered=tuple(body["uncovered"]),
+            day=entry.time[:10],
+            reserved_seq=entry.seq,
+        )
+        return
+    if entry.kind not in _MOVES:
+        raise StateRefusal("an entry must be of a known kind", given=repr(entry.kind))
+    hold = holds[body["release_id"]]
+    allowed, state = _MOVES[entry.kind]
+    if hold.state not in allowed:
+        raise StateRefusal(
+            f"a release must be {' or '.join(sorted(allowed))} for the step '{entry.kind}'",
+            given=hold.state,
+            next_step="See site-agent outbox show." if hold.bundle_sha256 else "See site-agent budget.",
+        )
+    change: dict[str, Any] = {"state": state}
+    if entry.kind == "seal":
+        for name in ("bundle_sha256", "bundle_bytes", "receipt_sha256", "plan_version", "recipient"):
+            change[name] = body[name]
+        change |= {"approvals_needed": body["approvals"], "sealed_head": entry.hash}
+    elif entry.kind == "hold":
+        change |= {"documents": body["documents"], "approvals": (), "reason": ""}
+    elif entry.kind == "approve":
+        given = Approval(name=body["name"], key=PublicKey(body["key"]), signature=bytes.fromhex(body["signature"]))
+        approvals = (*hold.approvals, given)
+        change |= {"approvals": approvals, "reason": ""}
+        if len(approvals) >= hold.approvals_needed:
+            change["state"] = "approved"
+    elif entry.kind == "commit":
+        change["log_index"] = body["log_index"]
+    elif entry.kind in ("reject", "send_back"):
+        change |= {"reason": body["reason"], "approvals": ()}
+    elif entry.kind == "burn":
+        change["reason"] = body["reason"]
+    holds[hold.release_id] = replace(hold, **change)
+
+
+def _resumed(hold: Hold, *, plan_hash: str, event: Mapping[str, Any], delta: float) -> Hold:
+    if hold.state == "delivered":
+        raise StateRefusal(
+            f"wave {hold.wave} of study {hold.study} must not be released yet",
+            given="a delivered release",
+            next_step="See site-agent budget.",
+        )
+    if (hold.plan_hash, dict(hold.event), hold.delta) != (plan_hash, dict(event), delta):
+        raise StateRefusal(
+            f"the open reservation of wave {hold.wave} must be of the same plan and event",
+            given="another plan",
+            next_step="Approve or reject the sealed release, or burn the reservation, before the new plan is used.",
+        )
+    return hold
+
+
+def _compose(charges: Sequence[tuple[Sequence[float], float | None]], delta: float) -> float:
+    """Total ε at `delta` by Rényi curves, or by the pure sum where every charge has one and it is less."""
+    if not charges:
+        return 0.0
+    import numpy as np
+
+    from shared import privacy
+
+    total = float(privacy.epsilon_from_rdp(np.sum([curve for curve, _ in charges], axis=0), delta))
+    pures = [pure for _, pure in charges if pure is not None]
+    return min(total, math.fsum(pures)) if len(pures) == len(charges) else total
+
+
+def _require_within(
+    earlier: Sequence[Hold], new: tuple[tuple[float, ...], float | None], delta: float, cap: float, whose: str
+) -> None:
+    charges = [(hold.rdp, hold.epsilon_pure) for hold in earlier]
+    total = _compose([*charges, new], delta)
+    # Written so that a total that is not a number is refused.
+    if not total <= cap:
+        raise BudgetRefusal(
+            f"the total of the {whose} must stay within its cap of ε = {cap:g} at δ = {delta:g}",
+            given=f"ε = {total:.6g} with this release, ε = {_compose(charges, delta):.6g} without",
+            next_step="See site-agent budget; a larger budget needs an amended plan.",
+        )
+
+
+def _require_receipt(entries: Sequence[Entry], receipt: AnchorReceipt) -> None:
+    if not 1 <= receipt.seq <= len(entries):
+        raise _broken(f"the ledger must reach the anchored entry {receipt.seq}", f"{len(entries)}: an old copy")
+    if entries[receipt.seq - 1].hash != receipt.head:
+        raise _broken(f"the ledger must agree with the anchor on entry {receipt.seq}", "two histories")
+
+
+def _require_same_bundle(hold: Hold, bundle_sha256: str) -> None:
+    if hold.bundle_sha256 != bundle_sha256:
+        raise IntegrityRefusal(
+            f"release {hold.release_id} must have the bytes that were sealed",
+            given="other bytes" if hold.bundle_sha256 else "no seal",
+            next_step="A second draw is a second charge: burn this one and reserve again.",
+        )
+
+
+def _require_word(text: str, name: str) -> None:
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}", text):
+        raise ParameterError(f"{name} must be a plain word (letters, digits, - and _)", given=repr(text)[:80])
+
+
+def _require_digest(text: str, name: str) -> None:
+    if not re.fullmatch(r"[0-9a-f]{64}", text):
+        raise ParameterError(f"{name} must be a SHA-256, 64 lower-case hexadecimal digits", given=repr(text)[:80])

@@ -1,0 +1,589 @@
+"""The left half of the flow: from an approved plan and a table to sealed bytes that wait for a person.
+
+`make_release` does its stages in one order and says so through one callback. The order is the guarantee: the budget is
+reserved and witnessed before a record is read; nothing is drawn before the floors hold; the one draw is sealed on disk
+before anything is measured on it; what the checks or the attack audit refuse after the seal is burnt with the reason,
+because a release that is drawn again until it passes would have been drawn more than once. A refusal *before* the draw
+keeps the reservation, and the next run resumes it.
+
+`rehearse` is the same function on a table made from the dictionary alone, with a ledger, keys and outbox of its own in
+a sandbox folder and a witness that is not a coordinator: it costs nothing, and opens no connection.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from shared.canonical import canonical_json, parse_json
+from shared.errors import AuditRefusal, ChecksRefusal, PausedRefusal, PolicyRefusal, Refusal, StateRefusal
+from shared.failpoints import reach
+from shared.keys import Envelope, SigningKey, write_private
+from shared.plan import StudyPlan, Training
+from site_agent.config import Limits, SiteFloors, Source
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from shared.randomness import Noise
+    from shared.release import Receipt
+    from site_agent.checks import Check
+    from site_agent.ledger import AnchorReceipt, Hold, Ledger
+    from site_agent.outbox import Outbox
+
+__all__ = [
+    "STAGES",
+    "Estimate",
+    "Progress",
+    "Rehearsal",
+    "Release",
+    "Site",
+    "Stage",
+    "estimate",
+    "flow_settings",
+    "made_up_table",
+    "make_release",
+    "open_release",
+    "rehearse",
+    "require_open",
+]
+
+
+TABLE_CAP = 1 << 30
+DOCUMENT_CAP = 256 << 20
+POPULATION = "population.json"
+SANDBOX = "REHEARSAL.txt"
+
+
+class Stage(StrEnum):
+    """A step of `make_release`; the value is what a person reads."""
+
+    RESERVE = "reserving the budget"
+    ANCHOR = "having the ledger witnessed"
+    READ = "reading the table"
+    ENCODE = "encoding"
+    FIT = "fitting the flow"
+    DRAW = "adding the noise"
+    DECODE = "decoding and shuffling"
+    SEAL = "sealing"
+    CHECKS = "checking for disclosure"
+    AUDIT = "attacking the release"
+    HOLD = "placing it in the outbox"
+
+
+# Rough shares of the time, for the bar only; fitting and attacking take nearly all of it.
+_WEIGHTS: dict[Stage, float] = {
+    Stage.RESERVE: 1,
+    Stage.ANCHOR: 1,
+    Stage.READ: 2,
+    Stage.ENCODE: 1,
+    Stage.FIT: 70,
+    Stage.DRAW: 3,
+    Stage.DECODE: 1,
+    Stage.SEAL: 1,
+    Stage.CHECKS: 2,
+    Stage.AUDIT: 17,
+    Stage.HOLD: 1,
+}
+STAGES: tuple[Stage, ...] = tuple(_WEIGHTS)
+
+Progress = Callable[[Stage, float, float | None], None]
+"""Called with the stage, the share of the whole that is done, and the seconds left (None while unknown)."""
+
+
+class Witness(Protocol):
+    """The part of `Egress` that a release needs."""
+
+    def anchor(self, envelope: Envelope) -> AnchorReceipt:
+        """Have the coordinator acknowledge the ledger's head."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Site:
+    """What a release needs of its site.
+
+    Args:
+        name: the site's id.
+        agent_version: version of this software.
+        ledger: charges.
+        outbox: holds sealed bytes.
+        witness: acknowledges the ledger's head.
+        snapshot_key: secret of the keyed hashes.
+        floors: what this site tightens.
+        paused: whether the steward has paused the site; asked again before the draw.
+    """
+
+    name: str
+    agent_version: str
+    ledger: Ledger
+    outbox: Outbox
+    witness: Witness
+    snapshot_key: bytes
+    floors: SiteFloors
+    paused: Callable[[], bool]
+
+    def require_running(self) -> None:
+        """Raises: PausedRefusal."""
+        if self.paused():
+            raise PausedRefusal(
+                "this site must not be paused", given="a pause", next_step="Run site-agent resume when it may go on."
+            )
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Release:
+    """A sealed release as its approver sees it.
+
+    Args:
+        hold: its charge and state.
+        receipt: inside the bundle.
+        table: inside the bundle: the exact rows that would leave.
+        checks: disclosure checks; stay here.
+        audit: outcome of the attacks; stays here.
+        left_out: source rows without a complete record.
+    """
+
+    hold: Hold
+    receipt: Receipt
+    table: pd.DataFrame
+    checks: tuple[Check, ...]
+    audit: Mapping[str, Any]
+    left_out: int
+
+    @property
+    def warnings(self) -> tuple[Check, ...]:
+        """Checks that an approver must tick."""
+        return tuple(check for check in self.checks if check.outcome == "warning")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """What a run will take, before it starts."""
+
+    seconds: float
+    memory_mb: float
+    n: int
+    d: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rehearsal:
+    """The outcome of `rehearse`: a release in the sandbox, or what the checks said about the made-up table."""
+
+    folder: Path
+    release: Release | None
+    refused: Refusal | None
+
+
+def flow_settings(training: Training) -> Any:
+    """The plan's training settings as the flow takes them: the one place where the two meet."""
+    from site_agent.models.flow import FlowSettings
+
+    return FlowSettings(
+        flows=training.flows,
+        hidden=training.hidden,
+        layers=training.layers,
+        epochs=training.epochs,
+        learning_rate=training.learning_rate,
+        validation=training.validation,
+        patience=training.patience,
+        margins=training.margins,
+    )
+
+
+def make_release(
+    *,
+    plan: StudyPlan,
+    wave: int,
+    source: Source,
+    site: Site,
+    today: dt.date,
+    rng: Noise | None = None,
+    progress: Progress | None = None,
+) -> Release:
+    """Reserve, read, fit, draw once, seal, check, attack, and hold for approval.
+
+    Args:
+        plan: approved at this site (`Plans.approved`).
+        wave: number of a planned wave that is open today.
+        source: the study's table.
+        site: ledger, outbox, witness and floors.
+        today: UTC date.
+        rng: source of the privacy noise; None takes the operating system's.
+        progress: see `Progress`.
+    Returns: what now waits in the outbox.
+    Raises: any `Refusal`. Before the draw the reservation is kept; a refusal after the seal has burnt it.
+    """
+    from shared.encoding import Encoder
+    from shared.mechanisms.latent_noise import LatentNoise, default_radius
+    from shared.randomness import secure_rng
+    from shared.release import coverage, planned_event, read_bundle, write_bundle, write_receipt
+    from site_agent import checks, records
+
+    clock = _Clock(progress)
+    limits = Limits.of(plan.floors, site.floors)
+    ledger, outbox = site.ledger, site.outbox
+    site.require_running()
+    plan.require_current(today)
+    require_open(plan, wave, today)
+    rng = secure_rng() if rng is None else rng
+    encoder = Encoder(dictionary=plan.dictionary)
+
+    clock.enter(Stage.RESERVE)
+    hold = ledger.reserve(
+        study=plan.study,
+        plan_hash=plan.hash,
+        wave=wave,
+        release_id=secrets.token_hex(16),
+        event=planned_event(plan, encoder.d).to_canonical(),
+        delta=plan.budget.delta,
+        cap_epsilon=plan.budget.epsilon,
+        uncovered=coverage(plan)[1],
+    )
+    reach("pipeline.reserved")
+    if hold.state not in ("reserved", "anchored"):
+        _refuse_second_draw(hold, ledger)
+
+    clock.enter(Stage.ANCHOR)
+    if hold.state == "reserved":
+        hold = ledger.mark_anchored(hold, site.witness.anchor(ledger.anchor_envelope()))
+    reach("pipeline.anchored")
+
+    clock.enter(Stage.READ)
+    table = records.read(source, plan.dictionary, key=site.snapshot_key)
+    persons = records.pseudonyms(table, plan.dictionary, key=site.snapshot_key)
+    checks.before_draw(
+        n=table.n,
+        delta=plan.budget.delta,
+        limits=limits,
+        persons=persons,
+        earlier=_populations(outbox, plan.study, except_for=hold.release_id),
+    )
+
+    clock.enter(Stage.ENCODE)
+    x = encoder.encode(table.table, rng)
+
+    clock.enter(Stage.FIT)
+    fitted = _fit(x, plan, encoder, rng, clock.within)
+    radius = plan.release.radius if plan.release.radius is not None else default_radius(encoder.d)
+    mechanism = LatentNoise(flow=fitted.flow, w=plan.release.w, radius=radius)
+
+    site.require_running()
+    clock.enter(Stage.DRAW)
+    hold = ledger.start_drawing(hold)
+    reach("pipeline.drawing")
+    try:
+        noisy = mechanism.release(x, rng)
+
+        clock.enter(Stage.DECODE)
+        # Row i of the draw comes from record i: once shuffled, a row says nothing by its place.
+        order = rng.generator.permutation(len(noisy))
+        released = encoder.decode(noisy[order])
+
+        clock.enter(Stage.SEAL)
+        receipt = write_receipt(
+            plan=plan,
+            wave=wave,
+            site=site.name,
+            release_id=hold.release_id,
+            agent_version=site.agent_version,
+            n=len(released),
+            study_epsilon=ledger.study_total(plan.study, plan.budget.delta).epsilon,
+            previous=ledger.last_receipt(plan.study),
+        )
+        receipt.require_true(plan)
+        plan.dictionary.validate_release(released)
+        hold = outbox.seal(hold, write_bundle(receipt, released), receipt, approvals=limits.approvals)
+    except Exception as error:
+        # The draw has begun: whatever failed, there is no second one for this charge.
+        ledger.burn(hold, f"stopped between drawing and sealing: {_name(error)}")
+        raise
+    reach("pipeline.sealed")
+
+    try:
+        clock.enter(Stage.CHECKS)
+        report = checks.check_release(
+            released=read_bundle(outbox.bundle(hold.release_id), cap=TABLE_CAP).table,
+            real=table.table,
+            dictionary=plan.dictionary,
+            limits=limits,
+            clipped=mechanism.clipped_count(x),
+            release_id=hold.release_id,
+            bundle_sha256=hold.bundle_sha256,
+            agent_version=site.agent_version,
+        )
+        report.require_passed()
+
+        clock.enter(Stage.AUDIT)
+        audited = _attack(x, noisy, fitted, mechanism, limits, rng)
+    except Exception as error:
+        ledger.burn(hold, f"refused after sealing: {_name(error)}")
+        raise
+
+    clock.enter(Stage.HOLD)
+    if persons:
+        write_private(outbox.folder(hold.release_id) / POPULATION, canonical_json(sorted(persons)))
+    content = {**parse_json(report.to_bytes()), "snapshot": table.snapshot, "left_out": table.rows - table.n}
+    outbox.hold(hold.release_id, checks=content, audit=audited)
+    reach("pipeline.held")
+    clock.done()
+    return open_release(outbox, hold.release_id)
+
+
+def open_release(outbox: Outbox, release_id: str) -> Release:
+    """Everything an approver is shown of a sealed release, read back from the exact bytes.
+
+    Raises: StateRefusal (no such release), IntegrityRefusal (the bytes are not those that were sealed).
+    """
+    from shared.release import read_bundle
+
+    hold = outbox.get(release_id)
+    bundle = read_bundle(outbox.bundle(release_id), cap=TABLE_CAP)
+    documents: dict[str, Any] = {}
+    for name in ("checks", "audit"):
+        path = outbox.folder(release_id) / f"{name}.json"
+        if path.exists():
+            documents[name] = parse_json(path.read_bytes(), cap=DOCUMENT_CAP)["content"]
+    checks = documents.get("checks", {})
+    return Release(
+        hold=hold,
+        receipt=bundle.receipt,
+        table=bundle.table,
+        checks=tuple(_check(given) for given in checks.get("checks", ())),
+        audit=documents.get("audit", {}),
+        left_out=int(checks.get("left_out", 0)),
+    )
+
+
+def estimate(plan: StudyPlan, source: Source) -> Estimate:
+    """Time and memory of a run on a table, before it starts; the table's rows are counted, not checked."""
+    from shared.encoding import Encoder
+    from site_agent import records
+    from site_agent.models.flow import estimate_cost
+
+    d = Encoder(dictionary=plan.dictionary).d
+    n = records.count(source)
+    cost = estimate_cost(n, d, flow_settings(plan.training))
+    return Estimate(seconds=float(cost.seconds), memory_mb=float(cost.memory_mb), n=n, d=d)
+
+
+# -- rehearsal --------------------------------------------------------------------------------------------------
+@dataclass(frozen=True, kw_only=True)
+class _Seen:
+    seq: int
+    head: str
+    index: int = 0
+
+
+class _SandboxWitness:
+    """Acknowledges any head, as a coordinator would; nothing is sent."""
+
+    def anchor(self, envelope: Envelope) -> _Seen:
+        body = parse_json(envelope.payload)
+        return _Seen(seq=body["seq"], head=body["head"])
+
+
+def rehearse(
+    *,
+    plan: StudyPlan,
+    folder: Path,
+    name: str,
+    agent_version: str,
+    floors: SiteFloors,
+    today: dt.date,
+    progress: Progress | None = None,
+) -> Rehearsal:
+    """Run everything on a made-up table in a sandbox: no record is read, no budget is spent, nothing is sent.
+
+    Args:
+        plan: any verified plan; it need not be approved.
+        folder: the sandbox; what an earlier rehearsal left there is removed.
+        name: the site's id.
+        agent_version: version of this software.
+        floors: the site's.
+        today: UTC date; a plan whose waves are all closed or not yet open is rehearsed on its first day.
+        progress: see `Progress`.
+    Raises: any refusal of a step before the attack audit; what the audit says about a made-up table is returned.
+    """
+    import shutil
+
+    from shared.randomness import secure_rng
+    from site_agent.ledger import Ledger
+    from site_agent.outbox import Outbox
+
+    if folder.exists():
+        if not (folder / SANDBOX).exists():
+            raise StateRefusal(
+                "the sandbox must be a folder of rehearsals", given=folder.name, next_step="Name another folder."
+            )
+        shutil.rmtree(folder)
+    folder.mkdir(parents=True, mode=0o700)
+    (folder / SANDBOX).write_text("Made-up data. This folder is removed by the next rehearsal.\n", encoding="utf-8")
+    rng = secure_rng()
+    limits = Limits.of(plan.floors, floors)
+    source = Source(path=(folder / "made-up.csv").resolve())
+    made_up_table(plan, max(4 * limits.persons, 300), rng).to_csv(source.path, index=False)
+    ledger = Ledger.create(folder / "ledger.db", SigningKey.generate(), site=name)
+    site = Site(
+        name=name,
+        agent_version=agent_version,
+        ledger=ledger,
+        outbox=Outbox(folder, ledger),
+        witness=_SandboxWitness(),
+        snapshot_key=secrets.token_bytes(32),
+        floors=floors,
+        paused=lambda: False,
+    )
+    wave = next((w for w in plan.waves if w.opens <= today <= w.closes), None)
+    day = today if wave else plan.waves[0].opens
+    number = wave.number if wave else 1
+    release: Release | None = None
+    refused: Refusal | None = None
+    try:
+        release = make_release(plan=plan, wave=number, source=source, site=site, today=day, rng=rng, progress=progress)
+    except (AuditRefusal, ChecksRefusal) as refusal:
+        refused = refusal
+    return Rehearsal(folder=folder, release=release, refused=refused)
+
+
+def made_up_table(plan: StudyPlan, n: int, rng: Noise) -> pd.DataFrame:
+    """A source table made from the dictionary alone: uniform within bounds and levels, a tenth missing where allowed.
+
+    It says nothing about any hospital, and therefore nothing about how well the study will work there.
+    """
+    import numpy as np
+    import pandas as pd
+
+    draws = rng.generator
+    out: dict[str, Any] = {}
+    for column in plan.dictionary.columns:
+        if column.kind == "person":
+            out[column.name] = [f"made-up-{i}" for i in range(n)]
+            continue
+        values: Any
+        if column.kind == "integer":
+            values = draws.integers(int(column.span[0]), int(column.span[1]) + 1, n).astype(object)
+        elif column.kind in ("continuous", "time"):
+            lower, upper = column.span
+            values = np.round(draws.uniform(lower, upper, n), 6 if column.decimals is None else column.decimals)
+            values = np.clip(values, lower, upper).astype(object)
+        else:
+            values = np.array(column.levels, dtype=object)[draws.integers(0, len(column.levels), n)]
+        if column.missing != "refuse":
+            values[draws.random(n) < 0.1] = None
+        if column.missing_codes:
+            # A code for "missing" may lie within the bounds; drawn by accident it would be missing where it must not.
+            codes = {str(code) for code in column.missing_codes} | {
+                f"{c:g}" for c in column.missing_codes if not isinstance(c, str)
+            }
+            hit = np.array([str(v) in codes or (isinstance(v, float) and f"{v:g}" in codes) for v in values])
+            spare = (column.span[0] + column.span[1]) / 2 if column.kind in ("continuous", "integer", "time") else None
+            values[hit] = int(spare) if column.kind == "integer" and spare is not None else spare
+        out[column.name] = values
+    return pd.DataFrame(out)
+
+
+# -- inside -----------------------------------------------------------------------------------------------------
+def _fit(x: Any, plan: StudyPlan, encoder: Any, rng: Noise, progress: Callable[[float], None]) -> Any:
+    from site_agent.models.flow import fit_flow
+
+    return fit_flow(x, flow_settings(plan.training), rng, progress=progress, integer_columns=encoder.integer_columns)
+
+
+def _attack(x: Any, noisy: Any, fitted: Any, mechanism: Any, limits: Limits, rng: Noise) -> dict[str, Any]:
+    raise NotImplementedError
+
+
+def _populations(outbox: Outbox, study: str, *, except_for: str) -> dict[str, frozenset[str]]:
+    """Pseudonyms of the earlier releases of a study that left, or still may."""
+    out: dict[str, frozenset[str]] = {}
+    for hold in outbox.list():
+        if hold.study != study or hold.release_id == except_for or hold.phase == "burnt":
+            continue
+        path = outbox.folder(hold.release_id) / POPULATION
+        if path.exists():
+            out[hold.release_id] = frozenset(parse_json(path.read_bytes(), cap=DOCUMENT_CAP))
+    return out
+
+
+def _check(given: Mapping[str, Any]) -> Check:
+    from site_agent.checks import Check
+
+    return Check(**given)
+
+
+def _name(error: Exception) -> str:
+    """A failure for the ledger: a refusal's code, or a kind of error; never its words, which may quote a record."""
+    return error.code if isinstance(error, Refusal) else type(error).__name__
+
+
+def _refuse_second_draw(hold: Hold, ledger: Ledger) -> None:
+    """A hold that is past its draw is never drawn again; say where it stands."""
+    if hold.state == "drawing":
+        raise StateRefusal(
+            "a draw that was begun must be settled first",
+            given="a draw under way or interrupted",
+            next_step="If no agent runs, run site-agent status: an interrupted draw is burnt, then release again.",
+        )
+    if hold.state == "sealed":
+        # The attack audit needs the fitted flow and the order of the rows, which are never written to disk.
+        ledger.burn(hold, "the agent stopped between sealing and the audit")
+        raise StateRefusal(
+            "a sealed release must have been checked and attacked",
+            given="a run that stopped in between; its charge is burnt and nothing was sent",
+            next_step="Run site-agent release again: it is a new charge.",
+        )
+    raise StateRefusal(
+        f"wave {hold.wave} of study {hold.study} must not be in the outbox already",
+        given=hold.state,
+        next_step=f"Run site-agent outbox show {hold.release_id[:8]}.",
+    )
+
+
+def require_open(plan: StudyPlan, number: int, today: dt.date) -> None:
+    """Refuse a wave that is not planned, or not open today. Raises: PlanRefusal, PolicyRefusal."""
+    wave = plan.wave(number)
+    if not wave.opens <= today <= wave.closes:
+        raise PolicyRefusal(
+            f"wave {number} must be open",
+            given=f"{today}, open from {wave.opens} to {wave.closes}",
+            next_step="Wait until it opens." if today < wave.opens else "Ask the study lead for an amended plan.",
+        )
+
+
+class _Clock:
+    """Turns stages into one share of the whole and a guess at the seconds left."""
+
+    def __init__(self, progress: Progress | None) -> None:
+        self.progress = progress
+        self.total = sum(_WEIGHTS.values())
+        self.started = time.monotonic()
+        self.before = 0.0
+        self.stage: Stage | None = None
+
+    def enter(self, stage: Stage) -> None:
+        if self.stage is not None:
+            self.before += _WEIGHTS[self.stage] / self.total
+        self.stage = stage
+        self._tell(0.0)
+
+    def within(self, share: float) -> None:
+        self._tell(min(max(float(share), 0.0), 1.0))
+
+    def done(self) -> None:
+        if self.progress is not None and self.stage is not None:
+            self.progress(self.stage, 1.0, 0.0)
+
+    def _tell(self, inside: float) -> None:
+        if self.progress is None or self.stage is None:
+            return
+        share = self.before + inside * _WEIGHTS[self.stage] / self.total
+        spent = time.monotonic() - self.started
+        self.progress(self.stage, share, spent / share * (1 - share) if share > 0.1 else None)

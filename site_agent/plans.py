@@ -1,0 +1,321 @@
+"""The site's book of study plans: which versions it has seen, and which one its own steward approved.
+
+A plan arrives signed by the study lead. That makes it genuine, not approved: an approval is a second signed document,
+made here by a named approver, over the exact triple (plan hash, dictionary hash, agent version). Whatever of the three
+changes, the approval is void and the steward is asked again. The book remembers every version it ever saw, so that a
+valid signature on an *older* plan is refused; both documents are verified again each time they are read, because the
+disk may have been edited in between.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from shared.canonical import canonical_json, parse_json
+from shared.errors import (
+    ApprovalRefusal,
+    IntegrityRefusal,
+    PlanChanged,
+    PlanRefusal,
+    PlanRollback,
+    Refusal,
+    SchemaRefusal,
+    StateRefusal,
+)
+from shared.keys import Envelope, PublicKey, SigningKey, write_private
+from shared.plan import StudyPlan, open_plan
+
+__all__ = ["APPROVAL_TYPE", "PlanApproval", "Plans", "difference"]
+
+APPROVAL_TYPE = "application/vnd.tributary.plan-approval+json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanApproval:
+    """What an approver signs when a site agrees to a plan.
+
+    Args:
+        understood: the sentences about what is not covered that were ticked.
+        approver: name of the person.
+        reason: why, in the person's words; may be blank.
+        day: UTC date, for people.
+    """
+
+    study: str
+    plan_hash: str
+    plan_version: int
+    dictionary_hash: str
+    agent_version: str
+    posture: str
+    understood: tuple[str, ...]
+    approver: str
+    reason: str
+    day: str
+
+    def to_bytes(self) -> bytes:
+        """Canonical JSON."""
+        return canonical_json(asdict(self))
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> PlanApproval:
+        """Read canonical JSON. Raises: SchemaRefusal."""
+        body = parse_json(data)
+        known = {item.name for item in fields(cls)}
+        if not isinstance(body, dict) or set(body) != known or not isinstance(body["understood"], list):
+            raise SchemaRefusal("a plan approval must have exactly its fields")
+        return cls(**{**body, "understood": tuple(body["understood"])})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plans:
+    """The plans of one site, in `folder`.
+
+    Args:
+        folder: ``plans/`` of the site's home.
+        coordinator: the only recipient that a plan may name.
+        leads: pinned lead keys by handle.
+        threshold: lead signatures a plan must carry.
+        approvers: this site's approvers, name to key.
+    """
+
+    folder: Path
+    coordinator: str
+    leads: Mapping[str, PublicKey]
+    threshold: int
+    approvers: Mapping[str, PublicKey]
+
+    # -- plans --------------------------------------------------------------------------------------------------
+    def receive(self, study: str, envelope: Envelope, *, today: dt.date, keep: bool = True) -> StudyPlan:
+        """Verify a plan that arrived and, unless `keep` is false, file it.
+
+        Raises: SignatureRefusal (not the lead's), PlanRefusal (another study or recipient), PlanRollback (older than
+        one seen), PlanChanged (the same version with other content), PlanExpired.
+        """
+        plan = self._opened(study, envelope)
+        highest = self.highest(study)
+        if plan.version < highest:
+            raise PlanRollback(
+                "a plan must not be older than one this site has seen",
+                given=f"version {plan.version} after version {highest}",
+                next_step="Ask the study lead which version holds; report it if nobody sent an old one.",
+            )
+        plan.require_current(today)
+        path = self._plan_path(study, plan.version)
+        if path.exists():
+            if self.plan(study, plan.version).hash != plan.hash:
+                raise PlanChanged(
+                    "a plan version must have one content",
+                    given=f"version {plan.version} with another hash than before",
+                    next_step="Ask the study lead to sign the change as a new version.",
+                )
+        elif keep:
+            write_private(path, envelope.to_bytes())
+        return plan
+
+    def studies(self) -> tuple[str, ...]:
+        """Studies of which a plan is filed."""
+        return tuple(sorted(path.name for path in self.folder.glob("*") if path.is_dir()))
+
+    def highest(self, study: str) -> int:
+        """Highest version seen, whether by its plan or by an approval of it; 0 for none."""
+        versions = [
+            int(path.stem.split("-")[-1])
+            for path in (self.folder / study).glob("*.json")
+            if path.stem.split("-")[-1].isdigit()
+        ]
+        return max(versions, default=0)
+
+    def plan(self, study: str, version: int | None = None) -> StudyPlan:
+        """A filed plan, verified again; the highest version seen unless another is asked for.
+
+        Raises: StateRefusal (none filed), PlanChanged (edited on disk), SignatureRefusal.
+        """
+        wanted = version or self.highest(study)
+        path = self._plan_path(study, wanted)
+        try:
+            data = path.read_bytes()
+        except FileNotFoundError:
+            raise StateRefusal(
+                "the study's plan must be here",
+                given=f"none of {study!r}" if not wanted else f"no version {wanted} of {study!r}",
+                next_step=f"Run site-agent plan fetch {study}.",
+            ) from None
+        try:
+            plan = self._opened(study, Envelope.from_bytes(data))
+        except IntegrityRefusal:
+            raise PlanChanged(
+                "a filed plan must be as the study lead signed it",
+                given=f"version {wanted} of {study!r}, changed since",
+                next_step=f"Delete nothing. Run site-agent plan fetch {study} after asking who edited the file.",
+            ) from None
+        if plan.version != wanted:
+            raise PlanChanged("a filed plan must have its file's version", given=f"{plan.version}, not {wanted}")
+        return plan
+
+    def _opened(self, study: str, envelope: Envelope) -> StudyPlan:
+        plan = open_plan(envelope, self.leads, threshold=self.threshold)
+        if plan.study != study:
+            raise PlanRefusal(
+                "the plan must be of the study asked for",
+                given=f"study {plan.study!r} for {study!r}",
+                next_step="Tell the study lead: the coordinator answered with another study's plan.",
+            )
+        if plan.coordinator != self.coordinator:
+            raise PlanRefusal(
+                f"the plan's recipient must be {self.coordinator!r}",
+                given=repr(plan.coordinator),
+                next_step="Ask the study lead: releases for another coordinator are not made here.",
+            )
+        return plan
+
+    # -- approvals ----------------------------------------------------------------------------------------------
+    def approve(
+        self,
+        plan: StudyPlan,
+        *,
+        name: str,
+        key: SigningKey,
+        agent_version: str,
+        understood: tuple[str, ...],
+        today: dt.date,
+        reason: str = "",
+    ) -> PlanApproval:
+        """File the approval of `plan` by `name`.
+
+        Args:
+            understood: what is not covered, as it was shown; must be all of it under posture ``local``.
+        Raises: PlanExpired, PlanRollback, ApprovalRefusal (not a registered approver, or nothing ticked).
+        """
+        from shared.release import coverage
+
+        plan.require_current(today)
+        if plan.version < self.highest(plan.study):
+            raise PlanRollback("only the highest version seen can be approved", given=f"version {plan.version}")
+        registered = self.approvers.get(name)
+        if registered is None or registered != key.public:
+            raise ApprovalRefusal(
+                "an approver must be registered at this site with this key",
+                given=repr(name),
+                next_step=f"Approvers here: {', '.join(self.approvers) or 'none'}.",
+            )
+        if plan.posture == "local" and tuple(understood) != coverage(plan)[1]:
+            raise ApprovalRefusal(
+                "posture 'local' must be approved with a tick on what is not covered",
+                given="no tick",
+                next_step=f"Read site-agent plan show {plan.study}, then add --understood local.",
+            )
+        approval = PlanApproval(
+            study=plan.study,
+            plan_hash=plan.hash,
+            plan_version=plan.version,
+            dictionary_hash=plan.dictionary.hash,
+            agent_version=agent_version,
+            posture=plan.posture,
+            understood=tuple(understood),
+            approver=name,
+            reason=reason,
+            day=today.isoformat(),
+        )
+        envelope = Envelope.sign(APPROVAL_TYPE, approval.to_bytes(), [key])
+        write_private(self._approval_path(plan.study, plan.version), envelope.to_bytes())
+        return approval
+
+    def approval(self, study: str, version: int) -> PlanApproval | None:
+        """The filed approval of a version, verified; None where nobody approved it. Raises: ApprovalRefusal."""
+        try:
+            data = self._approval_path(study, version).read_bytes()
+        except FileNotFoundError:
+            return None
+        trusted = {key.key_id: key for key in self.approvers.values()}
+        try:
+            envelope = Envelope.from_bytes(data)
+            approval = PlanApproval.from_bytes(envelope.require(APPROVAL_TYPE, trusted))
+            signer = self.approvers[approval.approver]
+            if signer.key_id not in envelope.verified_by(trusted) or approval.study != study:
+                raise SchemaRefusal("an approval must be signed by the approver it names")
+        except (Refusal, KeyError, TypeError, ValueError):
+            raise ApprovalRefusal(
+                "the plan's approval must be signed by an approver of this site",
+                given="a file that is not",
+                next_step=f"Run site-agent plan approve {study} --as NAME again.",
+            ) from None
+        return approval
+
+    def approved(self, study: str, *, agent_version: str, today: dt.date) -> tuple[StudyPlan, PlanApproval]:
+        """The plan that may be acted upon: the highest version seen, approved as it is, by this software, unexpired.
+
+        Raises: ApprovalRefusal (not approved), PlanChanged (approved in another form, or by another agent version),
+        PlanExpired, and what `plan` raises.
+        """
+        plan = self.plan(study)
+        plan.require_current(today)
+        approval = self.approval(study, plan.version)
+        again = f"Run site-agent plan show {study}, then plan approve {study} --as NAME."
+        if approval is None:
+            raise ApprovalRefusal(
+                "the plan must be approved at this site",
+                given=f"version {plan.version}, not approved",
+                next_step=again,
+            )
+        for what, then, now in (
+            ("plan", approval.plan_hash, plan.hash),
+            ("dictionary", approval.dictionary_hash, plan.dictionary.hash),
+            ("agent version", approval.agent_version, agent_version),
+        ):
+            if then != now:
+                raise PlanChanged(
+                    f"the {what} must be the one that was approved",
+                    given=f"{now[:12]}, approved {then[:12]}",
+                    next_step=again,
+                )
+        return plan, approval
+
+    def last_approved(self, study: str) -> StudyPlan | None:
+        """The highest version that somebody approved here, for a comparison; None for none."""
+        for version in range(self.highest(study), 0, -1):
+            if self._approval_path(study, version).exists() and self._plan_path(study, version).exists():
+                return self.plan(study, version)
+        return None
+
+    def _plan_path(self, study: str, version: int) -> Path:
+        return self.folder / study / f"plan-{version}.json"
+
+    def _approval_path(self, study: str, version: int) -> Path:
+        return self.folder / study / f"approval-{version}.json"
+
+
+def difference(old: StudyPlan, new: StudyPlan) -> tuple[tuple[str, str, str], ...]:
+    """What changed between two plans.
+
+    Returns: (where, before, after) per changed setting, columns by name; an absent side is an empty text.
+    """
+    before, after = _flat(old), _flat(new)
+    keys = [*before, *(key for key in after if key not in before)]
+    return tuple(
+        (key, before.get(key, ""), after.get(key, "")) for key in keys if before.get(key, "") != after.get(key, "")
+    )
+
+
+def _flat(plan: StudyPlan) -> dict[str, str]:
+    body: dict[str, Any] = plan.to_canonical()
+    dictionary = body.pop("dictionary")
+    out: dict[str, str] = {}
+
+    def put(where: str, value: Any) -> None:
+        if isinstance(value, dict):
+            for key, item in value.items():
+                put(f"{where}.{key}" if where else str(key), item)
+        else:
+            out[where] = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+    waves = body.pop("waves")
+    put("", body)
+    for wave in waves:
+        out[f"wave {wave['number']}"] = f"{wave['opens']} to {wave['closes']}"
+    for column in dictionary["columns"]:
+        put(f"column {column['name']}", {key: value for key, value in column.items() if key != "name"})
+    return out

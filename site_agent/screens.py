@@ -1,0 +1,298 @@
+"""What the steward sees: one page per question, calm, and with the next command at its end.
+
+Every function takes a result and draws it on a console of at most 100 columns; nothing here computes a figure that is
+not also in the command's ``--json`` answer. The one rule of taste: what is *not* covered stands as close to a number
+as the number itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from shared.terminal import table
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from site_agent.ledger import StatementLine
+    from site_agent.pipeline import Release
+
+__all__ = ["budget", "heading", "next_step", "note", "outbox", "plan_page", "release_page", "sentences", "settings"]
+
+ROWS = 8
+NOT_A_GUARANTEE = 10.0
+
+
+def heading(out: Console, text: str, detail: str = "") -> None:
+    """One bold line, its detail dim beside it."""
+    from rich.text import Text
+
+    out.print()
+    out.print(Text.assemble((text, "bold"), ("   " + detail if detail else "", "dim")))
+
+
+def next_step(out: Console, *commands: str) -> None:
+    """The last line of every page: what to do now."""
+    from rich.text import Text
+
+    out.print()
+    for i, command in enumerate(commands):
+        out.print(Text.assemble(("next  " if i == 0 else "      ", "dim"), (command, "cyan")), soft_wrap=True)
+
+
+def note(out: Console, text: str) -> None:
+    """A line in yellow, for what needs a second look."""
+    from rich.text import Text
+
+    out.print(Text(text, style="yellow"))
+
+
+def settings(out: Console, rows: Iterable[tuple[str, Any]]) -> None:
+    """Names on the left, what they are on the right."""
+    from rich.table import Table
+    from rich.text import Text
+
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="dim", no_wrap=True)
+    grid.add_column(overflow="fold")
+    for name, value in rows:
+        grid.add_row(name, value if isinstance(value, Text) else Text(str(value)))
+    out.print(grid)
+
+
+def sentences(out: Console, lines: Sequence[str], *, mark: str = "·", style: str = "") -> None:
+    """Sentences, each with a mark and a hanging indent."""
+    from rich.table import Table
+    from rich.text import Text
+
+    grid = Table.grid(padding=(0, 1))
+    grid.add_column(no_wrap=True)
+    grid.add_column()
+    for line in lines:
+        grid.add_row(Text(mark, style=style or "dim"), Text(line))
+    out.print(grid)
+
+
+def epsilon(value: float, delta: float) -> str:
+    """ε at δ as people write it.
+
+    >>> epsilon(7.95, 1e-6)
+    'ε = 7.95 at δ = 1e-06'
+    """
+    return f"ε = {value:.4g} at δ = {delta:.0e}"
+
+
+def plan_page(out: Console, page: Mapping[str, Any]) -> None:
+    """Everything a steward agrees to, on one page."""
+    state = f"approved by {page['approved_by']}" if page["approved_by"] else "not approved here"
+    heading(out, f"{page['study']}: {page['title']}", f"version {page['version']} · {state}")
+    out.print(page["purpose"])
+    out.print()
+    settings(
+        out,
+        (
+            (
+                "what leaves",
+                f"{len(page['columns'])} columns of privatised rows, one row per person; no model, no counts",
+            ),
+            ("how often", "; ".join(f"wave {w['number']}: {w['opens']} to {w['closes']}" for w in page["waves"])),
+            ("to whom", f"{page['recipient']}, and nobody else"),
+            (
+                "rows handed on",
+                "analysts may download the rows" if page["row_download"] else "analysts cannot download rows",
+            ),
+            ("who is in it", page["eligibility"] or "not stated"),
+            ("until", page["expires"]),
+            ("plan hash", page["hash"][:16]),
+        ),
+    )
+    heading(out, "Price, per person")
+    price = page["price"]
+    settings(
+        out,
+        (
+            ("one wave", epsilon(price["epsilon"], price["delta"])),
+            ("all waves", f"{epsilon(price['all_waves'], price['delta'])}, cap {price['cap']:g}"),
+            ("affordable", f"{price['affordable']} of {len(page['waves'])} waves"),
+            ("in words", price["translation"]),
+        ),
+    )
+    heading(out, "Not covered by this price", f"posture {page['posture']}")
+    sentences(out, page["not_covered"], mark="✗", style="yellow")
+    heading(out, "Columns")
+    rows = []
+    for column in page["columns"]:
+        missing = {"refuse": "none allowed", "level": "released as a level", "complete_case": "row left out"}
+        rows.append((column["name"], column["kind"], column["values"], missing[column["missing"]]))
+    out.print(table(("column", "kind", "bounds or levels", "missing values"), rows))
+    heading(out, "Floors in force", "the stricter of the plan's and this site's")
+    floors = page["floors"]
+    out.print(
+        f"at least {floors['persons']:g} persons · {floors['approvals']:g} approver(s) sign · attack AUC at most "
+        f"{floors['membership_auc']:g} · own-row linkage at most {floors['own_row_linkage']:g}, "
+        f"{floors['extreme_linkage']:g} among outliers"
+    )
+    if page["changes"]:
+        heading(out, "Changed since the version that was approved here")
+        out.print(table(("setting", "before", "now"), [[cell or None for cell in row] for row in page["changes"]]))
+
+
+def release_page(out: Console, release: Release, *, changes: Sequence[Sequence[str]] = (), rows: int = ROWS) -> None:
+    """A sealed release as its approver must see it: the very rows, size, checks, audit, price."""
+    from rich.text import Text
+
+    hold, receipt = release.hold, release.receipt
+    heading(out, f"{hold.study}, wave {hold.wave}", f"release {hold.release_id[:8]} · {hold.state.replace('_', ' ')}")
+    settings(
+        out,
+        (
+            ("what", "synthetic / privatised rows, not patient records"),
+            ("size", f"{len(release.table)} rows, {release.table.shape[1]} columns, {hold.bundle_bytes:,} bytes"),
+            ("to", receipt.recipient),
+            (
+                "price",
+                f"{epsilon(receipt.epsilon, receipt.delta)}; the study's total is now ε = {receipt.study_epsilon:.4g}",
+            ),
+            ("in words", receipt.translation),
+            ("bytes", f"SHA-256 {hold.bundle_sha256[:32]}…"),
+            ("approvals", f"{len(hold.approvals)} of {hold.approvals_needed}"),
+        ),
+    )
+    if receipt.epsilon > NOT_A_GUARANTEE:
+        note(
+            out,
+            f"At ε above {NOT_A_GUARANTEE:g} this is not a meaningful formal guarantee; the audit is evidence only.",
+        )
+    heading(
+        out,
+        "The rows",
+        f"first {min(rows, len(release.table))} of {len(release.table)}; outbox show --rows N for more",
+    )
+    for part in _pages(release.table.columns, out.width):
+        shown = release.table[list(part)].head(rows)
+        out.print(table(part, [[_cell(v) for v in row] for row in shown.itertuples(index=False)]))
+    heading(out, "Checks", "stay here")
+    marks = {"passed": ("✓", "green"), "warning": ("!", "yellow"), "failed": ("✗", "bold red")}
+    lines = [
+        (
+            Text(*marks[check.outcome]),
+            check.rule,
+            None if check.measured is None else f"{check.measured:g}",
+            None if check.threshold is None else f"{check.threshold:g}",
+        )
+        for check in release.checks
+    ]
+    out.print(table(("", "rule", "found", "limit"), lines, right=("found", "limit")))
+    for check in release.warnings:
+        note(out, f"! {check.name}: {check.detail} (tick it with --tick {check.name})")
+    if release.audit:
+        heading(out, "Attacks we tried", "stay here")
+        figures = [(name.replace("_", " "), _figure(v)) for name, v in release.audit.items() if _is_plain(v)]
+        settings(out, figures)
+    heading(out, "Not covered")
+    sentences(out, receipt.not_covered, mark="✗", style="yellow")
+    if changes:
+        heading(out, "The plan has changed since")
+        out.print(table(("setting", "then", "now"), [[cell or None for cell in row] for row in changes]))
+
+
+def outbox(out: Console, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Every sealed release, one line each."""
+    if not rows:
+        out.print("The outbox is empty.")
+        return
+    out.print(
+        table(
+            ("release", "study", "wave", "state", "approvals", "ε", "sealed"),
+            [
+                (
+                    row["release_id"][:8],
+                    row["study"],
+                    row["wave"],
+                    row["state"].replace("_", " "),
+                    f"{row['approvals']} of {row['approvals_needed']}",
+                    f"{row['epsilon']:.4g}",
+                    row["day"],
+                )
+                for row in rows
+            ],
+            right=("wave", "ε"),
+        )
+    )
+
+
+def budget(out: Console, lines: Sequence[StatementLine], totals: Sequence[Mapping[str, Any]]) -> None:
+    """Like a bank statement: each charge, the running total, the cap; beside it what no ε covers."""
+    from rich.text import Text
+
+    if not lines:
+        out.print("Nothing has been charged.")
+        return
+    for total in totals:
+        mine = [line for line in lines if line.study == total["study"]]
+        heading(out, f"Budget of {total['study']}", f"per person, at δ = {total['delta']:.0e}")
+        states = {"held": "reserved", "sealed": "sealed", "delivered": "delivered", "burnt": "burnt, stays charged"}
+        out.print(
+            table(
+                ("date", "wave", "release", "charge ε", "total ε", "state"),
+                [
+                    (
+                        line.date,
+                        line.wave,
+                        line.release_id[:8],
+                        f"{line.epsilon:.4g}",
+                        f"{line.total:.4g}",
+                        Text(states[line.state], style="yellow" if line.state == "burnt" else ""),
+                    )
+                    for line in mine
+                ],
+                right=("wave", "charge ε", "total ε"),
+            )
+        )
+        share = min(1.0, total["epsilon"] / total["cap"]) if total["cap"] else 1.0
+        filled = round(40 * share)
+        bar = Text.assemble(("█" * filled, "cyan"), ("░" * (40 - filled), "dim"))
+        bar.append(f"  ε = {total['epsilon']:.4g} of {total['cap']:g}")
+        out.print(bar)
+        uncovered = list(dict.fromkeys(sentence for line in mine for sentence in line.uncovered))
+        if uncovered:
+            heading(out, "Not in this total, because no ε covers it")
+            sentences(out, uncovered, mark="✗", style="yellow")
+
+
+def _pages(names: Iterable[str], width: int) -> list[tuple[str, ...]]:
+    """Columns in groups that fit side by side."""
+    pages: list[tuple[str, ...]] = []
+    now: list[str] = []
+    used = 2
+    for name in names:
+        need = max(len(name), 8) + 2
+        if now and used + need > width:
+            pages.append(tuple(now))
+            now, used = [], 2
+        now.append(name)
+        used += need
+    return [*pages, tuple(now)] if now else pages
+
+
+def _cell(value: Any) -> Any:
+    if value is None or value != value or str(value) == "<NA>":  # NaN differs from itself
+        return None
+    return f"{value:.6g}" if isinstance(value, float) else value
+
+
+def _is_plain(value: Any) -> bool:
+    return isinstance(value, (str, int, float, bool)) or (
+        isinstance(value, list) and len(value) <= 2 and all(isinstance(item, (int, float)) for item in value)
+    )
+
+
+def _figure(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    if isinstance(value, list):
+        return " to ".join(f"{item:.4g}" for item in value)
+    return str(value)

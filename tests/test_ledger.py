@@ -1,0 +1,779 @@
+"""The ledger never spends more than the cap, never forgets a charge, and finds out whatever was done to its files."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import resource
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import threading
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from shared import privacy
+from shared.errors import (
+    ApprovalRefusal,
+    BudgetRefusal,
+    IntegrityRefusal,
+    LedgerRefusal,
+    LockedRefusal,
+    ParameterError,
+    Refusal,
+    StateRefusal,
+    StorageRefusal,
+    UnknownEvent,
+)
+from shared.keys import PublicKey, SigningKey
+from site_agent import ledger as ledger_module
+from site_agent.ledger import ANCHOR_TYPE, GENESIS, Ledger, extend_head
+from site_agent.lock import StateLock
+
+DELTA = 1e-6
+GAUSSIAN = privacy.Gaussian(sigma=4.0, sensitivity=1.0)
+LAPLACE = privacy.Laplace(scale=2.0, sensitivity=1.0)
+KEY = SigningKey.generate()
+PERSON = SigningKey.generate()
+DIGEST = "b" * 64
+
+
+def soak(quick: int, full: int) -> int:
+    """How often: `quick`, or `full` under TRIBUTARY_SOAK=1, or whatever number above 1 it holds."""
+    asked = int(os.environ.get("TRIBUTARY_SOAK") or 0)
+    return quick if asked == 0 else full if asked == 1 else asked
+
+
+@dataclass(frozen=True)
+class Anchored:
+    seq: int
+    head: str
+    index: int = 0
+
+
+@dataclass(frozen=True)
+class Accepted:
+    release_id: str
+    bundle_sha256: str = DIGEST
+    log_index: int = 7
+    log_root: str = "c" * 64
+
+
+def reserve(ledger, wave=1, *, event=GAUSSIAN, cap=1000.0, study="heart", **other):
+    given = {
+        "study": study,
+        "plan_hash": "a" * 64,
+        "wave": wave,
+        "release_id": f"{study}-{wave}",
+        "event": event.to_canonical(),
+        "delta": DELTA,
+        "cap_epsilon": cap,
+    }
+    return ledger.reserve(**{**given, **other})
+
+
+def acknowledge(ledger) -> Anchored:
+    body = json.loads(ledger.anchor_payload())
+    return Anchored(body["seq"], body["head"])
+
+
+def drawing(ledger, wave=1, **other):
+    hold = reserve(ledger, wave, **other)
+    return ledger.start_drawing(ledger.mark_anchored(hold, acknowledge(ledger)))
+
+
+def deliver(ledger, hold, digest=DIGEST):
+    hold = ledger.show(ledger.seal(hold, digest), {})
+    hold = ledger.approve(hold, name="ada", key=PERSON.public, signature=b"s" * 64, bundle_sha256=digest)
+    return ledger.commit(hold, Accepted(hold.release_id, digest))
+
+
+def forked(work) -> int:
+    """Run `work` in a forked process; its exit code, or minus the signal that ended it."""
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            work()
+            code = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(code)
+    _, status = os.waitpid(child, 0)
+    return os.waitstatus_to_exitcode(status)
+
+
+@pytest.fixture
+def ledger(tmp_path) -> Ledger:
+    return Ledger.create(tmp_path / "home" / "ledger.db", KEY, site="north")
+
+
+def reopened(ledger: Ledger) -> Ledger:
+    return Ledger(ledger.path, KEY, site="north")
+
+
+# -- the life of a hold ---------------------------------------------------------------------------------------------
+def test_a_release_walks_from_reserve_to_commit_and_every_step_is_an_entry(ledger):
+    hold = deliver(ledger, drawing(ledger))
+    assert (hold.state, hold.phase, hold.bundle_sha256, hold.log_index) == ("delivered", "delivered", DIGEST, 7)
+    kinds = [entry.kind for entry in ledger.entries()]
+    assert kinds == ["genesis", "reserve", "anchor", "drawing", "seal", "hold", "approve", "commit"]
+    assert ledger.verify() == len(kinds)
+    assert reopened(ledger).hold(hold.release_id) == hold
+
+
+def test_the_statement_lists_every_charge_with_the_running_total(ledger):
+    deliver(ledger, drawing(ledger, 1, uncovered=("the flow",)))
+    ledger.burn(drawing(ledger, 2), "power cut")
+    reserve(ledger, 3)
+    reserve(ledger, 1, study="other")
+    lines = ledger.statement("heart")
+    assert [(line.wave, line.state) for line in lines] == [(1, "delivered"), (2, "burnt"), (3, "held")]
+    assert lines[0].uncovered == ("the flow",)
+    assert lines[1].detail == "power cut"
+    assert [line.epsilon for line in lines] == [privacy.epsilon(GAUSSIAN, DELTA)] * 3
+    totals = [privacy.epsilon_from_rdp(k * privacy.rdp(GAUSSIAN), DELTA) for k in (1, 2, 3)]
+    assert [line.total for line in lines] == pytest.approx(totals, rel=1e-12)
+    assert len(ledger.statement()) == 4
+
+
+def test_a_study_is_charged_the_composed_renyi_curve(ledger):
+    for wave in (1, 2, 3):
+        reserve(ledger, wave)
+    spent = ledger.study_total("heart", DELTA)
+    assert spent.epsilon == pytest.approx(privacy.epsilon_from_rdp(3 * privacy.rdp(GAUSSIAN), DELTA), rel=1e-12)
+    assert (spent.releases, spent.burnt, spent.cap) == (3, 0, 1000.0)
+    assert ledger.study_total("unknown", DELTA).epsilon == 0.0
+
+
+def test_pure_releases_are_charged_their_sum_when_that_is_less(ledger):
+    reserve(ledger, 1, event=LAPLACE)
+    reserve(ledger, 2, event=LAPLACE)
+    assert ledger.study_total("heart", DELTA).epsilon == 1.0
+    reserve(ledger, 3, event=GAUSSIAN)
+    curve = 2 * privacy.rdp(LAPLACE) + privacy.rdp(GAUSSIAN)
+    total = ledger.study_total("heart", DELTA).epsilon
+    assert total == pytest.approx(privacy.epsilon_from_rdp(curve, DELTA), rel=1e-12)
+
+
+def test_a_single_release_shows_its_exact_epsilon_and_is_enforced_by_renyi(ledger):
+    exact = privacy.epsilon(GAUSSIAN, DELTA)
+    enforced = privacy.epsilon_from_rdp(privacy.rdp(GAUSSIAN), DELTA)
+    assert exact < enforced
+    with pytest.raises(BudgetRefusal, match="cap"):
+        reserve(ledger, cap=(exact + enforced) / 2)
+    reserve(ledger, cap=enforced)
+    spent = ledger.study_total("heart", DELTA)
+    assert (spent.shown, spent.epsilon) == pytest.approx((exact, enforced), rel=1e-12)
+
+
+def test_a_release_beyond_the_cap_is_refused_and_leaves_no_entry(ledger):
+    cap = privacy.epsilon_from_rdp(2 * privacy.rdp(GAUSSIAN), DELTA)
+    reserve(ledger, 1, cap=cap)
+    reserve(ledger, 2, cap=cap)
+    before = ledger.entries()
+    with pytest.raises(BudgetRefusal) as refusal:
+        reserve(ledger, 3, cap=cap)
+    assert refusal.value.exit_code == 11
+    assert ledger.entries() == before
+    assert ledger.study_total("heart", DELTA).epsilon <= cap
+
+
+def test_the_site_may_cap_all_its_studies_together(ledger):
+    cap = privacy.epsilon_from_rdp(2 * privacy.rdp(GAUSSIAN), DELTA)
+    reserve(ledger, study="a", site_cap_epsilon=cap)
+    reserve(ledger, study="b", site_cap_epsilon=cap)
+    with pytest.raises(BudgetRefusal, match="site"):
+        reserve(ledger, study="c", site_cap_epsilon=cap)
+
+
+@pytest.mark.parametrize("end", ["burn", "reject"])
+def test_a_burnt_charge_stays_spent_and_a_second_draw_is_a_second_charge(ledger, end):
+    hold = drawing(ledger)
+    if end == "reject":
+        hold = ledger.reject(ledger.show(ledger.seal(hold, DIGEST), {}), "a rare level", by="ada")
+    else:
+        hold = ledger.burn(hold, "power cut")
+    assert hold.phase == "burnt"
+    again = reserve(ledger, 1, release_id="second")
+    assert again.release_id == "second"
+    assert ledger.study_total("heart", DELTA).releases == 2
+    cap = privacy.epsilon_from_rdp(2 * privacy.rdp(GAUSSIAN), DELTA)
+    assert ledger.study_total("heart", DELTA).epsilon == pytest.approx(cap, rel=1e-12)
+    with pytest.raises(BudgetRefusal):
+        reserve(ledger, 2, cap=cap)
+
+
+def test_an_open_reservation_is_resumed_and_charged_once(ledger):
+    first = reserve(ledger, 1, release_id="first")
+    assert reserve(ledger, 1, release_id="later") == first
+    ledger.mark_anchored(first, acknowledge(ledger))
+    assert reserve(ledger, 1, release_id="later").state == "anchored"
+    sealed = ledger.seal(ledger.start_drawing(first), DIGEST)
+    assert reserve(ledger, 1, release_id="later") == sealed
+    assert ledger.study_total("heart", DELTA).releases == 1
+
+
+def test_an_open_reservation_is_not_resumed_under_another_plan_or_event(ledger):
+    reserve(ledger)
+    with pytest.raises(StateRefusal, match="same plan"):
+        reserve(ledger, plan_hash="d" * 64)
+    with pytest.raises(StateRefusal, match="same plan"):
+        reserve(ledger, event=privacy.Gaussian(sigma=1.0, sensitivity=1.0))
+
+
+def test_a_delivered_wave_is_never_released_again(ledger):
+    deliver(ledger, drawing(ledger))
+    with pytest.raises(StateRefusal, match="delivered"):
+        reserve(ledger, release_id="again")
+
+
+def test_drawing_needs_an_anchor_and_starts_once(ledger):
+    hold = reserve(ledger)
+    with pytest.raises(StateRefusal, match="anchored"):
+        ledger.start_drawing(hold)
+    ledger.mark_anchored(hold, acknowledge(ledger))
+    assert ledger.start_drawing(hold).state == "drawing"
+    with pytest.raises(StateRefusal):
+        ledger.start_drawing(hold)
+    with pytest.raises(StateRefusal):
+        ledger.start_drawing(reserve(ledger))
+
+
+def test_an_anchor_of_another_history_or_from_before_the_reservation_is_refused(ledger):
+    before = acknowledge(ledger)
+    hold = reserve(ledger)
+    for receipt in (before, Anchored(2, "e" * 64), Anchored(99, acknowledge(ledger).head)):
+        with pytest.raises(LedgerRefusal):
+            ledger.mark_anchored(hold, receipt)
+    assert ledger.hold(hold.release_id).state == "reserved"
+
+
+def test_the_anchor_is_signed_and_names_site_number_and_head(ledger):
+    reserve(ledger)
+    payload = ledger.anchor_envelope().require(ANCHOR_TYPE, {KEY.public.key_id: KEY.public})
+    last = ledger.entries()[-1]
+    assert json.loads(payload) == {"site": "north", "seq": last.seq, "head": last.hash}
+    assert ledger.anchor_payload() == payload
+
+
+def test_links_prove_that_a_head_grew_from_an_older_one(ledger):
+    reserve(ledger)
+    old = acknowledge(ledger)
+    drawing(ledger, 2)
+    new = acknowledge(ledger)
+    assert extend_head(old.head, ledger.links(old.seq)) == new.head
+    assert extend_head(GENESIS, ledger.links(0)) == new.head
+    assert extend_head(old.head, ledger.links(old.seq + 1)) != new.head
+
+
+def test_a_seal_binds_one_digest_and_a_commit_only_that(ledger):
+    hold = ledger.seal(drawing(ledger), DIGEST)
+    entries = ledger.entries()
+    assert ledger.seal(hold, DIGEST) == hold
+    assert ledger.entries() == entries
+    with pytest.raises(IntegrityRefusal):
+        ledger.seal(hold, "d" * 64)
+    with pytest.raises(ApprovalRefusal):
+        ledger.commit(hold, Accepted(hold.release_id))
+    ledger.show(hold, {})
+    hold = ledger.approve(hold, name="ada", key=PERSON.public, signature=b"s" * 64, bundle_sha256=DIGEST)
+    with pytest.raises(IntegrityRefusal):
+        ledger.commit(hold, Accepted(hold.release_id, "d" * 64))
+    with pytest.raises(IntegrityRefusal):
+        ledger.commit(hold, Accepted("another"))
+    done = ledger.commit(hold, Accepted(hold.release_id))
+    assert ledger.commit(hold, Accepted(hold.release_id)) == done
+
+
+def test_recovery_burns_what_was_drawing_and_resumes_the_rest(ledger):
+    reserve(ledger, 1)
+    drawing(ledger, 2)
+    ledger.seal(drawing(ledger, 3), DIGEST)
+    still_open = ledger.recover()
+    assert [(hold.wave, hold.state) for hold in still_open] == [(1, "reserved"), (3, "sealed")]
+    assert ledger.hold("heart-2").state == "burnt"
+    entries = ledger.entries()
+    assert ledger.recover() == still_open
+    assert ledger.entries() == entries
+
+
+def test_an_unknown_event_is_refused_before_anything_is_charged(ledger):
+    with pytest.raises(UnknownEvent):
+        ledger.reserve(
+            study="heart",
+            plan_hash="a" * 64,
+            wave=1,
+            release_id="r",
+            event={"event": "telepathy"},
+            delta=DELTA,
+            cap_epsilon=1.0,
+        )
+    assert len(ledger.entries()) == 1
+
+
+@pytest.mark.parametrize(
+    "bad", [{"release_id": "../x"}, {"wave": 0}, {"delta": 0.0}, {"cap_epsilon": float("nan")}, {"study": ""}]
+)
+def test_impossible_parameters_are_refused(ledger, bad):
+    with pytest.raises(ParameterError):
+        reserve(ledger, **bad)
+
+
+def test_the_receipt_chain_begins_with_zeros_and_follows_the_seals_of_a_study(ledger):
+    assert ledger.last_receipt("heart") == "0" * 64
+    ledger.seal(drawing(ledger, 1), DIGEST, receipt_sha256="1" * 64)
+    ledger.seal(drawing(ledger, 1, study="other"), DIGEST, receipt_sha256="2" * 64)
+    assert ledger.last_receipt("heart") == "1" * 64
+
+
+def test_order_does_not_depend_on_the_clock(ledger, monkeypatch):
+    reserve(ledger, 1)
+
+    class Early(ledger_module.dt.datetime):
+        @classmethod
+        def now(cls, tz=None):
+            return cls(1999, 1, 1, tzinfo=tz)
+
+    monkeypatch.setattr(ledger_module.dt, "datetime", Early)
+    reserve(ledger, 2)
+    entries = reopened(ledger).entries()
+    assert entries[-1].time < entries[-2].time
+    assert [hold.wave for hold in ledger.holds()] == [1, 2]
+
+
+def test_a_folder_may_have_any_name(tmp_path):
+    path = tmp_path / "Haus 1? #é%20" / "ledger.db"
+    reserve(Ledger.create(path, KEY, site="north"))
+    assert sorted(found.name for found in path.parent.iterdir()) == ["ledger.db", "ledger.head"]
+
+
+# -- what finds out a touched ledger --------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "UPDATE entries SET time = 'x' WHERE seq = 2",
+        "DELETE FROM entries",
+        "DELETE FROM entries WHERE seq = (SELECT max(seq) FROM entries)",
+        "INSERT INTO entries SELECT seq + 5, time, kind, body, hash, hash, signature FROM entries WHERE seq = 2",
+        "INSERT INTO entries SELECT seq + 1, time, kind, body, 'zz', hash, signature FROM entries WHERE seq = 2",
+        "INSERT OR REPLACE INTO entries SELECT seq, 'x', kind, body, previous, hash, signature FROM entries",
+    ],
+)
+def test_the_database_itself_refuses_to_change_an_entry(ledger, statement):
+    reserve(ledger)
+    connection = sqlite3.connect(ledger.path)
+    with pytest.raises(sqlite3.IntegrityError, match=r"append-only|only grows"):
+        connection.execute(statement)
+    connection.close()
+    assert ledger.verify() == 2
+
+
+def tampered(ledger: Ledger, *statements: str, without_triggers: bool = True) -> None:
+    """Edit the database as somebody would who owns the file: triggers away, edit, triggers back."""
+    connection = sqlite3.connect(ledger.path, isolation_level=None)
+    triggers = connection.execute("SELECT name, sql FROM sqlite_master WHERE type = 'trigger'").fetchall()
+    for name, _ in triggers:
+        connection.execute(f"DROP TRIGGER {name}")
+    for statement in statements:
+        connection.execute(statement)
+    for _, sql in triggers if without_triggers else ():
+        connection.execute(sql)
+    connection.close()
+
+
+@pytest.mark.parametrize(
+    "statements",
+    [
+        ["DELETE FROM entries WHERE seq = (SELECT max(seq) FROM entries)"],
+        ["DELETE FROM entries WHERE seq > 1"],
+        ["DELETE FROM entries"],
+        ["DELETE FROM entries WHERE seq = 2"],
+        ["UPDATE entries SET time = '2000-01-01T00:00:00Z' WHERE seq = 2"],
+        ["UPDATE entries SET body = replace(CAST(body AS TEXT), '1000.0', '9999.0') WHERE seq = 2"],
+        ["UPDATE entries SET kind = 'burn' WHERE seq = 5"],
+        [f"UPDATE entries SET seq = {new} WHERE seq = {old}" for old, new in ((3, 99), (4, 3), (99, 4))],
+        ["UPDATE entries SET signature = (SELECT signature FROM entries WHERE seq = 2) WHERE seq = 3"],
+        ["DROP TABLE entries"],
+    ],
+)
+def test_an_edited_ledger_is_found_out(ledger, statements):
+    deliver(ledger, drawing(ledger))
+    tampered(ledger, *(s for s in statements if "DROP TABLE" not in s))
+    if "DROP TABLE entries" in statements:
+        connection = sqlite3.connect(ledger.path)
+        connection.execute("DROP TABLE entries")
+        connection.close()
+    with pytest.raises(LedgerRefusal):
+        reopened(ledger)
+    with pytest.raises(LedgerRefusal):
+        ledger.verify()
+
+
+def test_a_ledger_without_its_triggers_is_found_out(ledger):
+    tampered(ledger, without_triggers=False)
+    with pytest.raises(LedgerRefusal, match="triggers"):
+        reopened(ledger)
+
+
+def test_a_chain_rebuilt_without_the_release_key_is_found_out(ledger, tmp_path):
+    drawing(ledger)
+    forger = SigningKey.generate()
+    forged = Ledger.create(tmp_path / "forged" / "ledger.db", forger, site="north")
+    shutil.copy(forged.path, ledger.path)
+    with pytest.raises(LedgerRefusal):
+        reopened(ledger)
+    shutil.copy(forged.head_path, ledger.head_path)
+    with pytest.raises(LedgerRefusal):
+        reopened(ledger)
+
+
+def test_every_flipped_byte_is_found_out_or_changes_nothing(ledger, tmp_path):
+    hold = drawing(ledger)
+    ledger.seal(hold, DIGEST)
+    entries = ledger.entries()
+    data = ledger.path.read_bytes()
+    must = set()
+    for entry in entries:
+        for text in (entry.kind.encode(), entry.time.encode(), entry.hash.encode(), entry.signature):
+            must.add(data.index(text))
+        must.add(data.index(b'"release_id"' if entry.seq > 1 else b'"site"'))
+    anywhere = random.Random(1).sample(range(len(data)), min(len(data), soak(400, len(data))))
+    copy = tmp_path / "copy" / "ledger.db"
+    copy.parent.mkdir()
+    shutil.copy(ledger.head_path, copy.parent)
+    found = 0
+    for position in [*sorted(must), *anywhere]:
+        flipped = bytearray(data)
+        flipped[position] ^= 1 << (position % 8)
+        copy.write_bytes(flipped)
+        for rest in copy.parent.glob("ledger.db-*"):
+            rest.unlink()
+        try:
+            read = Ledger(copy, KEY, site="north").entries()
+        except Refusal:
+            found += 1
+        else:
+            assert position not in must, f"byte {position}"
+            assert read == entries, f"byte {position}"
+    assert found >= len(must)
+
+
+def saved(ledger: Ledger, folder: Path) -> Path:
+    shutil.copytree(ledger.path.parent, folder)
+    return folder
+
+
+def test_an_old_copy_of_the_database_is_found_out_by_the_second_file(ledger, tmp_path):
+    reserve(ledger, 1)
+    backup = saved(ledger, tmp_path / "backup")
+    reserve(ledger, 2)
+    shutil.copy(backup / "ledger.db", ledger.path)
+    with pytest.raises(LedgerRefusal, match="old copy"):
+        ledger.study_total("heart", DELTA)
+    with pytest.raises(LedgerRefusal, match="old copy"):
+        reopened(ledger)
+
+
+def test_an_old_copy_that_went_on_is_found_out_by_the_second_file(ledger, tmp_path):
+    reserve(ledger, 1)
+    backup = saved(ledger, tmp_path / "backup")
+    reserve(ledger, 2)
+    head = ledger.head_path.read_bytes()
+    shutil.copytree(backup, ledger.path.parent, dirs_exist_ok=True)
+    for wave in (3, 4, 5):
+        reserve(ledger, wave)
+    ledger.head_path.write_bytes(head)
+    with pytest.raises(LedgerRefusal, match="two histories"):
+        reopened(ledger)
+
+
+def test_both_files_from_an_old_copy_are_found_out_by_the_anchor(ledger, tmp_path):
+    reserve(ledger, 1)
+    backup = saved(ledger, tmp_path / "backup")
+    hold = reserve(ledger, 2)
+    receipt = acknowledge(ledger)
+    ledger.mark_anchored(hold, receipt)
+    assert ledger.verify(receipt) == 4
+    shutil.copytree(backup, ledger.path.parent, dirs_exist_ok=True)
+    with pytest.raises(LedgerRefusal, match="old copy"):
+        reopened(ledger).verify(receipt)
+    for wave in (3, 4, 5):
+        reserve(ledger, wave)
+    with pytest.raises(LedgerRefusal, match="two histories"):
+        reopened(ledger).verify(receipt)
+
+
+@pytest.mark.parametrize("gone", [["ledger.db"], ["ledger.head"], ["ledger.db", "ledger.head"]])
+def test_a_deleted_file_is_found_out(ledger, gone):
+    reserve(ledger)
+    for name in gone:
+        (ledger.path.parent / name).unlink()
+    with pytest.raises(LedgerRefusal):
+        reopened(ledger)
+
+
+def test_a_new_ledger_is_not_made_over_the_traces_of_an_old_one(ledger):
+    ledger.path.unlink()
+    with pytest.raises(LedgerRefusal):
+        Ledger.create(ledger.path, KEY, site="north")
+    ledger.head_path.unlink()
+    (ledger.path.parent / "sealed" / "x").mkdir(parents=True)
+    with pytest.raises(LedgerRefusal, match="sealed"):
+        Ledger.create(ledger.path, KEY, site="north")
+
+
+def test_a_head_file_that_says_something_else_is_found_out(ledger):
+    reserve(ledger)
+    whole = ledger.head_path.read_bytes()
+    for data in (b"", whole[:-1], whole.replace(b'"sig":"', b'"sig":"A')):
+        ledger.head_path.write_bytes(data)
+        with pytest.raises(LedgerRefusal):
+            reopened(ledger)
+
+
+def test_a_head_file_that_lags_by_a_crash_is_brought_up(ledger):
+    reserve(ledger, 1)
+    old = ledger.head_path.read_bytes()
+    reserve(ledger, 2)
+    new = ledger.head_path.read_bytes()
+    ledger.head_path.write_bytes(old)
+    reopened(ledger)
+    assert ledger.head_path.read_bytes() == new
+
+
+def test_the_ledger_of_another_site_or_key_is_refused(ledger):
+    with pytest.raises(LedgerRefusal):
+        Ledger(ledger.path, KEY, site="south")
+    with pytest.raises(LedgerRefusal):
+        Ledger(ledger.path, SigningKey.generate(), site="north")
+
+
+# -- races ----------------------------------------------------------------------------------------------------------
+def race_of_threads(path: Path, first_wave: int, count: int, cap: float) -> list[str]:
+    results: list[str] = []
+    gate = threading.Barrier(count)
+
+    def attempt(wave: int) -> None:
+        ledger = Ledger(path, KEY, site="north")
+        gate.wait()
+        try:
+            results.append(reserve(ledger, wave, cap=cap).release_id)
+        except BudgetRefusal:
+            pass
+        except BaseException as error:
+            results.append(repr(error))
+
+    threads = [threading.Thread(target=attempt, args=(first_wave + i,)) for i in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return results
+
+
+@pytest.mark.parametrize("rounds", [1, pytest.param(1000, marks=pytest.mark.soak)])
+def test_of_64_threads_that_want_the_last_unit_exactly_one_gets_it(tmp_path, rounds):
+    if rounds > 1 and not os.environ.get("TRIBUTARY_SOAK"):
+        pytest.skip("set TRIBUTARY_SOAK")
+    cap = privacy.epsilon_from_rdp(2 * privacy.rdp(GAUSSIAN), DELTA)
+    for turn in range(1 if rounds == 1 else soak(1, rounds)):
+        ledger = Ledger.create(tmp_path / f"{turn}" / "ledger.db", KEY, site="north")
+        reserve(ledger, 1, cap=cap)
+        winners = race_of_threads(ledger.path, 2, 64, cap)
+        assert len(winners) == 1
+        assert winners[0].startswith("heart-")
+        assert ledger.study_total("heart", DELTA).epsilon <= cap
+        assert reopened(ledger).verify() == 3
+
+
+@pytest.mark.parametrize("rounds", [1, pytest.param(1000, marks=pytest.mark.soak)])
+def test_of_8_processes_with_8_threads_each_exactly_one_gets_the_last_unit(tmp_path, rounds):
+    if rounds > 1 and not os.environ.get("TRIBUTARY_SOAK"):
+        pytest.skip("set TRIBUTARY_SOAK")
+    cap = privacy.epsilon_from_rdp(2 * privacy.rdp(GAUSSIAN), DELTA)
+    for turn in range(1 if rounds == 1 else soak(1, rounds)):
+        ledger = Ledger.create(tmp_path / f"{turn}" / "ledger.db", KEY, site="north")
+        reserve(ledger, 1, cap=cap)
+        start, go = os.pipe()
+        children = []
+        for process in range(8):
+            child = os.fork()
+            if child == 0:
+                code = 99
+                try:
+                    os.close(go)
+                    os.read(start, 1)
+                    results = race_of_threads(ledger.path, 2 + 8 * process, 8, cap)
+                    code = len(results) if all(r.startswith("heart-") for r in results) else 99
+                finally:
+                    os._exit(code)
+            children.append(child)
+        os.close(start)
+        os.close(go)
+        wins = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+        assert sorted(wins) == [0] * 7 + [1]
+        assert ledger.study_total("heart", DELTA).epsilon <= cap
+        assert reopened(ledger).verify() == 3
+
+
+def test_of_many_agents_that_reserve_the_same_wave_all_get_the_same_hold(ledger):
+    found = set()
+
+    def attempt(number: int) -> None:
+        found.add(reserve(Ledger(ledger.path, KEY, site="north"), 1, release_id=f"id-{number}").release_id)
+
+    threads = [threading.Thread(target=attempt, args=(i,)) for i in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 1
+    assert ledger.study_total("heart", DELTA).releases == 1
+
+
+def test_processes_that_create_the_ledger_at_once_make_one(tmp_path):
+    path = tmp_path / "ledger.db"
+    results = []
+
+    def create() -> None:
+        results.append(Ledger.create(path, KEY, site="north").entries()[0].hash)
+
+    threads = [threading.Thread(target=lambda: results.append(forked(create))) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert results == [0] * 4
+    assert Ledger(path, KEY, site="north").verify() == 1
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["ledger.db", "ledger.head"]
+
+
+# -- the state folder -----------------------------------------------------------------------------------------------
+def test_a_second_agent_is_refused_and_told_which_file_and_process(tmp_path):
+    code = (
+        "import sys, pathlib, site_agent.lock as l\n"
+        "with l.StateLock(pathlib.Path(sys.argv[1])):\n print('held', flush=True); sys.stdin.read()"
+    )
+    agent = subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert agent.stdout.readline() == "held\n"
+        with (
+            pytest.raises(LockedRefusal, match=rf"lock file agent\.lock.*process id {agent.pid}"),
+            StateLock(tmp_path),
+        ):
+            pass
+        # A killed agent leaves its file behind, and no lock.
+        agent.send_signal(signal.SIGKILL)
+        agent.wait()
+        assert (tmp_path / "agent.lock").exists()
+        with StateLock(tmp_path):
+            pass
+    finally:
+        agent.kill()
+        agent.wait()
+        agent.stdin.close()
+        agent.stdout.close()
+
+
+def test_a_lock_can_be_taken_again_after_it_was_given_back(tmp_path):
+    for _ in range(2):
+        with StateLock(tmp_path):
+            pass
+
+
+def test_a_full_disk_is_refused_and_nothing_is_lost_or_half_written(ledger):
+    reserve(ledger, 1)
+    whole = ledger.path.stat().st_size
+
+    def attempt(limit: int) -> None:
+        # The kernel stops every file at `limit` bytes, which is what a full disk looks like to a writer.
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
+        refused = False
+        try:
+            reserve(ledger, 2)
+        except StorageRefusal:
+            refused = True
+        resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+        assert refused or len(ledger.entries()) == 3
+
+    seen = set()
+    for limit in [0, 1, 100, 300, 512, 4096, *range(0, whole + 8192, max(1, whole // soak(12, 30)))]:
+        before = len(ledger.entries())
+        assert forked(lambda limit=limit: attempt(limit)) == 0
+        now = reopened(ledger)
+        assert now.verify() >= before
+        assert not list(ledger.path.parent.glob("*.part"))
+        seen.add(now.verify())
+    # With room again the same reservation goes through, once.
+    assert reserve(ledger, 2).wave == 2
+    assert ledger.verify() == 3
+    assert 2 in seen
+
+
+def test_a_disk_that_fills_up_while_the_ledger_is_made_leaves_none_or_a_whole_one(tmp_path):
+    def attempt(path: Path, limit: int) -> None:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
+        with pytest.raises(StorageRefusal):
+            Ledger.create(path, KEY, site="north")
+
+    for limit in (0, 100, 600, 4096, 8192, 12288, 16384):
+        path = tmp_path / f"{limit}" / "ledger.db"
+        assert forked(lambda path=path, limit=limit: attempt(path, limit)) == 0
+        assert not list(path.parent.glob("*.part*"))
+        assert Ledger.create(path, KEY, site="north").verify() == 1
+        connection = sqlite3.connect(path)
+        assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+        connection.close()
+
+
+def test_a_folder_without_write_permission_is_refused(tmp_path):
+    # Root writes everywhere, so as root the attempt is made by a user who does not.
+    with tempfile.TemporaryDirectory() as name:
+        home = Path(name) / "home"
+        ledger = Ledger.create(home / "ledger.db", KEY, site="north")
+        reserve(ledger, 1)
+        Path(name).chmod(0o755)
+        for path in home.iterdir():
+            path.chmod(0o444)
+        home.chmod(0o555)
+
+        def attempt() -> None:
+            if os.geteuid() == 0:
+                os.setgid(65534)
+                os.setuid(65534)
+            for refused in (lambda: reserve(ledger, 2), lambda: StateLock(home).__enter__()):
+                with pytest.raises(StorageRefusal, match=r"ledger\.db|agent\.lock"):
+                    refused()
+
+        try:
+            assert forked(attempt) == 0
+        finally:
+            home.chmod(0o755)
+            for path in home.iterdir():
+                path.chmod(0o644)
+        assert reopened(ledger).verify() == 2
+
+
+def test_keys_of_approvers_are_kept_with_their_signatures(ledger):
+    hold = ledger.show(ledger.seal(drawing(ledger), DIGEST, approvals=2), {"checks.json": "1" * 64})
+    hold = ledger.approve(hold, name="ada", key=PERSON.public, signature=b"s" * 64, bundle_sha256=DIGEST)
+    assert hold.state == "held"
+    with pytest.raises(ApprovalRefusal):
+        ledger.approve(hold, name="bob", key=PERSON.public, signature=b"s" * 64, bundle_sha256=DIGEST)
+    bob = SigningKey.generate().public
+    hold = ledger.approve(hold, name="bob", key=bob, signature=b"t" * 64, bundle_sha256=DIGEST)
+    assert hold.state == "approved"
+    assert [given.key for given in hold.approvals] == [PublicKey(PERSON.public.hex), bob]

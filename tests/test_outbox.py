@@ -1,0 +1,547 @@
+"""What waits in the outbox leaves as the bytes a person approved, or not at all, wherever the agent is killed."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import tempfile
+import uuid
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from test_ledger import Accepted, acknowledge, forked, soak
+
+from shared import privacy
+from shared.canonical import sha256_hex
+from shared.errors import (
+    ApprovalRefusal,
+    IntegrityRefusal,
+    LedgerRefusal,
+    ParameterError,
+    StateRefusal,
+    StorageRefusal,
+)
+from shared.keys import Envelope, SigningKey
+from shared.release import STATEMENT_TYPE, Receipt, Statement, write_receipt
+from site_agent import ledger as ledger_module
+from site_agent import outbox as outbox_module
+from site_agent.ledger import Ledger
+from site_agent.lock import StateLock
+from site_agent.outbox import Outbox
+
+AGENT, ADA, BOB = SigningKey.generate(), SigningKey.generate(), SigningKey.generate()
+PEOPLE = {"ada": ADA.public, "bob": BOB.public}
+CAP = 1e9
+BYTES = b"the sealed bytes"
+
+
+@pytest.fixture(scope="module")
+def template(plan) -> Receipt:
+    return write_receipt(
+        plan=plan,
+        wave=1,
+        site="north",
+        release_id="r",
+        agent_version="0.1.0",
+        n=120,
+        study_epsilon=300.0,
+        previous="0" * 64,
+    )
+
+
+def reserve(ledger: Ledger, receipt: Receipt, release_id: str):
+    return ledger.reserve(
+        study=receipt.study,
+        plan_hash=receipt.plan_hash,
+        wave=receipt.wave,
+        release_id=release_id,
+        event=receipt.event,
+        delta=receipt.delta,
+        cap_epsilon=CAP,
+    )
+
+
+def sealed(outbox: Outbox, receipt: Receipt, release_id="r", *, data=BYTES, approvals=1, held=True):
+    ledger = outbox.ledger
+    hold = reserve(ledger, receipt, release_id)
+    hold = ledger.start_drawing(ledger.mark_anchored(hold, acknowledge(ledger)))
+    hold = outbox.seal(hold, data, dataclasses.replace(receipt, release_id=release_id), approvals=approvals)
+    return outbox.hold(release_id, checks={"rare": "passed"}, audit={"auc": 0.5}) if held else hold
+
+
+@pytest.fixture
+def outbox(tmp_path) -> Outbox:
+    ledger = Ledger.create(tmp_path / "ledger.db", AGENT, site="north")
+    return Outbox(tmp_path, ledger, approvers=PEOPLE)
+
+
+# -- approval -----------------------------------------------------------------------------------------------------
+def test_approved_bytes_leave_under_the_agents_and_the_approvers_signature(outbox, template):
+    hold = sealed(outbox, template)
+    assert hold.state == "held"
+    envelope = outbox.approve("r", ADA, "ada")
+    keys = {key.key_id: key for key in (AGENT.public, ADA.public)}
+    statement = Statement.from_bytes(envelope.require(STATEMENT_TYPE, keys, threshold=2))
+    assert statement.bundle_sha256 == sha256_hex(BYTES) == sha256_hex(outbox.bundle("r").read_bytes())
+    assert (statement.bundle_bytes, statement.recipient, statement.site) == (len(BYTES), "hub", "north")
+    seal = next(entry for entry in outbox.ledger.entries() if entry.kind == "seal")
+    assert statement.ledger_head == seal.hash
+    assert outbox.envelope("r") == envelope
+    done = outbox.delivered("r", Accepted("r", statement.bundle_sha256))
+    assert done.state == "delivered"
+    assert outbox.envelope("r") == envelope
+    assert [hold.state for hold in outbox.list()] == ["delivered"]
+
+
+def test_the_chain_says_who_approved_which_bytes(outbox, template):
+    sealed(outbox, template)
+    outbox.approve("r", ADA, "ada")
+    outbox.delivered("r", Accepted("r", sha256_hex(BYTES)))
+    by_kind = {entry.kind: entry for entry in outbox.ledger.entries()}
+    body = by_kind["approve"].body
+    assert (body["name"], body["key"], body["bundle_sha256"]) == ("ada", ADA.public.hex, sha256_hex(BYTES))
+    assert by_kind["seal"].seq < by_kind["hold"].seq < by_kind["approve"].seq < by_kind["commit"].seq
+
+
+def test_nothing_leaves_before_it_is_approved(outbox, template):
+    sealed(outbox, template, held=False)
+    with pytest.raises(StateRefusal, match="held"):
+        outbox.approve("r", ADA, "ada")
+    for _ in range(2):
+        with pytest.raises(ApprovalRefusal):
+            outbox.envelope("r")
+        with pytest.raises(ApprovalRefusal):
+            outbox.delivered("r", Accepted("r", sha256_hex(BYTES)))
+        outbox.hold("r", checks={}, audit={})
+
+
+def test_only_a_registered_approver_with_the_registered_key_approves(outbox, template):
+    sealed(outbox, template)
+    outbox.approvers["agent"] = AGENT.public
+    for key, name in ((SigningKey.generate(), "ada"), (ADA, "eve"), (BOB, "ada"), (AGENT, "agent")):
+        with pytest.raises(ApprovalRefusal):
+            outbox.approve("r", key, name)
+    assert outbox.get("r").approvals == ()
+
+
+def test_two_person_approval_needs_two_different_people(outbox, template):
+    sealed(outbox, template, approvals=2)
+    outbox.approve("r", ADA, "ada")
+    with pytest.raises(ApprovalRefusal, match="1"):
+        outbox.envelope("r")
+    outbox.approvers["ada-again"] = ADA.public
+    for name in ("ada", "ada-again"):
+        with pytest.raises(ApprovalRefusal, match="different"):
+            outbox.approve("r", ADA, name)
+    envelope = outbox.approve("r", BOB, "bob")
+    assert envelope.verified_by({k.key_id: k for k in PEOPLE.values()}) == {ADA.public.key_id, BOB.public.key_id}
+    assert outbox.envelope("r") == envelope
+
+
+def test_approving_twice_as_the_same_person_changes_nothing(outbox, template):
+    sealed(outbox, template)
+    first = outbox.approve("r", ADA, "ada")
+    entries = outbox.ledger.entries()
+    assert outbox.approve("r", ADA, "ada") == first
+    assert outbox.ledger.entries() == entries
+
+
+@pytest.mark.parametrize("when", ["before approval", "after approval"])
+@pytest.mark.parametrize("data", [BYTES[:-1] + b"x", BYTES + b"x", BYTES[:-1], None])
+def test_a_changed_bundle_is_neither_approved_nor_sent(outbox, template, when, data):
+    sealed(outbox, template)
+    path = outbox.bundle("r")
+    if when == "after approval":
+        outbox.approve("r", ADA, "ada")
+    path.unlink()
+    if data is not None:
+        path.write_bytes(data)
+    with pytest.raises(IntegrityRefusal):
+        outbox.approve("r", ADA, "ada")
+    with pytest.raises(IntegrityRefusal if when == "after approval" else ApprovalRefusal):
+        outbox.envelope("r")
+    with pytest.raises(IntegrityRefusal):
+        outbox.bundle("r")
+
+
+@pytest.mark.parametrize("name", ["checks.json", "audit.json"])
+def test_documents_changed_since_they_were_shown_stop_the_approval(outbox, template, name):
+    sealed(outbox, template)
+    path = outbox.folder("r") / name
+    path.write_bytes(path.read_bytes().replace(b"r", b"s", 1))
+    with pytest.raises(IntegrityRefusal, match=name):
+        outbox.approve("r", ADA, "ada")
+    outbox.hold("r", checks={"rare": "passed"}, audit={"auc": 0.5})
+    outbox.approve("r", ADA, "ada")
+
+
+def test_the_documents_name_the_bundle_and_other_ones_void_approvals(outbox, template):
+    sealed(outbox, template, approvals=2)
+    outbox.approve("r", ADA, "ada")
+    checks = json.loads((outbox.folder("r") / "checks.json").read_bytes())
+    assert checks == {"release_id": "r", "bundle_sha256": sha256_hex(BYTES), "content": {"rare": "passed"}}
+    assert len(outbox.hold("r", checks={"rare": "passed"}, audit={"auc": 0.5}).approvals) == 1
+    assert outbox.hold("r", checks={"rare": "warning"}, audit={"auc": 0.5}).approvals == ()
+
+
+def test_a_rejected_release_is_never_sent_and_stays_paid_for(outbox, template):
+    sealed(outbox, template)
+    hold = outbox.reject("r", "a rare level", by="ada")
+    assert (hold.state, hold.phase, hold.reason) == ("rejected", "burnt", "a rare level")
+    for attempt in (
+        lambda: outbox.approve("r", ADA, "ada"),
+        lambda: outbox.envelope("r"),
+        lambda: outbox.send_back("r", "why", by="ada"),
+        lambda: outbox.reject("r", "again", by="ada"),
+        lambda: outbox.hold("r", checks={}, audit={}),
+        lambda: outbox.delivered("r", Accepted("r", sha256_hex(BYTES))),
+    ):
+        with pytest.raises(StateRefusal):
+            attempt()
+    assert outbox.ledger.study_total(template.study, template.delta).releases == 1
+
+
+def test_a_burnt_release_is_not_approved(outbox, template):
+    hold = sealed(outbox, template)
+    outbox.ledger.burn(hold, "quarantined")
+    with pytest.raises(StateRefusal):
+        outbox.approve("r", ADA, "ada")
+    with pytest.raises(StateRefusal):
+        outbox.envelope("r")
+
+
+def test_sending_back_voids_approvals_and_keeps_the_bytes(outbox, template):
+    sealed(outbox, template, approvals=2)
+    outbox.approve("r", ADA, "ada")
+    hold = outbox.send_back("r", "explain the warning", by="bob")
+    assert (hold.state, hold.reason, hold.approvals) == ("sent_back", "explain the warning", ())
+    assert outbox.bundle("r").read_bytes() == BYTES
+    outbox.approve("r", ADA, "ada")
+    outbox.approve("r", BOB, "bob")
+    assert outbox.get("r").state == "approved"
+
+
+def test_an_approved_release_can_no_longer_be_rejected(outbox, template):
+    sealed(outbox, template)
+    outbox.approve("r", ADA, "ada")
+    with pytest.raises(StateRefusal):
+        outbox.reject("r", "too late", by="bob")
+
+
+def test_a_decision_states_its_reason(outbox, template):
+    sealed(outbox, template)
+    with pytest.raises(ParameterError):
+        outbox.reject("r", "  ", by="ada")
+
+
+def test_a_statement_file_is_only_a_copy(outbox, template):
+    sealed(outbox, template)
+    envelope = outbox.approve("r", ADA, "ada")
+    path = outbox.folder("r") / "statement.json"
+    assert Envelope.from_bytes(path.read_bytes()) == envelope
+    path.write_bytes(b"{}")
+    assert outbox.envelope("r") == envelope
+    outbox.recover()
+    assert Envelope.from_bytes(path.read_bytes()) == envelope
+
+
+# -- sealing --------------------------------------------------------------------------------------------------------
+def test_a_charge_is_sealed_with_one_set_of_bytes(outbox, template):
+    hold = sealed(outbox, template, held=False)
+    entries = outbox.ledger.entries()
+    receipt = dataclasses.replace(template, release_id="r")
+    assert outbox.seal(hold, BYTES, receipt) == hold
+    assert outbox.ledger.entries() == entries
+    with pytest.raises(IntegrityRefusal):
+        outbox.seal(hold, b"a second draw", receipt)
+    assert outbox.bundle("r").read_bytes() == BYTES
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"study": "other"},
+        {"wave": 2},
+        {"plan_hash": "f" * 64},
+        {"site": "south"},
+        {"delta": 1e-5},
+        {"release_id": "q"},
+    ],
+)
+def test_a_receipt_of_another_release_is_not_sealed(outbox, template, change):
+    ledger = outbox.ledger
+    hold = reserve(ledger, template, "r")
+    hold = ledger.start_drawing(ledger.mark_anchored(hold, acknowledge(ledger)))
+    with pytest.raises(IntegrityRefusal):
+        outbox.seal(hold, BYTES, dataclasses.replace(template, **change))
+    assert not outbox.root.exists()
+
+
+def test_sealing_before_drawing_is_refused(outbox, template):
+    hold = reserve(outbox.ledger, template, "r")
+    with pytest.raises(StateRefusal):
+        outbox.seal(hold, BYTES, template)
+    assert not outbox.root.exists()
+
+
+def test_a_whole_file_without_its_seal_is_burnt_and_deleted(outbox, template):
+    ledger = outbox.ledger
+    hold = reserve(ledger, template, "r")
+    ledger.start_drawing(ledger.mark_anchored(hold, acknowledge(ledger)))
+    folder = outbox.folder("r")
+    folder.mkdir(parents=True)
+    (folder / "bundle.zip").write_bytes(BYTES)
+    (folder / "bundle.zip.part").write_bytes(BYTES[:3])
+    assert outbox.recover() == []
+    assert ledger.hold("r").state == "burnt"
+    assert list(folder.iterdir()) == []
+    assert ledger.study_total(template.study, template.delta).releases == 1
+
+
+def test_recovery_keeps_what_is_sealed(outbox, template):
+    sealed(outbox, template)
+    files = {path.name: path.read_bytes() for path in outbox.folder("r").iterdir()}
+    assert set(files) == {"bundle.zip", "statement.json", "checks.json", "audit.json"}
+    outbox.recover()
+    assert {path.name: path.read_bytes() for path in outbox.folder("r").iterdir()} == files
+
+
+@pytest.mark.parametrize("step", ["write", "fsync", "replace"])
+def test_a_full_disk_while_sealing_leaves_no_half_file_and_sealing_may_be_tried_again(
+    outbox, template, monkeypatch, step
+):
+    ledger = outbox.ledger
+    hold = reserve(ledger, template, "r")
+    hold = ledger.start_drawing(ledger.mark_anchored(hold, acknowledge(ledger)))
+    full = OSError(28, "No space left on device")
+    with monkeypatch.context() as broken:
+        if step == "write":
+            fdopen = os.fdopen
+
+            def full_file(handle, mode):
+                out = fdopen(handle, mode)
+                os.write(out.fileno(), BYTES[:4])
+
+                class Full:
+                    def __enter__(self):
+                        return self
+
+                    def __exit__(self, *_):
+                        out.close()
+
+                    def write(self, data):
+                        raise full
+
+                return Full()
+
+            broken.setattr(ledger_module.os, "fdopen", full_file)
+        else:
+
+            def fail(*_):
+                raise full
+
+            broken.setattr(ledger_module.os, step, fail)
+        with pytest.raises(StorageRefusal, match="No space left"):
+            outbox.seal(hold, BYTES, template)
+    assert not list(outbox.root.glob("*/*.part"))
+    assert ledger.hold("r").state == "drawing"
+    assert ledger.study_total(template.study, template.delta).releases == 1
+    assert outbox.seal(hold, BYTES, template).state == "sealed"
+    assert outbox.bundle("r").read_bytes() == BYTES
+
+
+# -- kill -9 anywhere -----------------------------------------------------------------------------------------------
+class Hub:
+    """A coordinator that keeps anchors and bundles in files, so that it outlives the agent's process."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        folder.mkdir(exist_ok=True)
+
+    def note(self, name: str, line: object) -> None:
+        handle = os.open(self.folder / name, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.write(handle, json.dumps(line).encode() + b"\n")
+        os.close(handle)
+
+    def lines(self, name: str) -> list:
+        path = self.folder / name
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+    def anchor(self, envelope: Envelope):
+        body = json.loads(envelope.require(ledger_module.ANCHOR_TYPE, {AGENT.public.key_id: AGENT.public}))
+        for seen in self.lines("anchors"):
+            if body["seq"] < seen["seq"] or (body["seq"] == seen["seq"] and body["head"] != seen["head"]):
+                raise LedgerRefusal("the head must not go back")
+        self.note("anchors", body)
+        from test_ledger import Anchored
+
+        return Anchored(body["seq"], body["head"])
+
+    def send(self, envelope: Envelope, bundle: bytes) -> Accepted:
+        keys = {key.key_id: key for key in (AGENT.public, ADA.public)}
+        statement = Statement.from_bytes(envelope.require(STATEMENT_TYPE, keys, threshold=2))
+        assert statement.bundle_sha256 == sha256_hex(bundle)
+        self.note("bundles", [statement.release_id, statement.bundle_sha256, envelope.digest])
+        return Accepted(statement.release_id, statement.bundle_sha256)
+
+
+def run_agent(home: Path, template: Receipt) -> None:
+    """One start of the agent: recover, then bring wave 1 to delivery from wherever it stands."""
+    hub = Hub(home / "hub")
+    with StateLock(home):
+        ledger = Ledger.create(home / "ledger.db", AGENT, site="north")
+        outbox = Outbox(home, ledger, approvers=PEOPLE)
+        outbox.recover()
+        try:
+            hold = reserve(ledger, template, uuid.uuid4().hex)
+        except StateRefusal:
+            return
+        if hold.state in ("reserved", "anchored"):
+            hold = ledger.mark_anchored(hold, hub.anchor(ledger.anchor_envelope()))
+            hold = ledger.start_drawing(hold)
+            hub.note("draws", hold.release_id)
+            receipt = dataclasses.replace(template, release_id=hold.release_id)
+            hold = outbox.seal(hold, os.urandom(2000), receipt)
+        if hold.state in ("sealed", "sent_back"):
+            hold = outbox.hold(hold.release_id, checks={"rare": "passed"}, audit={"auc": 0.5})
+        if hold.state == "held":
+            outbox.approve(hold.release_id, ADA, "ada")
+        release = hold.release_id
+        accepted = hub.send(outbox.envelope(release), outbox.bundle(release).read_bytes())
+        outbox.delivered(release, accepted)
+
+
+def killed_at(point: str, work) -> int:
+    def dying() -> None:
+        os.environ["TRIBUTARY_FAILPOINT"] = point
+        work()
+
+    return forked(dying)
+
+
+def passed_failpoints(work, notes: Path) -> Counter:
+    """How often each failpoint is passed when `work` runs in a process of its own."""
+
+    def traced() -> None:
+        seen: Counter = Counter()
+        for module in (ledger_module, outbox_module):
+            module.reach = lambda name: seen.update([name])
+        work()
+        notes.write_text(json.dumps(seen))
+
+    assert forked(traced) == 0
+    return Counter(json.loads(notes.read_text()))
+
+
+def written_failpoints() -> set[str]:
+    """Every failpoint in the sources, places of `write_whole` filled in."""
+    text = "".join(Path(module.__file__).read_text() for module in (ledger_module, outbox_module))
+    names = set(re.findall(r'reach\(f?"([^"]+)"\)', text))
+    places = {"ledger.head", "seal.bundle", "outbox.statement", "outbox.checks", "outbox.audit"}
+    assert len(re.findall(r"write_whole\(", text)) == 1 + 4, "a new writer needs its place in this test"
+    plain = {name for name in names if "{" not in name}
+    return plain | {name.replace("{place}", place) for name in names - plain for place in places}
+
+
+def assert_nothing_is_undercounted(home: Path, scratch: Path, template: Receipt) -> None:
+    """Right after a crash, before any recovery: as many charges as draws, or more."""
+    draws = Hub(home / "hub").lines("draws")
+    if not (home / "ledger.db").exists():
+        assert draws == []
+        return
+    shutil.rmtree(scratch, ignore_errors=True)
+    shutil.copytree(home, scratch)
+    ledger = Ledger(scratch / "ledger.db", AGENT, site="north")
+    spent = ledger.study_total(template.study, template.delta)
+    curve = len(draws) * privacy.rdp(privacy.from_canonical(template.event))
+    assert spent.releases >= len(draws)
+    assert spent.epsilon >= privacy.epsilon_from_rdp(curve, template.delta) * (1 - 1e-12)
+    assert {hold.release_id for hold in ledger.holds()} >= set(draws)
+
+
+def assert_settled(home: Path, template: Receipt) -> None:
+    """After the agent has come to an end: I4, I5, I7, I8, and one release delivered."""
+    hub = Hub(home / "hub")
+    ledger = Ledger(home / "ledger.db", AGENT, site="north")
+    outbox = Outbox(home, ledger, approvers=PEOPLE)
+    ledger.verify()
+    holds = ledger.holds()
+    draws = Counter(hub.lines("draws"))
+    assert set(draws.values()) <= {1}, "one charge, one draw"
+    assert len(holds) >= len(draws)
+    sent = {tuple(line) for line in hub.lines("bundles")}
+    assert len(sent) == 1, "one release, always in the same bytes under the same statement"
+    release_id, digest, _ = next(iter(sent))
+    delivered = [hold for hold in holds if hold.state == "delivered"]
+    assert [(hold.release_id, hold.bundle_sha256) for hold in delivered] == [(release_id, digest)]
+    assert sha256_hex(outbox.bundle(release_id).read_bytes()) == digest
+    assert all(hold.state == "burnt" for hold in holds if hold not in delivered)
+    kinds = [entry.kind for entry in ledger.entries() if entry.body.get("release_id") == release_id]
+    assert kinds.index("approve") < kinds.index("commit")
+    bundles = [path.parent.name for path in home.glob("sealed/*/bundle.zip")]
+    assert bundles == [release_id], "bytes of burnt draws are gone"
+    assert not list(home.rglob("*.part"))
+
+
+@pytest.fixture
+def quick_disk(tmp_path):
+    """Memory instead of a disk where there is some: a killed process loses the same, and fsync costs nothing."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else tmp_path) as name:
+        yield Path(name)
+
+
+@pytest.mark.parametrize("repeats", [1, pytest.param(25, marks=pytest.mark.soak)])
+def test_wherever_the_agent_is_killed_the_same_bytes_leave_once_or_the_charge_is_burnt(quick_disk, template, repeats):
+    if repeats > 1 and not os.environ.get("TRIBUTARY_SOAK"):
+        pytest.skip("set TRIBUTARY_SOAK")
+    home, crashed, scratch = (quick_disk / name for name in ("home", "crashed", "scratch"))
+    hit: Counter = Counter()
+
+    def agent() -> None:
+        run_agent(home, template)
+
+    def start_from(saved: Path | None) -> None:
+        shutil.rmtree(home, ignore_errors=True)
+        shutil.copytree(saved, home) if saved else home.mkdir()
+
+    def kill(point: str) -> None:
+        assert killed_at(point, agent) == -signal.SIGKILL, point
+        hit[point.partition(":")[0]] += 1
+        assert_nothing_is_undercounted(home, scratch, template)
+
+    def settle() -> None:
+        assert forked(agent) == 0
+        assert_settled(home, template)
+
+    start_from(None)
+    passed = passed_failpoints(agent, quick_disk / "notes")
+    points = []
+    for name, count in sorted(passed.items()):
+        # In a hurry: around every commit, and once at every other place, early or late.
+        every = repeats > 1 or name in ("ledger.before_commit", "ledger.after_commit")
+        points += [f"{name}:{k}" for k in (range(1, count + 1) if every else [1 + len(points) % count])]
+    rng = random.Random(3)
+    for point in points * (1 if repeats == 1 else soak(1, repeats)):
+        start_from(None)
+        kill(point)
+        shutil.rmtree(crashed, ignore_errors=True)
+        shutil.copytree(home, crashed)
+        on_restart = passed_failpoints(agent, quick_disk / "notes")
+        assert_settled(home, template)
+        # Killed again: at every step of the recovery, and in the soak at some step after it.
+        second = [name for name in sorted(on_restart) if ".recover." in name]
+        second += rng.sample(sorted(on_restart), min(1, len(on_restart))) if repeats > 1 else []
+        for again in second:
+            start_from(crashed)
+            kill(again)
+            settle()
+    start_from(None)
+    for _ in range(3):
+        settle()
+    assert set(hit) == written_failpoints()

@@ -1,0 +1,244 @@
+"""The samplers' law, exactly; the stream's secrecy; and what must never repeat."""
+
+import copy
+import os
+import pickle
+import threading
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from shared.errors import ParameterError
+from shared.randomness import Noise, grid_for, secure_rng, seeded_rng
+
+ALPHA = 1e-6
+
+
+def gaussian_pmf(k, ratio):
+    k = np.abs(k)
+    return stats.norm.sf((k - 0.5) / ratio) - stats.norm.sf((k + 0.5) / ratio)
+
+
+def laplace_pmf(k, ratio):
+    return np.where(k == 0, -np.expm1(-0.5 / ratio), np.exp(-np.abs(k) / ratio) * np.sinh(0.5 / ratio))
+
+
+def chi_square_p(steps, pmf, ratio):
+    """p-value of the counts against the exact probabilities, cells of at least 10 expected draws."""
+    reach = np.arange(-int(40 * ratio) - 3, int(40 * ratio) + 4)
+    expected = pmf(reach, ratio) * steps.size
+    counts = np.array([(steps == k).sum() for k in reach[expected >= 10]])
+    cells = expected[expected >= 10]
+    rest = steps.size - cells.sum()
+    if rest >= 10:
+        counts, cells = np.append(counts, steps.size - counts.sum()), np.append(cells, rest)
+    return stats.chi2.sf(((counts - cells) ** 2 / cells).sum(), counts.size - 1)
+
+
+SAMPLERS = {
+    "gaussian": (Noise.lattice_gaussian_steps, gaussian_pmf, stats.norm),
+    "laplace": (Noise.lattice_laplace_steps, laplace_pmf, stats.laplace),
+}
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+@pytest.mark.parametrize("ratio", [0.3, 1.0, 2.7, 20.0])
+def test_every_probability_on_a_coarse_grid_is_that_of_rounded_noise(name, ratio):
+    draw, pmf, _ = SAMPLERS[name]
+    assert chi_square_p(draw(seeded_rng(1), ratio, 20_000, 1.0), pmf, ratio) > ALPHA
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_on_a_fine_grid_the_noise_has_the_continuous_law(name):
+    draw, _, law = SAMPLERS[name]
+    value = draw(seeded_rng(2), 1.3, 20_000, grid_for(1.3)) * grid_for(1.3)
+    assert stats.kstest(value, law(scale=1.3).cdf).pvalue > ALPHA
+    assert stats.kstest(value, law(scale=1.3 * 1.1).cdf).pvalue < ALPHA
+
+
+@pytest.mark.parametrize("width", [1, 2, 5])
+@pytest.mark.parametrize("ratio", [0.3, 2.7])
+def test_ties_between_deviates_are_settled_by_more_digits(width, ratio):
+    # With 63 digits at once no test would ever meet a tie; with one or two, most comparisons are ties.
+    rng = seeded_rng(3)
+    rng._width = width
+    assert chi_square_p(rng.lattice_gaussian_steps(ratio, 20_000, 1.0), gaussian_pmf, ratio) > ALPHA
+
+
+def test_rounding_a_gaussian_asks_for_more_digits_when_the_known_ones_do_not_decide():
+    rng = seeded_rng(4)
+    rng._width = 8
+    value = rng.lattice_gaussian(1.0, 20_000, 2.0**-20)
+    assert stats.kstest(value, stats.norm.cdf).pvalue > ALPHA
+    assert np.unique(value).size > 19_000  # eight digits alone would give at most a few thousand values
+
+
+@pytest.mark.parametrize("claimed", [1.0, 0.9, 1.1])
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_a_ten_percent_error_of_scale_is_found_with_ten_thousand_draws(name, claimed):
+    draw, _, _ = SAMPLERS[name]
+    e = draw(seeded_rng(5), 1.0, 10_000, 2.0**-10) * 2.0**-10 / claimed
+    statistic, df = ((e**2).sum(), e.size) if name == "gaussian" else (2 * np.abs(e).sum(), 2 * e.size)
+    p = 2 * min(stats.chi2.sf(statistic, df), stats.chi2.cdf(statistic, df))
+    assert (p > ALPHA) == (claimed == 1.0)
+
+
+def test_opendp_draws_from_the_same_laplace_law():
+    dp = pytest.importorskip("opendp.prelude")
+    dp.enable_features("contrib")
+    space = dp.vector_domain(dp.atom_domain(T=float, nan=False)), dp.l1_distance(T=float)
+    theirs = np.array(dp.m.make_laplace(*space, scale=1.0)([0.0] * 2_000))
+    ours = seeded_rng(6).lattice_laplace(1.0, 20_000, 2.0**-10)
+    assert stats.ks_2samp(theirs, ours).pvalue > ALPHA
+
+
+def test_a_fair_bounded_integer_and_the_odds_of_each_run_are_exact():
+    rng = seeded_rng(7)
+    counts = np.bincount(rng._below(np.full(60_000, 6)), minlength=6)
+    assert stats.chisquare(counts).pvalue > ALPHA
+    assert abs(rng._bernoulli_exp(np.full(60_000, 3), 4).mean() - np.exp(-0.75)) < 5 * 0.5 / np.sqrt(60_000)
+    assert abs(rng._bernoulli_root_e(60_000).mean() - np.exp(-0.5)) < 5 * 0.5 / np.sqrt(60_000)
+
+
+@pytest.mark.parametrize("scale", [1 / 3, 0.1, np.pi, 1e-200, 1e200])
+@pytest.mark.parametrize("name", ["lattice_gaussian", "lattice_laplace"])
+def test_noise_is_an_exact_multiple_of_the_grid(name, scale):
+    grid = grid_for(scale)
+    value = getattr(seeded_rng(8), name)(scale, (50, 4), grid)
+    assert value.dtype == np.float64
+    assert value.shape == (50, 4)
+    np.testing.assert_array_equal(value / grid, np.round(value / grid))
+    steps = getattr(seeded_rng(8), name + "_steps")(scale, (50, 4), grid)
+    assert steps.dtype == np.int64
+    np.testing.assert_array_equal(steps * grid, value)
+
+
+@pytest.mark.parametrize("name", ["lattice_gaussian", "lattice_laplace"])
+@pytest.mark.parametrize("ratio", [2.0**-9, 2.0**39 * 1.1])
+def test_grids_as_coarse_and_as_fine_as_allowed_give_finite_noise(name, ratio):
+    value = getattr(seeded_rng(9), name)(ratio, 500, 1.0)
+    assert np.all(np.abs(value) <= 60 * ratio)
+    assert (np.abs(value).max() > 0) == (ratio > 1)
+
+
+def test_the_same_seed_gives_the_same_bytes_and_another_seed_others():
+    first, again, other = (seeded_rng(s).lattice_gaussian(1.0, 100, 2.0**-10).tobytes() for s in (11, 11, 12))
+    assert first == again != other
+
+
+def test_using_the_generator_does_not_move_the_noise():
+    plain, shuffling = seeded_rng(13), seeded_rng(13)
+    shuffling.generator.permutation(1000)
+    np.testing.assert_array_equal(
+        plain.lattice_laplace(1.0, 10, 2.0**-10), shuffling.lattice_laplace(1.0, 10, 2.0**-10)
+    )
+    assert seeded_rng(13).generator.random() == seeded_rng(13).generator.random()
+
+
+def test_the_generator_goes_on_where_it_stopped():
+    rng = seeded_rng(14)
+    assert rng.generator.random() != rng.generator.random()
+
+
+def test_two_secure_sources_never_agree():
+    assert secure_rng()._take(32) != secure_rng()._take(32)
+
+
+def test_the_text_form_shows_no_key():
+    for rng in (secure_rng(), seeded_rng(15)):
+        shown = repr(rng) + str(rng) + f"{rng}"
+        assert rng._key.hex() not in shown
+        assert repr(rng._key) not in shown
+        assert len(repr(rng)) < 20
+
+
+@pytest.mark.parametrize("duplicate", [pickle.dumps, copy.copy, copy.deepcopy])
+def test_a_source_can_be_neither_pickled_nor_copied(duplicate):
+    with pytest.raises(TypeError, match="drawn twice"):
+        duplicate(secure_rng())
+
+
+def test_the_key_is_overwritten_when_the_buffer_is_refilled():
+    rng = seeded_rng(16)
+    before = rng._key
+    rng._take(1)
+    assert rng._key != before
+    assert before not in rng._buffer
+
+
+def test_long_draws_do_not_repeat_across_refills():
+    words = seeded_rng(17)._words(3 << 18)
+    assert np.unique(words).size == words.size
+
+
+def test_a_forked_process_draws_other_noise():
+    rng = secure_rng()
+    rng._take(1)
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:  # leave without any clean-up: this is a copy of the test runner
+        try:
+            os.write(write, rng._take(32) + rng.generator.bytes(32))
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    theirs = os.read(read, 64)
+    os.close(read)
+    os.close(write)
+    ours = rng._take(32) + rng.generator.bytes(32)
+    assert len(theirs) == 64
+    assert theirs[:32] != ours[:32]
+    assert theirs[32:] != ours[32:]
+
+
+def test_threads_sharing_a_source_never_get_the_same_bytes():
+    rng, seen = seeded_rng(18), []
+
+    def work():
+        for _ in range(200):
+            seen.append(rng._take(24))
+
+    threads = [threading.Thread(target=work) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(set(seen)) == 1600
+
+
+@pytest.mark.parametrize(
+    ("scale", "grid"),
+    [
+        (0.0, 1.0),
+        (-1.0, 1.0),
+        (np.nan, 1.0),
+        (np.inf, 1.0),
+        (1.0, 0.3),
+        (1.0, 0.0),
+        (1.0, 1e5),
+        (1.0, 2.0**-41),
+    ],
+)
+@pytest.mark.parametrize("name", ["lattice_gaussian", "lattice_laplace"])
+def test_impossible_scales_and_grids_are_refused(name, scale, grid):
+    with pytest.raises(ParameterError):
+        getattr(seeded_rng(1), name)(scale, 3, grid)
+
+
+@pytest.mark.parametrize("seed", [-1, 1.5, True, "7"])
+def test_a_seed_is_a_non_negative_integer(seed):
+    with pytest.raises(ParameterError, match="seed"):
+        seeded_rng(seed)
+
+
+@pytest.mark.parametrize("sigma", [1.0, 0.999, 1.001, 3e-5, 7e10])
+def test_the_grid_is_the_largest_power_of_two_within_a_1024th(sigma):
+    grid = grid_for(sigma)
+    assert np.frexp(grid)[0] == 0.5
+    assert grid <= sigma / 1024 < 2 * grid
+
+
+def test_empty_shapes_are_allowed():
+    assert seeded_rng(1).lattice_gaussian(1.0, (0, 3), 2.0**-10).shape == (0, 3)
+    assert seeded_rng(1).lattice_laplace(1.0, (), 2.0**-10).shape == ()

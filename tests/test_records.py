@@ -1,0 +1,334 @@
+"""Reading a table: what is refused, in which words, and that no word of a refusal is a record."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from conftest import make_table
+
+from shared.dictionary import Column, Dictionary
+from shared.errors import (
+    ConfigRefusal,
+    DataFileRefusal,
+    DataRefusal,
+    DictionaryRefusal,
+    DuplicatePerson,
+    MissingRefusal,
+    Refusal,
+)
+from site_agent.config import Config, Limits, SiteFloors, Source
+from site_agent.records import header, problems, pseudonyms, read, suggestions
+
+KEY = b"k" * 32
+CANARY = "CANARY-7319"
+
+
+def write(folder: Path, table: pd.DataFrame, name: str = "cohort.csv", **kind) -> Source:
+    path = folder / name
+    if path.suffix == ".parquet":
+        table.to_parquet(path)
+    else:
+        table.to_csv(path, index=False, encoding=kind.get("encoding", "utf-8"), sep=kind.get("delimiter", ","))
+    return Source(path=path, **kind)
+
+
+def words(refusal: Refusal) -> str:
+    return json.dumps([str(refusal), refusal.must, refusal.given, refusal.next_step])
+
+
+def refused(kind: type[Refusal], source: Source, dictionary: Dictionary) -> Refusal:
+    with pytest.raises(kind) as caught:
+        read(source, dictionary, key=KEY)
+    assert type(caught.value) is kind
+    text = words(caught.value)
+    assert CANARY not in text
+    assert "7319" not in text
+    assert caught.value.next_step, "a refusal says what to do next"
+    # Nor may a parser's own words, which quote cells, hang on to it for a traceback to print.
+    assert caught.value.__suppress_context__ or caught.value.__context__ is None
+    return caught.value
+
+
+def test_csv_and_parquet_give_the_same_records(tmp_path, table, dictionary):
+    from_csv = read(write(tmp_path, table), dictionary, key=KEY)
+    from_parquet = read(write(tmp_path, table, "cohort.parquet"), dictionary, key=KEY)
+    pd.testing.assert_frame_equal(from_csv.table, from_parquet.table, check_dtype=False)
+    assert from_csv.n == from_csv.rows == 300
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "cp1252"])
+def test_every_offered_encoding_is_read(tmp_path, encoding):
+    dictionary = Dictionary(
+        name="m", version=1, columns=(Column(name="ward", kind="nominal", levels=("Süd", "Köln", "été")),)
+    )
+    table = pd.DataFrame({"ward": ["Süd", "Köln", "été"] * 20})
+    assert read(write(tmp_path, table, encoding=encoding), dictionary, key=KEY).n == 60
+
+
+def test_a_byte_order_mark_is_no_part_of_the_first_name(tmp_path, table, dictionary):
+    path = tmp_path / "bom.csv"
+    table.to_csv(path, index=False, encoding="utf-8-sig")
+    assert header(Source(path=path))[0] == "person"
+    assert read(Source(path=path), dictionary, key=KEY).n == 300
+
+
+def test_another_delimiter_and_other_names_are_mapped(tmp_path, table, dictionary):
+    renamed = table.rename(columns={"sbp": "SBP (mmHg)"}).assign(ward="x")
+    source = write(tmp_path, renamed, "cohort.tsv", delimiter="\t", columns={"SBP (mmHg)": "sbp"}, ignore=("ward",))
+    assert "sbp" in read(source, dictionary, key=KEY).table
+
+
+def test_identifiers_stay_text_and_do_not_lose_their_zeros(tmp_path, table, dictionary):
+    table["person"] = [f"{i:05d}" for i in range(len(table))]
+    assert read(write(tmp_path, table), dictionary, key=KEY).table["person"].iloc[0] == "00000"
+
+
+def test_the_snapshot_changes_with_the_bytes_and_with_the_key(tmp_path, table, dictionary):
+    source = write(tmp_path, table)
+    first = read(source, dictionary, key=KEY).snapshot
+    assert read(source, dictionary, key=b"o" * 32).snapshot != first
+    table.loc[0, "sbp"] += 1
+    assert read(write(tmp_path, table), dictionary, key=KEY).snapshot != first
+
+
+def test_reading_leaves_the_folder_and_the_file_as_they_were(tmp_path, table, dictionary):
+    source = write(tmp_path, table)
+    before = source.path.read_bytes()
+    source.path.chmod(0o400)
+    read(source, dictionary, key=KEY)
+    assert [path.name for path in tmp_path.iterdir()] == ["cohort.csv"]
+    assert source.path.read_bytes() == before
+
+
+def test_pseudonyms_are_keyed_and_hide_the_person(tmp_path, table, dictionary):
+    records = read(write(tmp_path, table), dictionary, key=KEY)
+    here = pseudonyms(records, dictionary, key=KEY)
+    assert len(here) == 300
+    assert not here & pseudonyms(records, dictionary, key=b"o" * 32)
+    assert not here & set(table["person"])
+
+
+def test_the_text_of_records_shows_none(tmp_path, table, dictionary):
+    table.loc[0, "person"] = CANARY
+    records = read(write(tmp_path, table), dictionary, key=KEY)
+    assert CANARY not in repr(records)
+    assert CANARY not in f"{records}"
+
+
+# -- the file ---------------------------------------------------------------------------------------------------
+def test_an_absent_file_is_refused(tmp_path, dictionary):
+    refused(DataFileRefusal, Source(path=tmp_path / "gone.csv"), dictionary)
+
+
+@pytest.mark.parametrize("name", ["empty.csv", "empty.parquet"])
+def test_an_empty_file_is_refused(tmp_path, dictionary, name):
+    (tmp_path / name).touch()
+    refusal = refused(DataFileRefusal, Source(path=tmp_path / name), dictionary)
+    assert "0 bytes" in refusal.given
+
+
+def test_a_file_of_a_header_alone_is_refused(tmp_path, table, dictionary):
+    refused(DataFileRefusal, write(tmp_path, table.iloc[:0]), dictionary)
+
+
+def test_the_wrong_encoding_is_refused_and_the_right_one_is_asked_for(tmp_path, table, dictionary):
+    table["clinic"] = "süd " + CANARY
+    source = write(tmp_path, table, encoding="cp1252")
+    refusal = refused(DataFileRefusal, replace(source, encoding="utf-8"), dictionary)
+    assert "--encoding" in refusal.next_step
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.9, 0.999])
+def test_a_truncated_parquet_file_is_refused(tmp_path, table, dictionary, share):
+    table.loc[0, "clinic"] = CANARY
+    source = write(tmp_path, table, "cohort.parquet")
+    data = source.path.read_bytes()
+    source.path.write_bytes(data[: max(1, int(share * len(data)))])
+    refused(DataFileRefusal, source, dictionary)
+
+
+def test_a_csv_file_cut_off_in_a_line_is_refused(tmp_path, table, dictionary):
+    source = write(tmp_path, table)
+    source.path.write_text("\n".join(source.path.read_text().splitlines()[:100]) + f"\n{CANARY},3.5,1")
+    assert "1 rows with fewer" in refused(DataFileRefusal, source, dictionary).given
+
+
+@pytest.mark.parametrize("rows", ["all", "one"])
+def test_rows_longer_than_the_header_are_refused(tmp_path, table, dictionary, rows):
+    source = write(tmp_path, table)
+    lines = source.path.read_text().splitlines()
+    longer = [
+        lines[0],
+        *(f"{line},{CANARY}" if rows == "all" or i == 7 else line for i, line in enumerate(lines[1:])),
+    ]
+    source.path.write_text("\n".join(longer))
+    refused(DataFileRefusal, source, dictionary)
+
+
+def test_an_open_quote_is_refused(tmp_path, table, dictionary):
+    source = write(tmp_path, table)
+    source.path.write_text(source.path.read_text().replace("p1-150", f'"{CANARY}'))
+    refused(DataFileRefusal, source, dictionary)
+
+
+def test_a_file_without_a_header_does_not_show_its_first_patient(tmp_path, table, dictionary):
+    table.loc[0, "person"] = CANARY
+    path = tmp_path / "bare.csv"
+    table.to_csv(path, index=False, header=False)
+    refused(DictionaryRefusal, Source(path=path), dictionary)
+
+
+# -- the columns ------------------------------------------------------------------------------------------------
+def test_a_column_the_dictionary_does_not_know_is_refused_until_it_is_ignored_by_name(tmp_path, table, dictionary):
+    source = write(tmp_path, table.assign(ward=CANARY))
+    refusal = refused(DictionaryRefusal, source, dictionary)
+    assert "ward" in refusal.given
+    assert read(replace(source, ignore=("ward",)), dictionary, key=KEY).n == 300
+
+
+def test_an_absent_column_is_refused_by_name(tmp_path, table, dictionary):
+    assert "'sbp'" in refused(DictionaryRefusal, write(tmp_path, table.drop(columns="sbp")), dictionary).given
+
+
+def test_two_source_columns_for_one_are_refused(tmp_path, table, dictionary):
+    source = write(tmp_path, table.assign(SBP=1), columns={"SBP": "sbp"})
+    refused(DictionaryRefusal, source, dictionary)
+
+
+def test_a_repeated_name_is_refused(tmp_path, table, dictionary):
+    source = write(tmp_path, table)
+    lines = source.path.read_text().splitlines()
+    source.path.write_text("\n".join([lines[0] + ",sbp", *(line + f",{CANARY}" for line in lines[1:])]))
+    refused(DataFileRefusal, source, dictionary)
+
+
+def test_a_mapping_of_a_column_that_is_gone_is_refused(tmp_path, table, dictionary):
+    refused(DictionaryRefusal, write(tmp_path, table, columns={"SBP": "sbp"}), dictionary)
+
+
+# -- the values -------------------------------------------------------------------------------------------------
+VALUES = [
+    ("sbp", f"{CANARY}", DictionaryRefusal, "must be a number"),
+    ("sbp", 7319, DictionaryRefusal, "must be at most 270"),
+    ("sbp", -7319, DictionaryRefusal, "must be at least 70"),
+    ("visits", 3.7319, DictionaryRefusal, "whole number"),
+    ("grade", CANARY, DictionaryRefusal, "level of the dictionary"),
+    ("sex", CANARY, DictionaryRefusal, "level of the dictionary"),
+    ("cvd", 7319, DictionaryRefusal, "level of the dictionary"),
+    ("sbp", None, MissingRefusal, "no missing value"),
+    ("person", None, MissingRefusal, "identify every row"),
+]
+
+
+@pytest.mark.parametrize("name", ["cohort.csv", "cohort.parquet"])
+@pytest.mark.parametrize(("column", "value", "kind", "rule"), VALUES)
+def test_a_value_outside_is_refused_by_column_rule_and_count(
+    tmp_path, table, dictionary, name, column, value, kind, rule
+):
+    if name == "cohort.parquet":
+        table[column] = table[column].astype(str)  # one type per column
+    table[column] = table[column].astype(object)
+    table.loc[[3, 5], column] = None if value is None else str(value)
+    refusal = refused(kind, write(tmp_path, table, name), dictionary)
+    assert column in refusal.must
+    assert rule in refusal.must
+    assert "2" in refusal.given
+
+
+def test_a_column_without_any_value_is_refused(tmp_path, table, dictionary):
+    refusal = refused(MissingRefusal, write(tmp_path, table.assign(sbp="")), dictionary)
+    assert "sbp" in refusal.must
+    assert "300 rows" in refusal.given
+
+
+def test_a_person_who_stands_twice_is_refused_by_count(tmp_path, table, dictionary):
+    table.loc[[1, 2], "person"] = CANARY
+    assert "1 repeated" in refused(DuplicatePerson, write(tmp_path, table), dictionary).given
+
+
+def test_problems_lists_every_column_where_reading_stops_at_the_first(tmp_path, dictionary):
+    table = make_table(80)
+    table["sbp"] = table["sbp"].astype(object)
+    table.loc[0, "sbp"] = CANARY
+    table.loc[[1, 2], "grade"] = CANARY
+    table.loc[1, "person"] = table.loc[0, "person"]
+    found = problems(write(tmp_path, table), dictionary)
+    assert [type(refusal) for refusal in found] == [DuplicatePerson, DictionaryRefusal, DictionaryRefusal]
+    assert all(isinstance(refusal, DataRefusal) and CANARY not in words(refusal) for refusal in found)
+
+
+def test_no_problems_is_when_reading_succeeds(tmp_path, table, dictionary):
+    assert problems(write(tmp_path, table), dictionary) == ()
+
+
+def test_names_that_look_alike_are_proposed_once(dictionary):
+    found = suggestions(["SBP (mmHg)", "Sex", "sex", "postcode"], dictionary)
+    assert found["SBP (mmHg)"] == "sbp"
+    assert "postcode" not in found
+    assert list(found.values()).count("sex") == 1
+
+
+# -- settings ---------------------------------------------------------------------------------------------------
+def settings(home: Path, **change) -> Config:
+    values = {
+        "home": home,
+        "site": "north",
+        "coordinator": "hub",
+        "address": "hub.example.org:8443",
+        "server_name": "hub.example.org",
+        "ca_fingerprint": "ab cd",
+        "leads": ("ab" * 32,),
+    }
+    return Config(**{**values, **change})
+
+
+def test_settings_come_back_from_their_file(tmp_path):
+    source = Source(
+        path=tmp_path / 'odd "name" \\ ü.csv', encoding="cp1252", columns={"SBP\t(mmHg)": "sbp"}, ignore=("a b", "c")
+    )
+    config = settings(
+        tmp_path,
+        approvers={"dr-lind": "cd" * 32},
+        floors=SiteFloors(persons=80, membership_auc=0.52),
+        data={"cvd": source},
+    )
+    config.save()
+    assert Config.load(tmp_path) == config
+    assert (tmp_path / "site.toml").stat().st_mode & 0o077 == 0
+
+
+def test_an_unknown_key_is_refused_with_the_nearest_known_one(tmp_path):
+    text = settings(tmp_path).to_toml()
+    for wrong, near in (("adress = 'x'\n", "address"), ("[floor]\n", "floors")):
+        with pytest.raises(ConfigRefusal) as caught:
+            Config.from_toml(text.replace("[floors]\n", "") + wrong if "[" in wrong else wrong + text, home=tmp_path)
+        assert near in caught.value.next_step
+
+
+@pytest.mark.parametrize("path", ["https://x.org/a.csv", "s3://bucket/a.csv", "//server/share/a.csv", "a.csv"])
+def test_a_table_is_a_local_absolute_path(path):
+    with pytest.raises(ConfigRefusal):
+        Source(path=Path(path) if "://" not in path and "//" not in path else path)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("name", "loose"), [("persons", 49), ("rare_level", 9), ("approvals", 0), ("membership_auc", 1.5)]
+)
+def test_a_floor_below_the_products_is_refused(name, loose):
+    with pytest.raises(ConfigRefusal):
+        SiteFloors(**{name: loose})
+
+
+def test_no_setting_lowers_a_floor(plan):
+    import itertools
+
+    for persons, auc, approvals in itertools.product((None, 50, 51, 9999), (None, 0.01, 0.6, 1.0), (None, 1, 5)):
+        limits = Limits.of(plan.floors, SiteFloors(persons=persons, membership_auc=auc, approvals=approvals))
+        assert limits.persons >= plan.floors.persons
+        assert limits.membership_auc <= plan.floors.membership_auc
+        assert limits.approvals >= plan.floors.approvals
+        assert limits.persons >= (persons or 0)

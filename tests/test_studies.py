@@ -1,0 +1,69 @@
+"""The study plans that ship with the product can be used as they stand."""
+
+import os
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from shared.dictionary import Column
+from shared.errors import DictionaryRefusal
+from shared.plan import StudyPlan
+
+STUDIES = Path(__file__).parents[1] / "deploy" / "studies"
+HOSPITALS = ("cleveland", "hungarian", "switzerland", "va")
+
+
+def plan(name: str) -> StudyPlan:
+    return StudyPlan.from_toml((STUDIES / f"{name}.toml").read_text())
+
+
+def hospital(name: str) -> pd.DataFrame:
+    folder = os.environ.get("TRIBUTARY_HEART_DATA")
+    if not folder:
+        pytest.skip("TRIBUTARY_HEART_DATA is not set: the hospitals' files are not part of the repository")
+    return pd.read_csv(Path(folder) / f"{name}.csv")
+
+
+@pytest.mark.parametrize("name", ["cvd", "heart"])
+def test_a_shipped_study_reads_and_its_canonical_bytes_read_back(name):
+    read = plan(name)
+    assert StudyPlan.from_bytes(read.canonical) == read
+    assert read.release.w == 0.8
+
+
+@pytest.mark.parametrize("name", ["cvd", "heart"])
+def test_a_shipped_study_at_w_0_8_says_plainly_that_it_guarantees_nothing(name):
+    opening = " ".join((STUDIES / f"{name}.toml").read_text().replace("\n#", " ").split())
+    assert "NO MEANINGFUL FORMAL GUARANTEE" in opening[:700]
+
+
+@pytest.mark.parametrize("name", ["cvd", "heart"])
+def test_every_numeric_column_of_a_shipped_study_has_a_label_and_the_public_bounds_are_wide(name):
+    for column in plan(name).dictionary.released:
+        assert column.label
+        if column.kind in ("continuous", "time"):
+            assert column.unit
+
+
+def test_the_cohort_study_encodes_to_six_columns():
+    assert plan("cvd").dictionary.names == ("time", "cvd", "age", "chol", "hdl", "sbp")
+
+
+@pytest.mark.parametrize("name", HOSPITALS)
+def test_every_hospital_passes_the_heart_dictionary_without_losing_a_row(name):
+    table, dictionary = hospital(name), plan("heart").dictionary
+    assert len(dictionary.check(table[list(dictionary.names)])) == len(table)
+
+
+def test_a_cholesterol_of_0_is_missing_in_all_of_switzerland_and_49_rows_of_va():
+    column = plan("heart").dictionary.column("chol")
+    assert column.check(hospital("switzerland")["chol"]).isna().all()
+    va = hospital("va")["chol"]
+    assert column.check(va).isna().sum() == 49 + va.isna().sum()
+
+
+def test_released_with_levels_0_to_3_the_stray_ca_of_budapest_would_be_refused_by_its_count():
+    ca = Column(name="ca", kind="nominal", levels=(0, 1, 2, 3), missing="level")
+    with pytest.raises(DictionaryRefusal, match="1 rows that do not"):
+        ca.check(hospital("hungarian")["ca"])

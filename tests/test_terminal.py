@@ -1,0 +1,88 @@
+"""A command's answers and refusals look and leave alike everywhere."""
+
+import json
+import subprocess
+import sys
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from shared import terminal
+from shared.errors import CATALOGUE, BudgetRefusal
+
+
+def commands():
+    app = terminal.application("Two commands.")
+
+    @app.command()
+    def spend(json: bool = False) -> None:
+        raise BudgetRefusal("the study must fit its [budget]", given="ε 9", next_step="Amend the plan.")
+
+    @app.command()
+    def read(path: str, json: bool = False) -> None:
+        with open(path) as file:
+            terminal.emit(file.read(), as_json=json)
+
+    return app
+
+
+def test_a_refusal_is_a_panel_on_stderr_and_its_exit_code(capsys):
+    assert terminal.run(commands(), name="t", argv=["spend"]) == 11
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    for words in ("E_BUDGET", "the study must fit its [budget]", "ε 9", "Amend the plan.", "study lead"):
+        assert words in shown.err
+
+
+def test_a_refusal_is_json_on_stdout_when_json_was_asked_for(capsys):
+    assert terminal.run(commands(), name="t", argv=["spend", "--json"]) == 11
+    shown = capsys.readouterr()
+    refused = json.loads(shown.out)["refused"]
+    assert (refused["code"], refused["exit_code"], refused["next_step"]) == ("E_BUDGET", 11, "Amend the plan.")
+    assert shown.err == ""
+
+
+@pytest.mark.parametrize("kind", CATALOGUE.values(), ids=lambda kind: kind.__name__)
+def test_every_refusal_has_a_panel(kind, capsys):
+    assert terminal.show_refusal(kind("a rule holds")) == kind.exit_code
+    assert kind.code in capsys.readouterr().err
+
+
+def test_an_unreadable_file_is_a_storage_refusal_and_not_a_traceback(capsys, tmp_path):
+    assert terminal.run(commands(), name="t", argv=["read", str(tmp_path / "absent.csv")]) == 30
+    shown = capsys.readouterr().err
+    assert "absent.csv" in shown
+    assert "Traceback" not in shown
+
+
+def test_a_command_line_that_cannot_be_read_leaves_with_2(capsys):
+    assert terminal.run(commands(), name="t", argv=["spend", "--nonsense"]) == 2
+    assert "--nonsense" in capsys.readouterr().err
+
+
+def test_plain_values_hold_nothing_json_has_no_form_for():
+    @dataclass
+    class Answer:
+        x: object
+
+    given = Answer({"a": np.float64("inf"), "b": np.arange(2), "c": b"\x01", "d": {1: np.int64(3)}})
+    assert terminal.plain(given) == {"x": {"a": None, "b": [0, 1], "c": "01", "d": {"1": 3}}}
+
+
+def test_the_checklist_shows_the_fix_of_what_is_not_green(capsys):
+    checks = [
+        terminal.Check(name="clock", detail="in step"),
+        terminal.Check(name="disk", state="fail", fix="Free it."),
+    ]
+    terminal.checklist(terminal.console(), checks)
+    shown = capsys.readouterr().out
+    assert "✓ clock" in shown
+    assert "✗ disk" in shown
+    assert "→ Free it." in shown
+
+
+def test_importing_it_imports_neither_rich_nor_typer():
+    code = "import sys, shared.terminal; print([m for m in ('rich', 'typer') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
