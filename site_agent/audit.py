@@ -19,7 +19,7 @@ median rank             other records nearer than one's own released row, the me
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -29,9 +29,11 @@ from scipy import stats
 from scipy.linalg import solve_triangular
 from scipy.spatial import cKDTree
 
+from shared.dictionary import NUMERIC
+from shared.encoding import Encoder
 from shared.errors import AuditRefusal, ParameterError
 
-__all__ = ["AuditLimits", "AuditReport", "Rate", "gate", "linkage", "membership_auc", "run_audit"]
+__all__ = ["AuditLimits", "AuditReport", "Rate", "gate", "linkage", "membership_auc", "run_audit", "seen"]
 
 Array = NDArray[np.float64]
 
@@ -118,6 +120,7 @@ def run_audit(
     fitted_on: Array,
     held_back: Array,
     probe: Array,
+    view: Callable[[Array], Array] | None = None,
 ) -> AuditReport:
     """Attack a release.
 
@@ -128,12 +131,16 @@ def run_audit(
         fitted_on: (n1, d) records that a second flow was fitted on, for the membership attack.
         held_back: (n0, d) records that it never saw.
         probe: (n1, d) a release of `fitted_on` by that flow.
+        view: what an attacker sees of encoded rows, (n, d) to (n, k); `seen(encoder)`. None compares encoded rows,
+            and then the fractions and fills that an encoder draws at random link rows that nobody could link.
     Raises: ParameterError, if shapes disagree.
     """
     d = x.shape[1]
     shapes_fit = released.shape == x.shape == latents.shape and probe.shape == fitted_on.shape
     if not shapes_fit or held_back.shape[1] != d or len(held_back) < 2 or len(x) < 2:
         raise ParameterError("records, their release and the held-back records must fit together", given=f"d = {d}")
+    if view is not None:
+        x, released, fitted_on, held_back, probe = (view(rows) for rows in (x, released, fitted_on, held_back, probe))
     whiten, standardise = _whitening(x), _standardising(x)
     flags = linkage(whiten(x), whiten(released))
     norms = np.linalg.norm(latents, axis=1)
@@ -150,6 +157,43 @@ def run_audit(
         n_fitted=len(fitted_on),
         n_held_back=len(held_back),
     )
+
+
+def seen(encoder: Encoder) -> Callable[[Array], Array]:
+    """What an attacker sees of encoded rows: decoded values, no fractions of levels, no fills of missing values.
+
+    Numeric columns become their values, a missing one the middle of its bounds and an indicator; ordered levels and
+    events become their place, nominal levels an indicator for each but the first.
+
+    >>> from shared.dictionary import Column, Dictionary
+    >>> from shared.encoding import Encoder
+    >>> columns = (Column(name="cvd", kind="event"), Column(name="visits", kind="integer", lower=2, upper=9))
+    >>> seen(Encoder(dictionary=Dictionary(name="mini", version=1, columns=columns)))(np.array([[1.7, 3.2]]))
+    array([[1., 5.]])
+    """
+
+    def view(rows: Array) -> Array:
+        table = encoder.decode(rows)
+        out: list[Array] = []
+        for column in encoder.dictionary.released:
+            values = table[column.name]
+            if column.kind in NUMERIC:
+                number = values.to_numpy(dtype=np.float64, na_value=np.nan)
+                absent = np.isnan(number)
+                out.append(np.where(absent, sum(column.span) / 2, number))
+                if column.missing == "level":
+                    out.append(absent.astype(np.float64))
+                continue
+            place = np.full(len(values), float(len(column.levels)))
+            for k, level in enumerate(column.levels):
+                place[(values == level).fillna(False).to_numpy(dtype=bool)] = k
+            if column.kind == "nominal":
+                out += [(place == k).astype(np.float64) for k in range(1, len(column.levels) + 1)]
+            else:
+                out.append(place)
+        return np.column_stack(out)
+
+    return view
 
 
 def gate(report: AuditReport, limits: AuditLimits) -> None:

@@ -5,13 +5,16 @@ import json
 
 import numpy as np
 import pytest
+from conftest import make_table
 from scipy import stats
 
+from shared.dictionary import Column, Dictionary
+from shared.encoding import Encoder
 from shared.errors import AuditRefusal, ParameterError
 from shared.mechanisms.latent_noise import LatentNoise, default_radius
 from shared.randomness import seeded_rng
 from shared.simulated import gaussian_table
-from site_agent.audit import AuditLimits, AuditReport, Rate, gate, linkage, membership_auc, run_audit
+from site_agent.audit import AuditLimits, AuditReport, Rate, gate, linkage, membership_auc, run_audit, seen
 from site_agent.models.flow import FlowSettings, fit_flow, refit_flow
 
 SETTINGS = FlowSettings(flows=2, hidden=16, epochs=3, patience=2, margins="none")
@@ -229,6 +232,41 @@ def test_a_constant_column_does_no_harm():
     released = np.column_stack([fresh(table(200)), np.zeros(200)])
     report = run_audit(x=x, released=released, latents=x, fitted_on=x[:150], held_back=x[150:], probe=released[:150])
     assert report.own_row.value < 0.1
+
+
+def encoded(dictionary, n=400):
+    """A table with levels, missing values and integers, encoded twice: same people, other fractions and fills."""
+    encoder = Encoder(dictionary=dictionary)
+    checked = dictionary.check(make_table(n))
+    return encoder, encoder.encode(checked, seeded_rng(1)), encoder.encode(checked, seeded_rng(2))
+
+
+def test_what_an_attacker_sees_has_no_fractions_and_no_fills(dictionary):
+    encoder, one, two = encoded(dictionary)
+    assert not np.allclose(one, two)
+    assert np.allclose(seen(encoder)(one), seen(encoder)(two))
+
+
+def test_what_an_attacker_sees_keeps_values_levels_and_what_is_missing(dictionary):
+    encoder, one, _ = encoded(dictionary)
+    table, view = encoder.decode(one), seen(encoder)(one)
+    assert np.allclose(view[:, 0], table["time"])
+    assert np.array_equal(view[:, 1], table["cvd"])
+    assert view.shape[1] > encoder.d
+    assert np.isfinite(view).all()
+    assert len(np.unique(view, axis=0)) == len(table.drop_duplicates())
+
+
+def test_rows_are_not_linked_by_fractions_that_nobody_sees():
+    columns = tuple(Column(name=f"b{k}", kind="binary") for k in range(6))
+    encoder = Encoder(dictionary=Dictionary(name="bits", version=1, columns=columns))
+    rng = np.random.default_rng(1)
+    x = rng.integers(0, 2, (600, 6)) + rng.random((600, 6))
+    other = rng.integers(0, 2, (600, 6)) + x % 1
+    parts = {"x": x, "released": other, "latents": x, "fitted_on": x[:480], "held_back": x[480:], "probe": other[:480]}
+    apart, bare = run_audit(**parts, view=seen(encoder)), run_audit(**parts)
+    assert bare.membership.value > apart.membership.value + 0.02
+    assert 0.4 < apart.membership.value < 0.6
 
 
 def test_a_report_reads_back_from_json():

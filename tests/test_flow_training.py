@@ -211,6 +211,25 @@ def test_a_skewed_margin_is_reproduced():
     assert np.allclose(np.quantile(drawn[:, 0], levels), np.quantile(x[:, 0], levels), rtol=0.06)
 
 
+@pytest.mark.parametrize("modelled", [0, 12])
+def test_a_level_no_record_has_gets_a_latent_that_is_large_but_not_absurd(modelled):
+    rng = np.random.default_rng(1)
+    x = np.column_stack([rng.normal(size=300), rng.integers(0, 4, 300) + rng.random(300)])
+    settings = FlowSettings(flows=0, modelled_levels=modelled)
+    flow = fit_flow(x, settings, seeded_rng(1), integer_columns=(1,)).flow
+    beyond = np.array([[0.0, 4.5], [0.0, 6.5], [0.0, -0.5]])
+    assert np.abs(flow.inverse(beyond)).max() < 20
+    assert np.allclose(flow.forward(flow.inverse(beyond)), beyond)
+
+
+def test_a_value_beyond_nearly_tied_extremes_gets_a_latent_that_is_not_absurd():
+    rng = np.random.default_rng(1)
+    x = np.column_stack([rng.normal(size=300), rng.normal(size=300)])
+    x[np.argsort(x[:, 0])[-8:], 0] = 3 + 1e-9 * np.arange(8)
+    flow = fit_flow(x, FlowSettings(flows=0), seeded_rng(1)).flow
+    assert np.abs(flow.inverse(np.array([[3.5, 0.0]]))).max() < 20
+
+
 def test_ties_in_a_smooth_column_are_no_obstacle():
     rng = np.random.default_rng(1)
     x = np.column_stack([rng.normal(120, 15, 500).round(-1), rng.normal(size=500)])

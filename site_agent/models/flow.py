@@ -508,6 +508,16 @@ def _score_knots(column: Array) -> tuple[Array, Array]:
     pick = np.unique(np.searchsorted(middle, np.concatenate([grid[::2], even[::2]])).clip(0, value.size - 1))
     pick = np.unique(np.concatenate([[0], pick, [value.size - 1]]))
     scores, values = special.ndtri(middle[pick]), value[pick]
+    # The tails go on with the slope of the whole half, not of the last two values: those may nearly be equal, and a
+    # later record just outside would get a latent of thousands.
+    centre = int(np.searchsorted(middle, 0.5).clip(1, value.size - 2)) if value.size > 2 else 0
+    half, middle_score = value[centre], special.ndtri(middle[centre])
+    reach = value[-1] - value[0]
+    for end, sign in ((0, -1.0), (-1, 1.0)):
+        slope = abs(scores[end] - middle_score) / max(abs(values[end] - half), 1e-3 * reach) or 1 / reach
+        outer = (scores[end] + sign * slope * reach, values[end] + sign * reach)
+        scores = np.concatenate([[outer[0]], scores] if sign < 0 else [scores, [outer[0]]])
+        values = np.concatenate([[outer[1]], values] if sign < 0 else [values, [outer[1]]])
     keep = np.concatenate([[True], (np.diff(scores) > 1e-9) & (np.diff(values) > 0)])
     return scores[keep], values[keep]
 
@@ -525,7 +535,9 @@ def _level_knots(column: Array, count: int) -> tuple[Array, Array]:
     scores = np.concatenate([[-8.0], special.ndtri(at), [8.0]])
     keep = np.concatenate([[True], (np.diff(scores) > 1e-9) & (np.diff(values) > 1e-12)])
     keep[-1] = True
-    return scores[keep], values[keep]
+    # A level that these records lack goes on along a line of slope 1, not along the last, nearly vertical piece.
+    scores = np.concatenate([[-9.0], scores[keep], [9.0]])
+    return scores, np.concatenate([[-1.0], values[keep], [count + 1.0]])
 
 
 def _level_model(y: Array, column: int, levels: int, given: tuple[int, ...], counts: tuple[int, ...]) -> LevelModel:
