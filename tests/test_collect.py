@@ -355,7 +355,7 @@ def test_a_flip_at_any_byte_of_an_envelope_is_refused(hub):
             answers["accepted"] += 1
         except FLIPPED as refusal:
             answers[type(refusal)] += 1
-    assert answers.total() == len(data) > 1000
+    assert answers.total() == len(data) > 900
     assert set(answers) <= set(FLIPPED)
     assert hub.contents() == set()
     # The same over the wire, for a few.
