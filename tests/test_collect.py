@@ -431,14 +431,15 @@ def test_a_delivery_that_was_cut_goes_on_from_there_with_the_same_bytes(hub):
     assert hub.store.verify_log() == 1
 
 
-def test_a_staged_half_that_a_power_cut_has_damaged_is_sent_anew(hub):
+@pytest.mark.parametrize("excess", [None, 0, 9])
+def test_a_staged_half_that_a_power_cut_has_damaged_is_sent_anew(hub, excess):
+    """The site sends from where the coordinator says; when the whole is wrong, it sends the whole again."""
     sealed = hub.seal("north")
     part = hub.home / "staging" / f"north.{sealed.statement.bundle_sha256}.part"
-    for damaged in (bytes(300), bytes(sealed.statement.bundle_bytes), bytes(sealed.statement.bundle_bytes + 9)):
-        part.write_bytes(damaged)
-        with hub.egress("north", sleep=lambda seconds: None) as egress:
-            egress.send(sealed.envelope, sealed.path)
-        assert not part.exists()
+    part.write_bytes(bytes(300 if excess is None else sealed.statement.bundle_bytes + excess))
+    with hub.egress("north", sleep=lambda seconds: None) as egress:
+        egress.send(sealed.envelope, sealed.path)
+    assert hub.contents() == {f"bundles/{sealed.statement.bundle_sha256}.zip"}
     assert hub.store.verify_log() == 1
 
 
