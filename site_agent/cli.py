@@ -286,6 +286,7 @@ def init(
             ca_fingerprint=invited.ca_fingerprint,
             leads=tuple(key.hex for key in invited.leads),
             threshold=invited.threshold,
+            studies=invited.studies,
             approvers=approvers,
         )
 
@@ -464,7 +465,7 @@ def status(home: Home = None, json: Json = False) -> None:
     day = today()
     studies = []
     steps: list[str] = [] if joined else ["site-agent join"]
-    for study in sorted({*config.data, *at.plans.studies()}):
+    for study in sorted({*config.studies, *config.data, *at.plans.studies()}):
         row: dict[str, Any] = {
             "study": study,
             "plan": None,

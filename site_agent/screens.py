@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 __all__ = ["budget", "heading", "next_step", "note", "outbox", "plan_page", "release_page", "sentences", "settings"]
 
 ROWS = 8
-NOT_A_GUARANTEE = 10.0
 
 
 def heading(out: Console, text: str, detail: str = "") -> None:
@@ -152,18 +151,13 @@ def release_page(out: Console, release: Release, *, changes: Sequence[Sequence[s
             ("to", receipt.recipient),
             (
                 "price",
-                f"{epsilon(receipt.epsilon, receipt.delta)}; the study's total is now ε = {receipt.study_epsilon:.4g}",
+                f"{epsilon(receipt.epsilon, receipt.delta)}; study total ε = {receipt.study_epsilon:.4g} (by RDP)",
             ),
             ("in words", receipt.translation),
             ("bytes", f"SHA-256 {hold.bundle_sha256[:32]}…"),
             ("approvals", f"{len(hold.approvals)} of {hold.approvals_needed}"),
         ),
     )
-    if receipt.epsilon > NOT_A_GUARANTEE:
-        note(
-            out,
-            f"At ε above {NOT_A_GUARANTEE:g} this is not a meaningful formal guarantee; the audit is evidence only.",
-        )
     heading(
         out,
         "The rows",
@@ -235,7 +229,7 @@ def budget(out: Console, lines: Sequence[StatementLine], totals: Sequence[Mappin
         states = {"held": "reserved", "sealed": "sealed", "delivered": "delivered", "burnt": "burnt, stays charged"}
         out.print(
             table(
-                ("date", "wave", "release", "charge ε", "total ε", "state"),
+                ("date", "wave", "release", "charge ε", "total ε (RDP)", "state"),
                 [
                     (
                         line.date,
@@ -247,7 +241,7 @@ def budget(out: Console, lines: Sequence[StatementLine], totals: Sequence[Mappin
                     )
                     for line in mine
                 ],
-                right=("wave", "charge ε", "total ε"),
+                right=("wave", "charge ε", "total ε (RDP)"),
             )
         )
         share = min(1.0, total["epsilon"] / total["cap"]) if total["cap"] else 1.0
@@ -277,7 +271,7 @@ def _pages(names: Iterable[str], width: int) -> list[tuple[str, ...]]:
 
 
 def _cell(value: Any) -> Any:
-    if value is None or value != value or str(value) == "<NA>":  # NaN differs from itself
+    if value is None or str(value) in ("<NA>", "nan"):
         return None
     return f"{value:.6g}" if isinstance(value, float) else value
 
