@@ -1,7 +1,7 @@
 """The Collection service: takes privatised releases from sites, each exactly once, and nothing else.
 
-An offer carries the signed statement; everything that can be decided from it (signatures of the pinned keys, ids, plan,
-wave) is decided before a byte of the bundle is taken. The bundle is streamed to ``staging/``, hashed, and only then
+An offer carries the signed statement; all that can be decided from it (signatures of the pinned keys, ids, plan, wave)
+is decided before a byte of the bundle is taken. The bundle is streamed to ``staging/``, hashed, and only then
 opened. A release whose bytes are what its site and approvers signed, but whose *content* breaks the plan, is kept in
 ``quarantine/`` with a typed reason that the site sees; analysts never see it.
 
@@ -14,6 +14,7 @@ when it is whole, and accepted once, however often it is sent.
 from __future__ import annotations
 
 import datetime as dt
+import errno
 import fcntl
 import hashlib
 import itertools
@@ -29,7 +30,6 @@ from weakref import WeakValueDictionary
 
 from coordinator.authority import Authority, requested_key
 from coordinator.store import Site, Store
-from shared.encoding import Encoder
 from shared.errors import (
     ApprovalRefusal,
     BudgetRefusal,
@@ -128,7 +128,7 @@ class CollectionService:
             "Status": self.status,
         }
 
-    # -- joining --------------------------------------------------------------------------------------------------
+    # -- joining --------------------------------------------------------------------------------------------------------
     def enrol(self, call: Call, request: EnrolRequest) -> Enrolment:
         """Take a request to join, or say what became of it. Raises: RoleRefusal, TokenRefusal, SignatureRefusal, …"""
         if call.peer.role != "enrol":
@@ -191,7 +191,7 @@ class CollectionService:
         self._invited(site, request.study)
         return Holdings(holdings=self._store.holdings(request.study, site.site))
 
-    # -- offer ----------------------------------------------------------------------------------------------------
+    # -- offer ----------------------------------------------------------------------------------------------------------
     def offer(self, call: Call, request: SignedDocument) -> Offered:
         """Decide on a statement before its bundle is sent.
 
@@ -269,19 +269,13 @@ class CollectionService:
         """Refuse what the disk cannot hold; forget the oldest of a site's unfinished uploads."""
         free = shutil.disk_usage(self._staging).free
         if free < size + (64 << 20):
-            raise StorageRefusal(
-                "the coordinator must have room for the bundle",
-                given="too little disk space",
-                next_step="Ask the study lead; the release stays sealed and can be sent later.",
-            )
+            raise _no_room(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
         others = [path for path in self._staging.glob(f"{site.site}.*.json") if path.stem != part.stem]
-        for path in sorted(others, key=lambda path: path.stat().st_mtime)[
-            : max(0, len(others) + 1 - STAGED_PER_SITE)
-        ]:
+        for path in sorted(others, key=lambda path: path.stat().st_mtime)[: max(0, len(others) + 1 - STAGED_PER_SITE)]:
             path.with_suffix(".part").unlink(missing_ok=True)
             path.unlink(missing_ok=True)
 
-    # -- upload -----------------------------------------------------------------------------------------------------
+    # -- upload ---------------------------------------------------------------------------------------------------------
     def upload(self, call: Call, chunks: Iterator[Chunk]) -> Acceptance:
         """Take an offered bundle and answer when it is safe.
 
@@ -347,27 +341,22 @@ class CollectionService:
                 out.seek(0)
                 digest = hashlib.file_digest(out, "sha256").hexdigest()
             reach("ingest.received")
-            if digest != statement.bundle_sha256:
-                raise SignatureOfOtherBytes()
-        except (TooLarge, SignatureOfOtherBytes):
+        except TooLarge:
             part.unlink(missing_ok=True)
             raise
         except OSError as error:
             part.unlink(missing_ok=True)
-            raise StorageRefusal(
-                "the coordinator must be able to write the bundle",
-                given=error.strerror or "an error",
-                next_step="Ask the study lead; the release stays sealed and can be sent later.",
-            ) from None
+            raise _no_room(error) from None
+        if digest != statement.bundle_sha256:
+            part.unlink(missing_ok=True)
+            raise IntegrityRefusal("the bundle must be the one that was signed", given="other bytes")
 
     def _ingest(self, part: Path, statement: Statement, envelope: Envelope, plan: StudyPlan) -> Acceptance:
         """Open, check, move, flush, log, commit: in this order, so that no step shows what a later one might undo."""
         try:
             with self._opening:
                 receipt = self._checked(part, statement, plan)
-        except (Refusal, MemoryError, OSError) as refusal:
-            if not isinstance(refusal, Refusal):
-                raise
+        except Refusal as refusal:
             self._set_apart(part, statement, envelope, refusal)
             raise
         kept = self._bundles / f"{statement.bundle_sha256}.zip"
@@ -383,12 +372,11 @@ class CollectionService:
             )
             reach("ingest.after_commit")
         except (Refusal, OSError) as error:
-            if kept.exists():
+            # Whether the commit took place is for the database to say; a bundle that it names is never touched.
+            if kept.exists() and self._store.by_bundle(statement.bundle_sha256) is None:
                 os.replace(kept, part)
             if isinstance(error, OSError):
-                raise StorageRefusal(
-                    "the coordinator must be able to keep the bundle", given=f"{error.errno}"
-                ) from None
+                raise _no_room(error) from None
             raise
         part.with_suffix(".json").unlink(missing_ok=True)
         reach("ingest.done")
@@ -404,8 +392,6 @@ class CollectionService:
             for name in ("study", "plan_hash", "plan_version", "wave", "site", "release_id", "recipient"):
                 if getattr(receipt, name) != getattr(statement, name):
                     raise ReplayRefusal(f"the receipt's {name} must be the statement's", given="another")
-            if receipt.d != Encoder(dictionary=plan.dictionary).d:
-                raise ReceiptRefusal("the receipt's d must be the dictionary's", given=f"{receipt.d}")
             receipt.require_true(plan)
             if receipt.study_epsilon > plan.budget.epsilon * (1 + 1e-9):
                 raise BudgetRefusal("the study's total must be within the plan's budget", given="more")
@@ -430,7 +416,7 @@ class CollectionService:
         part.with_suffix(".json").unlink(missing_ok=True)
         reach("ingest.quarantined")
 
-    # -- staging ------------------------------------------------------------------------------------------------------
+    # -- staging --------------------------------------------------------------------------------------------------------
     def _part(self, site: Site, digest: str) -> Path:
         # The site's name is part of the file's: no site can touch what another one has staged.
         return self._staging / f"{site.site}.{digest}.part"
@@ -470,15 +456,6 @@ class CollectionService:
         return self._store.by_bundle(digest) is not None or bool(self._store.quarantined(bundle_sha256=digest))
 
 
-class SignatureOfOtherBytes(IntegrityRefusal):
-    """The whole bundle has arrived, and it is not the one that was signed."""
-
-    def __init__(self) -> None:
-        super().__init__(
-            "the bundle must be the one that was signed", given="other bytes", next_step="Send it again."
-        )
-
-
 class _Turn:
     """A lock that gives up after `PATIENCE`, so that a stalled upload cannot hold up the next for ever."""
 
@@ -495,6 +472,14 @@ class _Turn:
 
 def _write(out: BinaryIO, data: bytes) -> None:
     out.write(data)
+
+
+def _no_room(error: OSError) -> StorageRefusal:
+    return StorageRefusal(
+        "the coordinator must be able to keep the bundle",
+        given=error.strerror or "an error",
+        next_step="Ask the study lead; the release stays sealed and can be sent later.",
+    )
 
 
 def _size(path: Path) -> int:

@@ -285,7 +285,7 @@ class Store:
         """Give the connections back."""
         self._engine.dispose()
 
-    # -- transactions ----------------------------------------------------------------------------------------------------
+    # -- transactions ---------------------------------------------------------------------------------------------------
     def _read(self, work: Callable[[sa.Connection], T]) -> T:
         try:
             with self._engine.connect() as connection:
@@ -311,7 +311,7 @@ class Store:
                     raise _storage(error) from None
         raise AssertionError("unreachable")
 
-    # -- plans -----------------------------------------------------------------------------------------------------------
+    # -- plans ----------------------------------------------------------------------------------------------------------
     def add_plan(self, envelope: Envelope, plan: StudyPlan) -> StoredPlan:
         """Keep a signed plan. The same plan again, or with more signatures, replaces its envelope.
 
@@ -365,7 +365,7 @@ class Store:
         envelopes = [Envelope.from_bytes(row.envelope) for row in self._read(lambda c: c.execute(query).all())]
         return tuple(StoredPlan(envelope=item, plan=StudyPlan.from_bytes(item.payload)) for item in envelopes)
 
-    # -- sites -----------------------------------------------------------------------------------------------------------
+    # -- sites ----------------------------------------------------------------------------------------------------------
     def add_invitation(self, invitation: Invitation) -> None:
         """Keep the hash of an invitation's token, never the token."""
         values = {
@@ -469,7 +469,7 @@ class Store:
             raise SignatureRefusal(
                 "the fingerprint must be that of the site's release key",
                 given="another",
-                next_step="Ask the steward to read it out (site-agent status); if it differs, refuse and invite anew.",
+                next_step="Ask the steward to read it out (site-agent status); if it differs, invite anew.",
             )
         if found.state not in ("pending", "accepted"):
             raise StateRefusal("a site must be pending to be accepted", given=found.state)
@@ -522,7 +522,7 @@ class Store:
             )
         return found[0]
 
-    # -- anchors ---------------------------------------------------------------------------------------------------------
+    # -- anchors --------------------------------------------------------------------------------------------------------
     def add_anchor(self, head: AnchorHead, envelope: Envelope) -> AnchorReceipt:
         """Witness a site's ledger head.
 
@@ -553,7 +553,7 @@ class Store:
         row = self._read(lambda c: c.execute(query).first())
         return None if row is None else AnchorReceipt(seq=row.seq, head=row.head, index=row.log_index)
 
-    # -- releases --------------------------------------------------------------------------------------------------------
+    # -- releases -------------------------------------------------------------------------------------------------------
     def accept_release(
         self, *, statement: Statement, envelope: Envelope, receipt: Receipt, today: dt.date
     ) -> Acceptance:
@@ -607,9 +607,7 @@ class Store:
             & (_releases.c.wave == statement.wave)
             & (_releases.c.site == statement.site)
         )
-        same = (_releases.c.release_id == statement.release_id) | (
-            _releases.c.bundle_sha256 == statement.bundle_sha256
-        )
+        same = (_releases.c.release_id == statement.release_id) | (_releases.c.bundle_sha256 == statement.bundle_sha256)
         rows = c.execute(sa.select(_releases).where(same_place | same)).all()
         found = [_release(row) for row in rows]
         if not found:
@@ -622,9 +620,7 @@ class Store:
             next_step="See site-agent history; a second release needs a second charge and another wave.",
         )
 
-    def quarantine(
-        self, *, statement: Statement, envelope: Envelope, refusal: Refusal, today: dt.date
-    ) -> Quarantined:
+    def quarantine(self, *, statement: Statement, envelope: Envelope, refusal: Refusal, today: dt.date) -> Quarantined:
         """Remember a release whose content was refused; the same bytes again get the same answer."""
 
         def work(c: sa.Connection) -> None:
@@ -733,7 +729,7 @@ class Store:
         for release in self.releases(study, wave):
             yield release.site, release.receipt, self.table(release)
 
-    # -- log -------------------------------------------------------------------------------------------------------------
+    # -- log ------------------------------------------------------------------------------------------------------------
     def log(self) -> tuple[LogEntry, ...]:
         """All entries of the log, in order."""
         query = sa.select(_log.c.index, _log.c.entry, _log.c.root).order_by(_log.c.index)

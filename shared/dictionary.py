@@ -251,9 +251,7 @@ class Dictionary:
             raise DictionaryRefusal("a dictionary must have at most one person column", given="several")
         for column in self.columns:
             if column.kind == "time" and column.event and column.event not in names:
-                raise DictionaryRefusal(
-                    f"column {column.name!r}: its event must be a column", given=repr(column.event)
-                )
+                raise DictionaryRefusal(f"column {column.name!r}: its event must be a column", given=repr(column.event))
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ kind                    encoded as
 ======================  =============================================================================
 continuous              affine, public bounds to [-1, 1]
 time                    logit of c + (1 - 2c) t/upper, c = 1e-3 (paper 4.2; the range is the *public* follow-up)
+rounded to decimals     of both: the value plus U(-½, ½) of its last decimal first, so that ties become a density
 integer                 value - lower + U(0, 1), decoded by the floor
 binary, event,          level index + U(0, 1), decoded by the floor: for 0/1 a threshold at 1, not at 0 as the
 ordered, nominal        paper prints (b + U lies in [0, 1) for 0 and in [1, 2) for 1)
@@ -105,10 +106,12 @@ class Encoder:
         lower, upper = column.span
         if column.kind == "integer":
             return value - lower + draws.random(len(value))
+        if column.decimals is not None:
+            value = value + (draws.random(len(value)) - 0.5) * 10.0**-column.decimals
         share = (value - lower) / (upper - lower)
         if column.kind == "continuous":
             return 2 * share - 1
-        share = EDGE + (1 - 2 * EDGE) * share
+        share = EDGE + (1 - 2 * EDGE) * np.clip(share, 0, 1)
         return np.log(share) - np.log1p(-share)
 
     def decode(self, x: Array) -> pd.DataFrame:
@@ -119,9 +122,7 @@ class Encoder:
         """
         x = np.asarray(x, dtype=np.float64)
         if x.ndim != 2 or x.shape[1] != self.d or not np.isfinite(x).all():
-            raise SchemaRefusal(
-                f"an encoded matrix must be finite and have {self.d} columns", given=f"shape {x.shape}"
-            )
+            raise SchemaRefusal(f"an encoded matrix must be finite and have {self.d} columns", given=f"shape {x.shape}")
         out: dict[str, pd.Series] = {}
         at = 0
         for column in self.dictionary.released:

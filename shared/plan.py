@@ -210,9 +210,7 @@ class StudyPlan:
         _must(bool(self.title.strip() and self.purpose.strip()), "title and purpose must say something", "blank text")
         _must(self.posture == "local", "posture must be 'local' (the others are not yet offered)", repr(self.posture))
         numbers = [wave.number for wave in self.waves]
-        _must(
-            numbers == list(range(1, len(numbers) + 1)) and bool(numbers), "waves must be numbered 1, 2, …", numbers
-        )
+        _must(numbers == list(range(1, len(numbers) + 1)) and bool(numbers), "waves must be numbered 1, 2, …", numbers)
 
     @property
     def canonical(self) -> bytes:

@@ -259,19 +259,21 @@ def _gaussian_log_delta(mu: Any, eps: Any) -> Floats:
     a = eps / mu - mu / 2
     b = a + mu
     result = np.empty(mu.shape)
-    far = a < -30  # δ is 1 up to less than the smallest double, or e^ε times a tail below it
-    result[far] = special.log_ndtr(-a[far]) + np.log1p(
-        -np.exp(np.minimum(eps[far] + special.log_ndtr(-b[far]) - special.log_ndtr(-a[far]), -1e-300))
-    )
+    far = a < -30  # the second tail is φ(a) R(b), below e^-450: leaving it out is an upper bound
+    result[far] = special.log_ndtr(-a[far])
     small = ~far & (mu < 0.5)
     if small.any():
         x = (a + mu / 2)[small][:, None] + (mu / 2)[small][:, None] * _NODES
-        bracket = (mu / 2)[small] * ((1 - x * _mills(x)) @ _WEIGHTS)
-        result[small] = -0.5 * a[small] ** 2 - 0.5 * math.log(2 * math.pi) + np.log(bracket)
+        slope = np.where(x > 1e3, 1 / (x * x), 1 - x * _mills(x))  # 1/x² is an upper bound where 1 − x R cancels
+        result[small] = _log_density(a[small]) + np.log((mu / 2)[small] * (slope @ _WEIGHTS))
     plain = ~far & ~small
-    bracket = _mills(a[plain]) - _mills(b[plain])
-    result[plain] = -0.5 * a[plain] ** 2 - 0.5 * math.log(2 * math.pi) + np.log(bracket)
+    with np.errstate(divide="ignore"):  # so far out that δ is 0 in doubles
+        result[plain] = _log_density(a[plain]) + np.log(_mills(a[plain]) - _mills(b[plain]))
     return result
+
+
+def _log_density(x: Floats) -> Floats:
+    return -0.5 * x**2 - 0.5 * math.log(2 * math.pi)
 
 
 def _mills(x: Floats) -> Floats:
@@ -346,9 +348,7 @@ def _slicing_delta(event: Slicing, delta: float, mu0: float = 0.0, bins: int = _
     def curve(eps: Any) -> Floats:
         eps = np.atleast_1d(np.asarray(eps, dtype=np.float64))
         step = max(1, 2_000_000 // mu.size)
-        parts = [
-            np.exp(_gaussian_log_delta(mu, e[:, None])) @ mass for e in np.split(eps, range(step, eps.size, step))
-        ]
+        parts = [np.exp(_gaussian_log_delta(mu, e[:, None])) @ mass for e in np.split(eps, range(step, eps.size, step))]
         return np.minimum(np.concatenate(parts) + tail, 1.0)
 
     return curve
@@ -525,8 +525,9 @@ def epsilon(events: Events, delta: float) -> float:
         assert pure is not None
         return max(0.0, pure + 2 * math.log1p(-delta))
     bounds = [math.inf if pure is None else pure, epsilon_from_rdp(rdp(found), delta)]
-    if delta >= _LEAST_PLD_DELTA and bounds[1] <= _LARGEST_PLD_EPSILON:
-        bounds.append(float(_pld(found, delta).get_epsilon_for_delta(delta)))
+    losses = _pld(found, delta)
+    if losses is not None:
+        bounds.append(float(losses.get_epsilon_for_delta(delta)))
     return min(bounds)
 
 
@@ -534,18 +535,26 @@ _LEAST_PLD_DELTA = 1e-11
 """Below this δ the rounding of the Fourier transforms inside a composition could be of δ's own size."""
 _LARGEST_PLD_EPSILON = 300.0
 """Above it the Rényi bound stands alone: distributions would overflow, and no such ε means anything."""
+_MOST_PLD_REPEATS = 100_000
+"""An event from a stranger may claim any number of steps; beyond this it is charged by its Rényi curve."""
 _SLICING_PLD_BINS = 512
 
 
 def _pld(found: Sequence[Event], delta: float) -> Any:
-    """The privacy loss distribution of a list without free events, pessimistic."""
+    """The privacy loss distribution of a list without free events, pessimistic; None if out of its reach."""
+    scale = epsilon_from_rdp(rdp(found), delta)
+    pure = pure_epsilon(found)
+    scale = scale if pure is None else min(scale, pure)
+    range_ = max(_largest_loss(event, delta) for event in found)
+    if delta < _LEAST_PLD_DELTA or max(scale, range_) > _LARGEST_PLD_EPSILON:
+        return None
+    if max(_repeats(event) for event in found) * len(found) > _MOST_PLD_REPEATS:
+        return None
     from dp_accounting.pld import common, pld_pmf
     from dp_accounting.pld import privacy_loss_distribution as pld
 
-    scale = max(epsilon_from_rdp(rdp(found), delta), 1e-4)
-    pure = pure_epsilon(found)
-    scale = min(scale, pure) if pure else scale
-    step = max(scale / 5000, 1e-6)
+    # Fine beside the total, but never so fine that one event takes more than 100,000 points.
+    step = max(scale / 5000, range_ / 1e5, 1e-7)
     parts: list[Any] = []
     mu = math.hypot(*(event.mu for event in found if isinstance(event, Gaussian)))
     if mu > 0:
@@ -555,7 +564,6 @@ def _pld(found: Sequence[Event], delta: float) -> Any:
             one = pld.from_laplace_mechanism(
                 event.scale / event.sensitivity, value_discretization_interval=step, use_connect_dots=True
             )
-            times *= event.coordinates
         elif isinstance(event, SubsampledGaussian):
             one = pld.from_gaussian_mechanism(
                 event.noise_multiplier,
@@ -564,7 +572,6 @@ def _pld(found: Sequence[Event], delta: float) -> Any:
                 use_connect_dots=True,
                 neighboring_relation=pld.NeighborRel.REPLACE_ONE,
             )
-            times *= event.steps
         elif isinstance(event, Slicing):
             one = _slicing_pld(event, delta, step, pld, pld_pmf)
         else:
@@ -572,11 +579,35 @@ def _pld(found: Sequence[Event], delta: float) -> Any:
             one = pld.from_privacy_parameters(
                 common.DifferentialPrivacyParameters(event.epsilon, 0.0), value_discretization_interval=step
             )
+        times *= _repeats(event)
         parts.append(one.self_compose(times) if times > 1 else one)
     total = parts[0]
     for part in parts[1:]:
         total = total.compose(part)
     return total
+
+
+def _repeats(event: Event) -> int:
+    if isinstance(event, SubsampledGaussian):
+        return event.steps
+    return event.coordinates if isinstance(event, Laplace) else 1
+
+
+def _largest_loss(event: Event, delta: float) -> float:
+    """About the largest privacy loss of one step of an event that its distribution has to hold."""
+    if isinstance(event, Gaussian):
+        return event.mu**2 / 2 + 10 * event.mu
+    if isinstance(event, Laplace):
+        return event.sensitivity / event.scale
+    if isinstance(event, Slicing):
+        mu = float(_slicing_bins(event, delta * 1e-7, 2)[0][-1])
+        return mu**2 / 2 + 10 * mu
+    if isinstance(event, SubsampledGaussian):
+        # log(1 + q(e^m − 1)), m the loss of one sum at ten standard deviations if the record is in it.
+        m = (1 + 20 * event.noise_multiplier) / (2 * event.noise_multiplier**2)
+        return math.log1p(event.rate * math.expm1(m)) if m < 700 else m
+    assert isinstance(event, ExponentialMechanism)
+    return event.epsilon
 
 
 def _slicing_pld(event: Slicing, delta: float, step: float, pld: Any, pld_pmf: Any) -> Any:
@@ -701,9 +732,7 @@ def theorem2_epsilon(w: float, C: float, delta: float) -> float:
     46.8
     """
     if not (0 <= w < 1 and C >= 0 and 0 < delta < 1):
-        raise ParameterError(
-            "w must be in [0, 1), C at least 0 and delta in (0, 1)", given=f"{w!r}, {C!r}, {delta!r}"
-        )
+        raise ParameterError("w must be in [0, 1), C at least 0 and delta in (0, 1)", given=f"{w!r}, {C!r}, {delta!r}")
     return w * C**2 / (2 * (1 - w)) + C * math.sqrt(2 * w * math.log(1 / delta) / (1 - w))
 
 
@@ -746,7 +775,8 @@ def _power(listed: list[Event], alpha: float) -> float:
     if len(rest) == 1 and isinstance(rest[0], Slicing):
         deltas = _slicing_delta(rest[0], 1e-6, mu, bins=_SLICING_PLD_BINS)(eps)
     else:
-        deltas = np.atleast_1d(_pld(found, 1e-6).get_delta_for_epsilon(eps))
+        losses = _pld(found, 1e-6)
+        deltas = np.ones_like(eps) if losses is None else np.atleast_1d(losses.get_delta_for_epsilon(eps))
     # Every (ε, δ) bounds the attacker twice: by power ≤ e^ε α + δ and by 1 − α ≤ e^ε (1 − power) + δ.
     bounds = [
         1.0,

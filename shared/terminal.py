@@ -33,8 +33,12 @@ WIDTH = 100
 """Columns when nobody says otherwise (a pipe, a log file)."""
 
 
-def application(help_text: str) -> typer.Typer:
-    """A command line in the house style: help when called bare, no traceback with local variables.
+def application(help_text: str, *, bare: bool = False) -> typer.Typer:
+    """A command line in the house style: no traceback with local variables, and help when it is called bare.
+
+    Args:
+        help_text: its first line.
+        bare: it has an answer of its own when called bare.
 
     >>> application("Say hello.").info.help
     'Say hello.'
@@ -43,7 +47,7 @@ def application(help_text: str) -> typer.Typer:
 
     return typer.Typer(
         help=help_text,
-        no_args_is_help=True,
+        no_args_is_help=not bare,
         add_completion=False,
         pretty_exceptions_enable=False,
         rich_markup_mode="rich",

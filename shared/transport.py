@@ -184,9 +184,7 @@ class Server:
             shown[0] = now
             return configuration(now)
 
-        secure = grpc.dynamic_ssl_server_credentials(
-            configuration(first), renewed, require_client_authentication=True
-        )
+        secure = grpc.dynamic_ssl_server_credentials(configuration(first), renewed, require_client_authentication=True)
         try:
             self.port: int = self._server.add_secure_port(listen, secure)
         except RuntimeError:

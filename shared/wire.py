@@ -206,9 +206,7 @@ class Holding:
         _must(
             (self.state == "accepted") == (self.log_index is not None), "accepted releases, and only they, are logged"
         )
-        _must(
-            (self.state == "quarantined") == (self.code in CATALOGUE), "a quarantined release must have a known code"
-        )
+        _must((self.state == "quarantined") == (self.code in CATALOGUE), "a quarantined release must have a known code")
         _must(_is_word(self.study) and 0 < len(self.release_id) <= 64, "a held release must be named")
         _must(self.wave >= 1, "a wave must be at least 1")
 
@@ -233,9 +231,7 @@ class AnchorHead:
     def from_bytes(cls, data: bytes) -> AnchorHead:
         """Read a verified payload. Raises: SchemaRefusal."""
         body = parse_json(data, cap=4096)
-        _must(
-            isinstance(body, dict) and body.keys() == {"site", "seq", "head"}, "an anchor must have site, seq, head"
-        )
+        _must(isinstance(body, dict) and body.keys() == {"site", "seq", "head"}, "an anchor must have site, seq, head")
         _must(isinstance(body["seq"], int) and not isinstance(body["seq"], bool), "an anchor's seq must be a number")
         _must(0 <= body["seq"] < 1 << 53, "an anchor's seq must be a count")
         _must(isinstance(body["head"], str) and _is_digest(body["head"]), "an anchor's head must be a SHA-256")
@@ -281,9 +277,7 @@ class EnrolmentRequest:
         closed(body, known, where="an enrolment", refusal=SchemaRefusal)
         texts = [body.get("site"), body.get("csr_pem"), body.get("release_key")]
         named = body.get("approvers")
-        _must(
-            all(isinstance(text, str) for text in texts) and isinstance(named, dict), "an enrolment must be complete"
-        )
+        _must(all(isinstance(text, str) for text in texts) and isinstance(named, dict), "an enrolment must be complete")
         _must(all(isinstance(key, str) for key in named.values()), "an approver's key must be text")
         return cls(
             site=body["site"],

@@ -245,13 +245,9 @@ def asked(question: str) -> bool:
 # -- joining ----------------------------------------------------------------------------------------------------
 @app.command()
 def init(
-    invitation: Annotated[
-        Path, typer.Option("--invitation", exists=True, dir_okay=False, help="File from the lead.")
-    ],
+    invitation: Annotated[Path, typer.Option("--invitation", exists=True, dir_okay=False, help="File from the lead.")],
     home: Home = None,
-    approver: Annotated[
-        list[str] | None, typer.Option("--approver", help="A person who may approve; repeat.")
-    ] = None,
+    approver: Annotated[list[str] | None, typer.Option("--approver", help="A person who may approve; repeat.")] = None,
     json: Json = False,
     dry_run: Dry = False,
 ) -> None:
@@ -553,9 +549,7 @@ def data_add(
 @data_app.command("map")
 def data_map(
     study: Study,
-    pairs: Annotated[
-        list[str] | None, typer.Argument(metavar="FILE_NAME=NAME", help="Which column is which.")
-    ] = None,
+    pairs: Annotated[list[str] | None, typer.Argument(metavar="FILE_NAME=NAME", help="Which column is which.")] = None,
     ignore: Annotated[
         list[str] | None, typer.Option("--ignore", help="A column the study does not use; repeat.")
     ] = None,

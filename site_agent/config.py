@@ -315,9 +315,7 @@ class Config:
             _must(texts, f"{name} must be a list of texts", type(given_list).__name__)
             values[name] = tuple(given_list)
         for name in ("approvers", "floors", "data"):
-            _must(
-                isinstance(values.get(name, {}), dict), f"[{name}] must be a table", type(values.get(name)).__name__
-            )
+            _must(isinstance(values.get(name, {}), dict), f"[{name}] must be a table", type(values.get(name)).__name__)
         values["floors"] = _section(SiteFloors, values.get("floors", {}), "[floors]")
         values["data"] = {study: _source(study, table) for study, table in values.get("data", {}).items()}
         return cls(home=home, **values)

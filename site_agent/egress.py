@@ -159,9 +159,7 @@ class Egress:
         """What the coordinator holds of this site in `study`."""
         return tuple(self._ask("Status", StudyRequest(study=study)).holdings)
 
-    def send(
-        self, envelope: Envelope, bundle: Path, progress: Callable[[int, int], None] | None = None
-    ) -> Acceptance:
+    def send(self, envelope: Envelope, bundle: Path, progress: Callable[[int, int], None] | None = None) -> Acceptance:
         """Deliver an approved release; returns when the coordinator has it on disk for good.
 
         Args:

@@ -175,9 +175,7 @@ def _reach(desk: Desk, today: dt.date) -> Finding:
     config = desk.config
     # The bootstrap certificate may ask to join and nothing else: being told so is an answer, too.
     joined = config.certificate.exists()
-    opened = (
-        desk.egress() if joined else Egress.from_invitation(Invitation.from_bytes(config.invitation.read_bytes()))
-    )
+    opened = desk.egress() if joined else Egress.from_invitation(Invitation.from_bytes(config.invitation.read_bytes()))
     with opened as egress:
         try:
             egress.status(next(iter(config.data), "doctor"))

@@ -412,9 +412,7 @@ class Ledger:
                 for statement in _SCHEMA.values():
                     connection.execute(statement)
                 book = _Book(connection, signer, site, [])
-                book.append(
-                    "genesis", {"site": site, "release_key": signer.public.hex, "format": "tributary-ledger/1"}
-                )
+                book.append("genesis", {"site": site, "release_key": signer.public.hex, "format": "tributary-ledger/1"})
                 connection.execute("COMMIT")
             reach("ledger.create.before_link")
             # A link fails where a rename would silently replace the ledger of whoever was faster.
@@ -656,8 +654,9 @@ class Ledger:
 
         Returns: the holds that are open now.
         """
-        for part in (*self.path.parent.glob(f"{self.path.name}.*.part*"), self.head_path.with_name("ledger.head.part")):
-            # Remains of a process killed in `create` or while it wrote the head; nothing reads them.
+        # Remains of a process killed in `create` or while it wrote the head; nothing reads them.
+        remains = [*self.path.parent.glob("ledger.db.*.part*"), self.head_path.with_name("ledger.head.part")]
+        for part in remains:
             with contextlib.suppress(FileNotFoundError):
                 reach("ledger.recover.before_part")
                 part.unlink()

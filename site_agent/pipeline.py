@@ -448,9 +448,7 @@ def rehearse(
     release: Release | None = None
     refused: Refusal | None = None
     try:
-        release = make_release(
-            plan=plan, wave=number, source=source, site=site, today=day, rng=rng, progress=progress
-        )
+        release = make_release(plan=plan, wave=number, source=source, site=site, today=day, rng=rng, progress=progress)
     except (AuditRefusal, ChecksRefusal) as refusal:
         refused = refusal
     return Rehearsal(folder=folder, release=release, refused=refused)
@@ -487,9 +485,7 @@ def made_up_table(plan: StudyPlan, n: int, rng: Noise) -> pd.DataFrame:
                 f"{c:g}" for c in column.missing_codes if not isinstance(c, str)
             }
             hit = np.array([str(v) in codes or (isinstance(v, float) and f"{v:g}" in codes) for v in values])
-            spare = (
-                (column.span[0] + column.span[1]) / 2 if column.kind in ("continuous", "integer", "time") else None
-            )
+            spare = (column.span[0] + column.span[1]) / 2 if column.kind in ("continuous", "integer", "time") else None
             values[hit] = int(spare) if column.kind == "integer" and spare is not None else spare
         out[column.name] = values
     return pd.DataFrame(out)

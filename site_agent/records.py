@@ -255,9 +255,7 @@ def _csv_table(source: Source) -> pd.DataFrame:
             lines = csv.reader(file, delimiter=source.delimiter, strict=True)
             wide = len(next(lines))
             widths = Counter(len(line) for line in lines if line)
-        short, long = (
-            sum(c for w, c in widths.items() if (w < wide) == less and w != wide) for less in (True, False)
-        )
+        short, long = (sum(c for w, c in widths.items() if (w < wide) == less and w != wide) for less in (True, False))
         if short or long:
             raise DataFileRefusal(
                 f"every row must have {wide} fields, as the first line has",

@@ -264,8 +264,7 @@ def test_fifty_mixed_receipts_are_within_one_percent_of_a_fine_loss_distribution
     rng = np.random.default_rng(seed)
     sigmas, scales = rng.choice([6.0, 8.0, 12.0], 25), rng.choice([10.0, 16.0, 40.0], 25)
     ours = epsilon(
-        [Gaussian(sigma=s, sensitivity=1.0) for s in sigmas]
-        + [Laplace(scale=s, sensitivity=1.0) for s in scales],
+        [Gaussian(sigma=s, sensitivity=1.0) for s in sigmas] + [Laplace(scale=s, sensitivity=1.0) for s in scales],
         DELTA,
     )
     theirs = loss_distribution(
@@ -283,8 +282,7 @@ def slicing_delta_by_quadrature(event, eps):
     middle = event.slices
     edges = [law.ppf(1e-14), middle, middle + 10 * math.sqrt(2 * middle), law.isf(1e-25)]
     return sum(
-        integrate.quad(integrand, a, b, epsabs=0, epsrel=1e-9, limit=200)[0]
-        for a, b in itertools.pairwise(edges)
+        integrate.quad(integrand, a, b, epsabs=0, epsrel=1e-9, limit=200)[0] for a, b in itertools.pairwise(edges)
     )
 
 
@@ -383,9 +381,7 @@ def test_events_survive_canonical_json(event):
 
 
 def test_whole_numbers_and_doubles_write_the_same_bytes():
-    assert canonical_json(Gaussian(sigma=2, sensitivity=1).to_canonical()) == canonical_json(
-        GAUSS.to_canonical()
-    )
+    assert canonical_json(Gaussian(sigma=2, sensitivity=1).to_canonical()) == canonical_json(GAUSS.to_canonical())
 
 
 @pytest.mark.parametrize(
@@ -465,6 +461,27 @@ def test_a_target_that_cannot_be_met_is_refused(target):
 def test_a_curve_that_is_none_is_refused(curve):
     with pytest.raises(ParameterError, match="289"):
         epsilon_from_rdp(curve, DELTA)
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        SubsampledGaussian(rate=1e-9, noise_multiplier=0.01, steps=10**9),
+        SubsampledGaussian(rate=0.5, noise_multiplier=1e6, steps=10**9),
+        SubsampledGaussian(rate=1e-9, noise_multiplier=0.3, steps=10**4),
+        Slicing(slices=10**12, d=10, sigma=1e-6, distance=2.0),
+        Laplace(scale=1.0, sensitivity=1e-9, coordinates=10**9),
+        Laplace(scale=1.0, sensitivity=1e5),
+        ExponentialMechanism(epsilon=1e6),
+        Gaussian(sigma=1.0, sensitivity=1e150),
+        Gaussian(sigma=1.0, sensitivity=1e-12),
+    ],
+)
+def test_an_absurd_event_gets_a_valid_answer_in_finite_time(event):
+    for delta in (1e-6, 1e-15):
+        value = epsilon(event, delta)
+        assert 0 <= value <= epsilon_from_rdp(rdp(event), delta)
+    assert "at most" in translate(event)
 
 
 # -- in words ----------------------------------------------------------------------------------------------

@@ -73,9 +73,7 @@ def test_any_tool_opens_a_bundle_and_reads_what_it_is(receipt, released):
 def test_a_receipt_that_follows_from_its_plan_is_true(receipt, plan):
     receipt.require_true(plan)
     assert receipt.epsilon == pytest.approx(
-        privacy.epsilon(
-            privacy.Gaussian(sigma=0.2**0.5, sensitivity=2 * 0.8**0.5 * receipt.parameters["radius"]), 1e-6
-        )
+        privacy.epsilon(privacy.Gaussian(sigma=0.2**0.5, sensitivity=2 * 0.8**0.5 * receipt.parameters["radius"]), 1e-6)
     )
     assert receipt.epsilon_paper > receipt.epsilon
 

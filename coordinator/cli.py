@@ -1,0 +1,985 @@
+"""`coordinator`: the study lead's command line.
+
+Each verb is one library call and a way of showing its answer. Verbs that read take ``--json``; verbs that change
+something take ``--dry-run`` as well. Everything heavy is imported inside the verb that needs it, so that help is
+instant. There is no verb that starts work at a site or sends one code: a site acts on a plan its steward approved.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import difflib
+import os
+import sys
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from coordinator.config import FILE_NAME, HOME_VARIABLE, Config, default_home
+from shared.errors import IntegrityRefusal, ParameterError, PlanRefusal, PlanRollback, StateRefusal
+from shared.terminal import application, checklist, console, emit, plain, run, table
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rich.console import Console
+
+    from coordinator.queries import Answer
+    from coordinator.store import Release, Store
+    from coordinator.store import Site as Enrolled
+    from shared.keys import PublicKey, SigningKey
+    from shared.plan import StudyPlan
+
+__all__ = ["app", "main"]
+
+PASSPHRASE_VARIABLE = "TRIBUTARY_PASSPHRASE"
+
+app = application("Collect privatised releases from hospitals, and pool them.")
+plan_app = application("Write, check, price and sign study plans.")
+release_app = application("Look at one release.")
+log_app = application("The append-only log of accepted releases.", bare=True)
+app.add_typer(plan_app, name="plan", rich_help_panel="Set up")
+app.add_typer(release_app, name="release", rich_help_panel="Releases")
+app.add_typer(log_app, name="log", rich_help_panel="Releases")
+
+Json = Annotated[bool, typer.Option("--json", help="Answer as JSON.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would happen; change nothing.")]
+PlanFile = Annotated[Path, typer.Argument(help="The study plan, a TOML file.")]
+Site = Annotated[str, typer.Argument(help="The site's name.")]
+
+
+@app.callback()
+def _home(
+    context: typer.Context,
+    home: Annotated[Path | None, typer.Option("--home", help=f"Home folder (or {HOME_VARIABLE}).")] = None,
+) -> None:
+    context.obj = home or default_home()
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The `coordinator` command; returns its exit code."""
+    return run(app, name="coordinator", argv=argv)
+
+
+# -- setting up ---------------------------------------------------------------------------------------------------
+@app.command(rich_help_panel="Set up")
+def init(
+    context: typer.Context,
+    name: Annotated[str, typer.Option("--name", help="The coordinator's id; plans name it.")] = "tributary-hub",
+    address: Annotated[str, typer.Option("--address", help="host:port that sites dial.")] = "localhost:8443",
+    listen: Annotated[str, typer.Option("--listen", help="host:port to bind; the port of --address if left out.")] = "",
+    san: Annotated[list[str] | None, typer.Option("--san", help="Further DNS name or IP in the certificate.")] = None,
+    lead: Annotated[list[str] | None, typer.Option("--lead", help="Name of a lead's key; repeat for several.")] = None,
+    threshold: Annotated[int, typer.Option("--threshold", help="Lead signatures that a plan must carry.")] = 1,
+    dry_run: DryRun = False,
+    json: Json = False,
+) -> None:
+    """Make the home folder: settings, certificate authority, server certificate and the leads' keys."""
+    home: Path = context.obj
+    host = address.rpartition(":")[0].strip("[]")
+    config = Config(
+        home=home,
+        name=name,
+        address=address,
+        listen=listen or f"0.0.0.0:{address.rpartition(':')[2]}",
+        names=tuple(dict.fromkeys([host, *(san or [])])),
+        threshold=threshold,
+    )
+    leads = list(dict.fromkeys(lead or ["lead"]))
+    if threshold > len(leads):
+        raise ParameterError(
+            "there must be at least as many leads as signatures",
+            given=f"{len(leads)} and {threshold}",
+            next_step="Repeat --lead.",
+        )
+    if (home / FILE_NAME).exists():
+        raise StateRefusal(
+            "the home folder must be new",
+            given=f"{home}",
+            next_step=f"Edit its {FILE_NAME}, or choose another --home.",
+        )
+    if dry_run:
+        made = {"home": str(home), "name": name, "address": address, "names": config.names, "created": False}
+        emit(made, as_json=json, show=lambda out: out.print(f"would create {home} for {name} at {address}"))
+        return
+    from coordinator.authority import Authority
+    from shared.keys import SigningKey, write_private
+
+    home.mkdir(parents=True, exist_ok=True)
+    home.chmod(0o700)
+    fingerprints: dict[str, str] = {}
+    unlocked = []
+    for who in leads:
+        passphrase = _passphrase(who, confirm=True)
+        key = SigningKey.generate()
+        key.save(home / "keys" / f"{who}.pem", passphrase)
+        write_private(home / "keys" / f"{who}.pub", f"{key.public.hex}\n".encode())
+        fingerprints[who] = key.public.fingerprint
+        unlocked += [who] if passphrase is None else []
+    # The settings are written last: an init that was interrupted is started again, and takes up its authority.
+    there = (home / "ca" / "ca.key").exists()
+    authority = Authority.load(home) if there else Authority.create(home, coordinator=name, names=config.names)
+    with _open(config):
+        write_private(home / FILE_NAME, config.to_toml().encode())
+    made = {
+        "home": str(home),
+        "name": name,
+        "address": address,
+        "names": config.names,
+        "ca_fingerprint": authority.fingerprint,
+        "leads": fingerprints,
+        "threshold": threshold,
+        "passphrase": not unlocked,
+        "created": True,
+    }
+
+    def show(out: Console) -> None:
+        out.print(f"{name} is set up in {home}", style="bold")
+        _facts(
+            out,
+            ("sites dial", address),
+            ("certificate for", ", ".join(config.names)),
+            ("CA fingerprint", authority.fingerprint),
+            *((f"key of {who}", fingerprint) for who, fingerprint in fingerprints.items()),
+        )
+        if unlocked:
+            words = f"No passphrase on the key of {', '.join(unlocked)}: whoever reads this folder can sign plans."
+            out.print(words, style="yellow")
+        out.print("next: coordinator plan new STUDY", style="cyan")
+
+    emit(made, as_json=json, show=show)
+
+
+@app.command(rich_help_panel="Set up")
+def serve(
+    context: typer.Context,
+    address: Annotated[str, typer.Option("--address", help="host:port to bind, instead of the setting.")] = "",
+) -> None:
+    """Answer sites, in the foreground, until it is told to stop (SIGTERM, or Ctrl-C)."""
+    config = Config.load(context.obj)
+    from coordinator import collect
+
+    listen = address or config.listen
+    host = listen.rpartition(":")[0]
+
+    def ready(port: int) -> None:
+        console().print(f"{config.name} answers on {host}:{port}; sites dial {config.address}; stop with Ctrl-C")
+        sys.stdout.flush()
+
+    collect.serve(
+        config.home,
+        listen,
+        ready=ready,
+        url=config.store,
+        max_bundle=config.max_bundle,
+        workers=config.workers,
+    )
+
+
+# -- plans --------------------------------------------------------------------------------------------------------
+@plan_app.command("new")
+def plan_new(
+    context: typer.Context,
+    study: Annotated[str, typer.Argument(help="Short name of the study, a plain word.")],
+    out: Annotated[Path | None, typer.Option("--out", help="File to write; STUDY.toml if left out.")] = None,
+    dry_run: DryRun = False,
+    json: Json = False,
+) -> None:
+    """Write a commented study plan with an example dictionary, ready to edit."""
+    from coordinator.planning import template
+
+    path = out or Path(f"{study}.toml")
+    text = template(study, coordinator=_name(context) or "tributary-hub", today=_today())
+    if path.exists():
+        raise StateRefusal("the file must be new", given=f"{path}", next_step="Choose another --out.")
+    if not dry_run:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+
+    def show(shown: Console) -> None:
+        shown.print(f"{'would write' if dry_run else 'wrote'} {path}")
+        shown.print(f"next: edit it, then coordinator plan check {path}", style="cyan")
+
+    emit({"file": str(path), "study": study, "written": not dry_run}, as_json=json, show=show)
+
+
+@plan_app.command("check")
+def plan_check(context: typer.Context, file: PlanFile, json: Json = False) -> None:
+    """Hold a plan against what a plan must be: each line green, or with its fix."""
+    from coordinator.planning import review
+
+    plan, checks = review(_text(file), today=_today(), recipient=_name(context))
+    good = all(check.state != "fail" for check in checks)
+    answer = {
+        "ok": good,
+        "study": plan.study if plan else None,
+        "hash": plan.hash if plan else None,
+        "checks": checks,
+    }
+
+    def show(out: Console) -> None:
+        checklist(out, checks)
+        out.print()
+        if good:
+            out.print(f"next: coordinator plan cost {file}, then plan sign {file}", style="cyan")
+        else:
+            out.print("The plan cannot be signed yet.", style="bold red")
+
+    emit(answer, as_json=json, show=show)
+    if not good:
+        raise typer.Exit(PlanRefusal.exit_code)
+
+
+@plan_app.command("cost")
+def plan_cost(
+    file: PlanFile,
+    waves: Annotated[int | None, typer.Option("--waves", help="Waves to price; the plan's own if left out.")] = None,
+    persons: Annotated[int | None, typer.Option("--persons", help="Persons at the largest site, to judge δ.")] = None,
+    json: Json = False,
+) -> None:
+    """Price a plan: what each wave costs a person, and the last wave the budget affords."""
+    from coordinator.client import number
+    from coordinator.planning import MANY, cost
+    from shared.plan import StudyPlan
+
+    price = cost(StudyPlan.from_toml(_text(file)), waves=waves, persons=persons)
+
+    def show(out: Console) -> None:
+        from rich.text import Text
+
+        out.print(f"{price.study}, version {price.version}", style="bold")
+        _facts(
+            out,
+            ("mechanism", f"latent noise injection, w = {price.w:g}, R = {price.radius:.4g}, d = {price.d} columns"),
+            ("one wave alone", f"ε {number(price.epsilon)} at δ {price.delta:g} (exact)"),
+            ("by the paper", f"ε {number(price.paper)} (Theorem 2; looser, never charged)"),
+            ("budget", f"ε {price.cap:g} at δ {price.delta:g}, all waves"),
+        )
+        out.print()
+        rows: list[list[Any]] = []
+        for wave in _abridged(price.waves, price.last_affordable):
+            if wave is None:
+                rows.append(["…", "", "", ""])
+                continue
+            paid = Text("yes", style="green") if wave.affordable else Text("no", style="bold red")
+            rows.append([wave.number, number(wave.total), number(max(wave.left, 0.0)), paid])
+        out.print(
+            table(["wave", "ε charged so far", "left", "affordable"], rows, right=["wave", "ε charged so far", "left"])
+        )
+        out.print()
+        last = price.last_affordable
+        words = f"last affordable wave: {last:,}" if last else "not even one wave is affordable"
+        out.print("every wave is affordable" if last == MANY else words, style="bold")
+        out.print(price.translation)
+        if price.epsilon > 8:
+            out.print(f"For ε 8 in one wave take w = {price.w_for_8:.2g}.", style="cyan")
+
+    emit(price, as_json=json, show=show)
+
+
+@plan_app.command("sign")
+def plan_sign(
+    context: typer.Context,
+    file: PlanFile,
+    key: Annotated[list[str] | None, typer.Option("--key", help="Name of a lead's key; repeat for several.")] = None,
+    dry_run: DryRun = False,
+    json: Json = False,
+) -> None:
+    """Sign a plan with the lead's key and publish it to the sites; they act on it once their stewards approve."""
+    from coordinator.planning import changes, review
+    from shared.plan import sign_plan
+
+    config = Config.load(context.obj)
+    plan, checks = review(_text(file), today=_today(), recipient=config.name)
+    failed = [check for check in checks if check.state == "fail"]
+    warnings = [check for check in checks if check.state == "warn"]
+    if plan is None or failed:
+        raise PlanRefusal(
+            "a plan must pass plan check before it is signed",
+            given=f"{failed[0].name}: {failed[0].detail}",
+            next_step=failed[0].fix,
+        )
+    with _open(config) as store:
+        last = _last_plan(store, plan.study)
+        if last is not None and plan.version <= last.version:
+            same = plan.hash == last.hash
+            raise PlanRollback(
+                f"the version must be above the last signed one, {last.version}",
+                given=f"{plan.version}" + (" (this very plan is already signed)" if same else ""),
+                next_step=f"Set version = {last.version + 1}.",
+            )
+        differences = changes(last, plan) if last is not None else ()
+        names = list(dict.fromkeys(key or [*_leads(config)][: config.threshold]))
+        if len(names) < config.threshold:
+            raise PlanRefusal(
+                f"a plan must carry {config.threshold} lead signatures",
+                given=f"{len(names)}",
+                next_step="Repeat --key.",
+            )
+        if not dry_run:
+            keys = [_lead_key(config, name) for name in names]
+            store.add_plan(sign_plan(plan, keys), plan)
+    answer = {
+        "study": plan.study,
+        "version": plan.version,
+        "hash": plan.hash,
+        "signed_by": names,
+        "changes": differences,
+        "warnings": warnings,
+        "signed": not dry_run,
+    }
+
+    def show(out: Console) -> None:
+        did = "would sign" if dry_run else "signed and published"
+        out.print(f"{did} {plan.study}, version {plan.version}", style="bold")
+        _facts(out, ("hash", plan.hash), ("signed by", ", ".join(names)), ("expires", f"{plan.expires}"))
+        checklist(out, warnings)
+        for change in differences:
+            out.print(f"  {change}")
+        if differences:
+            out.print("Every site must approve this version before its next release.", style="yellow")
+        out.print(f"next: coordinator invite SITE --study {plan.study} --out SITE.invitation", style="cyan")
+
+    emit(answer, as_json=json, show=show)
+
+
+@plan_app.command("show")
+def plan_show(
+    context: typer.Context,
+    study: Annotated[str, typer.Argument(help="The study.")],
+    version: Annotated[int | None, typer.Option("--version", help="Which version; the last if left out.")] = None,
+    json: Json = False,
+) -> None:
+    """Show a signed plan: what leaves the sites, how often, to whom, at which price, what is not covered."""
+    from coordinator.planning import cost
+    from shared.release import coverage
+
+    with _open(Config.load(context.obj)) as store:
+        plan = store.plan(study, version).plan
+    covered, not_covered = coverage(plan)
+    price = cost(plan)
+    waves = "1 wave" if len(price.waves) == 1 else f"{len(price.waves)} waves"
+    charged = f"ε {price.waves[-1].total:.4g} charged for {waves}"
+    answer = {"hash": plan.hash, "plan": plan.to_canonical(), "covered": covered, "not_covered": not_covered}
+
+    def show(out: Console) -> None:
+        out.print(f"{plan.title}", style="bold")
+        out.print(plan.purpose)
+        _facts(
+            out,
+            ("study", f"{plan.study}, version {plan.version}, expires {plan.expires}"),
+            ("hash", plan.hash),
+            ("recipient", plan.coordinator),
+            ("who", plan.eligibility or "–"),
+            ("mechanism", f"latent noise injection, w = {plan.release.w:g}, posture {plan.posture}"),
+            ("price", f"ε {price.epsilon:.4g} for a wave alone; {charged}"),
+            ("budget", f"ε {plan.budget.epsilon:g} at δ {plan.budget.delta:g}, for one person"),
+            ("in words", price.translation),
+            ("rows", "analysts may download them" if plan.row_download else "analysts may not download them"),
+        )
+        out.print()
+        columns = [
+            [c.name, c.kind, c.label, c.unit, _range(c), c.missing if c.missing != "refuse" else ""]
+            for c in plan.dictionary.columns
+        ]
+        out.print(table(["column", "kind", "meaning", "unit", "values", "missing"], columns))
+        out.print()
+        calendar = [[wave.number, wave.opens, wave.closes] for wave in plan.waves]
+        out.print(table(["wave", "opens", "closes"], calendar, right=["wave"]))
+        out.print()
+        for name, formula in plan.estimands.items():
+            out.print(f"planned  {name}: {formula}")
+        _sentences(out, "not covered by ε:", not_covered, "yellow")
+
+    emit(answer, as_json=json, show=show)
+
+
+# -- sites --------------------------------------------------------------------------------------------------------
+@app.command(rich_help_panel="Sites")
+def invite(
+    context: typer.Context,
+    site: Site,
+    study: Annotated[list[str], typer.Option("--study", help="Study it may take part in; repeat for several.")],
+    out: Annotated[Path, typer.Option("--out", help="File to write. It holds a secret: hand it over in person.")],
+    days: Annotated[int | None, typer.Option("--days", help="Days it may be used.")] = None,
+    dry_run: DryRun = False,
+    json: Json = False,
+) -> None:
+    """Write one site's invitation: the coordinator's fingerprint, a single-use token, the lead's public keys."""
+    from coordinator.authority import Authority
+    from shared.keys import write_private
+
+    config = Config.load(context.obj)
+    if out.exists():
+        raise StateRefusal("the invitation's file must be new", given=f"{out}", next_step="Choose another --out.")
+    with _open(config) as store:
+        for name in study:
+            store.plan(name)  # refused here, not at the site, when there is no such plan
+        invitation = Authority.load(config.home).invite(
+            site,
+            study,
+            config.invitation_days if days is None else days,
+            address=config.address,
+            leads=list(_leads(config).values()),
+            threshold=config.threshold,
+        )
+        if not dry_run:
+            store.add_invitation(invitation)
+            out.parent.mkdir(parents=True, exist_ok=True)
+            write_private(out, invitation.to_bytes())
+    answer = {
+        "site": site,
+        "studies": study,
+        "address": invitation.address,
+        "ca_fingerprint": invitation.ca_fingerprint,
+        "expires": invitation.expires,
+        "file": str(out),
+        "written": not dry_run,
+    }
+
+    def show(shown: Console) -> None:
+        shown.print(f"{'would write' if dry_run else 'wrote'} {out}", style="bold")
+        _facts(
+            shown,
+            ("site", f"{site}, for {', '.join(study)}"),
+            ("site dials", invitation.address),
+            ("use by", f"{invitation.expires}, once"),
+            ("CA fingerprint", invitation.ca_fingerprint),
+        )
+        shown.print("It holds a secret: hand it over in person or encrypted, never by plain mail.", style="yellow")
+        shown.print(f"next, when {site} has joined: coordinator sites", style="cyan")
+
+    emit(answer, as_json=json, show=show)
+
+
+@app.command(rich_help_panel="Sites")
+def sites(context: typer.Context, json: Json = False) -> None:
+    """List the sites: state, fingerprint, days left on the certificate, releases."""
+    from rich.text import Text
+
+    with _open(Config.load(context.obj)) as store:
+        known = store.sites()
+        counts = {site.site: [0, 0] for site in known}
+        for release in store.releases():
+            counts[release.site][0] += 1
+        for apart in store.quarantined():
+            counts[apart.site][1] += 1
+    answer = [
+        {
+            "site": site.site,
+            "state": site.state,
+            "studies": site.studies,
+            "fingerprint": site.fingerprint,
+            "certificate_days": _days_left(site.certificate_pem),
+            "releases": counts[site.site][0],
+            "quarantined": counts[site.site][1],
+        }
+        for site in known
+    ]
+
+    def show(out: Console) -> None:
+        if not answer:
+            out.print("No site has asked to join yet.")
+            out.print("next: coordinator invite SITE --study STUDY --out SITE.invitation", style="cyan")
+            return
+        styles = {"accepted": "green", "pending": "yellow", "revoked": "red"}
+        rows = [
+            [
+                row["site"],
+                Text(str(row["state"]), style=styles.get(str(row["state"]), "")),
+                row["fingerprint"] or None,
+                row["certificate_days"],
+                row["releases"],
+                row["quarantined"] or None,
+            ]
+            for row in answer
+        ]
+        heads = ["site", "state", "fingerprint of its release key", "cert days", "releases", "quarantined"]
+        out.print(table(heads, rows, right=heads[3:]))
+        for row in answer:
+            if row["state"] == "pending":
+                out.print()
+                # Not filled in on purpose: pasted from here, the comparison would compare nothing.
+                out.print(f"{row['site']} waits. Telephone its steward, and type the fingerprint you hear:")
+                out.print(f'  coordinator accept {row["site"]} --fingerprint "…"', style="cyan")
+
+    emit(answer, as_json=json, show=show)
+
+
+@app.command(rich_help_panel="Sites")
+def accept(
+    context: typer.Context,
+    site: Site,
+    fingerprint: Annotated[str, typer.Option("--fingerprint", help="What the site's steward read to you.")],
+    dry_run: DryRun = False,
+    json: Json = False,
+) -> None:
+    """Let a site in, if the fingerprint its steward read out is that of the key that asked."""
+    with _open(Config.load(context.obj)) as store:
+        if dry_run:
+            asked = _enrolment(store, site)
+            same = "".join(fingerprint.lower().split()) == "".join(asked.fingerprint.split())
+            answer = {"site": site, "matches": same, "accepted": False}
+        else:
+            store.accept_site(site, fingerprint)
+            answer = {"site": site, "matches": True, "accepted": True}
+
+    def show(out: Console) -> None:
+        if not dry_run:
+            out.print(f"{site} is accepted. It receives its certificate when it asks again (site-agent join).")
+        elif answer["matches"]:
+            out.print(f"would accept {site}: the fingerprints agree")
+        else:
+            out.print(f"would refuse {site}: the fingerprints differ", style="red")
+
+    emit(answer, as_json=json, show=show)
+
+
+@app.command(rich_help_panel="Sites")
+def revoke(context: typer.Context, site: Site, dry_run: DryRun = False, json: Json = False) -> None:
+    """Shut a site out: its certificate and keys count for nothing from now on; its accepted releases stay."""
+    with _open(Config.load(context.obj)) as store:
+        kept = len([release for release in store.releases() if release.site == site])
+        _enrolment(store, site)
+        if not dry_run:
+            store.revoke_site(site)
+    answer = {"site": site, "revoked": not dry_run, "releases_kept": kept}
+    words = f"{'would revoke' if dry_run else 'revoked'} {site}; {kept} accepted releases stay"
+    emit(answer, as_json=json, show=lambda out: out.print(words))
+
+
+# -- releases -----------------------------------------------------------------------------------------------------
+@app.command(rich_help_panel="Releases")
+def releases(
+    context: typer.Context,
+    study: Annotated[str, typer.Option("--study", help="Only this study.")] = "",
+    wave: Annotated[int | None, typer.Option("--wave", help="Only this wave.")] = None,
+    json: Json = False,
+) -> None:
+    """List what was accepted, and what was quarantined and why."""
+    with _open(Config.load(context.obj)) as store:
+        accepted = store.releases(study=study or None, wave=wave)
+        kept_apart = [row for row in store.quarantined(study=study or None) if wave in (None, row.wave)]
+    answer = {"accepted": [_release_data(row) for row in accepted], "quarantined": kept_apart}
+
+    def show(out: Console) -> None:
+        if not accepted and not kept_apart:
+            out.print("No release has arrived yet.")
+            return
+        if accepted:
+            rows = [[r.study, r.wave, r.site, r.release_id[:12], r.n, r.log_index, r.accepted_day] for r in accepted]
+            heads = ["study", "wave", "site", "release", "n", "log", "accepted"]
+            out.print(table(heads, rows, right=["wave", "n", "log"], title="Accepted"))
+        if kept_apart:
+            out.print()
+            rows = [[q.study, q.wave, q.site, q.release_id[:12], q.code, q.reason] for q in kept_apart]
+            heads = ["study", "wave", "site", "release", "code", "reason"]
+            out.print(table(heads, rows, right=["wave"], title="Quarantined: kept, and read by nobody"))
+
+    emit(answer, as_json=json, show=show)
+
+
+@release_app.command("show")
+def release_show(
+    context: typer.Context,
+    release: Annotated[str, typer.Argument(help="The release's id, or its first digits.")],
+    json: Json = False,
+) -> None:
+    """Show one accepted release: its receipt in words."""
+    with _open(Config.load(context.obj)) as store:
+        found = _release(store, release)
+    receipt = found.receipt
+
+    def show(out: Console) -> None:
+        out.print(f"{found.study}, wave {found.wave}, {found.site}", style="bold")
+        _facts(
+            out,
+            ("release", found.release_id),
+            ("bundle", found.bundle_sha256),
+            ("accepted", f"{found.accepted_day}, log entry {found.log_index}"),
+            ("plan", f"version {receipt.plan_version}, {receipt.plan_hash}"),
+            ("rows", f"{receipt.n:,} persons, {receipt.d} encoded columns"),
+            ("mechanism", f"{receipt.mechanism.replace('_', ' ')}, {_parameters(receipt.parameters)}"),
+            ("posture", receipt.posture),
+            ("this release", f"ε {receipt.epsilon:.4g} at δ {receipt.delta:g}"),
+            ("study so far", f"ε {receipt.study_epsilon:.4g} per person at this site, this release included"),
+            ("in words", receipt.translation),
+            ("neighbours", f"{receipt.neighbours.replace('_', ' ')}; unit {receipt.unit}"),
+            ("given", receipt.conditional_on),
+        )
+        _sentences(out, "covered:", receipt.covered, "green")
+        _sentences(out, "not covered:", receipt.not_covered, "yellow")
+
+    emit({**_release_data(found), "receipt": receipt}, as_json=json, show=show)
+
+
+# -- questions ----------------------------------------------------------------------------------------------------
+Study = Annotated[str, typer.Argument(help="The study.")]
+Wave = Annotated[int, typer.Option("--wave", help="Which wave.")]
+Planned = Annotated[str, typer.Option("--estimand", help="Name of a planned analysis.")]
+Formula = Annotated[str, typer.Option("--formula", help='A question, as in "cox(time, cvd) ~ sbp/10 + age".')]
+Term = Annotated[str, typer.Option("--term", help="Which term to pool; the first if left out.")]
+Method = Annotated[str, typer.Option("--method", help="FE, or tau² by DL, HE, HS, SJ, ML, REML, EB, PM.")]
+Test = Annotated[str, typer.Option("--test", help="z, t, knha (Knapp-Hartung) or adhoc (never below the model).")]
+Level = Annotated[float, typer.Option("--level", help="Coverage of every interval.")]
+
+
+@app.command(rich_help_panel="Answers")
+def pool(
+    context: typer.Context,
+    study: Study,
+    wave: Wave,
+    estimand: Planned = "",
+    formula: Formula = "",
+    term: Term = "",
+    method: Method = "REML",
+    test: Test = "adhoc",
+    level: Level = 0.95,
+    out: Annotated[Path | None, typer.Option("--out", help="Also write the table: .csv or .json.")] = None,
+    json: Json = False,
+) -> None:
+    """Ask one question of a wave, site by site, and pool the answers. No site is contacted; it costs no ε."""
+    if out is not None and out.suffix.lower() not in (".csv", ".json"):
+        raise ParameterError("the table must end in .csv or .json", given=repr(out.name))
+    answer = _ask(context, study, wave, estimand, formula, term, method, test, level)
+    data = _answer_data(answer)
+    if out is not None and out.suffix.lower() == ".json":
+        import json as writer
+
+        out.write_text(writer.dumps(plain(data), indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+    elif out is not None:
+        from coordinator.figures import forest_table
+
+        forest_table(answer.result).to_csv(out, index=False)
+    emit(data, as_json=json, show=lambda shown: _show_answer(shown, answer))
+
+
+@app.command(rich_help_panel="Answers")
+def figure(
+    context: typer.Context,
+    study: Study,
+    wave: Wave,
+    out: Annotated[Path, typer.Option("--out", help="Figure to write: .svg, .pdf or .png.")],
+    estimand: Planned = "",
+    formula: Formula = "",
+    term: Term = "",
+    method: Method = "REML",
+    test: Test = "adhoc",
+    level: Level = 0.95,
+    title: Annotated[str, typer.Option("--title", help="Title; the question if left out.")] = "",
+    dry_run: DryRun = False,
+    json: Json = False,
+) -> None:
+    """Draw the forest plot of a pooled answer."""
+    if out.suffix.lower() not in (".svg", ".pdf", ".png"):
+        raise ParameterError("a figure must end in .svg, .pdf or .png", given=repr(out.name))
+    answer = _ask(context, study, wave, estimand, formula, term, method, test, level)
+    if not dry_run:
+        from coordinator import figures
+
+        further = _further(answer)
+        figures.forest(
+            answer.result,
+            title=title or f"{study}, wave {wave}: {answer.term} in {answer.estimand}",
+            note=_provenance(answer),
+            columns={name.capitalize() if name == "posture" else name: cells for name, cells in further.items()},
+            path=out,
+        )
+    data = {**_answer_data(answer), "figure": str(out), "written": not dry_run}
+    words = f"{'would write' if dry_run else 'wrote'} {out}"
+    emit(data, as_json=json, show=lambda shown: shown.print(words))
+
+
+# -- the log ------------------------------------------------------------------------------------------------------
+@log_app.callback(invoke_without_command=True)
+def log(context: typer.Context, json: Json = False) -> None:
+    """Check the whole log, and show its size and root, which a site may keep and hold the coordinator to."""
+    if context.invoked_subcommand:
+        return
+    with _open(Config.load(context.obj)) as store:
+        size = store.verify_log()
+        entries = store.log()
+    head = entries[-1].root if entries else None
+    answer = {"size": size, "root": head, "verified": True}
+
+    def show(out: Console) -> None:
+        out.print(f"{size} entries; every entry, release and root agrees", style="green")
+        _facts(out, ("root", head or "none yet"))
+
+    emit(answer, as_json=json, show=show)
+
+
+@log_app.command("proof")
+def log_proof(
+    context: typer.Context,
+    release: Annotated[str, typer.Argument(help="The release's id, or its first digits.")],
+    json: Json = False,
+) -> None:
+    """Prove that one release stands in the log, in a form that anyone can verify (RFC 9162)."""
+    from coordinator.log import leaf_hash, verify_inclusion
+
+    with _open(Config.load(context.obj)) as store:
+        found = _release(store, release)
+        entries = store.log()
+        path = store.prove(found.log_index, len(entries))
+    entry, head = entries[found.log_index].entry, entries[-1].root
+    leaf = leaf_hash(entry)
+    if not verify_inclusion(leaf, found.log_index, len(entries), path, bytes.fromhex(head)):
+        raise IntegrityRefusal("the log must prove its releases", given="a proof that does not verify")
+    answer = {
+        "release_id": found.release_id,
+        "index": found.log_index,
+        "size": len(entries),
+        "entry": entry.decode(),
+        "leaf": leaf,
+        "proof": path,
+        "root": head,
+        "verified": True,
+    }
+
+    def show(out: Console) -> None:
+        where = f"entry {found.log_index} of {len(entries)}, numbered from 0"
+        out.print(f"{found.study}, wave {found.wave}, {found.site}: {where}; the proof verifies", style="green")
+        _facts(
+            out,
+            ("entry", entry.decode()),
+            ("leaf", leaf.hex()),
+            *(("proof", part.hex()) for part in path),
+            ("root", head),
+        )
+
+    emit(answer, as_json=json, show=show)
+
+
+# -- small things the verbs share ----------------------------------------------------------------------------------
+def _open(config: Config) -> closing[Store]:
+    from coordinator.store import Store
+
+    return closing(Store.open(config.home, config.store))
+
+
+def _today() -> dt.date:
+    return dt.datetime.now(dt.UTC).date()
+
+
+def _text(file: Path) -> str:
+    if not file.is_file():
+        raise ParameterError("the file must exist", given=f"{file}", next_step="Write one with coordinator plan new.")
+    return file.read_text(encoding="utf-8")
+
+
+def _name(context: typer.Context) -> str:
+    """This coordinator's name, or nothing before init: a plan can be written anywhere."""
+    try:
+        return Config.load(context.obj).name
+    except StateRefusal:
+        return ""
+
+
+def _passphrase(who: str, *, confirm: bool = False) -> str | None:
+    """From the environment, else asked for where there is a person, else none."""
+    given = os.environ.get(PASSPHRASE_VARIABLE)
+    if given is not None:
+        return given or None
+    if not sys.stdin.isatty():
+        return None
+    import getpass
+
+    asked = getpass.getpass(f"passphrase of the key of {who} (empty for none): ", stream=sys.stderr)
+    if confirm and asked and getpass.getpass("once more: ", stream=sys.stderr) != asked:
+        raise ParameterError("the passphrase must be typed the same twice", given="two that differ")
+    return asked or None
+
+
+def _lead_key(config: Config, name: str) -> SigningKey:
+    from shared.keys import SigningKey
+
+    path = config.home / "keys" / f"{name}.pem"
+    encrypted = path.is_file() and b"ENCRYPTED" in path.read_bytes()
+    return SigningKey.load(path, _passphrase(name) if encrypted else None)
+
+
+def _last_plan(store: Store, study: str) -> StudyPlan | None:
+    try:
+        return store.plan(study).plan
+    except PlanRefusal:
+        return None
+
+
+def _leads(config: Config) -> dict[str, PublicKey]:
+    """The leads' public keys, by name; they are what a site pins."""
+    from shared.keys import PublicKey
+
+    found = {path.stem: PublicKey(path.read_text().strip()) for path in sorted((config.home / "keys").glob("*.pub"))}
+    if not found:
+        raise StateRefusal("the coordinator must have a lead's key", given="none", next_step="Run coordinator init.")
+    return found
+
+
+def _enrolment(store: Store, site: str) -> Enrolled:
+    known = {row.site: row for row in store.sites()}
+    if site not in known:
+        near = difflib.get_close_matches(site, list(known), n=1)
+        step = f"Did you mean {near[0]!r}?" if near else f"Sites: {', '.join(known) or 'none yet'}."
+        raise ParameterError("the site must be known", given=repr(site), next_step=step)
+    return known[site]
+
+
+def _release_data(release: Release) -> dict[str, Any]:
+    names = ("release_id", "study", "wave", "site", "n", "plan_version", "bundle_sha256", "bundle_bytes")
+    facts = {name: getattr(release, name) for name in (*names, "log_index", "log_root", "accepted_day")}
+    return {**facts, "epsilon": release.receipt.epsilon, "posture": release.receipt.posture}
+
+
+def _release(store: Store, start: str) -> Release:
+    found = [release for release in store.releases() if release.release_id.startswith(start)]
+    if len(found) != 1:
+        raise ParameterError(
+            "the id must be that of one accepted release",
+            given=f"{start!r}, which fits {len(found)}",
+            next_step="See coordinator releases.",
+        )
+    return found[0]
+
+
+def _days_left(certificate_pem: str) -> int | None:
+    if not certificate_pem:
+        return None
+    from cryptography import x509
+
+    return (x509.load_pem_x509_certificate(certificate_pem.encode()).not_valid_after_utc.date() - _today()).days
+
+
+def _ask(
+    context: typer.Context,
+    study: str,
+    wave: int,
+    estimand: str,
+    formula: str,
+    term: str,
+    method: Any,
+    test: Any,
+    level: float,
+) -> Answer:
+    from coordinator.queries import ask
+
+    with _open(Config.load(context.obj)) as store:
+        if bool(estimand) == bool(formula):
+            plan = store.plan(study).plan
+            raise ParameterError(
+                "one of --estimand and --formula must be given",
+                given="both" if estimand else "neither",
+                next_step=f"Planned: {', '.join(plan.estimands) or 'none'}.",
+            )
+        return ask(store, study, wave, estimand or formula, term=term, method=method, test=test, level=level)
+
+
+def _answer_data(answer: Answer) -> dict[str, Any]:
+    from coordinator.client import pooled_data
+
+    return {
+        "study": answer.study,
+        "wave": answer.wave,
+        "estimand": answer.estimand,
+        "planned": answer.planned or None,
+        "terms": answer.terms,
+        "estimates": answer.estimates,
+        "sources": answer.sources,
+        **pooled_data(answer.result),
+    }
+
+
+def _further(answer: Answer) -> dict[str, dict[str, str]]:
+    used = {row.site: row for row in answer.estimates if row.yi is not None}
+    return {
+        "ε": {source.site: f"{source.epsilon:.4g}" for source in answer.sources if source.site in used},
+        "posture": {source.site: source.posture for source in answer.sources if source.site in used},
+    }
+
+
+def _provenance(answer: Answer) -> str:
+    count = len(answer.sources)
+    versions = ", ".join(str(version) for version in sorted({source.plan_version for source in answer.sources}))
+    kind = f"planned analysis {answer.planned}" if answer.planned else "exploratory: not in the plan"
+    return f"Privatised releases of {count} sites, plan version {versions}; {kind}."
+
+
+def _show_answer(out: Console, answer: Answer) -> None:
+    from coordinator.client import show_pooled
+
+    result = answer.result
+    ratio = result.scale == "log"
+    title = answer.term if answer.term == answer.estimand else f"{answer.term} in {answer.estimand}"
+    out.print(title, style="bold")
+    out.print(f"{answer.study}, wave {answer.wave}. {_provenance(answer)}", style="dim")
+    if ratio:
+        out.print("Shown as ratios.", style="dim")
+    elif result.scale != "identity":
+        out.print(f"Shown on the {result.scale.replace('_', ' ')} scale.", style="dim")
+    out.print()
+    n = {"n": {row.site: f"{row.n:,}" for row in answer.estimates if row.yi is not None}}
+    show_pooled(out, result, exp=ratio, extra={**n, **_further(answer)})
+    highest = max((source.epsilon for source in answer.sources), default=0.0)
+    if highest > 10:
+        out.print(
+            f"note  ε {highest:.4g} is not a meaningful formal guarantee for the persons behind these rows.",
+            style="dim",
+        )
+    others = [term for term in answer.terms if term != answer.term]
+    if others:
+        out.print()
+        out.print(f"other terms: {', '.join(others)} (--term)", style="cyan")
+
+
+def _parameters(parameters: Any) -> str:
+    return ", ".join(f"{name} = {value:.4g}" for name, value in parameters.items())
+
+
+def _facts(out: Console, *facts: tuple[str, str]) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="dim", no_wrap=True)
+    grid.add_column(overflow="fold")
+    for label, value in facts:
+        grid.add_row(f"  {label}", Text(value))
+    out.print(grid)
+
+
+def _sentences(out: Console, title: str, sentences: Sequence[str], style: str) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    grid = Table.grid(padding=(0, 1))
+    for sentence in sentences:
+        grid.add_row("  ·", Text(sentence))
+    out.print()
+    out.print(title, style=style)
+    out.print(grid)
+
+
+def _range(column: Any) -> str:
+    if column.lower is not None:
+        return f"{column.lower:g} to {column.upper:g}"
+    return ", ".join(map(str, column.levels))
+
+
+def _abridged(waves: Sequence[Any], last: int) -> list[Any]:
+    """At most about a dozen waves: the first, those around the last affordable one, and the final one."""
+    if len(waves) <= 14:
+        return list(waves)
+    keep = {*range(1, 7), *range(last - 1, last + 3), len(waves)}
+    out: list[Any] = []
+    for wave in waves:
+        if wave.number in keep:
+            out.append(wave)
+        elif out[-1] is not None:
+            out.append(None)
+    return out
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

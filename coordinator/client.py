@@ -1,0 +1,321 @@
+"""`analyst`: pool estimates from a table of yi and vi, without a server and without a site.
+
+What an analyst holds in a spreadsheet (one estimate and its variance per study) becomes a pooled result, a forest
+plot, or a description of what would be left out. The same pooling and the same figure answer the coordinator's own
+questions, so a number printed here is the number printed there; `show_pooled` draws both.
+"""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from shared.errors import DataFileRefusal, ParameterError
+from shared.terminal import application, emit, run, table
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy as np
+    import pandas as pd
+    from numpy.typing import NDArray
+    from rich.console import Console
+
+    from coordinator.pooling import PooledResult
+
+__all__ = ["app", "main", "number", "pooled_data", "read_table", "show_pooled"]
+
+app = application("Pool estimates of several studies, and draw them. No server, no site, no patient data.")
+
+File = Annotated[Path, typer.Argument(help="Table with one row per study: .csv, .tsv or .parquet.")]
+Yi = Annotated[str, typer.Option("--yi", help="Column of estimates (log scale for ratios).")]
+Vi = Annotated[str, typer.Option("--vi", help="Column of their variances (squared standard errors).")]
+Labels = Annotated[str, typer.Option("--labels", help="Column that names the rows.")]
+Method = Annotated[str, typer.Option("--method", help="FE, or tau² by DL, HE, HS, SJ, ML, REML, EB, PM.")]
+Test = Annotated[str, typer.Option("--test", help="z, t, knha (Knapp-Hartung) or adhoc (never below the model).")]
+Level = Annotated[float, typer.Option("--level", help="Coverage of every interval.")]
+Exp = Annotated[bool, typer.Option("--exp", help="Show ratios: the estimates are logarithms.")]
+Json = Annotated[bool, typer.Option("--json", help="Answer as JSON.")]
+
+
+# -- commands -----------------------------------------------------------------------------------------------------
+@app.command()
+def describe(file: File, yi: Yi = "yi", vi: Vi = "vi", labels: Labels = "", json: Json = False) -> None:
+    """Say what a table holds, and which rows could not be pooled."""
+    import numpy as np
+
+    from coordinator.pooling import pool
+
+    given = read_table(file)
+    names = [str(name) for name in given.columns]
+    answer: dict[str, Any] = {"file": file.name, "rows": len(given), "columns": names}
+    if {yi, vi} <= set(names):
+        y, v = (_numbers(given, name) for name in (yi, vi))
+        pooled = pool(y, v, method="FE", test="z", labels=_labels(given, labels))
+        answer["usable"] = pooled.k
+        answer["excluded"] = pooled.excluded
+        answer["yi"] = {"least": float(np.min(pooled.yi)), "most": float(np.max(pooled.yi))}
+        answer["se"] = {"least": float(np.min(pooled.vi)) ** 0.5, "most": float(np.max(pooled.vi)) ** 0.5}
+
+    def show(out: Console) -> None:
+        out.print(f"{file.name}: {len(given)} rows; columns {', '.join(names)}")
+        if "usable" not in answer:
+            out.print(f"No columns {yi!r} and {vi!r}. Name yours with --yi and --vi.", style="cyan")
+            return
+        out.print(f"{answer['usable']} rows can be pooled.")
+        for what, label in (("yi", "estimates"), ("se", "standard errors")):
+            out.print(f"  {label:16} {number(answer[what]['least'])} to {number(answer[what]['most'])}")
+        for row in answer["excluded"]:
+            out.print(f"  left out: {row.label}: {row.reason}", style="yellow")
+
+    emit(answer, as_json=json, show=show)
+
+
+@app.command()
+def pool(
+    file: File,
+    yi: Yi = "yi",
+    vi: Vi = "vi",
+    labels: Labels = "",
+    method: Method = "REML",
+    test: Test = "adhoc",
+    level: Level = 0.95,
+    exp: Exp = False,
+    json: Json = False,
+) -> None:
+    """Pool: fixed effect and random effects, heterogeneity, prediction interval, and what was left out."""
+    result = _pool(file, yi=yi, vi=vi, labels=labels, method=method, test=test, level=level)
+    emit(pooled_data(result), as_json=json, show=lambda out: show_pooled(out, result, exp=exp))
+
+
+@app.command()
+def forest(
+    file: File,
+    out: Annotated[Path, typer.Option("--out", help="Figure to write: .svg, .pdf or .png.")],
+    yi: Yi = "yi",
+    vi: Vi = "vi",
+    labels: Labels = "",
+    method: Method = "REML",
+    test: Test = "adhoc",
+    level: Level = 0.95,
+    exp: Exp = False,
+    title: Annotated[str, typer.Option("--title", help="Title of the figure.")] = "",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Pool, but write no file.")] = False,
+    json: Json = False,
+) -> None:
+    """Draw the forest plot of a table."""
+    result = _pool(file, yi=yi, vi=vi, labels=labels, method=method, test=test, level=level)
+    written = {"figure": str(out), "rows": result.k, "written": not dry_run}
+    if out.suffix.lower() not in (".svg", ".pdf", ".png"):
+        raise ParameterError("a figure must end in .svg, .pdf or .png", given=repr(out.name))
+    if not dry_run:
+        from coordinator import figures
+
+        figures.forest(result, title=title, ratio=exp or None, path=out)
+    emit(written, as_json=json, show=lambda shown: shown.print(f"{'would write' if dry_run else 'wrote'} {out}"))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The `analyst` command; returns its exit code."""
+    return run(app, name="analyst", argv=argv)
+
+
+# -- reading ------------------------------------------------------------------------------------------------------
+def read_table(path: Path) -> pd.DataFrame:
+    """A table from .csv, .tsv or .parquet. Raises: DataFileRefusal."""
+    import pandas as pd
+
+    suffix = path.suffix.lower()
+    if suffix not in (".csv", ".tsv", ".parquet"):
+        raise DataFileRefusal("the file must end in .csv, .tsv or .parquet", given=repr(path.name))
+    if not path.is_file():
+        raise DataFileRefusal("the file must exist", given=path.name, next_step="Check the path.")
+    try:
+        given = (
+            pd.read_parquet(path) if suffix == ".parquet" else pd.read_csv(path, sep="\t" if suffix == ".tsv" else ",")
+        )
+    except (ValueError, OSError) as error:  # pandas' parser and Arrow errors are ValueErrors or OSErrors
+        raise DataFileRefusal(f"{path.name} must be readable", given=type(error).__name__) from None
+    if given.empty:
+        raise DataFileRefusal(f"{path.name} must have at least one row", given="none")
+    return given
+
+
+def _column(given: pd.DataFrame, name: str) -> pd.Series:
+    if name not in given.columns:
+        names = [str(column) for column in given.columns]
+        near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+        step = f"Did you mean {near[0]!r}?" if near else f"Columns: {', '.join(names[:20])}."
+        raise ParameterError("the table must have the column", given=repr(name), next_step=step)
+    return given[name]
+
+
+def _numbers(given: pd.DataFrame, name: str) -> NDArray[np.float64]:
+    """(rows,) float64; what is no number is NaN, and will be listed as left out."""
+    import pandas as pd
+
+    return pd.to_numeric(_column(given, name), errors="coerce").to_numpy(dtype="float64", na_value=float("nan"))
+
+
+def _labels(given: pd.DataFrame, name: str) -> list[str] | None:
+    """The rows' names: the column asked for, else the first column of words."""
+    import pandas as pd
+
+    if name:
+        return [str(value) for value in _column(given, name)]
+    for column in given.columns:
+        if not pd.api.types.is_numeric_dtype(given[column]):
+            return [str(value) for value in given[column]]
+    return None
+
+
+def _pool(file: Path, *, yi: str, vi: str, labels: str, method: Any, test: Any, level: float) -> PooledResult:
+    from coordinator import pooling
+
+    given = read_table(file)
+    y, v = _numbers(given, yi), _numbers(given, vi)
+    return pooling.pool(y, v, method=method, test=test, level=level, labels=_labels(given, labels))
+
+
+# -- showing ------------------------------------------------------------------------------------------------------
+def pooled_data(result: PooledResult) -> dict[str, Any]:
+    """A pooled result as JSON holds it: every row, both models, and every derived figure."""
+
+    def model(fit: PooledResult) -> dict[str, Any]:
+        names = ("method", "test", "beta", "se", "zval", "pval", "ci_lb", "ci_ub", "tau2", "I2", "H2", "QE", "QEp")
+        return {name: getattr(fit, name) for name in names}
+
+    half = _normal_half(result.level)
+    shares = result.noise_share
+    sources = result.estimates or (None,) * result.k
+    rows = []
+    for i, source in enumerate(sources):
+        y, se = result.yi[i], result.vi[i] ** 0.5
+        row: dict[str, Any] = {
+            "label": result.labels[i],
+            "yi": y,
+            "vi": result.vi[i],
+            "ci_lb": y - half * se,
+            "ci_ub": y + half * se,
+        }
+        row["weight"] = result.weights[i]
+        if source is not None:
+            row |= {"n": source.n, "noise_share": shares[i], "receipts": list(source.receipts)}
+        rows.append(row)
+    return {
+        "term": result.term,
+        "scale": result.scale,
+        "level": result.level,
+        "k": result.k,
+        "rows": rows,
+        "pooled": model(result),
+        "fixed": model(result.fixed),
+        "tau2_interval": result.tau2_interval,
+        "prediction_interval": result.prediction_interval,
+        "excluded": result.excluded,
+        "notes": result.notes,
+        "receipts": result.receipts,
+    }
+
+
+def show_pooled(
+    out: Console, result: PooledResult, *, exp: bool = False, extra: dict[str, dict[str, str]] | None = None
+) -> None:
+    """Draw a pooled result: a line per row, then both models, heterogeneity, and what was left out.
+
+    Args:
+        out: the console.
+        result: what to draw.
+        exp: show ratios instead of logarithms.
+        extra: header to (label to cell): further columns, such as n and ε.
+    """
+    from math import exp as antilog
+    from math import floor, log10
+
+    from rich.table import Table
+    from rich.text import Text
+
+    further = extra or {}
+    percent = f"{100 * result.level:g} % CI"
+    half = _normal_half(result.level)
+
+    narrowest = min(result.vi) ** 0.5
+    decimals = 3 if exp else min(max(1 - floor(log10(narrowest)), 2), 8)
+
+    def shown(value: float) -> str:
+        return f"{antilog(value) if exp else value:.{decimals}f}"
+
+    def interval(low: float | None, high: float | None) -> str:
+        return "–" if low is None or high is None else f"{shown(low)} to {shown(high)}"
+
+    rows: list[list[Any]] = []
+    for i, label in enumerate(result.labels):
+        y, se = result.yi[i], result.vi[i] ** 0.5
+        cells = [label, shown(y), interval(y - half * se, y + half * se), f"{result.weights[i]:.1f}"]
+        rows.append([*cells, *(column.get(label, "–") for column in further.values())])
+    heads = ["site" if result.estimates else "study", "estimate", percent, "weight %", *further]
+    words = {head for head in further if head == "posture"}
+    out.print(table(heads, rows, right=set(heads[1:]) - words))
+
+    random = f"random effects ({result.method}, {result.test})"
+    models = [("fixed effect", result.fixed)]
+    if result.method != "FE":
+        models.append((random, result))
+    grid = Table.grid(padding=(0, 2))
+    for justify in ("left", "right", "right", "left"):
+        grid.add_column(justify=justify, no_wrap=True)  # type: ignore[arg-type]
+    for name, fit in models:
+        last = fit is models[-1][1]
+        line = (name, shown(fit.beta), interval(fit.ci_lb, fit.ci_ub), f"p {_p(fit.pval)}")
+        grid.add_row(*(Text(cell, style="bold" if last else "") for cell in line))
+    predicted = result.prediction_interval
+    where = interval(predicted.lb, predicted.ub) if not predicted.empty else predicted.reason
+    if result.method != "FE":
+        grid.add_row(Text("prediction interval"), Text(""), Text(where), Text("a new site's effect", style="dim"))
+    out.print()
+    out.print(grid)
+    if result.df:
+        parts = [f"Q {result.QE:.2f} on {result.df} df, p {_p(result.QEp)}", f"I² {result.I2:.0f} %"]
+        if result.method != "FE":
+            between = result.tau2_interval
+            bounds = "" if between.empty else f" ({number(between.lb or 0.0)} to {number(between.ub or 0.0)})"
+            parts.insert(0, f"τ² {number(result.tau2)}{bounds}")
+        out.print("between sites: " + "   ".join(parts))
+    if result.excluded:
+        out.print()
+        for row in result.excluded:
+            out.print(f"left out  {row.label}: {row.reason}", style="yellow")
+    if result.notes:
+        out.print()
+        for note in result.notes:
+            out.print(f"note  {note}", style="dim")
+
+
+def number(value: float) -> str:
+    """Four significant digits, without exponents where a reader expects none.
+
+    >>> number(0.04301), number(12.3456), number(0.0), number(-1234567.0), number(2.5e-9)
+    ('0.04301', '12.35', '0', '-1234567', '2.5e-09')
+    """
+    if value == 0:
+        return "0"
+    if abs(value) >= 1000:
+        return f"{value:.0f}" if abs(value) < 1e9 else f"{value:.3e}"
+    return f"{value:.4g}" if abs(value) < 1e-4 else f"{value:#.4g}".rstrip(".")
+
+
+def _p(value: float) -> str:
+    return "< 0.001" if value < 0.001 else f"{value:.3f}"
+
+
+def _normal_half(level: float) -> float:
+    from statistics import NormalDist
+
+    return NormalDist().inv_cdf((1 + level) / 2)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,153 @@
+"""coordinator.toml: one file in the coordinator's home folder, one frozen value in the program.
+
+Only what differs between installations is a setting. What protects people (the plan, its floors, its signatures) is
+not, and an unknown key is refused with the nearest known one, so that a mistyped setting never silently falls back.
+The store's address may hold a password: it is left out of every text form.
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from shared.canonical import closed
+from shared.errors import ConfigRefusal, StateRefusal
+
+__all__ = ["FILE_NAME", "HOME_VARIABLE", "Config", "default_home"]
+
+FILE_NAME = "coordinator.toml"
+HOME_VARIABLE = "TRIBUTARY_COORDINATOR_HOME"
+STORE_VARIABLE = "TRIBUTARY_STORE"
+
+
+def default_home() -> Path:
+    """Where the coordinator lives when ``--home`` is not given: the environment's word, else ./coordinator-home."""
+    return Path(os.environ.get(HOME_VARIABLE) or "coordinator-home")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """The settings of one coordinator.
+
+    Args:
+        home: the folder that holds everything else.
+        name: the coordinator's id; plans name it as their only recipient.
+        listen: ``host:port`` the server binds.
+        address: ``host:port`` the sites dial, as it stands in their invitations.
+        names: DNS names and IP addresses in the server's certificate.
+        store: SQLAlchemy URL; empty for SQLite in the home folder. `STORE_VARIABLE` in the environment wins.
+        threshold: lead signatures a plan must carry.
+        invitation_days: days an invitation may be used.
+        max_bundle_mb: most megabytes of one release.
+        workers: threads that answer sites.
+    Raises: ConfigRefusal, at construction.
+
+    >>> Config(home=Path("."), name="tributary", address="hub.example.org:8443").max_bundle
+    268435456
+    """
+
+    home: Path
+    name: str
+    address: str
+    listen: str = "0.0.0.0:8443"
+    names: tuple[str, ...] = ()
+    store: str = field(default="", repr=False)
+    threshold: int = 1
+    invitation_days: int = 14
+    max_bundle_mb: int = 256
+    workers: int = 16
+
+    def __post_init__(self) -> None:
+        def must(holds: bool, rule: str, given: object) -> None:
+            if not holds:
+                raise ConfigRefusal(rule, given=f"{given}", next_step=f"Correct {FILE_NAME}.")
+
+        plain = self.name.isascii() and self.name.replace("-", "").replace("_", "").isalnum()
+        must(plain and len(self.name) <= 64, "name must be a plain word (letters, digits, - and _)", repr(self.name))
+        for key in ("address", "listen"):
+            host, _, port = getattr(self, key).rpartition(":")
+            good = bool(host) and not set(host) & set(" /@") and port.isascii() and port.isdigit()
+            must(good and 0 <= int(port) < 65536, f"{key} must be host:port", repr(getattr(self, key)))
+        for key, least, most in (
+            ("threshold", 1, 5),
+            ("invitation_days", 1, 90),
+            ("max_bundle_mb", 1, 4096),
+            ("workers", 1, 256),
+        ):
+            value = getattr(self, key)
+            whole = isinstance(value, int) and not isinstance(value, bool)
+            must(whole and least <= value <= most, f"{key} must be a whole number in {least}..{most}", repr(value))
+        must(
+            not self.store or "://" in self.store,
+            "store must be a database URL",
+            "another form (not shown: it may hold a password)",
+        )
+
+    @property
+    def max_bundle(self) -> int:
+        """Most bytes of one release."""
+        return self.max_bundle_mb << 20
+
+    @classmethod
+    def load(cls, home: Path) -> Config:
+        """Read `home`/coordinator.toml. Raises: StateRefusal (no such home), ConfigRefusal."""
+        path = home / FILE_NAME
+        try:
+            text = path.read_text(encoding="utf-8")
+        except (FileNotFoundError, NotADirectoryError):
+            raise StateRefusal(
+                f"the coordinator's home must hold {FILE_NAME}",
+                given=f"{home}",
+                next_step=f"Run coordinator init, or point --home or {HOME_VARIABLE} at the right folder.",
+            ) from None
+        return cls.from_toml(text, home=home)
+
+    @classmethod
+    def from_toml(cls, text: str, *, home: Path) -> Config:
+        """Read the settings from TOML text. Raises: ConfigRefusal."""
+        try:
+            given: Mapping[str, Any] = tomllib.loads(text)
+        except tomllib.TOMLDecodeError as error:
+            raise ConfigRefusal(f"{FILE_NAME} must be TOML", given=f"{error}") from None
+        known = {item.name for item in fields(cls)} - {"home"}
+        closed(given, known, where=FILE_NAME, refusal=ConfigRefusal)
+        values = dict(given)
+        for key in ("name", "address", "listen", "store"):
+            if not isinstance(values.get(key, ""), str):
+                raise ConfigRefusal(f"{key} must be text", given=type(values[key]).__name__)
+        for key in ("name", "address"):
+            if key not in values:
+                raise ConfigRefusal(f"{FILE_NAME} must set {key}", given="none")
+        names = values.pop("names", [])
+        if not isinstance(names, list) or not all(isinstance(item, str) for item in names):
+            raise ConfigRefusal("names must be a list of DNS names and IP addresses", given=type(names).__name__)
+        if os.environ.get(STORE_VARIABLE):
+            values["store"] = os.environ[STORE_VARIABLE]
+        return cls(home=home, names=tuple(names), **values)
+
+    def to_toml(self) -> str:
+        """The commented file that `load` reads back."""
+        names = ", ".join(_quoted(name) for name in self.names)
+        return f"""\
+# Settings of this coordinator. An unknown key is refused. Restart `coordinator serve` after a change.
+
+name = {_quoted(self.name)}             # plans name it as their only recipient; a change voids every plan
+address = {_quoted(self.address)}       # what the sites dial; it stands in their invitations
+listen = {_quoted(self.listen)}         # what the server binds
+names = [{names}]       # DNS names and IP addresses in the server's certificate
+store = {_quoted(self.store)}              # database URL; empty: SQLite here; {STORE_VARIABLE} wins
+threshold = {self.threshold}            # lead signatures a plan must carry
+invitation_days = {self.invitation_days}     # how long an invitation may be used
+max_bundle_mb = {self.max_bundle_mb}      # largest release
+workers = {self.workers}             # threads that answer sites
+"""
+
+
+def _quoted(text: str) -> str:
+    import json
+
+    return json.dumps(text, ensure_ascii=False)

@@ -1,0 +1,7 @@
+"""Estimands, as analysts meet them: everything public in `shared.estimands`, under the coordinator's name."""
+
+from __future__ import annotations
+
+from shared.estimands import Estimand, Estimate, Scale, estimate, parse_estimand
+
+__all__ = ["Estimand", "Estimate", "Scale", "estimate", "parse_estimand"]

@@ -1,0 +1,467 @@
+"""What a study lead asks about a plan before signing it: is it complete, what does it cost, what changed?
+
+Nothing here reads a record or the store. A plan is checked line by line, each line green or with its fix, and the
+cost is a function of the mechanism's parameters: what the sites' ledgers will charge, wave by wave, and the last wave
+the budget affords. The paper's own figure stands beside it, because readers of the paper will look for it.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from shared.errors import ParameterError, Refusal
+from shared.plan import Floors, StudyPlan
+from shared.terminal import Check
+
+__all__ = ["Cost", "WaveCost", "changes", "cost", "review", "template"]
+
+MEANINGFUL = 10.0
+"""Above this ε a guarantee is called what it is: none worth the name."""
+MANY = 1_000_000
+"""Where the search for the last affordable wave stops: w = 0 costs nothing, for ever."""
+
+
+# -- a first plan -------------------------------------------------------------------------------------------------
+def template(study: str, *, coordinator: str, today: dt.date) -> str:
+    """A commented study.toml that passes `review`, with one column of every kind.
+
+    >>> StudyPlan.from_toml(template("stroke", coordinator="tributary", today=dt.date(2026, 1, 1))).study
+    'stroke'
+    """
+    waves = []
+    for number in (1, 2, 3, 4):
+        opens = today + dt.timedelta(days=30 + 91 * (number - 1))
+        waves.append(f"[[waves]]\nnumber = {number}\nopens = {opens}\ncloses = {opens + dt.timedelta(days=28)}\n")
+    text = _TEMPLATE.replace("@STUDY@", study).replace("@COORDINATOR@", coordinator)
+    text = text.replace("@EXPIRES@", f"{today + dt.timedelta(days=548)}").replace("@WAVES@", "\n".join(waves))
+    StudyPlan.from_toml(text)  # a name that is not a plain word is refused here, before a file is written
+    return text
+
+
+_TEMPLATE = """\
+# Study plan. Edit it, then:
+#   coordinator plan check study.toml     every line green, or with its fix
+#   coordinator plan cost study.toml      what each wave costs a person
+#   coordinator plan sign study.toml      from then on its hash is its name; sites approve that hash
+
+study = "@STUDY@"                # a plain word
+version = 1                      # only grows; every new version is approved again at every site
+title = "One line that says what the study is"
+purpose = "What the releases are for, in words a data steward can hold against the ethics approval."
+coordinator = "@COORDINATOR@"    # the only recipient (name in coordinator.toml)
+expires = @EXPIRES@             # sites refuse to act on the plan after this day
+posture = "local"                # each site fits its flow on the records it releases; ε does not cover that fit
+# By this rule the number of rows is public. Write it so that a site can apply it without judgement.
+eligibility = "Everyone admitted with a first event between two dates, aged 18 or over."
+row_download = false             # may analysts download the released rows?
+
+# Latent Noise Injection: each record's latent is scaled by sqrt(w), and N(0, 1 - w) is added.
+# w near 0 protects, w near 1 keeps detail. 0.8 is the paper's setting and no meaningful formal guarantee.
+[release]
+mechanism = "latent_noise"
+w = 0.005
+# radius = 4.5                   # norm to which latents are clipped; left out: from the number of columns
+
+# What one person may be charged by this study, all waves together.
+[budget]
+epsilon = 8.0
+delta = 1e-6                     # must be below 1 / (10 n) at every site
+
+# Disclosure floors: a site may tighten them, never loosen them.
+[floors]
+persons = 50                     # fewest persons in a release
+rare_level = 10                  # a level with fewer rows is a warning the approver ticks
+membership_auc = 0.55            # membership attack: highest AUC that passes
+own_row_linkage = 0.05           # share of records whose nearest released row is their own
+extreme_linkage = 0.20           # the same among the most extreme records
+approvals = 1                    # people who must sign a release at the site
+
+@WAVES@
+# Planned analyses, name to formula over columns: mean, proportion, correlation, ols, logistic, cox.
+# age/10 reports the effect of ten years; C(sex) makes categories of a column of words.
+[estimands]
+treatment = "logistic(died) ~ treated + age/10 + C(sex)"
+survival = "cox(time, died) ~ treated + age/10"
+pressure = "mean(sbp)"
+
+# The dictionary: the only source of bounds and levels. Bounds are public knowledge (physiology, the protocol), never
+# a look at the records. A value outside is refused at the site.
+[dictionary]
+name = "@STUDY@"
+version = 1
+
+# The identifier: checked for repeats at the site, never released. Leave it out where every row is its own person.
+[dictionary.columns.person]
+kind = "person"
+label = "patient"
+
+# Follow-up on [0, upper], with its 0/1 event.
+[dictionary.columns.time]
+kind = "time"
+label = "time to death or end of follow-up"
+unit = "days"
+upper = 365
+event = "died"
+decimals = 0
+
+[dictionary.columns.died]
+kind = "event"
+label = "death from any cause"
+
+[dictionary.columns.treated]
+kind = "binary"                  # two levels; 0 and 1 unless you list others
+label = "thrombolysis"
+
+[dictionary.columns.age]
+kind = "integer"
+label = "age at admission"
+unit = "years"
+lower = 18
+upper = 110
+
+[dictionary.columns.sex]
+kind = "binary"
+label = "sex"
+levels = ["female", "male"]
+
+[dictionary.columns.sbp]
+kind = "continuous"
+label = "systolic blood pressure at admission"
+unit = "mmHg"
+lower = 50
+upper = 300
+decimals = 0
+missing = "level"                # "not measured" is released like any other value, and covered by ε
+missing_codes = [999]            # source values that mean "missing"
+
+[dictionary.columns.severity]
+kind = "ordered"                 # levels in order
+label = "stroke severity"
+levels = ["minor", "moderate", "severe"]
+
+[dictionary.columns.smoking]
+kind = "nominal"                 # levels in a public order that means nothing
+label = "smoking"
+levels = ["never", "former", "current"]
+missing = "level"
+"""
+
+
+# -- is it complete? ----------------------------------------------------------------------------------------------
+def review(text: str, *, today: dt.date, recipient: str = "") -> tuple[StudyPlan | None, tuple[Check, ...]]:
+    """Read a study.toml and hold it against what a plan must be.
+
+    Args:
+        text: the file.
+        today: the day on which it is judged.
+        recipient: this coordinator's name, where there is one.
+    Returns: the plan (None when it cannot be read) and one `Check` per line; nothing is raised.
+    """
+    try:
+        plan = StudyPlan.from_toml(text)
+    except Refusal as refusal:
+        return None, (Check.of("plan", refusal),)
+    lines = [
+        Check(name="plan", detail=f"{plan.study}, version {plan.version}, hash {plan.hash[:12]}"),
+        _recipient(plan, recipient),
+        *_dictionary(plan),
+        *(_estimand(plan, name, formula) for name, formula in plan.estimands.items()),
+        *_calendar(plan, today),
+        *_price(plan),
+        _floors(plan),
+    ]
+    if not plan.estimands:
+        lines.append(Check(name="estimands", state="warn", detail="none planned", fix="Name the planned analyses."))
+    if not plan.eligibility.strip():
+        fix = "Write the rule that says who is in the table; by it, n is public."
+        lines.append(Check(name="eligibility", state="warn", detail="no rule", fix=fix))
+    if plan.row_download:
+        fix = "Set row_download = false unless every site's approval covers rows."
+        lines.append(Check(name="rows", state="warn", detail="analysts may download the released rows", fix=fix))
+    return plan, tuple(lines)
+
+
+def _recipient(plan: StudyPlan, recipient: str) -> Check:
+    if recipient and plan.coordinator != recipient:
+        return Check(
+            name="recipient",
+            state="fail",
+            detail=f"{plan.coordinator!r} is not this coordinator",
+            fix=f"Set coordinator = {recipient!r}.",
+        )
+    return Check(name="recipient", detail=plan.coordinator)
+
+
+def _dictionary(plan: StudyPlan) -> list[Check]:
+    released = plan.dictionary.released
+    person = plan.dictionary.person or "none: each row is a person"
+    lines = [Check(name="dictionary", detail=f"{len(released)} released columns; person column: {person}")]
+    unlabelled = [column.name for column in released if not column.label]
+    if unlabelled:
+        fix = "Give each column a label in a few words."
+        lines.append(Check(name="labels", state="warn", detail=f"none for {', '.join(unlabelled)}", fix=fix))
+    numeric = [column for column in released if column.lower is not None]
+    unitless = [c.name for c in numeric if c.kind in ("continuous", "time") and not c.unit]
+    if unitless:
+        fix = "Set unit, for example unit = 'mmHg'; 'none' for a pure number."
+        lines.append(Check(name="units", state="warn", detail=f"none for {', '.join(unitless)}", fix=fix))
+    bounds = ", ".join(f"{column.name} {column.lower:g}–{column.upper:g}" for column in numeric)
+    lines.append(Check(name="bounds", detail=bounds or "no numeric column"))
+    lines += [
+        Check(
+            name="event",
+            state="warn",
+            detail=f"time column {column.name} names no event",
+            fix="Set event to the name of its 0/1 column.",
+        )
+        for column in released
+        if column.kind == "time" and not column.event
+    ]
+    dropped = [column.name for column in released if column.missing == "complete_case"]
+    if dropped:
+        fix = "Prefer missing = 'level': the number of rows left out is not covered by ε."
+        lines.append(Check(name="missing", state="warn", detail=f"complete cases of {', '.join(dropped)}", fix=fix))
+    return lines
+
+
+def _estimand(plan: StudyPlan, name: str, formula: str) -> Check:
+    from shared.estimands import parse_estimand
+
+    label = f"estimand {name}"
+    try:
+        question = parse_estimand(formula)
+        columns = {column: plan.dictionary.column(column) for column in question.columns}
+    except Refusal as refusal:
+        return Check.of(label, refusal)
+    for column, declared in columns.items():
+        if not declared.released:
+            fix = "Leave it out: the person column never leaves a site."
+            return Check(name=label, state="fail", detail=f"{column} is not released", fix=fix)
+        words = declared.kind in ("ordered", "nominal") or any(isinstance(level, str) for level in declared.levels)
+        if words and column in question.terms:
+            fix = f"Write C({column})."
+            return Check(name=label, state="fail", detail=f"{column} holds categories, not numbers", fix=fix)
+    if question.kind == "cox":
+        follow_up = columns[question.duration]
+        if follow_up.kind != "time":
+            fix = f"Declare {question.duration} with kind = 'time'."
+            return Check(name=label, state="warn", detail=f"{question.duration} is no follow-up time", fix=fix)
+    return Check(name=label, detail=formula)
+
+
+def _calendar(plan: StudyPlan, today: dt.date) -> list[Check]:
+    lines = []
+    first, last = plan.waves[0], plan.waves[-1]
+    many = "1 wave" if len(plan.waves) == 1 else f"{len(plan.waves)} waves"
+    lines.append(Check(name="waves", detail=f"{many}, from {first.opens} to {last.closes}"))
+    for before, after in zip(plan.waves, plan.waves[1:], strict=False):
+        if after.opens < before.opens:
+            fix = "Order the waves by the day they open."
+            detail = f"wave {after.number} opens before wave {before.number}"
+            lines.append(Check(name=f"wave {after.number}", state="fail", detail=detail, fix=fix))
+    late = [str(wave.number) for wave in plan.waves if wave.closes > plan.expires]
+    if late:
+        detail = f"{plan.expires}, before wave {', '.join(late)} closes"
+        lines.append(Check(name="expiry", state="fail", detail=detail, fix="Let the plan expire after its last wave."))
+    elif plan.expires < today:
+        fix = "Set a later day; sites refuse an expired plan."
+        lines.append(Check(name="expiry", state="fail", detail=f"{plan.expires} has passed", fix=fix))
+    else:
+        lines.append(Check(name="expiry", detail=f"{plan.expires}"))
+    return lines
+
+
+def _price(plan: StudyPlan) -> list[Check]:
+    try:
+        price = cost(plan)
+    except Refusal as refusal:
+        return [Check.of("budget", refusal)]
+    each = f"ε {price.epsilon:.4g} for a wave alone, {price.waves[-1].total:.4g} charged for all, budget {price.cap:g}"
+    lines = []
+    if price.last_affordable < len(plan.waves):
+        paid = price.last_affordable
+        detail = f"{each}; it affords {paid or 'no'} wave{'s' if paid != 1 else ''} of {len(plan.waves)}"
+        lines.append(
+            Check(name="budget", state="fail", detail=detail, fix="Lower release.w, plan fewer waves, or raise it.")
+        )
+    else:
+        lines.append(Check(name="budget", detail=each))
+    fewer = f"{1 / (10 * plan.budget.delta):,.0f}"
+    lines.append(Check(name="delta", detail=f"{plan.budget.delta:g}, for sites of fewer than {fewer} persons"))
+    if price.waves[-1].total > MEANINGFUL:
+        fix = f"Lower release.w (ε 8 for one wave: w ≈ {price.w_for_8:.2g}), or say in the purpose why not."
+        detail = f"ε {price.waves[-1].total:.4g} in total is not a meaningful formal guarantee"
+        lines.append(Check(name="guarantee", state="warn", detail=detail, fix=fix))
+    return lines
+
+
+def _floors(plan: StudyPlan) -> Check:
+    usual, given = Floors(), plan.floors
+    looser = [
+        f"{name} {getattr(given, name):g} (usual {getattr(usual, name):g})"
+        for name in ("membership_auc", "own_row_linkage", "extreme_linkage")
+        if getattr(given, name) > getattr(usual, name)
+    ]
+    people = "1 approval" if given.approvals == 1 else f"{given.approvals} approvals"
+    if looser:
+        fix = "Attacks that succeed this often will pass; lower them if the mechanism allows."
+        return Check(name="floors", state="warn", detail="looser than usual: " + ", ".join(looser), fix=fix)
+    return Check(name="floors", detail=f"{given.persons} persons, {people}, attack limits as usual or tighter")
+
+
+# -- what does it cost? -------------------------------------------------------------------------------------------
+@dataclass(frozen=True, kw_only=True)
+class WaveCost:
+    """One wave: what a person has been charged when it is over.
+
+    Args:
+        number: the wave.
+        total: composed ε of all waves so far, by RDP, as the sites' ledgers charge it.
+        left: what remains of the budget; negative when the wave cannot be paid.
+        affordable: whether the ledgers will let it happen.
+    """
+
+    number: int
+    total: float
+    left: float
+    affordable: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cost:
+    """What a plan costs one person.
+
+    Args:
+        study: the plan's study.
+        version: its version.
+        d: encoded columns.
+        w: weight of the data.
+        radius: norm to which latents are clipped.
+        delta: δ of every ε here.
+        cap: the plan's budget.
+        epsilon: exact ε of one wave alone.
+        paper: the ε the paper's Theorem 2 gives for one wave; looser, never used for charging.
+        w_for_8: the w at which one wave costs ε = 8.
+        waves: composed totals, wave by wave.
+        last_affordable: number of the last wave the budget affords; 0 for none, `MANY` for practically all.
+        translation: one wave in plain words.
+    """
+
+    study: str
+    version: int
+    d: int
+    w: float
+    radius: float
+    delta: float
+    cap: float
+    epsilon: float
+    paper: float
+    w_for_8: float
+    waves: tuple[WaveCost, ...]
+    last_affordable: int
+    translation: str
+
+
+def cost(plan: StudyPlan, *, waves: int | None = None, persons: int | None = None) -> Cost:
+    """Price a plan.
+
+    Args:
+        plan: the plan.
+        waves: how many waves to price; None takes the plan's calendar.
+        persons: persons at the largest site; δ is then held against it.
+    Raises: ParameterError (waves or persons not positive, δ too large for that many persons).
+    """
+    from shared import privacy
+    from shared.encoding import Encoder
+    from shared.mechanisms.latent_noise import default_radius
+    from shared.release import planned_event
+
+    count = len(plan.waves) if waves is None else waves
+    if not 1 <= count <= 10_000:
+        raise ParameterError("waves must be in 1..10000", given=f"{count}")
+    delta, cap, w = plan.budget.delta, plan.budget.epsilon, plan.release.w
+    if persons is not None:
+        if persons < 1:
+            raise ParameterError("persons must be positive", given=f"{persons}")
+        if delta * 10 * persons > 1 - 1e-9:  # in floats 1e-6 · 10 · 100000 falls below 1
+            raise ParameterError(
+                "delta must be below 1 / (10 n)",
+                given=f"{delta:g} with n = {persons}",
+                next_step=f"Set budget.delta below {1 / (10 * persons):.1g}.",
+            )
+    d = Encoder(dictionary=plan.dictionary).d
+    radius = plan.release.radius if plan.release.radius is not None else default_radius(d)
+    event = planned_event(plan, d)
+    curve = privacy.rdp(event)
+    totals = [privacy.epsilon_from_rdp(number * curve, delta) for number in range(1, count + 1)]
+    return Cost(
+        study=plan.study,
+        version=plan.version,
+        d=d,
+        w=w,
+        radius=radius,
+        delta=delta,
+        cap=cap,
+        epsilon=privacy.epsilon(event, delta),
+        paper=privacy.theorem2_epsilon(w=w, C=2 * radius, delta=delta),
+        w_for_8=privacy.w_for_epsilon(8.0, delta, radius),
+        waves=tuple(
+            WaveCost(number=number, total=total, left=cap - total, affordable=total <= cap)
+            for number, total in enumerate(totals, start=1)
+        ),
+        last_affordable=_last_affordable(curve, delta, cap),
+        translation=privacy.translate(event),
+    )
+
+
+def _last_affordable(curve: Any, delta: float, cap: float) -> int:
+    """The largest number of waves whose composed ε fits; totals grow, so a doubling and a bisection find it."""
+    from shared import privacy
+
+    def fits(number: int) -> bool:
+        return privacy.epsilon_from_rdp(number * curve, delta) <= cap
+
+    if not fits(1):
+        return 0
+    if fits(MANY):
+        return MANY
+    high = 2
+    while fits(high):
+        high *= 2
+    low = high // 2
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
+
+
+# -- what changed? ------------------------------------------------------------------------------------------------
+def changes(before: StudyPlan, after: StudyPlan) -> tuple[str, ...]:
+    """What a new version changes, one line per setting: ``budget.epsilon: 8.0 → 6.0``.
+
+    >>> old = StudyPlan.from_toml(template("stroke", coordinator="hub", today=dt.date(2026, 1, 1)))
+    >>> from dataclasses import replace
+    >>> changes(old, replace(old, row_download=True))
+    ('row_download: false → true',)
+    """
+    left, right = dict(_flat(before.to_canonical())), dict(_flat(after.to_canonical()))
+    keys = [*left, *(key for key in right if key not in left)]
+    return tuple(
+        f"{key}: {left.get(key, 'absent')} → {right.get(key, 'absent')}"
+        for key in keys
+        if key != "version" and left.get(key) != right.get(key)
+    )
+
+
+def _flat(value: Any, at: str = "") -> list[tuple[str, str]]:
+    if isinstance(value, dict):
+        return [pair for key, item in value.items() for pair in _flat(item, f"{at}.{key}" if at else str(key))]
+    if isinstance(value, Sequence) and not isinstance(value, str) and value and isinstance(value[0], dict):
+        named = [(str(item.get("name", item.get("number", index))), item) for index, item in enumerate(value)]
+        return [pair for name, item in named for pair in _flat(item, f"{at}.{name}")]
+    from shared.canonical import canonical_json
+
+    return [(at, canonical_json(value).decode())]

@@ -1,0 +1,206 @@
+"""A coordinator, a site and releases of it, for the tests of the wire; everything on loopback with real mutual TLS."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import zipfile
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from coordinator.authority import Authority
+from coordinator.collect import Coordinator
+from coordinator.store import Store
+from shared.canonical import canonical_json, sha256_hex
+from shared.dictionary import Column, Dictionary
+from shared.invitation import Invitation
+from shared.keys import Envelope, SigningKey
+from shared.plan import StudyPlan, sign_plan
+from shared.release import Receipt, Statement, write_bundle, write_receipt
+from shared.transport import Client, Credentials
+from shared.wire import ANCHOR_TYPE, COLLECTION, SERVICE
+from site_agent.egress import Egress, new_tls_identity
+
+LEAD = SigningKey.generate()
+SMALL = Dictionary(
+    name="small",
+    version=1,
+    columns=(
+        Column(name="sbp", kind="continuous", lower=70, upper=270),
+        Column(name="sex", kind="binary", levels=("female", "male")),
+    ),
+)
+
+
+def small_table(n: int = 60, seed: int = 1) -> pd.DataFrame:
+    """A released table that fits `SMALL`."""
+    rng = np.random.default_rng(seed)
+    sex = pd.Categorical(rng.choice(["female", "male"], n), categories=["female", "male"])
+    return pd.DataFrame({"sbp": rng.uniform(80, 200, n), "sex": sex})
+
+
+@dataclass
+class SiteKeys:
+    """What a hospital holds."""
+
+    site: str
+    release: SigningKey = field(default_factory=SigningKey.generate)
+    steward: SigningKey = field(default_factory=SigningKey.generate)
+    identity: tuple[str, str] = ("", "")
+    certificate: str = ""
+
+    def __post_init__(self) -> None:
+        self.identity = new_tls_identity(self.site)
+
+
+@dataclass(frozen=True)
+class Sealed:
+    """A release as it lies in an outbox."""
+
+    envelope: Envelope
+    path: Path
+    statement: Statement
+    receipt: Receipt
+
+
+class Hub:
+    """A coordinator's home folder, and the sites that have joined it."""
+
+    def __init__(self, home: Path, plan: StudyPlan, *sites: str) -> None:
+        self.home, self.plan = home, plan
+        self.authority = Authority.create(home, coordinator=plan.coordinator, names=["127.0.0.1"])
+        self.sites: dict[str, SiteKeys] = {}
+        self.store = Store.open(home)
+        self.store.add_plan(sign_plan(plan, [LEAD]), plan)
+        self.port = 0
+        self.drafts = home / "drafts"
+        self.drafts.mkdir()
+        for site in sites:
+            self.join(site)
+
+    def serve(self, **settings) -> Coordinator:
+        running = Coordinator(self.home, "127.0.0.1:0", **settings)
+        self.port = running.port
+        return running
+
+    def invite(self, site: str, *studies: str, days: int = 14) -> Invitation:
+        invitation = self.authority.invite(
+            site, studies or [self.plan.study], days, address=f"127.0.0.1:{self.port}", leads=[LEAD.public]
+        )
+        self.store.add_invitation(invitation)
+        return invitation
+
+    def join(self, site: str) -> SiteKeys:
+        """Take a site in without a server: what `Enrol` and `accept` do, in one go."""
+        import datetime as dt
+
+        from shared.wire import EnrolmentRequest
+
+        keys = self.sites.setdefault(site, SiteKeys(site))
+        invitation = self.invite(site)
+        request = EnrolmentRequest(
+            site=site,
+            csr_pem=keys.identity[1],
+            release_key=keys.release.public,
+            approvers={"steward": keys.steward.public},
+        )
+        digest = sha256_hex(canonical_json(request.to_canonical()))
+        self.store.enrol(token=invitation.token, site=site, request=request, digest=digest, today=dt.date.today())
+        self.store.accept_site(site, keys.release.public.fingerprint)
+        keys.certificate = self.authority.issue(keys.identity[1], site)
+        self.store.set_certificate(site, keys.identity[1], keys.certificate)
+        return keys
+
+    def credentials(self, site: str) -> Credentials:
+        keys = self.sites[site]
+        return Credentials(ca_pem=self.authority.ca_pem, cert_pem=keys.certificate, key_pem=keys.identity[0])
+
+    def egress(self, site: str, **settings) -> Egress:
+        mine = self.credentials(site)
+        return Egress(
+            address=f"127.0.0.1:{self.port}",
+            server_name="tributary-coordinator",
+            ca_pem=mine.ca_pem,
+            cert_pem=mine.cert_pem,
+            key_pem=mine.key_pem,
+            **{"timeout": 20.0, **settings},
+        )
+
+    def client(self, site: str) -> Client:
+        """The bare channel, for what `Egress` would never send."""
+        return Client(
+            address=f"127.0.0.1:{self.port}",
+            server_name="tributary-coordinator",
+            credentials=self.credentials(site),
+            service=SERVICE,
+            methods=COLLECTION,
+        )
+
+    def anchor(self, site: str, seq: int, head: str, key: SigningKey | None = None) -> Envelope:
+        payload = canonical_json({"site": site, "seq": seq, "head": head})
+        return Envelope.sign(ANCHOR_TYPE, payload, [key or self.sites[site].release])
+
+    def seal(
+        self,
+        site: str,
+        *,
+        wave: int = 1,
+        release_id: str = "ab" * 16,
+        table: pd.DataFrame | None = None,
+        plan: StudyPlan | None = None,
+        signers: list[SigningKey] | None = None,
+        receipt_changes: dict | None = None,
+        statement_changes: dict | None = None,
+        data: bytes | None = None,
+    ) -> Sealed:
+        """A release, right unless it is told to be wrong."""
+        plan, keys = plan or self.plan, self.sites[site]
+        if table is None:
+            table = small_table()
+        receipt = write_receipt(
+            plan=plan,
+            wave=wave,
+            site=site,
+            release_id=release_id,
+            agent_version="0.1.0",
+            n=len(table),
+            study_epsilon=100.0,
+            previous="0" * 64,
+        )
+        receipt = dataclasses.replace(receipt, **(receipt_changes or {}))
+        data = write_bundle(receipt, table) if data is None else data
+        values = {
+            "study": plan.study,
+            "plan_hash": plan.hash,
+            "plan_version": plan.version,
+            "wave": wave,
+            "site": site,
+            "release_id": release_id,
+            "recipient": plan.coordinator,
+            "bundle_sha256": sha256_hex(data),
+            "bundle_bytes": len(data),
+            "receipt_sha256": receipt.hash,
+            "ledger_head": "0" * 64,
+        }
+        statement = Statement(**{**values, **(statement_changes or {})})
+        envelope = statement.sign(signers if signers is not None else [keys.release, keys.steward])
+        path = self.drafts / f"{sha256_hex(data)}.zip"
+        path.write_bytes(data)
+        return Sealed(envelope=envelope, path=path, statement=statement, receipt=receipt)
+
+    def contents(self) -> set[str]:
+        """Names of all files that an ingest may leave behind."""
+        folders = ("bundles", "staging", "quarantine")
+        return {f"{folder}/{path.name}" for folder in folders for path in (self.home / folder).glob("*")}
+
+
+def rezip(data: bytes, change: dict[str, bytes]) -> bytes:
+    """A bundle with other members."""
+    out = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(data)) as old, zipfile.ZipFile(out, "w") as new:
+        for name in old.namelist():
+            new.writestr(name, change.get(name, old.read(name)))
+    return out.getvalue()

@@ -1,0 +1,145 @@
+"""`analyst` pools a table of yi and vi on its own: no server, no torch."""
+
+import json
+import subprocess
+import sys
+
+import pandas as pd
+import pytest
+
+from coordinator.client import main, number, read_table
+from coordinator.pooling import pool
+from shared.errors import DataFileRefusal
+
+ROWS = pd.DataFrame(
+    {
+        "trial": ["Alpha", "Beta", "Gamma", "Delta", "Lost", "Exact"],
+        "year": [1948, 1949, 1960, 1977, 1980, 1981],
+        "yi": [-0.8893, -1.5854, -1.3481, -1.4416, None, 0.3],
+        "vi": [0.3256, 0.1946, 0.4154, 0.0200, 0.1, 0.0],
+    }
+)
+
+
+@pytest.fixture
+def csv(tmp_path):
+    path = tmp_path / "trials.csv"
+    ROWS.to_csv(path, index=False)
+    return path
+
+
+def answer(capsys, *argv):
+    code = main([*map(str, argv), "--json"])
+    return code, json.loads(capsys.readouterr().out)
+
+
+def test_pool_prints_what_the_library_gives(csv, capsys):
+    code, said = answer(capsys, "pool", csv)
+    expected = pool(ROWS["yi"], ROWS["vi"], labels=list(ROWS["trial"]))
+    assert code == 0
+    assert said["k"] == 4
+    assert said["pooled"]["beta"] == expected.beta
+    assert said["pooled"]["ci_lb"] == expected.ci_lb
+    assert said["fixed"]["beta"] == expected.fixed.beta
+    assert [row["label"] for row in said["rows"]] == ["Alpha", "Beta", "Gamma", "Delta"]
+    assert {row["label"] for row in said["excluded"]} == {"Lost", "Exact"}
+    assert sum(row["weight"] for row in said["rows"]) == pytest.approx(100)
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".tsv", ".parquet"])
+def test_every_kind_of_table_gives_the_same_answer(tmp_path, capsys, suffix):
+    path = tmp_path / f"trials{suffix}"
+    if suffix == ".parquet":
+        ROWS.to_parquet(path)
+    else:
+        ROWS.to_csv(path, index=False, sep="\t" if suffix == ".tsv" else ",")
+    _, said = answer(capsys, "pool", path, "--method", "DL", "--test", "z")
+    assert said["pooled"]["beta"] == pool(ROWS["yi"], ROWS["vi"], method="DL", test="z").beta
+
+
+def test_the_table_for_people_names_every_row_and_every_row_left_out(csv, capsys):
+    assert main(["pool", str(csv), "--exp"]) == 0
+    shown = capsys.readouterr().out
+    for words in (*ROWS["trial"], "fixed effect", "random effects (REML, adhoc)", "prediction interval", "I²", "τ²"):
+        assert words in shown
+    assert max(map(len, shown.splitlines())) <= 100
+
+
+def test_a_mistyped_column_is_refused_with_the_nearest_one(csv, capsys):
+    assert main(["pool", str(csv), "--yi", "y_i"]) == 2
+    assert "Did you mean 'yi'?" in capsys.readouterr().err
+
+
+def test_describe_says_what_could_not_be_pooled(csv, capsys):
+    code, said = answer(capsys, "describe", csv)
+    assert code == 0
+    assert (said["rows"], said["usable"]) == (6, 4)
+    assert len(said["excluded"]) == 2
+
+
+def test_describe_of_a_table_without_yi_points_at_the_options(tmp_path, capsys):
+    path = tmp_path / "other.csv"
+    pd.DataFrame({"study": ["A"], "logHR": [0.1], "se2": [0.2]}).to_csv(path, index=False)
+    assert main(["describe", str(path)]) == 0
+    assert "--yi" in capsys.readouterr().out
+
+
+def test_a_table_without_a_usable_row_leaves_with_the_code_of_data(tmp_path, capsys):
+    path = tmp_path / "none.csv"
+    pd.DataFrame({"yi": [None, None], "vi": [1.0, 1.0]}).to_csv(path, index=False)
+    code, said = answer(capsys, "pool", path)
+    assert code == 40
+    assert said["refused"]["code"] == "E_ESTIMATE"
+
+
+@pytest.mark.parametrize("content", ["", "yi,vi\n", 'yi,vi\n"1,2\n'], ids=["empty", "no row", "open quote"])
+def test_a_broken_table_is_a_refusal(tmp_path, content):
+    path = tmp_path / "broken.csv"
+    path.write_text(content)
+    with pytest.raises(DataFileRefusal):
+        read_table(path)
+
+
+def test_another_kind_of_file_is_a_refusal(tmp_path):
+    with pytest.raises(DataFileRefusal, match="csv"):
+        read_table(tmp_path / "trials.xlsx")
+
+
+def test_an_unknown_method_is_refused(csv, capsys):
+    code, said = answer(capsys, "pool", csv, "--method", "MAGIC")
+    assert (code, said["refused"]["code"]) == (2, "E_PARAMETER")
+
+
+@pytest.mark.parametrize("suffix", [".svg", ".pdf", ".png"])
+def test_a_forest_plot_is_written(csv, tmp_path, capsys, suffix):
+    pytest.importorskip("coordinator.figures")
+    out = tmp_path / f"forest{suffix}"
+    code, said = answer(capsys, "forest", csv, "--out", out)
+    assert (code, said["written"]) == (0, True)
+    assert out.stat().st_size > 1000
+
+
+def test_a_dry_run_of_a_figure_writes_nothing(csv, tmp_path, capsys):
+    out = tmp_path / "forest.svg"
+    code, said = answer(capsys, "forest", csv, "--out", out, "--dry-run")
+    assert (code, said["written"], out.exists()) == (0, False, False)
+
+
+def test_a_figure_of_another_kind_is_refused(csv, tmp_path, capsys):
+    assert main(["forest", str(csv), "--out", str(tmp_path / "forest.gif")]) == 2
+    assert ".svg" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("value", [0.0, 1.0, -0.04301, 12.3456, 123456.0, 3e-9, 7e12])
+def test_a_number_reads_back_to_four_digits(value):
+    assert float(number(value)) == pytest.approx(value, rel=1e-3)
+
+
+def test_help_and_pooling_need_neither_torch_nor_grpc_and_help_needs_no_matplotlib(csv):
+    run = "import sys; from coordinator.client import main; main(sys.argv[1:]); print(*sys.modules)"
+    for argv, absent in (
+        (["--help"], {"torch", "grpc", "matplotlib", "pandas", "scipy", "statsmodels"}),
+        (["pool", str(csv)], {"torch", "grpc", "matplotlib"}),
+    ):
+        made = subprocess.run([sys.executable, "-c", run, *argv], capture_output=True, text=True, check=True)
+        assert not absent & set(made.stdout.splitlines()[-1].split())

@@ -1,0 +1,534 @@
+"""`coordinator`: each verb answers, refuses with its code, and changes nothing on a dry run."""
+
+import datetime as dt
+import json
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+from contextlib import closing
+from dataclasses import replace
+
+import pandas as pd
+import pytest
+from delivered import STUDIES, TODAY, cohort, cohort_plan, deliver, join, quarantine
+
+from coordinator import planning
+from coordinator.cli import app, main
+from coordinator.config import Config
+from coordinator.log import verify_inclusion
+from coordinator.queries import pooled
+from coordinator.store import Store
+from shared import privacy
+from shared.errors import ConfigRefusal, ParameterError, StateRefusal
+from shared.invitation import Invitation
+from shared.mechanisms.latent_noise import default_radius
+from shared.plan import LatentNoisePlan, StudyPlan, open_plan
+
+
+@pytest.fixture
+def hub(tmp_path, monkeypatch, capsys):
+    """Runs `coordinator --home … --json` and returns (exit code, answer)."""
+    monkeypatch.setenv("TRIBUTARY_PASSPHRASE", "a passphrase")
+    home = tmp_path / "home"
+
+    def call(*argv):
+        code = main(["--home", str(home), *map(str, argv), "--json"])
+        shown = capsys.readouterr()
+        return code, json.loads(shown.out) if shown.out.strip() else {}
+
+    call.home = home
+    return call
+
+
+@pytest.fixture
+def written(tmp_path):
+    """A fresh plan file from the template."""
+    path = tmp_path / "stroke.toml"
+    path.write_text(planning.template("stroke", coordinator="tributary-hub", today=TODAY))
+    return path
+
+
+def edit(path, before, after):
+    text = path.read_text()
+    assert before in text
+    path.write_text(text.replace(before, after, 1))
+
+
+# -- settings -------------------------------------------------------------------------------------------------------
+def test_the_settings_file_reads_back(tmp_path):
+    config = Config(home=tmp_path, name="hub", address="hub.example:8443", names=("hub.example", "10.0.0.1"), workers=4)
+    assert Config.from_toml(config.to_toml(), home=tmp_path) == config
+
+
+def test_an_unknown_setting_is_refused_with_the_nearest_one(tmp_path):
+    with pytest.raises(ConfigRefusal, match="Did you mean 'address'"):
+        Config.from_toml('name = "hub"\nadress = "hub:8443"\n', home=tmp_path)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        'address = "hub"',
+        'address = "hub:port"',
+        'listen = ":1"',
+        "workers = 0",
+        "workers = true",
+        'threshold = "1"',
+        "names = 3",
+        'store = "store.db"',
+        "name = 3",
+        'name = "two words"',
+        "name = ",
+    ],
+)
+def test_an_impossible_setting_is_refused(tmp_path, line):
+    base = {"name": 'name = "hub"', "address": 'address = "hub:8443"'}
+    base[line.split(" ")[0]] = line
+    with pytest.raises(ConfigRefusal):
+        Config.from_toml("\n".join(base.values()), home=tmp_path)
+
+
+def test_the_store_address_may_hold_a_password_and_is_never_shown(tmp_path, monkeypatch):
+    monkeypatch.setenv("TRIBUTARY_STORE", "postgresql://hub:hunter2@db/hub")
+    config = Config.from_toml('name = "hub"\naddress = "hub:8443"\n', home=tmp_path)
+    assert config.store == "postgresql://hub:hunter2@db/hub"
+    assert "hunter2" not in repr(config)
+    with pytest.raises(ConfigRefusal) as refused:
+        replace(config, store="hunter2")
+    assert "hunter2" not in str(refused.value)
+
+
+def test_a_home_without_settings_points_at_init(tmp_path):
+    with pytest.raises(StateRefusal, match="coordinator init"):
+        Config.load(tmp_path)
+
+
+# -- plans ----------------------------------------------------------------------------------------------------------
+def test_the_template_passes_its_own_check_without_a_warning():
+    text = planning.template("stroke", coordinator="hub", today=TODAY)
+    plan, checks = planning.review(text, today=TODAY, recipient="hub")
+    assert plan is not None
+    assert {check.state for check in checks} == {"ok"}
+    kinds = {column.kind for column in plan.dictionary.columns}
+    assert kinds == {"person", "time", "event", "binary", "integer", "continuous", "ordered", "nominal"}
+
+
+@pytest.mark.parametrize("name", ["two words", "../up", ""])
+def test_a_template_for_a_name_that_is_no_plain_word_is_refused(hub, name, tmp_path):
+    code, answer = hub("plan", "new", name, "--out", tmp_path / "x.toml")
+    assert (code, answer["refused"]["code"]) == (10, "E_PLAN")
+    assert not (tmp_path / "x.toml").exists()
+
+
+def test_plan_new_never_overwrites(hub, written):
+    code, answer = hub("plan", "new", "stroke", "--out", written)
+    assert (code, answer["refused"]["code"]) == (2, "E_STATE")
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "line", "fix"),
+    [
+        ("10 + C(sex)", "10 + sex", "estimand treatment", "C(sex)"),
+        ("mean(sbp)", "mean(spb)", "estimand pressure", "sbp"),
+        ("mean(sbp)", "mean(person)", "estimand pressure", "never leaves"),
+        ("mean(sbp)", "sum(sbp)", "estimand pressure", "logistic"),
+        ("epsilon = 8.0", "epsilon = 5.0", "budget", "Lower release.w"),
+        ("upper = 300", "upper = 10", "plan", "dictionary"),
+        ("persons = 50", "persons = 5", "plan", "tightened"),
+        ("w = 0.005", "w = 0.005\nradios = 1", "plan", "Did you mean"),
+        ('coordinator = "tributary-hub"', 'coordinator = "elsewhere"', "recipient", "tributary-hub"),
+    ],
+)
+def test_plan_check_names_the_line_and_its_fix(written, before, after, line, fix):
+    edit(written, before, after)
+    _, checks = planning.review(written.read_text(), today=TODAY, recipient="tributary-hub")
+    red = [check for check in checks if check.state == "fail"]
+    assert [check.name for check in red] == [line]
+    assert fix in red[0].fix + red[0].detail
+
+
+def test_plan_check_leaves_with_the_code_of_policy_when_a_line_is_red(hub, written):
+    assert hub("plan", "check", written)[0] == 0
+    edit(written, "epsilon = 8.0", "epsilon = 5.0")
+    code, answer = hub("plan", "check", written)
+    assert (code, answer["ok"]) == (10, False)
+
+
+def test_an_expired_plan_and_one_that_expires_before_its_last_wave_are_red(written):
+    def red(today):
+        return [c.name for c in planning.review(written.read_text(), today=today)[1] if c.state == "fail"]
+
+    assert red(TODAY) == []
+    assert red(dt.date(2099, 1, 1)) == ["expiry"]
+    plan = StudyPlan.from_toml(written.read_text())
+    edit(written, f"expires = {plan.expires}", f"expires = {plan.waves[-1].closes - dt.timedelta(days=1)}")
+    assert red(TODAY) == ["expiry"]
+
+
+def test_complete_case_columns_and_loose_floors_are_warnings(written):
+    edit(written, 'missing = "level"', 'missing = "complete_case"')
+    edit(written, "membership_auc = 0.55", "membership_auc = 0.7")
+    states = {c.name: c.state for c in planning.review(written.read_text(), today=TODAY)[1]}
+    assert (states["missing"], states["floors"]) == ("warn", "warn")
+
+
+@pytest.mark.parametrize("name", ["cvd", "heart"])
+def test_a_shipped_study_has_no_red_line_and_warns_of_its_guarantee(name):
+    plan, checks = planning.review((STUDIES / f"{name}.toml").read_text(), today=TODAY, recipient="tributary-hub")
+    states = {check.name: check.state for check in checks}
+    assert "fail" not in states.values()
+    assert states["guarantee"] == "warn"
+    assert planning.cost(plan).last_affordable == len(plan.waves)
+
+
+def test_the_demo_study_encodes_to_six_columns_and_costs_what_the_accountant_says():
+    plan = StudyPlan.from_toml((STUDIES / "cvd.toml").read_text())
+    price = planning.cost(plan, waves=3)
+    radius = default_radius(6)
+    event = privacy.Gaussian(sigma=0.2**0.5, sensitivity=2 * radius * 0.8**0.5)
+    assert (price.d, price.radius) == (6, radius)
+    assert price.epsilon == pytest.approx(privacy.epsilon(event, 1e-6), rel=1e-9)
+    for number, wave in enumerate(price.waves, start=1):
+        charged = privacy.epsilon_from_rdp(privacy.rdp([event] * number), 1e-6)
+        assert wave.total == pytest.approx(charged, rel=1e-9)
+        assert wave.affordable == (charged <= plan.budget.epsilon)
+    assert price.paper == privacy.theorem2_epsilon(w=0.8, C=2 * radius, delta=1e-6)
+    assert price.paper > price.epsilon
+
+
+@pytest.mark.parametrize("w", [0.001, 0.005, 0.03, 0.2])
+def test_the_last_affordable_wave_is_the_last_whose_total_fits(written, w):
+    plan = replace(StudyPlan.from_toml(written.read_text()), release=LatentNoisePlan(w=w))
+    price = planning.cost(plan, waves=60)
+    assert price.last_affordable == sum(wave.affordable for wave in price.waves)
+
+
+def test_a_release_that_uses_no_record_is_affordable_for_ever(written):
+    plan = replace(StudyPlan.from_toml(written.read_text()), release=LatentNoisePlan(w=0.0))
+    assert planning.cost(plan).last_affordable == planning.MANY
+    assert planning.cost(plan).waves[-1].total == 0
+
+
+def test_plan_cost_refuses_a_delta_too_large_for_the_persons(hub, written):
+    assert hub("plan", "cost", written, "--persons", 99_999)[0] == 0
+    code, answer = hub("plan", "cost", written, "--persons", 100_000)
+    assert (code, answer["refused"]["code"]) == (2, "E_PARAMETER")
+
+
+def test_plan_cost_refuses_no_waves(written):
+    with pytest.raises(ParameterError):
+        planning.cost(StudyPlan.from_toml(written.read_text()), waves=0)
+
+
+def test_a_file_that_is_not_there_points_at_plan_new(hub):
+    code, answer = hub("plan", "check", "absent.toml")
+    assert code == 2
+    assert "plan new" in answer["refused"]["next_step"]
+
+
+def test_what_changed_between_versions_is_named_line_by_line(written):
+    old = StudyPlan.from_toml(written.read_text())
+    edit(written, "version = 1", "version = 2")
+    edit(written, "upper = 300", "upper = 280")
+    edit(written, "w = 0.005", "w = 0.004")
+    new = StudyPlan.from_toml(written.read_text())
+    assert set(planning.changes(old, new)) == {
+        "release.w: 0.005 → 0.004",
+        "dictionary.columns.sbp.upper: 300.0 → 280.0",
+    }
+
+
+# -- a coordinator with sites ------------------------------------------------------------------------------------
+@pytest.fixture(scope="module")
+def homes(tmp_path_factory):
+    """Two home folders, made once: after init and plan sign; and with sites and releases."""
+    signed, filled = (tmp_path_factory.mktemp(name) / "home" for name in ("signed", "filled"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRIBUTARY_PASSPHRASE", "a passphrase")
+        assert main(["--home", str(signed), "init", "--address", "localhost:9443", "--san", "10.0.0.7"]) == 0
+        assert main(["--home", str(signed), "plan", "sign", str(STUDIES / "cvd.toml")]) == 0
+    shutil.copytree(signed, filled)
+    with closing(Store.open(filled)) as store:
+        for seed, site in enumerate(("alpha", "beta", "gamma", "waiting")):
+            path = filled.parent / f"{site}.invitation"
+            invite = ["invite", site, "--study", "cvd", "--out", str(path), "--days", "60"]
+            assert main(["--home", str(filled), *invite]) == 0
+            key = join(store, Invitation.from_bytes(path.read_bytes()), accepted=site != "waiting")
+            if site != "waiting":
+                (quarantine if site == "gamma" else deliver)(store, cohort_plan(), site, key, cohort(800, seed))
+    return signed, filled
+
+
+@pytest.fixture
+def ready(hub, homes):
+    """`hub` after init, with the cohort study signed."""
+    shutil.copytree(homes[0], hub.home)
+    return hub
+
+
+@pytest.fixture
+def collected(hub, homes):
+    """`ready` with two accepted sites and their releases, one whose release is quarantined, and one that waits."""
+    shutil.copytree(homes[1], hub.home)
+    return hub
+
+
+def test_init_makes_a_home_that_only_its_owner_reads_and_prints_the_fingerprints(hub):
+    code, answer = hub("init", "--name", "hub", "--address", "localhost:9443")
+    assert code == 0
+    assert answer["passphrase"] is True
+    assert [len(fingerprint.split()) for fingerprint in answer["leads"].values()] == [8]
+    assert Config.load(hub.home).listen == "0.0.0.0:9443"
+    assert hub.home.stat().st_mode & 0o77 == 0
+    assert all(path.stat().st_mode & 0o77 == 0 for path in (hub.home / "keys").iterdir())
+    assert b"ENCRYPTED" in (hub.home / "keys" / "lead.pem").read_bytes()
+    again, refused = hub("init", "--name", "hub", "--address", "localhost:9443")
+    assert (again, refused["refused"]["code"]) == (2, "E_STATE")
+
+
+def test_a_dry_run_of_init_touches_nothing(hub):
+    code, answer = hub("init", "--dry-run")
+    assert (code, answer["created"], hub.home.exists()) == (0, False, False)
+
+
+def test_an_init_that_was_interrupted_is_taken_up_with_the_same_authority(hub):
+    _, first = hub("init")
+    (hub.home / "coordinator.toml").unlink()
+    code, second = hub("init")
+    assert code == 0
+    assert second["ca_fingerprint"] == first["ca_fingerprint"]
+
+
+def test_a_plan_is_published_once_and_only_upwards(ready, tmp_path):
+    code, answer = ready("plan", "sign", STUDIES / "cvd.toml")
+    assert (code, answer["refused"]["code"]) == (10, "E_PLAN_ROLLBACK")
+    path = tmp_path / "cvd.toml"
+    text = (STUDIES / "cvd.toml").read_text().replace("epsilon = 400.0", "epsilon = 390.0")
+    path.write_text(text)
+    assert ready("plan", "sign", path)[0] == 10
+    path.write_text(text.replace("version = 1", "version = 2", 1))
+    code, answer = ready("plan", "sign", path, "--dry-run")
+    assert (code, answer["signed"], answer["changes"]) == (0, False, ["budget.epsilon: 400.0 → 390.0"])
+    assert ready("plan", "show", "cvd")[1]["plan"]["version"] == 1
+    assert ready("plan", "sign", path)[0] == 0
+    assert ready("plan", "show", "cvd")[1]["plan"]["budget"]["epsilon"] == 390
+    assert ready("plan", "show", "cvd", "--version", 1)[1]["plan"]["budget"]["epsilon"] == 400
+
+
+def test_the_published_plan_carries_the_signature_of_the_key_that_invitations_pin(ready, tmp_path):
+    path = tmp_path / "alpha.invitation"
+    ready("invite", "alpha", "--study", "cvd", "--out", path)
+    invitation = Invitation.from_bytes(path.read_bytes())
+    assert path.stat().st_mode & 0o77 == 0
+    with closing(Store.open(ready.home)) as store:
+        envelope = store.plan("cvd").envelope
+    assert open_plan(envelope, invitation.trusted, threshold=invitation.threshold).study == "cvd"
+
+
+def test_two_leads_sign_together_where_the_settings_ask_for_two(hub, tmp_path):
+    assert hub("init", "--lead", "ada", "--threshold", 2)[0] == 2
+    code, made = hub("init", "--lead", "ada", "--lead", "ben", "--lead", "eve", "--threshold", 2)
+    assert (code, set(made["leads"])) == (0, {"ada", "ben", "eve"})
+    assert hub("plan", "sign", STUDIES / "cvd.toml", "--key", "ada")[1]["refused"]["given"] == "1"
+    assert hub("plan", "sign", STUDIES / "cvd.toml", "--key", "ada", "--key", "ada")[0] == 10
+    assert hub("plan", "sign", STUDIES / "cvd.toml", "--key", "ada", "--key", "eve")[1]["signed_by"] == ["ada", "eve"]
+    hub("invite", "alpha", "--study", "cvd", "--out", tmp_path / "invitation")
+    invitation = Invitation.from_bytes((tmp_path / "invitation").read_bytes())
+    with closing(Store.open(hub.home)) as store:
+        assert open_plan(store.plan("cvd").envelope, invitation.trusted, threshold=invitation.threshold).version == 1
+
+
+def test_signing_repeats_what_plan_check_warned_of(hub):
+    hub("init")
+    warned = {check["name"] for check in hub("plan", "sign", STUDIES / "cvd.toml", "--dry-run")[1]["warnings"]}
+    assert warned == {"guarantee", "floors"}
+
+
+def test_a_plan_with_a_red_line_is_not_signed(ready, tmp_path):
+    path = tmp_path / "cvd.toml"
+    path.write_text((STUDIES / "cvd.toml").read_text().replace("version = 1", "version = 2", 1).replace("400.0", "4.0"))
+    code, answer = ready("plan", "sign", path)
+    assert (code, answer["refused"]["code"]) == (10, "E_PLAN")
+    assert "budget" in answer["refused"]["given"]
+
+
+def test_a_wrong_passphrase_signs_nothing(ready, tmp_path, monkeypatch):
+    monkeypatch.setenv("TRIBUTARY_PASSPHRASE", "another passphrase")
+    path = tmp_path / "stroke.toml"
+    path.write_text(planning.template("stroke", coordinator="tributary-hub", today=dt.date.today()))
+    code, answer = ready("plan", "sign", path)
+    assert (code, answer["refused"]["code"]) == (30, "E_SIGNATURE")
+    assert ready("plan", "show", "stroke")[0] == 10
+
+
+def test_an_invitation_needs_a_signed_plan_and_a_new_file(ready, tmp_path):
+    path = tmp_path / "alpha.invitation"
+    assert ready("invite", "alpha", "--study", "other", "--out", path)[0] == 10
+    assert ready("invite", "alpha", "--study", "cvd", "--out", path, "--dry-run")[1]["written"] is False
+    assert not path.exists()
+    assert ready("invite", "alpha", "--study", "cvd", "--out", path)[0] == 0
+    assert ready("invite", "alpha", "--study", "cvd", "--out", path)[1]["refused"]["code"] == "E_STATE"
+
+
+def test_a_site_is_let_in_only_with_the_fingerprint_of_its_key(collected):
+    (waiting,) = [site for site in collected("sites")[1] if site["state"] == "pending"]
+    code, answer = collected("accept", "waiting", "--fingerprint", "0000 1111")
+    assert (code, answer["refused"]["code"]) == (30, "E_SIGNATURE")
+    wrong = collected("accept", "waiting", "--fingerprint", "0000", "--dry-run")
+    assert (wrong[1]["matches"], wrong[1]["accepted"]) == (False, False)
+    assert collected("accept", "waiting", "--fingerprint", waiting["fingerprint"], "--dry-run")[1]["matches"] is True
+    assert {site["state"] for site in collected("sites")[1]} == {"accepted", "pending"}
+    assert collected("accept", "waiting", "--fingerprint", waiting["fingerprint"].upper())[0] == 0
+    assert {site["state"] for site in collected("sites")[1]} == {"accepted"}
+
+
+def test_sites_does_not_fill_in_the_fingerprint_that_a_person_must_compare(collected, capsys):
+    main(["--home", str(collected.home), "sites"])
+    assert 'coordinator accept waiting --fingerprint "…"' in capsys.readouterr().out
+
+
+def test_an_unknown_site_is_refused_with_the_nearest(collected):
+    code, answer = collected("revoke", "alfa")
+    assert code == 2
+    assert "alpha" in answer["refused"]["next_step"]
+
+
+def test_revoking_keeps_what_was_accepted(collected):
+    assert collected("revoke", "alpha", "--dry-run")[1] == {"site": "alpha", "revoked": False, "releases_kept": 1}
+    assert collected("revoke", "alpha")[0] == 0
+    states = {site["site"]: (site["state"], site["releases"]) for site in collected("sites")[1]}
+    assert states["alpha"] == ("revoked", 1)
+
+
+def test_releases_shows_what_was_quarantined_and_why(collected):
+    _, answer = collected("releases")
+    assert [row["site"] for row in answer["accepted"]] == ["alpha", "beta"]
+    (apart,) = answer["quarantined"]
+    assert (apart["site"], apart["code"]) == ("gamma", "E_DICTIONARY")
+    assert "sbp" in apart["reason"]
+    assert collected("releases", "--wave", 2)[1] == {"accepted": [], "quarantined": []}
+    assert collected("releases", "--study", "other")[1] == {"accepted": [], "quarantined": []}
+
+
+def test_a_release_is_shown_by_the_first_digits_of_its_id(collected):
+    first = collected("releases")[1]["accepted"][0]
+    code, answer = collected("release", "show", first["release_id"][:10])
+    assert code == 0
+    assert answer["receipt"]["translation"].startswith("At 1 % false alarms")
+    assert collected("release", "show", "ffffffffffff")[0] == 2
+
+
+def test_pool_answers_the_same_in_the_terminal_in_json_and_from_the_library(collected, capsys):
+    _, said = collected("pool", "cvd", "--wave", 1, "--estimand", "adjusted", "--method", "DL", "--test", "z")
+    with closing(Store.open(collected.home)) as store:
+        expected = pooled(store, "cvd", 1, "adjusted", method="DL", test="z")
+    assert said["pooled"]["beta"] == expected.beta
+    assert said["tau2_interval"] == {"lb": expected.tau2_interval.lb, "ub": expected.tau2_interval.ub, "reason": ""}
+    assert said["planned"] == "adjusted"
+    assert len(said["receipts"]) == 2
+    main(["--home", str(collected.home), "pool", "cvd", "--wave", "1", "--estimand", "unadjusted"])
+    shown = capsys.readouterr().out
+    for words in ("alpha", "beta", "posture", "local", "random effects", "plan version 1", "planned analysis"):
+        assert words in shown
+    assert max(map(len, shown.splitlines())) <= 100
+
+
+def test_a_question_outside_the_plan_is_called_exploratory(collected, capsys):
+    assert collected("pool", "cvd", "--wave", 1, "--formula", "mean(sbp)")[1]["planned"] is None
+    main(["--home", str(collected.home), "pool", "cvd", "--wave", "1", "--formula", "mean(sbp)"])
+    assert "exploratory" in capsys.readouterr().out
+
+
+def test_pool_needs_one_question(collected):
+    assert collected("pool", "cvd", "--wave", 1)[0] == 2
+    assert "adjusted" in collected("pool", "cvd", "--wave", 1)[1]["refused"]["next_step"]
+    assert collected("pool", "cvd", "--wave", 1, "--estimand", "adjusted", "--formula", "mean(sbp)")[0] == 2
+    assert collected("pool", "cvd", "--wave", 2, "--estimand", "adjusted")[0] == 40
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".json"])
+def test_pool_writes_its_table(collected, tmp_path, suffix):
+    out = tmp_path / f"table{suffix}"
+    _, said = collected("pool", "cvd", "--wave", 1, "--estimand", "unadjusted", "--out", out)
+    if suffix == ".json":
+        assert json.loads(out.read_text()) == said
+    else:
+        table = pd.read_csv(out)
+        assert set(table["label"][table["row"] == "site"]) == {"alpha", "beta"}
+
+
+@pytest.mark.parametrize("suffix", [".svg", ".pdf", ".png"])
+def test_figure_draws_the_forest_plot(collected, tmp_path, suffix):
+    out = tmp_path / f"forest{suffix}"
+    argv = ("figure", "cvd", "--wave", 1, "--estimand", "unadjusted", "--out", out)
+    assert collected(*argv, "--dry-run")[1]["written"] is False
+    assert not out.exists()
+    assert collected(*argv)[1]["written"] is True
+    assert out.stat().st_size > 1000
+
+
+def test_the_log_is_checked_whole_and_proves_each_release(collected):
+    code, head = collected("log")
+    assert (code, head["size"], head["verified"]) == (0, 2, True)
+    for release in collected("releases")[1]["accepted"]:
+        code, proof = collected("log", "proof", release["release_id"])
+        path = [bytes.fromhex(part) for part in proof["proof"]]
+        leaf, root = bytes.fromhex(proof["leaf"]), bytes.fromhex(proof["root"])
+        assert proof["root"] == head["root"]
+        assert verify_inclusion(leaf, proof["index"], proof["size"], path, root)
+
+
+def test_an_edited_log_is_found_out(collected):
+    database = sqlite3.connect(collected.home / "store.db")
+    database.execute('UPDATE log SET entry = ? WHERE "index" = 1', (b"{}",))
+    database.commit()
+    database.close()
+    code, answer = collected("log")
+    assert (code, answer["refused"]["code"]) == (30, "E_INTEGRITY")
+
+
+def test_every_verb_that_reads_offers_json_and_every_verb_that_changes_something_a_dry_run():
+    import typer
+
+    group = typer.main.get_command(app)
+    verbs = {}
+    for name, command in group.commands.items():
+        for sub, leaf in getattr(command, "commands", {"": command}).items():
+            verbs[f"{name} {sub}".strip()] = {option for item in leaf.params for option in item.opts}
+    changing = {"init", "plan new", "plan sign", "invite", "accept", "revoke", "figure"}
+    for verb, options in verbs.items():
+        assert verb == "serve" or "--json" in options, verb
+        assert ("--dry-run" in options) == (verb in changing), verb
+
+
+def test_a_home_that_is_not_set_up_points_at_init_for_every_verb(hub, tmp_path):
+    for argv in (("sites",), ("releases",), ("log",), ("pool", "cvd", "--wave", 1), ("serve",)):
+        code = main(["--home", str(hub.home), *map(str, argv)])
+        assert code == 2, argv
+
+
+def test_help_imports_nothing_heavy():
+    for argv in ([], ["plan"], ["pool"]):
+        run = "import sys; from coordinator.cli import main; main(sys.argv[1:]); print(*sys.modules)"
+        made = subprocess.run([sys.executable, "-c", run, *argv, "--help"], capture_output=True, text=True, check=True)
+        heavy = {"torch", "grpc", "matplotlib", "pandas", "numpy", "scipy", "sqlalchemy", "statsmodels", "pyarrow"}
+        assert not heavy & set(made.stdout.splitlines()[-1].split())
+
+
+@pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGINT])
+def test_serve_prints_one_line_and_stops_cleanly_when_told_to(ready, stop):
+    argv = [sys.executable, "-m", "coordinator.cli", "--home", str(ready.home), "serve", "--address", "127.0.0.1:0"]
+    server = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        line = server.stdout.readline()
+        assert "tributary-hub answers on 127.0.0.1:" in line
+        assert "127.0.0.1:0;" not in line
+        assert ready("sites") == (0, [])
+        server.send_signal(stop)
+        rest, errors = server.communicate(timeout=30)
+    finally:
+        server.kill()
+        server.wait()
+    assert (server.returncode, rest, "Traceback" in errors) == (0, "", False)

@@ -1,0 +1,207 @@
+"""A question to the accepted releases: every site answers for itself, and the answer names its receipts."""
+
+from contextlib import closing
+
+import pandas as pd
+import pytest
+from delivered import STUDIES, cohort, cohort_plan, deliver, join, quarantine
+
+from coordinator.authority import Authority
+from coordinator.queries import ask, pooled, resolve, site_estimates
+from coordinator.store import Store
+from shared.encoding import Encoder
+from shared.errors import EstimateRefusal, ParameterError, PlanRefusal
+from shared.estimands import estimate, parse_estimand
+from shared.keys import SigningKey
+from shared.plan import StudyPlan, sign_plan
+from shared.randomness import seeded_rng
+
+SITES = {"alpha": 1200, "beta": 900, "gamma": 700, "delta": 500}
+UNADJUSTED = "cox(time, cvd) ~ sbp/10"
+
+
+@pytest.fixture(scope="module")
+def filled(tmp_path_factory):
+    """(store, plan, tables, keys): four sites of the cohort study, all accepted."""
+    home = tmp_path_factory.mktemp("hub")
+    lead = SigningKey.generate()
+    authority = Authority.create(home, coordinator="tributary-hub", names=("localhost",))
+    store = Store.open(home)
+    plan = cohort_plan()
+    store.add_plan(sign_plan(plan, [lead]), plan)
+    tables, keys = {}, {}
+    for seed, (site, n) in enumerate(SITES.items()):
+        invitation = authority.invite(site, ["cvd"], address="localhost:1", leads=[lead.public], days=300)
+        store.add_invitation(invitation)
+        keys[site] = join(store, invitation)
+        tables[site] = cohort(n, seed)
+        deliver(store, plan, site, keys[site], tables[site])
+    yield store, plan, tables, keys
+    store.close()
+
+
+@pytest.fixture
+def other(tmp_path):
+    """A store of its own, for tests that change it: a function that adds a site with a table."""
+    lead = SigningKey.generate()
+    authority = Authority.create(tmp_path, coordinator="tributary-hub", names=("localhost",))
+    store = Store.open(tmp_path)
+
+    def add(plan, site, table, *, put=deliver):
+        store.add_plan(sign_plan(plan, [lead]), plan)
+        invitation = authority.invite(site, ["cvd"], address="localhost:1", leads=[lead.public], days=300)
+        store.add_invitation(invitation)
+        return put(store, plan, site, join(store, invitation), table)
+
+    yield store, add
+    store.close()
+
+
+def test_each_site_answers_as_its_own_table_does(filled):
+    store, _, tables, _ = filled
+    rows = site_estimates(store, "cvd", 1, UNADJUSTED)
+    assert [row.site for row in rows] == sorted(SITES)
+    for row in rows:
+        (alone,) = estimate(tables[row.site], parse_estimand(UNADJUSTED), study="cvd", site=row.site, wave=1)
+        assert (row.yi, row.vi, row.n) == (alone.yi, alone.vi, alone.n)
+
+
+def test_the_pooled_answer_names_the_receipt_of_every_site_it_rests_on(filled):
+    store, _, _, _ = filled
+    result = pooled(store, "cvd", 1, "unadjusted")
+    assert result.receipts == tuple(release.receipt.hash for release in store.releases("cvd", 1))
+    assert result.k == 4
+    assert result.ci_lb < 0.15 < result.ci_ub
+
+
+def test_a_planned_analysis_is_known_by_name_and_by_formula_in_any_spelling(filled):
+    store, plan, _, _ = filled
+    by_name = ask(store, "cvd", 1, "adjusted")
+    by_formula = ask(store, "cvd", 1, "cox( time,cvd ) ~ sbp/10+age/10 + chol/40+ hdl/15")
+    assert (by_name.planned, by_formula.planned) == ("adjusted", "adjusted")
+    assert by_name.result == by_formula.result
+    assert by_name.terms == ("sbp/10", "age/10", "chol/40", "hdl/15")
+    assert resolve(plan, "cox(time, cvd) ~ age")[1] == ""
+
+
+def test_a_term_is_found_by_its_column_too(filled):
+    store, *_ = filled
+    assert ask(store, "cvd", 1, "adjusted", term="age").term == "age/10"
+    assert ask(store, "cvd", 1, "adjusted", term="hdl/15").term == "hdl/15"
+    with pytest.raises(ParameterError, match="sbp/10, age/10"):
+        ask(store, "cvd", 1, "adjusted", term="bmi")
+
+
+@pytest.mark.parametrize(
+    ("question", "refusal", "words"),
+    [
+        ("cox(time, cvd) ~ spb/10", ParameterError, "Nearest: sbp"),
+        ("cox(time, cvd) ~ person", ParameterError, "Columns|Nearest"),
+        ("unadjust", ParameterError, "Did you mean 'unadjusted'"),
+        ("import os", ParameterError, "Planned: adjusted, unadjusted"),
+        ("__import__('os')", ParameterError, "kind"),
+    ],
+)
+def test_a_question_that_is_wrong_everywhere_is_refused_with_what_is_near(filled, question, refusal, words):
+    with pytest.raises(refusal, match=words):
+        site_estimates(filled[0], "cvd", 1, question)
+
+
+def test_an_unknown_study_or_wave_or_a_wave_without_releases_is_refused(filled):
+    store, *_ = filled
+    with pytest.raises(PlanRefusal):
+        site_estimates(store, "other", 1, UNADJUSTED)
+    with pytest.raises(PlanRefusal):
+        site_estimates(store, "cvd", 9, UNADJUSTED)
+    with pytest.raises(EstimateRefusal, match="accepted release"):
+        site_estimates(store, "cvd", 2, UNADJUSTED)
+
+
+def test_a_damaged_bundle_excludes_its_site_with_the_reason_and_hides_no_other(other):
+    store, add = other
+    plan = cohort_plan()
+    for seed, site in enumerate(("alpha", "beta", "gamma")):
+        add(plan, site, cohort(400, seed))
+    victim = next(release for release in store.releases() if release.site == "beta")
+    store.path(victim).write_bytes(b"damaged" * 100)
+    answer = ask(store, "cvd", 1, "adjusted")
+    assert answer.result.labels == ("alpha", "gamma")
+    (left_out,) = answer.result.excluded
+    assert left_out.label == "beta"
+    assert "zip" in left_out.reason
+    assert len(answer.sources) == 3
+    store.path(victim).unlink()
+    assert "on disk" in ask(store, "cvd", 1, "unadjusted").result.excluded[0].reason
+
+
+def test_when_every_bundle_is_gone_the_refusal_names_them_all(other):
+    store, add = other
+    for seed, site in enumerate(("alpha", "beta")):
+        add(cohort_plan(), site, cohort(300, seed))
+    for release in store.releases():
+        store.path(release).unlink()
+    assert {row.term for row in site_estimates(store, "cvd", 1, "adjusted")} == {
+        "sbp/10",
+        "age/10",
+        "chol/40",
+        "hdl/15",
+    }
+    with pytest.raises(EstimateRefusal):
+        ask(store, "cvd", 1, "adjusted")
+
+
+def test_a_site_whose_table_cannot_support_the_model_is_left_out_by_itself(other):
+    store, add = other
+    quiet = cohort(300, 9)
+    quiet["cvd"] = quiet["cvd"] * 0
+    add(cohort_plan(), "alpha", cohort(400, 1))
+    add(cohort_plan(), "quiet", quiet)
+    result = pooled(store, "cvd", 1, "unadjusted")
+    assert result.labels == ("alpha",)
+    assert [row.label for row in result.excluded] == ["quiet"]
+
+
+def test_a_column_added_by_a_later_plan_version_excludes_the_sites_of_the_earlier_one(other):
+    store, add = other
+    add(cohort_plan(), "early", cohort(400, 1))
+    bmi = "[dictionary.columns.bmi]\nkind = 'continuous'\nlower = 10\nupper = 80\n\n[dictionary.columns.sbp]"
+    later = cohort_plan(**{"version = 1": "version = 2", "[dictionary.columns.sbp]": bmi})
+    table = cohort(400, 2)
+    table["bmi"] = table["sbp"] / 5
+    add(later, "late", table[list(later.dictionary.names)])
+    result = pooled(store, "cvd", 1, "cox(time, cvd) ~ bmi")
+    assert result.labels == ("late",)
+    assert result.excluded[0].reason == "its plan version 1 has no column bmi"
+
+
+def test_a_quarantined_release_is_read_by_nobody(other):
+    store, add = other
+    add(cohort_plan(), "good", cohort(400, 1))
+    add(cohort_plan(), "bad", cohort(400, 2), put=quarantine)
+    answer = ask(store, "cvd", 1, "unadjusted")
+    assert {row.site for row in answer.estimates} == {"good"}
+    assert {source.site for source in answer.sources} == {"good"}
+
+
+def test_the_four_hospitals_pool_to_the_published_figures_when_rows_pass_through_unchanged(tmp_path, heart_data):
+    plan = StudyPlan.from_toml((STUDIES / "heart.toml").read_text())
+    encoder = Encoder(dictionary=plan.dictionary)
+    lead = SigningKey.generate()
+    authority = Authority.create(tmp_path, coordinator="tributary-hub", names=("localhost",))
+    with closing(Store.open(tmp_path)) as store:
+        store.add_plan(sign_plan(plan, [lead]), plan)
+        for site in ("cleveland", "hungarian", "switzerland", "va"):
+            source = pd.read_csv(heart_data / f"{site}.csv")[list(plan.dictionary.names)]
+            table = encoder.decode(encoder.encode(plan.dictionary.check(source), seeded_rng(1)))
+            invitation = authority.invite(site, ["heart"], address="localhost:1", leads=[lead.public], days=300)
+            store.add_invitation(invitation)
+            deliver(store, plan, site, join(store, invitation), table)
+        age = ask(store, "heart", 1, "disease", method="DL", test="z").result
+        exang = ask(store, "heart", 1, "disease", term="exang", method="DL", test="z").result
+        sex = ask(store, "heart", 1, "disease", term="sex").result
+    assert (round(age.fixed.beta, 4), round(age.fixed.se, 4)) == (0.0430, 0.0110)
+    assert (round(age.beta, 4), round(age.se, 4)) == (0.0396, 0.0156)
+    assert (round(exang.fixed.beta, 4), round(exang.beta, 4), round(exang.se, 4)) == (2.1176, 2.0619, 0.3461)
+    assert round(exang.I2) == 60
+    assert [row.label for row in sex.excluded] == ["switzerland"]
+    assert "separates" in sex.excluded[0].reason
