@@ -29,7 +29,6 @@ import math
 import os
 import re
 import sqlite3
-import urllib.parse
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -405,7 +404,6 @@ class Ledger:
             part.unlink(missing_ok=True)
             os.close(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
             with _told(), contextlib.closing(sqlite3.connect(part, isolation_level=None)) as connection:
-                connection.execute("PRAGMA journal_mode = WAL")
                 connection.execute("PRAGMA synchronous = FULL")
                 reach("ledger.create.before_schema")
                 connection.execute("BEGIN IMMEDIATE")
@@ -414,6 +412,8 @@ class Ledger:
                 book = _Book(connection, signer, site, [])
                 book.append("genesis", {"site": site, "release_key": signer.public.hex, "format": "tributary-ledger/1"})
                 connection.execute("COMMIT")
+                # Last, or the genesis might still be in the part's own log when the file gets its name.
+                connection.execute("PRAGMA journal_mode = WAL")
             reach("ledger.create.before_link")
             # A link fails where a rename would silently replace the ledger of whoever was faster.
             with contextlib.suppress(FileExistsError):
@@ -423,6 +423,10 @@ class Ledger:
             fsync_folder(path.parent)
         except OSError as error:
             raise _storage(path.name, error) from error
+        finally:
+            for remains in part.parent.glob(f"{part.name}*"):
+                with contextlib.suppress(OSError):
+                    remains.unlink()
         return cls(path, signer, site=site)
 
     # -- the life of one hold ---------------------------------------------------------------------------------------
@@ -764,7 +768,8 @@ class Ledger:
     def _transaction(self, *, write: bool = False) -> Iterator[_Book]:
         # The head is read before the database, so that it never leads, whoever writes meanwhile.
         head = self._read_head()
-        uri = f"file:{urllib.parse.quote(str(self.path))}?mode=rw"
+        # mode=rw: a missing file is refused, where the default would quietly make an empty one.
+        uri = f"{self.path.absolute().as_uri()}?mode=rw"
         with (
             _told(),
             contextlib.closing(

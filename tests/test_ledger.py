@@ -208,6 +208,8 @@ def test_a_burnt_charge_stays_spent_and_a_second_draw_is_a_second_charge(ledger,
     assert ledger.study_total("heart", DELTA).releases == 2
     cap = privacy.epsilon_from_rdp(2 * privacy.rdp(GAUSSIAN), DELTA)
     assert ledger.study_total("heart", DELTA).epsilon == pytest.approx(cap, rel=1e-12)
+    with pytest.raises(BudgetRefusal):
+        reserve(ledger, 2, cap=cap)
 
 
 def test_an_open_reservation_is_resumed_and_charged_once(ledger):
@@ -346,6 +348,12 @@ def test_order_does_not_depend_on_the_clock(ledger, monkeypatch):
     entries = reopened(ledger).entries()
     assert entries[-1].time < entries[-2].time
     assert [hold.wave for hold in ledger.holds()] == [1, 2]
+
+
+def test_a_folder_may_have_any_name(tmp_path):
+    path = tmp_path / "Haus 1? #é%20" / "ledger.db"
+    reserve(Ledger.create(path, KEY, site="north"))
+    assert sorted(found.name for found in path.parent.iterdir()) == ["ledger.db", "ledger.head"]
 
 
 # -- what finds out a touched ledger --------------------------------------------------------------------------------
@@ -712,6 +720,23 @@ def test_a_full_disk_is_refused_and_nothing_is_lost_or_half_written(ledger):
     assert reserve(ledger, 2).wave == 2
     assert ledger.verify() == 3
     assert 2 in seen
+
+
+def test_a_disk_that_fills_up_while_the_ledger_is_made_leaves_none_or_a_whole_one(tmp_path):
+    def attempt(path: Path, limit: int) -> None:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
+        with pytest.raises(StorageRefusal):
+            Ledger.create(path, KEY, site="north")
+
+    for limit in (0, 100, 600, 4096, 8192, 12288, 16384):
+        path = tmp_path / f"{limit}" / "ledger.db"
+        assert forked(lambda path=path, limit=limit: attempt(path, limit)) == 0
+        assert not list(path.parent.glob("*.part*"))
+        assert Ledger.create(path, KEY, site="north").verify() == 1
+        connection = sqlite3.connect(path)
+        assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+        connection.close()
 
 
 def test_a_folder_without_write_permission_is_refused(tmp_path):
