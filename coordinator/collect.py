@@ -1,7 +1,7 @@
 """The Collection service: takes privatised releases from sites, each exactly once, and nothing else.
 
-An offer carries the signed statement; all that can be decided from it (signatures of the pinned keys, ids, plan, wave)
-is decided before a byte of the bundle is taken. The bundle is streamed to ``staging/``, hashed, and only then
+An offer carries the signed statement; all that can be decided from it (signatures of the pinned keys, ids, plan,
+wave) is decided before a byte of the bundle is taken. The bundle is streamed to ``staging/``, hashed, and only then
 opened. A release whose bytes are what its site and approvers signed, but whose *content* breaks the plan, is kept in
 ``quarantine/`` with a typed reason that the site sees; analysts never see it.
 
@@ -128,7 +128,7 @@ class CollectionService:
             "Status": self.status,
         }
 
-    # -- joining --------------------------------------------------------------------------------------------------------
+    # -- joining ------------------------------------------------------------------------------------------------
     def enrol(self, call: Call, request: EnrolRequest) -> Enrolment:
         """Take a request to join, or say what became of it. Raises: RoleRefusal, TokenRefusal, SignatureRefusal, …"""
         if call.peer.role != "enrol":
@@ -164,7 +164,7 @@ class CollectionService:
         if study not in site.studies:
             raise RoleRefusal("the site must be invited to the study", given=study, next_step="Ask the study lead.")
 
-    # -- plans, anchors, status -----------------------------------------------------------------------------------
+    # -- plans, anchors, status ---------------------------------------------------------------------------------
     def fetch_plan(self, call: Call, request: StudyRequest) -> SignedDocument:
         """The newest signed plan of a study. Raises: PlanRefusal, RoleRefusal."""
         self._invited(self._site(call), request.study)
@@ -191,7 +191,7 @@ class CollectionService:
         self._invited(site, request.study)
         return Holdings(holdings=self._store.holdings(request.study, site.site))
 
-    # -- offer ----------------------------------------------------------------------------------------------------------
+    # -- offer --------------------------------------------------------------------------------------------------
     def offer(self, call: Call, request: SignedDocument) -> Offered:
         """Decide on a statement before its bundle is sent.
 
@@ -208,6 +208,10 @@ class CollectionService:
         self._planned(site, statement, envelope)
         part = self._part(site, statement.bundle_sha256)
         with self._turn(part):
+            # Another delivery of the same bytes may have ended while this one was being checked.
+            known = self._answered(site, statement)
+            if known is not None:
+                return Offered(acceptance=known)
             reach("ingest.before_staging")
             self._make_room(site, part, statement.bundle_bytes)
             write_private(part.with_suffix(".json"), envelope.to_bytes())
@@ -275,7 +279,7 @@ class CollectionService:
             path.with_suffix(".part").unlink(missing_ok=True)
             path.unlink(missing_ok=True)
 
-    # -- upload ---------------------------------------------------------------------------------------------------------
+    # -- upload -------------------------------------------------------------------------------------------------
     def upload(self, call: Call, chunks: Iterator[Chunk]) -> Acceptance:
         """Take an offered bundle and answer when it is safe.
 
@@ -416,7 +420,7 @@ class CollectionService:
         part.with_suffix(".json").unlink(missing_ok=True)
         reach("ingest.quarantined")
 
-    # -- staging --------------------------------------------------------------------------------------------------------
+    # -- staging ------------------------------------------------------------------------------------------------
     def _part(self, site: Site, digest: str) -> Path:
         # The site's name is part of the file's: no site can touch what another one has staged.
         return self._staging / f"{site.site}.{digest}.part"

@@ -285,7 +285,7 @@ class Store:
         """Give the connections back."""
         self._engine.dispose()
 
-    # -- transactions ---------------------------------------------------------------------------------------------------
+    # -- transactions -------------------------------------------------------------------------------------------
     def _read(self, work: Callable[[sa.Connection], T]) -> T:
         try:
             with self._engine.connect() as connection:
@@ -311,7 +311,7 @@ class Store:
                     raise _storage(error) from None
         raise AssertionError("unreachable")
 
-    # -- plans ----------------------------------------------------------------------------------------------------------
+    # -- plans --------------------------------------------------------------------------------------------------
     def add_plan(self, envelope: Envelope, plan: StudyPlan) -> StoredPlan:
         """Keep a signed plan. The same plan again, or with more signatures, replaces its envelope.
 
@@ -365,7 +365,7 @@ class Store:
         envelopes = [Envelope.from_bytes(row.envelope) for row in self._read(lambda c: c.execute(query).all())]
         return tuple(StoredPlan(envelope=item, plan=StudyPlan.from_bytes(item.payload)) for item in envelopes)
 
-    # -- sites ----------------------------------------------------------------------------------------------------------
+    # -- sites --------------------------------------------------------------------------------------------------
     def add_invitation(self, invitation: Invitation) -> None:
         """Keep the hash of an invitation's token, never the token."""
         values = {
@@ -522,7 +522,7 @@ class Store:
             )
         return found[0]
 
-    # -- anchors --------------------------------------------------------------------------------------------------------
+    # -- anchors ------------------------------------------------------------------------------------------------
     def add_anchor(self, head: AnchorHead, envelope: Envelope) -> AnchorReceipt:
         """Witness a site's ledger head.
 
@@ -553,7 +553,7 @@ class Store:
         row = self._read(lambda c: c.execute(query).first())
         return None if row is None else AnchorReceipt(seq=row.seq, head=row.head, index=row.log_index)
 
-    # -- releases -------------------------------------------------------------------------------------------------------
+    # -- releases -----------------------------------------------------------------------------------------------
     def accept_release(
         self, *, statement: Statement, envelope: Envelope, receipt: Receipt, today: dt.date
     ) -> Acceptance:
@@ -729,7 +729,7 @@ class Store:
         for release in self.releases(study, wave):
             yield release.site, release.receipt, self.table(release)
 
-    # -- log ------------------------------------------------------------------------------------------------------------
+    # -- log ----------------------------------------------------------------------------------------------------
     def log(self) -> tuple[LogEntry, ...]:
         """All entries of the log, in order."""
         query = sa.select(_log.c.index, _log.c.entry, _log.c.root).order_by(_log.c.index)
@@ -774,8 +774,9 @@ class Store:
 def _append(c: sa.Connection, entry: Mapping[str, Any]) -> tuple[int, str]:
     """Add an entry to the log within a transaction; (index, root). Its index is unique, so nobody can fork it."""
     data = canonical_json(entry)
-    last = c.execute(sa.select(_log.c.index, _log.c.peaks).order_by(_log.c.index.desc()).limit(1)).first()
-    size = 0 if last is None else last.index + 1
+    newest = sa.select(_log.c.index.label("place"), _log.c.peaks).order_by(_log.c.index.desc()).limit(1)
+    last = c.execute(newest).first()
+    size = 0 if last is None else last.place + 1
     old = b"" if last is None else last.peaks
     leaf = leaf_hash(data)
     peaks = append([old[i : i + 32] for i in range(0, len(old), 32)], size, leaf)

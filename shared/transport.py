@@ -297,9 +297,11 @@ class Client:
         self._address = address
         self._channel = grpc.secure_channel(address, secure, options=options)
         self._methods = methods
+        # Without serialisers the channel carries bytes; what they mean is `shared.wire`'s affair.
+        unary: Any = self._channel.unary_unary
+        stream: Any = self._channel.stream_unary
         self._calls = {
-            name: (self._channel.stream_unary if method.stream else self._channel.unary_unary)(f"/{service}/{name}")
-            for name, method in methods.items()
+            name: (stream if method.stream else unary)(f"/{service}/{name}") for name, method in methods.items()
         }
 
     def call(self, name: str, request: Any, *, timeout: float) -> Any:

@@ -1,8 +1,9 @@
-"""A coordinator, a site and releases of it, for the tests of the wire; everything on loopback with real mutual TLS."""
+"""A coordinator, its sites and their releases, for the tests of the wire: loopback, with real mutual TLS."""
 
 from __future__ import annotations
 
 import dataclasses
+import datetime as dt
 import io
 import zipfile
 from dataclasses import dataclass, field
@@ -21,7 +22,7 @@ from shared.keys import Envelope, SigningKey
 from shared.plan import StudyPlan, sign_plan
 from shared.release import Receipt, Statement, write_bundle, write_receipt
 from shared.transport import Client, Credentials
-from shared.wire import ANCHOR_TYPE, COLLECTION, SERVICE
+from shared.wire import ANCHOR_TYPE, COLLECTION, SERVICE, EnrolmentRequest
 from site_agent.egress import Egress, new_tls_identity
 
 LEAD = SigningKey.generate()
@@ -82,9 +83,9 @@ class Hub:
             self.join(site)
 
     def serve(self, **settings) -> Coordinator:
-        running = Coordinator(self.home, "127.0.0.1:0", **settings)
-        self.port = running.port
-        return running
+        self.running = Coordinator(self.home, "127.0.0.1:0", **settings)
+        self.port = self.running.port
+        return self.running
 
     def invite(self, site: str, *studies: str, days: int = 14) -> Invitation:
         invitation = self.authority.invite(
@@ -95,10 +96,6 @@ class Hub:
 
     def join(self, site: str) -> SiteKeys:
         """Take a site in without a server: what `Enrol` and `accept` do, in one go."""
-        import datetime as dt
-
-        from shared.wire import EnrolmentRequest
-
         keys = self.sites.setdefault(site, SiteKeys(site))
         invitation = self.invite(site)
         request = EnrolmentRequest(

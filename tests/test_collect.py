@@ -1,0 +1,791 @@
+"""Collecting releases: exactly once, whole or not at all, and nothing that is not what it says."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import dataclasses
+import datetime as dt
+import errno
+import io
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import threading
+import zipfile
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from service import LEAD, SMALL, Hub, SiteKeys, rezip, small_table
+
+import coordinator.collect as collect
+from coordinator.store import Store
+from shared.canonical import canonical_json, sha256_hex
+from shared.errors import (
+    ApprovalRefusal,
+    BudgetRefusal,
+    CertificateRefusal,
+    DictionaryRefusal,
+    IntegrityRefusal,
+    LedgerRefusal,
+    LockedRefusal,
+    NetworkRefusal,
+    PlanChanged,
+    PlanExpired,
+    PlanRefusal,
+    ReceiptRefusal,
+    Refusal,
+    ReplayRefusal,
+    RoleRefusal,
+    SchemaRefusal,
+    SignatureRefusal,
+    SmallN,
+    StateRefusal,
+    StorageRefusal,
+    TokenRefusal,
+    TooLarge,
+)
+from shared.keys import Envelope, SigningKey
+from shared.plan import Budget, LatentNoisePlan, StudyPlan, Wave, open_plan, sign_plan
+from shared.transport import Call, Peer
+from shared.wire import Chunk, EnrolmentRequest, EnrolRequest, Offered, SignedDocument, StudyRequest
+from site_agent.egress import Egress, new_tls_identity
+
+ROOT = Path(__file__).resolve().parent.parent
+ALWAYS = (dt.date(2000, 1, 1), dt.date(2999, 1, 1))
+
+
+@pytest.fixture(scope="module")
+def plan() -> StudyPlan:
+    waves = [Wave(number=k, opens=ALWAYS[0], closes=ALWAYS[1]) for k in range(1, 41)]
+    return StudyPlan(
+        study="mini",
+        version=1,
+        title="A small study",
+        purpose="To test delivery.",
+        coordinator="hub",
+        expires=dt.date(2999, 1, 1),
+        release=LatentNoisePlan(w=0.8),
+        budget=Budget(epsilon=600.0),
+        waves=(*waves, Wave(number=41, opens=dt.date(2998, 1, 1), closes=ALWAYS[1])),
+        dictionary=SMALL,
+    )
+
+
+@pytest.fixture
+def hub(tmp_path, plan):
+    hub = Hub(tmp_path / "hub", plan, "north", "south")
+    with hub.serve():
+        yield hub
+    hub.store.close()
+
+
+def refused(kind: type[Refusal], work) -> Refusal:
+    with pytest.raises(Refusal) as caught:
+        work()
+    assert type(caught.value) is kind, f"{type(caught.value).__name__}: {caught.value}"
+    return caught.value
+
+
+# -- the simplest use -------------------------------------------------------------------------------------------
+def test_a_release_is_delivered_and_read_back(hub):
+    sealed = hub.seal("north")
+    told = []
+    with hub.egress("north") as egress:
+        acceptance = egress.send(sealed.envelope, sealed.path, lambda sent, total: told.append((sent, total)))
+        assert egress.send(sealed.envelope, sealed.path) == acceptance
+        [held] = egress.status("mini")
+    assert (held.state, held.release_id, held.log_index) == ("accepted", sealed.statement.release_id, 0)
+    assert told[0] == (0, sealed.statement.bundle_bytes)
+    assert told[-1] == (sealed.statement.bundle_bytes,) * 2
+    assert hub.contents() == {f"bundles/{sealed.statement.bundle_sha256}.zip"}
+    [release] = hub.store.releases()
+    assert release.acceptance == acceptance
+    [(site, receipt, table)] = hub.store.tables("mini", 1)
+    assert (site, receipt) == ("north", sealed.receipt)
+    pd.testing.assert_frame_equal(table, small_table())
+    assert hub.store.verify_log() == 1
+
+
+def test_a_site_fetches_the_newest_plan_as_its_lead_signed_it(hub, plan):
+    with hub.egress("north") as egress:
+        assert open_plan(egress.fetch_plan("mini"), {LEAD.public.key_id: LEAD.public}) == plan
+        newer = dataclasses.replace(plan, version=2)
+        hub.store.add_plan(sign_plan(newer, [LEAD]), newer)
+        assert open_plan(egress.fetch_plan("mini"), {LEAD.public.key_id: LEAD.public}) == newer
+        refused(RoleRefusal, lambda: egress.fetch_plan("other"))
+
+
+# -- joining ----------------------------------------------------------------------------------------------------
+def join(egress: Egress, token: str, keys: SiteKeys, **changes):
+    values = {
+        "token": token,
+        "site": keys.site,
+        "csr_pem": keys.identity[1],
+        "signer": keys.release,
+        "approvers": {"steward": keys.steward.public},
+    }
+    return egress.enrol(**{**values, **changes})
+
+
+def test_a_site_joins_by_invitation_and_comparison_of_fingerprints(hub):
+    keys = SiteKeys("west")
+    invitation = hub.invite("west")
+    with Egress.from_invitation(invitation) as egress:
+        asked = join(egress, invitation.token, keys)
+        assert (asked.state, asked.fingerprint) == ("pending", keys.release.public.fingerprint)
+        assert join(egress, invitation.token, keys) == asked
+        refused(SignatureRefusal, lambda: hub.store.accept_site("west", SigningKey.generate().public.fingerprint))
+        hub.store.accept_site("west", keys.release.public.fingerprint)
+        done = join(egress, invitation.token, keys)
+        assert done.state == "accepted"
+        assert join(egress, invitation.token, keys) == done
+    keys.certificate = done.certificate_pem
+    hub.sites["west"] = keys
+    with hub.egress("west") as egress:
+        assert egress.status("mini") == ()
+
+
+def test_a_token_is_used_once_by_its_site_until_it_expires(hub):
+    keys, invitation = SiteKeys("west"), hub.invite("west")
+    other, late = hub.invite("east"), hub.invite("late", days=0)
+    with Egress.from_invitation(invitation) as egress:
+        refused(TokenRefusal, lambda: join(egress, other.token, keys))
+        refused(TokenRefusal, lambda: join(egress, "x" * 43, keys))
+        refused(TokenRefusal, lambda: join(egress, invitation.token, SiteKeys("east")))
+        join(egress, invitation.token, keys)
+        refused(TokenRefusal, lambda: join(egress, invitation.token, SiteKeys("west")))
+        refused(
+            TokenRefusal, lambda: join(egress, invitation.token, keys, approvers={"x": SigningKey.generate().public})
+        )
+        refused(TokenRefusal, lambda: join(egress, invitation.token, keys, csr_pem=new_tls_identity("west")[1]))
+    tomorrow = dt.datetime.now(dt.UTC).date() + dt.timedelta(days=1)
+    request = EnrolmentRequest(
+        site="late",
+        csr_pem=keys.identity[1],
+        release_key=keys.release.public,
+        approvers={"steward": keys.steward.public},
+    )
+    refused(
+        TokenRefusal,
+        lambda: hub.store.enrol(token=late.token, site="late", request=request, digest="0" * 64, today=tomorrow),
+    )
+
+
+def test_a_request_to_join_must_be_signed_by_the_key_it_names(hub):
+    keys, invitation = SiteKeys("west"), hub.invite("west")
+    request = EnrolmentRequest(
+        site="west",
+        csr_pem=keys.identity[1],
+        release_key=keys.release.public,
+        approvers={"thief": SigningKey.generate().public},
+    )
+    payload = canonical_json(request.to_canonical())
+    envelope = Envelope.sign(collect.ENROLMENT_TYPE, payload, [SigningKey.generate()])
+    asked = EnrolRequest(token=invitation.token, envelope=envelope.to_bytes())
+    with Egress.from_invitation(invitation) as egress:
+        refused(SignatureRefusal, lambda: egress._ask("Enrol", asked))
+        refused(CertificateRefusal, lambda: join(egress, invitation.token, keys, csr_pem="nonsense"))
+        assert join(egress, invitation.token, keys).state == "pending"
+
+
+def test_a_refused_site_is_told_and_a_site_that_takes_part_cannot_be_replaced(hub):
+    keys, invitation = SiteKeys("west"), hub.invite("west")
+    with Egress.from_invitation(invitation) as egress:
+        join(egress, invitation.token, keys)
+        hub.store.refuse_site("west", "not in the consortium")
+        assert join(egress, invitation.token, keys).reason == "not in the consortium"
+    again = hub.invite("north")
+    with Egress.from_invitation(again) as egress:
+        refused(StateRefusal, lambda: join(egress, again.token, SiteKeys("north")))
+
+
+def test_a_bootstrap_certificate_may_join_and_nothing_else(hub):
+    sealed, invitation = hub.seal("north"), hub.invite("north")
+    with Egress.from_invitation(invitation) as egress:
+        for work in (
+            lambda: egress.fetch_plan("mini"),
+            lambda: egress.status("mini"),
+            lambda: egress.anchor(hub.anchor("north", 1, "a" * 64)),
+            lambda: egress.send(sealed.envelope, sealed.path),
+            lambda: egress._client.call("Upload", [Chunk(bundle_sha256="a" * 64, offset=0, data=b"x")], timeout=10),
+        ):
+            refused(RoleRefusal, work)
+    with hub.egress("north") as egress:
+        refused(RoleRefusal, lambda: join(egress, invitation.token, hub.sites["north"]))
+
+
+def test_a_revoked_site_is_turned_away_and_may_join_anew(hub):
+    with hub.egress("north") as egress:
+        egress.status("mini")
+        hub.store.revoke_site("north")
+        refused(CertificateRefusal, lambda: egress.status("mini"))
+        hub.sites["north"] = SiteKeys("north")
+        hub.join("north")
+        refused(CertificateRefusal, lambda: egress.status("mini"))
+    with hub.egress("north") as egress:
+        assert egress.status("mini") == ()
+
+
+# -- anchors ----------------------------------------------------------------------------------------------------
+def test_a_ledger_head_is_witnessed_and_only_ever_moves_on(hub):
+    with hub.egress("north") as egress:
+        first = egress.anchor(hub.anchor("north", 3, "a" * 64))
+        assert (first.seq, first.head, first.index) == (3, "a" * 64, 0)
+        assert egress.anchor(hub.anchor("north", 3, "a" * 64)) == first
+        refused(LedgerRefusal, lambda: egress.anchor(hub.anchor("north", 3, "b" * 64)))
+        refused(LedgerRefusal, lambda: egress.anchor(hub.anchor("north", 2, "a" * 64)))
+        assert egress.anchor(hub.anchor("north", 9, "c" * 64)).index == 1
+        refused(LedgerRefusal, lambda: egress.anchor(hub.anchor("north", 3, "a" * 64)))
+        stranger = SigningKey.generate()
+        refused(SignatureRefusal, lambda: egress.anchor(hub.anchor("north", 10, "d" * 64, stranger)))
+        other = hub.anchor("south", 10, "d" * 64, hub.sites["north"].release)
+        refused(ReplayRefusal, lambda: egress.anchor(other))
+        refused(SignatureRefusal, lambda: egress.anchor(hub.seal("north").envelope))
+    assert hub.store.anchor("north").seq == 9
+    assert hub.store.anchor("south") is None
+
+
+# -- what a signature does not stop -----------------------------------------------------------------------------
+def test_a_statement_is_worth_nothing_in_another_place(hub, plan):
+    sealed = hub.seal("north")
+    with hub.egress("north") as egress:
+        egress.send(sealed.envelope, sealed.path)
+        before = hub.contents()
+        table = small_table(seed=2)
+        # Same study, wave and site, other bytes: with a new id, and with the old one.
+        other = hub.seal("north", table=table, release_id="cd" * 16)
+        refused(ReplayRefusal, lambda: egress.send(other.envelope, other.path))
+        other = hub.seal("north", table=table)
+        refused(ReplayRefusal, lambda: egress.send(other.envelope, other.path))
+        # The same id in another wave; the same bytes under another id.
+        other = hub.seal("north", table=table, wave=2)
+        refused(ReplayRefusal, lambda: egress.send(other.envelope, other.path))
+        data = sealed.path.read_bytes()
+        other = hub.seal("north", data=data, statement_changes={"release_id": "ef" * 16, "wave": 3})
+        refused(ReplayRefusal, lambda: egress.send(other.envelope, other.path))
+        # Another site's statement, and our own for another site or another coordinator.
+        other = hub.seal("south", table=table)
+        refused(SignatureRefusal, lambda: egress.send(other.envelope, other.path))
+        for changes in ({"site": "south"}, {"recipient": "elsewhere"}):
+            other = hub.seal("north", wave=4, release_id="aa" * 16, statement_changes=changes)
+            refused(ReplayRefusal, lambda other=other: egress.send(other.envelope, other.path))
+        other = hub.seal("north", wave=4, release_id="aa" * 16, statement_changes={"study": "other"})
+        refused(RoleRefusal, lambda: egress.send(other.envelope, other.path))
+    assert hub.contents() == before
+    assert len(hub.store.releases()) == 1
+    assert hub.store.quarantined() == ()
+
+
+def test_a_release_follows_the_newest_plan_and_an_open_wave(hub, plan):
+    with hub.egress("north") as egress:
+        for wave in (99, 41):
+            sealed = hub.seal("north", wave=wave)
+            refused(PlanRefusal, lambda sealed=sealed: egress.send(sealed.envelope, sealed.path))
+        stranger = dataclasses.replace(plan, title="Nobody signed this")
+        sealed = hub.seal("north", plan=stranger)
+        refused(PlanRefusal, lambda: egress.send(sealed.envelope, sealed.path))
+        old = hub.seal("north")
+        newer = dataclasses.replace(plan, version=2)
+        hub.store.add_plan(sign_plan(newer, [LEAD]), newer)
+        refused(PlanChanged, lambda: egress.send(old.envelope, old.path))
+        new = hub.seal("north", plan=newer)
+        acceptance = egress.send(new.envelope, new.path)
+        # A release that was accepted stays accepted when the plan moves on.
+        newest = dataclasses.replace(plan, version=3, expires=dt.date(2020, 1, 1))
+        hub.store.add_plan(sign_plan(newest, [LEAD]), newest)
+        assert egress.send(new.envelope, new.path) == acceptance
+        late = hub.seal("north", plan=newest, wave=2, release_id="bb" * 16)
+        refused(PlanExpired, lambda: egress.send(late.envelope, late.path))
+    assert len(hub.contents()) == 1
+
+
+def test_signatures_must_be_of_the_pinned_keys_in_their_roles(hub):
+    keys, stranger = hub.sites["north"], SigningKey.generate()
+    with hub.egress("north") as egress:
+        for signers, kind in (
+            ([stranger, keys.steward], RoleRefusal),
+            ([stranger, SigningKey.generate()], SignatureRefusal),
+            ([keys.release, stranger], ApprovalRefusal),
+            ([keys.release, hub.sites["south"].steward], ApprovalRefusal),
+            ([keys.steward, keys.release], None),
+        ):
+            sealed = hub.seal("north", signers=signers)
+            if kind is None:
+                egress.send(sealed.envelope, sealed.path)
+            else:
+                refused(kind, lambda sealed=sealed: egress.send(sealed.envelope, sealed.path))
+                assert hub.contents() == set()
+        # One key twice is one approver; the release key approves nothing.
+        lone = hub.seal("south", release_id="22" * 16, signers=[hub.sites["south"].release])
+        refused(ApprovalRefusal, lambda: egress.send(lone.envelope, lone.path))
+        doubled = dataclasses.replace(lone.envelope, signatures=lone.envelope.signatures * 2)
+        with hub.client("south") as client:
+            document = SignedDocument(envelope=doubled.to_bytes())
+            refused(ApprovalRefusal, lambda: client.call("Offer", document, timeout=10))
+        # A signature on a document of another kind.
+        other = Envelope.sign("text/plain", sealed.envelope.payload, [keys.release, keys.steward])
+        with hub.client("north") as client:
+            refused(
+                SignatureRefusal,
+                lambda: client.call("Offer", SignedDocument(envelope=other.to_bytes()), timeout=10),
+            )
+
+
+FLIPPED = (SignatureRefusal, SchemaRefusal, ApprovalRefusal, RoleRefusal)
+
+
+def test_a_flip_at_any_byte_of_an_envelope_is_refused(hub):
+    sealed = hub.seal("north")
+    data = sealed.envelope.to_bytes()
+    rng = random.Random(7)
+    asked = Call(peer=Peer(role="site", site="north", serial="0"))
+    answers = Counter()
+    for place in range(len(data)):
+        changed = bytearray(data)
+        changed[place] ^= 1 << rng.randrange(8)
+        try:
+            hub.running.service.offer(asked, SignedDocument(envelope=bytes(changed)))
+            answers["accepted"] += 1
+        except FLIPPED as refusal:
+            answers[type(refusal)] += 1
+    assert answers.total() == len(data) > 1000
+    assert set(answers) <= set(FLIPPED)
+    assert hub.contents() == set()
+    # The same over the wire, for a few.
+    with hub.client("north") as client:
+        for place in range(0, len(data), 97):
+            changed = data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :]
+            with pytest.raises(FLIPPED):
+                client.call("Offer", SignedDocument(envelope=changed), timeout=10)
+
+
+# -- bytes ------------------------------------------------------------------------------------------------------
+def offer(client, sealed) -> Offered:
+    return client.call("Offer", SignedDocument(envelope=sealed.envelope.to_bytes()), timeout=10)
+
+
+def chunks_of(data: bytes, digest: str, size: int = 1000, start: int = 0) -> list[Chunk]:
+    return [
+        Chunk(bundle_sha256=digest, offset=place, data=data[place : place + size])
+        for place in range(start, len(data), size)
+    ]
+
+
+def test_a_tampered_bundle_is_refused_on_either_side(hub):
+    sealed = hub.seal("north")
+    data, digest = sealed.path.read_bytes(), sealed.statement.bundle_sha256
+    changed = bytearray(data)
+    changed[len(data) // 2] ^= 1
+    with hub.client("north") as client:
+        offer(client, sealed)
+        refused(IntegrityRefusal, lambda: client.call("Upload", chunks_of(bytes(changed), digest), timeout=10))
+        assert not any(name.endswith((".part", ".zip")) for name in hub.contents())
+        assert offer(client, sealed) == Offered(offset=0)
+        assert client.call("Upload", chunks_of(data, digest), timeout=10).bundle_sha256 == digest
+    sealed.path.write_bytes(changed)
+    with hub.egress("north") as egress:
+        refused(IntegrityRefusal, lambda: egress.send(sealed.envelope, sealed.path))
+
+
+def test_a_truncated_upload_is_refused_and_goes_on_where_it_stopped(hub):
+    sealed = hub.seal("north")
+    data, digest = sealed.path.read_bytes(), sealed.statement.bundle_sha256
+    with hub.client("north") as client:
+        offer(client, sealed)
+        refused(IntegrityRefusal, lambda: client.call("Upload", chunks_of(data, digest)[:3], timeout=10))
+        assert offer(client, sealed) == Offered(offset=3000)
+        assert hub.store.releases() == ()
+        client.call("Upload", chunks_of(data, digest, start=3000), timeout=10)
+    assert len(hub.store.releases()) == 1
+
+
+def test_chunks_in_the_wrong_place_or_of_another_bundle_are_refused(hub):
+    sealed = hub.seal("north")
+    data, digest = sealed.path.read_bytes(), sealed.statement.bundle_sha256
+    pieces = chunks_of(data, digest)
+    with hub.client("north") as client:
+
+        def upload(*sent: Chunk) -> None:
+            client.call("Upload", list(sent), timeout=10)
+
+        refused(StateRefusal, lambda: upload(pieces[0]))
+        offer(client, sealed)
+        refused(IntegrityRefusal, lambda: upload())
+        refused(IntegrityRefusal, lambda: upload(pieces[1]))
+        refused(IntegrityRefusal, lambda: upload(pieces[0], pieces[2]))
+        refused(IntegrityRefusal, lambda: upload(pieces[0], dataclasses.replace(pieces[1], bundle_sha256="0" * 64)))
+        refused(TooLarge, lambda: upload(*pieces, Chunk(bundle_sha256=digest, offset=len(data), data=b"more")))
+    with hub.client("south") as client:
+        refused(StateRefusal, lambda: client.call("Upload", pieces, timeout=10))
+    assert hub.store.releases() == ()
+    assert not any(name.endswith((".part", ".zip")) for name in hub.contents())
+
+
+def test_a_bundle_over_the_cap_is_refused_before_it_is_sent(tmp_path, plan):
+    hub = Hub(tmp_path / "hub", plan, "north")
+    sealed = hub.seal("north", table=small_table(2000))
+    with hub.serve(max_bundle=5000), hub.egress("north") as egress:
+        refused(TooLarge, lambda: egress.send(sealed.envelope, sealed.path))
+        assert hub.contents() == set()
+    hub.store.close()
+
+
+def test_a_full_disk_is_a_refusal_and_leaves_nothing_half_written(hub, monkeypatch):
+    sealed = hub.seal("north", table=small_table(5000))
+    data, digest = sealed.path.read_bytes(), sealed.statement.bundle_sha256
+    written = []
+
+    def full(out, piece):
+        if len(written) == 2:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        written.append(out.write(piece))
+
+    with hub.client("north") as client:
+        offer(client, sealed)
+        with monkeypatch.context() as patch:
+            patch.setattr(collect, "_write", full)
+            answer = refused(StorageRefusal, lambda: client.call("Upload", chunks_of(data, digest), timeout=10))
+            assert "No space left" in str(answer)
+            assert str(hub.home) not in str(answer)
+            assert len(written) == 2
+        assert not any(name.endswith((".part", ".zip")) for name in hub.contents())
+        with monkeypatch.context() as patch:
+            patch.setattr(collect.shutil, "disk_usage", lambda path: _Usage(free=1000))
+            refused(StorageRefusal, lambda: offer(client, sealed))
+        with monkeypatch.context() as patch:
+            patch.setattr(collect, "_flush_folder", _fail_full)
+            refused(StorageRefusal, lambda: client.call("Upload", chunks_of(data, digest), timeout=10))
+            assert hub.store.releases() == ()
+            assert not any(name.startswith("bundles/") for name in hub.contents())
+        assert offer(client, sealed) == Offered(offset=len(data))
+        client.call("Upload", chunks_of(data, digest, start=len(data) - 1), timeout=10)
+    assert len(hub.store.releases()) == 1
+
+
+@dataclasses.dataclass
+class _Usage:
+    free: int
+
+
+def _fail_full(folder) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_unfinished_uploads_of_one_site_are_bounded(hub):
+    with hub.client("north") as client:
+        for wave in range(1, 13):
+            sealed = hub.seal("north", wave=wave, release_id=f"{wave:02d}" * 16, table=small_table(seed=wave))
+            offer(client, sealed)
+            some = chunks_of(sealed.path.read_bytes(), sealed.statement.bundle_sha256)[:1]
+            with pytest.raises(IntegrityRefusal):
+                client.call("Upload", some, timeout=10)
+    staged = [name for name in hub.contents() if name.endswith(".part")]
+    assert len(staged) == collect.STAGED_PER_SITE
+
+
+# -- content ----------------------------------------------------------------------------------------------------
+def outside(table: pd.DataFrame) -> pd.DataFrame:
+    return table.assign(sbp=table["sbp"].where(table.index != 3, 9999.0))
+
+
+def with_nan(table: pd.DataFrame) -> pd.DataFrame:
+    return table.assign(sbp=table["sbp"].where(table.index != 3))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "kind"),
+    [
+        ({"receipt_changes": {"epsilon": 1.0}}, ReceiptRefusal),
+        ({"receipt_changes": {"rdp": (0.0,) * 289}}, ReceiptRefusal),
+        ({"receipt_changes": {"neighbours": "add_remove"}}, ReceiptRefusal),
+        ({"receipt_changes": {"not_covered": ()}}, ReceiptRefusal),
+        ({"receipt_changes": {"study_epsilon": 601.0}}, BudgetRefusal),
+        ({"receipt_changes": {"site": "south"}}, ReplayRefusal),
+        ({"receipt_changes": {"wave": 2}}, ReplayRefusal),
+        ({"receipt_changes": {"release_id": "00" * 16}}, ReplayRefusal),
+        ({"receipt_changes": {"n": 61}}, SchemaRefusal),
+        ({"statement_changes": {"receipt_sha256": "0" * 64}}, ReceiptRefusal),
+        ({"table": outside(small_table())}, DictionaryRefusal),
+        ({"table": with_nan(small_table())}, DictionaryRefusal),
+        ({"table": small_table().assign(extra=1.0)}, DictionaryRefusal),
+        ({"table": small_table()[["sex", "sbp"]]}, DictionaryRefusal),
+        ({"table": small_table().drop(columns="sex")}, DictionaryRefusal),
+        ({"table": small_table().assign(sex="male")}, DictionaryRefusal),
+        ({"table": small_table(49)}, SmallN),
+        ({"data": b"this is not a zip file"}, IntegrityRefusal),
+    ],
+    ids=lambda value: str(value)[:50].split("\n")[0] if isinstance(value, dict) else value.__name__,
+)
+def test_wrong_content_under_valid_signatures_is_kept_apart_and_told(hub, wrong, kind):
+    sealed = hub.seal("north", **wrong)
+    digest = sealed.statement.bundle_sha256
+    with hub.egress("north", sleep=lambda seconds: None) as egress:
+        first = refused(kind, lambda: egress.send(sealed.envelope, sealed.path))
+        again = refused(kind, lambda: egress.send(sealed.envelope, sealed.path))
+        assert str(again) == str(first)
+        [held] = egress.status("mini")
+        assert (held.state, held.code, held.reason) == ("quarantined", kind.code, str(first))
+        assert hub.contents() == {f"quarantine/{digest}.zip"}
+        assert hub.store.releases() == ()
+        assert list(hub.store.tables("mini", 1)) == []
+        assert hub.store.verify_log() == 0
+        # The place in the wave is still free for a release that is right.
+        right = hub.seal("north", table=small_table(seed=9), release_id="99" * 16)
+        egress.send(right.envelope, right.path)
+    assert "9999" not in str(first)
+
+
+def test_members_swapped_inside_a_bundle_are_kept_apart(hub):
+    good = hub.seal("north").path.read_bytes()
+    other = hub.seal("north", table=small_table(seed=5)).path.read_bytes()
+    table = zipfile.ZipFile(io.BytesIO(other)).read("table.parquet")
+    sealed = hub.seal("north", data=rezip(good, {"table.parquet": table}))
+    with hub.egress("north", sleep=lambda seconds: None) as egress:
+        refused(IntegrityRefusal, lambda: egress.send(sealed.envelope, sealed.path))
+    assert hub.contents() == {f"quarantine/{sealed.statement.bundle_sha256}.zip"}
+
+
+# -- exactly once -----------------------------------------------------------------------------------------------
+def test_thirty_two_deliveries_at_once_give_one_acceptance(hub):
+    sealed = hub.seal("north", table=small_table(20_000))
+    gate = threading.Barrier(32)
+
+    def deliver(_: int):
+        with hub.egress("north", timeout=60.0) as egress:
+            gate.wait()
+            return egress.send(sealed.envelope, sealed.path)
+
+    with ThreadPoolExecutor(32) as pool:
+        answers = list(pool.map(deliver, range(32)))
+    assert len(set(answers)) == 1
+    assert len(hub.store.releases()) == 1
+    assert hub.store.verify_log() == 1
+    assert hub.contents() == {f"bundles/{sealed.statement.bundle_sha256}.zip"}
+
+
+def test_different_bytes_for_one_place_at_once_give_one_acceptance(hub):
+    rivals = [hub.seal("north", table=small_table(seed=k), release_id=f"{k:02d}" * 16) for k in range(8)]
+    gate = threading.Barrier(8)
+
+    def deliver(sealed):
+        with hub.egress("north", timeout=60.0) as egress:
+            gate.wait()
+            try:
+                return egress.send(sealed.envelope, sealed.path)
+            except ReplayRefusal:
+                return None
+
+    with ThreadPoolExecutor(8) as pool:
+        answers = [answer for answer in pool.map(deliver, rivals) if answer is not None]
+    [release] = hub.store.releases()
+    assert answers == [release.acceptance]
+    assert {name for name in hub.contents() if name.endswith(".zip")} == {f"bundles/{release.bundle_sha256}.zip"}
+
+
+def test_a_reader_sees_whole_releases_only(hub):
+    """A reader that never stops looking finds, for every release it sees, the whole table."""
+    done = threading.Event()
+    seen: list[int] = []
+
+    def read() -> None:
+        store = Store.open(hub.home)
+        while not done.is_set():
+            for wave in range(1, 7):
+                for _, receipt, table in store.tables("mini", wave):
+                    seen.append(wave)
+                    assert len(table) == receipt.n
+        store.close()
+
+    with ThreadPoolExecutor(1) as pool, hub.egress("north") as egress:
+        reading = pool.submit(read)
+        for wave in range(1, 7):
+            sealed = hub.seal("north", wave=wave, release_id=f"{wave:02d}" * 16, table=small_table(seed=wave))
+            egress.send(sealed.envelope, sealed.path)
+        done.set()
+        reading.result()
+    assert seen
+
+
+# -- crashes ----------------------------------------------------------------------------------------------------
+SERVER = """
+import os, signal, sys
+import grpc, pandas, pyarrow.parquet  # noqa: before the fork, so that each server starts at once
+from pathlib import Path
+import coordinator.collect as collect
+import shared.release
+for line in sys.stdin:
+    home, failpoint = line.split()
+    started, told = os.pipe()
+    child = os.fork()
+    if not child:
+        os.environ["TRIBUTARY_FAILPOINT"] = failpoint
+        try:
+            collect.serve(Path(home), "127.0.0.1:0", ready=lambda port: os.write(told, b"%d\\n" % port))
+        finally:
+            os._exit(0)
+    os.close(told)
+    with os.fdopen(started) as pipe:
+        port = pipe.readline().strip()
+    print(child, port or "dead", flush=True)
+    _, status = os.waitpid(child, 0)
+    print("killed" if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL else "ended", flush=True)
+"""
+
+
+class Servers:
+    """Real server processes, one after the other, each told where to die."""
+
+    def __init__(self, hub: Hub) -> None:
+        self.hub = hub
+        env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", SERVER],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            env=env,
+            cwd=ROOT,
+        )
+
+    def run(self, failpoint: str, work) -> str:
+        """Start a server that dies at `failpoint`, do `work` with it, end it; how it ended."""
+        self.process.stdin.write(f"{self.hub.home} {failpoint}\n")
+        self.process.stdin.flush()
+        child, port = self.process.stdout.readline().split()
+        if port != "dead":
+            self.hub.port = int(port)
+            try:
+                work()
+            finally:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(int(child), signal.SIGTERM)
+        return self.process.stdout.readline().strip()
+
+    def close(self) -> None:
+        self.process.stdin.close()
+        self.process.wait()
+        self.process.stdout.close()
+
+
+def failpoints() -> list[str]:
+    tree = ast.parse((ROOT / "coordinator" / "collect.py").read_text())
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and ast.unparse(node.func) == "reach"]
+    return [ast.literal_eval(call.args[0]) for call in calls]
+
+
+def test_a_server_killed_at_any_step_ends_with_one_acceptance_when_the_site_asks_again(tmp_path, plan):
+    hub = Hub(tmp_path / "hub", plan, "north")
+    servers = Servers(hub)
+    places = failpoints()
+    assert len(places) == len(set(places)) >= 15
+    killed = []
+    try:
+        for wave, place in enumerate(places, start=1):
+            bad = "quarantine" in place
+            changes = {"receipt_changes": {"epsilon": 1.0}} if bad else {}
+            table = small_table(5000, seed=wave)
+            sealed = hub.seal("north", wave=wave, release_id=f"{wave:02d}" * 16, table=table, **changes)
+            answers = []
+
+            def deliver(sealed=sealed, wave=wave, place=place, answers=answers, retry=False) -> None:
+                with hub.egress("north", attempts=3 if retry else 1, sleep=lambda seconds: None) as egress:
+                    try:
+                        if not retry or "anchor" in place:
+                            egress.anchor(hub.anchor("north", wave, "a" * 64))
+                        answers.append(egress.send(sealed.envelope, sealed.path))
+                    except Refusal as refusal:
+                        answers.append(refusal)
+
+            if "recover" in place:  # reached only after a crash: kill twice
+                assert servers.run("ingest.after_move", deliver) == "killed"
+            if servers.run(place, deliver) == "killed":
+                killed.append(place)
+            if answers and isinstance(answers[-1], Refusal):
+                assert type(answers[-1]) in (NetworkRefusal, CertificateRefusal), answers[-1]
+            servers.run("none", lambda deliver=deliver: deliver(retry=True))
+            if bad:
+                assert type(answers[-1]) is ReceiptRefusal
+                assert not [release for release in hub.store.releases() if release.wave == wave]
+                assert hub.store.quarantined(bundle_sha256=sealed.statement.bundle_sha256)
+            else:
+                assert not isinstance(answers[-1], Refusal), f"{place}: {answers[-1]}"
+                [release] = [release for release in hub.store.releases() if release.wave == wave]
+                assert release.acceptance == answers[-1]
+                pd.testing.assert_frame_equal(hub.store.table(release), table)
+    finally:
+        servers.close()
+    assert killed == places
+    good = [release.bundle_sha256 for release in hub.store.releases()]
+    apart = [found.bundle_sha256 for found in hub.store.quarantined()]
+    assert len(good) + len(apart) == len(places)
+    assert hub.contents() == {f"bundles/{d}.zip" for d in good} | {f"quarantine/{d}.zip" for d in apart}
+    assert hub.store.verify_log() == len(good) + hub.store.anchor("north").seq
+    hub.store.close()
+
+
+def test_every_write_of_an_ingest_stands_between_two_failpoints():
+    """A write, rename or flush without a failpoint near it would not be tested by the crashes above."""
+    text = (ROOT / "coordinator" / "collect.py").read_text()
+    for step in (
+        "_write(out",
+        "os.fsync(out",
+        "os.replace(part, kept)",
+        "accept_release(",
+        "write_private(",
+        "add_anchor(",
+    ):
+        place = text.index(step)
+        assert 'reach("ingest.' in text[place - 400 : place], step
+        assert 'reach("ingest.' in text[place : place + 500], step
+
+
+def test_a_second_server_on_one_home_is_refused(hub):
+    refused(LockedRefusal, hub.serve)
+
+
+# -- what is said and what is not -------------------------------------------------------------------------------
+def test_an_unexpected_error_says_nothing_about_the_inside(hub, monkeypatch, caplog):
+    secret = f"{hub.home}/store.db holds patient 4711"
+
+    def explode(*args):
+        raise RuntimeError(secret)
+
+    monkeypatch.setattr(Store, "plan", explode)
+    with hub.egress("north") as egress, caplog.at_level("INFO"):
+        answer = refused(Refusal, lambda: egress.fetch_plan("mini"))
+    assert answer.code == "E_REFUSED"
+    assert "4711" not in str(answer)
+    assert "RuntimeError" not in str(answer)
+    assert "unexpected RuntimeError" in caplog.text
+    assert "4711" not in caplog.text
+
+
+def test_the_log_has_one_line_per_decision_and_no_values(hub, caplog):
+    sealed = hub.seal("north", table=outside(small_table()))
+    with caplog.at_level("INFO", logger="tributary.transport"), hub.egress("north", sleep=lambda s: None) as egress:
+        egress.status("mini")
+        refused(DictionaryRefusal, lambda: egress.send(sealed.envelope, sealed.path))
+    lines = [record.getMessage() for record in caplog.records if record.name == "tributary.transport"]
+    digest = sealed.statement.bundle_sha256[:12]
+    expected = ["north Status ok -", f"north Offer ok {digest}", f"north Upload E_DICTIONARY {digest}"]
+    assert [line.split(" ", 1)[1] for line in lines] == expected
+    assert all(re.match(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00 ", line) for line in lines)
+
+
+def test_a_hand_made_request_about_another_study_is_refused(hub):
+    with hub.client("north") as client:
+        for name in ("FetchPlan", "Status"):
+            refused(RoleRefusal, lambda name=name: client.call(name, StudyRequest(study="secret"), timeout=10))
+
+
+def test_digests_are_of_the_bytes(hub):
+    sealed = hub.seal("north")
+    assert sealed.statement.bundle_sha256 == sha256_hex(sealed.path.read_bytes())

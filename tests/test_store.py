@@ -1,0 +1,306 @@
+"""The store: one release per place and one entry per log index, whatever races; nothing shown that is not whole."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime as dt
+import multiprocessing
+import sqlite3
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import sqlalchemy as sa
+from service import LEAD, SMALL, Hub, small_table
+
+import coordinator.store as module
+from coordinator.log import leaf_hash, verify_consistency, verify_inclusion
+from coordinator.store import Store
+from shared.errors import (
+    CertificateRefusal,
+    IntegrityRefusal,
+    PlanRefusal,
+    PlanRollback,
+    ReceiptRefusal,
+    ReplayRefusal,
+    SignatureRefusal,
+    StateRefusal,
+    StorageRefusal,
+)
+from shared.keys import Envelope, SigningKey
+from shared.plan import Budget, LatentNoisePlan, StudyPlan, Wave, sign_plan
+from shared.wire import AnchorHead
+
+TODAY = dt.date(2026, 5, 1)
+
+
+@pytest.fixture(scope="module")
+def plan() -> StudyPlan:
+    waves = tuple(Wave(number=k, opens=dt.date(2000, 1, 1), closes=dt.date(2999, 1, 1)) for k in range(1, 101))
+    return StudyPlan(
+        study="mini",
+        version=1,
+        title="A small study",
+        purpose="To test the store.",
+        coordinator="hub",
+        expires=dt.date(2999, 1, 1),
+        release=LatentNoisePlan(w=0.8),
+        budget=Budget(epsilon=600.0),
+        waves=waves,
+        dictionary=SMALL,
+    )
+
+
+@pytest.fixture
+def hub(tmp_path, plan):
+    hub = Hub(tmp_path / "hub", plan, "north", "south")
+    (hub.home / "bundles").mkdir()
+    yield hub
+    hub.store.close()
+
+
+def put(hub: Hub, sealed, store: Store | None = None):
+    """Accept a release as the service does once its bytes are checked."""
+    store = store or hub.store
+    (store.bundles / f"{sealed.statement.bundle_sha256}.zip").write_bytes(sealed.path.read_bytes())
+    return store.accept_release(
+        statement=sealed.statement, envelope=sealed.envelope, receipt=sealed.receipt, today=TODAY
+    )
+
+
+def test_a_release_is_accepted_once_and_always_answered_alike(hub):
+    sealed = hub.seal("north")
+    first = put(hub, sealed)
+    assert (first.log_index, first.accepted_day) == (0, "2026-05-01")
+    again = hub.store.accept_release(
+        statement=sealed.statement,
+        envelope=sealed.envelope.also_signed(SigningKey.generate()),
+        receipt=sealed.receipt,
+        today=TODAY + dt.timedelta(days=9),
+    )
+    assert again == first == hub.store.accepted(sealed.statement)
+    assert hub.store.release(sealed.statement.release_id).acceptance == first
+    assert hub.store.by_bundle(sealed.statement.bundle_sha256).acceptance == first
+    assert hub.store.by_bundle("0" * 64) is None
+    with pytest.raises(StateRefusal):
+        hub.store.release("unknown")
+
+
+def test_what_was_accepted_is_there_when_the_store_is_opened_again(hub):
+    first = put(hub, hub.seal("north"))
+    again = Store.open(hub.home)
+    assert [release.acceptance for release in again.releases("mini", 1)] == [first]
+    assert again.releases("other") == again.releases("mini", 2) == ()
+    assert [site.site for site in again.sites()] == ["north", "south"]
+    again.close()
+
+
+def test_the_database_itself_refuses_a_second_release_in_one_place(hub):
+    """The rule is a constraint: code that forgot to look could still not break it."""
+    put(hub, hub.seal("north"))
+    with sqlite3.connect(hub.home / "store.db") as raw:
+        row = raw.execute("select * from releases").fetchone()
+        names = [item[1] for item in raw.execute("pragma table_info(releases)")]
+        for changes in (
+            {"release_id": "x", "log_index": 9},
+            {"release_id": "x", "bundle_sha256": "y", "log_index": 9},
+        ):
+            values = [changes.get(name, value) for name, value in zip(names, row, strict=True)]
+            with pytest.raises(sqlite3.IntegrityError):
+                raw.execute(f"insert into releases values ({','.join('?' * len(values))})", values)
+    raw.close()
+    other = hub.seal("north", release_id="cd" * 16, table=small_table(seed=3))
+    with pytest.raises(ReplayRefusal):
+        put(hub, other)
+    assert hub.store.verify_log() == 1
+
+
+def test_sqlite_flushes_every_commit(hub):
+    with hub.store._engine.connect() as connection:
+        assert connection.exec_driver_sql("pragma journal_mode").scalar() == "wal"
+        assert connection.exec_driver_sql("pragma synchronous").scalar() == 2
+        assert connection.exec_driver_sql("pragma foreign_keys").scalar() == 1
+
+
+def test_threads_that_accept_at_once_build_one_chain(hub):
+    sealed = [
+        hub.seal(site, wave=wave, release_id=f"{site[0]}{wave:02d}" * 8, table=small_table(seed=wave))
+        for wave in range(1, 9)
+        for site in ("north", "south")
+    ]
+    with ThreadPoolExecutor(16) as pool:
+        answers = list(pool.map(lambda item: put(hub, item), sealed * 3))
+    assert sorted({answer.log_index for answer in answers}) == list(range(16))
+    assert len(set(answers)) == len(hub.store.releases()) == 16
+    assert hub.store.verify_log() == 16
+
+
+def _race(home: str, site: str, start: int) -> None:
+    store = Store.open(module.Path(home))
+    envelope = Envelope.sign("x", b"y", [SigningKey.generate()])
+    for seq in range(start, start + 15):
+        store.add_anchor(AnchorHead(site=site, seq=seq, head="a" * 64), envelope)
+    store.close()
+
+
+def test_processes_that_write_at_once_build_one_chain(hub):
+    context = multiprocessing.get_context("spawn")
+    processes = [context.Process(target=_race, args=(str(hub.home), f"site-{k}", 1)) for k in range(3)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+        assert process.exitcode == 0
+    assert hub.store.verify_log() == 45
+
+
+def test_plans_grow_and_never_change(hub, plan):
+    second = dataclasses.replace(plan, version=3)
+    hub.store.add_plan(sign_plan(second, [LEAD]), second)
+    assert hub.store.plan("mini").plan == second
+    assert hub.store.plan("mini", 1).plan == plan
+    more = sign_plan(second, [LEAD, SigningKey.generate()])
+    hub.store.add_plan(more, second)
+    assert hub.store.plan("mini").envelope == more
+    assert [stored.plan.version for stored in hub.store.plans()] == [1, 3]
+    skipped = dataclasses.replace(plan, version=2)
+    with pytest.raises(PlanRollback):
+        hub.store.add_plan(sign_plan(skipped, [LEAD]), skipped)
+    changed = dataclasses.replace(second, title="Another")
+    with pytest.raises(PlanRefusal, match="one plan"):
+        hub.store.add_plan(sign_plan(changed, [LEAD]), changed)
+    with pytest.raises(SignatureRefusal):
+        hub.store.add_plan(sign_plan(plan, [LEAD]), second)
+    for study, version in (("other", None), ("mini", 2)):
+        with pytest.raises(PlanRefusal):
+            hub.store.plan(study, version)
+
+
+def test_only_the_hash_of_a_token_is_kept(hub):
+    token = hub.invite("west").token
+    files = [path for path in hub.home.glob("store.db*")]
+    assert files
+    assert all(token.encode() not in path.read_bytes() for path in files)
+
+
+def test_a_site_is_accepted_by_fingerprint_only_and_refused_only_while_pending(hub):
+    site = hub.store.enrolment("north")
+    assert site.state == "accepted"
+    assert hub.store.accept_site("north", site.fingerprint.upper()) == site
+    with pytest.raises(SignatureRefusal):
+        hub.store.accept_site("north", "0000 0000")
+    with pytest.raises(StateRefusal):
+        hub.store.refuse_site("north", "late")
+    with pytest.raises(StateRefusal, match="join"):
+        hub.store.accept_site("nowhere", "0000")
+    assert hub.store.require_site("north", "1").site == "north"
+    with pytest.raises(CertificateRefusal):
+        hub.store.require_site("nowhere", "1")
+
+
+def test_a_revocation_stands_in_the_log_and_ends_the_certificate(hub):
+    from cryptography import x509
+
+    site = hub.store.enrolment("north")
+    serial = f"{x509.load_pem_x509_certificate(site.certificate_pem.encode()).serial_number:x}"
+    assert hub.store.revoke_site("north").state == "revoked"
+    hub.store.revoke_site("north")
+    assert hub.store.verify_log() == 1
+    hub.join("north")
+    with pytest.raises(CertificateRefusal):
+        hub.store.require_site("north", serial)
+    with pytest.raises(StateRefusal):
+        hub.store.revoke_site("nowhere")
+
+
+def test_a_quarantined_release_keeps_its_first_reason_and_is_not_read(hub):
+    sealed = hub.seal("north")
+    common = {"statement": sealed.statement, "envelope": sealed.envelope, "today": TODAY}
+    first = hub.store.quarantine(refusal=ReceiptRefusal("ε must be what its event gives", given="another"), **common)
+    again = hub.store.quarantine(refusal=IntegrityRefusal("something else"), **common)
+    assert first == again
+    assert (type(first.refusal), str(first.refusal)) == (
+        ReceiptRefusal,
+        "ε must be what its event gives, got another.",
+    )
+    assert hub.store.releases() == ()
+    assert list(hub.store.tables("mini", 1)) == []
+    [held] = hub.store.holdings("mini", "north")
+    assert held.code == "E_RECEIPT"
+    assert hub.store.holdings("mini", "south") == hub.store.holdings("other", "north") == ()
+
+
+def test_a_bundle_changed_or_lost_on_disk_is_found_when_it_is_read(hub):
+    sealed = hub.seal("north")
+    put(hub, sealed)
+    path = hub.home / "bundles" / f"{sealed.statement.bundle_sha256}.zip"
+    other = hub.seal("north", table=small_table(seed=4), release_id=sealed.statement.release_id)
+    path.write_bytes(other.path.read_bytes())
+    with pytest.raises(IntegrityRefusal):
+        list(hub.store.tables("mini", 1))
+    path.unlink()
+    with pytest.raises(IntegrityRefusal, match="on disk"):
+        list(hub.store.tables("mini", 1))
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        "update log set entry = cast('{}' as blob) where \"index\" = 1",
+        "update log set root = '" + "0" * 64 + '\' where "index" = 2',
+        'delete from log where "index" = 0',
+        "update releases set log_index = 2 where log_index = 0",
+        "update releases set log_index = 17 where log_index = 0",
+    ],
+)
+def test_an_edited_log_does_not_verify(hub, edit):
+    put(hub, hub.seal("north"))
+    envelope = Envelope.sign("x", b"y", [SigningKey.generate()])
+    for seq in (1, 2):
+        hub.store.add_anchor(AnchorHead(site="north", seq=seq, head="a" * 64), envelope)
+    assert hub.store.verify_log() == 3
+    raw = sqlite3.connect(hub.home / "store.db")
+    raw.execute(edit)
+    raw.commit()
+    raw.close()
+    with pytest.raises(IntegrityRefusal):
+        hub.store.verify_log()
+
+
+def test_a_site_can_prove_that_its_release_is_in_a_log_that_only_grew(hub):
+    acceptance = put(hub, hub.seal("north"))
+    envelope = Envelope.sign("x", b"y", [SigningKey.generate()])
+    for seq in range(1, 6):
+        hub.store.add_anchor(AnchorHead(site="north", seq=seq, head="a" * 64), envelope)
+    entries = hub.store.log()
+    size, last = len(entries), bytes.fromhex(entries[-1].root)
+    leaf = leaf_hash(entries[acceptance.log_index].entry)
+    assert verify_inclusion(leaf, acceptance.log_index, size, hub.store.prove(acceptance.log_index), last)
+    old = acceptance.log_index + 1
+    growth = hub.store.prove_growth(old)
+    assert verify_consistency(old, size, growth, bytes.fromhex(acceptance.log_root), last)
+
+
+def test_a_database_that_cannot_be_opened_is_a_refusal_without_its_path(tmp_path):
+    with pytest.raises(StorageRefusal) as caught:
+        Store(f"sqlite:///{tmp_path}/missing/folder/store.db")
+    assert str(tmp_path) not in str(caught.value)
+
+
+def test_a_database_that_is_full_is_a_refusal_and_changes_nothing(hub):
+    put(hub, hub.seal("north"))
+    pages = "pragma max_page_count = 1"  # no page may be added: the database's own form of a full disk
+    sa.event.listen(hub.store._engine, "begin", lambda connection: connection.exec_driver_sql(pages))
+
+    def fill() -> None:
+        for wave in range(2, 100):
+            put(hub, hub.seal("north", wave=wave, release_id=f"{wave:02d}" * 16, table=small_table(seed=wave)))
+            accepted.append(wave)
+
+    accepted = [1]
+    with pytest.raises(StorageRefusal):
+        fill()
+    hub.store.close()
+    again = Store.open(hub.home)
+    assert [release.wave for release in again.releases()] == accepted
+    assert again.verify_log() == len(accepted) < 99
+    again.close()
