@@ -1090,9 +1090,9 @@ def outbox_list(home: Home = None, json: Json = False) -> None:
 
         screens.heading(out, "Outbox")
         screens.outbox(out, rows)
-        waiting = [row for row in rows if row["state"] in ("held", "sent_back", "approved")]
+        waiting = [str(row["release_id"]) for row in rows if row["state"] in ("held", "sent_back", "approved")]
         if waiting:
-            screens.next_step(out, f"site-agent outbox show {waiting[0]['release_id'][:8]}")
+            screens.next_step(out, f"site-agent outbox show {waiting[0][:8]}")
 
     emit({"releases": rows}, as_json=json, show=show)
 
@@ -1175,7 +1175,9 @@ def approve(
     if not dry_run:
         with at.locked():
             if hold.state not in ("approved", "delivered"):
-                at.outbox.approve(full, at.approver(name), name)
+                signer = at.approver(name)
+                pipeline.record_decision(at.outbox, full, name=name, key=signer, ticked=tick or [], today=today())
+                at.outbox.approve(full, signer, name)
             hold = at.outbox.get(full)
             if hold.state == "approved":
                 at.require_running()

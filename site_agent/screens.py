@@ -182,8 +182,7 @@ def release_page(out: Console, release: Release, *, changes: Sequence[Sequence[s
         note(out, f"! {check.name}: {check.detail} (tick it with --tick {check.name})")
     if release.audit:
         heading(out, "Attacks we tried", "stay here")
-        figures = [(name.replace("_", " "), _figure(v)) for name, v in release.audit.items() if _is_plain(v)]
-        settings(out, figures)
+        sentences(out, release.audit.get("sentences", ()))
     heading(out, "Not covered")
     sentences(out, receipt.not_covered, mark="✗", style="yellow")
     if changes:
@@ -274,19 +273,3 @@ def _cell(value: Any) -> Any:
     if value is None or str(value) in ("<NA>", "nan"):
         return None
     return f"{value:.6g}" if isinstance(value, float) else value
-
-
-def _is_plain(value: Any) -> bool:
-    return isinstance(value, (str, int, float, bool)) or (
-        isinstance(value, list) and len(value) <= 2 and all(isinstance(item, (int, float)) for item in value)
-    )
-
-
-def _figure(value: Any) -> str:
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, float):
-        return f"{value:.4g}"
-    if isinstance(value, list):
-        return " to ".join(f"{item:.4g}" for item in value)
-    return str(value)

@@ -10,7 +10,6 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 import pytest
-from conftest import make_table
 from site_desk import Hub, quick_fit
 
 from shared.canonical import sha256_hex
@@ -36,7 +35,7 @@ from site_agent import pipeline
 from site_agent.config import SiteFloors, Source
 from site_agent.ledger import Ledger
 from site_agent.outbox import Outbox
-from site_agent.pipeline import STAGES, Site, Stage, make_release, made_up_table, rehearse
+from site_agent.pipeline import STAGES, Site, Stage, made_up_table, make_release, rehearse
 
 TODAY = dt.date(2026, 1, 5)
 
@@ -79,9 +78,7 @@ def kinds(site: Site) -> list[str]:
 
 def test_a_release_goes_through_its_stages_in_order_and_waits_for_a_person(quick, tmp_path, plan, site, table):
     told: list[tuple[Stage, float]] = []
-    made = release(
-        plan, site, source(tmp_path, table), progress=lambda stage, share, left: told.append((stage, share))
-    )
+    made = release(plan, site, source(tmp_path, table), progress=lambda stage, share, left: told.append((stage, share)))
     assert tuple(dict.fromkeys(stage for stage, _ in told)) == STAGES
     shares = [share for _, share in told]
     assert shares == sorted(shares)
@@ -326,3 +323,30 @@ def test_every_refusal_of_the_path_says_what_to_do_next(quick, tmp_path, plan, s
         with pytest.raises(Refusal) as caught:
             make()
         assert caught.value.next_step
+
+
+# -- with the real flow and the real attacks ----------------------------------------------------------------------
+def test_the_whole_path_with_a_trained_flow_and_real_attacks(tmp_path, plan, site, table):
+    shares: list[float] = []
+    gentle = replace(plan, release=LatentNoisePlan(w=0.2))
+    made = release(gentle, site, source(tmp_path, table), progress=lambda stage, share, left: shares.append(share))
+    assert shares == sorted(shares)
+    assert made.hold.state == "held"
+    assert made.audit["n_held_back"] == 60
+    assert made.audit["n_fitted"] == 240
+    assert 0 <= made.audit["membership"]["value"] <= 1
+    assert any("AUC" in sentence for sentence in made.audit["sentences"])
+    plan.dictionary.validate_release(made.table)
+
+
+def test_rows_that_are_nearly_the_records_fail_the_real_audit_and_are_burnt(tmp_path, plan, site, table):
+    floors = replace(plan.floors, membership_auc=0.55, own_row_linkage=0.05, extreme_linkage=0.2)
+    bold = replace(plan, release=LatentNoisePlan(w=0.99), budget=Budget(epsilon=1e6), floors=floors)
+    with pytest.raises(AuditRefusal):
+        release(bold, site, source(tmp_path, table))
+    assert "E_AUDIT" in burnt(site)
+
+
+def test_a_site_may_ask_more_of_the_audit_than_the_plan(tmp_path, plan, site, table):
+    with pytest.raises(AuditRefusal):
+        release(plan, replace(site, floors=SiteFloors(own_row_linkage=0.001)), source(tmp_path, table))

@@ -1,5 +1,6 @@
 """The steward's commands, run as a steward runs them: what they show, what they refuse, and with which exit code."""
 
+# ruff: noqa: F811  (a fixture is imported by its name)
 from __future__ import annotations
 
 import datetime as dt
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from conftest import make_table
-from site_desk import Hospital, hospital  # noqa: F401  (a fixture)
+from site_desk import Hospital, hospital  # noqa: F401
 
 from shared.canonical import sha256_hex
 from shared.keys import Envelope, SigningKey
@@ -353,7 +354,7 @@ def test_a_spoilt_table_is_refused_in_words_without_a_value(hospital, plan, what
 
 # -- releases ---------------------------------------------------------------------------------------------------
 @pytest.fixture
-def ready(hospital, plan, table) -> Hospital:  # noqa: F811
+def ready(hospital, plan, table) -> Hospital:
     return hospital.joined("dr-lind", "dr-berg").approved(plan).with_table(table)
 
 
@@ -432,7 +433,7 @@ def test_a_lost_connection_keeps_the_approval_and_the_same_bytes_are_sent_on(rea
     assert len(ready.hub.sent) == 1
 
 
-def test_a_warning_must_be_ticked(hospital, plan, table):  # noqa: F811
+def test_a_warning_must_be_ticked(hospital, plan, table):
     table["grade"] = ["low"] * 200 + ["middle"] * 97 + ["high"] * 3
     ready = hospital.joined().approved(plan).with_table(table)
     ready("release", "mini", "--wave", "1")
@@ -441,6 +442,8 @@ def test_a_warning_must_be_ticked(hospital, plan, table):  # noqa: F811
     assert "rare-levels" in body["given"]
     ready.refused("approve", release_id, "--as", "dr-lind", "--tick", "nonsense", expect=2)
     assert ready.json("approve", release_id, "--as", "dr-lind", *ticks(ready, release_id))["state"] == "delivered"
+    decided = Envelope.from_bytes((ready.home / "sealed" / release_id / "decision-dr-lind.json").read_bytes())
+    assert json.loads(decided.payload)["ticked"] == ["rare-levels"]
 
 
 @pytest.mark.parametrize("name", ["bundle.zip", "checks.json", "audit.json"])
@@ -486,7 +489,7 @@ def test_a_pause_is_effective_at_once_and_works_with_the_network_down(ready):
     assert ready.json("status")["paused"] is False
 
 
-def test_a_rehearsal_costs_nothing_and_says_what_it_does_not_show(hospital, plan):  # noqa: F811
+def test_a_rehearsal_costs_nothing_and_says_what_it_does_not_show(hospital, plan):
     hospital.joined().publish(plan)
     hospital("plan", "fetch", "mini")
     text = hospital("try", "mini")
@@ -496,7 +499,7 @@ def test_a_rehearsal_costs_nothing_and_says_what_it_does_not_show(hospital, plan
     assert hospital.hub.anchored == []
 
 
-def test_a_wave_outside_its_window_is_refused(hospital, plan, table, monkeypatch):  # noqa: F811
+def test_a_wave_outside_its_window_is_refused(hospital, plan, table, monkeypatch):
     window = (Wave(number=1, opens=dt.date(2026, 1, 1), closes=dt.date(2026, 1, 31)),)
     hospital.joined().approved(replace(plan, waves=window)).with_table(table)
     monkeypatch.setenv("TRIBUTARY_TODAY", "2026-02-01")
@@ -519,7 +522,7 @@ def test_an_interrupted_draw_is_burnt_and_said_before_another_is_charged(ready, 
     assert ready.json("budget")["totals"][0]["burnt"] == 1
 
 
-def test_the_status_always_names_one_next_step(hospital, plan, table):  # noqa: F811
+def test_the_status_always_names_one_next_step(hospital, plan, table):
     hospital("init", "--invitation", str(hospital.invitation), "--approver", "dr-lind")
 
     def following():
