@@ -204,7 +204,7 @@ class Demo:
 
         plan = StudyPlan.from_toml(self.plans[self.study])
         answers: dict[str, Answer] = {}
-        with closing(Store(Config.load(self.hub).store)) as store:
+        with closing(Store.open(self.hub, Config.load(self.hub).store)) as store:
             for name, formula in plan.estimands.items():
                 for term in FOCUS.get(self.study, ("",)):
                     told = {study: ask(store, study, 1, formula, term=term) for study in self.plans}

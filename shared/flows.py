@@ -1,25 +1,62 @@
-"""Bijections between encoded records and latents, from plain arrays and numpy alone.
+r"""Bijections between encoded records and latents, from plain arrays and numpy alone.
 
 Training lives at the site (`site_agent.models.flow`) and needs torch; what it leaves behind is arrays. This module
 is what a sealed flow *is*: it can be stored without pickle, read anywhere, and run without torch.
+
+A fitted flow is a chain, from latents to records:
+
+    z ── AffineAutoregressiveFlow ──► v ── Levels ──► y ── Strata ──► s ── Margins ──► x
+
+`Margins` undoes normal scores column by column. `Levels` gives each dequantised column (a code plus U(0, 1)) its own
+law given the other columns, so that neither its frequencies nor its associations depend on how well an affine flow
+draws a staircase; an affine flow alone moves a 4 % event to 10 %. `Strata` gives a column that is another one in
+each level of a third (a time to event or to censoring) a margin and a regression per level. What is left to the flow
+is smooth.
+
+Every bijection treats rows one by one and has a closed array form: `to_arrays` gives named arrays, `from_arrays`
+reads them and refuses what no fit could have written.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import cached_property
-from typing import Any, Literal, Protocol, runtime_checkable
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.linalg import solve_triangular
+from scipy import special
 
 from shared.errors import ParameterError, SchemaRefusal
 
-__all__ = ["Bijection", "Composed", "Identity", "Margins", "MaskedAffine", "Whitening", "from_arrays", "to_arrays"]
+__all__ = [
+    "SCALE_FLOOR",
+    "AffineAutoregressiveFlow",
+    "Bijection",
+    "Composed",
+    "Identity",
+    "LevelModel",
+    "Levels",
+    "Margins",
+    "MaskedLayer",
+    "Strata",
+    "StratumModel",
+    "from_arrays",
+    "to_arrays",
+]
 
 Array = NDArray[np.float64]
+Arrays = dict[str, NDArray[Any]]
+
+SCALE_FLOOR = 1e-3
+"""Least scale of a masked layer: softplus(a) + 1e-3, as in nflows 0.14."""
+
+_HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
+_EDGE = 8.0
+"""Normal score at which the outermost level begins: Φ(−8) = 6e-16, so no draw falls outside the levels."""
+_BLOCK = 8192
+"""Rows at a time: bounds the memory of a pass through the networks."""
 
 
 @runtime_checkable
@@ -44,196 +81,319 @@ class Bijection(Protocol):
         ...
 
 
+@runtime_checkable
+class _Part(Bijection, Protocol):
+    """A bijection that can also be chained and stored."""
+
+    kind: ClassVar[str]
+
+    def inverse_with_log_det(self, x: Array) -> tuple[Array, Array]: ...
+
+    def to_arrays(self) -> Arrays: ...
+
+
+class _Base:
+    """What all bijections of this module share: everything follows from two methods."""
+
+    def inverse_with_log_det(self, x: Array) -> tuple[Array, Array]:
+        """(f⁻¹(x), log |det ∂f⁻¹/∂x|): (n, d) and (n,)."""
+        raise NotImplementedError
+
+    def inverse(self, x: Array) -> Array:
+        """z = f⁻¹(x), (n, d) to (n, d), a new array."""
+        return self.inverse_with_log_det(x)[0]
+
+    def log_prob(self, x: Array) -> Array:
+        """log N(f⁻¹(x); 0, I) + log |det ∂f⁻¹/∂x|, (n,), in nats."""
+        z, log_det = self.inverse_with_log_det(x)
+        return -0.5 * (z**2).sum(axis=1) - z.shape[1] * _HALF_LOG_2PI + log_det
+
+
+def _matrix(x: Array, d: int) -> Array:
+    x = np.array(x, dtype=np.float64)
+    if x.ndim != 2 or x.shape[1] != d:
+        raise ParameterError(f"records must be a matrix with {d} columns", given=f"shape {x.shape}")
+    return x
+
+
+def _frozen(value: Any, name: str, ndim: int) -> Array:
+    out = np.array(value, dtype=np.float64)
+    if out.ndim != ndim or not np.isfinite(out).all():
+        raise SchemaRefusal(f"{name} must be {ndim}-dimensional and finite", given=f"shape {out.shape}")
+    out.setflags(write=False)
+    return out
+
+
 @dataclass(frozen=True, kw_only=True)
-class Identity:
+class Identity(_Base):
     """The bijection that changes nothing: x = z.
 
     >>> Identity(d=2).forward(np.ones((1, 2)))
     array([[1., 1.]])
     """
 
+    kind: ClassVar[str] = "identity"
     d: int
 
     def forward(self, z: Array) -> Array:
         """x = z."""
-        return np.array(z, dtype=np.float64)
+        return _matrix(z, self.d)
 
-    def inverse(self, x: Array) -> Array:
-        """z = x."""
-        return np.array(x, dtype=np.float64)
+    def inverse_with_log_det(self, x: Array) -> tuple[Array, Array]:
+        """(x, 0)."""
+        z = _matrix(x, self.d)
+        return z, np.zeros(len(z))
 
-    def log_prob(self, x: Array) -> Array:
-        """Standard normal log-density, (n,)."""
-        x = np.asarray(x, dtype=np.float64)
-        return -0.5 * (x**2).sum(axis=1) - 0.5 * self.d * np.log(2 * np.pi)
+    def to_arrays(self) -> Arrays:
+        """The number of columns."""
+        return {"d": np.array(self.d, dtype=np.int64)}
 
-
-def _standard_normal_log_density(z: Array) -> Array:
-    return -0.5 * (z**2).sum(axis=1) - 0.5 * z.shape[1] * np.log(2 * np.pi)
-
-
-class _Step:
-    """What every step below shares: `inverse_and_log_det` is the one computation, the rest follows from it."""
-
-    def inverse_and_log_det(self, x: Array) -> tuple[Array, Array]:
-        raise NotImplementedError
-
-    def inverse(self, x: Array) -> Array:
-        """z = f⁻¹(x), (n, d) to (n, d)."""
-        return self.inverse_and_log_det(x)[0]
-
-    def log_prob(self, x: Array) -> Array:
-        """log N(f⁻¹(x); 0, I) + log |det ∂f⁻¹/∂x|, (n,), in nats."""
-        z, log_det = self.inverse_and_log_det(x)
-        return _standard_normal_log_density(z) + log_det
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, NDArray[Any]]) -> Identity:
+        """The reverse of `to_arrays`. Raises: SchemaRefusal."""
+        _closed(arrays, {"d"}, cls.kind)
+        d = int(np.asarray(arrays["d"]).reshape(-1)[0]) if np.asarray(arrays["d"]).size == 1 else 0
+        if d < 1:
+            raise SchemaRefusal("a bijection must have at least one column")
+        return cls(d=d)
 
 
+# -- the flow ---------------------------------------------------------------------------------------------------
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Whitening(_Step):
-    r"""x = m + L z: the Gaussian maximum likelihood when m and L L^T are a sample's mean and covariance.
+class MaskedLayer:
+    r"""One masked affine autoregressive step, from data to noise: u_i = s_i(v_{<i}) v_i + t_i(v_{<i}).
+
+    .. math:: s_i = \mathrm{softplus}(a_i) + 10^{-3}, \qquad (a_i, t_i) = \text{rows } 2i, 2i + 1 \text{ of a network}
 
     Args:
-        mean: (d,).
-        factor: (d, d), lower triangular with a positive diagonal.
-
-    >>> step = Whitening(mean=np.array([1.0, 2.0]), factor=np.array([[2.0, 0.0], [1.0, 1.0]]))
-    >>> step.forward(np.array([[1.0, 1.0]]))
-    array([[3., 4.]])
-    """
-
-    mean: Array
-    factor: Array
-
-    def __post_init__(self) -> None:
-        d = len(self.mean)
-        lower = self.factor.shape == (d, d) and bool((np.triu(self.factor, 1) == 0).all())
-        if not lower or not bool((np.diag(self.factor) > 0).all()) or not np.isfinite(self.factor).all():
-            raise ParameterError("factor must be (d, d), lower triangular, with a positive diagonal")
-
-    @property
-    def d(self) -> int:
-        """Number of columns."""
-        return len(self.mean)
-
-    def forward(self, z: Array) -> Array:
-        """x = m + L z."""
-        return self.mean + z @ self.factor.T
-
-    def inverse_and_log_det(self, x: Array) -> tuple[Array, Array]:
-        """z = L⁻¹(x - m), and -log det L for every row."""
-        z = solve_triangular(self.factor, (x - self.mean).T, lower=True).T
-        return z, np.full(len(x), -np.log(np.diag(self.factor)).sum())
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class MaskedAffine(_Step):
-    r"""One masked autoregressive layer: with u = x[:, order], z_i = s_i(u_{<i}) u_i + m_i(u_{<i}).
-
-    Scale and shift come from one masked network; s = softplus(a) + 0.001, as in nflows 0.14, whose
-    `MaskedAffineAutoregressiveTransform` this evaluates. Its output stays in permuted order, as there.
-
-    Args:
-        order: (d,), a permutation of the input's columns.
-        weights: (H, d), (H, H), …, (2 d, H): masks already applied. Rows 2i and 2i + 1 of the last give a_i and m_i.
-        biases: (H,), …, (2 d,).
-        degrees: (H,) per hidden layer: a unit of degree k sees inputs 1..k.
-        activation: ``tanh`` or ``relu``.
-    Source: latent-noise-injection, eq. 3–4 (Papamakarios et al. 2017).
+        order: the permutation in which the layer reads the columns; v is `columns[order]`.
+        weights: matrices of the network, (units out, units in), masks already applied.
+        biases: one vector per matrix.
+    Raises: SchemaRefusal, if the shapes do not fit, or if s_i or t_i could depend on v_i or a later column.
     """
 
     order: NDArray[np.int64]
     weights: tuple[Array, ...]
     biases: tuple[Array, ...]
-    degrees: tuple[NDArray[np.int64], ...]
-    activation: Literal["tanh", "relu"] = "tanh"
+    _groups: tuple[tuple[NDArray[np.int64], ...], ...] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        d, hidden = len(self.order), [len(degree) for degree in self.degrees]
-        shapes = [(rows, columns) for rows, columns in zip([*hidden, 2 * d], [d, *hidden], strict=True)]
-        fits = [weight.shape for weight in self.weights] == shapes and sorted(self.order.tolist()) == list(range(d))
-        if not fits or [bias.shape for bias in self.biases] != [(rows,) for rows, _ in shapes]:
-            raise ParameterError("weights, biases, degrees and order must fit together", given=f"d = {d}")
-        if self.activation not in ("tanh", "relu"):
-            raise ParameterError("activation must be tanh or relu", given=repr(self.activation))
-        sees = [np.arange(1, d + 1), *self.degrees, np.repeat(np.arange(1, d + 1), 2)]
-        for i, weight in enumerate(self.weights):
-            last = i == len(self.weights) - 1
-            allowed = sees[i + 1][:, None] > sees[i] if last else sees[i + 1][:, None] >= sees[i]
-            if not (weight[~allowed] == 0).all():
-                raise ParameterError("a masked weight must be zero", given=f"layer {i + 1}")
+        order = np.array(self.order, dtype=np.int64)
+        d = order.size
+        if order.ndim != 1 or d == 0 or not np.array_equal(np.sort(order), np.arange(d)):
+            raise SchemaRefusal("a variable order must be a permutation")
+        order.setflags(write=False)
+        weights = tuple(_frozen(w, "a weight", 2) for w in self.weights)
+        biases = tuple(_frozen(b, "a bias", 1) for b in self.biases)
+        widths = [d, *(len(b) for b in biases)]
+        if len(weights) != len(biases) or len(weights) < 2 or widths[-1] != 2 * d:
+            raise SchemaRefusal(f"a masked network must have a hidden layer and {2 * d} outputs")
+        if any(w.shape != (widths[k + 1], widths[k]) for k, w in enumerate(weights)):
+            raise SchemaRefusal("the matrices of a masked network must fit one another")
+        # reads[u]: how many leading variables a unit can see (0: none), followed along non-zero weights.
+        reads = np.arange(1, d + 1)
+        groups = []
+        for w in weights:
+            reads = np.where(w != 0, reads[None, :], 0).max(axis=1, initial=0)
+            groups.append(tuple(np.flatnonzero(reads == step) for step in range(d)))
+        if (reads > np.repeat(np.arange(d), 2)).any():
+            raise SchemaRefusal("a masked network must be autoregressive")
+        for name, value in (("order", order), ("weights", weights), ("biases", biases), ("_groups", tuple(groups[:-1]))):
+            object.__setattr__(self, name, value)
+
+    def to_noise(self, v: Array, activation: str) -> tuple[Array, Array]:
+        """One step towards noise, columns first: (d, n) to (d, n), and log |det| (n,)."""
+        act = _ACTIVATIONS[activation]
+        hidden = v[self.order]
+        for w, b in zip(self.weights[:-1], self.biases[:-1], strict=True):
+            hidden = act(w @ hidden + b[:, None])
+        out = self.weights[-1] @ hidden + self.biases[-1][:, None]
+        scale = _softplus(out[0::2]) + SCALE_FLOOR
+        u = np.empty_like(v)
+        u[self.order] = scale * v[self.order] + out[1::2]
+        return u, np.log(scale).sum(axis=0)
+
+    def to_data(self, u: Array, activation: str) -> Array:
+        """The reverse step: column i needs the columns before it, and each unit of the network is evaluated once."""
+        act = _ACTIVATIONS[activation]
+        d, n = u.shape
+        v = np.zeros((d, n))
+        hidden = [np.zeros((len(b), n)) for b in self.biases[:-1]]
+        for i in range(d):
+            below = v
+            for w, b, h, group in zip(self.weights[:-1], self.biases[:-1], hidden, self._groups, strict=True):
+                new = group[i]
+                if new.size:
+                    h[new] = act(w[new] @ below + b[new, None])
+                below = h
+            a, t = self.weights[-1][2 * i : 2 * i + 2] @ below + self.biases[-1][2 * i : 2 * i + 2, None]
+            v[i] = (u[self.order[i]] - t) / (_softplus(a) + SCALE_FLOOR)
+        out = np.empty_like(v)
+        out[self.order] = v
+        return out
+
+
+def _softplus(a: Array) -> Array:
+    return np.logaddexp(0.0, a)
+
+
+def _relu(a: Array) -> Array:
+    return np.maximum(a, 0.0)
+
+
+_ACTIVATIONS = {"tanh": np.tanh, "relu": _relu}
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class AffineAutoregressiveFlow(_Base):
+    r"""A masked autoregressive flow on top of an affine whitening.
+
+    .. math:: x = L y + m, \qquad z = (T_K \circ \dots \circ T_1)(y)
+
+    with `T_k` the masked affine layers (`MaskedLayer`), whose scale is nflows 0.14's.
+
+    Args:
+        mean: m, (d,).
+        scale: L, (d, d), lower triangular with a positive diagonal.
+        layers: T_1 … T_K, from data to noise; none makes a Gaussian.
+        activation: ``tanh`` or ``relu``, of every hidden unit.
+    Raises: SchemaRefusal, if the arrays do not form such a flow.
+    Source: latent-noise-injection 2.1.1; Papamakarios et al. 2017.
+
+    >>> flow = AffineAutoregressiveFlow(mean=np.array([1.0, 2.0]), scale=np.array([[2.0, 0.0], [1.0, 3.0]]))
+    >>> flow.forward(np.array([[1.0, 1.0]]))
+    array([[3., 6.]])
+    >>> flow.inverse(np.array([[3.0, 6.0]]))
+    array([[1., 1.]])
+    """
+
+    kind: ClassVar[str] = "affine_autoregressive"
+    mean: Array
+    scale: Array
+    layers: tuple[MaskedLayer, ...] = ()
+    activation: str = "tanh"
+
+    def __post_init__(self) -> None:
+        mean, scale = _frozen(self.mean, "mean", 1), _frozen(self.scale, "scale", 2)
+        if mean.size == 0 or scale.shape != (mean.size, mean.size):
+            raise SchemaRefusal("a whitening must be square and as wide as its mean", given=f"shape {scale.shape}")
+        if np.triu(scale, 1).any() or (np.diag(scale) <= 0).any():
+            raise SchemaRefusal("a whitening must be lower triangular with a positive diagonal")
+        if self.activation not in _ACTIVATIONS:
+            raise SchemaRefusal("the activation must be 'tanh' or 'relu'", given=repr(self.activation))
+        if any(layer.order.size != mean.size for layer in self.layers):
+            raise SchemaRefusal("every layer must have as many columns as the whitening")
+        object.__setattr__(self, "mean", mean)
+        object.__setattr__(self, "scale", scale)
+        object.__setattr__(self, "layers", tuple(self.layers))
 
     @property
     def d(self) -> int:
         """Number of columns."""
-        return len(self.order)
-
-    def _act(self, values: Array) -> Array:
-        return np.tanh(values) if self.activation == "tanh" else np.maximum(values, 0)
-
-    def inverse_and_log_det(self, x: Array) -> tuple[Array, Array]:
-        """z and Σ log s, all columns at once."""
-        u = x[:, self.order]
-        h = u
-        for weight, bias in zip(self.weights[:-1], self.biases[:-1], strict=True):
-            h = self._act(h @ weight.T + bias)
-        out = h @ self.weights[-1].T + self.biases[-1]
-        scale = _softplus(out[:, 0::2]) + _SCALE_FLOOR
-        return scale * u + out[:, 1::2], np.log(scale).sum(axis=1)
+        return int(self.mean.size)
 
     def forward(self, z: Array) -> Array:
-        """x by one column after the other; every hidden unit is computed once, when the inputs it sees are known."""
-        n, d = z.shape
-        u = np.zeros((n, d))
-        hidden = [np.zeros((n, len(degree))) for degree in self.degrees]
+        """x = f(z), (n, d) to (n, d)."""
+        z = _matrix(z, self.d)
+        out = np.empty_like(z)
+        for start in range(0, len(z), _BLOCK):
+            v = np.ascontiguousarray(z[start : start + _BLOCK].T)
+            for layer in reversed(self.layers):
+                v = layer.to_data(v, self.activation)
+            out[start : start + _BLOCK] = (self.scale @ v).T + self.mean
+        return out
 
-        def complete(degree: int) -> None:
-            """Compute the hidden units that see exactly the first `degree` inputs."""
-            before = u
-            for h, weight, bias, degrees in zip(hidden, self.weights, self.biases, self.degrees, strict=False):
-                ready = np.flatnonzero(degrees == degree)
-                h[:, ready] = self._act(before @ weight[ready].T + bias[ready])
-                before = h
+    def inverse_with_log_det(self, x: Array) -> tuple[Array, Array]:
+        """(f⁻¹(x), log |det ∂f⁻¹/∂x|): (n, d) and (n,)."""
+        x = _matrix(x, self.d)
+        z, log_det = np.empty_like(x), np.full(len(x), -np.log(np.diag(self.scale)).sum())
+        # Whitening by substitution in numpy: a stored L⁻¹ would make forward and inverse differ by its rounding.
+        for start in range(0, len(x), _BLOCK):
+            rows = slice(start, start + _BLOCK)
+            centred = (x[rows] - self.mean).T
+            v = np.empty_like(centred)
+            for i in range(self.d):
+                v[i] = (centred[i] - self.scale[i, :i] @ v[:i]) / self.scale[i, i]
+            for layer in self.layers:
+                v, step = layer.to_noise(v, self.activation)
+                log_det[rows] += step
+            z[rows] = v.T
+        return z, log_det
 
-        complete(0)
-        last_weight, last_bias = self.weights[-1], self.biases[-1]
-        for i in range(d):
-            seen = np.flatnonzero(self.degrees[-1] <= i)
-            out = hidden[-1][:, seen] @ last_weight[2 * i : 2 * i + 2, seen].T + last_bias[2 * i : 2 * i + 2]
-            u[:, i] = (z[:, i] - out[:, 1]) / (_softplus(out[:, 0]) + _SCALE_FLOOR)
-            complete(i + 1)
-        x = np.empty_like(u)
-        x[:, self.order] = u
-        return x
+    def to_arrays(self) -> Arrays:
+        """Named arrays: whitening, activation as a code, and per layer its order, weights and biases."""
+        out: Arrays = {
+            "mean": self.mean,
+            "scale": self.scale,
+            "activation": np.array(sorted(_ACTIVATIONS).index(self.activation), dtype=np.int64),
+            "depths": np.array([len(layer.weights) for layer in self.layers], dtype=np.int64),
+        }
+        for k, layer in enumerate(self.layers):
+            out[f"order{k}"] = layer.order
+            for j, (w, b) in enumerate(zip(layer.weights, layer.biases, strict=True)):
+                out[f"weight{k}_{j}"], out[f"bias{k}_{j}"] = w, b
+        return out
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, NDArray[Any]]) -> AffineAutoregressiveFlow:
+        """The reverse of `to_arrays`. Raises: SchemaRefusal."""
+        if not {"mean", "scale", "activation", "depths"} <= set(arrays):
+            raise SchemaRefusal("an autoregressive flow must name its mean, scale, activation and depths")
+        depths = [int(depth) for depth in np.asarray(arrays["depths"]).reshape(-1)]
+        if len(depths) > 64 or any(not 2 <= depth <= 16 for depth in depths):
+            raise SchemaRefusal("a flow must have at most 64 layers of 2 to 16 matrices")
+        names = {"mean", "scale", "activation", "depths"} | {f"order{k}" for k in range(len(depths))}
+        names |= {f"{kind}{k}_{j}" for k, depth in enumerate(depths) for j in range(depth) for kind in ("weight", "bias")}
+        _closed(arrays, names, cls.kind)
+        code = np.asarray(arrays["activation"]).reshape(-1)
+        if code.size != 1 or int(code[0]) not in (0, 1):
+            raise SchemaRefusal("the activation code must be 0 or 1")
+        layers = tuple(
+            MaskedLayer(
+                order=np.asarray(arrays[f"order{k}"]),
+                weights=tuple(np.asarray(arrays[f"weight{k}_{j}"]) for j in range(depth)),
+                biases=tuple(np.asarray(arrays[f"bias{k}_{j}"]) for j in range(depth)),
+            )
+            for k, depth in enumerate(depths)
+        )
+        activation = sorted(_ACTIVATIONS)[int(code[0])]
+        return cls(mean=arrays["mean"], scale=arrays["scale"], layers=layers, activation=activation)
 
 
-_SCALE_FLOOR = 1e-3
-
-
-def _softplus(values: Array) -> Array:
-    return np.logaddexp(values, 0)
-
-
+# -- margins ----------------------------------------------------------------------------------------------------
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Margins(_Step):
-    """One increasing piecewise-linear map per column: encoded value x to score z, with linear tails.
+class Margins(_Base):
+    """A monotone piecewise-linear map per column, with linear tails: scores (latent side) to records.
 
     Args:
-        knots: per column (k,), increasing x values.
-        scores: per column (k,), increasing z values, the same length.
+        knots: per column None (the column is left as it is) or a pair (scores, values), both increasing, of two
+            points or more; the first and last piece go on as straight lines.
+    Raises: SchemaRefusal, if a column's knots do not increase.
 
-    >>> step = Margins(knots=(np.array([0.0, 1.0, 3.0]),), scores=(np.array([-1.0, 0.0, 1.0]),))
-    >>> step.inverse(np.array([[2.0], [5.0]])).ravel()
-    array([0.5, 2. ])
+    >>> margins = Margins(knots=((np.array([-1.0, 0.0, 1.0]), np.array([0.0, 1.0, 5.0])), None))
+    >>> margins.forward(np.array([[0.5, 7.0], [2.0, 7.0]]))
+    array([[3., 7.],
+           [9., 7.]])
     """
 
-    knots: tuple[Array, ...]
-    scores: tuple[Array, ...]
+    kind: ClassVar[str] = "margins"
+    knots: tuple[tuple[Array, Array] | None, ...]
 
     def __post_init__(self) -> None:
-        for knots, scores in zip(self.knots, self.scores, strict=True):
-            rising = len(knots) >= 2 and bool((np.diff(knots) > 0).all() and (np.diff(scores) > 0).all())
-            if len(knots) != len(scores) or not rising or not np.isfinite(knots).all() or not np.isfinite(scores).all():
-                raise ParameterError("knots and scores must rise together", given=f"{len(knots)} and {len(scores)}")
+        if not self.knots:
+            raise SchemaRefusal("margins must have at least one column")
+        checked: list[tuple[Array, Array] | None] = []
+        for pair in self.knots:
+            if pair is None:
+                checked.append(None)
+                continue
+            scores, values = _frozen(pair[0], "scores", 1), _frozen(pair[1], "values", 1)
+            if scores.size < 2 or scores.size != values.size:
+                raise SchemaRefusal("a margin must have two knots or more, as many scores as values")
+            if (np.diff(scores) <= 0).any() or (np.diff(values) <= 0).any():
+                raise SchemaRefusal("the knots of a margin must increase")
+            checked.append((scores, values))
+        object.__setattr__(self, "knots", tuple(checked))
 
     @property
     def d(self) -> int:
@@ -241,109 +401,435 @@ class Margins(_Step):
         return len(self.knots)
 
     def forward(self, z: Array) -> Array:
-        """Scores to encoded values."""
-        return np.column_stack([_linear(z[:, j], self.scores[j], self.knots[j])[0] for j in range(self.d)])
+        """Scores to records, (n, d) to (n, d)."""
+        x = _matrix(z, self.d)
+        for j, pair in enumerate(self.knots):
+            if pair is not None:
+                x[:, j] = _piecewise(x[:, j], *pair)[0]
+        return x
 
-    def inverse_and_log_det(self, x: Array) -> tuple[Array, Array]:
-        """Encoded values to scores, and the sum of log slopes."""
-        pairs = [_linear(x[:, j], self.knots[j], self.scores[j]) for j in range(self.d)]
-        return np.column_stack([value for value, _ in pairs]), np.log([slope for _, slope in pairs]).sum(axis=0)
+    def inverse_with_log_det(self, x: Array) -> tuple[Array, Array]:
+        """(scores, log |det|): (n, d) and (n,)."""
+        z = _matrix(x, self.d)
+        log_det = np.zeros(len(z))
+        for j, pair in enumerate(self.knots):
+            if pair is not None:
+                z[:, j], slope = _piecewise(z[:, j], pair[1], pair[0])
+                log_det += np.log(slope)
+        return z, log_det
+
+    def to_arrays(self) -> Arrays:
+        """Knots of all columns end to end, and how many each column has."""
+        pairs = [pair for pair in self.knots if pair is not None]
+        empty = [np.zeros(0)]
+        return {
+            "counts": np.array([0 if pair is None else pair[0].size for pair in self.knots], dtype=np.int64),
+            "scores": np.concatenate([pair[0] for pair in pairs] or empty),
+            "values": np.concatenate([pair[1] for pair in pairs] or empty),
+        }
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, NDArray[Any]]) -> Margins:
+        """The reverse of `to_arrays`. Raises: SchemaRefusal."""
+        _closed(arrays, {"counts", "scores", "values"}, cls.kind)
+        counts, scores, values = (np.asarray(arrays[name]) for name in ("counts", "scores", "values"))
+        if counts.ndim != 1 or (counts < 0).any() or scores.shape != (counts.sum(),) or values.shape != scores.shape:
+            raise SchemaRefusal("margins must have as many scores and values as their counts say")
+        ends = np.cumsum(counts)
+        pieces = [slice(end - count, end) for end, count in zip(ends, counts, strict=True)]
+        pairs = tuple((scores[p], values[p]) if p.stop > p.start else None for p in pieces)
+        return cls(knots=pairs)
 
 
-def _linear(at: Array, source: Array, target: Array) -> tuple[Array, Array]:
-    """Piecewise-linear interpolation with linear tails: values and slopes."""
-    piece = np.clip(np.searchsorted(source, at, side="right") - 1, 0, len(source) - 2)
-    slope = np.diff(target)[piece] / np.diff(source)[piece]
-    return target[piece] + slope * (at - source[piece]), slope
+def _piecewise(x: Array, start: Array, end: Array) -> tuple[Array, Array]:
+    """Piecewise-linear map through (start, end) with linear tails: values and slopes."""
+    piece = np.clip(np.searchsorted(start, x, side="right") - 1, 0, start.size - 2)
+    slope = np.diff(end) / np.diff(start)
+    return end[piece] + (x - start[piece]) * slope[piece], slope[piece]
+
+
+# -- levels -----------------------------------------------------------------------------------------------------
+@dataclass(frozen=True, kw_only=True, eq=False)
+class LevelModel:
+    """The law of one dequantised column given others: a multinomial logistic regression.
+
+    Args:
+        column: the column it is about.
+        given: the other columns it reads: smooth ones as they are, levelled ones by their level.
+        counts: per column of `given`, 0 for a smooth column, else its number of levels.
+        coefficients: (features, levels), in the order of `features`; logits are features @ coefficients.
+    """
+
+    HINGES: ClassVar[tuple[float, ...]] = (-1.5, -0.75, 0.0, 0.75, 1.5)
+    REACH: ClassVar[float] = 4.0
+
+    column: int
+    given: tuple[int, ...]
+    counts: tuple[int, ...]
+    coefficients: Array
+
+    def __post_init__(self) -> None:
+        coefficients = _frozen(self.coefficients, "coefficients", 2)
+        if coefficients.shape[1] < 1 or coefficients.shape[0] != self.width(self.counts):
+            raise SchemaRefusal("a level model must have one coefficient per feature and level")
+        if len(self.given) != len(self.counts) or self.column in self.given or min(self.counts, default=0) < 0:
+            raise SchemaRefusal("a level model must read other columns only")
+        object.__setattr__(self, "coefficients", coefficients)
+
+    @property
+    def levels(self) -> int:
+        """Number of levels of the column."""
+        return int(self.coefficients.shape[1])
+
+    @classmethod
+    def width(cls, counts: tuple[int, ...]) -> int:
+        """Number of features: an intercept; per smooth column a line and hinges; per levelled column its levels but one."""
+        return 1 + sum(count - 1 if count else 1 + len(cls.HINGES) for count in counts)
+
+    @classmethod
+    def features(cls, y: Array, given: tuple[int, ...], counts: tuple[int, ...]) -> Array:
+        """(n, width): what the regression reads. Smooth columns are held within ±4 so that no tail extrapolates."""
+        out = [np.ones(len(y))]
+        for column, count in zip(given, counts, strict=True):
+            value = y[:, column]
+            if count:
+                level = np.clip(np.floor(value), 0, count - 1)
+                out += [(level == k).astype(np.float64) for k in range(1, count)]
+            else:
+                value = np.clip(value, -cls.REACH, cls.REACH)
+                out += [value, *(np.maximum(value - knot, 0.0) for knot in cls.HINGES)]
+        return np.column_stack(out)
+
+    def cumulative(self, y: Array) -> Array:
+        """(n, levels + 1): P(level < k | given), k = 0 … levels."""
+        logits = self.features(y, self.given, self.counts) @ self.coefficients
+        share = special.softmax(logits, axis=1)
+        # No level vanishes: a width of 1e-12 keeps the map strictly increasing.
+        share = np.maximum(share, 1e-12)
+        share /= share.sum(axis=1, keepdims=True)
+        out = np.zeros((len(y), self.levels + 1))
+        np.cumsum(share, axis=1, out=out[:, 1:])
+        out[:, -1] = 1.0
+        return out
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Composed(_Step):
-    """x = s_1(s_2(… s_k(z))): the first step is the one nearest to the records.
+class Levels(_Base):
+    r"""Dequantised columns by their law given the others: y_j = level + fraction, and v_j its normal score.
 
-    >>> half = Whitening(mean=np.zeros(1), factor=np.array([[2.0]]))
-    >>> Composed(steps=(half, half)).forward(np.ones((1, 1)))
-    array([[4.]])
+    .. math:: v_j = \Phi^{-1}( F(k - 1 \mid y_{-j}) + p(k \mid y_{-j}) \cdot u ), \qquad k = \lfloor y_j \rfloor, \; u = y_j - k
+
+    If the fitted law is right, v_j is standard normal *and independent of the other columns*: nothing about the
+    column is left for the flow to learn. Columns are taken in turn, each given the smooth columns and the levelled
+    ones before it, so the Jacobian is triangular. Beyond score ±8 (outside the levels) the map goes on as a line.
+
+    Args:
+        d: number of columns; those without a model are left as they are.
+        models: in the order in which the columns are drawn.
+    Raises: SchemaRefusal, if a model reads a levelled column that comes later.
+    Source: ours; the handbook's "conditional of the event", made a bijection.
+
+    >>> half = LevelModel(column=1, given=(), counts=(), coefficients=np.zeros((1, 2)))
+    >>> Levels(d=2, models=(half,)).forward(np.array([[0.3, 0.0], [0.3, -9.0]]))
+    array([[ 0.3,  1. ],
+           [ 0.3, -1. ]])
     """
 
-    steps: tuple[Margins | Whitening | MaskedAffine, ...]
+    kind: ClassVar[str] = "levels"
+    d: int
+    models: tuple[LevelModel, ...]
 
     def __post_init__(self) -> None:
-        if not self.steps or len({step.d for step in self.steps}) != 1:
-            raise ParameterError("a flow must have at least one step, all with the same d", given=f"{len(self.steps)}")
-
-    @cached_property
-    def d(self) -> int:
-        """Number of columns."""
-        return self.steps[0].d
+        columns = [model.column for model in self.models]
+        if self.d < 1 or len(set(columns)) != len(columns) or any(not 0 <= c < self.d for c in columns):
+            raise SchemaRefusal("each level model must have a column of its own")
+        for place, model in enumerate(self.models):
+            if any(not 0 <= c < self.d or c in columns[place:] for c in model.given):
+                raise SchemaRefusal("a level model must read smooth columns and earlier levelled ones only")
 
     def forward(self, z: Array) -> Array:
-        """x = f(z), (n, d) to (n, d)."""
-        for step in reversed(self.steps):
-            z = step.forward(z)
-        return z
+        """Scores to levels plus fractions, (n, d) to (n, d)."""
+        y = _matrix(z, self.d)
+        rows = np.arange(len(y))
+        for model in self.models:
+            v = y[:, model.column].copy()
+            inside = np.abs(v) < _EDGE
+            cumulative = model.cumulative(y)
+            u = special.ndtr(np.where(inside, v, 0.0))
+            level = (u[:, None] >= cumulative[:, 1:-1]).sum(axis=1)
+            low, high = cumulative[rows, level], cumulative[rows, level + 1]
+            fraction = np.clip((u - low) / (high - low), 0.0, np.nextafter(1.0, 0.0))
+            # In doubles 2 + 0.99…9 is 3: hold the value below the next level.
+            value = np.minimum(level + fraction, np.nextafter(level + 1.0, 0.0))
+            y[:, model.column] = np.where(inside, value, np.where(v < 0, v + _EDGE, v - _EDGE + model.levels))
+        return y
 
-    def inverse_and_log_det(self, x: Array) -> tuple[Array, Array]:
-        """z = f⁻¹(x) and log |det ∂f⁻¹/∂x|."""
-        total = np.zeros(len(x))
-        for step in self.steps:
-            x, log_det = step.inverse_and_log_det(x)
-            total += log_det
-        return x, total
+    def inverse_with_log_det(self, x: Array) -> tuple[Array, Array]:
+        """(scores, log |det|): (n, d) and (n,)."""
+        y = _matrix(x, self.d)
+        z = y.copy()
+        log_det = np.zeros(len(y))
+        rows = np.arange(len(y))
+        for model in self.models:
+            value = y[:, model.column]
+            inside = (value >= 0) & (value < model.levels)
+            level = np.clip(np.floor(np.where(inside, value, 0.0)), 0, model.levels - 1).astype(np.int64)
+            cumulative = model.cumulative(y)
+            low, high = cumulative[rows, level], cumulative[rows, level + 1]
+            v = special.ndtri(low + (high - low) * np.clip(value - level, 0.0, 1.0))
+            v = np.clip(v, -_EDGE, _EDGE)
+            log_det += np.where(inside, np.log(high - low) + 0.5 * v**2 + _HALF_LOG_2PI, 0.0)
+            z[:, model.column] = np.where(inside, v, np.where(value < 0, value - _EDGE, value - model.levels + _EDGE))
+        return z, log_det
+
+    def to_arrays(self) -> Arrays:
+        """Per model its column, what it reads and its coefficients."""
+        out: Arrays = {
+            "d": np.array(self.d, dtype=np.int64),
+            "columns": np.array([model.column for model in self.models], dtype=np.int64),
+        }
+        for k, model in enumerate(self.models):
+            out[f"given{k}"] = np.array([model.given, model.counts], dtype=np.int64).reshape(2, -1)
+            out[f"coefficients{k}"] = model.coefficients
+        return out
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, NDArray[Any]]) -> Levels:
+        """The reverse of `to_arrays`. Raises: SchemaRefusal."""
+        if not {"d", "columns"} <= set(arrays) or np.asarray(arrays["d"]).size != 1:
+            raise SchemaRefusal("levels must name their columns")
+        columns = [int(c) for c in np.asarray(arrays["columns"]).reshape(-1)]
+        names = {"d", "columns"} | {f"{part}{k}" for k in range(len(columns)) for part in ("given", "coefficients")}
+        _closed(arrays, names, cls.kind)
+        models = []
+        for k, column in enumerate(columns):
+            given = np.asarray(arrays[f"given{k}"])
+            if given.ndim != 2 or given.shape[0] != 2:
+                raise SchemaRefusal("a level model must say what it reads")
+            read, counts = (tuple(int(v) for v in row) for row in given)
+            models.append(
+                LevelModel(column=column, given=read, counts=counts, coefficients=arrays[f"coefficients{k}"])
+            )
+        return cls(d=int(np.asarray(arrays["d"]).reshape(-1)[0]), models=tuple(models))
 
 
-def to_arrays(flow: Composed) -> dict[str, NDArray[Any]]:
-    """A flow as named plain arrays, for a file that holds nothing else (`numpy.savez`, never pickled).
+# -- strata -----------------------------------------------------------------------------------------------------
+@dataclass(frozen=True, kw_only=True, eq=False)
+class StratumModel:
+    """The law of one smooth column in each level of another: a margin, and a regression of its score.
 
-    >>> step = Whitening(mean=np.zeros(1), factor=np.eye(1))
-    >>> sorted(to_arrays(Composed(steps=(step,))))
-    ['0.whitening.factor', '0.whitening.mean']
+    Args:
+        column: the column it is about.
+        level_column: the dequantised column whose floor is the stratum.
+        given: smooth columns that the regression reads.
+        knots: per level (scores, values), as in `Margins`.
+        coefficients: (levels, 1 + columns of `given`): intercept and slopes of the score.
+        spread: (levels,), positive: standard deviation about the regression.
     """
-    out: dict[str, NDArray[Any]] = {}
-    for i, step in enumerate(flow.steps):
-        if isinstance(step, Whitening):
-            out |= {f"{i}.whitening.mean": step.mean, f"{i}.whitening.factor": step.factor}
-        elif isinstance(step, Margins):
-            for j, (knots, scores) in enumerate(zip(step.knots, step.scores, strict=True)):
-                out |= {f"{i}.margins.knots.{j}": knots, f"{i}.margins.scores.{j}": scores}
-        else:
-            out[f"{i}.{step.activation}.order"] = step.order
-            for name in ("weights", "biases", "degrees"):
-                out |= {f"{i}.{step.activation}.{name}.{j}": a for j, a in enumerate(getattr(step, name))}
-    return out
+
+    column: int
+    level_column: int
+    given: tuple[int, ...]
+    knots: tuple[tuple[Array, Array], ...]
+    coefficients: Array
+    spread: Array
+
+    def __post_init__(self) -> None:
+        coefficients, spread = _frozen(self.coefficients, "coefficients", 2), _frozen(self.spread, "spread", 1)
+        levels = len(self.knots)
+        if not levels or coefficients.shape != (levels, 1 + len(self.given)) or spread.shape != (levels,):
+            raise SchemaRefusal("a stratum model must have knots, coefficients and a spread per level")
+        if (spread <= 0).any() or self.column in (*self.given, self.level_column):
+            raise SchemaRefusal("a stratum model must have a positive spread and read other columns only")
+        object.__setattr__(self, "knots", Margins(knots=self.knots).knots)
+        object.__setattr__(self, "coefficients", coefficients)
+        object.__setattr__(self, "spread", spread)
+
+    def stratum(self, y: Array) -> NDArray[np.int64]:
+        """(n,): each row's level, codes beyond the known ones taken for the nearest."""
+        return np.clip(np.floor(y[:, self.level_column]), 0, len(self.knots) - 1).astype(np.int64)
 
 
-def from_arrays(arrays: Mapping[str, NDArray[Any]]) -> Composed:
-    """The flow that `to_arrays` wrote; anything else is refused. Raises: SchemaRefusal, ParameterError."""
-    kinds: dict[int, str] = {}
-    parts: dict[int, dict[str, NDArray[Any]]] = {}
-    try:
-        for name, array in arrays.items():
-            place, kind, part = name.split(".", 2)
-            if kinds.setdefault(int(place), kind) != kind or not np.isfinite(array).all():
-                raise ValueError
-            parts.setdefault(int(place), {})[part] = array
-        steps = [_step(kinds[i], parts[i]) for i in range(len(parts))]
-    except (ValueError, KeyError, TypeError):
-        raise SchemaRefusal("a flow must be the named arrays that to_arrays writes") from None
-    return Composed(steps=tuple(steps))
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Strata(_Base):
+    r"""Columns whose law changes with the level of another: residual scores (latent side) to values.
+
+    .. math:: r = ( s_k(x_j) - \alpha_k - \gamma_k^\top y_{given} ) / \sigma_k
+
+    with `k` the level and `s_k` that level's margin. Every model reads columns that no model changes, so the
+    Jacobian is triangular.
+
+    Args:
+        d: number of columns; those without a model are left as they are.
+        models: in any order.
+    Raises: SchemaRefusal, if a model reads a column that a model changes.
+    """
+
+    kind: ClassVar[str] = "strata"
+    d: int
+    models: tuple[StratumModel, ...]
+
+    def __post_init__(self) -> None:
+        changed = [model.column for model in self.models]
+        read = {c for model in self.models for c in (model.level_column, *model.given)}
+        if self.d < 1 or len(set(changed)) != len(changed) or read & set(changed):
+            raise SchemaRefusal("a stratum model must read columns that no stratum model changes")
+        if any(not 0 <= c < self.d for c in (*changed, *read)):
+            raise SchemaRefusal(f"the columns of strata must be in 0..{self.d - 1}")
+
+    def forward(self, z: Array) -> Array:
+        """Residual scores to values, (n, d) to (n, d)."""
+        y = _matrix(z, self.d)
+        for model in self.models:
+            stratum = model.stratum(y)
+            mean = self._mean(model, y, stratum)
+            score = y[:, model.column] * model.spread[stratum] + mean
+            for k, pair in enumerate(model.knots):
+                rows = stratum == k
+                y[rows, model.column] = _piecewise(score[rows], *pair)[0]
+        return y
+
+    def inverse_with_log_det(self, x: Array) -> tuple[Array, Array]:
+        """(residual scores, log |det|): (n, d) and (n,)."""
+        y = _matrix(x, self.d)
+        log_det = np.zeros(len(y))
+        for model in self.models:
+            stratum = model.stratum(y)
+            score = np.empty(len(y))
+            for k, (scores, values) in enumerate(model.knots):
+                rows = stratum == k
+                score[rows], slope = _piecewise(y[rows, model.column], values, scores)
+                log_det[rows] += np.log(slope)
+            y[:, model.column] = (score - self._mean(model, y, stratum)) / model.spread[stratum]
+            log_det -= np.log(model.spread[stratum])
+        return y, log_det
+
+    @staticmethod
+    def _mean(model: StratumModel, y: Array, stratum: NDArray[np.int64]) -> Array:
+        slopes = model.coefficients[stratum]
+        return slopes[:, 0] + (slopes[:, 1:] * y[:, list(model.given)]).sum(axis=1)
+
+    def to_arrays(self) -> Arrays:
+        """Per model what it reads, its knots, coefficients and spreads."""
+        out: Arrays = {"d": np.array(self.d, dtype=np.int64), "models": np.array(len(self.models), dtype=np.int64)}
+        for k, model in enumerate(self.models):
+            out[f"columns{k}"] = np.array([model.column, model.level_column, *model.given], dtype=np.int64)
+            out[f"coefficients{k}"], out[f"spread{k}"] = model.coefficients, model.spread
+            out |= {f"{name}{k}": value for name, value in Margins(knots=model.knots).to_arrays().items()}
+        return out
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, NDArray[Any]]) -> Strata:
+        """The reverse of `to_arrays`. Raises: SchemaRefusal."""
+        if any(np.asarray(arrays.get(name, np.zeros(0))).size != 1 for name in ("d", "models")):
+            raise SchemaRefusal("strata must say how many models they have")
+        count = int(np.asarray(arrays["models"]).reshape(-1)[0])
+        parts = ("columns", "coefficients", "spread", "counts", "scores", "values")
+        if not 0 <= count <= 4096:
+            raise SchemaRefusal("strata must have at most 4096 models")
+        _closed(arrays, {"d", "models"} | {f"{part}{k}" for k in range(count) for part in parts}, cls.kind)
+        models = []
+        for k in range(count):
+            columns = [int(c) for c in np.asarray(arrays[f"columns{k}"]).reshape(-1)]
+            margins = Margins.from_arrays({name: arrays[f"{name}{k}"] for name in parts[3:]})
+            if len(columns) < 2 or any(pair is None for pair in margins.knots):
+                raise SchemaRefusal("a stratum model must name its columns and have knots in every level")
+            models.append(
+                StratumModel(
+                    column=columns[0],
+                    level_column=columns[1],
+                    given=tuple(columns[2:]),
+                    knots=tuple(pair for pair in margins.knots if pair is not None),
+                    coefficients=arrays[f"coefficients{k}"],
+                    spread=arrays[f"spread{k}"],
+                )
+            )
+        return cls(d=int(np.asarray(arrays["d"]).reshape(-1)[0]), models=tuple(models))
 
 
-def _step(kind: str, parts: Mapping[str, NDArray[Any]]) -> Margins | Whitening | MaskedAffine:
-    def listed(name: str) -> tuple[NDArray[Any], ...]:
-        count = sum(part.startswith(f"{name}.") for part in parts)
-        return tuple(parts[f"{name}.{j}"] for j in range(count))
+# -- chains and storage -----------------------------------------------------------------------------------------
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Composed(_Base):
+    """x = second(first(z)).
 
-    if kind == "whitening":
-        return Whitening(mean=parts["mean"], factor=parts["factor"])
-    if kind == "margins":
-        return Margins(knots=listed("knots"), scores=listed("scores"))
-    if kind not in ("tanh", "relu"):
-        raise ValueError(kind)
-    return MaskedAffine(
-        order=parts["order"],
-        weights=listed("weights"),
-        biases=listed("biases"),
-        degrees=listed("degrees"),
-        activation="tanh" if kind == "tanh" else "relu",
-    )
+    >>> one = AffineAutoregressiveFlow(mean=np.array([1.0]), scale=np.array([[2.0]]))
+    >>> Composed(first=one, second=one).forward(np.array([[1.0]]))
+    array([[7.]])
+    """
+
+    kind: ClassVar[str] = "composed"
+    first: _Part
+    second: _Part
+
+    def __post_init__(self) -> None:
+        if self.first.d != self.second.d:
+            raise ParameterError("the two bijections must have as many columns", given=f"{self.first.d} and {self.second.d}")
+
+    @property
+    def d(self) -> int:
+        """Number of columns."""
+        return self.first.d
+
+    def forward(self, z: Array) -> Array:
+        """x = second(first(z)), (n, d) to (n, d)."""
+        return self.second.forward(self.first.forward(z))
+
+    def inverse_with_log_det(self, x: Array) -> tuple[Array, Array]:
+        """(f⁻¹(x), log |det ∂f⁻¹/∂x|): (n, d) and (n,)."""
+        y, outer = self.second.inverse_with_log_det(x)
+        z, inner = self.first.inverse_with_log_det(y)
+        return z, outer + inner
+
+    def to_arrays(self) -> Arrays:
+        """Both parts, each name with `first.` or `second.` before it."""
+        return {
+            f"{side}.{name}": value
+            for side, part in (("first", self.first), ("second", self.second))
+            for name, value in to_arrays(part).items()
+        }
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, NDArray[Any]]) -> Composed:
+        """The reverse of `to_arrays`. Raises: SchemaRefusal."""
+        if any(not name.startswith(("first.", "second.")) for name in arrays):
+            raise SchemaRefusal("a chain must consist of a first and a second part")
+        if max((name.count(".") for name in arrays), default=0) > 8:
+            raise SchemaRefusal("a chain must not be nested deeper than 8")
+        first, second = (
+            from_arrays({n.removeprefix(side): a for n, a in arrays.items() if n.startswith(side)})
+            for side in ("first.", "second.")
+        )
+        return cls(first=first, second=second)
+
+
+_KINDS: dict[str, type[Any]] = {c.kind: c for c in (Identity, AffineAutoregressiveFlow, Margins, Levels, Strata, Composed)}
+_CODES: list[str] = sorted(_KINDS)
+
+
+def to_arrays(bijection: _Part) -> Arrays:
+    """Any bijection of this module as named arrays, ready for an npz file without pickle.
+
+    >>> sorted(to_arrays(Identity(d=2)))
+    ['d', 'kind']
+    """
+    return {"kind": np.frombuffer(bijection.kind.encode(), dtype=np.uint8), **bijection.to_arrays()}
+
+
+def from_arrays(arrays: Mapping[str, NDArray[Any]]) -> Any:
+    """The reverse of `to_arrays`: the kind decides the class, and an unknown kind is refused.
+
+    Raises: SchemaRefusal.
+
+    >>> from_arrays(to_arrays(Identity(d=2)))
+    Identity(d=2)
+    """
+    code = np.asarray(arrays.get("kind", np.zeros(0, dtype=np.uint8)))
+    name = code.tobytes().decode("ascii", errors="replace") if code.dtype == np.uint8 and code.size < 64 else ""
+    if name not in _KINDS:
+        raise SchemaRefusal(f"the kind of a bijection must be one of {', '.join(_CODES)}")
+    return _KINDS[name].from_arrays({key: value for key, value in arrays.items() if key != "kind"})
+
+
+def _closed(arrays: Mapping[str, NDArray[Any]], names: set[str], kind: str) -> None:
+    if set(arrays) != names:
+        raise SchemaRefusal(f"the arrays of a bijection of kind '{kind}' must be exactly {', '.join(sorted(names))}")

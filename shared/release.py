@@ -15,7 +15,7 @@ import io
 import math
 import mmap
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import IO, Any, cast
@@ -328,7 +328,7 @@ def read_bundle(path: Path, *, cap: int) -> Bundle:
         manifest_at, receipt_at, table_at = _members(mapped)
         data = memoryview(mapped)[table_at]
         receipt = _agreed(mapped[manifest_at], mapped[receipt_at], data)
-        table = _read_table(data, receipt.n, cap)
+        table = _read_table(data, receipt.n, cap, forget=lambda: mapped.madvise(mmap.MADV_DONTNEED))
     except (zipfile.BadZipFile, NotImplementedError, EOFError, ValueError, RuntimeError) as error:
         raise IntegrityRefusal("a bundle must be a readable zip file", given=type(error).__name__) from None
     return Bundle(digest=digest, receipt=receipt, table=table)
@@ -368,7 +368,8 @@ def _agreed(manifest_bytes: bytes, receipt_bytes: bytes, table_bytes: memoryview
     return receipt
 
 
-def _read_table(data: memoryview, rows: int, cap: int) -> pd.DataFrame:
+def _read_table(data: memoryview, rows: int, cap: int, forget: Callable[[], None]) -> pd.DataFrame:
+    """The table, read column by column; `forget` drops the file's pages, so that they never add up with the table."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -379,8 +380,13 @@ def _read_table(data: memoryview, rows: int, cap: int) -> pd.DataFrame:
         if size > cap or meta.num_columns > 4096 or meta.num_rows != rows:
             raise SchemaRefusal("the table must have the receipt's rows and fit in memory")
         # Whatever dtypes the file claims, `Dictionary.validate_release` decides afterwards.
-        table = parquet.read(use_threads=False).to_pandas(use_threads=False, self_destruct=True)
+        columns = []
+        for name in parquet.schema_arrow.names:
+            forget()
+            column = parquet.read(columns=[name], use_threads=False)
+            columns.append(column.to_pandas(use_threads=False, self_destruct=True))
         parquet.close()
+        table = pd.concat(columns, axis=1) if columns else pd.DataFrame(index=range(rows))
     except (pa.ArrowException, OSError, KeyError, TypeError) as error:
         raise SchemaRefusal("table.parquet must be readable", given=type(error).__name__) from None
     if len(table) != rows:

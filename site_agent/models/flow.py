@@ -1,399 +1,710 @@
-"""Fit a masked autoregressive flow to one site's encoded records, and leave plain arrays behind.
+"""Training the site's flow: records in, plain arrays out.
 
-The fitted bijection is `margins ∘ whitening ∘ masked layers`. Margins map every column to normal scores, the
-whitening is the Gaussian maximum likelihood, and the masked layers start as the identity: step 0 *is* the Gaussian
-fit, and the layers are kept only if records held back say that they explain more. After early stopping everything is
-fitted again on all records for the number of epochs found.
+Four decisions, each measured before it was taken.
 
-The posture is `local`: all of this looks at the records that are released, and the receipt says so.
+* **Start at the answer for Gaussian data.** Margins and levels are fitted in closed form, the columns are whitened by
+  the Cholesky factor of their covariance, and every masked layer starts as the identity. With no step taken the flow
+  is already the Gaussian maximum likelihood. It is left only if held-back records say so: their mean gain must exceed
+  twice its paired standard error. On Gaussian data a network that is trained regardless is worse than no network.
+* **Refit on everything.** Held-back records choose the number of steps; the released flow takes that many on all of
+  them, and then a few at a small rate.
+* **Levels are not left to the flow.** A dequantised column (code + U(0, 1)) is a staircase that an affine flow draws
+  badly: a 4 % event became 10 %. `shared.flows.Levels` models it by its law given the other columns; a column with
+  many levels gets a margin with knots at every integer, so that its frequencies are exact. A time is another
+  quantity for those with the event and those without, so it gets a margin and a regression for each (`Strata`).
+* **Plain arrays leave.** nflows is the model that is trained, and torch stays in this file; what is returned is a
+  `shared.flows` chain that agrees with nflows to 1e-6.
 
-Training uses nflows and torch, both imported here and nowhere else; what it returns is `shared.flows`, which needs
-neither. Steps are float32; the arrays are evaluated in float64.
+The posture is `local`: margins, levels, whitening, stopping point and weights are all fitted on the records that are
+released, and a receipt has to say that no guarantee covers them.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import ndtri
+from scipy import optimize, special
 
 from shared.errors import ParameterError, TrainingRefusal
-from shared.flows import Composed, Margins, MaskedAffine, Whitening
-from shared.plan import Training
+from shared.flows import (
+    SCALE_FLOOR,
+    AffineAutoregressiveFlow,
+    Composed,
+    LevelModel,
+    Levels,
+    Margins,
+    MaskedLayer,
+    Strata,
+    StratumModel,
+)
 from shared.randomness import Noise
 
-if TYPE_CHECKING:
-    import torch
-
-__all__ = ["FittedFlow", "Progress", "estimate_cost", "fit_flow", "refit_flow"]
+__all__ = ["FittedFlow", "FlowReport", "FlowSettings", "Progress", "estimate_cost", "fit_flow", "smallest_n"]
 
 Array = NDArray[np.float64]
 Progress = Callable[[str, float, float | None], None]
-"""Called with the stage, the share done in [0, 1] and the seconds left (None: not known yet)."""
-
-GAIN_IN_STANDARD_ERRORS = 2.0
-"""The masked layers are kept when their gain on records held back exceeds this many standard errors."""
-FINAL_STEPS, FINAL_RATE = 100, 1e-4
-SMALLEST_SAMPLE = 20
+"""(stage, share done in [0, 1], seconds left or None): stages are `margins`, `train`, `refit`, `done`."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class FittedFlow:
-    """A fitted bijection, and how it was found.
+class FlowSettings:
+    """How a flow is fitted.
 
-    Attributes:
-        flow: latents to encoded records, plain arrays.
-        epochs: epochs after which records held back were explained best; 0 when the Gaussian start was kept.
-        validation: mean log-density of records held back, in nats (None after `refit_flow`).
-        seconds: wall time of the fit.
+    Args:
+        flows: masked autoregressive layers.
+        hidden: units of each hidden layer.
+        layers: hidden layers in each masked network.
+        epochs: most passes over the records.
+        batch: records per step; None takes n/12, between 64 and 512.
+        learning_rate: Adam's first step size, annealed to 2 % of it by a cosine over `epochs`.
+        validation: share of records held back for early stopping; 0 takes exactly `epochs` passes, without a gate.
+        patience: epochs without improvement before training stops.
+        gate: the Gaussian start is left only if the held-back gain exceeds this many standard errors.
+        refit: train again on all records, for the chosen number of steps.
+        final_steps: steps at `final_rate` after that.
+        final_rate: their step size.
+        margins: ``normal_scores`` maps every margin to N(0, 1) first; ``none`` leaves it to the flow.
+        modelled_levels: a dequantised column with at most so many levels is modelled given the others
+            (`shared.flows.Levels`); 0 models none. Only with ``normal_scores``.
+        activation: ``tanh`` or ``relu``.
+        threads: torch threads while training; what was set before is restored.
+    Raises: ParameterError.
     """
 
-    flow: Composed
+    flows: int = 4
+    hidden: int = 48
+    layers: int = 1
+    epochs: int = 60
+    batch: int | None = None
+    learning_rate: float = 3e-3
+    validation: float = 0.25
+    patience: int = 12
+    gate: float = 2.0
+    refit: bool = True
+    final_steps: int = 60
+    final_rate: float = 1e-4
+    margins: Literal["normal_scores", "none"] = "normal_scores"
+    modelled_levels: int = 12
+    activation: Literal["tanh", "relu"] = "tanh"
+    threads: int = 1
+
+    def __post_init__(self) -> None:
+        floors = {"flows": 0, "hidden": 1, "layers": 1, "epochs": 0, "patience": 1, "final_steps": 0, "threads": 1}
+        for name, least in (*floors.items(), ("modelled_levels", 0)):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise ParameterError(f"{name} must be a whole number of at least {least}", given=repr(value))
+        if self.batch is not None and (isinstance(self.batch, bool) or not 1 <= self.batch):
+            raise ParameterError("batch must be a whole number of at least 1", given=repr(self.batch))
+        for name in ("learning_rate", "final_rate"):
+            if not 0 < getattr(self, name) <= 1:
+                raise ParameterError(f"{name} must be in (0, 1]", given=repr(getattr(self, name)))
+        if not 0 <= self.validation < 0.9:
+            raise ParameterError("validation must be in [0, 0.9)", given=repr(self.validation))
+        if not 0 <= self.gate < math.inf:
+            raise ParameterError("gate must be non-negative", given=repr(self.gate))
+        if self.margins not in ("normal_scores", "none"):
+            raise ParameterError("margins must be 'normal_scores' or 'none'", given=repr(self.margins))
+        if self.activation not in ("tanh", "relu"):
+            raise ParameterError("activation must be 'tanh' or 'relu'", given=repr(self.activation))
+
+    def repeated(self, report: FlowReport) -> FlowSettings:
+        """The same fit for other records of the same study, with the stopping point already known: half the time.
+
+        What the audit rehearses with.
+        """
+        return replace(self, validation=0.0, epochs=report.epochs, batch=report.batch)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FlowReport:
+    """What happened in training: kept at the site.
+
+    Attributes:
+        n: records.
+        d: columns.
+        held_back: records that chose the stopping point; 0 if it was given.
+        epochs: passes chosen; 0 means that the Gaussian start was kept.
+        epochs_run: passes tried.
+        batch: records per step.
+        start_nll: mean negative log-likelihood of held-back records at the Gaussian start, nats.
+        best_nll: the same at the chosen epoch.
+        gain: mean paired gain over the start, nats per record.
+        gain_se: its standard error.
+        seconds: wall-clock seconds.
+    """
+
+    n: int
+    d: int
+    held_back: int
     epochs: int
-    validation: float | None
+    epochs_run: int
+    batch: int
+    start_nll: float | None
+    best_nll: float | None
+    gain: float | None
+    gain_se: float | None
     seconds: float
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class FittedFlow:
+    """A flow of plain arrays, and how it came about."""
+
+    flow: Composed
+    report: FlowReport
+
+
+def smallest_n(d: int) -> int:
+    """Fewest records from which a flow of d columns is fitted: enough for a covariance and a held-back part.
+
+    >>> smallest_n(6), smallest_n(20)
+    (40, 80)
+    """
+    return max(40, 4 * d)
 
 
 def fit_flow(
     x: Array,
-    settings: Training,
+    settings: FlowSettings,
     rng: Noise,
     *,
-    integer_columns: Sequence[int] = (),
     progress: Progress | None = None,
+    integer_columns: Sequence[int] = (),
 ) -> FittedFlow:
-    """Fit with a validation split and early stopping, then fit again on all of x.
+    """Fit a flow to encoded records.
 
     Args:
-        x: (n, d) encoded records, finite.
-        settings: the plan's `[training]`.
-        rng: splits, batches and starting weights come from `rng.generator`.
-        integer_columns: columns that hold level + U(0, 1); their margins get knots at every level's edge, so that the
-            frequency of a rare level survives.
-        progress: told the stage, the share done and the seconds left.
-    Raises: TrainingRefusal: too few rows, values that are not finite, or a loss that is not.
-    Source: latent-noise-injection, 3.1.2 and 4.2.
-    """
-    started = time.monotonic()
-    x = _usable(x)
-    tell = progress or (lambda stage, share, left: None)
-    draws = rng.generator
-    mixed = draws.permutation(len(x))
-    held_back = max(1, round(settings.validation * len(x)))
-    validation, training = x[mixed[:held_back]], x[mixed[held_back:]]
-    base = _base(training, settings, integer_columns)
-    found = _train(
-        _latents(base, training),
-        settings,
-        draws,
-        epochs=settings.epochs,
-        held_back=_latents(base, validation),
-        tell=lambda share, left: tell("training", share, left),
-    )
-    gain = found.gain
-    kept = len(gain) > 1 and gain.mean() > GAIN_IN_STANDARD_ERRORS * gain.std(ddof=1) / math.sqrt(len(gain))
-    epochs = found.epochs if kept else 0
-    score = float(base.log_prob(validation).mean() + (gain.mean() if kept else 0.0))
-    again = refit_flow(x, settings, rng, epochs=epochs, integer_columns=integer_columns, progress=progress)
-    return FittedFlow(flow=again.flow, epochs=epochs, validation=score, seconds=time.monotonic() - started)
+        x: (n, d) encoded records, finite; columns in `integer_columns` are codes plus U(0, 1).
+        settings: see `FlowSettings`.
+        rng: draws the split, the shuffles and the first weights, from its generator. No guarantee rests on it. The
+            same rng state and records give the same flow; torch's global generator is neither read nor moved.
+        progress: see `Progress`.
+        integer_columns: indices of dequantised columns.
+    Returns: the flow (latents to records) and the report.
+    Raises: TrainingRefusal: too few records, a value that is not finite, a smooth column that does not vary, columns
+        that determine one another, or a likelihood that became NaN. ParameterError: not a matrix.
 
-
-def refit_flow(
-    x: Array,
-    settings: Training,
-    rng: Noise,
-    *,
-    epochs: int,
-    integer_columns: Sequence[int] = (),
-    progress: Progress | None = None,
-) -> FittedFlow:
-    """Fit on all of x for a number of epochs found earlier; 0 keeps the Gaussian fit.
-
-    Args, Raises: as `fit_flow`.
-    """
-    started = time.monotonic()
-    x = _usable(x)
-    tell = progress or (lambda stage, share, left: None)
-    base = _base(x, settings, integer_columns)
-    layers: tuple[MaskedAffine, ...] = ()
-    if epochs:
-        found = _train(
-            _latents(base, x),
-            settings,
-            rng.generator,
-            epochs=epochs,
-            held_back=None,
-            tell=lambda share, left: tell("fitting on all records", share, left),
-        )
-        layers = found.layers
-    flow = Composed(steps=(*base.steps, *layers))
-    if not np.isfinite(flow.log_prob(x)).all():
-        raise TrainingRefusal(
-            "the fitted flow must give every record a finite density",
-            given="one that does not",
-            next_step="Lower training.learning_rate in the plan, or use fewer flows.",
-        )
-    return FittedFlow(flow=flow, epochs=epochs, validation=None, seconds=time.monotonic() - started)
-
-
-def estimate_cost(n: int, d: int, settings: Training) -> tuple[float, float]:
-    """What a fit may take at most, before it starts: (seconds of one core, megabytes).
-
-    From a count of multiplications, at a rate of 2e9 a second for these small matrices and 4 ms of overhead a step;
-    early stopping usually takes a third of it.
-
-    >>> seconds, megabytes = estimate_cost(2000, 6, Training())
-    >>> seconds > 1 and megabytes > 100
+    >>> from shared.randomness import seeded_rng
+    >>> x = seeded_rng(1).generator.normal(size=(200, 2)) * [1.0, 3.0] + [0.0, 5.0]
+    >>> fitted = fit_flow(x, FlowSettings(epochs=0), seeded_rng(2))
+    >>> np.allclose(fitted.flow.forward(fitted.flow.inverse(x)), x)
     True
     """
-    batch = _batch(n)
-    steps = 2 * settings.epochs * math.ceil(n / batch) + FINAL_STEPS
-    weights = settings.hidden * (3 * d + (settings.layers - 1) * settings.hidden)
-    seconds = steps * (settings.flows * 3 * batch * weights / 2e9 + 1e-3 * settings.flows)
-    values = batch * settings.flows * (settings.hidden * settings.layers * 4 + 8 * d)
-    return seconds, 350 + 8e-6 * (values + 12 * n * d)
+    began = time.monotonic()
+    x = np.array(x, dtype=np.float64)
+    if x.ndim != 2 or x.shape[1] < 1:
+        raise ParameterError("records must be a matrix", given=f"shape {x.shape}")
+    n, d = x.shape
+    integers = tuple(sorted({int(j) for j in integer_columns}))
+    if any(not 0 <= j < d for j in integers):
+        raise ParameterError(f"integer_columns must be in 0..{d - 1}", given=str(integers))
+    _require_trainable(x, integers)
+    clock = _Clock(progress, began)
+    clock.tell("margins", 0.0, None)
 
+    generator = rng.generator
+    seed = int(generator.integers(2**62))
+    order = generator.permutation(n)
+    held = round(settings.validation * n) if settings.epochs and settings.flows else 0
+    train, check = order[held:], order[:held]
+    batch = settings.batch or int(np.clip(len(train) // 12, 64, 512))
+    batch = min(batch, len(train))
 
-def _usable(x: Array) -> Array:
-    x = np.asarray(x, dtype=np.float64)
-    if x.ndim != 2 or not np.isfinite(x).all():
-        raise ParameterError("encoded records must be a finite (n, d) matrix", given=f"shape {x.shape}")
-    if len(x) < SMALLEST_SAMPLE:
-        raise TrainingRefusal(
-            f"a flow must be fitted on at least {SMALLEST_SAMPLE} rows",
-            given=f"{len(x)}",
-            next_step="Wait for more persons, or ask the lead for another mechanism.",
-        )
-    return x
+    start_nll = best_nll = gain = gain_se = None
+    epochs = epochs_run = settings.epochs if settings.flows else 0
+    with _torch(settings.threads):
+        if held:
+            shaped = _shape(x[train], settings, integers)
+            inner_train, inner_check = shaped.inverse(x[train]), shaped.inverse(x[check])
+            start = _whitening(inner_train)
+            trainer = _Trainer(d, settings, seed)
+            found = trainer.search(start.inverse(inner_train), start.inverse(inner_check), batch, clock)
+            # The log-determinant of margins, levels and whitening is the same on both sides of the comparison.
+            offset = _log_det(shaped, x[check]) + _log_det(start, inner_check)
+            differences = found.start - found.best
+            gain = float(differences.mean())
+            gain_se = float(differences.std(ddof=1) / math.sqrt(held))
+            start_nll = float((found.start - offset).mean())
+            best_nll = float((found.best - offset).mean())
+            epochs_run, epochs = found.epochs_run, found.epochs
+            if gain <= settings.gate * gain_se:
+                epochs, best_nll = 0, start_nll
 
-
-def _batch(n: int) -> int:
-    """Rows a step: larger tables take larger batches, so that the number of steps grows slowly."""
-    return int(np.clip(n // 12, 64, 512))
-
-
-# -- margins and whitening ----------------------------------------------------------------------------------------
-def _base(x: Array, settings: Training, integer_columns: Sequence[int]) -> Composed:
-    """Margins and the Gaussian maximum likelihood after them."""
-    steps: list[Margins | Whitening] = []
-    y = x
-    if settings.margins == "normal_scores":
-        pairs = [_normal_scores(x[:, j], integer=j in integer_columns) for j in range(x.shape[1])]
-        margins = Margins(knots=tuple(knots for knots, _ in pairs), scores=tuple(scores for _, scores in pairs))
-        steps.append(margins)
-        y = margins.inverse(x)
-    covariance = np.atleast_2d(np.cov(y, rowvar=False, bias=True))
-    # The ridge also gives a constant column a positive variance: it is released as the constant.
-    variances = np.diag(covariance)
-    ridge = 1e-6 * np.where(variances > 0, variances, 1.0)
-    steps.append(
-        Whitening(mean=y.mean(axis=0), factor=np.linalg.cholesky(covariance + np.diag(ridge)).astype(np.float64))
+        everything = settings.refit or not held
+        rows = np.arange(n) if everything else train
+        shaped = _shape(x[rows], settings, integers)
+        inner = shaped.inverse(x[rows])
+        start = _whitening(inner)
+        layers: tuple[MaskedLayer, ...] = ()
+        if epochs:
+            if everything:
+                trainer = _Trainer(d, settings, seed)
+                # As many steps as the held-back records chose, not as many passes: with more records, each pass is longer.
+                steps = epochs * max(1, len(train) // batch)
+                trainer.run(start.inverse(inner), batch, steps, len(train) // batch, clock)
+            layers = trainer.layers()
+    flow = Composed(
+        first=AffineAutoregressiveFlow(
+            mean=start.mean, scale=start.scale, layers=layers, activation=settings.activation
+        ),
+        second=shaped,
     )
-    return Composed(steps=tuple(steps))
+    clock.tell("done", 1.0, 0.0)
+    return FittedFlow(
+        flow=flow,
+        report=FlowReport(
+            n=n,
+            d=d,
+            held_back=held,
+            epochs=epochs,
+            epochs_run=epochs_run,
+            batch=batch,
+            start_nll=start_nll,
+            best_nll=best_nll,
+            gain=gain,
+            gain_se=gain_se,
+            seconds=time.monotonic() - began,
+        ),
+    )
 
 
-def _normal_scores(x: Array, *, integer: bool) -> tuple[Array, Array]:
-    """Knots and scores of one column: the empirical distribution, smoothed to about n/20 pieces.
+def estimate_cost(n: int, d: int, settings: FlowSettings) -> tuple[float, float]:
+    """What `fit_flow` will need at most on this machine: (seconds, megabytes).
 
-    An integer column has the exact distribution of its levels, uniform within each: knots at every edge of an
-    occupied level, and inside, so that the score is smooth. Without them a rare event's rate is distorted several-fold.
+    A few training steps are timed on made-up numbers of the same shape, and multiplied by the steps of a run that
+    never stops early. Early stopping makes most runs shorter. Megabytes are this process's peak memory with torch
+    loaded, plus the arrays of the fit.
+
+    Raises: ParameterError, if n or d is not positive.
     """
-    n = len(x)
-    low, high = 0.5 / n, 1 - 0.5 / n
-    if integer:
-        levels, counts = np.unique(np.floor(x), return_counts=True)
-        share = counts / n
-        inside = max(1, min(16, 96 // len(levels)))
-        ends = np.cumsum(share)
-        knots = [levels[0]]
-        probabilities = [0.0]
-        for level, end, mass in zip(levels, ends, share, strict=True):
-            if level > knots[-1]:  # an empty gap between occupied levels keeps a sliver of probability
-                knots.append(level)
-                probabilities.append(probabilities[-1])
-            steps = np.arange(1, inside + 1) / inside
-            knots.extend(level + steps)
-            probabilities.extend(end - mass + mass * steps)
-        at, p = np.asarray(knots), np.asarray(probabilities)
-        # Strictly increasing, also over gaps: mix in a sliver of the uniform distribution.
-        sliver = min(0.01, 1 / n)
-        p = (1 - sliver) * p + sliver * (at - at[0]) / (at[-1] - at[0])
-    else:
-        values, counts = np.unique(x, return_counts=True)
-        if len(values) == 1:
-            return np.array([values[0] - 1e-6, values[0] + 1e-6]), np.array([-4.0, 4.0])
-        middle = (np.cumsum(counts) - 0.5 * counts) / n
-        pieces = int(np.clip(n // 20, 8, 100))
-        wanted = np.linspace(0, 1, pieces + 1)
-        chosen = np.unique(np.clip(np.searchsorted(middle, wanted), 0, len(values) - 1))
-        chosen = np.unique(np.concatenate([[0], chosen, [len(values) - 1]]))
-        at, p = values[chosen], middle[chosen]
-    scores = ndtri(low + (high - low) * p)
-    keep = np.concatenate([[True], (np.diff(scores) > 1e-9) & (np.diff(at) > 1e-12)])
-    at, scores = at[keep], scores[keep]
-    if len(at) < 2:
-        return np.array([at[0] - 1e-6, at[0] + 1e-6]), np.array([-4.0, 4.0])
-    return at, scores
+    import resource
+
+    if n < 1 or d < 1:
+        raise ParameterError("n and d must be at least 1", given=f"n = {n}, d = {d}")
+    train = max(1, n - round(settings.validation * n))
+    batch = min(settings.batch or int(np.clip(train // 12, 64, 512)), train)
+    seconds = 0.5 + 2e-6 * n * d
+    if settings.flows and settings.epochs:
+        noise = np.random.default_rng(0).standard_normal((batch, d))
+        with _torch(settings.threads):
+            trainer = _Trainer(d, settings, 0)
+            trainer.run(noise, batch, 3, 1, None, final=False)
+            timed = 10
+            began = time.monotonic()
+            trainer.run(noise, batch, timed, 1, None, final=False)
+            step = (time.monotonic() - began) / timed
+        # Reading the held-back records costs about a third of a step per batch of them.
+        per_epoch = max(1, train // batch) + (n - train) / batch / 3
+        passes = 1 + (settings.refit and settings.validation > 0)
+        seconds += step * (per_epoch * settings.epochs * passes + settings.final_steps)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    arrays = 8e-6 * n * d * 24 + 8e-6 * min(n, 8192) * settings.hidden * (settings.layers + 2)
+    return seconds, peak + arrays
 
 
-def _latents(base: Composed, x: Array) -> NDArray[np.float32]:
-    return base.inverse(x).astype(np.float32)
+# -- what cannot be fitted ----------------------------------------------------------------------------------------
+def _require_trainable(x: Array, integers: tuple[int, ...]) -> None:
+    n, d = x.shape
+    if n < smallest_n(d):
+        raise TrainingRefusal(
+            f"a flow of {d} columns needs at least {smallest_n(d)} records",
+            given=f"{n}",
+            next_step="Wait for more records, or ask the study lead for a plan with fewer columns.",
+        )
+    bad = np.flatnonzero(~np.isfinite(x).all(axis=0))
+    if bad.size:
+        raise TrainingRefusal(
+            "encoded records must be finite",
+            given=f"{np.count_nonzero(~np.isfinite(x[:, bad[0]]))} that are not, in column {bad[0]}",
+            next_step="Run `site-agent data check`.",
+        )
+    for j in set(range(d)) - set(integers):
+        if np.ptp(x[:, j]) <= 1e-12 * max(1.0, float(np.abs(x[:, j]).max())):
+            # A levelled column that has one level is fine: its fractions vary. A smooth one has no density.
+            raise TrainingRefusal(
+                "every continuous column must vary",
+                given=f"one value throughout in column {j}",
+                next_step="Ask the study lead to leave the column out, or to declare its levels.",
+            )
 
 
-# -- the masked layers ----------------------------------------------------------------------------------------------
-@dataclass(frozen=True, kw_only=True)
-class _Found:
-    layers: tuple[MaskedAffine, ...]
-    epochs: int
-    gain: Array
+def _whitening(y: Array) -> AffineAutoregressiveFlow:
+    """The Gaussian of maximum likelihood, by Cholesky, with a ridge that only guards the arithmetic."""
+    mean = y.mean(axis=0)
+    spread = y.std(axis=0)
+    covariance = np.atleast_2d(np.cov(y, rowvar=False, ddof=0))
+    with np.errstate(all="ignore"):
+        correlation = covariance / np.outer(spread, spread)
+    if not np.isfinite(correlation).all() or np.linalg.eigvalsh(correlation)[0] < 1e-8:
+        raise TrainingRefusal(
+            "no column may be a function of the others",
+            given="a singular covariance",
+            next_step="Ask the study lead to drop a column that repeats another (a sum, a unit conversion, a copy).",
+        )
+    scale = np.linalg.cholesky(covariance + 1e-10 * np.diag(spread**2))
+    return AffineAutoregressiveFlow(mean=mean, scale=np.tril(scale))
 
 
-def _train(
-    y: NDArray[np.float32],
-    settings: Training,
-    draws: np.random.Generator,
-    *,
-    epochs: int,
-    held_back: NDArray[np.float32] | None,
-    tell: Callable[[float, float | None], None],
-) -> _Found:
-    """Adam on mini-batches with a cosine schedule over `settings.epochs`.
+def _log_det(part: Any, x: Array) -> Array:
+    return np.asarray(part.inverse_with_log_det(x)[1])
 
-    With `held_back`: early stopping, and `gain` is each such record's log-density over the Gaussian start. Without:
-    just `epochs` epochs of the same schedule, then some small steps at a fixed rate.
+
+# -- margins and levels ---------------------------------------------------------------------------------------------
+def _shape(x: Array, settings: FlowSettings, integers: tuple[int, ...]) -> Composed:
+    """Everything between the smooth space of the flow and the encoded records: levels, strata, margins."""
+    d = x.shape[1]
+    if settings.margins == "none":
+        return Composed(first=Levels(d=d, models=()), second=Margins(knots=(None,) * d))
+    counts = {j: max(1, int(np.floor(x[:, j].max())) + 1) for j in integers}
+    modelled = [j for j in integers if counts[j] <= settings.modelled_levels]
+    stratified = _stratified(x, modelled, {j: counts[j] for j in modelled}, integers)
+    knots: list[tuple[Array, Array] | None] = []
+    for j in range(d):
+        if j in modelled or j in stratified:
+            knots.append(None)
+        elif j in counts:
+            knots.append(_level_knots(x[:, j], counts[j]))
+        else:
+            knots.append(_score_knots(x[:, j]))
+    margins = Margins(knots=tuple(knots))
+    y = margins.inverse(x)
+    smooth = [j for j in range(d) if j not in modelled and j not in stratified]
+    models: list[LevelModel] = []
+    # Rarest last: an event is drawn given everything else.
+    for j in sorted(modelled, key=lambda j: (-_entropy(y[:, j]), j)):
+        given = (*smooth, *(model.column for model in models))
+        read = tuple(counts[c] if c in modelled else 0 for c in given)
+        models.append(_level_model(y, j, counts[j], given, read))
+    strata = [_stratum_model(y, j, level, counts[level], tuple(smooth)) for j, level in stratified.items()]
+    return Composed(
+        first=Levels(d=d, models=tuple(models)),
+        second=Composed(first=Strata(d=d, models=tuple(strata)), second=margins),
+    )
+
+
+_STRATUM = 30
+"""Fewest records of a level that get a margin of their own."""
+_APART = 0.25
+"""Least Kolmogorov distance between a column within a level and outside it for the level to become a stratum."""
+
+
+def _stratified(
+    x: Array, modelled: Sequence[int], counts: dict[int, int], integers: tuple[int, ...]
+) -> dict[int, int]:
+    """Smooth column -> the levelled column that changes its law most, where one does: a time by its event."""
+    out = {}
+    for j in set(range(x.shape[1])) - set(integers):
+        far = {level: _apart(x[:, j], np.floor(x[:, level]), counts[level]) for level in modelled}
+        if far and max(far.values()) > _APART:
+            out[j] = max(far, key=lambda level: (far[level], -level))
+    return dict(sorted(out.items()))
+
+
+def _apart(column: Array, level: Array, count: int) -> float:
+    """Largest Kolmogorov distance between the records of one level and all others."""
+    order = np.argsort(column, kind="stable")
+    most = 0.0
+    for k in range(count):
+        inside = level[order] == k
+        size = int(inside.sum())
+        if min(size, inside.size - size) >= _STRATUM:
+            distance = np.abs(np.cumsum(inside) / size - np.cumsum(~inside) / (inside.size - size)).max()
+            most = max(most, float(distance))
+    return most
+
+
+def _stratum_model(y: Array, column: int, level_column: int, levels: int, given: tuple[int, ...]) -> StratumModel:
+    """A margin per level and, where a level has records enough, a ridge regression of its score."""
+    stratum = np.clip(np.floor(y[:, level_column]), 0, levels - 1).astype(np.int64)
+    features = np.column_stack([np.ones(len(y)), y[:, list(given)]])
+    knots: list[tuple[Array, Array]] = []
+    coefficients, spread = np.zeros((levels, features.shape[1])), np.ones(levels)
+    for k in range(levels):
+        rows = stratum == k
+        enough = int(rows.sum()) >= _STRATUM and np.unique(y[rows, column]).size >= 8
+        knots.append(_score_knots(y[rows, column] if enough else y[:, column]))
+        if enough:
+            score = Margins(knots=(knots[-1],)).inverse(y[rows, column][:, None])[:, 0]
+            gram = features[rows].T @ features[rows] + np.diag([0.0, *(4.0,) * len(given)])
+            coefficients[k] = np.linalg.solve(gram, features[rows].T @ score)
+            spread[k] = max(0.05, float((score - features[rows] @ coefficients[k]).std()))
+    return StratumModel(
+        column=column,
+        level_column=level_column,
+        given=given,
+        knots=tuple(knots),
+        coefficients=coefficients,
+        spread=spread,
+    )
+
+
+def _entropy(column: Array) -> float:
+    share = np.unique(np.floor(column), return_counts=True)[1] / len(column)
+    return round(float(-(share * np.log(share)).sum()), 12)
+
+
+def _score_knots(column: Array) -> tuple[Array, Array]:
+    """Normal scores of a smooth column at about n/20 of its values, 128 at most: more would copy records into the map."""
+    value, count = np.unique(column, return_counts=True)
+    n = len(column)
+    middle = (np.cumsum(count) - 0.5 * count) / n
+    most = int(np.clip(n // 20, 8, 128))
+    grid = special.ndtr(np.linspace(special.ndtri(middle[0]), special.ndtri(middle[-1]), most))
+    even = np.linspace(middle[0], middle[-1], most)
+    # Half the knots even in probability (the bulk), half even in score (the tails).
+    pick = np.unique(np.searchsorted(middle, np.concatenate([grid[::2], even[::2]])).clip(0, value.size - 1))
+    pick = np.unique(np.concatenate([[0], pick, [value.size - 1]]))
+    scores, values = special.ndtri(middle[pick]), value[pick]
+    keep = np.concatenate([[True], (np.diff(scores) > 1e-9) & (np.diff(values) > 0)])
+    return scores[keep], values[keep]
+
+
+def _level_knots(column: Array, count: int) -> tuple[Array, Array]:
+    """Knots at every integer, so that each level keeps its frequency, and between them where the score curves."""
+    level = np.clip(np.floor(column), 0, count - 1).astype(np.int64)
+    mass = np.bincount(level, minlength=count) + 1e-6 * len(column) / count
+    share = np.concatenate([[0.0], np.cumsum(mass) / mass.sum()])
+    between = special.ndtr(np.linspace(-4.5, 4.5, 73))
+    at = np.unique(np.concatenate([share[1:-1], between]))
+    at = at[(at > 0) & (at < 1)]
+    values = np.concatenate([[0.0], np.interp(at, share, np.arange(count + 1.0)), [float(count)]])
+    # Beyond score ±8 there is nothing: every draw falls inside the levels.
+    scores = np.concatenate([[-8.0], special.ndtri(at), [8.0]])
+    keep = np.concatenate([[True], (np.diff(scores) > 1e-9) & (np.diff(values) > 1e-12)])
+    keep[-1] = True
+    return scores[keep], values[keep]
+
+
+def _level_model(y: Array, column: int, levels: int, given: tuple[int, ...], counts: tuple[int, ...]) -> LevelModel:
+    """Multinomial logistic regression with a small ridge, by L-BFGS.
+
+    Lines are hardly penalised, so that the fitted law reproduces the sample's associations; hinges are, so that they
+    bend only where records ask for it.
     """
+    if levels == 1:
+        return LevelModel(column=column, given=(), counts=(), coefficients=np.zeros((1, 1)))
+    n = len(y)
+    features = LevelModel.features(y, given, counts)
+    level = np.clip(np.floor(y[:, column]), 0, levels - 1).astype(np.int64)
+    target = np.zeros((n, levels))
+    target[np.arange(n), level] = 1.0
+    penalty = [1e-3]
+    for count in counts:
+        penalty += [0.5] * (count - 1) if count else [0.1, *(1.0,) * len(LevelModel.HINGES)]
+    ridge = np.array(penalty)[:, None] / n
+
+    def loss(flat: Array) -> tuple[float, Array]:
+        beta = flat.reshape(features.shape[1], levels)
+        logits = features @ beta
+        log_share = logits - special.logsumexp(logits, axis=1, keepdims=True)
+        residual = np.exp(log_share) - target
+        value = -(log_share * target).sum() / n + 0.5 * (ridge * beta**2).sum()
+        return float(value), (features.T @ residual / n + ridge * beta).ravel()
+
+    first = np.zeros((features.shape[1], levels))
+    first[0] = np.log((target.sum(axis=0) + 0.5) / (n + 0.5 * levels))
+    found = optimize.minimize(
+        loss, first.ravel(), jac=True, method="L-BFGS-B", options={"maxiter": 500, "ftol": 1e-12, "gtol": 1e-7}
+    )
+    coefficients = found.x.reshape(first.shape)
+    if not np.isfinite(coefficients).all():
+        raise TrainingRefusal(
+            "the law of a levelled column must have an estimate",
+            given=f"none in column {column}",
+            next_step="Ask the study lead to merge rare levels.",
+        )
+    return LevelModel(column=column, given=given, counts=counts, coefficients=coefficients)
+
+
+# -- torch ------------------------------------------------------------------------------------------------------------
+@contextmanager
+def _torch(threads: int) -> Iterator[None]:
+    """Torch with so many threads, and its global generator and thread count as they were afterwards."""
     import torch
 
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    # nflows draws its weights from torch's global generator; leave that as it was found.
-    state = torch.random.get_rng_state()
-    torch.manual_seed(int(draws.integers(2**63)))
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
     try:
-        return _steps(torch, y, settings, draws, epochs=epochs, held_back=held_back, tell=tell)
+        with torch.random.fork_rng(devices=[]):
+            yield
     finally:
-        torch.random.set_rng_state(state)
-        torch.set_num_threads(threads)
+        torch.set_num_threads(before)
 
 
-def _steps(
-    torch: Any,
-    y: NDArray[np.float32],
-    settings: Training,
-    draws: np.random.Generator,
-    *,
-    epochs: int,
-    held_back: NDArray[np.float32] | None,
-    tell: Callable[[float, float | None], None],
-) -> _Found:
-    n, d = y.shape
-    flow = _identity_layers(torch, d, settings)
-    optimiser = torch.optim.Adam(flow.parameters(), lr=settings.learning_rate)
-    rows = torch.from_numpy(y)
-    watched = None if held_back is None else torch.from_numpy(held_back)
-    start = None if watched is None else _log_prob(torch, flow, watched)
-    best, best_epoch, best_gain, best_weights = 0.0, 0, np.zeros(0), None
-    batch = _batch(n)
-    began = time.monotonic()
-    for epoch in range(1, epochs + 1):
-        rate = settings.learning_rate * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * (epoch - 1) / settings.epochs)))
+@dataclass(frozen=True, kw_only=True)
+class _Found:
+    start: Array
+    best: Array
+    epochs: int
+    epochs_run: int
+
+
+class _Trainer:
+    """The masked layers as nflows modules, trained in single precision on whitened records."""
+
+    def __init__(self, d: int, settings: FlowSettings, seed: int) -> None:
+        import torch
+        from nflows.transforms.autoregressive import MaskedAffineAutoregressiveTransform
+
+        # nflows draws its first weights from the global generator; the caller has forked it.
+        torch.manual_seed(seed)
+        self.settings, self.d = settings, d
+        activation = torch.tanh if settings.activation == "tanh" else torch.relu
+        natural = np.arange(d)
+        self.orders = [natural if k % 2 == 0 else natural[::-1].copy() for k in range(settings.flows)]
+        self.modules = torch.nn.ModuleList()
+        for _ in range(settings.flows):
+            module = MaskedAffineAutoregressiveTransform(
+                features=d,
+                hidden_features=settings.hidden,
+                num_blocks=settings.layers - 1,
+                use_residual_blocks=False,
+                activation=activation,
+            )
+            final = module.autoregressive_net.final_layer
+            with torch.no_grad():
+                final.weight.zero_()
+                # softplus(a) + floor = 1: the layer starts as the identity.
+                final.bias[0::2] = math.log(math.expm1(1 - SCALE_FLOOR))
+                final.bias[1::2] = 0.0
+            self.modules.append(module)
+        self.generator = torch.Generator().manual_seed(seed)
+
+    def nll(self, y: Any) -> Any:
+        """Negative log-likelihood of whitened records, (n,), in nats."""
+        log_det: Any = 0.0
+        flipped = False
+        for k, module in enumerate(self.modules):
+            if (k % 2 == 1) != flipped:
+                y, flipped = y.flip(1), not flipped
+            y, step = module(y)
+            log_det = log_det + step
+        return 0.5 * (y**2).sum(dim=1) + 0.5 * self.d * math.log(2 * math.pi) - log_det
+
+    def search(self, train: Array, check: Array, batch: int, clock: _Clock) -> _Found:
+        """Train until the held-back records stop improving; leaves the best weights in place."""
+        import torch
+
+        settings = self.settings
+        data = torch.tensor(train, dtype=torch.float32)
+        held = torch.tensor(check, dtype=torch.float32)
+        steps = max(1, len(train) // batch)
+        optimiser = torch.optim.Adam(self.modules.parameters(), lr=settings.learning_rate, foreach=True)
+        with torch.no_grad():
+            start = best = self.nll(held)
+        state, chosen, epoch = self._copy(), 0, 0
+        for epoch in range(1, settings.epochs + 1):
+            self._rate(optimiser, self._cosine(epoch - 1))
+            self._pass(data, batch, steps, optimiser)
+            with torch.no_grad():
+                now = self.nll(held)
+            value = float(now.mean())
+            if not math.isfinite(value):
+                _refuse_divergence()
+            if value < float(best.mean()) - 1e-5:
+                best, chosen, state = now, epoch, self._copy()
+            elif epoch - chosen >= settings.patience:
+                break
+            clock.share("train", epoch / settings.epochs)
+        self._restore(state)
+        return _Found(start=start.double().numpy(), best=best.double().numpy(), epochs=chosen, epochs_run=epoch)
+
+    def run(
+        self, train: Array, batch: int, steps: int, per_epoch: int, clock: _Clock | None, *, final: bool = True
+    ) -> None:
+        """Exactly so many steps along the same schedule, then the final ones."""
+        import torch
+
+        settings = self.settings
+        data = torch.tensor(train, dtype=torch.float32)
+        per_epoch = max(1, per_epoch)
+        optimiser = torch.optim.Adam(self.modules.parameters(), lr=settings.learning_rate, foreach=True)
+        after = settings.final_steps if final else 0
+        for done in range(0, steps, per_epoch):
+            self._rate(optimiser, self._cosine(done // per_epoch))
+            self._pass(data, batch, min(per_epoch, steps - done), optimiser)
+            if clock is not None:
+                clock.share("refit", min(1.0, (done + per_epoch) / (steps + after)))
+        if after:
+            self._rate(optimiser, min(settings.final_rate, self._cosine(steps // per_epoch)))
+            self._pass(data, batch, after, optimiser)
+        with torch.no_grad():
+            if not bool(torch.isfinite(self.nll(data)).all()):
+                _refuse_divergence()
+
+    def _pass(self, data: Any, batch: int, steps: int, optimiser: Any) -> None:
+        import torch
+
+        n = len(data)
+        rows = torch.empty(0, dtype=torch.int64)
+        for _ in range(steps):
+            if len(rows) < batch:
+                rows = torch.cat([rows, torch.randperm(n, generator=self.generator)])
+            now, rows = rows[:batch], rows[batch:]
+            optimiser.zero_grad(set_to_none=True)
+            self.nll(data[now]).mean().backward()
+            optimiser.step()
+
+    def _cosine(self, epoch: int) -> float:
+        share = min(1.0, epoch / max(1, self.settings.epochs))
+        return self.settings.learning_rate * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * share)))
+
+    @staticmethod
+    def _rate(optimiser: Any, rate: float) -> None:
         for group in optimiser.param_groups:
             group["lr"] = rate
-        mixed = torch.from_numpy(draws.permutation(n))
-        for begin in range(0, max(1, n - batch // 2), batch):
-            _one_step(torch, flow, optimiser, rows[mixed[begin : begin + batch]])
-        if watched is not None and start is not None:
-            gain = (_log_prob(torch, flow, watched) - start).double().numpy()
-            if gain.mean() > best + 1e-5:
-                best, best_epoch, best_gain = float(gain.mean()), epoch, gain
-                best_weights = {name: value.clone() for name, value in flow.state_dict().items()}
-            if epoch - best_epoch >= settings.patience:
-                break
-        spent = time.monotonic() - began
-        tell(epoch / epochs, spent / epoch * (epochs - epoch))
-    tell(1.0, 0.0)
-    if watched is None:
-        for group in optimiser.param_groups:
-            group["lr"] = FINAL_RATE
-        for _ in range(FINAL_STEPS):
-            _one_step(torch, flow, optimiser, rows[torch.from_numpy(draws.integers(n, size=min(n, batch)))])
-    elif best_weights is not None:
-        flow.load_state_dict(best_weights)
-    return _Found(layers=_plain(flow, settings), epochs=best_epoch or epochs, gain=best_gain)
 
+    def _copy(self) -> dict[str, Any]:
+        return {name: value.detach().clone() for name, value in self.modules.state_dict().items()}
 
-def _one_step(torch: Any, flow: Any, optimiser: torch.optim.Optimizer, rows: torch.Tensor) -> None:
-    optimiser.zero_grad()
-    loss = -flow.log_prob(rows).mean()
-    if not bool(torch.isfinite(loss)):
-        raise TrainingRefusal(
-            "the training loss must stay finite",
-            given="one that did not",
-            next_step="Lower training.learning_rate in the plan.",
-        )
-    loss.backward()
-    optimiser.step()
+    def _restore(self, state: dict[str, Any]) -> None:
+        self.modules.load_state_dict(state)
 
-
-def _log_prob(torch: Any, flow: Any, rows: torch.Tensor) -> torch.Tensor:
-    with torch.no_grad():
-        return flow.log_prob(rows)
-
-
-def _identity_layers(torch: Any, d: int, settings: Training) -> torch.nn.Module:
-    """nflows' masked autoregressive flow whose last layers make it the identity at the start."""
-    from nflows.distributions.normal import StandardNormal
-    from nflows.flows.base import Flow
-    from nflows.transforms.autoregressive import MaskedAffineAutoregressiveTransform
-    from nflows.transforms.base import CompositeTransform
-    from nflows.transforms.permutations import ReversePermutation
-
-    steps: list[torch.nn.Module] = []
-    for i in range(settings.flows):
-        if i:
-            steps.append(ReversePermutation(features=d))
-        layer = MaskedAffineAutoregressiveTransform(
-            features=d,
-            hidden_features=settings.hidden,
-            num_blocks=settings.layers - 1,
-            use_residual_blocks=False,
-            activation=torch.tanh,
-        )
-        last = layer.autoregressive_net.final_layer
-        with torch.no_grad():
-            last.weight.zero_()
-            last.bias.zero_()
-            last.bias[0::2] = math.log(math.expm1(1 - 1e-3))  # softplus of it, plus nflows' 0.001, is 1
-        steps.append(layer)
-    return Flow(CompositeTransform(steps), StandardNormal([d]))
-
-
-def _plain(flow: Any, settings: Training) -> tuple[MaskedAffine, ...]:
-    """The layers as plain float64 arrays, masks applied."""
-
-    def array(tensor: torch.Tensor) -> Array:
-        return tensor.detach().double().numpy().copy()
-
-    layers: list[MaskedAffine] = []
-    for module in flow._transform._transforms:
-        net = getattr(module, "autoregressive_net", None)
-        if net is None:
-            continue
-        hidden = [net.initial_layer, *(block.linear for block in net.blocks)]
-        linear = [*hidden, net.final_layer]
-        d = net.initial_layer.in_features
-        layers.append(
-            MaskedAffine(
-                order=np.arange(d) if not layers else np.arange(d)[::-1].copy(),
-                weights=tuple(array(layer.weight * layer.mask) for layer in linear),
-                biases=tuple(array(layer.bias) for layer in linear),
-                degrees=tuple(layer.degrees.numpy().astype(np.int64) for layer in hidden),
+    def layers(self) -> tuple[MaskedLayer, ...]:
+        """The trained layers as plain arrays, masks applied."""
+        out = []
+        for order, module in zip(self.orders, self.modules, strict=True):
+            net = module.autoregressive_net
+            linears = [net.initial_layer, *(block.linear for block in net.blocks), net.final_layer]
+            out.append(
+                MaskedLayer(
+                    order=order,
+                    weights=tuple((m.weight * m.mask).detach().double().numpy() for m in linears),
+                    biases=tuple(m.bias.detach().double().numpy() for m in linears),
+                )
             )
-        )
-    return tuple(layers)
+        return tuple(out)
+
+
+def _refuse_divergence() -> None:
+    raise TrainingRefusal(
+        "the likelihood must stay finite while training",
+        given="NaN or infinity",
+        next_step="Ask the study lead for a smaller learning_rate, or for margins = 'normal_scores'.",
+    )
+
+
+class _Clock:
+    """Progress of the whole fit from the progress of its parts."""
+
+    SPANS = {"train": (0.02, 0.6), "refit": (0.6, 1.0)}
+
+    def __init__(self, progress: Progress | None, began: float) -> None:
+        self.progress, self.began = progress, began
+
+    def tell(self, stage: str, done: float, left: float | None) -> None:
+        if self.progress is not None:
+            self.progress(stage, done, left)
+
+    def share(self, stage: str, part: float) -> None:
+        low, high = self.SPANS[stage]
+        done = low + (high - low) * part
+        self.tell(stage, done, (time.monotonic() - self.began) * (1 - done) / done)

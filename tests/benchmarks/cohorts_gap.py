@@ -1,0 +1,121 @@
+"""Twelve full-size cohorts through encoder, flow and latent noise: pooled adjusted HR, released against real.
+
+python -m tests.benchmarks.cohorts_gap [first seed] [seeds]
+"""
+
+import math
+import sys
+import time
+
+import numpy as np
+
+from shared.dictionary import Column, Dictionary
+from shared.encoding import Encoder
+from shared.mechanisms.latent_noise import LatentNoise, default_radius
+from shared.randomness import seeded_rng
+from shared.simulated import cvd_cohorts
+from site_agent.models.flow import FlowSettings, fit_flow
+from tests.benchmarks import record
+from tests.benchmarks.lni_pooling import dersimonian_laird
+
+WEIGHTS = (0.0, 0.8)
+ADJUSTED = ["sbp", "age", "chol", "hdl"]
+
+
+def dictionary() -> Dictionary:
+    """The columns of `cvd_cohorts`."""
+    return Dictionary(
+        name="cvd",
+        version=1,
+        columns=(
+            Column(name="person", kind="person"),
+            Column(name="time", kind="time", unit="years", upper=60, event="cvd", decimals=2),
+            Column(name="cvd", kind="event"),
+            Column(name="age", kind="continuous", unit="years", lower=16, upper=100, decimals=1),
+            Column(name="chol", kind="continuous", unit="mg/dL", lower=60, upper=600, decimals=0),
+            Column(name="hdl", kind="continuous", unit="mg/dL", lower=10, upper=200, decimals=0),
+            Column(name="sbp", kind="continuous", unit="mmHg", lower=60, upper=280, decimals=0),
+        ),
+    )
+
+
+def log_hr(table) -> tuple[float, float]:
+    """Cox, adjusted: log HR of 10 mmHg and its variance."""
+    from statsmodels.duration.hazard_regression import PHReg
+
+    x = table[ADJUSTED].to_numpy(dtype=float) / np.array([10.0, 10.0, 40.0, 15.0])
+    fit = PHReg(table["time"].to_numpy(dtype=float), x - x.mean(axis=0), status=table["cvd"].to_numpy(dtype=float)).fit()
+    return float(fit.params[0]), float(fit.bse[0]) ** 2
+
+
+def one(seed: int, settings: FlowSettings) -> dict:
+    """One draw of the twelve cohorts."""
+    rng = seeded_rng(seed)
+    encoder = Encoder(dictionary=dictionary())
+    cohorts = cvd_cohorts(np.random.default_rng(seed))
+    real, released = [], {w: [] for w in WEIGHTS}
+    sites = {}
+    cpu = 0.0
+    for name, table in cohorts.items():
+        checked = encoder.dictionary.check(table)
+        x = encoder.encode(checked, rng)
+        began = time.process_time()
+        fitted = fit_flow(x, settings, rng, integer_columns=encoder.integer_columns)
+        spent = time.process_time() - began
+        cpu += spent
+        real.append(log_hr(table))
+        site = {
+            "n": len(table),
+            "events": float(table["cvd"].mean()),
+            "log_hr": real[-1][0],
+            "epochs": fitted.report.epochs,
+            "gain": fitted.report.gain,
+            "cpu_seconds": spent,
+        }
+        for w in WEIGHTS:
+            mechanism = LatentNoise(flow=fitted.flow, w=w, radius=default_radius(encoder.d))
+            out = encoder.decode(mechanism.release(x, rng))
+            released[w].append(log_hr(out))
+            site[f"events w={w}"] = float(out["cvd"].mean())
+            site[f"log_hr w={w}"] = released[w][-1][0]
+        sites[name] = site
+    pooled = {"real": dersimonian_laird(real)[0], **{f"w={w}": dersimonian_laird(released[w])[0] for w in WEIGHTS}}
+    hr = {key: math.exp(value) for key, value in pooled.items()}
+    return {
+        "seed": seed,
+        "hr": hr,
+        "gap": {f"w={w}": hr[f"w={w}"] - hr["real"] for w in WEIGHTS},
+        "site_gap": {
+            f"w={w}": float(np.mean([abs(s[f"log_hr w={w}"] - s["log_hr"]) for s in sites.values()])) for w in WEIGHTS
+        },
+        "event_share_gap": {
+            f"w={w}": max(abs(s[f"events w={w}"] - s["events"]) for s in sites.values()) for w in WEIGHTS
+        },
+        "training_cpu_seconds": cpu,
+        "sites": sites,
+    }
+
+
+def main() -> None:
+    first = int(sys.argv[1]) if len(sys.argv) > 1 else 1
+    seeds = int(sys.argv[2]) if len(sys.argv) > 2 else 3
+    runs = []
+    for seed in range(first, first + seeds):
+        runs.append(one(seed, FlowSettings()))
+        print({k: v for k, v in runs[-1].items() if k != "sites"}, flush=True)
+    gaps = {f"w={w}": [run["gap"][f"w={w}"] for run in runs] for w in WEIGHTS}
+    print(
+        record.write(
+            "cohorts_gap",
+            {
+                "runs": runs,
+                "mean_absolute_gap": {w: float(np.mean(np.abs(g))) for w, g in gaps.items()},
+                "largest_absolute_gap": {w: float(np.max(np.abs(g))) for w, g in gaps.items()},
+            },
+            seed=first,
+        )
+    )
+
+
+if __name__ == "__main__":
+    main()
