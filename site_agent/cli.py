@@ -405,7 +405,8 @@ def join(home: Home = None, json: Json = False, dry_run: Dry = False) -> None:
 
         if state == "joined":
             screens.heading(out, f"Site {config.site} has joined {config.coordinator}.")
-            screens.next_step(out, "site-agent plan fetch STUDY", "site-agent data add FILE --as STUDY")
+            study = next(iter(config.studies), "STUDY")
+            screens.next_step(out, f"site-agent plan fetch {study}", f"site-agent data add FILE --as {study}")
             return
         detail = "dry run, nothing sent" if dry_run else "asked; waiting for the study lead"
         screens.heading(out, f"Site {config.site}", detail)
