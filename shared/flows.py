@@ -198,7 +198,12 @@ class MaskedLayer:
             groups.append(tuple(np.flatnonzero(reads == step) for step in range(d)))
         if (reads > np.repeat(np.arange(d), 2)).any():
             raise SchemaRefusal("a masked network must be autoregressive")
-        for name, value in (("order", order), ("weights", weights), ("biases", biases), ("_groups", tuple(groups[:-1]))):
+        for name, value in (
+            ("order", order),
+            ("weights", weights),
+            ("biases", biases),
+            ("_groups", tuple(groups[:-1])),
+        ):
             object.__setattr__(self, name, value)
 
     def to_noise(self, v: Array, activation: str) -> tuple[Array, Array]:
@@ -343,7 +348,9 @@ class AffineAutoregressiveFlow(_Base):
         if len(depths) > 64 or any(not 2 <= depth <= 16 for depth in depths):
             raise SchemaRefusal("a flow must have at most 64 layers of 2 to 16 matrices")
         names = {"mean", "scale", "activation", "depths"} | {f"order{k}" for k in range(len(depths))}
-        names |= {f"{kind}{k}_{j}" for k, depth in enumerate(depths) for j in range(depth) for kind in ("weight", "bias")}
+        names |= {
+            f"{kind}{k}_{j}" for k, depth in enumerate(depths) for j in range(depth) for kind in ("weight", "bias")
+        }
         _closed(arrays, names, cls.kind)
         code = np.asarray(arrays["activation"]).reshape(-1)
         if code.size != 1 or int(code[0]) not in (0, 1):
@@ -607,9 +614,7 @@ class Levels(_Base):
             if given.ndim != 2 or given.shape[0] != 2:
                 raise SchemaRefusal("a level model must say what it reads")
             read, counts = (tuple(int(v) for v in row) for row in given)
-            models.append(
-                LevelModel(column=column, given=read, counts=counts, coefficients=arrays[f"coefficients{k}"])
-            )
+            models.append(LevelModel(column=column, given=read, counts=counts, coefficients=arrays[f"coefficients{k}"]))
         return cls(d=int(np.asarray(arrays["d"]).reshape(-1)[0]), models=tuple(models))
 
 
@@ -763,7 +768,9 @@ class Composed(_Base):
 
     def __post_init__(self) -> None:
         if self.first.d != self.second.d:
-            raise ParameterError("the two bijections must have as many columns", given=f"{self.first.d} and {self.second.d}")
+            raise ParameterError(
+                "the two bijections must have as many columns", given=f"{self.first.d} and {self.second.d}"
+            )
 
     @property
     def d(self) -> int:
@@ -802,7 +809,9 @@ class Composed(_Base):
         return cls(first=first, second=second)
 
 
-_KINDS: dict[str, type[Any]] = {c.kind: c for c in (Identity, AffineAutoregressiveFlow, Margins, Levels, Strata, Composed)}
+_KINDS: dict[str, type[Any]] = {
+    c.kind: c for c in (Identity, AffineAutoregressiveFlow, Margins, Levels, Strata, Composed)
+}
 _CODES: list[str] = sorted(_KINDS)
 
 

@@ -17,7 +17,15 @@ from numpy.typing import NDArray
 
 from shared.errors import ParameterError
 
-__all__ = ["COHORTS", "CVD_HAZARD_RATIO", "Cohort", "cvd_cohorts", "gaussian_table", "linear_studies", "small_hospitals"]
+__all__ = [
+    "COHORTS",
+    "CVD_HAZARD_RATIO",
+    "Cohort",
+    "cvd_cohorts",
+    "gaussian_table",
+    "linear_studies",
+    "small_hospitals",
+]
 
 Array = NDArray[np.float64]
 

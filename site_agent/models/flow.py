@@ -396,9 +396,7 @@ _APART = 0.25
 """Least Kolmogorov distance between a column within a level and outside it for the level to become a stratum."""
 
 
-def _stratified(
-    x: Array, modelled: Sequence[int], counts: dict[int, int], integers: tuple[int, ...]
-) -> dict[int, int]:
+def _stratified(x: Array, modelled: Sequence[int], counts: dict[int, int], integers: tuple[int, ...]) -> dict[int, int]:
     """Smooth column -> the levelled column that changes its law most, where one does: a time by its event."""
     out = {}
     for j in set(range(x.shape[1])) - set(integers):

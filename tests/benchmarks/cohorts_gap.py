@@ -44,7 +44,9 @@ def log_hr(table) -> tuple[float, float]:
     from statsmodels.duration.hazard_regression import PHReg
 
     x = table[ADJUSTED].to_numpy(dtype=float) / np.array([10.0, 10.0, 40.0, 15.0])
-    fit = PHReg(table["time"].to_numpy(dtype=float), x - x.mean(axis=0), status=table["cvd"].to_numpy(dtype=float)).fit()
+    fit = PHReg(
+        table["time"].to_numpy(dtype=float), x - x.mean(axis=0), status=table["cvd"].to_numpy(dtype=float)
+    ).fit()
     return float(fit.params[0]), float(fit.bse[0]) ** 2
 
 

@@ -61,7 +61,9 @@ def main() -> None:
                 truth[w].append(pooled - 1)
         results[name] = {
             "mean_absolute_gap_to_real": {f"w={w}": float(np.mean(np.abs(g))) for w, g in gaps.items()},
-            "standard_error_of_it": {f"w={w}": float(np.std(np.abs(g)) / math.sqrt(repetitions)) for w, g in gaps.items()},
+            "standard_error_of_it": {
+                f"w={w}": float(np.std(np.abs(g)) / math.sqrt(repetitions)) for w, g in gaps.items()
+            },
             "mean_absolute_gap_to_truth": {f"w={w}": float(np.mean(np.abs(g))) for w, g in truth.items()},
             "share_of_fits_that_left_the_gaussian_start": left / fits,
             "cpu_seconds_per_ten_sites": (time.process_time() - began) / repetitions,

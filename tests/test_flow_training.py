@@ -1,0 +1,331 @@
+"""What a fit promises: the Gaussian start, the gate, exact levels, determinism, arrays that agree with nflows."""
+
+import os
+import warnings
+
+import numpy as np
+import pytest
+
+from shared.errors import ParameterError, TrainingRefusal
+from shared.randomness import seeded_rng
+from shared.simulated import gaussian_table
+from site_agent.models import flow as training
+from site_agent.models.flow import FlowSettings, estimate_cost, fit_flow, smallest_n
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+SMALL = FlowSettings(flows=2, hidden=16, epochs=12, patience=4, final_steps=5)
+PLAIN = FlowSettings(flows=2, hidden=16, epochs=12, patience=4, final_steps=5, margins="none")
+
+
+def banana(n=1200, seed=1):
+    """Two columns that no Gaussian copula fits."""
+    rng = np.random.default_rng(seed)
+    a = rng.normal(size=n)
+    return np.column_stack([a, a**2 + 0.3 * rng.normal(size=n)])
+
+
+def cohort(n=1500, share=0.04, seed=1):
+    """A smooth column, a rare event that depends on it, and a time that depends on the event."""
+    rng = np.random.default_rng(seed)
+    a = rng.normal(size=n)
+    event = rng.random(n) < share * np.exp(0.6 * a - 0.18)
+    time = np.where(event, rng.uniform(0, 8, n), rng.uniform(7, 10, n))
+    return np.column_stack([a, event + rng.random(n), time]), event
+
+
+def same(one, two):
+    a, b = one.to_arrays(), two.to_arrays()
+    return a.keys() == b.keys() and all(np.array_equal(a[name], b[name]) for name in a)
+
+
+def test_gaussian_records_keep_the_gaussian_start():
+    x = gaussian_table(np.random.default_rng(1), 800, 4, 0.9)
+    fitted = fit_flow(x, PLAIN, seeded_rng(1))
+    assert fitted.report.epochs == 0
+    z = fitted.flow.inverse(x)
+    assert np.allclose(z.mean(axis=0), 0, atol=1e-9)
+    assert np.allclose(np.cov(z, rowvar=False, ddof=0), np.eye(4), atol=1e-6)
+
+
+def test_records_no_gaussian_fits_leave_it_and_held_back_records_gain():
+    report = fit_flow(banana(), PLAIN, seeded_rng(1)).report
+    assert report.epochs > 0
+    assert report.gain > 2 * report.gain_se
+    assert report.best_nll < report.start_nll - 0.1
+    assert report.start_nll - report.best_nll == pytest.approx(report.gain, abs=1e-6)
+
+
+def test_a_fitted_flow_beats_its_start_on_fresh_records():
+    start = fit_flow(banana(), FlowSettings(epochs=0, margins="none"), seeded_rng(1)).flow
+    fitted = fit_flow(banana(), PLAIN, seeded_rng(1)).flow
+    fresh = banana(seed=2)
+    assert fitted.log_prob(fresh).mean() > start.log_prob(fresh).mean() + 0.1
+
+
+def test_the_gate_can_hold_a_real_gain_back():
+    strict = FlowSettings(flows=2, hidden=16, epochs=3, margins="none", gate=1e6)
+    assert fit_flow(banana(), strict, seeded_rng(1)).report.epochs == 0
+
+
+def test_training_stops_when_held_back_records_stop_improving():
+    x = gaussian_table(np.random.default_rng(1), 400, 3, 0.5)
+    settings = FlowSettings(flows=2, hidden=32, epochs=200, patience=3, learning_rate=0.02, margins="none")
+    assert fit_flow(x, settings, seeded_rng(1)).report.epochs_run < 60
+
+
+def test_the_same_seed_gives_the_same_flow_and_another_seed_another():
+    assert same(fit_flow(banana(), PLAIN, seeded_rng(5)).flow, fit_flow(banana(), PLAIN, seeded_rng(5)).flow)
+    assert not same(fit_flow(banana(), PLAIN, seeded_rng(5)).flow, fit_flow(banana(), PLAIN, seeded_rng(6)).flow)
+
+
+def test_torch_is_left_as_it_was():
+    import torch
+
+    torch.manual_seed(3)
+    expected = torch.rand(4)
+    torch.manual_seed(3)
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        fit_flow(banana(300), PLAIN, seeded_rng(1))
+        assert torch.get_num_threads() == 2
+        with pytest.raises(TrainingRefusal):
+            fit_flow(np.column_stack([banana(300), banana(300)[:, 0]]), PLAIN, seeded_rng(1))
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(torch.rand(4), expected)
+
+
+@pytest.mark.parametrize("activation", ["tanh", "relu"])
+@pytest.mark.parametrize("layers", [1, 2])
+def test_plain_arrays_agree_with_nflows(activation, layers):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        from nflows.distributions.normal import StandardNormal
+        from nflows.flows.base import Flow
+        from nflows.transforms.base import CompositeTransform
+        from nflows.transforms.permutations import Permutation
+    import torch
+
+    from shared.flows import AffineAutoregressiveFlow
+
+    d = 5
+    settings = FlowSettings(flows=3, hidden=16, layers=layers, epochs=4, activation=activation)
+    with training._torch(1):
+        trainer = training._Trainer(d, settings, 4)
+        trainer.run(np.random.default_rng(1).gamma(2.0, size=(400, d)) - 2, 64, 20, 5, None)
+        steps = []
+        for order, module in zip(trainer.orders, trainer.modules, strict=True):
+            steps += [
+                Permutation(torch.tensor(order.copy())),
+                module.double(),
+                Permutation(torch.tensor(np.argsort(order))),
+            ]
+        reference = Flow(CompositeTransform(steps), StandardNormal([d]))
+        ours = AffineAutoregressiveFlow(
+            mean=np.zeros(d), scale=np.eye(d), layers=trainer.layers(), activation=activation
+        )
+        x = np.random.default_rng(2).normal(size=(200, d))
+        with torch.no_grad():
+            z, _ = reference._transform(torch.tensor(x))
+            log_prob = reference.log_prob(torch.tensor(x)).numpy()
+            back = reference._transform.inverse(torch.tensor(x))[0].numpy()
+    assert np.allclose(ours.inverse(x), z.numpy(), rtol=0, atol=1e-6)
+    assert np.allclose(ours.log_prob(x), log_prob, rtol=0, atol=1e-6)
+    assert np.allclose(ours.forward(x), back, rtol=1e-6, atol=1e-6)
+
+
+def test_the_trainers_own_likelihood_is_the_flows():
+    import torch
+
+    from shared.flows import AffineAutoregressiveFlow
+
+    settings = FlowSettings(flows=3, hidden=16, epochs=4)
+    y = np.random.default_rng(1).gamma(2.0, size=(300, 3)) - 2
+    with training._torch(1):
+        trainer = training._Trainer(3, settings, 4)
+        trainer.run(y, 64, 20, 5, None)
+        with torch.no_grad():
+            nll = trainer.nll(torch.tensor(y, dtype=torch.float32)).double().numpy()
+    flow = AffineAutoregressiveFlow(mean=np.zeros(3), scale=np.eye(3), layers=trainer.layers())
+    assert np.allclose(-nll, flow.log_prob(y), rtol=1e-4, atol=1e-4)
+
+
+def test_without_a_step_the_masked_layers_are_the_identity():
+    with training._torch(1):
+        layers = training._Trainer(3, FlowSettings(), 1).layers()
+    v = np.random.default_rng(1).normal(size=(3, 20))
+    for layer in layers:
+        assert np.allclose(layer.to_noise(v, "tanh")[0], v, atol=1e-6)
+
+
+def test_a_rare_event_keeps_its_share_and_its_association():
+    x, event = cohort(n=4000)
+    flow = fit_flow(x, SMALL, seeded_rng(1), integer_columns=(1,)).flow
+    drawn = flow.forward(np.random.default_rng(2).normal(size=(200_000, 3)))
+    released = drawn[:, 1] >= 1
+    assert released.mean() == pytest.approx(event.mean(), abs=0.004)
+    # Log odds ratio per unit of the smooth column, from the means of a normal covariate.
+    ours = drawn[released, 0].mean() - drawn[~released, 0].mean()
+    real = x[event, 0].mean() - x[~event, 0].mean()
+    assert ours == pytest.approx(real, abs=0.08)
+
+
+def test_a_time_keeps_its_law_with_and_without_the_event():
+    x, event = cohort(n=4000, share=0.2)
+    flow = fit_flow(x, SMALL, seeded_rng(1), integer_columns=(1,)).flow
+    drawn = flow.forward(np.random.default_rng(2).normal(size=(50_000, 3)))
+    for mine, theirs in ((drawn[:, 1] >= 1, event), (drawn[:, 1] < 1, ~event)):
+        ours, real = (np.quantile(v, [0.1, 0.5, 0.9]) for v in (drawn[mine, 2], x[theirs, 2]))
+        assert np.allclose(ours, real, atol=0.35)
+
+
+@pytest.mark.parametrize("modelled", [0, 12])
+def test_levels_keep_their_frequencies(modelled):
+    rng = np.random.default_rng(1)
+    level = rng.choice(5, 3000, p=[0.7, 0.2, 0.06, 0.03, 0.01])
+    x = np.column_stack([rng.normal(size=3000) + level, level + rng.random(3000)])
+    settings = FlowSettings(flows=0, modelled_levels=modelled)
+    flow = fit_flow(x, settings, seeded_rng(1), integer_columns=(1,)).flow
+    drawn = np.floor(flow.forward(rng.normal(size=(100_000, 2))))[:, 1]
+    assert drawn.min() >= 0
+    assert drawn.max() <= 4
+    share = np.bincount(drawn.astype(int), minlength=5) / len(drawn)
+    assert np.allclose(share, np.bincount(level) / 3000, atol=0.012)
+
+
+def test_a_levelled_column_with_one_level_keeps_it():
+    rng = np.random.default_rng(1)
+    x = np.column_stack([rng.normal(size=200), rng.random(200)])
+    flow = fit_flow(x, SMALL, seeded_rng(1), integer_columns=(1,)).flow
+    assert (np.floor(flow.forward(rng.normal(size=(20_000, 2)))[:, 1]) == 0).all()
+
+
+def test_a_skewed_margin_is_reproduced():
+    x = np.random.default_rng(1).lognormal(0, 1, (2000, 2))
+    flow = fit_flow(x, SMALL, seeded_rng(1)).flow
+    drawn = flow.forward(np.random.default_rng(2).normal(size=(50_000, 2)))
+    levels = [0.05, 0.25, 0.5, 0.75, 0.95]
+    assert np.allclose(np.quantile(drawn[:, 0], levels), np.quantile(x[:, 0], levels), rtol=0.06)
+
+
+def test_ties_in_a_smooth_column_are_no_obstacle():
+    rng = np.random.default_rng(1)
+    x = np.column_stack([rng.normal(120, 15, 500).round(-1), rng.normal(size=500)])
+    flow = fit_flow(x, SMALL, seeded_rng(1)).flow
+    assert np.allclose(flow.forward(flow.inverse(x)), x, atol=1e-8)
+
+
+@pytest.mark.parametrize("margins", ["normal_scores", "none"])
+def test_one_column_is_enough(margins):
+    x = np.random.default_rng(1).normal(5, 2, (200, 1))
+    settings = FlowSettings(flows=2, hidden=8, epochs=2, margins=margins)
+    flow = fit_flow(x, settings, seeded_rng(1)).flow
+    assert np.allclose(flow.forward(flow.inverse(x)), x)
+
+
+def test_records_are_untouched():
+    x, _ = cohort(n=200)
+    kept = x.copy()
+    fit_flow(x, SMALL, seeded_rng(1), integer_columns=(1,))
+    assert np.array_equal(x, kept)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda x: x[: smallest_n(2) - 1], "at least 40 records"),
+        (lambda x: np.where(np.arange(len(x))[:, None] == 3, np.nan, x), "finite, got 1 that are not"),
+        (lambda x: x * [1, 0] + [0, 7], "must vary, got one value throughout in column 1"),
+        (lambda x: np.column_stack([x, 2 * x[:, 0] + 1]), "function of the others"),
+    ],
+)
+@pytest.mark.parametrize("settings", [SMALL, PLAIN], ids=["normal scores", "none"])
+def test_what_cannot_be_fitted_is_refused_with_a_next_step(spoil, message, settings):
+    with pytest.raises(TrainingRefusal, match=message) as refusal:
+        fit_flow(spoil(banana(300)), settings, seeded_rng(1))
+    assert refusal.value.next_step
+    assert refusal.value.code == "E_TRAINING"
+
+
+def test_a_refusal_names_no_value():
+    x = banana(300)
+    x[:, 1] = 86.753
+    with pytest.raises(TrainingRefusal) as refusal:
+        fit_flow(x, SMALL, seeded_rng(1))
+    assert "86" not in str(refusal.value)
+
+
+def test_a_diverging_likelihood_is_refused(monkeypatch):
+    monkeypatch.setattr(training._Trainer, "_cosine", lambda self, epoch: 1e30)
+    with pytest.raises(TrainingRefusal, match="stay finite"):
+        fit_flow(banana(300), PLAIN, seeded_rng(1))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"flows": -1},
+        {"hidden": 0},
+        {"epochs": 1.5},
+        {"learning_rate": 0.0},
+        {"validation": 0.95},
+        {"gate": -1.0},
+        {"margins": "kernel"},
+        {"activation": "sine"},
+        {"batch": 0},
+        {"threads": 0},
+    ],
+)
+def test_settings_outside_their_domain_are_refused(wrong):
+    with pytest.raises(ParameterError, match=next(iter(wrong))):
+        FlowSettings(**wrong)
+
+
+def test_a_matrix_is_asked_for():
+    with pytest.raises(ParameterError, match="matrix"):
+        fit_flow(np.zeros(5), SMALL, seeded_rng(1))
+    with pytest.raises(ParameterError, match="integer_columns"):
+        fit_flow(banana(100), SMALL, seeded_rng(1), integer_columns=(2,))
+
+
+def test_progress_rises_from_nothing_to_everything():
+    seen = []
+    fit_flow(banana(), PLAIN, seeded_rng(1), progress=lambda *told: seen.append(told))
+    shares = [share for _, share, _ in seen]
+    assert shares == sorted(shares)
+    assert (shares[0], shares[-1]) == (0.0, 1.0)
+    assert [stage for k, (stage, _, _) in enumerate(seen) if k == 0 or seen[k - 1][0] != stage] == [
+        "margins",
+        "train",
+        "refit",
+        "done",
+    ]
+    assert all(left is None or left >= 0 for _, _, left in seen)
+
+
+def test_a_repeated_fit_takes_the_chosen_passes_and_holds_nothing_back():
+    report = fit_flow(banana(), PLAIN, seeded_rng(1)).report
+    again = fit_flow(banana(seed=3), PLAIN.repeated(report), seeded_rng(2)).report
+    assert again.epochs == report.epochs
+    assert again.held_back == 0
+    assert again.gain is None
+
+
+def test_without_refit_the_flow_is_the_one_that_was_validated():
+    settings = FlowSettings(flows=2, hidden=16, epochs=12, margins="none", refit=False)
+    fitted = fit_flow(banana(), settings, seeded_rng(1))
+    order = seeded_rng(1).generator
+    order.integers(2**62)
+    held = order.permutation(1200)[: fitted.report.held_back]
+    assert -fitted.flow.log_prob(banana()[held]).mean() == pytest.approx(fitted.report.best_nll, abs=1e-4)
+
+
+def test_cost_grows_with_records_and_epochs():
+    few, more = (FlowSettings(flows=2, hidden=16, epochs=e) for e in (5, 500))
+    short, long = estimate_cost(500, 4, few), estimate_cost(500, 4, more)
+    assert long[0] > short[0] > 0
+    assert estimate_cost(10**6, 4, few)[1] > short[1] > 0
+    with pytest.raises(ParameterError, match="at least 1"):
+        estimate_cost(0, 4, few)
