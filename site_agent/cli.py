@@ -1060,7 +1060,7 @@ def _described(made: Any) -> dict[str, Any]:
         "translation": receipt.translation,
         "not_covered": receipt.not_covered,
         "checks": made.checks,
-        "warnings": [check.name for check in made.warnings],
+        "warnings": [{"name": check.name, "detail": check.detail} for check in made.warnings],
         "audit": made.audit,
         "approvals": [approval.name for approval in hold.approvals],
         "approvals_needed": hold.approvals_needed,

@@ -25,7 +25,7 @@ from shared.canonical import canonical_json, parse_json
 from shared.errors import AuditRefusal, ChecksRefusal, PausedRefusal, PolicyRefusal, Refusal, StateRefusal
 from shared.failpoints import reach
 from shared.keys import Envelope, SigningKey, write_private
-from shared.plan import StudyPlan
+from shared.plan import StudyPlan, Training
 from site_agent.config import Limits, SiteFloors, Source
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from shared.release import Receipt
     from site_agent.checks import Check
     from site_agent.ledger import AnchorReceipt, Hold, Ledger
-    from site_agent.models.flow import FittedFlow
+    from site_agent.models.flow import FittedFlow, FlowSettings
     from site_agent.outbox import Outbox
 
 __all__ = [
@@ -49,6 +49,7 @@ __all__ = [
     "Site",
     "Stage",
     "estimate",
+    "flow_settings",
     "made_up_table",
     "make_release",
     "open_release",
@@ -60,8 +61,6 @@ __all__ = [
 
 TABLE_CAP = 1 << 30
 DOCUMENT_CAP = 256 << 20
-SEARCHING = "training"
-"""First of the two parts of a fit: with early stopping; the second is on all records."""
 HELD_BACK = 0.2
 """Share of the records that the stand-in flow of the membership attack never sees."""
 POPULATION = "population.json"
@@ -188,6 +187,22 @@ class Rehearsal:
     folder: Path
     release: Release | None
     refused: Refusal | None
+
+
+def flow_settings(training: Training) -> FlowSettings:
+    """The plan's training settings as the flow takes them: the one place where the two meet."""
+    from site_agent.models.flow import FlowSettings
+
+    return FlowSettings(
+        flows=training.flows,
+        hidden=training.hidden,
+        layers=training.layers,
+        epochs=training.epochs,
+        learning_rate=training.learning_rate,
+        validation=training.validation,
+        patience=training.patience,
+        margins=training.margins,
+    )
 
 
 def make_release(
@@ -389,7 +404,7 @@ def estimate(plan: StudyPlan, source: Source) -> Estimate:
 
     d = Encoder(dictionary=plan.dictionary).d
     n = records.count(source)
-    seconds, megabytes = estimate_cost(n, d, plan.training)
+    seconds, megabytes = estimate_cost(n, d, flow_settings(plan.training))
     # `seconds` is of a search and a fit; the attacks fit once more.
     return Estimate(seconds=1.5 * seconds, memory_mb=megabytes, n=n, d=d)
 
@@ -516,10 +531,10 @@ def _fit(x: Any, plan: StudyPlan, encoder: Encoder, rng: Noise, progress: Callab
 
     return fit_flow(
         x,
-        plan.training,
+        flow_settings(plan.training),
         rng,
         integer_columns=encoder.integer_columns,
-        progress=lambda part, share, left: progress(share / 2 + (0.5 if part != SEARCHING else 0.0)),
+        progress=lambda part, share, left: progress(share),
     )
 
 
@@ -544,16 +559,15 @@ def _attack(
     from dataclasses import replace
 
     from site_agent.audit import AuditLimits, gate, run_audit
-    from site_agent.models.flow import refit_flow
+    from site_agent.models.flow import fit_flow
 
     order = rng.generator.permutation(len(x))
     cut = round(HELD_BACK * len(x))
     held_back, inside = x[order[:cut]], x[order[cut:]]
-    stand_in = refit_flow(
+    stand_in = fit_flow(
         inside,
-        plan.training,
+        flow_settings(plan.training).repeated(fitted.report),
         rng,
-        epochs=fitted.epochs,
         integer_columns=encoder.integer_columns,
         progress=lambda part, share, left: progress(0.9 * share),
     )
@@ -641,6 +655,7 @@ class _Clock:
         self.total = sum(_WEIGHTS.values())
         self.started = time.monotonic()
         self.before = 0.0
+        self.told = 0.0
         self.stage: Stage | None = None
 
     def enter(self, stage: Stage) -> None:
@@ -661,4 +676,5 @@ class _Clock:
             return
         share = self.before + inside * _WEIGHTS[self.stage] / self.total
         spent = time.monotonic() - self.started
+        self.told = share = max(self.told, share)
         self.progress(self.stage, share, spent / share * (1 - share) if share > 0.1 else None)

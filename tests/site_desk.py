@@ -56,7 +56,7 @@ class Standardised:
 def quick_fit(x, plan, encoder, rng, progress):
     progress(0.5)
     flow: Bijection = Standardised(x.mean(axis=0), x.std(axis=0) + 1e-9)
-    return SimpleNamespace(flow=flow, epochs=0)
+    return SimpleNamespace(flow=flow, report=None)
 
 
 @dataclass

@@ -365,7 +365,7 @@ def only(site: Hospital) -> str:
 
 def ticks(site: Hospital, release_id: str) -> list[str]:
     warned = site.json("outbox", "show", release_id)["warnings"]
-    return [word for name in warned for word in ("--tick", name)]
+    return [word for warning in warned for word in ("--tick", warning["name"])]
 
 
 def test_a_release_is_held_shown_approved_and_sent_as_exactly_those_bytes(ready):
