@@ -10,6 +10,7 @@ import errno
 import io
 import os
 import re
+import select
 import signal
 import subprocess
 import sys
@@ -418,9 +419,11 @@ def test_a_delivery_that_was_cut_goes_on_from_there_with_the_same_bytes(hub):
 
     def cut(sent: int, total: int) -> None:
         if sent >= 3 * CHUNK_BYTES:  # the coordinator has taken something: then the line breaks
-            while not (part.exists() and part.stat().st_size):
+            for _ in range(1000):
+                if part.exists() and part.stat().st_size:
+                    raise Cut
                 time.sleep(0.01)
-            raise Cut
+            raise AssertionError("the coordinator took nothing")
 
     told = []
     with hub.egress("north") as egress:
@@ -709,7 +712,7 @@ class Servers:
         """Start a server that dies at `failpoint`, do `work` with it, end it; how it ended."""
         self.process.stdin.write(f"{self.hub.home} {failpoint}\n")
         self.process.stdin.flush()
-        child, port = self.process.stdout.readline().split()
+        child, port = self.line(failpoint).split()
         if port != "dead":
             self.hub.port = int(port)
             try:
@@ -717,11 +720,21 @@ class Servers:
             finally:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(int(child), signal.SIGTERM)
+        return self.line(failpoint)
+
+    def line(self, failpoint: str) -> str:
+        """What the servers say next; a server that never starts or never ends is a failure, not a hang."""
+        ready, _, _ = select.select([self.process.stdout], [], [], 60)
+        assert ready, f"no answer from the server that dies at {failpoint}"
         return self.process.stdout.readline().strip()
 
     def close(self) -> None:
         self.process.stdin.close()
-        self.process.wait()
+        try:
+            self.process.wait(30)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
         self.process.stdout.close()
 
 
