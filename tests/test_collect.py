@@ -9,8 +9,8 @@ import datetime as dt
 import errno
 import io
 import os
+import queue
 import re
-import select
 import signal
 import subprocess
 import sys
@@ -707,6 +707,9 @@ class Servers:
             env=env,
             cwd=ROOT,
         )
+        self.lines: queue.Queue[str] = queue.Queue()
+        self.reader = threading.Thread(target=lambda: [self.lines.put(line) for line in self.process.stdout])
+        self.reader.start()
 
     def run(self, failpoint: str, work) -> str:
         """Start a server that dies at `failpoint`, do `work` with it, end it; how it ended."""
@@ -724,9 +727,10 @@ class Servers:
 
     def line(self, failpoint: str) -> str:
         """What the servers say next; a server that never starts or never ends is a failure, not a hang."""
-        ready, _, _ = select.select([self.process.stdout], [], [], 60)
-        assert ready, f"no answer from the server that dies at {failpoint}"
-        return self.process.stdout.readline().strip()
+        try:
+            return self.lines.get(timeout=60).strip()
+        except queue.Empty:
+            raise AssertionError(f"no answer from the server that dies at {failpoint}") from None
 
     def close(self) -> None:
         self.process.stdin.close()
@@ -735,6 +739,7 @@ class Servers:
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
+        self.reader.join(10)
         self.process.stdout.close()
 
 
