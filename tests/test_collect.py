@@ -9,6 +9,7 @@ import datetime as dt
 import errno
 import io
 import os
+import queue
 import re
 import signal
 import subprocess
@@ -418,9 +419,11 @@ def test_a_delivery_that_was_cut_goes_on_from_there_with_the_same_bytes(hub):
 
     def cut(sent: int, total: int) -> None:
         if sent >= 3 * CHUNK_BYTES:  # the coordinator has taken something: then the line breaks
-            while not (part.exists() and part.stat().st_size):
+            for _ in range(1000):
+                if part.exists() and part.stat().st_size:
+                    raise Cut
                 time.sleep(0.01)
-            raise Cut
+            raise AssertionError("the coordinator took nothing")
 
     told = []
     with hub.egress("north") as egress:
@@ -704,12 +707,15 @@ class Servers:
             env=env,
             cwd=ROOT,
         )
+        self.lines: queue.Queue[str] = queue.Queue()
+        self.reader = threading.Thread(target=lambda: [self.lines.put(line) for line in self.process.stdout])
+        self.reader.start()
 
     def run(self, failpoint: str, work) -> str:
         """Start a server that dies at `failpoint`, do `work` with it, end it; how it ended."""
         self.process.stdin.write(f"{self.hub.home} {failpoint}\n")
         self.process.stdin.flush()
-        child, port = self.process.stdout.readline().split()
+        child, port = self.line(failpoint).split()
         if port != "dead":
             self.hub.port = int(port)
             try:
@@ -717,11 +723,23 @@ class Servers:
             finally:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(int(child), signal.SIGTERM)
-        return self.process.stdout.readline().strip()
+        return self.line(failpoint)
+
+    def line(self, failpoint: str) -> str:
+        """What the servers say next; a server that never starts or never ends is a failure, not a hang."""
+        try:
+            return self.lines.get(timeout=60).strip()
+        except queue.Empty:
+            raise AssertionError(f"no answer from the server that dies at {failpoint}") from None
 
     def close(self) -> None:
         self.process.stdin.close()
-        self.process.wait()
+        try:
+            self.process.wait(30)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        self.reader.join(10)
         self.process.stdout.close()
 
 
