@@ -20,7 +20,7 @@ reads them and refuses what no fit could have written.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
@@ -246,7 +246,7 @@ def _relu(a: Array) -> Array:
     return np.maximum(a, 0.0)
 
 
-_ACTIVATIONS = {"tanh": np.tanh, "relu": _relu}
+_ACTIVATIONS: dict[str, Callable[[Array], Array]] = {"tanh": np.tanh, "relu": _relu}
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -490,7 +490,7 @@ class LevelModel:
 
     @classmethod
     def width(cls, counts: tuple[int, ...]) -> int:
-        """Number of features: an intercept; per smooth column a line and hinges; per levelled column its levels but one."""
+        """Number of features: an intercept, a line and hinges per smooth column, all levels but one per levelled."""
         return 1 + sum(count - 1 if count else 1 + len(cls.HINGES) for count in counts)
 
     @classmethod
@@ -524,7 +524,8 @@ class LevelModel:
 class Levels(_Base):
     r"""Dequantised columns by their law given the others: y_j = level + fraction, and v_j its normal score.
 
-    .. math:: v_j = \Phi^{-1}( F(k - 1 \mid y_{-j}) + p(k \mid y_{-j}) \cdot u ), \qquad k = \lfloor y_j \rfloor, \; u = y_j - k
+    .. math:: v_j = \Phi^{-1}( F(k - 1 \mid y_{-j}) + p(k \mid y_{-j}) u ),
+              \quad k = \lfloor y_j \rfloor, \; u = y_j - k
 
     If the fitted law is right, v_j is standard normal *and independent of the other columns*: nothing about the
     column is left for the flow to learn. Columns are taken in turn, each given the smooth columns and the levelled

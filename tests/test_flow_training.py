@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 
 from shared.errors import ParameterError, TrainingRefusal
+from shared.plan import Training
 from shared.randomness import seeded_rng
 from shared.simulated import gaussian_table
 from site_agent.models import flow as training
-from site_agent.models.flow import FlowSettings, estimate_cost, fit_flow, smallest_n
+from site_agent.models.flow import FlowSettings, estimate_cost, fit_flow, refit_flow, smallest_n
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 SMALL = FlowSettings(flows=2, hidden=16, epochs=12, patience=4, final_steps=5)
@@ -305,12 +306,28 @@ def test_progress_rises_from_nothing_to_everything():
     assert all(left is None or left >= 0 for _, _, left in seen)
 
 
-def test_a_repeated_fit_takes_the_chosen_passes_and_holds_nothing_back():
-    report = fit_flow(banana(), PLAIN, seeded_rng(1)).report
-    again = fit_flow(banana(seed=3), PLAIN.repeated(report), seeded_rng(2)).report
-    assert again.epochs == report.epochs
+def test_a_refit_takes_the_chosen_passes_and_holds_nothing_back():
+    fitted = fit_flow(banana(), PLAIN, seeded_rng(1))
+    again = refit_flow(banana(seed=3), PLAIN, seeded_rng(2), epochs=fitted.epochs).report
+    assert again.epochs == fitted.epochs
     assert again.held_back == 0
     assert again.gain is None
+    with pytest.raises(ParameterError, match="epochs"):
+        refit_flow(banana(), PLAIN, seeded_rng(1), epochs=-1)
+
+
+def test_a_refit_follows_the_same_schedule_as_the_fit():
+    fitted = fit_flow(banana(), PLAIN, seeded_rng(1))
+    again = refit_flow(banana(), PLAIN, seeded_rng(1), epochs=fitted.epochs)
+    assert same(fitted.flow, again.flow)
+
+
+def test_a_plans_training_is_settings_enough():
+    plan = Training(flows=2, hidden=16, epochs=3)
+    assert same(
+        fit_flow(banana(), plan, seeded_rng(1)).flow,
+        fit_flow(banana(), FlowSettings(flows=2, hidden=16, epochs=3), seeded_rng(1)).flow,
+    )
 
 
 def test_without_refit_the_flow_is_the_one_that_was_validated():

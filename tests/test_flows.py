@@ -1,6 +1,7 @@
 """One suite of laws for every bijection, and what their array form refuses."""
 
 import io
+import itertools
 
 import numpy as np
 import pytest
@@ -30,7 +31,7 @@ def masked_layer(rng, d=D, hidden=(12,), order=None):
     """A random layer with masks as MADE draws them."""
     degrees = [np.arange(1, d + 1), *(np.arange(h) % max(1, d - 1) + min(1, d - 1) for h in hidden)]
     weights, biases = [], []
-    for below, above in zip(degrees, degrees[1:], strict=False):
+    for below, above in itertools.pairwise(degrees):
         weights.append(rng.normal(0, 0.7, (above.size, below.size)) * (above[:, None] >= below[None, :]))
         biases.append(rng.normal(0, 0.3, above.size))
     out = np.repeat(np.arange(1, d + 1), 2)

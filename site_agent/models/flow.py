@@ -25,8 +25,8 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,9 +44,19 @@ from shared.flows import (
     Strata,
     StratumModel,
 )
+from shared.plan import Training
 from shared.randomness import Noise
 
-__all__ = ["FittedFlow", "FlowReport", "FlowSettings", "Progress", "estimate_cost", "fit_flow", "smallest_n"]
+__all__ = [
+    "FittedFlow",
+    "FlowReport",
+    "FlowSettings",
+    "Progress",
+    "estimate_cost",
+    "fit_flow",
+    "refit_flow",
+    "smallest_n",
+]
 
 Array = NDArray[np.float64]
 Progress = Callable[[str, float, float | None], None]
@@ -101,7 +111,7 @@ class FlowSettings:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise ParameterError(f"{name} must be a whole number of at least {least}", given=repr(value))
-        if self.batch is not None and (isinstance(self.batch, bool) or not 1 <= self.batch):
+        if self.batch is not None and (isinstance(self.batch, bool) or self.batch < 1):
             raise ParameterError("batch must be a whole number of at least 1", given=repr(self.batch))
         for name in ("learning_rate", "final_rate"):
             if not 0 < getattr(self, name) <= 1:
@@ -115,12 +125,15 @@ class FlowSettings:
         if self.activation not in ("tanh", "relu"):
             raise ParameterError("activation must be 'tanh' or 'relu'", given=repr(self.activation))
 
-    def repeated(self, report: FlowReport) -> FlowSettings:
-        """The same fit for other records of the same study, with the stopping point already known: half the time.
+    @classmethod
+    def of(cls, given: FlowSettings | Training) -> FlowSettings:
+        """A plan's `[training]` as settings: every field of it has the same name here."""
+        return given if isinstance(given, FlowSettings) else cls(**asdict(given))
 
-        What the audit rehearses with.
-        """
-        return replace(self, validation=0.0, epochs=report.epochs, batch=report.batch)
+    def sizes(self, n: int) -> tuple[int, int]:
+        """(records trained on while others are held back, records per step) for n records."""
+        train = n - round(self.validation * n)
+        return train, min(train, self.batch or int(np.clip(train // 12, 64, 512)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,6 +174,11 @@ class FittedFlow:
     flow: Composed
     report: FlowReport
 
+    @property
+    def epochs(self) -> int:
+        """Passes chosen; 0 means that the Gaussian start was kept."""
+        return self.report.epochs
+
 
 def smallest_n(d: int) -> int:
     """Fewest records from which a flow of d columns is fitted: enough for a covariance and a held-back part.
@@ -173,7 +191,7 @@ def smallest_n(d: int) -> int:
 
 def fit_flow(
     x: Array,
-    settings: FlowSettings,
+    settings: FlowSettings | Training,
     rng: Noise,
     *,
     progress: Progress | None = None,
@@ -183,7 +201,7 @@ def fit_flow(
 
     Args:
         x: (n, d) encoded records, finite; columns in `integer_columns` are codes plus U(0, 1).
-        settings: see `FlowSettings`.
+        settings: see `FlowSettings`; a plan's `Training` will do.
         rng: draws the split, the shuffles and the first weights, from its generator. No guarantee rests on it. The
             same rng state and records give the same flow; torch's global generator is neither read nor moved.
         progress: see `Progress`.
@@ -198,6 +216,36 @@ def fit_flow(
     >>> np.allclose(fitted.flow.forward(fitted.flow.inverse(x)), x)
     True
     """
+    return _fit(x, FlowSettings.of(settings), rng, None, progress, integer_columns)
+
+
+def refit_flow(
+    x: Array,
+    settings: FlowSettings | Training,
+    rng: Noise,
+    *,
+    epochs: int,
+    integer_columns: Sequence[int] = (),
+    progress: Progress | None = None,
+) -> FittedFlow:
+    """Fit with the number of passes already chosen: nothing is held back, and it takes half the time.
+
+    What the audit fits its stand-in with. 0 passes keep the Gaussian start.
+    Args, Raises: as `fit_flow`.
+    """
+    if isinstance(epochs, bool) or not isinstance(epochs, int) or epochs < 0:
+        raise ParameterError("epochs must be a whole number of at least 0", given=repr(epochs))
+    return _fit(x, FlowSettings.of(settings), rng, epochs, progress, integer_columns)
+
+
+def _fit(
+    x: Array,
+    settings: FlowSettings,
+    rng: Noise,
+    passes: int | None,
+    progress: Progress | None,
+    integer_columns: Sequence[int],
+) -> FittedFlow:
     began = time.monotonic()
     x = np.array(x, dtype=np.float64)
     if x.ndim != 2 or x.shape[1] < 1:
@@ -213,13 +261,13 @@ def fit_flow(
     generator = rng.generator
     seed = int(generator.integers(2**62))
     order = generator.permutation(n)
-    held = round(settings.validation * n) if settings.epochs and settings.flows else 0
+    size, batch = settings.sizes(n)
+    held = n - size if settings.epochs and settings.flows and passes is None else 0
     train, check = order[held:], order[:held]
-    batch = settings.batch or int(np.clip(len(train) // 12, 64, 512))
-    batch = min(batch, len(train))
+    per_epoch = max(1, size // batch)
 
     start_nll = best_nll = gain = gain_se = None
-    epochs = epochs_run = settings.epochs if settings.flows else 0
+    epochs = epochs_run = (settings.epochs if passes is None else passes) if settings.flows else 0
     with _torch(settings.threads):
         if held:
             shaped = _shape(x[train], settings, integers)
@@ -247,9 +295,8 @@ def fit_flow(
         if epochs:
             if everything:
                 trainer = _Trainer(d, settings, seed)
-                # As many steps as the held-back records chose, not as many passes: with more records, each pass is longer.
-                steps = epochs * max(1, len(train) // batch)
-                trainer.run(start.inverse(inner), batch, steps, len(train) // batch, clock)
+                # As many steps as the held-back records chose, not as many passes: a pass over all records is longer.
+                trainer.run(start.inverse(inner), batch, epochs * per_epoch, per_epoch, clock)
             layers = trainer.layers()
     flow = Composed(
         first=AffineAutoregressiveFlow(
@@ -276,7 +323,7 @@ def fit_flow(
     )
 
 
-def estimate_cost(n: int, d: int, settings: FlowSettings) -> tuple[float, float]:
+def estimate_cost(n: int, d: int, settings: FlowSettings | Training) -> tuple[float, float]:
     """What `fit_flow` will need at most on this machine: (seconds, megabytes).
 
     A few training steps are timed on made-up numbers of the same shape, and multiplied by the steps of a run that
@@ -289,8 +336,8 @@ def estimate_cost(n: int, d: int, settings: FlowSettings) -> tuple[float, float]
 
     if n < 1 or d < 1:
         raise ParameterError("n and d must be at least 1", given=f"n = {n}, d = {d}")
-    train = max(1, n - round(settings.validation * n))
-    batch = min(settings.batch or int(np.clip(train // 12, 64, 512)), train)
+    settings = FlowSettings.of(settings)
+    train, batch = settings.sizes(n)
     seconds = 0.5 + 2e-6 * n * d
     if settings.flows and settings.epochs:
         noise = np.random.default_rng(0).standard_normal((batch, d))
@@ -450,7 +497,7 @@ def _entropy(column: Array) -> float:
 
 
 def _score_knots(column: Array) -> tuple[Array, Array]:
-    """Normal scores of a smooth column at about n/20 of its values, 128 at most: more would copy records into the map."""
+    """Normal scores of a smooth column at about n/20 of its values, 128 at most: more would copy records."""
     value, count = np.unique(column, return_counts=True)
     n = len(column)
     middle = (np.cumsum(count) - 0.5 * count) / n
@@ -670,7 +717,7 @@ class _Trainer:
         """The trained layers as plain arrays, masks applied."""
         out = []
         for order, module in zip(self.orders, self.modules, strict=True):
-            net = module.autoregressive_net
+            net: Any = module.autoregressive_net
             linears = [net.initial_layer, *(block.linear for block in net.blocks), net.final_layer]
             out.append(
                 MaskedLayer(
@@ -693,7 +740,7 @@ def _refuse_divergence() -> None:
 class _Clock:
     """Progress of the whole fit from the progress of its parts."""
 
-    SPANS = {"train": (0.02, 0.6), "refit": (0.6, 1.0)}
+    SPANS: ClassVar[dict[str, tuple[float, float]]] = {"train": (0.02, 0.6), "refit": (0.6, 1.0)}
 
     def __init__(self, progress: Progress | None, began: float) -> None:
         self.progress, self.began = progress, began
