@@ -25,7 +25,7 @@ from shared.canonical import canonical_json, parse_json
 from shared.errors import AuditRefusal, ChecksRefusal, PausedRefusal, PolicyRefusal, Refusal, StateRefusal
 from shared.failpoints import reach
 from shared.keys import Envelope, SigningKey, write_private
-from shared.plan import StudyPlan, Training
+from shared.plan import StudyPlan
 from site_agent.config import Limits, SiteFloors, Source
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from shared.release import Receipt
     from site_agent.checks import Check
     from site_agent.ledger import AnchorReceipt, Hold, Ledger
-    from site_agent.models.flow import FittedFlow, FlowSettings
+    from site_agent.models.flow import FittedFlow
     from site_agent.outbox import Outbox
 
 __all__ = [
@@ -49,7 +49,6 @@ __all__ = [
     "Site",
     "Stage",
     "estimate",
-    "flow_settings",
     "made_up_table",
     "make_release",
     "open_release",
@@ -187,22 +186,6 @@ class Rehearsal:
     folder: Path
     release: Release | None
     refused: Refusal | None
-
-
-def flow_settings(training: Training) -> FlowSettings:
-    """The plan's training settings as the flow takes them: the one place where the two meet."""
-    from site_agent.models.flow import FlowSettings
-
-    return FlowSettings(
-        flows=training.flows,
-        hidden=training.hidden,
-        layers=training.layers,
-        epochs=training.epochs,
-        learning_rate=training.learning_rate,
-        validation=training.validation,
-        patience=training.patience,
-        margins=training.margins,
-    )
 
 
 def make_release(
@@ -404,7 +387,7 @@ def estimate(plan: StudyPlan, source: Source) -> Estimate:
 
     d = Encoder(dictionary=plan.dictionary).d
     n = records.count(source)
-    seconds, megabytes = estimate_cost(n, d, flow_settings(plan.training))
+    seconds, megabytes = estimate_cost(n, d, plan.training)
     # `seconds` is of a search and a fit; the attacks fit once more.
     return Estimate(seconds=1.5 * seconds, memory_mb=megabytes, n=n, d=d)
 
@@ -531,7 +514,7 @@ def _fit(x: Any, plan: StudyPlan, encoder: Encoder, rng: Noise, progress: Callab
 
     return fit_flow(
         x,
-        flow_settings(plan.training),
+        plan.training,
         rng,
         integer_columns=encoder.integer_columns,
         progress=lambda part, share, left: progress(share),
@@ -559,15 +542,16 @@ def _attack(
     from dataclasses import replace
 
     from site_agent.audit import AuditLimits, gate, run_audit
-    from site_agent.models.flow import fit_flow
+    from site_agent.models.flow import refit_flow
 
     order = rng.generator.permutation(len(x))
     cut = round(HELD_BACK * len(x))
     held_back, inside = x[order[:cut]], x[order[cut:]]
-    stand_in = fit_flow(
+    stand_in = refit_flow(
         inside,
-        flow_settings(plan.training).repeated(fitted.report),
+        plan.training,
         rng,
+        epochs=fitted.epochs,
         integer_columns=encoder.integer_columns,
         progress=lambda part, share, left: progress(0.9 * share),
     )
