@@ -434,7 +434,9 @@ def test_a_lost_connection_keeps_the_approval_and_the_same_bytes_are_sent_on(rea
 
 
 def test_a_warning_must_be_ticked(hospital, plan, table):
-    table["grade"] = ["low"] * 200 + ["middle"] * 97 + ["high"] * 3
+    # Two columns, so that a draw with no rare level in either is one in a thousand.
+    table["grade"] = ["low"] * 220 + ["middle"] * 78 + ["high"] * 2
+    table["clinic"] = ["north"] * 220 + ["south"] * 78 + ["west"] * 2
     ready = hospital.joined().approved(plan).with_table(table)
     ready("release", "mini", "--wave", "1")
     release_id = only(ready)
