@@ -133,7 +133,7 @@ class CollectionService:
         """Take a request to join, or say what became of it. Raises: RoleRefusal, TokenRefusal, SignatureRefusal, …"""
         if call.peer.role != "enrol":
             raise RoleRefusal("only an invitation's certificate may ask to join", given="a site's")
-        envelope = Envelope.from_bytes(request.envelope)
+        envelope = _envelope(request.envelope)
         call.digest = envelope.digest
         asked = EnrolmentRequest.from_bytes(envelope.payload)
         # The key stands in the request itself: its signature shows possession. Trust comes from the lead, who
@@ -175,7 +175,7 @@ class CollectionService:
     def anchor(self, call: Call, request: SignedDocument) -> AnchorReceipt:
         """Witness the head of a site's ledger. Raises: SignatureRefusal, ReplayRefusal, LedgerRefusal."""
         site = self._site(call)
-        envelope = Envelope.from_bytes(request.envelope)
+        envelope = _envelope(request.envelope)
         call.digest = envelope.digest
         head = AnchorHead.from_bytes(envelope.require(ANCHOR_TYPE, {site.release_key.key_id: site.release_key}))
         if head.site != site.site:
@@ -199,7 +199,7 @@ class CollectionService:
         or the reason for which these bytes were quarantined before.
         """
         site = self._site(call)
-        envelope = Envelope.from_bytes(request.envelope)
+        envelope = _envelope(request.envelope)
         statement = self._signed(site, envelope)
         call.digest = statement.bundle_sha256
         known = self._answered(site, statement)
@@ -472,6 +472,14 @@ class _Turn:
 
     def __exit__(self, *_: object) -> None:
         self._lock.release()
+
+
+def _envelope(data: bytes) -> Envelope:
+    """An envelope in its one form: base64 has several spellings of the same signature, and one is enough."""
+    envelope = Envelope.from_bytes(data)
+    if envelope.to_bytes() != data:
+        raise SchemaRefusal("an envelope must be in canonical form", given="another form")
+    return envelope
 
 
 def _write(out: BinaryIO, data: bytes) -> None:

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 __all__ = ["Demo", "app", "main"]
 
 STUDIES = Path(__file__).resolve().parent.parent / "deploy" / "studies"
-REAL = "real records"
+REAL, BASELINE = "real records", "released, w = 0"
 FOCUS = {"cvd": ("sbp/10",), "heart": ("age", "sex", "exang")}
 """The terms that each study is about; the others are adjusted for."""
 STATE_MARK = "state"
@@ -215,7 +215,7 @@ class Demo:
                         term=term,
                         arms={
                             f"released, w = {plan.release.w:g}": told[self.study].result,
-                            "released, w = 0": told[f"{self.study}-w0"].result,
+                            BASELINE: told[f"{self.study}-w0"].result,
                             REAL: self._real(plan, formula, term),
                         },
                         epsilon={site: source.epsilon for site, source in sources.items()},
@@ -346,7 +346,7 @@ def _row(
         "gap_to_real": round(show(result.beta) - show(real.beta), 4),
         "tau2": round(result.tau2, 5),
         "I2_percent": round(result.I2, 1),
-        "epsilon_per_site": "none: not private" if label == REAL else "0 given the flow" if "w = 0" in label else cost,
+        "epsilon_per_site": {REAL: "none: not private", BASELINE: "0 given the flow"}.get(label, cost),
         "excluded": "; ".join(f"{row.label}: {row.reason}" for row in result.excluded),
     }
 

@@ -229,6 +229,10 @@ class Envelope:
                     raise ValueError
                 signatures.append(Signature(str(item["keyid"]), base64.b64decode(item["sig"], validate=True)))
             payload = base64.b64decode(body["payload"], validate=True)
-            return cls(payload_type=str(body["payloadType"]), payload=payload, signatures=tuple(signatures))
+            envelope = cls(payload_type=str(body["payloadType"]), payload=payload, signatures=tuple(signatures))
+            # Base64 has spare bits at its end: without this, other bytes would read as the same envelope.
+            if envelope.to_bytes() != data:
+                raise ValueError
+            return envelope
         except (ValueError, TypeError, KeyError, AttributeError):
-            raise SchemaRefusal("an envelope must have payloadType, payload and signatures") from None
+            raise SchemaRefusal("an envelope must be payloadType, payload and signatures in canonical form") from None

@@ -264,7 +264,8 @@ def _gaussian_log_delta(mu: Any, eps: Any) -> Floats:
     small = ~far & (mu < 0.5)
     if small.any():
         x = (a + mu / 2)[small][:, None] + (mu / 2)[small][:, None] * _NODES
-        slope = np.where(x > 1e3, 1 / (x * x), 1 - x * _mills(x))  # 1/x² is an upper bound where 1 − x R cancels
+        # Far out 1 − x R(x) cancels; 1/x² is an upper bound there.
+        slope = np.where(x > 1e3, np.maximum(x, 1e3) ** -2, 1 - x * _mills(x))
         result[small] = _log_density(a[small]) + np.log((mu / 2)[small] * (slope @ _WEIGHTS))
     plain = ~far & ~small
     with np.errstate(divide="ignore"):  # so far out that δ is 0 in doubles

@@ -11,6 +11,7 @@ from __future__ import annotations
 import datetime as dt
 import logging
 import math
+import os
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -160,8 +161,7 @@ class Server:
         credentials: Callable[[], Credentials],
         workers: int = 16,
     ) -> None:
-        import grpc
-
+        grpc = _grpc()
         self._pool = ThreadPoolExecutor(workers, thread_name_prefix="tributary")
         self._server = grpc.server(self._pool, options=[*_OPTIONS, *_SERVER_OPTIONS])
         calls = {name: _rpc(name, method, handlers[name]) for name, method in methods.items()}
@@ -276,8 +276,7 @@ class Client:
         service: str,
         methods: Mapping[str, wire.Method],
     ) -> None:
-        import grpc
-
+        grpc = _grpc()
         _require_current(credentials.cert_pem, "this site's certificate")
         secure = grpc.ssl_channel_credentials(
             root_certificates=credentials.ca_pem.encode(),
@@ -343,6 +342,14 @@ class Client:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _grpc() -> Any:
+    """The library, told not to write its own diagnostics over a steward's screen: ours are the refusals."""
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    import grpc
+
+    return grpc
 
 
 def _require_current(pem: str, whose: str) -> None:

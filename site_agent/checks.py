@@ -1,10 +1,10 @@
 """Disclosure checks: what must hold before a draw, and what the sealed table must show beside the real one.
 
 Before the draw (`before_draw`): enough persons, a δ that fits their number, and no population that differs from an
-earlier release's by a handful of people. Refusals there cost nothing. After the seal (`check_release`): the table lies
-within the dictionary, no released row equals a real one more often than chance, rare levels and clipped outliers are
-counted. The outcome is a `CheckReport` with every threshold and tool version in it, bound to the bundle's digest; it
-stays at the site.
+earlier release's by a handful of people. Refusals there cost nothing. After the seal (`check_release`): the table
+lies within the dictionary, no released row equals a real one more often than chance, rare levels and clipped outliers
+are counted. The outcome is a `CheckReport` with every threshold and tool version in it, bound to the bundle's digest;
+it stays at the site.
 
 *Beyond chance* has a meaning here. A released row may equal a real row because the cell is common: with three yes/no
 columns most rows do. What would identify someone is equality with a row that only one person has. For a fresh draw

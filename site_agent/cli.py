@@ -282,6 +282,7 @@ def init(
             ca_fingerprint=invited.ca_fingerprint,
             leads=tuple(key.hex for key in invited.leads),
             threshold=invited.threshold,
+            studies=invited.studies,
             approvers=approvers,
         )
 
@@ -404,7 +405,8 @@ def join(home: Home = None, json: Json = False, dry_run: Dry = False) -> None:
 
         if state == "joined":
             screens.heading(out, f"Site {config.site} has joined {config.coordinator}.")
-            screens.next_step(out, "site-agent plan fetch STUDY", "site-agent data add FILE --as STUDY")
+            study = next(iter(config.studies), "STUDY")
+            screens.next_step(out, f"site-agent plan fetch {study}", f"site-agent data add FILE --as {study}")
             return
         detail = "dry run, nothing sent" if dry_run else "asked; waiting for the study lead"
         screens.heading(out, f"Site {config.site}", detail)
@@ -460,7 +462,7 @@ def status(home: Home = None, json: Json = False) -> None:
     day = today()
     studies = []
     steps: list[str] = [] if joined else ["site-agent join"]
-    for study in sorted({*config.data, *at.plans.studies()}):
+    for study in sorted({*config.studies, *config.data, *at.plans.studies()}):
         row: dict[str, Any] = {
             "study": study,
             "plan": None,
@@ -1058,7 +1060,7 @@ def _described(made: Any) -> dict[str, Any]:
         "translation": receipt.translation,
         "not_covered": receipt.not_covered,
         "checks": made.checks,
-        "warnings": [check.name for check in made.warnings],
+        "warnings": [{"name": check.name, "detail": check.detail} for check in made.warnings],
         "audit": made.audit,
         "approvals": [approval.name for approval in hold.approvals],
         "approvals_needed": hold.approvals_needed,
@@ -1089,9 +1091,9 @@ def outbox_list(home: Home = None, json: Json = False) -> None:
 
         screens.heading(out, "Outbox")
         screens.outbox(out, rows)
-        waiting = [row for row in rows if row["state"] in ("held", "sent_back", "approved")]
+        waiting = [str(row["release_id"]) for row in rows if row["state"] in ("held", "sent_back", "approved")]
         if waiting:
-            screens.next_step(out, f"site-agent outbox show {waiting[0]['release_id'][:8]}")
+            screens.next_step(out, f"site-agent outbox show {waiting[0][:8]}")
 
     emit({"releases": rows}, as_json=json, show=show)
 
@@ -1174,7 +1176,9 @@ def approve(
     if not dry_run:
         with at.locked():
             if hold.state not in ("approved", "delivered"):
-                at.outbox.approve(full, at.approver(name), name)
+                signer = at.approver(name)
+                pipeline.record_decision(at.outbox, full, name=name, key=signer, ticked=tick or [], today=today())
+                at.outbox.approve(full, signer, name)
             hold = at.outbox.get(full)
             if hold.state == "approved":
                 at.require_running()

@@ -160,6 +160,7 @@ class Config:
         ca_fingerprint: SHA-256 of the pinned certificate authority.
         leads: public keys of the study lead(s), hexadecimal.
         threshold: lead signatures a plan must carry.
+        studies: studies this site is invited to.
         approvers: names of the people who may approve here, with their public keys.
         floors: what this site tightens.
         data: study to table.
@@ -174,6 +175,7 @@ class Config:
     ca_fingerprint: str
     leads: tuple[str, ...]
     threshold: int = 1
+    studies: tuple[str, ...] = ()
     approvers: Mapping[str, str] = field(default_factory=dict)
     floors: SiteFloors = field(default_factory=SiteFloors)
     data: Mapping[str, Source] = field(default_factory=dict)
@@ -201,7 +203,7 @@ class Config:
                 PublicKey(key)
             except (Refusal, TypeError):
                 _must(False, f"the key of {name} must be 64 hexadecimal digits", "another form")
-        for name in [*self.approvers, *self.data]:
+        for name in [*self.approvers, *self.studies, *self.data]:
             _must(_plain_word(name), "names of approvers and studies must be plain words", repr(name))
         for name in ("approvers", "data"):
             object.__setattr__(self, name, MappingProxyType(dict(getattr(self, name))))
@@ -307,11 +309,11 @@ class Config:
         for item in fields(cls):
             if item.name in ("site", "coordinator", "address", "server_name", "ca_fingerprint"):
                 _must(isinstance(values.get(item.name), str), f"{FILE_NAME} must set {item.name} to text", "none")
-        leads = values.get("leads")
-        _must(
-            isinstance(leads, list) and all(isinstance(k, str) for k in leads), "leads must be a list of keys", "none"
-        )
-        values["leads"] = tuple(leads or ())
+        for name in ("leads", "studies"):
+            given_list = values.get(name, [])
+            texts = isinstance(given_list, list) and all(isinstance(item, str) for item in given_list)
+            _must(texts, f"{name} must be a list of texts", type(given_list).__name__)
+            values[name] = tuple(given_list)
         for name in ("approvers", "floors", "data"):
             _must(isinstance(values.get(name, {}), dict), f"[{name}] must be a table", type(values.get(name)).__name__)
         values["floors"] = _section(SiteFloors, values.get("floors", {}), "[floors]")
@@ -321,7 +323,7 @@ class Config:
     def to_toml(self) -> str:
         """The commented file that `load` reads back."""
         lines = [
-            "# Settings of this site. `site-agent data add` and `data map` rewrite this file. An unknown key is refused.",
+            "# Settings of this site; `data add` and `data map` rewrite them. An unknown key is refused.",
             "",
             f"site = {_quoted(self.site)}",
             f"coordinator = {_quoted(self.coordinator)}        # the only recipient",
@@ -330,12 +332,13 @@ class Config:
             f"ca_fingerprint = {_quoted(self.ca_fingerprint)}",
             f"leads = [{', '.join(map(_quoted, self.leads))}]        # who may sign a plan",
             f"threshold = {self.threshold}",
+            f"studies = [{', '.join(map(_quoted, self.studies))}]",
             "",
             "[approvers]",
             *(f"{_quoted(name)} = {_quoted(key)}" for name, key in sorted(self.approvers.items())),
             "",
-            "# The stricter of these and the plan's is in force: persons, rare_level, membership_auc, own_row_linkage,",
-            "# extreme_linkage, approvals.",
+            "# The stricter of these and the plan's is in force: persons, rare_level, membership_auc,",
+            "# own_row_linkage, extreme_linkage, approvals.",
             "[floors]",
         ]
         for item in fields(SiteFloors):

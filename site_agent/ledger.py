@@ -385,7 +385,7 @@ class Ledger:
         self.verify()
         if self._read_head() is None or self._lags():
             with self._transaction(write=True) as book:
-                self._publish(book)
+                self._publish(book.connection)
 
     @classmethod
     def create(cls, path: Path, signer: SigningKey, *, site: str) -> Ledger:
@@ -512,7 +512,8 @@ class Ledger:
     def anchor_envelope(self) -> Envelope:
         """The current head, signed: what `Egress.anchor` sends."""
         with self._transaction() as book:
-            return self._envelope(book.entries[-1])
+            last = book.entries[-1]
+            return self._envelope(last.seq, last.hash, last.signature)
 
     def links(self, after: int) -> list[str]:
         """Links of the entries after number `after`: with `extend_head`, proof that a head grew from an old one."""
@@ -790,11 +791,12 @@ class Ledger:
                 reach("ledger.after_commit")
                 # Locked again, so that a slower writer cannot put an older head over a newer one.
                 connection.execute("BEGIN IMMEDIATE")
-                self._publish(_Book(connection, self.signer, self.site, _read(connection)))
+                self._publish(connection)
             connection.execute("ROLLBACK")
 
-    def _publish(self, book: _Book) -> None:
-        write_whole(self.head_path, self._envelope(book.entries[-1]).to_bytes(), "ledger.head")
+    def _publish(self, connection: sqlite3.Connection) -> None:
+        last = connection.execute("SELECT seq, hash, signature FROM entries ORDER BY seq DESC LIMIT 1").fetchone()
+        write_whole(self.head_path, self._envelope(*last).to_bytes(), "ledger.head")
 
     def _read_head(self) -> tuple[int, str] | None:
         try:
@@ -837,10 +839,10 @@ class Ledger:
         if entries[seq - 1].hash != digest:
             raise _broken(f"ledger.db and ledger.head must agree on entry {seq}", "two histories")
 
-    def _envelope(self, entry: Entry) -> Envelope:
-        payload = _head_payload(self.site, entry.seq, entry.hash)
-        signature = Signature(self.signer.public.key_id, entry.signature)
-        return Envelope(payload_type=ANCHOR_TYPE, payload=payload, signatures=(signature,))
+    def _envelope(self, seq: int, head: str, signature: bytes) -> Envelope:
+        payload = _head_payload(self.site, seq, head)
+        signed = (Signature(self.signer.public.key_id, signature),)
+        return Envelope(payload_type=ANCHOR_TYPE, payload=payload, signatures=signed)
 
     def _require_signed(self, entry: Entry) -> None:
         message = Envelope.encoding(ANCHOR_TYPE, _head_payload(self.site, entry.seq, entry.hash))

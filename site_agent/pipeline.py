@@ -1,13 +1,13 @@
 """The left half of the flow: from an approved plan and a table to sealed bytes that wait for a person.
 
-`make_release` does its stages in one order and says so through one callback. The order is the guarantee: the budget is
-reserved and witnessed before a record is read; nothing is drawn before the floors hold; the one draw is sealed on disk
-before anything is measured on it; what the checks or the attack audit refuse after the seal is burnt with the reason,
-because a release that is drawn again until it passes would have been drawn more than once. A refusal *before* the draw
-keeps the reservation, and the next run resumes it.
+`make_release` does its stages in one order and says so through one callback. The order is the guarantee: the budget
+is reserved and witnessed before a record is read; nothing is drawn before the floors hold; the one draw is sealed on
+disk before anything is measured on it; what the checks or the attack audit refuse after the seal is burnt with the
+reason, because a release that is drawn again until it passes would have been drawn more than once. A refusal *before*
+the draw keeps the reservation, and the next run resumes it.
 
-`rehearse` is the same function on a table made from the dictionary alone, with a ledger, keys and outbox of its own in
-a sandbox folder and a witness that is not a coordinator: it costs nothing, and opens no connection.
+`rehearse` is the same function on a table made from the dictionary alone, with a ledger, keys and outbox of its own
+in a sandbox folder and a witness that is not a coordinator: it costs nothing, and opens no connection.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from __future__ import annotations
 import datetime as dt
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -25,16 +25,19 @@ from shared.canonical import canonical_json, parse_json
 from shared.errors import AuditRefusal, ChecksRefusal, PausedRefusal, PolicyRefusal, Refusal, StateRefusal
 from shared.failpoints import reach
 from shared.keys import Envelope, SigningKey, write_private
-from shared.plan import StudyPlan, Training
+from shared.plan import StudyPlan
 from site_agent.config import Limits, SiteFloors, Source
 
 if TYPE_CHECKING:
     import pandas as pd
 
+    from shared.encoding import Encoder
+    from shared.mechanisms.latent_noise import LatentNoise
     from shared.randomness import Noise
     from shared.release import Receipt
     from site_agent.checks import Check
     from site_agent.ledger import AnchorReceipt, Hold, Ledger
+    from site_agent.models.flow import FittedFlow
     from site_agent.outbox import Outbox
 
 __all__ = [
@@ -46,10 +49,10 @@ __all__ = [
     "Site",
     "Stage",
     "estimate",
-    "flow_settings",
     "made_up_table",
     "make_release",
     "open_release",
+    "record_decision",
     "rehearse",
     "require_open",
 ]
@@ -57,8 +60,11 @@ __all__ = [
 
 TABLE_CAP = 1 << 30
 DOCUMENT_CAP = 256 << 20
+HELD_BACK = 0.2
+"""Share of the records that the stand-in flow of the membership attack never sees."""
 POPULATION = "population.json"
 SANDBOX = "REHEARSAL.txt"
+DECISION_TYPE = "application/vnd.tributary.decision+json"
 
 
 class Stage(StrEnum):
@@ -83,12 +89,12 @@ _WEIGHTS: dict[Stage, float] = {
     Stage.ANCHOR: 1,
     Stage.READ: 2,
     Stage.ENCODE: 1,
-    Stage.FIT: 70,
+    Stage.FIT: 58,
     Stage.DRAW: 3,
     Stage.DECODE: 1,
     Stage.SEAL: 1,
     Stage.CHECKS: 2,
-    Stage.AUDIT: 17,
+    Stage.AUDIT: 29,
     Stage.HOLD: 1,
 }
 STAGES: tuple[Stage, ...] = tuple(_WEIGHTS)
@@ -180,22 +186,6 @@ class Rehearsal:
     folder: Path
     release: Release | None
     refused: Refusal | None
-
-
-def flow_settings(training: Training) -> Any:
-    """The plan's training settings as the flow takes them: the one place where the two meet."""
-    from site_agent.models.flow import FlowSettings
-
-    return FlowSettings(
-        flows=training.flows,
-        hidden=training.hidden,
-        layers=training.layers,
-        epochs=training.epochs,
-        learning_rate=training.learning_rate,
-        validation=training.validation,
-        patience=training.patience,
-        margins=training.margins,
-    )
 
 
 def make_release(
@@ -322,7 +312,17 @@ def make_release(
         report.require_passed()
 
         clock.enter(Stage.AUDIT)
-        audited = _attack(x, noisy, fitted, mechanism, limits, rng)
+        audited = _attack(
+            x=x,
+            noisy=noisy,
+            fitted=fitted,
+            mechanism=mechanism,
+            plan=plan,
+            encoder=encoder,
+            limits=limits,
+            rng=rng,
+            progress=clock.within,
+        )
     except Exception as error:
         ledger.burn(hold, f"refused after sealing: {_name(error)}")
         raise
@@ -362,6 +362,23 @@ def open_release(outbox: Outbox, release_id: str) -> Release:
     )
 
 
+def record_decision(
+    outbox: Outbox, release_id: str, *, name: str, key: SigningKey, ticked: Sequence[str], today: dt.date
+) -> None:
+    """File which warnings an approver ticked, signed by the approver, beside the checks. It stays at the site."""
+    hold = outbox.get(release_id)
+    body = {
+        "release_id": release_id,
+        "bundle_sha256": hold.bundle_sha256,
+        "documents": dict(hold.documents),
+        "approver": name,
+        "ticked": sorted(ticked),
+        "day": today.isoformat(),
+    }
+    envelope = Envelope.sign(DECISION_TYPE, canonical_json(body), [key])
+    write_private(outbox.folder(release_id) / f"decision-{name}.json", envelope.to_bytes())
+
+
 def estimate(plan: StudyPlan, source: Source) -> Estimate:
     """Time and memory of a run on a table, before it starts; the table's rows are counted, not checked."""
     from shared.encoding import Encoder
@@ -370,8 +387,9 @@ def estimate(plan: StudyPlan, source: Source) -> Estimate:
 
     d = Encoder(dictionary=plan.dictionary).d
     n = records.count(source)
-    cost = estimate_cost(n, d, flow_settings(plan.training))
-    return Estimate(seconds=float(cost.seconds), memory_mb=float(cost.memory_mb), n=n, d=d)
+    seconds, megabytes = estimate_cost(n, d, plan.training)
+    # `seconds` is of a search and a fit; the attacks fit once more.
+    return Estimate(seconds=1.5 * seconds, memory_mb=megabytes, n=n, d=d)
 
 
 # -- rehearsal --------------------------------------------------------------------------------------------------
@@ -491,14 +509,69 @@ def made_up_table(plan: StudyPlan, n: int, rng: Noise) -> pd.DataFrame:
 
 
 # -- inside -----------------------------------------------------------------------------------------------------
-def _fit(x: Any, plan: StudyPlan, encoder: Any, rng: Noise, progress: Callable[[float], None]) -> Any:
+def _fit(x: Any, plan: StudyPlan, encoder: Encoder, rng: Noise, progress: Callable[[float], None]) -> FittedFlow:
     from site_agent.models.flow import fit_flow
 
-    return fit_flow(x, flow_settings(plan.training), rng, progress=progress, integer_columns=encoder.integer_columns)
+    return fit_flow(
+        x,
+        plan.training,
+        rng,
+        integer_columns=encoder.integer_columns,
+        progress=lambda part, share, left: progress(share),
+    )
 
 
-def _attack(x: Any, noisy: Any, fitted: Any, mechanism: Any, limits: Limits, rng: Noise) -> dict[str, Any]:
-    raise NotImplementedError
+def _attack(
+    *,
+    x: Any,
+    noisy: Any,
+    fitted: FittedFlow,
+    mechanism: LatentNoise,
+    plan: StudyPlan,
+    encoder: Encoder,
+    limits: Limits,
+    rng: Noise,
+    progress: Callable[[float], None],
+) -> dict[str, Any]:
+    """Attack the release, and hold the outcome against the limits. Raises: AuditRefusal.
+
+    The released flow has seen every record, so nobody is left for a membership attack to be wrong about. A second
+    flow, fitted in the same way on four fifths of the records and released in the same way, stands in for it. That
+    release is attacked and thrown away: it never reaches the disk.
+    """
+    from dataclasses import replace
+
+    from site_agent.audit import AuditLimits, gate, run_audit
+    from site_agent.models.flow import refit_flow
+
+    order = rng.generator.permutation(len(x))
+    cut = round(HELD_BACK * len(x))
+    held_back, inside = x[order[:cut]], x[order[cut:]]
+    stand_in = refit_flow(
+        inside,
+        plan.training,
+        rng,
+        epochs=fitted.epochs,
+        integer_columns=encoder.integer_columns,
+        progress=lambda part, share, left: progress(0.9 * share),
+    )
+    report = run_audit(
+        x=x,
+        released=noisy,
+        latents=fitted.flow.inverse(x),
+        fitted_on=inside,
+        held_back=held_back,
+        probe=replace(mechanism, flow=stand_in.flow).release(inside, rng),
+    )
+    gate(
+        report,
+        AuditLimits(
+            membership_auc=limits.membership_auc,
+            own_row_linkage=limits.own_row_linkage,
+            extreme_linkage=limits.extreme_linkage,
+        ),
+    )
+    return {**report.to_canonical(), "sentences": list(report.sentences())}
 
 
 def _populations(outbox: Outbox, study: str, *, except_for: str) -> dict[str, frozenset[str]]:
@@ -566,6 +639,7 @@ class _Clock:
         self.total = sum(_WEIGHTS.values())
         self.started = time.monotonic()
         self.before = 0.0
+        self.told = 0.0
         self.stage: Stage | None = None
 
     def enter(self, stage: Stage) -> None:
@@ -586,4 +660,5 @@ class _Clock:
             return
         share = self.before + inside * _WEIGHTS[self.stage] / self.total
         spent = time.monotonic() - self.started
+        self.told = share = max(self.told, share)
         self.progress(self.stage, share, spent / share * (1 - share) if share > 0.1 else None)

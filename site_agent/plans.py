@@ -1,10 +1,10 @@
 """The site's book of study plans: which versions it has seen, and which one its own steward approved.
 
-A plan arrives signed by the study lead. That makes it genuine, not approved: an approval is a second signed document,
-made here by a named approver, over the exact triple (plan hash, dictionary hash, agent version). Whatever of the three
-changes, the approval is void and the steward is asked again. The book remembers every version it ever saw, so that a
-valid signature on an *older* plan is refused; both documents are verified again each time they are read, because the
-disk may have been edited in between.
+A plan arrives signed by the study lead. That makes it genuine, not approved: an approval is a second signed
+document, made here by a named approver, over the exact triple (plan hash, dictionary hash, agent version). Whatever
+of the three changes, the approval is void and the steward is asked again. The book remembers every version it ever
+saw, so that a valid signature on an *older* plan is refused; both documents are verified again each time they are
+read, because the disk may have been edited in between.
 """
 
 from __future__ import annotations

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 __all__ = ["budget", "heading", "next_step", "note", "outbox", "plan_page", "release_page", "sentences", "settings"]
 
 ROWS = 8
-NOT_A_GUARANTEE = 10.0
 
 
 def heading(out: Console, text: str, detail: str = "") -> None:
@@ -152,18 +151,13 @@ def release_page(out: Console, release: Release, *, changes: Sequence[Sequence[s
             ("to", receipt.recipient),
             (
                 "price",
-                f"{epsilon(receipt.epsilon, receipt.delta)}; the study's total is now ε = {receipt.study_epsilon:.4g}",
+                f"{epsilon(receipt.epsilon, receipt.delta)}; study total ε = {receipt.study_epsilon:.4g} (by RDP)",
             ),
             ("in words", receipt.translation),
             ("bytes", f"SHA-256 {hold.bundle_sha256[:32]}…"),
             ("approvals", f"{len(hold.approvals)} of {hold.approvals_needed}"),
         ),
     )
-    if receipt.epsilon > NOT_A_GUARANTEE:
-        note(
-            out,
-            f"At ε above {NOT_A_GUARANTEE:g} this is not a meaningful formal guarantee; the audit is evidence only.",
-        )
     heading(
         out,
         "The rows",
@@ -188,8 +182,7 @@ def release_page(out: Console, release: Release, *, changes: Sequence[Sequence[s
         note(out, f"! {check.name}: {check.detail} (tick it with --tick {check.name})")
     if release.audit:
         heading(out, "Attacks we tried", "stay here")
-        figures = [(name.replace("_", " "), _figure(v)) for name, v in release.audit.items() if _is_plain(v)]
-        settings(out, figures)
+        sentences(out, release.audit.get("sentences", ()))
     heading(out, "Not covered")
     sentences(out, receipt.not_covered, mark="✗", style="yellow")
     if changes:
@@ -235,7 +228,7 @@ def budget(out: Console, lines: Sequence[StatementLine], totals: Sequence[Mappin
         states = {"held": "reserved", "sealed": "sealed", "delivered": "delivered", "burnt": "burnt, stays charged"}
         out.print(
             table(
-                ("date", "wave", "release", "charge ε", "total ε", "state"),
+                ("date", "wave", "release", "charge ε", "total ε (RDP)", "state"),
                 [
                     (
                         line.date,
@@ -247,7 +240,7 @@ def budget(out: Console, lines: Sequence[StatementLine], totals: Sequence[Mappin
                     )
                     for line in mine
                 ],
-                right=("wave", "charge ε", "total ε"),
+                right=("wave", "charge ε", "total ε (RDP)"),
             )
         )
         share = min(1.0, total["epsilon"] / total["cap"]) if total["cap"] else 1.0
@@ -277,22 +270,6 @@ def _pages(names: Iterable[str], width: int) -> list[tuple[str, ...]]:
 
 
 def _cell(value: Any) -> Any:
-    if value is None or value != value or str(value) == "<NA>":  # NaN differs from itself
+    if value is None or str(value) in ("<NA>", "nan"):
         return None
     return f"{value:.6g}" if isinstance(value, float) else value
-
-
-def _is_plain(value: Any) -> bool:
-    return isinstance(value, (str, int, float, bool)) or (
-        isinstance(value, list) and len(value) <= 2 and all(isinstance(item, (int, float)) for item in value)
-    )
-
-
-def _figure(value: Any) -> str:
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, float):
-        return f"{value:.4g}"
-    if isinstance(value, list):
-        return " to ".join(f"{item:.4g}" for item in value)
-    return str(value)

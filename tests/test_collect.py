@@ -9,12 +9,13 @@ import datetime as dt
 import errno
 import io
 import os
-import random
+import queue
 import re
 import signal
 import subprocess
 import sys
 import threading
+import time
 import zipfile
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
@@ -54,7 +55,7 @@ from shared.errors import (
 from shared.keys import Envelope, SigningKey
 from shared.plan import Budget, LatentNoisePlan, StudyPlan, Wave, open_plan, sign_plan
 from shared.transport import Call, Peer
-from shared.wire import Chunk, EnrolmentRequest, EnrolRequest, Offered, SignedDocument, StudyRequest
+from shared.wire import CHUNK_BYTES, Chunk, EnrolmentRequest, EnrolRequest, Offered, SignedDocument, StudyRequest
 from site_agent.egress import Egress, new_tls_identity
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -341,21 +342,22 @@ def test_signatures_must_be_of_the_pinned_keys_in_their_roles(hub):
 FLIPPED = (SignatureRefusal, SchemaRefusal, ApprovalRefusal, RoleRefusal)
 
 
-def test_a_flip_at_any_byte_of_an_envelope_is_refused(hub):
+def test_no_flipped_bit_of_an_envelope_is_accepted(hub, monkeypatch):
     sealed = hub.seal("north")
     data = sealed.envelope.to_bytes()
-    rng = random.Random(7)
     asked = Call(peer=Peer(role="site", site="north", serial="0"))
+    site = hub.store.enrolment("north")
+    monkeypatch.setattr(hub.running.store, "require_site", lambda name, serial: site)
     answers = Counter()
-    for place in range(len(data)):
+    for place in range(8 * len(data)):
         changed = bytearray(data)
-        changed[place] ^= 1 << rng.randrange(8)
+        changed[place // 8] ^= 1 << place % 8
         try:
             hub.running.service.offer(asked, SignedDocument(envelope=bytes(changed)))
             answers["accepted"] += 1
         except FLIPPED as refusal:
             answers[type(refusal)] += 1
-    assert answers.total() == len(data) > 1000
+    assert answers.total() == 8 * len(data) > 7000
     assert set(answers) <= set(FLIPPED)
     assert hub.contents() == set()
     # The same over the wire, for a few.
@@ -404,6 +406,57 @@ def test_a_truncated_upload_is_refused_and_goes_on_where_it_stopped(hub):
         assert hub.store.releases() == ()
         client.call("Upload", chunks_of(data, digest, start=3000), timeout=10)
     assert len(hub.store.releases()) == 1
+
+
+def test_a_delivery_that_was_cut_goes_on_from_there_with_the_same_bytes(hub):
+    sealed = hub.seal("north", table=small_table(200_000))
+    total = sealed.statement.bundle_bytes
+    assert total > 5 * CHUNK_BYTES
+    part = hub.home / "staging" / f"north.{sealed.statement.bundle_sha256}.part"
+
+    class Cut(Exception):
+        pass
+
+    def cut(sent: int, total: int) -> None:
+        if sent >= 3 * CHUNK_BYTES:  # the coordinator has taken something: then the line breaks
+            for _ in range(1000):
+                if part.exists() and part.stat().st_size:
+                    raise Cut
+                time.sleep(0.01)
+            raise AssertionError("the coordinator took nothing")
+
+    told = []
+    with hub.egress("north") as egress:
+        with pytest.raises(Cut):
+            egress.send(sealed.envelope, sealed.path, cut)
+        egress.send(sealed.envelope, sealed.path, lambda sent, total: told.append(sent))
+    assert 0 < told[0] < total == told[-1]
+    assert hub.store.verify_log() == 1
+
+
+@pytest.mark.parametrize("excess", [None, 0, 9])
+def test_a_staged_half_that_a_power_cut_has_damaged_is_sent_anew(hub, excess):
+    """The site sends from where the coordinator says; when the whole is wrong, it sends the whole again."""
+    sealed = hub.seal("north")
+    part = hub.home / "staging" / f"north.{sealed.statement.bundle_sha256}.part"
+    part.write_bytes(bytes(300 if excess is None else sealed.statement.bundle_bytes + excess))
+    with hub.egress("north", sleep=lambda seconds: None) as egress:
+        egress.send(sealed.envelope, sealed.path)
+    assert hub.contents() == {f"bundles/{sealed.statement.bundle_sha256}.zip"}
+    assert hub.store.verify_log() == 1
+
+
+@pytest.mark.soak
+def test_ten_thousand_deliveries_from_thirty_two_clients_give_one_acceptance(hub):
+    sealed = hub.seal("north")
+
+    def deliver(_: int):
+        with hub.egress("north", timeout=120.0) as egress:
+            return {egress.send(sealed.envelope, sealed.path) for _ in range(313)}
+
+    with ThreadPoolExecutor(32) as pool:
+        answers = set().union(*pool.map(deliver, range(32)))
+    assert len(answers) == len(hub.store.releases()) == hub.store.verify_log() == 1
 
 
 def test_chunks_in_the_wrong_place_or_of_another_bundle_are_refused(hub):
@@ -654,12 +707,15 @@ class Servers:
             env=env,
             cwd=ROOT,
         )
+        self.lines: queue.Queue[str] = queue.Queue()
+        self.reader = threading.Thread(target=lambda: [self.lines.put(line) for line in self.process.stdout])
+        self.reader.start()
 
     def run(self, failpoint: str, work) -> str:
         """Start a server that dies at `failpoint`, do `work` with it, end it; how it ended."""
         self.process.stdin.write(f"{self.hub.home} {failpoint}\n")
         self.process.stdin.flush()
-        child, port = self.process.stdout.readline().split()
+        child, port = self.line(failpoint).split()
         if port != "dead":
             self.hub.port = int(port)
             try:
@@ -667,11 +723,23 @@ class Servers:
             finally:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(int(child), signal.SIGTERM)
-        return self.process.stdout.readline().strip()
+        return self.line(failpoint)
+
+    def line(self, failpoint: str) -> str:
+        """What the servers say next; a server that never starts or never ends is a failure, not a hang."""
+        try:
+            return self.lines.get(timeout=60).strip()
+        except queue.Empty:
+            raise AssertionError(f"no answer from the server that dies at {failpoint}") from None
 
     def close(self) -> None:
         self.process.stdin.close()
-        self.process.wait()
+        try:
+            self.process.wait(30)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        self.reader.join(10)
         self.process.stdout.close()
 
 

@@ -62,6 +62,15 @@ def test_every_flipped_bit_of_an_envelope_is_found():
                 Envelope.from_bytes(bytes(changed)).require("a/b", pinned)
 
 
+def test_an_envelope_has_one_form_only():
+    key = SigningKey.generate()
+    data = Envelope.sign("a/b", b"payload", [key]).to_bytes()
+    assert data.count(b'"payload":"cGF5bG9hZA=="') == 1
+    spare = data.replace(b"cGF5bG9hZA==", b"cGF5bG9hZB==")  # the same bytes, were spare bits ignored
+    with pytest.raises(SchemaRefusal, match="canonical"):
+        Envelope.from_bytes(spare)
+
+
 def test_malformed_envelopes_and_keys_are_refused():
     for data in (b"", b"[]", b"{}", b'{"payload":"","payloadType":"","signatures":[]}', b"\xff", b"[" * 100_000):
         with pytest.raises(SchemaRefusal):

@@ -198,6 +198,18 @@ def test_the_order_of_events_does_not_matter():
     assert epsilon(events, DELTA) == pytest.approx(epsilon(events[::-1], DELTA), rel=1e-9)
 
 
+def test_a_vector_of_laplace_values_costs_what_its_values_cost_one_by_one():
+    for beside in ([], [GAUSS]):
+        vector = [Laplace(scale=4.0, sensitivity=1.0, coordinates=7), *beside]
+        assert epsilon(vector, 1e-2) == pytest.approx(epsilon([LAPLACE] * 7 + beside, 1e-2), rel=1e-6)
+
+
+def test_steps_of_dp_sgd_cost_what_they_cost_one_by_one():
+    apart = [SubsampledGaussian(rate=0.1, noise_multiplier=1.0, steps=1)] * 20
+    together = SubsampledGaussian(rate=0.1, noise_multiplier=1.0, steps=20)
+    assert epsilon(together, DELTA) == pytest.approx(epsilon(apart, DELTA), rel=1e-3)
+
+
 def test_without_delta_only_pure_guarantees_are_finite():
     assert epsilon([LAPLACE, CHOICE], 0.0) == 0.75
     assert epsilon([LAPLACE, GAUSS], 0.0) == math.inf

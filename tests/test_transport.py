@@ -231,9 +231,7 @@ def test_a_message_over_the_cap_is_refused(authority, answers, server, monkeypat
 def test_bytes_that_are_no_message_are_refused(authority, answers, server, monkeypatch):
     answers.reply = lambda call, request: pytest.fail("it was read")
     real = wire.encode
-    monkeypatch.setattr(
-        wire, "encode", lambda value: b"\xff" * 40 if isinstance(value, StudyRequest) else real(value)
-    )
+    monkeypatch.setattr(wire, "encode", lambda value: b"\xff" * 40 if isinstance(value, StudyRequest) else real(value))
     with client_of(server, site_credentials(authority)) as client, pytest.raises(errors.SchemaRefusal):
         ask(client)
 

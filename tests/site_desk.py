@@ -1,0 +1,225 @@
+"""A hospital on a table top: an invitation, a folder, and a coordinator that is a Python object.
+
+The real connection is tested elsewhere; here only the order of things at the site matters.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from shared.canonical import parse_json, sha256_hex
+from shared.errors import NetworkRefusal
+from shared.flows import Bijection
+from shared.invitation import Invitation, certificate_fingerprint
+from shared.keys import Envelope, SigningKey
+from shared.plan import StudyPlan, sign_plan
+from shared.terminal import run
+from shared.wire import Acceptance, AnchorReceipt, Enrolment
+from site_agent import cli, pipeline
+
+PASSPHRASE = "correct horse battery"
+
+
+@dataclass(frozen=True)
+class Standardised:
+    """x = mean + scale z: a flow that needs no training."""
+
+    mean: np.ndarray
+    scale: np.ndarray
+
+    @property
+    def d(self) -> int:
+        return len(self.mean)
+
+    def forward(self, z):
+        return self.mean + self.scale * z
+
+    def inverse(self, x):
+        return (x - self.mean) / self.scale
+
+    def log_prob(self, x):
+        return np.zeros(len(x))
+
+
+def quick_fit(x, plan, encoder, rng, progress):
+    progress(0.5)
+    flow: Bijection = Standardised(x.mean(axis=0), x.std(axis=0) + 1e-9)
+    return SimpleNamespace(flow=flow, report=None)
+
+
+@dataclass
+class Hub:
+    """A coordinator that keeps what it is given."""
+
+    envelopes: dict[str, Envelope] = field(default_factory=dict)
+    anchored: list[dict[str, Any]] = field(default_factory=list)
+    sent: list[tuple[Envelope, bytes]] = field(default_factory=list)
+    accepted: bool = True
+    down: bool = False
+    ca: tuple[Any, Any] | None = None
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        return None
+
+    def _up(self):
+        if self.down:
+            raise NetworkRefusal("the coordinator must answer", given="no answer")
+
+    def enrol(self, *, token, site, csr_pem, signer, approvers):
+        self._up()
+        if not self.accepted:
+            return Enrolment(state="pending", fingerprint=signer.public.fingerprint)
+        request = x509.load_pem_x509_csr(csr_pem.encode())
+        key, authority = self.ca
+        pem = certificate(site, request.public_key(), key, authority.subject)
+        return Enrolment(state="accepted", certificate_pem=pem)
+
+    def fetch_plan(self, study):
+        self._up()
+        return self.envelopes[study]
+
+    def status(self, study):
+        self._up()
+        return ()
+
+    def anchor(self, envelope):
+        self._up()
+        body = parse_json(envelope.payload)
+        self.anchored.append(body)
+        return AnchorReceipt(seq=body["seq"], head=body["head"], index=len(self.anchored))
+
+    def send(self, envelope, bundle, progress=None):
+        self._up()
+        data = Path(bundle).read_bytes()
+        self.sent.append((envelope, data))
+        said = parse_json(envelope.payload)
+        return Acceptance(
+            study=said["study"],
+            wave=said["wave"],
+            site=said["site"],
+            release_id=said["release_id"],
+            bundle_sha256=sha256_hex(data),
+            log_index=len(self.sent) - 1,
+            log_root="ab" * 32,
+            accepted_day="2026-01-05",
+        )
+
+
+def certificate(name: str, public: Any, signer: Any, issuer: x509.Name | None = None) -> str:
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    now = dt.datetime.now(dt.UTC)
+    built = (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer or subject)
+        .public_key(public)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - dt.timedelta(days=1))
+        .not_valid_after(now + dt.timedelta(days=365))
+        .sign(signer, hashes.SHA256())
+    )
+    return built.public_bytes(serialization.Encoding.PEM).decode()
+
+
+@dataclass
+class Hospital:
+    """A site's folder and its coordinator, driven through the command line."""
+
+    folder: Path
+    home: Path
+    lead: SigningKey
+    hub: Hub
+    invitation: Path
+    capsys: Any
+
+    def __call__(self, *argv: str, expect: int = 0) -> str:
+        """Run a command; its output, standard error last."""
+        self.capsys.readouterr()
+        code = run(cli.app, name="site-agent", argv=[*argv, "--home", str(self.home)])
+        out, err = self.capsys.readouterr()
+        assert code == expect, f"{argv}: {code}\n{out}\n{err}"
+        return out + err
+
+    def json(self, *argv: str, expect: int = 0) -> Any:
+        return json.loads(self(*argv, "--json", expect=expect))
+
+    def refused(self, *argv: str, expect: int) -> dict[str, Any]:
+        """The refusal of a command, as JSON and as a panel; both say what to do next."""
+        body = self.json(*argv, expect=expect)["refused"]
+        assert body["code"] in self(*argv, expect=expect)
+        assert body["exit_code"] == expect
+        return body
+
+    def publish(self, plan: StudyPlan, key: SigningKey | None = None) -> None:
+        self.hub.envelopes[plan.study] = sign_plan(plan, [key or self.lead])
+
+    def joined(self, *approvers: str) -> Hospital:
+        names = [word for name in approvers or ("dr-lind",) for word in ("--approver", name)]
+        self("init", "--invitation", str(self.invitation), *names)
+        self("join")
+        return self
+
+    def approved(self, plan: StudyPlan, name: str = "dr-lind") -> Hospital:
+        self.publish(plan)
+        self("plan", "fetch", plan.study)
+        self("plan", "approve", plan.study, "--as", name, "--understood", "local")
+        return self
+
+    def with_table(self, table: Any, study: str = "mini") -> Hospital:
+        path = self.folder / "cohort.csv"
+        table.to_csv(path, index=False)
+        self("data", "add", str(path), "--as", study)
+        return self
+
+
+@pytest.fixture
+def hospital(tmp_path, monkeypatch, capsys):
+    """A hospital that has received an invitation; training and attacks are replaced by something quick."""
+    lead = SigningKey.generate()
+    key = ec.generate_private_key(ec.SECP256R1())
+    ca_pem = certificate("ca", key.public_key(), key)
+    hub = Hub(ca=(key, x509.load_pem_x509_certificate(ca_pem.encode())))
+    invited = Invitation(
+        coordinator="hub",
+        address="hub.example.org:8443",
+        server_name="hub.example.org",
+        ca_pem=ca_pem,
+        ca_fingerprint=certificate_fingerprint(ca_pem),
+        site="north",
+        studies=("mini",),
+        token="t" * 43,
+        expires=dt.date(2999, 1, 1),
+        leads=(lead.public,),
+        bootstrap_cert_pem=ca_pem,
+        bootstrap_key_pem="KEY",
+    )
+    path = tmp_path / "invitation.json"
+    path.write_bytes(invited.to_bytes())
+    monkeypatch.setenv("TRIBUTARY_PASSPHRASE", PASSPHRASE)
+    monkeypatch.delenv("TRIBUTARY_TODAY", raising=False)
+    monkeypatch.setattr(cli, "door", lambda config: hub)
+    monkeypatch.setattr("site_agent.egress.Egress.from_invitation", lambda invitation, **_: hub)
+    monkeypatch.setattr(pipeline, "_fit", quick_fit)
+    monkeypatch.setattr(
+        pipeline, "_attack", lambda **_: {"sentences": ["Attacks we tried on 300 released rows; others may do better."]}
+    )
+    monkeypatch.setattr(
+        pipeline, "estimate", lambda plan, source: pipeline.Estimate(seconds=1.0, memory_mb=200.0, n=300, d=13)
+    )
+    monkeypatch.setenv("COLUMNS", "100")
+    return Hospital(folder=tmp_path, home=tmp_path / "site", lead=lead, hub=hub, invitation=path, capsys=capsys)

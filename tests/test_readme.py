@@ -1,0 +1,50 @@
+"""The README's code runs as it stands, and its two commands are the ones that exist."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", README, flags=re.MULTILINE | re.DOTALL)
+
+
+def test_three_hospitals_become_a_forest_plot(tmp_path):
+    (block,) = blocks("python")
+    assert len(block.splitlines()) <= 34, "one screen"
+    (tmp_path / "deploy").symlink_to(ROOT / "deploy")
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    ran = subprocess.run([sys.executable, "-c", block], cwd=tmp_path, env=env, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr[-2000:]
+    assert re.search(r"odds ratio per 10 mmHg \d\.\d\d \[\d\.\d\d, \d+\.\d\d\]", ran.stdout)
+    assert "<svg" in (tmp_path / "forest.svg").read_text(encoding="utf-8")
+
+
+def test_the_commands_are_targets_of_the_makefile():
+    (block,) = blocks("sh")
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    targets = re.findall(r"^make (\w+)", block, flags=re.MULTILINE)
+    assert targets == ["demo", "test"]
+    for target in targets:
+        assert re.search(rf"^{target}:", makefile, flags=re.MULTILINE)
+    assert "make test" in (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+
+
+def test_every_linked_page_exists():
+    for link in re.findall(r"\]\(([^)#]+)\)", README):
+        assert (ROOT / link).exists(), link
+
+
+def test_every_figure_in_the_benchmarks_page_names_a_file_that_exists():
+    page = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
+    named = re.findall(r"`(tests/benchmarks/results/\w+\.json)`", page)
+    assert named
+    for path in named:
+        assert (ROOT / path).exists(), path
