@@ -182,8 +182,9 @@ class Demo:
         self.step(f"{site}: joined")
         for study in self.plans:
             self.agent(site, "plan", "fetch", study)
-            self.agent(site, "data", "add", str(self.tables[site]), "--as", study)
-            self.agent(site, "data", "map", study, "--ignore-rest")
+            added = self.agent(site, "data", "add", str(self.tables[site]), "--as", study)
+            if added["not_mapped"]:  # columns of the file that the study does not use
+                self.agent(site, "data", "map", study, "--ignore-rest")
             self.agent(site, "plan", "approve", study, "--as", "steward", "--understood", "local")
         self.step(f"{site}: table found, plans approved by the steward")
         for study in self.plans:
@@ -211,6 +212,7 @@ class Demo:
                     sources = {source.site: source for source in told[self.study].sources}
                     key = f"{name}_{re.sub(r'[^a-z0-9]+', '', term)}" if len(FOCUS.get(self.study, ())) > 1 else name
                     answers[key] = Answer(
+                        title=f"{plan.title}: {name}",
                         question=formula,
                         term=term,
                         arms={
@@ -245,10 +247,12 @@ class Answer:
     """One question, pooled three ways.
 
     Args:
+        title, question, term: of the figure; the formula; what is pooled of it.
         arms: label to pooled result; the released one first.
         epsilon, posture: per site, of the released arm.
     """
 
+    title: str
     question: str
     term: str
     arms: Mapping[str, PooledResult]
@@ -307,9 +311,8 @@ def write_answers(answers: Mapping[str, Answer], out: Path, study: str) -> None:
         for suffix in ("svg", "pdf", "png"):
             figures.forest(
                 answer.arms[first],
-                title=f"{study}: {answer.question}",
-                note="Each site's noise has a price: ε at the plan's δ, given the flow. "
-                "The real records are pooled only because this is a demo.",
+                title=answer.title,
+                note=f"{answer.question}; ε at the plan's δ, given the flow. Real records: only in this demo.",
                 xlabel=f"{unit} (log scale)" if ratio else unit,
                 columns={
                     "Posture": dict(answer.posture),
@@ -335,7 +338,8 @@ def _row(
     import math
 
     show: Callable[[float], float] = math.exp if result.scale == "log" else float
-    cost = f"{min(epsilon.values()):.0f} to {max(epsilon.values()):.0f}" if epsilon else ""
+    costs = sorted({f"{value:.0f}" for value in epsilon.values()}, key=float)
+    cost = costs[0] if len(costs) == 1 else f"{costs[0]} to {costs[-1]}"
     return {
         "question": key,
         "tables": label,
@@ -450,12 +454,16 @@ def _progress() -> Iterator[Callable[[int, int, str], None]]:
 
 def _close(answers: Mapping[str, Answer], out: Path, seconds: float) -> None:
     """The table of answers, and where to look."""
+    from rich import box
     from rich.table import Table
 
     screen = console()
-    table = Table(title="Pooled by random effects (REML, ad hoc Knapp-Hartung)", title_justify="left", pad_edge=False)
+    table = Table(
+        title="Pooled by random effects (REML, ad hoc Knapp-Hartung)", title_justify="left", box=box.SIMPLE_HEAD
+    )
     for heading in ("question", "tables", "estimate", "95 % interval", "gap to real", "I²", "ε per site"):
-        table.add_column(heading, justify="left" if heading in ("question", "tables") else "right")
+        justify: Literal["left", "right"] = "left" if heading in ("question", "tables") else "right"
+        table.add_column(heading, justify=justify, no_wrap=True)
     for key, answer in answers.items():
         for label, result in answer.arms.items():
             row = _row(key, label, result, answer.arms[REAL], answer.epsilon)

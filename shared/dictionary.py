@@ -128,10 +128,13 @@ class Column:
 
     @property
     def dtype(self) -> Any:
-        """The pandas dtype of the released column."""
+        """The pandas dtype of the released column: levels in words are categories, levels in numbers integers.
+
+        (Parquet keeps categories of words and loses categories of numbers.)
+        """
         if self.kind in ("continuous", "time"):
             return np.dtype("float64")
-        if self.kind in ("ordered", "nominal") or isinstance(self.levels and self.levels[0], str):
+        if self.levels and isinstance(self.levels[0], str):
             return pd.CategoricalDtype(list(self.levels), ordered=self.kind == "ordered")
         return pd.Int64Dtype() if self.missing == "level" else np.dtype("int64")
 

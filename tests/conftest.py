@@ -32,6 +32,8 @@ def dictionary() -> Dictionary:
             Column(name="smoker", kind="binary", missing="level"),
             Column(name="grade", kind="ordered", levels=("low", "middle", "high")),
             Column(name="clinic", kind="nominal", levels=("north", "south", "west"), missing="level"),
+            Column(name="stage", kind="ordered", levels=(1, 2, 4)),
+            Column(name="thal", kind="nominal", levels=(3, 6, 7), missing="level"),
             Column(name="chol", kind="continuous", lower=50, upper=700, missing="level", missing_codes=(0,)),
             Column(name="parity", kind="integer", lower=0, upper=15, missing="level"),
         ),
@@ -59,6 +61,8 @@ def make_table(n: int, seed: int = 1) -> pd.DataFrame:
             "smoker": smoker,
             "grade": rng.choice(["low", "middle", "high"], n),
             "clinic": clinic,
+            "stage": rng.choice([1, 2, 4], n, p=[0.6, 0.3, 0.1]),
+            "thal": rng.choice([3, 6, 7, np.nan], n, p=[0.4, 0.3, 0.2, 0.1]),
             "chol": chol,
             "parity": parity,
         }

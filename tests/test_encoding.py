@@ -29,6 +29,8 @@ def test_decoding_an_encoded_table_gives_it_back(dictionary, table):
     np.testing.assert_array_equal(out["chol"].isna(), table["chol"] == 0)
     np.testing.assert_array_equal(out["parity"].isna(), table["parity"].isna())
     np.testing.assert_array_equal(out["clinic"].isna(), table["clinic"].isna())
+    assert out["stage"].tolist() == table["stage"].tolist()
+    np.testing.assert_array_equal(out["thal"].to_numpy(dtype=float, na_value=np.nan), table["thal"])
     observed = table["parity"].notna()
     assert out["parity"][observed].astype(float).tolist() == table["parity"][observed].tolist()
 
