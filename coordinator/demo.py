@@ -95,10 +95,10 @@ class Demo:
         answer = json.loads(made.stdout) if made.stdout.strip().startswith(("{", "[")) else {}
         if made.returncode:
             refused = answer.get("refused", {}) if isinstance(answer, dict) else {}
-            text = " ".join(refused.get(key, "") for key in ("must", "given", "next_step")) or made.stderr[-600:]
-            raise refusal_from_code(
-                refused.get("code", "E_REFUSED"), f"{module} {' '.join(arguments[:3])}: {text.strip()}"
-            )
+            given = f", got {refused['given']}" if refused.get("given") else ""
+            text = f"{refused['must']}{given}. {refused['next_step']}" if refused else made.stderr[-600:]
+            said = f"{module.split('.')[0].replace('_', '-')} {' '.join(arguments[:2])}"
+            raise refusal_from_code(refused.get("code", "E_REFUSED"), f"{said}: {text.strip()}")
         return answer
 
     def coordinator(self, *arguments: str) -> Any:

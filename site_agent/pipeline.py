@@ -541,7 +541,7 @@ def _attack(
     """
     from dataclasses import replace
 
-    from site_agent.audit import AuditLimits, gate, run_audit
+    from site_agent.audit import AuditLimits, gate, run_audit, seen
     from site_agent.models.flow import refit_flow
 
     order = rng.generator.permutation(len(x))
@@ -562,6 +562,7 @@ def _attack(
         fitted_on=inside,
         held_back=held_back,
         probe=replace(mechanism, flow=stand_in.flow).release(inside, rng),
+        view=seen(encoder),  # an attacker sees released values, not the fractions that encoding drew
     )
     gate(
         report,
