@@ -350,7 +350,7 @@ def _row(
         "gap_to_real": round(show(result.beta) - show(real.beta), 4),
         "tau2": round(result.tau2, 5),
         "I2_percent": round(result.I2, 1),
-        "epsilon_per_site": {REAL: "none: not private", BASELINE: "0 given the flow"}.get(label, cost),
+        "epsilon_per_site": {REAL: "not private", BASELINE: "0"}.get(label, cost),
         "excluded": "; ".join(f"{row.label}: {row.reason}" for row in result.excluded),
     }
 
@@ -461,7 +461,7 @@ def _close(answers: Mapping[str, Answer], out: Path, seconds: float) -> None:
     table = Table(
         title="Pooled by random effects (REML, ad hoc Knapp-Hartung)", title_justify="left", box=box.SIMPLE_HEAD
     )
-    for heading in ("question", "tables", "estimate", "95 % interval", "gap to real", "I²", "ε per site"):
+    for heading in ("question", "tables", "estimate", "95 % interval", "gap", "I²", "ε"):
         justify: Literal["left", "right"] = "left" if heading in ("question", "tables") else "right"
         table.add_column(heading, justify=justify, no_wrap=True)
     for key, answer in answers.items():
@@ -479,8 +479,8 @@ def _close(answers: Mapping[str, Answer], out: Path, seconds: float) -> None:
         table.add_section()
     screen.print(table)
     screen.print(
-        "ε is exact for each released row given the flow; the flow itself was fitted on the same records "
-        "and is not covered. At ε above 10 this is not a meaningful formal guarantee.",
+        "gap: to the real records. ε is exact for each released row given the flow; the flow itself was fitted "
+        "on the same records and is not covered. At ε above 10 this is not a meaningful formal guarantee.",
         style="dim",
     )
     excluded = {f"{r.label}: {r.reason}" for a in answers.values() for arm in a.arms.values() for r in arm.excluded}

@@ -29,7 +29,7 @@ def hospital(name: str) -> pd.DataFrame:
 def test_a_shipped_study_reads_and_its_canonical_bytes_read_back(name):
     read = plan(name)
     assert StudyPlan.from_bytes(read.canonical) == read
-    assert read.release.w == 0.8
+    assert 0 < read.release.w < 1
 
 
 @pytest.mark.parametrize("name", ["cvd", "heart"])
