@@ -212,7 +212,7 @@ class Demo:
                     sources = {source.site: source for source in told[self.study].sources}
                     key = f"{name}_{re.sub(r'[^a-z0-9]+', '', term)}" if len(FOCUS.get(self.study, ())) > 1 else name
                     answers[key] = Answer(
-                        title=f"{plan.title}: {name}",
+                        title=f"{plan.title}: {name}" + (f", {term}" if "_" in key else ""),
                         question=formula,
                         term=term,
                         arms={
