@@ -1,0 +1,508 @@
+"""The whole product as real processes on loopback: a coordinator that serves, and hospitals that run their commands.
+
+Starting Python with torch and pandas costs three seconds, and these tests start hundreds of processes. One *zygote*
+imports the libraries once and forks a child per command; the child gets its own environment, its own standard streams,
+calls the same ``main`` as the installed script, and dies as the failpoint or the test wants it to. gRPC does not
+survive a fork, so that the zygote never imports it. Run as a script, this module is the zygote.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import datetime as dt
+import hashlib
+import json
+import os
+import resource
+import shutil
+import signal
+import socket
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+PASSPHRASE = "correct horse battery"
+PATIENCE = 120.0
+"""Seconds after which a command that does not end is a failure instead of a hang."""
+
+
+def plan_toml(
+    study: str = "storm",
+    *,
+    waves: int = 1,
+    expires: dt.date = dt.date(2999, 12, 31),
+    version: int = 1,
+    purpose: str = "To see what a crash leaves behind.",
+) -> str:
+    """A plan that trains in a moment and whose floors never stand in the way; no column is rounded on its way."""
+    calendar = "".join(f"[[waves]]\nnumber = {k + 1}\nopens = 2000-01-01\ncloses = 2999-01-01\n" for k in range(waves))
+    return f"""
+study = "{study}"
+version = {version}
+title = "A small study"
+purpose = "{purpose}"
+coordinator = "tributary-hub"
+expires = {expires}
+
+[release]
+mechanism = "latent_noise"
+w = 0.8
+
+[training]
+flows = 1
+hidden = 8
+epochs = 1
+patience = 1
+
+[budget]
+epsilon = 1e9
+delta = 1e-6
+
+[floors]
+membership_auc = 1.0
+own_row_linkage = 1.0
+extreme_linkage = 1.0
+
+{calendar}
+[dictionary]
+name = "{study}"
+version = 1
+
+[dictionary.columns.person]
+kind = "person"
+
+[dictionary.columns.sbp]
+kind = "continuous"
+lower = 50
+upper = 300
+
+[dictionary.columns.chol]
+kind = "continuous"
+lower = 50
+upper = 700
+
+[dictionary.columns.died]
+kind = "binary"
+"""
+
+
+@dataclass
+class Command:
+    """One process of the product, running or ended."""
+
+    argv: tuple[str, ...]
+    pid: int
+    out: Path
+    err: Path
+    line: Any
+
+    def wait(self, seconds: float = PATIENCE) -> int:
+        """Its exit code; minus the signal that ended it."""
+        self.line.settimeout(seconds)
+        try:
+            said = self.line.recv(64)
+        except TimeoutError:
+            self.signal(signal.SIGKILL)
+            raise AssertionError(f"{self.argv} did not end") from None
+        self.line.close()
+        assert said, f"the zygote lost {self.argv}"
+        return int(said)
+
+    def signal(self, number: int) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, number)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a command left behind."""
+
+    argv: tuple[str, ...]
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+    @property
+    def refused(self) -> str:
+        """Code of the refusal; empty where there is none."""
+        if self.code <= 0 or not self.out.startswith("{"):
+            return ""
+        return self.json.get("refused", {}).get("code", "")
+
+    def __str__(self) -> str:
+        return f"{' '.join(self.argv)}: {self.code}\n{self.out}\n{self.err}"
+
+
+@dataclass
+class Theatre:
+    """A coordinator and its hospitals under one folder."""
+
+    folder: Path
+    relay: int = 0
+    """Port that sites dial, when it is not the coordinator's own."""
+    plaintext: bool = False
+    """Keep what the sites' processes hand to, and get from, the encrypted connection."""
+    server: Command | None = field(default=None, init=False)
+    count: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        self.hub = self.folder / "coordinator"
+        self.captured = self.folder / "captured"
+        self.notes = self.folder / "notes"
+        for folder in (self.captured, self.notes):
+            folder.mkdir(parents=True)
+        self._counting = threading.Lock()
+        # A socket's path must be short, and pytest's folders are not.
+        self._place = Path(tempfile.mkdtemp(prefix="zygote-"))
+        self._socket = self._place / "s"
+        self._zygote = subprocess.Popen(
+            [sys.executable, __file__, str(self._socket)],
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+        )
+        assert self._zygote.stdout is not None
+        assert self._zygote.stdout.readline() == b"ready\n"
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = probe.getsockname()[1]
+
+    def close(self) -> None:
+        self.stop()
+        self._zygote.kill()
+        self._zygote.wait()
+        self._zygote.stdout.close()
+        shutil.rmtree(self._place)
+
+    # -- processes --------------------------------------------------------------------------------------------------
+    def start(self, module: str, *argv: object, env: dict[str, str] | None = None, **order: Any) -> Command:
+        """Start a command line. `order`: hooks (names in `HOOKS`), file_size (bytes a file may have)."""
+        with self._counting:
+            self.count += 1
+            number = self.count
+        words = tuple(map(str, argv))
+        name = f"{number:05d}-{module.partition('.')[0]}"
+        out, err = self.captured / f"{name}.out", self.captured / f"{name}.err"
+        out.touch()
+        err.touch()
+        line = socket.socket(socket.AF_UNIX)
+        line.settimeout(PATIENCE)
+        line.connect(str(self._socket))
+        order |= {
+            "module": module,
+            "argv": words,
+            "env": {**_environment(), "TRIBUTARY_PASSPHRASE": PASSPHRASE, **(env or {})},
+            "cwd": str(self.folder),
+            "out": str(out),
+            "err": str(err),
+        }
+        line.sendall(json.dumps(order).encode() + b"\n")
+        pid = b""
+        while not pid.endswith(b"\n"):  # byte by byte, so that the exit code is left for `wait`
+            got = line.recv(1)
+            assert got, f"the zygote did not start {words}"
+            pid += got
+        return Command(words, int(pid), out, err, line)
+
+    def run(self, module: str, *argv: object, expect: int | None = 0, **settings: Any) -> Answer:
+        """Run a command line to its end."""
+        command = self.start(module, *argv, **settings)
+        code = command.wait()
+        answer = Answer(command.argv, code, command.out.read_text(), command.err.read_text())
+        assert expect is None or code == expect, str(answer)
+        return answer
+
+    def coordinator(self, *argv: object, **settings: Any) -> Answer:
+        return self.run("coordinator.cli", "--home", self.hub, *argv, "--json", **settings)
+
+    def agent(self, site: str, *argv: object, expect: int | None = 0, as_json: bool = True, **settings: Any) -> Answer:
+        """One ``site-agent`` command; its draws are noted where no crash can undo it."""
+        env = {
+            "TRIBUTARY_SITE_HOME": str(self.home(site)),
+            "THEATRE_NOTES": str(self.notes / site),
+            **settings.pop("env", {}),
+        }
+        hooks = ["draws", *settings.pop("hooks", ())]
+        if self.plaintext:
+            hooks.append("plaintext")
+            env["THEATRE_PLAINTEXT"] = str(self.notes / "plaintext")
+        tail = ("--json",) if as_json else ()
+        return self.run("site_agent.cli", *argv, *tail, expect=expect, env=env, hooks=hooks, **settings)
+
+    def home(self, site: str) -> Path:
+        return self.folder / "sites" / site
+
+    def noted(self, site: str) -> list[dict[str, Any]]:
+        """What hooks wrote down at a site, in order."""
+        path = self.notes / site
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+    # -- the coordinator ----------------------------------------------------------------------------------------------
+    def open(self, *plans: str) -> None:
+        """Set the coordinator up, sign the plans, and serve."""
+        dialled = f"127.0.0.1:{self.relay or self.port}"
+        self.coordinator("init", "--address", dialled, "--listen", f"127.0.0.1:{self.port}")
+        for text in plans:
+            self.sign(text)
+        self.serve()
+
+    def sign(self, text: str) -> None:
+        path = self.folder / f"plan-{self.count}.toml"
+        path.write_text(text)
+        self.coordinator("plan", "sign", path)
+
+    def serve(self, failpoint: str = "") -> Command:
+        """Start the server; it dies at `failpoint`."""
+        env = {"TRIBUTARY_FAILPOINT": failpoint} if failpoint else {}
+        server = self.start("coordinator.cli", "--home", self.hub, "serve", env=env)
+        limit = time.monotonic() + PATIENCE
+        while "answers on" not in server.out.read_text():
+            with contextlib.suppress(TimeoutError, BlockingIOError):
+                server.line.settimeout(0.02)
+                code = server.line.recv(64)
+                raise AssertionError(f"the coordinator ended: {code}\n{server.err.read_text()}")
+            assert time.monotonic() < limit, "the coordinator does not answer"
+        self.server = server
+        return server
+
+    def stop(self) -> int | None:
+        """End the server, by its own id."""
+        server, self.server = self.server, None
+        if server is None:
+            return None
+        server.signal(signal.SIGTERM)
+        return server.wait()
+
+    # -- a hospital -----------------------------------------------------------------------------------------------------
+    def invite(self, site: str, *studies: str) -> Path:
+        path = self.folder / f"invitation-{site}-{self.count}.json"
+        self.coordinator("invite", site, *(part for study in studies for part in ("--study", study)), "--out", path)
+        return path
+
+    def join(self, site: str, table: Path, *studies: str) -> None:
+        """A hospital from nothing to approved plans."""
+        invitation = self.invite(site, *studies)
+        made = self.agent(site, "init", "--invitation", invitation, "--approver", "steward").json
+        self.agent(site, "join")
+        self.coordinator("accept", site, "--fingerprint", made["fingerprint"])
+        self.agent(site, "join")
+        for study in studies:
+            self.adopt(site, table, study)
+
+    def adopt(self, site: str, table: Path, study: str) -> None:
+        self.agent(site, "plan", "fetch", study)
+        self.agent(site, "data", "add", table, "--as", study)
+        self.agent(site, "data", "map", study, "--ignore-rest")
+        self.agent(site, "plan", "approve", study, "--as", "steward", "--understood", "local")
+
+    def waiting(self, site: str, wave: int, study: str = "storm") -> str:
+        """The release of a wave that waits for a person, or is on its way."""
+        for row in self.agent(site, "outbox", "list").json["releases"]:
+            if (row["study"], row["wave"]) == (study, wave) and row["state"] in ("held", "approved", "delivered"):
+                return row["release_id"]
+        return ""
+
+    def approve(self, site: str, release_id: str, **settings: Any) -> Answer:
+        shown = self.agent(site, "outbox", "show", release_id).json
+        ticks = [part for warning in shown["warnings"] for part in ("--tick", warning["name"])]
+        return self.agent(site, "approve", release_id, "--as", "steward", *ticks, **settings)
+
+    def entries(self, site: str) -> list[tuple[str, dict[str, Any]]]:
+        """Kinds and bodies of a ledger as it lies on disk, read from a copy without the product's code."""
+        with tempfile.TemporaryDirectory() as name:
+            for path in self.home(site).glob("ledger.db*"):
+                shutil.copy(path, name)
+            with contextlib.closing(sqlite3.connect(Path(name) / "ledger.db")) as database:
+                rows = database.execute("SELECT kind, body FROM entries ORDER BY seq").fetchall()
+        return [(kind, json.loads(body)) for kind, body in rows]
+
+
+def _environment() -> dict[str, str]:
+    kept = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "VIRTUAL_ENV")
+    return {name: os.environ[name] for name in kept if name in os.environ} | {"OMP_NUM_THREADS": "1"}
+
+
+# -- the zygote -------------------------------------------------------------------------------------------------------
+PRELOADED = (
+    "torch nflows.flows nflows.transforms pandas pyarrow.parquet scipy.stats scipy.spatial sqlalchemy typer "
+    "rich.progress rich.panel rich.table cryptography.x509 google.protobuf.message dp_accounting shared.wire "
+    "shared.release shared.flows shared.mechanisms.latent_noise site_agent.cli site_agent.egress site_agent.pipeline "
+    "site_agent.models.flow site_agent.audit site_agent.checks site_agent.records site_agent.ledger site_agent.outbox "
+    "site_agent.plans site_agent.screens site_agent.health coordinator.cli coordinator.collect coordinator.authority "
+    "coordinator.store"
+).split()
+
+
+def _note(kind: str, **body: object) -> None:
+    handle = os.open(os.environ["THEATRE_NOTES"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.write(handle, json.dumps({"kind": kind, **body}).encode() + b"\n")
+    os.close(handle)
+
+
+def _draws() -> None:
+    """Note the first noisy output of this process, and every bundle on its way to the disk.
+
+    The second output of a process is the stand-in of the membership attack, which never leaves memory.
+    """
+    from shared.mechanisms.latent_noise import LatentNoise
+    from site_agent.outbox import Outbox
+
+    drawn, sealed = LatentNoise.release, Outbox.seal
+    seen: list[str] = []
+
+    def release(self: Any, *given: Any, **named: Any) -> Any:
+        noisy = drawn(self, *given, **named)
+        if not seen:
+            seen.append(hashlib.sha256(noisy.tobytes()).hexdigest())
+            _note("draw", digest=seen[0])
+        return noisy
+
+    def seal(self: Any, hold: Any, bundle: bytes, *given: Any, **named: Any) -> Any:
+        _note("seal", release_id=hold.release_id, wave=hold.wave, digest=hashlib.sha256(bundle).hexdigest())
+        return sealed(self, hold, bundle, *given, **named)
+
+    LatentNoise.release, Outbox.seal = release, seal  # type: ignore[method-assign]
+
+
+def _trace() -> None:
+    """Note every failpoint that is passed."""
+    from shared import failpoints
+
+    old = failpoints.reach
+
+    def reach(name: str) -> None:
+        _note("reach", name=name)
+
+    for module in list(sys.modules.values()):
+        if getattr(module, "reach", None) is old:
+            module.reach = reach  # type: ignore[attr-defined]
+
+
+def _plaintext() -> None:
+    """Keep every message on its way into the encrypted connection, and out of it."""
+    from shared import wire
+
+    encode, decode = wire.encode, wire.decode
+
+    def keep(data: bytes) -> None:
+        handle = os.open(os.environ["THEATRE_PLAINTEXT"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        os.write(handle, data)
+        os.close(handle)
+
+    def encoded(message: Any) -> bytes:
+        data = encode(message)
+        keep(data)
+        return data
+
+    def decoded(kind: Any, data: bytes) -> Any:
+        keep(data)
+        return decode(kind, data)
+
+    wire.encode, wire.decode = encoded, decoded  # type: ignore[assignment]
+
+
+def _stumble() -> None:
+    """A fault that nobody foresaw, in the words of a library that quotes the cell it stumbled over."""
+    import pandas as pd
+
+    from site_agent import pipeline
+
+    def fit(x: Any, *_: Any) -> Any:
+        from shared.randomness import secure_rng  # noqa: F401
+
+        frame = pd.read_csv(os.environ["THEATRE_TABLE"], dtype=str)
+        return frame["person"].astype(float)
+
+    pipeline._fit = fit
+
+
+HOOKS = {"draws": _draws, "trace": _trace, "plaintext": _plaintext, "stumble": _stumble}
+
+
+def _die_with_parent() -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)
+
+
+def _perform(order: dict[str, Any]) -> None:
+    """Be the command."""
+    import importlib
+
+    _die_with_parent()
+    os.environ.clear()
+    os.environ.update(order["env"])
+    os.chdir(order["cwd"])
+    for number, (name, flags) in enumerate(
+        ((os.devnull, os.O_RDONLY), (order["out"], os.O_WRONLY | os.O_CREAT), (order["err"], os.O_WRONLY | os.O_CREAT))
+    ):
+        handle = os.open(name, flags, 0o600)
+        os.dup2(handle, number)
+        os.close(handle)
+    if order.get("file_size"):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (order["file_size"], order["file_size"]))
+    for name in order.get("hooks", ()):
+        HOOKS[name]()
+    code = 1
+    try:
+        code = importlib.import_module(order["module"]).main(order["argv"]) or 0
+    except SystemExit as leave:
+        code = leave.code if isinstance(leave.code, int) else 1
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    with contextlib.suppress(OSError):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(code)
+
+
+def _zygote(path: str) -> None:
+    import importlib
+
+    _die_with_parent()
+    for name in PRELOADED:
+        importlib.import_module(name)
+    assert "grpc" not in sys.modules, "gRPC does not survive a fork"
+    server = socket.socket(socket.AF_UNIX)
+    server.bind(path)
+    server.listen(64)
+    sys.stdout.write("ready\n")
+    sys.stdout.flush()
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    while True:
+        line, _ = server.accept()
+        if os.fork():
+            line.close()
+            continue
+        # One process per command stands between zygote and command, to wait for its end.
+        _die_with_parent()
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        server.close()
+        order = b""
+        while not order.endswith(b"\n"):
+            order += line.recv(1 << 16)
+        child = os.fork()
+        if not child:
+            line.close()
+            _perform(json.loads(order))
+        line.sendall(b"%d\n" % child)
+        _, status = os.waitpid(child, 0)
+        with contextlib.suppress(OSError):
+            line.sendall(b"%d" % os.waitstatus_to_exitcode(status))
+        os._exit(0)
+
+
+if __name__ == "__main__":
+    _zygote(sys.argv[1])
