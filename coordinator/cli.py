@@ -24,6 +24,7 @@ from shared.terminal import application, checklist, console, emit, plain, run, t
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    import pandas as pd
     from rich.console import Console
 
     from coordinator.queries import Answer
@@ -275,6 +276,8 @@ def plan_cost(
         out.print(price.translation)
         if price.epsilon > 8:
             out.print(f"For ε 8 in one wave take w = {price.w_for_8:.2g}.", style="cyan")
+        if last:
+            out.print(f"next: coordinator plan sign {file}", style="cyan")
 
     emit(price, as_json=json, show=show)
 
@@ -637,7 +640,13 @@ def pool(
     method: Method = "REML",
     test: Test = "adhoc",
     level: Level = 0.95,
-    out: Annotated[Path | None, typer.Option("--out", help="Also write the table: .csv or .json.")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out",
+            help="Also write the sites' estimates (.csv, as analyst pool reads them) or the whole answer (.json).",
+        ),
+    ] = None,
     json: Json = False,
 ) -> None:
     """Ask one question of a wave, site by site, and pool the answers. No site is contacted; it costs no ε."""
@@ -650,9 +659,8 @@ def pool(
 
         out.write_text(writer.dumps(plain(data), indent=2, ensure_ascii=False, allow_nan=False) + "\n")
     elif out is not None:
-        from coordinator.figures import forest_table
-
-        forest_table(answer.result).to_csv(out, index=False)
+        # Only the sites' own rows: a table that also held the pooled ones would be pooled with them.
+        _estimates(answer).to_csv(out, index=False)
     emit(data, as_json=json, show=lambda shown: _show_answer(shown, answer))
 
 
@@ -889,6 +897,14 @@ def _answer_data(answer: Answer) -> dict[str, Any]:
         "sources": answer.sources,
         **pooled_data(answer.result),
     }
+
+
+def _estimates(answer: Answer) -> pd.DataFrame:
+    """One row per site for a spreadsheet or `analyst pool`: yi and vi on the scale of the analysis."""
+    import pandas as pd
+
+    names = ("site", "study", "wave", "term", "n", "scale", "yi", "vi", "vi_sampling", "vi_privacy", "reason")
+    return pd.DataFrame([{name: getattr(row, name) for name in names} for row in answer.estimates], columns=list(names))
 
 
 def _further(answer: Answer) -> dict[str, dict[str, str]]:

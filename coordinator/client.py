@@ -147,7 +147,7 @@ def read_table(path: Path) -> pd.DataFrame:
 def _column(given: pd.DataFrame, name: str) -> pd.Series:
     if name not in given.columns:
         names = [str(column) for column in given.columns]
-        near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+        near = difflib.get_close_matches(name, names, n=1, cutoff=0.6)  # below, vi would be told yi
         step = f"Did you mean {near[0]!r}?" if near else f"Columns: {', '.join(names[:20])}."
         raise ParameterError("the table must have the column", given=repr(name), next_step=step)
     return given[name]

@@ -222,9 +222,18 @@ def gate(report: AuditReport, limits: AuditLimits) -> None:
         name, (value, limit) = max(beyond.items(), key=lambda item: item[1][0] - item[1][1])
         raise AuditRefusal(
             f"{name} must be at most {limit:.2f}",
-            given=f"{value:.2f}" + (f" ({len(beyond)} limits are exceeded)" if len(beyond) > 1 else ""),
+            given=_beyond(value, limit) + (f" ({len(beyond)} limits are exceeded)" if len(beyond) > 1 else ""),
             next_step="Ask the study lead for a smaller w.",
         )
+
+
+def _beyond(value: float, limit: float) -> str:
+    """The value with as many digits as show that it is beyond the limit.
+
+    >>> _beyond(0.71, 0.60), _beyond(0.6004, 0.60)
+    ('0.71', '0.6004')
+    """
+    return next(text for k in range(2, 18) if float(text := f"{value:.{k}f}") > limit)
 
 
 def membership_auc(inside: Array, outside: Array, release: Array) -> Rate:

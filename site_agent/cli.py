@@ -495,6 +495,7 @@ def status(home: Home = None, json: Json = False) -> None:
         "site": config.site,
         "coordinator": config.coordinator,
         "agent_version": agent_version(),
+        "fingerprint": at.release_key.public.fingerprint,
         "joined": joined,
         "paused": at.paused,
         "studies": studies,
@@ -508,15 +509,19 @@ def status(home: Home = None, json: Json = False) -> None:
 
         state = "PAUSED" if at.paused else "joined" if joined else "not joined"
         screens.heading(out, f"Site {config.site}", f"{state} · coordinator {config.coordinator}")
+        screens.settings(out, [("fingerprint", answer["fingerprint"])])
         rows = []
         for row in studies:
             plan = "none" if row["plan"] is None else f"version {row['plan']}"
-            approved = "yes" if row["approved"] else f"no ({row.get('refused', '')})"
+            # That there is no plan, or no approval yet, the table says itself.
+            told = row["plan"] is None or row.get("refused") == ApprovalRefusal.code
+            approved = "yes" if row["approved"] else "no" if told else f"no ({row['refused']})"
             due = ", ".join(map(str, row["due"])) or "none"
             rows.append((row["study"], plan, approved, "yes" if row["table"] else "no", due))
         if rows:
             out.print(table(("study", "plan", "approved", "table", "waves due"), rows))
-        out.print(f"{len(waiting)} release(s) wait in the outbox." if waiting else "Nothing waits in the outbox.")
+        waits = {0: "Nothing waits", 1: "1 release waits"}.get(len(waiting), f"{len(waiting)} releases wait")
+        out.print(f"{waits} in the outbox.")
         screens.next_step(out, *(steps[:1] or ["nothing to do"]))
 
     emit(answer, as_json=json, show=show)
@@ -1021,7 +1026,10 @@ def release(
         )
         short = made.hold.release_id[:8]
         screens.next_step(
-            out, f"site-agent approve {short} --as NAME", f"site-agent reject {short} --as NAME --reason …"
+            out,
+            f"site-agent outbox show {short}",
+            f"site-agent approve {short} --as NAME{''.join(f' --tick {c.name}' for c in made.warnings)}",
+            f"site-agent reject {short} --as NAME --reason …",
         )
 
     emit(_described(made), as_json=json, show=show)
@@ -1365,7 +1373,7 @@ def history(
 
 @app.command()
 def pause(reason: Reason = "", home: Home = None, json: Json = False, dry_run: Dry = False) -> None:
-    """Stop at once: nothing is drawn, approved or sent until ``resume``. Works without a network."""
+    """Stop at once: nothing is drawn, approved or sent until `site-agent resume`. Works without a network."""
     from shared.keys import write_private
 
     at = desk(home)

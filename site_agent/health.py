@@ -155,7 +155,7 @@ def _ledger(desk: Desk, today: dt.date) -> Finding:
             f"{entries} entries; a draw was interrupted",
             "Run site-agent release: the draw is burnt first.",
         )
-    return "ok", f"{entries} entries, chained and signed", ""
+    return "ok", f"{entries} entr{'y' if entries == 1 else 'ies'}, chained and signed", ""
 
 
 def _tables(desk: Desk, today: dt.date) -> Finding:

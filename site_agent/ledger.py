@@ -988,7 +988,8 @@ def _resumed(hold: Hold, *, plan_hash: str, event: Mapping[str, Any], delta: flo
         raise StateRefusal(
             f"the open reservation of wave {hold.wave} must be of the same plan and event",
             given="another plan",
-            next_step="Approve or reject the sealed release, or burn the reservation, before the new plan is used.",
+            next_step="If a release waits in site-agent outbox list, reject it and release again; "
+            "else the wave stays with the earlier plan: ask the study lead for another one.",
         )
     return hold
 
@@ -1032,7 +1033,7 @@ def _require_same_bundle(hold: Hold, bundle_sha256: str) -> None:
         raise IntegrityRefusal(
             f"release {hold.release_id} must have the bytes that were sealed",
             given="other bytes" if hold.bundle_sha256 else "no seal",
-            next_step="A second draw is a second charge: burn this one and reserve again.",
+            next_step="A second draw is a second charge: reject this one and release again.",
         )
 
 

@@ -180,7 +180,7 @@ class Outbox:
             raise ApprovalRefusal(
                 f"{current.approvals_needed} registered approver(s) must approve these exact bytes",
                 given=f"{len(current.approvals)}, release {current.state}",
-                next_step=f"site-agent outbox approve {release_id}",
+                next_step=f"site-agent approve {release_id[:8]} --as NAME",
             )
         self._require_bytes(current)
         return self._envelope(current)

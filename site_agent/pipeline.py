@@ -604,7 +604,7 @@ def _refuse_second_draw(hold: Hold, ledger: Ledger) -> None:
         raise StateRefusal(
             "a draw that was begun must be settled first",
             given="a draw under way or interrupted",
-            next_step="If no agent runs, run site-agent status: an interrupted draw is burnt, then release again.",
+            next_step="If no other agent runs, run site-agent release: this draw is burnt, the next is a new charge.",
         )
     if hold.state == "sealed":
         # The attack audit needs the fitted flow and the order of the rows, which are never written to disk.

@@ -128,8 +128,8 @@ def plan_page(out: Console, page: Mapping[str, Any]) -> None:
     heading(out, "Floors in force", "the stricter of the plan's and this site's")
     floors = page["floors"]
     out.print(
-        f"at least {floors['persons']:g} persons · {floors['approvals']:g} approver(s) sign · attack AUC at most "
-        f"{floors['membership_auc']:g} · own-row linkage at most {floors['own_row_linkage']:g}, "
+        f"at least {floors['persons']:g} persons · signed by {floors['approvals']:g} of its approvers · "
+        f"attack AUC at most {floors['membership_auc']:g} · own-row linkage at most {floors['own_row_linkage']:g}, "
         f"{floors['extreme_linkage']:g} among outliers"
     )
     if page["changes"]:

@@ -16,6 +16,7 @@ from delivered import STUDIES, TODAY, cohort, cohort_plan, deliver, join, quaran
 
 from coordinator import planning
 from coordinator.cli import app, main
+from coordinator.client import main as analyst
 from coordinator.config import Config
 from coordinator.log import verify_inclusion
 from coordinator.queries import pooled
@@ -449,14 +450,17 @@ def test_pool_needs_one_question(collected):
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".json"])
-def test_pool_writes_its_table(collected, tmp_path, suffix):
+def test_pool_writes_a_table_that_the_analyst_pools_alike(collected, tmp_path, suffix, capsys):
     out = tmp_path / f"table{suffix}"
     _, said = collected("pool", "cvd", "--wave", 1, "--estimand", "unadjusted", "--out", out)
     if suffix == ".json":
         assert json.loads(out.read_text()) == said
     else:
         table = pd.read_csv(out)
-        assert set(table["label"][table["row"] == "site"]) == {"alpha", "beta"}
+        assert list(table["site"]) == ["alpha", "beta"]
+        assert analyst(["pool", str(out), "--json"]) == 0
+        pooled = json.loads(capsys.readouterr().out)["pooled"]
+        assert pooled["beta"] == pytest.approx(said["pooled"]["beta"])
 
 
 @pytest.mark.parametrize("suffix", [".svg", ".pdf", ".png"])
