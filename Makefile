@@ -24,7 +24,7 @@ test: $(STAMP)
 	@$(BIN)/python -m pytest -n 2 --dist worksteal -m "not soak"
 
 soak: $(STAMP)
-	@TRIBUTARY_SOAK=1 $(BIN)/python -m pytest -m soak -s
+	@TRIBUTARY_SOAK=1 $(BIN)/python -m pytest -m soak
 
 check: $(STAMP)
 	@$(BIN)/ruff format --check .

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import json
 import os
 from pathlib import Path
 
@@ -14,6 +15,26 @@ from shared.dictionary import Column, Dictionary
 from shared.plan import Budget, Floors, LatentNoisePlan, StudyPlan, Training, Wave
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+_soaked: dict[str, dict[str, object]] = {}
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Note what a soak test counted (`record_property`), for `make soak`'s file."""
+    if os.environ.get("TRIBUTARY_SOAK") and report.when == "call" and "soak" in report.keywords:
+        counts = dict(report.user_properties)
+        _soaked[report.nodeid.split("/")[-1]] = {"outcome": report.outcome, "seconds": round(report.duration), **counts}
+
+
+def pytest_sessionfinish() -> None:
+    """Write `tests/benchmarks/results/soak.json`; a test that was not run this time keeps its earlier line."""
+    if not _soaked:
+        return
+    from benchmarks import record
+
+    path = Path(__file__).parent / "benchmarks" / "results" / "soak.json"
+    earlier = json.loads(path.read_text())["results"] if path.exists() else {}
+    record.write("soak", {**earlier, **_soaked}, seed=0, command="make soak")
 
 
 @pytest.fixture(scope="session")

@@ -447,7 +447,7 @@ def test_a_staged_half_that_a_power_cut_has_damaged_is_sent_anew(hub, excess):
 
 
 @pytest.mark.soak
-def test_ten_thousand_deliveries_from_thirty_two_clients_give_one_acceptance(hub):
+def test_ten_thousand_deliveries_from_thirty_two_clients_give_one_acceptance(hub, record_property):
     sealed = hub.seal("north")
 
     def deliver(_: int):
@@ -456,6 +456,8 @@ def test_ten_thousand_deliveries_from_thirty_two_clients_give_one_acceptance(hub
 
     with ThreadPoolExecutor(32) as pool:
         answers = set().union(*pool.map(deliver, range(32)))
+    record_property("deliveries", 32 * 313)
+    record_property("accepted", len(hub.store.releases()))
     assert len(answers) == len(hub.store.releases()) == hub.store.verify_log() == 1
 
 

@@ -581,7 +581,7 @@ def race_of_threads(path: Path, first_wave: int, count: int, cap: float) -> list
 
 
 @pytest.mark.parametrize("rounds", [1, pytest.param(1000, marks=pytest.mark.soak)])
-def test_of_64_threads_that_want_the_last_unit_exactly_one_gets_it(tmp_path, rounds):
+def test_of_64_threads_that_want_the_last_unit_exactly_one_gets_it(tmp_path, rounds, record_property):
     if rounds > 1 and not os.environ.get("TRIBUTARY_SOAK"):
         pytest.skip("set TRIBUTARY_SOAK")
     cap = privacy.epsilon_from_rdp(2 * privacy.rdp(GAUSSIAN), DELTA)
@@ -589,6 +589,7 @@ def test_of_64_threads_that_want_the_last_unit_exactly_one_gets_it(tmp_path, rou
         ledger = Ledger.create(tmp_path / f"{turn}" / "ledger.db", KEY, site="north")
         reserve(ledger, 1, cap=cap)
         winners = race_of_threads(ledger.path, 2, 64, cap)
+        record_property("rounds", turn + 1)
         assert len(winners) == 1
         assert winners[0].startswith("heart-")
         assert ledger.study_total("heart", DELTA).epsilon <= cap
@@ -596,7 +597,7 @@ def test_of_64_threads_that_want_the_last_unit_exactly_one_gets_it(tmp_path, rou
 
 
 @pytest.mark.parametrize("rounds", [1, pytest.param(1000, marks=pytest.mark.soak)])
-def test_of_8_processes_with_8_threads_each_exactly_one_gets_the_last_unit(tmp_path, rounds):
+def test_of_8_processes_with_8_threads_each_exactly_one_gets_the_last_unit(tmp_path, rounds, record_property):
     if rounds > 1 and not os.environ.get("TRIBUTARY_SOAK"):
         pytest.skip("set TRIBUTARY_SOAK")
     cap = privacy.epsilon_from_rdp(2 * privacy.rdp(GAUSSIAN), DELTA)
@@ -620,6 +621,7 @@ def test_of_8_processes_with_8_threads_each_exactly_one_gets_the_last_unit(tmp_p
         os.close(start)
         os.close(go)
         wins = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+        record_property("rounds", turn + 1)
         assert sorted(wins) == [0] * 7 + [1]
         assert ledger.study_total("heart", DELTA).epsilon <= cap
         assert reopened(ledger).verify() == 3

@@ -497,7 +497,9 @@ def quick_disk(tmp_path):
 
 
 @pytest.mark.parametrize("repeats", [1, pytest.param(25, marks=pytest.mark.soak)])
-def test_wherever_the_agent_is_killed_the_same_bytes_leave_once_or_the_charge_is_burnt(quick_disk, template, repeats):
+def test_wherever_the_agent_is_killed_the_same_bytes_leave_once_or_the_charge_is_burnt(
+    quick_disk, template, repeats, record_property
+):
     if repeats > 1 and not os.environ.get("TRIBUTARY_SOAK"):
         pytest.skip("set TRIBUTARY_SOAK")
     home, crashed, scratch = (quick_disk / name for name in ("home", "crashed", "scratch"))
@@ -544,4 +546,6 @@ def test_wherever_the_agent_is_killed_the_same_bytes_leave_once_or_the_charge_is
     start_from(None)
     for _ in range(3):
         settle()
+    record_property("failpoints", len(hit))
+    record_property("kills", hit.total())
     assert set(hit) == written_failpoints()

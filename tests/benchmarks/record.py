@@ -24,7 +24,7 @@ PACKAGES = (
 )
 
 
-def write(name: str, results: Mapping[str, Any], seed: int) -> Path:
+def write(name: str, results: Mapping[str, Any], seed: int, command: str = "") -> Path:
     """Write `tests/benchmarks/results/<name>.json` and return its path."""
     versions = {"python": platform.python_version()}
     for package in PACKAGES:
@@ -35,7 +35,7 @@ def write(name: str, results: Mapping[str, Any], seed: int) -> Path:
     module = getattr(sys.modules["__main__"], "__spec__", None)
     program = ["-m", module.name] if module else [f"tests/benchmarks/{Path(sys.argv[0]).name}"]
     record = {
-        "command": " ".join(["python", *program, *sys.argv[1:]]),
+        "command": command or " ".join(["python", *program, *sys.argv[1:]]),
         "seed": seed,
         "versions": versions,
         "machine": {"cores": os.cpu_count(), "architecture": platform.machine()},
