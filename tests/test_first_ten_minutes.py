@@ -97,7 +97,13 @@ class Terminal:
         # 8443 may be taken where this runs; the blocks are otherwise run as they stand.
         block = block.replace("8443", self.port)
         here = shlex.quote(str(self.state))
-        return ["bash", "-euo", "pipefail", "-c", f'. {here}\n{block}\n{{ export -p; printf "cd %q\\n" "$PWD"; }} > {here}']
+        return [
+            "bash",
+            "-euo",
+            "pipefail",
+            "-c",
+            f'. {here}\n{block}\n{{ export -p; printf "cd %q\\n" "$PWD"; }} > {here}',
+        ]
 
     def run(self, block: str) -> str:
         print(f"$ {block}")
