@@ -553,6 +553,36 @@ def revoke(context: typer.Context, site: Site, dry_run: DryRun = False, json: Js
     emit(answer, as_json=json, show=lambda out: out.print(words))
 
 
+@app.command(rich_help_panel="Sites")
+def reanchor(
+    context: typer.Context,
+    site: Site,
+    fingerprint: Annotated[str, typer.Option("--fingerprint", help="What site-agent ledger recover showed there.")],
+    dry_run: DryRun = False,
+    json: Json = False,
+) -> None:
+    """Let a site's ledger go on after a restored backup, from the one head its steward read out; kept in the log."""
+    with _open(Config.load(context.obj)) as store:
+        _enrolment(store, site)
+        left = store.anchor(site)
+        if left is None:
+            raise StateRefusal(
+                "a ledger must have been witnessed to begin anew", given="no anchor", next_step="Nothing to allow."
+            )
+        index = None if dry_run else store.allow_reanchor(site, fingerprint)
+    answer = {"site": site, "allowed": not dry_run, "left_seq": left.seq, "left_head": left.head, "log_index": index}
+
+    def show(out: Console) -> None:
+        out.print(
+            f"{'would let' if dry_run else 'lets'} the ledger of {site} go on from the head with this fingerprint, "
+            f"and leave entry {left.seq} behind"
+        )
+        if index is not None:
+            out.print(f"Log entry {index}. Once, and for this head only. The site runs site-agent ledger recover.")
+
+    emit(answer, as_json=json, show=show)
+
+
 # -- releases -----------------------------------------------------------------------------------------------------
 @app.command(rich_help_panel="Releases")
 def releases(

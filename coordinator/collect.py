@@ -189,7 +189,11 @@ class CollectionService:
         """What is held of the calling site."""
         site = self._site(call)
         self._invited(site, request.study)
-        return Holdings(holdings=self._store.holdings(request.study, site.site))
+        return Holdings(
+            holdings=self._store.holdings(request.study, site.site),
+            anchored=self._store.anchor(site.site),
+            reanchored=self._store.reanchored(site.site),
+        )
 
     # -- offer --------------------------------------------------------------------------------------------------
     def offer(self, call: Call, request: SignedDocument) -> Offered:

@@ -24,10 +24,12 @@ from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError
 
 from coordinator.log import append, consistency_proof, inclusion_proof, leaf_hash, peaks_root
 from shared.canonical import canonical_json, sha256_hex
+from shared.chain import GENESIS, head_fingerprint, heads
 from shared.errors import (
     CertificateRefusal,
     IntegrityRefusal,
     LedgerRefusal,
+    ParameterError,
     PlanRefusal,
     PlanRollback,
     Refusal,
@@ -111,11 +113,23 @@ _log = sa.Table(
 _anchors = sa.Table(
     "anchors",
     _meta,
-    sa.Column("site", _word, primary_key=True),
-    sa.Column("seq", sa.BigInteger, primary_key=True, autoincrement=False),
+    # A ledger that begins anew uses its numbers again: the order of witnessing is the log's.
+    sa.Column("log_index", sa.Integer, sa.ForeignKey("log.index"), primary_key=True, autoincrement=False),
+    sa.Column("site", _word, nullable=False, index=True),
+    sa.Column("line", sa.Integer, nullable=False),
+    sa.Column("seq", sa.BigInteger, nullable=False),
     sa.Column("head", _digest, nullable=False),
     sa.Column("envelope", sa.LargeBinary, nullable=False),
-    sa.Column("log_index", sa.Integer, sa.ForeignKey("log.index"), nullable=False, unique=True),
+    sa.UniqueConstraint("site", "line", "seq"),
+)
+# What the lead has allowed and the site has not used yet: bound to the head that is left behind.
+_reanchors = sa.Table(
+    "reanchors",
+    _meta,
+    sa.Column("site", _word, primary_key=True),
+    sa.Column("fingerprint", sa.String(32), nullable=False),
+    sa.Column("left_index", sa.Integer, sa.ForeignKey("anchors.log_index"), nullable=False),
+    sa.Column("log_index", sa.Integer, sa.ForeignKey("log.index"), nullable=False),
 )
 _releases = sa.Table(
     "releases",
@@ -524,24 +538,28 @@ class Store:
 
     # -- anchors ------------------------------------------------------------------------------------------------
     def add_anchor(self, head: AnchorHead, envelope: Envelope) -> AnchorReceipt:
-        """Witness a site's ledger head.
+        """Witness a site's ledger head that grew from the last one witnessed; the same head again changes nothing.
 
-        Raises: LedgerRefusal, when the site has shown a later entry, or another head for this one.
+        The links are folded from the head that is kept here, never from one the site names. A head that did not grow
+        from it is taken only if the study lead has allowed exactly it (`allow_reanchor`).
+
+        Raises: LedgerRefusal, when the ledger is older than what was witnessed, or has another history.
         """
 
         def work(c: sa.Connection) -> AnchorReceipt:
-            mine = sa.select(_anchors).where(_anchors.c.site == head.site).order_by(_anchors.c.seq.desc()).limit(1)
-            last = c.execute(mine).first()
-            if last is not None and head.seq <= last.seq:
-                if (head.seq, head.head) == (last.seq, last.head):
-                    return AnchorReceipt(seq=last.seq, head=last.head, index=last.log_index)
-                raise LedgerRefusal(
-                    f"the ledger must go on from entry {last.seq}, which the coordinator has witnessed",
-                    given=f"entry {head.seq}" if head.seq < last.seq else "another head for it",
-                    next_step="Do not restore old copies of the ledger; see site-agent ledger recover.",
-                )
-            index, _ = _append(c, {"kind": "anchor", "site": head.site, "seq": head.seq, "head": head.head})
-            values = {"site": head.site, "seq": head.seq, "head": head.head, "log_index": index}
+            last = c.execute(_newest_anchor(head.site)).first()
+            if last is not None and (head.seq, head.head) == (last.seq, last.head):
+                return AnchorReceipt(seq=last.seq, head=last.head, index=last.log_index)
+            seq, digest, line = (0, GENESIS, 0) if last is None else (last.seq, last.head, last.line)
+            leaf: dict[str, Any] = {"kind": "anchor"}
+            if not head.extends(seq, digest):
+                if last is None or not _allowed(c, head, last.log_index):
+                    raise _not_grown(head, seq)
+                c.execute(_reanchors.delete().where(_reanchors.c.site == head.site))
+                leaf = {"kind": "reanchor", "left_seq": seq, "left_head": digest}
+                line += 1
+            index, _ = _append(c, {**leaf, "site": head.site, "seq": head.seq, "head": head.head})
+            values = {"site": head.site, "line": line, "seq": head.seq, "head": head.head, "log_index": index}
             c.execute(_anchors.insert().values(**values, envelope=envelope.to_bytes()))
             return AnchorReceipt(seq=head.seq, head=head.head, index=index)
 
@@ -549,9 +567,44 @@ class Store:
 
     def anchor(self, site: str) -> AnchorReceipt | None:
         """The last witnessed head of a site's ledger."""
-        query = sa.select(_anchors).where(_anchors.c.site == site).order_by(_anchors.c.seq.desc()).limit(1)
-        row = self._read(lambda c: c.execute(query).first())
+        row = self._read(lambda c: c.execute(_newest_anchor(site)).first())
         return None if row is None else AnchorReceipt(seq=row.seq, head=row.head, index=row.log_index)
+
+    def reanchored(self, site: str) -> int:
+        """How often a site's ledger was let begin anew."""
+        row = self._read(lambda c: c.execute(_newest_anchor(site)).first())
+        return 0 if row is None else int(row.line)
+
+    def allow_reanchor(self, site: str, fingerprint: str) -> int:
+        """Let a site's ledger go on once from a head that does not extend the witnessed one; its place in the log.
+
+        Only a person may call this, after the steward has read the fingerprint out. The permission is for one head,
+        holds until the site uses it, and is void once the site anchors anything else.
+
+        Args:
+            fingerprint: `shared.chain.head_fingerprint` of the site's ledger after ``site-agent ledger recover``.
+        Raises: StateRefusal (nothing was ever witnessed), ParameterError.
+        """
+        wanted = "".join(fingerprint.lower().split())
+        if len(wanted) != 32 or not set(wanted) <= set("0123456789abcdef"):
+            raise ParameterError(
+                "a ledger's fingerprint must be eight groups of four hexadecimal digits",
+                given="another form",
+                next_step="Ask the steward to read it out (site-agent ledger recover).",
+            )
+
+        def work(c: sa.Connection) -> int:
+            last = c.execute(_newest_anchor(site)).first()
+            if last is None:
+                raise StateRefusal("a ledger must have been witnessed to begin anew", given=f"no anchor of {site!r}")
+            leaf = {"kind": "reanchor_allowed", "site": site, "fingerprint": wanted, "left_seq": last.seq}
+            index, _ = _append(c, {**leaf, "left_head": last.head})
+            c.execute(_reanchors.delete().where(_reanchors.c.site == site))
+            values = {"site": site, "fingerprint": wanted, "left_index": last.log_index, "log_index": index}
+            c.execute(_reanchors.insert().values(**values))
+            return index
+
+        return self._write(work)
 
     # -- releases -----------------------------------------------------------------------------------------------
     def accept_release(
@@ -783,6 +836,47 @@ def _append(c: sa.Connection, entry: Mapping[str, Any]) -> tuple[int, str]:
     log_root = peaks_root(peaks).hex()
     c.execute(_log.insert().values(index=size, entry=data, leaf=leaf, peaks=b"".join(peaks), root=log_root))
     return size, log_root
+
+
+def _newest_anchor(site: str) -> sa.Select[Any]:
+    return sa.select(_anchors).where(_anchors.c.site == site).order_by(_anchors.c.log_index.desc()).limit(1)
+
+
+def _allowed(c: sa.Connection, head: AnchorHead, left_index: int) -> bool:
+    """Whether the lead has allowed a head that this chain passes, and the chain begins where it says.
+
+    The site may have gone on since it read the fingerprint out, so the allowed head may lie within the links.
+    """
+    given = c.execute(sa.select(_reanchors).where(_reanchors.c.site == head.site)).first()
+    if given is None or given.left_index != left_index:
+        return False
+    witnessed = sa.select(_anchors.c.head).where((_anchors.c.site == head.site) & (_anchors.c.seq == head.after))
+    roots = [GENESIS] if head.after == 0 else [row.head for row in c.execute(witnessed)]
+    for root in roots:
+        passed = list(heads(root, head.links))
+        prints = {head_fingerprint(digest).replace(" ", "") for digest in passed}
+        if passed and passed[-1] == head.head and given.fingerprint in prints:
+            return True
+    return False
+
+
+def _not_grown(head: AnchorHead, seq: int) -> LedgerRefusal:
+    must = f"the ledger must go on from entry {seq}, which the coordinator has witnessed"
+    if seq == 0:
+        must = "the first anchor of a ledger must prove it from its first entry"
+    if head.after > seq:
+        return LedgerRefusal(
+            must,
+            given=f"a proof from entry {head.after} only",
+            next_step="The coordinator's store may be an old copy: tell the study lead, then run "
+            "site-agent ledger recover.",
+        )
+    given = f"entry {head.seq}, from before it" if head.seq < seq else "another history of it"
+    return LedgerRefusal(
+        must,
+        given=given,
+        next_step="The site's ledger is an old copy, or was edited. Run site-agent ledger recover.",
+    )
 
 
 def _site(row: Any, keys: Sequence[Any]) -> Site:

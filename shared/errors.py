@@ -217,7 +217,7 @@ class ReplayRefusal(IntegrityRefusal):
 class LedgerRefusal(IntegrityRefusal):
     """The ledger was edited, truncated, or restored from an old copy."""
 
-    code, fixer = "E_LEDGER", "data steward (site-agent doctor)"
+    code, fixer = "E_LEDGER", "data steward (site-agent ledger recover)"
     meaning = "The ledger was edited, truncated, or restored from an old copy."
 
 

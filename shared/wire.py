@@ -16,8 +16,9 @@ from typing import Any, Literal
 from google.protobuf.message import DecodeError, Message
 from google.protobuf.unknown_fields import UnknownFieldSet
 
-from shared.canonical import closed, parse_json
-from shared.errors import CATALOGUE, SchemaRefusal
+from shared.canonical import canonical_json, closed, parse_json
+from shared.chain import LINKS_CAP, extend_head
+from shared.errors import CATALOGUE, SchemaRefusal, TooLarge
 from shared.keys import PublicKey
 from shared.proto import collection_pb2 as pb
 
@@ -213,30 +214,71 @@ class Holding:
 
 @dataclass(frozen=True, kw_only=True)
 class Holdings:
-    """All releases of one study that the coordinator holds of a site."""
+    """What the coordinator holds of a site: its releases in one study, and how far it has witnessed its ledger.
+
+    Args:
+        anchored: the last head witnessed; None before the first.
+        reanchored: how often the study lead has let the ledger begin anew from an older head.
+    """
 
     holdings: tuple[Holding, ...] = ()
+    anchored: AnchorReceipt | None = None
+    reanchored: int = 0
+
+    def __post_init__(self) -> None:
+        _must(self.reanchored == 0 or self.anchored is not None, "a ledger that began anew must have a witnessed head")
 
 
 # -- what is signed ---------------------------------------------------------------------------------------------
 @dataclass(frozen=True, kw_only=True)
 class AnchorHead:
-    """Payload of an anchor (`ANCHOR_TYPE`): where the site's ledger stands."""
+    """Payload of an anchor (`ANCHOR_TYPE`): where the site's ledger stands, and the proof that it got there.
+
+    Args:
+        seq: number of the last entry.
+        head: its hash.
+        after: the last entry that the site knows to be witnessed; 0 for none.
+        links: of the entries `after` + 1 to `seq` (`shared.chain`).
+    """
 
     site: str
     seq: int
     head: str
+    after: int
+    links: tuple[str, ...] = field(repr=False)
+
+    def __post_init__(self) -> None:
+        for value in (self.seq, self.after):
+            _must(isinstance(value, int) and not isinstance(value, bool), "an anchor's numbers must be whole")
+        _must(0 <= self.after <= self.seq < 1 << 53, "an anchor's seq must be a count, and not before what it is after")
+        _must(isinstance(self.head, str) and _is_digest(self.head), "an anchor's head must be a SHA-256")
+        _must(isinstance(self.site, str) and _is_word(self.site), "an anchor's site must be a plain word")
+        if self.seq - self.after > LINKS_CAP:
+            raise TooLarge(
+                f"a ledger must grow by at most {LINKS_CAP} entries between two anchors",
+                given=f"{self.seq - self.after}",
+                next_step="Call the study lead: the site's ledger begins anew under another name.",
+            )
+        _must(len(self.links) == self.seq - self.after, "an anchor must have one link per entry since the last one")
+        _must(all(isinstance(link, str) and _is_digest(link) for link in self.links), "a link must be a SHA-256")
+
+    def extends(self, seq: int, head: str) -> bool:
+        """Whether this ledger goes on from entry `seq` with the hash `head`."""
+        return self.after <= seq < self.seq and extend_head(head, self.links[seq - self.after :]) == self.head
+
+    def to_bytes(self) -> bytes:
+        """Canonical JSON."""
+        body = {"site": self.site, "seq": self.seq, "head": self.head, "after": self.after, "links": list(self.links)}
+        return canonical_json(body)
 
     @classmethod
     def from_bytes(cls, data: bytes) -> AnchorHead:
-        """Read a verified payload. Raises: SchemaRefusal."""
-        body = parse_json(data, cap=4096)
-        _must(isinstance(body, dict) and body.keys() == {"site", "seq", "head"}, "an anchor must have site, seq, head")
-        _must(isinstance(body["seq"], int) and not isinstance(body["seq"], bool), "an anchor's seq must be a number")
-        _must(0 <= body["seq"] < 1 << 53, "an anchor's seq must be a count")
-        _must(isinstance(body["head"], str) and _is_digest(body["head"]), "an anchor's head must be a SHA-256")
-        _must(isinstance(body["site"], str) and _is_word(body["site"]), "an anchor's site must be a plain word")
-        return cls(**body)
+        """Read a verified payload. Raises: SchemaRefusal, TooLarge."""
+        body = parse_json(data)
+        known = {"site", "seq", "head", "after", "links"}
+        _must(isinstance(body, dict) and body.keys() == known, "an anchor must have site, seq, head, after and links")
+        _must(isinstance(body["links"], list), "an anchor's links must be a list")
+        return cls(**{**body, "links": tuple(body["links"])})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -331,7 +373,7 @@ def _signed_from(message: Any) -> SignedDocument:
     return SignedDocument(envelope=message.envelope)
 
 
-def _anchor_to(value: AnchorReceipt) -> Message:
+def _anchor_to(value: AnchorReceipt) -> pb.AnchorReply:
     return pb.AnchorReply(seq=value.seq, head=value.head, index=value.index)
 
 
@@ -400,7 +442,11 @@ def _holdings_to(value: Holdings) -> Message:
             log_index=held.log_index,
         )
 
-    return pb.StatusReply(holdings=[one(held) for held in value.holdings])
+    return pb.StatusReply(
+        holdings=[one(held) for held in value.holdings],
+        anchored=None if value.anchored is None else _anchor_to(value.anchored),
+        reanchored=value.reanchored,
+    )
 
 
 def _holdings_from(message: Any) -> Holdings:
@@ -416,7 +462,9 @@ def _holdings_from(message: Any) -> Holdings:
                 log_index=held.log_index if held.HasField("log_index") else None,
             )
             for held in message.holdings
-        )
+        ),
+        anchored=_anchor_from(message.anchored) if message.HasField("anchored") else None,
+        reanchored=message.reanchored,
     )
 
 

@@ -59,9 +59,11 @@ app = application(
 data_app = application("The study's table: where it lies, and which column is which.")
 plan_app = application("The study plan: what leaves, how often, to whom, at which price.")
 outbox_app = application("Sealed releases that wait for a person.")
+ledger_app = application("The book of charges: is it whole, and what to do when it was put back.")
 app.add_typer(data_app, name="data")
 app.add_typer(plan_app, name="plan")
 app.add_typer(outbox_app, name="outbox")
+app.add_typer(ledger_app, name="ledger")
 
 Home = Annotated[Path | None, typer.Option("--home", help="The site's folder; TRIBUTARY_SITE_HOME, or ./site-home.")]
 Json = Annotated[bool, typer.Option("--json", help="Answer as JSON.")]
@@ -136,6 +138,7 @@ class Desk:
             leads=self.config.pinned_leads,
             threshold=self.config.threshold,
             approvers={name: PublicKey(key) for name, key in self.config.approvers.items()},
+            memory=self.ledger,
         )
 
     @property
@@ -1409,6 +1412,7 @@ def resume(home: Home = None, json: Json = False, dry_run: Dry = False) -> None:
 
 
 @app.command("audit-verify")
+@ledger_app.command("verify")
 def audit_verify(home: Home = None, json: Json = False) -> None:
     """Verify every entry, signature, sealed bundle and plan approval of this site."""
     at = desk(home)
@@ -1438,6 +1442,66 @@ def audit_verify(home: Home = None, json: Json = False) -> None:
                 Check(name="head", detail=head),
             ],
         )
+
+    emit(answer, as_json=json, show=show)
+
+
+@ledger_app.command("recover")
+def ledger_recover(home: Home = None, json: Json = False, dry_run: Dry = False) -> None:
+    """After a restored backup: count as spent whatever may be missing, and show what the study lead must allow."""
+    from site_agent.lock import StateLock
+    from site_agent.recovery import recover, survey
+
+    at = desk(home)
+    with StateLock(at.home), at.egress() as egress:
+        work = survey if dry_run else recover
+        found = work(at.ledger, at.plans, egress, at.config.studies)
+    seq = found.witnessed.seq if found.witnessed else 0
+    answer = {
+        "site": at.config.site,
+        "state": found.state,
+        "witnessed": seq,
+        "known": found.known,
+        "missing": found.missing,
+        "unknown_draws": found.unknown,
+        "charges": [
+            {"study": one.study, "count": one.count, "wave": one.wave or None, "release_id": one.release_id or None}
+            for one in found.lost
+        ],
+        "fingerprint": found.fingerprint,
+        "dry_run": dry_run,
+    }
+
+    def show(out: Console) -> None:
+        from shared.terminal import table
+        from site_agent import screens
+
+        screens.heading(out, "Ledger", "dry run, nothing counted" if dry_run else found.state)
+        if found.state == "whole":
+            out.print("Nothing that the coordinator has witnessed is missing here.")
+            screens.next_step(out, "site-agent ledger verify")
+            return
+        if found.missing:
+            out.print(
+                f"The coordinator has witnessed entry {seq}; here entry {found.known} is the last one it acknowledged. "
+                f"The {found.missing} between them can hold {found.unknown} draws beyond the releases it received."
+            )
+        if found.lost:
+            rows = [
+                (one.study, one.count, one.wave or None, one.release_id[:8] or "nobody knows which")
+                for one in found.lost
+            ]
+            out.print(table(("charged to study", "times", "wave", "release"), rows, right=("times", "wave")))
+            out.print("Each at the full price of the study's plan. Whatever was open here is closed, its charge kept.")
+        if found.state == "done":
+            screens.next_step(out, "site-agent budget", "site-agent ledger verify")
+        elif found.fingerprint:
+            screens.settings(out, [("fingerprint", found.fingerprint)])
+            out.print("Read the fingerprint to the study lead on the telephone. Until the lead allows it")
+            out.print(f'(coordinator reanchor {at.config.site} --fingerprint "…") nothing can be released.')
+            screens.next_step(out, "site-agent ledger recover", "site-agent budget")
+        else:
+            screens.next_step(out, "site-agent ledger recover")
 
     emit(answer, as_json=json, show=show)
 

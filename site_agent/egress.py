@@ -42,6 +42,7 @@ from shared.wire import (
     EnrolmentRequest,
     EnrolRequest,
     Holding,
+    Holdings,
     Offered,
     SignedDocument,
     StudyRequest,
@@ -152,12 +153,24 @@ class Egress:
         return Envelope.from_bytes(self._ask("FetchPlan", StudyRequest(study=study)).envelope)
 
     def anchor(self, envelope: Envelope) -> AnchorReceipt:
-        """Have the signed head of the ledger witnessed. Raises: LedgerRefusal, when it is an older one."""
+        """Have the signed head of the ledger witnessed. Raises: LedgerRefusal: it did not grow from the last one."""
         return self._retried(lambda: self._ask("Anchor", SignedDocument(envelope=envelope.to_bytes())))
 
     def status(self, study: str) -> tuple[Holding, ...]:
         """What the coordinator holds of this site in `study`."""
-        return tuple(self._ask("Status", StudyRequest(study=study)).holdings)
+        return tuple(self._status(study).holdings)
+
+    def witnessed(self, study: str) -> AnchorReceipt | None:
+        """The last head of this site's ledger that the coordinator has witnessed; asked as a member of `study`."""
+        return self._status(study).anchored
+
+    def reanchored(self, study: str) -> int:
+        """How often the study lead has let this site's ledger begin anew."""
+        return self._status(study).reanchored
+
+    def _status(self, study: str) -> Holdings:
+        answer: Holdings = self._ask("Status", StudyRequest(study=study))
+        return answer
 
     def send(self, envelope: Envelope, bundle: Path, progress: Callable[[int, int], None] | None = None) -> Acceptance:
         """Deliver an approved release; returns when the coordinator has it on disk for good.

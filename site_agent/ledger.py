@@ -15,7 +15,9 @@ works once per hold, and only after the coordinator has acknowledged the signed 
 
 Three things find out a ledger that was edited or put back. The chain and its signatures: any edit. ``ledger.head``, a
 second file with the signed head, written after each commit while the database is locked: a restored or deleted
-database. The coordinator's anchor: both files restored together. The head file may lag behind by a crash, never lead.
+database. The coordinator's anchor: both files restored together, at once or grown since; it carries the links since
+the last anchor, so that the coordinator sees a head grow from the one it keeps. The head file may lag behind by a
+crash, never lead. `count_lost` is the only way on for a ledger that was put back: it charges whatever may be missing.
 
 The time of an entry is for people. Order is `seq`; no decision depends on a clock.
 """
@@ -29,12 +31,13 @@ import math
 import os
 import re
 import sqlite3
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from shared.canonical import canonical_json, parse_json, sha256_hex
+from shared.chain import GENESIS, extend_head, head_fingerprint
 from shared.errors import (
     ApprovalRefusal,
     BudgetRefusal,
@@ -42,6 +45,8 @@ from shared.errors import (
     LedgerRefusal,
     LockedRefusal,
     ParameterError,
+    PlanChanged,
+    PlanRollback,
     Refusal,
     SchemaRefusal,
     StateRefusal,
@@ -49,23 +54,23 @@ from shared.errors import (
 )
 from shared.failpoints import reach
 from shared.keys import Envelope, PublicKey, Signature, SigningKey
+from shared.wire import ANCHOR_TYPE, AnchorHead
 
 __all__ = [
-    "ANCHOR_TYPE",
+    "HEAD_TYPE",
     "Acceptance",
     "AnchorReceipt",
     "Approval",
     "Entry",
     "Hold",
     "Ledger",
+    "Lost",
     "Spent",
     "StatementLine",
-    "extend_head",
     "write_whole",
 ]
 
-ANCHOR_TYPE = "application/vnd.tributary.anchor+json"
-GENESIS = "0" * 64
+HEAD_TYPE = "application/vnd.tributary.ledger-head+json"
 BUSY_SECONDS = 60.0
 
 State = Literal[
@@ -152,7 +157,7 @@ class Entry:
 
     @property
     def link(self) -> str:
-        """SHA-256 of the entry without its predecessor; ``hash = SHA-256(previous ‖ link)``, see `extend_head`."""
+        """SHA-256 of the entry without its predecessor; ``hash = SHA-256(previous ‖ link)``, see `shared.chain`."""
         return _link(self.seq, self.time, self.kind, self.body)
 
 
@@ -219,6 +224,33 @@ class Hold:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Lost:
+    """Charges that a restored ledger no longer knows, at the full price of `event`.
+
+    Args:
+        count: how many.
+        wave: of a release that the coordinator holds; 0 where nobody knows.
+        release_id: the same; blank where nobody knows, or where `count` is not 1.
+        log_index: place of its acceptance in the coordinator's log; None unless it was accepted.
+    """
+
+    study: str
+    plan_hash: str
+    event: Mapping[str, Any]
+    delta: float
+    cap_epsilon: float
+    uncovered: tuple[str, ...] = ()
+    count: int = 1
+    wave: int = 0
+    release_id: str = ""
+    log_index: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.count < 1 or (self.release_id and self.count != 1):
+            raise ParameterError("a lost charge must be counted, and a named one once", given=f"{self.count}")
+
+
+@dataclass(frozen=True, kw_only=True)
 class Spent:
     """What a study has been charged at one δ.
 
@@ -255,17 +287,6 @@ class StatementLine:
     state: Phase
     detail: str
     uncovered: tuple[str, ...]
-
-
-def extend_head(head: str, links: Iterable[str]) -> str:
-    """The head after appending entries with these links: how anybody holding an old head checks a later one.
-
-    >>> extend_head(GENESIS, []) == GENESIS
-    True
-    """
-    for link in links:
-        head = sha256_hex(bytes.fromhex(head) + bytes.fromhex(link))
-    return head
 
 
 def write_whole(path: Path, data: bytes, place: str) -> None:
@@ -458,8 +479,6 @@ class Ledger:
         Raises: BudgetRefusal; StateRefusal (this wave is delivered, or is open under another plan or event);
             UnknownEvent; ParameterError; LedgerRefusal; StorageRefusal.
         """
-        from shared import privacy
-
         _require_word(study, "study")
         _require_word(release_id, "release_id")
         if not (isinstance(wave, int) and wave >= 1):
@@ -469,11 +488,8 @@ class Ledger:
         for cap in (cap_epsilon, site_cap_epsilon):
             if cap is not None and not (math.isfinite(cap) and cap >= 0):
                 raise ParameterError("a cap on epsilon must be finite and at least 0", given=repr(cap))
-        charged = privacy.from_canonical(event)
-        canonical = charged.to_canonical()
-        curve = tuple(float(value) for value in privacy.rdp(charged))
-        pure = privacy.pure_epsilon(charged)
-        exact = privacy.epsilon(charged, delta)
+        price = _price(event, delta)
+        canonical, curve = price["event"], _curve(price)
 
         with self._transaction(write=True) as book:
             for hold in book.holds.values():
@@ -482,7 +498,7 @@ class Ledger:
             if release_id in book.holds:
                 raise StateRefusal("a release id must be new", given=release_id, next_step="Draw another id.")
             earlier = [hold for hold in book.holds.values() if hold.study == study]
-            new = (curve, pure)
+            new = (curve, price["epsilon_pure"])
             _require_within(earlier, new, delta, cap_epsilon, f"study {study}")
             if site_cap_epsilon is not None:
                 _require_within(list(book.holds.values()), new, delta, site_cap_epsilon, "site")
@@ -493,12 +509,8 @@ class Ledger:
                     "plan_hash": plan_hash,
                     "wave": wave,
                     "release_id": release_id,
-                    "event": canonical,
-                    "delta": delta,
+                    **price,
                     "cap_epsilon": cap_epsilon,
-                    "epsilon": exact,
-                    "epsilon_pure": pure,
-                    "rdp": [value if math.isfinite(value) else None for value in curve],
                     "population_hash": population_hash,
                     "uncovered": list(uncovered),
                 },
@@ -506,14 +518,27 @@ class Ledger:
             return book.holds[release_id]
 
     def anchor_payload(self) -> bytes:
-        """The current head for the coordinator: canonical JSON of site, seq and head."""
+        """The current head for the coordinator, with the links since the last anchor that the site knows of."""
         return self.anchor_envelope().payload
 
-    def anchor_envelope(self) -> Envelope:
-        """The current head, signed: what `Egress.anchor` sends."""
+    def anchor_envelope(self, after: int | None = None) -> Envelope:
+        """The current head and its proof, signed: what `Egress.anchor` sends.
+
+        Args:
+            after: prove it from this entry on; by default from the last anchored one.
+        Raises: TooLarge, when more entries than `shared.chain.LINKS_CAP` lie between.
+        """
         with self._transaction() as book:
             last = book.entries[-1]
-            return self._envelope(last.seq, last.hash, last.signature)
+            known = _anchored(book.entries) if after is None else after
+            links = tuple(entry.link for entry in book.entries[known:])
+            head = AnchorHead(site=self.site, seq=last.seq, head=last.hash, after=known, links=links)
+            return Envelope.sign(ANCHOR_TYPE, head.to_bytes(), [self.signer])
+
+    def anchored(self) -> int:
+        """Number of the last entry that the coordinator has acknowledged, as far as this ledger knows; 0 for none."""
+        with self._transaction() as book:
+            return _anchored(book.entries)
 
     def links(self, after: int) -> list[str]:
         """Links of the entries after number `after`: with `extend_head`, proof that a head grew from an old one."""
@@ -672,6 +697,79 @@ class Ledger:
                     book.move(hold.release_id, "burn", {"reason": "the agent stopped between drawing and sealing"})
             return [hold for hold in book.holds.values() if hold.phase in ("held", "sealed")]
 
+    # -- a ledger that was put back ---------------------------------------------------------------------------------
+    def holds_head(self, receipt: AnchorReceipt) -> bool:
+        """Whether a witnessed head is one of this ledger's: nothing that was witnessed is missing here."""
+        with self._transaction() as book:
+            return _agrees(book.entries, receipt)
+
+    def recoveries(self) -> int:
+        """How often this ledger has counted lost charges."""
+        with self._transaction() as book:
+            return sum(entry.kind == "recovered" for entry in book.entries)
+
+    def recovered(self, receipt: AnchorReceipt) -> str:
+        """Fingerprint of the head after `count_lost` settled this witnessed head; blank if it never did."""
+        with self._transaction() as book:
+            return _recovered(book.entries, receipt)
+
+    def count_lost(self, receipt: AnchorReceipt, lost: Sequence[Lost], *, accepted: Mapping[str, int]) -> str:
+        """Charge what the coordinator has witnessed and this ledger has forgotten, in one entry; once per `receipt`.
+
+        No cap is asked: what may have been spent is spent, and a study beyond its cap releases nothing more. Every
+        open hold is closed with its charge, because nobody can tell whether its draw was already made.
+
+        Args:
+            receipt: the head that the coordinator has witnessed.
+            lost: the charges.
+            accepted: place in the coordinator's log of each release, by id, that is known here as well and that the
+                coordinator has accepted.
+        Returns: fingerprint of the head after it, for the study lead to allow.
+        Raises: StateRefusal, when nothing is missing; UnknownEvent; ParameterError; LedgerRefusal; StorageRefusal.
+        """
+        with self._transaction(write=True) as book:
+            if _agrees(book.entries, receipt):
+                raise StateRefusal("a ledger to recover must lack what was witnessed", given="all of it")
+            done = _recovered(book.entries, receipt)
+            if done:
+                return done
+            known = {name: at for name, at in accepted.items() if name in book.holds}
+            open_holds = [h.release_id for h in book.holds.values() if h.phase in ("held", "sealed")]
+            body = {
+                "seq": receipt.seq,
+                "head": receipt.head,
+                "after": _anchored(book.entries),
+                **_charges(lost),
+                "accepted": {name: at for name, at in known.items() if book.holds[name].state != "delivered"},
+                "burnt": [name for name in open_holds if name not in known],
+            }
+            book.append("recovered", body)
+            return head_fingerprint(book.entries[-1].hash)
+
+    # -- plans ------------------------------------------------------------------------------------------------------
+    def approve_plan(self, *, study: str, version: int, plan_hash: str, approver: str) -> None:
+        """Remember an approved plan version, so that deleting its file does not forget it.
+
+        Raises: PlanRollback, PlanChanged.
+        """
+        _require_word(study, "study")
+        _require_digest(plan_hash, "plan_hash")
+        body = {"study": study, "version": version, "plan_hash": plan_hash, "name": approver}
+        with self._transaction(write=True) as book:
+            before = book.plans.get(study)
+            if before is not None and before[0] > version:
+                raise PlanRollback(
+                    "a plan must not be older than one approved here", given=f"version {version} after {before[0]}"
+                )
+            if before is not None and before[0] == version and before[1] != plan_hash:
+                raise PlanChanged("a plan version must have one content", given=f"version {version} with another hash")
+            book.append("plan_approved", body)
+
+    def approved_plan(self, study: str) -> tuple[int, str] | None:
+        """(version, hash) of the highest plan version ever approved here; None for none."""
+        with self._transaction() as book:
+            return book.plans.get(study)
+
     # -- reading ----------------------------------------------------------------------------------------------------
     def hold(self, release_id: str) -> Hold:
         """The hold of a release. Raises: StateRefusal, if there is none."""
@@ -806,7 +904,7 @@ class Ledger:
         except OSError as error:
             raise _storage(self.head_path.name, error) from error
         try:
-            payload = Envelope.from_bytes(data).require(ANCHOR_TYPE, {self.signer.public.key_id: self.signer.public})
+            payload = Envelope.from_bytes(data).require(HEAD_TYPE, {self.signer.public.key_id: self.signer.public})
             body = parse_json(payload)
             site, seq, head = body["site"], body["seq"], body["head"]
         except (Refusal, KeyError, TypeError):
@@ -842,10 +940,11 @@ class Ledger:
     def _envelope(self, seq: int, head: str, signature: bytes) -> Envelope:
         payload = _head_payload(self.site, seq, head)
         signed = (Signature(self.signer.public.key_id, signature),)
-        return Envelope(payload_type=ANCHOR_TYPE, payload=payload, signatures=signed)
+        return Envelope(payload_type=HEAD_TYPE, payload=payload, signatures=signed)
 
     def _require_signed(self, entry: Entry) -> None:
-        message = Envelope.encoding(ANCHOR_TYPE, _head_payload(self.site, entry.seq, entry.hash))
+        # Another type than an anchor's: a head without its proof must never pass for one.
+        message = Envelope.encoding(HEAD_TYPE, _head_payload(self.site, entry.seq, entry.hash))
         if not self.signer.public.verifies(entry.signature, message):
             raise _broken(f"entry {entry.seq} must be signed by the site's release key", "a signature that is not")
 
@@ -856,9 +955,10 @@ class _Book:
     def __init__(self, connection: sqlite3.Connection, signer: SigningKey, site: str, entries: list[Entry]) -> None:
         self.connection, self.signer, self.site, self.entries = connection, signer, site, entries
         self.holds: dict[str, Hold] = {}
+        self.plans: dict[str, tuple[int, str]] = {}
         for entry in entries:
             try:
-                _fold(self.holds, entry)
+                self._fold(entry)
             except (StateRefusal, KeyError, TypeError, ValueError, SchemaRefusal) as error:
                 raise _broken(f"entry {entry.seq} must follow from those before it", type(error).__name__) from None
 
@@ -880,10 +980,10 @@ class _Book:
         time = dt.datetime.now(dt.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         previous = self.entries[-1].hash if self.entries else GENESIS
         head = extend_head(previous, [_link(seq, time, kind, body)])
-        signature = self.signer.sign(Envelope.encoding(ANCHOR_TYPE, _head_payload(self.site, seq, head)))
+        signature = self.signer.sign(Envelope.encoding(HEAD_TYPE, _head_payload(self.site, seq, head)))
         entry = Entry(seq=seq, time=time, kind=kind, body=body, previous=previous, hash=head, signature=signature)
         # Folded first: what may not follow is refused before it is written.
-        _fold(self.holds, entry)
+        self._fold(entry)
         reach("ledger.before_insert")
         self.connection.execute(
             "INSERT INTO entries (seq, time, kind, body, previous, hash, signature) VALUES (?, ?, ?, ?, ?, ?, ?)",
@@ -891,6 +991,72 @@ class _Book:
         )
         reach("ledger.after_insert")
         self.entries.append(entry)
+
+    def _fold(self, entry: Entry) -> None:
+        if entry.kind == "plan_approved":
+            self.plans[entry.body["study"]] = (int(entry.body["version"]), str(entry.body["plan_hash"]))
+        else:
+            _fold(self.holds, entry)
+
+
+def _anchored(entries: Sequence[Entry]) -> int:
+    return next((int(entry.body["seq"]) for entry in reversed(entries) if entry.kind == "anchor"), 0)
+
+
+def _agrees(entries: Sequence[Entry], receipt: AnchorReceipt) -> bool:
+    return 1 <= receipt.seq <= len(entries) and entries[receipt.seq - 1].hash == receipt.head
+
+
+def _recovered(entries: Sequence[Entry], receipt: AnchorReceipt) -> str:
+    for entry in reversed(entries):
+        if entry.kind == "recovered" and (entry.body["seq"], entry.body["head"]) == (receipt.seq, receipt.head):
+            return head_fingerprint(entry.hash)
+    return ""
+
+
+def _price(event: Mapping[str, Any], delta: float) -> dict[str, Any]:
+    """What an event costs, as an entry keeps it. Raises: UnknownEvent."""
+    from shared import privacy
+
+    charged = privacy.from_canonical(event)
+    return {
+        "event": charged.to_canonical(),
+        "delta": delta,
+        "epsilon": privacy.epsilon(charged, delta),
+        "epsilon_pure": privacy.pure_epsilon(charged),
+        "rdp": [float(value) if math.isfinite(value) else None for value in privacy.rdp(charged)],
+    }
+
+
+def _curve(price: Mapping[str, Any]) -> tuple[float, ...]:
+    return tuple(math.inf if value is None else float(value) for value in price["rdp"])
+
+
+def _charges(lost: Sequence[Lost]) -> dict[str, Any]:
+    """Lost charges as an entry keeps them; a price stands once, or many would outgrow what is read back."""
+    prices: list[dict[str, Any]] = []
+    charges: list[dict[str, Any]] = []
+    for one in lost:
+        _require_word(one.study, "study")
+        if one.release_id:
+            _require_word(one.release_id, "release_id")
+        price = _price(one.event, one.delta)
+        if price not in prices:
+            prices.append(price)
+        charges.append(
+            {
+                "price": prices.index(price),
+                "study": one.study,
+                "plan_hash": one.plan_hash,
+                "cap_epsilon": one.cap_epsilon,
+                "uncovered": list(one.uncovered),
+                "count": one.count,
+                "wave": one.wave,
+                "release_id": one.release_id,
+                "log_index": one.log_index,
+            }
+        )
+    return {"prices": prices, "charges": charges}
 
 
 def _head_payload(site: str, seq: int, head: str) -> bytes:
@@ -927,35 +1093,34 @@ def _fold(holds: dict[str, Hold], entry: Entry) -> None:
             raise StateRefusal("a ledger must have one genesis", given=f"another at {entry.seq}")
         return
     if entry.kind == "reserve":
-        curve = tuple(math.inf if value is None else float(value) for value in body["rdp"])
-        holds[body["release_id"]] = Hold(
-            study=body["study"],
-            plan_hash=body["plan_hash"],
-            wave=body["wave"],
-            release_id=body["release_id"],
-            event=body["event"],
-            delta=body["delta"],
-            cap_epsilon=body["cap_epsilon"],
-            epsilon=body["epsilon"],
-            epsilon_pure=body["epsilon_pure"],
-            rdp=curve,
-            population_hash=body["population_hash"],
-            uncovered=tuple(body["uncovered"]),
-            day=entry.time[:10],
-            reserved_seq=entry.seq,
-        )
+        holds[body["release_id"]] = _new_hold(body, entry, release_id=body["release_id"])
+        return
+    if entry.kind == "recovered":
+        for number, charge in enumerate(body["charges"]):
+            at = charge["log_index"]
+            for k in range(charge["count"]):
+                name = charge["release_id"] or f"recovered-{entry.seq}-{number}-{k}"
+                if name in holds:
+                    raise StateRefusal("a lost release must be one the ledger lacks", given=name)
+                made = _new_hold({**body["prices"][charge["price"]], **charge}, entry, release_id=name)
+                state: State = "burnt" if at is None else "delivered"
+                holds[name] = replace(made, state=state, log_index=at, reason="counted when the ledger was put back")
+        for name, at in body["accepted"].items():
+            holds[name] = replace(holds[name], state="delivered", log_index=at)
+        for name in body["burnt"]:
+            holds[name] = replace(holds[name], state="burnt", reason="open when the ledger was put back")
         return
     if entry.kind not in _MOVES:
         raise StateRefusal("an entry must be of a known kind", given=repr(entry.kind))
     hold = holds[body["release_id"]]
-    allowed, state = _MOVES[entry.kind]
+    allowed, following = _MOVES[entry.kind]
     if hold.state not in allowed:
         raise StateRefusal(
             f"a release must be {' or '.join(sorted(allowed))} for the step '{entry.kind}'",
             given=hold.state,
             next_step="See site-agent outbox show." if hold.bundle_sha256 else "See site-agent budget.",
         )
-    change: dict[str, Any] = {"state": state}
+    change: dict[str, Any] = {"state": following}
     if entry.kind == "seal":
         for name in ("bundle_sha256", "bundle_bytes", "receipt_sha256", "plan_version", "recipient"):
             change[name] = body[name]
@@ -975,6 +1140,25 @@ def _fold(holds: dict[str, Hold], entry: Entry) -> None:
     elif entry.kind == "burn":
         change["reason"] = body["reason"]
     holds[hold.release_id] = replace(hold, **change)
+
+
+def _new_hold(body: Mapping[str, Any], entry: Entry, *, release_id: str) -> Hold:
+    return Hold(
+        study=body["study"],
+        plan_hash=body["plan_hash"],
+        wave=body["wave"],
+        release_id=release_id,
+        event=body["event"],
+        delta=body["delta"],
+        cap_epsilon=body["cap_epsilon"],
+        epsilon=body["epsilon"],
+        epsilon_pure=body["epsilon_pure"],
+        rdp=_curve(body),
+        population_hash=body.get("population_hash", ""),
+        uncovered=tuple(body["uncovered"]),
+        day=entry.time[:10],
+        reserved_seq=entry.seq,
+    )
 
 
 def _resumed(hold: Hold, *, plan_hash: str, event: Mapping[str, Any], delta: float) -> Hold:

@@ -4,7 +4,8 @@ A plan arrives signed by the study lead. That makes it genuine, not approved: an
 document, made here by a named approver, over the exact triple (plan hash, dictionary hash, agent version). Whatever
 of the three changes, the approval is void and the steward is asked again. The book remembers every version it ever
 saw, so that a valid signature on an *older* plan is refused; both documents are verified again each time they are
-read, because the disk may have been edited in between.
+read, because the disk may have been edited in between. Each approval is noted in the ledger as well: deleting the
+files does not make an old plan the newest again.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import datetime as dt
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from shared.canonical import canonical_json, parse_json
 from shared.errors import (
@@ -70,6 +71,13 @@ class PlanApproval:
         return cls(**{**body, "understood": tuple(body["understood"])})
 
 
+class Memory(Protocol):
+    """What remembers approved versions when files are gone (`site_agent.ledger.Ledger`)."""
+
+    def approved_plan(self, study: str) -> tuple[int, str] | None: ...
+    def approve_plan(self, *, study: str, version: int, plan_hash: str, approver: str) -> None: ...
+
+
 @dataclass(frozen=True, kw_only=True)
 class Plans:
     """The plans of one site, in `folder`.
@@ -80,6 +88,7 @@ class Plans:
         leads: pinned lead keys by handle.
         threshold: lead signatures a plan must carry.
         approvers: this site's approvers, name to key.
+        memory: where approvals are noted beside their files.
     """
 
     folder: Path
@@ -87,6 +96,7 @@ class Plans:
     leads: Mapping[str, PublicKey]
     threshold: int
     approvers: Mapping[str, PublicKey]
+    memory: Memory
 
     # -- plans --------------------------------------------------------------------------------------------------
     def receive(self, study: str, envelope: Envelope, *, today: dt.date, keep: bool = True) -> StudyPlan:
@@ -95,7 +105,7 @@ class Plans:
         Raises: SignatureRefusal (not the lead's), PlanRefusal (another study or recipient), PlanRollback (older than
         one seen), PlanChanged (the same version with other content), PlanExpired.
         """
-        plan = self._opened(study, envelope)
+        plan = self.opened(study, envelope)
         highest = self.highest(study)
         if plan.version < highest:
             raise PlanRollback(
@@ -105,14 +115,16 @@ class Plans:
             )
         plan.require_current(today)
         path = self._plan_path(study, plan.version)
-        if path.exists():
-            if self.plan(study, plan.version).hash != plan.hash:
+        noted = self.memory.approved_plan(study)
+        if path.exists() or (noted is not None and noted[0] == plan.version):
+            before = noted[1] if noted and noted[0] == plan.version else self.plan(study, plan.version).hash
+            if before != plan.hash:
                 raise PlanChanged(
                     "a plan version must have one content",
                     given=f"version {plan.version} with another hash than before",
                     next_step="Ask the study lead to sign the change as a new version.",
                 )
-        elif keep:
+        if keep and not path.exists():
             write_private(path, envelope.to_bytes())
         return plan
 
@@ -121,13 +133,19 @@ class Plans:
         return tuple(sorted(path.name for path in self.folder.glob("*") if path.is_dir()))
 
     def highest(self, study: str) -> int:
-        """Highest version seen, whether by its plan or by an approval of it; 0 for none."""
+        """Highest version seen, whether by its plan, by an approval of it or in the ledger; 0 for none."""
         versions = [
             int(path.stem.split("-")[-1])
             for path in (self.folder / study).glob("*.json")
             if path.stem.split("-")[-1].isdigit()
         ]
-        return max(versions, default=0)
+        noted = self.memory.approved_plan(study)
+        return max([*versions, noted[0]] if noted else versions, default=0)
+
+    def filed(self, study: str) -> tuple[StudyPlan, ...]:
+        """Every filed version, verified, lowest first. Raises: PlanChanged."""
+        known = range(1, self.highest(study) + 1)
+        return tuple(self.plan(study, version) for version in known if self._plan_path(study, version).exists())
 
     def plan(self, study: str, version: int | None = None) -> StudyPlan:
         """A filed plan, verified again; the highest version seen unless another is asked for.
@@ -145,7 +163,7 @@ class Plans:
                 next_step=f"Run site-agent plan fetch {study}.",
             ) from None
         try:
-            plan = self._opened(study, Envelope.from_bytes(data))
+            plan = self.opened(study, Envelope.from_bytes(data))
         except IntegrityRefusal:
             raise PlanChanged(
                 "a filed plan must be as the study lead signed it",
@@ -156,7 +174,8 @@ class Plans:
             raise PlanChanged("a filed plan must have its file's version", given=f"{plan.version}, not {wanted}")
         return plan
 
-    def _opened(self, study: str, envelope: Envelope) -> StudyPlan:
+    def opened(self, study: str, envelope: Envelope) -> StudyPlan:
+        """A signed plan, verified and not filed. Raises: SignatureRefusal, PlanRefusal (another study's or hub's)."""
         plan = open_plan(envelope, self.leads, threshold=self.threshold)
         if plan.study != study:
             raise PlanRefusal(
@@ -221,6 +240,8 @@ class Plans:
             day=today.isoformat(),
         )
         envelope = Envelope.sign(APPROVAL_TYPE, approval.to_bytes(), [key])
+        # The ledger first: an approval that it does not remember could be made undone by deleting a file.
+        self.memory.approve_plan(study=plan.study, version=plan.version, plan_hash=plan.hash, approver=name)
         write_private(self._approval_path(plan.study, plan.version), envelope.to_bytes())
         return approval
 

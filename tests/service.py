@@ -16,13 +16,14 @@ from coordinator.authority import Authority
 from coordinator.collect import Coordinator
 from coordinator.store import Store
 from shared.canonical import canonical_json, sha256_hex
+from shared.chain import GENESIS, extend_head
 from shared.dictionary import Column, Dictionary
 from shared.invitation import Invitation
 from shared.keys import Envelope, SigningKey
 from shared.plan import StudyPlan, sign_plan
 from shared.release import Receipt, Statement, write_bundle, write_receipt
 from shared.transport import Client, Credentials
-from shared.wire import ANCHOR_TYPE, COLLECTION, SERVICE, EnrolmentRequest
+from shared.wire import ANCHOR_TYPE, COLLECTION, SERVICE, AnchorHead, EnrolmentRequest
 from site_agent.egress import Egress, new_tls_identity
 
 LEAD = SigningKey.generate()
@@ -41,6 +42,12 @@ def small_table(n: int = 60, seed: int = 1) -> pd.DataFrame:
     rng = np.random.default_rng(seed)
     sex = pd.Categorical(rng.choice(["female", "male"], n), categories=["female", "male"])
     return pd.DataFrame({"sbp": rng.uniform(80, 200, n), "sex": sex})
+
+
+def anchor_head(site: str, seq: int, *, after: int = 0, branch: str = "", since: int = 0) -> AnchorHead:
+    """An anchor of a made-up ledger of `seq` entries; `branch` names another history after entry `since`."""
+    links = [sha256_hex(f"{branch if k > since else ''} {k}".encode()) for k in range(1, seq + 1)]
+    return AnchorHead(site=site, seq=seq, head=extend_head(GENESIS, links), after=after, links=tuple(links[after:]))
 
 
 @dataclass
@@ -136,9 +143,10 @@ class Hub:
             methods=COLLECTION,
         )
 
-    def anchor(self, site: str, seq: int, head: str, key: SigningKey | None = None) -> Envelope:
-        payload = canonical_json({"site": site, "seq": seq, "head": head})
-        return Envelope.sign(ANCHOR_TYPE, payload, [key or self.sites[site].release])
+    def anchor(self, site: str, seq: int, *, key: SigningKey | None = None, **history) -> Envelope:
+        return Envelope.sign(
+            ANCHOR_TYPE, anchor_head(site, seq, **history).to_bytes(), [key or self.sites[site].release]
+        )
 
     def seal(
         self,

@@ -20,13 +20,14 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from shared.canonical import parse_json, sha256_hex
-from shared.errors import NetworkRefusal
+from shared.chain import GENESIS, head_fingerprint, heads
+from shared.errors import LedgerRefusal, NetworkRefusal
 from shared.flows import Bijection
 from shared.invitation import Invitation, certificate_fingerprint
 from shared.keys import Envelope, SigningKey
 from shared.plan import StudyPlan, sign_plan
 from shared.terminal import run
-from shared.wire import Acceptance, AnchorReceipt, Enrolment
+from shared.wire import Acceptance, AnchorHead, AnchorReceipt, Enrolment, Holding
 from site_agent import cli, pipeline
 
 PASSPHRASE = "correct horse battery"
@@ -68,6 +69,8 @@ class Hub:
     sent: list[tuple[Envelope, bytes]] = field(default_factory=list)
     accepted: bool = True
     down: bool = False
+    allowed: str = ""
+    renewed: int = 0
     ca: tuple[Any, Any] | None = None
 
     def __enter__(self):
@@ -95,12 +98,36 @@ class Hub:
 
     def status(self, study):
         self._up()
-        return ()
+        said = [parse_json(envelope.payload) for envelope, _ in self.sent]
+        return tuple(
+            Holding(study=study, wave=one["wave"], release_id=one["release_id"], state="accepted", log_index=place)
+            for place, one in enumerate(said)
+            if one["study"] == study
+        )
+
+    def witnessed(self, study):
+        self._up()
+        if not self.anchored:
+            return None
+        last = self.anchored[-1]
+        return AnchorReceipt(seq=last["seq"], head=last["head"], index=len(self.anchored))
+
+    def reanchored(self, study):
+        return self.renewed
 
     def anchor(self, envelope):
         self._up()
         body = parse_json(envelope.payload)
-        self.anchored.append(body)
+        said = AnchorHead.from_bytes(envelope.payload)
+        last = self.witnessed("")
+        if last is None or (last.seq, last.head) != (said.seq, said.head):
+            if not said.extends(*((0, GENESIS) if last is None else (last.seq, last.head))):
+                known = {0: GENESIS} | {one["seq"]: one["head"] for one in self.anchored}
+                passed = heads(known[said.after], said.links)
+                if not self.allowed or self.allowed not in [head_fingerprint(head) for head in passed]:
+                    raise LedgerRefusal("the ledger must go on", next_step="Run site-agent ledger recover.")
+                self.renewed, self.allowed = self.renewed + 1, ""
+            self.anchored.append(body)
         return AnchorReceipt(seq=body["seq"], head=body["head"], index=len(self.anchored))
 
     def send(self, envelope, bundle, progress=None):

@@ -23,11 +23,12 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from service import LEAD, SMALL, Hub, SiteKeys, rezip, small_table
+from service import LEAD, SMALL, Hub, SiteKeys, anchor_head, rezip, small_table
 
 import coordinator.collect as collect
 from coordinator.store import Store
-from shared.canonical import canonical_json, sha256_hex
+from shared.canonical import canonical_json, parse_json, sha256_hex
+from shared.chain import LINKS_CAP, head_fingerprint
 from shared.errors import (
     ApprovalRefusal,
     BudgetRefusal,
@@ -37,6 +38,7 @@ from shared.errors import (
     LedgerRefusal,
     LockedRefusal,
     NetworkRefusal,
+    ParameterError,
     PlanChanged,
     PlanExpired,
     PlanRefusal,
@@ -55,7 +57,16 @@ from shared.errors import (
 from shared.keys import Envelope, SigningKey
 from shared.plan import Budget, LatentNoisePlan, StudyPlan, Wave, open_plan, sign_plan
 from shared.transport import Call, Peer
-from shared.wire import CHUNK_BYTES, Chunk, EnrolmentRequest, EnrolRequest, Offered, SignedDocument, StudyRequest
+from shared.wire import (
+    ANCHOR_TYPE,
+    CHUNK_BYTES,
+    Chunk,
+    EnrolmentRequest,
+    EnrolRequest,
+    Offered,
+    SignedDocument,
+    StudyRequest,
+)
 from site_agent.egress import Egress, new_tls_identity
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -213,7 +224,7 @@ def test_a_bootstrap_certificate_may_join_and_nothing_else(hub):
         for work in (
             lambda: egress.fetch_plan("mini"),
             lambda: egress.status("mini"),
-            lambda: egress.anchor(hub.anchor("north", 1, "a" * 64)),
+            lambda: egress.anchor(hub.anchor("north", 1)),
             lambda: egress.send(sealed.envelope, sealed.path),
             lambda: egress._client.call("Upload", [Chunk(bundle_sha256="a" * 64, offset=0, data=b"x")], timeout=10),
         ):
@@ -235,22 +246,113 @@ def test_a_revoked_site_is_turned_away_and_may_join_anew(hub):
 
 
 # -- anchors ----------------------------------------------------------------------------------------------------
-def test_a_ledger_head_is_witnessed_and_only_ever_moves_on(hub):
+def test_a_ledger_only_grows_in_the_coordinators_eyes(hub):
     with hub.egress("north") as egress:
-        first = egress.anchor(hub.anchor("north", 3, "a" * 64))
-        assert (first.seq, first.head, first.index) == (3, "a" * 64, 0)
-        assert egress.anchor(hub.anchor("north", 3, "a" * 64)) == first
-        refused(LedgerRefusal, lambda: egress.anchor(hub.anchor("north", 3, "b" * 64)))
-        refused(LedgerRefusal, lambda: egress.anchor(hub.anchor("north", 2, "a" * 64)))
-        assert egress.anchor(hub.anchor("north", 9, "c" * 64)).index == 1
-        refused(LedgerRefusal, lambda: egress.anchor(hub.anchor("north", 3, "a" * 64)))
+        first = egress.anchor(hub.anchor("north", 3))
+        assert first.index == 0
+        assert egress.anchor(hub.anchor("north", 3)) == first
+        assert egress.anchor(hub.anchor("north", 3, after=2)) == first
+        refused(LedgerRefusal, lambda: egress.anchor(hub.anchor("north", 3, branch="edited")))
+        refused(LedgerRefusal, lambda: egress.anchor(hub.anchor("north", 2)))
+        assert egress.anchor(hub.anchor("north", 9, after=3)).index == 1
+        refused(LedgerRefusal, lambda: egress.anchor(hub.anchor("north", 3)))
         stranger = SigningKey.generate()
-        refused(SignatureRefusal, lambda: egress.anchor(hub.anchor("north", 10, "d" * 64, stranger)))
-        other = hub.anchor("south", 10, "d" * 64, hub.sites["north"].release)
+        refused(SignatureRefusal, lambda: egress.anchor(hub.anchor("north", 10, key=stranger)))
+        other = hub.anchor("south", 10, key=hub.sites["north"].release)
         refused(ReplayRefusal, lambda: egress.anchor(other))
         refused(SignatureRefusal, lambda: egress.anchor(hub.seal("north").envelope))
     assert hub.store.anchor("north").seq == 9
     assert hub.store.anchor("south") is None
+
+
+def test_a_ledger_put_back_that_grows_past_the_last_anchor_is_refused(hub):
+    """The witnessed head is at 9; the site comes back with entries 1 to 4 as they were and others after them."""
+    with hub.egress("north") as egress:
+        egress.anchor(hub.anchor("north", 4))
+        egress.anchor(hub.anchor("north", 9, after=4))
+        for history in (
+            {"branch": "restored", "since": 4, "after": 4},
+            {"branch": "restored", "since": 4, "after": 0},
+            {"branch": "edited", "since": 8, "after": 8},
+            {"branch": "new", "since": 0},
+        ):
+            answer = refused(LedgerRefusal, lambda history=history: egress.anchor(hub.anchor("north", 30, **history)))
+            assert "site-agent ledger recover" in str(answer)
+        assert hub.store.anchor("north").seq == 9
+        # The restored ledger may even name the right number, with links that do not lead there.
+        forged = dataclasses.replace(
+            anchor_head("north", 12, after=9), head=anchor_head("north", 12, branch="restored", since=4).head
+        )
+        envelope = Envelope.sign(ANCHOR_TYPE, forged.to_bytes(), [hub.sites["north"].release])
+        refused(LedgerRefusal, lambda: egress.anchor(envelope))
+        assert egress.anchor(hub.anchor("north", 12, after=9)).seq == 12
+
+
+def test_a_site_that_never_got_a_receipt_proves_from_where_it_knows(hub):
+    with hub.egress("north") as egress:
+        egress.anchor(hub.anchor("north", 2))
+        egress.anchor(hub.anchor("north", 9, after=2))  # acknowledged, but the site lost the answer
+        assert egress.anchor(hub.anchor("north", 14, after=2)).seq == 14
+
+
+def test_a_first_anchor_is_proved_from_the_first_entry(hub):
+    with hub.egress("north") as egress:
+        answer = refused(LedgerRefusal, lambda: egress.anchor(hub.anchor("north", 5, after=3)))
+        assert "first" in str(answer)
+        assert hub.store.anchor("north") is None
+        assert egress.anchor(hub.anchor("north", 5)).seq == 5
+
+
+def test_links_that_are_too_many_or_not_as_many_as_entries_are_refused(hub):
+    key = hub.sites["north"].release
+    good = parse_json(anchor_head("north", 5).to_bytes())
+    many = {**good, "seq": LINKS_CAP + 1, "links": ["a" * 64] * (LINKS_CAP + 1)}
+    with hub.egress("north") as egress:
+        for body, kind in (
+            ({**good, "links": good["links"][1:]}, SchemaRefusal),
+            ({**good, "links": [*good["links"][:-1], "x"]}, SchemaRefusal),
+            ({**good, "links": "a" * 64}, SchemaRefusal),
+            ({**good, "after": 6}, SchemaRefusal),
+            (many, TooLarge),
+            ({**good, "links": ["a" * 64] * 20_000}, SchemaRefusal),
+        ):
+            envelope = Envelope.sign(ANCHOR_TYPE, canonical_json(body), [key])
+            refused(kind, lambda envelope=envelope: egress.anchor(envelope))
+    assert hub.store.anchor("north") is None
+
+
+def test_only_the_leads_word_lets_a_ledger_begin_anew_and_only_from_the_head_it_names(hub):
+    again = {"branch": "restored", "since": 4, "after": 4}
+    with hub.egress("north") as egress:
+        egress.anchor(hub.anchor("north", 4))
+        egress.anchor(hub.anchor("north", 9, after=4))
+        hub.store.allow_reanchor("north", head_fingerprint(anchor_head("north", 6, branch="other", since=4).head))
+        refused(LedgerRefusal, lambda: egress.anchor(hub.anchor("north", 6, **again)))
+        fingerprint = head_fingerprint(anchor_head("north", 6, branch="restored", since=4).head)
+        hub.store.allow_reanchor("north", fingerprint.upper())
+        refused(LedgerRefusal, lambda: egress.anchor(hub.anchor("north", 5, **again)))
+        # It may have gone on since the telephone call, and may be shorter than what was witnessed.
+        assert egress.anchor(hub.anchor("north", 7, **again)).seq == 7
+        assert (egress.witnessed("mini").seq, egress.reanchored("mini")) == (7, 1)
+        refused(LedgerRefusal, lambda: egress.anchor(hub.anchor("north", 10, after=4)))
+        refused(LedgerRefusal, lambda: egress.anchor(hub.anchor("north", 6, **again)))
+        assert egress.anchor(hub.anchor("north", 8, branch="restored", since=4, after=7)).seq == 8
+        refused(LedgerRefusal, lambda: egress.anchor(hub.anchor("north", 6, branch="restored", since=4)))
+    kinds = [parse_json(entry.entry)["kind"] for entry in hub.store.log()]
+    assert kinds == ["anchor", "anchor", "reanchor_allowed", "reanchor_allowed", "reanchor", "anchor"]
+
+
+def test_a_permission_is_void_once_the_ledger_was_anchored_after_all(hub):
+    again = {"branch": "restored", "since": 4, "after": 4}
+    with hub.egress("north") as egress:
+        egress.anchor(hub.anchor("north", 9))
+        hub.store.allow_reanchor("north", head_fingerprint(anchor_head("north", 6, branch="restored", since=4).head))
+        egress.anchor(hub.anchor("north", 10, after=9))
+        refused(LedgerRefusal, lambda: egress.anchor(hub.anchor("north", 6, **again)))
+    with pytest.raises(StateRefusal):
+        hub.store.allow_reanchor("south", "0123 4567 89ab cdef 0123 4567 89ab cdef")
+    with pytest.raises(ParameterError):
+        hub.store.allow_reanchor("north", "0123")
 
 
 # -- what a signature does not stop -----------------------------------------------------------------------------
@@ -769,7 +871,7 @@ def test_a_server_killed_at_any_step_ends_with_one_acceptance_when_the_site_asks
                 with hub.egress("north", attempts=3 if retry else 1, sleep=lambda seconds: None) as egress:
                     try:
                         if not retry or "anchor" in place:
-                            egress.anchor(hub.anchor("north", wave, "a" * 64))
+                            egress.anchor(hub.anchor("north", wave))
                         answers.append(egress.send(sealed.envelope, sealed.path))
                     except Refusal as refusal:
                         answers.append(refusal)

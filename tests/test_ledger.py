@@ -20,6 +20,7 @@ from pathlib import Path
 import pytest
 
 from shared import privacy
+from shared.chain import GENESIS, extend_head
 from shared.errors import (
     ApprovalRefusal,
     BudgetRefusal,
@@ -33,8 +34,9 @@ from shared.errors import (
     UnknownEvent,
 )
 from shared.keys import PublicKey, SigningKey
+from shared.wire import ANCHOR_TYPE, AnchorHead
 from site_agent import ledger as ledger_module
-from site_agent.ledger import ANCHOR_TYPE, GENESIS, Ledger, extend_head
+from site_agent.ledger import Ledger
 from site_agent.lock import StateLock
 
 DELTA = 1e-6
@@ -261,7 +263,9 @@ def test_the_anchor_is_signed_and_names_site_number_and_head(ledger):
     reserve(ledger)
     payload = ledger.anchor_envelope().require(ANCHOR_TYPE, {KEY.public.key_id: KEY.public})
     last = ledger.entries()[-1]
-    assert json.loads(payload) == {"site": "north", "seq": last.seq, "head": last.hash}
+    said = AnchorHead.from_bytes(payload)
+    assert (said.site, said.seq, said.head, said.after) == ("north", last.seq, last.hash, 0)
+    assert said.extends(0, GENESIS)
     assert ledger.anchor_payload() == payload
 
 

@@ -29,6 +29,7 @@ from shared.errors import (
 )
 from shared.keys import Envelope, SigningKey
 from shared.release import STATEMENT_TYPE, Receipt, Statement, write_receipt
+from shared.wire import ANCHOR_TYPE
 from site_agent import ledger as ledger_module
 from site_agent import outbox as outbox_module
 from site_agent.ledger import Ledger
@@ -374,7 +375,7 @@ class Hub:
         return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
     def anchor(self, envelope: Envelope):
-        body = json.loads(envelope.require(ledger_module.ANCHOR_TYPE, {AGENT.public.key_id: AGENT.public}))
+        body = json.loads(envelope.require(ANCHOR_TYPE, {AGENT.public.key_id: AGENT.public}))
         for seen in self.lines("anchors"):
             if body["seq"] < seen["seq"] or (body["seq"] == seen["seq"] and body["head"] != seen["head"]):
                 raise LedgerRefusal("the head must not go back")

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -16,7 +17,7 @@ from site_desk import Hospital, hospital  # noqa: F401
 
 from shared.canonical import sha256_hex
 from shared.keys import Envelope, SigningKey
-from shared.plan import Wave, sign_plan
+from shared.plan import Budget, Wave, sign_plan
 from shared.release import STATEMENT_TYPE
 from site_agent import cli, pipeline
 
@@ -28,6 +29,7 @@ READING = [
     "budget",
     "history",
     "audit-verify",
+    "ledger verify",
     "outbox list",
     "plan show mini",
     "data check mini",
@@ -67,7 +69,7 @@ def test_every_command_answers_in_json_and_every_changing_one_can_be_tried():
     found = commands()
     assert set(found) == reading | {
         *("init", "join", "data add", "data map", "plan fetch", "plan approve", "try", "release"),
-        *("approve", "reject", "send-back", "pause", "resume"),
+        *("approve", "reject", "send-back", "pause", "resume", "ledger recover"),
     }
     for name, options in found.items():
         assert {"--json", "--home"} <= options, name
@@ -562,6 +564,55 @@ def test_every_reading_command_answers_a_person_and_a_program(ready, line):
     text = ready(*line.split())
     assert text.strip()
     assert max(map(len, text.splitlines())) <= 100
+
+
+def test_a_site_put_back_is_refused_counts_what_it_lost_and_goes_on_when_the_lead_allows_it(hospital, plan, table):
+    waves = tuple(replace(plan.waves[0], number=number) for number in range(1, 5))
+    ready = hospital.joined().approved(replace(plan, waves=waves, budget=Budget(epsilon=5000.0))).with_table(table)
+    ready("release", "mini", "--wave", "1")
+    shutil.copytree(ready.home, ready.folder / "backup")
+    first = only(ready)
+    ready("approve", first, "--as", "dr-lind", *ticks(ready, first))
+    ready("release", "mini", "--wave", "2")
+    assert ready.json("ledger", "recover")["state"] == "whole"
+    before = ready.json("budget")["totals"][0]["epsilon"]
+
+    shutil.rmtree(ready.home)
+    shutil.copytree(ready.folder / "backup", ready.home)
+    ready("reject", first, "--as", "dr-lind", "--reason", "a day's work on the old copy")
+    assert ready.json("ledger", "verify")["ok"], "the two files agree: only the coordinator can tell"
+    body = ready.refused("release", "mini", "--wave", "2", expect=30)
+    assert (body["code"], "site-agent ledger recover" in body["next_step"]) == ("E_LEDGER", True)
+
+    tried = ready.json("ledger", "recover", "--dry-run")
+    assert (tried["state"], tried["fingerprint"]) == ("to count", "")
+    counted = ready.json("ledger", "recover")
+    assert counted["state"] == "counted"
+    assert counted["charges"] == tried["charges"]
+    assert counted["fingerprint"] in ready("ledger", "recover")
+    assert ready.json("ledger", "recover")["fingerprint"] == counted["fingerprint"], "counted once"
+    assert ready.json("budget")["totals"][0]["epsilon"] >= before
+    ready.refused("release", "mini", "--wave", "2", expect=30)
+
+    ready.hub.allowed = counted["fingerprint"]
+    assert ready.json("ledger", "recover")["state"] == "done"
+    assert ready.json("ledger", "recover")["state"] == "whole"
+    ready("release", "mini", "--wave", "2")
+
+
+def test_a_plan_version_is_remembered_when_its_files_are_gone(hospital, plan):
+    second = replace(plan, version=2, title="A second version")
+    hospital.joined().approved(plan)
+    hospital.approved(second)
+    shutil.rmtree(hospital.home / "plans")
+    hospital.publish(plan)
+    assert hospital.refused("plan", "fetch", "mini", expect=10)["code"] == "E_PLAN_ROLLBACK"
+    hospital.publish(replace(second, title="Another second version"))
+    assert hospital.refused("plan", "fetch", "mini", expect=10)["code"] == "E_PLAN_CHANGED"
+    hospital.approved(second)
+    assert hospital.json("plan", "show", "mini")["approved_by"] == "dr-lind"
+    kinds = [row["kind"] for row in hospital.json("history")["entries"]]
+    assert kinds == ["genesis", *["plan_approved"] * 3]
 
 
 def test_stages_are_told_in_a_log_and_not_in_json(ready):

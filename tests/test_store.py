@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import sqlalchemy as sa
-from service import LEAD, SMALL, Hub, small_table
+from service import LEAD, SMALL, Hub, anchor_head, small_table
 
 import coordinator.store as module
 from coordinator.log import leaf_hash, verify_consistency, verify_inclusion
@@ -28,7 +28,6 @@ from shared.errors import (
 )
 from shared.keys import Envelope, SigningKey
 from shared.plan import Budget, LatentNoisePlan, StudyPlan, Wave, sign_plan
-from shared.wire import AnchorHead
 
 TODAY = dt.date(2026, 5, 1)
 
@@ -138,7 +137,7 @@ def _race(home: str, site: str, start: int) -> None:
     store = Store.open(module.Path(home))
     envelope = Envelope.sign("x", b"y", [SigningKey.generate()])
     for seq in range(start, start + 15):
-        store.add_anchor(AnchorHead(site=site, seq=seq, head="a" * 64), envelope)
+        store.add_anchor(anchor_head(site, seq), envelope)
     store.close()
 
 
@@ -256,7 +255,7 @@ def test_an_edited_log_does_not_verify(hub, edit):
     put(hub, hub.seal("north"))
     envelope = Envelope.sign("x", b"y", [SigningKey.generate()])
     for seq in (1, 2):
-        hub.store.add_anchor(AnchorHead(site="north", seq=seq, head="a" * 64), envelope)
+        hub.store.add_anchor(anchor_head("north", seq), envelope)
     assert hub.store.verify_log() == 3
     raw = sqlite3.connect(hub.home / "store.db")
     raw.execute(edit)
@@ -270,7 +269,7 @@ def test_a_site_can_prove_that_its_release_is_in_a_log_that_only_grew(hub):
     acceptance = put(hub, hub.seal("north"))
     envelope = Envelope.sign("x", b"y", [SigningKey.generate()])
     for seq in range(1, 6):
-        hub.store.add_anchor(AnchorHead(site="north", seq=seq, head="a" * 64), envelope)
+        hub.store.add_anchor(anchor_head("north", seq), envelope)
     entries = hub.store.log()
     size, last = len(entries), bytes.fromhex(entries[-1].root)
     leaf = leaf_hash(entries[acceptance.log_index].entry)

@@ -60,6 +60,7 @@ VALUES = [
     ACCEPTED,
     Holdings(),
     Holdings(holdings=(KEPT, APART)),
+    Holdings(anchored=AnchorReceipt(seq=3, head=DIGEST, index=0), reanchored=2),
 ]
 
 
@@ -154,20 +155,37 @@ def test_secrets_do_not_stand_in_a_text_form():
 @pytest.mark.parametrize(
     "body",
     [
-        {"site": "north", "seq": 1},
-        {"site": "north", "seq": True, "head": DIGEST},
-        {"site": "north", "seq": -1, "head": DIGEST},
-        {"site": "no/rth", "seq": 1, "head": DIGEST},
-        {"site": "north", "seq": 1, "head": "x"},
-        {"site": "north", "seq": 1, "head": DIGEST, "more": 1},
-        [],
+        {"seq": True},
+        {"seq": -1},
+        {"seq": 2},
+        {"seq": "1"},
+        {"after": 1},
+        {"after": -1},
+        {"after": 2},
+        {"after": False},
+        {"site": "no/rth"},
+        {"head": "x"},
+        {"head": 1},
+        {"links": []},
+        {"links": [DIGEST, DIGEST]},
+        {"links": [DIGEST.upper()]},
+        {"links": [7]},
+        {"links": None},
+        {"more": 1},
     ],
 )
-def test_an_anchor_has_exactly_its_three_fields(body):
+def test_an_anchor_has_exactly_its_five_fields_and_a_link_per_entry(body):
+    good = {"site": "north", "seq": 1, "head": DIGEST, "after": 0, "links": [DIGEST]}
+    read = AnchorHead.from_bytes(canonical_json(good))
+    assert read == AnchorHead(site="north", seq=1, head=DIGEST, after=0, links=(DIGEST,))
+    assert AnchorHead.from_bytes(read.to_bytes()) == read
     with pytest.raises(SchemaRefusal):
-        AnchorHead.from_bytes(canonical_json(body))
-    good = {"site": "north", "seq": 1, "head": DIGEST}
-    assert AnchorHead.from_bytes(canonical_json(good)) == AnchorHead(**good)
+        AnchorHead.from_bytes(canonical_json({**good, **body}))
+    for name in good:
+        with pytest.raises(SchemaRefusal):
+            AnchorHead.from_bytes(canonical_json({key: value for key, value in good.items() if key != name}))
+    with pytest.raises(SchemaRefusal):
+        AnchorHead.from_bytes(b"[]")
 
 
 def test_an_enrolment_names_different_keys_only():

@@ -100,7 +100,7 @@ class AcceptanceReply(_message.Message):
     def __init__(self, study: _Optional[str] = ..., wave: _Optional[int] = ..., site: _Optional[str] = ..., release_id: _Optional[str] = ..., bundle_sha256: _Optional[str] = ..., log_index: _Optional[int] = ..., log_root: _Optional[str] = ..., accepted_day: _Optional[str] = ...) -> None: ...
 
 class StatusReply(_message.Message):
-    __slots__ = ("holdings",)
+    __slots__ = ("holdings", "anchored", "reanchored")
     class Holding(_message.Message):
         __slots__ = ("study", "wave", "release_id", "state", "code", "reason", "log_index")
         STUDY_FIELD_NUMBER: _ClassVar[int]
@@ -119,5 +119,9 @@ class StatusReply(_message.Message):
         log_index: int
         def __init__(self, study: _Optional[str] = ..., wave: _Optional[int] = ..., release_id: _Optional[str] = ..., state: _Optional[str] = ..., code: _Optional[str] = ..., reason: _Optional[str] = ..., log_index: _Optional[int] = ...) -> None: ...
     HOLDINGS_FIELD_NUMBER: _ClassVar[int]
+    ANCHORED_FIELD_NUMBER: _ClassVar[int]
+    REANCHORED_FIELD_NUMBER: _ClassVar[int]
     holdings: _containers.RepeatedCompositeFieldContainer[StatusReply.Holding]
-    def __init__(self, holdings: _Optional[_Iterable[_Union[StatusReply.Holding, _Mapping]]] = ...) -> None: ...
+    anchored: AnchorReply
+    reanchored: int
+    def __init__(self, holdings: _Optional[_Iterable[_Union[StatusReply.Holding, _Mapping]]] = ..., anchored: _Optional[_Union[AnchorReply, _Mapping]] = ..., reanchored: _Optional[int] = ...) -> None: ...

@@ -1,0 +1,184 @@
+"""What a ledger restored from a backup must count as spent before it may go on.
+
+The coordinator knows two things of the time that is missing here: the last head that it witnessed, and the releases
+that it holds. Both are turned into charges that are never too few:
+
+* each release that it holds (accepted or quarantined) and this ledger does not know, once, in its study;
+* each further draw that the missing entries can have held, in *every* study of the site, because nobody can tell in
+  which. A draw needs a reservation, and the agent notes an acknowledged anchor and the start of the drawing before the
+  next reservation is anchored: `g` missing entries hold at most ⌊(g + 2) / 3⌋ draws.
+
+The price is the full one of the study's plan, at its dearest version known. The counting trusts the coordinator's
+word on the last head, as the detection of the old copy does; it does not trust the order or kind of what is missing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Protocol
+
+from shared.errors import LedgerRefusal, PlanRefusal, StateRefusal
+from shared.keys import Envelope
+from shared.wire import AnchorReceipt, Holding
+from site_agent.ledger import Ledger, Lost
+
+if TYPE_CHECKING:
+    from shared.plan import StudyPlan
+    from shared.privacy import Event
+    from site_agent.plans import Plans
+
+__all__ = ["Coordinator", "Recovery", "draws_within", "recover", "survey"]
+
+
+class Coordinator(Protocol):
+    """What is asked of the coordinator (`site_agent.egress.Egress`)."""
+
+    def fetch_plan(self, study: str) -> Envelope: ...  # noqa: D102
+    def status(self, study: str) -> tuple[Holding, ...]: ...  # noqa: D102
+    def witnessed(self, study: str) -> AnchorReceipt | None: ...  # noqa: D102
+    def reanchored(self, study: str) -> int: ...  # noqa: D102
+    def anchor(self, envelope: Envelope) -> AnchorReceipt: ...  # noqa: D102
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recovery:
+    """What is missing, and what it is charged as.
+
+    Args:
+        state: ``whole`` (nothing is missing), ``to count``, ``counted`` (the study lead must allow it), ``done``.
+        witnessed: the last head that the coordinator has witnessed; None before the first.
+        known: number of the last entry that this ledger knows to be anchored.
+        missing: entries between the two.
+        unknown: draws that they can have held beyond the releases that the coordinator holds.
+        lost: the charges.
+        accepted: log place of each release that is known here as well, by id, and that the coordinator accepted.
+        fingerprint: of the ledger's head once counted, for the study lead.
+    """
+
+    state: str
+    witnessed: AnchorReceipt | None
+    known: int
+    missing: int = 0
+    unknown: int = 0
+    lost: tuple[Lost, ...] = ()
+    accepted: tuple[tuple[str, int], ...] = ()
+    fingerprint: str = ""
+
+
+def draws_within(entries: int) -> int:
+    """Most draws that so many consecutive entries of a ledger can have paid for and that may have been made.
+
+    >>> [draws_within(g) for g in (0, 1, 2, 3, 4, 7, 8)]
+    [0, 1, 1, 1, 2, 3, 3]
+    """
+    return (entries + 2) // 3 if entries > 0 else 0
+
+
+def survey(ledger: Ledger, plans: Plans, door: Coordinator, studies: Iterable[str]) -> Recovery:
+    """Compare the ledger with the coordinator's record; change nothing.
+
+    Args:
+        studies: all studies that the site was invited to; those of the ledger are added.
+    Raises: LedgerRefusal, when the copy is from before an earlier recovery: its charges cannot be bounded by counting;
+        any refusal of the coordinator or of a plan.
+    """
+    names = sorted({*studies, *(hold.study for hold in ledger.holds())})
+    if not names:
+        raise StateRefusal("a site must take part in a study", given="none", next_step="See site-agent status.")
+    witnessed, known = door.witnessed(names[0]), ledger.anchored()
+    if witnessed is None or ledger.holds_head(witnessed):
+        return Recovery(state="whole", witnessed=witnessed, known=known)
+    done = ledger.recovered(witnessed)
+    if done:
+        return Recovery(state="counted", witnessed=witnessed, known=known, fingerprint=done)
+    if ledger.recoveries() != door.reanchored(names[0]) or witnessed.seq <= known:
+        raise LedgerRefusal(
+            "a ledger to recover must be from after the last recovery",
+            given=f"{ledger.recoveries()} recoveries here, {door.reanchored(names[0])} at the coordinator",
+            next_step="Restore a later backup of ledger.db and ledger.head. Without one, what was spent cannot be "
+            "bounded: the site releases nothing more in its studies; call the study lead.",
+        )
+    here = {hold.release_id for hold in ledger.holds()}
+    held = [holding for study in names for holding in door.status(study)]
+    away = [holding for holding in held if holding.release_id not in here]
+    unknown = max(draws_within(witnessed.seq - known) - len(away), 0)
+    lost: list[Lost] = []
+    for study in names:
+        priced = _dearest(plans, door, study)
+        mine = [holding for holding in away if holding.study == study]
+        if priced is None:
+            if mine:
+                raise StateRefusal("the plan of a held release must be known", given=f"none of {study}")
+            continue  # without a signed plan nothing was ever reserved
+        lost += [_named(priced, holding) for holding in mine]
+        if unknown:
+            lost.append(_named(priced, None, count=unknown))
+    return Recovery(
+        state="to count",
+        witnessed=witnessed,
+        known=known,
+        missing=witnessed.seq - known,
+        unknown=unknown,
+        lost=tuple(lost),
+        accepted=tuple((h.release_id, h.log_index) for h in held if h.release_id in here and h.log_index is not None),
+    )
+
+
+def recover(ledger: Ledger, plans: Plans, door: Coordinator, studies: Iterable[str]) -> Recovery:
+    """Count what is missing, and have the new head witnessed if the study lead has allowed it; safe to repeat.
+
+    Raises: what `survey` raises; StorageRefusal.
+    """
+    found = survey(ledger, plans, door, studies)
+    if found.witnessed is None:
+        return found
+    if found.state == "whole":
+        if found.known > found.witnessed.seq:  # the coordinator was put back: prove the rest from what it has
+            door.anchor(ledger.anchor_envelope(after=found.witnessed.seq))
+        return found
+    fingerprint = found.fingerprint
+    if found.state == "to count":
+        fingerprint = ledger.count_lost(found.witnessed, found.lost, accepted=dict(found.accepted))
+    try:
+        door.anchor(ledger.anchor_envelope())
+        state = "done"
+    except LedgerRefusal:
+        state = "counted"
+    return replace(found, state=state, fingerprint=fingerprint)
+
+
+def _dearest(plans: Plans, door: Coordinator, study: str) -> StudyPlan | None:
+    from shared import privacy
+
+    found = list(plans.filed(study))
+    try:
+        found.append(plans.opened(study, door.fetch_plan(study)))
+    except PlanRefusal:
+        if not found and plans.highest(study):
+            raise
+    return max(found, key=lambda plan: privacy.epsilon(_event(plan), plan.budget.delta), default=None)
+
+
+def _event(plan: StudyPlan) -> Event:
+    from shared.encoding import Encoder
+    from shared.release import planned_event
+
+    return planned_event(plan, Encoder(dictionary=plan.dictionary).d)
+
+
+def _named(plan: StudyPlan, holding: Holding | None, count: int = 1) -> Lost:
+    from shared.release import coverage
+
+    return Lost(
+        study=plan.study,
+        plan_hash=plan.hash,
+        event=_event(plan).to_canonical(),
+        delta=plan.budget.delta,
+        cap_epsilon=plan.budget.epsilon,
+        uncovered=coverage(plan)[1],
+        count=count,
+        wave=holding.wave if holding else 0,
+        release_id=holding.release_id if holding else "",
+        log_index=holding.log_index if holding else None,
+    )
