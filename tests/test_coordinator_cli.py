@@ -13,6 +13,7 @@ from dataclasses import replace
 import pandas as pd
 import pytest
 from delivered import STUDIES, TODAY, cohort, cohort_plan, deliver, join, quarantine
+from service import anchor_head
 
 from coordinator import planning
 from coordinator.cli import app, main
@@ -22,8 +23,10 @@ from coordinator.log import verify_inclusion
 from coordinator.queries import pooled
 from coordinator.store import Store
 from shared import privacy
+from shared.chain import head_fingerprint
 from shared.errors import ConfigRefusal, ParameterError, StateRefusal
 from shared.invitation import Invitation
+from shared.keys import Envelope, SigningKey
 from shared.mechanisms.latent_noise import default_radius
 from shared.plan import LatentNoisePlan, StudyPlan, open_plan
 
@@ -383,6 +386,20 @@ def test_a_site_is_let_in_only_with_the_fingerprint_of_its_key(collected):
     assert {site["state"] for site in collected("sites")[1]} == {"accepted", "pending"}
     assert collected("accept", "waiting", "--fingerprint", waiting["fingerprint"].upper())[0] == 0
     assert {site["state"] for site in collected("sites")[1]} == {"accepted"}
+
+
+def test_a_ledger_begins_anew_only_by_this_command_and_the_log_says_so(collected):
+    head = anchor_head("alpha", 9)
+    spoken = ("reanchor", "alpha", "--fingerprint", head_fingerprint(anchor_head("alpha", 3, branch="restored").head))
+    assert collected(*spoken)[1]["refused"]["code"] == "E_STATE", "nothing was ever witnessed"
+    with closing(Store.open(collected.home)) as store:
+        store.add_anchor(head, Envelope.sign("x", b"y", [SigningKey.generate()]))
+        before = len(store.log())
+    assert collected(*spoken, "--dry-run")[1]["allowed"] is False
+    code, answer = collected(*spoken)
+    assert (code, answer["left_seq"], answer["left_head"], answer["log_index"]) == (0, 9, head.head, before)
+    assert collected("reanchor", "alpha", "--fingerprint", "0000")[0] == 2
+    assert collected("reanchor", "alfa", "--fingerprint", "0000")[0] == 2
 
 
 def test_sites_does_not_fill_in_the_fingerprint_that_a_person_must_compare(collected, capsys):
