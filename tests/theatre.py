@@ -316,9 +316,7 @@ class Theatre:
         return ""
 
     def approve(self, site: str, release_id: str, **settings: Any) -> Answer:
-        shown = self.agent(site, "outbox", "show", release_id).json
-        ticks = [part for warning in shown["warnings"] for part in ("--tick", warning["name"])]
-        return self.agent(site, "approve", release_id, "--as", "steward", *ticks, **settings)
+        return self.agent(site, "approve", release_id, "--as", "steward", **settings)
 
     def entries(self, site: str) -> list[tuple[str, dict[str, Any]]]:
         """Kinds and bodies of a ledger as it lies on disk, read from a copy without the product's code."""
@@ -336,14 +334,45 @@ def _environment() -> dict[str, str]:
 
 
 # -- the zygote -------------------------------------------------------------------------------------------------------
-PRELOADED = (
-    "torch nflows.flows nflows.transforms pandas pyarrow.parquet scipy.stats scipy.spatial sqlalchemy typer "
-    "rich.progress rich.panel rich.table cryptography.x509 google.protobuf.message dp_accounting shared.wire "
-    "shared.release shared.flows shared.mechanisms.latent_noise site_agent.cli site_agent.egress site_agent.pipeline "
-    "site_agent.models.flow site_agent.audit site_agent.checks site_agent.records site_agent.ledger site_agent.outbox "
-    "site_agent.plans site_agent.screens site_agent.health coordinator.cli coordinator.collect coordinator.authority "
-    "coordinator.store"
-).split()
+PRELOADED = [
+    "torch",
+    "torch._dynamo",
+    "torch.optim",
+    "nflows.flows",
+    "nflows.transforms",
+    "pandas",
+    "pyarrow.parquet",
+    "scipy.stats",
+    "scipy.spatial",
+    "sqlalchemy",
+    "typer",
+    "rich.progress",
+    "rich.panel",
+    "rich.table",
+    "cryptography.x509",
+    "google.protobuf.message",
+    "dp_accounting",
+    "shared.wire",
+    "shared.release",
+    "shared.flows",
+    "shared.mechanisms.latent_noise",
+    "site_agent.cli",
+    "site_agent.egress",
+    "site_agent.pipeline",
+    "site_agent.models.flow",
+    "site_agent.audit",
+    "site_agent.checks",
+    "site_agent.records",
+    "site_agent.ledger",
+    "site_agent.outbox",
+    "site_agent.plans",
+    "site_agent.screens",
+    "site_agent.health",
+    "coordinator.cli",
+    "coordinator.collect",
+    "coordinator.authority",
+    "coordinator.store",
+]
 
 
 def _note(kind: str, **body: object) -> None:
