@@ -99,7 +99,7 @@ def one_wave(theatre: Theatre, site: str, wave: int, *, drawing: tuple[str, ...]
     return len(drawing) + bool(sending)
 
 
-# -- what must hold ---------------------------------------------------------------------------------------------------
+# -- what must hold --------------------------------------------------------------------------------------------------
 def assert_nothing_is_undercounted(theatre: Theatre, site: str) -> None:
     """Right after a crash, before any recovery: as many charges as draws, or more; and one seal per charge."""
     entries = theatre.entries(site)
@@ -178,7 +178,7 @@ def assert_settled(theatre: Theatre, waves: dict[str, int]) -> Counter:
     return counts
 
 
-# -- kill -9 at the site ------------------------------------------------------------------------------------------------
+# -- kill -9 at the site ---------------------------------------------------------------------------------------------
 def points_passed(theatre: Theatre, site: str) -> tuple[list[tuple[str, int]], list[tuple[str, int]]]:
     """How often each failpoint is passed by an undisturbed release, and by an approval: wave 1, delivered."""
     lists = []
@@ -266,7 +266,7 @@ def one_delivered(theatre: Theatre, site: str) -> int:
     return 1
 
 
-# -- kill -9 at the coordinator -------------------------------------------------------------------------------------------
+# -- kill -9 at the coordinator --------------------------------------------------------------------------------------
 def test_a_coordinator_killed_in_the_middle_of_an_ingest_accepts_the_release_once(theatre, table):
     theatre.open(plan_toml(waves=2))
     theatre.join("north", table, "storm")

@@ -250,7 +250,7 @@ class Theatre:
         path = self.notes / site
         return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
-    # -- the coordinator ----------------------------------------------------------------------------------------------
+    # -- the coordinator ---------------------------------------------------------------------------------------------
     def open(self, *plans: str) -> None:
         """Set the coordinator up, sign the plans, and serve."""
         dialled = f"127.0.0.1:{self.relay or self.port}"
@@ -286,7 +286,7 @@ class Theatre:
         server.signal(signal.SIGTERM)
         return server.wait()
 
-    # -- a hospital -----------------------------------------------------------------------------------------------------
+    # -- a hospital --------------------------------------------------------------------------------------------------
     def invite(self, site: str, *studies: str) -> Path:
         path = self.folder / f"invitation-{site}-{self.count}.json"
         self.coordinator("invite", site, *(part for study in studies for part in ("--study", study)), "--out", path)
@@ -333,7 +333,7 @@ def _environment() -> dict[str, str]:
     return {name: os.environ[name] for name in kept if name in os.environ} | {"OMP_NUM_THREADS": "1"}
 
 
-# -- the zygote -------------------------------------------------------------------------------------------------------
+# -- the zygote ------------------------------------------------------------------------------------------------------
 PRELOADED = [
     "torch",
     "torch._dynamo",
