@@ -62,7 +62,8 @@ def run(app: typer.Typer, *, name: str, argv: Sequence[str] | None = None) -> in
         app: the typer application.
         name: program name for the help text.
         argv: arguments without the program; None takes the process's own.
-    Returns: 0, a `Refusal.exit_code`, 2 for a command line that cannot be read, or 130 after Ctrl-C.
+    Returns: 0, a `Refusal.exit_code`, 2 for a command line that cannot be read, 130 after Ctrl-C, or 1 after an
+        error that nobody foresaw.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
@@ -81,7 +82,30 @@ def run(app: typer.Typer, *, name: str, argv: Sequence[str] | None = None) -> in
             next_step="Check the path, its owner and the free space.",
         )
         return show_refusal(failed, as_json="--json" in arguments)
+    except Exception as error:
+        return _show_fault(error, as_json="--json" in arguments)
     return 0
+
+
+def _show_fault(error: Exception, *, as_json: bool) -> int:
+    """Say where an unforeseen error arose and of which kind it is, never in its own words: libraries quote the cell
+    they stumbled over, and what is printed at a hospital ends up in log files."""
+    import traceback
+
+    chain: list[BaseException] = []
+    link: BaseException | None = error
+    while link is not None and link not in chain:
+        chain.append(link)
+        link = link.__cause__ or (None if link.__suppress_context__ else link.__context__)
+    for part in reversed(chain):
+        sys.stderr.write("".join(traceback.format_tb(part.__traceback__)))
+        sys.stderr.write(f"{type(part).__name__} (its message is not shown: it may quote a record)\n")
+    fault = Refusal(
+        "the command must not meet an error that nobody foresaw",
+        given=type(error).__name__,
+        next_step="Report the places above to the study lead; they name code, and no data.",
+    )
+    return show_refusal(fault, as_json=as_json)
 
 
 def show_refusal(refusal: Refusal, *, as_json: bool = False) -> int:

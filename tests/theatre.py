@@ -250,7 +250,7 @@ class Theatre:
         path = self.notes / site
         return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
-    # -- the coordinator ----------------------------------------------------------------------------------------------
+    # -- the coordinator ---------------------------------------------------------------------------------------------
     def open(self, *plans: str) -> None:
         """Set the coordinator up, sign the plans, and serve."""
         dialled = f"127.0.0.1:{self.relay or self.port}"
@@ -286,7 +286,7 @@ class Theatre:
         server.signal(signal.SIGTERM)
         return server.wait()
 
-    # -- a hospital -----------------------------------------------------------------------------------------------------
+    # -- a hospital --------------------------------------------------------------------------------------------------
     def invite(self, site: str, *studies: str) -> Path:
         path = self.folder / f"invitation-{site}-{self.count}.json"
         self.coordinator("invite", site, *(part for study in studies for part in ("--study", study)), "--out", path)
@@ -316,9 +316,7 @@ class Theatre:
         return ""
 
     def approve(self, site: str, release_id: str, **settings: Any) -> Answer:
-        shown = self.agent(site, "outbox", "show", release_id).json
-        ticks = [part for warning in shown["warnings"] for part in ("--tick", warning["name"])]
-        return self.agent(site, "approve", release_id, "--as", "steward", *ticks, **settings)
+        return self.agent(site, "approve", release_id, "--as", "steward", **settings)
 
     def entries(self, site: str) -> list[tuple[str, dict[str, Any]]]:
         """Kinds and bodies of a ledger as it lies on disk, read from a copy without the product's code."""
@@ -335,15 +333,46 @@ def _environment() -> dict[str, str]:
     return {name: os.environ[name] for name in kept if name in os.environ} | {"OMP_NUM_THREADS": "1"}
 
 
-# -- the zygote -------------------------------------------------------------------------------------------------------
-PRELOADED = (
-    "torch nflows.flows nflows.transforms pandas pyarrow.parquet scipy.stats scipy.spatial sqlalchemy typer "
-    "rich.progress rich.panel rich.table cryptography.x509 google.protobuf.message dp_accounting shared.wire "
-    "shared.release shared.flows shared.mechanisms.latent_noise site_agent.cli site_agent.egress site_agent.pipeline "
-    "site_agent.models.flow site_agent.audit site_agent.checks site_agent.records site_agent.ledger site_agent.outbox "
-    "site_agent.plans site_agent.screens site_agent.health coordinator.cli coordinator.collect coordinator.authority "
-    "coordinator.store"
-).split()
+# -- the zygote ------------------------------------------------------------------------------------------------------
+PRELOADED = [
+    "torch",
+    "torch._dynamo",
+    "torch.optim",
+    "nflows.flows",
+    "nflows.transforms",
+    "pandas",
+    "pyarrow.parquet",
+    "scipy.stats",
+    "scipy.spatial",
+    "sqlalchemy",
+    "typer",
+    "rich.progress",
+    "rich.panel",
+    "rich.table",
+    "cryptography.x509",
+    "google.protobuf.message",
+    "dp_accounting",
+    "shared.wire",
+    "shared.release",
+    "shared.flows",
+    "shared.mechanisms.latent_noise",
+    "site_agent.cli",
+    "site_agent.egress",
+    "site_agent.pipeline",
+    "site_agent.models.flow",
+    "site_agent.audit",
+    "site_agent.checks",
+    "site_agent.records",
+    "site_agent.ledger",
+    "site_agent.outbox",
+    "site_agent.plans",
+    "site_agent.screens",
+    "site_agent.health",
+    "coordinator.cli",
+    "coordinator.collect",
+    "coordinator.authority",
+    "coordinator.store",
+]
 
 
 def _note(kind: str, **body: object) -> None:
