@@ -604,6 +604,50 @@ class _Found:
     epochs_run: int
 
 
+class _Adam:
+    """Adam's step as torch has it, without `torch.optim.Optimizer`.
+
+    The first use of that class imports torch's compiler, a second of CPU in every process; its own function does not.
+    """
+
+    def __init__(self, parameters: Iterator[Any]) -> None:
+        import torch
+
+        self.parameters = list(parameters)
+        self.means = [torch.zeros_like(p) for p in self.parameters]
+        self.squares = [torch.zeros_like(p) for p in self.parameters]
+        self.steps = [torch.tensor(0.0) for _ in self.parameters]
+        self.rate = 0.0
+
+    def forget(self) -> None:
+        """Drop the gradients of the step before."""
+        for parameter in self.parameters:
+            parameter.grad = None
+
+    def step(self) -> None:
+        """Move every parameter along its gradient, at `rate`."""
+        import torch
+        from torch.optim.adam import adam
+
+        with torch.no_grad():
+            adam(
+                self.parameters,
+                [parameter.grad for parameter in self.parameters],
+                self.means,
+                self.squares,
+                [],
+                self.steps,
+                foreach=True,
+                amsgrad=False,
+                beta1=0.9,
+                beta2=0.999,
+                lr=self.rate,
+                weight_decay=0.0,
+                eps=1e-8,
+                maximize=False,
+            )
+
+
 class _Trainer:
     """The masked layers as nflows modules, trained in single precision on whitened records."""
 
@@ -654,12 +698,12 @@ class _Trainer:
         data = torch.tensor(train, dtype=torch.float32)
         held = torch.tensor(check, dtype=torch.float32)
         steps = max(1, len(train) // batch)
-        optimiser = torch.optim.Adam(self.modules.parameters(), lr=settings.learning_rate, foreach=True)
+        optimiser = _Adam(self.modules.parameters())
         with torch.no_grad():
             start = best = self.nll(held)
         state, chosen, epoch = self._copy(), 0, 0
         for epoch in range(1, settings.epochs + 1):
-            self._rate(optimiser, self._cosine(epoch - 1))
+            optimiser.rate = self._cosine(epoch - 1)
             self._pass(data, batch, steps, optimiser)
             with torch.no_grad():
                 now = self.nll(held)
@@ -683,21 +727,21 @@ class _Trainer:
         settings = self.settings
         data = torch.tensor(train, dtype=torch.float32)
         per_epoch = max(1, per_epoch)
-        optimiser = torch.optim.Adam(self.modules.parameters(), lr=settings.learning_rate, foreach=True)
+        optimiser = _Adam(self.modules.parameters())
         after = settings.final_steps if final else 0
         for done in range(0, steps, per_epoch):
-            self._rate(optimiser, self._cosine(done // per_epoch))
+            optimiser.rate = self._cosine(done // per_epoch)
             self._pass(data, batch, min(per_epoch, steps - done), optimiser)
             if clock is not None:
                 clock.share("refit", min(1.0, (done + per_epoch) / (steps + after)))
         if after:
-            self._rate(optimiser, min(settings.final_rate, self._cosine(steps // per_epoch)))
+            optimiser.rate = min(settings.final_rate, self._cosine(steps // per_epoch))
             self._pass(data, batch, after, optimiser)
         with torch.no_grad():
             if not bool(torch.isfinite(self.nll(data)).all()):
                 _refuse_divergence()
 
-    def _pass(self, data: Any, batch: int, steps: int, optimiser: Any) -> None:
+    def _pass(self, data: Any, batch: int, steps: int, optimiser: _Adam) -> None:
         import torch
 
         n = len(data)
@@ -706,18 +750,13 @@ class _Trainer:
             if len(rows) < batch:
                 rows = torch.cat([rows, torch.randperm(n, generator=self.generator)])
             now, rows = rows[:batch], rows[batch:]
-            optimiser.zero_grad(set_to_none=True)
+            optimiser.forget()
             self.nll(data[now]).mean().backward()
             optimiser.step()
 
     def _cosine(self, epoch: int) -> float:
         share = min(1.0, epoch / max(1, self.settings.epochs))
         return self.settings.learning_rate * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * share)))
-
-    @staticmethod
-    def _rate(optimiser: Any, rate: float) -> None:
-        for group in optimiser.param_groups:
-            group["lr"] = rate
 
     def _copy(self) -> dict[str, Any]:
         return {name: value.detach().clone() for name, value in self.modules.state_dict().items()}
