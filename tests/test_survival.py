@@ -203,10 +203,15 @@ def chosen(passed: list[tuple[str, int]], *, every: bool) -> list[str]:
 
 
 @pytest.mark.parametrize("rounds", [1, pytest.param(25, marks=pytest.mark.soak)])
-def test_wherever_release_or_approve_is_killed_one_charge_is_drawn_once_and_delivered_once(theatre, table, rounds):
+def test_wherever_release_or_approve_is_killed_one_charge_is_drawn_once_and_delivered_once(
+    theatre, table, rounds, record_property
+):
     soak = rounds > 1
-    if soak and not os.environ.get("TRIBUTARY_SOAK"):
-        pytest.skip("set TRIBUTARY_SOAK")
+    if soak:  # TRIBUTARY_SOAK=1 asks for all rounds, a larger number for so many
+        asked = int(os.environ.get("TRIBUTARY_SOAK") or 0)
+        if not asked:
+            pytest.skip("set TRIBUTARY_SOAK")
+        rounds = asked if asked > 1 else rounds
     theatre.open(plan_toml(waves=WAVES))
     theatre.join("first", table, "storm")
     on_release, on_approve = points_passed(theatre, "first")
@@ -235,6 +240,8 @@ def test_wherever_release_or_approve_is_killed_one_charge_is_drawn_once_and_deli
     waves["last"] = one_delivered(theatre, "last")
     assert set(hit) == written_failpoints()
     counts = assert_settled(theatre, waves)
+    for name, count in {"rounds": rounds, "killed": killed, "failpoints": len(hit), **counts}.items():
+        record_property(name, count)
     print(
         f"\nsite killed {killed} times at {len(hit)} failpoints: {counts['charges']} charges, {counts['draws']} draws, "
         f"{counts['delivered']} delivered, {counts['burnt']} burnt, second draws {counts['second']}, "
