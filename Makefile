@@ -38,7 +38,8 @@ format: $(STAMP)
 	@$(BIN)/ruff format .
 
 bench: $(STAMP)
-	@for script in tests/benchmarks/[a-z]*_*.py; do echo "$$script"; $(BIN)/python "$$script" || exit 1; done
+	@for name in lni_312 lni_auc cohorts_gap noise_speed upload_memory; do \
+	  echo "$$name"; $(BIN)/python -m tests.benchmarks.$$name || exit 1; done
 
 proto: $(STAMP)
 	@$(BIN)/python -m shared.proto.generate

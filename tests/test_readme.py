@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -42,9 +45,22 @@ def test_every_linked_page_exists():
         assert (ROOT / link).exists(), link
 
 
-def test_every_figure_in_the_benchmarks_page_names_a_file_that_exists():
+def figures() -> list[tuple[str, str, str]]:
+    """(printed figure, file, place in it) of every line of docs/benchmarks.md that has them."""
     page = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
-    named = re.findall(r"`(tests/benchmarks/results/\w+\.json)`", page)
-    assert named
-    for path in named:
-        assert (ROOT / path).exists(), path
+    line = r"^\|[^|]*\| ([\d.]+) \|[^|]*\| `(tests/benchmarks/results/\w+\.json)` \| `([^`]+)` \|$"
+    return re.findall(line, page, flags=re.MULTILINE)
+
+
+@pytest.mark.parametrize(("printed", "file", "place"), figures())
+def test_every_figure_of_the_benchmarks_page_is_the_one_in_its_file(printed, file, place):
+    value = json.loads((ROOT / file).read_text())["results"]
+    for key in place.split("/"):
+        value = value[key]
+    decimals = len(printed.partition(".")[2])
+    assert round(value, decimals) == float(printed)
+
+
+def test_the_benchmarks_page_has_its_figures():
+    page = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
+    assert len(figures()) == len(re.findall(r"^\|.*results/", page, flags=re.MULTILINE)) > 10
