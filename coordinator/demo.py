@@ -392,6 +392,10 @@ def demo(
 ) -> None:
     """Run a study from the hospitals' tables to a forest plot: coordinator and agents as separate processes."""
     plan = STUDIES / f"{study}.toml"
+    if not plan.is_file():
+        raise StateRefusal(
+            "the demo must run from a checkout", given="no deploy/studies", next_step="Clone the repository; make demo."
+        )
     out.mkdir(parents=True, exist_ok=True)
     state = out / STATE_MARK
     if state.exists():
