@@ -558,7 +558,7 @@ def _notes(result: PooledResult) -> list[str]:
     if result.method == "FE":
         return notes
     if result.test == "knha" and result.s2w < 1:
-        notes.append("The Knapp-Hartung interval is narrower than the model's; the ad hoc one is in sensitivity.")
+        notes.append("The Knapp-Hartung interval is narrower than the model's; test adhoc does not allow that.")
     if result.I2 > _HETEROGENEOUS:
         notes.append(f"Sites differ strongly (I² {result.I2:.0f} %): the pooled value describes an average site only.")
     least = float(special.chdtri(result.df, (1 + result.level) / 2))

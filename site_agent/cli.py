@@ -964,7 +964,7 @@ def try_(study: Study, home: Home = None, json: Json = False, dry_run: Dry = Fal
         if done.release is not None:
             out.print(f"{rows} made-up rows went all the way to a sandbox outbox in {folder}.")
         if done.refused is not None:
-            screens.note(out, f"On the made-up table a gate said: {done.refused.code}: {done.refused}")
+            screens.note(out, f"On the made-up table a gate said no: {done.refused.must}, got {done.refused.given}.")
             out.print("That is about uniform made-up values, not about your patients.")
         out.print("It shows that the steps work here. It says nothing about how your table will fare.")
         screens.next_step(out, f"site-agent data check {study}", f"site-agent plan approve {study} --as NAME")

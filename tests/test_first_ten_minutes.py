@@ -32,7 +32,7 @@ SAYS = {
     "coordinator accept north": ("north is accepted", "Site north has joined tributary-hub"),
     "site-agent plan show": ("4 columns of privatised rows", "Not covered by this price", "posture local"),
     "site-agent data check": ("column in the file", "1000 rows, 0 incomplete left out"),
-    "site-agent try": ("made-up data, cost 0, nothing sent", "300 made-up rows"),
+    "site-agent try": ("made-up data, cost 0, nothing sent", "It shows that the steps work here."),
     "site-agent plan approve first --as ines --understood": ("approved by ines",),
     "site-agent release": ("Attacks we tried", "Not covered", "It is held here. Nothing has been sent."),
     "site-agent outbox show": ("not patient records", "age   sex", "Not covered", "site-agent approve"),
