@@ -750,10 +750,11 @@ def translate(events: Events, false_alarm: float = 0.01, delta: float = 1e-6) ->
     if not 0 < false_alarm < 1:
         raise ParameterError("a false-alarm rate must be in (0, 1)", given=repr(false_alarm))
     power = math.ceil(_power(_listed(events), false_alarm) * 1000 - 1e-9) / 10
-    text = (
-        f"At {100 * false_alarm:g} % false alarms, at most {min(power, 100):g} % of patients "
-        "could be recognised, whatever the attacker knows."
-    )
+    alarms = f"At {100 * false_alarm:g} % false alarms"
+    if power >= 100:
+        text = f"{alarms}, an attacker who knows enough could recognise practically every patient."
+    else:
+        text = f"{alarms}, at most {power:g} % of patients could be recognised, whatever the attacker knows."
     if epsilon(events, delta) > _NOT_MEANINGFUL:
         text += f" With ε above {_NOT_MEANINGFUL:g}, this is not a meaningful formal guarantee."
     return text
