@@ -752,7 +752,7 @@ def translate(events: Events, false_alarm: float = 0.01, delta: float = 1e-6) ->
     power = math.ceil(_power(_listed(events), false_alarm) * 1000 - 1e-9) / 10
     alarms = f"At {100 * false_alarm:g} % false alarms"
     if power >= 100:
-        text = f"{alarms}, an attacker who knows enough could recognise practically every patient."
+        text = f"{alarms}, nothing keeps an attacker from recognising practically every patient."
     else:
         text = f"{alarms}, at most {power:g} % of patients could be recognised, whatever the attacker knows."
     if epsilon(events, delta) > _NOT_MEANINGFUL:
