@@ -767,13 +767,13 @@ class Store:
             raise IntegrityRefusal(
                 "an accepted bundle must be on disk",
                 given=f"none for {release.bundle_sha256[:12]}",
-                next_step="Restore bundles/ from the backup (coordinator verify).",
+                next_step="Restore bundles/ from the backup (coordinator log).",
             ) from None
         if bundle.digest != release.bundle_sha256 or bundle.receipt != release.receipt:
             raise IntegrityRefusal(
                 "a bundle must be the one that was accepted",
                 given=f"another for {release.bundle_sha256[:12]}",
-                next_step="Restore bundles/ from the backup (coordinator verify).",
+                next_step="Restore bundles/ from the backup (coordinator log).",
             )
         return bundle.table
 
