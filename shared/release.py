@@ -14,6 +14,7 @@ import hashlib
 import io
 import math
 import mmap
+import re
 import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
@@ -49,6 +50,7 @@ LABEL = "synthetic / privatised, not patient records"
 BUNDLE_FORMAT = "tributary-bundle/1"
 MEMBERS = ("manifest.json", "receipt.json", "table.parquet")
 DOCUMENT_CAP = 1 << 20
+_DIGEST, _WORD = re.compile("[0-9a-f]{64}"), re.compile("[A-Za-z0-9_-]{1,64}")
 CONDITIONAL_ON = "flow, encoder, w and R"
 
 
@@ -169,7 +171,7 @@ class Receipt:
             "rdp": curve,
             "covered": covered,
             "not_covered": not_covered,
-            "translation": privacy.translate(event, delta=plan.budget.delta),
+            "translation": _in_words(event, plan.budget.delta),
         }
         for name, value in expected.items():
             if not _agree(getattr(self, name), value):
@@ -193,6 +195,11 @@ def planned_event(plan: StudyPlan, d: int) -> privacy.Event:
         d: encoded columns (`shared.encoding.Encoder.d`).
     """
     return _mechanism(plan, d).event
+
+
+def _in_words(event: privacy.Event, delta: float) -> str:
+    """The price in words, with what it is conditional on said first: it is the sentence that people quote."""
+    return f"Given the {CONDITIONAL_ON}, which this does not cover: {privacy.translate(event, delta=delta)}"
 
 
 def _paper(mechanism: LatentNoise, delta: float) -> float:
@@ -265,7 +272,7 @@ def write_receipt(
         epsilon_pure=privacy.pure_epsilon(event),
         rdp=_finite(privacy.rdp(event)),
         study_epsilon=study_epsilon,
-        translation=privacy.translate(event, delta=delta),
+        translation=_in_words(event, delta),
         covered=covered,
         not_covered=not_covered,
         previous=previous,
@@ -418,6 +425,11 @@ class Statement:
     def from_bytes(cls, data: bytes) -> Statement:
         """Read canonical JSON. Raises: SchemaRefusal."""
         statement = cls(**_document(data, cls, "a release statement"))
+        digests = (statement.plan_hash, statement.bundle_sha256, statement.receipt_sha256, statement.ledger_head)
+        words = (statement.study, statement.site, statement.release_id, statement.recipient)
+        # Digests and ids become parts of file names on the other side.
+        if not all(map(_DIGEST.fullmatch, digests)) or not all(map(_WORD.fullmatch, words)):
+            raise SchemaRefusal("a release statement must have plain ids and digests of 64 hexadecimal digits")
         if statement.to_bytes() != data:
             raise SchemaRefusal("a release statement must be in canonical form")
         return statement

@@ -267,9 +267,14 @@ def make_release(
 
     site.require_running()
     clock.enter(Stage.DRAW)
+    # Asked once more while nothing is lost: an offline site keeps its reservation instead of burning it below.
+    site.witness.anchor(ledger.anchor_envelope())
     hold = ledger.start_drawing(hold)
     reach("pipeline.drawing")
     try:
+        # The *drawing* entry is witnessed before any noise exists. A copy of this folder, or a snapshot put back,
+        # writes another drawing entry, and the coordinator refuses it as not grown from this one: one charge, one draw.
+        site.witness.anchor(ledger.anchor_envelope())
         noisy = mechanism.release(x, rng)
 
         clock.enter(Stage.DECODE)

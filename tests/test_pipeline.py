@@ -350,3 +350,12 @@ def test_rows_that_are_nearly_the_records_fail_the_real_audit_and_are_burnt(tmp_
 def test_a_site_may_ask_more_of_the_audit_than_the_plan(tmp_path, plan, site, table):
     with pytest.raises(AuditRefusal):
         release(plan, replace(site, floors=SiteFloors(own_row_linkage=0.001)), source(tmp_path, table))
+
+
+def test_the_drawing_itself_is_witnessed_before_any_noise_exists(tmp_path, plan, site, table):
+    """A snapshot put back after a draw would draw again; its drawing entry is not the witnessed one."""
+    told = []
+    whole = site.witness.anchor
+    site.witness.anchor = lambda envelope: told.append(site.ledger.holds()[-1].state) or whole(envelope)
+    release(plan, site, source(tmp_path, table))
+    assert told[-1] == "drawing"
