@@ -9,9 +9,10 @@ Four decisions, each measured before it was taken.
 * **Refit on everything.** Held-back records choose the number of steps; the released flow takes that many on all of
   them, and then a few at a small rate.
 * **Levels are not left to the flow.** A dequantised column (code + U(0, 1)) is a staircase that an affine flow draws
-  badly: a rare event becomes too frequent. `shared.flows.Levels` models it by its law given the other columns; a column with
-  many levels gets a margin with knots at every integer, so that its frequencies are exact. A time is another
-  quantity for those with the event and those without, so it gets a margin and a regression for each (`Strata`).
+  badly: a rare event becomes too frequent. `shared.flows.Levels` models it by its law given the other columns; a
+  column with many levels gets a margin with knots at every integer, so that its frequencies are exact. A time is
+  another quantity for those with the event and those without, so it gets a margin and a regression for each
+  (`Strata`).
 * **Plain arrays leave.** nflows is the model that is trained, and torch stays in this file; what is returned is a
   `shared.flows` chain that agrees with nflows to 1e-6.
 
