@@ -24,6 +24,8 @@ __all__ = [
     "Budget",
     "Floors",
     "LatentNoisePlan",
+    "PrivateTraining",
+    "Reference",
     "StudyPlan",
     "Training",
     "Wave",
@@ -34,6 +36,8 @@ __all__ = [
 PLAN_TYPE = "application/vnd.tributary.plan+json"
 PLAN_CAP = 1 << 20
 Posture = Literal["local", "holdout", "private", "public"]
+POSTURES: tuple[Posture, ...] = ("local", "holdout", "private", "public")
+Returning = Literal["append", "refresh", "frozen"]
 
 
 def _must(holds: bool, rule: str, given: object, step: str = "Correct the plan.") -> None:
@@ -72,6 +76,47 @@ class Training:
         _must(0 < self.learning_rate <= 1, "training.learning_rate must be in (0, 1]", self.learning_rate)
         _must(0 < self.validation < 0.9, "training.validation must be in (0, 0.9)", self.validation)
         _must(self.margins in ("normal_scores", "none"), "training.margins is unknown", self.margins)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrivateTraining:
+    """DP-SGD, all of it fixed in advance (posture ``private``).
+
+    Args:
+        rate: probability with which each person enters a step's batch (Poisson).
+        noise_multiplier: standard deviation of a step's noise, in units of `clip`.
+        steps: number of steps; there is no early stopping.
+        clip: norm C to which each person's gradient is clipped.
+    """
+
+    rate: float
+    noise_multiplier: float
+    steps: int
+    clip: float = 1.0
+
+    def __post_init__(self) -> None:
+        _must(0 < self.rate <= 1, "private.rate must be in (0, 1]", self.rate)
+        for name in ("noise_multiplier", "clip"):
+            value = getattr(self, name)
+            _must(0 < value < math.inf, f"private.{name} must be positive", value)
+        _must(1 <= self.steps <= 100_000, "private.steps must be in 1..100000", self.steps)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reference:
+    """What is publicly known of a column (a published table, a census): where postures that may not look start.
+
+    Args:
+        mean: in the column's own unit; of a binary or event column, its share of ones.
+        sd: standard deviation, in the same unit; not used for binary and event columns.
+    """
+
+    mean: float
+    sd: float = 0.0
+
+    def __post_init__(self) -> None:
+        _must(math.isfinite(self.mean), "a reference mean must be finite", self.mean)
+        _must(0 <= self.sd < math.inf, "a reference sd must be non-negative", self.sd)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,6 +167,7 @@ class Floors:
         own_row_linkage: highest share of records whose nearest released row is their own.
         extreme_linkage: the same among the 5 % of records with the largest latent norm.
         approvals: approvers who must sign a release.
+        author_apart: whether whoever had the release made must not approve it.
     """
 
     persons: int = 50
@@ -130,8 +176,10 @@ class Floors:
     own_row_linkage: float = 0.05
     extreme_linkage: float = 0.20
     approvals: int = 1
+    author_apart: bool = False
 
     def __post_init__(self) -> None:
+        _must(isinstance(self.author_apart, bool), "floors.author_apart must be true or false", self.author_apart)
         _must(self.persons >= 50, "floors.persons must be at least 50", self.persons, "Floors can only be tightened.")
         _must(self.rare_level >= 10, "floors.rare_level must be at least 10", self.rare_level)
         _must(0.5 <= self.membership_auc <= 1, "floors.membership_auc must be in [0.5, 1]", self.membership_auc)
@@ -148,15 +196,19 @@ class Wave:
         number: 1, 2, 3, …
         opens: first day on which a site may draw.
         closes: deadline for delivery.
+        refit: whether a ``refresh`` fits a new flow; without it, and always under ``append`` and ``frozen``, a wave
+            is released through the sealed flow of the first one.
     """
 
     number: int
     opens: dt.date
     closes: dt.date
+    refit: bool = False
 
     def __post_init__(self) -> None:
         _must(self.number >= 1, "a wave's number must be at least 1", self.number)
         _must(self.opens <= self.closes, "a wave must open before it closes", f"{self.opens} and {self.closes}")
+        _must(isinstance(self.refit, bool), "a wave's refit must be true or false", self.refit)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,6 +225,11 @@ class StudyPlan:
         posture: what may be fitted on which records; see `shared.release.coverage`.
         release: the mechanism and its parameters.
         training: how the flow is fitted.
+        private: DP-SGD's parameters; with posture ``private``, and only with it.
+        holdout: share of persons who train the flow and are never released; used with posture ``holdout``.
+        reference: column to what is publicly known of it, for postures ``public`` and ``private``.
+        returning: what a later wave does with a person already released: ``append`` releases new persons only,
+            ``refresh`` everybody anew, ``frozen`` copies the sealed rows and adds the new persons'.
         budget: cap per person.
         floors: disclosure floors.
         waves: the calendar.
@@ -196,6 +253,10 @@ class StudyPlan:
     dictionary: Dictionary
     posture: Posture = "local"
     training: Training = field(default_factory=Training)
+    private: PrivateTraining | None = None
+    holdout: float = 0.5
+    reference: Mapping[str, Reference] = field(default_factory=dict)
+    returning: Returning = "refresh"
     floors: Floors = field(default_factory=Floors)
     eligibility: str = ""
     estimands: Mapping[str, str] = field(default_factory=dict)
@@ -208,7 +269,31 @@ class StudyPlan:
             _must(plain and value.isascii(), f"{name} must be a plain word (letters, digits, - and _)", repr(value))
         _must(self.version >= 1, "version must be at least 1", self.version)
         _must(bool(self.title.strip() and self.purpose.strip()), "title and purpose must say something", "blank text")
+        _must(self.posture in POSTURES, f"posture must be one of {', '.join(POSTURES)}", repr(self.posture))
+        # A posture is offered when its fitting rule is enforced, not before.
         _must(self.posture == "local", "posture must be 'local' (the others are not yet offered)", repr(self.posture))
+        _must(
+            (self.private is not None) == (self.posture == "private"),
+            "[private] must be given with posture 'private', and only with it",
+            f"posture {self.posture!r}, {'no ' if self.private is None else ''}[private]",
+        )
+        _must(0.05 <= self.holdout <= 0.95, "holdout must be in [0.05, 0.95]", self.holdout)
+        names = {column.name for column in self.dictionary.released}
+        unknown = sorted(set(self.reference) - names)
+        _must(not unknown, "[reference] must name columns of the dictionary", ", ".join(unknown))
+        _must(self.returning in ("append", "refresh", "frozen"), "returning is unknown", repr(self.returning))
+        known = self.dictionary.person is not None
+        _must(
+            known or self.posture != "holdout",
+            "posture 'holdout' must have a person column: who trains is decided per person, for life",
+            "none",
+        )
+        _must(
+            known or len(self.waves) == 1 or self.returning == "refresh",
+            f"several waves that {self.returning} must have a person column",
+            "none",
+            "Add one, or let every wave refresh.",
+        )
         numbers = [wave.number for wave in self.waves]
         _must(numbers == list(range(1, len(numbers) + 1)) and bool(numbers), "waves must be numbered 1, 2, …", numbers)
 
@@ -247,6 +332,8 @@ class StudyPlan:
                 out[item.name] = value.to_canonical()
             elif isinstance(value, tuple):
                 out[item.name] = [_plain(wave) for wave in value]
+            elif item.name == "reference":
+                out[item.name] = {column: _plain(known) for column, known in value.items()}
             else:
                 out[item.name] = _plain(value)
         return out
@@ -262,9 +349,12 @@ class StudyPlan:
                 ("training", Training),
                 ("budget", Budget),
                 ("floors", Floors),
+                ("private", PrivateTraining),
             ):
-                if name in parts:
+                if parts.get(name) is not None:
                     parts[name] = _read(kind, parts[name], name)
+            references = dict(parts.get("reference", {}))
+            parts["reference"] = {str(k): _read(Reference, v, f"reference.{k}") for k, v in references.items()}
             parts["dictionary"] = Dictionary.from_canonical(parts["dictionary"])
             parts["waves"] = tuple(_read(Wave, wave, "waves") for wave in parts["waves"])
             parts["expires"] = _date(parts["expires"])

@@ -34,6 +34,7 @@ from shared.errors import ParameterError, UnknownEvent
 
 __all__ = [
     "ORDERS",
+    "Composition",
     "Event",
     "ExponentialMechanism",
     "Gaussian",
@@ -197,9 +198,34 @@ class ExponentialMechanism(Event):
         self._real("epsilon", open_=False)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Composition(Event):
+    """Several mechanisms that see the same records, all their parameters fixed in advance: one release, one price.
+
+    >>> one = Gaussian(sigma=1.0, sensitivity=1.0)
+    >>> epsilon(Composition(events=(one, one)), 1e-5) == epsilon([one, one], 1e-5)
+    True
+    """
+
+    kind: ClassVar[str] = "composition"
+    events: tuple[Event, ...]
+
+    def __post_init__(self) -> None:
+        parts = tuple(from_canonical(part) if isinstance(part, Mapping) else part for part in self.events)
+        if not 2 <= len(parts) <= 64 or any(type(part) not in _REGISTRY.values() for part in parts):
+            raise UnknownEvent("a composition must hold 2 to 64 events this version can account for")
+        if any(isinstance(part, Composition) for part in parts):
+            raise UnknownEvent("a composition must not hold another one")
+        object.__setattr__(self, "events", parts)
+
+    def to_canonical(self) -> dict[str, Any]:
+        """As plain JSON values, its events in their order."""
+        return {"event": self.kind, "events": [part.to_canonical() for part in self.events]}
+
+
 Events = Event | Sequence[Event]
 _REGISTRY: dict[str, type[Event]] = {
-    kind.kind: kind for kind in (Gaussian, Laplace, Slicing, SubsampledGaussian, ExponentialMechanism)
+    kind.kind: kind for kind in (Gaussian, Laplace, Slicing, SubsampledGaussian, ExponentialMechanism, Composition)
 }
 
 
@@ -230,12 +256,13 @@ def from_canonical(value: Mapping[str, Any]) -> Event:
 
 
 def _listed(events: Events) -> list[Event]:
-    found = [events] if isinstance(events, Event) else list(events)
-    for event in found:
+    found: list[Event] = []
+    for event in [events] if isinstance(events, Event) else events:
         if type(event) not in _REGISTRY.values():
             raise UnknownEvent(
                 "a privacy event must be of a kind this version can account for", given=type(event).__name__
             )
+        found.extend(event.events if isinstance(event, Composition) else [event])
     return found
 
 
@@ -642,7 +669,7 @@ def calibrate(family: str | type[Event], epsilon: float, delta: float, **fixed: 
     3.731
     """
     kind = _REGISTRY.get(family) if isinstance(family, str) else family
-    if kind not in _REGISTRY.values():
+    if kind not in _REGISTRY.values() or kind is Composition:
         raise UnknownEvent("a family must be one this version can account for", given=repr(family)[:60])
     delta = _checked_delta(delta)
     if not (math.isfinite(epsilon) and epsilon > 0):

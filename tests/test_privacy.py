@@ -17,6 +17,7 @@ from shared.canonical import canonical_json, parse_json
 from shared.errors import ParameterError, UnknownEvent
 from shared.privacy import (
     ORDERS,
+    Composition,
     Event,
     ExponentialMechanism,
     Gaussian,
@@ -557,3 +558,32 @@ def test_importing_the_accountant_loads_no_heavy_library():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_a_composition_costs_what_its_parts_cost_together_and_survives_its_canonical_form():
+    parts = (
+        SubsampledGaussian(rate=0.02, noise_multiplier=1.5, steps=300),
+        Gaussian(sigma=1.0, sensitivity=0.7),
+    )
+    both = Composition(events=parts)
+    assert from_canonical(both.to_canonical()) == both
+    assert epsilon(both, 1e-6) == epsilon(list(parts), 1e-6)
+    assert (rdp(both) == rdp(parts[0]) + rdp(parts[1])).all()
+    assert pure_epsilon(both) is None
+    assert epsilon(both, 1e-6) > max(epsilon(part, 1e-6) for part in parts)
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        [],
+        [{"event": "gaussian", "sigma": 1.0, "sensitivity": 1.0}],
+        ["gaussian", "gaussian"],
+        [{"event": "sorcery"}] * 2,
+        [{"event": "composition", "events": [{"event": "exponential_mechanism", "epsilon": 1.0}] * 2}] * 2,
+        7,
+    ],
+)
+def test_a_composition_of_anything_but_known_single_events_is_refused(events):
+    with pytest.raises(UnknownEvent):
+        from_canonical({"event": "composition", "events": events})
