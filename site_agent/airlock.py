@@ -42,11 +42,15 @@ __all__ = [
     "approve",
     "compare",
     "decline",
+    "history",
     "leave",
+    "pause",
     "planned",
     "require_author",
     "require_ticks",
+    "resume",
     "totals",
+    "verify",
     "withdraw",
 ]
 
@@ -422,6 +426,55 @@ def _shifts(then: pd.DataFrame, now: pd.DataFrame) -> tuple[str, ...]:
             level = max(gone, key=lambda each: abs(gone[each]))
             found.append((2 * abs(gone[level]), f"{name}: share of “{level}” {100 * gone[level]:+.1f} points"))
     return tuple(words for _, words in sorted(found, reverse=True)[:SHIFTS])
+
+
+def pause(at: Desk, reason: str) -> None:
+    """Stop at once: nothing is drawn, approved or sent until `resume`. Works without a network."""
+    from shared.keys import write_private
+
+    stamp = dt.datetime.now(dt.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    write_private(at.config.pause_file, f"{stamp} {reason}\n".encode())
+
+
+def resume(at: Desk) -> None:
+    """End a pause."""
+    at.config.pause_file.unlink(missing_ok=True)
+
+
+def verify(at: Desk) -> dict[str, Any]:
+    """Verify every entry, signature, sealed bundle and plan approval; how many of each there are.
+
+    Raises: LedgerRefusal, IntegrityRefusal, ApprovalRefusal: what is not as it was.
+    """
+    entries = at.ledger.verify()
+    bundles = 0
+    deleted = at.ledger.deleted()
+    for hold in at.outbox.list():
+        if hold.release_id not in deleted:
+            at.outbox.bundle(hold.release_id)
+            bundles += 1
+    approvals = 0
+    for study in at.plans.studies():
+        for version in range(1, at.plans.highest(study) + 1):
+            approvals += at.plans.approval(study, version) is not None
+    head = at.ledger.entries()[-1].hash
+    return {"entries": entries, "bundles": bundles, "plan_approvals": approvals, "head": head, "ok": True}
+
+
+def history(at: Desk) -> list[dict[str, Any]]:
+    """The ledger's entries as people read them: who did what, when."""
+    return [
+        {
+            "seq": entry.seq,
+            "time": entry.time,
+            "kind": entry.kind,
+            "release_id": entry.body.get("release_id", ""),
+            "who": entry.body.get("name") or entry.body.get("by") or "agent",
+            "reason": entry.body.get("reason", ""),
+            "hash": entry.hash,
+        }
+        for entry in at.ledger.entries()
+    ]
 
 
 def totals(at: Desk, study: str | None = None) -> list[dict[str, Any]]:

@@ -1479,20 +1479,11 @@ def history(
     json: Json = False,
 ) -> None:
     """The ledger's entries: who did what, when."""
+    from site_agent import airlock
+
     at = desk(home)
-    entries = at.ledger.entries()
-    rows = [
-        {
-            "seq": entry.seq,
-            "time": entry.time,
-            "kind": entry.kind,
-            "release_id": entry.body.get("release_id", ""),
-            "who": entry.body.get("name") or entry.body.get("by") or "agent",
-            "reason": entry.body.get("reason", ""),
-            "hash": entry.hash,
-        }
-        for entry in (entries[-last:] if last else entries)
-    ]
+    entries = airlock.history(at)
+    rows = entries[-last:] if last else entries
 
     def show(out: Console) -> None:
         from shared.terminal import table
@@ -1518,12 +1509,11 @@ def history(
 @app.command()
 def pause(reason: Reason = "", home: Home = None, json: Json = False, dry_run: Dry = False) -> None:
     """Stop at once: nothing is drawn, approved or sent until `site-agent resume`. Works without a network."""
-    from shared.keys import write_private
+    from site_agent import airlock
 
     at = desk(home)
     if not dry_run:
-        stamp = dt.datetime.now(dt.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-        write_private(at.config.pause_file, f"{stamp} {reason}\n".encode())
+        airlock.pause(at, reason)
 
     def show(out: Console) -> None:
         from site_agent import screens
@@ -1539,9 +1529,11 @@ def pause(reason: Reason = "", home: Home = None, json: Json = False, dry_run: D
 @app.command()
 def resume(home: Home = None, json: Json = False, dry_run: Dry = False) -> None:
     """End a pause."""
+    from site_agent import airlock
+
     at = desk(home)
     if not dry_run:
-        at.config.pause_file.unlink(missing_ok=True)
+        airlock.resume(at)
 
     def show(out: Console) -> None:
         from site_agent import screens
@@ -1552,25 +1544,48 @@ def resume(home: Home = None, json: Json = False, dry_run: Dry = False) -> None:
     emit({"site": at.config.site, "paused": at.paused, "dry_run": dry_run}, as_json=json, show=show)
 
 
+@app.command()
+def page(
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0 takes a free one.")] = 8777,
+    listen: Annotated[str, typer.Option("--listen", help="A loopback address; no other is served.")] = "127.0.0.1",
+    home: Home = None,
+    json: Json = False,
+    dry_run: Dry = False,
+) -> None:
+    """The airlock in a browser on this machine: read, approve, reject, see the budget, pause. Ctrl-C ends it."""
+    from site_agent.page import LOOPBACK, serve
+
+    place = desk(home).home
+    desk(place).ledger.entries()
+    if dry_run:
+        if listen not in LOOPBACK:
+            raise UsageRefusal("the page must be served to this machine only", given=repr(listen))
+        emit(
+            {"listen": listen, "port": port, "dry_run": True}, as_json=json, show=lambda out: out.print("Would serve.")
+        )
+        return
+
+    def announce(address: str, password: str) -> None:
+        def show(out: Console) -> None:
+            from site_agent import screens
+
+            screens.settings(out, [("open", address), ("password", password)])
+            out.print("It works once. Nobody but you should see this terminal. Ctrl-C ends the page.")
+
+        emit({"address": address, "password": password}, as_json=json, show=show)
+        sys.stdout.flush()
+
+    serve(lambda: desk(place), listen=listen, port=port, agent_version=agent_version(), today=today, announce=announce)
+
+
 @app.command("audit-verify", hidden=True)  # its name before `audit` had verbs
 @audit_app.command("verify")
 @ledger_app.command("verify")
 def audit_verify(home: Home = None, json: Json = False) -> None:
     """Verify every entry, signature, sealed bundle and plan approval of this site."""
-    at = desk(home)
-    entries = at.ledger.verify()
-    bundles = 0
-    deleted = at.ledger.deleted()
-    for hold in at.outbox.list():
-        if hold.release_id not in deleted:
-            at.outbox.bundle(hold.release_id)
-            bundles += 1
-    approvals = 0
-    for study in at.plans.studies():
-        for version in range(1, at.plans.highest(study) + 1):
-            approvals += at.plans.approval(study, version) is not None
-    head = at.ledger.entries()[-1].hash
-    answer = {"entries": entries, "bundles": bundles, "plan_approvals": approvals, "head": head, "ok": True}
+    from site_agent import airlock
+
+    answer = airlock.verify(desk(home))
 
     def show(out: Console) -> None:
         from shared.terminal import Check, checklist
@@ -1580,10 +1595,10 @@ def audit_verify(home: Home = None, json: Json = False) -> None:
         checklist(
             out,
             [
-                Check(name="ledger", detail=f"{entries} entries, each chained and signed"),
-                Check(name="sealed bundles", detail=f"{bundles}, each the bytes that were sealed"),
-                Check(name="plan approvals", detail=f"{approvals}, each signed by its approver"),
-                Check(name="head", detail=head),
+                Check(name="ledger", detail=f"{answer['entries']} entries, each chained and signed"),
+                Check(name="sealed bundles", detail=f"{answer['bundles']}, each the bytes that were sealed"),
+                Check(name="plan approvals", detail=f"{answer['plan_approvals']}, each signed by its approver"),
+                Check(name="head", detail=answer["head"]),
             ],
         )
 

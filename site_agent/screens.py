@@ -19,7 +19,18 @@ if TYPE_CHECKING:
     from site_agent.ledger import StatementLine
     from site_agent.pipeline import Release
 
-__all__ = ["budget", "heading", "next_step", "note", "outbox", "plan_page", "release_page", "sentences", "settings"]
+__all__ = [
+    "budget",
+    "cell",
+    "heading",
+    "next_step",
+    "note",
+    "outbox",
+    "plan_page",
+    "release_page",
+    "sentences",
+    "settings",
+]
 
 ROWS = 8
 
@@ -174,7 +185,7 @@ def release_page(
     )
     for part in _pages(release.table.columns, out.width):
         shown = release.table[list(part)].head(rows)
-        out.print(table(part, [[_cell(v) for v in row] for row in shown.itertuples(index=False)]))
+        out.print(table(part, [[cell(v) for v in row] for row in shown.itertuples(index=False)]))
     heading(out, "Checks", "stay here")
     marks = {"passed": ("✓", "green"), "warning": ("!", "yellow"), "failed": ("✗", "bold red")}
     lines = [
@@ -291,7 +302,8 @@ def _pages(names: Iterable[str], width: int) -> list[tuple[str, ...]]:
     return [*pages, tuple(now)] if now else pages
 
 
-def _cell(value: Any) -> Any:
+def cell(value: Any) -> Any:
+    """A value of a released table as people read it; None where it is missing."""
     if value is None or str(value) in ("<NA>", "nan"):
         return None
     return f"{value:.6g}" if isinstance(value, float) else value
