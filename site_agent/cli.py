@@ -1544,6 +1544,37 @@ def resume(home: Home = None, json: Json = False, dry_run: Dry = False) -> None:
     emit({"site": at.config.site, "paused": at.paused, "dry_run": dry_run}, as_json=json, show=show)
 
 
+@audit_app.command("export")
+def audit_export(
+    study: Study,
+    out: Annotated[Path, typer.Option("--out", file_okay=False, help="A new folder for the record.")],
+    home: Home = None,
+    json: Json = False,
+) -> None:
+    """The study's whole record in a folder that a stranger can check with one small script. No row is in it."""
+    from site_agent.export import export
+
+    answer = export(desk(home), study, out, agent_version=agent_version(), today=today())
+
+    def show(page: Console) -> None:
+        from site_agent import screens
+
+        screens.heading(page, f"Audit record of {study}", f"{answer['files']} files in {out}")
+        screens.settings(
+            page,
+            [
+                ("releases", answer["releases"]),
+                ("ledger", f"{answer['entries']} entries; those of other studies as links only"),
+                ("head", answer["head"]),
+                ("key of this site", answer["fingerprint"]),
+            ],
+        )
+        page.print("No row is in it. The checks hold counts: hand it to people who may see them.")
+        screens.next_step(page, f"python {out / 'verify.py'}", f"open {out / 'summary.html'}")
+
+    emit(answer, as_json=json, show=show)
+
+
 @app.command()
 def page(
     port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0 takes a free one.")] = 8777,

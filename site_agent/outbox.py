@@ -262,6 +262,10 @@ class Outbox:
         self._require_bytes(current)
         return self._envelope(current)
 
+    def statement(self, release_id: str) -> Envelope:
+        """The statement with the signatures it has, for the record; `envelope` gives the one that may be sent."""
+        return self._envelope(self.get(release_id))
+
     def bundle(self, release_id: str) -> Path:
         """The bundle file. Raises: IntegrityRefusal, unless it holds the sealed bytes."""
         self._require_bytes(self.ledger.hold(release_id))
