@@ -405,8 +405,8 @@ def test_the_words_promise_nothing():
         "1 % false alarms.",
         "A rule on one column that fits exactly one patient: 33.0% of 1,500 tries, against 31.0% for people who are "
         "not in it; difference +2.0 points (+1.0 to +3.0).",
-        "A rule on several columns that fits exactly one patient: 9.0% of 1,500 tries, against 7.0% for people who are not "
-        "in it; difference +2.0 points (+1.0 to +3.0).",
+        "A rule on several columns that fits exactly one patient: 9.0% of 1,500 tries, against 7.0% for people who are "
+        "not in it; difference +2.0 points (+1.0 to +3.0).",
         "Two halves of a patient's columns joined through the released rows: 5.0% of 1,500 tries, against 4.9% for "
         "people who are not in it; difference +0.1 points (-0.9 to +1.1).",
         "Guessing one column from all others, worst of 2, sex: 61.0% of 1,500 tries, against 55.0% for people who are "
