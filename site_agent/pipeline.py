@@ -546,7 +546,7 @@ def _attack(
     """
     from dataclasses import replace
 
-    from site_agent.audit import AuditLimits, gate, run_audit, seen
+    from site_agent.audit import AuditLimits, attack, gate
     from site_agent.models.flow import refit_flow
 
     order = rng.generator.permutation(len(x))
@@ -558,25 +558,27 @@ def _attack(
         rng,
         epochs=fitted.epochs,
         integer_columns=encoder.integer_columns,
-        progress=lambda part, share, left: progress(0.9 * share),
+        progress=lambda part, share, left: progress(0.8 * share),
     )
-    report = run_audit(
+    again = replace(mechanism, flow=stand_in.flow)
+    in_force = AuditLimits(
+        membership_auc=limits.membership_auc,
+        own_row_linkage=limits.own_row_linkage,
+        extreme_linkage=limits.extreme_linkage,
+    )
+    report = attack(
         x=x,
         released=noisy,
         latents=fitted.flow.inverse(x),
         fitted_on=inside,
         held_back=held_back,
-        probe=replace(mechanism, flow=stand_in.flow).release(inside, rng),
-        view=seen(encoder),  # an attacker sees released values, not the fractions that encoding drew
+        probe=again.release(inside, rng),
+        mechanism=again,
+        encoder=encoder,
+        limits=in_force,
+        rng=rng,
     )
-    gate(
-        report,
-        AuditLimits(
-            membership_auc=limits.membership_auc,
-            own_row_linkage=limits.own_row_linkage,
-            extreme_linkage=limits.extreme_linkage,
-        ),
-    )
+    gate(report, in_force)
     return {**report.to_canonical(), "sentences": list(report.sentences())}
 
 
