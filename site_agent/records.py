@@ -23,7 +23,7 @@ from shared.dictionary import Dictionary
 from shared.errors import DataFileRefusal, DataRefusal, DictionaryRefusal, MissingRefusal
 from site_agent.config import Source
 
-__all__ = ["Records", "count", "header", "named", "problems", "pseudonyms", "read", "suggestions"]
+__all__ = ["Records", "count", "header", "named", "problems", "pseudonyms", "read", "row_pseudonyms", "suggestions"]
 
 BLOCK = 1 << 20
 
@@ -165,9 +165,14 @@ def pseudonyms(records: Records, dictionary: Dictionary, *, key: bytes) -> froze
 
     Empty where the dictionary has no person column: then no two populations can be compared.
     """
+    return frozenset(row_pseudonyms(records, dictionary, key=key) or ())
+
+
+def row_pseudonyms(records: Records, dictionary: Dictionary, *, key: bytes) -> tuple[str, ...] | None:
+    """The keyed hash of each row's person, in the order of the rows; None without a person column."""
     if dictionary.person is None:
-        return frozenset()
-    return frozenset(
+        return None
+    return tuple(
         hmac.new(key, b"person\0" + str(person).encode(), hashlib.sha256).hexdigest()[:32]
         for person in records.table[dictionary.person]
     )
