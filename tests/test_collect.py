@@ -856,7 +856,7 @@ def failpoints() -> list[str]:
 def test_a_server_killed_at_any_step_ends_with_one_acceptance_when_the_site_asks_again(tmp_path, plan):
     hub = Hub(tmp_path / "hub", plan, "north")
     servers = Servers(hub)
-    places = failpoints()
+    places = [place for place in failpoints() if place.startswith("ingest.")]  # withdraw.*: test_withdrawal.py
     assert len(places) == len(set(places)) >= 15
     killed = []
     try:
