@@ -197,9 +197,16 @@ class Desk:
 
 def door(config: Config) -> Egress:
     """The connection of a site that has joined."""
-    from site_agent.egress import Egress
+    from shared.keys import PublicKey
+    from site_agent.egress import Egress, Witness
 
+    pinned = config.ca.with_name("witness.pub")
+    witness = None
+    if pinned.exists():
+        key = PublicKey(pinned.read_text().strip())
+        witness = Witness(key, config.site, config.home / "acknowledged.jsonl")
     return Egress(
+        witness=witness,
         address=config.address,
         server_name=config.server_name,
         ca_pem=config.ca.read_text(),
@@ -313,6 +320,7 @@ def init(
         if not config.snapshot_key.exists():
             write_private(config.snapshot_key, secrets.token_bytes(32))
         write_private(config.ca, invited.ca_pem.encode())
+        write_private(config.ca.with_name("witness.pub"), f"{invited.witness.hex}\n".encode())
         write_private(config.invitation, invited.to_bytes())
         Ledger.create(config.ledger, key, site=config.site)
         settings(approvers).save()
