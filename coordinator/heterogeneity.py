@@ -105,7 +105,7 @@ def estimate_tau2(y: Array, v: Array, method: Method, x: Array | None = None) ->
         x: (..., K, p) design with full column rank, or None.
 
     >>> estimate_tau2(np.array([0.1, 0.3, 0.9]), np.array([0.02, 0.03, 0.02]), "REML")[0].round(4).item()
-    0.1533
+    0.1556
     """
     shape, k = v.shape[:-1], v.shape[-1]
     flat_y, flat_v, flat_x, unit = _flat(y, v, x)

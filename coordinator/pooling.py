@@ -538,7 +538,7 @@ def pool_many(
 
     >>> result = pool_many([[0.1, 0.3, 0.9], [0.2, 0.2, np.nan]], [[0.02, 0.03, 0.02], [0.1, 0.1, np.nan]])
     >>> result.beta.round(3).tolist(), result.k.tolist()
-    ([0.437, 0.2], [3, 2])
+    ([0.436, 0.2], [3, 2])
     """
     check(method, test, level)
     y, v = np.asarray(yi, dtype=float), np.asarray(vi, dtype=float)
