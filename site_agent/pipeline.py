@@ -194,6 +194,7 @@ def make_release(
     source: Source,
     site: Site,
     today: dt.date,
+    author: str = "agent",
     rng: Noise | None = None,
     progress: Progress | None = None,
 ) -> Release:
@@ -205,6 +206,7 @@ def make_release(
         source: the study's table.
         site: ledger, outbox, witness and floors.
         today: UTC date.
+        author: the approver who asks for it; ``agent`` where the calendar does.
         rng: source of the privacy noise; None takes the operating system's.
         progress: see `Progress`.
     Returns: what now waits in the outbox.
@@ -296,7 +298,14 @@ def make_release(
         )
         receipt.require_true(plan)
         plan.dictionary.validate_release(released)
-        hold = outbox.seal(hold, write_bundle(receipt, released), receipt, approvals=limits.approvals)
+        hold = outbox.seal(
+            hold,
+            write_bundle(receipt, released),
+            receipt,
+            approvals=limits.approvals,
+            author=author,
+            author_apart=limits.author_apart,
+        )
     except Exception as error:
         # The draw has begun: whatever failed, there is no second one for this charge.
         ledger.burn(hold, f"stopped between drawing and sealing: {_name(error)}")
@@ -574,7 +583,7 @@ def _populations(outbox: Outbox, study: str, *, except_for: str) -> dict[str, fr
     """Pseudonyms of the earlier releases of a study that left, or still may."""
     out: dict[str, frozenset[str]] = {}
     for hold in outbox.list():
-        if hold.study != study or hold.release_id == except_for or hold.phase == "burnt":
+        if hold.study != study or hold.release_id == except_for or (hold.phase == "burnt" and not hold.left):
             continue
         path = outbox.folder(hold.release_id) / POPULATION
         if path.exists():
