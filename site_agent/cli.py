@@ -205,9 +205,16 @@ class Desk:
 
 def door(config: Config) -> Egress:
     """The connection of a site that has joined."""
-    from site_agent.egress import Egress
+    from shared.keys import PublicKey
+    from site_agent.egress import Egress, Witness
 
+    pinned = config.ca.with_name("witness.pub")
+    witness = None
+    if pinned.exists():
+        key = PublicKey(pinned.read_text().strip())
+        witness = Witness(key, config.site, config.home / "acknowledged.jsonl")
     return Egress(
+        witness=witness,
         address=config.address,
         server_name=config.server_name,
         ca_pem=config.ca.read_text(),
@@ -340,6 +347,7 @@ def init(
         if not config.snapshot_key.exists():
             write_private(config.snapshot_key, secrets.token_bytes(32))
         write_private(config.ca, invited.ca_pem.encode())
+        write_private(config.ca.with_name("witness.pub"), f"{invited.witness.hex}\n".encode())
         write_private(config.invitation, invited.to_bytes())
         Ledger.create(config.ledger, key, site=config.site)
         settings(approvers).save()
@@ -828,6 +836,7 @@ def _price(plan: StudyPlan, event: Any) -> dict[str, Any]:
     import numpy as np
 
     from shared import privacy
+    from shared.release import in_words
 
     delta, cap = plan.budget.delta, plan.budget.epsilon
     curve = np.asarray(privacy.rdp(event))
@@ -838,7 +847,7 @@ def _price(plan: StudyPlan, event: Any) -> dict[str, Any]:
         "all_waves": totals[-1],
         "cap": cap,
         "affordable": sum(total <= cap for total in totals),
-        "translation": privacy.translate(event, delta=delta),
+        "translation": in_words(plan, event),
     }
 
 
@@ -847,7 +856,8 @@ def plan_approve(
     study: Study,
     name: As,
     understood: Annotated[
-        str, typer.Option("--understood", metavar="POSTURE", help="'local': I have read what is not covered.")
+        str,
+        typer.Option("--understood", metavar="POSTURE", help="'local', 'holdout': I have read what is not covered."),
     ] = "",
     reason: Reason = "",
     home: Home = None,
@@ -855,7 +865,7 @@ def plan_approve(
     dry_run: Dry = False,
 ) -> None:
     """Agree to exactly this plan, with this dictionary, run by this version of the agent."""
-    from shared.release import coverage
+    from shared.release import LEAVES_PERSONS_OPEN, coverage
 
     at = desk(home)
     at.config.approver_key(name)
@@ -874,11 +884,11 @@ def plan_approve(
 
         screens.plan_page(console(stderr=True), page)
         ticked = asked(f"Posture {plan.posture!r}: have you read what is not covered, and agree to it?")
-    if plan.posture == "local" and not ticked:
+    if plan.posture in LEAVES_PERSONS_OPEN and not ticked:
         raise ApprovalRefusal(
-            "posture 'local' must be approved with a tick on what is not covered",
+            f"posture {plan.posture!r} must be approved with a tick on what is not covered",
             given="no tick",
-            next_step=f"Read site-agent plan show {study}, then add --understood local.",
+            next_step=f"Read site-agent plan show {study}, then add --understood {plan.posture}.",
         )
     if not dry_run:
         at.plans.approve(
