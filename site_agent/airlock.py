@@ -27,11 +27,10 @@ from shared.errors import (
 if TYPE_CHECKING:
     import pandas as pd
 
-    from shared.keys import Envelope, SigningKey
+    from shared.keys import SigningKey
     from shared.plan import StudyPlan
     from site_agent.checks import Check
     from site_agent.cli import Desk
-    from site_agent.egress import Egress
     from site_agent.ledger import Hold
     from site_agent.pipeline import Release
 
@@ -271,7 +270,7 @@ def _bury(at: Desk, hold: Hold) -> Hold:
             held = hold.state == "withdrawn" or any(
                 one.release_id == hold.release_id for one in egress.status(hold.study)
             )
-            place = _tombstone(egress, at.outbox.tombstone(hold.release_id)) if held else None
+            place = egress.withdraw(at.outbox.tombstone(hold.release_id)).log_index if held else None
     except NetworkRefusal as refusal:
         raise NetworkRefusal(
             refusal.must,
@@ -279,14 +278,6 @@ def _bury(at: Desk, hold: Hold) -> Hold:
             next_step=f"The release is withdrawn here and will not be sent. Run {again} again to tell the coordinator.",
         ) from None
     return at.ledger.tombstone(hold, log_index=place)
-
-
-def _tombstone(egress: Egress, envelope: Envelope) -> int:
-    """Send one signed withdrawal; its place in the coordinator's log. The only call of `Egress.withdraw`."""
-    withdraw_there = getattr(egress, "withdraw", None)
-    if withdraw_there is None:
-        raise NetworkRefusal("the coordinator must take tombstones", given="a connection that has no word for them")
-    return int(withdraw_there(envelope).log_index)
 
 
 def leave(

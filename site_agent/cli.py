@@ -1378,14 +1378,14 @@ def withdraw(
     dry_run: Dry = False,
 ) -> None:
     """Take a release back: stop it here at once, and have the coordinator bury what it has. The charge stays."""
+    from shared.wire import REASONS
     from site_agent import airlock
-    from site_agent.outbox import WITHDRAWAL_REASONS
 
     at = desk(home)
     at.config.approver_key(name)
-    if reason not in WITHDRAWAL_REASONS:
+    if reason not in REASONS:
         raise UsageRefusal(
-            f"--reason must be one of {', '.join(WITHDRAWAL_REASONS)}",
+            f"--reason must be one of {', '.join(REASONS)}",
             given=repr(reason),
             next_step="Say more with --note; it stays here.",
         )

@@ -15,7 +15,7 @@ import datetime as dt
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from shared.canonical import canonical_json, sha256_hex
+from shared.canonical import canonical_json, parse_json, sha256_hex
 from shared.errors import StateRefusal
 from shared.keys import Envelope
 
@@ -48,6 +48,7 @@ def export(at: Desk, study: str, out: Path, *, agent_version: str, today: dt.dat
     files = {
         "ledger.json": canonical_json([_line(entry, at, study) for entry in entries]),
         "keys.json": canonical_json(_keys(at)),
+        "acknowledged.json": canonical_json(_acknowledged(at, study)),
         "verify.py": (HERE / "verifier.py").read_bytes(),
         **_plans(at, study),
     }
@@ -99,9 +100,19 @@ def _concerns(entry: Entry, at: Desk, study: str) -> bool:
     return "release_id" not in body or at.ledger.hold(body["release_id"]).study == study
 
 
+def _acknowledged(at: Desk, study: str) -> list[Any]:
+    """What the coordinator has signed: heads it witnessed, and what it accepted or buried of this study."""
+    path = at.home / "acknowledged.jsonl"
+    lines = path.read_bytes().split(b"\n") if path.exists() else []
+    said = [parse_json(line) for line in lines if line.endswith(b"}")]
+    return [one for one in said if one.get("study", study) == study]
+
+
 def _keys(at: Desk) -> dict[str, Any]:
     config = at.config
+    pinned = config.ca.with_name("witness.pub")
     return {
+        "witness_key": pinned.read_text().strip() if pinned.exists() else "",
         "site": config.site,
         "coordinator": config.coordinator,
         "ca_fingerprint": config.ca_fingerprint,

@@ -28,12 +28,11 @@ from site_agent.ledger import Acceptance, Hold, Ledger, fsync_folder, write_whol
 if TYPE_CHECKING:
     from shared.release import Receipt, Statement
 
-__all__ = ["WITHDRAWAL_REASONS", "WITHDRAWAL_TYPE", "Outbox"]
+__all__ = ["Outbox"]
 
 DOCUMENTS = ("checks.json", "audit.json")
-WITHDRAWAL_TYPE = "application/vnd.tributary.withdrawal+json"
-WITHDRAWAL_REASONS = ("consent", "error", "policy", "other")
-"""All that the coordinator is told; anything more stays at the site."""
+NO_BYTES = "0" * 64
+"""Stands for the digest where a reservation without bytes is given up; it is never sent."""
 
 
 class Outbox:
@@ -203,6 +202,8 @@ class Outbox:
                 given=f"{name!r} with key {approver.public.key_id}",
                 next_step="Register approvers at enrolment, or use the registered key.",
             )
+        from shared.wire import WITHDRAWAL_TYPE
+
         message = Envelope.encoding(WITHDRAWAL_TYPE, self._withdrawal(current, reason_code))
         return self.ledger.withdraw(
             current,
@@ -215,6 +216,8 @@ class Outbox:
 
     def tombstone(self, release_id: str) -> Envelope:
         """The signed withdrawal for the coordinator; the same bytes each time. Raises: StateRefusal."""
+        from shared.wire import WITHDRAWAL_TYPE
+
         current = self.ledger.hold(release_id)
         given = current.withdrawal
         if given is None or not current.bundle_sha256:
@@ -226,22 +229,22 @@ class Outbox:
         )
 
     def _withdrawal(self, hold: Hold, reason_code: str) -> bytes:
-        if reason_code not in WITHDRAWAL_REASONS:
+        from shared.wire import REASONS, Withdrawal
+
+        if reason_code not in REASONS:
             raise ParameterError(
-                f"a withdrawal's reason must be one of {', '.join(WITHDRAWAL_REASONS)}",
+                f"a withdrawal's reason must be one of {', '.join(REASONS)}",
                 given=repr(reason_code),
                 next_step="--reason names the kind; --note says more, and stays here.",
             )
-        return canonical_json(
-            {
-                "study": hold.study,
-                "site": self.ledger.site,
-                "wave": hold.wave,
-                "release_id": hold.release_id,
-                "bundle_sha256": hold.bundle_sha256,
-                "reason_code": reason_code,
-            }
-        )
+        return Withdrawal(
+            study=hold.study,
+            site=self.ledger.site,
+            wave=hold.wave,
+            release_id=hold.release_id,
+            bundle_sha256=hold.bundle_sha256 or NO_BYTES,
+            reason_code=reason_code,
+        ).to_bytes()
 
     # -- out --------------------------------------------------------------------------------------------------------
     def envelope(self, release_id: str) -> Envelope:

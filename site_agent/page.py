@@ -244,7 +244,7 @@ def application(
         return draw("outbox.html", at, session, here="/", rows=rows, waiting=waiting)
 
     def release(at: Desk, session: Session, request: Request) -> Response:
-        from site_agent.outbox import WITHDRAWAL_REASONS
+        from shared.wire import REASONS
 
         number = request.query_params.get("page", "1")
         said = request.query_params.get("done", "")
@@ -255,9 +255,7 @@ def application(
             "withdrawn": "Withdrawn. It is not sent from now on.",
             "declined": "Noted in the ledger.",
         }
-        return draw(
-            "release.html", at, session, here="/", done=told.get(said, ""), reasons=WITHDRAWAL_REASONS, **values
-        )
+        return draw("release.html", at, session, here="/", done=told.get(said, ""), reasons=REASONS, **values)
 
     def budget(at: Desk, session: Session, request: Request) -> Response:
         from site_agent import airlock

@@ -98,6 +98,10 @@ def plan_page(out: Console, page: Mapping[str, Any]) -> None:
     """Everything a steward agrees to, on one page."""
     state = f"approved by {page['approved_by']}" if page["approved_by"] else "not approved here"
     heading(out, f"{page['study']}: {page['title']}", f"version {page['version']} · {state}")
+    if page["changes"]:
+        heading(out, "Changed since the version that was approved here")
+        out.print(table(("setting", "before", "now"), [[item or None for item in row] for row in page["changes"]]))
+        out.print()
     out.print(page["purpose"])
     out.print()
     settings(
@@ -146,9 +150,6 @@ def plan_page(out: Console, page: Mapping[str, Any]) -> None:
         f"attack AUC at most {floors['membership_auc']:g} · own-row linkage at most {floors['own_row_linkage']:g}, "
         f"{floors['extreme_linkage']:g} among outliers"
     )
-    if page["changes"]:
-        heading(out, "Changed since the version that was approved here")
-        out.print(table(("setting", "before", "now"), [[cell or None for cell in row] for row in page["changes"]]))
 
 
 def release_page(
@@ -222,7 +223,7 @@ def release_page(
         out.print(table(("release", "wave", "state", "rows", "what differs most"), cells, right=("wave",)))
     if changes:
         heading(out, "The plan has changed since")
-        out.print(table(("setting", "then", "now"), [[cell or None for cell in row] for row in changes]))
+        out.print(table(("setting", "then", "now"), [[item or None for item in row] for row in changes]))
 
 
 def outbox(out: Console, rows: Sequence[Mapping[str, Any]]) -> None:

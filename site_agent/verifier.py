@@ -84,6 +84,22 @@ def ledger(folder: Path, keys: dict[str, Any]) -> list[dict[str, Any]]:
     return entries
 
 
+def acknowledged(folder: Path, keys: dict[str, Any], entries: list[dict[str, Any]]) -> set[tuple[str, str]]:
+    """(release, digest) of every acceptance that the coordinator's pinned key signed; all its answers are checked."""
+    kinds = {"AnchorReceipt": "anchor-receipt", "Acceptance": "acceptance", "Withdrawn": "withdrawn"}
+    out = set()
+    for said in json.loads((folder / "acknowledged.json").read_bytes()):
+        body = {name: value for name, value in said.items() if name not in ("kind", "signature")}
+        payload = canonical({**body, "site": keys["site"]})
+        whole = signed(keys["witness_key"], bytes.fromhex(said["signature"]), TYPE % kinds[said["kind"]], payload)
+        must(whole, "each answer of the coordinator must be signed by its pinned key")
+        if said["kind"] == "AnchorReceipt":
+            must(entries[said["seq"] - 1]["hash"] == said["head"], "a witnessed head must be one of this ledger")
+        elif said["kind"] == "Acceptance":
+            out.add((said["release_id"], said["bundle_sha256"]))
+    return out
+
+
 def release(folder: Path, told: list[dict[str, Any]], keys: dict[str, Any], plans: dict[str, dict[str, Any]]) -> str:
     """One release: its entries, statement, receipt, checks, decisions and withdrawal agree. Returns: its digest."""
     name = folder.name
@@ -170,6 +186,9 @@ def check(folder: Path, bundles: list[Path]) -> list[str]:
     sealed = {name for name, list_ in told.items() if any(entry["kind"] == "seal" for entry in list_)}
     must(sealed == {p.name for p in (folder / "releases").glob("*")}, "every sealed release must be in the export")
     digests = [release(folder / "releases" / name, told[name], keys, plans) for name in sorted(sealed)]
+    accepted = acknowledged(folder, keys, entries)
+    arrived = [e["body"] for list_ in told.values() for e in list_ if e["kind"] == "commit"]
+    countersigned = sum((body["release_id"], body["bundle_sha256"]) in accepted for body in arrived)
     for path in bundles:
         must(sha(path.read_bytes()) in digests, f"{path.name} must be one of the sealed bundles")
     withheld = sum("link" in entry for entry in entries)
@@ -179,6 +198,7 @@ def check(folder: Path, bundles: list[Path]) -> list[str]:
         f"{len(entries)} ledger entries follow from each other and are signed; {withheld} of them are links only.",
         f"{len(plans)} plans are signed by the study lead.",
         f"{len(sealed)} releases: statement, receipt, checks, approvals and delivery agree.",
+        f"{countersigned} of {len(arrived)} deliveries are acknowledged under the coordinator's signature.",
         *([f"{len(bundles)} bundle files are sealed ones."] if bundles else []),
         "Key of the site: " + " ".join(mark[i : i + 4] for i in range(0, 32, 4)) + " (compare it with the hospital).",
     ]

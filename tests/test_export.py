@@ -20,7 +20,9 @@ from site_desk import PASSPHRASE, Hospital, hospital  # noqa: F401
 from shared.canonical import canonical_json, sha256_hex
 from shared.keys import Envelope, SigningKey
 from shared.plan import Budget
+from shared.wire import Acceptance, countersigned
 from site_agent import verifier
+from site_agent.egress import Witness
 from site_agent.export import EXPORT_TYPE
 
 CANARY = "CANARY-88172"
@@ -120,7 +122,8 @@ def test_any_changed_file_is_found(exported):
     assert verified(exported) == ""
     for path in sorted(p for p in exported.rglob("*") if p.is_file()):
         data = path.read_bytes()
-        path.write_bytes(data[:-20] + data[-19:])
+        at = len(data) // 2
+        path.write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
         assert verified(exported), path
         path.write_bytes(data)
     (exported / "extra.txt").write_text("x")
@@ -215,6 +218,28 @@ def test_other_studies_are_links_only(ready, plan, tmp_path):
         assert b"CONFIDENTIAL" not in path.read_bytes()
     entries = json.loads((out / "ledger.json").read_bytes())
     assert sum("link" in entry for entry in entries) >= 4
+
+
+def test_what_the_coordinator_signed_is_in_it_and_checked(ready, tmp_path):
+    hub = SigningKey.generate()
+    (ready.home / "certificates" / "witness.pub").write_text(hub.public.hex + "\n")
+    witness = Witness(hub.public, "north", ready.home / "acknowledged.jsonl")
+    for envelope, data in ready.hub.sent:
+        said = json.loads(envelope.payload)
+        names = ("study", "wave", "site", "release_id")
+        answer = Acceptance(
+            **{name: said[name] for name in names},
+            bundle_sha256=sha256_hex(data),
+            log_index=0,
+            log_root="ab" * 32,
+            accepted_day="2026-01-05",
+        )
+        witness.keep(countersigned(answer, hub, "north"))
+    out = tmp_path / "signed"
+    ready("audit", "export", "mini", "--out", str(out))
+    assert f"{len(ready.hub.sent)} of {len(ready.hub.sent)} deliveries" in " ".join(verifier.check(out, []))
+    changed = rewritten("acknowledged.json", lambda said: said[0].update(accepted_day="2026-01-04"))
+    assert "pinned key" in resigned(ready, out, changed)
 
 
 def test_bundles_are_checked_when_they_are_named(ready, exported, tmp_path):
