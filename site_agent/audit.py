@@ -58,16 +58,19 @@ __all__ = [
     "Rate",
     "attack",
     "gate",
+    "latents_of",
     "likelihood_attack",
     "likelihood_ratios",
     "linkage",
     "membership_auc",
+    "rate",
     "recoded",
     "run_audit",
     "seen",
     "signals",
     "table_attacks",
     "trade_off",
+    "whitening",
 ]
 
 Array = NDArray[np.float64]
@@ -231,7 +234,7 @@ class AuditReport:
                 f"Someone who also holds the flow, w and R: AUC {a.auc.value:.2f} ({a.auc.low:.2f} to "
                 f"{a.auc.high:.2f}); with {a.false_alarms.value:.1%} false alarms it recognises {a.hits.value:.1%} "
                 f"of patients ({a.hits.low:.1%} to {a.hits.high:.1%}). Weighed: {a.n_members:,} members, "
-                f"{a.n_held_back:,} held back. The mechanism alone allows up to {a.bound:.1%} at 1 % false alarms."
+                f"{a.n_held_back:,} held back. {_bound_in_words(a.bound)}"
             )
         named = {one.name: one for one in self.tables}
         for name, what in (
@@ -270,6 +273,12 @@ class AuditReport:
         above = [name for name, rate, limit in _held_against(self, now) if rate.value > limit >= rate.low]
         if above:
             yield f"Above the limit, but within chance of it: {', '.join(above)}."
+
+
+def _bound_in_words(bound: float) -> str:
+    if bound >= 0.9995:
+        return "The mechanism alone keeps no attacker from recognising practically every patient."
+    return f"Given the flow, the mechanism keeps every attacker to {bound:.1%} at 1 % false alarms."
 
 
 def _rates(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -326,7 +335,7 @@ def attack(
         likelihood=likelihood_attack(
             members=signals(flow, codes(members), w=w, radius=mechanism.radius),
             held_back=signals(flow, codes(others), w=w, radius=mechanism.radius),
-            released=_latents(flow, codes(probe)),
+            released=latents_of(flow, codes(probe)),
             w=w,
             bound=trade_off(mechanism.event.mu, FALSE_ALARMS),
         ),
@@ -370,7 +379,7 @@ def run_audit(
         raise ParameterError("records, their release and the held-back records must fit together", given=f"d = {d}")
     if view is not None:
         x, released, fitted_on, held_back, probe = (view(rows) for rows in (x, released, fitted_on, held_back, probe))
-    whiten, standardise = _whitening(x), _standardising(x)
+    whiten, standardise = whitening(x), _standardising(x)
     flags = linkage(whiten(x), whiten(released))
     norms = np.linalg.norm(latents, axis=1)
     extreme = norms >= np.quantile(norms, 1 - EXTREME_SHARE)
@@ -378,8 +387,8 @@ def run_audit(
     return AuditReport(
         membership=membership_auc(whiten(fitted_on), whiten(held_back), whiten(probe)),
         membership_plain=membership_auc(standardise(fitted_on), standardise(held_back), standardise(probe)),
-        own_row=_rate(flags, chance=1 / len(x)),
-        extreme=_rate(flags[extreme], chance=1 / len(x)),
+        own_row=rate(flags, chance=1 / len(x)),
+        extreme=rate(flags[extreme], chance=1 / len(x)),
         twin_probability=twin,
         median_rank=rank,
         n=len(x),
@@ -586,7 +595,7 @@ def _twins(x: Array, released: Array) -> tuple[float, float]:
     return float(closer.mean() / (len(x) - 1)), float(np.median(closer))
 
 
-def _rate(flags: Flags, *, chance: float) -> Rate:
+def rate(flags: Flags, *, chance: float) -> Rate:
     """A share with its Clopper-Pearson interval."""
     return _share(int(flags.sum()), len(flags), chance=chance)
 
@@ -599,7 +608,7 @@ def _share(k: int, n: int, *, chance: float, level: float = 0.95) -> Rate:
     return Rate(value=k / n if n else 0.0, low=low, high=high, chance=chance)
 
 
-def _whitening(x: Array) -> Any:
+def whitening(x: Array) -> Any:
     """Map to coordinates in which x has unit covariance; a ridge keeps a constant column harmless."""
     mean = x.mean(axis=0)
     covariance = np.atleast_2d(np.cov(x, rowvar=False, bias=True))
@@ -617,12 +626,13 @@ def _standardising(x: Array) -> Any:
 # -- who holds the flow ------------------------------------------------------------------------------------------
 def signals(flow: Bijection, rows: Array, *, w: float, radius: float) -> Array:
     """√w clip_R(f⁻¹(x)), (n, d): where the release of each row is centred."""
-    z = _latents(flow, rows)
+    z = latents_of(flow, rows)
     norm = np.linalg.norm(z, axis=1, keepdims=True)
     return np.asarray(math.sqrt(w) * z * np.minimum(1.0, radius / np.where(norm > 0, norm, 1.0)))
 
 
-def _latents(flow: Bijection, rows: Array) -> Array:
+def latents_of(flow: Bijection, rows: Array) -> Array:
+    """f⁻¹ of rows, (n, d), finite whatever the rows are."""
     with np.errstate(all="ignore"):
         z = np.asarray(flow.inverse(rows), dtype=np.float64)
     # A row that the flow cannot place is the centre; far out a latent only needs its direction.

@@ -15,10 +15,22 @@ from shared.terminal import table
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from site_agent.curve import Curve
     from site_agent.ledger import StatementLine
     from site_agent.pipeline import Release
 
-__all__ = ["budget", "heading", "next_step", "note", "outbox", "plan_page", "release_page", "sentences", "settings"]
+__all__ = [
+    "budget",
+    "curve_page",
+    "heading",
+    "next_step",
+    "note",
+    "outbox",
+    "plan_page",
+    "release_page",
+    "sentences",
+    "settings",
+]
 
 ROWS = 8
 
@@ -252,6 +264,31 @@ def budget(out: Console, lines: Sequence[StatementLine], totals: Sequence[Mappin
         if uncovered:
             heading(out, "Not in this total, because no ε covers it")
             sentences(out, uncovered, mark="✗", style="yellow")
+
+
+def curve_page(out: Console, curve: Curve) -> None:
+    """The curve of w as a table, what it is not beside it."""
+    whose = "made-up values" if curve.made_up else f"{curve.n:,} records"
+    heading(out, f"{curve.study}: what a weight w buys, and what it costs", f"{whose}; stays here")
+    rows = [
+        (
+            f"{point.w:.3g}" + (" ← plan" if point.w == curve.planned else ""),
+            f"{point.epsilon:.4g}",
+            f"{point.bound:.1%}",
+            f"{point.hits.value:.1%} ({point.hits.low:.1%} to {point.hits.high:.1%})",
+            f"{point.own_row.value:.1%}",
+            f"{point.distance_auc.value:.2f}",
+            None if point.error is None else f"{point.error:.1%}",
+        )
+        for point in curve.points
+    ]
+    names = ("w", "true ε", "bound", "holder of the flow", "own row", "AUC", "estimates off")
+    out.print(table(names, rows, right=names[1:]))
+    out.print(
+        f"Bound and holder of the flow: patients recognised at 1 % false alarms. Estimates off: median relative error "
+        f"of {len(curve.points[0].errors)} planned terms over {curve.draws} draws."
+    )
+    sentences(out, curve.sentences())
 
 
 def _pages(names: Iterable[str], width: int) -> list[tuple[str, ...]]:
