@@ -171,10 +171,10 @@ class AuditReport:
         membership_plain: AUC in standardised Euclidean distance, the paper's.
         own_row: share of records linked to their own row.
         extreme: the same among the records with the 5 % largest latent norms.
-        twin_probability: eq. 22, over all pairs.
-        median_rank: eq. 26.
+        twin_probability: eq. 22, over all pairs of `n_ranked` records and the others.
+        median_rank: eq. 26, over the same records.
         n: records in the release; n_fitted, n_held_back: of the membership attack.
-        n_extreme: records in `extreme`.
+        n_extreme: records in `extreme`; n_ranked: at most 2,000, evenly spaced, because a rank looks at every pair.
         likelihood: of an attacker who holds the flow; None where it was not tried.
         tables: attacks on the released table against a control group; inference once for each column.
         limits: those in force.
@@ -190,6 +190,7 @@ class AuditReport:
     n_fitted: int
     n_held_back: int
     n_extreme: int = 0
+    n_ranked: int = 0
     likelihood: LikelihoodAttack | None = None
     tables: tuple[Excess, ...] = ()
     limits: AuditLimits | None = None
@@ -219,14 +220,15 @@ class AuditReport:
         out = [
             f"Attacks we tried on {self.n:,} released rows; others may do better. Low figures are evidence, "
             "not a promise.",
-            f"Telling who was in the training data: AUC {m.value:.2f} (95 % interval {m.low:.2f} to {m.high:.2f}); "
+            f"Telling who is behind the rows and who is not: AUC {m.value:.2f} (95 % interval {m.low:.2f} to "
+            f"{m.high:.2f}); "
             "0.50 is guessing.",
             f"Someone who holds a record finds its own row for {own.value:.1%} of records "
             f"({own.low:.1%} to {own.high:.1%}; guessing finds {own.chance:.2%}).",
             f"Among the {EXTREME_SHARE:.0%} most unusual records: {extreme.value:.0%} "
             f"({extreme.low:.0%} to {extreme.high:.0%}).",
-            f"For the median record {self.median_rank:,.0f} other records are nearer than its own released row; "
-            f"for a random pair the chance is {self.twin_probability:.1%}.",
+            f"For the median of {self.n_ranked or self.n:,} records {self.median_rank:,.0f} others are nearer than its "
+            f"own released row; for a random pair the chance is {self.twin_probability:.1%}.",
         ]
         if self.likelihood is not None:
             a = self.likelihood
@@ -383,7 +385,8 @@ def run_audit(
     flags = linkage(whiten(x), whiten(released))
     norms = np.linalg.norm(latents, axis=1)
     extreme = norms >= np.quantile(norms, 1 - EXTREME_SHARE)
-    twin, rank = _twins(whiten(x), whiten(released))
+    ranked = np.linspace(0, len(x) - 1, min(len(x), MOST_TARGETS)).astype(int)
+    twin, rank = _twins(whiten(x), whiten(released), ranked)
     return AuditReport(
         membership=membership_auc(whiten(fitted_on), whiten(held_back), whiten(probe)),
         membership_plain=membership_auc(standardise(fitted_on), standardise(held_back), standardise(probe)),
@@ -395,6 +398,7 @@ def run_audit(
         n_fitted=len(fitted_on),
         n_held_back=len(held_back),
         n_extreme=int(extreme.sum()),
+        n_ranked=len(ranked),
     )
 
 
@@ -484,7 +488,7 @@ def gate(report: AuditReport, limits: AuditLimits) -> None:
 
     A refused draw stays charged, so a refusal must not be an accident: a figure is refused when its *whole* 95 %
     interval lies beyond the limit. A release whose true figures are within the limits is then refused in at most one
-    run in forty for each figure, whatever the number of records. The other side of the rule: a sample is too small to
+    run in forty at worst for each figure, whatever the number of records. The other side of the rule: a sample is too small to
     tell when even an attack that succeeded on every record would not be refused. Linkage and membership are each held
     to that, because a weight of 1 shows in the first and a flow that memorised its records only in the second; the
     handful of extreme records is not.
@@ -587,10 +591,10 @@ def linkage(x: Array, released: Array) -> NDArray[np.bool_]:
     return np.asarray(own <= nearest * (1 + 1e-12))
 
 
-def _twins(x: Array, released: Array) -> tuple[float, float]:
-    """Twin probability (eq. 22) and median rank (eq. 26)."""
-    own = np.linalg.norm(x - released, axis=1)
-    closer = cKDTree(x).query_ball_point(x, np.nextafter(own, 0), return_length=True) - 1  # not oneself
+def _twins(x: Array, released: Array, ranked: NDArray[np.int_]) -> tuple[float, float]:
+    """Twin probability (eq. 22) and median rank (eq. 26) of the records at `ranked`."""
+    own = np.linalg.norm(x[ranked] - released[ranked], axis=1)
+    closer = cKDTree(x).query_ball_point(x[ranked], np.nextafter(own, 0), return_length=True) - 1  # not oneself
     closer = np.maximum(closer, 0)
     return float(closer.mean() / (len(x) - 1)), float(np.median(closer))
 
