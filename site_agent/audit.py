@@ -487,11 +487,11 @@ def gate(report: AuditReport, limits: AuditLimits) -> None:
     """Refuse a release on which an attack does better than the limits allow, or on which too little can be told.
 
     A refused draw stays charged, so a refusal must not be an accident: a figure is refused when its *whole* 95 %
-    interval lies beyond the limit. A release whose true figures are within the limits is then refused in at most one
-    run in forty at worst for each figure, whatever the number of records. The other side of the rule: a sample is too small to
-    tell when even an attack that succeeded on every record would not be refused. Linkage and membership are each held
-    to that, because a weight of 1 shows in the first and a flow that memorised its records only in the second; the
-    handful of extreme records is not.
+    interval lies beyond the limit. A release whose true figures are within the limits is then refused in about one
+    run in forty at worst for each figure, whatever the number of records. The other side of the rule: a sample is too
+    small to tell when even an attack that succeeded on every record would not be refused. Linkage and membership are
+    each held to that, because a weight of 1 shows in the first and a flow that memorised its records only in the
+    second; the handful of extreme records is not.
 
     Raises: AuditRefusal.
     """

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from shared.plan import Floors
 from shared.terminal import table
 
 if TYPE_CHECKING:
@@ -147,6 +148,11 @@ def plan_page(out: Console, page: Mapping[str, Any]) -> None:
         f"attack AUC at most {floors['membership_auc']:g} · own-row linkage at most {floors['own_row_linkage']:g}, "
         f"{floors['extreme_linkage']:g} among outliers"
     )
+    usual = Floors()
+    audited = ("membership_auc", "own_row_linkage", "extreme_linkage")
+    if any(floors[name] > getattr(usual, name) for name in audited):
+        wide = ", ".join(f"{getattr(usual, name):g}" for name in audited)
+        note(out, f"The limits of the attack audit are wider than usual ({wide}).")
     if page["changes"]:
         heading(out, "Changed since the version that was approved here")
         out.print(table(("setting", "before", "now"), [[cell or None for cell in row] for row in page["changes"]]))

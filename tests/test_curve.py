@@ -17,7 +17,7 @@ from shared import privacy
 from shared.encoding import Encoder
 from shared.errors import ParameterError, PolicyRefusal
 from shared.mechanisms.latent_noise import default_radius
-from shared.plan import StudyPlan, Training
+from shared.plan import Floors, StudyPlan, Training
 from shared.randomness import seeded_rng
 from site_agent import curve as curves
 from site_agent.audit import LikelihoodAttack, Rate
@@ -175,6 +175,14 @@ def test_a_dry_curve_reads_and_writes_nothing(ready):
 @pytest.mark.parametrize("name", ["../../w.svg", "/tmp/w.svg", "w.txt"])
 def test_a_curve_stays_in_the_sites_folder(ready, name):
     ready.refused("curve", "mini", "--out", name, "--dry-run", expect=2)
+
+
+def test_wide_limits_of_the_audit_are_named_before_a_plan_is_approved(ready, study):
+    assert "wider than usual (0.55, 0.05, 0.2)" in ready("plan", "show", "mini")
+    usual = dataclasses.replace(study, version=2, floors=Floors())
+    ready.publish(usual)
+    ready("plan", "fetch", "mini")
+    assert "wider than usual" not in ready("plan", "show", "mini")
 
 
 def test_a_paused_site_draws_no_curve_of_its_records(ready):
