@@ -1050,6 +1050,7 @@ def _site(at: Desk, witness: Any) -> Site:
         snapshot_key=at.config.snapshot_key.read_bytes(),
         floors=at.config.floors,
         paused=lambda: at.paused,
+        budget=at.config.budget,
     )
 
 

@@ -568,7 +568,8 @@ def test_every_reading_command_answers_a_person_and_a_program(ready, line):
 
 def test_a_site_put_back_is_refused_counts_what_it_lost_and_goes_on_when_the_lead_allows_it(hospital, plan, table):
     waves = tuple(replace(plan.waves[0], number=number) for number in range(1, 5))
-    ready = hospital.joined().approved(replace(plan, waves=waves, budget=Budget(epsilon=5000.0))).with_table(table)
+    many = replace(plan, waves=waves, budget=Budget(epsilon=5000.0), returning="refresh")
+    ready = hospital.joined().approved(many).with_table(table)
     ready("release", "mini", "--wave", "1")
     shutil.copytree(ready.home, ready.folder / "backup")
     first = only(ready)
