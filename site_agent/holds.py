@@ -27,6 +27,7 @@ __all__ = [
     "Hold",
     "Lost",
     "Touches",
+    "Withdrawal",
     "fold",
     "link_of",
     "lost_bodies",
@@ -39,7 +40,17 @@ LOST_CAP = LINKS_CAP
 _LOST_BYTES = 1 << 18
 Touches = Literal["everybody", "new"]
 State = Literal[
-    "reserved", "anchored", "drawing", "sealed", "held", "sent_back", "approved", "delivered", "burnt", "rejected"
+    "reserved",
+    "anchored",
+    "drawing",
+    "sealed",
+    "held",
+    "sent_back",
+    "approved",
+    "delivered",
+    "withdrawn",
+    "burnt",
+    "rejected",
 ]
 Phase = Literal["held", "sealed", "delivered", "burnt"]
 
@@ -61,6 +72,9 @@ _MOVES: dict[str, tuple[frozenset[State], State]] = {
         frozenset({"reserved", "anchored", "drawing", "sealed", "held", "sent_back", "approved"}),
         "burnt",
     ),
+    # A person takes it back, wherever it is; what may have left needs a tombstone at the coordinator as well.
+    "withdraw": (frozenset({"reserved", "anchored", "sealed", "held", "sent_back", "approved", "delivered"}), "burnt"),
+    "tombstone": (frozenset({"withdrawn", "burnt"}), "withdrawn"),
 }
 
 
@@ -92,6 +106,24 @@ class Approval:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Withdrawal:
+    """One approver's signature under the taking back of a release.
+
+    Args:
+        reason_code: from the fixed list that the coordinator is told.
+        settled: whether the coordinator has been told, or never had the release.
+        log_index: place of the tombstone in the coordinator's log; None where it never had the release.
+    """
+
+    name: str
+    key: PublicKey
+    signature: bytes
+    reason_code: str
+    settled: bool = False
+    log_index: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Hold:
     """One charge and what became of it.
 
@@ -113,6 +145,10 @@ class Hold:
         sealed_head: hash of the seal entry; the release statement names it.
         files: SHA-256 of each site-only file that was sealed with the bundle.
         documents: SHA-256 of each site-only document that the approver was shown.
+        author: the approver who had it made, or ``agent`` where the calendar did.
+        author_apart: whether the author must not approve it.
+        left: whether it was ever approved, so that its bytes may have left.
+        withdrawal: who took it back, and why.
     """
 
     study: str
@@ -147,6 +183,10 @@ class Hold:
     approvals: tuple[Approval, ...] = ()
     reason: str = ""
     log_index: int | None = None
+    author: str = "agent"
+    author_apart: bool = False
+    left: bool = False
+    withdrawal: Withdrawal | None = None
 
     @property
     def phase(self) -> Phase:
@@ -155,12 +195,12 @@ class Hold:
             return "held"
         if self.state in ("burnt", "rejected"):
             return "burnt"
-        return "delivered" if self.state == "delivered" else "sealed"
+        return "delivered" if self.state in ("delivered", "withdrawn") else "sealed"
 
     @property
     def may_be_out(self) -> bool:
         """Whether its rows have left the site, still may, or may have: burning what was approved calls nothing back."""
-        return bool(self.bundle_sha256) and (self.phase != "burnt" or len(self.approvals) >= self.approvals_needed)
+        return bool(self.bundle_sha256) and (self.phase != "burnt" or self.left)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -270,7 +310,7 @@ def fold(holds: dict[str, Hold], entry: Entry) -> None:
             next_step="See site-agent outbox show." if hold.bundle_sha256 else "See site-agent budget.",
         )
     change: dict[str, Any] = {"state": following}
-    if following in ("burnt", "rejected"):
+    if following in ("burnt", "rejected") and not hold.closed_seq:
         change["closed_seq"] = entry.seq
     if entry.kind == "carry":
         change |= {name: body[name] for name in ("wave", "plan_hash", "cap_epsilon")}
@@ -281,6 +321,7 @@ def fold(holds: dict[str, Hold], entry: Entry) -> None:
         for name in ("bundle_sha256", "bundle_bytes", "receipt_sha256", "plan_version", "recipient"):
             change[name] = body[name]
         change |= {"approvals_needed": body["approvals"], "sealed_head": entry.hash, "files": body.get("files", {})}
+        change |= {"author": body.get("author", "agent"), "author_apart": body.get("author_apart", False)}
     elif entry.kind == "hold":
         change |= {"documents": body["documents"], "approvals": (), "reason": ""}
     elif entry.kind == "approve":
@@ -288,13 +329,29 @@ def fold(holds: dict[str, Hold], entry: Entry) -> None:
         approvals = (*hold.approvals, given)
         change |= {"approvals": approvals, "reason": ""}
         if len(approvals) >= hold.approvals_needed:
-            change["state"] = "approved"
+            change |= {"state": "approved", "left": True}
     elif entry.kind == "commit":
         change["log_index"] = body["log_index"]
     elif entry.kind in ("reject", "send_back"):
         change |= {"reason": body["reason"], "approvals": ()}
     elif entry.kind == "burn":
         change["reason"] = body["reason"]
+    elif entry.kind == "withdraw":
+        change["reason"] = body["reason"]
+        change["withdrawal"] = Withdrawal(
+            name=body["by"],
+            key=PublicKey(body["key"]),
+            signature=bytes.fromhex(body["signature"]),
+            reason_code=body["reason_code"],
+        )
+        if hold.state == "delivered":
+            change["state"] = "withdrawn"
+    elif entry.kind == "tombstone":
+        if hold.withdrawal is None:
+            raise StateRefusal("a tombstone must follow a withdrawal", given="none")
+        if body["log_index"] is None:
+            change["state"] = hold.state
+        change["withdrawal"] = replace(hold.withdrawal, settled=True, log_index=body["log_index"])
     holds[hold.release_id] = replace(hold, **change)
 
 
@@ -307,6 +364,7 @@ def _fold_lost(holds: dict[str, Hold], entry: Entry) -> None:
             state="burnt" if at is None else "delivered",
             log_index=at,
             drawn=True,
+            left=at is not None,
             closed_seq=entry.seq if at is None else 0,
             reason="counted when the ledger was put back",
         )
@@ -316,7 +374,7 @@ def _fold_lost(holds: dict[str, Hold], entry: Entry) -> None:
                 raise StateRefusal("a lost release must be one the ledger lacks", given=name)
             holds[name] = replace(made, release_id=name)
     for name, at in body.get("accepted", {}).items():
-        holds[name] = replace(_forgotten(holds[name]), state="delivered", closed_seq=0, log_index=at)
+        holds[name] = replace(_forgotten(holds[name]), state="delivered", closed_seq=0, log_index=at, left=True)
     for name in body.get("burnt", ()):
         reason = "open when the ledger was put back"
         holds[name] = replace(_forgotten(holds[name]), state="burnt", closed_seq=entry.seq, reason=reason)

@@ -8,7 +8,7 @@ A release is a *hold* (`site_agent.holds`) that moves one way::
 
     reserve ─► anchor ─► drawing ─► seal ─► hold ─► approve ─► commit
        │          │          │        │       ├─► send_back ─┘ (approve, or hold again)
-       └──────────┴──────────┴────────┴───────┴─► burn | reject
+       └──────────┴──────────┴────────┴───────┴─► burn | reject | withdraw ─► tombstone
 
 The charge counts from `reserve` on and stays, whatever becomes of the hold: nothing is refunded. `start_drawing`
 works once per hold, and only after the coordinator has acknowledged the signed head: a charge buys one draw at most.
@@ -70,6 +70,7 @@ from site_agent.holds import (
     Lost,
     Phase,
     Touches,
+    Withdrawal,
     fold,
     link_of,
     lost_bodies,
@@ -89,6 +90,7 @@ __all__ = [
     "Spent",
     "StatementLine",
     "Touches",
+    "Withdrawal",
     "private_folder",
     "write_whole",
 ]
@@ -542,6 +544,8 @@ class Ledger:
         recipient: str = "",
         approvals: int = 1,
         files: Mapping[str, str] | None = None,
+        author: str = "agent",
+        author_apart: bool = False,
     ) -> Hold:
         """Bind the bytes on disk to the charge; the same digest again changes nothing.
 
@@ -549,6 +553,8 @@ class Ledger:
             bundle_bytes, receipt_sha256, plan_version, recipient: what the release statement will say.
             approvals: approvers who must sign it.
             files: SHA-256 of each file that was put beside the bundle and stays here, by name.
+            author: who had it made.
+            author_apart: whether the author must not approve it.
         Raises: StateRefusal; IntegrityRefusal, for a second digest.
         """
         _require_digest(bundle_sha256, "bundle_sha256")
@@ -565,6 +571,8 @@ class Ledger:
                 "recipient": recipient,
                 "approvals": approvals,
                 "files": dict(files or {}),
+                "author": author,
+                "author_apart": author_apart,
             }
             return book.move(hold.release_id, "seal", body)
 
@@ -582,7 +590,8 @@ class Ledger:
     def approve(self, hold: Hold, *, name: str, key: PublicKey, signature: bytes, bundle_sha256: str) -> Hold:
         """Note an approver's signature over the release statement of exactly these bytes.
 
-        Raises: StateRefusal; IntegrityRefusal (other bytes); ApprovalRefusal (this approver has already signed).
+        Raises: StateRefusal; IntegrityRefusal (other bytes); ApprovalRefusal (this approver has already signed, or
+        had the release made where the two must be different people).
         """
         with self._transaction(write=True) as book:
             found = book.hold(hold.release_id)
@@ -590,6 +599,12 @@ class Ledger:
             if any(given.name == name or given.key == key for given in found.approvals):
                 raise ApprovalRefusal(
                     f"{found.approvals_needed} different approvers must sign", given=f"{name} a second time"
+                )
+            if found.author_apart and name == found.author:
+                raise ApprovalRefusal(
+                    "whoever had the release made must not approve it",
+                    given=name,
+                    next_step="Another approver decides.",
                 )
             body = {"name": name, "key": key.hex, "signature": signature.hex(), "bundle_sha256": bundle_sha256}
             return book.move(hold.release_id, "approve", body)
@@ -638,6 +653,43 @@ class Ledger:
             if found.state in ("burnt", "rejected"):
                 return found
             return book.move(hold.release_id, "burn", {"reason": reason})
+
+    def withdraw(
+        self, hold: Hold, *, name: str, key: PublicKey, signature: bytes, reason_code: str, reason: str
+    ) -> Hold:
+        """A person takes a release back, wherever it is: it is never sent from now on, and stays paid for.
+
+        Args:
+            signature: by `key`, over the withdrawal's payload.
+            reason_code: what the coordinator is told.
+            reason: in the person's words; it stays here.
+        Raises: StateRefusal (burnt, rejected or withdrawn already).
+        """
+        with self._transaction(write=True) as book:
+            found = book.hold(hold.release_id)
+            body = {
+                "by": name,
+                "key": key.hex,
+                "signature": signature.hex(),
+                "reason_code": reason_code,
+                "reason": reason,
+                "bundle_sha256": found.bundle_sha256,
+            }
+            return book.move(hold.release_id, "withdraw", body)
+
+    def tombstone(self, hold: Hold, *, log_index: int | None) -> Hold:
+        """Note that the coordinator has taken the release out of its readers' sight; again changes nothing.
+
+        Args:
+            log_index: place of the tombstone in its log; None where it says that it never had the release.
+        """
+        with self._transaction(write=True) as book:
+            found = book.hold(hold.release_id)
+            if found.withdrawal is None:
+                raise StateRefusal("a release must be withdrawn before it has a tombstone", given=found.state)
+            if found.withdrawal.settled:
+                return found
+            return book.move(hold.release_id, "tombstone", {"log_index": log_index})
 
     def recover(self) -> list[Hold]:
         """Settle what a crash left, on start, while the agent holds the state folder.
@@ -732,13 +784,40 @@ class Ledger:
                 raise PlanChanged("a plan version must have one content", given=f"version {version} with another hash")
             book.append("plan_approved", body)
 
+    def revoke_plan(self, *, study: str, version: int, plan_hash: str, approver: str, reason: str) -> None:
+        """Note that an approval is taken back; approving the same version again is possible.
+
+        Raises: StateRefusal, unless this version is approved.
+        """
+        body = {"study": study, "version": version, "plan_hash": plan_hash, "name": approver, "reason": reason}
+        with self._transaction(write=True) as book:
+            if book.plans.get(study) != (version, plan_hash) or study in book.revoked:
+                raise StateRefusal("only an approved plan can be revoked", given=f"version {version}")
+            book.append("plan_revoked", body)
+
+    def plan_revoked(self, study: str, version: int) -> bool:
+        """Whether the approval of this version was taken back, and not given again since."""
+        with self._transaction() as book:
+            return book.revoked.get(study) == version
+
+    def leave(self, *, study: str, name: str, deleted: Sequence[Mapping[str, Any]]) -> None:
+        """Note what was deleted when the site left a study: release, file, SHA-256 and size of each."""
+        require_word(study, "study")
+        with self._transaction(write=True) as book:
+            book.append("left", {"study": study, "name": name, "deleted": [dict(item) for item in deleted]})
+
+    def deleted(self) -> frozenset[str]:
+        """Releases whose files were deleted when the site left their study."""
+        with self._transaction() as book:
+            return frozenset(book.deleted)
+
     def approved_plan(self, study: str) -> tuple[int, str] | None:
         """(version, hash) of the highest plan version ever approved here; None for none."""
         with self._transaction() as book:
             return book.plans.get(study)
 
     # -- persons who withdrew ---------------------------------------------------------------------------------------
-    def withdraw(self, study: str, persons: Collection[str]) -> int:
+    def note_persons(self, study: str, persons: Collection[str]) -> int:
         """Note that persons withdrew from a study: pseudonyms in a file of the site, their number in the ledger.
 
         Returns: how many were not noted before.
@@ -759,10 +838,12 @@ class Ledger:
                 except OSError as error:
                     raise _storage(folder.name, error) from error
                 write_whole(folder / f"{digest}.json", data, "ledger.withdrawn")
-                book.append("withdrawn", {"study": study, "added": added, "count": len(everybody), "sha256": digest})
+                book.append(
+                    "persons_withdrew", {"study": study, "added": added, "count": len(everybody), "sha256": digest}
+                )
             return added
 
-    def withdrawn(self, study: str) -> frozenset[str]:
+    def persons_gone(self, study: str) -> frozenset[str]:
         """Pseudonyms of all who withdrew from a study. Raises: IntegrityRefusal."""
         with self._transaction() as book:
             return book.withdrawn_from(study)
@@ -981,6 +1062,8 @@ class _Book:
         self.holds: dict[str, Hold] = {}
         self.plans: dict[str, tuple[int, str]] = {}
         self.gone: dict[str, str] = {}
+        self.revoked: dict[str, int] = {}
+        self.deleted: set[str] = set()
         for entry in entries:
             try:
                 self._fold(entry)
@@ -1029,8 +1112,13 @@ class _Book:
     def _fold(self, entry: Entry) -> None:
         if entry.kind == "plan_approved":
             self.plans[entry.body["study"]] = (int(entry.body["version"]), str(entry.body["plan_hash"]))
-        elif entry.kind == "withdrawn":
+            self.revoked.pop(entry.body["study"], None)
+        elif entry.kind == "persons_withdrew":
             self.gone[entry.body["study"]] = str(entry.body["sha256"])
+        elif entry.kind == "plan_revoked":
+            self.revoked[entry.body["study"]] = int(entry.body["version"])
+        elif entry.kind == "left":
+            self.deleted |= {str(item["release_id"]) for item in entry.body["deleted"]}
         else:
             fold(self.holds, entry)
 
@@ -1053,7 +1141,8 @@ class _Book:
         return found[-1] if found else None
 
     def persons(self, hold: Hold) -> frozenset[str] | None:
-        if not hold.persons_sha256:
+        # A list that was deleted when the site left the study is not missing: its charge counts against everybody.
+        if not hold.persons_sha256 or hold.release_id in self.deleted:
             return None
         what = f"the list of persons of release {hold.release_id[:8]}"
         return _listed(_folder(self.path, hold) / POPULATION, hold.persons_sha256, what)
@@ -1180,18 +1269,18 @@ def _read(connection: sqlite3.Connection) -> list[Entry]:
 
 
 def _resumed(hold: Hold, *, plan_hash: str, event: Mapping[str, Any], delta: float) -> Hold:
-    if hold.state == "delivered":
+    if hold.state in ("delivered", "withdrawn"):
         raise StateRefusal(
             f"wave {hold.wave} of study {hold.study} must not be released yet",
-            given="a delivered release",
+            given=f"a {hold.state} release",
             next_step="See site-agent budget.",
         )
     if (hold.plan_hash, dict(hold.event), hold.delta) != (plan_hash, dict(event), delta):
         raise StateRefusal(
             f"the open reservation of wave {hold.wave} must be of the same plan and event",
             given="another plan",
-            next_step="If a release waits in site-agent outbox list, reject it and release again; "
-            "else the wave stays with the earlier plan: ask the study lead for another one.",
+            next_step=f"site-agent withdraw {hold.release_id[:8]} --as NAME --reason policy gives the earlier one up; "
+            "its charge stays. Then release again.",
         )
     return hold
 

@@ -44,13 +44,12 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from shared.encoding import Encoder
-    from shared.mechanisms.latent_noise import LatentNoise
     from shared.randomness import Noise
     from shared.release import Receipt
     from site_agent.checks import Check
-    from site_agent.lasting import Fit
+    from site_agent.fitting import Fitted
+    from site_agent.lasting import Rows
     from site_agent.ledger import AnchorReceipt, Hold, Ledger, Touches
-    from site_agent.models.flow import FittedFlow
     from site_agent.outbox import Outbox
 
 __all__ = [
@@ -210,6 +209,7 @@ def make_release(
     source: Source,
     site: Site,
     today: dt.date,
+    author: str = "agent",
     rng: Noise | None = None,
     progress: Progress | None = None,
 ) -> Release:
@@ -221,16 +221,20 @@ def make_release(
         source: the study's table.
         site: ledger, outbox, witness and floors.
         today: UTC date.
+        author: the approver who asks for it; ``agent`` where the calendar does.
         rng: source of the privacy noise; None takes the operating system's.
         progress: see `Progress`.
     Returns: what now waits in the outbox.
     Raises: any `Refusal`. Before the draw the reservation is kept; a refusal after the seal has burnt it.
     """
     from shared.encoding import Encoder
-    from shared.mechanisms.latent_noise import LatentNoise, default_radius
+    from shared.flows import Identity
     from shared.randomness import secure_rng
     from shared.release import coverage, planned_event, write_bundle, write_receipt
-    from site_agent import checks, lasting, records
+    from shared.release import mechanism as mechanism_of
+    from site_agent import checks, fitting, lasting, records
+
+    clock = _Clock(progress, site.require_running)
 
     clock = _Clock(progress, site.require_running)
     limits = Limits.of(plan.floors, site.floors)
@@ -270,8 +274,10 @@ def make_release(
 
     clock.enter(Stage.READ)
     table = records.read(source, plan.dictionary, key=site.snapshot_key)
-    persons = records.row_pseudonyms(table, plan.dictionary, key=site.snapshot_key)
-    chosen = _choose(plan, ledger, outbox, hold, base, persons, table.n)
+    everyone = records.row_pseudonyms(table, plan.dictionary, key=site.snapshot_key)
+    # Under `holdout` whoever trains is in the table and not in the release: floors and populations are the release's.
+    may = [int(row) for row in fitting.released_rows(plan, table.n, everyone)]
+    chosen = _choose(plan, ledger, outbox, hold, base, everyone, may)
     checks.before_draw(
         n=len(chosen.rows),
         total=chosen.total,
@@ -283,25 +289,30 @@ def make_release(
         withdrawn=chosen.withdrawn,
         leaving=chosen.leaving,
     )
-    real = table.table.iloc[list(chosen.rows)].reset_index(drop=True)
-
-    clock.enter(Stage.ENCODE)
-    x = encoder.encode(real, rng)
-
-    clock.enter(Stage.FIT)
-    radius = plan.release.radius if plan.release.radius is not None else default_radius(encoder.d)
     sealed = None
     if base is not None and not (plan.returning == "refresh" and plan.wave(wave).refit):
         sealed = lasting.read_fit(ledger.folder(base), base)
-        sealed.require_fits(plan, radius, noise=plan.returning != "refresh")
-    fitted = _fit(x, plan, encoder, rng, clock.within) if sealed is None else sealed
-    mechanism = LatentNoise(flow=fitted.flow, w=plan.release.w, radius=radius)
+        sealed.require_fits(plan, mechanism_of(plan, Identity(d=encoder.d)).radius, noise=plan.returning != "refresh")
+    # Whoever is neither drawn nor trains, be it by a withdrawal, is not looked at.
+    present = list(chosen.rows) if sealed is not None else sorted({*chosen.rows, *chosen.train})
+    real = table.table.iloc[list(chosen.rows)].reset_index(drop=True)
+
+    clock.enter(Stage.ENCODE)
+    x = encoder.encode(table.table.iloc[present].reset_index(drop=True), rng)
+
+    clock.enter(Stage.FIT)
+    if sealed is None:
+        names = None if everyone is None else [everyone[i] for i in present]
+        fitted = _fit(plan, encoder, x, names, rng, clock.within)
+    else:
+        fitted = fitting.sealed(plan, encoder, sealed.flow, n=len(x))
+    mechanism, x = fitted.mechanism, x[fitted.released]
 
     site.require_running()
     clock.enter(Stage.DRAW)
     # Asked once more while nothing is lost: an offline site keeps its reservation instead of burning it below.
     site.witness.anchor(ledger.anchor_envelope())
-    hold = ledger.start_drawing(hold, [persons[i] for i in chosen.rows] if persons else None)
+    hold = ledger.start_drawing(hold, None if everyone is None else [everyone[i] for i in chosen.rows])
     reach("pipeline.drawing")
     try:
         # The *drawing* entry is witnessed before any noise exists. A copy of this folder, or a snapshot put back,
@@ -328,30 +339,37 @@ def make_release(
         receipt.require_true(plan)
         plan.dictionary.validate_release(released)
         fit = lasting.Fit(
-            flow=fitted.flow,
+            flow=mechanism.flow,
             epochs=fitted.epochs,
             w=mechanism.w,
-            radius=radius,
+            radius=mechanism.radius,
             dictionary=plan.dictionary.hash,
             fresh=sealed is None,
             noisy=noisy,
         )
         drawn_from = [*chosen.rows, *([-1] * len(chosen.kept))]
-        whose = [*(persons[i] for i in chosen.rows), *chosen.kept] if persons else []
+        whose = [] if everyone is None else [*(everyone[i] for i in chosen.rows), *chosen.kept]
         rows = lasting.Rows(
             snapshot=table.snapshot,
             source=tuple(drawn_from[k] for k in order),
             persons=tuple(whose[k] for k in order) if whose else (),
         )
         files = {lasting.FIT: fit.to_bytes(), lasting.ROWS: rows.to_bytes()}
-        bundle = write_bundle(receipt, released)
-        hold = outbox.seal(hold, bundle, receipt, approvals=limits.approvals, files=files)
+        hold = outbox.seal(
+            hold,
+            write_bundle(receipt, released),
+            receipt,
+            approvals=limits.approvals,
+            files=files,
+            author=author,
+            author_apart=limits.author_apart,
+        )
     except Exception as error:
         # The draw has begun: whatever failed, there is no second one for this charge.
         ledger.burn(hold, f"stopped between drawing and sealing: {_name(error)}")
         raise
     reach("pipeline.sealed")
-    drawn = _Drawn(x=x, real=real, fit=fit, rows=rows, left_out=table.rows - table.n)
+    drawn = _Drawn(x=x, real=real, noisy=noisy, fitted=fitted, rows=rows, left_out=table.rows - table.n)
     return _finish(hold, drawn, plan, site, limits, rng, clock)
 
 
@@ -362,18 +380,20 @@ def touches(plan: StudyPlan) -> Touches:
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class _Drawn:
-    """What the checks and the audit of a sealed release need; in memory only, but for `fit` and `rows`.
+    """What the checks and the audit of a sealed release need.
 
     Args:
-        x: (n, d) encoded records, row i that of ``fit.noisy[i]``.
+        x: (n, d) encoded records; they are in memory only.
+        noisy: (n, d) drawn rows, row i from record i.
         real: the same records as the dictionary holds them.
         left_out: source rows without a complete record.
     """
 
     x: Any
     real: pd.DataFrame
-    fit: Fit
-    rows: Any
+    noisy: Any
+    fitted: Fitted
+    rows: Rows
     left_out: int
 
 
@@ -384,12 +404,10 @@ def _finish(
     import numpy as np
 
     from shared.encoding import Encoder
-    from shared.mechanisms.latent_noise import LatentNoise
     from shared.release import read_bundle
     from site_agent import checks
 
-    ledger, outbox, fit = site.ledger, site.outbox, drawn.fit
-    mechanism = LatentNoise(flow=fit.flow, w=fit.w, radius=fit.radius)
+    ledger, outbox = site.ledger, site.outbox
     try:
         clock.enter(Stage.CHECKS)
         table = read_bundle(outbox.bundle(hold.release_id), cap=TABLE_CAP).table
@@ -399,7 +417,7 @@ def _finish(
             real=drawn.real,
             dictionary=plan.dictionary,
             limits=limits,
-            clipped=mechanism.clipped_count(drawn.x),
+            clipped=drawn.fitted.mechanism.clipped_count(drawn.x),
             release_id=hold.release_id,
             bundle_sha256=hold.bundle_sha256,
             agent_version=site.agent_version,
@@ -409,10 +427,8 @@ def _finish(
         clock.enter(Stage.AUDIT)
         audited = _attack(
             x=drawn.x,
-            noisy=fit.noisy,
-            fitted=fit,
-            mechanism=mechanism,
-            plan=plan,
+            noisy=drawn.noisy,
+            fitted=drawn.fitted,
             encoder=Encoder(dictionary=plan.dictionary),
             limits=limits,
             rng=rng,
@@ -438,7 +454,7 @@ def _read_again(hold: Hold, plan: StudyPlan, source: Source, site: Site, encoder
 
     Raises: StateRefusal, when the table is no longer the one that was drawn from: its audit would be of others.
     """
-    from site_agent import lasting, records
+    from site_agent import fitting, lasting, records
 
     folder = site.ledger.folder(hold)
     rows = lasting.read_rows(folder, hold)
@@ -451,10 +467,12 @@ def _read_again(hold: Hold, plan: StudyPlan, source: Source, site: Site, encoder
             "it stays charged.",
         )
     real = table.table.iloc[sorted(i for i in rows.source if i >= 0)].reset_index(drop=True)
+    fit = lasting.read_fit(folder, hold)
     return _Drawn(
         x=encoder.encode(real, rng),
         real=real,
-        fit=lasting.read_fit(folder, hold),
+        noisy=fit.noisy,
+        fitted=fitting.sealed(plan, encoder, fit.flow, n=len(real), epochs=fit.epochs, fresh=fit.fresh),
         rows=rows,
         left_out=table.rows - table.n,
     )
@@ -506,13 +524,12 @@ def estimate(plan: StudyPlan, source: Source) -> Estimate:
     """Time and memory of a run on a table, before it starts; the table's rows are counted, not checked."""
     from shared.encoding import Encoder
     from site_agent import records
-    from site_agent.models.flow import estimate_cost
+    from site_agent.fitting import estimate_seconds
 
     d = Encoder(dictionary=plan.dictionary).d
     n = records.count(source)
-    seconds, megabytes = estimate_cost(n, d, plan.training)
-    # `seconds` is of a search and a fit; the attacks fit once more.
-    return Estimate(seconds=1.5 * seconds, memory_mb=megabytes, n=n, d=d)
+    seconds, megabytes = estimate_seconds(plan, n, d)
+    return Estimate(seconds=seconds, memory_mb=megabytes, n=n, d=d)
 
 
 # -- rehearsal --------------------------------------------------------------------------------------------------
@@ -570,7 +587,9 @@ def rehearse(
     rng = secure_rng()
     limits = Limits.of(plan.floors, floors)
     source = Source(path=(folder / "made-up.csv").resolve())
-    made_up_table(plan, max(4 * limits.persons, 300), rng).to_csv(source.path, index=False)
+    # Under `holdout` both those who train and those who are released must be enough.
+    split = min(plan.holdout, 1 - plan.holdout) if plan.posture == "holdout" else 1.0
+    made_up_table(plan, round(max(4 * limits.persons, 300) / split), rng).to_csv(source.path, index=False)
     ledger = Ledger.create(folder / "ledger.db", SigningKey.generate(), site=name)
     site = Site(
         name=name,
@@ -632,25 +651,24 @@ def made_up_table(plan: StudyPlan, n: int, rng: Noise) -> pd.DataFrame:
 
 
 # -- inside -----------------------------------------------------------------------------------------------------
-def _fit(x: Any, plan: StudyPlan, encoder: Encoder, rng: Noise, progress: Callable[[float], None]) -> FittedFlow:
-    from site_agent.models.flow import fit_flow
+def _fit(
+    plan: StudyPlan,
+    encoder: Encoder,
+    x: Any,
+    persons: Sequence[str] | None,
+    rng: Noise,
+    progress: Callable[[float], None],
+) -> Fitted:
+    from site_agent.fitting import fit
 
-    return fit_flow(
-        x,
-        plan.training,
-        rng,
-        integer_columns=encoder.integer_columns,
-        progress=lambda part, share, left: progress(share),
-    )
+    return fit(plan, encoder, x, persons, rng, progress)
 
 
 def _attack(
     *,
     x: Any,
     noisy: Any,
-    fitted: Fit,
-    mechanism: LatentNoise,
-    plan: StudyPlan,
+    fitted: Fitted,
     encoder: Encoder,
     limits: Limits,
     rng: Noise,
@@ -658,47 +676,34 @@ def _attack(
 ) -> dict[str, Any]:
     """Attack the release, and hold the outcome against the limits. Raises: AuditRefusal.
 
-    The released flow has seen every record, so nobody is left for a membership attack to be wrong about. A second
-    flow, fitted in the same way on four fifths of the records and released in the same way, stands in for it. That
-    release is attacked and thrown away: it never reaches the disk. A flow sealed with an earlier wave has not seen
-    these records, and stands for itself.
+    The membership attack is tried on another release, of four fifths of the records: one of all of them leaves nobody
+    to be wrong about. It is drawn through the flow that could have learned from those alone (`Fitted.stand_in`),
+    attacked and thrown away: it never reaches the disk.
     """
-    from dataclasses import replace
-
-    from site_agent.audit import AuditLimits, gate, run_audit, seen
+    from site_agent.audit import AuditLimits, attack, gate
 
     order = rng.generator.permutation(len(x))
     cut = round(HELD_BACK * len(x))
     held_back, inside = x[order[:cut]], x[order[cut:]]
-    stand_in = fitted.flow
-    if fitted.fresh:
-        from site_agent.models.flow import refit_flow
-
-        stand_in = refit_flow(
-            inside,
-            plan.training,
-            rng,
-            epochs=fitted.epochs,
-            integer_columns=encoder.integer_columns,
-            progress=lambda part, share, left: progress(0.9 * share),
-        ).flow
-    report = run_audit(
+    stand_in = fitted.stand_in(inside, rng, lambda share: progress(0.8 * share))
+    in_force = AuditLimits(
+        membership_auc=limits.membership_auc,
+        own_row_linkage=limits.own_row_linkage,
+        extreme_linkage=limits.extreme_linkage,
+    )
+    report = attack(
         x=x,
         released=noisy,
-        latents=fitted.flow.inverse(x),
+        latents=fitted.mechanism.flow.inverse(x),
         fitted_on=inside,
         held_back=held_back,
-        probe=replace(mechanism, flow=stand_in).release(inside, rng),
-        view=seen(encoder),  # an attacker sees released values, not the fractions that encoding drew
+        probe=stand_in.release(inside, rng),
+        mechanism=stand_in,
+        encoder=encoder,
+        limits=in_force,
+        rng=rng,
     )
-    gate(
-        report,
-        AuditLimits(
-            membership_auc=limits.membership_auc,
-            own_row_linkage=limits.own_row_linkage,
-            extreme_linkage=limits.extreme_linkage,
-        ),
-    )
+    gate(report, in_force)
     return {**report.to_canonical(), "sentences": list(report.sentences())}
 
 
@@ -708,6 +713,7 @@ class _Chosen:
 
     Args:
         rows: places of the records that are drawn.
+        train: places of the records that may train a flow and are never drawn (posture ``holdout``).
         kept: persons whose earlier rows are copied.
         copied: those rows, in the order of `kept`; None where nothing is.
         population: pseudonyms of everybody in the release.
@@ -718,6 +724,7 @@ class _Chosen:
     """
 
     rows: tuple[int, ...]
+    train: tuple[int, ...] = ()
     kept: tuple[str, ...] = ()
     copied: pd.DataFrame | None = None
     population: frozenset[str] = frozenset()
@@ -734,17 +741,24 @@ class _Chosen:
 
 
 def _choose(
-    plan: StudyPlan, ledger: Ledger, outbox: Outbox, hold: Hold, base: Hold | None, persons: Sequence[str], n: int
+    plan: StudyPlan,
+    ledger: Ledger,
+    outbox: Outbox,
+    hold: Hold,
+    base: Hold | None,
+    persons: Sequence[str] | None,
+    may: Sequence[int],
 ) -> _Chosen:
-    """Who is drawn in this wave: see `StudyPlan.returning`."""
+    """Who is drawn in this wave, of the rows that `may` be: see `StudyPlan.returning`."""
     from shared.release import read_bundle
     from site_agent.lasting import read_rows
 
-    if not persons:
-        return _Chosen(rows=tuple(range(n)), total=n)
-    gone = ledger.withdrawn(plan.study)
+    if persons is None:
+        return _Chosen(rows=tuple(may), total=len(may))
+    gone = ledger.persons_gone(plan.study)
     taken = ledger.taken(hold) if hold.touches == "new" else frozenset[str]()
-    rows = tuple(i for i, person in enumerate(persons) if person not in taken and person not in gone)
+    rows = tuple(i for i in may if persons[i] not in taken and persons[i] not in gone)
+    train = tuple(i for i in sorted({*range(len(persons))} - set(may)) if persons[i] not in gone)
     population = frozenset(persons[i] for i in rows)
     earlier: dict[str, frozenset[str]] = {}
     table: frozenset[str] = frozenset()
@@ -755,11 +769,12 @@ def _choose(
             # An appended release adds to the table as of its wave; any other one replaces it.
             table = mine if mine & table else mine | table
             earlier |= {other.release_id: mine, f"{other.release_id} and before": table}
-            last = other if other.phase == "delivered" else last
+            last = other if other.state == "delivered" else last
     if hold.touches == "everybody":
         left = table - population
         return _Chosen(
             rows=rows,
+            train=train,
             population=population,
             total=len(population),
             earlier=earlier,
@@ -767,7 +782,8 @@ def _choose(
             leaving=len(left),
         )
     if plan.returning == "append" or last is None:
-        return _Chosen(rows=rows, population=population, total=len(taken | population), earlier=earlier)
+        total = len(taken | population)
+        return _Chosen(rows=rows, train=train, population=population, total=total, earlier=earlier)
     before = read_rows(ledger.folder(last), last).persons
     leaving = gone & set(before)
     stays = [k for k, person in enumerate(before) if person not in leaving]
@@ -790,7 +806,7 @@ def _base(ledger: Ledger, plan: StudyPlan, wave: int) -> Hold | None:
 
     Raises: StateRefusal, when the wave is out of turn. Turns follow the ledger's order, never a clock.
     """
-    mine = [hold for hold in ledger.holds(plan.study) if hold.phase != "burnt"]
+    mine = [hold for hold in ledger.holds(plan.study) if hold.phase != "burnt" and hold.state != "withdrawn"]
     later = [hold for hold in mine if hold.wave > wave]
     if later:
         raise StateRefusal(
