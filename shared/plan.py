@@ -267,7 +267,7 @@ class StudyPlan:
     private: PrivateTraining | None = None
     holdout: float = 0.5
     reference: Mapping[str, Reference] = field(default_factory=dict)
-    returning: Returning = "refresh"
+    returning: Returning = "append"
     floors: Floors = field(default_factory=Floors)
     eligibility: str = ""
     estimands: Mapping[str, str] = field(default_factory=dict)

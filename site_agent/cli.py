@@ -570,8 +570,10 @@ def status(home: Home = None, json: Json = False) -> None:
 
 
 def _due(at: Desk, plan: StudyPlan, day: dt.date) -> list[int]:
-    taken = {hold.wave for hold in at.ledger.holds(plan.study) if hold.phase in ("sealed", "delivered")}
-    return [w.number for w in plan.waves if w.opens <= day <= w.closes and w.number not in taken]
+    from site_agent.waves import due
+
+    found = due(plan, at.ledger.holds(plan.study), day)
+    return [] if found is None else [found.number]
 
 
 # -- the table --------------------------------------------------------------------------------------------------
@@ -833,20 +835,18 @@ def plan_facts(at: Desk, plan: StudyPlan) -> dict[str, Any]:
 
 
 def _price(plan: StudyPlan, event: Any) -> dict[str, Any]:
-    import numpy as np
-
     from shared import privacy
     from shared.release import in_words
+    from site_agent.waves import cost
 
     delta, cap = plan.budget.delta, plan.budget.epsilon
-    curve = np.asarray(privacy.rdp(event))
-    totals = [float(privacy.epsilon_from_rdp(curve * (k + 1), delta)) for k in range(len(plan.waves))]
+    planned = cost(plan, event)
     return {
         "epsilon": float(privacy.epsilon(event, delta)),
         "delta": delta,
-        "all_waves": totals[-1],
+        "all_waves": planned.totals[-1],
         "cap": cap,
-        "affordable": sum(total <= cap for total in totals),
+        "affordable": planned.affordable,
         "translation": in_words(plan, event),
     }
 
@@ -1237,6 +1237,7 @@ def _site(at: Desk, witness: Any) -> Site:
         snapshot_key=at.config.snapshot_key.read_bytes(),
         floors=at.config.floors,
         paused=lambda: at.paused,
+        budget=at.config.budget,
     )
 
 
@@ -1629,6 +1630,191 @@ def leave(
     emit(answer, as_json=json, show=show)
 
 
+# -- the calendar -----------------------------------------------------------------------------------------------
+@app.command()
+def waves(
+    study: Annotated[str | None, typer.Argument(help="One study; all without it.")] = None,
+    home: Home = None,
+    json: Json = False,
+) -> None:
+    """The calendar: what is due, where each wave stands, what was charged, and the last wave the budget allows."""
+    from dataclasses import asdict
+
+    from site_agent import waves as calendars
+
+    at = desk(home)
+    day = today()
+    studies: list[dict[str, Any]] = []
+    for name in [study] if study else sorted({*at.config.studies, *at.plans.studies()}):
+        if study is None and not at.plans.highest(name):
+            continue
+        plan = at.plans.plan(name)
+        holds = at.ledger.holds(name)
+        lines = calendars.calendar(plan, holds, day)
+        found = calendars.due(plan, holds, day)
+        spent = at.ledger.study_total(name, plan.budget.delta).epsilon
+        ahead = [line.number for line in lines if line.state in ("due", "not yet open")]
+        totals = _ahead(at, plan, len(ahead))
+        within = [number for number, total in zip(ahead, totals, strict=True) if total <= plan.budget.epsilon]
+        studies.append(
+            {
+                "study": name,
+                "returning": plan.returning,
+                "waves": [asdict(line) for line in lines],
+                "due": None if found is None else found.number,
+                "spent": spent,
+                "delta": plan.budget.delta,
+                "cap": plan.budget.epsilon,
+                "all_waves": totals[-1] if totals else spent,
+                "last_affordable": within[-1] if within else None,
+            }
+        )
+
+    def show(out: Console) -> None:
+        from shared.terminal import table
+        from site_agent import screens
+
+        for one in studies:
+            due = f"wave {one['due']} is due" if one["due"] else "nothing is due"
+            screens.heading(
+                out, f"Waves of {one['study']}", f"{due} on {day} (UTC) · returning persons: {plan_word(one)}"
+            )
+            cells = [
+                (
+                    line["number"],
+                    line["opens"],
+                    line["closes"],
+                    line["state"] + (f" into wave {line['into']}" if line["into"] else ""),
+                    line["release_id"][:8] or None,
+                )
+                for line in one["waves"]
+            ]
+            out.print(table(("wave", "opens", "closes", "state", "release"), cells, right=("wave",)))
+            out.print(
+                f"Charged so far ε = {one['spent']:.4g} of {one['cap']:g} at δ = {one['delta']:.0e}; "
+                f"with all waves to come {one['all_waves']:.4g}."
+            )
+            if one["last_affordable"]:
+                out.print(f"The budget allows the waves to come up to wave {one['last_affordable']}.")
+            screens.next_step(
+                out, f"site-agent release {one['study']} --wave {one['due']}" if one["due"] else "nothing"
+            )
+
+    def plan_word(one: dict[str, Any]) -> str:
+        return {
+            "append": "only new ones are drawn",
+            "refresh": "all are drawn anew",
+            "frozen": "earlier rows are copied",
+        }[one["returning"]]
+
+    emit({"today": day, "studies": studies}, as_json=json, show=show)
+
+
+def _ahead(at: Desk, plan: StudyPlan, more: int) -> tuple[float, ...]:
+    from shared.encoding import Encoder
+    from shared.release import planned_event
+    from site_agent.pipeline import touches
+
+    event = planned_event(plan, Encoder(dictionary=plan.dictionary).d).to_canonical()
+    return at.ledger.forecast(plan.study, event, plan.budget.delta, touches=touches(plan), more=more)
+
+
+@app.command("run")
+def run_(
+    once: Annotated[bool, typer.Option("--once", help="One round, then end.")] = False,
+    every: Annotated[float, typer.Option("--every", metavar="MINUTES", min=0.01, help="Between two rounds.")] = 60.0,
+    home: Home = None,
+    json: Json = False,
+    dry_run: Dry = False,
+) -> None:
+    """Live by the calendar: make each wave that is due, send what people have approved. It approves nothing."""
+    import json as plain_json
+    import time
+    from dataclasses import asdict
+    from functools import partial
+
+    from site_agent.waves import Event, attend
+
+    def say(event: Event) -> None:
+        if json:
+            typer.echo(plain_json.dumps(asdict(event), ensure_ascii=False))
+            return
+        stamp = dt.datetime.now(dt.UTC).strftime("%Y-%m-%d %H:%M")
+        where = " ".join(part for part in (event.study, f"wave {event.wave}" if event.wave else "") if part)
+        typer.echo(f"{stamp}  {': '.join(part for part in (where, event.what) if part)}  {event.detail}".rstrip())
+
+    while True:
+        # Opened anew each round: settings and plans may have changed since.
+        at = desk(home)
+        paused = at.paused
+        attend(
+            at,
+            site=partial(_site, at),
+            agent_version=agent_version(),
+            today=today(),
+            say=say,
+            dry_run=dry_run,
+        )
+        if once or dry_run:
+            return
+        until = time.monotonic() + 60 * every
+        while time.monotonic() < until and at.paused == paused:
+            time.sleep(min(1.0, max(0.0, until - time.monotonic())))
+
+
+@app.command("withdraw-person")
+def withdraw_person(
+    study: Study,
+    id_file: Annotated[
+        Path, typer.Option("--id-file", exists=True, dir_okay=False, help="Identifiers as in the table, one a line.")
+    ],
+    home: Home = None,
+    json: Json = False,
+    dry_run: Dry = False,
+) -> None:
+    """Note that persons withdrew their consent: they are drawn no more, and leave the table as the plan allows."""
+    from site_agent.records import pseudonym
+
+    at = desk(home)
+    plan = at.plans.plan(study)
+    if plan.dictionary.person is None:
+        raise UsageRefusal("the study must have a person column", given="none", next_step="Call the study lead.")
+    try:
+        names = {line.strip() for line in id_file.read_text(encoding="utf-8-sig").splitlines() if line.strip()}
+    except UnicodeDecodeError:
+        raise UsageRefusal("the file of identifiers must be UTF-8", given="another encoding") from None
+    if not names:
+        raise UsageRefusal("the file must hold at least one identifier", given="none")
+    key = at.config.snapshot_key.read_bytes()
+    persons = {pseudonym(name, key=key) for name in names}
+    noted = at.ledger.persons_gone(study)
+    added = len(persons - noted)
+    if not dry_run:
+        with at.locked():
+            added = at.ledger.note_persons(study, persons)
+    released = {
+        person for hold in at.ledger.holds(study) if hold.may_be_out for person in at.ledger.persons(hold) or ()
+    }
+    answer = {
+        "study": study,
+        "given": len(persons),
+        "added": added,
+        "released_before": len(persons & released),
+        "dry_run": dry_run,
+    }
+
+    def show(out: Console) -> None:
+        from site_agent import screens
+
+        screens.heading(out, f"Withdrawn from {study}", "dry run, nothing noted" if dry_run else f"{added} noted")
+        out.print(f"{answer['given']} identifiers, {answer['released_before']} of them in an earlier release.")
+        out.print("They are kept as pseudonyms only. Whoever was released leaves the table with a later wave, and only")
+        out.print("together with at least 10 others. What was delivered already: site-agent withdraw, with the lead.")
+        screens.next_step(out, f"site-agent waves {study}")
+
+    emit(answer, as_json=json, show=show)
+
+
 # -- the books --------------------------------------------------------------------------------------------------
 @app.command()
 def budget(
@@ -1642,13 +1828,22 @@ def budget(
     at = desk(home)
     lines = at.ledger.statement(study)
     totals = airlock.totals(at, study)
+    mine = at.config.budget
+    site = {"epsilon": at.ledger.site_total(mine.delta), "delta": mine.delta, "cap": mine.epsilon}
 
     def show(out: Console) -> None:
         from site_agent import screens
 
         screens.budget(out, lines, totals)
 
-    emit({"lines": lines, "totals": totals}, as_json=json, show=show)
+        capped = "" if site["cap"] is None else f" of {site['cap']:g}"
+        out.print(f"All studies of this site together: ε = {site['epsilon']:.4g}{capped} at δ = {site['delta']:.0e},")
+        out.print("for somebody who was charged most in each. " + (_NO_SITE_CAP if site["cap"] is None else ""))
+
+    emit({"lines": lines, "totals": totals, "site": site}, as_json=json, show=show)
+
+
+_NO_SITE_CAP = "No site budget is set (site_epsilon under [budget] in site.toml)."
 
 
 @app.command()

@@ -29,13 +29,13 @@ from scipy import special
 from shared.dictionary import NUMERIC, Column
 from shared.encoding import Encoder, scaled
 from shared.errors import PlanRefusal, TrainingRefusal
-from shared.flows import AffineAutoregressiveFlow, Composed, LevelModel, Levels, Margins
+from shared.flows import AffineAutoregressiveFlow, Bijection, Composed, LevelModel, Levels, Margins
 from shared.mechanisms.latent_noise import LatentNoise
 from shared.plan import Reference, StudyPlan
 from shared.randomness import Noise
 from shared.release import mechanism
 
-__all__ = ["Fitted", "estimate_seconds", "fit", "public_flow", "released_rows", "trains"]
+__all__ = ["Fitted", "estimate_seconds", "fit", "public_flow", "released_rows", "sealed", "trains"]
 
 Array = NDArray[np.float64]
 Rows = NDArray[np.int64]
@@ -93,6 +93,24 @@ def fit(
     """
     return {"local": _local, "holdout": _holdout, "public": _public, "private": _private}[plan.posture](
         plan, encoder, x, persons, rng, progress
+    )
+
+
+def sealed(
+    plan: StudyPlan, encoder: Encoder, flow: Bijection, *, n: int, epochs: int = 0, fresh: bool = False
+) -> Fitted:
+    """A flow that was sealed with a release, for `n` rows that are all released through it.
+
+    Args:
+        flow: as it was sealed.
+        epochs: passes over the records it was fitted with.
+        fresh: whether it was fitted for this very release, so that under ``local`` it has seen these rows.
+    """
+    return Fitted(
+        mechanism=mechanism(plan, flow),
+        released=np.arange(n),
+        epochs=epochs,
+        refit=_refit(plan, encoder, epochs) if fresh and plan.posture == "local" else None,
     )
 
 
@@ -175,7 +193,7 @@ def estimate_seconds(plan: StudyPlan, n: int, d: int) -> tuple[float, float]:
 def _local(
     plan: StudyPlan, encoder: Encoder, x: Array, persons: Sequence[str] | None, rng: Noise, progress: Progress
 ) -> Fitted:
-    from site_agent.models.flow import fit_flow, refit_flow
+    from site_agent.models.flow import fit_flow
 
     fitted = fit_flow(
         x,
@@ -185,24 +203,30 @@ def _local(
         progress=lambda part, share, left: progress(share),
     )
 
-    def refit(inside: Array, rng: Noise, progress: Progress) -> LatentNoise:
-        again = refit_flow(
-            inside,
-            plan.training,
-            rng,
-            epochs=fitted.epochs,
-            integer_columns=encoder.integer_columns,
-            progress=lambda part, share, left: progress(share),
-        )
-        return mechanism(plan, again.flow)
-
     return Fitted(
         mechanism=mechanism(plan, fitted.flow),
         released=released_rows(plan, len(x), persons),
         trained=len(x),
         epochs=fitted.epochs,
-        refit=refit,
+        refit=_refit(plan, encoder, fitted.epochs),
     )
+
+
+def _refit(plan: StudyPlan, encoder: Encoder, epochs: int) -> Callable[[Array, Noise, Progress], LatentNoise]:
+    def refit(inside: Array, rng: Noise, progress: Progress) -> LatentNoise:
+        from site_agent.models.flow import refit_flow
+
+        again = refit_flow(
+            inside,
+            plan.training,
+            rng,
+            epochs=epochs,
+            integer_columns=encoder.integer_columns,
+            progress=lambda part, share, left: progress(share),
+        )
+        return mechanism(plan, again.flow)
+
+    return refit
 
 
 def _holdout(

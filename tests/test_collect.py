@@ -88,6 +88,7 @@ def plan() -> StudyPlan:
         budget=Budget(epsilon=600.0),
         waves=(*waves, Wave(number=41, opens=dt.date(2998, 1, 1), closes=ALWAYS[1])),
         dictionary=SMALL,
+        returning="refresh",
     )
 
 

@@ -33,6 +33,7 @@ READING = [
     "ledger verify",
     "outbox list",
     "plan show mini",
+    "waves mini",
     "data check mini",
 ]
 
@@ -72,6 +73,7 @@ def test_every_command_answers_in_json_and_every_changing_one_can_be_tried():
         *("init", "join", "data add", "data map", "plan fetch", "plan approve", "try", "release"),
         *("approve", "reject", "send-back", "withdraw", "pause", "resume", "ledger recover", "leave", "plan revoke"),
         *("curve", "outbox figures"),
+        *("run", "withdraw-person"),
     }
     for name, options in found.items():
         assert {"--json", "--home"} <= options, name
@@ -573,7 +575,8 @@ def test_every_reading_command_answers_a_person_and_a_program(ready, line):
 
 def test_a_site_put_back_is_refused_counts_what_it_lost_and_goes_on_when_the_lead_allows_it(hospital, plan, table):
     waves = tuple(replace(plan.waves[0], number=number) for number in range(1, 5))
-    ready = hospital.joined().approved(replace(plan, waves=waves, budget=Budget(epsilon=5000.0))).with_table(table)
+    many = replace(plan, waves=waves, budget=Budget(epsilon=5000.0), returning="refresh")
+    ready = hospital.joined().approved(many).with_table(table)
     ready("release", "mini", "--wave", "1")
     shutil.copytree(ready.home, ready.folder / "backup")
     first = only(ready)
