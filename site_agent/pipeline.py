@@ -214,7 +214,7 @@ def make_release(
     from shared.randomness import secure_rng
     from shared.release import coverage, planned_event, read_bundle, write_bundle, write_receipt
     from site_agent import checks, records
-    from site_agent.fitting import released_rows
+    from site_agent.fitting import released_rows, require_roles_kept
 
     clock = _Clock(progress)
     limits = Limits.of(plan.floors, site.floors)
@@ -249,6 +249,7 @@ def make_release(
     table = records.read(source, plan.dictionary, key=site.snapshot_key)
     everyone = records.row_pseudonyms(table, plan.dictionary, key=site.snapshot_key)
     # Under `holdout` whoever trains is in the table and not in the release: floors and populations are the release's.
+    require_roles_kept(plan, _earlier_receipts(outbox, plan.study, except_for=hold.release_id))
     rows = released_rows(plan, table.n, everyone)
     persons = frozenset(everyone[row] for row in rows) if everyone is not None else frozenset()
     checks.before_draw(
@@ -579,6 +580,19 @@ def _populations(outbox: Outbox, study: str, *, except_for: str) -> dict[str, fr
         if path.exists():
             out[hold.release_id] = frozenset(parse_json(path.read_bytes(), cap=DOCUMENT_CAP))
     return out
+
+
+def _earlier_receipts(outbox: Outbox, study: str, *, except_for: str) -> list[Receipt]:
+    """Receipts of the earlier releases of a study that left, or still may."""
+    from shared.release import read_bundle
+
+    ids = [
+        hold.release_id
+        for hold in outbox.list()
+        if hold.study == study and hold.release_id != except_for and hold.phase != "burnt"
+    ]
+    kept = [release_id for release_id in ids if (outbox.folder(release_id) / "bundle.zip").exists()]
+    return [read_bundle(outbox.bundle(release_id), cap=TABLE_CAP).receipt for release_id in kept]
 
 
 def _check(given: Mapping[str, Any]) -> Check:

@@ -14,7 +14,7 @@ from site_desk import Hub
 from shared import privacy
 from shared.dictionary import Column, Dictionary
 from shared.encoding import Encoder
-from shared.errors import PlanRefusal, ReceiptRefusal, SmallN, TrainingRefusal
+from shared.errors import PlanRefusal, PolicyRefusal, ReceiptRefusal, SmallN, TrainingRefusal
 from shared.flows import to_arrays
 from shared.keys import SigningKey
 from shared.plan import Budget, Floors, LatentNoisePlan, PrivateTraining, Reference, StudyPlan, Training, Wave
@@ -345,6 +345,20 @@ def test_the_population_of_a_holdout_release_is_those_who_are_released(tmp_path)
     kept = set(json.loads((at.outbox.folder(made.hold.release_id) / "population.json").read_text()))
     assert len(kept) == made.receipt.n
     assert not any(trains(plan, person) for person in kept)
+
+
+@pytest.mark.parametrize(
+    ("first", "then"),
+    [("holdout", {"holdout": 0.3}), ("holdout", {"posture": "local"}), ("local", {"posture": "holdout"})],
+)
+def test_a_later_version_of_a_plan_cannot_change_who_trains(tmp_path, first, then):
+    waves = tuple(Wave(number=k, opens=dt.date(2000, 1, 1), closes=dt.date(2999, 1, 1)) for k in (1, 2))
+    plan = study(first, waves=waves, budget=Budget(epsilon=500.0))
+    at, _ = released(plan, tmp_path, cohort(500))
+    source = Source(path=tmp_path / "cohort.csv")
+    with pytest.raises(PolicyRefusal, match="who trains"):
+        make_release(plan=replace(plan, version=2, **then), wave=2, source=source, site=at, today=TODAY)
+    assert [entry.kind for entry in at.ledger.entries()].count("drawing") == 1
 
 
 def test_a_training_flow_that_ate_part_of_the_charge_cannot_be_left_off_the_receipt(tmp_path):
