@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import datetime as dt
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -20,6 +21,7 @@ from shared.keys import SigningKey
 from shared.plan import Budget, Floors, LatentNoisePlan, PrivateTraining, Reference, StudyPlan, Training, Wave
 from shared.randomness import seeded_rng
 from shared.release import mechanism, planned_event, read_bundle
+from shared.simulated import small_hospitals
 from site_agent import fitting, records
 from site_agent.config import SiteFloors, Source
 from site_agent.fitting import fit, public_flow, released_rows, trains
@@ -28,6 +30,7 @@ from site_agent.outbox import Outbox
 from site_agent.pipeline import Site, make_release, rehearse
 
 TODAY = dt.date(2026, 1, 5)
+STUDIES = Path(__file__).parents[1] / "deploy" / "studies"
 POSTURES = ("local", "holdout", "public", "private")
 DICTIONARY = Dictionary(
     name="small",
@@ -329,6 +332,19 @@ def test_a_release_under_each_posture_passes_every_check_of_site_and_coordinator
     for other in set(POSTURES) - {posture}:
         with pytest.raises(ReceiptRefusal):
             bundle.receipt.require_true(study(other))
+
+
+@pytest.mark.parametrize("posture", ["holdout", "public", "private"])
+def test_the_shipped_example_of_a_posture_runs_from_table_to_sealed_release_at_its_usual_floors(tmp_path, posture):
+    plan = StudyPlan.from_toml((STUDIES / f"first-{posture}.toml").read_text(encoding="utf-8"))
+    assert plan.posture == posture
+    assert StudyPlan.from_bytes(plan.canonical) == plan
+    assert (plan.floors, plan.release.epsilon) == (Floors(), 8.0)
+    table = small_hospitals(np.random.default_rng(4), sites=1, n=1500)["north"]
+    _, made = released(plan, tmp_path, table)
+    made.receipt.require_true(plan)
+    assert 7.98 < made.receipt.epsilon <= 8.0 + 1e-6
+    assert made.hold.state == "held"
 
 
 def test_the_floors_count_those_who_are_released(tmp_path):
