@@ -207,17 +207,20 @@ class Wave:
         closes: deadline for delivery.
         refit: whether a ``refresh`` fits a new flow; without it, and always under ``append`` and ``frozen``, a wave
             is released through the sealed flow of the first one.
+        quorum: deliveries below which the coordinator does not close the wave without a reason; 0 for none.
     """
 
     number: int
     opens: dt.date
     closes: dt.date
     refit: bool = False
+    quorum: int = 0
 
     def __post_init__(self) -> None:
         _must(self.number >= 1, "a wave's number must be at least 1", self.number)
         _must(self.opens <= self.closes, "a wave must open before it closes", f"{self.opens} and {self.closes}")
         _must(isinstance(self.refit, bool), "a wave's refit must be true or false", self.refit)
+        _must(0 <= self.quorum <= 10_000, "a wave's quorum must be in 0..10000", self.quorum)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -194,6 +194,7 @@ def make_release(
     source: Source,
     site: Site,
     today: dt.date,
+    author: str = "agent",
     rng: Noise | None = None,
     progress: Progress | None = None,
 ) -> Release:
@@ -205,6 +206,7 @@ def make_release(
         source: the study's table.
         site: ledger, outbox, witness and floors.
         today: UTC date.
+        author: the approver who asks for it; ``agent`` where the calendar does.
         rng: source of the privacy noise; None takes the operating system's.
         progress: see `Progress`.
     Returns: what now waits in the outbox.
@@ -297,7 +299,14 @@ def make_release(
         )
         receipt.require_true(plan)
         plan.dictionary.validate_release(released)
-        hold = outbox.seal(hold, write_bundle(receipt, released), receipt, approvals=limits.approvals)
+        hold = outbox.seal(
+            hold,
+            write_bundle(receipt, released),
+            receipt,
+            approvals=limits.approvals,
+            author=author,
+            author_apart=limits.author_apart,
+        )
     except Exception as error:
         # The draw has begun: whatever failed, there is no second one for this charge.
         ledger.burn(hold, f"stopped between drawing and sealing: {_name(error)}")
@@ -544,29 +553,30 @@ def _attack(
     to be wrong about. It is drawn through the flow that could have learned from those alone (`Fitted.stand_in`),
     attacked and thrown away: it never reaches the disk.
     """
-    from site_agent.audit import AuditLimits, gate, run_audit, seen
+    from site_agent.audit import AuditLimits, attack, gate
 
     order = rng.generator.permutation(len(x))
     cut = round(HELD_BACK * len(x))
     held_back, inside = x[order[:cut]], x[order[cut:]]
-    stand_in = fitted.stand_in(inside, rng, lambda share: progress(0.9 * share))
-    report = run_audit(
+    stand_in = fitted.stand_in(inside, rng, lambda share: progress(0.8 * share))
+    in_force = AuditLimits(
+        membership_auc=limits.membership_auc,
+        own_row_linkage=limits.own_row_linkage,
+        extreme_linkage=limits.extreme_linkage,
+    )
+    report = attack(
         x=x,
         released=noisy,
         latents=fitted.mechanism.flow.inverse(x),
         fitted_on=inside,
         held_back=held_back,
         probe=stand_in.release(inside, rng),
-        view=seen(encoder),  # an attacker sees released values, not the fractions that encoding drew
+        mechanism=stand_in,
+        encoder=encoder,
+        limits=in_force,
+        rng=rng,
     )
-    gate(
-        report,
-        AuditLimits(
-            membership_auc=limits.membership_auc,
-            own_row_linkage=limits.own_row_linkage,
-            extreme_linkage=limits.extreme_linkage,
-        ),
-    )
+    gate(report, in_force)
     return {**report.to_canonical(), "sentences": list(report.sentences())}
 
 
@@ -574,7 +584,7 @@ def _populations(outbox: Outbox, study: str, *, except_for: str) -> dict[str, fr
     """Pseudonyms of the earlier releases of a study that left, or still may."""
     out: dict[str, frozenset[str]] = {}
     for hold in outbox.list():
-        if hold.study != study or hold.release_id == except_for or hold.phase == "burnt":
+        if hold.study != study or hold.release_id == except_for or (hold.phase == "burnt" and not hold.left):
             continue
         path = outbox.folder(hold.release_id) / POPULATION
         if path.exists():
@@ -589,7 +599,7 @@ def _earlier_receipts(outbox: Outbox, study: str, *, except_for: str) -> list[Re
     ids = [
         hold.release_id
         for hold in outbox.list()
-        if hold.study == study and hold.release_id != except_for and hold.phase != "burnt"
+        if hold.study == study and hold.release_id != except_for and (hold.phase != "burnt" or hold.left)
     ]
     kept = [release_id for release_id in ids if (outbox.folder(release_id) / "bundle.zip").exists()]
     return [read_bundle(outbox.bundle(release_id), cap=TABLE_CAP).receipt for release_id in kept]

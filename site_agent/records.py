@@ -115,11 +115,14 @@ def header(source: Source) -> tuple[str, ...]:
 def named(source: Source, dictionary: Dictionary) -> tuple[bool, tuple[str, ...]]:
     """Column names of a file for a screen, if its first line can be a header at all.
 
-    Returns: (True, names), or (False, ()) when no name is expected or like one: it may be the first patient.
+    Returns: (True, names), or (False, ()) when fewer than half of the planned columns are there under a name that is
+        expected or like it: the line may be the first patient, one of whose values happens to be a column's name.
     """
     names = header(source)
     expected = {column.name for column in dictionary.columns} | set(source.columns)
-    if set(names) & expected or suggestions(names, dictionary):
+    known = set(names) & expected
+    known |= set(suggestions([name for name in names if name not in known], dictionary))
+    if 2 * len(known) >= len(dictionary.columns):
         return True, names
     return False, ()
 
