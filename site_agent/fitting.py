@@ -53,14 +53,12 @@ class Fitted:
         mechanism: latent noise with the fitted flow and the plan's w and radius.
         released: places in the table of the rows that may be released, ascending.
         trained: how many rows the flow was fitted on; 0 under ``public``.
-        epochs: passes that early stopping chose; 0 where nothing was chosen.
         refit: fits the flow anew on some of the released rows; None where the flow never saw them without noise.
     """
 
     mechanism: LatentNoise
     released: Rows
     trained: int = 0
-    epochs: int = 0
     refit: Callable[[Array, Noise, Progress], LatentNoise] | None = None
 
     def stand_in(self, inside: Array, rng: Noise, progress: Progress) -> LatentNoise:
@@ -222,7 +220,6 @@ def _local(
         mechanism=mechanism(plan, fitted.flow),
         released=released_rows(plan, len(x), persons),
         trained=len(x),
-        epochs=fitted.epochs,
         refit=refit,
     )
 
@@ -247,7 +244,7 @@ def _holdout(
         integer_columns=encoder.integer_columns,
         progress=lambda part, share, left: progress(share),
     )
-    return Fitted(mechanism=mechanism(plan, fitted.flow), released=released, trained=len(train), epochs=fitted.epochs)
+    return Fitted(mechanism=mechanism(plan, fitted.flow), released=released, trained=len(train))
 
 
 def _public(
