@@ -1120,6 +1120,111 @@ def release(
     emit(_described(made), as_json=json, show=show)
 
 
+MADE_UP_ROWS = 600
+
+
+@app.command()
+def curve(
+    study: Study,
+    made_up: Annotated[
+        bool, typer.Option("--made-up", help="On a table made from the dictionary; no plan need be approved.")
+    ] = False,
+    out: Annotated[
+        str, typer.Option("--out", metavar="FILE.svg", help="A name in the site folder's figures; .svg, .png or .pdf.")
+    ] = "",
+    home: Home = None,
+    json: Json = False,
+    dry_run: Dry = False,
+) -> None:
+    """True price, attacks and planned estimates against w. Its draws are outside the ledger, forgotten, and never sent.
+
+    It fits one flow and draws from it many times, here, in memory. What is kept is the curve: aggregates, in a file
+    that only its owner can read. On real records it needs the approved plan: choosing w by it is a look at the data.
+    """
+    from shared.encoding import Encoder
+    from shared.randomness import secure_rng
+    from site_agent import pipeline, records, screens
+    from site_agent.curve import DRAWS, GRID, price_curve, require_allowed
+
+    at = desk(home)
+    name = out or f"curve-{study}{'-made-up' if made_up else ''}.svg"
+    path = _figure_path(at.home, name)
+    if made_up:
+        plan = at.plans.plan(study)
+        rows = MADE_UP_ROWS
+    else:
+        at.require_running()
+        plan, _ = at.plans.approved(study, agent_version=agent_version(), today=today())
+        require_allowed(plan, made_up=False)
+        rows = records.count(at.config.source(study))
+    d = Encoder(dictionary=plan.dictionary).d
+    if dry_run:
+        answer = {
+            "study": study,
+            "rows": rows,
+            "columns": d,
+            "weights": GRID,
+            "draws": DRAWS,
+            "file": path,
+            "dry_run": True,
+        }
+        emit(
+            answer,
+            as_json=json,
+            show=lambda out: out.print(
+                f"Would fit one flow on about {rows} rows, draw {DRAWS} times at {len(GRID)} weights, and write {path}."
+            ),
+        )
+        return
+    rng = secure_rng()
+    with _bar(json) as progress:
+        if made_up:
+            table = plan.dictionary.check(pipeline.made_up_table(plan, rows, rng))
+        else:
+            table = records.read(
+                at.config.source(study), plan.dictionary, key=at.config.snapshot_key.read_bytes()
+            ).table
+        drawn = price_curve(plan=plan, table=table, rng=rng, made_up=made_up, progress=progress)
+    _write_figures({path: ("curve", drawn)})
+
+    def show(out: Console) -> None:
+        screens.curve_page(out, drawn)
+        out.print(f"Drawn in {path}, which only its owner can read.")
+        screens.next_step(out, f"site-agent plan show {study}")
+
+    emit(
+        {**drawn.to_canonical(), "sentences": drawn.sentences(), "file": path, "dry_run": False},
+        as_json=json,
+        show=show,
+    )
+
+
+def _figure_path(home: Path, name: str) -> Path:
+    """Where a figure of this site is written: within its folder, whatever the name says."""
+    folder = (home / "figures").resolve()
+    path = (folder / name).resolve()
+    if not path.is_relative_to(home.resolve()):
+        raise UsageRefusal(
+            "a figure drawn from records must stay in the site's folder",
+            given="a path outside",
+            next_step="Give a name.",
+        )
+    if path.suffix.lower() not in (".svg", ".png", ".pdf"):
+        raise UsageRefusal("a figure must end in .svg, .png or .pdf", given=repr(path.suffix))
+    return path
+
+
+def _write_figures(figures: dict[Path, tuple[str, Any]]) -> None:
+    """Draw and write, readable by the owner alone."""
+    from shared.keys import write_private
+    from site_agent.figures import curve_figure, figure_bytes
+
+    for path, (kind, what) in figures.items():
+        figure = curve_figure(what) if kind == "curve" else what
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        write_private(path, figure_bytes(figure, path.suffix.lower().lstrip(".")))
+
+
 def _site(at: Desk, witness: Any) -> Site:
     from site_agent.pipeline import Site
 
@@ -1227,6 +1332,70 @@ def outbox_show(
             screens.next_step(out, f"site-agent approve {short} --as NAME        (sends the same bytes again)")
 
     emit(answer, as_json=json, show=show)
+
+
+@outbox_app.command("figures")
+def outbox_figures(
+    release_id: ReleaseId,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="DIR", help="A folder; figures/ID in the site's folder without it.")
+    ] = None,
+    home: Home = None,
+    json: Json = False,
+    dry_run: Dry = False,
+) -> None:
+    """Draw for the approver: released columns beside the real ones, and what the attack achieved. They stay here."""
+    from shared.encoding import Encoder
+    from shared.randomness import secure_rng
+    from site_agent import pipeline, records, screens
+    from site_agent.audit import AuditReport
+
+    at = desk(home)
+    full = at.release_id(release_id)
+    made = pipeline.open_release(at.outbox, full)
+    plan = at.plans.plan(made.hold.study, made.receipt.plan_version)
+    folder = (out or at.home / "figures" / full[:8]).expanduser().absolute()
+    title = f"{made.hold.study}, wave {made.hold.wave}"
+    audited = AuditReport.from_canonical(made.audit) if "membership" in made.audit else None
+    source = at.config.source(made.hold.study)
+    table = records.read(source, plan.dictionary, key=at.config.snapshot_key.read_bytes())
+    drawn: dict[Path, tuple[str, Any]] = {}
+    told: list[str] = []
+    if made.snapshot and made.snapshot != table.snapshot:
+        told.append("The table has changed since this release was drawn; the real columns are those of today.")
+    if not dry_run:
+        from site_agent.figures import attack_figure, margins_figure
+
+        encoder = Encoder(dictionary=plan.dictionary)
+        real = encoder.decode(encoder.encode(table.table, secure_rng()))
+        drawn[folder / "columns.svg"] = (
+            "columns",
+            margins_figure(real, made.table, plan.dictionary, title=f"{title}: released columns"),
+        )
+        if audited is not None and audited.likelihood is not None:
+            drawn[folder / "attack.svg"] = (
+                "attack",
+                attack_figure(audited.likelihood, title=f"{title}: an attack we tried", detail="others may do better"),
+            )
+        _write_figures(drawn)
+    if audited is None or audited.likelihood is None:
+        told.append("This release has no attack to draw.")
+    files = sorted(drawn)
+
+    def show(out: Console) -> None:
+        screens.heading(out, title, "dry run, nothing written" if dry_run else f"release {full[:8]}")
+        for path in files:
+            out.print(str(path), soft_wrap=True)
+        for line in told:
+            screens.note(out, line)
+        out.print("Drawn from records: only the owner of these files can read them, and they stay here.")
+        screens.next_step(out, f"site-agent outbox show {full[:8]}")
+
+    emit(
+        {"release_id": full, "files": files, "folder": folder, "notes": told, "dry_run": dry_run},
+        as_json=json,
+        show=show,
+    )
 
 
 def _rows(table: Any, rows: int) -> list[dict[str, Any]]:

@@ -153,6 +153,7 @@ class Release:
         checks: disclosure checks; stay here.
         audit: outcome of the attacks; stays here.
         left_out: source rows without a complete record.
+        snapshot: keyed hash of the file that was read.
     """
 
     hold: Hold
@@ -161,6 +162,7 @@ class Release:
     checks: tuple[Check, ...]
     audit: Mapping[str, Any]
     left_out: int
+    snapshot: str = ""
 
     @property
     def warnings(self) -> tuple[Check, ...]:
@@ -373,6 +375,7 @@ def open_release(outbox: Outbox, release_id: str) -> Release:
         checks=tuple(_check(given) for given in checks.get("checks", ())),
         audit=documents.get("audit", {}),
         left_out=int(checks.get("left_out", 0)),
+        snapshot=str(checks.get("snapshot", "")),
     )
 
 
