@@ -123,8 +123,9 @@ def coverage(plan: StudyPlan) -> tuple[tuple[str, ...], tuple[str, ...]]:
             "drawn exactly, on a grid, and every gradient is clipped a millionth tighter than the plan says to leave "
             "room for rounding; that the room is enough is our calculation, and nobody else has checked it.",
         )
+    count = " and from who was drawn to train," if plan.posture == "holdout" else ""
     always: tuple[str, ...] = (
-        "The number of released rows: it follows from the plan's eligibility rule and is public.",
+        f"The number of released rows: it follows from the plan's eligibility rule{count} and is public.",
         "A person who is a patient of several hospitals: losses add up, and no hospital can see it.",
         "That the release passed the site's checks and audit: its delivery shows it.",
         "Other studies with the same patients: each has a budget of its own, and losses add up unless the site has "

@@ -237,8 +237,6 @@ def make_release(
     from site_agent import checks, fitting, lasting, records
 
     clock = _Clock(progress, site.require_running)
-
-    clock = _Clock(progress, site.require_running)
     limits = Limits.of(plan.floors, site.floors)
     ledger, outbox = site.ledger, site.outbox
     site.require_running()
@@ -278,6 +276,7 @@ def make_release(
     table = records.read(source, plan.dictionary, key=site.snapshot_key)
     everyone = records.row_pseudonyms(table, plan.dictionary, key=site.snapshot_key)
     # Under `holdout` whoever trains is in the table and not in the release: floors and populations are the release's.
+    fitting.require_roles_kept(plan, _earlier_receipts(outbox, plan.study, except_for=hold.release_id))
     may = [int(row) for row in fitting.released_rows(plan, table.n, everyone)]
     chosen = _choose(plan, ledger, outbox, hold, base, everyone, may)
     checks.before_draw(
@@ -827,6 +826,19 @@ def _base(ledger: Ledger, plan: StudyPlan, wave: int) -> Hold | None:
             next_step=f"Run site-agent outbox show {first.release_id[:8]}.",
         )
     return done[-1] if done else None
+
+
+def _earlier_receipts(outbox: Outbox, study: str, *, except_for: str) -> list[Receipt]:
+    """Receipts of the earlier releases of a study that left, or still may."""
+    from shared.release import read_bundle
+
+    ids = [
+        hold.release_id
+        for hold in outbox.list()
+        if hold.study == study and hold.release_id != except_for and (hold.phase != "burnt" or hold.left)
+    ]
+    kept = [release_id for release_id in ids if (outbox.folder(release_id) / "bundle.zip").exists()]
+    return [read_bundle(outbox.bundle(release_id), cap=TABLE_CAP).receipt for release_id in kept]
 
 
 def _check(given: Mapping[str, Any]) -> Check:
