@@ -255,9 +255,11 @@ def plan_cost(
         out.print(f"{price.study}, version {price.version}", style="bold")
         _facts(
             out,
-            ("mechanism", f"latent noise injection, w = {price.w:g}, R = {price.radius:.4g}, d = {price.d} columns"),
+            ("mechanism", f"latent noise injection, w = {price.w:.4g}, R = {price.radius:.4g}, d = {price.d} columns"),
+            ("posture", price.posture),
             ("one wave alone", f"ε {number(price.epsilon)} at δ {price.delta:g} (exact)"),
-            ("by the paper", f"ε {number(price.paper)} (Theorem 2; looser, never charged)"),
+            *([("of it the rows", f"ε {number(price.rows)}, after training")] if price.rows < price.epsilon else []),
+            ("by the paper", f"ε {number(price.paper)} for the rows (Theorem 2; looser, never charged)"),
             ("budget", f"ε {price.cap:g} at δ {price.delta:g}, all waves"),
         )
         out.print()
@@ -276,7 +278,7 @@ def plan_cost(
         words = f"last affordable wave: {last:,}" if last else "not even one wave is affordable"
         out.print("every wave is affordable" if last == MANY else words, style="bold")
         out.print(price.translation)
-        if price.epsilon > 8:
+        if price.rows > 8:
             out.print(f"For ε 8 in one wave take w = {price.w_for_8:.2g}.", style="cyan")
         if last:
             out.print(f"next: coordinator plan sign {file}", style="cyan")
@@ -378,7 +380,7 @@ def plan_show(
             ("hash", plan.hash),
             ("recipient", plan.coordinator),
             ("who", plan.eligibility or "–"),
-            ("mechanism", f"latent noise injection, w = {plan.release.w:g}, posture {plan.posture}"),
+            ("mechanism", f"latent noise injection, w = {price.w:.4g}, posture {plan.posture}"),
             ("price", f"ε {price.epsilon:.4g} for a wave alone; {charged}"),
             ("budget", f"ε {plan.budget.epsilon:g} at δ {plan.budget.delta:g}, for one person"),
             ("in words", price.translation),

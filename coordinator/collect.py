@@ -637,12 +637,24 @@ def serve(home: Path, address: str, *, ready: Callable[[int], None] = lambda por
         settings: as of `Coordinator`.
     """
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    ended = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: ended.set())
-    coordinator = Coordinator(home, address, **settings)
+    stopping = {signal.SIGTERM, signal.SIGINT}
+    # Read from a pipe that the signal writes to. A handler alone is not enough: when it is noted just before the main
+    # thread goes to sleep on a lock, it runs only at the next signal, and the server would not end.
+    told, tell = os.pipe()
+    os.set_blocking(tell, False)
+    earlier = {number: signal.signal(number, lambda *_: None) for number in stopping}
+    before = signal.set_wakeup_fd(tell)
     try:
-        ready(coordinator.port)
-        ended.wait()
+        coordinator = Coordinator(home, address, **settings)
+        try:
+            ready(coordinator.port)
+            while os.read(told, 1)[0] not in stopping:
+                pass
+        finally:
+            coordinator.stop()
     finally:
-        coordinator.stop()
+        signal.set_wakeup_fd(before)
+        for number, handler in earlier.items():
+            signal.signal(number, handler)
+        os.close(told)
+        os.close(tell)

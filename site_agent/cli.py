@@ -804,6 +804,7 @@ def _price(plan: StudyPlan, event: Any) -> dict[str, Any]:
     import numpy as np
 
     from shared import privacy
+    from shared.release import in_words
 
     delta, cap = plan.budget.delta, plan.budget.epsilon
     curve = np.asarray(privacy.rdp(event))
@@ -814,7 +815,7 @@ def _price(plan: StudyPlan, event: Any) -> dict[str, Any]:
         "all_waves": totals[-1],
         "cap": cap,
         "affordable": sum(total <= cap for total in totals),
-        "translation": privacy.translate(event, delta=delta),
+        "translation": in_words(plan, event),
     }
 
 
@@ -823,7 +824,8 @@ def plan_approve(
     study: Study,
     name: As,
     understood: Annotated[
-        str, typer.Option("--understood", metavar="POSTURE", help="'local': I have read what is not covered.")
+        str,
+        typer.Option("--understood", metavar="POSTURE", help="'local', 'holdout': I have read what is not covered."),
     ] = "",
     reason: Reason = "",
     home: Home = None,
@@ -831,7 +833,7 @@ def plan_approve(
     dry_run: Dry = False,
 ) -> None:
     """Agree to exactly this plan, with this dictionary, run by this version of the agent."""
-    from shared.release import coverage
+    from shared.release import LEAVES_PERSONS_OPEN, coverage
 
     at = desk(home)
     at.config.approver_key(name)
@@ -850,11 +852,11 @@ def plan_approve(
 
         screens.plan_page(console(stderr=True), page)
         ticked = asked(f"Posture {plan.posture!r}: have you read what is not covered, and agree to it?")
-    if plan.posture == "local" and not ticked:
+    if plan.posture in LEAVES_PERSONS_OPEN and not ticked:
         raise ApprovalRefusal(
-            "posture 'local' must be approved with a tick on what is not covered",
+            f"posture {plan.posture!r} must be approved with a tick on what is not covered",
             given="no tick",
-            next_step=f"Read site-agent plan show {study}, then add --understood local.",
+            next_step=f"Read site-agent plan show {study}, then add --understood {plan.posture}.",
         )
     if not dry_run:
         at.plans.approve(

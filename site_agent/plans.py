@@ -206,10 +206,10 @@ class Plans:
         """File the approval of `plan` by `name`.
 
         Args:
-            understood: what is not covered, as it was shown; must be all of it under posture ``local``.
+            understood: what is not covered, as it was shown; must be all of it under ``local`` and ``holdout``.
         Raises: PlanExpired, PlanRollback, ApprovalRefusal (not a registered approver, or nothing ticked).
         """
-        from shared.release import coverage
+        from shared.release import LEAVES_PERSONS_OPEN, coverage
 
         plan.require_current(today)
         if plan.version < self.highest(plan.study):
@@ -221,11 +221,11 @@ class Plans:
                 given=repr(name),
                 next_step=f"Approvers here: {', '.join(self.approvers) or 'none'}.",
             )
-        if plan.posture == "local" and tuple(understood) != coverage(plan)[1]:
+        if plan.posture in LEAVES_PERSONS_OPEN and tuple(understood) != coverage(plan)[1]:
             raise ApprovalRefusal(
-                "posture 'local' must be approved with a tick on what is not covered",
+                f"posture {plan.posture!r} must be approved with a tick on what is not covered",
                 given="no tick",
-                next_step=f"Read site-agent plan show {plan.study}, then add --understood local.",
+                next_step=f"Read site-agent plan show {plan.study}, then add --understood {plan.posture}.",
             )
         approval = PlanApproval(
             study=plan.study,

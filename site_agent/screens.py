@@ -117,6 +117,8 @@ def plan_page(out: Console, page: Mapping[str, Any]) -> None:
             ("in words", price["translation"]),
         ),
     )
+    heading(out, "Covered by this price", f"posture {page['posture']}")
+    sentences(out, page["covered"], mark="✓", style="green")
     heading(out, "Not covered by this price", f"posture {page['posture']}")
     sentences(out, page["not_covered"], mark="✗", style="yellow")
     heading(out, "Columns")

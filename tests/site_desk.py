@@ -9,7 +9,6 @@ import datetime as dt
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -26,9 +25,11 @@ from shared.flows import Bijection
 from shared.invitation import Invitation, certificate_fingerprint
 from shared.keys import Envelope, SigningKey
 from shared.plan import StudyPlan, sign_plan
+from shared.release import mechanism
 from shared.terminal import run
 from shared.wire import Acceptance, AnchorHead, AnchorReceipt, Enrolment, Holding, Holdings
 from site_agent import cli, pipeline
+from site_agent.fitting import Fitted, released_rows
 
 PASSPHRASE = "correct horse battery"
 
@@ -54,10 +55,10 @@ class Standardised:
         return np.zeros(len(x))
 
 
-def quick_fit(x, plan, encoder, rng, progress):
+def quick_fit(plan, encoder, x, persons, rng, progress):
     progress(0.5)
     flow: Bijection = Standardised(x.mean(axis=0), x.std(axis=0) + 1e-9)
-    return SimpleNamespace(flow=flow, report=None)
+    return Fitted(mechanism=mechanism(plan, flow), released=released_rows(plan, len(x), persons))
 
 
 @dataclass

@@ -147,7 +147,7 @@ def test_a_quarantined_release_can_be_taken_back_too(hub):
 def test_a_coordinator_killed_at_any_step_of_a_withdrawal_ends_with_it_done(tmp_path, plan):
     hub = Hub(tmp_path / "hub", plan, "north")
     servers = Servers(hub)
-    places = [place for place in failpoints() if place.startswith("withdraw.")]
+    places = failpoints("withdraw")
     assert len(places) == 3
     killed = []
     try:
