@@ -963,6 +963,27 @@ class Store:
         ]
         return (*held, *apart)[-HOLDINGS_CAP:]
 
+    def charged(self, study: str, site: str) -> dict[str, tuple[int, Release | None]]:
+        """Every release that a site's ledger must have been charged for: id to (plan version, release if accepted).
+
+        Accepted, withdrawn since, or quarantined: what arrived was drawn, whatever became of it.
+        """
+        query = sa.select(_quarantine.c.envelope).where((_quarantine.c.study == study) & (_quarantine.c.site == site))
+        out: dict[str, tuple[int, Release | None]] = {}
+        for row in self._read(lambda c: c.execute(query).all()):
+            said = parse_json(Envelope.from_bytes(row.envelope).payload)
+            out[said["release_id"]] = (said["plan_version"], None)
+        for release in self.releases(study, site=site, withdrawn=True):
+            out[release.release_id] = (release.plan_version, release)
+        return out
+
+    def began_anew(self, site: str) -> int:
+        """Place in the log at which a site's ledger was last let begin anew; -1 if it never was."""
+        mine = sa.select(sa.func.min(_anchors.c.log_index)).where((_anchors.c.site == site) & (_anchors.c.line > 0))
+        line = self.reanchored(site)
+        found = self._read(lambda c: c.execute(mine.where(_anchors.c.line == line)).scalar())
+        return -1 if found is None else int(found)
+
     # -- withdrawals --------------------------------------------------------------------------------------------
     def withdraw(self, *, withdrawal: Withdrawal, envelope: Envelope, today: dt.date) -> Tombstone:
         """Log that a site took a release back, and hide it from every reader, in one transaction.
