@@ -66,6 +66,8 @@ from shared.wire import (
     Enrolment,
     EnrolmentRequest,
     EnrolRequest,
+    Growth,
+    GrowthRequest,
     Holdings,
     Offered,
     Reply,
@@ -132,6 +134,7 @@ class CollectionService:
             "Upload": self.upload,
             "Status": self.status,
             "Withdraw": self.withdraw,
+            "Growth": self.growth,
         }
 
     # -- joining ------------------------------------------------------------------------------------------------
@@ -203,6 +206,11 @@ class CollectionService:
             anchor=envelope,
             reminders=self._store.reminders(request.study, site.site),
         )
+
+    def growth(self, call: Call, request: GrowthRequest) -> Growth:
+        """Proof that the log only grew between two sizes that sites have seen. Raises: ParameterError."""
+        self._site(call)
+        return Growth(proof=self._store.prove_growth(request.old_size, request.size))
 
     def _signed_for(self, site: Site, reply: Reply) -> Reply:
         return countersigned(reply, self._authority.witness, site.site)

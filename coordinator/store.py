@@ -1211,9 +1211,12 @@ class Store:
         """Inclusion proof of entry `index` in the log of `size` entries (all, by default)."""
         return inclusion_proof(self._leaves()[:size], index)
 
-    def prove_growth(self, size: int) -> tuple[bytes, ...]:
-        """Proof that the log's first `size` entries are still its first."""
-        return consistency_proof(self._leaves(), size)
+    def prove_growth(self, size: int, later: int | None = None) -> tuple[bytes, ...]:
+        """Proof that the log's first `size` entries are still the first of its `later` ones (all, by default)."""
+        leaves = self._leaves()
+        if later is not None and later > len(leaves):
+            raise ParameterError("the log must have so many entries", given=f"{later} of {len(leaves)}")
+        return consistency_proof(leaves[:later], size)
 
     def verify_log(self) -> int:
         """Recompute every leaf and root, and hold every release and anchor against its entry; how many entries.
