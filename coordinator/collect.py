@@ -51,7 +51,7 @@ from shared.errors import (
 from shared.failpoints import reach
 from shared.keys import Envelope, write_private
 from shared.plan import StudyPlan
-from shared.release import STATEMENT_TYPE, Receipt, Statement, read_bundle
+from shared.release import AGENT, STATEMENT_TYPE, Receipt, Statement, read_bundle
 from shared.transport import Call, Handler, Server
 from shared.wire import (
     ANCHOR_TYPE,
@@ -321,7 +321,16 @@ class CollectionService:
         if self._today() + dt.timedelta(days=1) < wave.opens:  # a site's clock and zone may be a day ahead
             raise PlanRefusal("a wave must be open", given=f"wave {wave.number}, which opens on {wave.opens}")
         approvers = {key.key_id: key for key in site.approvers.values()}
-        approved = len(envelope.verified_by(approvers))
+        signers = envelope.verified_by(approvers)
+        approved = len(signers)
+        if newest.floors.author_apart and statement.author != AGENT:
+            author = site.approvers.get(statement.author)
+            if author is None or author.key_id in signers:
+                raise ApprovalRefusal(
+                    "whoever had the release made must be an approver of the site and must not approve it",
+                    given=f"author {statement.author!r}",
+                    next_step="Another approver of the site decides.",
+                )
         if approved < newest.floors.approvals:
             raise ApprovalRefusal(
                 f"a release must be signed by {newest.floors.approvals} approver(s) of the site",

@@ -34,6 +34,7 @@ from shared.mechanisms.latent_noise import LatentNoise, default_radius
 from shared.plan import StudyPlan
 
 __all__ = [
+    "AGENT",
     "LABEL",
     "LEAVES_PERSONS_OPEN",
     "STATEMENT_TYPE",
@@ -51,6 +52,8 @@ __all__ = [
 ]
 
 STATEMENT_TYPE = "application/vnd.tributary.release+json"
+AGENT = "agent"
+"""Author of a release that no person asked for; no approver can have this name."""
 LABEL = "synthetic / privatised, not patient records"
 BUNDLE_FORMAT = "tributary-bundle/1"
 MEMBERS = ("manifest.json", "receipt.json", "table.parquet")
@@ -612,7 +615,10 @@ def _require_plain(parquet: Any, data: memoryview) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Statement:
-    """What the agent and the approvers sign: these exact bytes, from here, to there, for this."""
+    """What the agent and the approvers sign: these exact bytes, from here, to there, for this.
+
+    `author` is the approver who had the release made, or `AGENT` where the calendar did.
+    """
 
     study: str
     plan_hash: str
@@ -625,6 +631,7 @@ class Statement:
     bundle_bytes: int
     receipt_sha256: str
     ledger_head: str
+    author: str = AGENT
 
     def to_bytes(self) -> bytes:
         """Canonical JSON."""
@@ -635,7 +642,7 @@ class Statement:
         """Read canonical JSON. Raises: SchemaRefusal."""
         statement = cls(**_document(data, cls, "a release statement"))
         digests = (statement.plan_hash, statement.bundle_sha256, statement.receipt_sha256, statement.ledger_head)
-        words = (statement.study, statement.site, statement.release_id, statement.recipient)
+        words = (statement.study, statement.site, statement.release_id, statement.recipient, statement.author)
         # Digests and ids become parts of file names on the other side.
         if not all(map(_DIGEST.fullmatch, digests)) or not all(map(_WORD.fullmatch, words)):
             raise SchemaRefusal("a release statement must have plain ids and digests of 64 hexadecimal digits")

@@ -153,6 +153,7 @@ class Release:
         checks: disclosure checks; stay here.
         audit: outcome of the attacks; stays here.
         left_out: source rows without a complete record.
+        snapshot: keyed hash of the file that was read.
     """
 
     hold: Hold
@@ -161,6 +162,7 @@ class Release:
     checks: tuple[Check, ...]
     audit: Mapping[str, Any]
     left_out: int
+    snapshot: str = ""
 
     @property
     def warnings(self) -> tuple[Check, ...]:
@@ -194,6 +196,7 @@ def make_release(
     source: Source,
     site: Site,
     today: dt.date,
+    author: str = "agent",
     rng: Noise | None = None,
     progress: Progress | None = None,
 ) -> Release:
@@ -205,6 +208,7 @@ def make_release(
         source: the study's table.
         site: ledger, outbox, witness and floors.
         today: UTC date.
+        author: the approver who asks for it; ``agent`` where the calendar does.
         rng: source of the privacy noise; None takes the operating system's.
         progress: see `Progress`.
     Returns: what now waits in the outbox.
@@ -296,7 +300,14 @@ def make_release(
         )
         receipt.require_true(plan)
         plan.dictionary.validate_release(released)
-        hold = outbox.seal(hold, write_bundle(receipt, released), receipt, approvals=limits.approvals)
+        hold = outbox.seal(
+            hold,
+            write_bundle(receipt, released),
+            receipt,
+            approvals=limits.approvals,
+            author=author,
+            author_apart=limits.author_apart,
+        )
     except Exception as error:
         # The draw has begun: whatever failed, there is no second one for this charge.
         ledger.burn(hold, f"stopped between drawing and sealing: {_name(error)}")
@@ -363,6 +374,7 @@ def open_release(outbox: Outbox, release_id: str) -> Release:
         checks=tuple(_check(given) for given in checks.get("checks", ())),
         audit=documents.get("audit", {}),
         left_out=int(checks.get("left_out", 0)),
+        snapshot=str(checks.get("snapshot", "")),
     )
 
 
@@ -574,7 +586,7 @@ def _populations(outbox: Outbox, study: str, *, except_for: str) -> dict[str, fr
     """Pseudonyms of the earlier releases of a study that left, or still may."""
     out: dict[str, frozenset[str]] = {}
     for hold in outbox.list():
-        if hold.study != study or hold.release_id == except_for or hold.phase == "burnt":
+        if hold.study != study or hold.release_id == except_for or (hold.phase == "burnt" and not hold.left):
             continue
         path = outbox.folder(hold.release_id) / POPULATION
         if path.exists():

@@ -76,6 +76,8 @@ class Memory(Protocol):
 
     def approved_plan(self, study: str) -> tuple[int, str] | None: ...
     def approve_plan(self, *, study: str, version: int, plan_hash: str, approver: str) -> None: ...
+    def revoke_plan(self, *, study: str, version: int, plan_hash: str, approver: str, reason: str) -> None: ...
+    def plan_revoked(self, study: str, version: int) -> bool: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -245,8 +247,28 @@ class Plans:
         write_private(self._approval_path(plan.study, plan.version), envelope.to_bytes())
         return approval
 
+    def revoke(self, study: str, *, name: str, key: SigningKey, reason: str) -> StudyPlan:
+        """Take the approval of the newest plan back, as the approver `name`: nothing more is made or sent under it.
+
+        Raises: StateRefusal (nobody approved it), ApprovalRefusal (not a registered approver).
+        """
+        plan = self.plan(study)
+        if self.approvers.get(name) != key.public:
+            raise ApprovalRefusal(
+                "an approver must be registered at this site with this key",
+                given=repr(name),
+                next_step=f"Approvers here: {', '.join(self.approvers) or 'none'}.",
+            )
+        self.memory.revoke_plan(study=study, version=plan.version, plan_hash=plan.hash, approver=name, reason=reason)
+        return plan
+
     def approval(self, study: str, version: int) -> PlanApproval | None:
-        """The filed approval of a version, verified; None where nobody approved it. Raises: ApprovalRefusal."""
+        """The filed approval of a version, verified; None where nobody approved it, or somebody revoked it.
+
+        Raises: ApprovalRefusal.
+        """
+        if self.memory.plan_revoked(study, version):
+            return None
         try:
             data = self._approval_path(study, version).read_bytes()
         except FileNotFoundError:

@@ -10,15 +10,29 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from shared.plan import Floors
 from shared.terminal import table
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from site_agent.airlock import Earlier
+    from site_agent.curve import Curve
     from site_agent.ledger import StatementLine
     from site_agent.pipeline import Release
 
-__all__ = ["budget", "heading", "next_step", "note", "outbox", "plan_page", "release_page", "sentences", "settings"]
+__all__ = [
+    "budget",
+    "curve_page",
+    "heading",
+    "next_step",
+    "note",
+    "outbox",
+    "plan_page",
+    "release_page",
+    "sentences",
+    "settings",
+]
 
 ROWS = 8
 
@@ -134,12 +148,24 @@ def plan_page(out: Console, page: Mapping[str, Any]) -> None:
         f"attack AUC at most {floors['membership_auc']:g} · own-row linkage at most {floors['own_row_linkage']:g}, "
         f"{floors['extreme_linkage']:g} among outliers"
     )
+    usual = Floors()
+    audited = ("membership_auc", "own_row_linkage", "extreme_linkage")
+    if any(floors[name] > getattr(usual, name) for name in audited):
+        wide = ", ".join(f"{getattr(usual, name):g}" for name in audited)
+        note(out, f"The limits of the attack audit are wider than usual ({wide}).")
     if page["changes"]:
         heading(out, "Changed since the version that was approved here")
         out.print(table(("setting", "before", "now"), [[cell or None for cell in row] for row in page["changes"]]))
 
 
-def release_page(out: Console, release: Release, *, changes: Sequence[Sequence[str]] = (), rows: int = ROWS) -> None:
+def release_page(
+    out: Console,
+    release: Release,
+    *,
+    changes: Sequence[Sequence[str]] = (),
+    earlier: Sequence[Earlier] = (),
+    rows: int = ROWS,
+) -> None:
     """A sealed release as its approver must see it: the very rows, size, checks, audit, price."""
     from rich.text import Text
 
@@ -157,6 +183,7 @@ def release_page(out: Console, release: Release, *, changes: Sequence[Sequence[s
             ),
             ("in words", receipt.translation),
             ("bytes", f"SHA-256 {hold.bundle_sha256[:32]}…"),
+            ("made by", hold.author),
             ("approvals", f"{len(hold.approvals)} of {hold.approvals_needed}"),
         ),
     )
@@ -187,6 +214,19 @@ def release_page(out: Console, release: Release, *, changes: Sequence[Sequence[s
         sentences(out, release.audit.get("sentences", ()))
     heading(out, "Not covered")
     sentences(out, receipt.not_covered, mark="✗", style="yellow")
+    if earlier:
+        heading(out, "Beside the earlier releases of this study")
+        cells = [
+            (
+                one.release_id[:8],
+                one.wave,
+                one.state.replace("_", " "),
+                f"{one.rows} → {one.rows_now}",
+                "; ".join([*(f"+ {name}" for name in one.added), *(f"− {name}" for name in one.removed), *one.shifts]),
+            )
+            for one in earlier
+        ]
+        out.print(table(("release", "wave", "state", "rows", "what differs most"), cells, right=("wave",)))
     if changes:
         heading(out, "The plan has changed since")
         out.print(table(("setting", "then", "now"), [[cell or None for cell in row] for row in changes]))
@@ -254,6 +294,31 @@ def budget(out: Console, lines: Sequence[StatementLine], totals: Sequence[Mappin
         if uncovered:
             heading(out, "Not in this total, because no ε covers it")
             sentences(out, uncovered, mark="✗", style="yellow")
+
+
+def curve_page(out: Console, curve: Curve) -> None:
+    """The curve of w as a table, what it is not beside it."""
+    whose = "made-up values" if curve.made_up else f"{curve.n:,} records"
+    heading(out, f"{curve.study}: what a weight w buys, and what it costs", f"{whose}; stays here")
+    rows = [
+        (
+            f"{point.w:.3g}" + (" ← plan" if point.w == curve.planned else ""),
+            f"{point.epsilon:.4g}",
+            f"{point.bound:.1%}",
+            f"{point.hits.value:.1%} ({point.hits.low:.1%} to {point.hits.high:.1%})",
+            f"{point.own_row.value:.1%}",
+            f"{point.distance_auc.value:.2f}",
+            None if point.error is None else f"{point.error:.1%}",
+        )
+        for point in curve.points
+    ]
+    names = ("w", "true ε", "bound", "holder of the flow", "own row", "AUC", "estimates off")
+    out.print(table(names, rows, right=names[1:]))
+    out.print(
+        f"Bound and holder of the flow: patients recognised at 1 % false alarms. Estimates off: median relative error "
+        f"of {len(curve.points[0].errors)} planned terms over {curve.draws} draws."
+    )
+    sentences(out, curve.sentences())
 
 
 def _pages(names: Iterable[str], width: int) -> list[tuple[str, ...]]:

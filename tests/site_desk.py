@@ -9,6 +9,7 @@ import datetime as dt
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -68,6 +69,7 @@ class Hub:
     envelopes: dict[str, Envelope] = field(default_factory=dict)
     anchored: list[dict[str, Any]] = field(default_factory=list)
     sent: list[tuple[Envelope, bytes]] = field(default_factory=list)
+    buried: list[Envelope] = field(default_factory=list)
     accepted: bool = True
     down: bool = False
     allowed: str = ""
@@ -160,6 +162,12 @@ class Hub:
             log_root="ab" * 32,
             accepted_day="2026-01-05",
         )
+
+    def withdraw(self, envelope):
+        self._up()
+        if envelope not in self.buried:
+            self.buried.append(envelope)
+        return SimpleNamespace(log_index=1000 + self.buried.index(envelope))
 
 
 def certificate(name: str, public: Any, signer: Any, issuer: x509.Name | None = None) -> str:

@@ -1063,3 +1063,17 @@ def test_a_hand_made_request_about_another_study_is_refused(hub):
 def test_digests_are_of_the_bytes(hub):
     sealed = hub.seal("north")
     assert sealed.statement.bundle_sha256 == sha256_hex(sealed.path.read_bytes())
+
+
+# -- author and approver --------------------------------------------------------------------------------------------
+def test_the_author_of_a_release_is_not_its_approver_where_the_plan_says_so(tmp_path, plan):
+    apart = dataclasses.replace(plan, floors=dataclasses.replace(plan.floors, author_apart=True))
+    hub = Hub(tmp_path / "hub", apart, "north")
+    with hub.serve(), hub.egress("north") as egress:
+        for author in ("steward", "somebody"):
+            sealed = hub.seal("north", statement_changes={"author": author})
+            refusal = refused(ApprovalRefusal, lambda sealed=sealed: egress.send(sealed.envelope, sealed.path))
+            assert "must not approve it" in refusal.must
+        sealed = hub.seal("north")
+        assert egress.send(sealed.envelope, sealed.path).log_index == 0, "the calendar asked for it"
+    hub.store.close()
