@@ -28,7 +28,7 @@ from shared.canonical import canonical_json, parse_json
 from shared.dictionary import LEVELLED, NUMERIC, Dictionary
 from shared.encoding import Encoder
 from shared.errors import ChecksRefusal, DictionaryRefusal, DifferencingRefusal, SchemaRefusal, SmallN
-from shared.randomness import seeded_rng
+from shared.randomness import secure_rng
 from site_agent.config import Limits
 
 __all__ = ["Check", "CheckReport", "before_draw", "check_release", "tool_versions"]
@@ -246,9 +246,9 @@ def _equal_rows(released: pd.DataFrame, real: pd.DataFrame, dictionary: Dictiona
 
 
 def _as_released(real: pd.DataFrame, dictionary: Dictionary) -> pd.DataFrame:
-    """Real records in the form of a release: same rounding, same types. The seed only fills what decoding drops."""
+    """Real records in the form of a release: same rounding, same types. The draws only fill what decoding drops."""
     encoder = Encoder(dictionary=dictionary)
-    return encoder.decode(encoder.encode(real, seeded_rng(0)))
+    return encoder.decode(encoder.encode(real, secure_rng()))
 
 
 def _codes(table: pd.DataFrame, dictionary: Dictionary) -> np.ndarray[Any, np.dtype[np.int64]]:
