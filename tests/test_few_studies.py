@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy import integrate, stats
+from scipy import stats
 
 from coordinator.few_studies import bayes, exact_interval, henmi_copas
 from coordinator.pooling import pool, pool_many
@@ -23,20 +23,17 @@ ROWS = st.lists(
 
 
 # -- Bayes -----------------------------------------------------------------------------------------------------
-def brute_force(y, v, scale, prior_sd=None):
-    """Posterior mean and sd of mu and mean of tau by two nested adaptive integrals over (mu, tau)."""
-    y, v = np.array(y), np.array(v)
-
-    def joint(mu, tau):
-        prior = math.exp(-0.5 * (tau / scale) ** 2) * (1 if prior_sd is None else math.exp(-0.5 * (mu / prior_sd) ** 2))
-        return prior * float(np.prod(stats.norm.pdf(y, mu, np.sqrt(v + tau**2))))
-
-    def integral(function):
-        return integrate.dblquad(lambda mu, t: function(mu, t) * joint(mu, t), 0, 8 * scale, -9, 9, epsrel=1e-7)[0]
-
-    mass = integral(lambda mu, tau: 1.0)
-    mean = integral(lambda mu, tau: mu) / mass
-    return mean, math.sqrt(integral(lambda mu, tau: mu**2) / mass - mean**2), integral(lambda mu, tau: tau) / mass
+def brute_force(y, v, scale, prior_sd):
+    """Posterior mean and sd of mu, and mean of tau, by the trapezoidal rule on a dense grid of (mu, tau)."""
+    mu, tau = np.linspace(-8, 9, 3401), np.linspace(0, 8 * scale, 1601)[:, None]
+    log = -0.5 * (tau / scale) ** 2 - (0 if prior_sd is None else 0.5 * (mu / prior_sd) ** 2)
+    for yi, vi in zip(y, v, strict=True):
+        log = log - 0.5 * np.log(vi + tau**2) - 0.5 * (yi - mu) ** 2 / (vi + tau**2)
+    mass = np.exp(log - log.max())
+    mass[[0, -1]] /= 2
+    mass /= mass.sum()
+    mean = float((mass * mu).sum())
+    return mean, math.sqrt(float((mass * (mu - mean) ** 2).sum())), float((mass * tau).sum())
 
 
 def test_the_posterior_agrees_with_brute_force_integration():
@@ -83,14 +80,14 @@ def test_wrong_priors_are_refused():
 # -- the exact interval ----------------------------------------------------------------------------------------
 @pytest.mark.parametrize("tau2", [0.0, 0.3])
 def test_the_exact_interval_covers_in_repeated_sampling(tau2):
-    """120 federations of three; at 95 % coverage fewer than 100 hits have a probability of 3e-7."""
+    """60 federations of three; at 95 % coverage fewer than 46 hits have a probability below 1e-6."""
     rng, v = np.random.default_rng(7), np.array([0.01, 0.1, 0.12])
     hits = 0
-    for _ in range(120):
+    for _ in range(60):
         y = 0.3 + rng.normal(0, np.sqrt(v + tau2))
         interval = exact_interval(pool(y, v), rng, draws=1000).interval
         hits += interval.lb <= 0.3 <= interval.ub
-    assert hits >= 100
+    assert hits >= 46
 
 
 def test_the_exact_interval_moves_and_scales_with_the_estimates():
@@ -102,7 +99,7 @@ def test_the_exact_interval_moves_and_scales_with_the_estimates():
 
 def test_the_exact_interval_of_equal_variances_approaches_students_when_sites_differ_strongly():
     # With tau2 far above v the statistic is Student's t with 3 df, whose 95.1 % quantile is 3.21.
-    found = exact_interval(pool([0.0, 10.0, 20.0, 31.0], [0.01] * 4), np.random.default_rng(1), draws=40_000)
+    found = exact_interval(pool([0.0, 10.0, 20.0, 31.0], [0.01] * 4), np.random.default_rng(1), draws=20_000)
     assert found.critical == pytest.approx(stats.t.ppf(0.9755, 3), rel=0.05)
 
 
@@ -115,7 +112,7 @@ def test_one_site_has_no_exact_interval_and_says_why():
 
 
 @given(ROWS)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_intervals_for_few_studies_have_width_or_a_reason(rows):
     result = pool(*zip(*rows, strict=True))
     for interval in (

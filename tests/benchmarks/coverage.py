@@ -1,7 +1,7 @@
 """How often a nominal 95 % interval holds the truth: REML with z, Knapp-Hartung and its ad hoc floor, and others.
 
-Two kinds of federation: hospitals of like size, and one ten times as precise as the others. I2 is the share of
-variance between hospitals. Run by `make soak`, not by `make test`.
+Two kinds of federation: hospitals of like size, and one whose variance is about a tenth of the others'. I2 is the
+share of variance between hospitals. Run by `make soak`, not by `make test`.
 
 python -m tests.benchmarks.coverage
 """
@@ -67,6 +67,8 @@ def main():
             "main_count": len(main_cells),
             "lowest": min(every),
             "highest": max(every),
+            "below": sum(value < LOW for value in every),
+            "count": len(every),
         },
         "REML_z_lowest": min(row["REML_z"] for row in cells.values()),
         "REML_knha_lowest": min(row["REML_knha"] for row in cells.values()),
