@@ -1548,14 +1548,14 @@ def withdraw(
     dry_run: Dry = False,
 ) -> None:
     """Take a release back: stop it here at once, and have the coordinator bury what it has. The charge stays."""
+    from shared.wire import REASONS
     from site_agent import airlock
-    from site_agent.outbox import WITHDRAWAL_REASONS
 
     at = desk(home)
     at.config.approver_key(name)
-    if reason not in WITHDRAWAL_REASONS:
+    if reason not in REASONS:
         raise UsageRefusal(
-            f"--reason must be one of {', '.join(WITHDRAWAL_REASONS)}",
+            f"--reason must be one of {', '.join(REASONS)}",
             given=repr(reason),
             next_step="Say more with --note; it stays here.",
         )
@@ -1853,20 +1853,11 @@ def history(
     json: Json = False,
 ) -> None:
     """The ledger's entries: who did what, when."""
+    from site_agent import airlock
+
     at = desk(home)
-    entries = at.ledger.entries()
-    rows = [
-        {
-            "seq": entry.seq,
-            "time": entry.time,
-            "kind": entry.kind,
-            "release_id": entry.body.get("release_id", ""),
-            "who": entry.body.get("name") or entry.body.get("by") or "agent",
-            "reason": entry.body.get("reason", ""),
-            "hash": entry.hash,
-        }
-        for entry in (entries[-last:] if last else entries)
-    ]
+    entries = airlock.history(at)
+    rows = entries[-last:] if last else entries
 
     def show(out: Console) -> None:
         from shared.terminal import table
@@ -1892,12 +1883,11 @@ def history(
 @app.command()
 def pause(reason: Reason = "", home: Home = None, json: Json = False, dry_run: Dry = False) -> None:
     """Stop at once: nothing is drawn, approved or sent until `site-agent resume`. Works without a network."""
-    from shared.keys import write_private
+    from site_agent import airlock
 
     at = desk(home)
     if not dry_run:
-        stamp = dt.datetime.now(dt.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-        write_private(at.config.pause_file, f"{stamp} {reason}\n".encode())
+        airlock.pause(at, reason)
 
     def show(out: Console) -> None:
         from site_agent import screens
@@ -1913,9 +1903,11 @@ def pause(reason: Reason = "", home: Home = None, json: Json = False, dry_run: D
 @app.command()
 def resume(home: Home = None, json: Json = False, dry_run: Dry = False) -> None:
     """End a pause."""
+    from site_agent import airlock
+
     at = desk(home)
     if not dry_run:
-        at.config.pause_file.unlink(missing_ok=True)
+        airlock.resume(at)
 
     def show(out: Console) -> None:
         from site_agent import screens
@@ -1926,25 +1918,79 @@ def resume(home: Home = None, json: Json = False, dry_run: Dry = False) -> None:
     emit({"site": at.config.site, "paused": at.paused, "dry_run": dry_run}, as_json=json, show=show)
 
 
+@audit_app.command("export")
+def audit_export(
+    study: Study,
+    out: Annotated[Path, typer.Option("--out", file_okay=False, help="A new folder for the record.")],
+    home: Home = None,
+    json: Json = False,
+) -> None:
+    """The study's whole record in a folder that a stranger can check with one small script. No row is in it."""
+    from site_agent.export import export
+
+    answer = export(desk(home), study, out, agent_version=agent_version(), today=today())
+
+    def show(page: Console) -> None:
+        from site_agent import screens
+
+        screens.heading(page, f"Audit record of {study}", f"{answer['files']} files in {out}")
+        screens.settings(
+            page,
+            [
+                ("releases", answer["releases"]),
+                ("ledger", f"{answer['entries']} entries; those of other studies as links only"),
+                ("head", answer["head"]),
+                ("key of this site", answer["fingerprint"]),
+            ],
+        )
+        page.print("No row is in it. The checks hold counts: hand it to people who may see them.")
+        screens.next_step(page, f"python {out / 'verify.py'}", f"open {out / 'summary.html'}")
+
+    emit(answer, as_json=json, show=show)
+
+
+@app.command()
+def page(
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0 takes a free one.")] = 8777,
+    listen: Annotated[str, typer.Option("--listen", help="A loopback address; no other is served.")] = "127.0.0.1",
+    home: Home = None,
+    json: Json = False,
+    dry_run: Dry = False,
+) -> None:
+    """The airlock in a browser on this machine: read, approve, reject, see the budget, pause. Ctrl-C ends it."""
+    from site_agent.page import LOOPBACK, serve
+
+    place = desk(home).home
+    desk(place).ledger.entries()
+    if dry_run:
+        if listen not in LOOPBACK:
+            raise UsageRefusal("the page must be served to this machine only", given=repr(listen))
+        emit(
+            {"listen": listen, "port": port, "dry_run": True}, as_json=json, show=lambda out: out.print("Would serve.")
+        )
+        return
+
+    def announce(address: str, password: str) -> None:
+        def show(out: Console) -> None:
+            from site_agent import screens
+
+            screens.settings(out, [("open", address), ("password", password)])
+            out.print("It works once. Nobody but you should see this terminal. Ctrl-C ends the page.")
+
+        emit({"address": address, "password": password}, as_json=json, show=show)
+        sys.stdout.flush()
+
+    serve(lambda: desk(place), listen=listen, port=port, agent_version=agent_version(), today=today, announce=announce)
+
+
 @app.command("audit-verify", hidden=True)  # its name before `audit` had verbs
 @audit_app.command("verify")
 @ledger_app.command("verify")
 def audit_verify(home: Home = None, json: Json = False) -> None:
     """Verify every entry, signature, sealed bundle and plan approval of this site."""
-    at = desk(home)
-    entries = at.ledger.verify()
-    bundles = 0
-    deleted = at.ledger.deleted()
-    for hold in at.outbox.list():
-        if hold.release_id not in deleted:
-            at.outbox.bundle(hold.release_id)
-            bundles += 1
-    approvals = 0
-    for study in at.plans.studies():
-        for version in range(1, at.plans.highest(study) + 1):
-            approvals += at.plans.approval(study, version) is not None
-    head = at.ledger.entries()[-1].hash
-    answer = {"entries": entries, "bundles": bundles, "plan_approvals": approvals, "head": head, "ok": True}
+    from site_agent import airlock
+
+    answer = airlock.verify(desk(home))
 
     def show(out: Console) -> None:
         from shared.terminal import Check, checklist
@@ -1954,10 +2000,10 @@ def audit_verify(home: Home = None, json: Json = False) -> None:
         checklist(
             out,
             [
-                Check(name="ledger", detail=f"{entries} entries, each chained and signed"),
-                Check(name="sealed bundles", detail=f"{bundles}, each the bytes that were sealed"),
-                Check(name="plan approvals", detail=f"{approvals}, each signed by its approver"),
-                Check(name="head", detail=head),
+                Check(name="ledger", detail=f"{answer['entries']} entries, each chained and signed"),
+                Check(name="sealed bundles", detail=f"{answer['bundles']}, each the bytes that were sealed"),
+                Check(name="plan approvals", detail=f"{answer['plan_approvals']}, each signed by its approver"),
+                Check(name="head", detail=answer["head"]),
             ],
         )
 

@@ -8,11 +8,12 @@ and never sends other bytes than those the envelope names.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -64,6 +65,29 @@ SLOWEST = 64_000
 LONGEST = 3600.0
 T = TypeVar("T")
 _log = logging.getLogger("tributary.egress")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Pieces:
+    """A file as it was when it was hashed: the whole, and each `CHUNK_BYTES` of it."""
+
+    digest: str
+    total: int
+    digests: list[bytes]
+
+
+def _pieces(path: Path) -> _Pieces:
+    """Read a file once, piece by piece, so that a bundle of any size takes little memory. Raises: StorageRefusal."""
+    whole, digests, total = sha256(), [], 0
+    try:
+        with path.open("rb") as file:
+            while data := file.read(CHUNK_BYTES):
+                whole.update(data)
+                digests.append(sha256(data).digest())
+                total += len(data)
+    except OSError as error:
+        raise StorageRefusal("the sealed bundle must be readable", given=error.strerror or "an error") from None
+    return _Pieces(digest=whole.hexdigest(), total=total, digests=digests)
 
 
 def new_tls_identity(site: str) -> tuple[str, str]:
@@ -325,12 +349,8 @@ class Egress:
                 given="one signature",
                 next_step="Approve it.",
             )
-        try:
-            with bundle.open("rb") as file:
-                digest = hashlib.file_digest(file, "sha256").hexdigest()
-                total = file.tell()
-        except OSError as error:
-            raise StorageRefusal("the sealed bundle must be readable", given=error.strerror or "an error") from None
+        pieces = _pieces(bundle)
+        digest, total = pieces.digest, pieces.total
         if (digest, total) != (statement.bundle_sha256, statement.bundle_bytes):
             raise IntegrityRefusal(
                 "the sealed bundle must be the one that was approved",
@@ -338,7 +358,7 @@ class Egress:
                 next_step="Restore the sealed folder; it is never made again.",
             )
         told = progress or (lambda sent, whole: None)
-        acceptance: Acceptance = self._retried(lambda: self._deliver(envelope, bundle, digest, total, told))
+        acceptance: Acceptance = self._retried(lambda: self._deliver(envelope, bundle, pieces, told))
         for name in ("study", "wave", "site", "release_id", "bundle_sha256"):
             if getattr(acceptance, name) != getattr(statement, name):
                 raise IntegrityRefusal(f"the acceptance must name this release's {name}", given="another")
@@ -348,9 +368,11 @@ class Egress:
         return acceptance
 
     def _deliver(
-        self, envelope: Envelope, bundle: Path, digest: str, total: int, told: Callable[[int, int], None]
+        self, envelope: Envelope, bundle: Path, pieces: _Pieces, told: Callable[[int, int], None]
     ) -> Acceptance:
-        """One attempt: offer, then send what is missing."""
+        """One attempt: offer, then send what is missing, each piece only if it is the one that was hashed."""
+        digest, total = pieces.digest, pieces.total
+        changed: list[int] = []
         reach("egress.before_offer")
         offered: Offered = self._ask("Offer", SignedDocument(envelope=envelope.to_bytes()))
         reach("egress.after_offer")
@@ -361,18 +383,31 @@ class Egress:
         told(offered.offset, total)
 
         def chunks() -> Iterator[Chunk]:
-            # A whole file on the other side still needs one chunk, to say which bundle it is about.
-            place = min(offered.offset, total - 1)
+            # A whole file on the other side still needs one chunk, to say which bundle it is about. From the start of
+            # a piece: what is sent twice is at most one of them.
+            place = min(offered.offset, total - 1) // CHUNK_BYTES * CHUNK_BYTES
             with bundle.open("rb") as file:
                 file.seek(place)
                 while data := file.read(CHUNK_BYTES):
+                    if pieces.digests[place // CHUNK_BYTES : place // CHUNK_BYTES + 1] != [sha256(data).digest()]:
+                        changed.append(place)
+                        return
                     yield Chunk(bundle_sha256=digest, offset=place, data=data)
                     reach("egress.chunk")
                     place += len(data)
                     told(place, total)
 
         timeout = min(max(self._timeout, (total - offered.offset) / SLOWEST), LONGEST)
-        acceptance: Acceptance = self._client.call("Upload", chunks(), timeout=timeout)
+        try:
+            acceptance: Acceptance = self._client.call("Upload", chunks(), timeout=timeout)
+        except Refusal:
+            if changed:
+                raise StorageRefusal(
+                    "the sealed bundle must not change while it is sent",
+                    given="other bytes than those that were approved; they were not sent",
+                    next_step="Restore the sealed folder; it is never made again.",
+                ) from None
+            raise
         reach("egress.after_upload")
         return acceptance
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "budget",
+    "cell",
     "curve_page",
     "heading",
     "next_step",
@@ -100,6 +101,10 @@ def plan_page(out: Console, page: Mapping[str, Any]) -> None:
     """Everything a steward agrees to, on one page."""
     state = f"approved by {page['approved_by']}" if page["approved_by"] else "not approved here"
     heading(out, f"{page['study']}: {page['title']}", f"version {page['version']} · {state}")
+    if page["changes"]:
+        heading(out, "Changed since the version that was approved here")
+        out.print(table(("setting", "before", "now"), [[item or None for item in row] for row in page["changes"]]))
+        out.print()
     out.print(page["purpose"])
     out.print()
     settings(
@@ -153,9 +158,6 @@ def plan_page(out: Console, page: Mapping[str, Any]) -> None:
     if any(floors[name] > getattr(usual, name) for name in audited):
         wide = ", ".join(f"{getattr(usual, name):g}" for name in audited)
         note(out, f"The limits of the attack audit are wider than usual ({wide}).")
-    if page["changes"]:
-        heading(out, "Changed since the version that was approved here")
-        out.print(table(("setting", "before", "now"), [[cell or None for cell in row] for row in page["changes"]]))
 
 
 def release_page(
@@ -194,7 +196,7 @@ def release_page(
     )
     for part in _pages(release.table.columns, out.width):
         shown = release.table[list(part)].head(rows)
-        out.print(table(part, [[_cell(v) for v in row] for row in shown.itertuples(index=False)]))
+        out.print(table(part, [[cell(v) for v in row] for row in shown.itertuples(index=False)]))
     heading(out, "Checks", "stay here")
     marks = {"passed": ("✓", "green"), "warning": ("!", "yellow"), "failed": ("✗", "bold red")}
     lines = [
@@ -229,7 +231,7 @@ def release_page(
         out.print(table(("release", "wave", "state", "rows", "what differs most"), cells, right=("wave",)))
     if changes:
         heading(out, "The plan has changed since")
-        out.print(table(("setting", "then", "now"), [[cell or None for cell in row] for row in changes]))
+        out.print(table(("setting", "then", "now"), [[item or None for item in row] for row in changes]))
 
 
 def outbox(out: Console, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -336,7 +338,8 @@ def _pages(names: Iterable[str], width: int) -> list[tuple[str, ...]]:
     return [*pages, tuple(now)] if now else pages
 
 
-def _cell(value: Any) -> Any:
+def cell(value: Any) -> Any:
+    """A value of a released table as people read it; None where it is missing."""
     if value is None or str(value) in ("<NA>", "nan"):
         return None
     return f"{value:.6g}" if isinstance(value, float) else value

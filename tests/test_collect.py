@@ -542,12 +542,33 @@ def test_a_delivery_that_was_cut_goes_on_from_there_with_the_same_bytes(hub):
     assert hub.store.verify_log() == 1
 
 
+def test_bytes_that_change_while_they_are_sent_do_not_leave(hub):
+    sealed = hub.seal("north", table=small_table(200_000))
+    approved = sealed.path.read_bytes()
+    planted = b"CANARY-of-a-record" * 1000
+
+    def swap(sent: int, total: int) -> None:
+        with sealed.path.open("r+b") as file:  # the same file, so that an open handle sees it as well
+            file.seek(4 * CHUNK_BYTES)
+            file.write(planted)
+
+    with hub.egress("north") as egress:
+        assert "not sent" in refused(StorageRefusal, lambda: egress.send(sealed.envelope, sealed.path, swap)).given
+    left = b"".join(path.read_bytes() for path in (hub.home / "staging").iterdir())
+    assert b"CANARY" not in left
+    sealed.path.write_bytes(approved)
+    with hub.egress("north") as egress:
+        egress.send(sealed.envelope, sealed.path)
+    assert hub.store.verify_log() == 1
+
+
 @pytest.mark.parametrize("excess", [None, 0, 9])
 def test_a_staged_half_that_a_power_cut_has_damaged_is_sent_anew(hub, excess):
     """The site sends from where the coordinator says; when the whole is wrong, it sends the whole again."""
-    sealed = hub.seal("north")
+    sealed = hub.seal("north", table=small_table(100_000))
+    assert sealed.statement.bundle_bytes > 2 * CHUNK_BYTES, "what is staged must reach beyond the first piece"
     part = hub.home / "staging" / f"north.{sealed.statement.bundle_sha256}.part"
-    part.write_bytes(bytes(300 if excess is None else sealed.statement.bundle_bytes + excess))
+    part.write_bytes(bytes(CHUNK_BYTES + 300 if excess is None else sealed.statement.bundle_bytes + excess))
     with hub.egress("north", sleep=lambda seconds: None) as egress:
         egress.send(sealed.envelope, sealed.path)
     assert hub.contents() == {f"bundles/{sealed.statement.bundle_sha256}.zip"}

@@ -436,9 +436,7 @@ def test_a_snapshot_taken_at_the_anchor_and_put_back_after_the_run_does_not_draw
 # -- the calendar -------------------------------------------------------------------------------------------------
 def year(plan, **other):
     """A wave a month, open for its first twenty days."""
-    calendar = tuple(
-        Wave(number=k, opens=dt.date(2026, k, 1), closes=dt.date(2026, k, 20)) for k in range(1, 13)
-    )
+    calendar = tuple(Wave(number=k, opens=dt.date(2026, k, 1), closes=dt.date(2026, k, 20)) for k in range(1, 13))
     return replace(plan, waves=calendar, budget=Budget(epsilon=1e9), **other)
 
 
