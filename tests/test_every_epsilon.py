@@ -276,6 +276,25 @@ def test_a_cap_is_held_against_the_same_number(given_flow, tmp_path, monkeypatch
     assert [entry.kind for entry in site.ledger.entries()] == ["genesis"]
 
 
+def test_a_burnt_charge_still_counts_against_the_cap(tmp_path):
+    ledger = make_site(tmp_path / "home").ledger
+    event = planned_event(extremes(), 2)
+    two = privacy.epsilon_from_rdp(2 * privacy.rdp(event), DELTA)
+    charge = {"study": "extremes", "plan_hash": "0" * 64, "event": event.to_canonical(), "delta": DELTA}
+    hold = ledger.reserve(**charge, wave=1, release_id="a", cap_epsilon=two * 0.99)
+    ledger.burn(hold, "a wasted draw")
+    with pytest.raises(BudgetRefusal):
+        ledger.reserve(**charge, wave=1, release_id="b", cap_epsilon=two * 0.99)
+    ledger.reserve(**charge, wave=1, release_id="c", cap_epsilon=two * 1.01)
+
+
+def test_the_receipt_says_who_is_protected_against_what(released):
+    _, receipt = released
+    assert (receipt.neighbours, receipt.unit, receipt.contributions) == ("replace_one", "patient", 1)
+    assert receipt.model == "local"
+    assert receipt.delta < 1 / (10 * receipt.n)
+
+
 # -- nowhere else in the source -----------------------------------------------------------------------------------
 def production() -> list[tuple[str, ast.Module]]:
     return [

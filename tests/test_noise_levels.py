@@ -222,3 +222,12 @@ def test_a_source_is_a_noise_and_nothing_else_has_its_samplers():
         "lattice_laplace",
         "lattice_laplace_steps",
     }
+
+
+@pytest.mark.parametrize("w", [0.0, 0.02, 0.5, 0.9])
+def test_what_comes_out_of_the_mechanism_lies_on_the_grid_whatever_went_in(w):
+    """A latent's own low bits are gone: with noise on the grid they would stand in the release untouched."""
+    m = LatentNoise(flow=Identity(d=3), w=w, radius=2.0)
+    x = np.random.default_rng(57).normal(size=(500, 3)) / 3
+    steps = m.release(x, seeded_rng(58)) / grid_for(m.event.sigma)
+    np.testing.assert_array_equal(steps, np.round(steps))
