@@ -51,13 +51,14 @@ from shared.errors import (
 from shared.failpoints import reach
 from shared.keys import Envelope, write_private
 from shared.plan import StudyPlan
-from shared.release import STATEMENT_TYPE, Receipt, Statement, read_bundle
+from shared.release import AGENT, STATEMENT_TYPE, Receipt, Statement, read_bundle
 from shared.transport import Call, Handler, Server
 from shared.wire import (
     ANCHOR_TYPE,
     COLLECTION,
     ENROLMENT_TYPE,
     SERVICE,
+    WITHDRAWAL_TYPE,
     Acceptance,
     AnchorHead,
     AnchorReceipt,
@@ -67,8 +68,12 @@ from shared.wire import (
     EnrolRequest,
     Holdings,
     Offered,
+    Reply,
     SignedDocument,
     StudyRequest,
+    Withdrawal,
+    Withdrawn,
+    countersigned,
 )
 
 __all__ = ["CollectionService", "Coordinator", "serve"]
@@ -126,6 +131,7 @@ class CollectionService:
             "Offer": self.offer,
             "Upload": self.upload,
             "Status": self.status,
+            "Withdraw": self.withdraw,
         }
 
     # -- joining ------------------------------------------------------------------------------------------------
@@ -183,17 +189,60 @@ class CollectionService:
         reach("ingest.before_anchor")
         receipt = self._store.add_anchor(head, envelope)
         reach("ingest.after_anchor")
-        return receipt
+        return self._signed_for(site, receipt)
 
     def status(self, call: Call, request: StudyRequest) -> Holdings:
-        """What is held of the calling site."""
+        """What is held of the calling site, each with the site's own signature, so that it need not be believed."""
         site = self._site(call)
         self._invited(site, request.study)
+        anchored, envelope, reanchored = self._store.witnessed(site.site)
         return Holdings(
             holdings=self._store.holdings(request.study, site.site),
-            anchored=self._store.anchor(site.site),
-            reanchored=self._store.reanchored(site.site),
+            anchored=None if anchored is None else self._signed_for(site, anchored),
+            reanchored=reanchored,
+            anchor=envelope,
+            reminders=self._store.reminders(request.study, site.site),
         )
+
+    def _signed_for(self, site: Site, reply: Reply) -> Reply:
+        return countersigned(reply, self._authority.witness, site.site)
+
+    # -- withdrawal ---------------------------------------------------------------------------------------------
+    def withdraw(self, call: Call, request: SignedDocument) -> Withdrawn:
+        """Take a release back for its site: hidden first and for good, its bytes deleted after that.
+
+        Raises: SignatureRefusal, ApprovalRefusal, ReplayRefusal, StateRefusal.
+        """
+        site = self._site(call)
+        envelope = _envelope(request.envelope)
+        asked = Withdrawal.from_bytes(envelope.require(WITHDRAWAL_TYPE, {site.release_key.key_id: site.release_key}))
+        call.digest = asked.bundle_sha256
+        if asked.site != site.site:
+            raise ReplayRefusal("a withdrawal must be of the calling site's release", given="another site's")
+        if not envelope.verified_by({key.key_id: key for key in site.approvers.values()}):
+            raise ApprovalRefusal(
+                "a withdrawal must be signed by an approver of the site",
+                given="the agent's signature only",
+                next_step="Sign it with a key that was named when the site joined.",
+            )
+        part = self._part(site, asked.bundle_sha256)
+        with self._turn(part):  # no upload of the same bytes ends in between
+            reach("withdraw.before_commit")
+            stone = self._store.withdraw(withdrawal=asked, envelope=envelope, today=self._today())
+            reach("withdraw.after_commit")
+            self._delete(asked.bundle_sha256)
+            reach("withdraw.deleted")
+        return self._signed_for(site, stone.withdrawn)
+
+    def _delete(self, digest: str) -> None:
+        """Remove the bytes of a withdrawn release from everywhere, flushed."""
+        for folder in (self._bundles, self._quarantine):
+            path = folder / f"{digest}.zip"
+            if path.exists():
+                path.unlink()
+                _flush_folder(folder)
+        for path in [*self._staging.glob(f"*.{digest}.part"), *self._staging.glob(f"*.{digest}.json")]:
+            path.unlink(missing_ok=True)
 
     # -- offer --------------------------------------------------------------------------------------------------
     def offer(self, call: Call, request: SignedDocument) -> Offered:
@@ -208,14 +257,14 @@ class CollectionService:
         call.digest = statement.bundle_sha256
         known = self._answered(site, statement)
         if known is not None:
-            return Offered(acceptance=known)
+            return Offered(acceptance=self._signed_for(site, known))
         self._planned(site, statement, envelope)
         part = self._part(site, statement.bundle_sha256)
         with self._turn(part):
             # Another delivery of the same bytes may have ended while this one was being checked.
             known = self._answered(site, statement)
             if known is not None:
-                return Offered(acceptance=known)
+                return Offered(acceptance=self._signed_for(site, known))
             reach("ingest.before_staging")
             self._make_room(site, part, statement.bundle_bytes)
             write_private(part.with_suffix(".json"), envelope.to_bytes())
@@ -264,7 +313,16 @@ class CollectionService:
         if self._today() + dt.timedelta(days=1) < wave.opens:  # a site's clock and zone may be a day ahead
             raise PlanRefusal("a wave must be open", given=f"wave {wave.number}, which opens on {wave.opens}")
         approvers = {key.key_id: key for key in site.approvers.values()}
-        approved = len(envelope.verified_by(approvers))
+        signers = envelope.verified_by(approvers)
+        approved = len(signers)
+        if newest.floors.author_apart and statement.author != AGENT:
+            author = site.approvers.get(statement.author)
+            if author is None or author.key_id in signers:
+                raise ApprovalRefusal(
+                    "whoever had the release made must be an approver of the site and must not approve it",
+                    given=f"author {statement.author!r}",
+                    next_step="Another approver of the site decides.",
+                )
         if approved < newest.floors.approvals:
             raise ApprovalRefusal(
                 f"a release must be signed by {newest.floors.approvals} approver(s) of the site",
@@ -305,16 +363,16 @@ class CollectionService:
             statement = self._signed(site, envelope)
             known = self._answered(site, statement)
             if known is not None:
-                return known
+                return self._signed_for(site, known)
             plan = self._planned(site, statement, envelope)
             self._receive(part, statement, first, chunks)
-            return self._ingest(part, statement, envelope, plan)
+            return self._signed_for(site, self._ingest(part, statement, envelope, plan))
 
     def _settled(self, site: Site, digest: str) -> Acceptance:
         """The answer for bytes that are no longer staged, because another call has brought them to an end."""
         release = self._store.by_bundle(digest)
-        if release is not None and release.site == site.site:
-            return release.acceptance
+        if release is not None and release.site == site.site and not release.withdrawn:
+            return self._signed_for(site, release.acceptance)
         for apart in self._store.quarantined(bundle_sha256=digest):
             if apart.site == site.site:
                 raise apart.refusal
@@ -439,6 +497,10 @@ class CollectionService:
         A bundle that no transaction names was never acknowledged: it goes back to staging when its offer is there,
         else it is deleted. What is staged for a release that is settled is deleted.
         """
+        gone = {stone.bundle_sha256 for stone in self._store.withdrawals()}
+        for folder in (self._bundles, self._quarantine):
+            for digest in sorted(gone & {path.stem for path in folder.glob("*.zip")}):
+                self._delete(digest)
         offers = {path.stem.split(".", 1)[1]: path for path in self._staging.glob("*.*.json")}
         moved = 0
         for folder in (self._bundles, self._quarantine):
@@ -584,12 +646,24 @@ def serve(home: Path, address: str, *, ready: Callable[[int], None] = lambda por
         settings: as of `Coordinator`.
     """
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    ended = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: ended.set())
-    coordinator = Coordinator(home, address, **settings)
+    stopping = {signal.SIGTERM, signal.SIGINT}
+    # Read from a pipe that the signal writes to. A handler alone is not enough: when it is noted just before the main
+    # thread goes to sleep on a lock, it runs only at the next signal, and the server would not end.
+    told, tell = os.pipe()
+    os.set_blocking(tell, False)
+    earlier = {number: signal.signal(number, lambda *_: None) for number in stopping}
+    before = signal.set_wakeup_fd(tell)
     try:
-        ready(coordinator.port)
-        ended.wait()
+        coordinator = Coordinator(home, address, **settings)
+        try:
+            ready(coordinator.port)
+            while os.read(told, 1)[0] not in stopping:
+                pass
+        finally:
+            coordinator.stop()
     finally:
-        coordinator.stop()
+        signal.set_wakeup_fd(before)
+        for number, handler in earlier.items():
+            signal.signal(number, handler)
+        os.close(told)
+        os.close(tell)

@@ -53,7 +53,9 @@ title = "One line that says what the study is"
 purpose = "What the releases are for, in words a data steward can hold against the ethics approval."
 coordinator = "@COORDINATOR@"    # the only recipient (name in coordinator.toml)
 expires = @EXPIRES@             # sites refuse to act on the plan after this day
-posture = "local"                # each site fits its flow on the records it releases; ε does not cover that fit
+# Which records the flow may be fitted on. local: on the released ones, and ε does not cover that fit; holdout: on
+# persons who are then never released; public: on none; private: on all, by training with noise (needs [private]).
+posture = "local"
 # By this rule the number of rows is public. Write it so that a site can apply it without judgement.
 eligibility = "Everyone admitted with a first event between two dates, aged 18 or over."
 row_download = false             # may analysts download the released rows?
@@ -293,6 +295,8 @@ def _price(plan: StudyPlan) -> list[Check]:
     lines.append(Check(name="delta", detail=f"{plan.budget.delta:g}, for sites of fewer than {fewer} persons"))
     if price.waves[-1].total > MEANINGFUL:
         fix = f"Lower release.w (ε 8 for one wave: w ≈ {price.w_for_8:.2g}), or say in the purpose why not."
+        if plan.private is not None:
+            fix = "Raise private.noise_multiplier, lower its rate or steps, or lower release.w or release.epsilon."
         detail = f"ε {price.waves[-1].total:.4g} in total is not a meaningful formal guarantee"
         lines.append(Check(name="guarantee", state="warn", detail=detail, fix=fix))
     return lines
@@ -342,9 +346,11 @@ class Cost:
         radius: norm to which latents are clipped.
         delta: δ of every ε here.
         cap: the plan's budget.
-        epsilon: exact ε of one wave alone.
-        paper: the ε the paper's Theorem 2 gives for one wave; looser, never used for charging.
-        w_for_8: the w at which one wave costs ε = 8.
+        posture: what may be fitted on which records.
+        epsilon: exact ε of one wave alone, training included.
+        rows: exact ε of the noise on the rows alone; less than `epsilon` under posture ``private`` only.
+        paper: the ε the paper's Theorem 2 gives for the rows; looser, never used for charging.
+        w_for_8: the w at which the rows of one wave cost ε = 8.
         waves: composed totals, wave by wave.
         last_affordable: number of the last wave the budget affords; 0 for none, `MANY` for practically all.
         translation: one wave in plain words.
@@ -355,9 +361,11 @@ class Cost:
     d: int
     w: float
     radius: float
+    posture: str
     delta: float
     cap: float
     epsilon: float
+    rows: float
     paper: float
     w_for_8: float
     waves: tuple[WaveCost, ...]
@@ -376,13 +384,12 @@ def cost(plan: StudyPlan, *, waves: int | None = None, persons: int | None = Non
     """
     from shared import privacy
     from shared.encoding import Encoder
-    from shared.mechanisms.latent_noise import default_radius
-    from shared.release import planned_event
+    from shared.release import in_words, mechanism, planned_event
 
     count = len(plan.waves) if waves is None else waves
     if not 1 <= count <= 10_000:
         raise ParameterError("waves must be in 1..10000", given=f"{count}")
-    delta, cap, w = plan.budget.delta, plan.budget.epsilon, plan.release.w
+    delta, cap = plan.budget.delta, plan.budget.epsilon
     if persons is not None:
         if persons < 1:
             raise ParameterError("persons must be positive", given=f"{persons}")
@@ -393,27 +400,28 @@ def cost(plan: StudyPlan, *, waves: int | None = None, persons: int | None = Non
                 next_step=f"Set budget.delta below {1 / (10 * persons):.1g}.",
             )
     d = Encoder(dictionary=plan.dictionary).d
-    radius = plan.release.radius if plan.release.radius is not None else default_radius(d)
-    event = planned_event(plan, d)
+    noise, event = mechanism(plan), planned_event(plan, d)
     curve = privacy.rdp(event)
     totals = [privacy.epsilon_from_rdp(number * curve, delta) for number in range(1, count + 1)]
     return Cost(
         study=plan.study,
         version=plan.version,
         d=d,
-        w=w,
-        radius=radius,
+        w=noise.w,
+        radius=noise.radius,
+        posture=plan.posture,
         delta=delta,
         cap=cap,
         epsilon=privacy.epsilon(event, delta),
-        paper=privacy.theorem2_epsilon(w=w, C=2 * radius, delta=delta),
-        w_for_8=privacy.w_for_epsilon(8.0, delta, radius),
+        rows=privacy.epsilon(noise.event, delta),
+        paper=privacy.theorem2_epsilon(w=noise.w, C=2 * noise.radius, delta=delta),
+        w_for_8=privacy.w_for_epsilon(8.0, delta, noise.radius),
         waves=tuple(
             WaveCost(number=number, total=total, left=cap - total, affordable=total <= cap)
             for number, total in enumerate(totals, start=1)
         ),
         last_affordable=_last_affordable(curve, delta, cap),
-        translation=privacy.translate(event),
+        translation=in_words(plan, event),
     )
 
 

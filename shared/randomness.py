@@ -244,6 +244,24 @@ class Noise:
             for number in range(count)
         ]
 
+    # -- sampling ------------------------------------------------------------------------------------------
+    def chosen(self, rate: float, count: int) -> NDArray[np.bool_]:
+        """Which of `count` persons enter a Poisson sample: each on its own, with probability `rate`.
+
+        From the keystream, because amplification by sampling holds only while nobody can tell who was drawn. The
+        probability is `rate` cut to a multiple of 2⁻⁶⁴: never above it.
+        Raises: ParameterError, if the rate is outside [0, 1].
+
+        >>> int(seeded_rng(1).chosen(1.0, 5).sum())
+        5
+        """
+        if not 0 <= rate <= 1:
+            raise ParameterError("a sampling rate must be in [0, 1]", given=repr(rate))
+        threshold = math.floor(Fraction(rate) * 2**64)
+        if threshold == 2**64:
+            return np.ones(count, dtype=bool)
+        return np.asarray(self._words(count) < np.uint64(threshold))
+
     # -- noise ---------------------------------------------------------------------------------------------
     def lattice_gaussian(self, sigma: float, shape: Shape, grid: float) -> Floats:
         r"""Exactly sampled rounded Gaussian noise: grid · round(σN / grid), N exactly standard normal.

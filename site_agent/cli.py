@@ -13,7 +13,7 @@ from __future__ import annotations
 import datetime as dt
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -27,9 +27,7 @@ from shared.errors import (
     BudgetRefusal,
     CertificateRefusal,
     IntegrityRefusal,
-    NetworkRefusal,
     PausedRefusal,
-    PlanChanged,
     Refusal,
     StateRefusal,
     UsageRefusal,
@@ -43,12 +41,12 @@ if TYPE_CHECKING:
     from shared.plan import StudyPlan
     from site_agent.config import Config
     from site_agent.egress import Egress
-    from site_agent.ledger import Ledger
+    from site_agent.ledger import Hold, Ledger
     from site_agent.outbox import Outbox
-    from site_agent.pipeline import Progress, Site
+    from site_agent.pipeline import Progress, Release, Site
     from site_agent.plans import Plans
 
-__all__ = ["agent_version", "app", "main"]
+__all__ = ["Desk", "agent_version", "app", "desk", "main", "plan_changes", "plan_facts", "today"]
 
 TODAY_VARIABLE = "TRIBUTARY_TODAY"
 PASSPHRASE_VARIABLE = "TRIBUTARY_PASSPHRASE"
@@ -60,10 +58,12 @@ data_app = application("The study's table: where it lies, and which column is wh
 plan_app = application("The study plan: what leaves, how often, to whom, at which price.")
 outbox_app = application("Sealed releases that wait for a person.")
 ledger_app = application("The book of charges: is it whole, and what to do when it was put back.")
+audit_app = application("The whole record of this site: is it true, and a copy that a stranger can check.")
 app.add_typer(data_app, name="data")
 app.add_typer(plan_app, name="plan")
 app.add_typer(outbox_app, name="outbox")
 app.add_typer(ledger_app, name="ledger")
+app.add_typer(audit_app, name="audit")
 
 Home = Annotated[Path | None, typer.Option("--home", help="The site's folder; TRIBUTARY_SITE_HOME, or ./site-home.")]
 Json = Annotated[bool, typer.Option("--json", help="Answer as JSON.")]
@@ -159,19 +159,27 @@ class Desk:
             raise StateRefusal("this site must have joined", given="no certificate", next_step="Run site-agent join.")
         return door(self.config)
 
-    def approver(self, name: str) -> SigningKey:
-        """An approver's key, opened with the passphrase."""
+    def approver(self, name: str, *, beside: Iterable[str] = ()) -> SigningKey:
+        """An approver's key, opened with the passphrase.
+
+        Args:
+            beside: people who must be somebody else: one shared variable must not open a second person's key.
+        """
         from shared.keys import SigningKey
 
         path = self.config.approver_key(name)
-        return SigningKey.load(path, passphrase(name))
+        return SigningKey.load(path, passphrase(name, beside=beside))
 
-    def release_id(self, prefix: str) -> str:
-        """The one release whose id starts with `prefix`. Raises: StateRefusal."""
-        found = [hold.release_id for hold in self.outbox.list() if hold.release_id.startswith(prefix)]
+    def release_id(self, prefix: str, *, sealed: bool = True) -> str:
+        """The one release whose id starts with `prefix`; a mere reservation only where `sealed` is false.
+
+        Raises: StateRefusal.
+        """
+        holds = self.outbox.list() if sealed else self.ledger.holds()
+        found = [hold.release_id for hold in holds if hold.release_id.startswith(prefix)]
         if len(found) != 1:
             raise StateRefusal(
-                "an id must name one sealed release",
+                f"an id must name one {'sealed release' if sealed else 'release or reservation'}",
                 given=f"{len(found)} that start with {prefix!r}",
                 next_step="See site-agent outbox list.",
             )
@@ -197,9 +205,16 @@ class Desk:
 
 def door(config: Config) -> Egress:
     """The connection of a site that has joined."""
-    from site_agent.egress import Egress
+    from shared.keys import PublicKey
+    from site_agent.egress import Egress, Witness
 
+    pinned = config.ca.with_name("witness.pub")
+    witness = None
+    if pinned.exists():
+        key = PublicKey(pinned.read_text().strip())
+        witness = Witness(key, config.site, config.home / "acknowledged.jsonl")
     return Egress(
+        witness=witness,
         address=config.address,
         server_name=config.server_name,
         ca_pem=config.ca.read_text(),
@@ -226,16 +241,35 @@ def today() -> dt.date:
         raise UsageRefusal(f"{TODAY_VARIABLE} must be an ISO date", given=repr(given)) from None
 
 
-def passphrase(name: str, *, new: bool = False) -> str:
-    """An approver's passphrase: from the environment, or asked for on the terminal without an echo."""
+def passphrase(name: str, *, new: bool = False, beside: Iterable[str] = ()) -> str:
+    """An approver's passphrase: from the environment, or asked for on the terminal without an echo.
+
+    ``TRIBUTARY_PASSPHRASE_DR_LIND`` is dr-lind's own variable. ``TRIBUTARY_PASSPHRASE`` opens anybody's key, and
+    therefore not a second person's where two different people must act: whoever knows it would be both.
+
+    Args:
+        beside: the other people who have acted on the same release.
+    Raises: UsageRefusal; ApprovalRefusal.
+    """
+    own = f"{PASSPHRASE_VARIABLE}_{name.upper().replace('-', '_')}"
+    given = os.environ.get(own)
+    if given is not None:
+        return given
     given = os.environ.get(PASSPHRASE_VARIABLE)
+    others = sorted({other for other in beside if other != name})
+    if given is not None and others:
+        raise ApprovalRefusal(
+            "two different people must act, each with a passphrase of their own",
+            given=f"one shared {PASSPHRASE_VARIABLE} for {name} and {', '.join(others)}",
+            next_step=f"Unset it and let {name} type the passphrase, or set {own} for this one command.",
+        )
     if given is not None:
         return given
     if not sys.stdin.isatty():
         raise UsageRefusal(
             f"the passphrase of {name} must be given",
             given="no terminal to ask on",
-            next_step=f"Run it on a terminal, or set {PASSPHRASE_VARIABLE} for this one command.",
+            next_step=f"Run it on a terminal, or set {own} for this one command.",
         )
     return str(typer.prompt(f"Passphrase of {name}", hide_input=True, confirmation_prompt=new, err=True))
 
@@ -313,6 +347,7 @@ def init(
         if not config.snapshot_key.exists():
             write_private(config.snapshot_key, secrets.token_bytes(32))
         write_private(config.ca, invited.ca_pem.encode())
+        write_private(config.ca.with_name("witness.pub"), f"{invited.witness.hex}\n".encode())
         write_private(config.invitation, invited.to_bytes())
         Ledger.create(config.ledger, key, site=config.site)
         settings(approvers).save()
@@ -492,6 +527,10 @@ def status(home: Home = None, json: Json = False) -> None:
             steps.append(f"site-agent release {study} --wave {row['due'][0]}")
     waiting = [h for h in at.outbox.list() if h.state in ("held", "sent_back", "approved")]
     steps = [*(f"site-agent outbox show {h.release_id[:8]}" for h in waiting), *steps]
+    for h in at.outbox.list():
+        if h.left and h.withdrawal is not None and not h.withdrawal.settled:
+            again = f"--as {h.withdrawal.name} --reason {h.withdrawal.reason_code}"
+            steps.insert(0, f"site-agent withdraw {h.release_id[:8]} {again}")
     if at.paused:
         steps = ["site-agent resume"]
     answer = {
@@ -734,7 +773,7 @@ def plan_show(
 ) -> None:
     """One page: what leaves, how often, to whom, at which price, and what is not covered."""
     at = desk(home)
-    page = _page(at, at.plans.plan(study, version))
+    page = plan_facts(at, at.plans.plan(study, version))
 
     def show(out: Console) -> None:
         from site_agent import screens
@@ -746,7 +785,8 @@ def plan_show(
     emit(page, as_json=json, show=show)
 
 
-def _page(at: Desk, plan: StudyPlan) -> dict[str, Any]:
+def plan_facts(at: Desk, plan: StudyPlan) -> dict[str, Any]:
+    """Everything a steward agrees to, as plain values."""
     from dataclasses import asdict
 
     from shared.encoding import Encoder
@@ -796,6 +836,7 @@ def _price(plan: StudyPlan, event: Any) -> dict[str, Any]:
     import numpy as np
 
     from shared import privacy
+    from shared.release import in_words
 
     delta, cap = plan.budget.delta, plan.budget.epsilon
     curve = np.asarray(privacy.rdp(event))
@@ -806,7 +847,7 @@ def _price(plan: StudyPlan, event: Any) -> dict[str, Any]:
         "all_waves": totals[-1],
         "cap": cap,
         "affordable": sum(total <= cap for total in totals),
-        "translation": privacy.translate(event, delta=delta),
+        "translation": in_words(plan, event),
     }
 
 
@@ -815,7 +856,8 @@ def plan_approve(
     study: Study,
     name: As,
     understood: Annotated[
-        str, typer.Option("--understood", metavar="POSTURE", help="'local': I have read what is not covered.")
+        str,
+        typer.Option("--understood", metavar="POSTURE", help="'local', 'holdout': I have read what is not covered."),
     ] = "",
     reason: Reason = "",
     home: Home = None,
@@ -823,12 +865,12 @@ def plan_approve(
     dry_run: Dry = False,
 ) -> None:
     """Agree to exactly this plan, with this dictionary, run by this version of the agent."""
-    from shared.release import coverage
+    from shared.release import LEAVES_PERSONS_OPEN, coverage
 
     at = desk(home)
     at.config.approver_key(name)
     plan = at.plans.plan(study)
-    page = _page(at, plan)
+    page = plan_facts(at, plan)
     if page["price"]["affordable"] == 0:
         raise BudgetRefusal(
             f"the plan's first wave must fit its own cap of ε = {plan.budget.epsilon:g}",
@@ -842,11 +884,11 @@ def plan_approve(
 
         screens.plan_page(console(stderr=True), page)
         ticked = asked(f"Posture {plan.posture!r}: have you read what is not covered, and agree to it?")
-    if plan.posture == "local" and not ticked:
+    if plan.posture in LEAVES_PERSONS_OPEN and not ticked:
         raise ApprovalRefusal(
-            "posture 'local' must be approved with a tick on what is not covered",
+            f"posture {plan.posture!r} must be approved with a tick on what is not covered",
             given="no tick",
-            next_step=f"Read site-agent plan show {study}, then add --understood local.",
+            next_step=f"Read site-agent plan show {study}, then add --understood {plan.posture}.",
         )
     if not dry_run:
         at.plans.approve(
@@ -882,6 +924,36 @@ def plan_approve(
         screens.next_step(out, f"site-agent release {study} --wave {due[0] if due else 1}")
 
     emit(answer, as_json=json, show=show)
+
+
+@plan_app.command("revoke")
+def plan_revoke(
+    study: Study, name: As, reason: Reason = "", home: Home = None, json: Json = False, dry_run: Dry = False
+) -> None:
+    """Take the approval of the plan back: nothing more is made or sent under it. What has left has left."""
+    at = desk(home)
+    at.config.approver_key(name)
+    plan = at.plans.plan(study)
+    if at.plans.approval(study, plan.version) is None:
+        raise StateRefusal(
+            "the plan must be approved here to be revoked", given=f"version {plan.version}, not approved"
+        )
+    if not dry_run:
+        at.plans.revoke(study, name=name, key=at.approver(name), reason=reason)
+
+    def show(out: Console) -> None:
+        from site_agent import screens
+
+        detail = "dry run, nothing changed" if dry_run else f"approval revoked by {name}"
+        screens.heading(out, f"{study}, version {plan.version}", detail)
+        out.print("Nothing is made or sent under this plan until somebody approves it again.")
+        screens.next_step(out, "site-agent outbox list", f"site-agent leave {study} --as {name}")
+
+    emit(
+        {"study": study, "version": plan.version, "plan_hash": plan.hash, "by": name, "dry_run": dry_run},
+        as_json=json,
+        show=show,
+    )
 
 
 # -- releases ---------------------------------------------------------------------------------------------------
@@ -976,21 +1048,23 @@ def try_(study: Study, home: Home = None, json: Json = False, dry_run: Dry = Fal
 def release(
     study: Study,
     wave: Annotated[int, typer.Option("--wave", help="Number of the planned wave.")],
+    by: Annotated[str | None, typer.Option("--by", metavar="NAME", help="The approver who has it made.")] = None,
     home: Home = None,
     json: Json = False,
     dry_run: Dry = False,
 ) -> None:
     """Make the release of one wave, and hold it here for approval. Charged once; nothing is sent."""
-    from site_agent import pipeline, screens
+    from site_agent import airlock, pipeline, screens
 
     at = desk(home)
     at.require_running()
     plan, _ = at.plans.approved(study, agent_version=agent_version(), today=today())
+    author = airlock.require_author(at, plan, by)
     source = at.config.source(study)
     pipeline.require_open(plan, wave, today())
     needs = pipeline.estimate(plan, source)
     if dry_run:
-        page = _page(at, plan)
+        page = plan_facts(at, plan)
         total = at.ledger.study_total(study, plan.budget.delta)
         answer = {
             "study": study,
@@ -1002,7 +1076,7 @@ def release(
         }
 
         def show_plan(out: Console) -> None:
-            screens.heading(out, f"{study}, wave {wave}", "dry run: nothing read, charged or drawn")
+            screens.heading(out, f"{study}, wave {wave}", "dry run: rows were counted; nothing charged, drawn or sent")
             screens.settings(
                 out,
                 [
@@ -1016,9 +1090,17 @@ def release(
 
         emit(answer, as_json=json, show=show_plan)
         return
+    if by is not None:
+        at.approver(by)  # only who can open the key may be named as the author
     with at.locked(), at.egress() as egress, _bar(json) as progress:
         made = pipeline.make_release(
-            plan=plan, wave=wave, source=source, site=_site(at, egress), today=today(), progress=progress
+            plan=plan,
+            wave=wave,
+            source=source,
+            site=_site(at, egress),
+            today=today(),
+            author=author,
+            progress=progress,
         )
 
     def show(out: Console) -> None:
@@ -1075,6 +1157,7 @@ def _described(made: Any) -> dict[str, Any]:
         "audit": made.audit,
         "approvals": [approval.name for approval in hold.approvals],
         "approvals_needed": hold.approvals_needed,
+        "author": hold.author,
     }
 
 
@@ -1117,15 +1200,21 @@ def outbox_show(
     json: Json = False,
 ) -> None:
     """The exact rows that would leave, with size, checks, audit, price, and what changed in the plan."""
-    from site_agent import pipeline, screens
+    from site_agent import airlock, pipeline, screens
 
     at = desk(home)
     made = pipeline.open_release(at.outbox, at.release_id(release_id))
-    changes = _changes(at, made)
-    answer = {**_described(made), "plan_changes": changes, "first_rows": _rows(made.table, rows)}
+    changes = plan_changes(at, made)
+    earlier = airlock.compare(at, made)
+    answer = {
+        **_described(made),
+        "plan_changes": changes,
+        "earlier": earlier,
+        "first_rows": _rows(made.table, rows),
+    }
 
     def show(out: Console) -> None:
-        screens.release_page(out, made, changes=changes, rows=rows)
+        screens.release_page(out, made, changes=changes, earlier=earlier, rows=rows)
         short = made.hold.release_id[:8]
         if made.hold.state in ("held", "sent_back"):
             screens.next_step(
@@ -1147,7 +1236,8 @@ def _rows(table: Any, rows: int) -> list[dict[str, Any]]:
     return found
 
 
-def _changes(at: Desk, made: Any) -> list[tuple[str, str, str]]:
+def plan_changes(at: Desk, made: Release) -> list[tuple[str, str, str]]:
+    """What the newest plan says otherwise than the plan of a release."""
     from site_agent.plans import difference
 
     now = at.plans.plan(made.hold.study)
@@ -1166,45 +1256,23 @@ def approve(
     dry_run: Dry = False,
 ) -> None:
     """Sign exactly these bytes and, when enough people have signed, send them. Safe to repeat."""
-    from site_agent import pipeline, screens
+    from site_agent import airlock, screens
 
     at = desk(home)
     at.require_running()
-    at.config.approver_key(name)
     full = at.release_id(release_id)
-    made = pipeline.open_release(at.outbox, full)
-    hold = made.hold
-    if hold.state not in ("approved", "delivered"):
-        plan, _ = at.plans.approved(hold.study, agent_version=agent_version(), today=today())
-        if plan.hash != hold.plan_hash:
-            raise PlanChanged(
-                "a release must be of the plan that is approved now",
-                given="a release of an earlier plan",
-                next_step=f"site-agent outbox show {full[:8]} has the difference; reject it and release again.",
-            )
-        _require_ticks(made, tick or [], full, quiet=json)
-    sent: dict[str, Any] | None = None
-    if not dry_run:
-        with at.locked():
-            if hold.state not in ("approved", "delivered"):
-                signer = at.approver(name)
-                pipeline.record_decision(at.outbox, full, name=name, key=signer, ticked=tick or [], today=today())
-                at.outbox.approve(full, signer, name)
-            hold = at.outbox.get(full)
-            if hold.state == "approved":
-                at.require_running()
-                try:
-                    with at.egress() as egress:
-                        acceptance = egress.send(at.outbox.envelope(full), at.outbox.bundle(full))
-                except NetworkRefusal as refusal:
-                    raise NetworkRefusal(
-                        refusal.must,
-                        given=refusal.given,
-                        next_step=f"The approval is kept. Run site-agent approve {full[:8]} --as {name} again: "
-                        "the same bytes are sent on from where they stopped.",
-                    ) from None
-                hold = at.outbox.delivered(full, acceptance)
-                sent = {"log_index": acceptance.log_index, "accepted_day": acceptance.accepted_day}
+    before = at.outbox.get(full)
+    done = airlock.approve(
+        at,
+        full,
+        name=name,
+        ticked=_ticked(at, full, list(tick or []), quiet=json),
+        open_key=lambda: at.approver(name, beside=_others(before)),
+        agent_version=agent_version(),
+        today=today(),
+        dry_run=dry_run,
+    )
+    hold, sent = done.hold, done.sent
     answer = {
         "release_id": full,
         "state": hold.state,
@@ -1240,43 +1308,42 @@ def approve(
     emit(answer, as_json=json, show=show)
 
 
-def _require_ticks(made: Any, ticked: list[str], full: str, *, quiet: bool) -> None:
-    names = [check.name for check in made.warnings]
-    unknown = [name for name in ticked if name not in names]
-    if unknown:
-        raise UsageRefusal("a tick must name a warning of this release", given=", ".join(unknown))
-    left = [check for check in made.warnings if check.name not in ticked]
-    if left and not quiet:
-        left = [check for check in left if not asked(f"Warning {check.name}: {check.detail}. Release all the same?")]
-    if left:
-        ticks = "".join(f" --tick {name}" for name in names)
-        raise ApprovalRefusal(
-            "every warning must be ticked by the approver",
-            given="; ".join(f"{check.name} ({check.detail})" for check in left),
-            next_step=f"Look at site-agent outbox show {full[:8]}, then add{ticks}.",
-        )
+def _ticked(at: Desk, full: str, ticked: list[str], *, quiet: bool) -> list[str]:
+    """The ticks that were given, and those that a person on the terminal adds when asked."""
+    from site_agent import airlock, pipeline
+
+    if quiet or not sys.stdin.isatty() or at.outbox.get(full).state not in ("held", "sent_back"):
+        return ticked
+    for check in airlock.require_ticks(pipeline.open_release(at.outbox, full), ticked):
+        if asked(f"Warning {check.name}: {check.detail}. Release all the same?"):
+            ticked.append(check.name)
+    return ticked
+
+
+def _others(hold: Hold) -> list[str]:
+    """Who has acted on a release and must be somebody else than who acts now."""
+    return [approval.name for approval in hold.approvals] + ([hold.author] if hold.author_apart else [])
 
 
 def _decide(
-    verb: str, done: str, release_id: str, name: str, reason: str, home: Path | None, json: bool, dry_run: bool
+    for_good: bool, done: str, release_id: str, name: str, reason: str, home: Path | None, json: bool, dry_run: bool
 ) -> None:
+    from site_agent import airlock
+
     at = desk(home)
     at.config.approver_key(name)
     full = at.release_id(release_id)
-    if not reason.strip():
-        raise UsageRefusal("a reason must say something", given="blank text", next_step="Add --reason.")
     hold = at.outbox.get(full)
     if not dry_run:
-        at.approver(name)  # only who can open the key may decide in its name
-        with at.locked():
-            move: Callable[..., Any] = getattr(at.outbox, verb)
-            hold = move(full, reason, by=name)
+        hold = airlock.decline(
+            at, full, name=name, reason=reason, open_key=lambda: at.approver(name), for_good=for_good
+        )
 
     def show(out: Console) -> None:
         from site_agent import screens
 
         screens.heading(out, f"Release {full[:8]}", "dry run, nothing changed" if dry_run else done)
-        screens.next_step(out, "site-agent budget" if verb == "reject" else f"site-agent outbox show {full[:8]}")
+        screens.next_step(out, "site-agent budget" if for_good else f"site-agent outbox show {full[:8]}")
 
     emit({"release_id": full, "state": hold.state, "by": name, "dry_run": dry_run}, as_json=json, show=show)
 
@@ -1287,7 +1354,7 @@ def reject(
 ) -> None:
     """Decline sealed bytes for good. They are never sent; their charge stays."""
     done = "rejected: never sent, the charge stays"
-    _decide("reject", done, release_id, name, reason, home, json, dry_run)
+    _decide(True, done, release_id, name, reason, home, json, dry_run)
 
 
 @app.command("send-back")
@@ -1295,7 +1362,102 @@ def send_back(
     release_id: ReleaseId, name: As, reason: Reason = "", home: Home = None, json: Json = False, dry_run: Dry = False
 ) -> None:
     """Ask a question first: the bytes stay sealed, approvals given so far lapse."""
-    _decide("send_back", "sent back: sealed, not approved", release_id, name, reason, home, json, dry_run)
+    _decide(False, "sent back: sealed, not approved", release_id, name, reason, home, json, dry_run)
+
+
+@app.command()
+def withdraw(
+    release_id: Annotated[str, typer.Argument(metavar="ID", help="Of a release, or of a reservation that blocks.")],
+    name: As,
+    reason: Annotated[
+        str, typer.Option("--reason", metavar="KIND", help="consent, error, policy or other: all the hub is told.")
+    ],
+    note: Annotated[str, typer.Option("--note", help="Why, in a few words; kept in the ledger, sent nowhere.")] = "",
+    home: Home = None,
+    json: Json = False,
+    dry_run: Dry = False,
+) -> None:
+    """Take a release back: stop it here at once, and have the coordinator bury what it has. The charge stays."""
+    from site_agent import airlock
+    from site_agent.outbox import WITHDRAWAL_REASONS
+
+    at = desk(home)
+    at.config.approver_key(name)
+    if reason not in WITHDRAWAL_REASONS:
+        raise UsageRefusal(
+            f"--reason must be one of {', '.join(WITHDRAWAL_REASONS)}",
+            given=repr(reason),
+            next_step="Say more with --note; it stays here.",
+        )
+    full = at.release_id(release_id, sealed=False)
+    hold = at.ledger.hold(full)
+    if not dry_run:
+        hold = airlock.withdraw(at, full, name=name, reason_code=reason, note=note, open_key=lambda: at.approver(name))
+    buried = hold.withdrawal.log_index if hold.withdrawal else None
+    answer = {
+        "release_id": full,
+        "study": hold.study,
+        "wave": hold.wave,
+        "state": hold.state,
+        "by": name,
+        "reason_code": reason,
+        "log_index": buried,
+        "dry_run": dry_run,
+    }
+
+    def show(out: Console) -> None:
+        from site_agent import screens
+
+        screens.heading(out, f"Release {full[:8]}", "dry run, nothing changed" if dry_run else "withdrawn")
+        if dry_run:
+            far = "it was delivered: the coordinator would be told" if hold.state == "delivered" else "it stays here"
+            out.print(f"State now: {hold.state.replace('_', ' ')}; {far}.")
+        elif buried is not None:
+            out.print(f"The coordinator has buried it, as entry {buried} of its log. Analysts no longer see it.")
+        else:
+            out.print("It will not be sent. The coordinator has nothing of it.")
+        out.print("Its charge stays: what was drawn was drawn.")
+        screens.next_step(out, "site-agent budget")
+
+    emit(answer, as_json=json, show=show)
+
+
+@app.command()
+def leave(
+    study: Study, name: As, note: Reason = "", home: Home = None, json: Json = False, dry_run: Dry = False
+) -> None:
+    """Leave a study: bury what was delivered, revoke its plan, delete what was sealed. The audit log stays."""
+    from site_agent import airlock
+
+    at = desk(home)
+    deleted = airlock.leave(at, study, name=name, open_key=lambda: at.approver(name), note=note, dry_run=dry_run)
+    buried = [hold.release_id for hold in at.ledger.holds(study) if hold.state == "withdrawn"]
+    head = at.ledger.entries()[-1]
+    answer = {
+        "study": study,
+        "by": name,
+        "buried": buried,
+        "deleted": deleted,
+        "noted": {"seq": head.seq, "hash": head.hash},
+        "dry_run": dry_run,
+    }
+
+    def show(out: Console) -> None:
+        from shared.terminal import table
+        from site_agent import screens
+
+        screens.heading(out, f"Leaving {study}", "dry run, nothing changed" if dry_run else "done")
+        cells = [(one.release_id[:8], one.name, f"{one.size:,}", one.sha256[:32] + "…") for one in deleted]
+        if cells:
+            out.print(table(("release", "file", "bytes", "SHA-256 of what was there"), cells, right=("bytes",)))
+        if not dry_run:
+            out.print(f"{len(deleted)} files deleted, {len(buried)} releases buried at the coordinator.")
+            out.print("Proof of deletion: the list above stands in this site's ledger, signed and chained.")
+            screens.settings(out, [("entry", head.seq), ("hash", head.hash)])
+            out.print("Ledger, plans and approvals stay. Tell the study lead, who revokes the certificate.")
+        screens.next_step(out, f"site-agent audit export {study} --out FOLDER")
+
+    emit(answer, as_json=json, show=show)
 
 
 # -- the books --------------------------------------------------------------------------------------------------
@@ -1306,22 +1468,11 @@ def budget(
     json: Json = False,
 ) -> None:
     """Like a bank statement: every charge, the total, the cap, and what no ε covers."""
+    from site_agent import airlock
+
     at = desk(home)
     lines = at.ledger.statement(study)
-    totals = []
-    for name in dict.fromkeys(line.study for line in lines):
-        delta = next(line.delta for line in reversed(lines) if line.study == name)
-        spent = at.ledger.study_total(name, delta)
-        totals.append(
-            {
-                "study": name,
-                "delta": delta,
-                "epsilon": spent.epsilon,
-                "cap": spent.cap,
-                "releases": spent.releases,
-                "burnt": spent.burnt,
-            }
-        )
+    totals = airlock.totals(at, study)
 
     def show(out: Console) -> None:
         from site_agent import screens
@@ -1411,16 +1562,19 @@ def resume(home: Home = None, json: Json = False, dry_run: Dry = False) -> None:
     emit({"site": at.config.site, "paused": at.paused, "dry_run": dry_run}, as_json=json, show=show)
 
 
-@app.command("audit-verify")
+@app.command("audit-verify", hidden=True)  # its name before `audit` had verbs
+@audit_app.command("verify")
 @ledger_app.command("verify")
 def audit_verify(home: Home = None, json: Json = False) -> None:
     """Verify every entry, signature, sealed bundle and plan approval of this site."""
     at = desk(home)
     entries = at.ledger.verify()
     bundles = 0
+    deleted = at.ledger.deleted()
     for hold in at.outbox.list():
-        at.outbox.bundle(hold.release_id)
-        bundles += 1
+        if hold.release_id not in deleted:
+            at.outbox.bundle(hold.release_id)
+            bundles += 1
     approvals = 0
     for study in at.plans.studies():
         for version in range(1, at.plans.highest(study) + 1):

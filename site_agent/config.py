@@ -107,8 +107,11 @@ class SiteFloors:
     own_row_linkage: float | None = None
     extreme_linkage: float | None = None
     approvals: int | None = None
+    author_apart: bool | None = None
 
     def __post_init__(self) -> None:
+        apart = self.author_apart
+        _must(apart is None or isinstance(apart, bool), "floors.author_apart must be true or false", apart)
         for name, least in (("persons", 50), ("rare_level", 10), ("approvals", 1)):
             value = getattr(self, name)
             whole = value is None or (isinstance(value, int) and not isinstance(value, bool) and value >= least)
@@ -129,6 +132,7 @@ class Limits:
     own_row_linkage: float
     extreme_linkage: float
     approvals: int
+    author_apart: bool = False
     difference: int = 10
 
     @classmethod
@@ -203,6 +207,7 @@ class Config:
                 PublicKey(key)
             except (Refusal, TypeError):
                 _must(False, f"the key of {name} must be 64 hexadecimal digits", "another form")
+        _must("agent" not in self.approvers, "no approver may be called 'agent'", "'agent'")
         for name in [*self.approvers, *self.studies, *self.data]:
             _must(_plain_word(name), "names of approvers and studies must be plain words", repr(name))
         for name in ("approvers", "data"):
@@ -338,13 +343,13 @@ class Config:
             *(f"{_quoted(name)} = {_quoted(key)}" for name, key in sorted(self.approvers.items())),
             "",
             "# The stricter of these and the plan's is in force: persons, rare_level, membership_auc,",
-            "# own_row_linkage, extreme_linkage, approvals.",
+            "# own_row_linkage, extreme_linkage, approvals, author_apart.",
             "[floors]",
         ]
         for item in fields(SiteFloors):
             value = getattr(self.floors, item.name)
             if value is not None:
-                lines.append(f"{item.name} = {value}")
+                lines.append(f"{item.name} = {str(value).lower()}")
         for study, source in sorted(self.data.items()):
             lines += ["", f"[data.{_quoted(study)}]", f"path = {_quoted(str(source.path))}"]
             if source.format == "csv":

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from shared.canonical import canonical_json
+from shared.canonical import canonical_json, parse_json
 from shared.errors import (
     ApprovalRefusal,
     CertificateRefusal,
@@ -35,6 +36,7 @@ from shared.wire import (
     COLLECTION,
     ENROLMENT_TYPE,
     SERVICE,
+    WITHDRAWAL_TYPE,
     Acceptance,
     AnchorReceipt,
     Chunk,
@@ -44,11 +46,15 @@ from shared.wire import (
     Holding,
     Holdings,
     Offered,
+    Reply,
     SignedDocument,
     StudyRequest,
+    Withdrawal,
+    Withdrawn,
+    require_countersigned,
 )
 
-__all__ = ["Egress", "new_tls_identity"]
+__all__ = ["Egress", "Witness", "new_tls_identity"]
 
 # Slowest link for which one upload call is given time: 64 kB/s, and never more than the server allows.
 SLOWEST = 64_000
@@ -73,6 +79,55 @@ def new_tls_identity(site: str) -> tuple[str, str]:
     return key_pem.decode(), csr.public_bytes(serialization.Encoding.PEM).decode()
 
 
+class Witness:
+    """What the coordinator has acknowledged, signed by the key that the invitation pins; kept as lines of JSON.
+
+    Args:
+        key: the coordinator's pinned key.
+        site: this site's id: an answer signed for another site is worth nothing here.
+        path: the file, append-only; it holds digests and places in the log, and no value of a record.
+    """
+
+    def __init__(self, key: PublicKey, site: str, path: Path) -> None:
+        self._key, self._site, self.path = key, site, path
+
+    def keep(self, reply: Reply) -> Reply:
+        """Check the signature of an answer and keep it; the same answer again is kept once.
+
+        Raises: SignatureRefusal, StorageRefusal.
+        """
+        require_countersigned(reply, self._key, self._site)
+        body: dict[str, Any] = {name: getattr(reply, name) for name in reply.__dataclass_fields__}
+        line = canonical_json({"kind": type(reply).__name__, **body, "signature": reply.signature.hex()})
+        if line in self.lines():
+            return reply
+        try:
+            handle = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
+            with os.fdopen(handle, "rb+") as out:
+                # A power cut may have left half a line: it must not spoil the next.
+                whole = out.seek(0, os.SEEK_END) == 0 or (out.seek(-1, os.SEEK_END) >= 0 and out.read(1) == b"\n")
+                reach("egress.before_keep")
+                out.write((b"" if whole else b"\n") + line + b"\n")
+                out.flush()
+                os.fsync(out.fileno())
+            reach("egress.after_keep")
+        except OSError as error:
+            raise StorageRefusal("the coordinator's answer must be kept", given=error.strerror or "an error") from None
+        return reply
+
+    def lines(self) -> tuple[bytes, ...]:
+        """The answers kept, as written; half a line is left out."""
+        try:
+            written = self.path.read_bytes().split(b"\n")
+        except FileNotFoundError:
+            return ()
+        return tuple(line for line in written if line.endswith(b"}"))
+
+    def replies(self) -> tuple[dict[str, Any], ...]:
+        """The answers kept, oldest first."""
+        return tuple(parse_json(line) for line in self.lines())
+
+
 class Egress:
     """A site's connection to its coordinator.
 
@@ -85,6 +140,7 @@ class Egress:
         timeout: seconds for one short call; an upload is given more by its size.
         attempts: how often `send` tries before it gives up.
         sleep: waits between attempts; a test's may return at once.
+        witness: checks and keeps what the coordinator acknowledges; without one its word is taken.
     Raises: CertificateRefusal, when the certificate is expired.
     """
 
@@ -99,8 +155,10 @@ class Egress:
         timeout: float = 30.0,
         attempts: int = 6,
         sleep: Callable[[float], None] = time.sleep,
+        witness: Witness | None = None,
     ) -> None:
         self._timeout, self._attempts, self._sleep = timeout, attempts, sleep
+        self._witness = witness
         self._client = Client(
             address=address,
             server_name=server_name,
@@ -154,23 +212,50 @@ class Egress:
 
     def anchor(self, envelope: Envelope) -> AnchorReceipt:
         """Have the signed head of the ledger witnessed. Raises: LedgerRefusal: it did not grow from the last one."""
-        return self._retried(lambda: self._ask("Anchor", SignedDocument(envelope=envelope.to_bytes())))
+        receipt: AnchorReceipt = self._retried(
+            lambda: self._ask("Anchor", SignedDocument(envelope=envelope.to_bytes()))
+        )
+        return self._kept(receipt)
 
     def status(self, study: str) -> tuple[Holding, ...]:
         """What the coordinator holds of this site in `study`."""
-        return tuple(self._status(study).holdings)
+        return tuple(self.holdings(study).holdings)
 
     def witnessed(self, study: str) -> AnchorReceipt | None:
         """The last head of this site's ledger that the coordinator has witnessed; asked as a member of `study`."""
-        return self._status(study).anchored
+        return self.holdings(study).anchored
 
     def reanchored(self, study: str) -> int:
         """How often the study lead has let this site's ledger begin anew."""
-        return self._status(study).reanchored
+        return self.holdings(study).reanchored
 
-    def _status(self, study: str) -> Holdings:
+    def holdings(self, study: str) -> Holdings:
+        """All that the coordinator says of this site in `study`, with the site's own signed documents as proof."""
         answer: Holdings = self._ask("Status", StudyRequest(study=study))
         return answer
+
+    def withdraw(self, envelope: Envelope) -> Withdrawn:
+        """Take a delivered release back; safe to repeat.
+
+        Args:
+            envelope: a `shared.wire.Withdrawal`, signed by the agent and an approver.
+        Raises: ApprovalRefusal (one signature), the coordinator's refusal, or NetworkRefusal.
+        """
+        if envelope.payload_type != WITHDRAWAL_TYPE:
+            raise ParameterError("the envelope must be over a withdrawal", given="another type")
+        asked = Withdrawal.from_bytes(envelope.payload)
+        if len({signature.key_id for signature in envelope.signatures}) < 2:
+            raise ApprovalRefusal("a withdrawal must be signed by the agent and an approver", given="one signature")
+        document = SignedDocument(envelope=envelope.to_bytes())
+        done: Withdrawn = self._retried(lambda: self._ask("Withdraw", document))
+        for name in ("study", "wave", "site", "release_id", "bundle_sha256"):
+            if getattr(done, name) != getattr(asked, name):
+                raise IntegrityRefusal(f"the answer must name this release's {name}", given="another")
+        _log.info("withdrew release %s digest %s", asked.release_id, asked.bundle_sha256[:12])
+        return self._kept(done)
+
+    def _kept(self, reply: Reply) -> Reply:
+        return reply if self._witness is None else self._witness.keep(reply)
 
     def send(self, envelope: Envelope, bundle: Path, progress: Callable[[int, int], None] | None = None) -> Acceptance:
         """Deliver an approved release; returns when the coordinator has it on disk for good.
@@ -210,6 +295,7 @@ class Egress:
         for name in ("study", "wave", "site", "release_id", "bundle_sha256"):
             if getattr(acceptance, name) != getattr(statement, name):
                 raise IntegrityRefusal(f"the acceptance must name this release's {name}", given="another")
+        self._kept(acceptance)
         told(total, total)
         _log.info("delivered release %s digest %s", statement.release_id, digest[:12])
         return acceptance

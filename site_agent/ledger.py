@@ -8,7 +8,7 @@ A release is a *hold* that moves one way::
 
     reserve ─► anchor ─► drawing ─► seal ─► hold ─► approve ─► commit
        │          │          │        │       ├─► send_back ─┘ (approve, or hold again)
-       └──────────┴──────────┴────────┴───────┴─► burn | reject
+       └──────────┴──────────┴────────┴───────┴─► burn | reject | withdraw ─► tombstone
 
 The charge counts from `reserve` on and stays, whatever becomes of the hold: nothing is refunded. `start_drawing`
 works once per hold, and only after the coordinator has acknowledged the signed head: a charge buys one draw at most.
@@ -67,6 +67,7 @@ __all__ = [
     "Lost",
     "Spent",
     "StatementLine",
+    "Withdrawal",
     "write_whole",
 ]
 
@@ -74,7 +75,17 @@ HEAD_TYPE = "application/vnd.tributary.ledger-head+json"
 BUSY_SECONDS = 60.0
 
 State = Literal[
-    "reserved", "anchored", "drawing", "sealed", "held", "sent_back", "approved", "delivered", "burnt", "rejected"
+    "reserved",
+    "anchored",
+    "drawing",
+    "sealed",
+    "held",
+    "sent_back",
+    "approved",
+    "delivered",
+    "withdrawn",
+    "burnt",
+    "rejected",
 ]
 Phase = Literal["held", "sealed", "delivered", "burnt"]
 
@@ -94,6 +105,9 @@ _MOVES: dict[str, tuple[frozenset[State], State]] = {
         frozenset({"reserved", "anchored", "drawing", "sealed", "held", "sent_back", "approved"}),
         "burnt",
     ),
+    # A person takes it back, wherever it is; what may have left needs a tombstone at the coordinator as well.
+    "withdraw": (frozenset({"reserved", "anchored", "sealed", "held", "sent_back", "approved", "delivered"}), "burnt"),
+    "tombstone": (frozenset({"withdrawn", "burnt"}), "withdrawn"),
 }
 
 _TABLE = (
@@ -171,6 +185,24 @@ class Approval:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Withdrawal:
+    """One approver's signature under the taking back of a release.
+
+    Args:
+        reason_code: from the fixed list that the coordinator is told.
+        settled: whether the coordinator has been told, or never had the release.
+        log_index: place of the tombstone in the coordinator's log; None where it never had the release.
+    """
+
+    name: str
+    key: PublicKey
+    signature: bytes
+    reason_code: str
+    settled: bool = False
+    log_index: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Hold:
     """One charge and what became of it.
 
@@ -184,6 +216,10 @@ class Hold:
         reserved_seq: number of the entry that charged it.
         sealed_head: hash of the seal entry; the release statement names it.
         documents: SHA-256 of each site-only document that the approver was shown.
+        author: the approver who had it made, or ``agent`` where the calendar did.
+        author_apart: whether the author must not approve it.
+        left: whether it was ever approved, so that its bytes may have left.
+        withdrawal: who took it back, and why.
     """
 
     study: str
@@ -212,6 +248,10 @@ class Hold:
     approvals: tuple[Approval, ...] = ()
     reason: str = ""
     log_index: int | None = None
+    author: str = "agent"
+    author_apart: bool = False
+    left: bool = False
+    withdrawal: Withdrawal | None = None
 
     @property
     def phase(self) -> Phase:
@@ -220,7 +260,7 @@ class Hold:
             return "held"
         if self.state in ("burnt", "rejected"):
             return "burnt"
-        return "delivered" if self.state == "delivered" else "sealed"
+        return "delivered" if self.state in ("delivered", "withdrawn") else "sealed"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -581,12 +621,16 @@ class Ledger:
         plan_version: int = 0,
         recipient: str = "",
         approvals: int = 1,
+        author: str = "agent",
+        author_apart: bool = False,
     ) -> Hold:
         """Bind the bytes on disk to the charge; the same digest again changes nothing.
 
         Args:
             bundle_bytes, receipt_sha256, plan_version, recipient: what the release statement will say.
             approvals: approvers who must sign it.
+            author: who had it made.
+            author_apart: whether the author must not approve it.
         Raises: StateRefusal; IntegrityRefusal, for a second digest.
         """
         _require_digest(bundle_sha256, "bundle_sha256")
@@ -602,6 +646,8 @@ class Ledger:
                 "plan_version": plan_version,
                 "recipient": recipient,
                 "approvals": approvals,
+                "author": author,
+                "author_apart": author_apart,
             }
             return book.move(hold.release_id, "seal", body)
 
@@ -619,7 +665,8 @@ class Ledger:
     def approve(self, hold: Hold, *, name: str, key: PublicKey, signature: bytes, bundle_sha256: str) -> Hold:
         """Note an approver's signature over the release statement of exactly these bytes.
 
-        Raises: StateRefusal; IntegrityRefusal (other bytes); ApprovalRefusal (this approver has already signed).
+        Raises: StateRefusal; IntegrityRefusal (other bytes); ApprovalRefusal (this approver has already signed, or
+        had the release made where the two must be different people).
         """
         with self._transaction(write=True) as book:
             found = book.hold(hold.release_id)
@@ -627,6 +674,12 @@ class Ledger:
             if any(given.name == name or given.key == key for given in found.approvals):
                 raise ApprovalRefusal(
                     f"{found.approvals_needed} different approvers must sign", given=f"{name} a second time"
+                )
+            if found.author_apart and name == found.author:
+                raise ApprovalRefusal(
+                    "whoever had the release made must not approve it",
+                    given=name,
+                    next_step="Another approver decides.",
                 )
             body = {"name": name, "key": key.hex, "signature": signature.hex(), "bundle_sha256": bundle_sha256}
             return book.move(hold.release_id, "approve", body)
@@ -675,6 +728,43 @@ class Ledger:
             if found.state in ("burnt", "rejected"):
                 return found
             return book.move(hold.release_id, "burn", {"reason": reason})
+
+    def withdraw(
+        self, hold: Hold, *, name: str, key: PublicKey, signature: bytes, reason_code: str, reason: str
+    ) -> Hold:
+        """A person takes a release back, wherever it is: it is never sent from now on, and stays paid for.
+
+        Args:
+            signature: by `key`, over the withdrawal's payload.
+            reason_code: what the coordinator is told.
+            reason: in the person's words; it stays here.
+        Raises: StateRefusal (burnt, rejected or withdrawn already).
+        """
+        with self._transaction(write=True) as book:
+            found = book.hold(hold.release_id)
+            body = {
+                "by": name,
+                "key": key.hex,
+                "signature": signature.hex(),
+                "reason_code": reason_code,
+                "reason": reason,
+                "bundle_sha256": found.bundle_sha256,
+            }
+            return book.move(hold.release_id, "withdraw", body)
+
+    def tombstone(self, hold: Hold, *, log_index: int | None) -> Hold:
+        """Note that the coordinator has taken the release out of its readers' sight; again changes nothing.
+
+        Args:
+            log_index: place of the tombstone in its log; None where it says that it never had the release.
+        """
+        with self._transaction(write=True) as book:
+            found = book.hold(hold.release_id)
+            if found.withdrawal is None:
+                raise StateRefusal("a release must be withdrawn before it has a tombstone", given=found.state)
+            if found.withdrawal.settled:
+                return found
+            return book.move(hold.release_id, "tombstone", {"log_index": log_index})
 
     def recover(self) -> list[Hold]:
         """Settle what a crash left, on start, while the agent holds the state folder.
@@ -764,6 +854,35 @@ class Ledger:
             if before is not None and before[0] == version and before[1] != plan_hash:
                 raise PlanChanged("a plan version must have one content", given=f"version {version} with another hash")
             book.append("plan_approved", body)
+
+    def revoke_plan(self, *, study: str, version: int, plan_hash: str, approver: str, reason: str) -> None:
+        """Note that an approval is taken back; approving the same version again is possible.
+
+        Raises: StateRefusal, unless this version is approved.
+        """
+        body = {"study": study, "version": version, "plan_hash": plan_hash, "name": approver, "reason": reason}
+        with self._transaction(write=True) as book:
+            if book.plans.get(study) != (version, plan_hash) or study in book.revoked:
+                raise StateRefusal("only an approved plan can be revoked", given=f"version {version}")
+            book.append("plan_revoked", body)
+
+    def plan_revoked(self, study: str, version: int) -> bool:
+        """Whether the approval of this version was taken back, and not given again since."""
+        with self._transaction() as book:
+            return book.revoked.get(study) == version
+
+    def leave(self, *, study: str, name: str, deleted: Sequence[Mapping[str, Any]]) -> None:
+        """Note what was deleted when the site left a study: release, file, SHA-256 and size of each."""
+        _require_word(study, "study")
+        with self._transaction(write=True) as book:
+            book.append("left", {"study": study, "name": name, "deleted": [dict(item) for item in deleted]})
+
+    def deleted(self) -> frozenset[str]:
+        """Releases whose files were deleted when the site left their study."""
+        with self._transaction() as book:
+            return frozenset(
+                item["release_id"] for entry in book.entries if entry.kind == "left" for item in entry.body["deleted"]
+            )
 
     def approved_plan(self, study: str) -> tuple[int, str] | None:
         """(version, hash) of the highest plan version ever approved here; None for none."""
@@ -956,6 +1075,7 @@ class _Book:
         self.connection, self.signer, self.site, self.entries = connection, signer, site, entries
         self.holds: dict[str, Hold] = {}
         self.plans: dict[str, tuple[int, str]] = {}
+        self.revoked: dict[str, int] = {}
         for entry in entries:
             try:
                 self._fold(entry)
@@ -995,6 +1115,11 @@ class _Book:
     def _fold(self, entry: Entry) -> None:
         if entry.kind == "plan_approved":
             self.plans[entry.body["study"]] = (int(entry.body["version"]), str(entry.body["plan_hash"]))
+            self.revoked.pop(entry.body["study"], None)
+        elif entry.kind == "plan_revoked":
+            self.revoked[entry.body["study"]] = int(entry.body["version"])
+        elif entry.kind == "left":
+            str(entry.body["study"])
         else:
             _fold(self.holds, entry)
 
@@ -1104,9 +1229,10 @@ def _fold(holds: dict[str, Hold], entry: Entry) -> None:
                     raise StateRefusal("a lost release must be one the ledger lacks", given=name)
                 made = _new_hold({**body["prices"][charge["price"]], **charge}, entry, release_id=name)
                 state: State = "burnt" if at is None else "delivered"
-                holds[name] = replace(made, state=state, log_index=at, reason="counted when the ledger was put back")
+                reason = "counted when the ledger was put back"
+                holds[name] = replace(made, state=state, log_index=at, left=at is not None, reason=reason)
         for name, at in body["accepted"].items():
-            holds[name] = replace(holds[name], state="delivered", log_index=at)
+            holds[name] = replace(holds[name], state="delivered", log_index=at, left=True)
         for name in body["burnt"]:
             holds[name] = replace(holds[name], state="burnt", reason="open when the ledger was put back")
         return
@@ -1125,6 +1251,7 @@ def _fold(holds: dict[str, Hold], entry: Entry) -> None:
         for name in ("bundle_sha256", "bundle_bytes", "receipt_sha256", "plan_version", "recipient"):
             change[name] = body[name]
         change |= {"approvals_needed": body["approvals"], "sealed_head": entry.hash}
+        change |= {"author": body.get("author", "agent"), "author_apart": body.get("author_apart", False)}
     elif entry.kind == "hold":
         change |= {"documents": body["documents"], "approvals": (), "reason": ""}
     elif entry.kind == "approve":
@@ -1132,13 +1259,29 @@ def _fold(holds: dict[str, Hold], entry: Entry) -> None:
         approvals = (*hold.approvals, given)
         change |= {"approvals": approvals, "reason": ""}
         if len(approvals) >= hold.approvals_needed:
-            change["state"] = "approved"
+            change |= {"state": "approved", "left": True}
     elif entry.kind == "commit":
         change["log_index"] = body["log_index"]
     elif entry.kind in ("reject", "send_back"):
         change |= {"reason": body["reason"], "approvals": ()}
     elif entry.kind == "burn":
         change["reason"] = body["reason"]
+    elif entry.kind == "withdraw":
+        change["reason"] = body["reason"]
+        change["withdrawal"] = Withdrawal(
+            name=body["by"],
+            key=PublicKey(body["key"]),
+            signature=bytes.fromhex(body["signature"]),
+            reason_code=body["reason_code"],
+        )
+        if hold.state == "delivered":
+            change["state"] = "withdrawn"
+    elif entry.kind == "tombstone":
+        if hold.withdrawal is None:
+            raise StateRefusal("a tombstone must follow a withdrawal", given="none")
+        if body["log_index"] is None:
+            change["state"] = hold.state
+        change["withdrawal"] = replace(hold.withdrawal, settled=True, log_index=body["log_index"])
     holds[hold.release_id] = replace(hold, **change)
 
 
@@ -1162,18 +1305,18 @@ def _new_hold(body: Mapping[str, Any], entry: Entry, *, release_id: str) -> Hold
 
 
 def _resumed(hold: Hold, *, plan_hash: str, event: Mapping[str, Any], delta: float) -> Hold:
-    if hold.state == "delivered":
+    if hold.state in ("delivered", "withdrawn"):
         raise StateRefusal(
             f"wave {hold.wave} of study {hold.study} must not be released yet",
-            given="a delivered release",
+            given=f"a {hold.state} release",
             next_step="See site-agent budget.",
         )
     if (hold.plan_hash, dict(hold.event), hold.delta) != (plan_hash, dict(event), delta):
         raise StateRefusal(
             f"the open reservation of wave {hold.wave} must be of the same plan and event",
             given="another plan",
-            next_step="If a release waits in site-agent outbox list, reject it and release again; "
-            "else the wave stays with the earlier plan: ask the study lead for another one.",
+            next_step=f"site-agent withdraw {hold.release_id[:8]} --as NAME --reason policy gives the earlier one up; "
+            "its charge stays. Then release again.",
         )
     return hold
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shared.canonical import canonical_json, sha256_hex
-from shared.errors import ApprovalRefusal, IntegrityRefusal, StateRefusal, StorageRefusal
+from shared.errors import ApprovalRefusal, IntegrityRefusal, ParameterError, StateRefusal, StorageRefusal
 from shared.failpoints import reach
 from shared.keys import Envelope, PublicKey, Signature, SigningKey
 from site_agent.ledger import Acceptance, Hold, Ledger, fsync_folder, write_whole
@@ -28,9 +28,12 @@ from site_agent.ledger import Acceptance, Hold, Ledger, fsync_folder, write_whol
 if TYPE_CHECKING:
     from shared.release import Receipt, Statement
 
-__all__ = ["Outbox"]
+__all__ = ["WITHDRAWAL_REASONS", "WITHDRAWAL_TYPE", "Outbox"]
 
 DOCUMENTS = ("checks.json", "audit.json")
+WITHDRAWAL_TYPE = "application/vnd.tributary.withdrawal+json"
+WITHDRAWAL_REASONS = ("consent", "error", "policy", "other")
+"""All that the coordinator is told; anything more stays at the site."""
 
 
 class Outbox:
@@ -41,7 +44,8 @@ class Outbox:
         ledger: the site's ledger; its signer is the agent's release key.
         approvers: registered approvers, name to public key.
 
-    A release is returned as its `Hold`: ``state`` is sealed, held, sent_back, approved, delivered, rejected or burnt.
+    A release is returned as its `Hold`: ``state`` is sealed, held, sent_back, approved, delivered, withdrawn, rejected
+    or burnt.
     """
 
     def __init__(self, home: Path, ledger: Ledger, *, approvers: Mapping[str, PublicKey] | None = None) -> None:
@@ -50,7 +54,16 @@ class Outbox:
         self.approvers = dict(approvers or {})
 
     # -- in -------------------------------------------------------------------------------------------------------
-    def seal(self, hold: Hold, bundle: bytes, receipt: Receipt, *, approvals: int = 1) -> Hold:
+    def seal(
+        self,
+        hold: Hold,
+        bundle: bytes,
+        receipt: Receipt,
+        *,
+        approvals: int = 1,
+        author: str = "agent",
+        author_apart: bool = False,
+    ) -> Hold:
         """Put the one draw of `hold` on disk and bind it to its charge.
 
         Args:
@@ -58,6 +71,8 @@ class Outbox:
             bundle: the bytes that would leave.
             receipt: the receipt inside them.
             approvals: approvers who must sign, from the plan's floors.
+            author: who had it made.
+            author_apart: whether the author must not approve it.
         Raises: StateRefusal; IntegrityRefusal (the receipt is not of this hold, or other bytes are there already);
             StorageRefusal: then nothing half-written is left, and sealing the same bytes may be tried again.
         """
@@ -93,6 +108,8 @@ class Outbox:
             plan_version=receipt.plan_version,
             recipient=receipt.recipient,
             approvals=approvals,
+            author=author,
+            author_apart=author_apart,
         )
         reach("seal.after_entry")
         self._write_statement(current)
@@ -124,7 +141,8 @@ class Outbox:
 
         Returns: the envelope with the agent's signature and every approver's so far; `envelope` gives it out for
             sending once there are enough.
-        Raises: ApprovalRefusal (not a registered approver, the agent itself, or the same person twice);
+        Raises: ApprovalRefusal (not a registered approver, the agent itself, the same person twice, or the author
+                where author and approver must be two people);
             IntegrityRefusal (bundle, checks or audit are not the bytes that were sealed or shown);
             StateRefusal (rejected, burnt, delivered, or not yet held).
         """
@@ -138,6 +156,10 @@ class Outbox:
             )
         if approver.public == self.ledger.signer.public:
             raise ApprovalRefusal("a release must be approved by a person", given="the agent's own release key")
+        if current.author_apart and approver.public == self.approvers.get(current.author):
+            raise ApprovalRefusal(
+                "whoever had the release made must not approve it", given=name, next_step="Another approver decides."
+            )
         signed = any(given.name == name and given.key == approver.public for given in current.approvals)
         if not (signed and current.state == "approved"):
             self._require_open(current)
@@ -165,6 +187,61 @@ class Outbox:
     def send_back(self, release_id: str, reason: str, *, by: str) -> Hold:
         """Ask a question first: the bytes stay, approvals lapse, and a later approval is possible."""
         return self.ledger.send_back(self.ledger.hold(release_id), reason, by=by)
+
+    def withdraw(self, release_id: str, approver: SigningKey, name: str, *, reason_code: str, reason: str) -> Hold:
+        """Take a release back as the registered approver `name`. Nothing of it is sent from now on; the charge stays.
+
+        A reservation that holds a wave without bytes is given up in the same way. What was approved may have left,
+        and `tombstone` is what the coordinator must be told then.
+
+        Raises: ApprovalRefusal (not a registered approver); StateRefusal (over already).
+        """
+        current = self.ledger.hold(release_id)
+        if self.approvers.get(name) != approver.public:
+            raise ApprovalRefusal(
+                "an approver must be registered at the site, with this key",
+                given=f"{name!r} with key {approver.public.key_id}",
+                next_step="Register approvers at enrolment, or use the registered key.",
+            )
+        message = Envelope.encoding(WITHDRAWAL_TYPE, self._withdrawal(current, reason_code))
+        return self.ledger.withdraw(
+            current,
+            name=name,
+            key=approver.public,
+            signature=approver.sign(message),
+            reason_code=reason_code,
+            reason=reason,
+        )
+
+    def tombstone(self, release_id: str) -> Envelope:
+        """The signed withdrawal for the coordinator; the same bytes each time. Raises: StateRefusal."""
+        current = self.ledger.hold(release_id)
+        given = current.withdrawal
+        if given is None or not current.bundle_sha256:
+            raise StateRefusal("a release must be withdrawn to have a tombstone", given=current.state)
+        envelope = Envelope.sign(WITHDRAWAL_TYPE, self._withdrawal(current, given.reason_code), [self.ledger.signer])
+        signed = Signature(given.key.key_id, given.signature)
+        return Envelope(
+            payload_type=envelope.payload_type, payload=envelope.payload, signatures=(*envelope.signatures, signed)
+        )
+
+    def _withdrawal(self, hold: Hold, reason_code: str) -> bytes:
+        if reason_code not in WITHDRAWAL_REASONS:
+            raise ParameterError(
+                f"a withdrawal's reason must be one of {', '.join(WITHDRAWAL_REASONS)}",
+                given=repr(reason_code),
+                next_step="--reason names the kind; --note says more, and stays here.",
+            )
+        return canonical_json(
+            {
+                "study": hold.study,
+                "site": self.ledger.site,
+                "wave": hold.wave,
+                "release_id": hold.release_id,
+                "bundle_sha256": hold.bundle_sha256,
+                "reason_code": reason_code,
+            }
+        )
 
     # -- out --------------------------------------------------------------------------------------------------------
     def envelope(self, release_id: str) -> Envelope:
@@ -256,6 +333,7 @@ class Outbox:
             bundle_bytes=hold.bundle_bytes,
             receipt_sha256=hold.receipt_sha256,
             ledger_head=hold.sealed_head,
+            author=hold.author,
         )
 
     def _envelope(self, hold: Hold) -> Envelope:

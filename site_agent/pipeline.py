@@ -32,12 +32,11 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from shared.encoding import Encoder
-    from shared.mechanisms.latent_noise import LatentNoise
     from shared.randomness import Noise
     from shared.release import Receipt
     from site_agent.checks import Check
+    from site_agent.fitting import Fitted
     from site_agent.ledger import AnchorReceipt, Hold, Ledger
-    from site_agent.models.flow import FittedFlow
     from site_agent.outbox import Outbox
 
 __all__ = [
@@ -195,6 +194,7 @@ def make_release(
     source: Source,
     site: Site,
     today: dt.date,
+    author: str = "agent",
     rng: Noise | None = None,
     progress: Progress | None = None,
 ) -> Release:
@@ -206,16 +206,17 @@ def make_release(
         source: the study's table.
         site: ledger, outbox, witness and floors.
         today: UTC date.
+        author: the approver who asks for it; ``agent`` where the calendar does.
         rng: source of the privacy noise; None takes the operating system's.
         progress: see `Progress`.
     Returns: what now waits in the outbox.
     Raises: any `Refusal`. Before the draw the reservation is kept; a refusal after the seal has burnt it.
     """
     from shared.encoding import Encoder
-    from shared.mechanisms.latent_noise import LatentNoise, default_radius
     from shared.randomness import secure_rng
     from shared.release import coverage, planned_event, read_bundle, write_bundle, write_receipt
     from site_agent import checks, records
+    from site_agent.fitting import released_rows
 
     clock = _Clock(progress)
     limits = Limits.of(plan.floors, site.floors)
@@ -248,9 +249,12 @@ def make_release(
 
     clock.enter(Stage.READ)
     table = records.read(source, plan.dictionary, key=site.snapshot_key)
-    persons = records.pseudonyms(table, plan.dictionary, key=site.snapshot_key)
+    everyone = records.row_pseudonyms(table, plan.dictionary, key=site.snapshot_key)
+    # Under `holdout` whoever trains is in the table and not in the release: floors and populations are the release's.
+    rows = released_rows(plan, table.n, everyone)
+    persons = frozenset(everyone[row] for row in rows) if everyone is not None else frozenset()
     checks.before_draw(
-        n=table.n,
+        n=len(rows),
         delta=plan.budget.delta,
         limits=limits,
         persons=persons,
@@ -261,9 +265,8 @@ def make_release(
     x = encoder.encode(table.table, rng)
 
     clock.enter(Stage.FIT)
-    fitted = _fit(x, plan, encoder, rng, clock.within)
-    radius = plan.release.radius if plan.release.radius is not None else default_radius(encoder.d)
-    mechanism = LatentNoise(flow=fitted.flow, w=plan.release.w, radius=radius)
+    fitted = _fit(plan, encoder, x, everyone, rng, clock.within)
+    mechanism, x = fitted.mechanism, x[fitted.released]
 
     site.require_running()
     clock.enter(Stage.DRAW)
@@ -295,7 +298,14 @@ def make_release(
         )
         receipt.require_true(plan)
         plan.dictionary.validate_release(released)
-        hold = outbox.seal(hold, write_bundle(receipt, released), receipt, approvals=limits.approvals)
+        hold = outbox.seal(
+            hold,
+            write_bundle(receipt, released),
+            receipt,
+            approvals=limits.approvals,
+            author=author,
+            author_apart=limits.author_apart,
+        )
     except Exception as error:
         # The draw has begun: whatever failed, there is no second one for this charge.
         ledger.burn(hold, f"stopped between drawing and sealing: {_name(error)}")
@@ -306,7 +316,7 @@ def make_release(
         clock.enter(Stage.CHECKS)
         report = checks.check_release(
             released=read_bundle(outbox.bundle(hold.release_id), cap=TABLE_CAP).table,
-            real=table.table,
+            real=table.table.iloc[fitted.released],
             dictionary=plan.dictionary,
             limits=limits,
             clipped=mechanism.clipped_count(x),
@@ -321,8 +331,6 @@ def make_release(
             x=x,
             noisy=noisy,
             fitted=fitted,
-            mechanism=mechanism,
-            plan=plan,
             encoder=encoder,
             limits=limits,
             rng=rng,
@@ -388,13 +396,12 @@ def estimate(plan: StudyPlan, source: Source) -> Estimate:
     """Time and memory of a run on a table, before it starts; the table's rows are counted, not checked."""
     from shared.encoding import Encoder
     from site_agent import records
-    from site_agent.models.flow import estimate_cost
+    from site_agent.fitting import estimate_seconds
 
     d = Encoder(dictionary=plan.dictionary).d
     n = records.count(source)
-    seconds, megabytes = estimate_cost(n, d, plan.training)
-    # `seconds` is of a search and a fit; the attacks fit once more.
-    return Estimate(seconds=1.5 * seconds, memory_mb=megabytes, n=n, d=d)
+    seconds, megabytes = estimate_seconds(plan, n, d)
+    return Estimate(seconds=seconds, memory_mb=megabytes, n=n, d=d)
 
 
 # -- rehearsal --------------------------------------------------------------------------------------------------
@@ -452,7 +459,9 @@ def rehearse(
     rng = secure_rng()
     limits = Limits.of(plan.floors, floors)
     source = Source(path=(folder / "made-up.csv").resolve())
-    made_up_table(plan, max(4 * limits.persons, 300), rng).to_csv(source.path, index=False)
+    # Under `holdout` both those who train and those who are released must be enough.
+    split = min(plan.holdout, 1 - plan.holdout) if plan.posture == "holdout" else 1.0
+    made_up_table(plan, round(max(4 * limits.persons, 300) / split), rng).to_csv(source.path, index=False)
     ledger = Ledger.create(folder / "ledger.db", SigningKey.generate(), site=name)
     site = Site(
         name=name,
@@ -514,25 +523,24 @@ def made_up_table(plan: StudyPlan, n: int, rng: Noise) -> pd.DataFrame:
 
 
 # -- inside -----------------------------------------------------------------------------------------------------
-def _fit(x: Any, plan: StudyPlan, encoder: Encoder, rng: Noise, progress: Callable[[float], None]) -> FittedFlow:
-    from site_agent.models.flow import fit_flow
+def _fit(
+    plan: StudyPlan,
+    encoder: Encoder,
+    x: Any,
+    persons: Sequence[str] | None,
+    rng: Noise,
+    progress: Callable[[float], None],
+) -> Fitted:
+    from site_agent.fitting import fit
 
-    return fit_flow(
-        x,
-        plan.training,
-        rng,
-        integer_columns=encoder.integer_columns,
-        progress=lambda part, share, left: progress(share),
-    )
+    return fit(plan, encoder, x, persons, rng, progress)
 
 
 def _attack(
     *,
     x: Any,
     noisy: Any,
-    fitted: FittedFlow,
-    mechanism: LatentNoise,
-    plan: StudyPlan,
+    fitted: Fitted,
     encoder: Encoder,
     limits: Limits,
     rng: Noise,
@@ -540,43 +548,34 @@ def _attack(
 ) -> dict[str, Any]:
     """Attack the release, and hold the outcome against the limits. Raises: AuditRefusal.
 
-    The released flow has seen every record, so nobody is left for a membership attack to be wrong about. A second
-    flow, fitted in the same way on four fifths of the records and released in the same way, stands in for it. That
-    release is attacked and thrown away: it never reaches the disk.
+    The membership attack is tried on another release, of four fifths of the records: one of all of them leaves nobody
+    to be wrong about. It is drawn through the flow that could have learned from those alone (`Fitted.stand_in`),
+    attacked and thrown away: it never reaches the disk.
     """
-    from dataclasses import replace
-
-    from site_agent.audit import AuditLimits, gate, run_audit, seen
-    from site_agent.models.flow import refit_flow
+    from site_agent.audit import AuditLimits, attack, gate
 
     order = rng.generator.permutation(len(x))
     cut = round(HELD_BACK * len(x))
     held_back, inside = x[order[:cut]], x[order[cut:]]
-    stand_in = refit_flow(
-        inside,
-        plan.training,
-        rng,
-        epochs=fitted.epochs,
-        integer_columns=encoder.integer_columns,
-        progress=lambda part, share, left: progress(0.9 * share),
+    stand_in = fitted.stand_in(inside, rng, lambda share: progress(0.8 * share))
+    in_force = AuditLimits(
+        membership_auc=limits.membership_auc,
+        own_row_linkage=limits.own_row_linkage,
+        extreme_linkage=limits.extreme_linkage,
     )
-    report = run_audit(
+    report = attack(
         x=x,
         released=noisy,
-        latents=fitted.flow.inverse(x),
+        latents=fitted.mechanism.flow.inverse(x),
         fitted_on=inside,
         held_back=held_back,
-        probe=replace(mechanism, flow=stand_in.flow).release(inside, rng),
-        view=seen(encoder),  # an attacker sees released values, not the fractions that encoding drew
+        probe=stand_in.release(inside, rng),
+        mechanism=stand_in,
+        encoder=encoder,
+        limits=in_force,
+        rng=rng,
     )
-    gate(
-        report,
-        AuditLimits(
-            membership_auc=limits.membership_auc,
-            own_row_linkage=limits.own_row_linkage,
-            extreme_linkage=limits.extreme_linkage,
-        ),
-    )
+    gate(report, in_force)
     return {**report.to_canonical(), "sentences": list(report.sentences())}
 
 
@@ -584,7 +583,7 @@ def _populations(outbox: Outbox, study: str, *, except_for: str) -> dict[str, fr
     """Pseudonyms of the earlier releases of a study that left, or still may."""
     out: dict[str, frozenset[str]] = {}
     for hold in outbox.list():
-        if hold.study != study or hold.release_id == except_for or hold.phase == "burnt":
+        if hold.study != study or hold.release_id == except_for or (hold.phase == "burnt" and not hold.left):
             continue
         path = outbox.folder(hold.release_id) / POPULATION
         if path.exists():

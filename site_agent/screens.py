@@ -15,6 +15,7 @@ from shared.terminal import table
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from site_agent.airlock import Earlier
     from site_agent.ledger import StatementLine
     from site_agent.pipeline import Release
 
@@ -117,6 +118,8 @@ def plan_page(out: Console, page: Mapping[str, Any]) -> None:
             ("in words", price["translation"]),
         ),
     )
+    heading(out, "Covered by this price", f"posture {page['posture']}")
+    sentences(out, page["covered"], mark="✓", style="green")
     heading(out, "Not covered by this price", f"posture {page['posture']}")
     sentences(out, page["not_covered"], mark="✗", style="yellow")
     heading(out, "Columns")
@@ -137,7 +140,14 @@ def plan_page(out: Console, page: Mapping[str, Any]) -> None:
         out.print(table(("setting", "before", "now"), [[cell or None for cell in row] for row in page["changes"]]))
 
 
-def release_page(out: Console, release: Release, *, changes: Sequence[Sequence[str]] = (), rows: int = ROWS) -> None:
+def release_page(
+    out: Console,
+    release: Release,
+    *,
+    changes: Sequence[Sequence[str]] = (),
+    earlier: Sequence[Earlier] = (),
+    rows: int = ROWS,
+) -> None:
     """A sealed release as its approver must see it: the very rows, size, checks, audit, price."""
     from rich.text import Text
 
@@ -155,6 +165,7 @@ def release_page(out: Console, release: Release, *, changes: Sequence[Sequence[s
             ),
             ("in words", receipt.translation),
             ("bytes", f"SHA-256 {hold.bundle_sha256[:32]}…"),
+            ("made by", hold.author),
             ("approvals", f"{len(hold.approvals)} of {hold.approvals_needed}"),
         ),
     )
@@ -185,6 +196,19 @@ def release_page(out: Console, release: Release, *, changes: Sequence[Sequence[s
         sentences(out, release.audit.get("sentences", ()))
     heading(out, "Not covered")
     sentences(out, receipt.not_covered, mark="✗", style="yellow")
+    if earlier:
+        heading(out, "Beside the earlier releases of this study")
+        cells = [
+            (
+                one.release_id[:8],
+                one.wave,
+                one.state.replace("_", " "),
+                f"{one.rows} → {one.rows_now}",
+                "; ".join([*(f"+ {name}" for name in one.added), *(f"− {name}" for name in one.removed), *one.shifts]),
+            )
+            for one in earlier
+        ]
+        out.print(table(("release", "wave", "state", "rows", "what differs most"), cells, right=("wave",)))
     if changes:
         heading(out, "The plan has changed since")
         out.print(table(("setting", "then", "now"), [[cell or None for cell in row] for row in changes]))

@@ -24,7 +24,7 @@ from shared.plan import StudyPlan, sign_plan
 from shared.release import Receipt, Statement, write_bundle, write_receipt
 from shared.transport import Client, Credentials
 from shared.wire import ANCHOR_TYPE, COLLECTION, SERVICE, AnchorHead, EnrolmentRequest
-from site_agent.egress import Egress, new_tls_identity
+from site_agent.egress import Egress, Witness, new_tls_identity
 
 LEAD = SigningKey.generate()
 SMALL = Dictionary(
@@ -130,8 +130,11 @@ class Hub:
             ca_pem=mine.ca_pem,
             cert_pem=mine.cert_pem,
             key_pem=mine.key_pem,
-            **{"timeout": 20.0, **settings},
+            **{"timeout": 20.0, "witness": self.witness(site), **settings},
         )
+
+    def witness(self, site: str) -> Witness:
+        return Witness(self.authority.witness.public, site, self.home / f"acknowledged.{site}.jsonl")
 
     def client(self, site: str) -> Client:
         """The bare channel, for what `Egress` would never send."""

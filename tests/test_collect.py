@@ -24,6 +24,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from service import LEAD, SMALL, Hub, SiteKeys, anchor_head, rezip, small_table
+from test_ledger import soak
 
 import coordinator.collect as collect
 from coordinator.store import Store
@@ -810,6 +811,7 @@ class Servers:
             text=True,
             env=env,
             cwd=ROOT,
+            start_new_session=True,
         )
         self.lines: queue.Queue[str] = queue.Queue()
         self.reader = threading.Thread(target=lambda: [self.lines.put(line) for line in self.process.stdout])
@@ -841,7 +843,7 @@ class Servers:
         try:
             self.process.wait(30)
         except subprocess.TimeoutExpired:
-            self.process.kill()
+            os.killpg(self.process.pid, signal.SIGKILL)  # its server too, or the pipe below would never close
             self.process.wait()
         self.reader.join(10)
         self.process.stdout.close()
@@ -853,10 +855,27 @@ def failpoints() -> list[str]:
     return [ast.literal_eval(call.args[0]) for call in calls]
 
 
-def test_a_server_killed_at_any_step_ends_with_one_acceptance_when_the_site_asks_again(tmp_path, plan):
-    hub = Hub(tmp_path / "hub", plan, "north")
+@pytest.mark.parametrize("rounds", [1, pytest.param(25, marks=pytest.mark.soak)])
+def test_a_server_killed_at_any_step_ends_with_one_acceptance_when_the_site_asks_again(
+    tmp_path, plan, rounds, record_property
+):
+    if rounds > 1:
+        if not os.environ.get("TRIBUTARY_SOAK"):
+            pytest.skip("set TRIBUTARY_SOAK")
+        rounds = soak(1, rounds)
+    killed = [
+        place for number in range(rounds) for place in killed_at_every_step(Hub(tmp_path / f"{number}", plan, "north"))
+    ]
+    record_property("rounds", rounds)
+    record_property("killed", len(killed))
+    record_property("failpoints", len(set(killed)))
+    assert killed == failpoints() * rounds
+
+
+def killed_at_every_step(hub: Hub) -> list[str]:
+    """Deliver a release to a server that dies at each failpoint of an ingest; where it died."""
     servers = Servers(hub)
-    places = failpoints()
+    places = [place for place in failpoints() if place.startswith("ingest.")]  # withdraw.*: test_withdrawal.py
     assert len(places) == len(set(places)) >= 15
     killed = []
     try:
@@ -894,13 +913,13 @@ def test_a_server_killed_at_any_step_ends_with_one_acceptance_when_the_site_asks
                 pd.testing.assert_frame_equal(hub.store.table(release), table)
     finally:
         servers.close()
-    assert killed == places
     good = [release.bundle_sha256 for release in hub.store.releases()]
     apart = [found.bundle_sha256 for found in hub.store.quarantined()]
     assert len(good) + len(apart) == len(places)
     assert hub.contents() == {f"bundles/{d}.zip" for d in good} | {f"quarantine/{d}.zip" for d in apart}
     assert hub.store.verify_log() == len(good) + hub.store.anchor("north").seq
     hub.store.close()
+    return killed
 
 
 def test_every_write_of_an_ingest_stands_between_two_failpoints():
@@ -961,3 +980,17 @@ def test_a_hand_made_request_about_another_study_is_refused(hub):
 def test_digests_are_of_the_bytes(hub):
     sealed = hub.seal("north")
     assert sealed.statement.bundle_sha256 == sha256_hex(sealed.path.read_bytes())
+
+
+# -- author and approver --------------------------------------------------------------------------------------------
+def test_the_author_of_a_release_is_not_its_approver_where_the_plan_says_so(tmp_path, plan):
+    apart = dataclasses.replace(plan, floors=dataclasses.replace(plan.floors, author_apart=True))
+    hub = Hub(tmp_path / "hub", apart, "north")
+    with hub.serve(), hub.egress("north") as egress:
+        for author in ("steward", "somebody"):
+            sealed = hub.seal("north", statement_changes={"author": author})
+            refusal = refused(ApprovalRefusal, lambda sealed=sealed: egress.send(sealed.envelope, sealed.path))
+            assert "must not approve it" in refusal.must
+        sealed = hub.seal("north")
+        assert egress.send(sealed.envelope, sealed.path).log_index == 0, "the calendar asked for it"
+    hub.store.close()

@@ -206,4 +206,4 @@ def test_what_is_covered_and_what_is_not_is_said_in_these_words(plan):
         "(ε, δ).",
     )
     assert not_covered[0].startswith("The flow, its margins and its stopping point")
-    assert len(not_covered) == 4
+    assert len(not_covered) == 5

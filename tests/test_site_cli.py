@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from conftest import make_table
-from site_desk import Hospital, hospital  # noqa: F401
+from site_desk import PASSPHRASE, Hospital, hospital  # noqa: F401
 
 from shared.canonical import sha256_hex
 from shared.keys import Envelope, SigningKey
@@ -28,6 +28,7 @@ READING = [
     "doctor",
     "budget",
     "history",
+    "audit verify",
     "audit-verify",
     "ledger verify",
     "outbox list",
@@ -69,7 +70,7 @@ def test_every_command_answers_in_json_and_every_changing_one_can_be_tried():
     found = commands()
     assert set(found) == reading | {
         *("init", "join", "data add", "data map", "plan fetch", "plan approve", "try", "release"),
-        *("approve", "reject", "send-back", "pause", "resume", "ledger recover"),
+        *("approve", "reject", "send-back", "withdraw", "pause", "resume", "ledger recover", "leave", "plan revoke"),
     }
     for name, options in found.items():
         assert {"--json", "--home"} <= options, name
@@ -407,7 +408,7 @@ def test_a_dry_release_charges_nothing_and_says_what_it_will_take(ready):
     assert ready.hub.anchored == []
 
 
-def test_two_people_approve_where_the_site_asks_for_two(ready):
+def test_two_people_approve_where_the_site_asks_for_two(ready, monkeypatch):
     toml = ready.home / "site.toml"
     toml.write_text(toml.read_text().replace("[floors]\n", "[floors]\napprovals = 2\n"))
     ready("release", "mini", "--wave", "1")
@@ -417,6 +418,9 @@ def test_two_people_approve_where_the_site_asks_for_two(ready):
     assert (first["state"], first["approvals"]) == ("held", ["dr-lind"])
     assert ready.hub.sent == []
     ready.refused("approve", release_id, "--as", "dr-lind", *words, expect=12)
+    shared = ready.refused("approve", release_id, "--as", "dr-berg", *words, expect=12)
+    assert "TRIBUTARY_PASSPHRASE_DR_BERG" in shared["next_step"], "one shared word must not be two people"
+    monkeypatch.setenv("TRIBUTARY_PASSPHRASE_DR_BERG", PASSPHRASE)
     assert ready.json("approve", release_id, "--as", "dr-berg", *words)["state"] == "delivered"
     assert len(ready.hub.sent) == 1
 

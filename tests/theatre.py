@@ -449,7 +449,7 @@ def _stumble() -> None:
 
     from site_agent import pipeline
 
-    def fit(x: Any, *_: Any) -> Any:
+    def fit(*_: Any) -> Any:
         from shared.randomness import secure_rng  # noqa: F401
 
         frame = pd.read_csv(os.environ["THEATRE_TABLE"], dtype=str)
