@@ -65,6 +65,8 @@ PRIVACY = "shared/privacy.py"
 RELEASE = "shared/release.py"
 LEDGER = "site_agent/ledger.py"
 PIPELINE = "site_agent/pipeline.py"
+FITTING = "site_agent/fitting.py"
+SGD = "site_agent/models/private_flow.py"
 
 MUTATIONS: tuple[Mutation, ...] = (
     # -- the noise ------------------------------------------------------------------------------------------------
@@ -211,7 +213,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     mutation(
         "slicing charged at the lower edges",
-        (PRIVACY, "edges = np.linspace(low, high, bins + 1)[1:]", "edges = np.linspace(low, high, bins + 1)[:-1]"),
+        (PRIVACY, "return edges * (event.distance", "return (edges - (high - low) / bins) * (event.distance"),
         tests=["test_privacy.py::test_slicing_is_an_upper_bound_on_its_integral_in_thirty_digits"],
     ),
     mutation(
@@ -303,19 +305,66 @@ MUTATIONS: tuple[Mutation, ...] = (
     # -- what is printed ------------------------------------------------------------------------------------------
     mutation(
         "the paper's ε on the receipt",
-        (RELEASE, "        epsilon=privacy.epsilon(event, delta),", "        epsilon=_paper(mechanism, delta),"),
+        (
+            RELEASE,
+            "        epsilon=privacy.epsilon(event, plan.budget.delta),",
+            "        epsilon=_paper(plan, mechanism(plan)),",
+        ),
         (
             RELEASE,
             '"epsilon": privacy.epsilon(event, plan.budget.delta)',
-            '"epsilon": _paper(mechanism, plan.budget.delta)',
+            '"epsilon": _paper(plan, mechanism(plan))',
         ),
         tests=["test_every_epsilon.py::test_every_figure_of_a_receipt_follows_from_its_event_and_delta"],
     ),
     mutation(
         "another relation on the receipt",
-        (RELEASE, 'neighbours="replace_one"', 'neighbours="add_remove"'),
         (RELEASE, '"neighbours": "replace_one"', '"neighbours": "add_remove"'),
         tests=["test_every_epsilon.py::test_the_receipt_says_who_is_protected_against_what"],
+    ),
+    mutation(
+        "training left off the price",
+        (RELEASE, "return noise if training is None else", "return noise if True else"),
+        tests=["test_postures.py::test_the_private_event_is_training_and_noise_together"],
+    ),
+    # -- the postures ---------------------------------------------------------------------------------------------
+    mutation(
+        "holdout: the flow fitted on released rows too",
+        (FITTING, "        x[train],\n", "        x,\n"),
+        tests=["test_postures.py::test_no_released_record_changes_anything_that_is_fitted"],
+    ),
+    mutation(
+        "holdout: those who train released as well",
+        (FITTING, 'if plan.posture != "holdout":', "if True:"),
+        tests=["test_postures.py::test_the_population_of_a_holdout_release_is_those_who_are_released"],
+    ),
+    mutation(
+        "public: the flow fitted on records",
+        (
+            FITTING,
+            "mechanism=mechanism(plan, public_flow(plan, encoder))",
+            "mechanism=_local(plan, encoder, x, persons, rng, progress).mechanism",
+        ),
+        tests=["test_postures.py::test_no_released_record_changes_anything_that_is_fitted"],
+    ),
+    mutation(
+        "private: half the noise in a training step",
+        (
+            SGD,
+            "rng.lattice_gaussian_steps(sigma, total.shape, grid)",
+            "rng.lattice_gaussian_steps(sigma / 2, total.shape, grid)",
+        ),
+        tests=["test_noise_levels.py::test_ten_thousand_draws_have_the_scale_that_the_event_claims"],
+    ),
+    mutation(
+        "private: gradients not clipped",
+        (SGD, "factor = (clip / norms).clamp(max=1.0)[:, None]", "factor = torch.ones_like(norms)[:, None]"),
+        tests=["test_two_worlds.py::test_a_training_step_keeps_its_claim_at_two_opposite_records"],
+    ),
+    mutation(
+        "private: the realised batch as divisor",
+        (SGD, "/ (private.rate * n)", "/ max(1, len(rows))"),
+        tests=["test_two_worlds.py::test_a_training_step_divides_by_the_expected_batch"],
     ),
     mutation(
         "a receipt believed instead of recomputed",
