@@ -424,6 +424,17 @@ def test_after_an_epsilon_stands_a_number_of_known_origin():
     assert seen >= 15
 
 
+def test_a_delta_is_shown_as_it_is():
+    """Rounded to one digit, 1.4e-6 would read 1e-6: a smaller chance of failure than the one that was paid for."""
+    from site_agent import screens
+
+    assert screens.epsilon(2.0, 1.4e-6).endswith("δ = 1.4e-06")
+    for place, tree in production():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.FormattedValue) and "delta" in named(node.value) and node.format_spec is not None:
+                assert ast.unparse(node.format_spec) in ("f'g'", "f'.3g'", "f'.6g'"), f"{place}:{node.lineno}"
+
+
 def test_every_receipt_in_the_product_is_written_by_one_function_and_checked_by_another():
     made = {
         place
