@@ -94,7 +94,7 @@ def epsilon(value: float, delta: float) -> str:
     >>> epsilon(7.95, 1e-6)
     'ε = 7.95 at δ = 1e-06'
     """
-    return f"ε = {value:.4g} at δ = {delta:.0e}"
+    return f"ε = {value:.4g} at δ = {delta:g}"
 
 
 def plan_page(out: Console, page: Mapping[str, Any]) -> None:
@@ -268,7 +268,7 @@ def budget(out: Console, lines: Sequence[StatementLine], totals: Sequence[Mappin
         return
     for total in totals:
         mine = [line for line in lines if line.study == total["study"]]
-        heading(out, f"Budget of {total['study']}", f"per person, at δ = {total['delta']:.0e}")
+        heading(out, f"Budget of {total['study']}", f"per person, at δ = {total['delta']:g}")
         states = {"held": "reserved", "sealed": "sealed", "delivered": "delivered", "burnt": "burnt, stays charged"}
         out.print(
             table(
