@@ -361,7 +361,7 @@ def planned(plan: StudyPlan, made: Release) -> tuple[tuple[str, bool], ...]:
         (f"exactly the {len(columns)} planned columns, in the plan's order, and no other", same),
         ("every value within the dictionary's bounds and levels", within),
         (f"sent to {plan.coordinator} and nobody else", made.receipt.recipient == plan.coordinator),
-        (f"priced by the plan's event at δ = {plan.budget.delta:.0e}", made.receipt.delta == plan.budget.delta),
+        (f"priced by the plan's event at δ = {plan.budget.delta:g}", made.receipt.delta == plan.budget.delta),
     )
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -31,6 +31,7 @@ from shared.errors import (
 from shared.failpoints import reach
 from shared.invitation import Invitation
 from shared.keys import Envelope, PublicKey, SigningKey
+from shared.merkle import verify_consistency
 from shared.transport import Client, Credentials
 from shared.wire import (
     CHUNK_BYTES,
@@ -44,6 +45,8 @@ from shared.wire import (
     Enrolment,
     EnrolmentRequest,
     EnrolRequest,
+    Growth,
+    GrowthRequest,
     Holding,
     Holdings,
     Offered,
@@ -115,16 +118,51 @@ class Witness:
     def __init__(self, key: PublicKey, site: str, path: Path) -> None:
         self._key, self._site, self.path = key, site, path
 
-    def keep(self, reply: Reply) -> Reply:
-        """Check the signature of an answer and keep it; the same answer again is kept once.
+    def keep(self, reply: Reply, grew: Callable[[int, int], Sequence[bytes]]) -> Reply:
+        """Check an answer and keep it: signed, and from the one log that this site has seen before.
 
-        Raises: SignatureRefusal, StorageRefusal.
+        The same answer again is kept once. One from another history is kept too, as evidence: two roots that the
+        coordinator signed and that no log can both have.
+
+        Args:
+            grew: asks for the proof that the log of the second size only appended to that of the first.
+        Raises: SignatureRefusal, IntegrityRefusal (another history), StorageRefusal.
         """
         require_countersigned(reply, self._key, self._site)
+        if not reply.log_root:
+            raise IntegrityRefusal("the coordinator's answer must name its log's root", given="none")
         body: dict[str, Any] = {name: getattr(reply, name) for name in reply.__dataclass_fields__}
         line = canonical_json({"kind": type(reply).__name__, **body, "signature": reply.signature.hex()})
         if line in self.lines():
             return reply
+        seen = self.checkpoint()
+        index = reply.index if isinstance(reply, AnchorReceipt) else reply.log_index
+        if seen is not None:
+            (old, old_root), (new, new_root) = sorted([seen, (index + 1, reply.log_root)])
+            proof = grew(old, new) if old < new else ()
+            if not verify_consistency(old, new, tuple(proof), bytes.fromhex(old_root), bytes.fromhex(new_root)):
+                fork = canonical_json({"kind": "Fork", **body, "signature": reply.signature.hex()})
+                if fork not in self.lines():
+                    self._append(fork)
+                _log.error("the coordinator's log of %d entries is not the one seen before", index + 1)
+                raise IntegrityRefusal(
+                    "the coordinator's log must only grow",
+                    given="another history than the one this site has seen",
+                    next_step=f"Nothing is sent. Call the study lead; {self.path.name} holds both signed answers.",
+                )
+        self._append(line)
+        return reply
+
+    def checkpoint(self) -> tuple[int, str] | None:
+        """The longest log that the coordinator has shown: (entries, root)."""
+        seen = [
+            (int(said["index" if "index" in said else "log_index"]) + 1, str(said["log_root"]))
+            for said in self.replies()
+            if said["kind"] != "Fork"
+        ]
+        return max(seen, default=None)
+
+    def _append(self, line: bytes) -> None:
         try:
             handle = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
             with os.fdopen(handle, "rb+") as out:
@@ -137,7 +175,6 @@ class Witness:
             reach("egress.after_keep")
         except OSError as error:
             raise StorageRefusal("the coordinator's answer must be kept", given=error.strerror or "an error") from None
-        return reply
 
     def lines(self) -> tuple[bytes, ...]:
         """The answers kept, as written; half a line is left out."""
@@ -279,7 +316,17 @@ class Egress:
         return self._kept(done)
 
     def _kept(self, reply: Reply) -> Reply:
-        return reply if self._witness is None else self._witness.keep(reply)
+        if self._witness is None:
+            return reply
+
+        def grew(old: int, new: int) -> Sequence[bytes]:
+            try:
+                answer: Growth = self._retried(lambda: self._ask("Growth", GrowthRequest(old_size=old, size=new)))
+            except ParameterError:  # it says that its log is shorter than it has signed: no proof
+                return ()
+            return answer.proof
+
+        return self._witness.keep(reply, grew)
 
     def send(self, envelope: Envelope, bundle: Path, progress: Callable[[int, int], None] | None = None) -> Acceptance:
         """Deliver an approved release; returns when the coordinator has it on disk for good.
@@ -365,7 +412,11 @@ class Egress:
         return acceptance
 
     def _ask(self, method: str, request: Any) -> Any:
-        return self._client.call(method, request, timeout=self._timeout)
+        try:
+            return self._client.call(method, request, timeout=self._timeout)
+        except Refusal as refusal:
+            _log.warning("%s: %s", method, refusal.code)
+            raise
 
     def _retried(self, work: Callable[[], T]) -> T:
         """Do `work` until it is done or refused for good; only a lost connection is tried often, with back-off."""

@@ -1,8 +1,9 @@
 """The outbox: sealed bytes wait here until a person has approved, rejected or sent back exactly these bytes.
 
 Each release has a folder ``sealed/<release_id>/``: ``bundle.zip`` (what would leave), ``checks.json`` and
-``audit.json`` (what the approver is shown; they never leave), ``statement.json`` (the signed statement, for people
-to read). What a release's state is, who approved it and what they signed stands in the ledger; the envelope that
+``audit.json`` (what the approver is shown; they never leave), ``population.json``, ``rows.json`` and ``fit.npz`` (who
+was charged, whose row is which, the flow; they never leave either), ``statement.json`` (the signed statement, for
+people to read). What a release's state is, who approved it and what they signed stands in the ledger; the envelope that
 leaves is rebuilt from there, so a lost or edited ``statement.json`` changes nothing.
 
 Bytes reach the disk before the seal: part file, fsync, rename, fsync of the folder, then the ledger's seal entry with
@@ -13,7 +14,6 @@ file that merely lies there may be put there by anybody. So a charge yields the 
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -23,7 +23,8 @@ from shared.canonical import canonical_json, sha256_hex
 from shared.errors import ApprovalRefusal, IntegrityRefusal, ParameterError, StateRefusal, StorageRefusal
 from shared.failpoints import reach
 from shared.keys import Envelope, PublicKey, Signature, SigningKey
-from site_agent.ledger import Acceptance, Hold, Ledger, fsync_folder, write_whole
+from site_agent.lasting import FIT, ROWS
+from site_agent.ledger import Acceptance, Hold, Ledger, fsync_folder, private_folder, write_whole
 
 if TYPE_CHECKING:
     from shared.release import Receipt, Statement
@@ -60,6 +61,7 @@ class Outbox:
         receipt: Receipt,
         *,
         approvals: int = 1,
+        files: Mapping[str, bytes] | None = None,
         author: str = "agent",
         author_apart: bool = False,
     ) -> Hold:
@@ -70,6 +72,7 @@ class Outbox:
             bundle: the bytes that would leave.
             receipt: the receipt inside them.
             approvals: approvers who must sign, from the plan's floors.
+            files: what later waves and the audit need (`site_agent.lasting`), by name; it never leaves.
             author: who had it made.
             author_apart: whether the author must not approve it.
         Raises: StateRefusal; IntegrityRefusal (the receipt is not of this hold, or other bytes are there already);
@@ -83,14 +86,15 @@ class Outbox:
             path = folder / "bundle.zip"
             try:
                 reach("seal.before_folder")
-                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-                fsync_folder(self.root.parent)
-                fsync_folder(self.root)
+                private_folder(self.root)
+                private_folder(folder)
                 reach("seal.after_folder")
                 there = path.read_bytes() if path.exists() else None
             except OSError as error:
                 raise _storage(f"the folder of release {hold.release_id}", error) from error
             if there is None:
+                for name, data in (files or {}).items():
+                    write_whole(folder / name, data, f"seal.{name.partition('.')[0]}")
                 write_whole(path, bundle, "seal.bundle")
             elif there != bundle:
                 raise IntegrityRefusal(
@@ -107,6 +111,7 @@ class Outbox:
             plan_version=receipt.plan_version,
             recipient=receipt.recipient,
             approvals=approvals,
+            files={name: sha256_hex(data) for name, data in (files or {}).items()},
             author=author,
             author_apart=author_apart,
         )
@@ -314,8 +319,9 @@ class Outbox:
                     part.unlink()
                 if hold.phase == "burnt" and not hold.bundle_sha256:
                     reach("outbox.recover.before_delete")
-                    with contextlib.suppress(FileNotFoundError):
-                        (folder / "bundle.zip").unlink()
+                    # The list of persons stays: it says who was charged.
+                    for name in ("bundle.zip", FIT, ROWS):
+                        (folder / name).unlink(missing_ok=True)
                     reach("outbox.recover.after_delete")
                     fsync_folder(folder)
             except OSError as error:
