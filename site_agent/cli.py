@@ -1120,6 +1120,111 @@ def release(
     emit(_described(made), as_json=json, show=show)
 
 
+MADE_UP_ROWS = 600
+
+
+@app.command()
+def curve(
+    study: Study,
+    made_up: Annotated[
+        bool, typer.Option("--made-up", help="On a table made from the dictionary; no plan need be approved.")
+    ] = False,
+    out: Annotated[
+        str, typer.Option("--out", metavar="FILE.svg", help="A name in the site folder's figures; .svg, .png or .pdf.")
+    ] = "",
+    home: Home = None,
+    json: Json = False,
+    dry_run: Dry = False,
+) -> None:
+    """True price, attacks and planned estimates against w. Its draws are outside the ledger, forgotten, and never sent.
+
+    It fits one flow and draws from it many times, here, in memory. What is kept is the curve: aggregates, in a file
+    that only its owner can read. On real records it needs the approved plan: choosing w by it is a look at the data.
+    """
+    from shared.encoding import Encoder
+    from shared.randomness import secure_rng
+    from site_agent import pipeline, records, screens
+    from site_agent.curve import DRAWS, GRID, price_curve, require_allowed
+
+    at = desk(home)
+    name = out or f"curve-{study}{'-made-up' if made_up else ''}.svg"
+    path = _figure_path(at.home, name)
+    if made_up:
+        plan = at.plans.plan(study)
+        rows = MADE_UP_ROWS
+    else:
+        at.require_running()
+        plan, _ = at.plans.approved(study, agent_version=agent_version(), today=today())
+        require_allowed(plan, made_up=False)
+        rows = records.count(at.config.source(study))
+    d = Encoder(dictionary=plan.dictionary).d
+    if dry_run:
+        answer = {
+            "study": study,
+            "rows": rows,
+            "columns": d,
+            "weights": GRID,
+            "draws": DRAWS,
+            "file": path,
+            "dry_run": True,
+        }
+        emit(
+            answer,
+            as_json=json,
+            show=lambda out: out.print(
+                f"Would fit one flow on about {rows} rows, draw {DRAWS} times at {len(GRID)} weights, and write {path}."
+            ),
+        )
+        return
+    rng = secure_rng()
+    with _bar(json) as progress:
+        if made_up:
+            table = plan.dictionary.check(pipeline.made_up_table(plan, rows, rng))
+        else:
+            table = records.read(
+                at.config.source(study), plan.dictionary, key=at.config.snapshot_key.read_bytes()
+            ).table
+        drawn = price_curve(plan=plan, table=table, rng=rng, made_up=made_up, progress=progress)
+    _write_figures({path: ("curve", drawn)})
+
+    def show(out: Console) -> None:
+        screens.curve_page(out, drawn)
+        out.print(f"Drawn in {path}, which only its owner can read.")
+        screens.next_step(out, f"site-agent plan show {study}")
+
+    emit(
+        {**drawn.to_canonical(), "sentences": drawn.sentences(), "file": path, "dry_run": False},
+        as_json=json,
+        show=show,
+    )
+
+
+def _figure_path(home: Path, name: str) -> Path:
+    """Where a figure of this site is written: within its folder, whatever the name says."""
+    folder = (home / "figures").resolve()
+    path = (folder / name).resolve()
+    if not path.is_relative_to(home.resolve()):
+        raise UsageRefusal(
+            "a figure drawn from records must stay in the site's folder",
+            given="a path outside",
+            next_step="Give a name.",
+        )
+    if path.suffix.lower() not in (".svg", ".png", ".pdf"):
+        raise UsageRefusal("a figure must end in .svg, .png or .pdf", given=repr(path.suffix))
+    return path
+
+
+def _write_figures(figures: dict[Path, tuple[str, Any]]) -> None:
+    """Draw and write, readable by the owner alone."""
+    from shared.keys import write_private
+    from site_agent.figures import curve_figure, figure_bytes
+
+    for path, (kind, what) in figures.items():
+        figure = curve_figure(what) if kind == "curve" else what
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        write_private(path, figure_bytes(figure, path.suffix.lower().lstrip(".")))
+
+
 def _site(at: Desk, witness: Any) -> Site:
     from site_agent.pipeline import Site
 
@@ -1228,6 +1333,70 @@ def outbox_show(
             screens.next_step(out, f"site-agent approve {short} --as NAME        (sends the same bytes again)")
 
     emit(answer, as_json=json, show=show)
+
+
+@outbox_app.command("figures")
+def outbox_figures(
+    release_id: ReleaseId,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="DIR", help="A folder; figures/ID in the site's folder without it.")
+    ] = None,
+    home: Home = None,
+    json: Json = False,
+    dry_run: Dry = False,
+) -> None:
+    """Draw for the approver: released columns beside the real ones, and what the attack achieved. They stay here."""
+    from shared.encoding import Encoder
+    from shared.randomness import secure_rng
+    from site_agent import pipeline, records, screens
+    from site_agent.audit import AuditReport
+
+    at = desk(home)
+    full = at.release_id(release_id)
+    made = pipeline.open_release(at.outbox, full)
+    plan = at.plans.plan(made.hold.study, made.receipt.plan_version)
+    folder = (out or at.home / "figures" / full[:8]).expanduser().absolute()
+    title = f"{made.hold.study}, wave {made.hold.wave}"
+    audited = AuditReport.from_canonical(made.audit) if "membership" in made.audit else None
+    source = at.config.source(made.hold.study)
+    table = records.read(source, plan.dictionary, key=at.config.snapshot_key.read_bytes())
+    drawn: dict[Path, tuple[str, Any]] = {}
+    told: list[str] = []
+    if made.snapshot and made.snapshot != table.snapshot:
+        told.append("The table has changed since this release was drawn; the real columns are those of today.")
+    if not dry_run:
+        from site_agent.figures import attack_figure, margins_figure
+
+        encoder = Encoder(dictionary=plan.dictionary)
+        real = encoder.decode(encoder.encode(table.table, secure_rng()))
+        drawn[folder / "columns.svg"] = (
+            "columns",
+            margins_figure(real, made.table, plan.dictionary, title=f"{title}: released columns"),
+        )
+        if audited is not None and audited.likelihood is not None:
+            drawn[folder / "attack.svg"] = (
+                "attack",
+                attack_figure(audited.likelihood, title=f"{title}: an attack we tried", detail="others may do better"),
+            )
+        _write_figures(drawn)
+    if audited is None or audited.likelihood is None:
+        told.append("This release has no attack to draw.")
+    files = sorted(drawn)
+
+    def show(out: Console) -> None:
+        screens.heading(out, title, "dry run, nothing written" if dry_run else f"release {full[:8]}")
+        for path in files:
+            out.print(str(path), soft_wrap=True)
+        for line in told:
+            screens.note(out, line)
+        out.print("Drawn from records: only the owner of these files can read them, and they stay here.")
+        screens.next_step(out, f"site-agent outbox show {full[:8]}")
+
+    emit(
+        {"release_id": full, "files": files, "folder": folder, "notes": told, "dry_run": dry_run},
+        as_json=json,
+        show=show,
+    )
 
 
 def _rows(table: Any, rows: int) -> list[dict[str, Any]]:
@@ -1379,14 +1548,14 @@ def withdraw(
     dry_run: Dry = False,
 ) -> None:
     """Take a release back: stop it here at once, and have the coordinator bury what it has. The charge stays."""
+    from shared.wire import REASONS
     from site_agent import airlock
-    from site_agent.outbox import WITHDRAWAL_REASONS
 
     at = desk(home)
     at.config.approver_key(name)
-    if reason not in WITHDRAWAL_REASONS:
+    if reason not in REASONS:
         raise UsageRefusal(
-            f"--reason must be one of {', '.join(WITHDRAWAL_REASONS)}",
+            f"--reason must be one of {', '.join(REASONS)}",
             given=repr(reason),
             next_step="Say more with --note; it stays here.",
         )
@@ -1684,20 +1853,11 @@ def history(
     json: Json = False,
 ) -> None:
     """The ledger's entries: who did what, when."""
+    from site_agent import airlock
+
     at = desk(home)
-    entries = at.ledger.entries()
-    rows = [
-        {
-            "seq": entry.seq,
-            "time": entry.time,
-            "kind": entry.kind,
-            "release_id": entry.body.get("release_id", ""),
-            "who": entry.body.get("name") or entry.body.get("by") or "agent",
-            "reason": entry.body.get("reason", ""),
-            "hash": entry.hash,
-        }
-        for entry in (entries[-last:] if last else entries)
-    ]
+    entries = airlock.history(at)
+    rows = entries[-last:] if last else entries
 
     def show(out: Console) -> None:
         from shared.terminal import table
@@ -1723,12 +1883,11 @@ def history(
 @app.command()
 def pause(reason: Reason = "", home: Home = None, json: Json = False, dry_run: Dry = False) -> None:
     """Stop at once: nothing is drawn, approved or sent until `site-agent resume`. Works without a network."""
-    from shared.keys import write_private
+    from site_agent import airlock
 
     at = desk(home)
     if not dry_run:
-        stamp = dt.datetime.now(dt.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-        write_private(at.config.pause_file, f"{stamp} {reason}\n".encode())
+        airlock.pause(at, reason)
 
     def show(out: Console) -> None:
         from site_agent import screens
@@ -1744,9 +1903,11 @@ def pause(reason: Reason = "", home: Home = None, json: Json = False, dry_run: D
 @app.command()
 def resume(home: Home = None, json: Json = False, dry_run: Dry = False) -> None:
     """End a pause."""
+    from site_agent import airlock
+
     at = desk(home)
     if not dry_run:
-        at.config.pause_file.unlink(missing_ok=True)
+        airlock.resume(at)
 
     def show(out: Console) -> None:
         from site_agent import screens
@@ -1757,25 +1918,79 @@ def resume(home: Home = None, json: Json = False, dry_run: Dry = False) -> None:
     emit({"site": at.config.site, "paused": at.paused, "dry_run": dry_run}, as_json=json, show=show)
 
 
+@audit_app.command("export")
+def audit_export(
+    study: Study,
+    out: Annotated[Path, typer.Option("--out", file_okay=False, help="A new folder for the record.")],
+    home: Home = None,
+    json: Json = False,
+) -> None:
+    """The study's whole record in a folder that a stranger can check with one small script. No row is in it."""
+    from site_agent.export import export
+
+    answer = export(desk(home), study, out, agent_version=agent_version(), today=today())
+
+    def show(page: Console) -> None:
+        from site_agent import screens
+
+        screens.heading(page, f"Audit record of {study}", f"{answer['files']} files in {out}")
+        screens.settings(
+            page,
+            [
+                ("releases", answer["releases"]),
+                ("ledger", f"{answer['entries']} entries; those of other studies as links only"),
+                ("head", answer["head"]),
+                ("key of this site", answer["fingerprint"]),
+            ],
+        )
+        page.print("No row is in it. The checks hold counts: hand it to people who may see them.")
+        screens.next_step(page, f"python {out / 'verify.py'}", f"open {out / 'summary.html'}")
+
+    emit(answer, as_json=json, show=show)
+
+
+@app.command()
+def page(
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0 takes a free one.")] = 8777,
+    listen: Annotated[str, typer.Option("--listen", help="A loopback address; no other is served.")] = "127.0.0.1",
+    home: Home = None,
+    json: Json = False,
+    dry_run: Dry = False,
+) -> None:
+    """The airlock in a browser on this machine: read, approve, reject, see the budget, pause. Ctrl-C ends it."""
+    from site_agent.page import LOOPBACK, serve
+
+    place = desk(home).home
+    desk(place).ledger.entries()
+    if dry_run:
+        if listen not in LOOPBACK:
+            raise UsageRefusal("the page must be served to this machine only", given=repr(listen))
+        emit(
+            {"listen": listen, "port": port, "dry_run": True}, as_json=json, show=lambda out: out.print("Would serve.")
+        )
+        return
+
+    def announce(address: str, password: str) -> None:
+        def show(out: Console) -> None:
+            from site_agent import screens
+
+            screens.settings(out, [("open", address), ("password", password)])
+            out.print("It works once. Nobody but you should see this terminal. Ctrl-C ends the page.")
+
+        emit({"address": address, "password": password}, as_json=json, show=show)
+        sys.stdout.flush()
+
+    serve(lambda: desk(place), listen=listen, port=port, agent_version=agent_version(), today=today, announce=announce)
+
+
 @app.command("audit-verify", hidden=True)  # its name before `audit` had verbs
 @audit_app.command("verify")
 @ledger_app.command("verify")
 def audit_verify(home: Home = None, json: Json = False) -> None:
     """Verify every entry, signature, sealed bundle and plan approval of this site."""
-    at = desk(home)
-    entries = at.ledger.verify()
-    bundles = 0
-    deleted = at.ledger.deleted()
-    for hold in at.outbox.list():
-        if hold.release_id not in deleted:
-            at.outbox.bundle(hold.release_id)
-            bundles += 1
-    approvals = 0
-    for study in at.plans.studies():
-        for version in range(1, at.plans.highest(study) + 1):
-            approvals += at.plans.approval(study, version) is not None
-    head = at.ledger.entries()[-1].hash
-    answer = {"entries": entries, "bundles": bundles, "plan_approvals": approvals, "head": head, "ok": True}
+    from site_agent import airlock
+
+    answer = airlock.verify(desk(home))
 
     def show(out: Console) -> None:
         from shared.terminal import Check, checklist
@@ -1785,10 +2000,10 @@ def audit_verify(home: Home = None, json: Json = False) -> None:
         checklist(
             out,
             [
-                Check(name="ledger", detail=f"{entries} entries, each chained and signed"),
-                Check(name="sealed bundles", detail=f"{bundles}, each the bytes that were sealed"),
-                Check(name="plan approvals", detail=f"{approvals}, each signed by its approver"),
-                Check(name="head", detail=head),
+                Check(name="ledger", detail=f"{answer['entries']} entries, each chained and signed"),
+                Check(name="sealed bundles", detail=f"{answer['bundles']}, each the bytes that were sealed"),
+                Check(name="plan approvals", detail=f"{answer['plan_approvals']}, each signed by its approver"),
+                Check(name="head", detail=answer["head"]),
             ],
         )
 

@@ -29,12 +29,11 @@ from site_agent.ledger import Acceptance, Hold, Ledger, fsync_folder, private_fo
 if TYPE_CHECKING:
     from shared.release import Receipt, Statement
 
-__all__ = ["WITHDRAWAL_REASONS", "WITHDRAWAL_TYPE", "Outbox"]
+__all__ = ["Outbox"]
 
 DOCUMENTS = ("checks.json", "audit.json")
-WITHDRAWAL_TYPE = "application/vnd.tributary.withdrawal+json"
-WITHDRAWAL_REASONS = ("consent", "error", "policy", "other")
-"""All that the coordinator is told; anything more stays at the site."""
+NO_BYTES = "0" * 64
+"""Stands for the digest where a reservation without bytes is given up; it is never sent."""
 
 
 class Outbox:
@@ -208,6 +207,8 @@ class Outbox:
                 given=f"{name!r} with key {approver.public.key_id}",
                 next_step="Register approvers at enrolment, or use the registered key.",
             )
+        from shared.wire import WITHDRAWAL_TYPE
+
         message = Envelope.encoding(WITHDRAWAL_TYPE, self._withdrawal(current, reason_code))
         return self.ledger.withdraw(
             current,
@@ -220,6 +221,8 @@ class Outbox:
 
     def tombstone(self, release_id: str) -> Envelope:
         """The signed withdrawal for the coordinator; the same bytes each time. Raises: StateRefusal."""
+        from shared.wire import WITHDRAWAL_TYPE
+
         current = self.ledger.hold(release_id)
         given = current.withdrawal
         if given is None or not current.bundle_sha256:
@@ -231,22 +234,22 @@ class Outbox:
         )
 
     def _withdrawal(self, hold: Hold, reason_code: str) -> bytes:
-        if reason_code not in WITHDRAWAL_REASONS:
+        from shared.wire import REASONS, Withdrawal
+
+        if reason_code not in REASONS:
             raise ParameterError(
-                f"a withdrawal's reason must be one of {', '.join(WITHDRAWAL_REASONS)}",
+                f"a withdrawal's reason must be one of {', '.join(REASONS)}",
                 given=repr(reason_code),
                 next_step="--reason names the kind; --note says more, and stays here.",
             )
-        return canonical_json(
-            {
-                "study": hold.study,
-                "site": self.ledger.site,
-                "wave": hold.wave,
-                "release_id": hold.release_id,
-                "bundle_sha256": hold.bundle_sha256,
-                "reason_code": reason_code,
-            }
-        )
+        return Withdrawal(
+            study=hold.study,
+            site=self.ledger.site,
+            wave=hold.wave,
+            release_id=hold.release_id,
+            bundle_sha256=hold.bundle_sha256 or NO_BYTES,
+            reason_code=reason_code,
+        ).to_bytes()
 
     # -- out --------------------------------------------------------------------------------------------------------
     def envelope(self, release_id: str) -> Envelope:
@@ -266,6 +269,10 @@ class Outbox:
             )
         self._require_bytes(current)
         return self._envelope(current)
+
+    def statement(self, release_id: str) -> Envelope:
+        """The statement with the signatures it has, for the record; `envelope` gives the one that may be sent."""
+        return self._envelope(self.get(release_id))
 
     def bundle(self, release_id: str) -> Path:
         """The bundle file. Raises: IntegrityRefusal, unless it holds the sealed bytes."""

@@ -168,6 +168,7 @@ class Release:
         checks: disclosure checks; stay here.
         audit: outcome of the attacks; stays here.
         left_out: source rows without a complete record.
+        snapshot: keyed hash of the file that was read.
     """
 
     hold: Hold
@@ -176,6 +177,7 @@ class Release:
     checks: tuple[Check, ...]
     audit: Mapping[str, Any]
     left_out: int
+    snapshot: str = ""
 
     @property
     def warnings(self) -> tuple[Check, ...]:
@@ -235,8 +237,6 @@ def make_release(
     from site_agent import checks, fitting, lasting, records
 
     clock = _Clock(progress, site.require_running)
-
-    clock = _Clock(progress, site.require_running)
     limits = Limits.of(plan.floors, site.floors)
     ledger, outbox = site.ledger, site.outbox
     site.require_running()
@@ -276,6 +276,7 @@ def make_release(
     table = records.read(source, plan.dictionary, key=site.snapshot_key)
     everyone = records.row_pseudonyms(table, plan.dictionary, key=site.snapshot_key)
     # Under `holdout` whoever trains is in the table and not in the release: floors and populations are the release's.
+    fitting.require_roles_kept(plan, _earlier_receipts(outbox, plan.study, except_for=hold.release_id))
     may = [int(row) for row in fitting.released_rows(plan, table.n, everyone)]
     chosen = _choose(plan, ledger, outbox, hold, base, everyone, may)
     checks.before_draw(
@@ -500,6 +501,7 @@ def open_release(outbox: Outbox, release_id: str) -> Release:
         checks=tuple(_check(given) for given in checks.get("checks", ())),
         audit=documents.get("audit", {}),
         left_out=int(checks.get("left_out", 0)),
+        snapshot=str(checks.get("snapshot", "")),
     )
 
 
@@ -824,6 +826,19 @@ def _base(ledger: Ledger, plan: StudyPlan, wave: int) -> Hold | None:
             next_step=f"Run site-agent outbox show {first.release_id[:8]}.",
         )
     return done[-1] if done else None
+
+
+def _earlier_receipts(outbox: Outbox, study: str, *, except_for: str) -> list[Receipt]:
+    """Receipts of the earlier releases of a study that left, or still may."""
+    from shared.release import read_bundle
+
+    ids = [
+        hold.release_id
+        for hold in outbox.list()
+        if hold.study == study and hold.release_id != except_for and (hold.phase != "burnt" or hold.left)
+    ]
+    kept = [release_id for release_id in ids if (outbox.folder(release_id) / "bundle.zip").exists()]
+    return [read_bundle(outbox.bundle(release_id), cap=TABLE_CAP).receipt for release_id in kept]
 
 
 def _check(given: Mapping[str, Any]) -> Check:

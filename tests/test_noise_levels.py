@@ -13,6 +13,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,8 @@ from scipy import stats
 from shared import privacy
 from shared.flows import Identity
 from shared.mechanisms.latent_noise import LatentNoise
-from shared.privacy import Event, Gaussian, Laplace
+from shared.plan import PrivateTraining
+from shared.privacy import Composition, Event, Gaussian, Laplace, SubsampledGaussian
 from shared.randomness import Noise, grid_for, seeded_rng
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -101,12 +103,25 @@ def plain_laplace(n: int, rng: Any) -> Drawn:
     return Drawn(rng.lattice_laplace_steps(event.scale, n, grid) * grid, event.scale, "laplace")
 
 
+def training_step(n: int, rng: Any) -> Drawn:
+    """A step of DP-SGD: what is added to a clipped sum, against the event that posture ``private`` charges."""
+    from shared.release import _training
+    from site_agent.models.private_flow import noisy
+
+    plan = SimpleNamespace(private=PrivateTraining(rate=0.1, noise_multiplier=1.3, steps=7, clip=0.6))
+    event = _training(plan)
+    assert isinstance(event, SubsampledGaussian)
+    total = np.random.default_rng(4).normal(size=n)
+    return Drawn(noisy(total, plan.private, rng) - total, event.noise_multiplier * plan.private.clip, "gaussian")
+
+
 MECHANISMS: dict[str, Callable[[int, Any], Drawn]] = {
     "latent noise, w = 0": latent_noise(0.0),
     "latent noise, w = 0.02": latent_noise(0.02),
     "latent noise, w = 0.5": latent_noise(0.5),
     "latent noise, w = 0.9": latent_noise(0.9),
     "latent noise, clipped": clipped_latent_noise,
+    "DP-SGD, one step": training_step,
     "Gaussian": plain_gaussian,
     "Laplace": plain_laplace,
 }
@@ -181,9 +196,13 @@ def test_a_million_draws_have_the_scale_that_the_event_claims(name, record_prope
 
 
 # -- nothing draws, and nothing is charged, that is not tested here -----------------------------------------------
-DRAWN_IN = {"shared/mechanisms/latent_noise.py"}
+DRAWN_IN = {"shared/mechanisms/latent_noise.py", "site_agent/models/private_flow.py"}
 """Production files that draw noise; each has an entry in MECHANISMS."""
-MADE_IN: dict[type[Event], set[str]] = {Gaussian: {"shared/mechanisms/latent_noise.py"}}
+MADE_IN: dict[type[Event], set[str]] = {
+    Gaussian: {"shared/mechanisms/latent_noise.py", "shared/release.py"},  # there to solve for w
+    SubsampledGaussian: {"shared/release.py"},
+    Composition: {"shared/release.py"},
+}
 """Kinds of event that production code makes, and where; each is the scale of an entry in MECHANISMS."""
 
 
@@ -222,3 +241,12 @@ def test_a_source_is_a_noise_and_nothing_else_has_its_samplers():
         "lattice_laplace",
         "lattice_laplace_steps",
     }
+
+
+@pytest.mark.parametrize("w", [0.0, 0.02, 0.5, 0.9])
+def test_what_comes_out_of_the_mechanism_lies_on_the_grid_whatever_went_in(w):
+    """A latent's own low bits are gone: with noise on the grid they would stand in the release untouched."""
+    m = LatentNoise(flow=Identity(d=3), w=w, radius=2.0)
+    x = np.random.default_rng(57).normal(size=(500, 3)) / 3
+    steps = m.release(x, seeded_rng(58)) / grid_for(m.event.sigma)
+    np.testing.assert_array_equal(steps, np.round(steps))

@@ -31,8 +31,8 @@ from shared.dictionary import Column, Dictionary
 from shared.encoding import Encoder
 from shared.flows import Identity
 from shared.mechanisms.latent_noise import LatentNoise
-from shared.plan import Budget, LatentNoisePlan, StudyPlan, Wave
-from shared.privacy import Gaussian, Laplace, epsilon, pure_epsilon, w_for_epsilon
+from shared.plan import Budget, LatentNoisePlan, PrivateTraining, StudyPlan, Training, Wave
+from shared.privacy import Gaussian, Laplace, SubsampledGaussian, epsilon, pure_epsilon, w_for_epsilon
 from shared.randomness import grid_for, seeded_rng
 from shared.release import planned_event, read_bundle, write_bundle, write_receipt
 
@@ -261,6 +261,78 @@ def test_a_column_in_which_the_worlds_agree_shows_nothing(tmp_path):
     (_, high), (_, low) = (world(plan, value, seeded_rng(70), tmp_path) for value in (200.0, 0.0))
     assert stats.ks_2samp(high["chol"], low["chol"]).pvalue > 1e-6
     assert stats.ks_2samp(high["sbp"], low["sbp"]).pvalue < 1e-6
+
+
+# -- a step of private training -----------------------------------------------------------------------------------
+TRAINING = Training(flows=1, hidden=4)
+
+
+def step_sums(private: PrivateTraining) -> tuple[np.ndarray, np.ndarray]:
+    """Clipped sums of two neighbouring tables: one record is at +1 or at -1, where its gradients are opposite."""
+    import torch
+
+    from site_agent.models.private_flow import ROOM, _Shape, _trainer, clipped_sum
+
+    trainer = _trainer(1, TRAINING, 7)
+    shape = _Shape(trainer)
+    rest = np.random.default_rng(75).normal(size=(20, 1))
+    sums = [
+        shape.flat(clipped_sum(trainer, torch.tensor(np.vstack([rest, [[value]]])), private.clip * (1 - ROOM))[0])
+        for value in (1.0, -1.0)
+    ]
+    return sums[0], sums[1]
+
+
+def attacked_step(private: PrivateTraining, rng: Any) -> float:
+    """The bound on ε from one step that takes everybody, along the line between the two sums."""
+    from site_agent.models.private_flow import noisy
+
+    sums = step_sums(private)
+    line = (sums[0] - sums[1]) / np.linalg.norm(sums[0] - sums[1])
+    middle = line @ (sums[0] + sums[1]) / 2
+    second, first = (noisy(np.tile(one, RUNS), private, rng).reshape(RUNS, -1) @ line > middle for one in sums)
+    return bound_on_epsilon(second, first)
+
+
+@pytest.mark.parametrize("claim", [0.5, 2.0])
+@pytest.mark.parametrize("factor", [1.0, 0.5])
+def test_a_training_step_keeps_its_claim_at_two_opposite_records(claim, factor):
+    event = privacy.calibrate(SubsampledGaussian, claim, DELTA, rate=1.0, steps=1)
+    private = PrivateTraining(rate=1.0, noise_multiplier=event.noise_multiplier, steps=1, clip=0.05)
+    apart = np.linalg.norm(np.subtract(*step_sums(private)))
+    assert 1.9 * private.clip < apart <= 2 * private.clip  # the worst that one record can do, nearly
+    bound = attacked_step(private, Scaled(factor, 76))
+    assert (bound <= epsilon(event, DELTA)) == (factor == 1.0)
+
+
+def steps_of(private: PrivateTraining, monkeypatch: Any, noise: Any = None) -> list[np.ndarray]:
+    """What each step of a real training hands to the optimiser."""
+    from site_agent.models import private_flow
+
+    seen: list[np.ndarray] = []
+    put = private_flow._Shape.put
+    monkeypatch.setattr(private_flow._Shape, "put", lambda self, g: (seen.append(g.copy()), put(self, g))[1])
+    if noise is not None:
+        monkeypatch.setattr(private_flow, "noisy", noise)
+    y = np.random.default_rng(77).normal(size=(40, 2))
+    private_flow.private_layers(y, TRAINING, private, seeded_rng(78))
+    return seen
+
+
+def test_a_training_step_divides_by_the_expected_batch(monkeypatch):
+    """The realised one is how many were drawn, which nobody may know."""
+    private = PrivateTraining(rate=0.5, noise_multiplier=1.0, steps=6)
+    steps = steps_of(private, monkeypatch, noise=lambda total, *_: np.ones_like(total))
+    assert len(steps) == 6
+    np.testing.assert_array_equal(steps, np.full_like(steps, 1 / (0.5 * 40)))
+
+
+def test_a_training_step_that_draws_nobody_is_noise_all_the_same(monkeypatch):
+    private = PrivateTraining(rate=1e-12, noise_multiplier=1.5, steps=40, clip=0.3)
+    noise = np.concatenate(steps_of(private, monkeypatch)) * (1e-12 * 40) / (1.5 * 0.3)
+    assert np.all(noise != 0)
+    p = stats.chi2(noise.size).cdf((noise**2).sum())
+    assert 5e-7 < p < 1 - 5e-7
 
 
 # -- by night ----------------------------------------------------------------------------------------------------
