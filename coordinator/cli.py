@@ -258,7 +258,11 @@ def plan_cost(
             ("mechanism", f"latent noise injection, w = {price.w:.4g}, R = {price.radius:.4g}, d = {price.d} columns"),
             ("posture", price.posture),
             ("one wave alone", f"ε {number(price.epsilon)} at δ {price.delta:g} (exact)"),
-            *([("of it the rows", f"ε {number(price.rows)}, after training")] if price.rows < price.epsilon else []),
+            *(
+                [("the rows alone", f"ε {number(price.rows)}; the rest is training")]
+                if price.rows < price.epsilon
+                else []
+            ),
             ("by the paper", f"ε {number(price.paper)} for the rows (Theorem 2; looser, never charged)"),
             ("budget", f"ε {price.cap:g} at δ {price.delta:g}, all waves"),
         )
@@ -277,8 +281,8 @@ def plan_cost(
         last = price.last_affordable
         words = f"last affordable wave: {last:,}" if last else "not even one wave is affordable"
         out.print("every wave is affordable" if last == MANY else words, style="bold")
-        out.print(price.translation)
-        if price.rows > 8:
+        out.print(price.translation.replace(": At ", ":\nAt ").replace(". With ", ".\nWith "))
+        if price.rows > 8.001:
             out.print(f"For ε 8 in one wave take w = {price.w_for_8:.2g}.", style="cyan")
         if last:
             out.print(f"next: coordinator plan sign {file}", style="cyan")

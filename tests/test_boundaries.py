@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("shared", "site_agent", "coordinator")
 FIGURES = ("site_agent/figures.py", "coordinator/figures.py", "coordinator/companion_figures.py")
-HEAVY = {"torch", "nflows", "matplotlib", "flwr", "grpc", "statsmodels"}
+HEAVY = {"torch", "nflows", "matplotlib", "flwr", "grpc", "statsmodels", "starlette", "uvicorn", "jinja2"}
 SOCKETS = {"shared/transport.py", "coordinator/demo.py"}  # the demo looks for a free port
 
 
