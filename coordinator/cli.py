@@ -258,7 +258,11 @@ def plan_cost(
             ("mechanism", f"latent noise injection, w = {price.w:.4g}, R = {price.radius:.4g}, d = {price.d} columns"),
             ("posture", price.posture),
             ("one wave alone", f"ε {number(price.epsilon)} at δ {price.delta:g} (exact)"),
-            *([("of it the rows", f"ε {number(price.rows)}, after training")] if price.rows < price.epsilon else []),
+            *(
+                [("the rows alone", f"ε {number(price.rows)}; the rest is training")]
+                if price.rows < price.epsilon
+                else []
+            ),
             ("by the paper", f"ε {number(price.paper)} for the rows (Theorem 2; looser, never charged)"),
             ("budget", f"ε {price.cap:g} at δ {price.delta:g}, all waves"),
         )
@@ -277,8 +281,8 @@ def plan_cost(
         last = price.last_affordable
         words = f"last affordable wave: {last:,}" if last else "not even one wave is affordable"
         out.print("every wave is affordable" if last == MANY else words, style="bold")
-        out.print(price.translation)
-        if price.rows > 8:
+        out.print(price.translation.replace(": At ", ":\nAt ").replace(". With ", ".\nWith "))
+        if price.rows > 8.001:
             out.print(f"For ε 8 in one wave take w = {price.w_for_8:.2g}.", style="cyan")
         if last:
             out.print(f"next: coordinator plan sign {file}", style="cyan")
@@ -872,9 +876,21 @@ Combine = Annotated[
 Planned = Annotated[str, typer.Option("--estimand", help="Name of a planned analysis.")]
 Formula = Annotated[str, typer.Option("--formula", help='A question, as in "cox(time, cvd) ~ sbp/10 + age".')]
 Term = Annotated[str, typer.Option("--term", help="Which term to pool; the first if left out.")]
-Method = Annotated[str, typer.Option("--method", help="FE, or tau² by DL, HE, HS, SJ, ML, REML, EB, PM.")]
+Method = Annotated[str, typer.Option("--method", help="FE, or tau² by DL, HE, HS, HSk, SJ, ML, REML, EB, PM, PMM.")]
 Test = Annotated[str, typer.Option("--test", help="z, t, knha (Knapp-Hartung) or adhoc (never below the model).")]
 Level = Annotated[float, typer.Option("--level", help="Coverage of every interval.")]
+
+
+Mods = Annotated[
+    list[str] | None, typer.Option("--mods", help="Moderator: n, epsilon, posture, or a column of --facts; repeatable.")
+]
+Subgroup = Annotated[str, typer.Option("--subgroup", help="Pool each of its levels apart; as --mods.")]
+Facts = Annotated[Path | None, typer.Option("--facts", help="Table of facts about the sites, with a column site.")]
+Bayes = Annotated[bool, typer.Option("--bayes", help="Also the posterior under a half-normal prior on τ.")]
+Scale = Annotated[float, typer.Option("--scale", help="Scale of that prior; 0.5 suits log ratios.")]
+Exact = Annotated[bool, typer.Option("--exact", help="Also intervals made for few studies.")]
+Diagnostics = Annotated[bool, typer.Option("--diagnostics", help="Also leave-one-out, influence, asymmetry.")]
+Kind = Annotated[str, typer.Option("--kind", help="forest, leave-one-out, cumulative, funnel, baujat or influence.")]
 
 
 @app.command(rich_help_panel="Answers")
@@ -897,6 +913,13 @@ def pool(
             help="Also write the sites' estimates (.csv, as analyst pool reads them) or the whole answer (.json).",
         ),
     ] = None,
+    mods: Mods = None,
+    subgroup: Subgroup = "",
+    facts: Facts = None,
+    bayes: Bayes = False,
+    scale: Scale = 0.5,
+    exact: Exact = False,
+    diagnostics: Diagnostics = False,
     json: Json = False,
 ) -> None:
     """Ask one question of a wave, site by site, and pool the answers. No site is contacted; it costs no ε."""
@@ -904,7 +927,10 @@ def pool(
         raise ParameterError("the table must end in .csv or .json", given=repr(out.name))
     answer = _ask(context, study, wave, as_of, combine, estimand, formula, term, method, test, level)
     before = _save(context, answer, "pool", figure=str(out or ""))
-    data = {**_answer_data(answer), "changed": _changed(before, answer)}
+    further = _analyse(
+        answer, mods or [], subgroup, facts, bayes=bayes, scale=scale, exact=exact, diagnostics=diagnostics
+    )
+    data = {**_answer_data(answer), **further, "changed": _changed(before, answer)}
     if out is not None and out.suffix.lower() == ".json":
         import json as writer
 
@@ -912,7 +938,14 @@ def pool(
     elif out is not None:
         # Only the sites' own rows: a table that also held the pooled ones would be pooled with them.
         _estimates(answer).to_csv(out, index=False)
-    emit(data, as_json=json, show=lambda shown: _show_answer(shown, answer, data["changed"]))
+
+    def show(shown: Console) -> None:
+        from coordinator import analyses
+
+        _show_answer(shown, answer, data["changed"])
+        analyses.show(shown, answer.result, further, exp=answer.result.scale == "log")
+
+    emit(data, as_json=json, show=show)
 
 
 @app.command(rich_help_panel="Answers")
@@ -930,20 +963,22 @@ def figure(
     test: Test = "adhoc",
     level: Level = 0.95,
     title: Annotated[str, typer.Option("--title", help="Title; the question if left out.")] = "",
+    kind: Kind = "forest",
     dry_run: DryRun = False,
     json: Json = False,
 ) -> None:
-    """Draw the forest plot of a pooled answer."""
+    """Draw the forest plot of a pooled answer, or one of the figures beside it."""
     if out.suffix.lower() not in (".svg", ".pdf", ".png"):
         raise ParameterError("a figure must end in .svg, .pdf or .png", given=repr(out.name))
     answer = _ask(context, study, wave, as_of, combine, estimand, formula, term, method, test, level)
     before = None
     if not dry_run:
-        from coordinator import figures
+        from coordinator.client import draw
 
         further = _further(answer)
-        figures.forest(
+        draw(
             answer.result,
+            kind,
             title=title or f"{study}, wave {wave}: {answer.term} in {answer.estimand}",
             note=_provenance(answer),
             columns={name.capitalize() if name == "posture" else name: cells for name, cells in further.items()},
@@ -1231,6 +1266,37 @@ def _changed(before: SavedResult | None, answer: Answer) -> list[str]:
     if then != now:
         out.append(f"The pooled estimate was {then:.4g} and is {now:.4g}.")
     return [f"Since the answer of {before.day}:", *out] if out else []
+
+
+def _analyse(answer: Answer, mods: list[str], subgroup: str, facts: Path | None, **options: Any) -> dict[str, Any]:
+    """The further questions; facts about a site are its release's, or stand in a table of the lead's."""
+    from coordinator import analyses
+
+    known: dict[str, dict[str, Any]] = {
+        name: {source.site: getattr(source, name) for source in answer.sources} for name in ("n", "epsilon", "posture")
+    }
+    if facts is not None:
+        from coordinator.client import read_table
+
+        given = read_table(facts)
+        if "site" not in given.columns or given["site"].duplicated().any():
+            raise ParameterError("the facts must have a column site, each site once", given=facts.name)
+        for name in given.columns.drop("site"):
+            rows = zip(given["site"], given[name].tolist(), strict=True)
+            known[str(name)] = {str(site): value for site, value in rows if value == value and value is not None}
+    for name in [*mods, *([subgroup] if subgroup else [])]:
+        if name not in known:
+            raise ParameterError(
+                "a moderator must be a fact about the sites", given=repr(name), next_step=f"Known: {', '.join(known)}."
+            )
+    sites = dict(zip(answer.result.labels, (row.site for row in answer.result.estimates), strict=True))
+    by_label = {name: {label: values.get(site) for label, site in sites.items()} for name, values in known.items()}
+    asked = analyses.Asked(
+        mods={name: by_label[name] for name in mods},
+        group=(subgroup, by_label[subgroup]) if subgroup else None,
+        **options,
+    )
+    return analyses.analyse(answer.result, asked)
 
 
 def _answer_data(answer: Answer) -> dict[str, Any]:

@@ -66,6 +66,8 @@ from shared.wire import (
     Enrolment,
     EnrolmentRequest,
     EnrolRequest,
+    Growth,
+    GrowthRequest,
     Holdings,
     Offered,
     Reply,
@@ -132,6 +134,7 @@ class CollectionService:
             "Upload": self.upload,
             "Status": self.status,
             "Withdraw": self.withdraw,
+            "Growth": self.growth,
         }
 
     # -- joining ------------------------------------------------------------------------------------------------
@@ -203,6 +206,11 @@ class CollectionService:
             anchor=envelope,
             reminders=self._store.reminders(request.study, site.site),
         )
+
+    def growth(self, call: Call, request: GrowthRequest) -> Growth:
+        """Proof that the log only grew between two sizes that sites have seen. Raises: ParameterError."""
+        self._site(call)
+        return Growth(proof=self._store.prove_growth(request.old_size, request.size))
 
     def _signed_for(self, site: Site, reply: Reply) -> Reply:
         return countersigned(reply, self._authority.witness, site.site)
@@ -463,6 +471,7 @@ class CollectionService:
                 raise BudgetRefusal("the study's total must be within the plan's budget", given="more")
             if receipt.n < plan.floors.persons:
                 raise SmallN(f"a release must have at least {plan.floors.persons} persons", given=f"{receipt.n}")
+            self._require_history(receipt, plan)
             plan.dictionary.validate_release(bundle.table)
             return receipt
         except (Refusal, MemoryError, OSError):
@@ -471,6 +480,52 @@ class CollectionService:
             # Content that breaks a reader in a way we did not foresee is content, not a fault of ours to repeat.
             logging.getLogger("tributary.collect").error("unexpected %s in a bundle", type(error).__name__)
             raise SchemaRefusal("a bundle's content must be readable", given="another form") from None
+
+    def _require_history(self, receipt: Receipt, plan: StudyPlan) -> None:
+        """Hold what a receipt says of earlier releases against those that arrived here. Raises: ReceiptRefusal.
+
+        Only a lower bound: a site also pays for releases that it never sent, and for persons in ways that no receipt
+        tells. What must hold is that nobody who is in all refreshes can have been charged less than all of them.
+        """
+        from shared import privacy
+        from shared.encoding import Encoder
+        from shared.release import planned_event
+
+        earlier = self._store.charged(receipt.study, receipt.site)
+        earlier.pop(receipt.release_id, None)
+        events = [privacy.from_canonical(receipt.event)]
+        if plan.returning == "refresh":
+            plans = {version: self._store.plan(receipt.study, version).plan for version, _ in earlier.values()}
+            for version, _ in earlier.values():
+                before = plans[version]
+                if before.returning == "refresh":
+                    events.append(planned_event(before, Encoder(dictionary=before.dictionary).d))
+        least = privacy.epsilon_from_rdp(privacy.rdp(events), plan.budget.delta)
+        if receipt.study_epsilon < least:  # a ledger may also show the exact total, which is below that of RDP
+            least = min(least, privacy.epsilon(events, plan.budget.delta))
+        if receipt.study_epsilon < least * (1 - 1e-9):
+            raise ReceiptRefusal(
+                "a receipt's study total must hold all releases that arrived from its site",
+                given=f"{receipt.study_epsilon:.4g}, below {least:.4g} for {len(events)} releases",
+                next_step="The site's ledger may be an old copy: site-agent ledger recover.",
+            )
+        if len(receipt.previous) != 64 or set(receipt.previous) - set("0123456789abcdef"):
+            raise ReceiptRefusal("a receipt's previous must be a SHA-256", given="another form")
+        # Receipts of one ledger form a chain. Links that were never sent are missing here; a fork is not explained by
+        # that, but by a ledger that the study lead has let begin anew since.
+        forks = [
+            release
+            for _, release in earlier.values()
+            if release is not None
+            and release.receipt.previous == receipt.previous
+            and release.log_index > self._store.began_anew(receipt.site)
+        ]
+        if forks:
+            raise ReceiptRefusal(
+                "a receipt must follow the site's last one",
+                given="one that another release of the site follows already",
+                next_step="The site's ledger may be an old copy: site-agent ledger recover.",
+            )
 
     def _set_apart(self, part: Path, statement: Statement, envelope: Envelope, refusal: Refusal) -> None:
         reach("ingest.before_quarantine")

@@ -371,14 +371,18 @@ def _missing(signed: Array, k: int, estimator: str) -> float:
     return k - 0.5 - math.sqrt(max(0.0, 2 * k**2 - 4 * positive + 0.25))
 
 
-def _missing_se(k0: float, k: int, estimator: str) -> float:
+def _missing_se(k0: float, k: int, estimator: str) -> float | None:
+    """The published formulas; None where the variance they give is not positive, far outside their range."""
     if estimator == "R0":
         return math.sqrt(2 * max(0.0, k0) + 2)
     var = k * (k + 1) * (2 * k + 1) + 10 * k0**3 + 27 * k0**2 + 17 * k0
     var = (var - 18 * k * k0**2 - 18 * k * k0 + 6 * k**2 * k0) / 24
+    if var <= 0:
+        return None
     if estimator == "L0":
         return 4 * math.sqrt(var) / (2 * k - 1)
-    return 2 * math.sqrt(var) / math.sqrt((k - 0.5) ** 2 - k0 * (2 * k - k0 - 1))
+    scale = (k - 0.5) ** 2 - k0 * (2 * k - k0 - 1)
+    return 2 * math.sqrt(var / scale) if scale > 0 else None
 
 
 def _tuple(values: Array) -> tuple[float, ...]:

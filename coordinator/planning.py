@@ -8,7 +8,7 @@ the budget affords. The paper's own figure stands beside it, because readers of 
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,6 +65,7 @@ row_download = false             # may analysts download the released rows?
 [release]
 mechanism = "latent_noise"
 w = 0.005
+# epsilon = 6.0                  # in place of w: what one release may cost at the budget's δ; w is solved from it
 # radius = 4.5                   # norm to which latents are clipped; left out: from the number of columns
 
 # What one person may be charged by this study, all waves together.
@@ -169,6 +170,7 @@ def review(text: str, *, today: dt.date, recipient: str = "") -> tuple[StudyPlan
     lines = [
         Check(name="plan", detail=f"{plan.study}, version {plan.version}, hash {plan.hash[:12]}"),
         _recipient(plan, recipient),
+        Check(name="posture", detail=f"{plan.posture}: {_POSTURES[plan.posture]}"),
         *_dictionary(plan),
         *(_estimand(plan, name, formula) for name, formula in plan.estimands.items()),
         *_calendar(plan, today),
@@ -186,6 +188,14 @@ def review(text: str, *, today: dt.date, recipient: str = "") -> tuple[StudyPlan
     return plan, tuple(lines)
 
 
+_POSTURES: Mapping[str, str] = {
+    "local": "the flow is fitted on the released records; ε does not cover that fit",
+    "holdout": "the flow is fitted on persons who are never released; ε does not cover those",
+    "public": "nothing is fitted on records; ε covers everyone",
+    "private": "the flow is trained with noise; ε covers that and everyone",
+}
+
+
 def _recipient(plan: StudyPlan, recipient: str) -> Check:
     if recipient and plan.coordinator != recipient:
         return Check(
@@ -199,7 +209,7 @@ def _recipient(plan: StudyPlan, recipient: str) -> Check:
 
 def _dictionary(plan: StudyPlan) -> list[Check]:
     released = plan.dictionary.released
-    person = plan.dictionary.person or "none: each row is a person"
+    person = plan.dictionary.person or "none: ε is for one row"
     lines = [Check(name="dictionary", detail=f"{len(released)} released columns; person column: {person}")]
     unlabelled = [column.name for column in released if not column.label]
     if unlabelled:

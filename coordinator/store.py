@@ -963,6 +963,27 @@ class Store:
         ]
         return (*held, *apart)[-HOLDINGS_CAP:]
 
+    def charged(self, study: str, site: str) -> dict[str, tuple[int, Release | None]]:
+        """Every release that a site's ledger must have been charged for: id to (plan version, release if accepted).
+
+        Accepted, withdrawn since, or quarantined: what arrived was drawn, whatever became of it.
+        """
+        query = sa.select(_quarantine.c.envelope).where((_quarantine.c.study == study) & (_quarantine.c.site == site))
+        out: dict[str, tuple[int, Release | None]] = {}
+        for row in self._read(lambda c: c.execute(query).all()):
+            said = parse_json(Envelope.from_bytes(row.envelope).payload)
+            out[said["release_id"]] = (said["plan_version"], None)
+        for release in self.releases(study, site=site, withdrawn=True):
+            out[release.release_id] = (release.plan_version, release)
+        return out
+
+    def began_anew(self, site: str) -> int:
+        """Place in the log at which a site's ledger was last let begin anew; -1 if it never was."""
+        mine = sa.select(sa.func.min(_anchors.c.log_index)).where((_anchors.c.site == site) & (_anchors.c.line > 0))
+        line = self.reanchored(site)
+        found = self._read(lambda c: c.execute(mine.where(_anchors.c.line == line)).scalar())
+        return -1 if found is None else int(found)
+
     # -- withdrawals --------------------------------------------------------------------------------------------
     def withdraw(self, *, withdrawal: Withdrawal, envelope: Envelope, today: dt.date) -> Tombstone:
         """Log that a site took a release back, and hide it from every reader, in one transaction.
@@ -1190,9 +1211,12 @@ class Store:
         """Inclusion proof of entry `index` in the log of `size` entries (all, by default)."""
         return inclusion_proof(self._leaves()[:size], index)
 
-    def prove_growth(self, size: int) -> tuple[bytes, ...]:
-        """Proof that the log's first `size` entries are still its first."""
-        return consistency_proof(self._leaves(), size)
+    def prove_growth(self, size: int, later: int | None = None) -> tuple[bytes, ...]:
+        """Proof that the log's first `size` entries are still the first of its `later` ones (all, by default)."""
+        leaves = self._leaves()
+        if later is not None and later > len(leaves):
+            raise ParameterError("the log must have so many entries", given=f"{later} of {len(leaves)}")
+        return consistency_proof(leaves[:later], size)
 
     def verify_log(self) -> int:
         """Recompute every leaf and root, and hold every release and anchor against its entry; how many entries.

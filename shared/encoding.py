@@ -29,10 +29,12 @@ from shared.dictionary import NUMERIC, Column, Dictionary
 from shared.errors import SchemaRefusal
 from shared.randomness import Noise
 
-__all__ = ["Encoder", "scaled"]
+__all__ = ["ENCODER_VERSION", "Encoder", "scaled"]
 
 Array = NDArray[np.float64]
 
+ENCODER_VERSION = 1
+"""Grows whenever the same records would be encoded otherwise: a flow fitted before is then of no use."""
 EDGE = 1e-3
 """c of the scaled logit: keeps t = 0 and t = upper finite."""
 

@@ -99,6 +99,8 @@ class PrivateTraining:
         for name in ("noise_multiplier", "clip"):
             value = getattr(self, name)
             _must(0 < value < math.inf, f"private.{name} must be positive", value)
+        # More is no better, and beyond it noise and clip would not fit on one grid.
+        _must(self.noise_multiplier <= 100, "private.noise_multiplier must be at most 100", self.noise_multiplier)
         _must(1 <= self.steps <= 100_000, "private.steps must be in 1..100000", self.steps)
 
 
@@ -267,7 +269,7 @@ class StudyPlan:
     private: PrivateTraining | None = None
     holdout: float = 0.5
     reference: Mapping[str, Reference] = field(default_factory=dict)
-    returning: Returning = "refresh"
+    returning: Returning = "append"
     floors: Floors = field(default_factory=Floors)
     eligibility: str = ""
     estimands: Mapping[str, str] = field(default_factory=dict)

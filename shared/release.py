@@ -58,6 +58,9 @@ LABEL = "synthetic / privatised, not patient records"
 BUNDLE_FORMAT = "tributary-bundle/1"
 MEMBERS = ("manifest.json", "receipt.json", "table.parquet")
 DOCUMENT_CAP = 1 << 20
+PARQUET_KEYS = frozenset({"ARROW:schema", "pandas", "label"})
+PANDAS_KEYS = frozenset({"index_columns", "column_indexes", "columns", "attributes", "creator", "pandas_version"})
+COLUMN_KEYS = frozenset({"name", "field_name", "pandas_type", "numpy_type", "metadata"})
 _DIGEST, _WORD = re.compile("[0-9a-f]{64}"), re.compile("[A-Za-z0-9_-]{1,64}")
 CONDITIONAL_ON: Mapping[str, str] = {
     "local": "flow, encoder, w and R",
@@ -123,8 +126,9 @@ def coverage(plan: StudyPlan) -> tuple[tuple[str, ...], tuple[str, ...]]:
             "drawn exactly, on a grid, and every gradient is clipped a millionth tighter than the plan says to leave "
             "room for rounding; that the room is enough is our calculation, and nobody else has checked it.",
         )
+    count = " and from who was drawn to train," if plan.posture == "holdout" else ""
     always: tuple[str, ...] = (
-        "The number of released rows: it follows from the plan's eligibility rule and is public.",
+        f"The number of released rows: it follows from the plan's eligibility rule{count} and is public.",
         "A person who is a patient of several hospitals: losses add up, and no hospital can see it.",
         "That the release passed the site's checks and audit: its delivery shows it.",
         "Other studies with the same patients: each has a budget of its own, and losses add up unless the site has "
@@ -408,23 +412,37 @@ def write_bundle(receipt: Receipt, table: pd.DataFrame) -> bytes:
     arrow = arrow.replace_schema_metadata({**(arrow.schema.metadata or {}), b"label": LABEL.encode()})
     pq.write_table(arrow, sink, compression="zstd", write_statistics=False)
     parts = {"receipt.json": receipt.to_bytes(), "table.parquet": sink.getvalue()}
-    manifest = canonical_json(
+    out = io.BytesIO()
+    _write_archive(out, {"manifest.json": _manifest(receipt, list(table.columns), _digests(parts)), **parts})
+    return out.getvalue()
+
+
+def _digests(files: Mapping[str, bytes | memoryview]) -> dict[str, Any]:
+    return {name: {"sha256": hashlib.sha256(data).hexdigest(), "bytes": len(data)} for name, data in files.items()}
+
+
+def _manifest(receipt: Receipt, columns: list[str], digests: Mapping[str, Any]) -> bytes:
+    """The one manifest that a receipt, the table's columns and the files' digests have."""
+    return canonical_json(
         {
             "format": BUNDLE_FORMAT,
             "label": LABEL,
             "release_id": receipt.release_id,
-            "rows": len(table),
-            "columns": list(table.columns),
-            "files": {name: {"sha256": sha256_hex(data), "bytes": len(data)} for name, data in parts.items()},
+            "rows": receipt.n,
+            "columns": columns,
+            "files": dict(digests),
         }
     )
-    out = io.BytesIO()
+
+
+def _write_archive(out: Any, members: Mapping[str, bytes | memoryview]) -> None:
+    """The one zip file that holds these members, in this order."""
     with zipfile.ZipFile(out, "w", zipfile.ZIP_STORED) as archive:
-        for name, data in (("manifest.json", manifest), *parts.items()):
+        for name, data in members.items():
             entry = zipfile.ZipInfo(name, date_time=(1980, 1, 1, 0, 0, 0))
+            entry.create_system = 3  # the same bytes on every system
             entry.external_attr = 0o644 << 16
-            archive.writestr(entry, data)
-    return out.getvalue()
+            archive.writestr(entry, cast(bytes, data))
 
 
 def read_bundle(path: Path, *, cap: int) -> Bundle:
@@ -444,11 +462,67 @@ def read_bundle(path: Path, *, cap: int) -> Bundle:
         digest = hashlib.sha256(mapped).hexdigest()
         manifest_at, receipt_at, table_at = _members(mapped)
         data = memoryview(mapped)[table_at]
-        receipt = _agreed(mapped[manifest_at], mapped[receipt_at], data)
-        table = _read_table(data, receipt.n, cap, forget=lambda: mapped.madvise(mmap.MADV_DONTNEED))
+        receipt, columns = _agreed(mapped[manifest_at], mapped[receipt_at], data)
+        _require_exact(mapped, table_at, mapped[manifest_at], mapped[receipt_at])
+
+        def forget() -> None:
+            mapped.madvise(mmap.MADV_DONTNEED)
+
+        table = _read_table(data, receipt.n, cap, forget=forget)
     except (zipfile.BadZipFile, NotImplementedError, EOFError, ValueError, RuntimeError) as error:
         raise IntegrityRefusal("a bundle must be a readable zip file", given=type(error).__name__) from None
+    if [str(name) for name in table.columns] != columns:
+        raise SchemaRefusal("a manifest must name the table's columns", given="others")
     return Bundle(digest=digest, receipt=receipt, table=table)
+
+
+def _require_exact(mapped: mmap.mmap, table_at: slice, manifest: bytes, receipt: bytes) -> None:
+    """Refuse every archive but the one that `write_bundle` makes of these members: nothing before, between or after.
+
+    It is written again into a sink that holds each write against the file, so the table is never copied.
+    """
+    sink = _Mirror(mapped, table_at)
+    table = memoryview(mapped)[table_at]
+    _write_archive(sink, {"manifest.json": manifest, "receipt.json": receipt, "table.parquet": table})
+    if not sink.same():
+        raise SchemaRefusal("a bundle must hold its members and not one byte more", given="other bytes")
+
+
+class _Mirror:
+    """A file to write to, which remembers the small writes and holds them against `mapped` at the end.
+
+    The table itself is a part of `mapped`: of it only the place can be wrong.
+    """
+
+    def __init__(self, mapped: mmap.mmap, table_at: slice) -> None:
+        self._mapped, self._table_at = mapped, table_at
+        self._small: dict[int, bytes] = {}
+        self._placed = False
+        self._at = self._end = 0
+
+    def write(self, data: bytes | memoryview) -> int:
+        if isinstance(data, memoryview):
+            self._placed = self._table_at == slice(self._at, self._at + len(data))
+        else:
+            self._small[self._at] = bytes(data)
+        self._at += len(data)
+        self._end = max(self._end, self._at)
+        return len(data)
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, place: int, whence: int = 0) -> int:
+        self._at = place + {0: 0, 1: self._at, 2: self._end}[whence]
+        return self._at
+
+    def flush(self) -> None:
+        """Nothing waits."""
+
+    def same(self) -> bool:
+        """Whether what was written is the file, byte for byte."""
+        agree = all(self._mapped[at : at + len(data)] == data for at, data in self._small.items())
+        return agree and self._placed and self._end == len(self._mapped)
 
 
 def _members(mapped: mmap.mmap) -> list[slice]:
@@ -470,19 +544,23 @@ def _members(mapped: mmap.mmap) -> list[slice]:
     return places
 
 
-def _agreed(manifest_bytes: bytes, receipt_bytes: bytes, table_bytes: memoryview) -> Receipt:
-    """The receipt, when the manifest's format, label, ids and digests are those of the files beside it."""
+def _agreed(manifest_bytes: bytes, receipt_bytes: bytes, table_bytes: memoryview) -> tuple[Receipt, list[str]]:
+    """The receipt and the manifest's columns, when the manifest is exactly what the files beside it give."""
     manifest = parse_json(manifest_bytes)
     if not isinstance(manifest, dict) or manifest.get("format") != BUNDLE_FORMAT or manifest.get("label") != LABEL:
         raise SchemaRefusal(f"a manifest must have format {BUNDLE_FORMAT} and the label")
     files: dict[str, bytes | memoryview] = {"receipt.json": receipt_bytes, "table.parquet": table_bytes}
-    digests = {name: {"sha256": hashlib.sha256(data).hexdigest(), "bytes": len(data)} for name, data in files.items()}
+    digests = _digests(files)
     if manifest.get("files") != digests:
         raise IntegrityRefusal("the manifest's digests must be those of the bundle's files")
     receipt = Receipt.from_bytes(receipt_bytes)
     if manifest.get("release_id") != receipt.release_id or manifest.get("rows") != receipt.n:
         raise SchemaRefusal("manifest and receipt must agree on rows and release id")
-    return receipt
+    given = manifest.get("columns")
+    columns = [name for name in given if isinstance(name, str)] if isinstance(given, list) else []
+    if _manifest(receipt, columns, digests) != manifest_bytes:
+        raise SchemaRefusal("a manifest must say what the bundle holds and nothing else", given="another text")
+    return receipt, columns
 
 
 def _read_table(data: memoryview, rows: int, cap: int, forget: Callable[[], None]) -> pd.DataFrame:
@@ -496,6 +574,7 @@ def _read_table(data: memoryview, rows: int, cap: int, forget: Callable[[], None
         size = sum(meta.row_group(i).total_byte_size for i in range(meta.num_row_groups))
         if size > cap or meta.num_columns > 4096 or meta.num_rows != rows:
             raise SchemaRefusal("the table must have the receipt's rows and fit in memory")
+        _require_plain(parquet, data)
         # Whatever dtypes the file claims, `Dictionary.validate_release` decides afterwards.
         columns = []
         for name in parquet.schema_arrow.names:
@@ -509,6 +588,30 @@ def _read_table(data: memoryview, rows: int, cap: int, forget: Callable[[], None
     if len(table) != rows:
         raise SchemaRefusal("the table must have the receipt's rows")
     return table
+
+
+def _require_plain(parquet: Any, data: memoryview) -> None:
+    """Refuse a Parquet file with room for anything but its columns: unread bytes, or metadata of its own.
+
+    Raises: SchemaRefusal.
+    """
+    meta, names = parquet.metadata, parquet.schema_arrow.names
+    kept = {key.decode(errors="replace"): value for key, value in (meta.metadata or {}).items()}
+    footer = int.from_bytes(data[-8:-4], "little")
+    chunks = [meta.row_group(i).column(k) for i in range(meta.num_row_groups) for k in range(meta.num_columns)]
+    # Header, column chunks, footer: whatever else a file held, no reader of the table would ever see.
+    tiled = 4 + sum(chunk.total_compressed_size for chunk in chunks) + footer + 8 == len(data)
+    plain = kept.keys() <= PARQUET_KEYS and kept.get("label") == LABEL.encode()
+    plain = plain and sum(map(len, kept.values())) <= (8 << 10) + len(names) * (2 << 10)
+    plain = plain and len(meta.created_by or "") <= 64 and not any(field.metadata for field in parquet.schema_arrow)
+    if plain and "pandas" in kept:
+        told = parse_json(kept["pandas"])
+        plain = isinstance(told, dict) and told.keys() <= PANDAS_KEYS and isinstance(told.get("columns"), list)
+        columns = told["columns"] if plain else []
+        plain = plain and [item.get("name") if isinstance(item, dict) else None for item in columns] == names
+        plain = plain and all(item.keys() <= COLUMN_KEYS for item in columns)
+    if not (tiled and plain):
+        raise SchemaRefusal("table.parquet must hold its columns and nothing else", given="further bytes or metadata")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -37,6 +37,8 @@ __all__ = [
     "EnrolRequest",
     "Enrolment",
     "EnrolmentRequest",
+    "Growth",
+    "GrowthRequest",
     "Holding",
     "Holdings",
     "Method",
@@ -237,6 +239,28 @@ class Chunk:
         _must(_is_digest(self.bundle_sha256), "a chunk must name its bundle's SHA-256")
         _must(0 < len(self.data) <= 4 * CHUNK_BYTES, f"a chunk must have 1 to {4 * CHUNK_BYTES} bytes")
         _must(0 <= self.offset < 1 << 48, "a chunk's offset must be a place in a file")
+
+
+@dataclass(frozen=True, kw_only=True)
+class GrowthRequest:
+    """A question for proof that the log of `size` entries only appended to the one of `old_size`."""
+
+    old_size: int
+    size: int
+
+    def __post_init__(self) -> None:
+        _must(0 < self.old_size <= self.size < 1 << 53, "a log must be asked about from an earlier size to a later one")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Growth:
+    """The proof (`shared.merkle.verify_consistency`)."""
+
+    proof: tuple[bytes, ...]
+
+    def __post_init__(self) -> None:
+        _must(len(self.proof) <= 128, "a proof must be short")
+        _must(all(len(part) == 32 for part in self.proof), "a proof must hold SHA-256 digests")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -642,6 +666,22 @@ def _holdings_from(message: Any) -> Holdings:
     )
 
 
+def _growth_request_to(value: GrowthRequest) -> Message:
+    return pb.GrowthRequest(old_size=value.old_size, size=value.size)
+
+
+def _growth_request_from(message: Any) -> GrowthRequest:
+    return GrowthRequest(old_size=message.old_size, size=message.size)
+
+
+def _growth_to(value: Growth) -> Message:
+    return pb.GrowthReply(proof=value.proof)
+
+
+def _growth_from(message: Any) -> Growth:
+    return Growth(proof=tuple(message.proof))
+
+
 _CODECS: dict[type, tuple[type[Message], Callable[[Any], Message], Callable[[Any], Any]]] = {
     EnrolRequest: (pb.EnrolRequest, _enrol_request_to, _enrol_request_from),
     Enrolment: (pb.EnrolReply, _enrolment_to, _enrolment_from),
@@ -653,6 +693,8 @@ _CODECS: dict[type, tuple[type[Message], Callable[[Any], Message], Callable[[Any
     Acceptance: (pb.AcceptanceReply, _acceptance_to, _acceptance_from),
     Holdings: (pb.StatusReply, _holdings_to, _holdings_from),
     Withdrawn: (pb.WithdrawalReply, _withdrawn_to, _withdrawn_from),
+    GrowthRequest: (pb.GrowthRequest, _growth_request_to, _growth_request_from),
+    Growth: (pb.GrowthReply, _growth_to, _growth_from),
 }
 
 
@@ -707,4 +749,5 @@ COLLECTION: Mapping[str, Method] = {
     "Upload": Method(request=Chunk, reply=Acceptance, stream=True),
     "Status": Method(request=StudyRequest, reply=Holdings),
     "Withdraw": Method(request=SignedDocument, reply=Withdrawn),
+    "Growth": Method(request=GrowthRequest, reply=Growth),
 }

@@ -27,11 +27,10 @@ from shared.errors import (
 if TYPE_CHECKING:
     import pandas as pd
 
-    from shared.keys import Envelope, SigningKey
+    from shared.keys import SigningKey
     from shared.plan import StudyPlan
     from site_agent.checks import Check
     from site_agent.cli import Desk
-    from site_agent.egress import Egress
     from site_agent.ledger import Hold
     from site_agent.pipeline import Release
 
@@ -42,11 +41,15 @@ __all__ = [
     "approve",
     "compare",
     "decline",
+    "history",
     "leave",
+    "pause",
     "planned",
     "require_author",
     "require_ticks",
+    "resume",
     "totals",
+    "verify",
     "withdraw",
 ]
 
@@ -267,7 +270,7 @@ def _bury(at: Desk, hold: Hold) -> Hold:
             held = hold.state == "withdrawn" or any(
                 one.release_id == hold.release_id for one in egress.status(hold.study)
             )
-            place = _tombstone(egress, at.outbox.tombstone(hold.release_id)) if held else None
+            place = egress.withdraw(at.outbox.tombstone(hold.release_id)).log_index if held else None
     except NetworkRefusal as refusal:
         raise NetworkRefusal(
             refusal.must,
@@ -275,14 +278,6 @@ def _bury(at: Desk, hold: Hold) -> Hold:
             next_step=f"The release is withdrawn here and will not be sent. Run {again} again to tell the coordinator.",
         ) from None
     return at.ledger.tombstone(hold, log_index=place)
-
-
-def _tombstone(egress: Egress, envelope: Envelope) -> int:
-    """Send one signed withdrawal; its place in the coordinator's log. The only call of `Egress.withdraw`."""
-    withdraw_there = getattr(egress, "withdraw", None)
-    if withdraw_there is None:
-        raise NetworkRefusal("the coordinator must take tombstones", given="a connection that has no word for them")
-    return int(withdraw_there(envelope).log_index)
 
 
 def leave(
@@ -422,6 +417,55 @@ def _shifts(then: pd.DataFrame, now: pd.DataFrame) -> tuple[str, ...]:
             level = max(gone, key=lambda each: abs(gone[each]))
             found.append((2 * abs(gone[level]), f"{name}: share of “{level}” {100 * gone[level]:+.1f} points"))
     return tuple(words for _, words in sorted(found, reverse=True)[:SHIFTS])
+
+
+def pause(at: Desk, reason: str) -> None:
+    """Stop at once: nothing is drawn, approved or sent until `resume`. Works without a network."""
+    from shared.keys import write_private
+
+    stamp = dt.datetime.now(dt.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    write_private(at.config.pause_file, f"{stamp} {reason}\n".encode())
+
+
+def resume(at: Desk) -> None:
+    """End a pause."""
+    at.config.pause_file.unlink(missing_ok=True)
+
+
+def verify(at: Desk) -> dict[str, Any]:
+    """Verify every entry, signature, sealed bundle and plan approval; how many of each there are.
+
+    Raises: LedgerRefusal, IntegrityRefusal, ApprovalRefusal: what is not as it was.
+    """
+    entries = at.ledger.verify()
+    bundles = 0
+    deleted = at.ledger.deleted()
+    for hold in at.outbox.list():
+        if hold.release_id not in deleted:
+            at.outbox.bundle(hold.release_id)
+            bundles += 1
+    approvals = 0
+    for study in at.plans.studies():
+        for version in range(1, at.plans.highest(study) + 1):
+            approvals += at.plans.approval(study, version) is not None
+    head = at.ledger.entries()[-1].hash
+    return {"entries": entries, "bundles": bundles, "plan_approvals": approvals, "head": head, "ok": True}
+
+
+def history(at: Desk) -> list[dict[str, Any]]:
+    """The ledger's entries as people read them: who did what, when."""
+    return [
+        {
+            "seq": entry.seq,
+            "time": entry.time,
+            "kind": entry.kind,
+            "release_id": entry.body.get("release_id", ""),
+            "who": entry.body.get("name") or entry.body.get("by") or "agent",
+            "reason": entry.body.get("reason", ""),
+            "hash": entry.hash,
+        }
+        for entry in at.ledger.entries()
+    ]
 
 
 def totals(at: Desk, study: str | None = None) -> list[dict[str, Any]]:

@@ -58,16 +58,19 @@ __all__ = [
     "Rate",
     "attack",
     "gate",
+    "latents_of",
     "likelihood_attack",
     "likelihood_ratios",
     "linkage",
     "membership_auc",
+    "rate",
     "recoded",
     "run_audit",
     "seen",
     "signals",
     "table_attacks",
     "trade_off",
+    "whitening",
 ]
 
 Array = NDArray[np.float64]
@@ -168,10 +171,10 @@ class AuditReport:
         membership_plain: AUC in standardised Euclidean distance, the paper's.
         own_row: share of records linked to their own row.
         extreme: the same among the records with the 5 % largest latent norms.
-        twin_probability: eq. 22, over all pairs.
-        median_rank: eq. 26.
+        twin_probability: eq. 22, over all pairs of `n_ranked` records and the others.
+        median_rank: eq. 26, over the same records.
         n: records in the release; n_fitted, n_held_back: of the membership attack.
-        n_extreme: records in `extreme`.
+        n_extreme: records in `extreme`; n_ranked: at most 2,000, evenly spaced, because a rank looks at every pair.
         likelihood: of an attacker who holds the flow; None where it was not tried.
         tables: attacks on the released table against a control group; inference once for each column.
         limits: those in force.
@@ -187,6 +190,7 @@ class AuditReport:
     n_fitted: int
     n_held_back: int
     n_extreme: int = 0
+    n_ranked: int = 0
     likelihood: LikelihoodAttack | None = None
     tables: tuple[Excess, ...] = ()
     limits: AuditLimits | None = None
@@ -216,14 +220,15 @@ class AuditReport:
         out = [
             f"Attacks we tried on {self.n:,} released rows; others may do better. Low figures are evidence, "
             "not a promise.",
-            f"Telling who was in the training data: AUC {m.value:.2f} (95 % interval {m.low:.2f} to {m.high:.2f}); "
+            f"Telling who is behind the rows and who is not: AUC {m.value:.2f} (95 % interval {m.low:.2f} to "
+            f"{m.high:.2f}); "
             "0.50 is guessing.",
             f"Someone who holds a record finds its own row for {own.value:.1%} of records "
             f"({own.low:.1%} to {own.high:.1%}; guessing finds {own.chance:.2%}).",
             f"Among the {EXTREME_SHARE:.0%} most unusual records: {extreme.value:.0%} "
             f"({extreme.low:.0%} to {extreme.high:.0%}).",
-            f"For the median record {self.median_rank:,.0f} other records are nearer than its own released row; "
-            f"for a random pair the chance is {self.twin_probability:.1%}.",
+            f"For the median of {self.n_ranked or self.n:,} records {self.median_rank:,.0f} others are nearer than its "
+            f"own released row; for a random pair the chance is {self.twin_probability:.1%}.",
         ]
         if self.likelihood is not None:
             a = self.likelihood
@@ -231,7 +236,7 @@ class AuditReport:
                 f"Someone who also holds the flow, w and R: AUC {a.auc.value:.2f} ({a.auc.low:.2f} to "
                 f"{a.auc.high:.2f}); with {a.false_alarms.value:.1%} false alarms it recognises {a.hits.value:.1%} "
                 f"of patients ({a.hits.low:.1%} to {a.hits.high:.1%}). Weighed: {a.n_members:,} members, "
-                f"{a.n_held_back:,} held back. The mechanism alone allows up to {a.bound:.1%} at 1 % false alarms."
+                f"{a.n_held_back:,} held back. {_bound_in_words(a.bound)}"
             )
         named = {one.name: one for one in self.tables}
         for name, what in (
@@ -270,6 +275,12 @@ class AuditReport:
         above = [name for name, rate, limit in _held_against(self, now) if rate.value > limit >= rate.low]
         if above:
             yield f"Above the limit, but within chance of it: {', '.join(above)}."
+
+
+def _bound_in_words(bound: float) -> str:
+    if bound >= 0.9995:
+        return "The mechanism alone keeps no attacker from recognising practically every patient."
+    return f"Given the flow, the mechanism keeps every attacker to {bound:.1%} at 1 % false alarms."
 
 
 def _rates(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -326,7 +337,7 @@ def attack(
         likelihood=likelihood_attack(
             members=signals(flow, codes(members), w=w, radius=mechanism.radius),
             held_back=signals(flow, codes(others), w=w, radius=mechanism.radius),
-            released=_latents(flow, codes(probe)),
+            released=latents_of(flow, codes(probe)),
             w=w,
             bound=trade_off(mechanism.event.mu, FALSE_ALARMS),
         ),
@@ -370,22 +381,24 @@ def run_audit(
         raise ParameterError("records, their release and the held-back records must fit together", given=f"d = {d}")
     if view is not None:
         x, released, fitted_on, held_back, probe = (view(rows) for rows in (x, released, fitted_on, held_back, probe))
-    whiten, standardise = _whitening(x), _standardising(x)
+    whiten, standardise = whitening(x), _standardising(x)
     flags = linkage(whiten(x), whiten(released))
     norms = np.linalg.norm(latents, axis=1)
     extreme = norms >= np.quantile(norms, 1 - EXTREME_SHARE)
-    twin, rank = _twins(whiten(x), whiten(released))
+    ranked = np.linspace(0, len(x) - 1, min(len(x), MOST_TARGETS)).astype(int)
+    twin, rank = _twins(whiten(x), whiten(released), ranked)
     return AuditReport(
         membership=membership_auc(whiten(fitted_on), whiten(held_back), whiten(probe)),
         membership_plain=membership_auc(standardise(fitted_on), standardise(held_back), standardise(probe)),
-        own_row=_rate(flags, chance=1 / len(x)),
-        extreme=_rate(flags[extreme], chance=1 / len(x)),
+        own_row=rate(flags, chance=1 / len(x)),
+        extreme=rate(flags[extreme], chance=1 / len(x)),
         twin_probability=twin,
         median_rank=rank,
         n=len(x),
         n_fitted=len(fitted_on),
         n_held_back=len(held_back),
         n_extreme=int(extreme.sum()),
+        n_ranked=len(ranked),
     )
 
 
@@ -474,11 +487,11 @@ def gate(report: AuditReport, limits: AuditLimits) -> None:
     """Refuse a release on which an attack does better than the limits allow, or on which too little can be told.
 
     A refused draw stays charged, so a refusal must not be an accident: a figure is refused when its *whole* 95 %
-    interval lies beyond the limit. A release whose true figures are within the limits is then refused in at most one
-    run in forty for each figure, whatever the number of records. The other side of the rule: a sample is too small to
-    tell when even an attack that succeeded on every record would not be refused. Linkage and membership are each held
-    to that, because a weight of 1 shows in the first and a flow that memorised its records only in the second; the
-    handful of extreme records is not.
+    interval lies beyond the limit. A release whose true figures are within the limits is then refused in about one
+    run in forty at worst for each figure, whatever the number of records. The other side of the rule: a sample is too
+    small to tell when even an attack that succeeded on every record would not be refused. Linkage and membership are
+    each held to that, because a weight of 1 shows in the first and a flow that memorised its records only in the
+    second; the handful of extreme records is not.
 
     Raises: AuditRefusal.
     """
@@ -578,15 +591,15 @@ def linkage(x: Array, released: Array) -> NDArray[np.bool_]:
     return np.asarray(own <= nearest * (1 + 1e-12))
 
 
-def _twins(x: Array, released: Array) -> tuple[float, float]:
-    """Twin probability (eq. 22) and median rank (eq. 26)."""
-    own = np.linalg.norm(x - released, axis=1)
-    closer = cKDTree(x).query_ball_point(x, np.nextafter(own, 0), return_length=True) - 1  # not oneself
+def _twins(x: Array, released: Array, ranked: NDArray[np.int_]) -> tuple[float, float]:
+    """Twin probability (eq. 22) and median rank (eq. 26) of the records at `ranked`."""
+    own = np.linalg.norm(x[ranked] - released[ranked], axis=1)
+    closer = cKDTree(x).query_ball_point(x[ranked], np.nextafter(own, 0), return_length=True) - 1  # not oneself
     closer = np.maximum(closer, 0)
     return float(closer.mean() / (len(x) - 1)), float(np.median(closer))
 
 
-def _rate(flags: Flags, *, chance: float) -> Rate:
+def rate(flags: Flags, *, chance: float) -> Rate:
     """A share with its Clopper-Pearson interval."""
     return _share(int(flags.sum()), len(flags), chance=chance)
 
@@ -599,7 +612,7 @@ def _share(k: int, n: int, *, chance: float, level: float = 0.95) -> Rate:
     return Rate(value=k / n if n else 0.0, low=low, high=high, chance=chance)
 
 
-def _whitening(x: Array) -> Any:
+def whitening(x: Array) -> Any:
     """Map to coordinates in which x has unit covariance; a ridge keeps a constant column harmless."""
     mean = x.mean(axis=0)
     covariance = np.atleast_2d(np.cov(x, rowvar=False, bias=True))
@@ -617,12 +630,13 @@ def _standardising(x: Array) -> Any:
 # -- who holds the flow ------------------------------------------------------------------------------------------
 def signals(flow: Bijection, rows: Array, *, w: float, radius: float) -> Array:
     """√w clip_R(f⁻¹(x)), (n, d): where the release of each row is centred."""
-    z = _latents(flow, rows)
+    z = latents_of(flow, rows)
     norm = np.linalg.norm(z, axis=1, keepdims=True)
     return np.asarray(math.sqrt(w) * z * np.minimum(1.0, radius / np.where(norm > 0, norm, 1.0)))
 
 
-def _latents(flow: Bijection, rows: Array) -> Array:
+def latents_of(flow: Bijection, rows: Array) -> Array:
+    """f⁻¹ of rows, (n, d), finite whatever the rows are."""
     with np.errstate(all="ignore"):
         z = np.asarray(flow.inverse(rows), dtype=np.float64)
     # A row that the flow cannot place is the centre; far out a latent only needs its direction.

@@ -570,8 +570,10 @@ def status(home: Home = None, json: Json = False) -> None:
 
 
 def _due(at: Desk, plan: StudyPlan, day: dt.date) -> list[int]:
-    taken = {hold.wave for hold in at.ledger.holds(plan.study) if hold.phase in ("sealed", "delivered")}
-    return [w.number for w in plan.waves if w.opens <= day <= w.closes and w.number not in taken]
+    from site_agent.waves import due
+
+    found = due(plan, at.ledger.holds(plan.study), day)
+    return [] if found is None else [found.number]
 
 
 # -- the table --------------------------------------------------------------------------------------------------
@@ -833,20 +835,18 @@ def plan_facts(at: Desk, plan: StudyPlan) -> dict[str, Any]:
 
 
 def _price(plan: StudyPlan, event: Any) -> dict[str, Any]:
-    import numpy as np
-
     from shared import privacy
     from shared.release import in_words
+    from site_agent.waves import cost
 
     delta, cap = plan.budget.delta, plan.budget.epsilon
-    curve = np.asarray(privacy.rdp(event))
-    totals = [float(privacy.epsilon_from_rdp(curve * (k + 1), delta)) for k in range(len(plan.waves))]
+    planned = cost(plan, event)
     return {
         "epsilon": float(privacy.epsilon(event, delta)),
         "delta": delta,
-        "all_waves": totals[-1],
+        "all_waves": planned.totals[-1],
         "cap": cap,
-        "affordable": sum(total <= cap for total in totals),
+        "affordable": planned.affordable,
         "translation": in_words(plan, event),
     }
 
@@ -1120,6 +1120,111 @@ def release(
     emit(_described(made), as_json=json, show=show)
 
 
+MADE_UP_ROWS = 600
+
+
+@app.command()
+def curve(
+    study: Study,
+    made_up: Annotated[
+        bool, typer.Option("--made-up", help="On a table made from the dictionary; no plan need be approved.")
+    ] = False,
+    out: Annotated[
+        str, typer.Option("--out", metavar="FILE.svg", help="A name in the site folder's figures; .svg, .png or .pdf.")
+    ] = "",
+    home: Home = None,
+    json: Json = False,
+    dry_run: Dry = False,
+) -> None:
+    """True price, attacks and planned estimates against w. Its draws are outside the ledger, forgotten, and never sent.
+
+    It fits one flow and draws from it many times, here, in memory. What is kept is the curve: aggregates, in a file
+    that only its owner can read. On real records it needs the approved plan: choosing w by it is a look at the data.
+    """
+    from shared.encoding import Encoder
+    from shared.randomness import secure_rng
+    from site_agent import pipeline, records, screens
+    from site_agent.curve import DRAWS, GRID, price_curve, require_allowed
+
+    at = desk(home)
+    name = out or f"curve-{study}{'-made-up' if made_up else ''}.svg"
+    path = _figure_path(at.home, name)
+    if made_up:
+        plan = at.plans.plan(study)
+        rows = MADE_UP_ROWS
+    else:
+        at.require_running()
+        plan, _ = at.plans.approved(study, agent_version=agent_version(), today=today())
+        require_allowed(plan, made_up=False)
+        rows = records.count(at.config.source(study))
+    d = Encoder(dictionary=plan.dictionary).d
+    if dry_run:
+        answer = {
+            "study": study,
+            "rows": rows,
+            "columns": d,
+            "weights": GRID,
+            "draws": DRAWS,
+            "file": path,
+            "dry_run": True,
+        }
+        emit(
+            answer,
+            as_json=json,
+            show=lambda out: out.print(
+                f"Would fit one flow on about {rows} rows, draw {DRAWS} times at {len(GRID)} weights, and write {path}."
+            ),
+        )
+        return
+    rng = secure_rng()
+    with _bar(json) as progress:
+        if made_up:
+            table = plan.dictionary.check(pipeline.made_up_table(plan, rows, rng))
+        else:
+            table = records.read(
+                at.config.source(study), plan.dictionary, key=at.config.snapshot_key.read_bytes()
+            ).table
+        drawn = price_curve(plan=plan, table=table, rng=rng, made_up=made_up, progress=progress)
+    _write_figures({path: ("curve", drawn)})
+
+    def show(out: Console) -> None:
+        screens.curve_page(out, drawn)
+        out.print(f"Drawn in {path}, which only its owner can read.")
+        screens.next_step(out, f"site-agent plan show {study}")
+
+    emit(
+        {**drawn.to_canonical(), "sentences": drawn.sentences(), "file": path, "dry_run": False},
+        as_json=json,
+        show=show,
+    )
+
+
+def _figure_path(home: Path, name: str) -> Path:
+    """Where a figure of this site is written: within its folder, whatever the name says."""
+    folder = (home / "figures").resolve()
+    path = (folder / name).resolve()
+    if not path.is_relative_to(home.resolve()):
+        raise UsageRefusal(
+            "a figure drawn from records must stay in the site's folder",
+            given="a path outside",
+            next_step="Give a name.",
+        )
+    if path.suffix.lower() not in (".svg", ".png", ".pdf"):
+        raise UsageRefusal("a figure must end in .svg, .png or .pdf", given=repr(path.suffix))
+    return path
+
+
+def _write_figures(figures: dict[Path, tuple[str, Any]]) -> None:
+    """Draw and write, readable by the owner alone."""
+    from shared.keys import write_private
+    from site_agent.figures import curve_figure, figure_bytes
+
+    for path, (kind, what) in figures.items():
+        figure = curve_figure(what) if kind == "curve" else what
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        write_private(path, figure_bytes(figure, path.suffix.lower().lstrip(".")))
+
+
 def _site(at: Desk, witness: Any) -> Site:
     from site_agent.pipeline import Site
 
@@ -1132,6 +1237,7 @@ def _site(at: Desk, witness: Any) -> Site:
         snapshot_key=at.config.snapshot_key.read_bytes(),
         floors=at.config.floors,
         paused=lambda: at.paused,
+        budget=at.config.budget,
     )
 
 
@@ -1227,6 +1333,70 @@ def outbox_show(
             screens.next_step(out, f"site-agent approve {short} --as NAME        (sends the same bytes again)")
 
     emit(answer, as_json=json, show=show)
+
+
+@outbox_app.command("figures")
+def outbox_figures(
+    release_id: ReleaseId,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="DIR", help="A folder; figures/ID in the site's folder without it.")
+    ] = None,
+    home: Home = None,
+    json: Json = False,
+    dry_run: Dry = False,
+) -> None:
+    """Draw for the approver: released columns beside the real ones, and what the attack achieved. They stay here."""
+    from shared.encoding import Encoder
+    from shared.randomness import secure_rng
+    from site_agent import pipeline, records, screens
+    from site_agent.audit import AuditReport
+
+    at = desk(home)
+    full = at.release_id(release_id)
+    made = pipeline.open_release(at.outbox, full)
+    plan = at.plans.plan(made.hold.study, made.receipt.plan_version)
+    folder = (out or at.home / "figures" / full[:8]).expanduser().absolute()
+    title = f"{made.hold.study}, wave {made.hold.wave}"
+    audited = AuditReport.from_canonical(made.audit) if "membership" in made.audit else None
+    source = at.config.source(made.hold.study)
+    table = records.read(source, plan.dictionary, key=at.config.snapshot_key.read_bytes())
+    drawn: dict[Path, tuple[str, Any]] = {}
+    told: list[str] = []
+    if made.snapshot and made.snapshot != table.snapshot:
+        told.append("The table has changed since this release was drawn; the real columns are those of today.")
+    if not dry_run:
+        from site_agent.figures import attack_figure, margins_figure
+
+        encoder = Encoder(dictionary=plan.dictionary)
+        real = encoder.decode(encoder.encode(table.table, secure_rng()))
+        drawn[folder / "columns.svg"] = (
+            "columns",
+            margins_figure(real, made.table, plan.dictionary, title=f"{title}: released columns"),
+        )
+        if audited is not None and audited.likelihood is not None:
+            drawn[folder / "attack.svg"] = (
+                "attack",
+                attack_figure(audited.likelihood, title=f"{title}: an attack we tried", detail="others may do better"),
+            )
+        _write_figures(drawn)
+    if audited is None or audited.likelihood is None:
+        told.append("This release has no attack to draw.")
+    files = sorted(drawn)
+
+    def show(out: Console) -> None:
+        screens.heading(out, title, "dry run, nothing written" if dry_run else f"release {full[:8]}")
+        for path in files:
+            out.print(str(path), soft_wrap=True)
+        for line in told:
+            screens.note(out, line)
+        out.print("Drawn from records: only the owner of these files can read them, and they stay here.")
+        screens.next_step(out, f"site-agent outbox show {full[:8]}")
+
+    emit(
+        {"release_id": full, "files": files, "folder": folder, "notes": told, "dry_run": dry_run},
+        as_json=json,
+        show=show,
+    )
 
 
 def _rows(table: Any, rows: int) -> list[dict[str, Any]]:
@@ -1378,14 +1548,14 @@ def withdraw(
     dry_run: Dry = False,
 ) -> None:
     """Take a release back: stop it here at once, and have the coordinator bury what it has. The charge stays."""
+    from shared.wire import REASONS
     from site_agent import airlock
-    from site_agent.outbox import WITHDRAWAL_REASONS
 
     at = desk(home)
     at.config.approver_key(name)
-    if reason not in WITHDRAWAL_REASONS:
+    if reason not in REASONS:
         raise UsageRefusal(
-            f"--reason must be one of {', '.join(WITHDRAWAL_REASONS)}",
+            f"--reason must be one of {', '.join(REASONS)}",
             given=repr(reason),
             next_step="Say more with --note; it stays here.",
         )
@@ -1460,6 +1630,191 @@ def leave(
     emit(answer, as_json=json, show=show)
 
 
+# -- the calendar -----------------------------------------------------------------------------------------------
+@app.command()
+def waves(
+    study: Annotated[str | None, typer.Argument(help="One study; all without it.")] = None,
+    home: Home = None,
+    json: Json = False,
+) -> None:
+    """The calendar: what is due, where each wave stands, what was charged, and the last wave the budget allows."""
+    from dataclasses import asdict
+
+    from site_agent import waves as calendars
+
+    at = desk(home)
+    day = today()
+    studies: list[dict[str, Any]] = []
+    for name in [study] if study else sorted({*at.config.studies, *at.plans.studies()}):
+        if study is None and not at.plans.highest(name):
+            continue
+        plan = at.plans.plan(name)
+        holds = at.ledger.holds(name)
+        lines = calendars.calendar(plan, holds, day)
+        found = calendars.due(plan, holds, day)
+        spent = at.ledger.study_total(name, plan.budget.delta).epsilon
+        ahead = [line.number for line in lines if line.state in ("due", "not yet open")]
+        totals = _ahead(at, plan, len(ahead))
+        within = [number for number, total in zip(ahead, totals, strict=True) if total <= plan.budget.epsilon]
+        studies.append(
+            {
+                "study": name,
+                "returning": plan.returning,
+                "waves": [asdict(line) for line in lines],
+                "due": None if found is None else found.number,
+                "spent": spent,
+                "delta": plan.budget.delta,
+                "cap": plan.budget.epsilon,
+                "all_waves": totals[-1] if totals else spent,
+                "last_affordable": within[-1] if within else None,
+            }
+        )
+
+    def show(out: Console) -> None:
+        from shared.terminal import table
+        from site_agent import screens
+
+        for one in studies:
+            due = f"wave {one['due']} is due" if one["due"] else "nothing is due"
+            screens.heading(
+                out, f"Waves of {one['study']}", f"{due} on {day} (UTC) · returning persons: {plan_word(one)}"
+            )
+            cells = [
+                (
+                    line["number"],
+                    line["opens"],
+                    line["closes"],
+                    line["state"] + (f" into wave {line['into']}" if line["into"] else ""),
+                    line["release_id"][:8] or None,
+                )
+                for line in one["waves"]
+            ]
+            out.print(table(("wave", "opens", "closes", "state", "release"), cells, right=("wave",)))
+            out.print(
+                f"Charged so far ε = {one['spent']:.4g} of {one['cap']:g} at δ = {one['delta']:.0e}; "
+                f"with all waves to come {one['all_waves']:.4g}."
+            )
+            if one["last_affordable"]:
+                out.print(f"The budget allows the waves to come up to wave {one['last_affordable']}.")
+            screens.next_step(
+                out, f"site-agent release {one['study']} --wave {one['due']}" if one["due"] else "nothing"
+            )
+
+    def plan_word(one: dict[str, Any]) -> str:
+        return {
+            "append": "only new ones are drawn",
+            "refresh": "all are drawn anew",
+            "frozen": "earlier rows are copied",
+        }[one["returning"]]
+
+    emit({"today": day, "studies": studies}, as_json=json, show=show)
+
+
+def _ahead(at: Desk, plan: StudyPlan, more: int) -> tuple[float, ...]:
+    from shared.encoding import Encoder
+    from shared.release import planned_event
+    from site_agent.pipeline import touches
+
+    event = planned_event(plan, Encoder(dictionary=plan.dictionary).d).to_canonical()
+    return at.ledger.forecast(plan.study, event, plan.budget.delta, touches=touches(plan), more=more)
+
+
+@app.command("run")
+def run_(
+    once: Annotated[bool, typer.Option("--once", help="One round, then end.")] = False,
+    every: Annotated[float, typer.Option("--every", metavar="MINUTES", min=0.01, help="Between two rounds.")] = 60.0,
+    home: Home = None,
+    json: Json = False,
+    dry_run: Dry = False,
+) -> None:
+    """Live by the calendar: make each wave that is due, send what people have approved. It approves nothing."""
+    import json as plain_json
+    import time
+    from dataclasses import asdict
+    from functools import partial
+
+    from site_agent.waves import Event, attend
+
+    def say(event: Event) -> None:
+        if json:
+            typer.echo(plain_json.dumps(asdict(event), ensure_ascii=False))
+            return
+        stamp = dt.datetime.now(dt.UTC).strftime("%Y-%m-%d %H:%M")
+        where = " ".join(part for part in (event.study, f"wave {event.wave}" if event.wave else "") if part)
+        typer.echo(f"{stamp}  {': '.join(part for part in (where, event.what) if part)}  {event.detail}".rstrip())
+
+    while True:
+        # Opened anew each round: settings and plans may have changed since.
+        at = desk(home)
+        paused = at.paused
+        attend(
+            at,
+            site=partial(_site, at),
+            agent_version=agent_version(),
+            today=today(),
+            say=say,
+            dry_run=dry_run,
+        )
+        if once or dry_run:
+            return
+        until = time.monotonic() + 60 * every
+        while time.monotonic() < until and at.paused == paused:
+            time.sleep(min(1.0, max(0.0, until - time.monotonic())))
+
+
+@app.command("withdraw-person")
+def withdraw_person(
+    study: Study,
+    id_file: Annotated[
+        Path, typer.Option("--id-file", exists=True, dir_okay=False, help="Identifiers as in the table, one a line.")
+    ],
+    home: Home = None,
+    json: Json = False,
+    dry_run: Dry = False,
+) -> None:
+    """Note that persons withdrew their consent: they are drawn no more, and leave the table as the plan allows."""
+    from site_agent.records import pseudonym
+
+    at = desk(home)
+    plan = at.plans.plan(study)
+    if plan.dictionary.person is None:
+        raise UsageRefusal("the study must have a person column", given="none", next_step="Call the study lead.")
+    try:
+        names = {line.strip() for line in id_file.read_text(encoding="utf-8-sig").splitlines() if line.strip()}
+    except UnicodeDecodeError:
+        raise UsageRefusal("the file of identifiers must be UTF-8", given="another encoding") from None
+    if not names:
+        raise UsageRefusal("the file must hold at least one identifier", given="none")
+    key = at.config.snapshot_key.read_bytes()
+    persons = {pseudonym(name, key=key) for name in names}
+    noted = at.ledger.persons_gone(study)
+    added = len(persons - noted)
+    if not dry_run:
+        with at.locked():
+            added = at.ledger.note_persons(study, persons)
+    released = {
+        person for hold in at.ledger.holds(study) if hold.may_be_out for person in at.ledger.persons(hold) or ()
+    }
+    answer = {
+        "study": study,
+        "given": len(persons),
+        "added": added,
+        "released_before": len(persons & released),
+        "dry_run": dry_run,
+    }
+
+    def show(out: Console) -> None:
+        from site_agent import screens
+
+        screens.heading(out, f"Withdrawn from {study}", "dry run, nothing noted" if dry_run else f"{added} noted")
+        out.print(f"{answer['given']} identifiers, {answer['released_before']} of them in an earlier release.")
+        out.print("They are kept as pseudonyms only. Whoever was released leaves the table with a later wave, and only")
+        out.print("together with at least 10 others. What was delivered already: site-agent withdraw, with the lead.")
+        screens.next_step(out, f"site-agent waves {study}")
+
+    emit(answer, as_json=json, show=show)
+
+
 # -- the books --------------------------------------------------------------------------------------------------
 @app.command()
 def budget(
@@ -1473,13 +1828,22 @@ def budget(
     at = desk(home)
     lines = at.ledger.statement(study)
     totals = airlock.totals(at, study)
+    mine = at.config.budget
+    site = {"epsilon": at.ledger.site_total(mine.delta), "delta": mine.delta, "cap": mine.epsilon}
 
     def show(out: Console) -> None:
         from site_agent import screens
 
         screens.budget(out, lines, totals)
 
-    emit({"lines": lines, "totals": totals}, as_json=json, show=show)
+        capped = "" if site["cap"] is None else f" of {site['cap']:g}"
+        out.print(f"All studies of this site together: ε = {site['epsilon']:.4g}{capped} at δ = {site['delta']:.0e},")
+        out.print("for somebody who was charged most in each. " + (_NO_SITE_CAP if site["cap"] is None else ""))
+
+    emit({"lines": lines, "totals": totals, "site": site}, as_json=json, show=show)
+
+
+_NO_SITE_CAP = "No site budget is set (site_epsilon under [budget] in site.toml)."
 
 
 @app.command()
@@ -1489,20 +1853,11 @@ def history(
     json: Json = False,
 ) -> None:
     """The ledger's entries: who did what, when."""
+    from site_agent import airlock
+
     at = desk(home)
-    entries = at.ledger.entries()
-    rows = [
-        {
-            "seq": entry.seq,
-            "time": entry.time,
-            "kind": entry.kind,
-            "release_id": entry.body.get("release_id", ""),
-            "who": entry.body.get("name") or entry.body.get("by") or "agent",
-            "reason": entry.body.get("reason", ""),
-            "hash": entry.hash,
-        }
-        for entry in (entries[-last:] if last else entries)
-    ]
+    entries = airlock.history(at)
+    rows = entries[-last:] if last else entries
 
     def show(out: Console) -> None:
         from shared.terminal import table
@@ -1528,12 +1883,11 @@ def history(
 @app.command()
 def pause(reason: Reason = "", home: Home = None, json: Json = False, dry_run: Dry = False) -> None:
     """Stop at once: nothing is drawn, approved or sent until `site-agent resume`. Works without a network."""
-    from shared.keys import write_private
+    from site_agent import airlock
 
     at = desk(home)
     if not dry_run:
-        stamp = dt.datetime.now(dt.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-        write_private(at.config.pause_file, f"{stamp} {reason}\n".encode())
+        airlock.pause(at, reason)
 
     def show(out: Console) -> None:
         from site_agent import screens
@@ -1549,9 +1903,11 @@ def pause(reason: Reason = "", home: Home = None, json: Json = False, dry_run: D
 @app.command()
 def resume(home: Home = None, json: Json = False, dry_run: Dry = False) -> None:
     """End a pause."""
+    from site_agent import airlock
+
     at = desk(home)
     if not dry_run:
-        at.config.pause_file.unlink(missing_ok=True)
+        airlock.resume(at)
 
     def show(out: Console) -> None:
         from site_agent import screens
@@ -1562,25 +1918,79 @@ def resume(home: Home = None, json: Json = False, dry_run: Dry = False) -> None:
     emit({"site": at.config.site, "paused": at.paused, "dry_run": dry_run}, as_json=json, show=show)
 
 
+@audit_app.command("export")
+def audit_export(
+    study: Study,
+    out: Annotated[Path, typer.Option("--out", file_okay=False, help="A new folder for the record.")],
+    home: Home = None,
+    json: Json = False,
+) -> None:
+    """The study's whole record in a folder that a stranger can check with one small script. No row is in it."""
+    from site_agent.export import export
+
+    answer = export(desk(home), study, out, agent_version=agent_version(), today=today())
+
+    def show(page: Console) -> None:
+        from site_agent import screens
+
+        screens.heading(page, f"Audit record of {study}", f"{answer['files']} files in {out}")
+        screens.settings(
+            page,
+            [
+                ("releases", answer["releases"]),
+                ("ledger", f"{answer['entries']} entries; those of other studies as links only"),
+                ("head", answer["head"]),
+                ("key of this site", answer["fingerprint"]),
+            ],
+        )
+        page.print("No row is in it. The checks hold counts: hand it to people who may see them.")
+        screens.next_step(page, f"python {out / 'verify.py'}", f"open {out / 'summary.html'}")
+
+    emit(answer, as_json=json, show=show)
+
+
+@app.command()
+def page(
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0 takes a free one.")] = 8777,
+    listen: Annotated[str, typer.Option("--listen", help="A loopback address; no other is served.")] = "127.0.0.1",
+    home: Home = None,
+    json: Json = False,
+    dry_run: Dry = False,
+) -> None:
+    """The airlock in a browser on this machine: read, approve, reject, see the budget, pause. Ctrl-C ends it."""
+    from site_agent.page import LOOPBACK, serve
+
+    place = desk(home).home
+    desk(place).ledger.entries()
+    if dry_run:
+        if listen not in LOOPBACK:
+            raise UsageRefusal("the page must be served to this machine only", given=repr(listen))
+        emit(
+            {"listen": listen, "port": port, "dry_run": True}, as_json=json, show=lambda out: out.print("Would serve.")
+        )
+        return
+
+    def announce(address: str, password: str) -> None:
+        def show(out: Console) -> None:
+            from site_agent import screens
+
+            screens.settings(out, [("open", address), ("password", password)])
+            out.print("It works once. Nobody but you should see this terminal. Ctrl-C ends the page.")
+
+        emit({"address": address, "password": password}, as_json=json, show=show)
+        sys.stdout.flush()
+
+    serve(lambda: desk(place), listen=listen, port=port, agent_version=agent_version(), today=today, announce=announce)
+
+
 @app.command("audit-verify", hidden=True)  # its name before `audit` had verbs
 @audit_app.command("verify")
 @ledger_app.command("verify")
 def audit_verify(home: Home = None, json: Json = False) -> None:
     """Verify every entry, signature, sealed bundle and plan approval of this site."""
-    at = desk(home)
-    entries = at.ledger.verify()
-    bundles = 0
-    deleted = at.ledger.deleted()
-    for hold in at.outbox.list():
-        if hold.release_id not in deleted:
-            at.outbox.bundle(hold.release_id)
-            bundles += 1
-    approvals = 0
-    for study in at.plans.studies():
-        for version in range(1, at.plans.highest(study) + 1):
-            approvals += at.plans.approval(study, version) is not None
-    head = at.ledger.entries()[-1].hash
-    answer = {"entries": entries, "bundles": bundles, "plan_approvals": approvals, "head": head, "ok": True}
+    from site_agent import airlock
+
+    answer = airlock.verify(desk(home))
 
     def show(out: Console) -> None:
         from shared.terminal import Check, checklist
@@ -1590,10 +2000,10 @@ def audit_verify(home: Home = None, json: Json = False) -> None:
         checklist(
             out,
             [
-                Check(name="ledger", detail=f"{entries} entries, each chained and signed"),
-                Check(name="sealed bundles", detail=f"{bundles}, each the bytes that were sealed"),
-                Check(name="plan approvals", detail=f"{approvals}, each signed by its approver"),
-                Check(name="head", detail=head),
+                Check(name="ledger", detail=f"{answer['entries']} entries, each chained and signed"),
+                Check(name="sealed bundles", detail=f"{answer['bundles']}, each the bytes that were sealed"),
+                Check(name="plan approvals", detail=f"{answer['plan_approvals']}, each signed by its approver"),
+                Check(name="head", detail=answer["head"]),
             ],
         )
 

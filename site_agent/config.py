@@ -123,6 +123,24 @@ class SiteFloors:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SiteBudget:
+    """What all studies of this site together may cost one person; see `site_agent.composition`.
+
+    Args:
+        epsilon: cap on ε at `delta`; None for no cap of the site's own.
+        delta: the δ at which the total of all studies is shown and capped.
+    """
+
+    epsilon: float | None = None
+    delta: float = 1e-6
+
+    def __post_init__(self) -> None:
+        for name, value, least in (("epsilon", self.epsilon, 1e308), ("delta", self.delta, 1e-3)):
+            number = isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value <= least
+            _must(number or (name == "epsilon" and value is None), f"budget.site_{name} must be positive", value)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Limits:
     """The floors in force at this site for one plan."""
 
@@ -167,6 +185,7 @@ class Config:
         studies: studies this site is invited to.
         approvers: names of the people who may approve here, with their public keys.
         floors: what this site tightens.
+        budget: what all studies together may cost.
         data: study to table.
     Raises: ConfigRefusal, at construction.
     """
@@ -182,6 +201,7 @@ class Config:
     studies: tuple[str, ...] = ()
     approvers: Mapping[str, str] = field(default_factory=dict)
     floors: SiteFloors = field(default_factory=SiteFloors)
+    budget: SiteBudget = field(default_factory=SiteBudget)
     data: Mapping[str, Source] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -319,9 +339,12 @@ class Config:
             texts = isinstance(given_list, list) and all(isinstance(item, str) for item in given_list)
             _must(texts, f"{name} must be a list of texts", type(given_list).__name__)
             values[name] = tuple(given_list)
-        for name in ("approvers", "floors", "data"):
+        for name in ("approvers", "floors", "budget", "data"):
             _must(isinstance(values.get(name, {}), dict), f"[{name}] must be a table", type(values.get(name)).__name__)
         values["floors"] = _section(SiteFloors, values.get("floors", {}), "[floors]")
+        caps = values.get("budget", {})
+        closed(caps, {"site_epsilon", "site_delta"}, where="[budget]", refusal=ConfigRefusal)
+        values["budget"] = SiteBudget(**{name.removeprefix("site_"): value for name, value in caps.items()})
         values["data"] = {study: _source(study, table) for study, table in values.get("data", {}).items()}
         return cls(home=home, **values)
 
@@ -350,6 +373,13 @@ class Config:
             value = getattr(self.floors, item.name)
             if value is not None:
                 lines.append(f"{item.name} = {str(value).lower()}")
+        lines += [
+            "",
+            "# What all studies together may cost one person; without site_epsilon only each study's cap holds.",
+        ]
+        lines += ["[budget]", f"site_delta = {self.budget.delta}"]
+        if self.budget.epsilon is not None:
+            lines.append(f"site_epsilon = {self.budget.epsilon}")
         for study, source in sorted(self.data.items()):
             lines += ["", f"[data.{_quoted(study)}]", f"path = {_quoted(str(source.path))}"]
             if source.format == "csv":

@@ -8,11 +8,12 @@ and never sends other bytes than those the envelope names.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -30,6 +31,7 @@ from shared.errors import (
 from shared.failpoints import reach
 from shared.invitation import Invitation
 from shared.keys import Envelope, PublicKey, SigningKey
+from shared.merkle import verify_consistency
 from shared.transport import Client, Credentials
 from shared.wire import (
     CHUNK_BYTES,
@@ -43,6 +45,8 @@ from shared.wire import (
     Enrolment,
     EnrolmentRequest,
     EnrolRequest,
+    Growth,
+    GrowthRequest,
     Holding,
     Holdings,
     Offered,
@@ -61,6 +65,29 @@ SLOWEST = 64_000
 LONGEST = 3600.0
 T = TypeVar("T")
 _log = logging.getLogger("tributary.egress")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Pieces:
+    """A file as it was when it was hashed: the whole, and each `CHUNK_BYTES` of it."""
+
+    digest: str
+    total: int
+    digests: list[bytes]
+
+
+def _pieces(path: Path) -> _Pieces:
+    """Read a file once, piece by piece, so that a bundle of any size takes little memory. Raises: StorageRefusal."""
+    whole, digests, total = sha256(), [], 0
+    try:
+        with path.open("rb") as file:
+            while data := file.read(CHUNK_BYTES):
+                whole.update(data)
+                digests.append(sha256(data).digest())
+                total += len(data)
+    except OSError as error:
+        raise StorageRefusal("the sealed bundle must be readable", given=error.strerror or "an error") from None
+    return _Pieces(digest=whole.hexdigest(), total=total, digests=digests)
 
 
 def new_tls_identity(site: str) -> tuple[str, str]:
@@ -91,16 +118,51 @@ class Witness:
     def __init__(self, key: PublicKey, site: str, path: Path) -> None:
         self._key, self._site, self.path = key, site, path
 
-    def keep(self, reply: Reply) -> Reply:
-        """Check the signature of an answer and keep it; the same answer again is kept once.
+    def keep(self, reply: Reply, grew: Callable[[int, int], Sequence[bytes]]) -> Reply:
+        """Check an answer and keep it: signed, and from the one log that this site has seen before.
 
-        Raises: SignatureRefusal, StorageRefusal.
+        The same answer again is kept once. One from another history is kept too, as evidence: two roots that the
+        coordinator signed and that no log can both have.
+
+        Args:
+            grew: asks for the proof that the log of the second size only appended to that of the first.
+        Raises: SignatureRefusal, IntegrityRefusal (another history), StorageRefusal.
         """
         require_countersigned(reply, self._key, self._site)
+        if not reply.log_root:
+            raise IntegrityRefusal("the coordinator's answer must name its log's root", given="none")
         body: dict[str, Any] = {name: getattr(reply, name) for name in reply.__dataclass_fields__}
         line = canonical_json({"kind": type(reply).__name__, **body, "signature": reply.signature.hex()})
         if line in self.lines():
             return reply
+        seen = self.checkpoint()
+        index = reply.index if isinstance(reply, AnchorReceipt) else reply.log_index
+        if seen is not None:
+            (old, old_root), (new, new_root) = sorted([seen, (index + 1, reply.log_root)])
+            proof = grew(old, new) if old < new else ()
+            if not verify_consistency(old, new, tuple(proof), bytes.fromhex(old_root), bytes.fromhex(new_root)):
+                fork = canonical_json({"kind": "Fork", **body, "signature": reply.signature.hex()})
+                if fork not in self.lines():
+                    self._append(fork)
+                _log.error("the coordinator's log of %d entries is not the one seen before", index + 1)
+                raise IntegrityRefusal(
+                    "the coordinator's log must only grow",
+                    given="another history than the one this site has seen",
+                    next_step=f"Nothing is sent. Call the study lead; {self.path.name} holds both signed answers.",
+                )
+        self._append(line)
+        return reply
+
+    def checkpoint(self) -> tuple[int, str] | None:
+        """The longest log that the coordinator has shown: (entries, root)."""
+        seen = [
+            (int(said["index" if "index" in said else "log_index"]) + 1, str(said["log_root"]))
+            for said in self.replies()
+            if said["kind"] != "Fork"
+        ]
+        return max(seen, default=None)
+
+    def _append(self, line: bytes) -> None:
         try:
             handle = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
             with os.fdopen(handle, "rb+") as out:
@@ -113,7 +175,6 @@ class Witness:
             reach("egress.after_keep")
         except OSError as error:
             raise StorageRefusal("the coordinator's answer must be kept", given=error.strerror or "an error") from None
-        return reply
 
     def lines(self) -> tuple[bytes, ...]:
         """The answers kept, as written; half a line is left out."""
@@ -255,7 +316,17 @@ class Egress:
         return self._kept(done)
 
     def _kept(self, reply: Reply) -> Reply:
-        return reply if self._witness is None else self._witness.keep(reply)
+        if self._witness is None:
+            return reply
+
+        def grew(old: int, new: int) -> Sequence[bytes]:
+            try:
+                answer: Growth = self._retried(lambda: self._ask("Growth", GrowthRequest(old_size=old, size=new)))
+            except ParameterError:  # it says that its log is shorter than it has signed: no proof
+                return ()
+            return answer.proof
+
+        return self._witness.keep(reply, grew)
 
     def send(self, envelope: Envelope, bundle: Path, progress: Callable[[int, int], None] | None = None) -> Acceptance:
         """Deliver an approved release; returns when the coordinator has it on disk for good.
@@ -278,12 +349,8 @@ class Egress:
                 given="one signature",
                 next_step="Approve it.",
             )
-        try:
-            with bundle.open("rb") as file:
-                digest = hashlib.file_digest(file, "sha256").hexdigest()
-                total = file.tell()
-        except OSError as error:
-            raise StorageRefusal("the sealed bundle must be readable", given=error.strerror or "an error") from None
+        pieces = _pieces(bundle)
+        digest, total = pieces.digest, pieces.total
         if (digest, total) != (statement.bundle_sha256, statement.bundle_bytes):
             raise IntegrityRefusal(
                 "the sealed bundle must be the one that was approved",
@@ -291,7 +358,7 @@ class Egress:
                 next_step="Restore the sealed folder; it is never made again.",
             )
         told = progress or (lambda sent, whole: None)
-        acceptance: Acceptance = self._retried(lambda: self._deliver(envelope, bundle, digest, total, told))
+        acceptance: Acceptance = self._retried(lambda: self._deliver(envelope, bundle, pieces, told))
         for name in ("study", "wave", "site", "release_id", "bundle_sha256"):
             if getattr(acceptance, name) != getattr(statement, name):
                 raise IntegrityRefusal(f"the acceptance must name this release's {name}", given="another")
@@ -301,9 +368,11 @@ class Egress:
         return acceptance
 
     def _deliver(
-        self, envelope: Envelope, bundle: Path, digest: str, total: int, told: Callable[[int, int], None]
+        self, envelope: Envelope, bundle: Path, pieces: _Pieces, told: Callable[[int, int], None]
     ) -> Acceptance:
-        """One attempt: offer, then send what is missing."""
+        """One attempt: offer, then send what is missing, each piece only if it is the one that was hashed."""
+        digest, total = pieces.digest, pieces.total
+        changed: list[int] = []
         reach("egress.before_offer")
         offered: Offered = self._ask("Offer", SignedDocument(envelope=envelope.to_bytes()))
         reach("egress.after_offer")
@@ -314,23 +383,40 @@ class Egress:
         told(offered.offset, total)
 
         def chunks() -> Iterator[Chunk]:
-            # A whole file on the other side still needs one chunk, to say which bundle it is about.
-            place = min(offered.offset, total - 1)
+            # A whole file on the other side still needs one chunk, to say which bundle it is about. From the start of
+            # a piece: what is sent twice is at most one of them.
+            place = min(offered.offset, total - 1) // CHUNK_BYTES * CHUNK_BYTES
             with bundle.open("rb") as file:
                 file.seek(place)
                 while data := file.read(CHUNK_BYTES):
+                    if pieces.digests[place // CHUNK_BYTES : place // CHUNK_BYTES + 1] != [sha256(data).digest()]:
+                        changed.append(place)
+                        return
                     yield Chunk(bundle_sha256=digest, offset=place, data=data)
                     reach("egress.chunk")
                     place += len(data)
                     told(place, total)
 
         timeout = min(max(self._timeout, (total - offered.offset) / SLOWEST), LONGEST)
-        acceptance: Acceptance = self._client.call("Upload", chunks(), timeout=timeout)
+        try:
+            acceptance: Acceptance = self._client.call("Upload", chunks(), timeout=timeout)
+        except Refusal:
+            if changed:
+                raise StorageRefusal(
+                    "the sealed bundle must not change while it is sent",
+                    given="other bytes than those that were approved; they were not sent",
+                    next_step="Restore the sealed folder; it is never made again.",
+                ) from None
+            raise
         reach("egress.after_upload")
         return acceptance
 
     def _ask(self, method: str, request: Any) -> Any:
-        return self._client.call(method, request, timeout=self._timeout)
+        try:
+            return self._client.call(method, request, timeout=self._timeout)
+        except Refusal as refusal:
+            _log.warning("%s: %s", method, refusal.code)
+            raise
 
     def _retried(self, work: Callable[[], T]) -> T:
         """Do `work` until it is done or refused for good; only a lost connection is tried often, with back-off."""

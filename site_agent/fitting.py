@@ -19,7 +19,7 @@ A role here is a hash of the person's own pseudonym, which is itself keyed with 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,14 +28,23 @@ from scipy import special
 
 from shared.dictionary import NUMERIC, Column
 from shared.encoding import Encoder, scaled
-from shared.errors import PlanRefusal, TrainingRefusal
-from shared.flows import AffineAutoregressiveFlow, Composed, LevelModel, Levels, Margins
+from shared.errors import PlanRefusal, PolicyRefusal, TrainingRefusal
+from shared.flows import AffineAutoregressiveFlow, Bijection, Composed, LevelModel, Levels, Margins
 from shared.mechanisms.latent_noise import LatentNoise
 from shared.plan import Reference, StudyPlan
 from shared.randomness import Noise
-from shared.release import mechanism
+from shared.release import Receipt, mechanism
 
-__all__ = ["Fitted", "estimate_seconds", "fit", "public_flow", "released_rows", "trains"]
+__all__ = [
+    "Fitted",
+    "estimate_seconds",
+    "fit",
+    "public_flow",
+    "released_rows",
+    "require_roles_kept",
+    "sealed",
+    "trains",
+]
 
 Array = NDArray[np.float64]
 Rows = NDArray[np.int64]
@@ -53,7 +62,7 @@ class Fitted:
         mechanism: latent noise with the fitted flow and the plan's w and radius.
         released: places in the table of the rows that may be released, ascending.
         trained: how many rows the flow was fitted on; 0 under ``public``.
-        epochs: passes that early stopping chose; 0 where nothing was chosen.
+        epochs: passes over them.
         refit: fits the flow anew on some of the released rows; None where the flow never saw them without noise.
     """
 
@@ -96,6 +105,24 @@ def fit(
     )
 
 
+def sealed(
+    plan: StudyPlan, encoder: Encoder, flow: Bijection, *, n: int, epochs: int = 0, fresh: bool = False
+) -> Fitted:
+    """A flow that was sealed with a release, for `n` rows that are all released through it.
+
+    Args:
+        flow: as it was sealed.
+        epochs: passes over the records it was fitted with.
+        fresh: whether it was fitted for this very release, so that under ``local`` it has seen these rows.
+    """
+    return Fitted(
+        mechanism=mechanism(plan, flow),
+        released=np.arange(n),
+        epochs=epochs,
+        refit=_refit(plan, encoder, epochs) if fresh and plan.posture == "local" else None,
+    )
+
+
 def released_rows(plan: StudyPlan, n: int, persons: Sequence[str] | None) -> Rows:
     """Places of the rows that may be released, ascending; known before anything is encoded or fitted.
 
@@ -119,6 +146,28 @@ def trains(plan: StudyPlan, person: str) -> bool:
     """
     digest = hashlib.sha256(b"tributary role\0" + plan.study.encode() + b"\0" + person.encode()).digest()
     return int.from_bytes(digest[:8], "big") < plan.holdout * 2**64
+
+
+def require_roles_kept(plan: StudyPlan, earlier: Iterable[Receipt]) -> None:
+    """Refuse a plan under which somebody who trained would be released, or who was released would train.
+
+    Args:
+        earlier: receipts of the study's releases that left, or still may.
+    Raises: PolicyRefusal.
+    """
+    now = plan.holdout if plan.posture == "holdout" else None
+    for receipt in earlier:
+        before = receipt.parameters.get("holdout")
+        if before != now:
+            raise PolicyRefusal(
+                "who trains and who is released must stay as it was in this study's earlier releases",
+                given=f"{_split(now)} now, {_split(before)} in release {receipt.release_id[:8]}",
+                next_step="Ask the study lead for a plan with the same posture and holdout, or for a new study.",
+            )
+
+
+def _split(share: float | None) -> str:
+    return "no holdout" if share is None else f"a holdout of {share:g}"
 
 
 def public_flow(plan: StudyPlan, encoder: Encoder) -> Composed:
@@ -175,7 +224,7 @@ def estimate_seconds(plan: StudyPlan, n: int, d: int) -> tuple[float, float]:
 def _local(
     plan: StudyPlan, encoder: Encoder, x: Array, persons: Sequence[str] | None, rng: Noise, progress: Progress
 ) -> Fitted:
-    from site_agent.models.flow import fit_flow, refit_flow
+    from site_agent.models.flow import fit_flow
 
     fitted = fit_flow(
         x,
@@ -185,24 +234,30 @@ def _local(
         progress=lambda part, share, left: progress(share),
     )
 
-    def refit(inside: Array, rng: Noise, progress: Progress) -> LatentNoise:
-        again = refit_flow(
-            inside,
-            plan.training,
-            rng,
-            epochs=fitted.epochs,
-            integer_columns=encoder.integer_columns,
-            progress=lambda part, share, left: progress(share),
-        )
-        return mechanism(plan, again.flow)
-
     return Fitted(
         mechanism=mechanism(plan, fitted.flow),
         released=released_rows(plan, len(x), persons),
         trained=len(x),
         epochs=fitted.epochs,
-        refit=refit,
+        refit=_refit(plan, encoder, fitted.epochs),
     )
+
+
+def _refit(plan: StudyPlan, encoder: Encoder, epochs: int) -> Callable[[Array, Noise, Progress], LatentNoise]:
+    def refit(inside: Array, rng: Noise, progress: Progress) -> LatentNoise:
+        from site_agent.models.flow import refit_flow
+
+        again = refit_flow(
+            inside,
+            plan.training,
+            rng,
+            epochs=epochs,
+            integer_columns=encoder.integer_columns,
+            progress=lambda part, share, left: progress(share),
+        )
+        return mechanism(plan, again.flow)
+
+    return refit
 
 
 def _holdout(
@@ -225,7 +280,7 @@ def _holdout(
         integer_columns=encoder.integer_columns,
         progress=lambda part, share, left: progress(share),
     )
-    return Fitted(mechanism=mechanism(plan, fitted.flow), released=released, trained=len(train), epochs=fitted.epochs)
+    return Fitted(mechanism=mechanism(plan, fitted.flow), released=released, trained=len(train))
 
 
 def _public(

@@ -1,8 +1,9 @@
 """The outbox: sealed bytes wait here until a person has approved, rejected or sent back exactly these bytes.
 
 Each release has a folder ``sealed/<release_id>/``: ``bundle.zip`` (what would leave), ``checks.json`` and
-``audit.json`` (what the approver is shown; they never leave), ``statement.json`` (the signed statement, for people
-to read). What a release's state is, who approved it and what they signed stands in the ledger; the envelope that
+``audit.json`` (what the approver is shown; they never leave), ``population.json``, ``rows.json`` and ``fit.npz`` (who
+was charged, whose row is which, the flow; they never leave either), ``statement.json`` (the signed statement, for
+people to read). What a release's state is, who approved it and what they signed stands in the ledger; the envelope that
 leaves is rebuilt from there, so a lost or edited ``statement.json`` changes nothing.
 
 Bytes reach the disk before the seal: part file, fsync, rename, fsync of the folder, then the ledger's seal entry with
@@ -13,7 +14,6 @@ file that merely lies there may be put there by anybody. So a charge yields the 
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -23,17 +23,17 @@ from shared.canonical import canonical_json, sha256_hex
 from shared.errors import ApprovalRefusal, IntegrityRefusal, ParameterError, StateRefusal, StorageRefusal
 from shared.failpoints import reach
 from shared.keys import Envelope, PublicKey, Signature, SigningKey
-from site_agent.ledger import Acceptance, Hold, Ledger, fsync_folder, write_whole
+from site_agent.lasting import FIT, ROWS
+from site_agent.ledger import Acceptance, Hold, Ledger, fsync_folder, private_folder, write_whole
 
 if TYPE_CHECKING:
     from shared.release import Receipt, Statement
 
-__all__ = ["WITHDRAWAL_REASONS", "WITHDRAWAL_TYPE", "Outbox"]
+__all__ = ["Outbox"]
 
 DOCUMENTS = ("checks.json", "audit.json")
-WITHDRAWAL_TYPE = "application/vnd.tributary.withdrawal+json"
-WITHDRAWAL_REASONS = ("consent", "error", "policy", "other")
-"""All that the coordinator is told; anything more stays at the site."""
+NO_BYTES = "0" * 64
+"""Stands for the digest where a reservation without bytes is given up; it is never sent."""
 
 
 class Outbox:
@@ -61,6 +61,7 @@ class Outbox:
         receipt: Receipt,
         *,
         approvals: int = 1,
+        files: Mapping[str, bytes] | None = None,
         author: str = "agent",
         author_apart: bool = False,
     ) -> Hold:
@@ -71,6 +72,7 @@ class Outbox:
             bundle: the bytes that would leave.
             receipt: the receipt inside them.
             approvals: approvers who must sign, from the plan's floors.
+            files: what later waves and the audit need (`site_agent.lasting`), by name; it never leaves.
             author: who had it made.
             author_apart: whether the author must not approve it.
         Raises: StateRefusal; IntegrityRefusal (the receipt is not of this hold, or other bytes are there already);
@@ -84,14 +86,15 @@ class Outbox:
             path = folder / "bundle.zip"
             try:
                 reach("seal.before_folder")
-                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-                fsync_folder(self.root.parent)
-                fsync_folder(self.root)
+                private_folder(self.root)
+                private_folder(folder)
                 reach("seal.after_folder")
                 there = path.read_bytes() if path.exists() else None
             except OSError as error:
                 raise _storage(f"the folder of release {hold.release_id}", error) from error
             if there is None:
+                for name, data in (files or {}).items():
+                    write_whole(folder / name, data, f"seal.{name.partition('.')[0]}")
                 write_whole(path, bundle, "seal.bundle")
             elif there != bundle:
                 raise IntegrityRefusal(
@@ -108,6 +111,7 @@ class Outbox:
             plan_version=receipt.plan_version,
             recipient=receipt.recipient,
             approvals=approvals,
+            files={name: sha256_hex(data) for name, data in (files or {}).items()},
             author=author,
             author_apart=author_apart,
         )
@@ -203,6 +207,8 @@ class Outbox:
                 given=f"{name!r} with key {approver.public.key_id}",
                 next_step="Register approvers at enrolment, or use the registered key.",
             )
+        from shared.wire import WITHDRAWAL_TYPE
+
         message = Envelope.encoding(WITHDRAWAL_TYPE, self._withdrawal(current, reason_code))
         return self.ledger.withdraw(
             current,
@@ -215,6 +221,8 @@ class Outbox:
 
     def tombstone(self, release_id: str) -> Envelope:
         """The signed withdrawal for the coordinator; the same bytes each time. Raises: StateRefusal."""
+        from shared.wire import WITHDRAWAL_TYPE
+
         current = self.ledger.hold(release_id)
         given = current.withdrawal
         if given is None or not current.bundle_sha256:
@@ -226,22 +234,22 @@ class Outbox:
         )
 
     def _withdrawal(self, hold: Hold, reason_code: str) -> bytes:
-        if reason_code not in WITHDRAWAL_REASONS:
+        from shared.wire import REASONS, Withdrawal
+
+        if reason_code not in REASONS:
             raise ParameterError(
-                f"a withdrawal's reason must be one of {', '.join(WITHDRAWAL_REASONS)}",
+                f"a withdrawal's reason must be one of {', '.join(REASONS)}",
                 given=repr(reason_code),
                 next_step="--reason names the kind; --note says more, and stays here.",
             )
-        return canonical_json(
-            {
-                "study": hold.study,
-                "site": self.ledger.site,
-                "wave": hold.wave,
-                "release_id": hold.release_id,
-                "bundle_sha256": hold.bundle_sha256,
-                "reason_code": reason_code,
-            }
-        )
+        return Withdrawal(
+            study=hold.study,
+            site=self.ledger.site,
+            wave=hold.wave,
+            release_id=hold.release_id,
+            bundle_sha256=hold.bundle_sha256 or NO_BYTES,
+            reason_code=reason_code,
+        ).to_bytes()
 
     # -- out --------------------------------------------------------------------------------------------------------
     def envelope(self, release_id: str) -> Envelope:
@@ -261,6 +269,10 @@ class Outbox:
             )
         self._require_bytes(current)
         return self._envelope(current)
+
+    def statement(self, release_id: str) -> Envelope:
+        """The statement with the signatures it has, for the record; `envelope` gives the one that may be sent."""
+        return self._envelope(self.get(release_id))
 
     def bundle(self, release_id: str) -> Path:
         """The bundle file. Raises: IntegrityRefusal, unless it holds the sealed bytes."""
@@ -307,8 +319,9 @@ class Outbox:
                     part.unlink()
                 if hold.phase == "burnt" and not hold.bundle_sha256:
                     reach("outbox.recover.before_delete")
-                    with contextlib.suppress(FileNotFoundError):
-                        (folder / "bundle.zip").unlink()
+                    # The list of persons stays: it says who was charged.
+                    for name in ("bundle.zip", FIT, ROWS):
+                        (folder / name).unlink(missing_ok=True)
                     reach("outbox.recover.after_delete")
                     fsync_folder(folder)
             except OSError as error:

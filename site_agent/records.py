@@ -23,7 +23,18 @@ from shared.dictionary import Dictionary
 from shared.errors import DataFileRefusal, DataRefusal, DictionaryRefusal, MissingRefusal
 from site_agent.config import Source
 
-__all__ = ["Records", "count", "header", "named", "problems", "pseudonyms", "read", "row_pseudonyms", "suggestions"]
+__all__ = [
+    "Records",
+    "count",
+    "header",
+    "named",
+    "problems",
+    "pseudonym",
+    "pseudonyms",
+    "read",
+    "row_pseudonyms",
+    "suggestions",
+]
 
 BLOCK = 1 << 20
 
@@ -172,10 +183,12 @@ def row_pseudonyms(records: Records, dictionary: Dictionary, *, key: bytes) -> t
     """The keyed hash of each row's person, in the order of the rows; None without a person column."""
     if dictionary.person is None:
         return None
-    return tuple(
-        hmac.new(key, b"person\0" + str(person).encode(), hashlib.sha256).hexdigest()[:32]
-        for person in records.table[dictionary.person]
-    )
+    return tuple(pseudonym(str(person), key=key) for person in records.table[dictionary.person])
+
+
+def pseudonym(person: str, *, key: bytes) -> str:
+    """The keyed hash of one identifier. The key is the site's, so that it is the same in every study."""
+    return hmac.new(key, b"person\0" + person.encode(), hashlib.sha256).hexdigest()[:32]
 
 
 # -- inside -----------------------------------------------------------------------------------------------------

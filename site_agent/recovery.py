@@ -25,6 +25,7 @@ from shared.errors import IntegrityRefusal, LedgerRefusal, PlanRefusal, Refusal,
 from shared.keys import Envelope
 from shared.release import STATEMENT_TYPE, Statement
 from shared.wire import ANCHOR_TYPE, AnchorHead, AnchorReceipt, Holding, Holdings
+from site_agent.holds import LOST_CAP
 from site_agent.ledger import Ledger, Lost
 
 if TYPE_CHECKING:
@@ -34,6 +35,10 @@ if TYPE_CHECKING:
     from site_agent.plans import Plans
 
 __all__ = ["Coordinator", "Recovery", "draws_within", "recover", "survey"]
+
+
+MISSING_CAP = 100_000
+"""More missing entries than any site ever writes: a coordinator's word must not decide how much is counted here."""
 
 
 class Coordinator(Protocol):
@@ -105,6 +110,12 @@ def survey(ledger: Ledger, plans: Plans, door: Coordinator, studies: Iterable[st
             next_step="Restore a later backup of ledger.db and ledger.head. Without one, what was spent cannot be "
             "bounded: the site releases nothing more in its studies; call the study lead.",
         )
+    if witnessed.seq - known > MISSING_CAP:
+        raise LedgerRefusal(
+            f"at most {MISSING_CAP} entries may be missing to be counted",
+            given=f"{witnessed.seq - known}",
+            next_step="Restore a later backup of ledger.db and ledger.head; call the study lead.",
+        )
     here = {hold.release_id for hold in ledger.holds()}
     held = [holding for study in names for holding in _own(ledger, study, answers[study])]
     away = [holding for holding in held if holding.release_id not in here]
@@ -118,8 +129,7 @@ def survey(ledger: Ledger, plans: Plans, door: Coordinator, studies: Iterable[st
                 raise StateRefusal("the plan of a held release must be known", given=f"none of {study}")
             continue  # without a signed plan nothing was ever reserved
         lost += [_named(priced, holding) for holding in mine]
-        if unknown:
-            lost.append(_named(priced, None, count=unknown))
+        lost += [_named(priced, None, count=min(LOST_CAP, unknown - k)) for k in range(0, unknown, LOST_CAP)]
     return Recovery(
         state="to count",
         witnessed=witnessed,

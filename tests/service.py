@@ -175,8 +175,8 @@ class Hub:
             release_id=release_id,
             agent_version="0.1.0",
             n=len(table),
-            study_epsilon=100.0,
-            previous="0" * 64,
+            study_epsilon=plan.budget.epsilon,  # all that it may be: these tests make releases in any order
+            previous=sha256_hex(f"{site} {release_id} {wave}".encode()),
         )
         receipt = dataclasses.replace(receipt, **(receipt_changes or {}))
         data = write_bundle(receipt, table) if data is None else data

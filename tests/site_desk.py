@@ -22,7 +22,7 @@ from cryptography.x509.oid import NameOID
 from shared.canonical import parse_json, sha256_hex
 from shared.chain import GENESIS, head_fingerprint, heads
 from shared.errors import LedgerRefusal, NetworkRefusal
-from shared.flows import Bijection
+from shared.flows import AffineAutoregressiveFlow
 from shared.invitation import Invitation, certificate_fingerprint
 from shared.keys import Envelope, SigningKey
 from shared.plan import StudyPlan, sign_plan
@@ -35,30 +35,10 @@ from site_agent.fitting import Fitted, released_rows
 PASSPHRASE = "correct horse battery"
 
 
-@dataclass(frozen=True)
-class Standardised:
-    """x = mean + scale z: a flow that needs no training."""
-
-    mean: np.ndarray
-    scale: np.ndarray
-
-    @property
-    def d(self) -> int:
-        return len(self.mean)
-
-    def forward(self, z):
-        return self.mean + self.scale * z
-
-    def inverse(self, x):
-        return (x - self.mean) / self.scale
-
-    def log_prob(self, x):
-        return np.zeros(len(x))
-
-
 def quick_fit(plan, encoder, x, persons, rng, progress):
+    """x = mean + scale z: a flow that needs no training."""
     progress(0.5)
-    flow: Bijection = Standardised(x.mean(axis=0), x.std(axis=0) + 1e-9)
+    flow = AffineAutoregressiveFlow(mean=x.mean(axis=0), scale=np.diag(x.std(axis=0) + 1e-9))
     return Fitted(mechanism=mechanism(plan, flow), released=released_rows(plan, len(x), persons))
 
 

@@ -13,8 +13,8 @@ from site_desk import PASSPHRASE, Hospital, hospital  # noqa: F401
 from shared.keys import Envelope, PublicKey, SigningKey
 from shared.plan import Budget, Floors
 from shared.release import STATEMENT_TYPE, Statement
+from shared.wire import WITHDRAWAL_TYPE
 from site_agent.config import Config
-from site_agent.outbox import WITHDRAWAL_TYPE
 
 
 @pytest.fixture

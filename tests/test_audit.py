@@ -395,14 +395,14 @@ def test_the_words_promise_nothing():
     """A snapshot: a change of wording is a decision, not an accident."""
     assert full_report().sentences() == (
         "Attacks we tried on 1,000 released rows; others may do better. Low figures are evidence, not a promise.",
-        "Telling who was in the training data: AUC 0.58 (95 % interval 0.57 to 0.59); 0.50 is guessing.",
+        "Telling who is behind the rows and who is not: AUC 0.58 (95 % interval 0.57 to 0.59); 0.50 is guessing.",
         "Someone who holds a record finds its own row for 1.0% of records (0.0% to 2.0%; guessing finds 0.10%).",
         "Among the 5% most unusual records: 5% (4% to 6%).",
-        "For the median record 300 other records are nearer than its own released row; for a random pair the chance "
+        "For the median of 1,000 records 300 others are nearer than its own released row; for a random pair the chance "
         "is 40.0%.",
         "Someone who also holds the flow, w and R: AUC 0.62 (0.61 to 0.63); with 1.0% false alarms it recognises 4.1% "
-        "of patients (3.1% to 5.1%). Weighed: 800 members, 200 held back. The mechanism alone allows up to 98.7% at "
-        "1 % false alarms.",
+        "of patients (3.1% to 5.1%). Weighed: 800 members, 200 held back. Given the flow, the mechanism keeps "
+        "every attacker to 98.7% at 1 % false alarms.",
         "A rule on one column that fits exactly one patient: 33.0% of 1,500 tries, against 31.0% for people who are "
         "not in it; difference +2.0 points (+1.0 to +3.0).",
         "A rule on several columns that fits exactly one patient: 9.0% of 1,500 tries, against 7.0% for people who are "

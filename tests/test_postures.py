@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import datetime as dt
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -14,12 +15,13 @@ from site_desk import Hub
 from shared import privacy
 from shared.dictionary import Column, Dictionary
 from shared.encoding import Encoder
-from shared.errors import PlanRefusal, ReceiptRefusal, SmallN, TrainingRefusal
+from shared.errors import PlanRefusal, PolicyRefusal, ReceiptRefusal, SmallN, TrainingRefusal
 from shared.flows import to_arrays
 from shared.keys import SigningKey
 from shared.plan import Budget, Floors, LatentNoisePlan, PrivateTraining, Reference, StudyPlan, Training, Wave
 from shared.randomness import seeded_rng
 from shared.release import mechanism, planned_event, read_bundle
+from shared.simulated import small_hospitals
 from site_agent import fitting, records
 from site_agent.config import SiteFloors, Source
 from site_agent.fitting import fit, public_flow, released_rows, trains
@@ -28,6 +30,7 @@ from site_agent.outbox import Outbox
 from site_agent.pipeline import Site, make_release, rehearse
 
 TODAY = dt.date(2026, 1, 5)
+STUDIES = Path(__file__).parents[1] / "deploy" / "studies"
 POSTURES = ("local", "holdout", "public", "private")
 DICTIONARY = Dictionary(
     name="small",
@@ -331,6 +334,19 @@ def test_a_release_under_each_posture_passes_every_check_of_site_and_coordinator
             bundle.receipt.require_true(study(other))
 
 
+@pytest.mark.parametrize("posture", ["holdout", "public", "private"])
+def test_the_shipped_example_of_a_posture_runs_from_table_to_sealed_release_at_its_usual_floors(tmp_path, posture):
+    plan = StudyPlan.from_toml((STUDIES / f"first-{posture}.toml").read_text(encoding="utf-8"))
+    assert plan.posture == posture
+    assert StudyPlan.from_bytes(plan.canonical) == plan
+    assert (plan.floors, plan.release.epsilon) == (Floors(), 8.0)
+    table = small_hospitals(np.random.default_rng(4), sites=1, n=1500)["north"]
+    _, made = released(plan, tmp_path, table)
+    made.receipt.require_true(plan)
+    assert 7.98 < made.receipt.epsilon <= 8.0 + 1e-6
+    assert made.hold.state == "held"
+
+
 def test_the_floors_count_those_who_are_released(tmp_path):
     with pytest.raises(SmallN) as caught:
         released(study("holdout", holdout=0.9), tmp_path, cohort(300))
@@ -345,6 +361,20 @@ def test_the_population_of_a_holdout_release_is_those_who_are_released(tmp_path)
     kept = set(json.loads((at.outbox.folder(made.hold.release_id) / "population.json").read_text()))
     assert len(kept) == made.receipt.n
     assert not any(trains(plan, person) for person in kept)
+
+
+@pytest.mark.parametrize(
+    ("first", "then"),
+    [("holdout", {"holdout": 0.3}), ("holdout", {"posture": "local"}), ("local", {"posture": "holdout"})],
+)
+def test_a_later_version_of_a_plan_cannot_change_who_trains(tmp_path, first, then):
+    waves = tuple(Wave(number=k, opens=dt.date(2000, 1, 1), closes=dt.date(2999, 1, 1)) for k in (1, 2))
+    plan = study(first, waves=waves, budget=Budget(epsilon=500.0))
+    at, _ = released(plan, tmp_path, cohort(500))
+    source = Source(path=tmp_path / "cohort.csv")
+    with pytest.raises(PolicyRefusal, match="who trains"):
+        make_release(plan=replace(plan, version=2, **then), wave=2, source=source, site=at, today=TODAY)
+    assert [entry.kind for entry in at.ledger.entries()].count("drawing") == 1
 
 
 def test_a_training_flow_that_ate_part_of_the_charge_cannot_be_left_off_the_receipt(tmp_path):

@@ -6,10 +6,12 @@ import dataclasses
 import datetime as dt
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 from contextlib import closing
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -30,6 +32,7 @@ from shared.plan import StudyPlan, Wave, sign_plan
 
 QUESTION = "cox(time, cvd) ~ sbp/10"
 DAY = dt.timedelta(days=1)
+ROOT = Path(__file__).resolve().parent.parent
 
 
 def monthly(count: int = 4, quorum: int = 0) -> tuple[Wave, ...]:
@@ -439,6 +442,39 @@ def test_a_lead_killed_while_closing_a_wave_closes_it_once(study, verbs, place):
     assert verbs("wave", "close", "cvd", 1, "--reason", "test")[0] == (2 if closed else 0)
     assert len(study.store.wave_record("cvd", 1).revisions) == 1
     assert study.store.verify_log() == 2
+
+
+@pytest.mark.parametrize("place", ["wave.reopened", "wave.reminded", "result.saved"])
+def test_a_lead_killed_after_a_note_finds_it_once_when_the_verb_is_run_again(study, verbs, place):
+    study.deliver("alpha", 1)
+    study.deliver("beta", 1)
+    argv = {
+        "wave.reopened": ("wave", "reopen", "cvd", "1", "--reason", "gamma asked"),
+        "wave.reminded": ("wave", "remind", "cvd", "1"),
+        "result.saved": ("pool", "cvd", "--wave", "1", "--formula", "mean(sbp)"),
+    }[place]
+    if place == "wave.reopened":
+        study.close(1)
+    env = {**os.environ, "TRIBUTARY_FAILPOINT": place}
+    command = [sys.executable, "-m", "coordinator.cli", "--home", str(study.home), *argv]
+    assert subprocess.run(command, env=env, capture_output=True).returncode == -signal.SIGKILL
+    code, _ = verbs(*argv)
+    assert code == (2 if place == "wave.reopened" else 0), "reopened already"
+    kinds = [parse_json(entry.entry)["kind"] for entry in study.store.log()]
+    assert kinds.count("wave_reopened") == (place == "wave.reopened")
+    assert len(study.store.reminders("cvd", "gamma")) == (place == "wave.reminded")
+    assert len(study.store.results()) == (place == "result.saved")
+
+
+def test_every_failpoint_of_the_coordinator_is_one_at_which_it_is_killed():
+    """Those of collect.py: test_collect.py and test_withdrawal.py; the lead's own: the two tests above."""
+    from test_collect import failpoints
+
+    text = "".join(path.read_text() for path in sorted((ROOT / "coordinator").rglob("*.py")))
+    names = set(re.findall(r'\breach\("([^"]+)"\)', text))
+    assert len(re.findall(r"\breach\(", text)) == len(re.findall(r'\breach\("', text)), "each name is written out"
+    own = {"wave.before_event", "wave.before_commit", "wave.closed", "wave.reopened", "wave.reminded", "result.saved"}
+    assert names == {*failpoints("ingest"), *failpoints("withdraw"), *own}
 
 
 def test_a_reader_sees_a_wave_before_or_after_a_withdrawal_and_nothing_between(study):

@@ -23,6 +23,8 @@ from shared.wire import (
     Enrolment,
     EnrolmentRequest,
     EnrolRequest,
+    Growth,
+    GrowthRequest,
     Holding,
     Holdings,
     Offered,
@@ -76,6 +78,8 @@ VALUES = [
     Holdings(anchored=AnchorReceipt(seq=3, head=DIGEST, index=0), reanchored=2),
     Holdings(holdings=(dataclasses.replace(KEPT, statement=b"{}"),), reminders=(Reminder(wave=3, day="2026-01-31"),)),
     TAKEN_BACK,
+    GrowthRequest(old_size=3, size=9),
+    Growth(proof=(b"a" * 32, b"b" * 32)),
 ]
 
 
@@ -104,7 +108,7 @@ def test_the_methods_are_those_of_the_proto_file():
 
 def test_no_method_lets_the_coordinator_start_work_or_send_code():
     """The service's methods are known one by one; a new one must be argued for here."""
-    assert set(wire.COLLECTION) == {"Enrol", "FetchPlan", "Anchor", "Offer", "Upload", "Status", "Withdraw"}
+    assert set(wire.COLLECTION) == {"Enrol", "FetchPlan", "Anchor", "Offer", "Upload", "Status", "Withdraw", "Growth"}
 
 
 @pytest.mark.parametrize("value", VALUES, ids=lambda value: type(value).__name__)

@@ -147,7 +147,7 @@ def test_a_quarantined_release_can_be_taken_back_too(hub):
 def test_a_coordinator_killed_at_any_step_of_a_withdrawal_ends_with_it_done(tmp_path, plan):
     hub = Hub(tmp_path / "hub", plan, "north")
     servers = Servers(hub)
-    places = [place for place in failpoints() if place.startswith("withdraw.")]
+    places = failpoints("withdraw")
     assert len(places) == 3
     killed = []
     try:
@@ -216,9 +216,13 @@ def test_a_site_keeps_every_answer_that_the_coordinator_signed_and_refuses_one_i
         with hub.egress("north", witness=wrong) as egress:
             refused(SignatureRefusal, lambda egress=egress: egress.anchor(hub.anchor("north", 4, after=3)))
         assert wrong.replies() == ()
+
+    def never(old: int, new: int):
+        raise AssertionError("an unsigned answer is not asked about")
+
     unsigned = dataclasses.replace(acceptance, signature=b"")
-    refused(SignatureRefusal, lambda: witness.keep(unsigned))
-    refused(SignatureRefusal, lambda: witness.keep(dataclasses.replace(acceptance, log_index=9)))
+    refused(SignatureRefusal, lambda: witness.keep(unsigned, never))
+    refused(SignatureRefusal, lambda: witness.keep(dataclasses.replace(acceptance, log_index=9), never))
 
 
 def test_half_a_line_left_by_a_power_cut_spoils_no_other(hub):

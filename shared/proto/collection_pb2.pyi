@@ -127,6 +127,20 @@ class WithdrawalReply(_message.Message):
     signature: bytes
     def __init__(self, study: _Optional[str] = ..., wave: _Optional[int] = ..., site: _Optional[str] = ..., release_id: _Optional[str] = ..., bundle_sha256: _Optional[str] = ..., log_index: _Optional[int] = ..., log_root: _Optional[str] = ..., withdrawn_day: _Optional[str] = ..., signature: _Optional[bytes] = ...) -> None: ...
 
+class GrowthRequest(_message.Message):
+    __slots__ = ("old_size", "size")
+    OLD_SIZE_FIELD_NUMBER: _ClassVar[int]
+    SIZE_FIELD_NUMBER: _ClassVar[int]
+    old_size: int
+    size: int
+    def __init__(self, old_size: _Optional[int] = ..., size: _Optional[int] = ...) -> None: ...
+
+class GrowthReply(_message.Message):
+    __slots__ = ("proof",)
+    PROOF_FIELD_NUMBER: _ClassVar[int]
+    proof: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, proof: _Optional[_Iterable[bytes]] = ...) -> None: ...
+
 class StatusReply(_message.Message):
     __slots__ = ("holdings", "anchored", "reanchored", "anchor", "reminders")
     class Holding(_message.Message):
