@@ -93,7 +93,7 @@ def _line(entry: Entry, at: Desk, study: str) -> dict[str, Any]:
 
 def _concerns(entry: Entry, at: Desk, study: str) -> bool:
     body = entry.body
-    if entry.kind == "recovered":
+    if entry.kind in ("lost", "recovered"):
         return any(charge["study"] == study for charge in body["charges"])
     if "study" in body:
         return bool(body["study"] == study)

@@ -9,6 +9,7 @@ import pytest
 
 from coordinator.client import main, number, read_table
 from coordinator.pooling import pool
+from coordinator.two_by_two import Tables, mantel_haenszel
 from shared.errors import DataFileRefusal
 
 ROWS = pd.DataFrame(
@@ -143,3 +144,73 @@ def test_help_and_pooling_need_neither_torch_nor_grpc_and_help_needs_no_matplotl
     ):
         made = subprocess.run([sys.executable, "-c", run, *argv], capture_output=True, text=True, check=True)
         assert not absent & set(made.stdout.splitlines()[-1].split())
+
+
+COUNTED = pd.DataFrame(
+    {
+        "trial": ["Alpha", "Beta", "Gamma", "Delta"],
+        "ai": [4, 6, 3, 62],
+        "bi": [119, 300, 228, 13536],
+        "ci": [11, 29, 11, 248],
+        "di": [128, 274, 209, 12619],
+    }
+)
+
+
+def test_further_questions_are_answered_in_json_and_in_words(csv, capsys):
+    flags = ("--mods", "year", "--subgroup", "trial", "--bayes", "--exact", "--diagnostics")
+    code, said = answer(capsys, "pool", csv, *flags)
+    assert code == 0
+    assert said["regression"]["terms"] == ["intercept", "year"]
+    assert set(said["subgroups"]["groups"]) == {"Alpha", "Beta", "Gamma", "Delta"}
+    assert said["exact"]["interval"]["lb"] < said["pooled"]["beta"] < said["exact"]["interval"]["ub"]
+    assert said["bayes"]["mu"]["lb"] < said["bayes"]["mu"]["ub"]
+    assert "off below 10" in said["egger"]["reason"]
+    assert list(said["leave_one_out"]) == ["Alpha", "Beta", "Gamma", "Delta"]
+    assert main(["pool", str(csv), "--exp", *flags]) == 0
+    shown = capsys.readouterr().out
+    for words in ("meta-regression", "subgroups by trial", "exact (simulated", "half-normal(0.5", "without each site"):
+        assert words in shown
+
+
+def test_the_same_question_has_the_same_exact_interval(csv, capsys):
+    one = answer(capsys, "pool", csv, "--exact")[1]["exact"]
+    assert one == answer(capsys, "pool", csv, "--exact")[1]["exact"]
+
+
+def test_a_mistyped_moderator_is_refused_with_the_nearest_column(csv, capsys):
+    assert main(["pool", str(csv), "--mods", "yaer"]) == 2
+    assert "Did you mean 'year'?" in capsys.readouterr().err
+
+
+def test_more_moderators_than_rows_cost_only_their_own_answer(csv, capsys):
+    code, said = answer(capsys, "pool", csv, "--mods", "year", "--mods", "vi", "--mods", "trial")
+    assert code == 0
+    assert "more rows than coefficients" in said["regression"]["reason"]
+    assert said["pooled"]["beta"] is not None
+
+
+def test_tables_of_counts_are_pooled(tmp_path, capsys):
+    path = tmp_path / "counts.csv"
+    COUNTED.to_csv(path, index=False)
+    expected = mantel_haenszel(Tables(**{cell: COUNTED[cell] for cell in ("ai", "bi", "ci", "di")}))
+    code, said = answer(capsys, "tables", path)
+    assert (code, said["beta"], said["k"]) == (0, expected.beta, 4)
+    assert main(["tables", str(path), "--measure", "RR"]) == 0
+    assert "RR 0." in capsys.readouterr().out
+    assert answer(capsys, "tables", path, "--method", "Peto")[1]["method"] == "Peto"
+    assert main(["tables", str(path), "--method", "Peto", "--measure", "RD"]) == 2
+    assert main(["tables", str(path), "--cells", "ai,bi"]) == 2
+
+
+@pytest.mark.parametrize("kind", ["leave-one-out", "cumulative", "funnel", "baujat", "influence"])
+def test_the_figures_beside_the_forest_plot_are_written(csv, tmp_path, capsys, kind):
+    out = tmp_path / f"{kind}.svg"
+    code, said = answer(capsys, "forest", csv, "--kind", kind, "--out", out)
+    assert (code, said["kind"]) == (0, kind)
+    assert "<desc" in out.read_text()
+
+
+def test_an_unknown_kind_of_figure_is_refused(csv, tmp_path, capsys):
+    assert main(["forest", str(csv), "--kind", "pie", "--out", str(tmp_path / "x.svg")]) == 2
+    assert "leave-one-out" in capsys.readouterr().err

@@ -471,6 +471,31 @@ def test_a_question_outside_the_plan_is_called_exploratory(collected, capsys):
     assert "exploratory" in capsys.readouterr().out
 
 
+def test_pool_takes_facts_of_receipts_and_of_a_table_as_moderators(collected, tmp_path):
+    question = ("pool", "cvd", "--wave", 1, "--estimand", "adjusted")
+    sites = [row["label"] for row in collected(*question)[1]["rows"]]
+    facts = tmp_path / "facts.csv"
+    facts.write_text("site,region\n" + "".join(f"{site},{'north' if i else 'south'}\n" for i, site in enumerate(sites)))
+    code, said = collected(
+        *question, "--mods", "n", "--subgroup", "region", "--facts", facts, "--bayes", "--diagnostics"
+    )
+    assert code == 0
+    assert "reason" in said["regression"] or said["regression"]["terms"][0] == "intercept"
+    assert set(said["subgroups"]["groups"]) == {"south", "north"}
+    assert said["bayes"]["mu"]["lb"] < said["bayes"]["mu"]["ub"]
+    assert 0 <= said["noise_share"] <= 100
+    code, said = collected(*question, "--mods", "beds")
+    assert code == 2
+    assert "posture" in said["refused"]["next_step"]
+
+
+def test_figure_draws_its_companions(collected, tmp_path):
+    out = tmp_path / "loo.svg"
+    code, _ = collected("figure", "cvd", "--wave", 1, "--estimand", "adjusted", "--kind", "leave-one-out", "--out", out)
+    assert code == 0
+    assert "Without one site" in out.read_text()
+
+
 def test_pool_needs_one_question(collected):
     assert collected("pool", "cvd", "--wave", 1)[0] == 2
     assert "adjusted" in collected("pool", "cvd", "--wave", 1)[1]["refused"]["next_step"]

@@ -23,7 +23,8 @@ from shared.release import Statement
 __all__ = ["plan"]  # the fixture
 CANARY = "CANARY-4711-/srv/cohort.csv-sbp=187.25"
 # Every field of every message that a site sends, and of every document that it signs. A new one is argued for here:
-# ids, digests, counts and signatures; no text that anybody could write freely but the approvers' names at enrolment.
+# ids, digests, counts and signatures; no text that anybody could write freely but the approvers' names, at enrolment
+# and as a release's author.
 SAID = {
     "EnrolRequest": {"token", "envelope"},
     "StudyRequest": {"study"},
@@ -47,6 +48,7 @@ SIGNED = {
         "bundle_bytes",
         "receipt_sha256",
         "ledger_head",
+        "author",
     },
 }
 

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import datetime as dt
+import json
 
+import numpy as np
+import pandas as pd
 import pytest
 from service import Hub, small_table
 from test_collect import Servers, failpoints, plan, refused
+from theatre import Theatre, plan_toml
 
 from shared.canonical import parse_json
 from shared.errors import (
@@ -286,3 +290,37 @@ def test_an_edited_anchor_withdrawal_or_closing_does_not_verify(hub, edit):
         connection.exec_driver_sql(edit)
     with pytest.raises(IntegrityRefusal):
         hub.store.verify_log()
+
+
+# -- from the steward's command to the analyst's answer ------------------------------------------------------------
+def test_a_stewards_withdrawal_reaches_the_coordinator_and_every_signature_is_checked(tmp_path):
+    rng = np.random.default_rng(5)
+    n = 300
+    columns = {
+        "person": [f"p{i}" for i in range(n)],
+        "sbp": rng.normal(130, 15, n).clip(60, 290),
+        "chol": rng.normal(220, 30, n).clip(60, 690),
+        "died": rng.integers(0, 2, n),
+    }
+    table = tmp_path / "cohort.csv"
+    pd.DataFrame(columns).to_csv(table, index=False)
+    theatre = Theatre(tmp_path)
+    try:
+        theatre.open(plan_toml(waves=2))
+        theatre.join("north", table, "storm")
+        theatre.agent("north", "release", "storm", "--wave", 1)
+        waiting = theatre.waiting("north", 1)
+        assert theatre.approve("north", waiting).json["state"] == "delivered"
+        assert len(theatre.coordinator("releases").json["accepted"]) == 1
+        theatre.agent("north", "withdraw", waiting, "--as", "steward", "--reason", "consent")
+        assert theatre.coordinator("releases").json["accepted"] == []
+        assert list((theatre.hub / "bundles").iterdir()) == []
+        status = theatre.coordinator("wave", "status", "storm").json
+        assert [cell["state"] for cell in status["waves"][0]["cells"]] == ["withdrawn"]
+        verified = theatre.coordinator("log", "verify").json
+        assert verified["verified"]
+        assert verified["signed"] == verified["size"] >= 3
+        lines = (theatre.home("north") / "acknowledged.jsonl").read_text().splitlines()
+        assert [json.loads(line)["kind"] for line in lines][-2:] == ["Acceptance", "Withdrawn"]
+    finally:
+        theatre.close()
