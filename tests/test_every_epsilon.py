@@ -62,6 +62,7 @@ def extremes(waves: int = 2) -> StudyPlan:
         expires=dt.date(2999, 12, 31),
         release=LatentNoisePlan(w=w_for_epsilon(CLAIM, DELTA, RADIUS), radius=RADIUS),
         budget=Budget(epsilon=20.0, delta=DELTA),
+        returning="refresh",
         waves=tuple(Wave(number=k + 1, opens=dt.date(2000, 1, 1), closes=dt.date(2999, 1, 1)) for k in range(waves)),
         dictionary=Dictionary(
             name="extremes",

@@ -59,7 +59,7 @@ def three_releases(hospital: Hospital, plan) -> Hospital:
     waves = tuple(replace(plan.waves[0], number=number) for number in (1, 2, 3))
     table = make_table(300)
     table["person"] = [f"{CANARY}-{i}" for i in range(300)]
-    two = replace(plan, waves=waves, budget=Budget(epsilon=5000.0))
+    two = replace(plan, waves=waves, budget=Budget(epsilon=5000.0), returning="refresh")
     site = hospital.joined("dr-lind", "dr-berg").approved(two).with_table(table.assign(notes=CANARY))
     site("data", "map", "mini", "--ignore-rest")
     first = site.json("release", "mini", "--wave", "1", "--by", "dr-lind")
