@@ -33,6 +33,7 @@ from shared.canonical import parse_json
 from shared.dictionary import Column, Dictionary
 from shared.encoding import Encoder
 from shared.errors import BudgetRefusal
+from shared.flows import AffineAutoregressiveFlow
 from shared.keys import SigningKey
 from shared.mechanisms.latent_noise import LatentNoise
 from shared.plan import Budget, LatentNoisePlan, StudyPlan, Wave, sign_plan
@@ -63,7 +64,9 @@ def extremes(waves: int = 2) -> StudyPlan:
         release=LatentNoisePlan(w=w_for_epsilon(CLAIM, DELTA, RADIUS), radius=RADIUS),
         budget=Budget(epsilon=20.0, delta=DELTA),
         returning="refresh",
-        waves=tuple(Wave(number=k + 1, opens=dt.date(2000, 1, 1), closes=dt.date(2999, 1, 1)) for k in range(waves)),
+        waves=tuple(
+            Wave(number=k + 1, opens=dt.date(2000, 1, 1), closes=dt.date(2999, 1, 1), refit=True) for k in range(waves)
+        ),
         dictionary=Dictionary(
             name="extremes",
             version=1,
@@ -103,7 +106,9 @@ def given_flow(monkeypatch):
 
     def fitted(plan, encoder, x, persons, rng, progress):
         rows = released_rows(plan, len(x), persons)
-        return Fitted(mechanism=mechanism(plan, Narrow(encoder.d)), released=rows)
+        d = encoder.d  # the flow of `Narrow`, in a form that can be sealed
+        flow = AffineAutoregressiveFlow(mean=np.zeros(d), scale=np.eye(d) / 100)
+        return Fitted(mechanism=mechanism(plan, flow), released=rows)
 
     monkeypatch.setattr(pipeline, "_fit", fitted)
     monkeypatch.setattr(pipeline, "_attack", lambda *_, **__: {})
