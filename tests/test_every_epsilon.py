@@ -322,7 +322,10 @@ def production() -> list[tuple[str, ast.Module]]:
 
 COMPUTE = {
     "shared/release.py",  # the receipt, and its recomputation
-    "site_agent/ledger.py",  # charges and totals
+    "site_agent/ledger.py",  # the exact figure while there is one charge
+    "site_agent/holds.py",  # the price of a charge
+    "site_agent/composition.py",  # totals
+    "site_agent/waves.py",  # what the waves to come will cost
     "site_agent/cli.py",  # a plan's price before it is approved
     "site_agent/recovery.py",  # the dearest plan of a study, when a ledger was put back
     "coordinator/planning.py",  # a plan's price before it is signed
@@ -400,6 +403,7 @@ FROM = {
     "w_for_8": "Cost.w_for_8",
     "rows": "Cost.rows: the part of a price that is the rows' noise",
     "total": "Ledger's or Cost's composed total",
+    "spent": "Ledger's composed total so far",
     "cap": "the plan's budget",
     "delta": "the plan's budget",
     "value": "screens.epsilon's argument",
