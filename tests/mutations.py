@@ -64,6 +64,8 @@ RANDOM = "shared/randomness.py"
 PRIVACY = "shared/privacy.py"
 RELEASE = "shared/release.py"
 LEDGER = "site_agent/ledger.py"
+HOLDS = "site_agent/holds.py"
+COMPOSITION = "site_agent/composition.py"
 PIPELINE = "site_agent/pipeline.py"
 FITTING = "site_agent/fitting.py"
 SGD = "site_agent/models/private_flow.py"
@@ -235,9 +237,9 @@ MUTATIONS: tuple[Mutation, ...] = (
     mutation(
         "δ handed out again to every release",
         (
-            LEDGER,
-            "np.sum([curve for curve, _ in charges], axis=0), delta)",
-            "np.sum([curve for curve, _ in charges], axis=0), delta * len(charges))",
+            COMPOSITION,
+            "total = float(privacy.epsilon_from_rdp(curve, delta))",
+            "total = float(privacy.epsilon_from_rdp(curve, 2 * delta))",
         ),
         tests=["test_every_epsilon.py::test_the_budget_statement_charges_what_the_receipts_print"],
     ),
@@ -245,8 +247,9 @@ MUTATIONS: tuple[Mutation, ...] = (
         "a refund when a release is burnt",
         (
             LEDGER,
-            "        found = self.holds(study)\n        total",
-            "        found = [h for h in self.holds(study) if h.phase != 'burnt']\n        total",
+            "total = shown = book.composition(study).total(delta)",
+            "total = shown = Composition([c for c, h in zip(book.composition(study).charges, book.of(study)) "
+            "if h.phase != 'burnt']).total(delta)",
         ),
         tests=["test_ledger.py::test_a_burnt_charge_stays_spent_and_a_second_draw_is_a_second_charge"],
     ),
@@ -254,25 +257,26 @@ MUTATIONS: tuple[Mutation, ...] = (
         "a burnt charge that no cap remembers",
         (
             LEDGER,
-            "earlier = [hold for hold in book.holds.values() if hold.study == study]",
-            "earlier = [hold for hold in book.holds.values() if hold.study == study and hold.phase != 'burnt']",
+            "            return self.composition(study).total(delta)",
+            "            return Composition([c for c, h in zip(self.composition(study).charges, self.of(study)) "
+            "if h.phase != 'burnt']).total(delta)",
         ),
         tests=["test_every_epsilon.py::test_a_burnt_charge_still_counts_against_the_cap"],
     ),
     mutation(
         "no witness before the noise",
         (
-            LEDGER,
+            HOLDS,
             '"drawing": (frozenset({"anchored"}), "drawing")',
             '"drawing": (frozenset({"reserved", "anchored"}), "drawing")',
         ),
-        (LEDGER, 'if book.hold(hold.release_id).state == "reserved":', "if False:"),
+        (LEDGER, 'if found.state == "reserved":', "if False:"),
         tests=["test_ledger.py::test_drawing_needs_an_anchor_and_starts_once"],
     ),
     mutation(
         "a second draw on one charge",
         (
-            LEDGER,
+            HOLDS,
             '"drawing": (frozenset({"anchored"}), "drawing")',
             '"drawing": (frozenset({"anchored", "drawing"}), "drawing")',
         ),
@@ -280,7 +284,11 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     mutation(
         "drawn first, charged afterwards",
-        (PIPELINE, "    hold = ledger.start_drawing(hold)\n", ""),
+        (
+            PIPELINE,
+            "    hold = ledger.start_drawing(hold, None if everyone is None else [everyone[i] for i in chosen.rows])\n",
+            "",
+        ),
         (
             PIPELINE,
             "        noisy = mechanism.release(x, rng)\n",
@@ -299,7 +307,11 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     mutation(
         "rows left in the order of their persons",
-        (PIPELINE, "order = rng.generator.permutation(len(noisy))", "order = slice(None)"),
+        (
+            PIPELINE,
+            "order = [int(k) for k in rng.generator.permutation(len(noisy) + len(chosen.kept))]",
+            "order = list(range(len(noisy) + len(chosen.kept)))",
+        ),
         tests=["test_pipeline.py::test_rows_do_not_stand_where_their_person_stood"],
     ),
     # -- what is printed ------------------------------------------------------------------------------------------

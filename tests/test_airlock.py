@@ -20,7 +20,7 @@ from site_agent.config import Config
 @pytest.fixture
 def ready(hospital, plan, table, monkeypatch) -> Hospital:
     waves = tuple(replace(plan.waves[0], number=number) for number in (1, 2))
-    two = replace(plan, waves=waves, budget=Budget(epsilon=5000.0))
+    two = replace(plan, waves=waves, budget=Budget(epsilon=5000.0), returning="refresh")
     site = hospital.joined("dr-lind", "dr-berg").approved(two).with_table(table)
     for name in ("DR_LIND", "DR_BERG"):
         monkeypatch.setenv(f"TRIBUTARY_PASSPHRASE_{name}", PASSPHRASE)

@@ -33,6 +33,7 @@ from shared.canonical import parse_json
 from shared.dictionary import Column, Dictionary
 from shared.encoding import Encoder
 from shared.errors import BudgetRefusal
+from shared.flows import AffineAutoregressiveFlow
 from shared.keys import SigningKey
 from shared.mechanisms.latent_noise import LatentNoise
 from shared.plan import Budget, LatentNoisePlan, StudyPlan, Wave, sign_plan
@@ -62,7 +63,10 @@ def extremes(waves: int = 2) -> StudyPlan:
         expires=dt.date(2999, 12, 31),
         release=LatentNoisePlan(w=w_for_epsilon(CLAIM, DELTA, RADIUS), radius=RADIUS),
         budget=Budget(epsilon=20.0, delta=DELTA),
-        waves=tuple(Wave(number=k + 1, opens=dt.date(2000, 1, 1), closes=dt.date(2999, 1, 1)) for k in range(waves)),
+        returning="refresh",
+        waves=tuple(
+            Wave(number=k + 1, opens=dt.date(2000, 1, 1), closes=dt.date(2999, 1, 1), refit=True) for k in range(waves)
+        ),
         dictionary=Dictionary(
             name="extremes",
             version=1,
@@ -102,7 +106,9 @@ def given_flow(monkeypatch):
 
     def fitted(plan, encoder, x, persons, rng, progress):
         rows = released_rows(plan, len(x), persons)
-        return Fitted(mechanism=mechanism(plan, Narrow(encoder.d)), released=rows)
+        d = encoder.d  # the flow of `Narrow`, in a form that can be sealed
+        flow = AffineAutoregressiveFlow(mean=np.zeros(d), scale=np.eye(d) / 100)
+        return Fitted(mechanism=mechanism(plan, flow), released=rows)
 
     monkeypatch.setattr(pipeline, "_fit", fitted)
     monkeypatch.setattr(pipeline, "_attack", lambda *_, **__: {})
@@ -316,7 +322,10 @@ def production() -> list[tuple[str, ast.Module]]:
 
 COMPUTE = {
     "shared/release.py",  # the receipt, and its recomputation
-    "site_agent/ledger.py",  # charges and totals
+    "site_agent/ledger.py",  # the exact figure while there is one charge
+    "site_agent/holds.py",  # the price of a charge
+    "site_agent/composition.py",  # totals
+    "site_agent/waves.py",  # what the waves to come will cost
     "site_agent/cli.py",  # a plan's price before it is approved
     "site_agent/recovery.py",  # the dearest plan of a study, when a ledger was put back
     "coordinator/planning.py",  # a plan's price before it is signed
@@ -394,6 +403,7 @@ FROM = {
     "w_for_8": "Cost.w_for_8",
     "rows": "Cost.rows: the part of a price that is the rows' noise",
     "total": "Ledger's or Cost's composed total",
+    "spent": "Ledger's composed total so far",
     "cap": "the plan's budget",
     "delta": "the plan's budget",
     "value": "screens.epsilon's argument",
