@@ -246,7 +246,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     mutation(
         "the best-off person's total instead of the worst-off's",
         (COMPOSED, "return max((_epsilon(curve, pure, delta)", "return min((_epsilon(curve, pure, delta)"),
-        tests=["test_every_epsilon.py::test_the_budget_statement_charges_what_the_receipts_print"],
+        tests=["test_every_epsilon.py::test_the_total_of_a_study_is_that_of_the_person_who_lost_most"],
     ),
     mutation(
         "a refund when a release is burnt",

@@ -39,6 +39,7 @@ from shared.plan import Budget, LatentNoisePlan, StudyPlan, Wave, sign_plan
 from shared.privacy import Gaussian, epsilon, from_canonical, w_for_epsilon
 from shared.release import Receipt, mechanism, planned_event, read_bundle
 from site_agent import pipeline
+from site_agent.composition import Charge, Composition
 from site_agent.config import SiteFloors, Source
 from site_agent.fitting import Fitted, released_rows
 from site_agent.ledger import Ledger
@@ -306,6 +307,12 @@ def test_a_burnt_charge_still_counts_against_the_cap(tmp_path):
     with pytest.raises(BudgetRefusal):
         ledger.reserve(**charge, wave=1, release_id="b", cap_epsilon=two * 0.99)
     ledger.reserve(**charge, wave=1, release_id="c", cap_epsilon=two * 1.01)
+
+
+def test_the_total_of_a_study_is_that_of_the_person_who_lost_most():
+    curve = privacy.rdp(planned_event(extremes(), 2))
+    charges = [Charge(rdp=tuple(curve), pure=None, persons=who) for who in (("a", "b"), ("b", "c"), ("d",))]
+    assert Composition(charges).total(DELTA) == privacy.epsilon_from_rdp(2 * curve, DELTA)
 
 
 def test_the_receipt_says_who_is_protected_against_what(released):
