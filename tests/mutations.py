@@ -65,7 +65,7 @@ PRIVACY = "shared/privacy.py"
 RELEASE = "shared/release.py"
 LEDGER = "site_agent/ledger.py"
 HOLDS = "site_agent/holds.py"
-COMPOSITION = "site_agent/composition.py"
+COMPOSED = "site_agent/composition.py"
 PIPELINE = "site_agent/pipeline.py"
 FITTING = "site_agent/fitting.py"
 SGD = "site_agent/models/private_flow.py"
@@ -237,62 +237,47 @@ MUTATIONS: tuple[Mutation, ...] = (
     mutation(
         "δ handed out again to every release",
         (
-            COMPOSITION,
-            "total = float(privacy.epsilon_from_rdp(curve, delta))",
-            "total = float(privacy.epsilon_from_rdp(curve, 2 * delta))",
+            COMPOSED,
+            "max((_epsilon(curve, pure, delta) for",
+            "max((_epsilon(curve, pure, len(self.charges) * delta) for",
         ),
         tests=["test_every_epsilon.py::test_the_budget_statement_charges_what_the_receipts_print"],
+    ),
+    mutation(
+        "the best-off person's total instead of the worst-off's",
+        (COMPOSED, "return max((_epsilon(curve, pure, delta)", "return min((_epsilon(curve, pure, delta)"),
+        tests=["test_every_epsilon.py::test_the_total_of_a_study_is_that_of_the_person_who_lost_most"],
     ),
     mutation(
         "a refund when a release is burnt",
         (
             LEDGER,
-            "total = shown = book.composition(study).total(delta)",
-            "total = shown = Composition([c for c, h in zip(book.composition(study).charges, book.of(study)) "
-            "if h.phase != 'burnt']).total(delta)",
+            "        mine = self.of(study)\n",
+            "        mine = [h for h in self.of(study) if h.phase != 'burnt']\n",
         ),
-        tests=["test_ledger.py::test_a_burnt_charge_stays_spent_and_a_second_draw_is_a_second_charge"],
-    ),
-    mutation(
-        "a burnt charge that no cap remembers",
-        (
-            LEDGER,
-            "            return self.composition(study).total(delta)",
-            "            return Composition([c for c, h in zip(self.composition(study).charges, self.of(study)) "
-            "if h.phase != 'burnt']).total(delta)",
-        ),
-        tests=["test_every_epsilon.py::test_a_burnt_charge_still_counts_against_the_cap"],
+        tests=[
+            "test_ledger.py::test_a_burnt_charge_stays_spent_and_a_second_draw_is_a_second_charge",
+            "test_every_epsilon.py::test_a_burnt_charge_still_counts_against_the_cap",
+        ],
     ),
     mutation(
         "no witness before the noise",
-        (
-            HOLDS,
-            '"drawing": (frozenset({"anchored"}), "drawing")',
-            '"drawing": (frozenset({"reserved", "anchored"}), "drawing")',
-        ),
+        (HOLDS, '"drawing": (frozenset({"anchored"}),', '"drawing": (frozenset({"reserved", "anchored"}),'),
         (LEDGER, 'if found.state == "reserved":', "if False:"),
         tests=["test_ledger.py::test_drawing_needs_an_anchor_and_starts_once"],
     ),
     mutation(
         "a second draw on one charge",
-        (
-            HOLDS,
-            '"drawing": (frozenset({"anchored"}), "drawing")',
-            '"drawing": (frozenset({"anchored", "drawing"}), "drawing")',
-        ),
+        (HOLDS, '"drawing": (frozenset({"anchored"}),', '"drawing": (frozenset({"anchored", "drawing"}),'),
         tests=["test_ledger.py::test_drawing_needs_an_anchor_and_starts_once"],
     ),
     mutation(
         "drawn first, charged afterwards",
-        (
-            PIPELINE,
-            "    hold = ledger.start_drawing(hold, None if everyone is None else [everyone[i] for i in chosen.rows])\n",
-            "",
-        ),
+        (PIPELINE, "    hold = ledger.start_drawing(hold, None if everyone", "    later = (hold, None if everyone"),
         (
             PIPELINE,
             "        noisy = mechanism.release(x, rng)\n",
-            "        noisy = mechanism.release(x, rng)\n        hold = ledger.start_drawing(hold)\n",
+            "        noisy = mechanism.release(x, rng)\n        hold = ledger.start_drawing(*later)\n",
         ),
         tests=["test_every_epsilon.py::test_when_noise_is_drawn_its_charge_is_written_and_witnessed"],
     ),
@@ -309,8 +294,8 @@ MUTATIONS: tuple[Mutation, ...] = (
         "rows left in the order of their persons",
         (
             PIPELINE,
-            "order = [int(k) for k in rng.generator.permutation(len(noisy) + len(chosen.kept))]",
-            "order = list(range(len(noisy) + len(chosen.kept)))",
+            "in rng.generator.permutation(len(noisy) + len(chosen.kept))]",
+            "in range(len(noisy) + len(chosen.kept))]",
         ),
         tests=["test_pipeline.py::test_rows_do_not_stand_where_their_person_stood"],
     ),
