@@ -376,7 +376,7 @@ def make_release(
 
 def touches(plan: StudyPlan) -> Touches:
     """Whom a release of this plan may touch before its persons are known: see `site_agent.composition`."""
-    return "new" if plan.returning != "refresh" and plan.dictionary.person is not None else "everybody"
+    return "everybody" if plan.redraws else "new"
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
