@@ -3,8 +3,8 @@
 A release was paid for once, so a question costs nothing and contacts no site. Three rules hold for every answer. Only
 *accepted* releases are read; what is quarantined does not exist here. One site's failure (an unreadable bundle, a
 column its plan version did not have, a term its table cannot support) excludes that site or that term with the
-reason, and never hides another's. And a question that is wrong at every site alike (an unknown column, words used as
-numbers) is refused before any table is opened, with the nearest names.
+reason, and never hides another's. And a question that is wrong at every site alike (an unknown column) is
+refused before any table is opened, with the nearest names.
 """
 
 from __future__ import annotations
@@ -70,8 +70,7 @@ class Answer:
 def resolve(plan: StudyPlan, question: str | Estimand) -> tuple[Estimand, str]:
     """The estimand that a text means: the name of a planned analysis, or a formula; and that name, if it has one.
 
-    Raises: ParameterError (neither a name nor a formula, or a column the study does not have), EstimateRefusal (a
-        column of words without C()).
+    Raises: ParameterError (neither a name nor a formula, or a column the study does not have).
     """
     names = {str(parse_estimand(formula)): name for name, formula in plan.estimands.items()}
     if isinstance(question, Estimand):
@@ -96,12 +95,6 @@ def resolve(plan: StudyPlan, question: str | Estimand) -> tuple[Estimand, str]:
                 f"study {plan.study} must have the column",
                 given=repr(name),
                 next_step=f"Nearest: {', '.join(near)}." if near else f"Columns: {', '.join(columns)}.",
-            )
-    for term in found.terms:
-        column = columns.get(term)
-        if column is not None and any(isinstance(level, str) for level in column.levels):
-            raise EstimateRefusal(
-                f"column {term!r} must hold numbers", given="categories", next_step=f"Write C({term})."
             )
     return found, names.get(str(found), "")
 

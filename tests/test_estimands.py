@@ -77,11 +77,29 @@ def test_spaces_do_not_matter_and_single_quotes_are_quotes():
         "median(x)",
         "ols(y)",
         "ols(y) ~",
-        "ols(y) ~ a * b",
-        "ols(y) ~ a:b",
-        "ols(y) ~ log(a)",
-        "ols(y) ~ a - 1",
+        "ols(y) ~ a % b",
+        "ols(y) ~ median(a)",
+        "ols(y) ~ a - b",
         "ols(y) ~ a + a",
+        "ols(y) ~ a + a/10",
+        "ols(y) ~ 2",
+        "ols(y) ~ a + 3 * b",
+        "ols(y) ~ I(2)",
+        "ols(y) ~ log(a, 2)",
+        "ols(y) ~ a/10 * b",
+        "ols(y) ~ strata(a)",
+        "ols(y, ties = efron) ~ a",
+        "ols(y, subset = a + 1) ~ b",
+        "ols(y, weights = w, weights = w) ~ a",
+        "cox(years, died, ties = exact) ~ a",
+        "cox(years, died, start = 5, stop = 5) ~ a",
+        "rmst(years, died) ~ arm",
+        "rmst(years, died, tau = -1)",
+        "two_by_two(died) ~ a + b",
+        "two_by_two(died, measure = HR) ~ a",
+        "correlation(a, b, c)",
+        "ols(y) ~ (((((((((((((((((((((((((((((((((a)))))))))))))))))))))))))))))))))",
+        "ols(y) ~ (a + b + c + d) * (e + f + g + h) * (i + j + k + l) * (m + n)",
         "ols(y > 2) ~ a",
         "ols(y) ~ C(a)/10",
         "ols(y) ~ a/0",
@@ -386,12 +404,25 @@ def test_a_handful_of_rows_is_too_few(text):
     assert ask(cohort().iloc[:0], text)[0].yi is None
 
 
-def test_words_must_be_wrapped_and_outcomes_must_be_binary():
+def test_words_enter_a_model_as_levels_against_the_first_one():
     table = cohort()
-    with pytest.raises(EstimateRefusal, match=r"Write C\(smoking\)"):
-        ask(table, "ols(years) ~ smoking")
-    with pytest.raises(EstimateRefusal, match=r"Write C\(smoking\)"):
-        ask(table.assign(smoking=table.smoking.astype(str)), "ols(years) ~ smoking")
+    plain = ask(table, "ols(years) ~ smoking + age")
+    wrapped = ask(table, "ols(years) ~ C(smoking) + age")
+    assert [row.term for row in plain] == ["smoking[former]", "smoking[current]", "age"]
+    assert [row.yi for row in plain] == [row.yi for row in wrapped]
+    text = table.assign(smoking=table.smoking.astype(str))  # no dictionary: sorted
+    assert [row.term for row in ask(text, "ols(years) ~ smoking")] == ["smoking[former]", "smoking[never]"]
+    given = ask(text, "ols(years) ~ smoking + age", levels={"smoking": ["never", "former", "current"]})
+    assert [(row.term, row.yi) for row in given] == [(row.term, row.yi) for row in plain]
+
+
+def test_words_are_no_numbers_and_outcomes_must_be_what_the_kind_needs():
+    table = cohort()
+    for text in ("mean(smoking)", "ols(smoking) ~ age", "ols(age) ~ log(smoking)", "correlation(smoking, age)"):
+        with pytest.raises(EstimateRefusal, match=r"Write C\(smoking\)"):
+            ask(table, text)
+    with pytest.raises(EstimateRefusal, match="must be a count, got 400 negative values"):
+        ask(table.assign(age=-table.age), "poisson(age) ~ sbp")
     with pytest.raises(EstimateRefusal, match="must be 0 or 1, got 400 other values"):
         ask(table, "logistic(age) ~ sbp")
 
@@ -404,8 +435,8 @@ def test_numeric_levels_compare_as_numbers_and_only_ordered_ones_enter_a_model()
     assert ask(table, "proportion(ordered > 0)")[0].yi == pytest.approx(math.log(3))
     assert ask(table, "proportion(nominal == 2)")[0].yi == pytest.approx(-math.log(3))
     assert ask(table, "mean(ordered)")[0].yi == pytest.approx(1.5)
-    with pytest.raises(EstimateRefusal, match=r"Write C\(nominal\)"):
-        ask(table, "ols(years) ~ nominal")
+    assert [row.term for row in ask(table, "ols(years) ~ ordered")] == ["ordered"]
+    assert [row.term for row in ask(table, "ols(years) ~ nominal")] == ["nominal[1]", "nominal[2]", "nominal[3]"]
 
 
 def test_truth_values_are_zero_and_one():
