@@ -219,7 +219,7 @@ def _estimates(
             next_step="See coordinator releases.",
         )
     first = next(iter(answered.values()), [])
-    terms = [row.term for row in first] or [question.label(term) for term in question.terms] or ["intercept"]
+    terms = [row.term for row in first] or list(question.labels)
     for site, reason in failed.items():
         answered[site] = [_absent(study, site, wave, term, question, reason) for term in terms]
     return [row for site in sorted(answered) for row in answered[site]], question, planned, tuple(sources)

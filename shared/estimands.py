@@ -47,7 +47,7 @@ from shared.formulas import (
     right_side,
     values,
 )
-from shared.questions import MODELS, SURVIVAL, Estimand, Scale, parse_estimand, parse_formula
+from shared.questions import INTERCEPT, MODELS, SURVIVAL, Estimand, Scale, parse_estimand, parse_formula
 from shared.regression import Fit, generalised, least_squares
 from shared.survival import Curve, cox, kaplan_meier, log_rank, restricted_mean
 
@@ -68,7 +68,6 @@ MIN_RESIDUAL_DF = 10
 MIN_EVENTS = 5
 """Fewer events than this, or than terms, and no term of a Cox model is reported."""
 
-_INTERCEPT = "intercept"
 _HINT = 'Write for example: estimate(table, "ols", "sbp ~ age").'
 
 
@@ -132,6 +131,7 @@ class Estimate:
 _Answer = tuple[float, float] | str
 """Estimate and variance, or the reason for having none."""
 _FAR = "no finite estimate at this site"
+_HANGS = "its meaning hangs on excluded terms"
 
 
 @dataclass(frozen=True)
@@ -253,10 +253,10 @@ def estimate(
                 "km must have a time to be one number",
                 next_step="Write km(time, event, at = 5), the same at every site.",
             )
-        shown = [label for label in result.answers if label != _INTERCEPT] or [_INTERCEPT]
+        shown = [label for label in result.answers if label != INTERCEPT] or [INTERCEPT]
         return [row(label) for label in shown]
     if term is not None:
-        label = _chosen(result, term)
+        label = _chosen(result, estimand, term)
         if estimand.kind == "km" and estimand.at is None:
             raise ParameterError("km must have a time to be one number", next_step="Give at=, a time.")
         return row(label)
@@ -281,21 +281,23 @@ def _known(estimand: Estimand, table: pd.DataFrame) -> None:
             )
 
 
-def _chosen(result: _Result, term: str) -> str:
-    if term in result.answers:
-        return term
-    squeezed = term.replace(" ", "")
-    for label in result.answers:
-        spellings = (label, result.r_names.get(label, ""), label.split("/")[0], label.split("[")[0])
-        if squeezed in [spelling.replace(" ", "") for spelling in spellings]:
-            return label
-    if not term and len(result.answers) == 1:
-        return next(iter(result.answers))
+def _chosen(result: _Result, estimand: Estimand, term: str) -> str:
+    """The answer that a term means: by its own text or R's name, or by its column when only one answer has it."""
+    wanted = term.replace(" ", "")
+
+    def spelled(*texts: str) -> bool:
+        return wanted in [text.replace(" ", "") for text in texts]
+
+    exact = [label for label in result.answers if spelled(label, result.r_names.get(label, ""))]
+    near = [label for label in result.answers if spelled(label.split("/")[0], label.split("[")[0])]
+    alone = list(result.answers) if len(result.answers) == 1 and spelled("", *estimand.columns) else []
+    for found in (exact, near, alone):
+        if len(found) == 1:
+            return found[0]
     offered = [result.r_names.get(label, label) for label in result.answers]
-    near = difflib.get_close_matches(term, offered, n=3, cutoff=0.4)
-    raise ParameterError(
-        "the term must be in the question", given=repr(term), next_step=f"{', '.join(near or offered)}."
-    )
+    hint = difflib.get_close_matches(term, offered, n=3, cutoff=0.4) or offered
+    must = "the term must be one of several" if near else "the term must be in the question"
+    raise ParameterError(must, given=repr(term), next_step=f"Terms: {', '.join(hint)}.")
 
 
 def _frame(result: _Result, estimand: Estimand) -> pd.DataFrame:
@@ -327,7 +329,7 @@ def _curves(result: _Result) -> pd.DataFrame:
         parts.append(
             pd.DataFrame(
                 {
-                    "group": label if label != _INTERCEPT else "",
+                    "group": label,
                     "n_risk": curve.at_risk,
                     "n_event": curve.events,
                     "n_censor": curve.censored,
@@ -347,11 +349,7 @@ def _curves(result: _Result) -> pd.DataFrame:
 
 def _answers(table: pd.DataFrame, estimand: Estimand, levels: dict[str, Sequence[Any]], floors: _Floors) -> _Result:
     kind = estimand.kind
-    single = kind in ("mean", "proportion", "correlation")
-    if single or (kind in ("km", "rmst") and not estimand.terms):
-        labels = [str(estimand) if single else _INTERCEPT]
-    else:
-        labels = [estimand.label(term) for term in estimand.terms] or [_INTERCEPT]
+    labels = estimand.labels
     absent = [name for name in estimand.columns if name not in table.columns]
     if absent:
         return _Result(answers=dict.fromkeys(labels, f"the release has no column {', '.join(absent)}"), n=0)
@@ -366,12 +364,14 @@ def _answers(table: pd.DataFrame, estimand: Estimand, levels: dict[str, Sequence
         x = np.column_stack([numbers(table[name]) for name in estimand.terms])
         x = x[np.isfinite(x).all(axis=1)]
         solve_ = _correlation if estimand.structure == "pearson" else _compound_symmetry
-        result = _Result(answers={labels[0]: solve_(x, floors)}, n=len(x))
+        result = _Result(
+            answers={labels[0]: solve_(x, floors)}, n=len(x), r_names={labels[0]: ", ".join(estimand.terms)}
+        )
     elif kind in ("mean", "proportion"):
         y = _outcome(table, estimand.outcome, binary=kind == "proportion")
         y = y[np.isfinite(y)]
         solve = _mean if kind == "mean" else _proportion
-        result = _Result(answers={labels[0]: solve(y, floors)}, n=len(y))
+        result = _Result(answers={labels[0]: solve(y, floors)}, n=len(y), r_names={labels[0]: estimand.outcome})
     else:
         result = _groups(table, estimand, levels, floors)
     result.outside = outside
@@ -444,7 +444,7 @@ def _groups(table: pd.DataFrame, estimand: Estimand, levels: dict[str, Sequence[
         column = parse(term)
         text = str(column.parts[0]) if column.kind == "call" and column.value in CATEGORY else term
     else:
-        term, text, known, member = _INTERCEPT, "", [""], np.zeros(len(table), dtype=np.int64)
+        term, text, known, member = str(estimand), "", [""], np.zeros(len(table), dtype=np.int64)
     used = np.isfinite(y) & np.isfinite(duration) & (member >= 0) & strata_used
     y, duration, member, strata = y[used], duration[used], member[used], strata[used]
     counts = np.bincount(member, minlength=len(known))
@@ -457,7 +457,7 @@ def _groups(table: pd.DataFrame, estimand: Estimand, levels: dict[str, Sequence[
         result.r_names[label] = "(Intercept)" if alone else f"{prefix}{'=' if kind == 'km' else ''}{level}"
 
     def excluded(reason: str) -> _Result:
-        result.answers = dict.fromkeys(labels if kind == "km" or alone else labels[1:] or [term], reason)
+        result.answers = dict.fromkeys((labels if kind == "km" or alone else labels[1:]) or [term], reason)
         return result
 
     if len(y) == 0:
@@ -482,7 +482,7 @@ def _groups(table: pd.DataFrame, estimand: Estimand, levels: dict[str, Sequence[
     if kind == "km":
         for g, label in enumerate(labels):
             if counts[g]:
-                result.curves[result.r_names[label] if not alone else label] = kaplan_meier(
+                result.curves[result.r_names[label] if not alone else ""] = kaplan_meier(
                     duration[member == g], y[member == g]
                 )
             result.answers[label] = summary(g) if estimand.at is not None else "the question has no time"
@@ -785,8 +785,8 @@ def _model(table: pd.DataFrame, estimand: Estimand, levels: dict[str, Sequence[A
     broken = {text: int((bad & others).sum()) for text, bad in design.broken.items() if (bad & others).any()}
     data = data.rows(others & np.isfinite(data.x).all(axis=1) & np.isfinite(data.offset))
     labels = design.labels
-    shown = ([_INTERCEPT] if constant else []) + labels
-    result = _Result(answers={}, n=len(data.y), r_names={_INTERCEPT: "(Intercept)", **design.r_names})
+    shown = ([INTERCEPT] if constant else []) + labels
+    result = _Result(answers={}, n=len(data.y), r_names={INTERCEPT: "(Intercept)", **design.r_names})
 
     def all_for(reason: str) -> _Result:
         result.answers = {label: design.reasons.get(label, reason) for label in shown}
@@ -812,6 +812,8 @@ def _model(table: pd.DataFrame, estimand: Estimand, levels: dict[str, Sequence[A
             empty_level = label in design.levelled and data.x[0, j] == 0
             default = "the level has no rows at this site" if empty_level else "the column is constant at this site"
             result.answers[label] = design.reasons.get(label, default)
+            if constant and data.x[0, j] != 0:
+                result.answers[INTERCEPT] = _HANGS
         else:
             alive.append(j)
     parameters = len(alive) + constant
@@ -921,7 +923,7 @@ def _fit(
             answers[names_[j]] = (float(beta[position]), float(variance[position]))
     if constant:
         whole = len(kept) == x.shape[1]
-        answers[_INTERCEPT] = (float(beta[0]), float(variance[0])) if whole else "its meaning hangs on excluded terms"
+        answers[INTERCEPT] = (float(beta[0]), float(variance[0])) if whole else _HANGS
     return answers
 
 
@@ -947,7 +949,7 @@ def _ols(names_: list[str], data: _Data, estimand: Estimand, _: _Floors) -> dict
 
     answers = _fit(names_, data.x, _confounded(names_), run, constant=constant)
     if exact:
-        return dict.fromkeys([*names_, _INTERCEPT], "the terms determine the outcome: there is no residual variance")
+        return dict.fromkeys([*names_, INTERCEPT], "the terms determine the outcome: there is no residual variance")
     return answers
 
 
@@ -1020,7 +1022,7 @@ def _logistic(names_: list[str], data: _Data, estimand: Estimand, floors: _Floor
             lost = sum(bool(group) for group in _unseen(data.x[rows], constant)) if rows.any() else 0
             left = int(rows.sum()) - (data.x.shape[1] + constant - lost if rows.any() else 0)
             if left < max(floors.residual_df, 1):
-                return dict.fromkeys([*names_, _INTERCEPT], f"the terms together separate the outcome: {_FAR}")
+                return dict.fromkeys([*names_, INTERCEPT], f"the terms together separate the outcome: {_FAR}")
 
             def word(j: int, group: list[int]) -> str:
                 return why(j, before[j]) if before[j] else separated
@@ -1028,11 +1030,11 @@ def _logistic(names_: list[str], data: _Data, estimand: Estimand, floors: _Floor
             try:
                 return _fit(names_, data.x[rows], word, run(rows), constant=constant)
             except _NoMaximum:
-                return dict.fromkeys([*names_, _INTERCEPT], nowhere)
+                return dict.fromkeys([*names_, INTERCEPT], nowhere)
     if not converged[-1]:
         return {
             name: answers[name] if before_ else nowhere
-            for name, before_ in zip([*names_, _INTERCEPT], [*before, []], strict=True)
+            for name, before_ in zip([*names_, INTERCEPT], [*before, []], strict=True)
         }
     return answers
 

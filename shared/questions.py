@@ -20,7 +20,7 @@ from shared.formulas import Node, RightSide, check_arithmetic, is_logical, names
 from shared.regression import Robust
 from shared.survival import Ties
 
-__all__ = ["GROUPED", "MODELS", "SURVIVAL", "Estimand", "Kind", "Scale", "parse_estimand", "parse_formula"]
+__all__ = ["GROUPED", "INTERCEPT", "MODELS", "SURVIVAL", "Estimand", "Kind", "Scale", "parse_estimand", "parse_formula"]
 
 Kind = Literal[
     "mean",
@@ -40,6 +40,7 @@ Kind = Literal[
 Scale = Literal["identity", "log", "logit", "fisher_z"]
 Measure = Literal["OR", "RR", "RD"]
 
+INTERCEPT = "intercept"
 _SCALES: dict[str, Scale] = {
     "ratio": "log",
     "proportion": "logit",
@@ -211,6 +212,12 @@ class Estimand:
         return f"{term}/{Node('number', self.per[term])}" if term in self.per else term
 
     @property
+    def labels(self) -> tuple[str, ...]:
+        """Names of its answers, as far as they are known without a table (a column of levels has one for each)."""
+        whole = self.kind in ("mean", "proportion", "correlation") or (self.kind in ("km", "rmst") and not self.terms)
+        return (str(self),) if whole else tuple(self.label(term) for term in self.terms) or (INTERCEPT,)
+
+    @property
     def scale(self) -> Scale:
         """The scale of its estimates."""
         if self.kind == "two_by_two":
@@ -335,7 +342,7 @@ def parse_formula(kind: str, formula: str, **options: Any) -> Estimand:
         )
     given = {}
     for name, value in options.items():
-        if value is not None:
+        if value not in (None, ""):
             number = isinstance(value, int | float) and not isinstance(value, bool)
             given[name] = Node("number", float(value)) if number else parse(str(value))
     return _formula(kind, parse(formula), given)
