@@ -25,6 +25,7 @@ test: $(STAMP)
 
 soak: $(STAMP)
 	@TRIBUTARY_SOAK=1 $(BIN)/python -m pytest -m soak
+	@$(BIN)/python -m tests.benchmarks.coverage
 
 check: $(STAMP)
 	@$(BIN)/ruff format --check .
@@ -38,7 +39,7 @@ format: $(STAMP)
 	@$(BIN)/ruff format .
 
 bench: $(STAMP)
-	@for name in lni_312 lni_auc cohorts_gap noise_speed upload_memory; do \
+	@for name in lni_312 lni_auc cohorts_gap noise_speed ghost_clipping postures upload_memory pooling_speed; do \
 	  echo "$$name"; $(BIN)/python -m tests.benchmarks.$$name || exit 1; done
 
 proto: $(STAMP)

@@ -4,6 +4,9 @@ Three kinds of certificate come from here, told apart by their URI name: the ser
 (``tributary:site:<site>``, from a request made at the site, so its key never travels), and the short-lived bootstrap
 certificate inside an invitation (``tributary:enrol:<site>``), which may ask to join and nothing else.
 
+Beside it lies the *witness key* (Ed25519): it signs what the coordinator acknowledges, its public half stands in every
+invitation, and a site keeps each signed answer, so that no acceptance can be denied later.
+
 The authority vouches for connections only. A site's release key and its approvers' keys are pinned apart from it, so
 whoever held this key could knock at the door, but not sign a release.
 """
@@ -25,7 +28,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from shared.errors import CertificateRefusal, ParameterError, StateRefusal
 from shared.invitation import Invitation, certificate_fingerprint
-from shared.keys import PublicKey, write_private
+from shared.keys import PublicKey, SigningKey, write_private
 from shared.transport import SERVER_NAME, Credentials
 
 __all__ = ["Authority"]
@@ -56,12 +59,14 @@ class Authority:
         coordinator: the coordinator's id, as plans name it.
         certificate: the authority's own certificate.
         key: its private key.
+        witness: signs acceptances, anchor receipts and withdrawals.
     """
 
     folder: Path
     coordinator: str
     certificate: x509.Certificate
     key: ec.EllipticCurvePrivateKey = field(repr=False)
+    witness: SigningKey = field(repr=False)
 
     @classmethod
     def create(cls, home: Path, *, coordinator: str, names: Sequence[str] = ()) -> Authority:
@@ -89,7 +94,8 @@ class Authority:
             .sign(key, hashes.SHA256())
         )
         write_private(folder / "ca.pem", certificate.public_bytes(serialization.Encoding.PEM))
-        made = cls(folder=folder, coordinator=coordinator, certificate=certificate, key=key)
+        witness = _witness(folder)
+        made = cls(folder=folder, coordinator=coordinator, certificate=certificate, key=key, witness=witness)
         made.renew_server(names)
         write_private(folder / "ca.key", _pem(key))  # last: an interrupted set-up can be started again
         return made
@@ -112,7 +118,8 @@ class Authority:
         if not isinstance(key, ec.EllipticCurvePrivateKey) or key.public_key() != certificate.public_key():
             raise CertificateRefusal("the authority's key must be its certificate's", given="another key")
         coordinator = str(certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)[0].value)
-        return cls(folder=folder, coordinator=coordinator, certificate=certificate, key=key)
+        witness = _witness(folder)
+        return cls(folder=folder, coordinator=coordinator, certificate=certificate, key=key, witness=witness)
 
     @property
     def ca_pem(self) -> str:
@@ -198,6 +205,7 @@ class Authority:
             expires=dt.datetime.now(dt.UTC).date() + dt.timedelta(days=days),
             leads=tuple(leads),
             threshold=threshold,
+            witness=self.witness.public,
             bootstrap_cert_pem=certificate,
             bootstrap_key_pem=_pem(key).decode(),
         )
@@ -237,6 +245,14 @@ class Authority:
             .sign(self.key, hashes.SHA256())
         )
         return certificate.public_bytes(serialization.Encoding.PEM).decode()
+
+
+def _witness(folder: Path) -> SigningKey:
+    """The witness key in `folder`; made at set-up, or at the first start after an upgrade."""
+    path = folder / "witness.pem"
+    if not path.exists():
+        SigningKey.generate().save(path)
+    return SigningKey.load(path)
 
 
 def requested_key(csr_pem: str) -> ec.EllipticCurvePublicKey:

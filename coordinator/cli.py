@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from coordinator.queries import Answer
-    from coordinator.store import Release, Store
+    from coordinator.store import Release, SavedResult, Store
     from coordinator.store import Site as Enrolled
     from shared.keys import PublicKey, SigningKey
     from shared.plan import StudyPlan
@@ -40,9 +40,11 @@ PASSPHRASE_VARIABLE = "TRIBUTARY_PASSPHRASE"
 app = application("Collect privatised releases from hospitals, and pool them.")
 plan_app = application("Write, check, price and sign study plans.")
 release_app = application("Look at one release.")
+wave_app = application("The calendar of a study, and who has delivered. Nothing here starts work at a site.")
 log_app = application("The append-only log of accepted releases.", bare=True)
 app.add_typer(plan_app, name="plan", rich_help_panel="Set up")
 app.add_typer(release_app, name="release", rich_help_panel="Releases")
+app.add_typer(wave_app, name="wave", rich_help_panel="Releases")
 app.add_typer(log_app, name="log", rich_help_panel="Releases")
 
 Json = Annotated[bool, typer.Option("--json", help="Answer as JSON.")]
@@ -253,9 +255,15 @@ def plan_cost(
         out.print(f"{price.study}, version {price.version}", style="bold")
         _facts(
             out,
-            ("mechanism", f"latent noise injection, w = {price.w:g}, R = {price.radius:.4g}, d = {price.d} columns"),
+            ("mechanism", f"latent noise injection, w = {price.w:.4g}, R = {price.radius:.4g}, d = {price.d} columns"),
+            ("posture", price.posture),
             ("one wave alone", f"ε {number(price.epsilon)} at δ {price.delta:g} (exact)"),
-            ("by the paper", f"ε {number(price.paper)} (Theorem 2; looser, never charged)"),
+            *(
+                [("the rows alone", f"ε {number(price.rows)}; the rest is training")]
+                if price.rows < price.epsilon
+                else []
+            ),
+            ("by the paper", f"ε {number(price.paper)} for the rows (Theorem 2; looser, never charged)"),
             ("budget", f"ε {price.cap:g} at δ {price.delta:g}, all waves"),
         )
         out.print()
@@ -273,8 +281,8 @@ def plan_cost(
         last = price.last_affordable
         words = f"last affordable wave: {last:,}" if last else "not even one wave is affordable"
         out.print("every wave is affordable" if last == MANY else words, style="bold")
-        out.print(price.translation)
-        if price.epsilon > 8:
+        out.print(price.translation.replace(": At ", ":\nAt ").replace(". With ", ".\nWith "))
+        if price.rows > 8.001:
             out.print(f"For ε 8 in one wave take w = {price.w_for_8:.2g}.", style="cyan")
         if last:
             out.print(f"next: coordinator plan sign {file}", style="cyan")
@@ -376,7 +384,7 @@ def plan_show(
             ("hash", plan.hash),
             ("recipient", plan.coordinator),
             ("who", plan.eligibility or "–"),
-            ("mechanism", f"latent noise injection, w = {plan.release.w:g}, posture {plan.posture}"),
+            ("mechanism", f"latent noise injection, w = {price.w:.4g}, posture {plan.posture}"),
             ("price", f"ε {price.epsilon:.4g} for a wave alone; {charged}"),
             ("budget", f"ε {plan.budget.epsilon:g} at δ {plan.budget.delta:g}, for one person"),
             ("in words", price.translation),
@@ -648,15 +656,241 @@ def release_show(
     emit({**_release_data(found), "receipt": receipt}, as_json=json, show=show)
 
 
-# -- questions ----------------------------------------------------------------------------------------------------
+# -- waves --------------------------------------------------------------------------------------------------------
 Study = Annotated[str, typer.Argument(help="The study.")]
-Wave = Annotated[int, typer.Option("--wave", help="Which wave.")]
+Number = Annotated[int, typer.Argument(help="The wave's number.")]
+
+
+@wave_app.command("schedule")
+def wave_schedule(
+    context: typer.Context,
+    study: Study,
+    every: Annotated[str, typer.Option("--every", help="month, quarter, week, or as in '10 days'.")],
+    count: Annotated[int, typer.Option("--count", help="How many new waves.")],
+    window: Annotated[int, typer.Option("--window", help="Days for which each stays open.")],
+    start: Annotated[str, typer.Option("--start", help="Day on which the first opens, as in 2026-03-01.")] = "",
+    quorum: Annotated[int, typer.Option("--quorum", help="Deliveries below which closing takes a reason.")] = 0,
+    out: Annotated[Path | None, typer.Option("--out", help="File to write; STUDY-vN.toml if left out.")] = None,
+    dry_run: DryRun = False,
+    json: Json = False,
+) -> None:
+    """Write a new draft version of the plan with a calendar. Nothing is sent: sign it, and each site approves it."""
+    from coordinator.planning import changes, review
+    from coordinator.waves import draft, scheduled
+
+    config = Config.load(context.obj)
+    try:
+        first = dt.date.fromisoformat(start) if start else None
+    except ValueError:
+        raise ParameterError("--start must be a date, as in 2026-03-01", given=repr(start)) from None
+    with _open(config) as store:
+        last = store.plan(study).plan
+    plan = scheduled(last, every=every, count=count, window=window, start=first, quorum=quorum, today=_today())
+    text = draft(plan)
+    _, checks = review(text, today=_today(), recipient=config.name)
+    path = out or Path(f"{study}-v{plan.version}.toml")
+    if path.exists():
+        raise StateRefusal("the file must be new", given=f"{path}", next_step="Choose another --out.")
+    if not dry_run:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    concerns = [check for check in checks if check.state != "ok"]
+    answer = {
+        "study": study,
+        "version": plan.version,
+        "file": str(path),
+        "waves": plan.waves,
+        "expires": plan.expires,
+        "changes": changes(last, plan),
+        "concerns": concerns,
+        "written": not dry_run,
+    }
+
+    def show(shown: Console) -> None:
+        shown.print(f"{'would write' if dry_run else 'wrote'} {path}: {study}, version {plan.version}, a draft")
+        rows = [[wave.number, wave.opens, wave.closes, wave.quorum or None] for wave in plan.waves]
+        shown.print(table(["wave", "opens", "closes", "quorum"], rows, right=["wave", "quorum"]))
+        checklist(shown, concerns)
+        shown.print("No site is told. Every site must approve the signed version before it acts on it.", style="yellow")
+        shown.print(f"next: coordinator plan cost {path}, then plan sign {path}", style="cyan")
+
+    emit(answer, as_json=json, show=show)
+
+
+@wave_app.command("status")
+def wave_status(context: typer.Context, study: Study, json: Json = False) -> None:
+    """Show each site in each wave: who has delivered, who is missing, how long the oldest wait has lasted."""
+    from coordinator.waves import STATES, grid
+
+    with _open(Config.load(context.obj)) as store:
+        found = grid(store, study, _today())
+
+    def show(out: Console) -> None:
+        from rich.text import Text
+
+        out.print(f"{study}, plan version {found.version}", style="bold")
+        if not found.sites:
+            out.print("No site takes part yet.")
+        styles = {"delivered": "green", "late": "green", "quarantined": "red", "withdrawn": "red"}
+        marks = {"missing": "bold red", "waiting": "yellow", "held?": "yellow", "planned": "dim"}
+        heads = ["wave", "closes", "state", "delivered", *found.sites]
+        rows: list[list[Any]] = []
+        for line in found.waves:
+            state = line.state if line.revision is None else f"closed, revision {line.revision}"
+            of = f"{line.delivered} of {len(found.sites)}" + (f", quorum {line.quorum}" if line.quorum else "")
+            cells = [
+                Text(
+                    cell.state if cell.revision is None else f"late, revision {cell.revision}",
+                    style=styles.get(cell.state) or marks.get(cell.state, ""),
+                )
+                for cell in line.cells
+            ]
+            rows.append([line.number, line.closes, state, of, *cells])
+        out.print(table(heads, rows, right=["wave"]))
+        shown = {cell.state for line in found.waves for cell in line.cells}
+        for state, words in STATES.items():
+            if state in shown and state not in ("delivered", "planned"):
+                out.print(f"  {state}: {words}", style="dim")
+        if found.waiting_days is not None:
+            waited = next(line for line in found.waves if line.number == found.waiting_wave)
+            names = ", ".join(waited.missing)
+            out.print(f"The oldest wait: wave {waited.number}, {found.waiting_days} days, for {names}.", style="bold")
+            out.print(f"next: coordinator wave remind {study} {waited.number}", style="cyan")
+
+    emit({**plain(found), "states": STATES}, as_json=json, show=show)
+
+
+@wave_app.command("remind")
+def wave_remind(
+    context: typer.Context,
+    study: Study,
+    wave: Number,
+    out: Annotated[Path | None, typer.Option("--out", help="Folder for one text per site.")] = None,
+    dry_run: DryRun = False,
+    json: Json = False,
+) -> None:
+    """Write a text for each site that is missing, for you to send; the site also sees the day when it next asks."""
+    from coordinator.waves import grid, reminder
+
+    with _open(Config.load(context.obj)) as store:
+        plan = store.plan(study).plan
+        plan.wave(wave)
+        line = next(line for line in grid(store, study, _today()).waves if line.number == wave)
+        if line.state == "planned":
+            raise StateRefusal("a wave must be open to remind of it", given=f"wave {wave}, which opens {line.opens}")
+        texts = {site: reminder(plan, line, site, _today()) for site in line.missing}
+        if not dry_run:
+            store.remind(study, wave, list(texts), _today())
+            if out is not None:
+                out.mkdir(parents=True, exist_ok=True)
+                for site, text in texts.items():
+                    (out / f"{study}-wave{wave}-{site}.txt").write_text(text, encoding="utf-8")
+    answer = {"study": study, "wave": wave, "texts": texts, "noted": not dry_run, "folder": str(out) if out else None}
+
+    def show(shown: Console) -> None:
+        if not texts:
+            shown.print(f"Nobody is missing in wave {wave}.")
+        for text in texts.values():
+            shown.print(text)
+        if texts:
+            shown.print("The coordinator cannot call a site: send these yourself.", style="yellow")
+
+    emit(answer, as_json=json, show=show)
+
+
+@wave_app.command("close")
+def wave_close(
+    context: typer.Context,
+    study: Study,
+    wave: Number,
+    reason: Annotated[str, typer.Option("--reason", help="Why, before the deadline or below the quorum.")] = "",
+    dry_run: DryRun = False,
+    json: Json = False,
+) -> None:
+    """Close a wave, naming who is missing. For good: what arrives later makes a revision."""
+    from coordinator.waves import grid
+
+    with _open(Config.load(context.obj)) as store:
+        planned = store.plan(study).plan.wave(wave)
+        line = next(line for line in grid(store, study, _today()).waves if line.number == wave)
+        if _today() <= planned.closes and line.missing and not reason.strip():
+            raise StateRefusal(
+                "a wave must have passed its deadline to be closed while a site is missing",
+                given=f"{planned.closes}, with {len(line.missing)} missing",
+                next_step="Wait, remind the sites, or give a --reason; it stands in the log.",
+            )
+        index, revision, missing = None, None, line.missing
+        if not dry_run:
+            members = store.members(study)
+            closed = store.close_wave(
+                study, wave, expected=members, quorum=planned.quorum, reason=reason, today=_today()
+            )
+            index, revision, missing = closed.log_index, closed.number, closed.missing
+    answer = {
+        "study": study,
+        "wave": wave,
+        "closed": not dry_run,
+        "delivered": line.delivered,
+        "missing": missing,
+        "revision": revision,
+        "log_index": index,
+    }
+
+    def show(out: Console) -> None:
+        did = "would close" if dry_run else f"closed, revision {revision}, log entry {index}:"
+        out.print(f"{did} wave {wave} of {study} with {line.delivered} deliveries", style="bold")
+        out.print(f"missing: {', '.join(missing) or 'nobody'}")
+
+    emit(answer, as_json=json, show=show)
+
+
+@wave_app.command("reopen")
+def wave_reopen(
+    context: typer.Context,
+    study: Study,
+    wave: Number,
+    reason: Annotated[str, typer.Option("--reason", help="Why; it stands in the log.")],
+    dry_run: DryRun = False,
+    json: Json = False,
+) -> None:
+    """Let a closed wave go on, with a reason. Its revisions so far stay what they are."""
+    with _open(Config.load(context.obj)) as store:
+        store.plan(study).plan.wave(wave)
+        record = store.wave_record(study, wave)
+        if dry_run and not record.closed:
+            raise StateRefusal("a wave must be closed to be reopened", given="an open one")
+        if not dry_run:
+            record = store.reopen_wave(study, wave, reason=reason, today=_today())
+    kept = len(record.revisions)
+    answer = {"study": study, "wave": wave, "reopened": not dry_run, "revisions": kept}
+    words = f"{'would reopen' if dry_run else 'reopened'} wave {wave} of {study}; its {kept} revisions stay"
+    emit(answer, as_json=json, show=lambda out: out.print(words))
+
+
+# -- questions ----------------------------------------------------------------------------------------------------
+Wave = Annotated[int, typer.Option("--wave", help="Which wave: the table as of it, earlier waves included.")]
+AsOf = Annotated[int | None, typer.Option("--as-of", help="Revision of a closed wave; all there is now if left out.")]
+Combine = Annotated[
+    bool, typer.Option("--combine", help="Put all refreshes of a site together: the same persons again, se too small.")
+]
 Planned = Annotated[str, typer.Option("--estimand", help="Name of a planned analysis.")]
 Formula = Annotated[str, typer.Option("--formula", help='A question, as in "cox(time, cvd) ~ sbp/10 + age".')]
 Term = Annotated[str, typer.Option("--term", help="Which term to pool; the first if left out.")]
-Method = Annotated[str, typer.Option("--method", help="FE, or tau² by DL, HE, HS, SJ, ML, REML, EB, PM.")]
+Method = Annotated[str, typer.Option("--method", help="FE, or tau² by DL, HE, HS, HSk, SJ, ML, REML, EB, PM, PMM.")]
 Test = Annotated[str, typer.Option("--test", help="z, t, knha (Knapp-Hartung) or adhoc (never below the model).")]
 Level = Annotated[float, typer.Option("--level", help="Coverage of every interval.")]
+
+
+Mods = Annotated[
+    list[str] | None, typer.Option("--mods", help="Moderator: n, epsilon, posture, or a column of --facts; repeatable.")
+]
+Subgroup = Annotated[str, typer.Option("--subgroup", help="Pool each of its levels apart; as --mods.")]
+Facts = Annotated[Path | None, typer.Option("--facts", help="Table of facts about the sites, with a column site.")]
+Bayes = Annotated[bool, typer.Option("--bayes", help="Also the posterior under a half-normal prior on τ.")]
+Scale = Annotated[float, typer.Option("--scale", help="Scale of that prior; 0.5 suits log ratios.")]
+Exact = Annotated[bool, typer.Option("--exact", help="Also intervals made for few studies.")]
+Diagnostics = Annotated[bool, typer.Option("--diagnostics", help="Also leave-one-out, influence, asymmetry.")]
+Kind = Annotated[str, typer.Option("--kind", help="forest, leave-one-out, cumulative, funnel, baujat or influence.")]
 
 
 @app.command(rich_help_panel="Answers")
@@ -664,6 +898,8 @@ def pool(
     context: typer.Context,
     study: Study,
     wave: Wave,
+    as_of: AsOf = None,
+    combine: Combine = False,
     estimand: Planned = "",
     formula: Formula = "",
     term: Term = "",
@@ -677,13 +913,24 @@ def pool(
             help="Also write the sites' estimates (.csv, as analyst pool reads them) or the whole answer (.json).",
         ),
     ] = None,
+    mods: Mods = None,
+    subgroup: Subgroup = "",
+    facts: Facts = None,
+    bayes: Bayes = False,
+    scale: Scale = 0.5,
+    exact: Exact = False,
+    diagnostics: Diagnostics = False,
     json: Json = False,
 ) -> None:
     """Ask one question of a wave, site by site, and pool the answers. No site is contacted; it costs no ε."""
     if out is not None and out.suffix.lower() not in (".csv", ".json"):
         raise ParameterError("the table must end in .csv or .json", given=repr(out.name))
-    answer = _ask(context, study, wave, estimand, formula, term, method, test, level)
-    data = _answer_data(answer)
+    answer = _ask(context, study, wave, as_of, combine, estimand, formula, term, method, test, level)
+    before = _save(context, answer, "pool", figure=str(out or ""))
+    further = _analyse(
+        answer, mods or [], subgroup, facts, bayes=bayes, scale=scale, exact=exact, diagnostics=diagnostics
+    )
+    data = {**_answer_data(answer), **further, "changed": _changed(before, answer)}
     if out is not None and out.suffix.lower() == ".json":
         import json as writer
 
@@ -691,7 +938,14 @@ def pool(
     elif out is not None:
         # Only the sites' own rows: a table that also held the pooled ones would be pooled with them.
         _estimates(answer).to_csv(out, index=False)
-    emit(data, as_json=json, show=lambda shown: _show_answer(shown, answer))
+
+    def show(shown: Console) -> None:
+        from coordinator import analyses
+
+        _show_answer(shown, answer, data["changed"])
+        analyses.show(shown, answer.result, further, exp=answer.result.scale == "log")
+
+    emit(data, as_json=json, show=show)
 
 
 @app.command(rich_help_panel="Answers")
@@ -700,6 +954,8 @@ def figure(
     study: Study,
     wave: Wave,
     out: Annotated[Path, typer.Option("--out", help="Figure to write: .svg, .pdf or .png.")],
+    as_of: AsOf = None,
+    combine: Combine = False,
     estimand: Planned = "",
     formula: Formula = "",
     term: Term = "",
@@ -707,27 +963,64 @@ def figure(
     test: Test = "adhoc",
     level: Level = 0.95,
     title: Annotated[str, typer.Option("--title", help="Title; the question if left out.")] = "",
+    kind: Kind = "forest",
     dry_run: DryRun = False,
     json: Json = False,
 ) -> None:
-    """Draw the forest plot of a pooled answer."""
+    """Draw the forest plot of a pooled answer, or one of the figures beside it."""
     if out.suffix.lower() not in (".svg", ".pdf", ".png"):
         raise ParameterError("a figure must end in .svg, .pdf or .png", given=repr(out.name))
-    answer = _ask(context, study, wave, estimand, formula, term, method, test, level)
+    answer = _ask(context, study, wave, as_of, combine, estimand, formula, term, method, test, level)
+    before = None
     if not dry_run:
-        from coordinator import figures
+        from coordinator.client import draw
 
         further = _further(answer)
-        figures.forest(
+        draw(
             answer.result,
+            kind,
             title=title or f"{study}, wave {wave}: {answer.term} in {answer.estimand}",
             note=_provenance(answer),
             columns={name.capitalize() if name == "posture" else name: cells for name, cells in further.items()},
             path=out,
         )
-    data = {**_answer_data(answer), "figure": str(out), "written": not dry_run}
+        before = _save(context, answer, "figure", figure=str(out))
+    data = {**_answer_data(answer), "changed": _changed(before, answer), "figure": str(out), "written": not dry_run}
     words = f"{'would write' if dry_run else 'wrote'} {out}"
     emit(data, as_json=json, show=lambda shown: shown.print(words))
+
+
+@app.command(rich_help_panel="Answers")
+def results(
+    context: typer.Context,
+    study: Annotated[str, typer.Option("--study", help="Only this study.")] = "",
+    stale: Annotated[bool, typer.Option("--stale", help="Only those that rest on a withdrawn release.")] = False,
+    json: Json = False,
+) -> None:
+    """List the pooled answers and figures that were handed out, and which of them are stale."""
+    with _open(Config.load(context.obj)) as store:
+        found = [saved for saved in store.results(study or None) if saved.withdrawn or not stale]
+    answer = [{**plain(saved), "stale": bool(saved.withdrawn)} for saved in found]
+
+    def show(out: Console) -> None:
+        from rich.text import Text
+
+        if not found:
+            out.print("No stale result." if stale else "No result was handed out yet.")
+            return
+        rows = []
+        for saved in found:
+            gone = ", ".join(sorted({saved.used[digest] for digest in saved.withdrawn}))
+            state = Text(f"stale: {gone} withdrew", style="bold red") if gone else Text("in force", style="green")
+            revision = saved.question["as_of"]
+            wave = f"{saved.wave}" + ("" if revision is None else f" rev. {revision}")
+            asked = f"{saved.question['term']} in {saved.question['estimand']}"
+            rows.append([saved.id, saved.study, wave, asked, saved.kind, saved.figure or None, saved.day, state])
+        out.print(table(["no", "study", "wave", "question", "kind", "file", "day", "state"], rows, right=["no"]))
+        if any(saved.withdrawn for saved in found):
+            out.print("Ask a stale question again: the answer says what changed.", style="cyan")
+
+    emit(answer, as_json=json, show=show)
 
 
 # -- the log ------------------------------------------------------------------------------------------------------
@@ -736,14 +1029,26 @@ def log(context: typer.Context, json: Json = False) -> None:
     """Check the whole log, and show its size and root, which a site may keep and hold the coordinator to."""
     if context.invoked_subcommand:
         return
+    _verify(context, json)
+
+
+@log_app.command("verify")
+def log_verify(context: typer.Context, json: Json = False) -> None:
+    """Check every entry, root, release, anchor, withdrawal and closing, and every signature that is stored."""
+    _verify(context, json)
+
+
+def _verify(context: typer.Context, json: bool) -> None:
     with _open(Config.load(context.obj)) as store:
         size = store.verify_log()
+        signed = store.verify_signatures()
         entries = store.log()
     head = entries[-1].root if entries else None
-    answer = {"size": size, "root": head, "verified": True}
+    answer = {"size": size, "signed": signed, "root": head, "verified": True}
 
     def show(out: Console) -> None:
-        out.print(f"{size} entries; every entry, release and root agrees", style="green")
+        out.print(f"{size} entries; every entry, release, anchor and root agrees", style="green")
+        out.print(f"{signed} signed documents; every signature is of its site's keys of that time", style="green")
         _facts(out, ("root", head or "none yet"))
 
     emit(answer, as_json=json, show=show)
@@ -894,6 +1199,8 @@ def _ask(
     context: typer.Context,
     study: str,
     wave: int,
+    as_of: int | None,
+    combine: bool,
     estimand: str,
     formula: str,
     term: str,
@@ -911,7 +1218,85 @@ def _ask(
                 given="both" if estimand else "neither",
                 next_step=f"Planned: {', '.join(plan.estimands) or 'none'}.",
             )
-        return ask(store, study, wave, estimand or formula, term=term, method=method, test=test, level=level)
+        how = {"term": term, "method": method, "test": test, "level": level}
+        return ask(store, study, wave, estimand or formula, as_of=as_of, combine=combine, **how)
+
+
+def _numbers(answer: Answer) -> dict[str, Any]:
+    result = answer.result
+    return dict(plain({name: getattr(result, name) for name in ("k", "beta", "se", "ci_lb", "ci_ub", "tau2")}))
+
+
+def _save(context: typer.Context, answer: Answer, kind: str, *, figure: str) -> SavedResult | None:
+    """Remember what is handed out; the last answer to the same question, when it was another one."""
+    result = answer.result
+    question = {
+        "wave": answer.wave,
+        "as_of": answer.as_of,
+        "combined": answer.combined,
+        "estimand": answer.estimand,
+        "term": answer.term,
+        "method": result.method,
+        "test": result.test,
+        "level": result.level,
+    }
+    with _open(Config.load(context.obj)) as store:
+        return store.save_result(
+            study=answer.study,
+            wave=answer.wave,
+            kind=kind,
+            question=question,
+            used=answer.used,
+            numbers=_numbers(answer),
+            figure=figure,
+            today=_today(),
+        )
+
+
+def _changed(before: SavedResult | None, answer: Answer) -> list[str]:
+    """What is different since the same question was last answered, in sentences."""
+    if before is None:
+        return []
+    gone = {stone.bundle_sha256 for stone in answer.withdrawn}
+    left = {digest: site for digest, site in before.used.items() if digest not in answer.used}
+    out = [f"{site} has withdrawn a release." for digest, site in left.items() if digest in gone]
+    out += [f"A release of {site} was replaced by a later one." for digest, site in left.items() if digest not in gone]
+    out += [f"New: a release of {site}." for digest, site in answer.used.items() if digest not in before.used]
+    then, now = before.numbers["beta"], _numbers(answer)["beta"]
+    if then != now:
+        out.append(f"The pooled estimate was {then:.4g} and is {now:.4g}.")
+    return [f"Since the answer of {before.day}:", *out] if out else []
+
+
+def _analyse(answer: Answer, mods: list[str], subgroup: str, facts: Path | None, **options: Any) -> dict[str, Any]:
+    """The further questions; facts about a site are its release's, or stand in a table of the lead's."""
+    from coordinator import analyses
+
+    known: dict[str, dict[str, Any]] = {
+        name: {source.site: getattr(source, name) for source in answer.sources} for name in ("n", "epsilon", "posture")
+    }
+    if facts is not None:
+        from coordinator.client import read_table
+
+        given = read_table(facts)
+        if "site" not in given.columns or given["site"].duplicated().any():
+            raise ParameterError("the facts must have a column site, each site once", given=facts.name)
+        for name in given.columns.drop("site"):
+            rows = zip(given["site"], given[name].tolist(), strict=True)
+            known[str(name)] = {str(site): value for site, value in rows if value == value and value is not None}
+    for name in [*mods, *([subgroup] if subgroup else [])]:
+        if name not in known:
+            raise ParameterError(
+                "a moderator must be a fact about the sites", given=repr(name), next_step=f"Known: {', '.join(known)}."
+            )
+    sites = dict(zip(answer.result.labels, (row.site for row in answer.result.estimates), strict=True))
+    by_label = {name: {label: values.get(site) for label, site in sites.items()} for name, values in known.items()}
+    asked = analyses.Asked(
+        mods={name: by_label[name] for name in mods},
+        group=(subgroup, by_label[subgroup]) if subgroup else None,
+        **options,
+    )
+    return analyses.analyse(answer.result, asked)
 
 
 def _answer_data(answer: Answer) -> dict[str, Any]:
@@ -922,6 +1307,10 @@ def _answer_data(answer: Answer) -> dict[str, Any]:
         "wave": answer.wave,
         "estimand": answer.estimand,
         "planned": answer.planned or None,
+        "as_of": answer.as_of,
+        "revisions": answer.revisions,
+        "combined": answer.combined,
+        "withdrawn": answer.withdrawn,
         "terms": answer.terms,
         "estimates": answer.estimates,
         "sources": answer.sources,
@@ -939,20 +1328,29 @@ def _estimates(answer: Answer) -> pd.DataFrame:
 
 def _further(answer: Answer) -> dict[str, dict[str, str]]:
     used = {row.site: row for row in answer.estimates if row.yi is not None}
+    # Under append a site has several releases of different persons: each person pays for one.
+    dearest: dict[str, float] = {}
+    for source in answer.sources:
+        dearest[source.site] = max(source.epsilon, dearest.get(source.site, 0.0))
     return {
-        "ε": {source.site: f"{source.epsilon:.4g}" for source in answer.sources if source.site in used},
+        "ε": {site: f"{epsilon:.4g}" for site, epsilon in dearest.items() if site in used},
         "posture": {source.site: source.posture for source in answer.sources if source.site in used},
     }
 
 
 def _provenance(answer: Answer) -> str:
-    count = len(answer.sources)
+    count = len({source.site for source in answer.sources})
     versions = ", ".join(str(version) for version in sorted({source.plan_version for source in answer.sources}))
     kind = f"planned analysis {answer.planned}" if answer.planned else "exploratory: not in the plan"
-    return f"Privatised releases of {count} sites, plan version {versions}; {kind}."
+    waves = sorted({source.wave for source in answer.sources})
+    rows = "" if waves == [answer.wave] else f" of waves {', '.join(map(str, waves))}"
+    revision = answer.revisions.get(answer.wave)
+    state = "" if revision is None else f", wave {answer.wave} as of revision {revision}"
+    both = "; several refreshes put together: standard errors are too small" if answer.combined else ""
+    return f"Privatised releases of {count} sites{rows}, plan version {versions}{state}; {kind}{both}."
 
 
-def _show_answer(out: Console, answer: Answer) -> None:
+def _show_answer(out: Console, answer: Answer, changed: Sequence[str] = ()) -> None:
     from coordinator.client import show_pooled
 
     result = answer.result
@@ -965,6 +1363,15 @@ def _show_answer(out: Console, answer: Answer) -> None:
     elif result.scale != "identity":
         out.print(f"Shown on the {result.scale.replace('_', ' ')} scale.", style="dim")
     out.print()
+    for line in changed:
+        out.print(line, style="yellow")
+    for stone in answer.withdrawn:
+        out.print(
+            f"Not in it: the release of {stone.site} in wave {stone.wave}, withdrawn {stone.day}.", style="yellow"
+        )
+    censored = sorted({source.censoring for source in answer.sources if source.censoring})
+    if len(censored) > 1 or any("each row" in words for words in censored):
+        out.print(f"Follow-up ends at different waves: {'; '.join(censored)}.", style="yellow")
     n = {"n": {row.site: f"{row.n:,}" for row in answer.estimates if row.yi is not None}}
     show_pooled(out, result, exp=ratio, extra={**n, **_further(answer)})
     highest = max((source.epsilon for source in answer.sources), default=0.0)

@@ -8,6 +8,7 @@ questions, so a number printed here is the number printed there; `show_pooled` d
 from __future__ import annotations
 
 import difflib
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
     from coordinator.pooling import PooledResult
 
-__all__ = ["app", "main", "number", "pooled_data", "read_table", "show_pooled"]
+__all__ = ["app", "draw", "main", "number", "pooled_data", "read_table", "show_pooled"]
 
 app = application("Pool estimates of several studies, and draw them. No server, no site, no patient data.")
 
@@ -34,11 +35,18 @@ File = Annotated[Path, typer.Argument(help="Table with one row per study: .csv, 
 Yi = Annotated[str, typer.Option("--yi", help="Column of estimates (log scale for ratios).")]
 Vi = Annotated[str, typer.Option("--vi", help="Column of their variances (squared standard errors).")]
 Labels = Annotated[str, typer.Option("--labels", help="Column that names the rows.")]
-Method = Annotated[str, typer.Option("--method", help="FE, or tau² by DL, HE, HS, SJ, ML, REML, EB, PM.")]
+Method = Annotated[str, typer.Option("--method", help="FE, or tau² by DL, HE, HS, HSk, SJ, ML, REML, EB, PM, PMM.")]
 Test = Annotated[str, typer.Option("--test", help="z, t, knha (Knapp-Hartung) or adhoc (never below the model).")]
 Level = Annotated[float, typer.Option("--level", help="Coverage of every interval.")]
 Exp = Annotated[bool, typer.Option("--exp", help="Show ratios: the estimates are logarithms.")]
 Json = Annotated[bool, typer.Option("--json", help="Answer as JSON.")]
+Mods = Annotated[list[str] | None, typer.Option("--mods", help="A moderator of a meta-regression; repeat for several.")]
+Subgroup = Annotated[str, typer.Option("--subgroup", help="Pool each of its levels apart, and compare them.")]
+Bayes = Annotated[bool, typer.Option("--bayes", help="Also the posterior under a half-normal prior on τ.")]
+Scale = Annotated[float, typer.Option("--scale", help="Scale of that prior; 0.5 suits log ratios.")]
+Exact = Annotated[bool, typer.Option("--exact", help="Also intervals made for few studies.")]
+Diagnostics = Annotated[bool, typer.Option("--diagnostics", help="Also leave-one-out, influence, asymmetry.")]
+Kind = Annotated[str, typer.Option("--kind", help="forest, leave-one-out, cumulative, funnel, baujat or influence.")]
 
 
 # -- commands -----------------------------------------------------------------------------------------------------
@@ -84,11 +92,78 @@ def pool(
     test: Test = "adhoc",
     level: Level = 0.95,
     exp: Exp = False,
+    mods: Mods = None,
+    subgroup: Subgroup = "",
+    bayes: Bayes = False,
+    scale: Scale = 0.5,
+    exact: Exact = False,
+    diagnostics: Diagnostics = False,
     json: Json = False,
 ) -> None:
     """Pool: fixed effect and random effects, heterogeneity, prediction interval, and what was left out."""
+    from coordinator import analyses
+
     result = _pool(file, yi=yi, vi=vi, labels=labels, method=method, test=test, level=level)
-    emit(pooled_data(result), as_json=json, show=lambda out: show_pooled(out, result, exp=exp))
+    facts = _facts(file, labels, [*(mods or []), *([subgroup] if subgroup else [])])
+    asked = analyses.Asked(
+        mods={name: facts[name] for name in mods or []},
+        group=(subgroup, facts[subgroup]) if subgroup else None,
+        bayes=bayes,
+        scale=scale,
+        exact=exact,
+        diagnostics=diagnostics,
+    )
+    answers = analyses.analyse(replace(result, scale="log") if exp else result, asked)
+
+    def show(out: Console) -> None:
+        show_pooled(out, result, exp=exp)
+        analyses.show(out, result, answers, exp=exp)
+
+    emit({**pooled_data(result), **answers}, as_json=json, show=show)
+
+
+@app.command()
+def tables(
+    file: File,
+    measure: Annotated[str, typer.Option("--measure", help="OR, RR or RD.")] = "OR",
+    method: Annotated[str, typer.Option("--method", help="MH (Mantel-Haenszel) or Peto (odds ratio only).")] = "MH",
+    cells: Annotated[str, typer.Option("--cells", help="Columns: events, none; the same in the second group.")] = (
+        "ai,bi,ci,di"
+    ),
+    labels: Labels = "",
+    level: Level = 0.95,
+    json: Json = False,
+) -> None:
+    """Pool 2×2 tables of counts; nothing is added to a zero."""
+    from coordinator.two_by_two import Tables, mantel_haenszel, peto
+
+    given = read_table(file)
+    names = [name.strip() for name in cells.split(",")]
+    if len(names) != 4:
+        raise ParameterError("--cells must name four columns", given=f"{len(names)}", next_step="As in ai,bi,ci,di.")
+    if method not in ("MH", "Peto"):
+        raise ParameterError("method must be one of MH, Peto", given=repr(method))
+    if method == "Peto" and measure != "OR":
+        raise ParameterError("Peto's method must have the measure OR", given=measure)
+    ai, bi, ci, di = (_numbers(given, name) for name in names)
+    counts = Tables(ai=ai, bi=bi, ci=ci, di=di, labels=_labels(given, labels) or ())
+    result = peto(counts, level=level) if method == "Peto" else mantel_haenszel(counts, measure, level=level)  # type: ignore[arg-type]
+
+    def show(out: Console) -> None:
+        from math import exp
+
+        if result.beta is None or result.ci_lb is None or result.ci_ub is None:
+            out.print(result.reason, style="yellow")
+        else:
+            back = exp if measure != "RD" else float
+            ends = f"{number(back(result.ci_lb))} to {number(back(result.ci_ub))}"
+            effect = f"{result.measure} {number(back(result.beta))}"
+            out.print(f"{effect} ({100 * level:g} % CI {ends}), p {_p(result.pval or 0.0)}", style="bold")
+            out.print(f"{result.k} tables; Q {result.QE:.2f}, p {_p(result.QEp or 0.0)}, I² {result.I2:.0f} %")
+        for note in result.notes:
+            out.print(f"note  {note}", style="dim")
+
+    emit(result, as_json=json, show=show)
 
 
 @app.command()
@@ -103,24 +178,48 @@ def forest(
     level: Level = 0.95,
     exp: Exp = False,
     title: Annotated[str, typer.Option("--title", help="Title of the figure.")] = "",
+    kind: Kind = "forest",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Pool, but write no file.")] = False,
     json: Json = False,
 ) -> None:
-    """Draw the forest plot of a table."""
+    """Draw the forest plot of a table, or one of the figures beside it."""
     result = _pool(file, yi=yi, vi=vi, labels=labels, method=method, test=test, level=level)
-    written = {"figure": str(out), "rows": result.k, "written": not dry_run}
+    written = {"figure": str(out), "kind": kind, "rows": result.k, "written": not dry_run}
     if out.suffix.lower() not in (".svg", ".pdf", ".png"):
         raise ParameterError("a figure must end in .svg, .pdf or .png", given=repr(out.name))
-    if not dry_run:
-        from coordinator import figures
-
-        figures.forest(result, title=title, ratio=exp or None, path=out)
+    draw(result, kind, title=title, ratio=exp or None, path=None if dry_run else out)
     emit(written, as_json=json, show=lambda shown: shown.print(f"{'would write' if dry_run else 'wrote'} {out}"))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The `analyst` command; returns its exit code."""
     return run(app, name="analyst", argv=argv)
+
+
+def draw(
+    result: PooledResult,
+    kind: str,
+    *,
+    title: str = "",
+    note: str = "",
+    ratio: bool | None = None,
+    columns: dict[str, dict[str, str]] | None = None,
+    path: Path | None = None,
+) -> None:
+    """Draw the forest plot or one of its companions. Raises: ParameterError: an unknown kind or suffix."""
+    if kind == "forest":
+        from coordinator import figures
+
+        figures.forest(result, title=title, note=note, ratio=ratio, columns=columns, path=path)
+        return
+    from coordinator import companion_figures
+    from coordinator.diagnostics import trim_and_fill
+
+    if kind not in companion_figures.KINDS:
+        known = ", ".join(("forest", *companion_figures.KINDS))
+        raise ParameterError(f"the figure must be one of {known}", given=repr(kind))
+    filled = trim_and_fill(result) if kind == "funnel" else None
+    companion_figures.draw(kind, result, title=title, note=note, ratio=ratio, filled=filled, path=path)
 
 
 # -- reading ------------------------------------------------------------------------------------------------------
@@ -172,6 +271,24 @@ def _labels(given: pd.DataFrame, name: str) -> list[str] | None:
     return None
 
 
+def _facts(file: Path, labels: str, names: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Column -> (label of the row -> value); missing values are left out."""
+    import pandas as pd
+
+    if not names:
+        return {}
+    given = read_table(file)
+    rows = _labels(given, labels) or [f"study {i + 1}" for i in range(len(given))]
+    if len(set(rows)) < len(rows):
+        raise ParameterError("rows must have different names here", given="some alike", next_step="Name --labels.")
+    facts: dict[str, dict[str, Any]] = {}
+    for name in names:
+        column = _column(given, name)
+        values = column.tolist() if pd.api.types.is_numeric_dtype(column) else column.astype("string").tolist()
+        facts[name] = {row: value for row, value in zip(rows, values, strict=True) if not pd.isna(value)}
+    return facts
+
+
 def _pool(file: Path, *, yi: str, vi: str, labels: str, method: Any, test: Any, level: float) -> PooledResult:
     from coordinator import pooling
 
@@ -213,7 +330,12 @@ def pooled_data(result: PooledResult) -> dict[str, Any]:
         "rows": rows,
         "pooled": model(result),
         "fixed": model(result.fixed),
+        "se_tau2": result.se_tau2,
         "tau2_interval": result.tau2_interval,
+        "I2_interval": result.I2_interval,
+        "H2_interval": result.H2_interval,
+        "sensitivity": [model(row) for row in result.sensitivity],
+        "noise_share": result.pooled_noise_share,
         "prediction_interval": result.prediction_interval,
         "excluded": result.excluded,
         "notes": result.notes,
@@ -284,6 +406,8 @@ def show_pooled(
             bounds = "" if between.empty else f" ({number(between.lb or 0.0)} to {number(between.ub or 0.0)})"
             parts.insert(0, f"τ² {number(result.tau2)}{bounds}")
         out.print("between sites: " + "   ".join(parts))
+    if result.pooled_noise_share > 0:
+        out.print(f"privacy noise: {result.pooled_noise_share:.0f} % of the variance of the pooled estimate")
     if result.excluded:
         out.print()
         for row in result.excluded:

@@ -51,13 +51,14 @@ from shared.errors import (
 from shared.failpoints import reach
 from shared.keys import Envelope, write_private
 from shared.plan import StudyPlan
-from shared.release import STATEMENT_TYPE, Receipt, Statement, read_bundle
+from shared.release import AGENT, STATEMENT_TYPE, Receipt, Statement, read_bundle
 from shared.transport import Call, Handler, Server
 from shared.wire import (
     ANCHOR_TYPE,
     COLLECTION,
     ENROLMENT_TYPE,
     SERVICE,
+    WITHDRAWAL_TYPE,
     Acceptance,
     AnchorHead,
     AnchorReceipt,
@@ -65,10 +66,16 @@ from shared.wire import (
     Enrolment,
     EnrolmentRequest,
     EnrolRequest,
+    Growth,
+    GrowthRequest,
     Holdings,
     Offered,
+    Reply,
     SignedDocument,
     StudyRequest,
+    Withdrawal,
+    Withdrawn,
+    countersigned,
 )
 
 __all__ = ["CollectionService", "Coordinator", "serve"]
@@ -126,6 +133,8 @@ class CollectionService:
             "Offer": self.offer,
             "Upload": self.upload,
             "Status": self.status,
+            "Withdraw": self.withdraw,
+            "Growth": self.growth,
         }
 
     # -- joining ------------------------------------------------------------------------------------------------
@@ -183,17 +192,65 @@ class CollectionService:
         reach("ingest.before_anchor")
         receipt = self._store.add_anchor(head, envelope)
         reach("ingest.after_anchor")
-        return receipt
+        return self._signed_for(site, receipt)
 
     def status(self, call: Call, request: StudyRequest) -> Holdings:
-        """What is held of the calling site."""
+        """What is held of the calling site, each with the site's own signature, so that it need not be believed."""
         site = self._site(call)
         self._invited(site, request.study)
+        anchored, envelope, reanchored = self._store.witnessed(site.site)
         return Holdings(
             holdings=self._store.holdings(request.study, site.site),
-            anchored=self._store.anchor(site.site),
-            reanchored=self._store.reanchored(site.site),
+            anchored=None if anchored is None else self._signed_for(site, anchored),
+            reanchored=reanchored,
+            anchor=envelope,
+            reminders=self._store.reminders(request.study, site.site),
         )
+
+    def growth(self, call: Call, request: GrowthRequest) -> Growth:
+        """Proof that the log only grew between two sizes that sites have seen. Raises: ParameterError."""
+        self._site(call)
+        return Growth(proof=self._store.prove_growth(request.old_size, request.size))
+
+    def _signed_for(self, site: Site, reply: Reply) -> Reply:
+        return countersigned(reply, self._authority.witness, site.site)
+
+    # -- withdrawal ---------------------------------------------------------------------------------------------
+    def withdraw(self, call: Call, request: SignedDocument) -> Withdrawn:
+        """Take a release back for its site: hidden first and for good, its bytes deleted after that.
+
+        Raises: SignatureRefusal, ApprovalRefusal, ReplayRefusal, StateRefusal.
+        """
+        site = self._site(call)
+        envelope = _envelope(request.envelope)
+        asked = Withdrawal.from_bytes(envelope.require(WITHDRAWAL_TYPE, {site.release_key.key_id: site.release_key}))
+        call.digest = asked.bundle_sha256
+        if asked.site != site.site:
+            raise ReplayRefusal("a withdrawal must be of the calling site's release", given="another site's")
+        if not envelope.verified_by({key.key_id: key for key in site.approvers.values()}):
+            raise ApprovalRefusal(
+                "a withdrawal must be signed by an approver of the site",
+                given="the agent's signature only",
+                next_step="Sign it with a key that was named when the site joined.",
+            )
+        part = self._part(site, asked.bundle_sha256)
+        with self._turn(part):  # no upload of the same bytes ends in between
+            reach("withdraw.before_commit")
+            stone = self._store.withdraw(withdrawal=asked, envelope=envelope, today=self._today())
+            reach("withdraw.after_commit")
+            self._delete(asked.bundle_sha256)
+            reach("withdraw.deleted")
+        return self._signed_for(site, stone.withdrawn)
+
+    def _delete(self, digest: str) -> None:
+        """Remove the bytes of a withdrawn release from everywhere, flushed."""
+        for folder in (self._bundles, self._quarantine):
+            path = folder / f"{digest}.zip"
+            if path.exists():
+                path.unlink()
+                _flush_folder(folder)
+        for path in [*self._staging.glob(f"*.{digest}.part"), *self._staging.glob(f"*.{digest}.json")]:
+            path.unlink(missing_ok=True)
 
     # -- offer --------------------------------------------------------------------------------------------------
     def offer(self, call: Call, request: SignedDocument) -> Offered:
@@ -208,14 +265,14 @@ class CollectionService:
         call.digest = statement.bundle_sha256
         known = self._answered(site, statement)
         if known is not None:
-            return Offered(acceptance=known)
+            return Offered(acceptance=self._signed_for(site, known))
         self._planned(site, statement, envelope)
         part = self._part(site, statement.bundle_sha256)
         with self._turn(part):
             # Another delivery of the same bytes may have ended while this one was being checked.
             known = self._answered(site, statement)
             if known is not None:
-                return Offered(acceptance=known)
+                return Offered(acceptance=self._signed_for(site, known))
             reach("ingest.before_staging")
             self._make_room(site, part, statement.bundle_bytes)
             write_private(part.with_suffix(".json"), envelope.to_bytes())
@@ -264,7 +321,16 @@ class CollectionService:
         if self._today() + dt.timedelta(days=1) < wave.opens:  # a site's clock and zone may be a day ahead
             raise PlanRefusal("a wave must be open", given=f"wave {wave.number}, which opens on {wave.opens}")
         approvers = {key.key_id: key for key in site.approvers.values()}
-        approved = len(envelope.verified_by(approvers))
+        signers = envelope.verified_by(approvers)
+        approved = len(signers)
+        if newest.floors.author_apart and statement.author != AGENT:
+            author = site.approvers.get(statement.author)
+            if author is None or author.key_id in signers:
+                raise ApprovalRefusal(
+                    "whoever had the release made must be an approver of the site and must not approve it",
+                    given=f"author {statement.author!r}",
+                    next_step="Another approver of the site decides.",
+                )
         if approved < newest.floors.approvals:
             raise ApprovalRefusal(
                 f"a release must be signed by {newest.floors.approvals} approver(s) of the site",
@@ -305,16 +371,16 @@ class CollectionService:
             statement = self._signed(site, envelope)
             known = self._answered(site, statement)
             if known is not None:
-                return known
+                return self._signed_for(site, known)
             plan = self._planned(site, statement, envelope)
             self._receive(part, statement, first, chunks)
-            return self._ingest(part, statement, envelope, plan)
+            return self._signed_for(site, self._ingest(part, statement, envelope, plan))
 
     def _settled(self, site: Site, digest: str) -> Acceptance:
         """The answer for bytes that are no longer staged, because another call has brought them to an end."""
         release = self._store.by_bundle(digest)
-        if release is not None and release.site == site.site:
-            return release.acceptance
+        if release is not None and release.site == site.site and not release.withdrawn:
+            return self._signed_for(site, release.acceptance)
         for apart in self._store.quarantined(bundle_sha256=digest):
             if apart.site == site.site:
                 raise apart.refusal
@@ -405,6 +471,7 @@ class CollectionService:
                 raise BudgetRefusal("the study's total must be within the plan's budget", given="more")
             if receipt.n < plan.floors.persons:
                 raise SmallN(f"a release must have at least {plan.floors.persons} persons", given=f"{receipt.n}")
+            self._require_history(receipt, plan)
             plan.dictionary.validate_release(bundle.table)
             return receipt
         except (Refusal, MemoryError, OSError):
@@ -413,6 +480,52 @@ class CollectionService:
             # Content that breaks a reader in a way we did not foresee is content, not a fault of ours to repeat.
             logging.getLogger("tributary.collect").error("unexpected %s in a bundle", type(error).__name__)
             raise SchemaRefusal("a bundle's content must be readable", given="another form") from None
+
+    def _require_history(self, receipt: Receipt, plan: StudyPlan) -> None:
+        """Hold what a receipt says of earlier releases against those that arrived here. Raises: ReceiptRefusal.
+
+        Only a lower bound: a site also pays for releases that it never sent, and for persons in ways that no receipt
+        tells. What must hold is that nobody who is in all refreshes can have been charged less than all of them.
+        """
+        from shared import privacy
+        from shared.encoding import Encoder
+        from shared.release import planned_event
+
+        earlier = self._store.charged(receipt.study, receipt.site)
+        earlier.pop(receipt.release_id, None)
+        events = [privacy.from_canonical(receipt.event)]
+        if plan.returning == "refresh":
+            plans = {version: self._store.plan(receipt.study, version).plan for version, _ in earlier.values()}
+            for version, _ in earlier.values():
+                before = plans[version]
+                if before.returning == "refresh":
+                    events.append(planned_event(before, Encoder(dictionary=before.dictionary).d))
+        least = privacy.epsilon_from_rdp(privacy.rdp(events), plan.budget.delta)
+        if receipt.study_epsilon < least:  # a ledger may also show the exact total, which is below that of RDP
+            least = min(least, privacy.epsilon(events, plan.budget.delta))
+        if receipt.study_epsilon < least * (1 - 1e-9):
+            raise ReceiptRefusal(
+                "a receipt's study total must hold all releases that arrived from its site",
+                given=f"{receipt.study_epsilon:.4g}, below {least:.4g} for {len(events)} releases",
+                next_step="The site's ledger may be an old copy: site-agent ledger recover.",
+            )
+        if len(receipt.previous) != 64 or set(receipt.previous) - set("0123456789abcdef"):
+            raise ReceiptRefusal("a receipt's previous must be a SHA-256", given="another form")
+        # Receipts of one ledger form a chain. Links that were never sent are missing here; a fork is not explained by
+        # that, but by a ledger that the study lead has let begin anew since.
+        forks = [
+            release
+            for _, release in earlier.values()
+            if release is not None
+            and release.receipt.previous == receipt.previous
+            and release.log_index > self._store.began_anew(receipt.site)
+        ]
+        if forks:
+            raise ReceiptRefusal(
+                "a receipt must follow the site's last one",
+                given="one that another release of the site follows already",
+                next_step="The site's ledger may be an old copy: site-agent ledger recover.",
+            )
 
     def _set_apart(self, part: Path, statement: Statement, envelope: Envelope, refusal: Refusal) -> None:
         reach("ingest.before_quarantine")
@@ -439,6 +552,10 @@ class CollectionService:
         A bundle that no transaction names was never acknowledged: it goes back to staging when its offer is there,
         else it is deleted. What is staged for a release that is settled is deleted.
         """
+        gone = {stone.bundle_sha256 for stone in self._store.withdrawals()}
+        for folder in (self._bundles, self._quarantine):
+            for digest in sorted(gone & {path.stem for path in folder.glob("*.zip")}):
+                self._delete(digest)
         offers = {path.stem.split(".", 1)[1]: path for path in self._staging.glob("*.*.json")}
         moved = 0
         for folder in (self._bundles, self._quarantine):
@@ -584,12 +701,24 @@ def serve(home: Path, address: str, *, ready: Callable[[int], None] = lambda por
         settings: as of `Coordinator`.
     """
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    ended = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: ended.set())
-    coordinator = Coordinator(home, address, **settings)
+    stopping = {signal.SIGTERM, signal.SIGINT}
+    # Read from a pipe that the signal writes to. A handler alone is not enough: when it is noted just before the main
+    # thread goes to sleep on a lock, it runs only at the next signal, and the server would not end.
+    told, tell = os.pipe()
+    os.set_blocking(tell, False)
+    earlier = {number: signal.signal(number, lambda *_: None) for number in stopping}
+    before = signal.set_wakeup_fd(tell)
     try:
-        ready(coordinator.port)
-        ended.wait()
+        coordinator = Coordinator(home, address, **settings)
+        try:
+            ready(coordinator.port)
+            while os.read(told, 1)[0] not in stopping:
+                pass
+        finally:
+            coordinator.stop()
     finally:
-        coordinator.stop()
+        signal.set_wakeup_fd(before)
+        for number, handler in earlier.items():
+            signal.signal(number, handler)
+        os.close(told)
+        os.close(tell)

@@ -202,6 +202,7 @@ class Demo:
         from coordinator.queries import ask
         from coordinator.store import Store
         from shared.plan import StudyPlan
+        from shared.release import mechanism
 
         plan = StudyPlan.from_toml(self.plans[self.study])
         answers: dict[str, Answer] = {}
@@ -216,7 +217,7 @@ class Demo:
                         question=formula,
                         term=term,
                         arms={
-                            f"released, w = {plan.release.w:g}": told[self.study].result,
+                            f"released, w = {mechanism(plan).w:.4g}": told[self.study].result,
                             BASELINE: told[f"{self.study}-w0"].result,
                             REAL: self._real(plan, formula, term),
                         },

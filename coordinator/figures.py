@@ -750,6 +750,9 @@ def _footer(series: Mapping[str, PooledResult], view: _View) -> list[tuple[str, 
         found = [(_heterogeneity(result), False), (_overall(result), False)] if result.k > 1 else []
         if view.null is None:  # nobody asks whether a mortality or a mean is 0
             found = found[:1]
+        if result.pooled_noise_share >= 0.5:
+            share = f"{result.pooled_noise_share:.0f} %"
+            found.append((f"Privacy noise: {share} of the variance of the pooled estimate", True))
         others = [row for row in result.sensitivity if row.test != result.test] if result.method != "FE" else []
         if others:
             given = "; ".join(

@@ -15,6 +15,7 @@ import hashlib
 from collections.abc import Sequence
 
 from shared.errors import ParameterError
+from shared.merkle import leaf_hash, node_hash, verify_consistency, verify_inclusion
 
 __all__ = [
     "append",
@@ -26,15 +27,6 @@ __all__ = [
     "verify_consistency",
     "verify_inclusion",
 ]
-
-
-def leaf_hash(entry: bytes) -> bytes:
-    """SHA-256 of an entry, marked as a leaf so that it can never pass for an inner node."""
-    return hashlib.sha256(b"\x00" + entry).digest()
-
-
-def _node(left: bytes, right: bytes) -> bytes:
-    return hashlib.sha256(b"\x01" + left + right).digest()
 
 
 def _split(size: int) -> int:
@@ -62,7 +54,7 @@ def append(peaks: Sequence[bytes], size: int, leaf: bytes) -> tuple[bytes, ...]:
     grown = [*peaks, leaf]
     while size & 1:
         right, left = grown.pop(), grown.pop()
-        grown.append(_node(left, right))
+        grown.append(node_hash(left, right))
         size >>= 1
     return tuple(grown)
 
@@ -73,7 +65,7 @@ def peaks_root(peaks: Sequence[bytes]) -> bytes:
         return hashlib.sha256().digest()
     found = peaks[-1]
     for peak in reversed(peaks[:-1]):
-        found = _node(peak, found)
+        found = node_hash(peak, found)
     return found
 
 
@@ -87,24 +79,6 @@ def inclusion_proof(leaves: Sequence[bytes], index: int) -> tuple[bytes, ...]:
     if index < k:
         return (*inclusion_proof(leaves[:k], index), root(leaves[k:]))
     return (*inclusion_proof(leaves[k:], index - k), root(leaves[:k]))
-
-
-def verify_inclusion(leaf: bytes, index: int, size: int, proof: Sequence[bytes], expected: bytes) -> bool:
-    """Whether `proof` shows that `leaf` stands at `index` of the log of `size` leaves with root `expected`."""
-    if not 0 <= index < size:
-        return False
-    place, last, found = index, size - 1, leaf
-    for step in proof:
-        if last == 0:
-            return False
-        if place & 1 or place == last:
-            found = _node(step, found)
-            while not place & 1 and place:
-                place, last = place >> 1, last >> 1
-        else:
-            found = _node(found, step)
-        place, last = place >> 1, last >> 1
-    return last == 0 and found == expected
 
 
 def consistency_proof(leaves: Sequence[bytes], size: int) -> tuple[bytes, ...]:
@@ -121,29 +95,3 @@ def _subproof(leaves: Sequence[bytes], size: int, whole: bool) -> tuple[bytes, .
     if size <= k:
         return (*_subproof(leaves[:k], size, whole), root(leaves[k:]))
     return (*_subproof(leaves[k:], size - k, False), root(leaves[:k]))
-
-
-def verify_consistency(old_size: int, size: int, proof: Sequence[bytes], old_root: bytes, new_root: bytes) -> bool:
-    """Whether `proof` shows that the log of `size` leaves only appended to the one of `old_size`."""
-    if not 0 < old_size <= size:
-        return False
-    if old_size == size:
-        return not proof and old_root == new_root
-    steps = [old_root, *proof] if old_size.bit_count() == 1 else list(proof)
-    if not steps:
-        return False
-    place, last = old_size - 1, size - 1
-    while place & 1:
-        place, last = place >> 1, last >> 1
-    old = new = steps[0]
-    for step in steps[1:]:
-        if last == 0:
-            return False
-        if place & 1 or place == last:
-            old, new = _node(step, old), _node(step, new)
-            while not place & 1 and place:
-                place, last = place >> 1, last >> 1
-        else:
-            new = _node(new, step)
-        place, last = place >> 1, last >> 1
-    return last == 0 and old == old_root and new == new_root

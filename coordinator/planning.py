@@ -8,7 +8,7 @@ the budget affords. The paper's own figure stands beside it, because readers of 
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,7 +53,9 @@ title = "One line that says what the study is"
 purpose = "What the releases are for, in words a data steward can hold against the ethics approval."
 coordinator = "@COORDINATOR@"    # the only recipient (name in coordinator.toml)
 expires = @EXPIRES@             # sites refuse to act on the plan after this day
-posture = "local"                # each site fits its flow on the records it releases; ε does not cover that fit
+# Which records the flow may be fitted on. local: on the released ones, and ε does not cover that fit; holdout: on
+# persons who are then never released; public: on none; private: on all, by training with noise (needs [private]).
+posture = "local"
 # By this rule the number of rows is public. Write it so that a site can apply it without judgement.
 eligibility = "Everyone admitted with a first event between two dates, aged 18 or over."
 row_download = false             # may analysts download the released rows?
@@ -63,6 +65,7 @@ row_download = false             # may analysts download the released rows?
 [release]
 mechanism = "latent_noise"
 w = 0.005
+# epsilon = 6.0                  # in place of w: what one release may cost at the budget's δ; w is solved from it
 # radius = 4.5                   # norm to which latents are clipped; left out: from the number of columns
 
 # What one person may be charged by this study, all waves together.
@@ -167,6 +170,7 @@ def review(text: str, *, today: dt.date, recipient: str = "") -> tuple[StudyPlan
     lines = [
         Check(name="plan", detail=f"{plan.study}, version {plan.version}, hash {plan.hash[:12]}"),
         _recipient(plan, recipient),
+        Check(name="posture", detail=f"{plan.posture}: {_POSTURES[plan.posture]}"),
         *_dictionary(plan),
         *(_estimand(plan, name, formula) for name, formula in plan.estimands.items()),
         *_calendar(plan, today),
@@ -184,6 +188,14 @@ def review(text: str, *, today: dt.date, recipient: str = "") -> tuple[StudyPlan
     return plan, tuple(lines)
 
 
+_POSTURES: Mapping[str, str] = {
+    "local": "the flow is fitted on the released records; ε does not cover that fit",
+    "holdout": "the flow is fitted on persons who are never released; ε does not cover those",
+    "public": "nothing is fitted on records; ε covers everyone",
+    "private": "the flow is trained with noise; ε covers that and everyone",
+}
+
+
 def _recipient(plan: StudyPlan, recipient: str) -> Check:
     if recipient and plan.coordinator != recipient:
         return Check(
@@ -197,7 +209,7 @@ def _recipient(plan: StudyPlan, recipient: str) -> Check:
 
 def _dictionary(plan: StudyPlan) -> list[Check]:
     released = plan.dictionary.released
-    person = plan.dictionary.person or "none: each row is a person"
+    person = plan.dictionary.person or "none: ε is for one row"
     lines = [Check(name="dictionary", detail=f"{len(released)} released columns; person column: {person}")]
     unlabelled = [column.name for column in released if not column.label]
     if unlabelled:
@@ -293,6 +305,8 @@ def _price(plan: StudyPlan) -> list[Check]:
     lines.append(Check(name="delta", detail=f"{plan.budget.delta:g}, for sites of fewer than {fewer} persons"))
     if price.waves[-1].total > MEANINGFUL:
         fix = f"Lower release.w (ε 8 for one wave: w ≈ {price.w_for_8:.2g}), or say in the purpose why not."
+        if plan.private is not None:
+            fix = "Raise private.noise_multiplier, lower its rate or steps, or lower release.w or release.epsilon."
         detail = f"ε {price.waves[-1].total:.4g} in total is not a meaningful formal guarantee"
         lines.append(Check(name="guarantee", state="warn", detail=detail, fix=fix))
     return lines
@@ -342,9 +356,11 @@ class Cost:
         radius: norm to which latents are clipped.
         delta: δ of every ε here.
         cap: the plan's budget.
-        epsilon: exact ε of one wave alone.
-        paper: the ε the paper's Theorem 2 gives for one wave; looser, never used for charging.
-        w_for_8: the w at which one wave costs ε = 8.
+        posture: what may be fitted on which records.
+        epsilon: exact ε of one wave alone, training included.
+        rows: exact ε of the noise on the rows alone; less than `epsilon` under posture ``private`` only.
+        paper: the ε the paper's Theorem 2 gives for the rows; looser, never used for charging.
+        w_for_8: the w at which the rows of one wave cost ε = 8.
         waves: composed totals, wave by wave.
         last_affordable: number of the last wave the budget affords; 0 for none, `MANY` for practically all.
         translation: one wave in plain words.
@@ -355,9 +371,11 @@ class Cost:
     d: int
     w: float
     radius: float
+    posture: str
     delta: float
     cap: float
     epsilon: float
+    rows: float
     paper: float
     w_for_8: float
     waves: tuple[WaveCost, ...]
@@ -376,13 +394,12 @@ def cost(plan: StudyPlan, *, waves: int | None = None, persons: int | None = Non
     """
     from shared import privacy
     from shared.encoding import Encoder
-    from shared.mechanisms.latent_noise import default_radius
-    from shared.release import planned_event
+    from shared.release import in_words, mechanism, planned_event
 
     count = len(plan.waves) if waves is None else waves
     if not 1 <= count <= 10_000:
         raise ParameterError("waves must be in 1..10000", given=f"{count}")
-    delta, cap, w = plan.budget.delta, plan.budget.epsilon, plan.release.w
+    delta, cap = plan.budget.delta, plan.budget.epsilon
     if persons is not None:
         if persons < 1:
             raise ParameterError("persons must be positive", given=f"{persons}")
@@ -393,27 +410,28 @@ def cost(plan: StudyPlan, *, waves: int | None = None, persons: int | None = Non
                 next_step=f"Set budget.delta below {1 / (10 * persons):.1g}.",
             )
     d = Encoder(dictionary=plan.dictionary).d
-    radius = plan.release.radius if plan.release.radius is not None else default_radius(d)
-    event = planned_event(plan, d)
+    noise, event = mechanism(plan), planned_event(plan, d)
     curve = privacy.rdp(event)
     totals = [privacy.epsilon_from_rdp(number * curve, delta) for number in range(1, count + 1)]
     return Cost(
         study=plan.study,
         version=plan.version,
         d=d,
-        w=w,
-        radius=radius,
+        w=noise.w,
+        radius=noise.radius,
+        posture=plan.posture,
         delta=delta,
         cap=cap,
         epsilon=privacy.epsilon(event, delta),
-        paper=privacy.theorem2_epsilon(w=w, C=2 * radius, delta=delta),
-        w_for_8=privacy.w_for_epsilon(8.0, delta, radius),
+        rows=privacy.epsilon(noise.event, delta),
+        paper=privacy.theorem2_epsilon(w=noise.w, C=2 * noise.radius, delta=delta),
+        w_for_8=privacy.w_for_epsilon(8.0, delta, noise.radius),
         waves=tuple(
             WaveCost(number=number, total=total, left=cap - total, affordable=total <= cap)
             for number, total in enumerate(totals, start=1)
         ),
         last_affordable=_last_affordable(curve, delta, cap),
-        translation=privacy.translate(event),
+        translation=in_words(plan, event),
     )
 
 

@@ -15,35 +15,52 @@ used leaves with its label and its reason in ``excluded``; a NaN or an interval 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args, overload
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy import optimize, special
+from scipy import special
 
+from coordinator.heterogeneity import (
+    Method,
+    Test,
+    estimate_tau2,
+    fit,
+    likelihood_interval,
+    log_likelihood,
+    q_profile,
+    se_tau2,
+    tau2_dl,
+    typical_v,
+)
 from shared.errors import EstimateRefusal, ParameterError
 from shared.estimands import Estimate, Scale
 
+if TYPE_CHECKING:
+    from coordinator.moderators import RegressionResult
+
 __all__ = [
     "Excluded",
+    "FitStatistics",
     "Interval",
+    "ManyResults",
     "Method",
     "PooledResult",
     "Test",
+    "check",
     "cumulative",
     "leave_one_out",
     "pool",
     "pool_estimates",
+    "pool_many",
     "tau2_dl",
+    "usable",
 ]
 
 Array = NDArray[np.float64]
-Method = Literal["FE", "DL", "HE", "HS", "SJ", "ML", "REML", "EB", "PM"]
-Test = Literal["z", "t", "knha", "adhoc"]
-
 # Outside this range squares and inverses of the weights would overflow; no effect measure lives there.
 _LARGEST_ESTIMATE, _SMALLEST_VARIANCE, _LARGEST_VARIANCE = 1e50, 1e-100, 1e100
 _DOMINANT, _HETEROGENEOUS, _FEW = 50.0, 75.0, 5  # percent of weight, percent of variance, sites
@@ -79,6 +96,17 @@ class Excluded:
 
     label: str
     reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class FitStatistics:
+    """Of two parameters, the mean and tau2; REML values compare only fits of the same mean."""
+
+    logLik: float
+    deviance: float
+    AIC: float
+    BIC: float
+    AICc: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,12 +182,12 @@ class PooledResult:
     @property
     def ci_lb(self) -> float:
         """Lower confidence limit of beta."""
-        return self.beta - self._critical * self.se
+        return self.beta - self.critical * self.se
 
     @property
     def ci_ub(self) -> float:
         """Upper confidence limit of beta."""
-        return self.beta + self._critical * self.se
+        return self.beta + self.critical * self.se
 
     @property
     def QEp(self) -> float:
@@ -187,7 +215,49 @@ class PooledResult:
             return Interval(None, None, "needs at least two sites")
         if self.method == "FE":
             return Interval(None, None, "the fixed-effect model has no variance between sites")
-        return _q_profile(np.array(self.yi), np.array(self.vi), self.level)
+        lb, ub = q_profile(np.array(self.yi), np.array(self.vi), self.level)
+        if math.isnan(lb):
+            return Interval(None, None, "estimates agree more closely than their variances allow")
+        return Interval(float(lb), float(ub))
+
+    @cached_property
+    def tau2_likelihood_interval(self) -> Interval:
+        """Profile-likelihood interval of tau2 (Hardy and Thompson 1996), under ML or REML."""
+        if self.method not in ("ML", "REML") or self.df == 0:
+            return Interval(None, None, "needs two sites and the method ML or REML")
+        y, v = np.array(self.yi), np.array(self.vi)
+        return Interval(*likelihood_interval(y, v, self.tau2, self.method, self.level))
+
+    @cached_property
+    def se_tau2(self) -> float | None:
+        """Standard error of tau2, a large-sample figure; None under ``FE`` and for one site."""
+        if self.method == "FE" or self.df == 0:
+            return None
+        return float(se_tau2(np.array(self.yi), np.array(self.vi), np.array(self.tau2), self.method))
+
+    @property
+    def fit_statistics(self) -> FitStatistics | None:
+        """Likelihood and information criteria under ML or REML; None otherwise."""
+        if self.method not in ("ML", "REML") or self.df == 0:
+            return None
+        y, v = np.array(self.yi), np.array(self.vi)
+        ll = float(log_likelihood(y, v, np.array(self.tau2), self.method))
+        n, saturated = self.k - 1, 0.0
+        if self.method == "ML":
+            n, saturated = self.k, float(-0.5 * np.log(2 * math.pi * v).sum())
+        size = max(n, 4)
+        return FitStatistics(
+            logLik=ll,
+            deviance=-2 * (ll - saturated),
+            AIC=-2 * ll + 4,
+            BIC=-2 * ll + 2 * math.log(n),
+            AICc=-2 * ll + 4 * size / (size - 3),
+        )
+
+    @property
+    def tau_interval(self) -> Interval:
+        """`tau2_interval` in units of yi."""
+        return self.tau2_interval.map(math.sqrt)
 
     @property
     def I2_interval(self) -> Interval:
@@ -202,12 +272,26 @@ class PooledResult:
     @property
     def prediction_interval(self) -> Interval:
         """Where the effect of a new site is expected: t with K - 1 df (normal for ``z``), this test's se, tau2."""
+        return self.prediction("default")
+
+    def prediction(self, kind: Literal["default", "riley", "simple"]) -> Interval:
+        """The same by other conventions: ``riley`` takes t with K - 2 df, ``simple`` the normal and tau alone.
+
+        Source: Riley, Higgins and Deeks 2011, BMJ 342:d549; the default is metafor's.
+        """
         if self.method == "FE":
             return Interval(None, None, "the fixed-effect model has no variance between sites")
         if self.k < 3:
             return Interval(None, None, "needs at least three sites")
-        half = self._critical * math.hypot(self.se, self.tau)
-        return Interval(self.beta - half, self.beta + half)
+        tail = (1 - self.level) / 2
+        spread, critical = math.hypot(self.se, self.tau), self.critical
+        if kind == "riley":
+            critical = -float(special.stdtrit(self.k - 2, tail))
+        elif kind == "simple":
+            critical, spread = -float(special.ndtri(tail)), self.tau
+            if spread == 0:
+                return Interval(None, None, "τ² is 0: an interval of τ alone has no width")
+        return Interval(self.beta - critical * spread, self.beta + critical * spread)
 
     @cached_property
     def fixed(self) -> PooledResult:
@@ -229,16 +313,26 @@ class PooledResult:
         return tuple(100 * row.vi_privacy / vi for row, vi in zip(self.estimates, self.vi, strict=True))
 
     @property
+    def pooled_noise_share(self) -> float:
+        """Percent of the pooled estimate's model variance that is privacy noise: what no larger sample would lower."""
+        if not self.estimates:
+            return 0.0
+        noise = sum((w / 100) ** 2 * row.vi_privacy for w, row in zip(self.weights, self.estimates, strict=True))
+        return 100 * noise / self.se_model**2
+
+    @property
     def receipts(self) -> tuple[str, ...]:
         """Every receipt behind the rows used, in order, each once."""
         return tuple(dict.fromkeys(receipt for row in self.estimates for receipt in row.receipts))
 
     @property
-    def _critical(self) -> float:
+    def critical(self) -> float:
+        """Half the width of an interval in standard errors: a quantile of t or of the normal."""
         tail = (1 - self.level) / 2
         return -float(special.ndtri(tail) if self.test == "z" else special.stdtrit(self.df, tail))
 
 
+@overload
 def pool(
     yi: ArrayLike | Sequence[float | None],
     vi: ArrayLike | Sequence[float | None],
@@ -247,16 +341,39 @@ def pool(
     test: Test = "adhoc",
     level: float = 0.95,
     labels: Sequence[str] | None = None,
-) -> PooledResult:
+    mods: None = None,
+) -> PooledResult: ...
+@overload
+def pool(
+    yi: ArrayLike | Sequence[float | None],
+    vi: ArrayLike | Sequence[float | None],
+    *,
+    method: Method = "REML",
+    test: Test = "adhoc",
+    level: float = 0.95,
+    labels: Sequence[str] | None = None,
+    mods: Mapping[str, Sequence[Any]] | ArrayLike,
+) -> RegressionResult: ...
+def pool(
+    yi: ArrayLike | Sequence[float | None],
+    vi: ArrayLike | Sequence[float | None],
+    *,
+    method: Method = "REML",
+    test: Test = "adhoc",
+    level: float = 0.95,
+    labels: Sequence[str] | None = None,
+    mods: Mapping[str, Sequence[Any]] | ArrayLike | None = None,
+) -> PooledResult | RegressionResult:
     """Pool one meta-analysis.
 
     Args:
         yi: (K,) estimates on the analysis scale (log for ratios). None, NaN and infinities are rows to exclude.
         vi: (K,) variances of the estimates, in squared units of yi.
-        method: ``FE``, or the estimator of tau2: DL, HE, HS, SJ, ML, REML, EB, PM.
+        method: ``FE``, or the estimator of tau2: DL, HE, HS, HSk, SJ, ML, REML, EB, PM, PMM.
         test: ``z``, ``t`` (K - 1 df), ``knha`` (Knapp-Hartung), ``adhoc`` (Knapp-Hartung, never below the model).
         level: coverage of every interval.
         labels: (K,) names of the rows, used in messages and figures.
+        mods: moderators make it a meta-regression: see `coordinator.moderators.regress`.
     Raises:
         ParameterError: unknown method or test, level outside (0, 1), or arguments of different lengths.
         EstimateRefusal: no row can be used.
@@ -267,18 +384,12 @@ def pool(
     >>> round(result.beta, 3), round(result.tau2, 4), result.test, round(result.fixed.beta, 3)
     (0.377, 0.0429, 'adhoc', 0.457)
     """
-    _check(method, test, level)
-    estimates, variances = _vector(yi, "yi"), _vector(vi, "vi")
-    if len(estimates) != len(variances):
-        raise ParameterError("yi and vi must have the same length", given=f"{len(estimates)} and {len(variances)}")
-    names = [f"study {i + 1}" for i in range(len(estimates))] if labels is None else [str(name) for name in labels]
-    if len(names) != len(estimates):
-        raise ParameterError("labels must name every row", given=f"{len(names)} labels for {len(estimates)} rows")
-    reasons = [_reason(y, v) for y, v in zip(estimates, variances, strict=True)]
-    keep = [i for i, reason in enumerate(reasons) if not reason]
-    excluded = tuple(Excluded(names[i], reason) for i, reason in enumerate(reasons) if reason)
-    if not keep:
-        raise _nothing_left(excluded)
+    if mods is not None:
+        from coordinator.moderators import regress
+
+        return regress(yi, vi, mods, method=method, test=test, level=level, labels=labels)
+    check(method, test, level)
+    keep, names, estimates, variances, excluded = usable(yi, vi, labels)
     blank = PooledResult(
         labels=tuple(names[i] for i in keep),
         yi=tuple(estimates[keep].tolist()),
@@ -310,7 +421,7 @@ def pool_estimates(
         ParameterError: several terms or scales, or the same site twice in a wave.
         EstimateRefusal: no estimate can be used.
     """
-    _check(method, test, level)
+    check(method, test, level)
     for what in ("term", "scale"):
         values = sorted({str(getattr(row, what)) for row in estimates})
         if len(values) > 1:
@@ -385,151 +496,160 @@ def cumulative(result: PooledResult, order: Sequence[int] | None = None) -> tupl
     return tuple((result.labels[row], _subset(result, arrival[: i + 1])) for i, row in enumerate(arrival))
 
 
-def tau2_dl(yi: Array, vi: Array) -> Array:
-    r"""DerSimonian-Laird variance between sites, for many meta-analyses at once.
+# -- many at once ------------------------------------------------------------------------------------------
+@dataclass(frozen=True, kw_only=True)
+class ManyResults:
+    """What pooling B meta-analyses in one call gave: each array is (B,), in the units and names of `PooledResult`.
 
-    .. math:: \hat\tau^2 = \max\{0, (Q - (K-1)) / (\sum w_i - \sum w_i^2 / \sum w_i)\}, \quad w_i = 1/v_i
+    Attributes:
+        k: rows used; rows without an estimate or a usable variance are left out of each.
+        reasons: empty, or why a meta-analysis has no result; its numbers are then NaN.
+    """
+
+    method: Method
+    test: Test
+    level: float
+    k: NDArray[np.int64]
+    beta: Array
+    se: Array
+    zval: Array
+    pval: Array
+    ci_lb: Array
+    ci_ub: Array
+    tau2: Array
+    I2: Array
+    H2: Array
+    QE: Array
+    QEp: Array
+    s2w: Array
+    reasons: tuple[str, ...]
+
+
+def pool_many(
+    yi: ArrayLike, vi: ArrayLike, *, method: Method = "REML", test: Test = "adhoc", level: float = 0.95
+) -> ManyResults:
+    """Pool B meta-analyses at once: as `pool` on each, without the notes.
 
     Args:
-        yi: (..., K) estimates, K >= 2.
-        vi: (..., K) variances, positive.
-    Returns: (...,) tau2, truncated at 0.
-    Source: DerSimonian and Laird 1986, eq. 8.
+        yi, vi: (B, K); NaN where a meta-analysis has fewer than K rows.
+        method, test, level: as in `pool`. With one row the test is ``z``; where ``knha`` would have no width, its
+            ad hoc floor is used.
+    Raises: ParameterError: as `pool`, or another shape.
 
-    >>> tau2_dl(np.array([[0.1, 0.9], [0.4, 0.4]]), np.array([[0.02, 0.03], [0.02, 0.03]])).round(3).tolist()
-    [0.295, 0.0]
+    >>> result = pool_many([[0.1, 0.3, 0.9], [0.2, 0.2, np.nan]], [[0.02, 0.03, 0.02], [0.1, 0.1, np.nan]])
+    >>> result.beta.round(3).tolist(), result.k.tolist()
+    ([0.436, 0.2], [3, 2])
     """
-    w = 1 / np.asarray(vi, dtype=float)
-    return np.maximum(0.0, (_q(yi, w) - (w.shape[-1] - 1)) / _trace(w))
+    check(method, test, level)
+    y, v = np.asarray(yi, dtype=float), np.asarray(vi, dtype=float)
+    if y.ndim != 2 or y.shape != v.shape:
+        raise ParameterError("yi and vi must be tables of one shape (B, K)", given=f"{y.shape} and {v.shape}")
+    good = np.isfinite(y) & np.isfinite(v)
+    with np.errstate(invalid="ignore"):
+        good &= (v >= _SMALLEST_VARIANCE) & (v <= _LARGEST_VARIANCE) & (np.abs(y) <= _LARGEST_ESTIMATE)
+        good &= np.sqrt(np.maximum(v, 0)) > 8 * np.finfo(float).eps * np.abs(y)
+    count = good.sum(axis=1)
+    order = np.argsort(~good, axis=1, kind="stable")  # usable rows first, in their order
+    y, v = np.take_along_axis(y, order, 1), np.take_along_axis(v, order, 1)
+    names = ("beta", "se", "zval", "pval", "ci_lb", "ci_ub", "tau2", "I2", "H2", "QE", "QEp", "s2w")
+    columns = {name: np.full(len(y), np.nan) for name in names}
+    for k in np.unique(count):
+        if k == 0:
+            continue
+        rows = np.flatnonzero(count == k)
+        for name, values in _many(y[rows, :k], v[rows, :k], method, test, level).items():
+            columns[name][rows] = values
+    reasons = tuple("" if k else "no row can be used" for k in count)
+    return ManyResults(method=method, test=test, level=level, k=count, reasons=reasons, **columns)
 
 
-# -- the variance between sites ----------------------------------------------------------------------------
-# Everything here takes (..., K) arrays; w are weights, and the mean is subtracted before anything is squared.
-def _mean(y: Array, w: Array) -> Array:
-    origin = np.asarray(y)[..., :1]
-    return np.asarray(origin[..., 0] + np.sum(w * (y - origin), axis=-1) / np.sum(w, axis=-1))
+def _many(y: Array, v: Array, method: Method, test: Test, level: float) -> dict[str, Array]:
+    k, rows = v.shape[1], len(v)
+    df, tail = k - 1, (1 - level) / 2
+    tau2 = estimate_tau2(y, v, method)[0] if df else np.zeros(rows)
+    model = fit(y, v, tau2)
+    beta, se = model.beta[:, 0], np.sqrt(model.vcov[:, 0, 0])
+    s2w = model.Q / df if df else np.ones(rows)
+    q = fit(y, v).Q if df else np.zeros(rows)
+    typical = typical_v(v) if df else v[:, 0]
+    if test in ("knha", "adhoc") and df:
+        noise = 8 * np.finfo(float).eps * np.abs(y).max(axis=1)
+        floor = (test == "adhoc") | (se * np.sqrt(s2w) <= noise)
+        se = se * np.sqrt(np.where(floor, np.maximum(s2w, 1.0), s2w))
+    normal = test == "z" or not df
+    critical = -float(special.ndtri(tail) if normal else special.stdtrit(df, tail))
+    zval = beta / se
+    fe = method == "FE"
+    with np.errstate(divide="ignore", invalid="ignore"):
+        share = np.where(q > 0, np.maximum(0.0, 1 - df / q), 0.0) if fe else tau2 / (tau2 + typical)
+    return {
+        "beta": beta,
+        "se": se,
+        "zval": zval,
+        "pval": 2 * (special.ndtr(-np.abs(zval)) if normal else special.stdtr(df, -np.abs(zval))),
+        "ci_lb": beta - critical * se,
+        "ci_ub": beta + critical * se,
+        "tau2": tau2,
+        "I2": 100 * share,
+        "H2": (q / df if df else np.ones(rows)) if fe else tau2 / typical + 1,
+        "QE": q,
+        "QEp": special.chdtrc(df, q) if df else np.ones(rows),
+        "s2w": s2w,
+    }
 
 
-def _q(y: Array, w: Array) -> Array:
-    return np.asarray(np.sum(w * (y - _mean(y, w)[..., None]) ** 2, axis=-1))
+# -- arguments, checked once -------------------------------------------------------------------------------
+def check(method: str, test: str, level: float) -> None:
+    """Refuse an unknown method or test, or a level outside (0, 1), with a ParameterError."""
+    if method not in get_args(Method):
+        raise ParameterError(f"method must be one of {', '.join(get_args(Method))}", given=repr(method))
+    if test not in get_args(Test):
+        raise ParameterError(f"test must be one of {', '.join(get_args(Test))}", given=repr(test))
+    if not 0 < level < 1:
+        raise ParameterError("level must be in (0, 1)", given=f"{level}", next_step="A 95 % interval is 0.95.")
 
 
-def _trace(w: Array) -> Array:
-    total = np.sum(w, axis=-1)
-    # sum w - sum w^2 / sum w, written without the subtraction that cancels when one weight dwarfs the others
-    return np.asarray(np.sum(w * ((total[..., None] - w) / total[..., None]), axis=-1))
+def usable(
+    yi: ArrayLike | Sequence[float | None], vi: ArrayLike | Sequence[float | None], labels: Sequence[str] | None
+) -> tuple[list[int], list[str], Array, Array, tuple[Excluded, ...]]:
+    """Positions of the rows that can be pooled, all names, estimates and variances, and the others with reasons.
 
-
-def _tau2_he(y: Array, v: Array) -> Array:
-    ones = np.ones_like(v)
-    return np.maximum(0.0, _q(y, ones) / (v.shape[-1] - 1) - v.mean(axis=-1))
-
-
-def _tau2_hs(y: Array, v: Array) -> Array:
-    w = 1 / v
-    return np.maximum(0.0, (_q(y, w) - v.shape[-1]) / w.sum(axis=-1))
-
-
-def _tau2_sj(y: Array, v: Array) -> Array:
-    crude = _q(y, np.ones_like(v)) / v.shape[-1]
-    return np.asarray(crude * _q(y, 1 / (v + crude[..., None])) / (v.shape[-1] - 1))
-
-
-def _score(y: Array, v: Array, tau2: Array, method: Method) -> Array:
-    """The estimating equation, falling through 0 at a maximum: (G,) values of tau2 in, (G,) out."""
-    w = 1 / (v + tau2[..., None])
-    if method in ("PM", "EB"):  # the two have the same fixed point: Q(tau2) = K - 1
-        return _q(y, w) - (v.shape[-1] - 1)
-    residual = w * (y - _mean(y, w)[..., None])
-    return np.asarray(np.sum(residual**2, axis=-1) - (_trace(w) if method == "REML" else w.sum(axis=-1)))
-
-
-def _log_likelihood(y: Array, v: Array, tau2: float, method: Method) -> float:
-    w = 1 / (v + tau2)
-    restricted = math.log(w.sum()) if method == "REML" else 0.0
-    return float(-0.5 * (np.sum(np.log(v + tau2)) + restricted + _q(y, w)))
-
-
-def _root(function: Callable[[float], float], low: float, high: float) -> float:
-    # The absolute tolerance is switched off: variances of order 1e-12 are as good as any.
-    return float(optimize.brentq(function, low, high, xtol=1e-300, rtol=4 * np.finfo(float).eps, maxiter=1000))
-
-
-def _tau2_iterated(y: Array, v: Array, method: Method) -> tuple[float, bool]:
-    """ML, REML, EB or PM: tau2, and whether the likelihood has more than one maximum.
-
-    Beyond max v + 2 sum (y - mean)^2 every score is negative (the quadratic term falls as tau2^-2, the trace as
-    tau2^-1), so all roots lie on the grid's span. A grid finds each fall through 0; among several the likelihood
-    decides. An iteration from one start finds the nearest one, which need not be the best.
+    Raises: ParameterError: lengths that differ, or no numbers; EstimateRefusal: no row can be used.
     """
-    spread = float(_q(y, np.ones_like(v)))
-    grid = np.concatenate([[0.0], np.geomspace(v.min() * 1e-6, v.max() + 2 * spread, 160)])
-    score = _score(y, v, grid, method)
-
-    def at(tau2: float) -> float:
-        return float(_score(y, v, np.array(tau2), method))
-
-    found = [0.0] if score[0] <= 0 else []
-    found += [_root(at, grid[i], grid[i + 1]) for i in np.flatnonzero((score[:-1] > 0) & (score[1:] <= 0))]
-    if len(found) < 2 or method in ("PM", "EB"):  # Q falls monotonically: one root
-        return found[0], False
-    return max(found, key=lambda tau2: _log_likelihood(y, v, tau2, method)), True
-
-
-def _q_profile(y: Array, v: Array, level: float) -> Interval:
-    df = len(y) - 1
-    upper, lower = (float(special.chdtri(df, tail)) for tail in ((1 - level) / 2, (1 + level) / 2))
-    spread = float(_q(y, np.ones_like(v)))
-
-    def excess(quantile: float) -> Callable[[float], float]:
-        return lambda tau2: float(_q(y, 1 / (v + tau2))) - quantile
-
-    if excess(lower)(0.0) < 0:
-        return Interval(None, None, "estimates agree more closely than their variances allow")
-    high = v.max() + 2 * spread / lower
-    lb = 0.0 if excess(upper)(0.0) <= 0 else _root(excess(upper), 0.0, high)
-    return Interval(lb, _root(excess(lower), 0.0, high))
-
-
-def _i2(tau2: float, typical_v: float) -> float:
-    return 100 * tau2 / (tau2 + typical_v)
-
-
-def _h2(tau2: float, typical_v: float) -> float:
-    return tau2 / typical_v + 1
+    estimates, variances = _vector(yi, "yi"), _vector(vi, "vi")
+    if len(estimates) != len(variances):
+        raise ParameterError("yi and vi must have the same length", given=f"{len(estimates)} and {len(variances)}")
+    names = [f"study {i + 1}" for i in range(len(estimates))] if labels is None else [str(name) for name in labels]
+    if len(names) != len(estimates):
+        raise ParameterError("labels must name every row", given=f"{len(names)} labels for {len(estimates)} rows")
+    reasons = [_reason(y, v) for y, v in zip(estimates, variances, strict=True)]
+    keep = [i for i, reason in enumerate(reasons) if not reason]
+    excluded = tuple(Excluded(names[i], reason) for i, reason in enumerate(reasons) if reason)
+    if not keep:
+        raise _nothing_left(excluded)
+    return keep, names, estimates, variances, excluded
 
 
 # -- one fit -----------------------------------------------------------------------------------------------
-_MOMENTS: dict[str, Callable[[Array, Array], Array]] = {
-    "DL": tau2_dl,
-    "HE": _tau2_he,
-    "HS": _tau2_hs,
-    "SJ": _tau2_sj,
-}
-
-
 def _fit(rows: PooledResult, *, method: Method, test: Test) -> PooledResult:
     """Fit the rows of `rows`; its other numbers are ignored."""
     y, v = np.array(rows.yi), np.array(rows.vi)
-    k, several = len(y), False
-    if k == 1 or method == "FE":
-        tau2 = 0.0
-    elif method in _MOMENTS:
-        tau2 = float(_MOMENTS[method](y, v))
-    else:
-        tau2, several = _tau2_iterated(y, v, method)
-    w = 1 / (v + tau2)
+    k, tau2, several = len(y), 0.0, False
+    if k > 1:
+        found, more = estimate_tau2(y, v, method)
+        tau2, several = float(found), bool(more)
+    model = fit(y, v, np.array(tau2))
     result = replace(
         rows,
         method=method,
         test=test,
-        beta=float(_mean(y, w)),
-        se_model=float(1 / math.sqrt(w.sum())),
-        s2w=float(_q(y, w)) / (k - 1) if k > 1 else 1.0,
+        beta=float(model.beta[0]),
+        se_model=math.sqrt(float(model.vcov[0, 0])),
+        s2w=float(model.Q) / (k - 1) if k > 1 else 1.0,
         tau2=tau2,
-        QE=float(_q(y, 1 / v)) if k > 1 else 0.0,
-        typical_v=float((k - 1) / _trace(1 / v)) if k > 1 else float(v[0]),
-        weights=tuple((100 * w / w.sum()).tolist()),
+        QE=float(fit(y, v).Q) if k > 1 else 0.0,
+        typical_v=float(typical_v(v)) if k > 1 else float(v[0]),
+        weights=tuple((100 * model.hat).tolist()),
         notes=(),
     )
     notes = []
@@ -541,6 +661,14 @@ def _fit(rows: PooledResult, *, method: Method, test: Test) -> PooledResult:
     if several:
         notes.append("The likelihood of τ² has more than one maximum; the highest is reported.")
     return replace(result, notes=tuple(_notes(result) + notes))
+
+
+def _i2(tau2: float, typical: float) -> float:
+    return 100 * tau2 / (tau2 + typical)
+
+
+def _h2(tau2: float, typical: float) -> float:
+    return tau2 / typical + 1
 
 
 def _notes(result: PooledResult) -> list[str]:
@@ -620,15 +748,6 @@ def _nothing_left(excluded: tuple[Excluded, ...]) -> EstimateRefusal:
         given=listed,
         next_step="Ask for a simpler model, or wait for more releases.",
     )
-
-
-def _check(method: str, test: str, level: float) -> None:
-    if method not in get_args(Method):
-        raise ParameterError(f"method must be one of {', '.join(get_args(Method))}", given=repr(method))
-    if test not in get_args(Test):
-        raise ParameterError(f"test must be one of {', '.join(get_args(Test))}", given=repr(test))
-    if not 0 < level < 1:
-        raise ParameterError("level must be in (0, 1)", given=f"{level}", next_step="A 95 % interval is 0.95.")
 
 
 def _vector(values: ArrayLike | Sequence[float | None], name: str) -> Array:

@@ -5,13 +5,19 @@ A release was paid for once, so a question costs nothing and contacts no site. T
 column its plan version did not have, a term its table cannot support) excludes that site or that term with the
 reason, and never hides another's. And a question that is wrong at every site alike (an unknown column) is
 refused before any table is opened, with the nearest names.
+
+A question is put to *the table as of wave k*, site by site. What that table is follows from what each release did with
+persons released before: under ``append`` a release adds rows to the earlier ones, under ``refresh`` and ``frozen`` it
+replaces them (a frozen release holds the earlier rows itself). A wave that was closed can also be asked as of one of
+its revisions: then nothing counts that the log took up after it, and the answer stays what it was. What was withdrawn
+counts in no answer; the answer says what is lacking.
 """
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from coordinator.pooling import Method, PooledResult, Test, pool_estimates
@@ -19,7 +25,9 @@ from shared.errors import EstimateRefusal, ParameterError, Refusal
 from shared.estimands import Estimand, Estimate, estimate, parse_estimand
 
 if TYPE_CHECKING:
-    from coordinator.store import Store
+    import pandas as pd
+
+    from coordinator.store import Release, Store, Tombstone
     from shared.plan import StudyPlan
 
 __all__ = ["Answer", "Source", "ask", "pooled", "resolve", "site_estimates"]
@@ -27,10 +35,20 @@ __all__ = ["Answer", "Source", "ask", "pooled", "resolve", "site_estimates"]
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """The release behind one site's estimate: what a reader of the number must know about it."""
+    """One release behind one site's estimate: what a reader of the number must know about it.
+
+    Args:
+        wave: the wave it was released in; earlier than the question's where a site has nothing newer.
+        bundle_sha256: its bytes.
+        log_index: its place in the coordinator's log.
+        censoring: of a question about time to an event, in words: the wave at which follow-up ended.
+    """
 
     site: str
+    wave: int
     release_id: str
+    bundle_sha256: str
+    log_index: int
     receipt: str
     plan_version: int
     n: int
@@ -38,6 +56,7 @@ class Source:
     study_epsilon: float
     delta: float
     posture: str
+    censoring: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,14 +65,18 @@ class Answer:
 
     Args:
         study: the study.
-        wave: the wave.
+        wave: the wave k; the answer is from the table as of it.
+        as_of: the revision of wave k that was asked for; None for all there is now.
+        revisions: wave to its revision in force for this answer; None while a wave is open.
+        combined: whether the rows of several refreshes of one site were put together.
+        withdrawn: releases of waves up to k that their sites took back: not in the answer.
         estimand: the question in one spelling.
         planned: name of the planned analysis, or empty: then the question is exploratory.
         term: the term that was pooled.
         terms: all terms the question has.
         estimates: one per site of `term`, excluded ones with their reason.
         result: both models, and what was left out.
-        sources: one per accepted release of the wave.
+        sources: one per release that the table as of the wave holds.
     """
 
     study: str
@@ -65,6 +88,15 @@ class Answer:
     estimates: tuple[Estimate, ...]
     result: PooledResult
     sources: tuple[Source, ...]
+    as_of: int | None = None
+    revisions: Mapping[int, int | None] = field(default_factory=dict)
+    combined: bool = False
+    withdrawn: tuple[Tombstone, ...] = ()
+
+    @property
+    def used(self) -> dict[str, str]:
+        """SHA-256 of every bundle it rests on, with its site."""
+        return {source.bundle_sha256: source.site for source in self.sources}
 
 
 def resolve(plan: StudyPlan, question: str | Estimand) -> tuple[Estimand, str]:
@@ -105,7 +137,7 @@ def site_estimates(store: Store, study: str, wave: int, estimand: str | Estimand
     A site that fails has one `Estimate` per term without a number, and the reason.
     Raises: what `resolve` raises; PlanRefusal (no such study); EstimateRefusal (no accepted release in this wave).
     """
-    return _estimates(store, study, wave, estimand)[0]
+    return _estimates(store, study, wave, estimand, _Cut())[0]
 
 
 def pooled(
@@ -133,6 +165,8 @@ def ask(
     wave: int,
     estimand: str | Estimand,
     *,
+    as_of: int | None = None,
+    combine: bool = False,
     term: str = "",
     method: Method = "REML",
     test: Test = "adhoc",
@@ -140,9 +174,14 @@ def ask(
 ) -> Answer:
     """`pooled`, with the estimates and the releases it rests on.
 
-    Raises: what `site_estimates` raises; ParameterError (no such term, method or test).
+    Args:
+        as_of: a revision of the wave; all there is now when left out.
+        combine: put the rows of all refreshes of a site together. They are noisy copies of the same persons, so
+            standard errors come out too small; say so with the result.
+    Raises: what `site_estimates` raises; ParameterError (no such term, method, test or revision).
     """
-    rows, question, planned, sources = _estimates(store, study, wave, estimand)
+    cut = _cut(store, study, wave, as_of, combine)
+    rows, question, planned, sources = _estimates(store, study, wave, estimand, cut)
     terms = tuple(dict.fromkeys(row.term for row in rows))
     chosen = _term(terms, term)
     estimates = tuple(row for row in rows if row.term == chosen)
@@ -156,7 +195,70 @@ def ask(
         estimates=estimates,
         result=pool_estimates(estimates, method=method, test=test, level=level),
         sources=sources,
+        as_of=as_of,
+        revisions=cut.revisions,
+        combined=combine,
+        withdrawn=tuple(stone for stone in store.withdrawals(study) if stone.wave <= wave),
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Cut:
+    """Which releases may count: those that the log took up until `last`."""
+
+    last: int | None = None
+    combine: bool = False
+    revisions: Mapping[int, int | None] = field(default_factory=dict)
+
+
+def _cut(store: Store, study: str, wave: int, as_of: int | None, combine: bool) -> _Cut:
+    store.plan(study).plan.wave(wave)
+    records = {number: store.wave_record(study, number) for number in range(1, wave + 1)}
+    revisions = {number: record.revision for number, record in records.items()}
+    if as_of is None:
+        return _Cut(combine=combine, revisions=revisions)
+    known = {revision.number: revision for revision in records[wave].revisions}
+    if as_of not in known:
+        step = f"Revisions: 0 to {max(known)}." if known else "It has not been closed yet (coordinator wave close)."
+        raise ParameterError(f"wave {wave} must have the revision", given=f"{as_of}", next_step=step)
+    last = known[as_of].log_index
+    then: dict[int, int | None] = {}
+    for number, record in records.items():
+        before = [revision.number for revision in record.revisions if revision.log_index <= last]
+        then[number] = before[-1] if before else None
+    return _Cut(last=last, combine=combine, revisions=then)
+
+
+def _as_of_wave(store: Store, study: str, wave: int, cut: _Cut) -> dict[str, list[Release]]:
+    """The releases whose rows together are each site's table as of the wave."""
+    replaces = {
+        stored.plan.hash: stored.plan.returning != "append" for stored in store.plans() if stored.plan.study == study
+    }
+    parts: dict[str, list[Release]] = {}
+    for release in store.releases(study):  # by wave
+        if release.wave > wave or (cut.last is not None and release.log_index > cut.last):
+            continue
+        mine = parts.setdefault(release.site, [])
+        if replaces[release.plan_hash] and not cut.combine:
+            mine.clear()
+        mine.append(release)
+    return parts
+
+
+def _table(store: Store, releases: list[Release]) -> pd.DataFrame:
+    import pandas as pd
+
+    tables = [store.table(release) for release in releases]
+    return tables[0] if len(tables) == 1 else pd.concat(tables, ignore_index=True)
+
+
+def _censoring(store: Store, release: Release, question: Estimand) -> str:
+    """At which wave follow-up ended for a release's rows; of other questions nothing."""
+    if question.kind != "cox":
+        return ""
+    if store.plan(release.study, release.plan_version).plan.returning == "frozen" and release.wave > 1:
+        return f"each row at its own first wave, 1 to {release.wave}"
+    return f"wave {release.wave}"
 
 
 def _term(terms: tuple[str, ...], wanted: str) -> str:
@@ -171,7 +273,7 @@ def _term(terms: tuple[str, ...], wanted: str) -> str:
 
 
 def _estimates(
-    store: Store, study: str, wave: int, estimand: str | Estimand
+    store: Store, study: str, wave: int, estimand: str | Estimand, cut: _Cut
 ) -> tuple[list[Estimate], Estimand, str, tuple[Source, ...]]:
     plan = store.plan(study).plan
     plan.wave(wave)
@@ -180,49 +282,59 @@ def _estimates(
     answered: dict[str, list[Estimate]] = {}
     failed: dict[str, str] = {}
     sources = []
-    for release in sorted(store.releases(study, wave), key=lambda release: release.site):
-        receipt = release.receipt
-        sources.append(
-            Source(
-                site=release.site,
-                release_id=release.release_id,
-                receipt=receipt.hash,
-                plan_version=receipt.plan_version,
-                n=receipt.n,
-                epsilon=receipt.epsilon,
-                study_epsilon=receipt.study_epsilon,
-                delta=receipt.delta,
-                posture=receipt.posture,
-            )
+    parts = _as_of_wave(store, study, wave, cut)
+    if not any(release.wave == wave for releases in parts.values() for release in releases):
+        gone = sum(stone.wave == wave for stone in store.withdrawals(study))
+        raise EstimateRefusal(
+            f"wave {wave} of {study} must have an accepted release",
+            given=f"none but {gone} withdrawn" if gone else "none",
+            next_step="See coordinator releases.",
         )
+    for site, releases in sorted(parts.items()):
+        sources += [_source(store, release, question) for release in releases]
+        receipts = [release.receipt for release in releases]
         try:
-            table = store.table(release)
+            table = _table(store, releases)
             absent = [name for name in question.columns if name not in table.columns]
             if absent:
-                failed[release.site] = f"its plan version {receipt.plan_version} has no column {', '.join(absent)}"
+                version = receipts[-1].plan_version
+                failed[site] = f"its plan version {version} has no column {', '.join(absent)}"
                 continue
-            answered[release.site] = estimate(
+            answered[site] = estimate(
                 table,
                 question,
                 study=study,
-                site=release.site,
+                site=site,
                 wave=wave,
-                receipts=(receipt.hash,),
+                receipts=tuple(receipt.hash for receipt in receipts),
                 levels=levels,
             )
         except Refusal as refusal:
-            failed[release.site] = str(refusal)
-    if not answered and not failed:
-        raise EstimateRefusal(
-            f"wave {wave} of {study} must have an accepted release",
-            given="none",
-            next_step="See coordinator releases.",
-        )
+            failed[site] = str(refusal)
     first = next(iter(answered.values()), [])
     terms = [row.term for row in first] or list(question.labels)
     for site, reason in failed.items():
         answered[site] = [_absent(study, site, wave, term, question, reason) for term in terms]
     return [row for site in sorted(answered) for row in answered[site]], question, planned, tuple(sources)
+
+
+def _source(store: Store, release: Release, question: Estimand) -> Source:
+    receipt = release.receipt
+    return Source(
+        site=release.site,
+        wave=release.wave,
+        release_id=release.release_id,
+        bundle_sha256=release.bundle_sha256,
+        log_index=release.log_index,
+        receipt=receipt.hash,
+        plan_version=receipt.plan_version,
+        n=receipt.n,
+        epsilon=receipt.epsilon,
+        study_epsilon=receipt.study_epsilon,
+        delta=receipt.delta,
+        posture=receipt.posture,
+        censoring=_censoring(store, release, question),
+    )
 
 
 def _absent(study: str, site: str, wave: int, term: str, question: Estimand, reason: str) -> Estimate:

@@ -5,6 +5,10 @@ digest. The rules that must never break are constraints of the database, not onl
 (study, wave, site), one row per bundle, one entry per place in the log. A release becomes visible in the same
 transaction that logs it, after its bytes are on disk; readers only ever see whole releases.
 
+A withdrawn release keeps its row, so that its id, its bytes and its place in the wave stay taken; no question sees it
+again. A wave that was closed is never changed: what arrives or is taken back afterwards makes a *revision* of it, and
+a revision is nothing but a place in the log up to which one reads.
+
 Acknowledged means durable: SQLite runs with a write-ahead log and ``synchronous=FULL``.
 """
 
@@ -23,7 +27,7 @@ import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError
 
 from coordinator.log import append, consistency_proof, inclusion_proof, leaf_hash, peaks_root
-from shared.canonical import canonical_json, sha256_hex
+from shared.canonical import canonical_json, parse_json, sha256_hex
 from shared.chain import GENESIS, head_fingerprint, heads
 from shared.errors import (
     CertificateRefusal,
@@ -40,17 +44,41 @@ from shared.errors import (
     TokenRefusal,
     refusal_from_code,
 )
+from shared.failpoints import reach
 from shared.invitation import Invitation
 from shared.keys import Envelope, PublicKey
 from shared.plan import StudyPlan
-from shared.wire import Acceptance, AnchorHead, AnchorReceipt, EnrolmentRequest, Holding
+from shared.wire import (
+    ANCHOR_TYPE,
+    HOLDINGS_CAP,
+    WITHDRAWAL_TYPE,
+    Acceptance,
+    AnchorHead,
+    AnchorReceipt,
+    EnrolmentRequest,
+    Holding,
+    Reminder,
+    Withdrawal,
+    Withdrawn,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from shared.release import Receipt, Statement
 
-__all__ = ["LogEntry", "Quarantined", "Release", "Site", "Store", "StoredPlan"]
+__all__ = [
+    "LogEntry",
+    "Quarantined",
+    "Release",
+    "Revision",
+    "SavedResult",
+    "Site",
+    "Store",
+    "StoredPlan",
+    "Tombstone",
+    "WaveRecord",
+]
 
 TABLE_CAP = 2 << 30
 T = TypeVar("T")
@@ -163,6 +191,64 @@ _quarantine = sa.Table(
     sa.Column("envelope", sa.LargeBinary, nullable=False),
     sa.Column("day", sa.String(10), nullable=False),
 )
+# Keys of an earlier enrolment: good for what was signed while the log was shorter than `until`.
+_retired = sa.Table(
+    "retired_keys",
+    _meta,
+    sa.Column("site", _word, primary_key=True),
+    sa.Column("until", sa.Integer, primary_key=True),
+    sa.Column("role", sa.String(16), primary_key=True),
+    sa.Column("name", _word, primary_key=True),
+    sa.Column("public_key", _digest, nullable=False),
+)
+# A table of its own: rows of `releases` are never changed. It may also name a quarantined bundle.
+_withdrawals = sa.Table(
+    "withdrawals",
+    _meta,
+    sa.Column("bundle_sha256", _digest, primary_key=True),
+    sa.Column("release_id", _word, nullable=False, index=True),
+    sa.Column("study", _word, nullable=False),
+    sa.Column("wave", sa.Integer, nullable=False),
+    sa.Column("site", _word, sa.ForeignKey("sites.site"), nullable=False),
+    sa.Column("reason_code", sa.String(16), nullable=False),
+    sa.Column("envelope", sa.LargeBinary, nullable=False),
+    sa.Column("log_index", sa.Integer, sa.ForeignKey("log.index"), nullable=False, unique=True),
+    sa.Column("log_root", _digest, nullable=False),
+    sa.Column("day", sa.String(10), nullable=False),
+)
+_wave_events = sa.Table(
+    "wave_events",
+    _meta,
+    sa.Column("log_index", sa.Integer, sa.ForeignKey("log.index"), primary_key=True, autoincrement=False),
+    sa.Column("study", _word, nullable=False, index=True),
+    sa.Column("wave", sa.Integer, nullable=False),
+    sa.Column("kind", sa.String(16), nullable=False),
+    sa.Column("missing", sa.Text, nullable=False),
+    sa.Column("reason", sa.Text, nullable=False),
+    sa.Column("day", sa.String(10), nullable=False),
+)
+_reminders = sa.Table(
+    "reminders",
+    _meta,
+    sa.Column("study", _word, primary_key=True),
+    sa.Column("wave", sa.Integer, primary_key=True),
+    sa.Column("site", _word, primary_key=True),
+    sa.Column("day", sa.String(10), nullable=False),
+)
+_results = sa.Table(
+    "results",
+    _meta,
+    sa.Column("id", sa.Integer, primary_key=True),
+    sa.Column("content", _digest, nullable=False, unique=True),
+    sa.Column("study", _word, nullable=False),
+    sa.Column("wave", sa.Integer, nullable=False),
+    sa.Column("kind", sa.String(16), nullable=False),
+    sa.Column("question", sa.Text, nullable=False),
+    sa.Column("used", sa.Text, nullable=False),
+    sa.Column("numbers", sa.Text, nullable=False),
+    sa.Column("figure", sa.Text, nullable=False),
+    sa.Column("day", sa.String(10), nullable=False),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -203,7 +289,7 @@ class Site:
 
 @dataclass(frozen=True, kw_only=True)
 class Release:
-    """An accepted release; its table is in `Store.table`."""
+    """An accepted release; its table is in `Store.table`, unless it is `withdrawn` (then the reason's code)."""
 
     release_id: str
     study: str
@@ -219,6 +305,7 @@ class Release:
     log_index: int
     log_root: str
     accepted_day: str
+    withdrawn: str = ""
 
     @property
     def acceptance(self) -> Acceptance:
@@ -252,6 +339,96 @@ class Quarantined:
     def refusal(self) -> Refusal:
         """The refusal that the site was answered."""
         return refusal_from_code(self.code, self.reason)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tombstone:
+    """A release that its site took back; of its bytes the digest is left."""
+
+    bundle_sha256: str
+    release_id: str
+    study: str
+    wave: int
+    site: str
+    reason_code: str
+    log_index: int
+    log_root: str
+    day: str
+
+    @property
+    def withdrawn(self) -> Withdrawn:
+        """What the site was answered, and is answered whenever it asks again."""
+        return Withdrawn(
+            study=self.study,
+            wave=self.wave,
+            site=self.site,
+            release_id=self.release_id,
+            bundle_sha256=self.bundle_sha256,
+            log_index=self.log_index,
+            log_root=self.log_root,
+            withdrawn_day=self.day,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Revision:
+    """One state of a closed wave: what stood in the log up to and including entry `log_index`.
+
+    Args:
+        number: 0 is what had been delivered when the wave was first closed.
+        cause: ``closed``, ``late`` (a release after the close) or ``withdrawn``.
+        site: whose release it was (late, withdrawn).
+        missing: sites that had not delivered (closed).
+        reason: why it was closed before its deadline, or below its quorum.
+        day: ISO date, UTC.
+    """
+
+    number: int
+    log_index: int
+    cause: str
+    site: str = ""
+    missing: tuple[str, ...] = ()
+    reason: str = ""
+    day: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WaveRecord:
+    """What the log says of a wave: whether it is closed now, and its revisions, oldest first."""
+
+    study: str
+    wave: int
+    closed: bool
+    revisions: tuple[Revision, ...]
+
+    @property
+    def revision(self) -> int | None:
+        """The revision in force; None while the wave is open."""
+        return self.revisions[-1].number if self.closed else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SavedResult:
+    """A pooled answer or a figure that was handed out.
+
+    Args:
+        question: what was asked, as plain values.
+        used: SHA-256 of every bundle it rests on, with its site.
+        numbers: the pooled figures.
+        figure: the file that was written, or blank.
+        withdrawn: the bundles among `used` that were withdrawn since: not empty means stale.
+    """
+
+    id: int
+    study: str
+    wave: int
+    kind: str
+    question: Mapping[str, Any]
+    used: Mapping[str, str]
+    numbers: Mapping[str, Any]
+    figure: str
+    day: str
+    withdrawn: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -430,7 +607,7 @@ class Store:
                 "certificate_pem": "",
                 "reason": "",
             }
-            c.execute(_site_keys.delete().where(_site_keys.c.site == site))
+            _retire_keys(c, site)
             if old is None:
                 c.execute(_sites.insert().values(**values))
             else:
@@ -549,7 +726,7 @@ class Store:
         def work(c: sa.Connection) -> AnchorReceipt:
             last = c.execute(_newest_anchor(head.site)).first()
             if last is not None and (head.seq, head.head) == (last.seq, last.head):
-                return AnchorReceipt(seq=last.seq, head=last.head, index=last.log_index)
+                return _anchor_receipt(c, last)
             seq, digest, line = (0, GENESIS, 0) if last is None else (last.seq, last.head, last.line)
             leaf: dict[str, Any] = {"kind": "anchor"}
             if not head.extends(seq, digest):
@@ -558,22 +735,29 @@ class Store:
                 c.execute(_reanchors.delete().where(_reanchors.c.site == head.site))
                 leaf = {"kind": "reanchor", "left_seq": seq, "left_head": digest}
                 line += 1
-            index, _ = _append(c, {**leaf, "site": head.site, "seq": head.seq, "head": head.head})
+            index, log_root = _append(c, {**leaf, "site": head.site, "seq": head.seq, "head": head.head})
             values = {"site": head.site, "line": line, "seq": head.seq, "head": head.head, "log_index": index}
             c.execute(_anchors.insert().values(**values, envelope=envelope.to_bytes()))
-            return AnchorReceipt(seq=head.seq, head=head.head, index=index)
+            return AnchorReceipt(seq=head.seq, head=head.head, index=index, log_root=log_root)
 
         return self._write(work)
 
     def anchor(self, site: str) -> AnchorReceipt | None:
         """The last witnessed head of a site's ledger."""
-        row = self._read(lambda c: c.execute(_newest_anchor(site)).first())
-        return None if row is None else AnchorReceipt(seq=row.seq, head=row.head, index=row.log_index)
+        return self.witnessed(site)[0]
+
+    def witnessed(self, site: str) -> tuple[AnchorReceipt | None, bytes, int]:
+        """The last witnessed head of a site's ledger, as the site signed it, and how often it was let begin anew."""
+
+        def work(c: sa.Connection) -> tuple[AnchorReceipt | None, bytes, int]:
+            row = c.execute(_newest_anchor(site)).first()
+            return (None, b"", 0) if row is None else (_anchor_receipt(c, row), row.envelope, int(row.line))
+
+        return self._read(work)
 
     def reanchored(self, site: str) -> int:
         """How often a site's ledger was let begin anew."""
-        row = self._read(lambda c: c.execute(_newest_anchor(site)).first())
-        return 0 if row is None else int(row.line)
+        return self.witnessed(site)[2]
 
     def allow_reanchor(self, site: str, fingerprint: str) -> int:
         """Let a site's ledger go on once from a head that does not extend the witnessed one; its place in the log.
@@ -640,7 +824,7 @@ class Store:
                     accepted_day=today.isoformat(),
                 )
             )
-            made = c.execute(sa.select(_releases).where(_releases.c.release_id == statement.release_id)).one()
+            made = c.execute(_select_releases().where(_releases.c.release_id == statement.release_id)).one()
             return _release(made).acceptance
 
         return self._write(work)
@@ -661,7 +845,16 @@ class Store:
             & (_releases.c.site == statement.site)
         )
         same = (_releases.c.release_id == statement.release_id) | (_releases.c.bundle_sha256 == statement.bundle_sha256)
-        rows = c.execute(sa.select(_releases).where(same_place | same)).all()
+        gone = (_withdrawals.c.release_id == statement.release_id) | (
+            _withdrawals.c.bundle_sha256 == statement.bundle_sha256
+        )
+        if c.execute(sa.select(_withdrawals.c.day).where(gone)).first() is not None:
+            raise ReplayRefusal(
+                "a release that was withdrawn must not come back",
+                given="one that the site took back",
+                next_step="A new release needs a new charge and another wave (site-agent history).",
+            )
+        rows = c.execute(_select_releases().where(same_place | same)).all()
         found = [_release(row) for row in rows]
         if not found:
             return None
@@ -697,9 +890,13 @@ class Store:
         found = self.quarantined(bundle_sha256=statement.bundle_sha256)
         return found[0]
 
-    def quarantined(self, *, bundle_sha256: str | None = None, study: str | None = None) -> tuple[Quarantined, ...]:
+    def quarantined(
+        self, *, bundle_sha256: str | None = None, study: str | None = None, site: str | None = None
+    ) -> tuple[Quarantined, ...]:
         """Releases whose content was refused."""
         query = sa.select(*(_quarantine.c[name] for name in Quarantined.__dataclass_fields__))
+        if site is not None:
+            query = query.where(_quarantine.c.site == site)
         query = query.order_by(_quarantine.c.study, _quarantine.c.wave, _quarantine.c.site)
         if bundle_sha256 is not None:
             query = query.where(_quarantine.c.bundle_sha256 == bundle_sha256)
@@ -707,38 +904,51 @@ class Store:
             query = query.where(_quarantine.c.study == study)
         return tuple(Quarantined(**row) for row in self._read(lambda c: c.execute(query).mappings().all()))
 
-    def releases(self, study: str | None = None, wave: int | None = None) -> tuple[Release, ...]:
-        """Accepted releases, by study, wave and site."""
-        query = sa.select(_releases).order_by(_releases.c.study, _releases.c.wave, _releases.c.site)
-        if study is not None:
-            query = query.where(_releases.c.study == study)
-        if wave is not None:
-            query = query.where(_releases.c.wave == wave)
+    def releases(
+        self,
+        study: str | None = None,
+        wave: int | None = None,
+        *,
+        site: str | None = None,
+        withdrawn: bool = False,
+    ) -> tuple[Release, ...]:
+        """Accepted releases, by study, wave and site; those that were withdrawn only if `withdrawn`."""
+        query = _select_releases().order_by(_releases.c.study, _releases.c.wave, _releases.c.site)
+        for column, value in ((_releases.c.study, study), (_releases.c.wave, wave), (_releases.c.site, site)):
+            if value is not None:
+                query = query.where(column == value)
+        if not withdrawn:
+            query = query.where(_withdrawals.c.day.is_(None))
         return tuple(_release(row) for row in self._read(lambda c: c.execute(query).all()))
 
     def release(self, release_id: str) -> Release:
         """The accepted release `release_id`. Raises: StateRefusal."""
-        query = sa.select(_releases).where(_releases.c.release_id == release_id)
+        query = _select_releases().where(_releases.c.release_id == release_id)
         row = self._read(lambda c: c.execute(query).first())
         if row is None:
             raise StateRefusal("the release must have been accepted", given=repr(release_id))
         return _release(row)
 
     def by_bundle(self, bundle_sha256: str) -> Release | None:
-        """The accepted release that has this bundle."""
-        query = sa.select(_releases).where(_releases.c.bundle_sha256 == bundle_sha256)
+        """The accepted release that has this bundle, withdrawn or not."""
+        query = _select_releases().where(_releases.c.bundle_sha256 == bundle_sha256)
         row = self._read(lambda c: c.execute(query).first())
         return None if row is None else _release(row)
 
     def holdings(self, study: str, site: str) -> tuple[Holding, ...]:
-        """What the coordinator holds of a site in a study, accepted and quarantined."""
+        """What the coordinator holds or held of a site in a study, each with the statement that the site signed."""
         held = [
             Holding(
-                study=r.study, wave=r.wave, release_id=r.release_id, state="accepted", code="", log_index=r.log_index
+                study=r.study,
+                wave=r.wave,
+                release_id=r.release_id,
+                state="withdrawn" if r.withdrawn else "accepted",
+                log_index=r.log_index,
+                statement=r.envelope.to_bytes(),
             )
-            for r in self.releases(study)
-            if r.site == site
+            for r in self.releases(study, site=site, withdrawn=True)
         ]
+        query = sa.select(_quarantine).where((_quarantine.c.study == study) & (_quarantine.c.site == site))
         apart = [
             Holding(
                 study=q.study,
@@ -747,19 +957,228 @@ class Store:
                 state="quarantined",
                 code=q.code,
                 reason=q.reason,
+                statement=q.envelope,
             )
-            for q in self.quarantined(study=study)
-            if q.site == site
+            for q in self._read(lambda c: c.execute(query.order_by(_quarantine.c.wave)).all())
         ]
-        return (*held, *apart)
+        return (*held, *apart)[-HOLDINGS_CAP:]
 
+    def charged(self, study: str, site: str) -> dict[str, tuple[int, Release | None]]:
+        """Every release that a site's ledger must have been charged for: id to (plan version, release if accepted).
+
+        Accepted, withdrawn since, or quarantined: what arrived was drawn, whatever became of it.
+        """
+        query = sa.select(_quarantine.c.envelope).where((_quarantine.c.study == study) & (_quarantine.c.site == site))
+        out: dict[str, tuple[int, Release | None]] = {}
+        for row in self._read(lambda c: c.execute(query).all()):
+            said = parse_json(Envelope.from_bytes(row.envelope).payload)
+            out[said["release_id"]] = (said["plan_version"], None)
+        for release in self.releases(study, site=site, withdrawn=True):
+            out[release.release_id] = (release.plan_version, release)
+        return out
+
+    def began_anew(self, site: str) -> int:
+        """Place in the log at which a site's ledger was last let begin anew; -1 if it never was."""
+        mine = sa.select(sa.func.min(_anchors.c.log_index)).where((_anchors.c.site == site) & (_anchors.c.line > 0))
+        line = self.reanchored(site)
+        found = self._read(lambda c: c.execute(mine.where(_anchors.c.line == line)).scalar())
+        return -1 if found is None else int(found)
+
+    # -- withdrawals --------------------------------------------------------------------------------------------
+    def withdraw(self, *, withdrawal: Withdrawal, envelope: Envelope, today: dt.date) -> Tombstone:
+        """Log that a site took a release back, and hide it from every reader, in one transaction.
+
+        Idempotent: the first withdrawal of a release stands. The caller deletes the bytes afterwards, never before.
+
+        Raises: StateRefusal (no such release of this site has arrived), ReplayRefusal (it has other bytes, or another
+            place).
+        """
+
+        def work(c: sa.Connection) -> None:
+            if c.execute(_select_tombstones().where(_withdrawals.c.bundle_sha256 == withdrawal.bundle_sha256)).first():
+                return
+            places = []
+            for kept in (_releases, _quarantine):
+                names = ("study", "site", "wave", "release_id", "bundle_sha256")
+                query = sa.select(*(kept.c[name] for name in names)).where(kept.c.release_id == withdrawal.release_id)
+                places += [dict(row) for row in c.execute(query).mappings() if row["site"] == withdrawal.site]
+            if not places:
+                raise StateRefusal(
+                    "a release must have arrived to be withdrawn",
+                    given="one that the coordinator does not have",
+                    next_step="Reject it in the outbox: it was never sent.",
+                )
+            if {name: getattr(withdrawal, name) for name in places[0]} not in places:
+                raise ReplayRefusal("a withdrawal must name the release's study, wave and bytes", given="others")
+            leaf = {"kind": "withdrawal", "statement": envelope.digest, "bundle": withdrawal.bundle_sha256}
+            index, log_root = _append(c, {**leaf, "site": withdrawal.site})
+            values = {item: getattr(withdrawal, item) for item in withdrawal.__dataclass_fields__}
+            values |= {"log_index": index, "log_root": log_root, "day": today.isoformat()}
+            c.execute(_withdrawals.insert().values(**values, envelope=envelope.to_bytes()))
+
+        self._write(work)
+        (stone,) = self.withdrawals(bundle_sha256=withdrawal.bundle_sha256)
+        if stone.site != withdrawal.site:
+            raise ReplayRefusal("a withdrawal must be of the calling site's release", given="another site's")
+        return stone
+
+    def withdrawals(self, study: str | None = None, *, bundle_sha256: str | None = None) -> tuple[Tombstone, ...]:
+        """Releases that were withdrawn, in the order of the log."""
+        query = _select_tombstones().order_by(_withdrawals.c.log_index)
+        if study is not None:
+            query = query.where(_withdrawals.c.study == study)
+        if bundle_sha256 is not None:
+            query = query.where(_withdrawals.c.bundle_sha256 == bundle_sha256)
+        return tuple(Tombstone(**row) for row in self._read(lambda c: c.execute(query).mappings().all()))
+
+    # -- waves --------------------------------------------------------------------------------------------------
+    def members(self, study: str) -> tuple[str, ...]:
+        """Sites that take part in a study, by name."""
+        return tuple(site.site for site in self.sites() if site.state == "accepted" and study in site.studies)
+
+    def wave_record(self, study: str, wave: int) -> WaveRecord:
+        """Whether a wave is closed, and its revisions: read from the log's order alone."""
+        return self._read(lambda c: _wave_record(c, study, wave))
+
+    def close_wave(
+        self, study: str, wave: int, *, expected: Sequence[str], quorum: int = 0, reason: str = "", today: dt.date
+    ) -> Revision:
+        """Close a wave, naming who is missing; what comes later makes a revision. It stands in the log for good.
+
+        Args:
+            expected: sites that were to deliver.
+            quorum: fewest deliveries that need no reason.
+            reason: why it is closed below its quorum, or before its deadline.
+        Raises: StateRefusal (closed already, or below its quorum without a reason).
+        """
+
+        def work(c: sa.Connection) -> None:
+            if _wave_record(c, study, wave).closed:
+                raise StateRefusal(
+                    "a wave must be open to be closed", given="a closed one", next_step="See wave status."
+                )
+            query = _select_releases().where((_releases.c.study == study) & (_releases.c.wave == wave))
+            rows = c.execute(query.where(_withdrawals.c.day.is_(None)).order_by(_releases.c.log_index)).all()
+            delivered = {row.site for row in rows}
+            if len(delivered) < quorum and not reason.strip():
+                raise StateRefusal(
+                    f"a wave must have {quorum} deliveries to be closed",
+                    given=f"{len(delivered)}",
+                    next_step="Remind the sites, or close it with --reason.",
+                )
+            missing = sorted(set(expected) - delivered)
+            leaf = {"kind": "wave_closed", "study": study, "wave": wave, "missing": missing, "reason": reason}
+            _wave_event(c, {**leaf, "releases": [row.bundle_sha256 for row in rows]}, today)
+
+        self._write(work)
+        reach("wave.closed")
+        return self.wave_record(study, wave).revisions[-1]
+
+    def reopen_wave(self, study: str, wave: int, *, reason: str, today: dt.date) -> WaveRecord:
+        """Let a closed wave go on; its revisions so far stay what they are. Raises: StateRefusal, ParameterError."""
+        if not reason.strip():
+            raise ParameterError("a wave must be reopened with a reason", given="blank text")
+
+        def work(c: sa.Connection) -> None:
+            if not _wave_record(c, study, wave).closed:
+                raise StateRefusal("a wave must be closed to be reopened", given="an open one")
+            _wave_event(c, {"kind": "wave_reopened", "study": study, "wave": wave, "reason": reason}, today)
+
+        self._write(work)
+        reach("wave.reopened")
+        return self.wave_record(study, wave)
+
+    def remind(self, study: str, wave: int, sites: Sequence[str], today: dt.date) -> None:
+        """Note that these sites were reminded of a wave; they see the day when they next ask."""
+
+        def work(c: sa.Connection) -> None:
+            for site in sites:
+                place = {"study": study, "wave": wave, "site": site}
+                where = sa.and_(*(_reminders.c[name] == value for name, value in place.items()))
+                if not c.execute(_reminders.update().where(where).values(day=today.isoformat())).rowcount:
+                    c.execute(_reminders.insert().values(**place, day=today.isoformat()))
+
+        self._write(work)
+        reach("wave.reminded")
+
+    def reminders(self, study: str, site: str) -> tuple[Reminder, ...]:
+        """Waves that a site was reminded of and has not delivered."""
+        delivered = {release.wave for release in self.releases(study, site=site, withdrawn=True)}
+        query = sa.select(_reminders.c.wave, _reminders.c.day).order_by(_reminders.c.wave)
+        query = query.where((_reminders.c.study == study) & (_reminders.c.site == site))
+        rows = self._read(lambda c: c.execute(query).all())
+        return tuple(Reminder(wave=row.wave, day=row.day) for row in rows if row.wave not in delivered)
+
+    def moved_since(self, site: str, log_index: int) -> bool:
+        """Whether a site's ledger was witnessed after this place in the log."""
+        query = sa.select(_anchors.c.seq).where((_anchors.c.site == site) & (_anchors.c.log_index > log_index))
+        return self._read(lambda c: c.execute(query.limit(1)).first()) is not None
+
+    # -- what was handed out ------------------------------------------------------------------------------------
+    def save_result(
+        self,
+        *,
+        study: str,
+        wave: int,
+        kind: str,
+        question: Mapping[str, Any],
+        used: Mapping[str, str],
+        numbers: Mapping[str, Any],
+        figure: str = "",
+        today: dt.date,
+    ) -> SavedResult | None:
+        """Remember a result; the same one again is remembered once.
+
+        Returns: the last result to the same question, if it was another one.
+        """
+        asked = canonical_json(dict(question)).decode()
+        body = {"kind": kind, "question": asked, "used": dict(used), "numbers": dict(numbers), "figure": figure}
+        content = sha256_hex(canonical_json(body))
+
+        def work(c: sa.Connection) -> None:
+            if c.execute(sa.select(_results.c.id).where(_results.c.content == content)).first() is None:
+                values = {"study": study, "wave": wave, "kind": kind, "question": asked, "figure": figure}
+                texts = {"used": canonical_json(dict(used)).decode(), "numbers": canonical_json(dict(numbers)).decode()}
+                c.execute(_results.insert().values(content=content, day=today.isoformat(), **values, **texts))
+
+        earlier = [found for found in self.results(study) if canonical_json(dict(found.question)).decode() == asked]
+        self._write(work)
+        reach("result.saved")
+        last = earlier[-1] if earlier else None
+        return last if last is not None and (last.used != dict(used) or last.numbers != dict(numbers)) else None
+
+    def results(self, study: str | None = None) -> tuple[SavedResult, ...]:
+        """Results that were handed out, oldest first; stale ones name what was withdrawn since."""
+        query = sa.select(_results).order_by(_results.c.id)
+        if study is not None:
+            query = query.where(_results.c.study == study)
+
+        def work(c: sa.Connection) -> tuple[SavedResult, ...]:
+            gone = {row.bundle_sha256 for row in c.execute(sa.select(_withdrawals.c.bundle_sha256))}
+            out = []
+            for row in c.execute(query).mappings():
+                values = {name: row[name] for name in ("id", "study", "wave", "kind", "figure", "day")}
+                texts = {name: json.loads(row[name]) for name in ("question", "used", "numbers")}
+                stale = tuple(sorted(set(texts["used"]) & gone))
+                out.append(SavedResult(**values, **texts, withdrawn=stale))
+            return tuple(out)
+
+        return self._read(work)
+
+    # -- bundles ------------------------------------------------------------------------------------------------
     def path(self, release: Release) -> Path:
         """The bundle's file."""
         return self.bundles / f"{release.bundle_sha256}.zip"
 
     def table(self, release: Release) -> pd.DataFrame:
-        """A release's table, its bytes checked against the digest that was accepted. Raises: IntegrityRefusal."""
+        """A release's table, its bytes checked against the digest that was accepted.
+
+        Raises: StateRefusal (withdrawn), IntegrityRefusal.
+        """
         from shared.release import read_bundle
+
+        if self.withdrawals(bundle_sha256=release.bundle_sha256):
+            raise StateRefusal("a release must not be withdrawn to be read", given="one that its site took back")
 
         try:
             bundle = read_bundle(self.path(release), cap=TABLE_CAP)
@@ -792,9 +1211,12 @@ class Store:
         """Inclusion proof of entry `index` in the log of `size` entries (all, by default)."""
         return inclusion_proof(self._leaves()[:size], index)
 
-    def prove_growth(self, size: int) -> tuple[bytes, ...]:
-        """Proof that the log's first `size` entries are still its first."""
-        return consistency_proof(self._leaves(), size)
+    def prove_growth(self, size: int, later: int | None = None) -> tuple[bytes, ...]:
+        """Proof that the log's first `size` entries are still the first of its `later` ones (all, by default)."""
+        leaves = self._leaves()
+        if later is not None and later > len(leaves):
+            raise ParameterError("the log must have so many entries", given=f"{later} of {len(leaves)}")
+        return consistency_proof(leaves[:later], size)
 
     def verify_log(self) -> int:
         """Recompute every leaf and root, and hold every release and anchor against its entry; how many entries.
@@ -807,17 +1229,70 @@ class Store:
             peaks = append(peaks, expected, leaf_hash(found.entry))
             if found.index != expected or peaks_root(peaks).hex() != found.root:
                 raise IntegrityRefusal("the log must be whole", given=f"a break at entry {expected}")
-        for release in self.releases():
-            leaf = {
-                "kind": "release",
-                "statement": release.envelope.digest,
-                "bundle": release.bundle_sha256,
-                "site": release.site,
-            }
-            there = release.log_index < len(entries)
-            if not there or entries[release.log_index].entry != canonical_json(leaf):
-                raise IntegrityRefusal("a release must be in the log", given=f"another entry {release.log_index}")
+
+        def must(index: int, what: str, *leaves: Mapping[str, Any]) -> None:
+            there = entries[index].entry if index < len(entries) else b""
+            if there not in [canonical_json(leaf) for leaf in leaves]:
+                raise IntegrityRefusal(f"{what} must be in the log", given=f"another entry {index}")
+
+        for release in self.releases(withdrawn=True):
+            leaf = {"kind": "release", "statement": release.envelope.digest, "bundle": release.bundle_sha256}
+            must(release.log_index, "a release", {**leaf, "site": release.site})
+        last: dict[str, Any] = {}
+        for row in self._read(lambda c: c.execute(sa.select(_anchors).order_by(_anchors.c.log_index)).all()):
+            leaf = {"site": row.site, "seq": row.seq, "head": row.head}
+            before = last.get(row.site)
+            left = {} if before is None else {"left_seq": before.seq, "left_head": before.head}
+            must(row.log_index, "an anchor", {"kind": "anchor", **leaf}, {"kind": "reanchor", **left, **leaf})
+            last[row.site] = row
+        for row in self._read(lambda c: c.execute(sa.select(_withdrawals)).all()):
+            leaf = {"kind": "withdrawal", "statement": Envelope.from_bytes(row.envelope).digest}
+            must(row.log_index, "a withdrawal", {**leaf, "bundle": row.bundle_sha256, "site": row.site})
+        for row in self._read(lambda c: c.execute(sa.select(_wave_events)).all()):
+            there = parse_json(entries[row.log_index].entry) if row.log_index < len(entries) else {}
+            told = (there.get("kind"), there.get("study"), there.get("wave"), there.get("reason"))
+            if told != (row.kind, row.study, row.wave, row.reason) or there.get("missing", []) != json.loads(
+                row.missing
+            ):
+                raise IntegrityRefusal("a wave's closing must be in the log", given=f"another entry {row.log_index}")
         return len(entries)
+
+    def verify_signatures(self) -> int:
+        """Check every stored signature of a site against the keys that were in force at its place in the log.
+
+        Returns: how many documents (anchors, releases, withdrawals) verify. Raises: SignatureRefusal, naming the
+            first that does not.
+        """
+        keys = self._read(_key_history)
+        count = 0
+
+        def must(holds: bool, what: str, index: int) -> None:
+            nonlocal count
+            count += 1
+            if not holds:
+                raise SignatureRefusal(
+                    f"{what} in the log must be signed by its site's keys of that time", given=f"entry {index}"
+                )
+
+        for row in self._read(lambda c: c.execute(sa.select(_anchors)).all()):
+            envelope = Envelope.from_bytes(row.envelope)
+            release, _ = keys.at(row.site, row.log_index)
+            good = bool(envelope.verified_by(release)) and envelope.payload_type == ANCHOR_TYPE
+            if good:
+                head = AnchorHead.from_bytes(envelope.payload)
+                good = (head.site, head.seq, head.head) == (row.site, row.seq, row.head)
+            must(good, "an anchor", row.log_index)
+        approvals = {stored.plan.hash: stored.plan.floors.approvals for stored in self.plans()}
+        for found in self.releases(withdrawn=True):
+            release, approvers = keys.at(found.site, found.log_index)
+            enough = len(found.envelope.verified_by(approvers)) >= approvals.get(found.plan_hash, 1)
+            must(bool(found.envelope.verified_by(release)) and enough, "a release", found.log_index)
+        for row in self._read(lambda c: c.execute(sa.select(_withdrawals)).all()):
+            envelope = Envelope.from_bytes(row.envelope)
+            release, approvers = keys.at(row.site, row.log_index)
+            signed = bool(envelope.verified_by(release)) and bool(envelope.verified_by(approvers))
+            must(signed and envelope.payload_type == WITHDRAWAL_TYPE, "a withdrawal", row.log_index)
+        return count
 
     def _leaves(self) -> Sequence[bytes]:
         query = sa.select(_log.c.leaf).order_by(_log.c.index)
@@ -836,6 +1311,93 @@ def _append(c: sa.Connection, entry: Mapping[str, Any]) -> tuple[int, str]:
     log_root = peaks_root(peaks).hex()
     c.execute(_log.insert().values(index=size, entry=data, leaf=leaf, peaks=b"".join(peaks), root=log_root))
     return size, log_root
+
+
+def _size(c: sa.Connection) -> int:
+    newest = c.execute(sa.select(sa.func.max(_log.c.index))).scalar()
+    return 0 if newest is None else int(newest) + 1
+
+
+def _retire_keys(c: sa.Connection, site: str) -> None:
+    """Move a site's keys aside: what they signed so far stays signed, and they sign nothing more."""
+    until = _size(c)
+    for row in c.execute(sa.select(_site_keys).where(_site_keys.c.site == site)).mappings().all():
+        there = sa.and_(
+            *(_retired.c[name] == row[name] for name in ("site", "role", "name")), _retired.c.until == until
+        )
+        if c.execute(sa.select(_retired.c.site).where(there)).first() is None:
+            c.execute(_retired.insert().values(**row, until=until))
+    c.execute(_site_keys.delete().where(_site_keys.c.site == site))
+
+
+@dataclass(frozen=True)
+class _KeyHistory:
+    """Every key that a site has had: rows of (site, until, role, key), `until` None for those in force."""
+
+    rows: tuple[tuple[str, int | None, str, PublicKey], ...]
+
+    def at(self, site: str, index: int) -> tuple[dict[str, PublicKey], dict[str, PublicKey]]:
+        """(release keys, approvers' keys), by handle, that could sign entry `index` of the log."""
+        mine = [row for row in self.rows if row[0] == site]
+        ends = sorted({until for _, until, _, _ in mine if until is not None and until > index})
+        term = ends[0] if ends else None
+        found = [(role, key) for _, until, role, key in mine if until == term]
+        release = {key.key_id: key for role, key in found if role == "release"}
+        return release, {key.key_id: key for role, key in found if role == "approver"}
+
+
+def _key_history(c: sa.Connection) -> _KeyHistory:
+    now = [(r.site, None, r.role, PublicKey(r.public_key)) for r in c.execute(sa.select(_site_keys))]
+    then = [(r.site, r.until, r.role, PublicKey(r.public_key)) for r in c.execute(sa.select(_retired))]
+    return _KeyHistory((*now, *then))
+
+
+def _select_releases() -> sa.Select[Any]:
+    joined = _releases.outerjoin(_withdrawals, _releases.c.bundle_sha256 == _withdrawals.c.bundle_sha256)
+    return sa.select(*_releases.c, _withdrawals.c.reason_code.label("withdrawn")).select_from(joined)
+
+
+def _select_tombstones() -> sa.Select[Any]:
+    return sa.select(*(_withdrawals.c[name] for name in Tombstone.__dataclass_fields__))
+
+
+def _wave_event(c: sa.Connection, leaf: Mapping[str, Any], today: dt.date) -> None:
+    reach("wave.before_event")
+    index, _ = _append(c, {**leaf, "day": today.isoformat()})
+    values = {name: leaf[name] for name in ("kind", "study", "wave", "reason")}
+    missing = json.dumps(leaf.get("missing", []))
+    c.execute(_wave_events.insert().values(log_index=index, day=today.isoformat(), missing=missing, **values))
+    reach("wave.before_commit")
+
+
+def _wave_record(c: sa.Connection, study: str, wave: int) -> WaveRecord:
+    here = (_wave_events.c.study == study) & (_wave_events.c.wave == wave)
+    steps: list[tuple[int, str, Any]] = [
+        (row.log_index, row.kind, row) for row in c.execute(sa.select(_wave_events).where(here))
+    ]
+    if steps:
+        place = (_releases.c.study == study) & (_releases.c.wave == wave)
+        arrived = c.execute(_select_releases().where(place)).all()
+        steps += [(row.log_index, "late", row) for row in arrived]
+        accepted = {row.bundle_sha256 for row in arrived}
+        gone = c.execute(_select_tombstones().where((_withdrawals.c.study == study) & (_withdrawals.c.wave == wave)))
+        steps += [(row.log_index, "withdrawn", row) for row in gone if row.bundle_sha256 in accepted]
+    closed, revisions = False, list[Revision]()
+    for index, kind, row in sorted(steps, key=lambda step: step[0]):
+        if kind == "wave_reopened":
+            closed = False
+        elif kind == "wave_closed":
+            closed, told = True, {"cause": "closed", "missing": tuple(json.loads(row.missing)), "reason": row.reason}
+            revisions.append(Revision(number=len(revisions), log_index=index, day=row.day, **told))
+        elif closed:
+            day = row.accepted_day if kind == "late" else row.day
+            revisions.append(Revision(number=len(revisions), log_index=index, cause=kind, site=row.site, day=day))
+    return WaveRecord(study=study, wave=wave, closed=closed, revisions=tuple(revisions))
+
+
+def _anchor_receipt(c: sa.Connection, row: Any) -> AnchorReceipt:
+    log_root = c.execute(sa.select(_log.c.root).where(_log.c.index == row.log_index)).scalar_one()
+    return AnchorReceipt(seq=row.seq, head=row.head, index=row.log_index, log_root=log_root)
 
 
 def _newest_anchor(site: str) -> sa.Select[Any]:
@@ -898,6 +1460,7 @@ def _release(row: Any) -> Release:
     values = dict(row._mapping)
     values["receipt"] = Receipt.from_bytes(values["receipt"])
     values["envelope"] = Envelope.from_bytes(values["envelope"])
+    values["withdrawn"] = values["withdrawn"] or ""
     return Release(**values)
 
 

@@ -29,12 +29,26 @@ from shared.dictionary import NUMERIC, Column, Dictionary
 from shared.errors import SchemaRefusal
 from shared.randomness import Noise
 
-__all__ = ["Encoder"]
+__all__ = ["ENCODER_VERSION", "Encoder", "scaled"]
 
 Array = NDArray[np.float64]
 
+ENCODER_VERSION = 1
+"""Grows whenever the same records would be encoded otherwise: a flow fitted before is then of no use."""
 EDGE = 1e-3
 """c of the scaled logit: keeps t = 0 and t = upper finite."""
+
+
+def scaled(column: Column, share: Array) -> Array:
+    """The code of a continuous or time column at each `share` of its public range: no draw, so no dequantisation.
+
+    >>> scaled(Column(name="sbp", kind="continuous", lower=70, upper=270), np.array([0.0, 0.5, 1.0]))
+    array([-1.,  0.,  1.])
+    """
+    if column.kind == "continuous":
+        return np.asarray(2 * share - 1)
+    share = EDGE + (1 - 2 * EDGE) * np.clip(share, 0, 1)
+    return np.asarray(np.log(share) - np.log1p(-share))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,11 +122,7 @@ class Encoder:
             return value - lower + draws.random(len(value))
         if column.decimals is not None:
             value = value + (draws.random(len(value)) - 0.5) * 10.0**-column.decimals
-        share = (value - lower) / (upper - lower)
-        if column.kind == "continuous":
-            return 2 * share - 1
-        share = EDGE + (1 - 2 * EDGE) * np.clip(share, 0, 1)
-        return np.log(share) - np.log1p(-share)
+        return scaled(column, (value - lower) / (upper - lower))
 
     def decode(self, x: Array) -> pd.DataFrame:
         """Decode (n, d) back to a table with the dictionary's names, dtypes, levels and bounds.

@@ -53,6 +53,7 @@ class Invitation:
         expires: last day on which the token may be used (UTC).
         leads: public keys that sign plans.
         threshold: lead signatures that a plan must carry.
+        witness: public key with which the coordinator signs what it acknowledges.
         bootstrap_cert_pem: certificate that may call Enrol and nothing else.
         bootstrap_key_pem: its private key.
     Raises: SchemaRefusal or CertificateRefusal, at construction.
@@ -69,6 +70,7 @@ class Invitation:
     expires: dt.date
     leads: tuple[PublicKey, ...]
     threshold: int = 1
+    witness: PublicKey
     bootstrap_cert_pem: str = field(repr=False)
     bootstrap_key_pem: str = field(repr=False)
 
@@ -108,6 +110,7 @@ class Invitation:
         """Canonical JSON. It holds secrets: write it with `shared.keys.write_private`."""
         body: dict[str, Any] = {item.name: getattr(self, item.name) for item in fields(self)}
         body |= {"expires": self.expires.isoformat(), "leads": [key.hex for key in self.leads]}
+        body |= {"witness": self.witness.hex}
         return canonical_json({"format": FORMAT, **body, "studies": list(self.studies)})
 
     @classmethod
@@ -138,5 +141,6 @@ class Invitation:
                 "expires": expires,
                 "studies": tuple(body["studies"]),
                 "leads": tuple(PublicKey(key) for key in body["leads"]),
+                "witness": PublicKey(body["witness"]),
             }
         )

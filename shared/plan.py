@@ -15,7 +15,7 @@ from dataclasses import MISSING, Field, dataclass, field, fields
 from typing import Any, Literal
 
 from shared.canonical import canonical_json, closed, parse_json, sha256_hex
-from shared.dictionary import Dictionary
+from shared.dictionary import NUMERIC, Dictionary
 from shared.errors import ParameterError, PlanExpired, PlanRefusal
 from shared.keys import Envelope, PublicKey, SigningKey
 
@@ -99,6 +99,8 @@ class PrivateTraining:
         for name in ("noise_multiplier", "clip"):
             value = getattr(self, name)
             _must(0 < value < math.inf, f"private.{name} must be positive", value)
+        # More is no better, and beyond it noise and clip would not fit on one grid.
+        _must(self.noise_multiplier <= 100, "private.noise_multiplier must be at most 100", self.noise_multiplier)
         _must(1 <= self.steps <= 100_000, "private.steps must be in 1..100000", self.steps)
 
 
@@ -121,20 +123,27 @@ class Reference:
 
 @dataclass(frozen=True, kw_only=True)
 class LatentNoisePlan:
-    """Latent Noise Injection as the plan fixes it.
+    """Latent Noise Injection as the plan fixes it: by a weight, or by the ε that one release may cost.
 
     Args:
         w: weight of the data, in [0, 1).
+        epsilon: ε of one release at the budget's δ; w is then solved for (`shared.release.mechanism`), and under
+            posture ``private`` gets what the training leaves. Exactly one of `w` and `epsilon` is given.
         radius: R, the norm to which latents are clipped; None takes the square root of the 0.99 quantile of χ²_d.
     """
 
-    w: float
+    w: float | None = None
+    epsilon: float | None = None
     radius: float | None = None
     mechanism: Literal["latent_noise"] = "latent_noise"
 
     def __post_init__(self) -> None:
         _must(self.mechanism == "latent_noise", "release.mechanism must be 'latent_noise'", repr(self.mechanism))
-        _must(0 <= self.w < 1, "release.w must be in [0, 1)", self.w, "Lower w, or solve it from a target ε.")
+        _must((self.w is None) != (self.epsilon is None), "release must give either w or epsilon", _both(self))
+        if self.w is not None:
+            _must(0 <= self.w < 1, "release.w must be in [0, 1)", self.w, "Lower w, or give release.epsilon instead.")
+        if self.epsilon is not None:
+            _must(0 < self.epsilon < math.inf, "release.epsilon must be positive and finite", self.epsilon)
         if self.radius is not None:
             _must(self.radius > 0 and math.isfinite(self.radius), "release.radius must be positive", self.radius)
 
@@ -198,17 +207,20 @@ class Wave:
         closes: deadline for delivery.
         refit: whether a ``refresh`` fits a new flow; without it, and always under ``append`` and ``frozen``, a wave
             is released through the sealed flow of the first one.
+        quorum: deliveries below which the coordinator does not close the wave without a reason; 0 for none.
     """
 
     number: int
     opens: dt.date
     closes: dt.date
     refit: bool = False
+    quorum: int = 0
 
     def __post_init__(self) -> None:
         _must(self.number >= 1, "a wave's number must be at least 1", self.number)
         _must(self.opens <= self.closes, "a wave must open before it closes", f"{self.opens} and {self.closes}")
         _must(isinstance(self.refit, bool), "a wave's refit must be true or false", self.refit)
+        _must(0 <= self.quorum <= 10_000, "a wave's quorum must be in 0..10000", self.quorum)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -226,7 +238,8 @@ class StudyPlan:
         release: the mechanism and its parameters.
         training: how the flow is fitted.
         private: DP-SGD's parameters; with posture ``private``, and only with it.
-        holdout: share of persons who train the flow and are never released; used with posture ``holdout``.
+        holdout: share of persons who train the flow and are never released; used with posture ``holdout``. A later
+            version must not change it: roles are for life.
         reference: column to what is publicly known of it, for postures ``public`` and ``private``.
         returning: what a later wave does with a person already released: ``append`` releases new persons only,
             ``refresh`` everybody anew, ``frozen`` copies the sealed rows and adds the new persons'.
@@ -256,7 +269,7 @@ class StudyPlan:
     private: PrivateTraining | None = None
     holdout: float = 0.5
     reference: Mapping[str, Reference] = field(default_factory=dict)
-    returning: Returning = "refresh"
+    returning: Returning = "append"
     floors: Floors = field(default_factory=Floors)
     eligibility: str = ""
     estimands: Mapping[str, str] = field(default_factory=dict)
@@ -270,17 +283,18 @@ class StudyPlan:
         _must(self.version >= 1, "version must be at least 1", self.version)
         _must(bool(self.title.strip() and self.purpose.strip()), "title and purpose must say something", "blank text")
         _must(self.posture in POSTURES, f"posture must be one of {', '.join(POSTURES)}", repr(self.posture))
-        # A posture is offered when its fitting rule is enforced, not before.
-        _must(self.posture == "local", "posture must be 'local' (the others are not yet offered)", repr(self.posture))
         _must(
             (self.private is not None) == (self.posture == "private"),
             "[private] must be given with posture 'private', and only with it",
             f"posture {self.posture!r}, {'no ' if self.private is None else ''}[private]",
         )
         _must(0.05 <= self.holdout <= 0.95, "holdout must be in [0.05, 0.95]", self.holdout)
-        names = {column.name for column in self.dictionary.released}
-        unknown = sorted(set(self.reference) - names)
-        _must(not unknown, "[reference] must name columns of the dictionary", ", ".join(unknown))
+        _must_be_references(self.reference, self.dictionary)
+        _must(
+            not self.reference or self.posture in ("public", "private"),
+            "[reference] must be given with posture 'public' or 'private' only: the others fit the start to records",
+            f"posture {self.posture!r}",
+        )
         _must(self.returning in ("append", "refresh", "frozen"), "returning is unknown", repr(self.returning))
         known = self.dictionary.person is not None
         _must(
@@ -393,6 +407,30 @@ class StudyPlan:
         plan = cls.from_canonical(given)
         _must(plan.canonical == data, "a study plan must be in canonical form", "another form")
         return plan
+
+
+def _both(release: LatentNoisePlan) -> str:
+    return "neither" if release.w is None else f"w = {release.w:g} and epsilon = {release.epsilon}"
+
+
+def _must_be_references(given: Mapping[str, Reference], dictionary: Dictionary) -> None:
+    """What is publicly known of a column must be possible within its public bounds."""
+    columns = {column.name: column for column in dictionary.released}
+    unknown = sorted(set(given) - set(columns))
+    _must(not unknown, "[reference] must name columns of the dictionary", ", ".join(unknown))
+    for name, known in given.items():
+        kind = columns[name].kind
+        if kind in ("binary", "event"):
+            _must(0 < known.mean < 1, f"reference.{name}.mean must be a share in (0, 1)", known.mean)
+            continue
+        _must(kind in NUMERIC, f"[reference] must not name {name}: levels have no mean", kind)
+        lower, upper = columns[name].span
+        _must(lower < known.mean < upper, f"reference.{name}.mean must lie within the public bounds", known.mean)
+        # No law on [lower, upper] with this mean is wider than the one on its two ends.
+        widest = math.sqrt((known.mean - lower) * (upper - known.mean))
+        _must(
+            0 < known.sd < 0.9 * widest, f"reference.{name}.sd must be positive and below {0.9 * widest:.4g}", known.sd
+        )
 
 
 def _required(item: Field[Any]) -> bool:

@@ -765,11 +765,12 @@ def theorem2_epsilon(w: float, C: float, delta: float) -> float:
 
 
 # -- in words ----------------------------------------------------------------------------------------------
-def translate(events: Events, false_alarm: float = 0.01, delta: float = 1e-6) -> str:
+def translate(events: Events, false_alarm: float = 0.01, delta: float = 1e-6, *, unit: str = "patient") -> str:
     """What the best possible attacker achieves, from the exact trade-off curve, as a sentence.
 
     The attacker knows every other record and both candidates for one patient, and tells which of the two was
-    used. Above ε = 10 at `delta` a second sentence says that this is not a meaningful formal guarantee.
+    used. Above ε = 10 at `delta` a second sentence says that this is not a meaningful formal guarantee. `unit` is
+    whom the guarantee is about: "patient", or "record" where one patient may have several.
 
     >>> translate(Gaussian(sigma=1.0, sensitivity=1.0))
     'At 1 % false alarms, at most 9.3 % of patients could be recognised, whatever the attacker knows.'
@@ -779,9 +780,9 @@ def translate(events: Events, false_alarm: float = 0.01, delta: float = 1e-6) ->
     power = math.ceil(_power(_listed(events), false_alarm) * 1000 - 1e-9) / 10
     alarms = f"At {100 * false_alarm:g} % false alarms"
     if power >= 100:
-        text = f"{alarms}, nothing keeps an attacker from recognising practically every patient."
+        text = f"{alarms}, nothing keeps an attacker from recognising practically every {unit}."
     else:
-        text = f"{alarms}, at most {power:g} % of patients could be recognised, whatever the attacker knows."
+        text = f"{alarms}, at most {power:g} % of {unit}s could be recognised, whatever the attacker knows."
     if epsilon(events, delta) > _NOT_MEANINGFUL:
         text += f" With ε above {_NOT_MEANINGFUL:g}, this is not a meaningful formal guarantee."
     return text

@@ -32,11 +32,13 @@ from typing import NoReturn
 
 import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from numpy.typing import NDArray
 
 from shared.errors import ParameterError
 
-__all__ = ["Noise", "grid_for", "secure_rng", "seeded_rng"]
+__all__ = ["Noise", "grid_for", "rounding_reach", "secure_rng", "seeded_rng"]
 
 Integers = NDArray[np.int64]
 Words = NDArray[np.uint64]
@@ -44,6 +46,8 @@ Floats = NDArray[np.float64]
 Shape = int | tuple[int, ...]
 
 _REFILL = 1 << 20
+_FIRST_REFILL = 1 << 12
+"""A substream begins small and doubles: one per node of a large network must not cost a megabyte each."""
 _BLOCK = 1 << 16
 _WIDTH = 63
 """Leading bits of a uniform deviate that are drawn at once; more are drawn only where these do not decide."""
@@ -72,17 +76,51 @@ def seeded_rng(seed: int) -> Noise:
     return Noise(_key=hashlib.sha256(b"tributary seeded noise:" + str(int(seed)).encode()).digest())
 
 
-def grid_for(sigma: float) -> float:
+def grid_for(sigma: float, *, sensitivity: float | None = None, coordinates: int = 1, norm: int = 2) -> float:
     """The largest power of two that is at most sigma / 1024: a grid too fine to matter for utility.
 
-    Rounding to it adds less than 1e-7 of the noise's own variance.
+    Rounding to it adds less than 1e-7 of the noise's own variance. Rounding the *data* to the nearest multiple can
+    also lengthen the difference of two of them, by g √coordinates (ℓ₂) or g · coordinates (ℓ₁): with a thousand
+    coordinates that is no longer nothing. A mechanism that rounds to nearest gives its `sensitivity`, gets a grid
+    that adds at most 1 % of it, and charges for it (`rounding_reach`). One that rounds towards zero adds nothing.
+
+    Args:
+        sigma: scale of the noise.
+        sensitivity: of the unrounded data, in `norm`; None where rounding adds nothing.
+        coordinates: values of one record that are rounded.
+        norm: 1 or 2, the norm of `sensitivity`.
 
     >>> grid_for(1.0) == 2.0**-10, grid_for(0.99) == 2.0**-11
     (True, True)
+    >>> grid_for(1.0, sensitivity=0.5, coordinates=1000) == 2.0**-13        # g √1000 ≤ 0.005
+    True
     """
     if not (math.isfinite(sigma) and sigma > 2.0**-900):
         raise ParameterError("a noise scale must be positive and finite", given=repr(sigma))
-    return math.ldexp(0.5, math.frexp(sigma / 1024)[1])
+    most = sigma / 1024
+    if sensitivity is not None:
+        if not (math.isfinite(sensitivity) and sensitivity > 0):
+            raise ParameterError("a sensitivity must be positive and finite", given=repr(sensitivity))
+        most = min(most, 0.01 * sensitivity / rounding_reach(1.0, coordinates, norm))
+    if most < sigma / _MAX_RATIO:
+        raise ParameterError(
+            "the sensitivity must not be a vanishing part of the noise", given=f"{sensitivity!r} beside {sigma!r}"
+        )
+    return math.ldexp(0.5, math.frexp(most)[1])
+
+
+def rounding_reach(grid: float, coordinates: int, norm: int = 2) -> float:
+    """What rounding `coordinates` values to the nearest multiple of `grid` can add to a sensitivity in `norm`.
+
+    >>> round(rounding_reach(0.5, 4), 9), rounding_reach(0.5, 4, norm=1)
+    (1.0, 2.0)
+    """
+    if isinstance(coordinates, bool) or not isinstance(coordinates, int | np.integer) or coordinates < 1:
+        raise ParameterError("coordinates must be a whole number of at least 1", given=repr(coordinates))
+    if norm not in (1, 2):
+        raise ParameterError("norm must be 1 or 2", given=repr(norm))
+    # Upwards by one unit in the last place: a root that was rounded down would be no bound.
+    return grid * (coordinates if norm == 1 else math.nextafter(math.sqrt(coordinates), math.inf))
 
 
 class Noise:
@@ -96,9 +134,10 @@ class Noise:
     tests ask for that. A secure one takes a new key.
     """
 
-    def __init__(self, *, _key: bytes | None) -> None:
-        self._secure = _key is None
+    def __init__(self, *, _key: bytes | None, _secure: bool | None = None, _refill: int = _REFILL) -> None:
+        self._secure = _key is None if _secure is None else _secure
         self._width = _WIDTH
+        self._refill = _refill
         self._rekey(os.urandom(32) if _key is None else _key)
 
     def __repr__(self) -> str:
@@ -112,8 +151,10 @@ class Noise:
         self._lock = threading.Lock()
         self._pid = os.getpid()
         self._buffer, self._position = b"", 0
-        # A key of its own: whether a caller shuffles rows or not must not move the noise.
-        self._generator = _numpy_generator(hashlib.sha256(b"tributary generator:" + key).digest())
+        # A key of its own for each use: whether a caller shuffles rows or spawns must not move the noise.
+        self._generator: np.random.Generator | None = None
+        self._generator_key = hashlib.sha256(b"tributary generator:" + key).digest()
+        self._spawn_key = hashlib.sha256(b"tributary substreams:" + key).digest()
         self._key = hashlib.sha256(b"tributary keystream:" + key).digest()
 
     def _after_fork(self) -> None:
@@ -130,8 +171,9 @@ class Noise:
             while count > 0:
                 if self._position == len(self._buffer):
                     stream = Cipher(algorithms.ChaCha20(self._key, bytes(16)), mode=None).encryptor()
-                    fresh = stream.update(bytes(32 + _REFILL))
+                    fresh = stream.update(bytes(32 + self._refill))
                     self._key, self._buffer, self._position = fresh[:32], fresh[32:], 0
+                    self._refill = min(2 * self._refill, _REFILL)
                 piece = self._buffer[self._position : self._position + count]
                 self._position += len(piece)
                 count -= len(piece)
@@ -173,7 +215,52 @@ class Noise:
         (3,)
         """
         self._after_fork()
-        return self._generator
+        with self._lock:  # two threads that made it at once would hold twins
+            if self._generator is None:
+                self._generator = _numpy_generator(self._generator_key)
+            return self._generator
+
+    def spawn(self, count: int) -> list[Noise]:
+        """`count` independent sources: one per node, worker or thread, so that none moves another's noise.
+
+        Their ChaCha20 keys come from this source's by HKDF-SHA256, and the key they came from is then replaced: a
+        second call gives others, and the parent's own noise is not moved. Substreams of a secure source are secure
+        (each takes a new key after a fork); those of a seeded one follow from the seed and the order of calls.
+
+        Raises: ParameterError.
+
+        >>> a, b = seeded_rng(7).spawn(2)
+        >>> bool((a.lattice_laplace_steps(1.0, 9, 2.0**-10) == b.lattice_laplace_steps(1.0, 9, 2.0**-10)).all())
+        False
+        """
+        if isinstance(count, bool) or not isinstance(count, int | np.integer) or count < 0:
+            raise ParameterError("a number of substreams must be a whole number of at least 0", given=repr(count))
+        self._after_fork()
+        with self._lock:
+            parent = self._spawn_key
+            self._spawn_key = _derived(parent, b"next")
+        return [
+            Noise(_key=_derived(parent, b"child %d" % number), _secure=self._secure, _refill=_FIRST_REFILL)
+            for number in range(count)
+        ]
+
+    # -- sampling ------------------------------------------------------------------------------------------
+    def chosen(self, rate: float, count: int) -> NDArray[np.bool_]:
+        """Which of `count` persons enter a Poisson sample: each on its own, with probability `rate`.
+
+        From the keystream, because amplification by sampling holds only while nobody can tell who was drawn. The
+        probability is `rate` cut to a multiple of 2⁻⁶⁴: never above it.
+        Raises: ParameterError, if the rate is outside [0, 1].
+
+        >>> int(seeded_rng(1).chosen(1.0, 5).sum())
+        5
+        """
+        if not 0 <= rate <= 1:
+            raise ParameterError("a sampling rate must be in [0, 1]", given=repr(rate))
+        threshold = math.floor(Fraction(rate) * 2**64)
+        if threshold == 2**64:
+            return np.ones(count, dtype=bool)
+        return np.asarray(self._words(count) < np.uint64(threshold))
 
     # -- noise ---------------------------------------------------------------------------------------------
     def lattice_gaussian(self, sigma: float, shape: Shape, grid: float) -> Floats:
@@ -438,6 +525,10 @@ class _Deviates:
     def __init__(self, digits: Integers) -> None:
         self.digits = digits
         self.tails: dict[int, list[int]] = {}
+
+
+def _derived(key: bytes, purpose: bytes) -> bytes:
+    return HKDF(algorithm=SHA256(), length=32, salt=None, info=b"tributary noise: " + purpose).derive(key)
 
 
 def _numpy_generator(key: bytes) -> np.random.Generator:

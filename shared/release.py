@@ -18,6 +18,7 @@ import re
 import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
+from functools import lru_cache
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -26,32 +27,55 @@ import pandas as pd
 from shared import privacy
 from shared.canonical import canonical_json, closed, parse_json, sha256_hex
 from shared.encoding import Encoder
-from shared.errors import IntegrityRefusal, ReceiptRefusal, SchemaRefusal
-from shared.flows import Identity
+from shared.errors import IntegrityRefusal, PlanRefusal, ReceiptRefusal, SchemaRefusal
+from shared.flows import Bijection, Identity
 from shared.keys import Envelope, SigningKey
 from shared.mechanisms.latent_noise import LatentNoise, default_radius
 from shared.plan import StudyPlan
 
 __all__ = [
+    "AGENT",
     "LABEL",
+    "LEAVES_PERSONS_OPEN",
     "STATEMENT_TYPE",
     "Bundle",
     "Receipt",
     "Statement",
     "coverage",
+    "in_words",
+    "mechanism",
     "planned_event",
     "read_bundle",
+    "unit",
     "write_bundle",
     "write_receipt",
 ]
 
 STATEMENT_TYPE = "application/vnd.tributary.release+json"
+AGENT = "agent"
+"""Author of a release that no person asked for; no approver can have this name."""
 LABEL = "synthetic / privatised, not patient records"
 BUNDLE_FORMAT = "tributary-bundle/1"
 MEMBERS = ("manifest.json", "receipt.json", "table.parquet")
 DOCUMENT_CAP = 1 << 20
+PARQUET_KEYS = frozenset({"ARROW:schema", "pandas", "label"})
+PANDAS_KEYS = frozenset({"index_columns", "column_indexes", "columns", "attributes", "creator", "pandas_version"})
+COLUMN_KEYS = frozenset({"name", "field_name", "pandas_type", "numpy_type", "metadata"})
 _DIGEST, _WORD = re.compile("[0-9a-f]{64}"), re.compile("[A-Za-z0-9_-]{1,64}")
-CONDITIONAL_ON = "flow, encoder, w and R"
+CONDITIONAL_ON: Mapping[str, str] = {
+    "local": "flow, encoder, w and R",
+    "holdout": "nothing: the flow was fitted on other persons, who are not covered",
+    "public": "nothing: nothing was fitted on records",
+    "private": "nothing: the price of fitting the flow is included",
+}
+"""What a posture's ε takes as given. Encoder, w and R come from the plan in all four."""
+LEAVES_PERSONS_OPEN = ("local", "holdout")
+"""Postures under which some person's record shapes the flow without noise: approved only with a tick on that."""
+
+
+def unit(plan: StudyPlan) -> str:
+    """Whose record the guarantee is about: "patient", or "row" where no column says which rows are one person's."""
+    return "patient" if plan.dictionary.person is not None else "row"
 
 
 def coverage(plan: StudyPlan) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -59,25 +83,66 @@ def coverage(plan: StudyPlan) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
     Returns: (covered, not_covered).
     """
+    person = unit(plan) == "patient"
+    record = "one person's record" if person else "one row of the hospital's table"
+    everyone = "Every person in the table" if person else "Every row of the hospital's table"
+    promise = (
+        f"replacing {record} by any other changes the probability of any released table by at most the stated (ε, δ)"
+    )
+    if plan.posture == "local":
+        whose = "Each person's released row" if person else "Each released row"
+        covered = f"{whose}, given the flow, the encoder, the weight w and the clipping radius R: {promise}."
+        open_ends: tuple[str, ...] = (
+            "The flow, its margins and its stopping point: they were fitted on the released records themselves "
+            "(posture 'local'), and what they carry about a person is not bounded by this ε. The site audited the "
+            "release by the attacks it could try; that is evidence, not a guarantee.",
+        )
+    elif plan.posture == "holdout":
+        covered = (
+            "Every person who is released: replacing the record of one of them by any other changes the probability "
+            "of any released table by at most the stated (ε, δ). The flow was fitted on other persons; the encoder, "
+            "the weight w and the clipping radius R come from the plan."
+        )
+        open_ends = (
+            f"The persons who train the flow, about {100 * plan.holdout:g} % of the table: their records shape the "
+            "flow, and no noise is promised to them. Who trains is decided by a keyed hash of the person's "
+            "identifier, for life; whoever trains is never released in this study.",
+        )
+    elif plan.posture == "public":
+        covered = (
+            f"{everyone}: {promise}. The encoder and the flow were made from the dictionary and from figures that "
+            "were public before; the weight w and the clipping radius R come from the plan. Nothing was fitted on a "
+            "record."
+        )
+        open_ends = ()
+    else:
+        covered = (
+            f"{everyone}, in the training of the flow and in the released rows together: {promise}. The flow was "
+            "trained with noise (DP-SGD) from a public start, for a number of steps fixed in the plan, and the "
+            "stated price is that of the training and of the rows."
+        )
+        open_ends = (
+            "Rounding in the arithmetic of the training: its gradients are floating-point numbers. Its noise is "
+            "drawn exactly, on a grid, and every gradient is clipped a millionth tighter than the plan says to leave "
+            "room for rounding; that the room is enough is our calculation, and nobody else has checked it.",
+        )
+    count = " and from who was drawn to train," if plan.posture == "holdout" else ""
     always: tuple[str, ...] = (
-        "The number of released rows: it follows from the plan's eligibility rule and is public.",
+        f"The number of released rows: it follows from the plan's eligibility rule{count} and is public.",
         "A person who is a patient of several hospitals: losses add up, and no hospital can see it.",
         "That the release passed the site's checks and audit: its delivery shows it.",
+        "Other studies with the same patients: each has a budget of its own, and losses add up unless the site has "
+        "set a budget over all of them.",
     )
+    if not person:
+        always += (
+            "A person with several rows: the study has no person column, so the guarantee is for one row, and the "
+            "losses of a person's rows add up.",
+        )
     complete_case = tuple(c.name for c in plan.dictionary.released if c.missing == "complete_case")
     if complete_case:
         always += (f"How many rows had a missing value in {', '.join(complete_case)}: those rows are left out.",)
-    covered = (
-        "Each person's released row, given the flow, the encoder, the weight w and the clipping radius R: replacing "
-        "one person's record by any other changes the probability of any released table by at most the stated "
-        "(ε, δ).",
-    )
-    fitted = (
-        "The flow, its margins and its stopping point: they were fitted on the released records themselves "
-        "(posture 'local'), and what they carry about a person is not bounded by this ε. The site audited the "
-        "release by the attacks it could try; that is evidence, not a guarantee.",
-    )
-    return covered, fitted + always
+    return (covered,), open_ends + always
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,31 +212,12 @@ class Receipt:
         """
         event = privacy.from_canonical(self.event)
         curve = _finite(privacy.rdp(event))
-        covered, not_covered = coverage(plan)
-        mechanism = _mechanism(plan, Encoder(dictionary=plan.dictionary).d)
         expected: dict[str, Any] = {
-            "event": mechanism.event.to_canonical(),
-            "parameters": {"w": mechanism.w, "radius": mechanism.radius},
-            "d": mechanism.flow.d,
-            "mechanism": "latent_noise",
-            "neighbours": "replace_one",
-            "unit": "patient",
-            "contributions": 1,
-            "model": "local",
-            "conditional_on": CONDITIONAL_ON,
-            "plan_hash": plan.hash,
-            "plan_version": plan.version,
-            "dictionary_hash": plan.dictionary.hash,
-            "recipient": plan.coordinator,
-            "posture": plan.posture,
-            "delta": plan.budget.delta,
+            **_prescribed(plan),
             "epsilon": privacy.epsilon(event, plan.budget.delta),
-            "epsilon_paper": _paper(mechanism, plan.budget.delta),
             "epsilon_pure": privacy.pure_epsilon(event),
             "rdp": curve,
-            "covered": covered,
-            "not_covered": not_covered,
-            "translation": _in_words(event, plan.budget.delta),
+            "translation": in_words(plan, event),
         }
         for name, value in expected.items():
             if not _agree(getattr(self, name), value):
@@ -182,10 +228,23 @@ class Receipt:
                 )
 
 
-def _mechanism(plan: StudyPlan, d: int) -> LatentNoise:
-    """The plan's mechanism for d encoded columns; its event depends on neither a flow nor a record."""
-    radius = plan.release.radius if plan.release.radius is not None else default_radius(d)
-    return LatentNoise(flow=Identity(d=d), w=plan.release.w, radius=radius)
+def mechanism(plan: StudyPlan, flow: Bijection | None = None) -> LatentNoise:
+    """The latent noise that a plan prescribes: its w, solved for where the plan gives an ε, and its radius.
+
+    Args:
+        flow: between latents and encoded records; None takes a stand-in of the plan's width, which is enough for the
+            figures: they depend on neither a flow nor a record.
+    Raises: PlanRefusal, if the plan's training leaves nothing of its release.epsilon.
+    """
+    if flow is None:
+        flow = Identity(d=Encoder(dictionary=plan.dictionary).d)
+    release = plan.release
+    radius = release.radius if release.radius is not None else default_radius(flow.d)
+    w = release.w
+    if w is None:
+        assert release.epsilon is not None
+        w = _solved(release.epsilon, plan.budget.delta, radius, _training(plan))
+    return LatentNoise(flow=flow, w=w, radius=radius)
 
 
 def planned_event(plan: StudyPlan, d: int) -> privacy.Event:
@@ -194,17 +253,93 @@ def planned_event(plan: StudyPlan, d: int) -> privacy.Event:
     Args:
         d: encoded columns (`shared.encoding.Encoder.d`).
     """
-    return _mechanism(plan, d).event
+    noise, training = mechanism(plan, Identity(d=d)).event, _training(plan)
+    return noise if training is None else privacy.Composition(events=(training, noise))
 
 
-def _in_words(event: privacy.Event, delta: float) -> str:
-    """The price in words, with what it is conditional on said first: it is the sentence that people quote."""
-    return f"Given the {CONDITIONAL_ON}, which this does not cover: {privacy.translate(event, delta=delta)}"
+def _training(plan: StudyPlan) -> privacy.SubsampledGaussian | None:
+    """What fitting the flow costs: nothing but under posture ``private``."""
+    if plan.private is None:
+        return None
+    return privacy.SubsampledGaussian(
+        rate=plan.private.rate, noise_multiplier=plan.private.noise_multiplier, steps=plan.private.steps
+    )
 
 
-def _paper(mechanism: LatentNoise, delta: float) -> float:
-    """Theorem 2's ε*, printed beside the exact one so that readers of the paper find their number."""
-    return privacy.theorem2_epsilon(w=mechanism.w, C=2 * mechanism.radius, delta=delta)
+@lru_cache(maxsize=64)
+def _solved(target: float, delta: float, radius: float, training: privacy.SubsampledGaussian | None) -> float:
+    """The largest w (to a tenth of a percent under ``private``, where it has no closed form) that costs `target`."""
+    alone = privacy.w_for_epsilon(target, delta, radius)
+    if training is None:
+        return alone
+
+    def fits(log_share: float) -> bool:
+        w = alone * math.exp(log_share)
+        noise = privacy.Gaussian(sigma=math.sqrt(1 - w), sensitivity=2 * radius * math.sqrt(w))
+        return privacy.epsilon((training, noise), delta) <= target
+
+    low, high = -9.0, 0.0
+    if not fits(low):
+        raise PlanRefusal(
+            f"training must leave something of release.epsilon = {target:g}",
+            given=f"training that costs ε = {privacy.epsilon(training, delta):.4g} at δ = {delta:g} by itself",
+            next_step="Raise private.noise_multiplier, plan fewer steps or a lower rate, or raise release.epsilon.",
+        )
+    while high - low > 1e-3:
+        middle = (low + high) / 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return alone * math.exp(low)
+
+
+def in_words(plan: StudyPlan, event: privacy.Event) -> str:
+    """The price in words, with what it does not cover said first: it is the sentence that people quote."""
+    who = "patient" if unit(plan) == "patient" else "record"
+    words = privacy.translate(event, delta=plan.budget.delta, unit=who)
+    if plan.posture == "local":
+        return f"Given the {CONDITIONAL_ON['local']}, which this does not cover: {words}"
+    if plan.posture == "holdout":
+        return f"For the persons who are released; those who trained the flow are not covered: {words}"
+    return words
+
+
+def _paper(plan: StudyPlan, noise: LatentNoise) -> float | None:
+    """Theorem 2's ε*, beside the exact one so that readers of the paper find their number; it knows no training."""
+    if plan.posture == "private":
+        return None
+    return privacy.theorem2_epsilon(w=noise.w, C=2 * noise.radius, delta=plan.budget.delta)
+
+
+def _prescribed(plan: StudyPlan) -> dict[str, Any]:
+    """Everything on a receipt that the plan alone decides."""
+    noise = mechanism(plan)
+    covered, not_covered = coverage(plan)
+    parameters = {"w": noise.w, "radius": noise.radius}
+    if plan.posture == "holdout":
+        parameters["holdout"] = plan.holdout
+    if plan.private is not None:
+        parameters |= {name: float(value) for name, value in asdict(plan.private).items()}
+    return {
+        "study": plan.study,
+        "plan_hash": plan.hash,
+        "plan_version": plan.version,
+        "dictionary_hash": plan.dictionary.hash,
+        "recipient": plan.coordinator,
+        "mechanism": "latent_noise",
+        "parameters": parameters,
+        "event": planned_event(plan, noise.flow.d).to_canonical(),
+        "neighbours": "replace_one",
+        "unit": unit(plan),
+        "contributions": 1,
+        # DP-SGD adds its noise to sums over persons; latent noise alone is added to each row by itself.
+        "model": "local" if plan.private is None else "central",
+        "conditional_on": CONDITIONAL_ON[plan.posture],
+        "posture": plan.posture,
+        "d": noise.flow.d,
+        "delta": plan.budget.delta,
+        "epsilon_paper": _paper(plan, noise),
+        "covered": covered,
+        "not_covered": not_covered,
+    }
 
 
 def _agree(left: Any, right: Any) -> bool:
@@ -241,40 +376,19 @@ def write_receipt(
         study_epsilon: this study's composed ε at the plan's δ, this release included (RDP).
         previous: hash of the site's previous receipt in this study, or 64 zeros.
     """
-    mechanism = _mechanism(plan, Encoder(dictionary=plan.dictionary).d)
-    event = mechanism.event
-    delta = plan.budget.delta
-    covered, not_covered = coverage(plan)
+    event = planned_event(plan, Encoder(dictionary=plan.dictionary).d)
     return Receipt(
-        study=plan.study,
-        plan_hash=plan.hash,
-        plan_version=plan.version,
-        dictionary_hash=plan.dictionary.hash,
+        **_prescribed(plan),
         wave=wave,
         site=site,
         release_id=release_id,
-        recipient=plan.coordinator,
         agent_version=agent_version,
-        mechanism="latent_noise",
-        parameters={"w": mechanism.w, "radius": mechanism.radius},
-        event=event.to_canonical(),
-        neighbours="replace_one",
-        unit="patient",
-        contributions=1,
-        model="local",
-        conditional_on=CONDITIONAL_ON,
-        posture=plan.posture,
         n=n,
-        d=mechanism.flow.d,
-        delta=delta,
-        epsilon=privacy.epsilon(event, delta),
-        epsilon_paper=_paper(mechanism, delta),
+        epsilon=privacy.epsilon(event, plan.budget.delta),
         epsilon_pure=privacy.pure_epsilon(event),
         rdp=_finite(privacy.rdp(event)),
         study_epsilon=study_epsilon,
-        translation=_in_words(event, delta),
-        covered=covered,
-        not_covered=not_covered,
+        translation=in_words(plan, event),
         previous=previous,
     )
 
@@ -298,23 +412,37 @@ def write_bundle(receipt: Receipt, table: pd.DataFrame) -> bytes:
     arrow = arrow.replace_schema_metadata({**(arrow.schema.metadata or {}), b"label": LABEL.encode()})
     pq.write_table(arrow, sink, compression="zstd", write_statistics=False)
     parts = {"receipt.json": receipt.to_bytes(), "table.parquet": sink.getvalue()}
-    manifest = canonical_json(
+    out = io.BytesIO()
+    _write_archive(out, {"manifest.json": _manifest(receipt, list(table.columns), _digests(parts)), **parts})
+    return out.getvalue()
+
+
+def _digests(files: Mapping[str, bytes | memoryview]) -> dict[str, Any]:
+    return {name: {"sha256": hashlib.sha256(data).hexdigest(), "bytes": len(data)} for name, data in files.items()}
+
+
+def _manifest(receipt: Receipt, columns: list[str], digests: Mapping[str, Any]) -> bytes:
+    """The one manifest that a receipt, the table's columns and the files' digests have."""
+    return canonical_json(
         {
             "format": BUNDLE_FORMAT,
             "label": LABEL,
             "release_id": receipt.release_id,
-            "rows": len(table),
-            "columns": list(table.columns),
-            "files": {name: {"sha256": sha256_hex(data), "bytes": len(data)} for name, data in parts.items()},
+            "rows": receipt.n,
+            "columns": columns,
+            "files": dict(digests),
         }
     )
-    out = io.BytesIO()
+
+
+def _write_archive(out: Any, members: Mapping[str, bytes | memoryview]) -> None:
+    """The one zip file that holds these members, in this order."""
     with zipfile.ZipFile(out, "w", zipfile.ZIP_STORED) as archive:
-        for name, data in (("manifest.json", manifest), *parts.items()):
+        for name, data in members.items():
             entry = zipfile.ZipInfo(name, date_time=(1980, 1, 1, 0, 0, 0))
+            entry.create_system = 3  # the same bytes on every system
             entry.external_attr = 0o644 << 16
-            archive.writestr(entry, data)
-    return out.getvalue()
+            archive.writestr(entry, cast(bytes, data))
 
 
 def read_bundle(path: Path, *, cap: int) -> Bundle:
@@ -334,11 +462,67 @@ def read_bundle(path: Path, *, cap: int) -> Bundle:
         digest = hashlib.sha256(mapped).hexdigest()
         manifest_at, receipt_at, table_at = _members(mapped)
         data = memoryview(mapped)[table_at]
-        receipt = _agreed(mapped[manifest_at], mapped[receipt_at], data)
-        table = _read_table(data, receipt.n, cap, forget=lambda: mapped.madvise(mmap.MADV_DONTNEED))
+        receipt, columns = _agreed(mapped[manifest_at], mapped[receipt_at], data)
+        _require_exact(mapped, table_at, mapped[manifest_at], mapped[receipt_at])
+
+        def forget() -> None:
+            mapped.madvise(mmap.MADV_DONTNEED)
+
+        table = _read_table(data, receipt.n, cap, forget=forget)
     except (zipfile.BadZipFile, NotImplementedError, EOFError, ValueError, RuntimeError) as error:
         raise IntegrityRefusal("a bundle must be a readable zip file", given=type(error).__name__) from None
+    if [str(name) for name in table.columns] != columns:
+        raise SchemaRefusal("a manifest must name the table's columns", given="others")
     return Bundle(digest=digest, receipt=receipt, table=table)
+
+
+def _require_exact(mapped: mmap.mmap, table_at: slice, manifest: bytes, receipt: bytes) -> None:
+    """Refuse every archive but the one that `write_bundle` makes of these members: nothing before, between or after.
+
+    It is written again into a sink that holds each write against the file, so the table is never copied.
+    """
+    sink = _Mirror(mapped, table_at)
+    table = memoryview(mapped)[table_at]
+    _write_archive(sink, {"manifest.json": manifest, "receipt.json": receipt, "table.parquet": table})
+    if not sink.same():
+        raise SchemaRefusal("a bundle must hold its members and not one byte more", given="other bytes")
+
+
+class _Mirror:
+    """A file to write to, which remembers the small writes and holds them against `mapped` at the end.
+
+    The table itself is a part of `mapped`: of it only the place can be wrong.
+    """
+
+    def __init__(self, mapped: mmap.mmap, table_at: slice) -> None:
+        self._mapped, self._table_at = mapped, table_at
+        self._small: dict[int, bytes] = {}
+        self._placed = False
+        self._at = self._end = 0
+
+    def write(self, data: bytes | memoryview) -> int:
+        if isinstance(data, memoryview):
+            self._placed = self._table_at == slice(self._at, self._at + len(data))
+        else:
+            self._small[self._at] = bytes(data)
+        self._at += len(data)
+        self._end = max(self._end, self._at)
+        return len(data)
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, place: int, whence: int = 0) -> int:
+        self._at = place + {0: 0, 1: self._at, 2: self._end}[whence]
+        return self._at
+
+    def flush(self) -> None:
+        """Nothing waits."""
+
+    def same(self) -> bool:
+        """Whether what was written is the file, byte for byte."""
+        agree = all(self._mapped[at : at + len(data)] == data for at, data in self._small.items())
+        return agree and self._placed and self._end == len(self._mapped)
 
 
 def _members(mapped: mmap.mmap) -> list[slice]:
@@ -360,19 +544,23 @@ def _members(mapped: mmap.mmap) -> list[slice]:
     return places
 
 
-def _agreed(manifest_bytes: bytes, receipt_bytes: bytes, table_bytes: memoryview) -> Receipt:
-    """The receipt, when the manifest's format, label, ids and digests are those of the files beside it."""
+def _agreed(manifest_bytes: bytes, receipt_bytes: bytes, table_bytes: memoryview) -> tuple[Receipt, list[str]]:
+    """The receipt and the manifest's columns, when the manifest is exactly what the files beside it give."""
     manifest = parse_json(manifest_bytes)
     if not isinstance(manifest, dict) or manifest.get("format") != BUNDLE_FORMAT or manifest.get("label") != LABEL:
         raise SchemaRefusal(f"a manifest must have format {BUNDLE_FORMAT} and the label")
     files: dict[str, bytes | memoryview] = {"receipt.json": receipt_bytes, "table.parquet": table_bytes}
-    digests = {name: {"sha256": hashlib.sha256(data).hexdigest(), "bytes": len(data)} for name, data in files.items()}
+    digests = _digests(files)
     if manifest.get("files") != digests:
         raise IntegrityRefusal("the manifest's digests must be those of the bundle's files")
     receipt = Receipt.from_bytes(receipt_bytes)
     if manifest.get("release_id") != receipt.release_id or manifest.get("rows") != receipt.n:
         raise SchemaRefusal("manifest and receipt must agree on rows and release id")
-    return receipt
+    given = manifest.get("columns")
+    columns = [name for name in given if isinstance(name, str)] if isinstance(given, list) else []
+    if _manifest(receipt, columns, digests) != manifest_bytes:
+        raise SchemaRefusal("a manifest must say what the bundle holds and nothing else", given="another text")
+    return receipt, columns
 
 
 def _read_table(data: memoryview, rows: int, cap: int, forget: Callable[[], None]) -> pd.DataFrame:
@@ -386,6 +574,7 @@ def _read_table(data: memoryview, rows: int, cap: int, forget: Callable[[], None
         size = sum(meta.row_group(i).total_byte_size for i in range(meta.num_row_groups))
         if size > cap or meta.num_columns > 4096 or meta.num_rows != rows:
             raise SchemaRefusal("the table must have the receipt's rows and fit in memory")
+        _require_plain(parquet, data)
         # Whatever dtypes the file claims, `Dictionary.validate_release` decides afterwards.
         columns = []
         for name in parquet.schema_arrow.names:
@@ -401,9 +590,36 @@ def _read_table(data: memoryview, rows: int, cap: int, forget: Callable[[], None
     return table
 
 
+def _require_plain(parquet: Any, data: memoryview) -> None:
+    """Refuse a Parquet file with room for anything but its columns: unread bytes, or metadata of its own.
+
+    Raises: SchemaRefusal.
+    """
+    meta, names = parquet.metadata, parquet.schema_arrow.names
+    kept = {key.decode(errors="replace"): value for key, value in (meta.metadata or {}).items()}
+    footer = int.from_bytes(data[-8:-4], "little")
+    chunks = [meta.row_group(i).column(k) for i in range(meta.num_row_groups) for k in range(meta.num_columns)]
+    # Header, column chunks, footer: whatever else a file held, no reader of the table would ever see.
+    tiled = 4 + sum(chunk.total_compressed_size for chunk in chunks) + footer + 8 == len(data)
+    plain = kept.keys() <= PARQUET_KEYS and kept.get("label") == LABEL.encode()
+    plain = plain and sum(map(len, kept.values())) <= (8 << 10) + len(names) * (2 << 10)
+    plain = plain and len(meta.created_by or "") <= 64 and not any(field.metadata for field in parquet.schema_arrow)
+    if plain and "pandas" in kept:
+        told = parse_json(kept["pandas"])
+        plain = isinstance(told, dict) and told.keys() <= PANDAS_KEYS and isinstance(told.get("columns"), list)
+        columns = told["columns"] if plain else []
+        plain = plain and [item.get("name") if isinstance(item, dict) else None for item in columns] == names
+        plain = plain and all(item.keys() <= COLUMN_KEYS for item in columns)
+    if not (tiled and plain):
+        raise SchemaRefusal("table.parquet must hold its columns and nothing else", given="further bytes or metadata")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Statement:
-    """What the agent and the approvers sign: these exact bytes, from here, to there, for this."""
+    """What the agent and the approvers sign: these exact bytes, from here, to there, for this.
+
+    `author` is the approver who had the release made, or `AGENT` where the calendar did.
+    """
 
     study: str
     plan_hash: str
@@ -416,6 +632,7 @@ class Statement:
     bundle_bytes: int
     receipt_sha256: str
     ledger_head: str
+    author: str = AGENT
 
     def to_bytes(self) -> bytes:
         """Canonical JSON."""
@@ -426,7 +643,7 @@ class Statement:
         """Read canonical JSON. Raises: SchemaRefusal."""
         statement = cls(**_document(data, cls, "a release statement"))
         digests = (statement.plan_hash, statement.bundle_sha256, statement.receipt_sha256, statement.ledger_head)
-        words = (statement.study, statement.site, statement.release_id, statement.recipient)
+        words = (statement.study, statement.site, statement.release_id, statement.recipient, statement.author)
         # Digests and ids become parts of file names on the other side.
         if not all(map(_DIGEST.fullmatch, digests)) or not all(map(_WORD.fullmatch, words)):
             raise SchemaRefusal("a release statement must have plain ids and digests of 64 hexadecimal digits")

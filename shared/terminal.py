@@ -15,6 +15,7 @@ import datetime as dt
 import json
 import math
 import os
+import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Check", "application", "checklist", "console", "emit", "plain", "run", "show_refusal", "table"]
 
+# What a terminal acts upon instead of showing it: control characters (but for a line's end), and marks that turn the
+# direction of text so that it reads otherwise than it is.
+_COMMANDS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 WIDTH = 100
 """Columns when nobody says otherwise (a pipe, a log file)."""
 
@@ -158,7 +162,8 @@ def emit(data: Any, *, as_json: bool, show: Callable[[Console], None] | None = N
         show: draws the answer on the console; without it the JSON is written in either case.
     """
     if as_json or show is None:
-        sys.stdout.write(json.dumps(plain(data), indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+        text = json.dumps(plain(data), indent=2, ensure_ascii=False, allow_nan=False)
+        sys.stdout.write(_COMMANDS.sub(lambda found: f"\\u{ord(found[0]):04x}", text) + "\n")
     else:
         show(console())
 
@@ -192,11 +197,20 @@ def plain(value: Any) -> Any:
 
 def console(*, stderr: bool = False) -> Console:
     """A console that neither guesses at markup nor colours numbers; `WIDTH` columns where there is no terminal."""
-    from rich.console import Console
+    from rich.console import Console, ConsoleOptions, RenderableType
+    from rich.segment import Segment
+
+    class Inert(Console):
+        """Texts of others (a plan, a coordinator's reason) reach a terminal as letters, never as commands to it."""
+
+        def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+            for segment in super().render(renderable, options):
+                plain_text = segment.control or not _COMMANDS.search(segment.text)
+                yield segment if plain_text else Segment(_COMMANDS.sub("", segment.text), segment.style)
 
     stream = sys.stderr if stderr else sys.stdout
     width = None if stream.isatty() or "COLUMNS" in os.environ else WIDTH
-    return Console(file=stream, width=width, markup=False, highlight=False, emoji=False)
+    return Inert(file=stream, width=width, markup=False, highlight=False, emoji=False)
 
 
 @dataclass(frozen=True, kw_only=True)

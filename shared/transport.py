@@ -314,13 +314,15 @@ class Client:
         failed: list[Exception] = []
 
         def encoded(items: Iterator[Any]) -> Iterator[bytes]:
-            # gRPC swallows what a request iterator raises; keep it, to raise it here.
+            # gRPC swallows what a request iterator raises; keep it, to raise it here. It also writes it to its log,
+            # so it is given an error that says nothing.
             try:
                 for item in items:
                     yield wire.encode(item)
             except Exception as error:
                 failed.append(error)
-                raise
+            if failed:
+                raise RuntimeError("the stream was ended")
 
         data = encoded(iter(request)) if method.stream else wire.encode(request)
         try:

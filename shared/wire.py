@@ -10,16 +10,16 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Literal, TypeVar
 
 from google.protobuf.message import DecodeError, Message
 from google.protobuf.unknown_fields import UnknownFieldSet
 
 from shared.canonical import canonical_json, closed, parse_json
 from shared.chain import LINKS_CAP, extend_head
-from shared.errors import CATALOGUE, SchemaRefusal, TooLarge
-from shared.keys import PublicKey
+from shared.errors import CATALOGUE, SchemaRefusal, SignatureRefusal, TooLarge
+from shared.keys import Envelope, PublicKey, SigningKey
 from shared.proto import collection_pb2 as pb
 
 __all__ = [
@@ -27,7 +27,9 @@ __all__ = [
     "CHUNK_BYTES",
     "COLLECTION",
     "ENROLMENT_TYPE",
+    "REASONS",
     "SERVICE",
+    "WITHDRAWAL_TYPE",
     "Acceptance",
     "AnchorHead",
     "AnchorReceipt",
@@ -35,21 +37,33 @@ __all__ = [
     "EnrolRequest",
     "Enrolment",
     "EnrolmentRequest",
+    "Growth",
+    "GrowthRequest",
     "Holding",
     "Holdings",
     "Method",
     "Offered",
+    "Reminder",
+    "Reply",
     "SignedDocument",
     "StudyRequest",
+    "Withdrawal",
+    "Withdrawn",
+    "countersigned",
     "decode",
     "encode",
+    "require_countersigned",
 ]
 
 SERVICE = "tributary.collection.v1.Collection"
 ANCHOR_TYPE = "application/vnd.tributary.anchor+json"
 ENROLMENT_TYPE = "application/vnd.tributary.enrolment+json"
+WITHDRAWAL_TYPE = "application/vnd.tributary.withdrawal+json"
+REASONS = ("consent", "error", "policy", "other")
 CHUNK_BYTES = 256 << 10
 SIGNED_CAP = 4 << 20
+# Most releases of one site in one study that an answer may name: more would not fit a message, and nobody has them.
+HOLDINGS_CAP = 2048
 HEX = frozenset("0123456789abcdef")
 
 
@@ -60,6 +74,13 @@ def _must(holds: bool, rule: str) -> None:
 
 def _is_digest(text: str) -> bool:
     return len(text) == 64 and HEX.issuperset(text)
+
+
+def _is_day(text: str) -> bool:
+    try:
+        return dt.date.fromisoformat(text).isoformat() == text
+    except ValueError:
+        return False
 
 
 def _is_word(text: str) -> bool:
@@ -123,14 +144,22 @@ class SignedDocument:
 
 @dataclass(frozen=True, kw_only=True)
 class AnchorReceipt:
-    """The coordinator has witnessed the ledger's head `head` at entry `seq`; `index` is its place in the log."""
+    """The coordinator has witnessed the ledger's head `head` at entry `seq`; `index` is its place in the log.
+
+    Args:
+        log_root: the log's Merkle root when it held `index` + 1 entries.
+        signature: the coordinator's over all of this (`countersigned`).
+    """
 
     seq: int
     head: str
     index: int
+    log_root: str = field(default="", compare=False)
+    signature: bytes = field(default=b"", repr=False, compare=False)
 
     def __post_init__(self) -> None:
         _must(_is_digest(self.head), "a ledger head must be a SHA-256")
+        _must(not self.log_root or _is_digest(self.log_root), "a log's root must be a SHA-256")
         _must(self.seq >= 0 and self.index >= 0, "seq and index must not be negative")
 
 
@@ -142,6 +171,7 @@ class Acceptance:
         log_index: place of the acceptance in the coordinator's log.
         log_root: the log's Merkle root when it held `log_index` + 1 entries.
         accepted_day: ISO date, UTC; the hour is nobody's business.
+        signature: the coordinator's over all of this (`countersigned`).
     """
 
     study: str
@@ -152,16 +182,37 @@ class Acceptance:
     log_index: int
     log_root: str
     accepted_day: str
+    signature: bytes = field(default=b"", repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        _must(_is_word(self.study) and _is_word(self.site), "study and site must be plain words")
-        _must(0 < len(self.release_id) <= 64 and self.release_id.isascii(), "a release id must be short text")
-        _must(_is_digest(self.bundle_sha256) and _is_digest(self.log_root), "digests must be SHA-256")
-        _must(self.wave >= 1 and self.log_index >= 0, "wave and log index must be counts")
-        try:
-            dt.date.fromisoformat(self.accepted_day)
-        except ValueError:
-            raise SchemaRefusal("accepted_day must be an ISO date") from None
+        _must(_is_day(self.accepted_day), "accepted_day must be an ISO date")
+        _in_log(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Withdrawn:
+    """The release is taken back: no reader sees it again; its digest and this entry stay in the log."""
+
+    study: str
+    wave: int
+    site: str
+    release_id: str
+    bundle_sha256: str
+    log_index: int
+    log_root: str
+    withdrawn_day: str
+    signature: bytes = field(default=b"", repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        _must(_is_day(self.withdrawn_day), "withdrawn_day must be an ISO date")
+        _in_log(self)
+
+
+def _in_log(value: Acceptance | Withdrawn) -> None:
+    _must(_is_word(value.study) and _is_word(value.site), "study and site must be plain words")
+    _must(0 < len(value.release_id) <= 64 and value.release_id.isascii(), "a release id must be short text")
+    _must(_is_digest(value.bundle_sha256) and _is_digest(value.log_root), "digests must be SHA-256")
+    _must(value.wave >= 1 and value.log_index >= 0, "wave and log index must be counts")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,25 +242,68 @@ class Chunk:
 
 
 @dataclass(frozen=True, kw_only=True)
+class GrowthRequest:
+    """A question for proof that the log of `size` entries only appended to the one of `old_size`."""
+
+    old_size: int
+    size: int
+
+    def __post_init__(self) -> None:
+        _must(0 < self.old_size <= self.size < 1 << 53, "a log must be asked about from an earlier size to a later one")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Growth:
+    """The proof (`shared.merkle.verify_consistency`)."""
+
+    proof: tuple[bytes, ...]
+
+    def __post_init__(self) -> None:
+        _must(len(self.proof) <= 128, "a proof must be short")
+        _must(all(len(part) == 32 for part in self.proof), "a proof must hold SHA-256 digests")
+
+
+@dataclass(frozen=True, kw_only=True)
 class Holding:
-    """One release that the coordinator holds of a site: accepted, or quarantined with the reason."""
+    """One release that the coordinator holds of a site: accepted, withdrawn since, or quarantined with the reason.
+
+    Args:
+        log_index: place of the acceptance in the log; None for a quarantined release.
+        statement: the statement that the site itself signed (an envelope's bytes): the coordinator's word alone is
+            no proof that there was such a release.
+    """
 
     study: str
     wave: int
     release_id: str
-    state: Literal["accepted", "quarantined"]
+    state: Literal["accepted", "withdrawn", "quarantined"]
     code: str = ""
     reason: str = ""
     log_index: int | None = None
+    statement: bytes = field(default=b"", repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        _must(self.state in ("accepted", "quarantined"), "a held release must be accepted or quarantined")
+        known = self.state in ("accepted", "withdrawn", "quarantined")
+        _must(known, "a held release must be accepted, withdrawn or quarantined")
         _must(
-            (self.state == "accepted") == (self.log_index is not None), "accepted releases, and only they, are logged"
+            (self.state == "quarantined") == (self.log_index is None),
+            "accepted releases, and only they, are logged",
         )
+        _must(len(self.statement) <= SIGNED_CAP, "a signed statement must be short")
         _must((self.state == "quarantined") == (self.code in CATALOGUE), "a quarantined release must have a known code")
         _must(_is_word(self.study) and 0 < len(self.release_id) <= 64, "a held release must be named")
         _must(self.wave >= 1, "a wave must be at least 1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reminder:
+    """The study lead reminded this site of a wave on `day` (ISO date, UTC). A word to people; nothing acts on it."""
+
+    wave: int
+    day: str
+
+    def __post_init__(self) -> None:
+        _must(self.wave >= 1 and _is_day(self.day), "a reminder must name a wave and an ISO date")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -219,14 +313,20 @@ class Holdings:
     Args:
         anchored: the last head witnessed; None before the first.
         reanchored: how often the study lead has let the ledger begin anew from an older head.
+        anchor: the head that `anchored` is of, as the site itself signed it (an envelope's bytes).
+        reminders: waves that the study lead reminds of.
     """
 
     holdings: tuple[Holding, ...] = ()
     anchored: AnchorReceipt | None = None
     reanchored: int = 0
+    anchor: bytes = field(default=b"", repr=False, compare=False)
+    reminders: tuple[Reminder, ...] = ()
 
     def __post_init__(self) -> None:
         _must(self.reanchored == 0 or self.anchored is not None, "a ledger that began anew must have a witnessed head")
+        _must(len(self.holdings) <= HOLDINGS_CAP, f"an answer must name at most {HOLDINGS_CAP} releases")
+        _must(len(self.reminders) <= 1000 and len(self.anchor) <= SIGNED_CAP, "an answer must be short")
 
 
 # -- what is signed ---------------------------------------------------------------------------------------------
@@ -329,6 +429,77 @@ class EnrolmentRequest:
         )
 
 
+@dataclass(frozen=True, kw_only=True)
+class Withdrawal:
+    """Payload of a withdrawal (`WITHDRAWAL_TYPE`), signed by the site's release key and one of its approvers.
+
+    Args:
+        reason_code: one of `REASONS`; the reason itself stays at the site.
+    """
+
+    study: str
+    site: str
+    wave: int
+    release_id: str
+    bundle_sha256: str
+    reason_code: str
+
+    def __post_init__(self) -> None:
+        texts = (self.study, self.site, self.release_id, self.bundle_sha256, self.reason_code)
+        _must(all(isinstance(text, str) for text in texts), "a withdrawal's ids must be text")
+        _must(all(map(_is_word, texts[:3])), "study, site and release id must be plain words")
+        _must(_is_digest(self.bundle_sha256), "a withdrawal must name its bundle's SHA-256")
+        _must(type(self.wave) is int and self.wave >= 1, "a withdrawal's wave must be a count")
+        _must(self.reason_code in REASONS, f"a withdrawal's reason must be one of {', '.join(REASONS)}")
+
+    def to_bytes(self) -> bytes:
+        """Canonical JSON."""
+        return canonical_json({item.name: getattr(self, item.name) for item in fields(self)})
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Withdrawal:
+        """Read a verified payload. Raises: SchemaRefusal."""
+        body = parse_json(data, cap=64 << 10)
+        known = {item.name for item in fields(cls)}
+        _must(isinstance(body, dict) and body.keys() == known, f"a withdrawal must have {', '.join(sorted(known))}")
+        read = cls(**body)
+        _must(read.to_bytes() == data, "a withdrawal must be in canonical form")
+        return read
+
+    def sign(self, keys: list[SigningKey]) -> Envelope:
+        """Sign as the agent (and an approver, see `Envelope.also_signed`)."""
+        return Envelope.sign(WITHDRAWAL_TYPE, self.to_bytes(), keys)
+
+
+# -- what the coordinator signs -------------------------------------------------------------------------------------
+Reply = TypeVar("Reply", AnchorReceipt, Acceptance, Withdrawn)
+
+
+def _countersigned_bytes(reply: AnchorReceipt | Acceptance | Withdrawn, site: str) -> bytes:
+    kind = {AnchorReceipt: "anchor-receipt", Acceptance: "acceptance", Withdrawn: "withdrawn"}[type(reply)]
+    body = {item.name: getattr(reply, item.name) for item in fields(reply) if item.name != "signature"}
+    return Envelope.encoding(f"application/vnd.tributary.{kind}+json", canonical_json({**body, "site": site}))
+
+
+def countersigned(reply: Reply, key: SigningKey, site: str) -> Reply:
+    """The reply with the coordinator's signature, for one site: what it cannot deny later.
+
+    >>> key, receipt = SigningKey.generate(), AnchorReceipt(seq=3, head="a" * 64, index=0, log_root="b" * 64)
+    >>> require_countersigned(countersigned(receipt, key, "north"), key.public, "north")
+    """
+    return replace(reply, signature=key.sign(_countersigned_bytes(reply, site)))
+
+
+def require_countersigned(reply: AnchorReceipt | Acceptance | Withdrawn, key: PublicKey, site: str) -> None:
+    """Refuse a reply that the pinned coordinator's key did not sign for this site. Raises: SignatureRefusal."""
+    if not key.verifies(reply.signature, _countersigned_bytes(reply, site)):
+        raise SignatureRefusal(
+            "the coordinator's answer must be signed by the key in the invitation",
+            given="none or another signature",
+            next_step="Call the study lead before anything else is sent.",
+        )
+
+
 # -- to and from protocol buffers: a pair per message --------------------------------------------------------------
 def _enrol_request_to(value: EnrolRequest) -> Message:
     return pb.EnrolRequest(token=value.token, envelope=value.envelope)
@@ -374,11 +545,19 @@ def _signed_from(message: Any) -> SignedDocument:
 
 
 def _anchor_to(value: AnchorReceipt) -> pb.AnchorReply:
-    return pb.AnchorReply(seq=value.seq, head=value.head, index=value.index)
+    return pb.AnchorReply(
+        seq=value.seq, head=value.head, index=value.index, log_root=value.log_root, signature=value.signature
+    )
 
 
 def _anchor_from(message: Any) -> AnchorReceipt:
-    return AnchorReceipt(seq=message.seq, head=message.head, index=message.index)
+    return AnchorReceipt(
+        seq=message.seq,
+        head=message.head,
+        index=message.index,
+        log_root=message.log_root,
+        signature=message.signature,
+    )
 
 
 def _acceptance_to(value: Acceptance) -> pb.AcceptanceReply:
@@ -391,6 +570,7 @@ def _acceptance_to(value: Acceptance) -> pb.AcceptanceReply:
         log_index=value.log_index,
         log_root=value.log_root,
         accepted_day=value.accepted_day,
+        signature=value.signature,
     )
 
 
@@ -404,7 +584,19 @@ def _acceptance_from(message: Any) -> Acceptance:
         log_index=message.log_index,
         log_root=message.log_root,
         accepted_day=message.accepted_day,
+        signature=message.signature,
     )
+
+
+_WITHDRAWN = tuple(item.name for item in fields(Withdrawn))
+
+
+def _withdrawn_to(value: Withdrawn) -> Message:
+    return pb.WithdrawalReply(**{name: getattr(value, name) for name in _WITHDRAWN})
+
+
+def _withdrawn_from(message: Any) -> Withdrawn:
+    return Withdrawn(**{name: getattr(message, name) for name in _WITHDRAWN})
 
 
 def _offered_to(value: Offered) -> Message:
@@ -440,12 +632,15 @@ def _holdings_to(value: Holdings) -> Message:
             code=held.code,
             reason=held.reason,
             log_index=held.log_index,
+            statement=held.statement,
         )
 
     return pb.StatusReply(
         holdings=[one(held) for held in value.holdings],
         anchored=None if value.anchored is None else _anchor_to(value.anchored),
         reanchored=value.reanchored,
+        anchor=value.anchor,
+        reminders=[pb.StatusReply.Reminder(wave=told.wave, day=told.day) for told in value.reminders],
     )
 
 
@@ -460,12 +655,31 @@ def _holdings_from(message: Any) -> Holdings:
                 code=held.code,
                 reason=held.reason,
                 log_index=held.log_index if held.HasField("log_index") else None,
+                statement=held.statement,
             )
             for held in message.holdings
         ),
         anchored=_anchor_from(message.anchored) if message.HasField("anchored") else None,
         reanchored=message.reanchored,
+        anchor=message.anchor,
+        reminders=tuple(Reminder(wave=told.wave, day=told.day) for told in message.reminders),
     )
+
+
+def _growth_request_to(value: GrowthRequest) -> Message:
+    return pb.GrowthRequest(old_size=value.old_size, size=value.size)
+
+
+def _growth_request_from(message: Any) -> GrowthRequest:
+    return GrowthRequest(old_size=message.old_size, size=message.size)
+
+
+def _growth_to(value: Growth) -> Message:
+    return pb.GrowthReply(proof=value.proof)
+
+
+def _growth_from(message: Any) -> Growth:
+    return Growth(proof=tuple(message.proof))
 
 
 _CODECS: dict[type, tuple[type[Message], Callable[[Any], Message], Callable[[Any], Any]]] = {
@@ -478,6 +692,9 @@ _CODECS: dict[type, tuple[type[Message], Callable[[Any], Message], Callable[[Any
     Chunk: (pb.Chunk, _chunk_to, _chunk_from),
     Acceptance: (pb.AcceptanceReply, _acceptance_to, _acceptance_from),
     Holdings: (pb.StatusReply, _holdings_to, _holdings_from),
+    Withdrawn: (pb.WithdrawalReply, _withdrawn_to, _withdrawn_from),
+    GrowthRequest: (pb.GrowthRequest, _growth_request_to, _growth_request_from),
+    Growth: (pb.GrowthReply, _growth_to, _growth_from),
 }
 
 
@@ -531,4 +748,6 @@ COLLECTION: Mapping[str, Method] = {
     "Offer": Method(request=SignedDocument, reply=Offered),
     "Upload": Method(request=Chunk, reply=Acceptance, stream=True),
     "Status": Method(request=StudyRequest, reply=Holdings),
+    "Withdraw": Method(request=SignedDocument, reply=Withdrawn),
+    "Growth": Method(request=GrowthRequest, reply=Growth),
 }

@@ -28,7 +28,7 @@ from shared.canonical import canonical_json, parse_json
 from shared.dictionary import LEVELLED, NUMERIC, Dictionary
 from shared.encoding import Encoder
 from shared.errors import ChecksRefusal, DictionaryRefusal, DifferencingRefusal, SchemaRefusal, SmallN
-from shared.randomness import seeded_rng
+from shared.randomness import secure_rng
 from site_agent.config import Limits
 
 __all__ = ["Check", "CheckReport", "before_draw", "check_release", "tool_versions"]
@@ -116,28 +116,51 @@ def before_draw(
     limits: Limits,
     persons: Collection[str] = (),
     earlier: Mapping[str, Collection[str]] | None = None,
+    total: int | None = None,
+    waits: bool = False,
+    withdrawn: int = 0,
+    leaving: int = 0,
 ) -> None:
     """What must hold of the table before anything is fitted or drawn; a refusal here costs nothing.
 
     Args:
-        n: checked rows, one per person.
+        n: checked rows to draw, one per person.
         delta: δ of the study.
         limits: floors in force.
-        persons: pseudonyms of this release.
-        earlier: release id to the pseudonyms of that release, same study.
+        persons: pseudonyms of everybody in this release.
+        earlier: release, or table as of a release, to its pseudonyms, same study.
+        total: persons of the study who will have been released; `n` where it is None.
+        waits: whether this is a later wave of new persons, which may wait for more of them.
+        withdrawn: persons who withdrew and would leave the table with this release.
+        leaving: all who would.
     Raises: SmallN, DifferencingRefusal, ChecksRefusal.
     """
     if n < limits.persons:
+        if waits:
+            raise SmallN(
+                f"a wave must bring at least {limits.persons} new persons",
+                given=f"{n}",
+                next_step="The wave waits and merges with the next one, which takes over its reservation: nobody is "
+                "charged twice, and nothing was drawn.",
+            )
         raise SmallN(
             f"a release must hold at least {limits.persons} persons",
             given=f"{n}",
             next_step="Wait until the table has grown; the reservation is kept and nothing was drawn.",
         )
-    if not delta < 1 / (10 * n):
+    most = n if total is None else total
+    if not delta < 1 / (10 * most):
         raise ChecksRefusal(
             "the plan's δ must be below 1/(10 n)",
-            given=f"δ = {delta:g} with {n} rows",
+            given=f"δ = {delta:g} with {most} persons",
             next_step="Ask the study lead for a plan with a smaller budget.delta.",
+        )
+    if withdrawn and leaving <= limits.difference:
+        raise DifferencingRefusal(
+            f"a person who withdrew must leave together with at least {limits.difference} others",
+            given=f"{leaving} who leave",
+            next_step="The wave waits and merges with the next one; the reservation is kept. Nobody who withdrew is "
+            "released anew meanwhile.",
         )
     now = set(persons)
     for release_id, before in (earlier or {}).items():
@@ -246,9 +269,9 @@ def _equal_rows(released: pd.DataFrame, real: pd.DataFrame, dictionary: Dictiona
 
 
 def _as_released(real: pd.DataFrame, dictionary: Dictionary) -> pd.DataFrame:
-    """Real records in the form of a release: same rounding, same types. The seed only fills what decoding drops."""
+    """Real records in the form of a release: same rounding, same types. The draws only fill what decoding drops."""
     encoder = Encoder(dictionary=dictionary)
-    return encoder.decode(encoder.encode(real, seeded_rng(0)))
+    return encoder.decode(encoder.encode(real, secure_rng()))
 
 
 def _codes(table: pd.DataFrame, dictionary: Dictionary) -> np.ndarray[Any, np.dtype[np.int64]]:

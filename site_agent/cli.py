@@ -13,7 +13,7 @@ from __future__ import annotations
 import datetime as dt
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -27,9 +27,7 @@ from shared.errors import (
     BudgetRefusal,
     CertificateRefusal,
     IntegrityRefusal,
-    NetworkRefusal,
     PausedRefusal,
-    PlanChanged,
     Refusal,
     StateRefusal,
     UsageRefusal,
@@ -43,12 +41,12 @@ if TYPE_CHECKING:
     from shared.plan import StudyPlan
     from site_agent.config import Config
     from site_agent.egress import Egress
-    from site_agent.ledger import Ledger
+    from site_agent.ledger import Hold, Ledger
     from site_agent.outbox import Outbox
-    from site_agent.pipeline import Progress, Site
+    from site_agent.pipeline import Progress, Release, Site
     from site_agent.plans import Plans
 
-__all__ = ["agent_version", "app", "main"]
+__all__ = ["Desk", "agent_version", "app", "desk", "main", "plan_changes", "plan_facts", "today"]
 
 TODAY_VARIABLE = "TRIBUTARY_TODAY"
 PASSPHRASE_VARIABLE = "TRIBUTARY_PASSPHRASE"
@@ -60,10 +58,12 @@ data_app = application("The study's table: where it lies, and which column is wh
 plan_app = application("The study plan: what leaves, how often, to whom, at which price.")
 outbox_app = application("Sealed releases that wait for a person.")
 ledger_app = application("The book of charges: is it whole, and what to do when it was put back.")
+audit_app = application("The whole record of this site: is it true, and a copy that a stranger can check.")
 app.add_typer(data_app, name="data")
 app.add_typer(plan_app, name="plan")
 app.add_typer(outbox_app, name="outbox")
 app.add_typer(ledger_app, name="ledger")
+app.add_typer(audit_app, name="audit")
 
 Home = Annotated[Path | None, typer.Option("--home", help="The site's folder; TRIBUTARY_SITE_HOME, or ./site-home.")]
 Json = Annotated[bool, typer.Option("--json", help="Answer as JSON.")]
@@ -159,19 +159,27 @@ class Desk:
             raise StateRefusal("this site must have joined", given="no certificate", next_step="Run site-agent join.")
         return door(self.config)
 
-    def approver(self, name: str) -> SigningKey:
-        """An approver's key, opened with the passphrase."""
+    def approver(self, name: str, *, beside: Iterable[str] = ()) -> SigningKey:
+        """An approver's key, opened with the passphrase.
+
+        Args:
+            beside: people who must be somebody else: one shared variable must not open a second person's key.
+        """
         from shared.keys import SigningKey
 
         path = self.config.approver_key(name)
-        return SigningKey.load(path, passphrase(name))
+        return SigningKey.load(path, passphrase(name, beside=beside))
 
-    def release_id(self, prefix: str) -> str:
-        """The one release whose id starts with `prefix`. Raises: StateRefusal."""
-        found = [hold.release_id for hold in self.outbox.list() if hold.release_id.startswith(prefix)]
+    def release_id(self, prefix: str, *, sealed: bool = True) -> str:
+        """The one release whose id starts with `prefix`; a mere reservation only where `sealed` is false.
+
+        Raises: StateRefusal.
+        """
+        holds = self.outbox.list() if sealed else self.ledger.holds()
+        found = [hold.release_id for hold in holds if hold.release_id.startswith(prefix)]
         if len(found) != 1:
             raise StateRefusal(
-                "an id must name one sealed release",
+                f"an id must name one {'sealed release' if sealed else 'release or reservation'}",
                 given=f"{len(found)} that start with {prefix!r}",
                 next_step="See site-agent outbox list.",
             )
@@ -197,9 +205,16 @@ class Desk:
 
 def door(config: Config) -> Egress:
     """The connection of a site that has joined."""
-    from site_agent.egress import Egress
+    from shared.keys import PublicKey
+    from site_agent.egress import Egress, Witness
 
+    pinned = config.ca.with_name("witness.pub")
+    witness = None
+    if pinned.exists():
+        key = PublicKey(pinned.read_text().strip())
+        witness = Witness(key, config.site, config.home / "acknowledged.jsonl")
     return Egress(
+        witness=witness,
         address=config.address,
         server_name=config.server_name,
         ca_pem=config.ca.read_text(),
@@ -226,16 +241,35 @@ def today() -> dt.date:
         raise UsageRefusal(f"{TODAY_VARIABLE} must be an ISO date", given=repr(given)) from None
 
 
-def passphrase(name: str, *, new: bool = False) -> str:
-    """An approver's passphrase: from the environment, or asked for on the terminal without an echo."""
+def passphrase(name: str, *, new: bool = False, beside: Iterable[str] = ()) -> str:
+    """An approver's passphrase: from the environment, or asked for on the terminal without an echo.
+
+    ``TRIBUTARY_PASSPHRASE_DR_LIND`` is dr-lind's own variable. ``TRIBUTARY_PASSPHRASE`` opens anybody's key, and
+    therefore not a second person's where two different people must act: whoever knows it would be both.
+
+    Args:
+        beside: the other people who have acted on the same release.
+    Raises: UsageRefusal; ApprovalRefusal.
+    """
+    own = f"{PASSPHRASE_VARIABLE}_{name.upper().replace('-', '_')}"
+    given = os.environ.get(own)
+    if given is not None:
+        return given
     given = os.environ.get(PASSPHRASE_VARIABLE)
+    others = sorted({other for other in beside if other != name})
+    if given is not None and others:
+        raise ApprovalRefusal(
+            "two different people must act, each with a passphrase of their own",
+            given=f"one shared {PASSPHRASE_VARIABLE} for {name} and {', '.join(others)}",
+            next_step=f"Unset it and let {name} type the passphrase, or set {own} for this one command.",
+        )
     if given is not None:
         return given
     if not sys.stdin.isatty():
         raise UsageRefusal(
             f"the passphrase of {name} must be given",
             given="no terminal to ask on",
-            next_step=f"Run it on a terminal, or set {PASSPHRASE_VARIABLE} for this one command.",
+            next_step=f"Run it on a terminal, or set {own} for this one command.",
         )
     return str(typer.prompt(f"Passphrase of {name}", hide_input=True, confirmation_prompt=new, err=True))
 
@@ -313,6 +347,7 @@ def init(
         if not config.snapshot_key.exists():
             write_private(config.snapshot_key, secrets.token_bytes(32))
         write_private(config.ca, invited.ca_pem.encode())
+        write_private(config.ca.with_name("witness.pub"), f"{invited.witness.hex}\n".encode())
         write_private(config.invitation, invited.to_bytes())
         Ledger.create(config.ledger, key, site=config.site)
         settings(approvers).save()
@@ -492,6 +527,10 @@ def status(home: Home = None, json: Json = False) -> None:
             steps.append(f"site-agent release {study} --wave {row['due'][0]}")
     waiting = [h for h in at.outbox.list() if h.state in ("held", "sent_back", "approved")]
     steps = [*(f"site-agent outbox show {h.release_id[:8]}" for h in waiting), *steps]
+    for h in at.outbox.list():
+        if h.left and h.withdrawal is not None and not h.withdrawal.settled:
+            again = f"--as {h.withdrawal.name} --reason {h.withdrawal.reason_code}"
+            steps.insert(0, f"site-agent withdraw {h.release_id[:8]} {again}")
     if at.paused:
         steps = ["site-agent resume"]
     answer = {
@@ -531,8 +570,10 @@ def status(home: Home = None, json: Json = False) -> None:
 
 
 def _due(at: Desk, plan: StudyPlan, day: dt.date) -> list[int]:
-    taken = {hold.wave for hold in at.ledger.holds(plan.study) if hold.phase in ("sealed", "delivered")}
-    return [w.number for w in plan.waves if w.opens <= day <= w.closes and w.number not in taken]
+    from site_agent.waves import due
+
+    found = due(plan, at.ledger.holds(plan.study), day)
+    return [] if found is None else [found.number]
 
 
 # -- the table --------------------------------------------------------------------------------------------------
@@ -734,7 +775,7 @@ def plan_show(
 ) -> None:
     """One page: what leaves, how often, to whom, at which price, and what is not covered."""
     at = desk(home)
-    page = _page(at, at.plans.plan(study, version))
+    page = plan_facts(at, at.plans.plan(study, version))
 
     def show(out: Console) -> None:
         from site_agent import screens
@@ -746,7 +787,8 @@ def plan_show(
     emit(page, as_json=json, show=show)
 
 
-def _page(at: Desk, plan: StudyPlan) -> dict[str, Any]:
+def plan_facts(at: Desk, plan: StudyPlan) -> dict[str, Any]:
+    """Everything a steward agrees to, as plain values."""
     from dataclasses import asdict
 
     from shared.encoding import Encoder
@@ -793,20 +835,19 @@ def _page(at: Desk, plan: StudyPlan) -> dict[str, Any]:
 
 
 def _price(plan: StudyPlan, event: Any) -> dict[str, Any]:
-    import numpy as np
-
     from shared import privacy
+    from shared.release import in_words
+    from site_agent.waves import cost
 
     delta, cap = plan.budget.delta, plan.budget.epsilon
-    curve = np.asarray(privacy.rdp(event))
-    totals = [float(privacy.epsilon_from_rdp(curve * (k + 1), delta)) for k in range(len(plan.waves))]
+    planned = cost(plan, event)
     return {
         "epsilon": float(privacy.epsilon(event, delta)),
         "delta": delta,
-        "all_waves": totals[-1],
+        "all_waves": planned.totals[-1],
         "cap": cap,
-        "affordable": sum(total <= cap for total in totals),
-        "translation": privacy.translate(event, delta=delta),
+        "affordable": planned.affordable,
+        "translation": in_words(plan, event),
     }
 
 
@@ -815,7 +856,8 @@ def plan_approve(
     study: Study,
     name: As,
     understood: Annotated[
-        str, typer.Option("--understood", metavar="POSTURE", help="'local': I have read what is not covered.")
+        str,
+        typer.Option("--understood", metavar="POSTURE", help="'local', 'holdout': I have read what is not covered."),
     ] = "",
     reason: Reason = "",
     home: Home = None,
@@ -823,12 +865,12 @@ def plan_approve(
     dry_run: Dry = False,
 ) -> None:
     """Agree to exactly this plan, with this dictionary, run by this version of the agent."""
-    from shared.release import coverage
+    from shared.release import LEAVES_PERSONS_OPEN, coverage
 
     at = desk(home)
     at.config.approver_key(name)
     plan = at.plans.plan(study)
-    page = _page(at, plan)
+    page = plan_facts(at, plan)
     if page["price"]["affordable"] == 0:
         raise BudgetRefusal(
             f"the plan's first wave must fit its own cap of ε = {plan.budget.epsilon:g}",
@@ -842,11 +884,11 @@ def plan_approve(
 
         screens.plan_page(console(stderr=True), page)
         ticked = asked(f"Posture {plan.posture!r}: have you read what is not covered, and agree to it?")
-    if plan.posture == "local" and not ticked:
+    if plan.posture in LEAVES_PERSONS_OPEN and not ticked:
         raise ApprovalRefusal(
-            "posture 'local' must be approved with a tick on what is not covered",
+            f"posture {plan.posture!r} must be approved with a tick on what is not covered",
             given="no tick",
-            next_step=f"Read site-agent plan show {study}, then add --understood local.",
+            next_step=f"Read site-agent plan show {study}, then add --understood {plan.posture}.",
         )
     if not dry_run:
         at.plans.approve(
@@ -882,6 +924,36 @@ def plan_approve(
         screens.next_step(out, f"site-agent release {study} --wave {due[0] if due else 1}")
 
     emit(answer, as_json=json, show=show)
+
+
+@plan_app.command("revoke")
+def plan_revoke(
+    study: Study, name: As, reason: Reason = "", home: Home = None, json: Json = False, dry_run: Dry = False
+) -> None:
+    """Take the approval of the plan back: nothing more is made or sent under it. What has left has left."""
+    at = desk(home)
+    at.config.approver_key(name)
+    plan = at.plans.plan(study)
+    if at.plans.approval(study, plan.version) is None:
+        raise StateRefusal(
+            "the plan must be approved here to be revoked", given=f"version {plan.version}, not approved"
+        )
+    if not dry_run:
+        at.plans.revoke(study, name=name, key=at.approver(name), reason=reason)
+
+    def show(out: Console) -> None:
+        from site_agent import screens
+
+        detail = "dry run, nothing changed" if dry_run else f"approval revoked by {name}"
+        screens.heading(out, f"{study}, version {plan.version}", detail)
+        out.print("Nothing is made or sent under this plan until somebody approves it again.")
+        screens.next_step(out, "site-agent outbox list", f"site-agent leave {study} --as {name}")
+
+    emit(
+        {"study": study, "version": plan.version, "plan_hash": plan.hash, "by": name, "dry_run": dry_run},
+        as_json=json,
+        show=show,
+    )
 
 
 # -- releases ---------------------------------------------------------------------------------------------------
@@ -976,21 +1048,23 @@ def try_(study: Study, home: Home = None, json: Json = False, dry_run: Dry = Fal
 def release(
     study: Study,
     wave: Annotated[int, typer.Option("--wave", help="Number of the planned wave.")],
+    by: Annotated[str | None, typer.Option("--by", metavar="NAME", help="The approver who has it made.")] = None,
     home: Home = None,
     json: Json = False,
     dry_run: Dry = False,
 ) -> None:
     """Make the release of one wave, and hold it here for approval. Charged once; nothing is sent."""
-    from site_agent import pipeline, screens
+    from site_agent import airlock, pipeline, screens
 
     at = desk(home)
     at.require_running()
     plan, _ = at.plans.approved(study, agent_version=agent_version(), today=today())
+    author = airlock.require_author(at, plan, by)
     source = at.config.source(study)
     pipeline.require_open(plan, wave, today())
     needs = pipeline.estimate(plan, source)
     if dry_run:
-        page = _page(at, plan)
+        page = plan_facts(at, plan)
         total = at.ledger.study_total(study, plan.budget.delta)
         answer = {
             "study": study,
@@ -1002,7 +1076,7 @@ def release(
         }
 
         def show_plan(out: Console) -> None:
-            screens.heading(out, f"{study}, wave {wave}", "dry run: nothing read, charged or drawn")
+            screens.heading(out, f"{study}, wave {wave}", "dry run: rows were counted; nothing charged, drawn or sent")
             screens.settings(
                 out,
                 [
@@ -1016,9 +1090,17 @@ def release(
 
         emit(answer, as_json=json, show=show_plan)
         return
+    if by is not None:
+        at.approver(by)  # only who can open the key may be named as the author
     with at.locked(), at.egress() as egress, _bar(json) as progress:
         made = pipeline.make_release(
-            plan=plan, wave=wave, source=source, site=_site(at, egress), today=today(), progress=progress
+            plan=plan,
+            wave=wave,
+            source=source,
+            site=_site(at, egress),
+            today=today(),
+            author=author,
+            progress=progress,
         )
 
     def show(out: Console) -> None:
@@ -1038,6 +1120,111 @@ def release(
     emit(_described(made), as_json=json, show=show)
 
 
+MADE_UP_ROWS = 600
+
+
+@app.command()
+def curve(
+    study: Study,
+    made_up: Annotated[
+        bool, typer.Option("--made-up", help="On a table made from the dictionary; no plan need be approved.")
+    ] = False,
+    out: Annotated[
+        str, typer.Option("--out", metavar="FILE.svg", help="A name in the site folder's figures; .svg, .png or .pdf.")
+    ] = "",
+    home: Home = None,
+    json: Json = False,
+    dry_run: Dry = False,
+) -> None:
+    """True price, attacks and planned estimates against w. Its draws are outside the ledger, forgotten, and never sent.
+
+    It fits one flow and draws from it many times, here, in memory. What is kept is the curve: aggregates, in a file
+    that only its owner can read. On real records it needs the approved plan: choosing w by it is a look at the data.
+    """
+    from shared.encoding import Encoder
+    from shared.randomness import secure_rng
+    from site_agent import pipeline, records, screens
+    from site_agent.curve import DRAWS, GRID, price_curve, require_allowed
+
+    at = desk(home)
+    name = out or f"curve-{study}{'-made-up' if made_up else ''}.svg"
+    path = _figure_path(at.home, name)
+    if made_up:
+        plan = at.plans.plan(study)
+        rows = MADE_UP_ROWS
+    else:
+        at.require_running()
+        plan, _ = at.plans.approved(study, agent_version=agent_version(), today=today())
+        require_allowed(plan, made_up=False)
+        rows = records.count(at.config.source(study))
+    d = Encoder(dictionary=plan.dictionary).d
+    if dry_run:
+        answer = {
+            "study": study,
+            "rows": rows,
+            "columns": d,
+            "weights": GRID,
+            "draws": DRAWS,
+            "file": path,
+            "dry_run": True,
+        }
+        emit(
+            answer,
+            as_json=json,
+            show=lambda out: out.print(
+                f"Would fit one flow on about {rows} rows, draw {DRAWS} times at {len(GRID)} weights, and write {path}."
+            ),
+        )
+        return
+    rng = secure_rng()
+    with _bar(json) as progress:
+        if made_up:
+            table = plan.dictionary.check(pipeline.made_up_table(plan, rows, rng))
+        else:
+            table = records.read(
+                at.config.source(study), plan.dictionary, key=at.config.snapshot_key.read_bytes()
+            ).table
+        drawn = price_curve(plan=plan, table=table, rng=rng, made_up=made_up, progress=progress)
+    _write_figures({path: ("curve", drawn)})
+
+    def show(out: Console) -> None:
+        screens.curve_page(out, drawn)
+        out.print(f"Drawn in {path}, which only its owner can read.")
+        screens.next_step(out, f"site-agent plan show {study}")
+
+    emit(
+        {**drawn.to_canonical(), "sentences": drawn.sentences(), "file": path, "dry_run": False},
+        as_json=json,
+        show=show,
+    )
+
+
+def _figure_path(home: Path, name: str) -> Path:
+    """Where a figure of this site is written: within its folder, whatever the name says."""
+    folder = (home / "figures").resolve()
+    path = (folder / name).resolve()
+    if not path.is_relative_to(home.resolve()):
+        raise UsageRefusal(
+            "a figure drawn from records must stay in the site's folder",
+            given="a path outside",
+            next_step="Give a name.",
+        )
+    if path.suffix.lower() not in (".svg", ".png", ".pdf"):
+        raise UsageRefusal("a figure must end in .svg, .png or .pdf", given=repr(path.suffix))
+    return path
+
+
+def _write_figures(figures: dict[Path, tuple[str, Any]]) -> None:
+    """Draw and write, readable by the owner alone."""
+    from shared.keys import write_private
+    from site_agent.figures import curve_figure, figure_bytes
+
+    for path, (kind, what) in figures.items():
+        figure = curve_figure(what) if kind == "curve" else what
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        write_private(path, figure_bytes(figure, path.suffix.lower().lstrip(".")))
+
+
 def _site(at: Desk, witness: Any) -> Site:
     from site_agent.pipeline import Site
 
@@ -1050,6 +1237,7 @@ def _site(at: Desk, witness: Any) -> Site:
         snapshot_key=at.config.snapshot_key.read_bytes(),
         floors=at.config.floors,
         paused=lambda: at.paused,
+        budget=at.config.budget,
     )
 
 
@@ -1075,6 +1263,7 @@ def _described(made: Any) -> dict[str, Any]:
         "audit": made.audit,
         "approvals": [approval.name for approval in hold.approvals],
         "approvals_needed": hold.approvals_needed,
+        "author": hold.author,
     }
 
 
@@ -1117,15 +1306,21 @@ def outbox_show(
     json: Json = False,
 ) -> None:
     """The exact rows that would leave, with size, checks, audit, price, and what changed in the plan."""
-    from site_agent import pipeline, screens
+    from site_agent import airlock, pipeline, screens
 
     at = desk(home)
     made = pipeline.open_release(at.outbox, at.release_id(release_id))
-    changes = _changes(at, made)
-    answer = {**_described(made), "plan_changes": changes, "first_rows": _rows(made.table, rows)}
+    changes = plan_changes(at, made)
+    earlier = airlock.compare(at, made)
+    answer = {
+        **_described(made),
+        "plan_changes": changes,
+        "earlier": earlier,
+        "first_rows": _rows(made.table, rows),
+    }
 
     def show(out: Console) -> None:
-        screens.release_page(out, made, changes=changes, rows=rows)
+        screens.release_page(out, made, changes=changes, earlier=earlier, rows=rows)
         short = made.hold.release_id[:8]
         if made.hold.state in ("held", "sent_back"):
             screens.next_step(
@@ -1140,6 +1335,70 @@ def outbox_show(
     emit(answer, as_json=json, show=show)
 
 
+@outbox_app.command("figures")
+def outbox_figures(
+    release_id: ReleaseId,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="DIR", help="A folder; figures/ID in the site's folder without it.")
+    ] = None,
+    home: Home = None,
+    json: Json = False,
+    dry_run: Dry = False,
+) -> None:
+    """Draw for the approver: released columns beside the real ones, and what the attack achieved. They stay here."""
+    from shared.encoding import Encoder
+    from shared.randomness import secure_rng
+    from site_agent import pipeline, records, screens
+    from site_agent.audit import AuditReport
+
+    at = desk(home)
+    full = at.release_id(release_id)
+    made = pipeline.open_release(at.outbox, full)
+    plan = at.plans.plan(made.hold.study, made.receipt.plan_version)
+    folder = (out or at.home / "figures" / full[:8]).expanduser().absolute()
+    title = f"{made.hold.study}, wave {made.hold.wave}"
+    audited = AuditReport.from_canonical(made.audit) if "membership" in made.audit else None
+    source = at.config.source(made.hold.study)
+    table = records.read(source, plan.dictionary, key=at.config.snapshot_key.read_bytes())
+    drawn: dict[Path, tuple[str, Any]] = {}
+    told: list[str] = []
+    if made.snapshot and made.snapshot != table.snapshot:
+        told.append("The table has changed since this release was drawn; the real columns are those of today.")
+    if not dry_run:
+        from site_agent.figures import attack_figure, margins_figure
+
+        encoder = Encoder(dictionary=plan.dictionary)
+        real = encoder.decode(encoder.encode(table.table, secure_rng()))
+        drawn[folder / "columns.svg"] = (
+            "columns",
+            margins_figure(real, made.table, plan.dictionary, title=f"{title}: released columns"),
+        )
+        if audited is not None and audited.likelihood is not None:
+            drawn[folder / "attack.svg"] = (
+                "attack",
+                attack_figure(audited.likelihood, title=f"{title}: an attack we tried", detail="others may do better"),
+            )
+        _write_figures(drawn)
+    if audited is None or audited.likelihood is None:
+        told.append("This release has no attack to draw.")
+    files = sorted(drawn)
+
+    def show(out: Console) -> None:
+        screens.heading(out, title, "dry run, nothing written" if dry_run else f"release {full[:8]}")
+        for path in files:
+            out.print(str(path), soft_wrap=True)
+        for line in told:
+            screens.note(out, line)
+        out.print("Drawn from records: only the owner of these files can read them, and they stay here.")
+        screens.next_step(out, f"site-agent outbox show {full[:8]}")
+
+    emit(
+        {"release_id": full, "files": files, "folder": folder, "notes": told, "dry_run": dry_run},
+        as_json=json,
+        show=show,
+    )
+
+
 def _rows(table: Any, rows: int) -> list[dict[str, Any]]:
     import json
 
@@ -1147,7 +1406,8 @@ def _rows(table: Any, rows: int) -> list[dict[str, Any]]:
     return found
 
 
-def _changes(at: Desk, made: Any) -> list[tuple[str, str, str]]:
+def plan_changes(at: Desk, made: Release) -> list[tuple[str, str, str]]:
+    """What the newest plan says otherwise than the plan of a release."""
     from site_agent.plans import difference
 
     now = at.plans.plan(made.hold.study)
@@ -1166,45 +1426,23 @@ def approve(
     dry_run: Dry = False,
 ) -> None:
     """Sign exactly these bytes and, when enough people have signed, send them. Safe to repeat."""
-    from site_agent import pipeline, screens
+    from site_agent import airlock, screens
 
     at = desk(home)
     at.require_running()
-    at.config.approver_key(name)
     full = at.release_id(release_id)
-    made = pipeline.open_release(at.outbox, full)
-    hold = made.hold
-    if hold.state not in ("approved", "delivered"):
-        plan, _ = at.plans.approved(hold.study, agent_version=agent_version(), today=today())
-        if plan.hash != hold.plan_hash:
-            raise PlanChanged(
-                "a release must be of the plan that is approved now",
-                given="a release of an earlier plan",
-                next_step=f"site-agent outbox show {full[:8]} has the difference; reject it and release again.",
-            )
-        _require_ticks(made, tick or [], full, quiet=json)
-    sent: dict[str, Any] | None = None
-    if not dry_run:
-        with at.locked():
-            if hold.state not in ("approved", "delivered"):
-                signer = at.approver(name)
-                pipeline.record_decision(at.outbox, full, name=name, key=signer, ticked=tick or [], today=today())
-                at.outbox.approve(full, signer, name)
-            hold = at.outbox.get(full)
-            if hold.state == "approved":
-                at.require_running()
-                try:
-                    with at.egress() as egress:
-                        acceptance = egress.send(at.outbox.envelope(full), at.outbox.bundle(full))
-                except NetworkRefusal as refusal:
-                    raise NetworkRefusal(
-                        refusal.must,
-                        given=refusal.given,
-                        next_step=f"The approval is kept. Run site-agent approve {full[:8]} --as {name} again: "
-                        "the same bytes are sent on from where they stopped.",
-                    ) from None
-                hold = at.outbox.delivered(full, acceptance)
-                sent = {"log_index": acceptance.log_index, "accepted_day": acceptance.accepted_day}
+    before = at.outbox.get(full)
+    done = airlock.approve(
+        at,
+        full,
+        name=name,
+        ticked=_ticked(at, full, list(tick or []), quiet=json),
+        open_key=lambda: at.approver(name, beside=_others(before)),
+        agent_version=agent_version(),
+        today=today(),
+        dry_run=dry_run,
+    )
+    hold, sent = done.hold, done.sent
     answer = {
         "release_id": full,
         "state": hold.state,
@@ -1240,43 +1478,42 @@ def approve(
     emit(answer, as_json=json, show=show)
 
 
-def _require_ticks(made: Any, ticked: list[str], full: str, *, quiet: bool) -> None:
-    names = [check.name for check in made.warnings]
-    unknown = [name for name in ticked if name not in names]
-    if unknown:
-        raise UsageRefusal("a tick must name a warning of this release", given=", ".join(unknown))
-    left = [check for check in made.warnings if check.name not in ticked]
-    if left and not quiet:
-        left = [check for check in left if not asked(f"Warning {check.name}: {check.detail}. Release all the same?")]
-    if left:
-        ticks = "".join(f" --tick {name}" for name in names)
-        raise ApprovalRefusal(
-            "every warning must be ticked by the approver",
-            given="; ".join(f"{check.name} ({check.detail})" for check in left),
-            next_step=f"Look at site-agent outbox show {full[:8]}, then add{ticks}.",
-        )
+def _ticked(at: Desk, full: str, ticked: list[str], *, quiet: bool) -> list[str]:
+    """The ticks that were given, and those that a person on the terminal adds when asked."""
+    from site_agent import airlock, pipeline
+
+    if quiet or not sys.stdin.isatty() or at.outbox.get(full).state not in ("held", "sent_back"):
+        return ticked
+    for check in airlock.require_ticks(pipeline.open_release(at.outbox, full), ticked):
+        if asked(f"Warning {check.name}: {check.detail}. Release all the same?"):
+            ticked.append(check.name)
+    return ticked
+
+
+def _others(hold: Hold) -> list[str]:
+    """Who has acted on a release and must be somebody else than who acts now."""
+    return [approval.name for approval in hold.approvals] + ([hold.author] if hold.author_apart else [])
 
 
 def _decide(
-    verb: str, done: str, release_id: str, name: str, reason: str, home: Path | None, json: bool, dry_run: bool
+    for_good: bool, done: str, release_id: str, name: str, reason: str, home: Path | None, json: bool, dry_run: bool
 ) -> None:
+    from site_agent import airlock
+
     at = desk(home)
     at.config.approver_key(name)
     full = at.release_id(release_id)
-    if not reason.strip():
-        raise UsageRefusal("a reason must say something", given="blank text", next_step="Add --reason.")
     hold = at.outbox.get(full)
     if not dry_run:
-        at.approver(name)  # only who can open the key may decide in its name
-        with at.locked():
-            move: Callable[..., Any] = getattr(at.outbox, verb)
-            hold = move(full, reason, by=name)
+        hold = airlock.decline(
+            at, full, name=name, reason=reason, open_key=lambda: at.approver(name), for_good=for_good
+        )
 
     def show(out: Console) -> None:
         from site_agent import screens
 
         screens.heading(out, f"Release {full[:8]}", "dry run, nothing changed" if dry_run else done)
-        screens.next_step(out, "site-agent budget" if verb == "reject" else f"site-agent outbox show {full[:8]}")
+        screens.next_step(out, "site-agent budget" if for_good else f"site-agent outbox show {full[:8]}")
 
     emit({"release_id": full, "state": hold.state, "by": name, "dry_run": dry_run}, as_json=json, show=show)
 
@@ -1287,7 +1524,7 @@ def reject(
 ) -> None:
     """Decline sealed bytes for good. They are never sent; their charge stays."""
     done = "rejected: never sent, the charge stays"
-    _decide("reject", done, release_id, name, reason, home, json, dry_run)
+    _decide(True, done, release_id, name, reason, home, json, dry_run)
 
 
 @app.command("send-back")
@@ -1295,7 +1532,287 @@ def send_back(
     release_id: ReleaseId, name: As, reason: Reason = "", home: Home = None, json: Json = False, dry_run: Dry = False
 ) -> None:
     """Ask a question first: the bytes stay sealed, approvals given so far lapse."""
-    _decide("send_back", "sent back: sealed, not approved", release_id, name, reason, home, json, dry_run)
+    _decide(False, "sent back: sealed, not approved", release_id, name, reason, home, json, dry_run)
+
+
+@app.command()
+def withdraw(
+    release_id: Annotated[str, typer.Argument(metavar="ID", help="Of a release, or of a reservation that blocks.")],
+    name: As,
+    reason: Annotated[
+        str, typer.Option("--reason", metavar="KIND", help="consent, error, policy or other: all the hub is told.")
+    ],
+    note: Annotated[str, typer.Option("--note", help="Why, in a few words; kept in the ledger, sent nowhere.")] = "",
+    home: Home = None,
+    json: Json = False,
+    dry_run: Dry = False,
+) -> None:
+    """Take a release back: stop it here at once, and have the coordinator bury what it has. The charge stays."""
+    from shared.wire import REASONS
+    from site_agent import airlock
+
+    at = desk(home)
+    at.config.approver_key(name)
+    if reason not in REASONS:
+        raise UsageRefusal(
+            f"--reason must be one of {', '.join(REASONS)}",
+            given=repr(reason),
+            next_step="Say more with --note; it stays here.",
+        )
+    full = at.release_id(release_id, sealed=False)
+    hold = at.ledger.hold(full)
+    if not dry_run:
+        hold = airlock.withdraw(at, full, name=name, reason_code=reason, note=note, open_key=lambda: at.approver(name))
+    buried = hold.withdrawal.log_index if hold.withdrawal else None
+    answer = {
+        "release_id": full,
+        "study": hold.study,
+        "wave": hold.wave,
+        "state": hold.state,
+        "by": name,
+        "reason_code": reason,
+        "log_index": buried,
+        "dry_run": dry_run,
+    }
+
+    def show(out: Console) -> None:
+        from site_agent import screens
+
+        screens.heading(out, f"Release {full[:8]}", "dry run, nothing changed" if dry_run else "withdrawn")
+        if dry_run:
+            far = "it was delivered: the coordinator would be told" if hold.state == "delivered" else "it stays here"
+            out.print(f"State now: {hold.state.replace('_', ' ')}; {far}.")
+        elif buried is not None:
+            out.print(f"The coordinator has buried it, as entry {buried} of its log. Analysts no longer see it.")
+        else:
+            out.print("It will not be sent. The coordinator has nothing of it.")
+        out.print("Its charge stays: what was drawn was drawn.")
+        screens.next_step(out, "site-agent budget")
+
+    emit(answer, as_json=json, show=show)
+
+
+@app.command()
+def leave(
+    study: Study, name: As, note: Reason = "", home: Home = None, json: Json = False, dry_run: Dry = False
+) -> None:
+    """Leave a study: bury what was delivered, revoke its plan, delete what was sealed. The audit log stays."""
+    from site_agent import airlock
+
+    at = desk(home)
+    deleted = airlock.leave(at, study, name=name, open_key=lambda: at.approver(name), note=note, dry_run=dry_run)
+    buried = [hold.release_id for hold in at.ledger.holds(study) if hold.state == "withdrawn"]
+    head = at.ledger.entries()[-1]
+    answer = {
+        "study": study,
+        "by": name,
+        "buried": buried,
+        "deleted": deleted,
+        "noted": {"seq": head.seq, "hash": head.hash},
+        "dry_run": dry_run,
+    }
+
+    def show(out: Console) -> None:
+        from shared.terminal import table
+        from site_agent import screens
+
+        screens.heading(out, f"Leaving {study}", "dry run, nothing changed" if dry_run else "done")
+        cells = [(one.release_id[:8], one.name, f"{one.size:,}", one.sha256[:32] + "…") for one in deleted]
+        if cells:
+            out.print(table(("release", "file", "bytes", "SHA-256 of what was there"), cells, right=("bytes",)))
+        if not dry_run:
+            out.print(f"{len(deleted)} files deleted, {len(buried)} releases buried at the coordinator.")
+            out.print("Proof of deletion: the list above stands in this site's ledger, signed and chained.")
+            screens.settings(out, [("entry", head.seq), ("hash", head.hash)])
+            out.print("Ledger, plans and approvals stay. Tell the study lead, who revokes the certificate.")
+        screens.next_step(out, f"site-agent audit export {study} --out FOLDER")
+
+    emit(answer, as_json=json, show=show)
+
+
+# -- the calendar -----------------------------------------------------------------------------------------------
+@app.command()
+def waves(
+    study: Annotated[str | None, typer.Argument(help="One study; all without it.")] = None,
+    home: Home = None,
+    json: Json = False,
+) -> None:
+    """The calendar: what is due, where each wave stands, what was charged, and the last wave the budget allows."""
+    from dataclasses import asdict
+
+    from site_agent import waves as calendars
+
+    at = desk(home)
+    day = today()
+    studies: list[dict[str, Any]] = []
+    for name in [study] if study else sorted({*at.config.studies, *at.plans.studies()}):
+        if study is None and not at.plans.highest(name):
+            continue
+        plan = at.plans.plan(name)
+        holds = at.ledger.holds(name)
+        lines = calendars.calendar(plan, holds, day)
+        found = calendars.due(plan, holds, day)
+        spent = at.ledger.study_total(name, plan.budget.delta).epsilon
+        ahead = [line.number for line in lines if line.state in ("due", "not yet open")]
+        totals = _ahead(at, plan, len(ahead))
+        within = [number for number, total in zip(ahead, totals, strict=True) if total <= plan.budget.epsilon]
+        studies.append(
+            {
+                "study": name,
+                "returning": plan.returning,
+                "waves": [asdict(line) for line in lines],
+                "due": None if found is None else found.number,
+                "spent": spent,
+                "delta": plan.budget.delta,
+                "cap": plan.budget.epsilon,
+                "all_waves": totals[-1] if totals else spent,
+                "last_affordable": within[-1] if within else None,
+            }
+        )
+
+    def show(out: Console) -> None:
+        from shared.terminal import table
+        from site_agent import screens
+
+        for one in studies:
+            due = f"wave {one['due']} is due" if one["due"] else "nothing is due"
+            screens.heading(
+                out, f"Waves of {one['study']}", f"{due} on {day} (UTC) · returning persons: {plan_word(one)}"
+            )
+            cells = [
+                (
+                    line["number"],
+                    line["opens"],
+                    line["closes"],
+                    line["state"] + (f" into wave {line['into']}" if line["into"] else ""),
+                    line["release_id"][:8] or None,
+                )
+                for line in one["waves"]
+            ]
+            out.print(table(("wave", "opens", "closes", "state", "release"), cells, right=("wave",)))
+            out.print(
+                f"Charged so far ε = {one['spent']:.4g} of {one['cap']:g} at δ = {one['delta']:.0e}; "
+                f"with all waves to come {one['all_waves']:.4g}."
+            )
+            if one["last_affordable"]:
+                out.print(f"The budget allows the waves to come up to wave {one['last_affordable']}.")
+            screens.next_step(
+                out, f"site-agent release {one['study']} --wave {one['due']}" if one["due"] else "nothing"
+            )
+
+    def plan_word(one: dict[str, Any]) -> str:
+        return {
+            "append": "only new ones are drawn",
+            "refresh": "all are drawn anew",
+            "frozen": "earlier rows are copied",
+        }[one["returning"]]
+
+    emit({"today": day, "studies": studies}, as_json=json, show=show)
+
+
+def _ahead(at: Desk, plan: StudyPlan, more: int) -> tuple[float, ...]:
+    from shared.encoding import Encoder
+    from shared.release import planned_event
+    from site_agent.pipeline import touches
+
+    event = planned_event(plan, Encoder(dictionary=plan.dictionary).d).to_canonical()
+    return at.ledger.forecast(plan.study, event, plan.budget.delta, touches=touches(plan), more=more)
+
+
+@app.command("run")
+def run_(
+    once: Annotated[bool, typer.Option("--once", help="One round, then end.")] = False,
+    every: Annotated[float, typer.Option("--every", metavar="MINUTES", min=0.01, help="Between two rounds.")] = 60.0,
+    home: Home = None,
+    json: Json = False,
+    dry_run: Dry = False,
+) -> None:
+    """Live by the calendar: make each wave that is due, send what people have approved. It approves nothing."""
+    import json as plain_json
+    import time
+    from dataclasses import asdict
+    from functools import partial
+
+    from site_agent.waves import Event, attend
+
+    def say(event: Event) -> None:
+        if json:
+            typer.echo(plain_json.dumps(asdict(event), ensure_ascii=False))
+            return
+        stamp = dt.datetime.now(dt.UTC).strftime("%Y-%m-%d %H:%M")
+        where = " ".join(part for part in (event.study, f"wave {event.wave}" if event.wave else "") if part)
+        typer.echo(f"{stamp}  {': '.join(part for part in (where, event.what) if part)}  {event.detail}".rstrip())
+
+    while True:
+        # Opened anew each round: settings and plans may have changed since.
+        at = desk(home)
+        paused = at.paused
+        attend(
+            at,
+            site=partial(_site, at),
+            agent_version=agent_version(),
+            today=today(),
+            say=say,
+            dry_run=dry_run,
+        )
+        if once or dry_run:
+            return
+        until = time.monotonic() + 60 * every
+        while time.monotonic() < until and at.paused == paused:
+            time.sleep(min(1.0, max(0.0, until - time.monotonic())))
+
+
+@app.command("withdraw-person")
+def withdraw_person(
+    study: Study,
+    id_file: Annotated[
+        Path, typer.Option("--id-file", exists=True, dir_okay=False, help="Identifiers as in the table, one a line.")
+    ],
+    home: Home = None,
+    json: Json = False,
+    dry_run: Dry = False,
+) -> None:
+    """Note that persons withdrew their consent: they are drawn no more, and leave the table as the plan allows."""
+    from site_agent.records import pseudonym
+
+    at = desk(home)
+    plan = at.plans.plan(study)
+    if plan.dictionary.person is None:
+        raise UsageRefusal("the study must have a person column", given="none", next_step="Call the study lead.")
+    try:
+        names = {line.strip() for line in id_file.read_text(encoding="utf-8-sig").splitlines() if line.strip()}
+    except UnicodeDecodeError:
+        raise UsageRefusal("the file of identifiers must be UTF-8", given="another encoding") from None
+    if not names:
+        raise UsageRefusal("the file must hold at least one identifier", given="none")
+    key = at.config.snapshot_key.read_bytes()
+    persons = {pseudonym(name, key=key) for name in names}
+    noted = at.ledger.persons_gone(study)
+    added = len(persons - noted)
+    if not dry_run:
+        with at.locked():
+            added = at.ledger.note_persons(study, persons)
+    released = {
+        person for hold in at.ledger.holds(study) if hold.may_be_out for person in at.ledger.persons(hold) or ()
+    }
+    answer = {
+        "study": study,
+        "given": len(persons),
+        "added": added,
+        "released_before": len(persons & released),
+        "dry_run": dry_run,
+    }
+
+    def show(out: Console) -> None:
+        from site_agent import screens
+
+        screens.heading(out, f"Withdrawn from {study}", "dry run, nothing noted" if dry_run else f"{added} noted")
+        out.print(f"{answer['given']} identifiers, {answer['released_before']} of them in an earlier release.")
+        out.print("They are kept as pseudonyms only. Whoever was released leaves the table with a later wave, and only")
+        out.print("together with at least 10 others. What was delivered already: site-agent withdraw, with the lead.")
+        screens.next_step(out, f"site-agent waves {study}")
+
+    emit(answer, as_json=json, show=show)
 
 
 # -- the books --------------------------------------------------------------------------------------------------
@@ -1306,29 +1823,27 @@ def budget(
     json: Json = False,
 ) -> None:
     """Like a bank statement: every charge, the total, the cap, and what no ε covers."""
+    from site_agent import airlock
+
     at = desk(home)
     lines = at.ledger.statement(study)
-    totals = []
-    for name in dict.fromkeys(line.study for line in lines):
-        delta = next(line.delta for line in reversed(lines) if line.study == name)
-        spent = at.ledger.study_total(name, delta)
-        totals.append(
-            {
-                "study": name,
-                "delta": delta,
-                "epsilon": spent.epsilon,
-                "cap": spent.cap,
-                "releases": spent.releases,
-                "burnt": spent.burnt,
-            }
-        )
+    totals = airlock.totals(at, study)
+    mine = at.config.budget
+    site = {"epsilon": at.ledger.site_total(mine.delta), "delta": mine.delta, "cap": mine.epsilon}
 
     def show(out: Console) -> None:
         from site_agent import screens
 
         screens.budget(out, lines, totals)
 
-    emit({"lines": lines, "totals": totals}, as_json=json, show=show)
+        capped = "" if site["cap"] is None else f" of {site['cap']:g}"
+        out.print(f"All studies of this site together: ε = {site['epsilon']:.4g}{capped} at δ = {site['delta']:.0e},")
+        out.print("for somebody who was charged most in each. " + (_NO_SITE_CAP if site["cap"] is None else ""))
+
+    emit({"lines": lines, "totals": totals, "site": site}, as_json=json, show=show)
+
+
+_NO_SITE_CAP = "No site budget is set (site_epsilon under [budget] in site.toml)."
 
 
 @app.command()
@@ -1338,20 +1853,11 @@ def history(
     json: Json = False,
 ) -> None:
     """The ledger's entries: who did what, when."""
+    from site_agent import airlock
+
     at = desk(home)
-    entries = at.ledger.entries()
-    rows = [
-        {
-            "seq": entry.seq,
-            "time": entry.time,
-            "kind": entry.kind,
-            "release_id": entry.body.get("release_id", ""),
-            "who": entry.body.get("name") or entry.body.get("by") or "agent",
-            "reason": entry.body.get("reason", ""),
-            "hash": entry.hash,
-        }
-        for entry in (entries[-last:] if last else entries)
-    ]
+    entries = airlock.history(at)
+    rows = entries[-last:] if last else entries
 
     def show(out: Console) -> None:
         from shared.terminal import table
@@ -1377,12 +1883,11 @@ def history(
 @app.command()
 def pause(reason: Reason = "", home: Home = None, json: Json = False, dry_run: Dry = False) -> None:
     """Stop at once: nothing is drawn, approved or sent until `site-agent resume`. Works without a network."""
-    from shared.keys import write_private
+    from site_agent import airlock
 
     at = desk(home)
     if not dry_run:
-        stamp = dt.datetime.now(dt.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-        write_private(at.config.pause_file, f"{stamp} {reason}\n".encode())
+        airlock.pause(at, reason)
 
     def show(out: Console) -> None:
         from site_agent import screens
@@ -1398,9 +1903,11 @@ def pause(reason: Reason = "", home: Home = None, json: Json = False, dry_run: D
 @app.command()
 def resume(home: Home = None, json: Json = False, dry_run: Dry = False) -> None:
     """End a pause."""
+    from site_agent import airlock
+
     at = desk(home)
     if not dry_run:
-        at.config.pause_file.unlink(missing_ok=True)
+        airlock.resume(at)
 
     def show(out: Console) -> None:
         from site_agent import screens
@@ -1411,22 +1918,79 @@ def resume(home: Home = None, json: Json = False, dry_run: Dry = False) -> None:
     emit({"site": at.config.site, "paused": at.paused, "dry_run": dry_run}, as_json=json, show=show)
 
 
-@app.command("audit-verify")
+@audit_app.command("export")
+def audit_export(
+    study: Study,
+    out: Annotated[Path, typer.Option("--out", file_okay=False, help="A new folder for the record.")],
+    home: Home = None,
+    json: Json = False,
+) -> None:
+    """The study's whole record in a folder that a stranger can check with one small script. No row is in it."""
+    from site_agent.export import export
+
+    answer = export(desk(home), study, out, agent_version=agent_version(), today=today())
+
+    def show(page: Console) -> None:
+        from site_agent import screens
+
+        screens.heading(page, f"Audit record of {study}", f"{answer['files']} files in {out}")
+        screens.settings(
+            page,
+            [
+                ("releases", answer["releases"]),
+                ("ledger", f"{answer['entries']} entries; those of other studies as links only"),
+                ("head", answer["head"]),
+                ("key of this site", answer["fingerprint"]),
+            ],
+        )
+        page.print("No row is in it. The checks hold counts: hand it to people who may see them.")
+        screens.next_step(page, f"python {out / 'verify.py'}", f"open {out / 'summary.html'}")
+
+    emit(answer, as_json=json, show=show)
+
+
+@app.command()
+def page(
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0 takes a free one.")] = 8777,
+    listen: Annotated[str, typer.Option("--listen", help="A loopback address; no other is served.")] = "127.0.0.1",
+    home: Home = None,
+    json: Json = False,
+    dry_run: Dry = False,
+) -> None:
+    """The airlock in a browser on this machine: read, approve, reject, see the budget, pause. Ctrl-C ends it."""
+    from site_agent.page import LOOPBACK, serve
+
+    place = desk(home).home
+    desk(place).ledger.entries()
+    if dry_run:
+        if listen not in LOOPBACK:
+            raise UsageRefusal("the page must be served to this machine only", given=repr(listen))
+        emit(
+            {"listen": listen, "port": port, "dry_run": True}, as_json=json, show=lambda out: out.print("Would serve.")
+        )
+        return
+
+    def announce(address: str, password: str) -> None:
+        def show(out: Console) -> None:
+            from site_agent import screens
+
+            screens.settings(out, [("open", address), ("password", password)])
+            out.print("It works once. Nobody but you should see this terminal. Ctrl-C ends the page.")
+
+        emit({"address": address, "password": password}, as_json=json, show=show)
+        sys.stdout.flush()
+
+    serve(lambda: desk(place), listen=listen, port=port, agent_version=agent_version(), today=today, announce=announce)
+
+
+@app.command("audit-verify", hidden=True)  # its name before `audit` had verbs
+@audit_app.command("verify")
 @ledger_app.command("verify")
 def audit_verify(home: Home = None, json: Json = False) -> None:
     """Verify every entry, signature, sealed bundle and plan approval of this site."""
-    at = desk(home)
-    entries = at.ledger.verify()
-    bundles = 0
-    for hold in at.outbox.list():
-        at.outbox.bundle(hold.release_id)
-        bundles += 1
-    approvals = 0
-    for study in at.plans.studies():
-        for version in range(1, at.plans.highest(study) + 1):
-            approvals += at.plans.approval(study, version) is not None
-    head = at.ledger.entries()[-1].hash
-    answer = {"entries": entries, "bundles": bundles, "plan_approvals": approvals, "head": head, "ok": True}
+    from site_agent import airlock
+
+    answer = airlock.verify(desk(home))
 
     def show(out: Console) -> None:
         from shared.terminal import Check, checklist
@@ -1436,10 +2000,10 @@ def audit_verify(home: Home = None, json: Json = False) -> None:
         checklist(
             out,
             [
-                Check(name="ledger", detail=f"{entries} entries, each chained and signed"),
-                Check(name="sealed bundles", detail=f"{bundles}, each the bytes that were sealed"),
-                Check(name="plan approvals", detail=f"{approvals}, each signed by its approver"),
-                Check(name="head", detail=head),
+                Check(name="ledger", detail=f"{answer['entries']} entries, each chained and signed"),
+                Check(name="sealed bundles", detail=f"{answer['bundles']}, each the bytes that were sealed"),
+                Check(name="plan approvals", detail=f"{answer['plan_approvals']}, each signed by its approver"),
+                Check(name="head", detail=answer["head"]),
             ],
         )
 

@@ -107,8 +107,11 @@ class SiteFloors:
     own_row_linkage: float | None = None
     extreme_linkage: float | None = None
     approvals: int | None = None
+    author_apart: bool | None = None
 
     def __post_init__(self) -> None:
+        apart = self.author_apart
+        _must(apart is None or isinstance(apart, bool), "floors.author_apart must be true or false", apart)
         for name, least in (("persons", 50), ("rare_level", 10), ("approvals", 1)):
             value = getattr(self, name)
             whole = value is None or (isinstance(value, int) and not isinstance(value, bool) and value >= least)
@@ -117,6 +120,24 @@ class SiteFloors:
             value = getattr(self, name)
             number = value is None or (isinstance(value, (int, float)) and not isinstance(value, bool))
             _must(number and (value is None or 0 < value <= 1), f"floors.{name} must be in (0, 1]", value)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SiteBudget:
+    """What all studies of this site together may cost one person; see `site_agent.composition`.
+
+    Args:
+        epsilon: cap on ε at `delta`; None for no cap of the site's own.
+        delta: the δ at which the total of all studies is shown and capped.
+    """
+
+    epsilon: float | None = None
+    delta: float = 1e-6
+
+    def __post_init__(self) -> None:
+        for name, value, least in (("epsilon", self.epsilon, 1e308), ("delta", self.delta, 1e-3)):
+            number = isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value <= least
+            _must(number or (name == "epsilon" and value is None), f"budget.site_{name} must be positive", value)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,6 +150,7 @@ class Limits:
     own_row_linkage: float
     extreme_linkage: float
     approvals: int
+    author_apart: bool = False
     difference: int = 10
 
     @classmethod
@@ -163,6 +185,7 @@ class Config:
         studies: studies this site is invited to.
         approvers: names of the people who may approve here, with their public keys.
         floors: what this site tightens.
+        budget: what all studies together may cost.
         data: study to table.
     Raises: ConfigRefusal, at construction.
     """
@@ -178,6 +201,7 @@ class Config:
     studies: tuple[str, ...] = ()
     approvers: Mapping[str, str] = field(default_factory=dict)
     floors: SiteFloors = field(default_factory=SiteFloors)
+    budget: SiteBudget = field(default_factory=SiteBudget)
     data: Mapping[str, Source] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -203,6 +227,7 @@ class Config:
                 PublicKey(key)
             except (Refusal, TypeError):
                 _must(False, f"the key of {name} must be 64 hexadecimal digits", "another form")
+        _must("agent" not in self.approvers, "no approver may be called 'agent'", "'agent'")
         for name in [*self.approvers, *self.studies, *self.data]:
             _must(_plain_word(name), "names of approvers and studies must be plain words", repr(name))
         for name in ("approvers", "data"):
@@ -314,9 +339,12 @@ class Config:
             texts = isinstance(given_list, list) and all(isinstance(item, str) for item in given_list)
             _must(texts, f"{name} must be a list of texts", type(given_list).__name__)
             values[name] = tuple(given_list)
-        for name in ("approvers", "floors", "data"):
+        for name in ("approvers", "floors", "budget", "data"):
             _must(isinstance(values.get(name, {}), dict), f"[{name}] must be a table", type(values.get(name)).__name__)
         values["floors"] = _section(SiteFloors, values.get("floors", {}), "[floors]")
+        caps = values.get("budget", {})
+        closed(caps, {"site_epsilon", "site_delta"}, where="[budget]", refusal=ConfigRefusal)
+        values["budget"] = SiteBudget(**{name.removeprefix("site_"): value for name, value in caps.items()})
         values["data"] = {study: _source(study, table) for study, table in values.get("data", {}).items()}
         return cls(home=home, **values)
 
@@ -338,13 +366,20 @@ class Config:
             *(f"{_quoted(name)} = {_quoted(key)}" for name, key in sorted(self.approvers.items())),
             "",
             "# The stricter of these and the plan's is in force: persons, rare_level, membership_auc,",
-            "# own_row_linkage, extreme_linkage, approvals.",
+            "# own_row_linkage, extreme_linkage, approvals, author_apart.",
             "[floors]",
         ]
         for item in fields(SiteFloors):
             value = getattr(self.floors, item.name)
             if value is not None:
-                lines.append(f"{item.name} = {value}")
+                lines.append(f"{item.name} = {str(value).lower()}")
+        lines += [
+            "",
+            "# What all studies together may cost one person; without site_epsilon only each study's cap holds.",
+        ]
+        lines += ["[budget]", f"site_delta = {self.budget.delta}"]
+        if self.budget.epsilon is not None:
+            lines.append(f"site_epsilon = {self.budget.epsilon}")
         for study, source in sorted(self.data.items()):
             lines += ["", f"[data.{_quoted(study)}]", f"path = {_quoted(str(source.path))}"]
             if source.format == "csv":

@@ -8,14 +8,16 @@ and never sends other bytes than those the envelope names.
 
 from __future__ import annotations
 
-import hashlib
 import logging
+import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, TypeVar
 
-from shared.canonical import canonical_json
+from shared.canonical import canonical_json, parse_json
 from shared.errors import (
     ApprovalRefusal,
     CertificateRefusal,
@@ -29,32 +31,63 @@ from shared.errors import (
 from shared.failpoints import reach
 from shared.invitation import Invitation
 from shared.keys import Envelope, PublicKey, SigningKey
+from shared.merkle import verify_consistency
 from shared.transport import Client, Credentials
 from shared.wire import (
     CHUNK_BYTES,
     COLLECTION,
     ENROLMENT_TYPE,
     SERVICE,
+    WITHDRAWAL_TYPE,
     Acceptance,
     AnchorReceipt,
     Chunk,
     Enrolment,
     EnrolmentRequest,
     EnrolRequest,
+    Growth,
+    GrowthRequest,
     Holding,
     Holdings,
     Offered,
+    Reply,
     SignedDocument,
     StudyRequest,
+    Withdrawal,
+    Withdrawn,
+    require_countersigned,
 )
 
-__all__ = ["Egress", "new_tls_identity"]
+__all__ = ["Egress", "Witness", "new_tls_identity"]
 
 # Slowest link for which one upload call is given time: 64 kB/s, and never more than the server allows.
 SLOWEST = 64_000
 LONGEST = 3600.0
 T = TypeVar("T")
 _log = logging.getLogger("tributary.egress")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Pieces:
+    """A file as it was when it was hashed: the whole, and each `CHUNK_BYTES` of it."""
+
+    digest: str
+    total: int
+    digests: list[bytes]
+
+
+def _pieces(path: Path) -> _Pieces:
+    """Read a file once, piece by piece, so that a bundle of any size takes little memory. Raises: StorageRefusal."""
+    whole, digests, total = sha256(), [], 0
+    try:
+        with path.open("rb") as file:
+            while data := file.read(CHUNK_BYTES):
+                whole.update(data)
+                digests.append(sha256(data).digest())
+                total += len(data)
+    except OSError as error:
+        raise StorageRefusal("the sealed bundle must be readable", given=error.strerror or "an error") from None
+    return _Pieces(digest=whole.hexdigest(), total=total, digests=digests)
 
 
 def new_tls_identity(site: str) -> tuple[str, str]:
@@ -73,6 +106,89 @@ def new_tls_identity(site: str) -> tuple[str, str]:
     return key_pem.decode(), csr.public_bytes(serialization.Encoding.PEM).decode()
 
 
+class Witness:
+    """What the coordinator has acknowledged, signed by the key that the invitation pins; kept as lines of JSON.
+
+    Args:
+        key: the coordinator's pinned key.
+        site: this site's id: an answer signed for another site is worth nothing here.
+        path: the file, append-only; it holds digests and places in the log, and no value of a record.
+    """
+
+    def __init__(self, key: PublicKey, site: str, path: Path) -> None:
+        self._key, self._site, self.path = key, site, path
+
+    def keep(self, reply: Reply, grew: Callable[[int, int], Sequence[bytes]]) -> Reply:
+        """Check an answer and keep it: signed, and from the one log that this site has seen before.
+
+        The same answer again is kept once. One from another history is kept too, as evidence: two roots that the
+        coordinator signed and that no log can both have.
+
+        Args:
+            grew: asks for the proof that the log of the second size only appended to that of the first.
+        Raises: SignatureRefusal, IntegrityRefusal (another history), StorageRefusal.
+        """
+        require_countersigned(reply, self._key, self._site)
+        if not reply.log_root:
+            raise IntegrityRefusal("the coordinator's answer must name its log's root", given="none")
+        body: dict[str, Any] = {name: getattr(reply, name) for name in reply.__dataclass_fields__}
+        line = canonical_json({"kind": type(reply).__name__, **body, "signature": reply.signature.hex()})
+        if line in self.lines():
+            return reply
+        seen = self.checkpoint()
+        index = reply.index if isinstance(reply, AnchorReceipt) else reply.log_index
+        if seen is not None:
+            (old, old_root), (new, new_root) = sorted([seen, (index + 1, reply.log_root)])
+            proof = grew(old, new) if old < new else ()
+            if not verify_consistency(old, new, tuple(proof), bytes.fromhex(old_root), bytes.fromhex(new_root)):
+                fork = canonical_json({"kind": "Fork", **body, "signature": reply.signature.hex()})
+                if fork not in self.lines():
+                    self._append(fork)
+                _log.error("the coordinator's log of %d entries is not the one seen before", index + 1)
+                raise IntegrityRefusal(
+                    "the coordinator's log must only grow",
+                    given="another history than the one this site has seen",
+                    next_step=f"Nothing is sent. Call the study lead; {self.path.name} holds both signed answers.",
+                )
+        self._append(line)
+        return reply
+
+    def checkpoint(self) -> tuple[int, str] | None:
+        """The longest log that the coordinator has shown: (entries, root)."""
+        seen = [
+            (int(said["index" if "index" in said else "log_index"]) + 1, str(said["log_root"]))
+            for said in self.replies()
+            if said["kind"] != "Fork"
+        ]
+        return max(seen, default=None)
+
+    def _append(self, line: bytes) -> None:
+        try:
+            handle = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
+            with os.fdopen(handle, "rb+") as out:
+                # A power cut may have left half a line: it must not spoil the next.
+                whole = out.seek(0, os.SEEK_END) == 0 or (out.seek(-1, os.SEEK_END) >= 0 and out.read(1) == b"\n")
+                reach("egress.before_keep")
+                out.write((b"" if whole else b"\n") + line + b"\n")
+                out.flush()
+                os.fsync(out.fileno())
+            reach("egress.after_keep")
+        except OSError as error:
+            raise StorageRefusal("the coordinator's answer must be kept", given=error.strerror or "an error") from None
+
+    def lines(self) -> tuple[bytes, ...]:
+        """The answers kept, as written; half a line is left out."""
+        try:
+            written = self.path.read_bytes().split(b"\n")
+        except FileNotFoundError:
+            return ()
+        return tuple(line for line in written if line.endswith(b"}"))
+
+    def replies(self) -> tuple[dict[str, Any], ...]:
+        """The answers kept, oldest first."""
+        return tuple(parse_json(line) for line in self.lines())
+
+
 class Egress:
     """A site's connection to its coordinator.
 
@@ -85,6 +201,7 @@ class Egress:
         timeout: seconds for one short call; an upload is given more by its size.
         attempts: how often `send` tries before it gives up.
         sleep: waits between attempts; a test's may return at once.
+        witness: checks and keeps what the coordinator acknowledges; without one its word is taken.
     Raises: CertificateRefusal, when the certificate is expired.
     """
 
@@ -99,8 +216,10 @@ class Egress:
         timeout: float = 30.0,
         attempts: int = 6,
         sleep: Callable[[float], None] = time.sleep,
+        witness: Witness | None = None,
     ) -> None:
         self._timeout, self._attempts, self._sleep = timeout, attempts, sleep
+        self._witness = witness
         self._client = Client(
             address=address,
             server_name=server_name,
@@ -154,23 +273,60 @@ class Egress:
 
     def anchor(self, envelope: Envelope) -> AnchorReceipt:
         """Have the signed head of the ledger witnessed. Raises: LedgerRefusal: it did not grow from the last one."""
-        return self._retried(lambda: self._ask("Anchor", SignedDocument(envelope=envelope.to_bytes())))
+        receipt: AnchorReceipt = self._retried(
+            lambda: self._ask("Anchor", SignedDocument(envelope=envelope.to_bytes()))
+        )
+        return self._kept(receipt)
 
     def status(self, study: str) -> tuple[Holding, ...]:
         """What the coordinator holds of this site in `study`."""
-        return tuple(self._status(study).holdings)
+        return tuple(self.holdings(study).holdings)
 
     def witnessed(self, study: str) -> AnchorReceipt | None:
         """The last head of this site's ledger that the coordinator has witnessed; asked as a member of `study`."""
-        return self._status(study).anchored
+        return self.holdings(study).anchored
 
     def reanchored(self, study: str) -> int:
         """How often the study lead has let this site's ledger begin anew."""
-        return self._status(study).reanchored
+        return self.holdings(study).reanchored
 
-    def _status(self, study: str) -> Holdings:
+    def holdings(self, study: str) -> Holdings:
+        """All that the coordinator says of this site in `study`, with the site's own signed documents as proof."""
         answer: Holdings = self._ask("Status", StudyRequest(study=study))
         return answer
+
+    def withdraw(self, envelope: Envelope) -> Withdrawn:
+        """Take a delivered release back; safe to repeat.
+
+        Args:
+            envelope: a `shared.wire.Withdrawal`, signed by the agent and an approver.
+        Raises: ApprovalRefusal (one signature), the coordinator's refusal, or NetworkRefusal.
+        """
+        if envelope.payload_type != WITHDRAWAL_TYPE:
+            raise ParameterError("the envelope must be over a withdrawal", given="another type")
+        asked = Withdrawal.from_bytes(envelope.payload)
+        if len({signature.key_id for signature in envelope.signatures}) < 2:
+            raise ApprovalRefusal("a withdrawal must be signed by the agent and an approver", given="one signature")
+        document = SignedDocument(envelope=envelope.to_bytes())
+        done: Withdrawn = self._retried(lambda: self._ask("Withdraw", document))
+        for name in ("study", "wave", "site", "release_id", "bundle_sha256"):
+            if getattr(done, name) != getattr(asked, name):
+                raise IntegrityRefusal(f"the answer must name this release's {name}", given="another")
+        _log.info("withdrew release %s digest %s", asked.release_id, asked.bundle_sha256[:12])
+        return self._kept(done)
+
+    def _kept(self, reply: Reply) -> Reply:
+        if self._witness is None:
+            return reply
+
+        def grew(old: int, new: int) -> Sequence[bytes]:
+            try:
+                answer: Growth = self._retried(lambda: self._ask("Growth", GrowthRequest(old_size=old, size=new)))
+            except ParameterError:  # it says that its log is shorter than it has signed: no proof
+                return ()
+            return answer.proof
+
+        return self._witness.keep(reply, grew)
 
     def send(self, envelope: Envelope, bundle: Path, progress: Callable[[int, int], None] | None = None) -> Acceptance:
         """Deliver an approved release; returns when the coordinator has it on disk for good.
@@ -193,12 +349,8 @@ class Egress:
                 given="one signature",
                 next_step="Approve it.",
             )
-        try:
-            with bundle.open("rb") as file:
-                digest = hashlib.file_digest(file, "sha256").hexdigest()
-                total = file.tell()
-        except OSError as error:
-            raise StorageRefusal("the sealed bundle must be readable", given=error.strerror or "an error") from None
+        pieces = _pieces(bundle)
+        digest, total = pieces.digest, pieces.total
         if (digest, total) != (statement.bundle_sha256, statement.bundle_bytes):
             raise IntegrityRefusal(
                 "the sealed bundle must be the one that was approved",
@@ -206,18 +358,21 @@ class Egress:
                 next_step="Restore the sealed folder; it is never made again.",
             )
         told = progress or (lambda sent, whole: None)
-        acceptance: Acceptance = self._retried(lambda: self._deliver(envelope, bundle, digest, total, told))
+        acceptance: Acceptance = self._retried(lambda: self._deliver(envelope, bundle, pieces, told))
         for name in ("study", "wave", "site", "release_id", "bundle_sha256"):
             if getattr(acceptance, name) != getattr(statement, name):
                 raise IntegrityRefusal(f"the acceptance must name this release's {name}", given="another")
+        self._kept(acceptance)
         told(total, total)
         _log.info("delivered release %s digest %s", statement.release_id, digest[:12])
         return acceptance
 
     def _deliver(
-        self, envelope: Envelope, bundle: Path, digest: str, total: int, told: Callable[[int, int], None]
+        self, envelope: Envelope, bundle: Path, pieces: _Pieces, told: Callable[[int, int], None]
     ) -> Acceptance:
-        """One attempt: offer, then send what is missing."""
+        """One attempt: offer, then send what is missing, each piece only if it is the one that was hashed."""
+        digest, total = pieces.digest, pieces.total
+        changed: list[int] = []
         reach("egress.before_offer")
         offered: Offered = self._ask("Offer", SignedDocument(envelope=envelope.to_bytes()))
         reach("egress.after_offer")
@@ -228,23 +383,40 @@ class Egress:
         told(offered.offset, total)
 
         def chunks() -> Iterator[Chunk]:
-            # A whole file on the other side still needs one chunk, to say which bundle it is about.
-            place = min(offered.offset, total - 1)
+            # A whole file on the other side still needs one chunk, to say which bundle it is about. From the start of
+            # a piece: what is sent twice is at most one of them.
+            place = min(offered.offset, total - 1) // CHUNK_BYTES * CHUNK_BYTES
             with bundle.open("rb") as file:
                 file.seek(place)
                 while data := file.read(CHUNK_BYTES):
+                    if pieces.digests[place // CHUNK_BYTES : place // CHUNK_BYTES + 1] != [sha256(data).digest()]:
+                        changed.append(place)
+                        return
                     yield Chunk(bundle_sha256=digest, offset=place, data=data)
                     reach("egress.chunk")
                     place += len(data)
                     told(place, total)
 
         timeout = min(max(self._timeout, (total - offered.offset) / SLOWEST), LONGEST)
-        acceptance: Acceptance = self._client.call("Upload", chunks(), timeout=timeout)
+        try:
+            acceptance: Acceptance = self._client.call("Upload", chunks(), timeout=timeout)
+        except Refusal:
+            if changed:
+                raise StorageRefusal(
+                    "the sealed bundle must not change while it is sent",
+                    given="other bytes than those that were approved; they were not sent",
+                    next_step="Restore the sealed folder; it is never made again.",
+                ) from None
+            raise
         reach("egress.after_upload")
         return acceptance
 
     def _ask(self, method: str, request: Any) -> Any:
-        return self._client.call(method, request, timeout=self._timeout)
+        try:
+            return self._client.call(method, request, timeout=self._timeout)
+        except Refusal as refusal:
+            _log.warning("%s: %s", method, refusal.code)
+            raise
 
     def _retried(self, work: Callable[[], T]) -> T:
         """Do `work` until it is done or refused for good; only a lost connection is tried often, with back-off."""

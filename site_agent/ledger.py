@@ -4,14 +4,17 @@ One SQLite file holds one append-only list of entries. Each entry's hash covers 
 signed by the site's release key; everything else (what is held, sealed, delivered, burnt; what is spent; who approved
 which bytes) is *derived* from that list by `_fold`, so there is no second truth that could disagree with the first.
 
-A release is a *hold* that moves one way::
+A release is a *hold* (`site_agent.holds`) that moves one way::
 
     reserve ─► anchor ─► drawing ─► seal ─► hold ─► approve ─► commit
        │          │          │        │       ├─► send_back ─┘ (approve, or hold again)
-       └──────────┴──────────┴────────┴───────┴─► burn | reject
+       └──────────┴──────────┴────────┴───────┴─► burn | reject | withdraw ─► tombstone
 
 The charge counts from `reserve` on and stays, whatever becomes of the hold: nothing is refunded. `start_drawing`
 works once per hold, and only after the coordinator has acknowledged the signed head: a charge buys one draw at most.
+It binds the persons whom the release touches, so that the total is that of the worst class of persons
+(`site_agent.composition`) and not of everybody; their list lies beside the sealed bytes, and a release is refused
+while a list is missing or is not the one that was bound.
 
 Three things find out a ledger that was edited or put back. The chain and its signatures: any edit. ``ledger.head``, a
 second file with the signed head, written after each commit while the database is locked: a restored or deleted
@@ -19,7 +22,8 @@ database. The coordinator's anchor: both files restored together, at once or gro
 the last anchor, so that the coordinator sees a head grow from the one it keeps. The head file may lag behind by a
 crash, never lead. `count_lost` is the only way on for a ledger that was put back: it charges whatever may be missing.
 
-The time of an entry is for people. Order is `seq`; no decision depends on a clock.
+Every entry holds 16 random bytes, its salt: the links that go to the coordinator as proof would otherwise let a name
+or a time be guessed. The time of an entry is for people. Order is `seq`; no decision depends on a clock.
 """
 
 from __future__ import annotations
@@ -30,17 +34,19 @@ import hashlib
 import math
 import os
 import re
+import secrets
 import sqlite3
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 from shared.canonical import canonical_json, parse_json, sha256_hex
 from shared.chain import GENESIS, extend_head, head_fingerprint
 from shared.errors import (
     ApprovalRefusal,
     BudgetRefusal,
+    DifferencingRefusal,
     IntegrityRefusal,
     LedgerRefusal,
     LockedRefusal,
@@ -51,10 +57,26 @@ from shared.errors import (
     SchemaRefusal,
     StateRefusal,
     StorageRefusal,
+    TooLarge,
 )
 from shared.failpoints import reach
 from shared.keys import Envelope, PublicKey, Signature, SigningKey
 from shared.wire import ANCHOR_TYPE, AnchorHead
+from site_agent.composition import Charge, Composition, site_total
+from site_agent.holds import (
+    Approval,
+    Entry,
+    Hold,
+    Lost,
+    Phase,
+    Touches,
+    Withdrawal,
+    fold,
+    link_of,
+    lost_bodies,
+    price_of,
+    require_word,
+)
 
 __all__ = [
     "HEAD_TYPE",
@@ -67,34 +89,19 @@ __all__ = [
     "Lost",
     "Spent",
     "StatementLine",
+    "Touches",
+    "Withdrawal",
+    "private_folder",
     "write_whole",
 ]
 
 HEAD_TYPE = "application/vnd.tributary.ledger-head+json"
 BUSY_SECONDS = 60.0
-
-State = Literal[
-    "reserved", "anchored", "drawing", "sealed", "held", "sent_back", "approved", "delivered", "burnt", "rejected"
-]
-Phase = Literal["held", "sealed", "delivered", "burnt"]
-
-# Each kind of entry: the states it may follow, and the state it leads to.
-_MOVES: dict[str, tuple[frozenset[State], State]] = {
-    "anchor": (frozenset({"reserved", "anchored"}), "anchored"),
-    "drawing": (frozenset({"anchored"}), "drawing"),
-    "seal": (frozenset({"drawing"}), "sealed"),
-    "hold": (frozenset({"sealed", "held", "sent_back"}), "held"),
-    "send_back": (frozenset({"held", "sent_back"}), "sent_back"),
-    "approve": (frozenset({"held", "sent_back"}), "held"),
-    "commit": (frozenset({"approved"}), "delivered"),
-    # Once approved the bytes may already have left, so there is nothing left to reject; burning says only that the
-    # site gives up on it, for instance after the coordinator quarantined it.
-    "reject": (frozenset({"sealed", "held", "sent_back"}), "rejected"),
-    "burn": (
-        frozenset({"reserved", "anchored", "drawing", "sealed", "held", "sent_back", "approved"}),
-        "burnt",
-    ),
-}
+BODY_CAP = 1 << 20
+"""Most bytes of an entry: what `parse_json` reads back."""
+POPULATION = "population.json"
+WITHDRAWN = "withdrawn"
+LIST_CAP = 256 << 20
 
 _TABLE = (
     "CREATE TABLE entries (seq INTEGER PRIMARY KEY, time TEXT NOT NULL, kind TEXT NOT NULL, body BLOB NOT NULL, "
@@ -144,115 +151,8 @@ class Acceptance(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Entry:
-    """One line of the ledger. `body` is read from canonical JSON; `time` is UTC and for people only."""
-
-    seq: int
-    time: str
-    kind: str
-    body: Mapping[str, Any]
-    previous: str
-    hash: str
-    signature: bytes
-
-    @property
-    def link(self) -> str:
-        """SHA-256 of the entry without its predecessor; ``hash = SHA-256(previous ‖ link)``, see `shared.chain`."""
-        return _link(self.seq, self.time, self.kind, self.body)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Approval:
-    """One approver's signature over the release statement."""
-
-    name: str
-    key: PublicKey
-    signature: bytes
-
-
-@dataclass(frozen=True, kw_only=True)
-class Hold:
-    """One charge and what became of it.
-
-    Args:
-        event: canonical form of the privacy event that was charged.
-        epsilon: exact ε of this release alone, at `delta`.
-        epsilon_pure: its pure ε, or None.
-        rdp: its Rényi curve on the fixed orders, ∞ where undefined.
-        uncovered: what the guarantee leaves out, in words.
-        day: UTC date of the reservation, for people.
-        reserved_seq: number of the entry that charged it.
-        sealed_head: hash of the seal entry; the release statement names it.
-        documents: SHA-256 of each site-only document that the approver was shown.
-    """
-
-    study: str
-    plan_hash: str
-    wave: int
-    release_id: str
-    event: Mapping[str, Any]
-    delta: float
-    cap_epsilon: float
-    epsilon: float
-    epsilon_pure: float | None
-    rdp: tuple[float, ...] = field(repr=False)
-    population_hash: str
-    uncovered: tuple[str, ...]
-    day: str
-    reserved_seq: int
-    state: State = "reserved"
-    bundle_sha256: str = ""
-    bundle_bytes: int = 0
-    receipt_sha256: str = ""
-    plan_version: int = 0
-    recipient: str = ""
-    approvals_needed: int = 1
-    sealed_head: str = ""
-    documents: Mapping[str, str] = field(default_factory=dict)
-    approvals: tuple[Approval, ...] = ()
-    reason: str = ""
-    log_index: int | None = None
-
-    @property
-    def phase(self) -> Phase:
-        """The state as a bank statement tells it."""
-        if self.state in ("reserved", "anchored", "drawing"):
-            return "held"
-        if self.state in ("burnt", "rejected"):
-            return "burnt"
-        return "delivered" if self.state == "delivered" else "sealed"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Lost:
-    """Charges that a restored ledger no longer knows, at the full price of `event`.
-
-    Args:
-        count: how many.
-        wave: of a release that the coordinator holds; 0 where nobody knows.
-        release_id: the same; blank where nobody knows, or where `count` is not 1.
-        log_index: place of its acceptance in the coordinator's log; None unless it was accepted.
-    """
-
-    study: str
-    plan_hash: str
-    event: Mapping[str, Any]
-    delta: float
-    cap_epsilon: float
-    uncovered: tuple[str, ...] = ()
-    count: int = 1
-    wave: int = 0
-    release_id: str = ""
-    log_index: int | None = None
-
-    def __post_init__(self) -> None:
-        if self.count < 1 or (self.release_id and self.count != 1):
-            raise ParameterError("a lost charge must be counted, and a named one once", given=f"{self.count}")
-
-
-@dataclass(frozen=True, kw_only=True)
 class Spent:
-    """What a study has been charged at one δ.
+    """What a study, or the whole site, has been charged at one δ, for the persons who were charged most.
 
     Args:
         epsilon: the total that the cap is held against: Rényi curves added, or the pure sum where that is less.
@@ -273,7 +173,12 @@ class Spent:
 
 @dataclass(frozen=True, kw_only=True)
 class StatementLine:
-    """One charge as a bank statement prints it; `total` is the study's running total at this line's δ."""
+    """One charge as a bank statement prints it.
+
+    Args:
+        total: the study's total at this line's δ up to this line, for the persons who were charged most.
+        persons: how many persons it touches; None where that is not known, and the charge counts against everybody.
+    """
 
     date: str
     study: str
@@ -287,6 +192,19 @@ class StatementLine:
     state: Phase
     detail: str
     uncovered: tuple[str, ...]
+    persons: int | None = None
+    merged: tuple[int, ...] = ()
+
+
+def private_folder(path: Path) -> None:
+    """Make a folder that only its owner can enter, whatever the umask, and still there after a power cut.
+
+    Raises: OSError.
+    """
+    # mkdir gives its mode to the last folder only, and takes the umask's bits away from it.
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    path.chmod(0o700)
+    fsync_folder(path.parent)
 
 
 def write_whole(path: Path, data: bytes, place: str) -> None:
@@ -331,10 +249,6 @@ def _storage(name: str, error: OSError) -> StorageRefusal:
         given=error.strerror or type(error).__name__,
         next_step="Free space, or restore write permission; then run the command again.",
     )
-
-
-def _link(seq: int, time: str, kind: str, body: Mapping[str, Any]) -> str:
-    return sha256_hex(canonical_json({"seq": seq, "time": time, "kind": kind, "body": body}))
 
 
 def _broken(must: str, given: str) -> LedgerRefusal:
@@ -421,7 +335,7 @@ class Ledger:
             raise _broken("sealed releases must have their ledger beside them", "no ledger")
         part = path.with_name(f"{path.name}.{os.getpid()}.part")
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
+            private_folder(path.parent)
             part.unlink(missing_ok=True)
             os.close(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
             with _told(), contextlib.closing(sqlite3.connect(part, isolation_level=None)) as connection:
@@ -430,8 +344,8 @@ class Ledger:
                 connection.execute("BEGIN IMMEDIATE")
                 for statement in _SCHEMA.values():
                     connection.execute(statement)
-                book = _Book(connection, signer, site, [])
-                book.append("genesis", {"site": site, "release_key": signer.public.hex, "format": "tributary-ledger/1"})
+                book = _Book(connection, signer, site, [], path)
+                book.append("genesis", {"site": site, "release_key": signer.public.hex, "format": "tributary-ledger/2"})
                 connection.execute("COMMIT")
                 # Last, or the genesis might still be in the part's own log when the file gets its name.
                 connection.execute("PRAGMA journal_mode = WAL")
@@ -461,11 +375,16 @@ class Ledger:
         event: Mapping[str, Any],
         delta: float,
         cap_epsilon: float,
-        population_hash: str = "",
+        touches: Touches = "everybody",
         uncovered: Sequence[str] = (),
         site_cap_epsilon: float | None = None,
+        site_delta: float | None = None,
+        carry: bool = False,
     ) -> Hold:
         """Charge a release before anything reads records; or return the open hold of this study and wave.
+
+        The total is that of the worst class of persons, whoever they will turn out to be: see
+        `site_agent.composition`.
 
         Args:
             release_id: letters, digits, - and _, at most 64; never used before. When an open hold is returned it
@@ -473,23 +392,28 @@ class Ledger:
             event: canonical form of a `shared.privacy` event.
             delta: the study's δ.
             cap_epsilon: most ε the study may be charged at `delta`.
-            population_hash: keyed digest of the persons. Charges are added whoever the persons are: an upper bound.
+            touches: ``new`` promises that nobody is touched whom a release of the study has touched before;
+                `start_drawing` holds it to that.
             uncovered: what the guarantee leaves out, in words; listed on the statement, never added up.
-            site_cap_epsilon: most ε that all studies of the site may be charged at `delta`, or None.
+            site_cap_epsilon: most ε that all studies of the site may be charged, or None.
+            site_delta: the δ of that; `delta` where it is None.
+            carry: take over the undrawn reservation of an earlier wave of the study, if there is one at the same
+                price, instead of charging another.
         Raises: BudgetRefusal; StateRefusal (this wave is delivered, or is open under another plan or event);
             UnknownEvent; ParameterError; LedgerRefusal; StorageRefusal.
         """
-        _require_word(study, "study")
-        _require_word(release_id, "release_id")
+        require_word(study, "study")
+        require_word(release_id, "release_id")
         if not (isinstance(wave, int) and wave >= 1):
             raise ParameterError("a wave's number must be at least 1", given=repr(wave))
-        if not 0 < delta < 1:
-            raise ParameterError("delta must be in (0, 1)", given=repr(delta))
+        for given in (delta, delta if site_delta is None else site_delta):
+            if not 0 < given < 1:
+                raise ParameterError("delta must be in (0, 1)", given=repr(given))
         for cap in (cap_epsilon, site_cap_epsilon):
             if cap is not None and not (math.isfinite(cap) and cap >= 0):
                 raise ParameterError("a cap on epsilon must be finite and at least 0", given=repr(cap))
-        price = _price(event, delta)
-        canonical, curve = price["event"], _curve(price)
+        price = price_of(event, delta)
+        canonical = price["event"]
 
         with self._transaction(write=True) as book:
             for hold in book.holds.values():
@@ -497,24 +421,23 @@ class Ledger:
                     return _resumed(hold, plan_hash=plan_hash, event=canonical, delta=delta)
             if release_id in book.holds:
                 raise StateRefusal("a release id must be new", given=release_id, next_step="Draw another id.")
-            earlier = [hold for hold in book.holds.values() if hold.study == study]
-            new = (curve, price["epsilon_pure"])
-            _require_within(earlier, new, delta, cap_epsilon, f"study {study}")
+            terms = {
+                "wave": wave,
+                "plan_hash": plan_hash,
+                "cap_epsilon": cap_epsilon,
+                "uncovered": list(uncovered),
+            }
+            waiting = book.waiting(study, wave, event=canonical, delta=delta, touches=touches) if carry else None
+            if waiting is None:
+                terms |= {"study": study, "release_id": release_id, "touches": touches, **price}
+                book.append("reserve", terms)
+            else:
+                release_id = waiting.release_id
+                book.move(release_id, "carry", terms)
+            # The transaction is given up, entry and all, when the total with it is too large.
+            book.require_within(study, delta, cap_epsilon)
             if site_cap_epsilon is not None:
-                _require_within(list(book.holds.values()), new, delta, site_cap_epsilon, "site")
-            book.append(
-                "reserve",
-                {
-                    "study": study,
-                    "plan_hash": plan_hash,
-                    "wave": wave,
-                    "release_id": release_id,
-                    **price,
-                    "cap_epsilon": cap_epsilon,
-                    "population_hash": population_hash,
-                    "uncovered": list(uncovered),
-                },
-            )
+                book.require_within(None, delta if site_delta is None else site_delta, site_cap_epsilon)
             return book.holds[release_id]
 
     def anchor_payload(self) -> bytes:
@@ -557,19 +480,58 @@ class Ledger:
             body = {"seq": receipt.seq, "head": receipt.head, "index": receipt.index}
             return book.move(hold.release_id, "anchor", body)
 
-    def start_drawing(self, hold: Hold) -> Hold:
-        """The last step before records are read or noise is drawn; works once per hold.
+    def start_drawing(self, hold: Hold, persons: Collection[str] | None = None) -> Hold:
+        """The last step before noise is drawn; works once per hold, and binds whom the release touches.
 
-        Raises: StateRefusal, unless the hold is anchored and nobody has started drawing.
+        Args:
+            persons: pseudonyms of those whose records enter the draw; None where they cannot be told apart, and then
+                the charge counts against everybody.
+        Raises: StateRefusal, unless the hold is anchored and nobody has started drawing; DifferencingRefusal, when a
+            release of new persons holds one who was touched before; IntegrityRefusal (a list of persons is lost or
+            was edited); StorageRefusal.
         """
         with self._transaction(write=True) as book:
-            if book.hold(hold.release_id).state == "reserved":
+            found = book.hold(hold.release_id)
+            if found.state == "reserved":
                 raise StateRefusal(
                     "a reservation must be anchored at the coordinator before noise is drawn",
                     given="no anchor",
                     next_step="Restore the connection to the coordinator; the reservation is kept.",
                 )
-            return book.move(hold.release_id, "drawing", {})
+            body: dict[str, Any] = {}
+            # Another state is refused by the fold, and must not have its list written over before.
+            if persons is not None and found.state == "anchored":
+                data = canonical_json(sorted(set(persons)))
+                body = {"persons_sha256": sha256_hex(data), "persons": len(set(persons))}
+                if found.touches == "new":
+                    _require_new(len(set(persons) & book.taken(found)))
+                folder = self.folder(found)
+                try:
+                    private_folder(folder.parent)
+                    private_folder(folder)
+                except OSError as error:
+                    raise _storage(f"the folder of release {found.release_id}", error) from error
+                write_whole(folder / POPULATION, data, "ledger.population")
+            elif found.touches == "new" and found.state == "anchored":
+                raise ParameterError("a release of new persons must name them", given="no list")
+            return book.move(found.release_id, "drawing", body)
+
+    def folder(self, hold: Hold) -> Path:
+        """Where the files of a release lie."""
+        return _folder(self.path, hold)
+
+    def persons(self, hold: Hold) -> frozenset[str] | None:
+        """Pseudonyms that a release touches; None where nobody knows them, or not yet.
+
+        Raises: IntegrityRefusal, when the list is lost or is not the one that was bound at its drawing.
+        """
+        with self._transaction() as book:
+            return book.persons(book.hold(hold.release_id))
+
+    def taken(self, hold: Hold) -> frozenset[str]:
+        """Whom a release of new persons must not touch: see `site_agent.composition`. Raises: IntegrityRefusal."""
+        with self._transaction() as book:
+            return book.taken(book.hold(hold.release_id))
 
     def seal(
         self,
@@ -581,12 +543,18 @@ class Ledger:
         plan_version: int = 0,
         recipient: str = "",
         approvals: int = 1,
+        files: Mapping[str, str] | None = None,
+        author: str = "agent",
+        author_apart: bool = False,
     ) -> Hold:
         """Bind the bytes on disk to the charge; the same digest again changes nothing.
 
         Args:
             bundle_bytes, receipt_sha256, plan_version, recipient: what the release statement will say.
             approvals: approvers who must sign it.
+            files: SHA-256 of each file that was put beside the bundle and stays here, by name.
+            author: who had it made.
+            author_apart: whether the author must not approve it.
         Raises: StateRefusal; IntegrityRefusal, for a second digest.
         """
         _require_digest(bundle_sha256, "bundle_sha256")
@@ -602,6 +570,9 @@ class Ledger:
                 "plan_version": plan_version,
                 "recipient": recipient,
                 "approvals": approvals,
+                "files": dict(files or {}),
+                "author": author,
+                "author_apart": author_apart,
             }
             return book.move(hold.release_id, "seal", body)
 
@@ -619,7 +590,8 @@ class Ledger:
     def approve(self, hold: Hold, *, name: str, key: PublicKey, signature: bytes, bundle_sha256: str) -> Hold:
         """Note an approver's signature over the release statement of exactly these bytes.
 
-        Raises: StateRefusal; IntegrityRefusal (other bytes); ApprovalRefusal (this approver has already signed).
+        Raises: StateRefusal; IntegrityRefusal (other bytes); ApprovalRefusal (this approver has already signed, or
+        had the release made where the two must be different people).
         """
         with self._transaction(write=True) as book:
             found = book.hold(hold.release_id)
@@ -627,6 +599,12 @@ class Ledger:
             if any(given.name == name or given.key == key for given in found.approvals):
                 raise ApprovalRefusal(
                     f"{found.approvals_needed} different approvers must sign", given=f"{name} a second time"
+                )
+            if found.author_apart and name == found.author:
+                raise ApprovalRefusal(
+                    "whoever had the release made must not approve it",
+                    given=name,
+                    next_step="Another approver decides.",
                 )
             body = {"name": name, "key": key.hex, "signature": signature.hex(), "bundle_sha256": bundle_sha256}
             return book.move(hold.release_id, "approve", body)
@@ -676,6 +654,43 @@ class Ledger:
                 return found
             return book.move(hold.release_id, "burn", {"reason": reason})
 
+    def withdraw(
+        self, hold: Hold, *, name: str, key: PublicKey, signature: bytes, reason_code: str, reason: str
+    ) -> Hold:
+        """A person takes a release back, wherever it is: it is never sent from now on, and stays paid for.
+
+        Args:
+            signature: by `key`, over the withdrawal's payload.
+            reason_code: what the coordinator is told.
+            reason: in the person's words; it stays here.
+        Raises: StateRefusal (burnt, rejected or withdrawn already).
+        """
+        with self._transaction(write=True) as book:
+            found = book.hold(hold.release_id)
+            body = {
+                "by": name,
+                "key": key.hex,
+                "signature": signature.hex(),
+                "reason_code": reason_code,
+                "reason": reason,
+                "bundle_sha256": found.bundle_sha256,
+            }
+            return book.move(hold.release_id, "withdraw", body)
+
+    def tombstone(self, hold: Hold, *, log_index: int | None) -> Hold:
+        """Note that the coordinator has taken the release out of its readers' sight; again changes nothing.
+
+        Args:
+            log_index: place of the tombstone in its log; None where it says that it never had the release.
+        """
+        with self._transaction(write=True) as book:
+            found = book.hold(hold.release_id)
+            if found.withdrawal is None:
+                raise StateRefusal("a release must be withdrawn before it has a tombstone", given=found.state)
+            if found.withdrawal.settled:
+                return found
+            return book.move(hold.release_id, "tombstone", {"log_index": log_index})
+
     def recover(self) -> list[Hold]:
         """Settle what a crash left, on start, while the agent holds the state folder.
 
@@ -714,7 +729,7 @@ class Ledger:
             return _recovered(book.entries, receipt)
 
     def count_lost(self, receipt: AnchorReceipt, lost: Sequence[Lost], *, accepted: Mapping[str, int]) -> str:
-        """Charge what the coordinator has witnessed and this ledger has forgotten, in one entry; once per `receipt`.
+        """Charge what the coordinator has witnessed and this ledger has forgotten, at once; and once per `receipt`.
 
         No cap is asked: what may have been spent is spent, and a study beyond its cap releases nothing more. Every
         open hold is closed with its charge, because nobody can tell whether its draw was already made.
@@ -734,15 +749,19 @@ class Ledger:
             if done:
                 return done
             known = {name: at for name, at in accepted.items() if name in book.holds}
+            # What would outgrow an entry stands in several; the last one says that this head is settled.
+            bodies = lost_bodies(lost)
             open_holds = [h.release_id for h in book.holds.values() if h.phase in ("held", "sealed")]
             body = {
                 "seq": receipt.seq,
                 "head": receipt.head,
                 "after": _anchored(book.entries),
-                **_charges(lost),
+                **bodies[-1],
                 "accepted": {name: at for name, at in known.items() if book.holds[name].state != "delivered"},
                 "burnt": [name for name in open_holds if name not in known],
             }
+            for more in bodies[:-1]:
+                book.append("lost", more)
             book.append("recovered", body)
             return head_fingerprint(book.entries[-1].hash)
 
@@ -752,7 +771,7 @@ class Ledger:
 
         Raises: PlanRollback, PlanChanged.
         """
-        _require_word(study, "study")
+        require_word(study, "study")
         _require_digest(plan_hash, "plan_hash")
         body = {"study": study, "version": version, "plan_hash": plan_hash, "name": approver}
         with self._transaction(write=True) as book:
@@ -765,10 +784,69 @@ class Ledger:
                 raise PlanChanged("a plan version must have one content", given=f"version {version} with another hash")
             book.append("plan_approved", body)
 
+    def revoke_plan(self, *, study: str, version: int, plan_hash: str, approver: str, reason: str) -> None:
+        """Note that an approval is taken back; approving the same version again is possible.
+
+        Raises: StateRefusal, unless this version is approved.
+        """
+        body = {"study": study, "version": version, "plan_hash": plan_hash, "name": approver, "reason": reason}
+        with self._transaction(write=True) as book:
+            if book.plans.get(study) != (version, plan_hash) or study in book.revoked:
+                raise StateRefusal("only an approved plan can be revoked", given=f"version {version}")
+            book.append("plan_revoked", body)
+
+    def plan_revoked(self, study: str, version: int) -> bool:
+        """Whether the approval of this version was taken back, and not given again since."""
+        with self._transaction() as book:
+            return book.revoked.get(study) == version
+
+    def leave(self, *, study: str, name: str, deleted: Sequence[Mapping[str, Any]]) -> None:
+        """Note what was deleted when the site left a study: release, file, SHA-256 and size of each."""
+        require_word(study, "study")
+        with self._transaction(write=True) as book:
+            book.append("left", {"study": study, "name": name, "deleted": [dict(item) for item in deleted]})
+
+    def deleted(self) -> frozenset[str]:
+        """Releases whose files were deleted when the site left their study."""
+        with self._transaction() as book:
+            return frozenset(book.deleted)
+
     def approved_plan(self, study: str) -> tuple[int, str] | None:
         """(version, hash) of the highest plan version ever approved here; None for none."""
         with self._transaction() as book:
             return book.plans.get(study)
+
+    # -- persons who withdrew ---------------------------------------------------------------------------------------
+    def note_persons(self, study: str, persons: Collection[str]) -> int:
+        """Note that persons withdrew from a study: pseudonyms in a file of the site, their number in the ledger.
+
+        Returns: how many were not noted before.
+        Raises: IntegrityRefusal (the list is lost or was edited); StorageRefusal.
+        """
+        require_word(study, "study")
+        with self._transaction(write=True) as book:
+            before = book.withdrawn_from(study)
+            everybody = before | set(persons)
+            added = len(everybody) - len(before)
+            if added:
+                data = canonical_json(sorted(everybody))
+                digest = sha256_hex(data)
+                # Named by its content: a crash before the entry leaves a file that nothing names, and the old one.
+                folder = self.path.parent / WITHDRAWN
+                try:
+                    private_folder(folder)
+                except OSError as error:
+                    raise _storage(folder.name, error) from error
+                write_whole(folder / f"{digest}.json", data, "ledger.withdrawn")
+                book.append(
+                    "persons_withdrew", {"study": study, "added": added, "count": len(everybody), "sha256": digest}
+                )
+            return added
+
+    def persons_gone(self, study: str) -> frozenset[str]:
+        """Pseudonyms of all who withdrew from a study. Raises: IntegrityRefusal."""
+        with self._transaction() as book:
+            return book.withdrawn_from(study)
 
     # -- reading ----------------------------------------------------------------------------------------------------
     def hold(self, release_id: str) -> Hold:
@@ -795,10 +873,13 @@ class Ledger:
         return GENESIS
 
     def study_total(self, study: str, delta: float) -> Spent:
-        """What `study` has been charged so far, at `delta`; every hold counts, whatever its state."""
-        found = self.holds(study)
-        total = _compose([(hold.rdp, hold.epsilon_pure) for hold in found], delta)
-        shown = total
+        """What `study` has been charged so far, at `delta`: every hold counts, whatever its state.
+
+        Raises: IntegrityRefusal, when a list of persons is lost or was edited.
+        """
+        with self._transaction() as book:
+            found = book.of(study)
+            total = shown = book.composition(study).total(delta)
         if len(found) == 1:
             from shared import privacy
 
@@ -813,13 +894,33 @@ class Ledger:
             burnt=sum(hold.phase == "burnt" for hold in found),
         )
 
+    def site_total(self, delta: float) -> float:
+        """ε at `delta` of somebody in the worst class of every study. Raises: IntegrityRefusal."""
+        with self._transaction() as book:
+            return book.total(None, delta)
+
+    def forecast(
+        self, study: str, event: Mapping[str, Any], delta: float, *, touches: Touches, more: int
+    ) -> tuple[float, ...]:
+        """The study's total after 1, 2, …, `more` further releases of this event, each drawn in its turn."""
+        price = price_of(event, delta)
+        with self._transaction() as book:
+            charges = list(book.composition(study).charges)
+        rdp = tuple(math.inf if value is None else value for value in price["rdp"])
+        beside = frozenset[int]() if touches == "new" else None
+        new = Charge(rdp=rdp, pure=price["epsilon_pure"], beside=beside)
+        ahead = Composition([*charges, *[new] * more])
+        return tuple(ahead.total(delta, len(charges) + k) for k in range(1, more + 1))
+
     def statement(self, study: str | None = None) -> list[StatementLine]:
-        """Every charge with the study's running total, in order of reservation."""
+        """Every charge with the study's running total, in order of reservation. Raises: IntegrityRefusal."""
         lines: list[StatementLine] = []
-        before: dict[str, list[tuple[tuple[float, ...], float | None]]] = {}
-        for hold in self.holds(study):
-            charges = before.setdefault(hold.study, [])
-            charges.append((hold.rdp, hold.epsilon_pure))
+        seen: dict[str, int] = {}
+        with self._transaction() as book:
+            holds = [hold for hold in book.holds.values() if study is None or hold.study == study]
+            composed = {name: book.composition(name) for name in dict.fromkeys(hold.study for hold in holds)}
+        for hold in holds:
+            seen[hold.study] = seen.get(hold.study, 0) + 1
             lines.append(
                 StatementLine(
                     date=hold.day,
@@ -828,12 +929,14 @@ class Ledger:
                     release_id=hold.release_id,
                     what=str(hold.event["event"]),
                     epsilon=hold.epsilon,
-                    total=_compose(charges, hold.delta),
+                    total=composed[hold.study].total(hold.delta, seen[hold.study]),
                     cap=hold.cap_epsilon,
                     delta=hold.delta,
                     state=hold.phase,
                     detail=hold.reason or hold.state,
                     uncovered=hold.uncovered,
+                    persons=hold.persons,
+                    merged=hold.merged,
                 )
             )
         return lines
@@ -879,7 +982,7 @@ class Ledger:
             # Without it INSERT OR REPLACE deletes a row and passes by the trigger that forbids it.
             connection.execute("PRAGMA recursive_triggers = ON")
             connection.execute("BEGIN IMMEDIATE" if write else "BEGIN")
-            book = _Book(connection, self.signer, self.site, _read(connection))
+            book = _Book(connection, self.signer, self.site, _read(connection), self.path)
             self._require_head(book.entries, head)
             known = len(book.entries)
             yield book
@@ -952,10 +1055,15 @@ class Ledger:
 class _Book:
     """The entries inside one transaction, and what they amount to."""
 
-    def __init__(self, connection: sqlite3.Connection, signer: SigningKey, site: str, entries: list[Entry]) -> None:
-        self.connection, self.signer, self.site, self.entries = connection, signer, site, entries
+    def __init__(
+        self, connection: sqlite3.Connection, signer: SigningKey, site: str, entries: list[Entry], path: Path
+    ) -> None:
+        self.connection, self.signer, self.site, self.entries, self.path = connection, signer, site, entries, path
         self.holds: dict[str, Hold] = {}
         self.plans: dict[str, tuple[int, str]] = {}
+        self.gone: dict[str, str] = {}
+        self.revoked: dict[str, int] = {}
+        self.deleted: set[str] = set()
         for entry in entries:
             try:
                 self._fold(entry)
@@ -978,8 +1086,17 @@ class _Book:
     def append(self, kind: str, body: Mapping[str, Any]) -> None:
         seq = len(self.entries) + 1
         time = dt.datetime.now(dt.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        body = {**body, "salt": secrets.token_hex(16)}
+        data = canonical_json(body)
+        if len(data) > BODY_CAP:
+            # Written, it could never be read again, and the ledger with it.
+            raise TooLarge(
+                f"an entry of the ledger must have at most {BODY_CAP} bytes",
+                given=f"{len(data)}",
+                next_step="Nothing was written. Shorten the reason, or report what was counted.",
+            )
         previous = self.entries[-1].hash if self.entries else GENESIS
-        head = extend_head(previous, [_link(seq, time, kind, body)])
+        head = extend_head(previous, [link_of(seq, time, kind, body)])
         signature = self.signer.sign(Envelope.encoding(HEAD_TYPE, _head_payload(self.site, seq, head)))
         entry = Entry(seq=seq, time=time, kind=kind, body=body, previous=previous, hash=head, signature=signature)
         # Folded first: what may not follow is refused before it is written.
@@ -987,7 +1104,7 @@ class _Book:
         reach("ledger.before_insert")
         self.connection.execute(
             "INSERT INTO entries (seq, time, kind, body, previous, hash, signature) VALUES (?, ?, ?, ?, ?, ?, ?)",
-            (seq, time, kind, canonical_json(body), previous, head, signature),
+            (seq, time, kind, data, previous, head, signature),
         )
         reach("ledger.after_insert")
         self.entries.append(entry)
@@ -995,8 +1112,119 @@ class _Book:
     def _fold(self, entry: Entry) -> None:
         if entry.kind == "plan_approved":
             self.plans[entry.body["study"]] = (int(entry.body["version"]), str(entry.body["plan_hash"]))
+            self.revoked.pop(entry.body["study"], None)
+        elif entry.kind == "persons_withdrew":
+            self.gone[entry.body["study"]] = str(entry.body["sha256"])
+        elif entry.kind == "plan_revoked":
+            self.revoked[entry.body["study"]] = int(entry.body["version"])
+        elif entry.kind == "left":
+            self.deleted |= {str(item["release_id"]) for item in entry.body["deleted"]}
         else:
-            _fold(self.holds, entry)
+            fold(self.holds, entry)
+
+    # -- persons ----------------------------------------------------------------------------------------------------
+    def of(self, study: str) -> list[Hold]:
+        """Holds of a study in order of reservation."""
+        return [hold for hold in self.holds.values() if hold.study == study]
+
+    def waiting(
+        self, study: str, wave: int, *, event: Mapping[str, Any], delta: float, touches: Touches
+    ) -> Hold | None:
+        """The last undrawn reservation of an earlier wave that was charged the same, for the same sort of persons."""
+        found = [
+            hold
+            for hold in self.of(study)
+            if hold.wave < wave
+            and hold.state in ("reserved", "anchored")
+            and (dict(hold.event), hold.delta, hold.touches) == (dict(event), delta, touches)
+        ]
+        return found[-1] if found else None
+
+    def persons(self, hold: Hold) -> frozenset[str] | None:
+        # A list that was deleted when the site left the study is not missing: its charge counts against everybody.
+        if not hold.persons_sha256 or hold.release_id in self.deleted:
+            return None
+        what = f"the list of persons of release {hold.release_id[:8]}"
+        return _listed(_folder(self.path, hold) / POPULATION, hold.persons_sha256, what)
+
+    def taken(self, hold: Hold) -> frozenset[str]:
+        again = self._beside(hold)
+        found = [self.persons(other) for other in self.of(hold.study) if other.release_id not in again]
+        return frozenset().union(*(persons for persons in found if persons is not None))
+
+    def withdrawn_from(self, study: str) -> frozenset[str]:
+        digest = self.gone.get(study, "")
+        path = self.path.parent / WITHDRAWN / f"{digest}.json"
+        return _listed(path, digest, f"the list of persons who withdrew from {study}") if digest else frozenset()
+
+    def _beside(self, hold: Hold) -> set[str]:
+        """Drawn releases that a release of new persons may draw again: burnt before it was reserved."""
+        return {
+            other.release_id
+            for other in self.of(hold.study)
+            if other.persons_sha256 and 0 < other.closed_seq < hold.reserved_seq
+        }
+
+    def composition(self, study: str) -> Composition:
+        mine = self.of(study)
+        place = {hold.release_id: k for k, hold in enumerate(mine)}
+        charges = []
+        for hold in mine:
+            new = hold.touches == "new" and not hold.drawn
+            beside = frozenset(place[name] for name in self._beside(hold)) if new else None
+            charges.append(Charge(rdp=hold.rdp, pure=hold.epsilon_pure, persons=self.persons(hold), beside=beside))
+        return Composition(charges)
+
+    def total(self, study: str | None, delta: float) -> float:
+        """Of one study; or of all, for None."""
+        if study is not None:
+            return self.composition(study).total(delta)
+        names = dict.fromkeys(hold.study for hold in self.holds.values())
+        return site_total([self.composition(name) for name in names], delta)
+
+    def require_within(self, study: str | None, delta: float, cap: float) -> None:
+        total = self.total(study, delta)
+        # Written so that a total that is not a number is refused.
+        if not total <= cap:
+            raise BudgetRefusal(
+                f"the total of the {'site' if study is None else f'study {study}'} must stay within its cap of "
+                f"ε = {cap:g} at δ = {delta:g}",
+                given=f"ε = {total:.6g} with this release, for the persons charged most",
+                next_step="See site-agent budget; a larger budget needs an amended plan."
+                if study is not None
+                else "See site-agent budget; the site's own cap stands in site.toml under [budget].",
+            )
+
+
+def _folder(ledger: Path, hold: Hold) -> Path:
+    # Release ids in the ledger are plain words, so that none of them can lead out of the folder.
+    return ledger.parent / "sealed" / hold.release_id
+
+
+def _listed(path: Path, digest: str, what: str) -> frozenset[str]:
+    """A list of pseudonyms, if it is the one that was bound. Raises: IntegrityRefusal, StorageRefusal."""
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        data = b""
+    except OSError as error:
+        raise _storage(path.name, error) from error
+    if sha256_hex(data) != digest:
+        raise IntegrityRefusal(
+            f"{what} must be the one that the ledger names",
+            given="another list" if data else "no file",
+            next_step=f"Restore {path.parent.name}/{path.name} from a backup: without it, who was charged is unknown.",
+        )
+    return frozenset(parse_json(data, cap=LIST_CAP))
+
+
+def _require_new(again: int) -> None:
+    if again:
+        raise DifferencingRefusal(
+            "a release of new persons must hold nobody whom an earlier release of the study has touched",
+            given=f"{again} such persons",
+            next_step="The reservation is kept. Report it: the agent leaves them out by itself.",
+        )
 
 
 def _anchored(entries: Sequence[Entry]) -> int:
@@ -1014,51 +1242,6 @@ def _recovered(entries: Sequence[Entry], receipt: AnchorReceipt) -> str:
     return ""
 
 
-def _price(event: Mapping[str, Any], delta: float) -> dict[str, Any]:
-    """What an event costs, as an entry keeps it. Raises: UnknownEvent."""
-    from shared import privacy
-
-    charged = privacy.from_canonical(event)
-    return {
-        "event": charged.to_canonical(),
-        "delta": delta,
-        "epsilon": privacy.epsilon(charged, delta),
-        "epsilon_pure": privacy.pure_epsilon(charged),
-        "rdp": [float(value) if math.isfinite(value) else None for value in privacy.rdp(charged)],
-    }
-
-
-def _curve(price: Mapping[str, Any]) -> tuple[float, ...]:
-    return tuple(math.inf if value is None else float(value) for value in price["rdp"])
-
-
-def _charges(lost: Sequence[Lost]) -> dict[str, Any]:
-    """Lost charges as an entry keeps them; a price stands once, or many would outgrow what is read back."""
-    prices: list[dict[str, Any]] = []
-    charges: list[dict[str, Any]] = []
-    for one in lost:
-        _require_word(one.study, "study")
-        if one.release_id:
-            _require_word(one.release_id, "release_id")
-        price = _price(one.event, one.delta)
-        if price not in prices:
-            prices.append(price)
-        charges.append(
-            {
-                "price": prices.index(price),
-                "study": one.study,
-                "plan_hash": one.plan_hash,
-                "cap_epsilon": one.cap_epsilon,
-                "uncovered": list(one.uncovered),
-                "count": one.count,
-                "wave": one.wave,
-                "release_id": one.release_id,
-                "log_index": one.log_index,
-            }
-        )
-    return {"prices": prices, "charges": charges}
-
-
 def _head_payload(site: str, seq: int, head: str) -> bytes:
     return canonical_json({"site": site, "seq": seq, "head": head})
 
@@ -1071,7 +1254,7 @@ def _read(connection: sqlite3.Connection) -> list[Entry]:
     for number, (seq, time, kind, raw, before, digest, signature) in enumerate(rows, start=1):
         try:
             body = parse_json(bytes(raw))
-            head = hashlib.sha256(bytes.fromhex(previous) + bytes.fromhex(_link(seq, time, kind, body))).hexdigest()
+            head = hashlib.sha256(bytes.fromhex(previous) + bytes.fromhex(link_of(seq, time, kind, body))).hexdigest()
             whole = canonical_json(body) == bytes(raw)
             signature = bytes(signature)
         except (Refusal, TypeError, ValueError):
@@ -1085,124 +1268,21 @@ def _read(connection: sqlite3.Connection) -> list[Entry]:
     return entries
 
 
-def _fold(holds: dict[str, Hold], entry: Entry) -> None:
-    """Bring `holds` from before `entry` to after it. Raises: StateRefusal, if the entry may not stand here."""
-    body = entry.body
-    if entry.kind == "genesis":
-        if entry.seq != 1:
-            raise StateRefusal("a ledger must have one genesis", given=f"another at {entry.seq}")
-        return
-    if entry.kind == "reserve":
-        holds[body["release_id"]] = _new_hold(body, entry, release_id=body["release_id"])
-        return
-    if entry.kind == "recovered":
-        for number, charge in enumerate(body["charges"]):
-            at = charge["log_index"]
-            for k in range(charge["count"]):
-                name = charge["release_id"] or f"recovered-{entry.seq}-{number}-{k}"
-                if name in holds:
-                    raise StateRefusal("a lost release must be one the ledger lacks", given=name)
-                made = _new_hold({**body["prices"][charge["price"]], **charge}, entry, release_id=name)
-                state: State = "burnt" if at is None else "delivered"
-                holds[name] = replace(made, state=state, log_index=at, reason="counted when the ledger was put back")
-        for name, at in body["accepted"].items():
-            holds[name] = replace(holds[name], state="delivered", log_index=at)
-        for name in body["burnt"]:
-            holds[name] = replace(holds[name], state="burnt", reason="open when the ledger was put back")
-        return
-    if entry.kind not in _MOVES:
-        raise StateRefusal("an entry must be of a known kind", given=repr(entry.kind))
-    hold = holds[body["release_id"]]
-    allowed, following = _MOVES[entry.kind]
-    if hold.state not in allowed:
-        raise StateRefusal(
-            f"a release must be {' or '.join(sorted(allowed))} for the step '{entry.kind}'",
-            given=hold.state,
-            next_step="See site-agent outbox show." if hold.bundle_sha256 else "See site-agent budget.",
-        )
-    change: dict[str, Any] = {"state": following}
-    if entry.kind == "seal":
-        for name in ("bundle_sha256", "bundle_bytes", "receipt_sha256", "plan_version", "recipient"):
-            change[name] = body[name]
-        change |= {"approvals_needed": body["approvals"], "sealed_head": entry.hash}
-    elif entry.kind == "hold":
-        change |= {"documents": body["documents"], "approvals": (), "reason": ""}
-    elif entry.kind == "approve":
-        given = Approval(name=body["name"], key=PublicKey(body["key"]), signature=bytes.fromhex(body["signature"]))
-        approvals = (*hold.approvals, given)
-        change |= {"approvals": approvals, "reason": ""}
-        if len(approvals) >= hold.approvals_needed:
-            change["state"] = "approved"
-    elif entry.kind == "commit":
-        change["log_index"] = body["log_index"]
-    elif entry.kind in ("reject", "send_back"):
-        change |= {"reason": body["reason"], "approvals": ()}
-    elif entry.kind == "burn":
-        change["reason"] = body["reason"]
-    holds[hold.release_id] = replace(hold, **change)
-
-
-def _new_hold(body: Mapping[str, Any], entry: Entry, *, release_id: str) -> Hold:
-    return Hold(
-        study=body["study"],
-        plan_hash=body["plan_hash"],
-        wave=body["wave"],
-        release_id=release_id,
-        event=body["event"],
-        delta=body["delta"],
-        cap_epsilon=body["cap_epsilon"],
-        epsilon=body["epsilon"],
-        epsilon_pure=body["epsilon_pure"],
-        rdp=_curve(body),
-        population_hash=body.get("population_hash", ""),
-        uncovered=tuple(body["uncovered"]),
-        day=entry.time[:10],
-        reserved_seq=entry.seq,
-    )
-
-
 def _resumed(hold: Hold, *, plan_hash: str, event: Mapping[str, Any], delta: float) -> Hold:
-    if hold.state == "delivered":
+    if hold.state in ("delivered", "withdrawn"):
         raise StateRefusal(
             f"wave {hold.wave} of study {hold.study} must not be released yet",
-            given="a delivered release",
+            given=f"a {hold.state} release",
             next_step="See site-agent budget.",
         )
     if (hold.plan_hash, dict(hold.event), hold.delta) != (plan_hash, dict(event), delta):
         raise StateRefusal(
             f"the open reservation of wave {hold.wave} must be of the same plan and event",
             given="another plan",
-            next_step="If a release waits in site-agent outbox list, reject it and release again; "
-            "else the wave stays with the earlier plan: ask the study lead for another one.",
+            next_step=f"site-agent withdraw {hold.release_id[:8]} --as NAME --reason policy gives the earlier one up; "
+            "its charge stays. Then release again.",
         )
     return hold
-
-
-def _compose(charges: Sequence[tuple[Sequence[float], float | None]], delta: float) -> float:
-    """Total ε at `delta` by Rényi curves, or by the pure sum where every charge has one and it is less."""
-    if not charges:
-        return 0.0
-    import numpy as np
-
-    from shared import privacy
-
-    total = float(privacy.epsilon_from_rdp(np.sum([curve for curve, _ in charges], axis=0), delta))
-    pures = [pure for _, pure in charges if pure is not None]
-    return min(total, math.fsum(pures)) if len(pures) == len(charges) else total
-
-
-def _require_within(
-    earlier: Sequence[Hold], new: tuple[tuple[float, ...], float | None], delta: float, cap: float, whose: str
-) -> None:
-    charges = [(hold.rdp, hold.epsilon_pure) for hold in earlier]
-    total = _compose([*charges, new], delta)
-    # Written so that a total that is not a number is refused.
-    if not total <= cap:
-        raise BudgetRefusal(
-            f"the total of the {whose} must stay within its cap of ε = {cap:g} at δ = {delta:g}",
-            given=f"ε = {total:.6g} with this release, ε = {_compose(charges, delta):.6g} without",
-            next_step="See site-agent budget; a larger budget needs an amended plan.",
-        )
 
 
 def _require_receipt(entries: Sequence[Entry], receipt: AnchorReceipt) -> None:
@@ -1219,11 +1299,6 @@ def _require_same_bundle(hold: Hold, bundle_sha256: str) -> None:
             given="other bytes" if hold.bundle_sha256 else "no seal",
             next_step="A second draw is a second charge: reject this one and release again.",
         )
-
-
-def _require_word(text: str, name: str) -> None:
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}", text):
-        raise ParameterError(f"{name} must be a plain word (letters, digits, - and _)", given=repr(text)[:80])
 
 
 def _require_digest(text: str, name: str) -> None:

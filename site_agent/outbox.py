@@ -1,8 +1,9 @@
 """The outbox: sealed bytes wait here until a person has approved, rejected or sent back exactly these bytes.
 
 Each release has a folder ``sealed/<release_id>/``: ``bundle.zip`` (what would leave), ``checks.json`` and
-``audit.json`` (what the approver is shown; they never leave), ``statement.json`` (the signed statement, for people
-to read). What a release's state is, who approved it and what they signed stands in the ledger; the envelope that
+``audit.json`` (what the approver is shown; they never leave), ``population.json``, ``rows.json`` and ``fit.npz`` (who
+was charged, whose row is which, the flow; they never leave either), ``statement.json`` (the signed statement, for
+people to read). What a release's state is, who approved it and what they signed stands in the ledger; the envelope that
 leaves is rebuilt from there, so a lost or edited ``statement.json`` changes nothing.
 
 Bytes reach the disk before the seal: part file, fsync, rename, fsync of the folder, then the ledger's seal entry with
@@ -13,17 +14,17 @@ file that merely lies there may be put there by anybody. So a charge yields the 
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shared.canonical import canonical_json, sha256_hex
-from shared.errors import ApprovalRefusal, IntegrityRefusal, StateRefusal, StorageRefusal
+from shared.errors import ApprovalRefusal, IntegrityRefusal, ParameterError, StateRefusal, StorageRefusal
 from shared.failpoints import reach
 from shared.keys import Envelope, PublicKey, Signature, SigningKey
-from site_agent.ledger import Acceptance, Hold, Ledger, fsync_folder, write_whole
+from site_agent.lasting import FIT, ROWS
+from site_agent.ledger import Acceptance, Hold, Ledger, fsync_folder, private_folder, write_whole
 
 if TYPE_CHECKING:
     from shared.release import Receipt, Statement
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 __all__ = ["Outbox"]
 
 DOCUMENTS = ("checks.json", "audit.json")
+NO_BYTES = "0" * 64
+"""Stands for the digest where a reservation without bytes is given up; it is never sent."""
 
 
 class Outbox:
@@ -41,7 +44,8 @@ class Outbox:
         ledger: the site's ledger; its signer is the agent's release key.
         approvers: registered approvers, name to public key.
 
-    A release is returned as its `Hold`: ``state`` is sealed, held, sent_back, approved, delivered, rejected or burnt.
+    A release is returned as its `Hold`: ``state`` is sealed, held, sent_back, approved, delivered, withdrawn, rejected
+    or burnt.
     """
 
     def __init__(self, home: Path, ledger: Ledger, *, approvers: Mapping[str, PublicKey] | None = None) -> None:
@@ -50,7 +54,17 @@ class Outbox:
         self.approvers = dict(approvers or {})
 
     # -- in -------------------------------------------------------------------------------------------------------
-    def seal(self, hold: Hold, bundle: bytes, receipt: Receipt, *, approvals: int = 1) -> Hold:
+    def seal(
+        self,
+        hold: Hold,
+        bundle: bytes,
+        receipt: Receipt,
+        *,
+        approvals: int = 1,
+        files: Mapping[str, bytes] | None = None,
+        author: str = "agent",
+        author_apart: bool = False,
+    ) -> Hold:
         """Put the one draw of `hold` on disk and bind it to its charge.
 
         Args:
@@ -58,6 +72,9 @@ class Outbox:
             bundle: the bytes that would leave.
             receipt: the receipt inside them.
             approvals: approvers who must sign, from the plan's floors.
+            files: what later waves and the audit need (`site_agent.lasting`), by name; it never leaves.
+            author: who had it made.
+            author_apart: whether the author must not approve it.
         Raises: StateRefusal; IntegrityRefusal (the receipt is not of this hold, or other bytes are there already);
             StorageRefusal: then nothing half-written is left, and sealing the same bytes may be tried again.
         """
@@ -69,14 +86,15 @@ class Outbox:
             path = folder / "bundle.zip"
             try:
                 reach("seal.before_folder")
-                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-                fsync_folder(self.root.parent)
-                fsync_folder(self.root)
+                private_folder(self.root)
+                private_folder(folder)
                 reach("seal.after_folder")
                 there = path.read_bytes() if path.exists() else None
             except OSError as error:
                 raise _storage(f"the folder of release {hold.release_id}", error) from error
             if there is None:
+                for name, data in (files or {}).items():
+                    write_whole(folder / name, data, f"seal.{name.partition('.')[0]}")
                 write_whole(path, bundle, "seal.bundle")
             elif there != bundle:
                 raise IntegrityRefusal(
@@ -93,6 +111,9 @@ class Outbox:
             plan_version=receipt.plan_version,
             recipient=receipt.recipient,
             approvals=approvals,
+            files={name: sha256_hex(data) for name, data in (files or {}).items()},
+            author=author,
+            author_apart=author_apart,
         )
         reach("seal.after_entry")
         self._write_statement(current)
@@ -124,7 +145,8 @@ class Outbox:
 
         Returns: the envelope with the agent's signature and every approver's so far; `envelope` gives it out for
             sending once there are enough.
-        Raises: ApprovalRefusal (not a registered approver, the agent itself, or the same person twice);
+        Raises: ApprovalRefusal (not a registered approver, the agent itself, the same person twice, or the author
+                where author and approver must be two people);
             IntegrityRefusal (bundle, checks or audit are not the bytes that were sealed or shown);
             StateRefusal (rejected, burnt, delivered, or not yet held).
         """
@@ -138,6 +160,10 @@ class Outbox:
             )
         if approver.public == self.ledger.signer.public:
             raise ApprovalRefusal("a release must be approved by a person", given="the agent's own release key")
+        if current.author_apart and approver.public == self.approvers.get(current.author):
+            raise ApprovalRefusal(
+                "whoever had the release made must not approve it", given=name, next_step="Another approver decides."
+            )
         signed = any(given.name == name and given.key == approver.public for given in current.approvals)
         if not (signed and current.state == "approved"):
             self._require_open(current)
@@ -166,6 +192,65 @@ class Outbox:
         """Ask a question first: the bytes stay, approvals lapse, and a later approval is possible."""
         return self.ledger.send_back(self.ledger.hold(release_id), reason, by=by)
 
+    def withdraw(self, release_id: str, approver: SigningKey, name: str, *, reason_code: str, reason: str) -> Hold:
+        """Take a release back as the registered approver `name`. Nothing of it is sent from now on; the charge stays.
+
+        A reservation that holds a wave without bytes is given up in the same way. What was approved may have left,
+        and `tombstone` is what the coordinator must be told then.
+
+        Raises: ApprovalRefusal (not a registered approver); StateRefusal (over already).
+        """
+        current = self.ledger.hold(release_id)
+        if self.approvers.get(name) != approver.public:
+            raise ApprovalRefusal(
+                "an approver must be registered at the site, with this key",
+                given=f"{name!r} with key {approver.public.key_id}",
+                next_step="Register approvers at enrolment, or use the registered key.",
+            )
+        from shared.wire import WITHDRAWAL_TYPE
+
+        message = Envelope.encoding(WITHDRAWAL_TYPE, self._withdrawal(current, reason_code))
+        return self.ledger.withdraw(
+            current,
+            name=name,
+            key=approver.public,
+            signature=approver.sign(message),
+            reason_code=reason_code,
+            reason=reason,
+        )
+
+    def tombstone(self, release_id: str) -> Envelope:
+        """The signed withdrawal for the coordinator; the same bytes each time. Raises: StateRefusal."""
+        from shared.wire import WITHDRAWAL_TYPE
+
+        current = self.ledger.hold(release_id)
+        given = current.withdrawal
+        if given is None or not current.bundle_sha256:
+            raise StateRefusal("a release must be withdrawn to have a tombstone", given=current.state)
+        envelope = Envelope.sign(WITHDRAWAL_TYPE, self._withdrawal(current, given.reason_code), [self.ledger.signer])
+        signed = Signature(given.key.key_id, given.signature)
+        return Envelope(
+            payload_type=envelope.payload_type, payload=envelope.payload, signatures=(*envelope.signatures, signed)
+        )
+
+    def _withdrawal(self, hold: Hold, reason_code: str) -> bytes:
+        from shared.wire import REASONS, Withdrawal
+
+        if reason_code not in REASONS:
+            raise ParameterError(
+                f"a withdrawal's reason must be one of {', '.join(REASONS)}",
+                given=repr(reason_code),
+                next_step="--reason names the kind; --note says more, and stays here.",
+            )
+        return Withdrawal(
+            study=hold.study,
+            site=self.ledger.site,
+            wave=hold.wave,
+            release_id=hold.release_id,
+            bundle_sha256=hold.bundle_sha256 or NO_BYTES,
+            reason_code=reason_code,
+        ).to_bytes()
+
     # -- out --------------------------------------------------------------------------------------------------------
     def envelope(self, release_id: str) -> Envelope:
         """The signed statement to send with the bundle; the same bytes each time.
@@ -184,6 +269,10 @@ class Outbox:
             )
         self._require_bytes(current)
         return self._envelope(current)
+
+    def statement(self, release_id: str) -> Envelope:
+        """The statement with the signatures it has, for the record; `envelope` gives the one that may be sent."""
+        return self._envelope(self.get(release_id))
 
     def bundle(self, release_id: str) -> Path:
         """The bundle file. Raises: IntegrityRefusal, unless it holds the sealed bytes."""
@@ -230,8 +319,9 @@ class Outbox:
                     part.unlink()
                 if hold.phase == "burnt" and not hold.bundle_sha256:
                     reach("outbox.recover.before_delete")
-                    with contextlib.suppress(FileNotFoundError):
-                        (folder / "bundle.zip").unlink()
+                    # The list of persons stays: it says who was charged.
+                    for name in ("bundle.zip", FIT, ROWS):
+                        (folder / name).unlink(missing_ok=True)
                     reach("outbox.recover.after_delete")
                     fsync_folder(folder)
             except OSError as error:
@@ -256,6 +346,7 @@ class Outbox:
             bundle_bytes=hold.bundle_bytes,
             receipt_sha256=hold.receipt_sha256,
             ledger_head=hold.sealed_head,
+            author=hold.author,
         )
 
     def _envelope(self, hold: Hold) -> Envelope:

@@ -4,7 +4,12 @@
 is reserved and witnessed before a record is read; nothing is drawn before the floors hold; the one draw is sealed on
 disk before anything is measured on it; what the checks or the attack audit refuse after the seal is burnt with the
 reason, because a release that is drawn again until it passes would have been drawn more than once. A refusal *before*
-the draw keeps the reservation, and the next run resumes it.
+the draw keeps the reservation, and the next run, or the next wave, takes it up; a run that was killed *after* the seal
+is checked and audited by the next one.
+
+What a later wave does with a person already released is the plan's word (`StudyPlan.returning`), and `_choose` acts on
+it: ``append`` draws new persons only, through the flow that the first release sealed; ``refresh`` draws everybody
+anew; ``frozen`` draws new persons and copies the earlier rows as they are.
 
 `rehearse` is the same function on a table made from the dictionary alone, with a ledger, keys and outbox of its own
 in a sandbox folder and a witness that is not a coordinator: it costs nothing, and opens no connection.
@@ -16,28 +21,35 @@ import datetime as dt
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from shared.canonical import canonical_json, parse_json
-from shared.errors import AuditRefusal, ChecksRefusal, PausedRefusal, PolicyRefusal, Refusal, StateRefusal
+from shared.errors import (
+    AuditRefusal,
+    ChecksRefusal,
+    PausedRefusal,
+    PolicyRefusal,
+    Refusal,
+    StateRefusal,
+)
 from shared.failpoints import reach
 from shared.keys import Envelope, SigningKey, write_private
 from shared.plan import StudyPlan
-from site_agent.config import Limits, SiteFloors, Source
+from site_agent.config import Limits, SiteBudget, SiteFloors, Source
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from shared.encoding import Encoder
-    from shared.mechanisms.latent_noise import LatentNoise
     from shared.randomness import Noise
     from shared.release import Receipt
     from site_agent.checks import Check
-    from site_agent.ledger import AnchorReceipt, Hold, Ledger
-    from site_agent.models.flow import FittedFlow
+    from site_agent.fitting import Fitted
+    from site_agent.lasting import Rows
+    from site_agent.ledger import AnchorReceipt, Hold, Ledger, Touches
     from site_agent.outbox import Outbox
 
 __all__ = [
@@ -55,6 +67,7 @@ __all__ = [
     "record_decision",
     "rehearse",
     "require_open",
+    "touches",
 ]
 
 
@@ -62,7 +75,6 @@ TABLE_CAP = 1 << 30
 DOCUMENT_CAP = 256 << 20
 HELD_BACK = 0.2
 """Share of the records that the stand-in flow of the membership attack never sees."""
-POPULATION = "population.json"
 SANDBOX = "REHEARSAL.txt"
 DECISION_TYPE = "application/vnd.tributary.decision+json"
 
@@ -123,7 +135,8 @@ class Site:
         witness: acknowledges the ledger's head.
         snapshot_key: secret of the keyed hashes.
         floors: what this site tightens.
-        paused: whether the steward has paused the site; asked again before the draw.
+        paused: whether the steward has paused the site; asked again and again until the draw, and in the audit.
+        budget: what all studies together may cost.
     """
 
     name: str
@@ -134,6 +147,7 @@ class Site:
     snapshot_key: bytes
     floors: SiteFloors
     paused: Callable[[], bool]
+    budget: SiteBudget = field(default_factory=SiteBudget)
 
     def require_running(self) -> None:
         """Raises: PausedRefusal."""
@@ -154,6 +168,7 @@ class Release:
         checks: disclosure checks; stay here.
         audit: outcome of the attacks; stays here.
         left_out: source rows without a complete record.
+        snapshot: keyed hash of the file that was read.
     """
 
     hold: Hold
@@ -162,6 +177,7 @@ class Release:
     checks: tuple[Check, ...]
     audit: Mapping[str, Any]
     left_out: int
+    snapshot: str = ""
 
     @property
     def warnings(self) -> tuple[Check, ...]:
@@ -195,6 +211,7 @@ def make_release(
     source: Source,
     site: Site,
     today: dt.date,
+    author: str = "agent",
     rng: Noise | None = None,
     progress: Progress | None = None,
 ) -> Release:
@@ -206,18 +223,20 @@ def make_release(
         source: the study's table.
         site: ledger, outbox, witness and floors.
         today: UTC date.
+        author: the approver who asks for it; ``agent`` where the calendar does.
         rng: source of the privacy noise; None takes the operating system's.
         progress: see `Progress`.
     Returns: what now waits in the outbox.
     Raises: any `Refusal`. Before the draw the reservation is kept; a refusal after the seal has burnt it.
     """
     from shared.encoding import Encoder
-    from shared.mechanisms.latent_noise import LatentNoise, default_radius
+    from shared.flows import Identity
     from shared.randomness import secure_rng
-    from shared.release import coverage, planned_event, read_bundle, write_bundle, write_receipt
-    from site_agent import checks, records
+    from shared.release import coverage, planned_event, write_bundle, write_receipt
+    from shared.release import mechanism as mechanism_of
+    from site_agent import checks, fitting, lasting, records
 
-    clock = _Clock(progress)
+    clock = _Clock(progress, site.require_running)
     limits = Limits.of(plan.floors, site.floors)
     ledger, outbox = site.ledger, site.outbox
     site.require_running()
@@ -225,6 +244,7 @@ def make_release(
     require_open(plan, wave, today)
     rng = secure_rng() if rng is None else rng
     encoder = Encoder(dictionary=plan.dictionary)
+    base = _base(ledger, plan, wave)
 
     clock.enter(Stage.RESERVE)
     hold = ledger.reserve(
@@ -235,11 +255,17 @@ def make_release(
         event=planned_event(plan, encoder.d).to_canonical(),
         delta=plan.budget.delta,
         cap_epsilon=plan.budget.epsilon,
+        touches=touches(plan),
         uncovered=coverage(plan)[1],
+        site_cap_epsilon=site.budget.epsilon,
+        site_delta=site.budget.delta,
+        carry=True,
     )
     reach("pipeline.reserved")
+    if hold.state == "sealed":
+        return _finish(hold, _read_again(hold, plan, source, site, encoder, rng), plan, site, limits, rng, clock)
     if hold.state not in ("reserved", "anchored"):
-        _refuse_second_draw(hold, ledger)
+        _refuse_second_draw(hold)
 
     clock.enter(Stage.ANCHOR)
     if hold.state == "reserved":
@@ -248,28 +274,46 @@ def make_release(
 
     clock.enter(Stage.READ)
     table = records.read(source, plan.dictionary, key=site.snapshot_key)
-    persons = records.pseudonyms(table, plan.dictionary, key=site.snapshot_key)
+    everyone = records.row_pseudonyms(table, plan.dictionary, key=site.snapshot_key)
+    # Under `holdout` whoever trains is in the table and not in the release: floors and populations are the release's.
+    fitting.require_roles_kept(plan, _earlier_receipts(outbox, plan.study, except_for=hold.release_id))
+    may = [int(row) for row in fitting.released_rows(plan, table.n, everyone)]
+    chosen = _choose(plan, ledger, outbox, hold, base, everyone, may)
     checks.before_draw(
-        n=table.n,
+        n=len(chosen.rows),
+        total=chosen.total,
         delta=plan.budget.delta,
         limits=limits,
-        persons=persons,
-        earlier=_populations(outbox, plan.study, except_for=hold.release_id),
+        persons=chosen.population,
+        earlier=chosen.earlier,
+        waits=base is not None and hold.touches == "new",
+        withdrawn=chosen.withdrawn,
+        leaving=chosen.leaving,
     )
+    sealed = None
+    if base is not None and not (plan.returning == "refresh" and plan.wave(wave).refit):
+        sealed = lasting.read_fit(ledger.folder(base), base)
+        sealed.require_fits(plan, mechanism_of(plan, Identity(d=encoder.d)).radius, noise=plan.returning != "refresh")
+    # Whoever is neither drawn nor trains, be it by a withdrawal, is not looked at.
+    present = list(chosen.rows) if sealed is not None else sorted({*chosen.rows, *chosen.train})
+    real = table.table.iloc[list(chosen.rows)].reset_index(drop=True)
 
     clock.enter(Stage.ENCODE)
-    x = encoder.encode(table.table, rng)
+    x = encoder.encode(table.table.iloc[present].reset_index(drop=True), rng)
 
     clock.enter(Stage.FIT)
-    fitted = _fit(x, plan, encoder, rng, clock.within)
-    radius = plan.release.radius if plan.release.radius is not None else default_radius(encoder.d)
-    mechanism = LatentNoise(flow=fitted.flow, w=plan.release.w, radius=radius)
+    if sealed is None:
+        names = None if everyone is None else [everyone[i] for i in present]
+        fitted = _fit(plan, encoder, x, names, rng, clock.within)
+    else:
+        fitted = fitting.sealed(plan, encoder, sealed.flow, n=len(x))
+    mechanism, x = fitted.mechanism, x[fitted.released]
 
     site.require_running()
     clock.enter(Stage.DRAW)
     # Asked once more while nothing is lost: an offline site keeps its reservation instead of burning it below.
     site.witness.anchor(ledger.anchor_envelope())
-    hold = ledger.start_drawing(hold)
+    hold = ledger.start_drawing(hold, None if everyone is None else [everyone[i] for i in chosen.rows])
     reach("pipeline.drawing")
     try:
         # The *drawing* entry is witnessed before any noise exists. A copy of this folder, or a snapshot put back,
@@ -279,8 +323,8 @@ def make_release(
 
         clock.enter(Stage.DECODE)
         # Row i of the draw comes from record i: once shuffled, a row says nothing by its place.
-        order = rng.generator.permutation(len(noisy))
-        released = encoder.decode(noisy[order])
+        order = [int(k) for k in rng.generator.permutation(len(noisy) + len(chosen.kept))]
+        released = chosen.after(encoder.decode(noisy)).iloc[order].reset_index(drop=True)
 
         clock.enter(Stage.SEAL)
         receipt = write_receipt(
@@ -295,21 +339,86 @@ def make_release(
         )
         receipt.require_true(plan)
         plan.dictionary.validate_release(released)
-        hold = outbox.seal(hold, write_bundle(receipt, released), receipt, approvals=limits.approvals)
+        fit = lasting.Fit(
+            flow=mechanism.flow,
+            epochs=fitted.epochs,
+            w=mechanism.w,
+            radius=mechanism.radius,
+            dictionary=plan.dictionary.hash,
+            fresh=sealed is None,
+            noisy=noisy,
+        )
+        drawn_from = [*chosen.rows, *([-1] * len(chosen.kept))]
+        whose = [] if everyone is None else [*(everyone[i] for i in chosen.rows), *chosen.kept]
+        rows = lasting.Rows(
+            snapshot=table.snapshot,
+            source=tuple(drawn_from[k] for k in order),
+            persons=tuple(whose[k] for k in order) if whose else (),
+        )
+        files = {lasting.FIT: fit.to_bytes(), lasting.ROWS: rows.to_bytes()}
+        hold = outbox.seal(
+            hold,
+            write_bundle(receipt, released),
+            receipt,
+            approvals=limits.approvals,
+            files=files,
+            author=author,
+            author_apart=limits.author_apart,
+        )
     except Exception as error:
         # The draw has begun: whatever failed, there is no second one for this charge.
         ledger.burn(hold, f"stopped between drawing and sealing: {_name(error)}")
         raise
     reach("pipeline.sealed")
+    drawn = _Drawn(x=x, real=real, noisy=noisy, fitted=fitted, rows=rows, left_out=table.rows - table.n)
+    return _finish(hold, drawn, plan, site, limits, rng, clock)
 
+
+def touches(plan: StudyPlan) -> Touches:
+    """Whom a release of this plan may touch before its persons are known: see `site_agent.composition`."""
+    return "new" if plan.returning != "refresh" and plan.dictionary.person is not None else "everybody"
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class _Drawn:
+    """What the checks and the audit of a sealed release need.
+
+    Args:
+        x: (n, d) encoded records; they are in memory only.
+        noisy: (n, d) drawn rows, row i from record i.
+        real: the same records as the dictionary holds them.
+        left_out: source rows without a complete record.
+    """
+
+    x: Any
+    real: pd.DataFrame
+    noisy: Any
+    fitted: Fitted
+    rows: Rows
+    left_out: int
+
+
+def _finish(
+    hold: Hold, drawn: _Drawn, plan: StudyPlan, site: Site, limits: Limits, rng: Noise, clock: _Clock
+) -> Release:
+    """Check, attack and hold a sealed release. Rows that an earlier release brought were checked with it."""
+    import numpy as np
+
+    from shared.encoding import Encoder
+    from shared.release import read_bundle
+    from site_agent import checks
+
+    ledger, outbox = site.ledger, site.outbox
     try:
         clock.enter(Stage.CHECKS)
+        table = read_bundle(outbox.bundle(hold.release_id), cap=TABLE_CAP).table
+        new = np.asarray(drawn.rows.source) >= 0
         report = checks.check_release(
-            released=read_bundle(outbox.bundle(hold.release_id), cap=TABLE_CAP).table,
-            real=table.table,
+            released=table[new].reset_index(drop=True),
+            real=drawn.real,
             dictionary=plan.dictionary,
             limits=limits,
-            clipped=mechanism.clipped_count(x),
+            clipped=drawn.fitted.mechanism.clipped_count(drawn.x),
             release_id=hold.release_id,
             bundle_sha256=hold.bundle_sha256,
             agent_version=site.agent_version,
@@ -318,28 +427,56 @@ def make_release(
 
         clock.enter(Stage.AUDIT)
         audited = _attack(
-            x=x,
-            noisy=noisy,
-            fitted=fitted,
-            mechanism=mechanism,
-            plan=plan,
-            encoder=encoder,
+            x=drawn.x,
+            noisy=drawn.noisy,
+            fitted=drawn.fitted,
+            encoder=Encoder(dictionary=plan.dictionary),
             limits=limits,
             rng=rng,
             progress=clock.within,
         )
+    except PausedRefusal:
+        # Nothing was refused: the next run goes on from the sealed bytes.
+        raise
     except Exception as error:
         ledger.burn(hold, f"refused after sealing: {_name(error)}")
         raise
 
     clock.enter(Stage.HOLD)
-    if persons:
-        write_private(outbox.folder(hold.release_id) / POPULATION, canonical_json(sorted(persons)))
-    content = {**parse_json(report.to_bytes()), "snapshot": table.snapshot, "left_out": table.rows - table.n}
+    content = {**parse_json(report.to_bytes()), "snapshot": drawn.rows.snapshot, "left_out": drawn.left_out}
     outbox.hold(hold.release_id, checks=content, audit=audited)
     reach("pipeline.held")
     clock.done()
     return open_release(outbox, hold.release_id)
+
+
+def _read_again(hold: Hold, plan: StudyPlan, source: Source, site: Site, encoder: Encoder, rng: Noise) -> _Drawn:
+    """What a run that was killed after its seal had in memory.
+
+    Raises: StateRefusal, when the table is no longer the one that was drawn from: its audit would be of others.
+    """
+    from site_agent import fitting, lasting, records
+
+    folder = site.ledger.folder(hold)
+    rows = lasting.read_rows(folder, hold)
+    table = records.read(source, plan.dictionary, key=site.snapshot_key)
+    if table.snapshot != rows.snapshot:
+        raise StateRefusal(
+            "a sealed release must be audited on the table it was drawn from",
+            given="a table that has changed since",
+            next_step=f"Put that table back for one run, or run site-agent reject {hold.release_id[:8]}: "
+            "it stays charged.",
+        )
+    real = table.table.iloc[sorted(i for i in rows.source if i >= 0)].reset_index(drop=True)
+    fit = lasting.read_fit(folder, hold)
+    return _Drawn(
+        x=encoder.encode(real, rng),
+        real=real,
+        noisy=fit.noisy,
+        fitted=fitting.sealed(plan, encoder, fit.flow, n=len(real), epochs=fit.epochs, fresh=fit.fresh),
+        rows=rows,
+        left_out=table.rows - table.n,
+    )
 
 
 def open_release(outbox: Outbox, release_id: str) -> Release:
@@ -364,6 +501,7 @@ def open_release(outbox: Outbox, release_id: str) -> Release:
         checks=tuple(_check(given) for given in checks.get("checks", ())),
         audit=documents.get("audit", {}),
         left_out=int(checks.get("left_out", 0)),
+        snapshot=str(checks.get("snapshot", "")),
     )
 
 
@@ -388,13 +526,12 @@ def estimate(plan: StudyPlan, source: Source) -> Estimate:
     """Time and memory of a run on a table, before it starts; the table's rows are counted, not checked."""
     from shared.encoding import Encoder
     from site_agent import records
-    from site_agent.models.flow import estimate_cost
+    from site_agent.fitting import estimate_seconds
 
     d = Encoder(dictionary=plan.dictionary).d
     n = records.count(source)
-    seconds, megabytes = estimate_cost(n, d, plan.training)
-    # `seconds` is of a search and a fit; the attacks fit once more.
-    return Estimate(seconds=1.5 * seconds, memory_mb=megabytes, n=n, d=d)
+    seconds, megabytes = estimate_seconds(plan, n, d)
+    return Estimate(seconds=seconds, memory_mb=megabytes, n=n, d=d)
 
 
 # -- rehearsal --------------------------------------------------------------------------------------------------
@@ -452,7 +589,9 @@ def rehearse(
     rng = secure_rng()
     limits = Limits.of(plan.floors, floors)
     source = Source(path=(folder / "made-up.csv").resolve())
-    made_up_table(plan, max(4 * limits.persons, 300), rng).to_csv(source.path, index=False)
+    # Under `holdout` both those who train and those who are released must be enough.
+    split = min(plan.holdout, 1 - plan.holdout) if plan.posture == "holdout" else 1.0
+    made_up_table(plan, round(max(4 * limits.persons, 300) / split), rng).to_csv(source.path, index=False)
     ledger = Ledger.create(folder / "ledger.db", SigningKey.generate(), site=name)
     site = Site(
         name=name,
@@ -514,25 +653,24 @@ def made_up_table(plan: StudyPlan, n: int, rng: Noise) -> pd.DataFrame:
 
 
 # -- inside -----------------------------------------------------------------------------------------------------
-def _fit(x: Any, plan: StudyPlan, encoder: Encoder, rng: Noise, progress: Callable[[float], None]) -> FittedFlow:
-    from site_agent.models.flow import fit_flow
+def _fit(
+    plan: StudyPlan,
+    encoder: Encoder,
+    x: Any,
+    persons: Sequence[str] | None,
+    rng: Noise,
+    progress: Callable[[float], None],
+) -> Fitted:
+    from site_agent.fitting import fit
 
-    return fit_flow(
-        x,
-        plan.training,
-        rng,
-        integer_columns=encoder.integer_columns,
-        progress=lambda part, share, left: progress(share),
-    )
+    return fit(plan, encoder, x, persons, rng, progress)
 
 
 def _attack(
     *,
     x: Any,
     noisy: Any,
-    fitted: FittedFlow,
-    mechanism: LatentNoise,
-    plan: StudyPlan,
+    fitted: Fitted,
     encoder: Encoder,
     limits: Limits,
     rng: Noise,
@@ -540,56 +678,167 @@ def _attack(
 ) -> dict[str, Any]:
     """Attack the release, and hold the outcome against the limits. Raises: AuditRefusal.
 
-    The released flow has seen every record, so nobody is left for a membership attack to be wrong about. A second
-    flow, fitted in the same way on four fifths of the records and released in the same way, stands in for it. That
-    release is attacked and thrown away: it never reaches the disk.
+    The membership attack is tried on another release, of four fifths of the records: one of all of them leaves nobody
+    to be wrong about. It is drawn through the flow that could have learned from those alone (`Fitted.stand_in`),
+    attacked and thrown away: it never reaches the disk.
     """
-    from dataclasses import replace
-
-    from site_agent.audit import AuditLimits, gate, run_audit, seen
-    from site_agent.models.flow import refit_flow
+    from site_agent.audit import AuditLimits, attack, gate
 
     order = rng.generator.permutation(len(x))
     cut = round(HELD_BACK * len(x))
     held_back, inside = x[order[:cut]], x[order[cut:]]
-    stand_in = refit_flow(
-        inside,
-        plan.training,
-        rng,
-        epochs=fitted.epochs,
-        integer_columns=encoder.integer_columns,
-        progress=lambda part, share, left: progress(0.9 * share),
+    stand_in = fitted.stand_in(inside, rng, lambda share: progress(0.8 * share))
+    in_force = AuditLimits(
+        membership_auc=limits.membership_auc,
+        own_row_linkage=limits.own_row_linkage,
+        extreme_linkage=limits.extreme_linkage,
     )
-    report = run_audit(
+    report = attack(
         x=x,
         released=noisy,
-        latents=fitted.flow.inverse(x),
+        latents=fitted.mechanism.flow.inverse(x),
         fitted_on=inside,
         held_back=held_back,
-        probe=replace(mechanism, flow=stand_in.flow).release(inside, rng),
-        view=seen(encoder),  # an attacker sees released values, not the fractions that encoding drew
+        probe=stand_in.release(inside, rng),
+        mechanism=stand_in,
+        encoder=encoder,
+        limits=in_force,
+        rng=rng,
     )
-    gate(
-        report,
-        AuditLimits(
-            membership_auc=limits.membership_auc,
-            own_row_linkage=limits.own_row_linkage,
-            extreme_linkage=limits.extreme_linkage,
-        ),
-    )
+    gate(report, in_force)
     return {**report.to_canonical(), "sentences": list(report.sentences())}
 
 
-def _populations(outbox: Outbox, study: str, *, except_for: str) -> dict[str, frozenset[str]]:
-    """Pseudonyms of the earlier releases of a study that left, or still may."""
-    out: dict[str, frozenset[str]] = {}
-    for hold in outbox.list():
-        if hold.study != study or hold.release_id == except_for or hold.phase == "burnt":
-            continue
-        path = outbox.folder(hold.release_id) / POPULATION
-        if path.exists():
-            out[hold.release_id] = frozenset(parse_json(path.read_bytes(), cap=DOCUMENT_CAP))
-    return out
+@dataclass(frozen=True, kw_only=True, repr=False)
+class _Chosen:
+    """Who is drawn, and beside whom.
+
+    Args:
+        rows: places of the records that are drawn.
+        train: places of the records that may train a flow and are never drawn (posture ``holdout``).
+        kept: persons whose earlier rows are copied.
+        copied: those rows, in the order of `kept`; None where nothing is.
+        population: pseudonyms of everybody in the release.
+        total: persons of the study who will have been released, this release included.
+        earlier: what the release must not be compared with too closely: release, or table as of it, to pseudonyms.
+        withdrawn: persons who withdrew and leave with this release.
+        leaving: all who were in the last release and are not in this one.
+    """
+
+    rows: tuple[int, ...]
+    train: tuple[int, ...] = ()
+    kept: tuple[str, ...] = ()
+    copied: pd.DataFrame | None = None
+    population: frozenset[str] = frozenset()
+    total: int = 0
+    earlier: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    withdrawn: int = 0
+    leaving: int = 0
+
+    def after(self, fresh: pd.DataFrame) -> pd.DataFrame:
+        """The drawn rows, then the copied ones."""
+        import pandas as pd
+
+        return fresh if self.copied is None else pd.concat([fresh, self.copied], ignore_index=True)
+
+
+def _choose(
+    plan: StudyPlan,
+    ledger: Ledger,
+    outbox: Outbox,
+    hold: Hold,
+    base: Hold | None,
+    persons: Sequence[str] | None,
+    may: Sequence[int],
+) -> _Chosen:
+    """Who is drawn in this wave, of the rows that `may` be: see `StudyPlan.returning`."""
+    from shared.release import read_bundle
+    from site_agent.lasting import read_rows
+
+    if persons is None:
+        return _Chosen(rows=tuple(may), total=len(may))
+    gone = ledger.persons_gone(plan.study)
+    taken = ledger.taken(hold) if hold.touches == "new" else frozenset[str]()
+    rows = tuple(i for i in may if persons[i] not in taken and persons[i] not in gone)
+    train = tuple(i for i in sorted({*range(len(persons))} - set(may)) if persons[i] not in gone)
+    population = frozenset(persons[i] for i in rows)
+    earlier: dict[str, frozenset[str]] = {}
+    table: frozenset[str] = frozenset()
+    last: Hold | None = None
+    for other in ledger.holds(plan.study):
+        if other.may_be_out and other.release_id != hold.release_id and other.files:
+            mine = frozenset(read_rows(ledger.folder(other), other).persons)
+            # An appended release adds to the table as of its wave; any other one replaces it.
+            table = mine if mine & table else mine | table
+            earlier |= {other.release_id: mine, f"{other.release_id} and before": table}
+            last = other if other.state == "delivered" else last
+    if hold.touches == "everybody":
+        left = table - population
+        return _Chosen(
+            rows=rows,
+            train=train,
+            population=population,
+            total=len(population),
+            earlier=earlier,
+            withdrawn=len(left & gone),
+            leaving=len(left),
+        )
+    if plan.returning == "append" or last is None:
+        total = len(taken | population)
+        return _Chosen(rows=rows, train=train, population=population, total=total, earlier=earlier)
+    before = read_rows(ledger.folder(last), last).persons
+    leaving = gone & set(before)
+    stays = [k for k, person in enumerate(before) if person not in leaving]
+    copied = read_bundle(outbox.bundle(last.release_id), cap=TABLE_CAP).table.iloc[stays]
+    kept = tuple(before[k] for k in stays)
+    return _Chosen(
+        rows=rows,
+        kept=kept,
+        copied=copied,
+        population=population | set(kept),
+        total=len(taken | population),
+        earlier=earlier,
+        withdrawn=len(leaving),
+        leaving=len(leaving),
+    )
+
+
+def _base(ledger: Ledger, plan: StudyPlan, wave: int) -> Hold | None:
+    """The release whose sealed flow a later wave uses, the latest that fitted one; None where this is the first.
+
+    Raises: StateRefusal, when the wave is out of turn. Turns follow the ledger's order, never a clock.
+    """
+    mine = [hold for hold in ledger.holds(plan.study) if hold.phase != "burnt" and hold.state != "withdrawn"]
+    later = [hold for hold in mine if hold.wave > wave]
+    if later:
+        raise StateRefusal(
+            f"waves must be released in turn: wave {wave} before wave {later[0].wave}",
+            given=f"wave {later[0].wave}, {later[0].state}",
+            next_step=f"Whoever belongs to wave {wave} takes part in the next one.",
+        )
+    done = [hold for hold in mine if hold.phase == "delivered" and hold.wave < wave and hold.files]
+    open_now = [hold for hold in mine if hold.drawn and hold.phase != "delivered" and hold.wave < wave]
+    if open_now and (not done or plan.returning == "frozen"):
+        first = open_now[0]
+        raise StateRefusal(
+            f"wave {first.wave} must be delivered, or rejected, before wave {wave} builds on it",
+            given=first.state,
+            next_step=f"Run site-agent outbox show {first.release_id[:8]}.",
+        )
+    return done[-1] if done else None
+
+
+def _earlier_receipts(outbox: Outbox, study: str, *, except_for: str) -> list[Receipt]:
+    """Receipts of the earlier releases of a study that left, or still may."""
+    from shared.release import read_bundle
+
+    ids = [
+        hold.release_id
+        for hold in outbox.list()
+        if hold.study == study and hold.release_id != except_for and (hold.phase != "burnt" or hold.left)
+    ]
+    kept = [release_id for release_id in ids if (outbox.folder(release_id) / "bundle.zip").exists()]
+    return [read_bundle(outbox.bundle(release_id), cap=TABLE_CAP).receipt for release_id in kept]
 
 
 def _check(given: Mapping[str, Any]) -> Check:
@@ -603,21 +852,13 @@ def _name(error: Exception) -> str:
     return error.code if isinstance(error, Refusal) else type(error).__name__
 
 
-def _refuse_second_draw(hold: Hold, ledger: Ledger) -> None:
+def _refuse_second_draw(hold: Hold) -> None:
     """A hold that is past its draw is never drawn again; say where it stands."""
     if hold.state == "drawing":
         raise StateRefusal(
             "a draw that was begun must be settled first",
             given="a draw under way or interrupted",
             next_step="If no other agent runs, run site-agent release: this draw is burnt, the next is a new charge.",
-        )
-    if hold.state == "sealed":
-        # The attack audit needs the fitted flow and the order of the rows, which are never written to disk.
-        ledger.burn(hold, "the agent stopped between sealing and the audit")
-        raise StateRefusal(
-            "a sealed release must have been checked and attacked",
-            given="a run that stopped in between; its charge is burnt and nothing was sent",
-            next_step="Run site-agent release again: it is a new charge.",
         )
     raise StateRefusal(
         f"wave {hold.wave} of study {hold.study} must not be in the outbox already",
@@ -638,10 +879,16 @@ def require_open(plan: StudyPlan, number: int, today: dt.date) -> None:
 
 
 class _Clock:
-    """Turns stages into one share of the whole and a guess at the seconds left."""
+    """Turns stages into one share of the whole and a guess at the seconds left, and asks whether to go on.
 
-    def __init__(self, progress: Progress | None) -> None:
-        self.progress = progress
+    Args:
+        progress: who is told.
+        require: refuses while the site is paused. It is not asked from the draw to the seal, where stopping would
+            burn the charge.
+    """
+
+    def __init__(self, progress: Progress | None, require: Callable[[], None]) -> None:
+        self.progress, self.require = progress, require
         self.total = sum(_WEIGHTS.values())
         self.started = time.monotonic()
         self.before = 0.0
@@ -662,6 +909,8 @@ class _Clock:
             self.progress(self.stage, 1.0, 0.0)
 
     def _tell(self, inside: float) -> None:
+        if self.stage in (Stage.READ, Stage.ENCODE, Stage.FIT, Stage.AUDIT):
+            self.require()
         if self.progress is None or self.stage is None:
             return
         share = self.before + inside * _WEIGHTS[self.stage] / self.total

@@ -76,6 +76,8 @@ class Memory(Protocol):
 
     def approved_plan(self, study: str) -> tuple[int, str] | None: ...
     def approve_plan(self, *, study: str, version: int, plan_hash: str, approver: str) -> None: ...
+    def revoke_plan(self, *, study: str, version: int, plan_hash: str, approver: str, reason: str) -> None: ...
+    def plan_revoked(self, study: str, version: int) -> bool: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -206,10 +208,10 @@ class Plans:
         """File the approval of `plan` by `name`.
 
         Args:
-            understood: what is not covered, as it was shown; must be all of it under posture ``local``.
+            understood: what is not covered, as it was shown; must be all of it under ``local`` and ``holdout``.
         Raises: PlanExpired, PlanRollback, ApprovalRefusal (not a registered approver, or nothing ticked).
         """
-        from shared.release import coverage
+        from shared.release import LEAVES_PERSONS_OPEN, coverage
 
         plan.require_current(today)
         if plan.version < self.highest(plan.study):
@@ -221,11 +223,11 @@ class Plans:
                 given=repr(name),
                 next_step=f"Approvers here: {', '.join(self.approvers) or 'none'}.",
             )
-        if plan.posture == "local" and tuple(understood) != coverage(plan)[1]:
+        if plan.posture in LEAVES_PERSONS_OPEN and tuple(understood) != coverage(plan)[1]:
             raise ApprovalRefusal(
-                "posture 'local' must be approved with a tick on what is not covered",
+                f"posture {plan.posture!r} must be approved with a tick on what is not covered",
                 given="no tick",
-                next_step=f"Read site-agent plan show {plan.study}, then add --understood local.",
+                next_step=f"Read site-agent plan show {plan.study}, then add --understood {plan.posture}.",
             )
         approval = PlanApproval(
             study=plan.study,
@@ -245,8 +247,28 @@ class Plans:
         write_private(self._approval_path(plan.study, plan.version), envelope.to_bytes())
         return approval
 
+    def revoke(self, study: str, *, name: str, key: SigningKey, reason: str) -> StudyPlan:
+        """Take the approval of the newest plan back, as the approver `name`: nothing more is made or sent under it.
+
+        Raises: StateRefusal (nobody approved it), ApprovalRefusal (not a registered approver).
+        """
+        plan = self.plan(study)
+        if self.approvers.get(name) != key.public:
+            raise ApprovalRefusal(
+                "an approver must be registered at this site with this key",
+                given=repr(name),
+                next_step=f"Approvers here: {', '.join(self.approvers) or 'none'}.",
+            )
+        self.memory.revoke_plan(study=study, version=plan.version, plan_hash=plan.hash, approver=name, reason=reason)
+        return plan
+
     def approval(self, study: str, version: int) -> PlanApproval | None:
-        """The filed approval of a version, verified; None where nobody approved it. Raises: ApprovalRefusal."""
+        """The filed approval of a version, verified; None where nobody approved it, or somebody revoked it.
+
+        Raises: ApprovalRefusal.
+        """
+        if self.memory.plan_revoked(study, version):
+            return None
         try:
             data = self._approval_path(study, version).read_bytes()
         except FileNotFoundError:

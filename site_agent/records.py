@@ -23,7 +23,18 @@ from shared.dictionary import Dictionary
 from shared.errors import DataFileRefusal, DataRefusal, DictionaryRefusal, MissingRefusal
 from site_agent.config import Source
 
-__all__ = ["Records", "count", "header", "named", "problems", "pseudonyms", "read", "suggestions"]
+__all__ = [
+    "Records",
+    "count",
+    "header",
+    "named",
+    "problems",
+    "pseudonym",
+    "pseudonyms",
+    "read",
+    "row_pseudonyms",
+    "suggestions",
+]
 
 BLOCK = 1 << 20
 
@@ -115,11 +126,14 @@ def header(source: Source) -> tuple[str, ...]:
 def named(source: Source, dictionary: Dictionary) -> tuple[bool, tuple[str, ...]]:
     """Column names of a file for a screen, if its first line can be a header at all.
 
-    Returns: (True, names), or (False, ()) when no name is expected or like one: it may be the first patient.
+    Returns: (True, names), or (False, ()) when fewer than half of the planned columns are there under a name that is
+        expected or like it: the line may be the first patient, one of whose values happens to be a column's name.
     """
     names = header(source)
     expected = {column.name for column in dictionary.columns} | set(source.columns)
-    if set(names) & expected or suggestions(names, dictionary):
+    known = set(names) & expected
+    known |= set(suggestions([name for name in names if name not in known], dictionary))
+    if 2 * len(known) >= len(dictionary.columns):
         return True, names
     return False, ()
 
@@ -162,12 +176,19 @@ def pseudonyms(records: Records, dictionary: Dictionary, *, key: bytes) -> froze
 
     Empty where the dictionary has no person column: then no two populations can be compared.
     """
+    return frozenset(row_pseudonyms(records, dictionary, key=key) or ())
+
+
+def row_pseudonyms(records: Records, dictionary: Dictionary, *, key: bytes) -> tuple[str, ...] | None:
+    """The keyed hash of each row's person, in the order of the rows; None without a person column."""
     if dictionary.person is None:
-        return frozenset()
-    return frozenset(
-        hmac.new(key, b"person\0" + str(person).encode(), hashlib.sha256).hexdigest()[:32]
-        for person in records.table[dictionary.person]
-    )
+        return None
+    return tuple(pseudonym(str(person), key=key) for person in records.table[dictionary.person])
+
+
+def pseudonym(person: str, *, key: bytes) -> str:
+    """The keyed hash of one identifier. The key is the site's, so that it is the same in every study."""
+    return hmac.new(key, b"person\0" + person.encode(), hashlib.sha256).hexdigest()[:32]
 
 
 # -- inside -----------------------------------------------------------------------------------------------------

@@ -8,8 +8,11 @@ that it holds. Both are turned into charges that are never too few:
   which. A draw needs a reservation, and the agent notes an acknowledged anchor and the start of the drawing before the
   next reservation is anchored: `g` missing entries hold at most ⌊(g + 2) / 3⌋ draws.
 
-The price is the full one of the study's plan, at its dearest version known. The counting trusts the coordinator's
-word on the last head, as the detection of the old copy does; it does not trust the order or kind of what is missing.
+The price is the full one of the study's plan, at its dearest version known. Nothing is taken on the coordinator's
+word: the last head and every release count only with the signature of this site's own release key under them, so a
+hostile coordinator cannot invent a release or a later head. It can hide some. A hidden release is then counted among
+the draws that nobody can name, at the full price in every study: the site only spends more carefully. A hidden last
+head hides that the ledger is an old copy; against that stands only the log that other people keep.
 """
 
 from __future__ import annotations
@@ -18,12 +21,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
-from shared.errors import LedgerRefusal, PlanRefusal, StateRefusal
+from shared.errors import IntegrityRefusal, LedgerRefusal, PlanRefusal, Refusal, StateRefusal
 from shared.keys import Envelope
-from shared.wire import AnchorReceipt, Holding
+from shared.release import STATEMENT_TYPE, Statement
+from shared.wire import ANCHOR_TYPE, AnchorHead, AnchorReceipt, Holding, Holdings
+from site_agent.holds import LOST_CAP
 from site_agent.ledger import Ledger, Lost
 
 if TYPE_CHECKING:
+    from shared.keys import PublicKey
     from shared.plan import StudyPlan
     from shared.privacy import Event
     from site_agent.plans import Plans
@@ -31,13 +37,15 @@ if TYPE_CHECKING:
 __all__ = ["Coordinator", "Recovery", "draws_within", "recover", "survey"]
 
 
+MISSING_CAP = 100_000
+"""More missing entries than any site ever writes: a coordinator's word must not decide how much is counted here."""
+
+
 class Coordinator(Protocol):
     """What is asked of the coordinator (`site_agent.egress.Egress`)."""
 
     def fetch_plan(self, study: str) -> Envelope: ...  # noqa: D102
-    def status(self, study: str) -> tuple[Holding, ...]: ...  # noqa: D102
-    def witnessed(self, study: str) -> AnchorReceipt | None: ...  # noqa: D102
-    def reanchored(self, study: str) -> int: ...  # noqa: D102
+    def holdings(self, study: str) -> Holdings: ...  # noqa: D102
     def anchor(self, envelope: Envelope) -> AnchorReceipt: ...  # noqa: D102
 
 
@@ -81,26 +89,35 @@ def survey(ledger: Ledger, plans: Plans, door: Coordinator, studies: Iterable[st
     Args:
         studies: all studies that the site was invited to; those of the ledger are added.
     Raises: LedgerRefusal, when the copy is from before an earlier recovery: its charges cannot be bounded by counting;
-        any refusal of the coordinator or of a plan.
+        IntegrityRefusal, when the last head shown is not signed by this site; any refusal of the coordinator or of a
+        plan.
     """
     names = sorted({*studies, *(hold.study for hold in ledger.holds())})
     if not names:
         raise StateRefusal("a site must take part in a study", given="none", next_step="See site-agent status.")
-    witnessed, known = door.witnessed(names[0]), ledger.anchored()
+    answers = {study: door.holdings(study) for study in names}
+    first = answers[names[0]]
+    witnessed, known = _own_head(ledger, first), ledger.anchored()
     if witnessed is None or ledger.holds_head(witnessed):
         return Recovery(state="whole", witnessed=witnessed, known=known)
     done = ledger.recovered(witnessed)
     if done:
         return Recovery(state="counted", witnessed=witnessed, known=known, fingerprint=done)
-    if ledger.recoveries() != door.reanchored(names[0]) or witnessed.seq <= known:
+    if ledger.recoveries() != first.reanchored or witnessed.seq <= known:
         raise LedgerRefusal(
             "a ledger to recover must be from after the last recovery",
-            given=f"{ledger.recoveries()} recoveries here, {door.reanchored(names[0])} at the coordinator",
+            given=f"{ledger.recoveries()} recoveries here, {first.reanchored} at the coordinator",
             next_step="Restore a later backup of ledger.db and ledger.head. Without one, what was spent cannot be "
             "bounded: the site releases nothing more in its studies; call the study lead.",
         )
+    if witnessed.seq - known > MISSING_CAP:
+        raise LedgerRefusal(
+            f"at most {MISSING_CAP} entries may be missing to be counted",
+            given=f"{witnessed.seq - known}",
+            next_step="Restore a later backup of ledger.db and ledger.head; call the study lead.",
+        )
     here = {hold.release_id for hold in ledger.holds()}
-    held = [holding for study in names for holding in door.status(study)]
+    held = [holding for study in names for holding in _own(ledger, study, answers[study])]
     away = [holding for holding in held if holding.release_id not in here]
     unknown = max(draws_within(witnessed.seq - known) - len(away), 0)
     lost: list[Lost] = []
@@ -112,8 +129,7 @@ def survey(ledger: Ledger, plans: Plans, door: Coordinator, studies: Iterable[st
                 raise StateRefusal("the plan of a held release must be known", given=f"none of {study}")
             continue  # without a signed plan nothing was ever reserved
         lost += [_named(priced, holding) for holding in mine]
-        if unknown:
-            lost.append(_named(priced, None, count=unknown))
+        lost += [_named(priced, None, count=min(LOST_CAP, unknown - k)) for k in range(0, unknown, LOST_CAP)]
     return Recovery(
         state="to count",
         witnessed=witnessed,
@@ -123,6 +139,45 @@ def survey(ledger: Ledger, plans: Plans, door: Coordinator, studies: Iterable[st
         lost=tuple(lost),
         accepted=tuple((h.release_id, h.log_index) for h in held if h.release_id in here and h.log_index is not None),
     )
+
+
+def _own_head(ledger: Ledger, answer: Holdings) -> AnchorReceipt | None:
+    """The last witnessed head, when this site itself has signed exactly it. Raises: IntegrityRefusal."""
+    told = answer.anchored
+    if told is None:
+        return None
+    try:
+        envelope = Envelope.from_bytes(answer.anchor)
+        head = AnchorHead.from_bytes(envelope.require(ANCHOR_TYPE, _release_key(ledger)))
+    except Refusal:
+        head = None
+    if head is None or (head.site, head.seq, head.head) != (ledger.site, told.seq, told.head):
+        raise IntegrityRefusal(
+            "the last witnessed head must be shown as this site signed it",
+            given="one without this site's signature",
+            next_step="Nothing is counted on the coordinator's word. Call the study lead.",
+        )
+    return told
+
+
+def _own(ledger: Ledger, study: str, answer: Holdings) -> list[Holding]:
+    """The releases that this site has signed, each once; what cannot be shown so is not counted as one of them."""
+    found: dict[str, Holding] = {}
+    for holding in answer.holdings:
+        try:
+            envelope = Envelope.from_bytes(holding.statement)
+            said = Statement.from_bytes(envelope.require(STATEMENT_TYPE, _release_key(ledger)))
+        except Refusal:
+            continue
+        named = (ledger.site, study, holding.study, holding.wave, holding.release_id)
+        if (said.site, said.study, said.study, said.wave, said.release_id) == named:
+            kept = found.get(said.release_id)
+            found[said.release_id] = holding if kept is None or kept.log_index is None else kept
+    return list(found.values())
+
+
+def _release_key(ledger: Ledger) -> dict[str, PublicKey]:
+    return {ledger.signer.public.key_id: ledger.signer.public}
 
 
 def recover(ledger: Ledger, plans: Plans, door: Coordinator, studies: Iterable[str]) -> Recovery:

@@ -10,15 +10,30 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from shared.plan import Floors
 from shared.terminal import table
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from site_agent.airlock import Earlier
+    from site_agent.curve import Curve
     from site_agent.ledger import StatementLine
     from site_agent.pipeline import Release
 
-__all__ = ["budget", "heading", "next_step", "note", "outbox", "plan_page", "release_page", "sentences", "settings"]
+__all__ = [
+    "budget",
+    "cell",
+    "curve_page",
+    "heading",
+    "next_step",
+    "note",
+    "outbox",
+    "plan_page",
+    "release_page",
+    "sentences",
+    "settings",
+]
 
 ROWS = 8
 
@@ -79,13 +94,17 @@ def epsilon(value: float, delta: float) -> str:
     >>> epsilon(7.95, 1e-6)
     'ε = 7.95 at δ = 1e-06'
     """
-    return f"ε = {value:.4g} at δ = {delta:.0e}"
+    return f"ε = {value:.4g} at δ = {delta:g}"
 
 
 def plan_page(out: Console, page: Mapping[str, Any]) -> None:
     """Everything a steward agrees to, on one page."""
     state = f"approved by {page['approved_by']}" if page["approved_by"] else "not approved here"
     heading(out, f"{page['study']}: {page['title']}", f"version {page['version']} · {state}")
+    if page["changes"]:
+        heading(out, "Changed since the version that was approved here")
+        out.print(table(("setting", "before", "now"), [[item or None for item in row] for row in page["changes"]]))
+        out.print()
     out.print(page["purpose"])
     out.print()
     settings(
@@ -117,6 +136,8 @@ def plan_page(out: Console, page: Mapping[str, Any]) -> None:
             ("in words", price["translation"]),
         ),
     )
+    heading(out, "Covered by this price", f"posture {page['posture']}")
+    sentences(out, page["covered"], mark="✓", style="green")
     heading(out, "Not covered by this price", f"posture {page['posture']}")
     sentences(out, page["not_covered"], mark="✗", style="yellow")
     heading(out, "Columns")
@@ -132,12 +153,21 @@ def plan_page(out: Console, page: Mapping[str, Any]) -> None:
         f"attack AUC at most {floors['membership_auc']:g} · own-row linkage at most {floors['own_row_linkage']:g}, "
         f"{floors['extreme_linkage']:g} among outliers"
     )
-    if page["changes"]:
-        heading(out, "Changed since the version that was approved here")
-        out.print(table(("setting", "before", "now"), [[cell or None for cell in row] for row in page["changes"]]))
+    usual = Floors()
+    audited = ("membership_auc", "own_row_linkage", "extreme_linkage")
+    if any(floors[name] > getattr(usual, name) for name in audited):
+        wide = ", ".join(f"{getattr(usual, name):g}" for name in audited)
+        note(out, f"The limits of the attack audit are wider than usual ({wide}).")
 
 
-def release_page(out: Console, release: Release, *, changes: Sequence[Sequence[str]] = (), rows: int = ROWS) -> None:
+def release_page(
+    out: Console,
+    release: Release,
+    *,
+    changes: Sequence[Sequence[str]] = (),
+    earlier: Sequence[Earlier] = (),
+    rows: int = ROWS,
+) -> None:
     """A sealed release as its approver must see it: the very rows, size, checks, audit, price."""
     from rich.text import Text
 
@@ -155,6 +185,7 @@ def release_page(out: Console, release: Release, *, changes: Sequence[Sequence[s
             ),
             ("in words", receipt.translation),
             ("bytes", f"SHA-256 {hold.bundle_sha256[:32]}…"),
+            ("made by", hold.author),
             ("approvals", f"{len(hold.approvals)} of {hold.approvals_needed}"),
         ),
     )
@@ -165,7 +196,7 @@ def release_page(out: Console, release: Release, *, changes: Sequence[Sequence[s
     )
     for part in _pages(release.table.columns, out.width):
         shown = release.table[list(part)].head(rows)
-        out.print(table(part, [[_cell(v) for v in row] for row in shown.itertuples(index=False)]))
+        out.print(table(part, [[cell(v) for v in row] for row in shown.itertuples(index=False)]))
     heading(out, "Checks", "stay here")
     marks = {"passed": ("✓", "green"), "warning": ("!", "yellow"), "failed": ("✗", "bold red")}
     lines = [
@@ -185,9 +216,22 @@ def release_page(out: Console, release: Release, *, changes: Sequence[Sequence[s
         sentences(out, release.audit.get("sentences", ()))
     heading(out, "Not covered")
     sentences(out, receipt.not_covered, mark="✗", style="yellow")
+    if earlier:
+        heading(out, "Beside the earlier releases of this study")
+        cells = [
+            (
+                one.release_id[:8],
+                one.wave,
+                one.state.replace("_", " "),
+                f"{one.rows} → {one.rows_now}",
+                "; ".join([*(f"+ {name}" for name in one.added), *(f"− {name}" for name in one.removed), *one.shifts]),
+            )
+            for one in earlier
+        ]
+        out.print(table(("release", "wave", "state", "rows", "what differs most"), cells, right=("wave",)))
     if changes:
         heading(out, "The plan has changed since")
-        out.print(table(("setting", "then", "now"), [[cell or None for cell in row] for row in changes]))
+        out.print(table(("setting", "then", "now"), [[item or None for item in row] for row in changes]))
 
 
 def outbox(out: Console, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -224,7 +268,7 @@ def budget(out: Console, lines: Sequence[StatementLine], totals: Sequence[Mappin
         return
     for total in totals:
         mine = [line for line in lines if line.study == total["study"]]
-        heading(out, f"Budget of {total['study']}", f"per person, at δ = {total['delta']:.0e}")
+        heading(out, f"Budget of {total['study']}", f"per person, at δ = {total['delta']:g}")
         states = {"held": "reserved", "sealed": "sealed", "delivered": "delivered", "burnt": "burnt, stays charged"}
         out.print(
             table(
@@ -254,6 +298,31 @@ def budget(out: Console, lines: Sequence[StatementLine], totals: Sequence[Mappin
             sentences(out, uncovered, mark="✗", style="yellow")
 
 
+def curve_page(out: Console, curve: Curve) -> None:
+    """The curve of w as a table, what it is not beside it."""
+    whose = "made-up values" if curve.made_up else f"{curve.n:,} records"
+    heading(out, f"{curve.study}: what a weight w buys, and what it costs", f"{whose}; stays here")
+    rows = [
+        (
+            f"{point.w:.3g}" + (" ← plan" if point.w == curve.planned else ""),
+            f"{point.epsilon:.4g}",
+            f"{point.bound:.1%}",
+            f"{point.hits.value:.1%} ({point.hits.low:.1%} to {point.hits.high:.1%})",
+            f"{point.own_row.value:.1%}",
+            f"{point.distance_auc.value:.2f}",
+            None if point.error is None else f"{point.error:.1%}",
+        )
+        for point in curve.points
+    ]
+    names = ("w", "true ε", "bound", "holder of the flow", "own row", "AUC", "estimates off")
+    out.print(table(names, rows, right=names[1:]))
+    out.print(
+        f"Bound and holder of the flow: patients recognised at 1 % false alarms. Estimates off: median relative error "
+        f"of {len(curve.points[0].errors)} planned terms over {curve.draws} draws."
+    )
+    sentences(out, curve.sentences())
+
+
 def _pages(names: Iterable[str], width: int) -> list[tuple[str, ...]]:
     """Columns in groups that fit side by side."""
     pages: list[tuple[str, ...]] = []
@@ -269,7 +338,8 @@ def _pages(names: Iterable[str], width: int) -> list[tuple[str, ...]]:
     return [*pages, tuple(now)] if now else pages
 
 
-def _cell(value: Any) -> Any:
+def cell(value: Any) -> Any:
+    """A value of a released table as people read it; None where it is missing."""
     if value is None or str(value) in ("<NA>", "nan"):
         return None
     return f"{value:.6g}" if isinstance(value, float) else value

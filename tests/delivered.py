@@ -14,10 +14,11 @@ from shared.invitation import Invitation
 from shared.keys import SigningKey
 from shared.plan import StudyPlan
 from shared.release import Statement, write_bundle, write_receipt
-from shared.wire import EnrolmentRequest
+from shared.wire import EnrolmentRequest, Withdrawal
 
 STUDIES = Path(__file__).parents[1] / "deploy" / "studies"
 TODAY = dt.date(2026, 1, 5)
+APPROVERS: dict[str, SigningKey] = {}  # by the handle of the site's release key
 
 
 def cohort_plan(**changes: str) -> StudyPlan:
@@ -50,6 +51,7 @@ def cohort(n: int, seed: int, *, log_hr: float = 0.15, columns: tuple[str, ...] 
 def join(store: Store, invitation: Invitation, *, accepted: bool = True) -> SigningKey:
     """Let a site ask to join with its invitation; returns its release key."""
     key, approver = SigningKey.generate(), SigningKey.generate()
+    APPROVERS[key.public.key_id] = approver
     request = EnrolmentRequest(
         site=invitation.site, csr_pem="", release_key=key.public, approvers={"steward": approver.public}
     )
@@ -105,4 +107,20 @@ def _release(plan, site, key, table, wave):
         receipt_sha256=receipt.hash,
         ledger_head="0" * 64,
     )
-    return statement, statement.sign([key]), receipt, data
+    return statement, statement.sign([key, APPROVERS[key.public.key_id]]), receipt, data
+
+
+def take_back(store: Store, site: str, key: SigningKey, *, wave: int = 1, reason: str = "consent") -> str:
+    """Withdraw a site's release as if it had asked; the digest of the bundle."""
+    [release] = [found for found in store.releases(wave=wave) if found.site == site]
+    document = Withdrawal(
+        study=release.study,
+        site=site,
+        wave=wave,
+        release_id=release.release_id,
+        bundle_sha256=release.bundle_sha256,
+        reason_code=reason,
+    )
+    store.withdraw(withdrawal=document, envelope=document.sign([key, APPROVERS[key.public.key_id]]), today=TODAY)
+    store.path(release).unlink()
+    return release.bundle_sha256

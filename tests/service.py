@@ -24,7 +24,7 @@ from shared.plan import StudyPlan, sign_plan
 from shared.release import Receipt, Statement, write_bundle, write_receipt
 from shared.transport import Client, Credentials
 from shared.wire import ANCHOR_TYPE, COLLECTION, SERVICE, AnchorHead, EnrolmentRequest
-from site_agent.egress import Egress, new_tls_identity
+from site_agent.egress import Egress, Witness, new_tls_identity
 
 LEAD = SigningKey.generate()
 SMALL = Dictionary(
@@ -130,8 +130,11 @@ class Hub:
             ca_pem=mine.ca_pem,
             cert_pem=mine.cert_pem,
             key_pem=mine.key_pem,
-            **{"timeout": 20.0, **settings},
+            **{"timeout": 20.0, "witness": self.witness(site), **settings},
         )
+
+    def witness(self, site: str) -> Witness:
+        return Witness(self.authority.witness.public, site, self.home / f"acknowledged.{site}.jsonl")
 
     def client(self, site: str) -> Client:
         """The bare channel, for what `Egress` would never send."""
@@ -172,8 +175,8 @@ class Hub:
             release_id=release_id,
             agent_version="0.1.0",
             n=len(table),
-            study_epsilon=100.0,
-            previous="0" * 64,
+            study_epsilon=plan.budget.epsilon,  # all that it may be: these tests make releases in any order
+            previous=sha256_hex(f"{site} {release_id} {wave}".encode()),
         )
         receipt = dataclasses.replace(receipt, **(receipt_changes or {}))
         data = write_bundle(receipt, table) if data is None else data

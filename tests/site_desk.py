@@ -22,42 +22,24 @@ from cryptography.x509.oid import NameOID
 from shared.canonical import parse_json, sha256_hex
 from shared.chain import GENESIS, head_fingerprint, heads
 from shared.errors import LedgerRefusal, NetworkRefusal
-from shared.flows import Bijection
+from shared.flows import AffineAutoregressiveFlow
 from shared.invitation import Invitation, certificate_fingerprint
 from shared.keys import Envelope, SigningKey
 from shared.plan import StudyPlan, sign_plan
+from shared.release import mechanism
 from shared.terminal import run
-from shared.wire import Acceptance, AnchorHead, AnchorReceipt, Enrolment, Holding
+from shared.wire import Acceptance, AnchorHead, AnchorReceipt, Enrolment, Holding, Holdings
 from site_agent import cli, pipeline
+from site_agent.fitting import Fitted, released_rows
 
 PASSPHRASE = "correct horse battery"
 
 
-@dataclass(frozen=True)
-class Standardised:
+def quick_fit(plan, encoder, x, persons, rng, progress):
     """x = mean + scale z: a flow that needs no training."""
-
-    mean: np.ndarray
-    scale: np.ndarray
-
-    @property
-    def d(self) -> int:
-        return len(self.mean)
-
-    def forward(self, z):
-        return self.mean + self.scale * z
-
-    def inverse(self, x):
-        return (x - self.mean) / self.scale
-
-    def log_prob(self, x):
-        return np.zeros(len(x))
-
-
-def quick_fit(x, plan, encoder, rng, progress):
     progress(0.5)
-    flow: Bijection = Standardised(x.mean(axis=0), x.std(axis=0) + 1e-9)
-    return SimpleNamespace(flow=flow, report=None)
+    flow = AffineAutoregressiveFlow(mean=x.mean(axis=0), scale=np.diag(x.std(axis=0) + 1e-9))
+    return Fitted(mechanism=mechanism(plan, flow), released=released_rows(plan, len(x), persons))
 
 
 @dataclass
@@ -67,10 +49,12 @@ class Hub:
     envelopes: dict[str, Envelope] = field(default_factory=dict)
     anchored: list[dict[str, Any]] = field(default_factory=list)
     sent: list[tuple[Envelope, bytes]] = field(default_factory=list)
+    buried: list[Envelope] = field(default_factory=list)
     accepted: bool = True
     down: bool = False
     allowed: str = ""
     renewed: int = 0
+    signed: bytes = b""
     ca: tuple[Any, Any] | None = None
 
     def __enter__(self):
@@ -100,7 +84,14 @@ class Hub:
         self._up()
         said = [parse_json(envelope.payload) for envelope, _ in self.sent]
         return tuple(
-            Holding(study=study, wave=one["wave"], release_id=one["release_id"], state="accepted", log_index=place)
+            Holding(
+                study=study,
+                wave=one["wave"],
+                release_id=one["release_id"],
+                state="accepted",
+                log_index=place,
+                statement=self.sent[place][0].to_bytes(),
+            )
             for place, one in enumerate(said)
             if one["study"] == study
         )
@@ -115,6 +106,11 @@ class Hub:
     def reanchored(self, study):
         return self.renewed
 
+    def holdings(self, study):
+        return Holdings(
+            holdings=self.status(study), anchored=self.witnessed(study), reanchored=self.renewed, anchor=self.signed
+        )
+
     def anchor(self, envelope):
         self._up()
         body = parse_json(envelope.payload)
@@ -128,6 +124,7 @@ class Hub:
                     raise LedgerRefusal("the ledger must go on", next_step="Run site-agent ledger recover.")
                 self.renewed, self.allowed = self.renewed + 1, ""
             self.anchored.append(body)
+            self.signed = envelope.to_bytes()
         return AnchorReceipt(seq=body["seq"], head=body["head"], index=len(self.anchored))
 
     def send(self, envelope, bundle, progress=None):
@@ -145,6 +142,12 @@ class Hub:
             log_root="ab" * 32,
             accepted_day="2026-01-05",
         )
+
+    def withdraw(self, envelope):
+        self._up()
+        if envelope not in self.buried:
+            self.buried.append(envelope)
+        return SimpleNamespace(log_index=1000 + self.buried.index(envelope))
 
 
 def certificate(name: str, public: Any, signer: Any, issuer: x509.Name | None = None) -> str:
@@ -232,6 +235,7 @@ def hospital(tmp_path, monkeypatch, capsys):
         token="t" * 43,
         expires=dt.date(2999, 1, 1),
         leads=(lead.public,),
+        witness=lead.public,
         bootstrap_cert_pem=ca_pem,
         bootstrap_key_pem="KEY",
     )

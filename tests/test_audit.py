@@ -4,6 +4,7 @@ import dataclasses
 import json
 
 import numpy as np
+import pandas as pd
 import pytest
 from conftest import make_table
 from scipy import stats
@@ -11,10 +12,30 @@ from scipy import stats
 from shared.dictionary import Column, Dictionary
 from shared.encoding import Encoder
 from shared.errors import AuditRefusal, ParameterError
+from shared.flows import Identity
 from shared.mechanisms.latent_noise import LatentNoise, default_radius
 from shared.randomness import seeded_rng
 from shared.simulated import gaussian_table
-from site_agent.audit import AuditLimits, AuditReport, Rate, gate, linkage, membership_auc, run_audit, seen
+from site_agent.audit import (
+    FALSE_ALARMS,
+    AuditLimits,
+    AuditReport,
+    Excess,
+    LikelihoodAttack,
+    Rate,
+    attack,
+    gate,
+    likelihood_attack,
+    likelihood_ratios,
+    linkage,
+    membership_auc,
+    recoded,
+    run_audit,
+    seen,
+    signals,
+    table_attacks,
+    trade_off,
+)
 from site_agent.models.flow import FlowSettings, fit_flow, refit_flow
 
 SETTINGS = FlowSettings(flows=2, hidden=16, epochs=3, patience=2, margins="none")
@@ -112,17 +133,82 @@ def test_a_release_independent_of_its_records_is_at_chance():
 
 
 def test_too_few_records_to_tell_are_refused():
+    """Six records held back: a flow that had memorised all others could not be told from chance."""
     report = attacked(table(60), fresh, seeded_rng(3), held_back=0.1)
-    with pytest.raises(AuditRefusal, match="too small to tell") as refusal:
-        gate(report, AuditLimits(membership_auc=1.0, own_row_linkage=1.0, extreme_linkage=1.0))
+    with pytest.raises(AuditRefusal, match="membership attack must be able to exceed its limit") as refusal:
+        gate(report, LIMITS)
+    assert "6 held-back records: too small to tell" in refusal.value.given
     assert "more persons" in refusal.value.next_step
+    with pytest.raises(AuditRefusal, match="linkage attack must be able"):
+        gate(report, AuditLimits(membership_auc=0.51, own_row_linkage=0.95, extreme_linkage=1.0))
+
+
+def test_the_smallest_release_that_the_floor_allows_is_not_too_small_to_tell():
+    gate(report_of(n=50, n_held_back=10), AuditLimits(membership_auc=0.55, own_row_linkage=0.05, extreme_linkage=0.2))
+
+
+def test_gates_that_a_plan_switches_off_refuse_nothing_and_the_report_says_so():
+    off = AuditLimits(membership_auc=1.0, own_row_linkage=1.0, extreme_linkage=1.0)
+    report = dataclasses.replace(attacked(table(60), copies, seeded_rng(3), held_back=0.1), limits=off)
+    gate(report, off)
+    assert any(
+        "switches these gates off: membership AUC, own-row linkage, own-row linkage of the most" in line
+        for line in report.sentences()
+    )
+
+
+def latent_world(seed, n, d, w):
+    """One release and its stand-in with the true law known: records and latents are the same Gaussian numbers."""
+    rng = np.random.default_rng([seed, n, d])
+    x = rng.normal(size=(n, d))
+
+    def release(z):
+        signal = z * np.minimum(1, default_radius(d) / np.linalg.norm(z, axis=1, keepdims=True)) * np.sqrt(w)
+        return signal + np.sqrt(1 - w) * rng.normal(size=z.shape)
+
+    held, inside = x[: n // 5], x[n // 5 :]
+    return run_audit(x=x, released=release(x), latents=x, fitted_on=inside, held_back=held, probe=release(inside))
+
+
+def refused(report, limits):
+    try:
+        gate(report, limits)
+    except AuditRefusal:
+        return True
+    return False
+
+
+def test_operating_characteristic_of_the_gate_in_a_small_hospital():
+    """150 persons. Honest w = 0.5 under a plan whose limits its true figures keep: refused in well under one run in
+    ten (a rule on the estimate alone would refuse four in ten); honest w = 0: hardly ever; w = 1: always.
+    """
+    kept = AuditLimits(membership_auc=0.55, own_row_linkage=0.25, extreme_linkage=0.65)
+    honest = [latent_world(i, 150, 5, 0.5) for i in range(120)]
+    assert np.mean([r.membership.value for r in honest]) < 0.55
+    assert np.mean([r.own_row.value for r in honest]) < 0.20
+    assert np.mean([r.extreme.value for r in honest]) < 0.60
+    # Expected 2 % to 3 %; eleven or more of 120 at a rate of 3 % has probability 1e-3, and the seeds are fixed.
+    assert sum(refused(r, kept) for r in honest) <= 10
+    assert sum(r.membership.value > 0.55 or r.membership_plain.value > 0.55 for r in honest) > 30
+    usual = AuditLimits(membership_auc=0.55, own_row_linkage=0.05, extreme_linkage=0.20)
+    assert sum(refused(latent_world(i, 150, 5, 0.0), usual) for i in range(120)) <= 4
+    for n in (50, 150):
+        assert all(refused(latent_world(i, n, 5, 1.0), kept) for i in range(40))
+
+
+def test_linkage_of_a_small_hospital_at_one_half_is_a_finding_not_an_accident():
+    """With few rows the nearest one is one's own more often: the usual limit of 5 % is truly exceeded."""
+    reports = [latent_world(i, 150, 5, 0.5) for i in range(20)]
+    assert 0.10 < np.mean([r.own_row.value for r in reports]) < 0.20
+    usual = AuditLimits(membership_auc=0.55, own_row_linkage=0.05, extreme_linkage=0.20)
+    assert sum(refused(r, usual) for r in reports) >= 18
 
 
 def rate(value, half=0.01):
     return Rate(value=value, low=value - half, high=value + half, chance=0.001)
 
 
-def report_of(auc=0.5, plain=0.5, own=0.01, extreme=0.05, half=0.01):
+def report_of(auc=0.5, plain=0.5, own=0.01, extreme=0.05, half=0.01, n=1000, n_held_back=200, **more):
     return AuditReport(
         membership=rate(auc, half),
         membership_plain=rate(plain),
@@ -130,33 +216,37 @@ def report_of(auc=0.5, plain=0.5, own=0.01, extreme=0.05, half=0.01):
         extreme=rate(extreme),
         twin_probability=0.4,
         median_rank=300.0,
-        n=1000,
-        n_fitted=800,
-        n_held_back=200,
+        n=n,
+        n_fitted=n - n_held_back,
+        n_held_back=n_held_back,
+        **more,
     )
 
 
 @pytest.mark.parametrize(
-    "figures", [{}, {"auc": 0.58}, {"own": 0.05}, {"extreme": 0.20}, {"half": 0.199}], ids=lambda f: str(f)
+    "figures",
+    [{}, {"auc": 0.58}, {"auc": 0.60, "half": 0.03}, {"own": 0.05}, {"own": 0.059}, {"extreme": 0.20}],
+    ids=lambda f: str(f),
 )
-def test_figures_within_their_limits_pass(figures):
+def test_figures_within_their_limits_or_within_chance_of_them_pass(figures):
     gate(report_of(**figures), LIMITS)
 
 
 @pytest.mark.parametrize(
     ("figures", "message"),
     [
-        ({"auc": 0.581}, "membership AUC must be at most 0.58"),
+        ({"auc": 0.591}, "membership AUC must be at most 0.58"),
+        ({"auc": 0.62, "half": 0.03}, "membership AUC must be at most 0.58"),
         ({"plain": 0.60}, "standardised"),
-        ({"own": 0.051}, "own-row linkage must"),
-        ({"extreme": 0.21}, "most extreme"),
-        ({"half": 0.21}, "too small to tell"),
+        ({"own": 0.061}, "own-row linkage must"),
+        ({"extreme": 0.22}, "most extreme"),
         ({"auc": 0.9, "own": 0.9}, "2 limits"),
     ],
 )
-def test_each_figure_beyond_its_limit_is_refused(figures, message):
-    with pytest.raises(AuditRefusal, match=message):
+def test_each_figure_surely_beyond_its_limit_is_refused(figures, message):
+    with pytest.raises(AuditRefusal) as refusal:
         gate(report_of(**figures), LIMITS)
+    assert message in refusal.value.must + refusal.value.given
 
 
 def scores(near, far):
@@ -182,7 +272,7 @@ def test_auc_interval_covers_the_truth_at_its_rate():
 def test_auc_of_a_perfect_separation_still_has_an_interval():
     perfect = scores(np.zeros(30), np.ones(20))
     assert perfect.value == perfect.high == 1.0
-    assert perfect.low < 1.0
+    assert perfect.low == pytest.approx(stats.binomtest(20, 20).proportion_ci(method="exact").low)
 
 
 def test_linkage_finds_own_rows_and_counts_ties_for_the_attacker():
@@ -270,15 +360,316 @@ def test_rows_are_not_linked_by_fractions_that_nobody_sees():
 
 
 def test_a_report_reads_back_from_json():
-    report = report_of()
-    assert AuditReport.from_canonical(json.loads(json.dumps(report.to_canonical()))) == report
+    for report in (report_of(), full_report()):
+        assert AuditReport.from_canonical(json.loads(json.dumps(report.to_canonical()))) == report
+
+
+def full_report():
+    def excess(name, a, b):
+        found = [Rate(value=v, low=v - 0.01, high=v + 0.01, chance=b) for v in (a, b, a - b)]
+        return Excess(name=name, attack=found[0], control=found[1], excess=found[2], n_attack=1500, n_control=200)
+
+    return report_of(
+        auc=0.585,
+        likelihood=LikelihoodAttack(
+            auc=rate(0.62),
+            hits=rate(0.041),
+            false_alarms=rate(0.01),
+            bound=0.9871,
+            roc=((0.0, 0.01), (0.5, 0.6), (1.0, 1.0)),
+            n_members=800,
+            n_held_back=200,
+        ),
+        tables=(
+            excess("singling out, one column", 0.33, 0.31),
+            excess("singling out, several columns", 0.09, 0.07),
+            excess("linkability", 0.05, 0.049),
+            excess("inference of sbp", 0.25, 0.24),
+            excess("inference of sex", 0.61, 0.55),
+        ),
+        limits=AuditLimits(membership_auc=0.58, own_row_linkage=0.05, extreme_linkage=0.20),
+    )
 
 
 def test_the_words_promise_nothing():
-    text = " ".join(report_of(auc=0.6).sentences())
-    assert "Attacks we tried" in text
-    assert "others may do better" in text
-    assert "safe" not in text
+    """A snapshot: a change of wording is a decision, not an accident."""
+    assert full_report().sentences() == (
+        "Attacks we tried on 1,000 released rows; others may do better. Low figures are evidence, not a promise.",
+        "Telling who is behind the rows and who is not: AUC 0.58 (95 % interval 0.57 to 0.59); 0.50 is guessing.",
+        "Someone who holds a record finds its own row for 1.0% of records (0.0% to 2.0%; guessing finds 0.10%).",
+        "Among the 5% most unusual records: 5% (4% to 6%).",
+        "For the median of 1,000 records 300 others are nearer than its own released row; for a random pair the chance "
+        "is 40.0%.",
+        "Someone who also holds the flow, w and R: AUC 0.62 (0.61 to 0.63); with 1.0% false alarms it recognises 4.1% "
+        "of patients (3.1% to 5.1%). Weighed: 800 members, 200 held back. Given the flow, the mechanism keeps "
+        "every attacker to 98.7% at 1 % false alarms.",
+        "A rule on one column that fits exactly one patient: 33.0% of 1,500 tries, against 31.0% for people who are "
+        "not in it; difference +2.0 points (+1.0 to +3.0).",
+        "A rule on several columns that fits exactly one patient: 9.0% of 1,500 tries, against 7.0% for people who are "
+        "not in it; difference +2.0 points (+1.0 to +3.0).",
+        "Two halves of a patient's columns joined through the released rows: 5.0% of 1,500 tries, against 4.9% for "
+        "people who are not in it; difference +0.1 points (-0.9 to +1.1).",
+        "Guessing one column from all others, worst of 2, sex: 61.0% of 1,500 tries, against 55.0% for people who are "
+        "not in it; difference +6.0 points (+5.0 to +7.0).",
+        "Limits in force: AUC 0.58, own row 5%, among the most unusual 20%. A release is refused when the whole 95 % "
+        "interval of a figure is beyond it.",
+        "The plan allows more than usual (AUC 0.55, own row 5%, most unusual 20%).",
+        "Above the limit, but within chance of it: membership AUC.",
+    )
+    text = " ".join(full_report().sentences()).lower()
+    assert not any(word in text for word in ("safe", "anonymous", "secure", "impossible"))
+
+
+# -- who holds the flow -------------------------------------------------------------------------------------------
+def test_the_likelihood_ratio_is_the_one_of_the_definition():
+    rng = np.random.default_rng(1)
+    s, y, w = rng.normal(size=(7, 3)), rng.normal(size=(11, 3)), 0.6
+    direct = [
+        np.log(
+            np.mean(
+                stats.multivariate_normal(one, (1 - w) * np.eye(3)).pdf(y)
+                / stats.multivariate_normal(np.zeros(3)).pdf(y)
+            )
+        )
+        for one in s
+    ]
+    assert likelihood_ratios(s, y, w=w) == pytest.approx(direct)
+
+
+def test_signals_are_the_centres_of_the_mechanisms_draws():
+    x = np.random.default_rng(1).normal(size=(40, 4)) * 2
+    mechanism = LatentNoise(flow=Identity(d=4), w=0.7, radius=2.0)
+    mean = np.mean([mechanism.release(x, seeded_rng(i)) for i in range(300)], axis=0)
+    centre = signals(mechanism.flow, x, w=0.7, radius=2.0)
+    assert np.abs(mean - centre).max() < 6 * np.sqrt(0.3 / 300)
+    assert np.linalg.norm(centre, axis=1).max() <= 2.0 * np.sqrt(0.7) + 1e-12
+
+
+def test_a_row_that_the_flow_cannot_place_is_weighed_as_the_centre():
+    x = np.array([[np.nan, 1.0], [np.inf, 0.0], [0.1, 0.2]])
+    found = signals(Identity(d=2), x, w=0.5, radius=2.0)
+    assert np.isfinite(found).all()
+    assert found[0].tolist() == [0.0, 0.0]
+
+
+def test_the_flow_holder_does_better_than_distance():
+    """Table of the privacy notes: ten columns, 500 records, w = 0.75: AUC .80 against .76 for the nearest row."""
+    rng, w, radius = np.random.default_rng(1), 0.75, 3.0
+    x, others = rng.normal(size=(500, 10)), rng.normal(size=(500, 10))
+    flow = Identity(d=10)
+    y = signals(flow, x, w=w, radius=radius) + np.sqrt(1 - w) * rng.normal(size=x.shape)
+    found = likelihood_attack(
+        members=signals(flow, x, w=w, radius=radius),
+        held_back=signals(flow, others, w=w, radius=radius),
+        released=y,
+        w=w,
+    )
+    assert 0.74 < found.auc.value < 0.86
+    assert found.auc.value > membership_auc(x, others, y).value
+    assert found.hits.value > 0.05
+    assert found.false_alarms.value <= FALSE_ALARMS
+
+
+def one_row_worlds(w, radius, noise, runs):
+    """Two worlds as far apart as the mechanism's sensitivity allows; scores of the true and of the false candidate."""
+    mechanism = LatentNoise(flow=Identity(d=1), w=w, radius=radius)
+    candidate = signals(mechanism.flow, np.array([[radius]]), w=w, radius=radius)
+    out = []
+    for at, seed in ((radius, 1), (-radius, 2)):
+        sent = mechanism.release(np.full((runs, 1), at), seeded_rng(seed))
+        centre = at * np.sqrt(w)
+        sent = centre + noise * (sent - centre)
+        out.append(np.array([likelihood_ratios(candidate, row[None], w=w)[0] for row in sent]))
+    return mechanism, out
+
+
+def beyond_the_bound(mechanism, inside, outside, level=1e-6):
+    """Whether any threshold fixed in advance gives more hits than the exact trade-off curve, beyond all doubt."""
+    found = False
+    for threshold in np.quantile(np.concatenate([inside, outside]), np.linspace(0.05, 0.95, 10)):
+        hits, alarms = int((inside > threshold).sum()), int((outside > threshold).sum())
+        least = stats.binomtest(hits, len(inside)).proportion_ci(1 - level / 5, method="exact").low
+        most = stats.binomtest(alarms, len(outside)).proportion_ci(1 - level / 5, method="exact").high
+        found |= least > trade_off(mechanism.event.mu, most)
+    return found
+
+
+def test_no_attack_beats_the_exact_trade_off_curve_and_half_the_noise_would():
+    mechanism, (inside, outside) = one_row_worlds(0.05, 1.5, 1.0, 2000)
+    assert not beyond_the_bound(mechanism, inside, outside)
+    # The attack reaches the bound, so that the comparison can fail.
+    at = np.quantile(outside, 0.9)
+    assert (inside > at).mean() > 0.85 * trade_off(mechanism.event.mu, 0.1)
+    mechanism, (inside, outside) = one_row_worlds(0.05, 1.5, 0.5, 2000)
+    assert beyond_the_bound(mechanism, inside, outside)
+
+
+@pytest.mark.parametrize("w", [0.0, 0.2, 0.8])
+def test_hits_in_a_whole_release_stay_below_the_bound(w):
+    rng = seeded_rng(5)
+    x, others = (rng.generator.normal(size=(600, 3)) for _ in range(2))
+    mechanism = LatentNoise(flow=Identity(d=3), w=w, radius=default_radius(3))
+    found = likelihood_attack(
+        members=signals(mechanism.flow, x, w=w, radius=mechanism.radius),
+        held_back=signals(mechanism.flow, others, w=w, radius=mechanism.radius),
+        released=mechanism.release(x, rng),
+        w=w,
+        bound=trade_off(mechanism.event.mu, FALSE_ALARMS),
+    )
+    assert found.hits.low <= trade_off(mechanism.event.mu, found.false_alarms.high)
+    if w == 0:
+        assert found.auc.value == 0.5
+        assert found.hits.value == 0.0
+
+
+def test_the_curve_of_hits_runs_from_corner_to_corner():
+    rng = np.random.default_rng(1)
+    found = likelihood_attack(
+        members=rng.normal(size=(300, 2)),
+        held_back=rng.normal(size=(250, 2)),
+        released=rng.normal(size=(300, 2)),
+        w=0.5,
+    )
+    alarms, hits = np.array(found.roc).T
+    assert (np.diff(alarms) >= 0).all()
+    assert (np.diff(hits) >= 0).all()
+    assert found.roc[0][0] == 0.0
+    assert found.roc[-1] == (1.0, 1.0)
+    assert len(found.roc) <= 102
+
+
+# -- attacks on a table -------------------------------------------------------------------------------------------
+def tables(dictionary, members, held_back, released, seed=1):
+    """Attack source tables in the form in which a release has them."""
+    encoder = Encoder(dictionary=dictionary)
+
+    def as_released(part):
+        return encoder.decode(encoder.encode(dictionary.check(part), seeded_rng(1)))
+
+    found = table_attacks(
+        members=as_released(members),
+        held_back=as_released(held_back),
+        released=as_released(released),
+        dictionary=dictionary,
+        draws=np.random.default_rng(seed),
+    )
+    return {one.name: one for one in found}
+
+
+def test_a_release_of_other_people_has_no_excess_in_any_attack_on_tables(dictionary):
+    found = tables(dictionary, make_table(500, 1), make_table(400, 2), make_table(500, 3))
+    assert len(found) == 3 + len(dictionary.released)
+    for one in found.values():
+        assert one.excess.low <= 0 <= one.excess.high, one
+        assert 0 <= one.attack.low <= one.attack.value <= one.attack.high <= 1
+
+
+def test_a_release_of_the_records_themselves_is_found_by_every_attack(dictionary):
+    members = make_table(500, 1)
+    found = tables(dictionary, members, make_table(400, 2), members)
+    for name in ("singling out, several columns", "linkability", "inference of sbp", "inference of clinic"):
+        assert found[name].excess.low > 0.1, found[name]
+    assert found["inference of chol"].attack.value > 0.95
+
+
+def test_inference_finds_a_planted_leak_in_one_column_and_only_there(dictionary):
+    """The release tells the true grade of everyone whose other columns it nearly shows; sex is drawn anew."""
+    members = make_table(500, 1)
+    leaky = members.assign(sex=make_table(500, 9)["sex"], sbp=(members["sbp"] + 1).clip(71, 269))
+    found = tables(dictionary, members, make_table(400, 2), leaky)
+    assert found["inference of grade"].excess.low > 0.3
+    assert found["inference of sex"].excess.low <= 0
+
+
+@pytest.mark.parametrize("sizes", [(2, 2, 2), (3, 2, 40), (60, 3, 60)])
+def test_tiny_groups_are_attacked_without_a_fault(dictionary, sizes):
+    parts = [make_table(n, seed) for seed, n in enumerate(sizes, 1)]
+    for one in tables(dictionary, *parts).values():
+        assert np.isfinite([one.attack.value, one.control.value, one.excess.low, one.excess.high]).all()
+
+
+def test_a_table_of_one_column_is_attacked_as_far_as_it_can_be():
+    alone = Dictionary(name="one", version=1, columns=(Column(name="sbp", kind="continuous", lower=70, upper=270),))
+    rng = np.random.default_rng(1)
+    parts = [pd.DataFrame({"sbp": rng.normal(130, 10, 100)}) for _ in range(3)]
+    assert set(tables(alone, *parts)) == {"singling out, one column"}
+
+
+def test_a_column_that_is_missing_everywhere_does_no_harm(dictionary):
+    parts = [make_table(80, k).assign(chol=0.0) for k in (1, 2, 3)]
+    found = tables(dictionary, *parts)
+    assert found["inference of chol"].attack.value == 1.0
+    assert found["inference of chol"].excess.value == 0.0
+
+
+def test_the_interval_of_an_excess_is_newcombes():
+    """Newcombe (1998), table II: 56/70 less 48/80, method 10: 0.0524 to 0.3339."""
+    from site_agent.audit import _excess
+
+    flags = [np.arange(n) < k for k, n in ((56, 70), (48, 80))]
+    found = _excess("example", *flags).excess
+    assert (found.value, found.low, found.high) == pytest.approx((0.2, 0.0524, 0.3339), abs=5e-5)
+
+
+def whole_attack(dictionary, w, seed=4, n=260):
+    encoder = Encoder(dictionary=dictionary)
+    rng = seeded_rng(seed)
+    x = encoder.encode(dictionary.check(make_table(n)), rng)
+    inside, held = x[: n * 4 // 5], x[n * 4 // 5 :]
+    settings = FlowSettings(flows=1, hidden=8, epochs=0)
+    fitted = refit_flow(inside, settings, rng, epochs=0, integer_columns=encoder.integer_columns)
+    mechanism = LatentNoise(flow=fitted.flow, w=w, radius=default_radius(encoder.d))
+    return attack(
+        x=x,
+        released=mechanism.release(x, rng),
+        latents=fitted.flow.inverse(x),
+        fitted_on=inside,
+        held_back=held,
+        probe=mechanism.release(inside, rng),
+        mechanism=mechanism,
+        encoder=encoder,
+        limits=LIMITS,
+        rng=rng,
+    )
+
+
+def test_an_honest_release_at_w_0_shows_no_excess_in_any_attack(dictionary):
+    report = whole_attack(dictionary, 0.0)
+    gate(report, LIMITS)
+    assert report.likelihood.auc.value == 0.5
+    assert report.membership.low <= 0.5 <= report.membership.high
+    for one in report.tables:
+        assert one.excess.low <= 0, one
+
+
+def test_a_near_copy_shows_in_the_attacks_on_values_with_levels_and_missing_values(dictionary):
+    report = whole_attack(dictionary, 0.9999)
+    assert report.likelihood.auc.value > 0.95
+    assert report.likelihood.hits.value > 0.9
+    assert {one.name for one in report.tables if one.excess.low > 0.05} >= {"linkability", "inference of grade"}
+    with pytest.raises(AuditRefusal):
+        gate(report, LIMITS)
+
+
+def test_the_same_seed_gives_the_same_report_and_another_one_another(dictionary):
+    one, two, other = (whole_attack(dictionary, 0.5, seed=seed, n=120) for seed in (4, 4, 5))
+    assert one == two
+    assert one != other
+
+
+def test_codes_of_an_attacker_are_a_function_of_what_is_released(dictionary):
+    encoder, one, two = encoded(dictionary)
+    codes = recoded(encoder)
+    assert np.allclose(codes(one), codes(two))
+    assert np.allclose(codes(codes(one)), codes(one))
+    before, after = encoder.decode(one), encoder.decode(codes(one))
+    for name in before:
+        kept = before[name].to_numpy(), after[name].to_numpy()
+        assert (before[name].isna() == after[name].isna()).all()
+        if before[name].dtype == float:
+            assert np.allclose(*kept, equal_nan=True)
+        else:
+            assert before[name].equals(after[name])
 
 
 def test_records_are_left_alone():

@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("shared", "site_agent", "coordinator")
-HEAVY = {"torch", "nflows", "matplotlib", "flwr", "grpc", "statsmodels"}
+HEAVY = {"torch", "nflows", "matplotlib", "flwr", "grpc", "statsmodels", "starlette", "uvicorn", "jinja2"}
 SOCKETS = {"shared/transport.py", "coordinator/demo.py"}  # the demo looks for a free port
 
 

@@ -24,11 +24,15 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from service import LEAD, SMALL, Hub, SiteKeys, anchor_head, rezip, small_table
+from test_ledger import soak
 
 import coordinator.collect as collect
 from coordinator.store import Store
+from shared import privacy
 from shared.canonical import canonical_json, parse_json, sha256_hex
 from shared.chain import LINKS_CAP, head_fingerprint
+from shared.dictionary import Column
+from shared.encoding import Encoder
 from shared.errors import (
     ApprovalRefusal,
     BudgetRefusal,
@@ -56,6 +60,7 @@ from shared.errors import (
 )
 from shared.keys import Envelope, SigningKey
 from shared.plan import Budget, LatentNoisePlan, StudyPlan, Wave, open_plan, sign_plan
+from shared.release import planned_event
 from shared.transport import Call, Peer
 from shared.wire import (
     ANCHOR_TYPE,
@@ -84,9 +89,10 @@ def plan() -> StudyPlan:
         coordinator="hub",
         expires=dt.date(2999, 1, 1),
         release=LatentNoisePlan(w=0.8),
-        budget=Budget(epsilon=600.0),
+        budget=Budget(epsilon=1e5),
         waves=(*waves, Wave(number=41, opens=dt.date(2998, 1, 1), closes=ALWAYS[1])),
         dictionary=SMALL,
+        returning="refresh",
     )
 
 
@@ -536,12 +542,33 @@ def test_a_delivery_that_was_cut_goes_on_from_there_with_the_same_bytes(hub):
     assert hub.store.verify_log() == 1
 
 
+def test_bytes_that_change_while_they_are_sent_do_not_leave(hub):
+    sealed = hub.seal("north", table=small_table(200_000))
+    approved = sealed.path.read_bytes()
+    planted = b"CANARY-of-a-record" * 1000
+
+    def swap(sent: int, total: int) -> None:
+        with sealed.path.open("r+b") as file:  # the same file, so that an open handle sees it as well
+            file.seek(4 * CHUNK_BYTES)
+            file.write(planted)
+
+    with hub.egress("north") as egress:
+        assert "not sent" in refused(StorageRefusal, lambda: egress.send(sealed.envelope, sealed.path, swap)).given
+    left = b"".join(path.read_bytes() for path in (hub.home / "staging").iterdir())
+    assert b"CANARY" not in left
+    sealed.path.write_bytes(approved)
+    with hub.egress("north") as egress:
+        egress.send(sealed.envelope, sealed.path)
+    assert hub.store.verify_log() == 1
+
+
 @pytest.mark.parametrize("excess", [None, 0, 9])
 def test_a_staged_half_that_a_power_cut_has_damaged_is_sent_anew(hub, excess):
     """The site sends from where the coordinator says; when the whole is wrong, it sends the whole again."""
-    sealed = hub.seal("north")
+    sealed = hub.seal("north", table=small_table(100_000))
+    assert sealed.statement.bundle_bytes > 2 * CHUNK_BYTES, "what is staged must reach beyond the first piece"
     part = hub.home / "staging" / f"north.{sealed.statement.bundle_sha256}.part"
-    part.write_bytes(bytes(300 if excess is None else sealed.statement.bundle_bytes + excess))
+    part.write_bytes(bytes(CHUNK_BYTES + 300 if excess is None else sealed.statement.bundle_bytes + excess))
     with hub.egress("north", sleep=lambda seconds: None) as egress:
         egress.send(sealed.envelope, sealed.path)
     assert hub.contents() == {f"bundles/{sealed.statement.bundle_sha256}.zip"}
@@ -663,7 +690,9 @@ def with_nan(table: pd.DataFrame) -> pd.DataFrame:
         ({"receipt_changes": {"rdp": (0.0,) * 289}}, ReceiptRefusal),
         ({"receipt_changes": {"neighbours": "add_remove"}}, ReceiptRefusal),
         ({"receipt_changes": {"not_covered": ()}}, ReceiptRefusal),
-        ({"receipt_changes": {"study_epsilon": 601.0}}, BudgetRefusal),
+        ({"receipt_changes": {"study_epsilon": 100_001.0}}, BudgetRefusal),
+        ({"receipt_changes": {"study_epsilon": 50.0}}, ReceiptRefusal),
+        ({"receipt_changes": {"previous": "an earlier one"}}, ReceiptRefusal),
         ({"receipt_changes": {"site": "south"}}, ReplayRefusal),
         ({"receipt_changes": {"wave": 2}}, ReplayRefusal),
         ({"receipt_changes": {"release_id": "00" * 16}}, ReplayRefusal),
@@ -697,6 +726,80 @@ def test_wrong_content_under_valid_signatures_is_kept_apart_and_told(hub, wrong,
         right = hub.seal("north", table=small_table(seed=9), release_id="99" * 16)
         egress.send(right.envelope, right.path)
     assert "9999" not in str(first)
+
+
+def total(plan: StudyPlan, releases: int) -> float:
+    event = planned_event(plan, Encoder(dictionary=plan.dictionary).d)
+    return privacy.epsilon_from_rdp(privacy.rdp([event] * releases), plan.budget.delta)
+
+
+def test_a_study_total_that_forgets_what_arrived_before_is_found(hub, plan):
+    """Two releases and a quarantined one are three charges for whoever is in all of them."""
+    with hub.egress("north", sleep=lambda seconds: None) as egress:
+
+        def send(wave: int, kind: type[Refusal] | None = None, **changes) -> None:
+            release_id = f"{wave:02d}" * 16 if kind is None else f"{wave:02d}ff" * 8
+            table = small_table(seed=wave)
+            sealed = hub.seal("north", wave=wave, release_id=release_id, table=table, receipt_changes=changes)
+            if kind is None:
+                egress.send(sealed.envelope, sealed.path)
+            else:
+                refused(kind, lambda: egress.send(sealed.envelope, sealed.path))
+
+        send(1, study_epsilon=privacy.epsilon(planned_event(plan, Encoder(dictionary=SMALL).d), plan.budget.delta))
+        send(2, ReceiptRefusal, study_epsilon=total(plan, 2), epsilon=1.0)
+        send(3, ReceiptRefusal, study_epsilon=0.99 * total(plan, 2))
+        send(4, study_epsilon=total(plan, 4))
+    # Another site's releases are another ledger's.
+    with hub.egress("south") as egress:
+        sealed = hub.seal("south", release_id="5" * 32, receipt_changes={"study_epsilon": total(plan, 1)})
+        egress.send(sealed.envelope, sealed.path)
+
+
+def test_releases_of_new_persons_only_are_held_against_one_charge(hub, plan):
+    people = Column(name="person", kind="person")
+    dictionary = dataclasses.replace(SMALL, columns=(people, *SMALL.columns))
+    appending = dataclasses.replace(plan, version=2, returning="append", dictionary=dictionary)
+    hub.store.add_plan(sign_plan(appending, [LEAD]), appending)
+    with hub.egress("north", sleep=lambda seconds: None) as egress:
+        for wave in (1, 2):
+            changes = {"study_epsilon": total(appending, 1)}
+            table = small_table(seed=wave)
+            sealed = hub.seal(
+                "north",
+                wave=wave,
+                release_id=f"{wave:02d}" * 16,
+                plan=appending,
+                table=table,
+                receipt_changes=changes,
+            )
+            egress.send(sealed.envelope, sealed.path)
+
+
+def test_two_receipts_that_follow_the_same_one_are_a_fork_unless_the_ledger_began_anew(hub):
+    with hub.egress("north", sleep=lambda seconds: None) as egress:
+
+        def sealed(wave: int, previous: str):
+            table = small_table(seed=wave)
+            more = {"receipt_changes": {"previous": previous}}
+            return hub.seal("north", wave=wave, release_id=f"{wave:02d}" * 16, table=table, **more)
+
+        egress.anchor(hub.anchor("north", 4))
+        first = sealed(1, "0" * 64)
+        egress.send(first.envelope, first.path)
+        second = sealed(2, first.receipt.hash)
+        egress.send(second.envelope, second.path)
+        skipped = sealed(4, "e" * 64)  # what it follows was sealed and rejected: it never arrived
+        egress.send(skipped.envelope, skipped.path)
+        for wave, previous in ((5, "0" * 64), (6, first.receipt.hash)):
+            fork = sealed(wave, previous)
+            refused(ReceiptRefusal, lambda fork=fork: egress.send(fork.envelope, fork.path))
+        again = {"branch": "restored", "since": 4, "after": 4}
+        egress.anchor(hub.anchor("north", 9, after=4))
+        hub.store.allow_reanchor("north", head_fingerprint(anchor_head("north", 6, **again).head))
+        egress.anchor(hub.anchor("north", 6, **again))
+        explained = sealed(7, first.receipt.hash)
+        egress.send(explained.envelope, explained.path)
 
 
 def test_members_swapped_inside_a_bundle_are_kept_apart(hub):
@@ -810,6 +913,7 @@ class Servers:
             text=True,
             env=env,
             cwd=ROOT,
+            start_new_session=True,
         )
         self.lines: queue.Queue[str] = queue.Queue()
         self.reader = threading.Thread(target=lambda: [self.lines.put(line) for line in self.process.stdout])
@@ -841,20 +945,40 @@ class Servers:
         try:
             self.process.wait(30)
         except subprocess.TimeoutExpired:
-            self.process.kill()
+            os.killpg(self.process.pid, signal.SIGKILL)  # its server too, or the pipe below would never close
             self.process.wait()
         self.reader.join(10)
         self.process.stdout.close()
 
 
-def failpoints() -> list[str]:
+def failpoints(kind: str = "ingest") -> list[str]:
+    """Those of an ingest, or of a withdrawal (``withdraw``: test_withdrawal.py)."""
     tree = ast.parse((ROOT / "coordinator" / "collect.py").read_text())
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and ast.unparse(node.func) == "reach"]
-    return [ast.literal_eval(call.args[0]) for call in calls]
+    names = [ast.literal_eval(call.args[0]) for call in calls]
+    assert {name.partition(".")[0] for name in names} == {"ingest", "withdraw"}
+    return [name for name in names if name.startswith(f"{kind}.")]
 
 
-def test_a_server_killed_at_any_step_ends_with_one_acceptance_when_the_site_asks_again(tmp_path, plan):
-    hub = Hub(tmp_path / "hub", plan, "north")
+@pytest.mark.parametrize("rounds", [1, pytest.param(25, marks=pytest.mark.soak)])
+def test_a_server_killed_at_any_step_ends_with_one_acceptance_when_the_site_asks_again(
+    tmp_path, plan, rounds, record_property
+):
+    if rounds > 1:
+        if not os.environ.get("TRIBUTARY_SOAK"):
+            pytest.skip("set TRIBUTARY_SOAK")
+        rounds = soak(1, rounds)
+    killed = [
+        place for number in range(rounds) for place in killed_at_every_step(Hub(tmp_path / f"{number}", plan, "north"))
+    ]
+    record_property("rounds", rounds)
+    record_property("killed", len(killed))
+    record_property("failpoints", len(set(killed)))
+    assert killed == failpoints() * rounds
+
+
+def killed_at_every_step(hub: Hub) -> list[str]:
+    """Deliver a release to a server that dies at each failpoint of an ingest; where it died."""
     servers = Servers(hub)
     places = failpoints()
     assert len(places) == len(set(places)) >= 15
@@ -894,13 +1018,13 @@ def test_a_server_killed_at_any_step_ends_with_one_acceptance_when_the_site_asks
                 pd.testing.assert_frame_equal(hub.store.table(release), table)
     finally:
         servers.close()
-    assert killed == places
     good = [release.bundle_sha256 for release in hub.store.releases()]
     apart = [found.bundle_sha256 for found in hub.store.quarantined()]
     assert len(good) + len(apart) == len(places)
     assert hub.contents() == {f"bundles/{d}.zip" for d in good} | {f"quarantine/{d}.zip" for d in apart}
     assert hub.store.verify_log() == len(good) + hub.store.anchor("north").seq
     hub.store.close()
+    return killed
 
 
 def test_every_write_of_an_ingest_stands_between_two_failpoints():
@@ -961,3 +1085,17 @@ def test_a_hand_made_request_about_another_study_is_refused(hub):
 def test_digests_are_of_the_bytes(hub):
     sealed = hub.seal("north")
     assert sealed.statement.bundle_sha256 == sha256_hex(sealed.path.read_bytes())
+
+
+# -- author and approver --------------------------------------------------------------------------------------------
+def test_the_author_of_a_release_is_not_its_approver_where_the_plan_says_so(tmp_path, plan):
+    apart = dataclasses.replace(plan, floors=dataclasses.replace(plan.floors, author_apart=True))
+    hub = Hub(tmp_path / "hub", apart, "north")
+    with hub.serve(), hub.egress("north") as egress:
+        for author in ("steward", "somebody"):
+            sealed = hub.seal("north", statement_changes={"author": author})
+            refusal = refused(ApprovalRefusal, lambda sealed=sealed: egress.send(sealed.envelope, sealed.path))
+            assert "must not approve it" in refusal.must
+        sealed = hub.seal("north")
+        assert egress.send(sealed.envelope, sealed.path).log_index == 0, "the calendar asked for it"
+    hub.store.close()

@@ -215,6 +215,18 @@ def test_a_release_that_uses_no_record_is_affordable_for_ever(written):
     assert planning.cost(plan).waves[-1].total == 0
 
 
+@pytest.mark.parametrize("posture", ["holdout", "public", "private"])
+def test_check_and_cost_of_a_plan_say_its_posture_and_what_training_takes(hub, posture):
+    file = STUDIES / f"first-{posture}.toml"
+    code, answer = hub("plan", "check", file)
+    assert code == 0
+    assert next(line["detail"] for line in answer["checks"] if line["name"] == "posture").startswith(posture)
+    price = planning.cost(StudyPlan.from_toml(file.read_text()))
+    assert price.posture == posture
+    assert (price.rows < price.epsilon - 1) == (posture == "private")
+    assert 7.98 < price.epsilon <= 8.0 + 1e-6
+
+
 def test_plan_cost_refuses_a_delta_too_large_for_the_persons(hub, written):
     assert hub("plan", "cost", written, "--persons", 99_999)[0] == 0
     code, answer = hub("plan", "cost", written, "--persons", 100_000)
@@ -519,6 +531,7 @@ def test_every_verb_that_reads_offers_json_and_every_verb_that_changes_something
         for sub, leaf in getattr(command, "commands", {"": command}).items():
             verbs[f"{name} {sub}".strip()] = {option for item in leaf.params for option in item.opts}
     changing = {"init", "plan new", "plan sign", "invite", "accept", "revoke", "reanchor", "figure"}
+    changing |= {"wave schedule", "wave remind", "wave close", "wave reopen"}
     for verb, options in verbs.items():
         assert verb == "serve" or "--json" in options, verb
         assert ("--dry-run" in options) == (verb in changing), verb

@@ -113,8 +113,8 @@ def test_plain_arrays_agree_with_nflows(activation, layers):
 
     d = 5
     settings = FlowSettings(flows=3, hidden=16, layers=layers, epochs=4, activation=activation)
-    with training._torch(1):
-        trainer = training._Trainer(d, settings, 4)
+    with training.torch_session(1):
+        trainer = training.Trainer(d, settings, 4)
         trainer.run(np.random.default_rng(1).gamma(2.0, size=(400, d)) - 2, 64, 20, 5, None)
         steps = []
         for order, module in zip(trainer.orders, trainer.modules, strict=True):
@@ -144,8 +144,8 @@ def test_the_trainers_own_likelihood_is_the_flows():
 
     settings = FlowSettings(flows=3, hidden=16, epochs=4)
     y = np.random.default_rng(1).gamma(2.0, size=(300, 3)) - 2
-    with training._torch(1):
-        trainer = training._Trainer(3, settings, 4)
+    with training.torch_session(1):
+        trainer = training.Trainer(3, settings, 4)
         trainer.run(y, 64, 20, 5, None)
         with torch.no_grad():
             nll = trainer.nll(torch.tensor(y, dtype=torch.float32)).double().numpy()
@@ -154,8 +154,8 @@ def test_the_trainers_own_likelihood_is_the_flows():
 
 
 def test_without_a_step_the_masked_layers_are_the_identity():
-    with training._torch(1):
-        layers = training._Trainer(3, FlowSettings(), 1).layers()
+    with training.torch_session(1):
+        layers = training.Trainer(3, FlowSettings(), 1).layers()
     v = np.random.default_rng(1).normal(size=(3, 20))
     for layer in layers:
         assert np.allclose(layer.to_noise(v, "tanh")[0], v, atol=1e-6)
@@ -278,7 +278,7 @@ def test_a_refusal_names_no_value():
 
 
 def test_a_diverging_likelihood_is_refused(monkeypatch):
-    monkeypatch.setattr(training._Trainer, "_cosine", lambda self, epoch: 1e30)
+    monkeypatch.setattr(training.Trainer, "_cosine", lambda self, epoch: 1e30)
     with pytest.raises(TrainingRefusal, match="stay finite"):
         fit_flow(banana(300), PLAIN, seeded_rng(1))
 

@@ -70,7 +70,7 @@ def test_a_plan_written_by_hand_has_one_canonical_form():
         ("number = 1", "number = 2", "numbered 1, 2"),
         ('coordinator = "hub"', "", "coordinator"),
         ('study = "mini"', 'study = "../mini"', "plain word"),
-        ('purpose = "To', 'posture = "private"\npurpose = "To', "not yet offered"),
+        ('purpose = "To', 'posture = "private"\npurpose = "To', "[private] must be given"),
     ],
 )
 def test_an_impossible_plan_is_refused_with_the_reason(old, new, says):

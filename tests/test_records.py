@@ -21,7 +21,7 @@ from shared.errors import (
     Refusal,
 )
 from site_agent.config import Config, Limits, SiteFloors, Source
-from site_agent.records import header, problems, pseudonyms, read, suggestions
+from site_agent.records import header, named, problems, pseudonyms, read, suggestions
 
 KEY = b"k" * 32
 CANARY = "CANARY-7319"
@@ -332,3 +332,22 @@ def test_no_setting_lowers_a_floor(plan):
         assert limits.membership_auc <= plan.floors.membership_auc
         assert limits.approvals >= plan.floors.approvals
         assert limits.persons >= (persons or 0)
+
+
+def test_a_first_line_with_one_lucky_word_is_not_taken_for_names(tmp_path):
+    """The first line of a file without a header is a patient: none of it is shown as a column name."""
+    dictionary = Dictionary(
+        name="d",
+        version=1,
+        columns=(
+            Column(name="person", kind="person"),
+            Column(name="age", kind="integer", lower=18, upper=110, unit="years"),
+            Column(name="sex", kind="nominal", levels=("male", "female")),
+            Column(name="site", kind="nominal", levels=("sex", "none")),
+        ),
+    )
+    path = tmp_path / "t.csv"
+    path.write_text("4711,81,male,sex\n4712,60,female,none\n")
+    assert named(Source(path=path), dictionary) == (False, ())
+    path.write_text("id,age,sex,ward\n4711,81,male,sex\n")
+    assert named(Source(path=path), dictionary) == (True, ("id", "age", "sex", "ward"))

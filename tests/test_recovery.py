@@ -32,6 +32,7 @@ PLAN = StudyPlan(
     budget=Budget(epsilon=5000.0),
     waves=tuple(Wave(number=k, opens=dt.date(2000, 1, 1), closes=dt.date(2999, 1, 1)) for k in range(1, 13)),
     dictionary=SMALL,
+    returning="refresh",
 )
 EVENT = planned_event(PLAN, Encoder(dictionary=SMALL).d)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import zipfile
 from io import BytesIO
 
@@ -10,7 +11,8 @@ import pandas as pd
 import pytest
 from conftest import make_table
 
-from shared import privacy
+from shared import privacy, release
+from shared.canonical import canonical_json, parse_json, sha256_hex
 from shared.encoding import Encoder
 from shared.errors import IntegrityRefusal, PolicyRefusal, ReceiptRefusal, Refusal, SchemaRefusal
 from shared.keys import SigningKey
@@ -109,20 +111,98 @@ def test_halved_noise_would_show_on_the_receipt(receipt, plan):
         dataclasses.replace(receipt, event=half.to_canonical()).require_true(plan)
 
 
-def test_every_flipped_byte_of_a_bundle_is_found_or_harmless(tmp_path, receipt, released):
-    """The digest finds every flip; even without it, no flip in the contents passes the manifest."""
+def test_every_flipped_byte_of_a_bundle_is_refused_even_without_its_digest(tmp_path, receipt, released):
     data = write_bundle(receipt, released)
-    whole = read_bundle_bytes(tmp_path, data)
-    for place in range(0, len(data), 97):
+    # Every byte of the archive's own structure, and of the contents every 97th.
+    ends = [*range(0, 200), *range(len(data) - 300, len(data))]
+    for place in [*ends, *range(200, len(data) - 300, 97)]:
         changed = bytearray(data)
         changed[place] ^= 0x10
-        try:
-            opened = read_bundle_bytes(tmp_path, bytes(changed))
-        except Refusal:
-            continue
-        assert opened.digest != whole.digest
-        assert opened.receipt == whole.receipt
-        pd.testing.assert_frame_equal(opened.table, whole.table)
+        with pytest.raises(Refusal):
+            read_bundle_bytes(tmp_path, bytes(changed))
+
+
+@pytest.mark.parametrize("where", ["before", "after", "comment", "between"])
+def test_a_bundle_with_one_byte_more_is_refused(tmp_path, receipt, released, where):
+    """A zip file may carry bytes that no tool shows: here there is no room for them."""
+    data = write_bundle(receipt, released)
+    with zipfile.ZipFile(BytesIO(data)) as archive:
+        parts = {entry.filename: archive.read(entry) for entry in archive.infolist()}
+    if where in ("before", "after"):
+        changed = b"x" + data if where == "before" else data + b"x"
+    else:
+        out = BytesIO()
+        with zipfile.ZipFile(out, "w") as made:
+            for name, content in parts.items():
+                entry = zipfile.ZipInfo(name, date_time=(1980, 1, 1, 0, 0, 0))
+                entry.create_system, entry.external_attr = 3, 0o644 << 16
+                if where == "between" and name == "receipt.json":
+                    entry.extra = b"\x99\x99\x01\x00x"
+                made.writestr(entry, content)
+            made.comment = b"x" if where == "comment" else b""
+        changed = out.getvalue()
+        with zipfile.ZipFile(BytesIO(changed)) as archive:
+            assert archive.testzip() is None
+    with pytest.raises((IntegrityRefusal, SchemaRefusal)):
+        read_bundle_bytes(tmp_path, changed)
+
+
+def sealed_again(receipt, released, *, manifest=lambda text: text, parquet=lambda data: data):
+    """A bundle in exact form around another manifest or table file."""
+    with zipfile.ZipFile(BytesIO(write_bundle(receipt, released))) as archive:
+        parts = {entry.filename: archive.read(entry) for entry in archive.infolist()}
+    table = parquet(parts["table.parquet"])
+    body = parse_json(parts["manifest.json"])
+    body["files"]["table.parquet"] = {"sha256": sha256_hex(table), "bytes": len(table)}
+    out = BytesIO()
+    members = {"manifest.json": manifest(canonical_json(body)), "receipt.json": parts["receipt.json"]}
+    release._write_archive(out, {**members, "table.parquet": table})
+    return out.getvalue()
+
+
+def test_a_manifest_says_what_the_bundle_holds_and_nothing_else(tmp_path, receipt, released):
+    assert read_bundle_bytes(tmp_path, sealed_again(receipt, released)).receipt == receipt
+    for manifest in (
+        lambda text: text.replace(b'"rows":', b'"note":"x","rows":'),
+        lambda text: text.replace(b'{"columns"', b'{ "columns"'),
+        lambda text: text.replace(b'"columns":["', b'"columns":["x","'),
+    ):
+        with pytest.raises(SchemaRefusal):
+            read_bundle_bytes(tmp_path, sealed_again(receipt, released, manifest=manifest))
+
+
+def test_a_table_file_with_room_for_anything_else_is_refused(tmp_path, receipt, released):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    arrow = pa.Table.from_pandas(released, preserve_index=False)
+    usual = {**arrow.schema.metadata, b"label": LABEL.encode()}
+
+    def written(metadata, **settings):
+        def make(data: bytes) -> bytes:
+            sink = BytesIO()
+            options = {"compression": "zstd", "write_statistics": False, **settings}
+            pq.write_table(arrow.replace_schema_metadata(metadata), sink, **options)
+            return sink.getvalue()
+
+        return make
+
+    def gap(data: bytes) -> bytes:
+        footer = int.from_bytes(data[-8:-4], "little")
+        return data[: -8 - footer] + b"hidden" + data[-8 - footer :]
+
+    assert sealed_again(receipt, released, parquet=written(usual)) == write_bundle(receipt, released)
+    pandas = json.loads(usual[b"pandas"])
+    for make in (
+        written({**usual, b"note": b"x"}),
+        written({key: value for key, value in usual.items() if key != b"label"}),
+        written({**usual, b"label": b"patient records"}),
+        written({**usual, b"pandas": json.dumps({**pandas, "note": "x"}).encode()}),
+        written({**usual, b"pandas": json.dumps({**pandas, "creator": "x" * 100_000}).encode()}),
+        gap,
+    ):
+        with pytest.raises((SchemaRefusal, IntegrityRefusal)):
+            read_bundle_bytes(tmp_path, sealed_again(receipt, released, parquet=make))
 
 
 def read_bundle_bytes(folder, data):
@@ -151,8 +231,8 @@ def test_extra_missing_and_compressed_members_are_refused(tmp_path, receipt, rel
                 made.writestr(key, data)
         return out.getvalue()
 
-    assert read_bundle_bytes(tmp_path, archive_of(parts)).receipt == receipt
     for bad in (
+        archive_of(parts),  # the right members with other dates
         archive_of({**parts, "model.pt": b"weights"}),
         archive_of({k: v for k, v in parts.items() if k != "receipt.json"}),
         archive_of(parts, zipfile.ZIP_DEFLATED),
@@ -206,4 +286,4 @@ def test_what_is_covered_and_what_is_not_is_said_in_these_words(plan):
         "(ε, δ).",
     )
     assert not_covered[0].startswith("The flow, its margins and its stopping point")
-    assert len(not_covered) == 4
+    assert len(not_covered) == 5

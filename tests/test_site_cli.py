@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 from conftest import make_table
-from site_desk import Hospital, hospital  # noqa: F401
+from site_desk import PASSPHRASE, Hospital, hospital  # noqa: F401
 
 from shared.canonical import sha256_hex
 from shared.keys import Envelope, SigningKey
-from shared.plan import Budget, Wave, sign_plan
+from shared.plan import Budget, PrivateTraining, Wave, sign_plan
 from shared.release import STATEMENT_TYPE
 from site_agent import cli, pipeline
 
@@ -28,10 +28,12 @@ READING = [
     "doctor",
     "budget",
     "history",
+    "audit verify",
     "audit-verify",
     "ledger verify",
     "outbox list",
     "plan show mini",
+    "waves mini",
     "data check mini",
 ]
 
@@ -65,11 +67,15 @@ def commands() -> dict[str, set[str]]:
 
 
 def test_every_command_answers_in_json_and_every_changing_one_can_be_tried():
-    reading = {" ".join(word for word in line.split() if word != "mini") for line in READING} | {"outbox show"}
+    reading = {" ".join(word for word in line.split() if word != "mini") for line in READING}
+    reading |= {"outbox show", "audit export"}
     found = commands()
     assert set(found) == reading | {
         *("init", "join", "data add", "data map", "plan fetch", "plan approve", "try", "release"),
-        *("approve", "reject", "send-back", "pause", "resume", "ledger recover"),
+        *("approve", "reject", "send-back", "withdraw", "pause", "resume", "ledger recover", "leave", "plan revoke"),
+        *("curve", "outbox figures"),
+        *("run", "withdraw-person"),
+        "page",
     }
     for name, options in found.items():
         assert {"--json", "--home"} <= options, name
@@ -196,16 +202,29 @@ def test_a_plan_is_one_page_with_price_words_and_what_is_not_covered(hospital, p
     assert max(map(len, text.splitlines())) <= 100
 
 
-def test_posture_local_is_approved_only_with_the_tick(hospital, plan):
+@pytest.mark.parametrize("posture", ["local", "holdout"])
+def test_a_posture_that_leaves_persons_uncovered_is_approved_only_with_the_tick(hospital, plan, posture):
+    plan = replace(plan, posture=posture)
     hospital.joined().publish(plan)
     hospital("plan", "fetch", "mini")
     body = hospital.refused("plan", "approve", "mini", "--as", "dr-lind", expect=12)
-    assert "--understood local" in body["next_step"]
-    hospital("plan", "approve", "mini", "--as", "dr-lind", "--understood", "local", "--dry-run")
+    assert f"--understood {posture}" in body["next_step"]
+    hospital("plan", "approve", "mini", "--as", "dr-lind", "--understood", posture, "--dry-run")
     assert hospital.json("plan", "show", "mini")["approved_by"] is None
-    answer = hospital.json("plan", "approve", "mini", "--as", "dr-lind", "--understood", "local")
+    answer = hospital.json("plan", "approve", "mini", "--as", "dr-lind", "--understood", posture)
     assert (answer["plan_hash"], answer["dictionary_hash"]) == (plan.hash, plan.dictionary.hash)
     assert hospital.json("plan", "show", "mini")["approved_by"] == "dr-lind"
+
+
+def test_a_plan_that_trains_with_noise_is_one_page_that_says_so(hospital, plan):
+    private = PrivateTraining(rate=0.1, noise_multiplier=2.0, steps=20)
+    hospital.joined().publish(replace(plan, posture="private", private=private))
+    hospital("plan", "fetch", "mini")
+    text = " ".join(hospital("plan", "show", "mini").split())
+    assert "posture private" in text
+    assert "trained with noise (DP-SGD) from a public start" in text
+    assert "Rounding in the arithmetic of the training" in text
+    hospital("plan", "approve", "mini", "--as", "dr-lind")
 
 
 def test_only_a_registered_approver_with_the_passphrase_approves(hospital, plan, monkeypatch):
@@ -407,7 +426,7 @@ def test_a_dry_release_charges_nothing_and_says_what_it_will_take(ready):
     assert ready.hub.anchored == []
 
 
-def test_two_people_approve_where_the_site_asks_for_two(ready):
+def test_two_people_approve_where_the_site_asks_for_two(ready, monkeypatch):
     toml = ready.home / "site.toml"
     toml.write_text(toml.read_text().replace("[floors]\n", "[floors]\napprovals = 2\n"))
     ready("release", "mini", "--wave", "1")
@@ -417,6 +436,9 @@ def test_two_people_approve_where_the_site_asks_for_two(ready):
     assert (first["state"], first["approvals"]) == ("held", ["dr-lind"])
     assert ready.hub.sent == []
     ready.refused("approve", release_id, "--as", "dr-lind", *words, expect=12)
+    shared = ready.refused("approve", release_id, "--as", "dr-berg", *words, expect=12)
+    assert "TRIBUTARY_PASSPHRASE_DR_BERG" in shared["next_step"], "one shared word must not be two people"
+    monkeypatch.setenv("TRIBUTARY_PASSPHRASE_DR_BERG", PASSPHRASE)
     assert ready.json("approve", release_id, "--as", "dr-berg", *words)["state"] == "delivered"
     assert len(ready.hub.sent) == 1
 
@@ -568,7 +590,8 @@ def test_every_reading_command_answers_a_person_and_a_program(ready, line):
 
 def test_a_site_put_back_is_refused_counts_what_it_lost_and_goes_on_when_the_lead_allows_it(hospital, plan, table):
     waves = tuple(replace(plan.waves[0], number=number) for number in range(1, 5))
-    ready = hospital.joined().approved(replace(plan, waves=waves, budget=Budget(epsilon=5000.0))).with_table(table)
+    many = replace(plan, waves=waves, budget=Budget(epsilon=5000.0), returning="refresh")
+    ready = hospital.joined().approved(many).with_table(table)
     ready("release", "mini", "--wave", "1")
     shutil.copytree(ready.home, ready.folder / "backup")
     first = only(ready)

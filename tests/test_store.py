@@ -46,6 +46,7 @@ def plan() -> StudyPlan:
         budget=Budget(epsilon=600.0),
         waves=waves,
         dictionary=SMALL,
+        returning="refresh",
     )
 
 

@@ -86,3 +86,20 @@ def test_importing_it_imports_neither_rich_nor_typer():
     code = "import sys, shared.terminal; print([m for m in ('rich', 'typer') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_text_of_others_cannot_command_the_terminal(capsys):
+    from shared.errors import Refusal
+    from shared.terminal import console, emit, show_refusal, table
+
+    hostile = "\x1b]0;owned\x07\x1b[2Jcleared\x9b31m \u202egnirts\r\x08 ends"
+    console().print(hostile)
+    console().print(table(("a",), [(hostile,)]))
+    show_refusal(Refusal("must " + hostile, given=hostile, next_step=hostile))
+    emit({"reason": hostile}, as_json=True)
+    out, err = capsys.readouterr()
+    for code in ("\x1b", "\x07", "\x08", "\r", "\x9b", "\u202e"):
+        assert code not in out, repr(code)
+        assert code not in err, repr(code)
+    assert "cleared" in out
+    assert json.loads(out[out.index("{") :])["reason"] == hostile, "a program gets what was sent"

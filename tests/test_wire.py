@@ -23,11 +23,15 @@ from shared.wire import (
     Enrolment,
     EnrolmentRequest,
     EnrolRequest,
+    Growth,
+    GrowthRequest,
     Holding,
     Holdings,
     Offered,
+    Reminder,
     SignedDocument,
     StudyRequest,
+    Withdrawn,
     decode,
     encode,
 )
@@ -42,6 +46,17 @@ ACCEPTED = Acceptance(
     log_index=0,
     log_root=DIGEST,
     accepted_day="2026-01-31",
+)
+TAKEN_BACK = Withdrawn(
+    study="heart",
+    wave=2,
+    site="north-1",
+    release_id="ab" * 16,
+    bundle_sha256=DIGEST,
+    log_index=4,
+    log_root=DIGEST,
+    withdrawn_day="2026-01-31",
+    signature=b"s" * 64,
 )
 KEPT = Holding(study="heart", wave=1, release_id="a", state="accepted", log_index=0)
 APART = Holding(study="heart", wave=2, release_id="b", state="quarantined", code="E_RECEIPT", reason="ε is not …")
@@ -61,6 +76,10 @@ VALUES = [
     Holdings(),
     Holdings(holdings=(KEPT, APART)),
     Holdings(anchored=AnchorReceipt(seq=3, head=DIGEST, index=0), reanchored=2),
+    Holdings(holdings=(dataclasses.replace(KEPT, statement=b"{}"),), reminders=(Reminder(wave=3, day="2026-01-31"),)),
+    TAKEN_BACK,
+    GrowthRequest(old_size=3, size=9),
+    Growth(proof=(b"a" * 32, b"b" * 32)),
 ]
 
 
@@ -89,7 +108,7 @@ def test_the_methods_are_those_of_the_proto_file():
 
 def test_no_method_lets_the_coordinator_start_work_or_send_code():
     """The service's methods are known one by one; a new one must be argued for here."""
-    assert set(wire.COLLECTION) == {"Enrol", "FetchPlan", "Anchor", "Offer", "Upload", "Status"}
+    assert set(wire.COLLECTION) == {"Enrol", "FetchPlan", "Anchor", "Offer", "Upload", "Status", "Withdraw", "Growth"}
 
 
 @pytest.mark.parametrize("value", VALUES, ids=lambda value: type(value).__name__)

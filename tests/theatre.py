@@ -41,6 +41,7 @@ def plan_toml(
     expires: dt.date = dt.date(2999, 12, 31),
     version: int = 1,
     purpose: str = "To see what a crash leaves behind.",
+    returning: str = "refresh",
 ) -> str:
     """A plan that trains in a moment and whose floors never stand in the way; no column is rounded on its way."""
     calendar = "".join(f"[[waves]]\nnumber = {k + 1}\nopens = 2000-01-01\ncloses = 2999-01-01\n" for k in range(waves))
@@ -50,6 +51,7 @@ version = {version}
 title = "A small study"
 purpose = "{purpose}"
 coordinator = "tributary-hub"
+returning = "{returning}"
 expires = {expires}
 
 [release]
@@ -382,28 +384,33 @@ def _note(kind: str, **body: object) -> None:
 
 
 def _draws() -> None:
-    """Note the first noisy output of this process, and every bundle on its way to the disk.
+    """Note every noisy output of this process outside of the attacks, and every bundle on its way to the disk.
 
-    The second output of a process is the stand-in of the membership attack, which never leaves memory.
+    What the membership attack releases is a stand-in, which never leaves memory.
     """
     from shared.mechanisms.latent_noise import LatentNoise
+    from site_agent import pipeline
     from site_agent.outbox import Outbox
 
-    drawn, sealed = LatentNoise.release, Outbox.seal
-    seen: list[str] = []
+    drawn, sealed, attacked = LatentNoise.release, Outbox.seal, pipeline._attack
+    attacking: list[bool] = []
 
     def release(self: Any, *given: Any, **named: Any) -> Any:
         noisy = drawn(self, *given, **named)
-        if not seen:
-            seen.append(hashlib.sha256(noisy.tobytes()).hexdigest())
-            _note("draw", digest=seen[0])
+        if not attacking:
+            _note("draw", digest=hashlib.sha256(noisy.tobytes()).hexdigest())
         return noisy
+
+    def attack(**named: Any) -> Any:
+        attacking.append(True)
+        return attacked(**named)
 
     def seal(self: Any, hold: Any, bundle: bytes, *given: Any, **named: Any) -> Any:
         _note("seal", release_id=hold.release_id, wave=hold.wave, digest=hashlib.sha256(bundle).hexdigest())
         return sealed(self, hold, bundle, *given, **named)
 
     LatentNoise.release, Outbox.seal = release, seal  # type: ignore[method-assign]
+    pipeline._attack = attack
 
 
 def _trace() -> None:
@@ -449,7 +456,7 @@ def _stumble() -> None:
 
     from site_agent import pipeline
 
-    def fit(x: Any, *_: Any) -> Any:
+    def fit(*_: Any) -> Any:
         from shared.randomness import secure_rng  # noqa: F401
 
         frame = pd.read_csv(os.environ["THEATRE_TABLE"], dtype=str)

@@ -52,14 +52,18 @@ class SignedDocument(_message.Message):
     def __init__(self, envelope: _Optional[bytes] = ...) -> None: ...
 
 class AnchorReply(_message.Message):
-    __slots__ = ("seq", "head", "index")
+    __slots__ = ("seq", "head", "index", "log_root", "signature")
     SEQ_FIELD_NUMBER: _ClassVar[int]
     HEAD_FIELD_NUMBER: _ClassVar[int]
     INDEX_FIELD_NUMBER: _ClassVar[int]
+    LOG_ROOT_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
     seq: int
     head: str
     index: int
-    def __init__(self, seq: _Optional[int] = ..., head: _Optional[str] = ..., index: _Optional[int] = ...) -> None: ...
+    log_root: str
+    signature: bytes
+    def __init__(self, seq: _Optional[int] = ..., head: _Optional[str] = ..., index: _Optional[int] = ..., log_root: _Optional[str] = ..., signature: _Optional[bytes] = ...) -> None: ...
 
 class OfferReply(_message.Message):
     __slots__ = ("offset", "acceptance")
@@ -80,7 +84,7 @@ class Chunk(_message.Message):
     def __init__(self, bundle_sha256: _Optional[str] = ..., offset: _Optional[int] = ..., data: _Optional[bytes] = ...) -> None: ...
 
 class AcceptanceReply(_message.Message):
-    __slots__ = ("study", "wave", "site", "release_id", "bundle_sha256", "log_index", "log_root", "accepted_day")
+    __slots__ = ("study", "wave", "site", "release_id", "bundle_sha256", "log_index", "log_root", "accepted_day", "signature")
     STUDY_FIELD_NUMBER: _ClassVar[int]
     WAVE_FIELD_NUMBER: _ClassVar[int]
     SITE_FIELD_NUMBER: _ClassVar[int]
@@ -89,6 +93,7 @@ class AcceptanceReply(_message.Message):
     LOG_INDEX_FIELD_NUMBER: _ClassVar[int]
     LOG_ROOT_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_DAY_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
     study: str
     wave: int
     site: str
@@ -97,12 +102,49 @@ class AcceptanceReply(_message.Message):
     log_index: int
     log_root: str
     accepted_day: str
-    def __init__(self, study: _Optional[str] = ..., wave: _Optional[int] = ..., site: _Optional[str] = ..., release_id: _Optional[str] = ..., bundle_sha256: _Optional[str] = ..., log_index: _Optional[int] = ..., log_root: _Optional[str] = ..., accepted_day: _Optional[str] = ...) -> None: ...
+    signature: bytes
+    def __init__(self, study: _Optional[str] = ..., wave: _Optional[int] = ..., site: _Optional[str] = ..., release_id: _Optional[str] = ..., bundle_sha256: _Optional[str] = ..., log_index: _Optional[int] = ..., log_root: _Optional[str] = ..., accepted_day: _Optional[str] = ..., signature: _Optional[bytes] = ...) -> None: ...
+
+class WithdrawalReply(_message.Message):
+    __slots__ = ("study", "wave", "site", "release_id", "bundle_sha256", "log_index", "log_root", "withdrawn_day", "signature")
+    STUDY_FIELD_NUMBER: _ClassVar[int]
+    WAVE_FIELD_NUMBER: _ClassVar[int]
+    SITE_FIELD_NUMBER: _ClassVar[int]
+    RELEASE_ID_FIELD_NUMBER: _ClassVar[int]
+    BUNDLE_SHA256_FIELD_NUMBER: _ClassVar[int]
+    LOG_INDEX_FIELD_NUMBER: _ClassVar[int]
+    LOG_ROOT_FIELD_NUMBER: _ClassVar[int]
+    WITHDRAWN_DAY_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    study: str
+    wave: int
+    site: str
+    release_id: str
+    bundle_sha256: str
+    log_index: int
+    log_root: str
+    withdrawn_day: str
+    signature: bytes
+    def __init__(self, study: _Optional[str] = ..., wave: _Optional[int] = ..., site: _Optional[str] = ..., release_id: _Optional[str] = ..., bundle_sha256: _Optional[str] = ..., log_index: _Optional[int] = ..., log_root: _Optional[str] = ..., withdrawn_day: _Optional[str] = ..., signature: _Optional[bytes] = ...) -> None: ...
+
+class GrowthRequest(_message.Message):
+    __slots__ = ("old_size", "size")
+    OLD_SIZE_FIELD_NUMBER: _ClassVar[int]
+    SIZE_FIELD_NUMBER: _ClassVar[int]
+    old_size: int
+    size: int
+    def __init__(self, old_size: _Optional[int] = ..., size: _Optional[int] = ...) -> None: ...
+
+class GrowthReply(_message.Message):
+    __slots__ = ("proof",)
+    PROOF_FIELD_NUMBER: _ClassVar[int]
+    proof: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, proof: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class StatusReply(_message.Message):
-    __slots__ = ("holdings", "anchored", "reanchored")
+    __slots__ = ("holdings", "anchored", "reanchored", "anchor", "reminders")
     class Holding(_message.Message):
-        __slots__ = ("study", "wave", "release_id", "state", "code", "reason", "log_index")
+        __slots__ = ("study", "wave", "release_id", "state", "code", "reason", "log_index", "statement")
         STUDY_FIELD_NUMBER: _ClassVar[int]
         WAVE_FIELD_NUMBER: _ClassVar[int]
         RELEASE_ID_FIELD_NUMBER: _ClassVar[int]
@@ -110,6 +152,7 @@ class StatusReply(_message.Message):
         CODE_FIELD_NUMBER: _ClassVar[int]
         REASON_FIELD_NUMBER: _ClassVar[int]
         LOG_INDEX_FIELD_NUMBER: _ClassVar[int]
+        STATEMENT_FIELD_NUMBER: _ClassVar[int]
         study: str
         wave: int
         release_id: str
@@ -117,11 +160,23 @@ class StatusReply(_message.Message):
         code: str
         reason: str
         log_index: int
-        def __init__(self, study: _Optional[str] = ..., wave: _Optional[int] = ..., release_id: _Optional[str] = ..., state: _Optional[str] = ..., code: _Optional[str] = ..., reason: _Optional[str] = ..., log_index: _Optional[int] = ...) -> None: ...
+        statement: bytes
+        def __init__(self, study: _Optional[str] = ..., wave: _Optional[int] = ..., release_id: _Optional[str] = ..., state: _Optional[str] = ..., code: _Optional[str] = ..., reason: _Optional[str] = ..., log_index: _Optional[int] = ..., statement: _Optional[bytes] = ...) -> None: ...
+    class Reminder(_message.Message):
+        __slots__ = ("wave", "day")
+        WAVE_FIELD_NUMBER: _ClassVar[int]
+        DAY_FIELD_NUMBER: _ClassVar[int]
+        wave: int
+        day: str
+        def __init__(self, wave: _Optional[int] = ..., day: _Optional[str] = ...) -> None: ...
     HOLDINGS_FIELD_NUMBER: _ClassVar[int]
     ANCHORED_FIELD_NUMBER: _ClassVar[int]
     REANCHORED_FIELD_NUMBER: _ClassVar[int]
+    ANCHOR_FIELD_NUMBER: _ClassVar[int]
+    REMINDERS_FIELD_NUMBER: _ClassVar[int]
     holdings: _containers.RepeatedCompositeFieldContainer[StatusReply.Holding]
     anchored: AnchorReply
     reanchored: int
-    def __init__(self, holdings: _Optional[_Iterable[_Union[StatusReply.Holding, _Mapping]]] = ..., anchored: _Optional[_Union[AnchorReply, _Mapping]] = ..., reanchored: _Optional[int] = ...) -> None: ...
+    anchor: bytes
+    reminders: _containers.RepeatedCompositeFieldContainer[StatusReply.Reminder]
+    def __init__(self, holdings: _Optional[_Iterable[_Union[StatusReply.Holding, _Mapping]]] = ..., anchored: _Optional[_Union[AnchorReply, _Mapping]] = ..., reanchored: _Optional[int] = ..., anchor: _Optional[bytes] = ..., reminders: _Optional[_Iterable[_Union[StatusReply.Reminder, _Mapping]]] = ...) -> None: ...

@@ -16,8 +16,9 @@ Four decisions, each measured before it was taken.
 * **Plain arrays leave.** nflows is the model that is trained, and torch stays in this file; what is returned is a
   `shared.flows` chain that agrees with nflows to 1e-6.
 
-The posture is `local`: margins, levels, whitening, stopping point and weights are all fitted on the records that are
-released, and a receipt has to say that no guarantee covers them.
+Margins, levels, whitening, stopping point and weights are all fitted on the records given, and no guarantee covers
+those: whether they are the released ones (posture `local`) or others (`holdout`) is `site_agent.fitting`'s rule.
+Training with noise is in `site_agent.models.private_flow`.
 """
 
 from __future__ import annotations
@@ -49,14 +50,17 @@ from shared.plan import Training
 from shared.randomness import Noise
 
 __all__ = [
+    "Adam",
     "FittedFlow",
     "FlowReport",
     "FlowSettings",
     "Progress",
+    "Trainer",
     "estimate_cost",
     "fit_flow",
     "refit_flow",
     "smallest_n",
+    "torch_session",
 ]
 
 Array = NDArray[np.float64]
@@ -269,12 +273,12 @@ def _fit(
 
     start_nll = best_nll = gain = gain_se = None
     epochs = epochs_run = (settings.epochs if passes is None else passes) if settings.flows else 0
-    with _torch(settings.threads):
+    with torch_session(settings.threads):
         if held:
             shaped = _shape(x[train], settings, integers)
             inner_train, inner_check = shaped.inverse(x[train]), shaped.inverse(x[check])
             start = _whitening(inner_train)
-            trainer = _Trainer(d, settings, seed)
+            trainer = Trainer(d, settings, seed)
             found = trainer.search(start.inverse(inner_train), start.inverse(inner_check), batch, clock)
             # The log-determinant of margins, levels and whitening is the same on both sides of the comparison.
             offset = _log_det(shaped, x[check]) + _log_det(start, inner_check)
@@ -295,7 +299,7 @@ def _fit(
         layers: tuple[MaskedLayer, ...] = ()
         if epochs:
             if everything:
-                trainer = _Trainer(d, settings, seed)
+                trainer = Trainer(d, settings, seed)
                 # As many steps as the held-back records chose, not as many passes: a pass over all records is longer.
                 trainer.run(start.inverse(inner), batch, epochs * per_epoch, per_epoch, clock)
             layers = trainer.layers()
@@ -342,8 +346,8 @@ def estimate_cost(n: int, d: int, settings: FlowSettings | Training) -> tuple[fl
     seconds = 0.5 + 2e-6 * n * d
     if settings.flows and settings.epochs:
         noise = np.random.default_rng(0).standard_normal((batch, d))
-        with _torch(settings.threads):
-            trainer = _Trainer(d, settings, 0)
+        with torch_session(settings.threads):
+            trainer = Trainer(d, settings, 0)
             trainer.run(noise, batch, 3, 1, None, final=False)
             timed = 10
             began = time.monotonic()
@@ -584,7 +588,7 @@ def _level_model(y: Array, column: int, levels: int, given: tuple[int, ...], cou
 
 # -- torch ------------------------------------------------------------------------------------------------------------
 @contextmanager
-def _torch(threads: int) -> Iterator[None]:
+def torch_session(threads: int) -> Iterator[None]:
     """Torch with so many threads, and its global generator and thread count as they were afterwards."""
     import torch
 
@@ -605,7 +609,7 @@ class _Found:
     epochs_run: int
 
 
-class _Adam:
+class Adam:
     """Adam's step as torch has it, without `torch.optim.Optimizer`.
 
     The first use of that class imports torch's compiler, a second of CPU in every process; its own function does not.
@@ -649,7 +653,7 @@ class _Adam:
             )
 
 
-class _Trainer:
+class Trainer:
     """The masked layers as nflows modules, trained in single precision on whitened records."""
 
     def __init__(self, d: int, settings: FlowSettings, seed: int) -> None:
@@ -699,7 +703,7 @@ class _Trainer:
         data = torch.tensor(train, dtype=torch.float32)
         held = torch.tensor(check, dtype=torch.float32)
         steps = max(1, len(train) // batch)
-        optimiser = _Adam(self.modules.parameters())
+        optimiser = Adam(self.modules.parameters())
         with torch.no_grad():
             start = best = self.nll(held)
         state, chosen, epoch = self._copy(), 0, 0
@@ -728,7 +732,7 @@ class _Trainer:
         settings = self.settings
         data = torch.tensor(train, dtype=torch.float32)
         per_epoch = max(1, per_epoch)
-        optimiser = _Adam(self.modules.parameters())
+        optimiser = Adam(self.modules.parameters())
         after = settings.final_steps if final else 0
         for done in range(0, steps, per_epoch):
             optimiser.rate = self._cosine(done // per_epoch)
@@ -742,7 +746,7 @@ class _Trainer:
             if not bool(torch.isfinite(self.nll(data)).all()):
                 _refuse_divergence()
 
-    def _pass(self, data: Any, batch: int, steps: int, optimiser: _Adam) -> None:
+    def _pass(self, data: Any, batch: int, steps: int, optimiser: Adam) -> None:
         import torch
 
         n = len(data)

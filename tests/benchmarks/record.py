@@ -21,6 +21,7 @@ PACKAGES = (
     "opendp",
     "nflows",
     "grpcio",
+    "statsmodels",
 )
 
 

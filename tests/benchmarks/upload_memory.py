@@ -48,6 +48,7 @@ def study():
         release=LatentNoisePlan(w=0.5),
         budget=Budget(epsilon=1e4),
         waves=waves,
+        returning="refresh",
         dictionary=Dictionary(name="big", version=1, columns=columns),
     )
 

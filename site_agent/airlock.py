@@ -1,0 +1,488 @@
+"""The airlock: every decision a person takes about a release, in one place for the command line and the local page.
+
+Computed is not released. A person approves the exact bytes, rejects them, sends them back with a question, or takes
+them back later; each decision is signed with that person's own key, noted in the ledger before it has an effect, and
+safe to repeat. What was approved may have left, even where no answer came back: taking it back therefore stops the
+sending here at once, with or without a network, and then asks the coordinator whether there is something to bury.
+
+Nothing here prints or asks; a caller hands over how to open a key, and gets a value or a `Refusal`.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from shared.errors import (
+    ApprovalRefusal,
+    IntegrityRefusal,
+    NetworkRefusal,
+    PlanChanged,
+    StateRefusal,
+    UsageRefusal,
+)
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from shared.keys import SigningKey
+    from shared.plan import StudyPlan
+    from site_agent.checks import Check
+    from site_agent.cli import Desk
+    from site_agent.ledger import Hold
+    from site_agent.pipeline import Release
+
+__all__ = [
+    "Approved",
+    "Deleted",
+    "Earlier",
+    "approve",
+    "compare",
+    "decline",
+    "history",
+    "leave",
+    "pause",
+    "planned",
+    "require_author",
+    "require_ticks",
+    "resume",
+    "totals",
+    "verify",
+    "withdraw",
+]
+
+OpenKey = Callable[[], "SigningKey"]
+SHIFTS = 3
+"""Columns that are named when two releases are held side by side."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Approved:
+    """What an approval led to.
+
+    Args:
+        hold: the release now.
+        sent: place in the coordinator's log and day of acceptance, when it was delivered by this call.
+    """
+
+    hold: Hold
+    sent: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Earlier:
+    """An earlier release of the study beside the one that waits.
+
+    Args:
+        rows, rows_now: released rows, then and now.
+        added, removed: columns only one of the two has.
+        shifts: the columns that moved most, in words.
+    """
+
+    release_id: str
+    wave: int
+    state: str
+    plan_version: int
+    epsilon: float
+    rows: int
+    rows_now: int
+    added: tuple[str, ...]
+    removed: tuple[str, ...]
+    shifts: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Deleted:
+    """One file that was deleted when the site left a study."""
+
+    release_id: str
+    name: str
+    sha256: str
+    size: int
+
+
+# -- approving --------------------------------------------------------------------------------------------------
+def require_author(at: Desk, plan: StudyPlan, author: str | None) -> str:
+    """Who has a release made, for its statement: a registered approver, or the agent where nobody is named.
+
+    Raises: ConfigRefusal (not registered); ApprovalRefusal (the two must be different people, and nobody is named).
+    """
+    from shared.release import AGENT
+
+    if author is not None:
+        at.config.approver_key(author)
+        return author
+    if _apart(at, plan):
+        raise ApprovalRefusal(
+            "whoever has the release made must be named, because somebody else must approve it",
+            given="nobody",
+            next_step="Add --by NAME, one of this site's approvers.",
+        )
+    return AGENT
+
+
+def require_ticks(made: Release, ticked: Sequence[str]) -> tuple[Check, ...]:
+    """The warnings that are not ticked yet. Raises: UsageRefusal, for a tick on no warning of this release."""
+    names = [check.name for check in made.warnings]
+    unknown = [name for name in ticked if name not in names]
+    if unknown:
+        raise UsageRefusal("a tick must name a warning of this release", given=", ".join(unknown))
+    return tuple(check for check in made.warnings if check.name not in ticked)
+
+
+def approve(
+    at: Desk,
+    release_id: str,
+    *,
+    name: str,
+    ticked: Sequence[str],
+    open_key: OpenKey,
+    agent_version: str,
+    today: dt.date,
+    dry_run: bool = False,
+) -> Approved:
+    """Sign exactly these bytes as `name` and, when enough people have signed, send them. Safe to repeat.
+
+    Args:
+        ticked: names of the warnings that the approver has looked at; it must be all of them.
+        open_key: opens the approver's key; called only when a signature is needed.
+    Raises: PausedRefusal; PlanRefusal and its kinds (the plan is not the approved, current one, also for bytes that
+        were approved before and are only sent again); ApprovalRefusal; NetworkRefusal (the approval is kept).
+    """
+    from site_agent import pipeline
+
+    at.require_running()
+    at.config.approver_key(name)
+    made = pipeline.open_release(at.outbox, release_id)
+    hold = made.hold
+    if hold.state != "delivered":
+        plan, _ = at.plans.approved(hold.study, agent_version=agent_version, today=today)
+        if plan.hash != hold.plan_hash:
+            raise PlanChanged(
+                "a release must be of the plan that is approved now",
+                given="a release of an earlier plan",
+                next_step=f"site-agent outbox show {release_id[:8]} has the difference; give it up with "
+                f"site-agent withdraw {release_id[:8]} --as NAME --reason policy, and release again.",
+            )
+        if hold.state != "approved":
+            _require_another_person(at, hold, plan, name)
+            left = require_ticks(made, ticked)
+            if left:
+                ticks = "".join(f" --tick {check.name}" for check in made.warnings)
+                raise ApprovalRefusal(
+                    "every warning must be ticked by the approver",
+                    given="; ".join(f"{check.name} ({check.detail})" for check in left),
+                    next_step=f"Look at site-agent outbox show {release_id[:8]}, then add{ticks}.",
+                )
+    if dry_run:
+        return Approved(hold=hold)
+    with at.locked():
+        # Asked again: another person may have decided while this one was reading.
+        hold = at.outbox.get(release_id)
+        if hold.state not in ("approved", "delivered"):
+            key = open_key()
+            pipeline.record_decision(at.outbox, release_id, name=name, key=key, ticked=ticked, today=today)
+            at.outbox.approve(release_id, key, name)
+            hold = at.outbox.get(release_id)
+        if hold.state != "approved":
+            return Approved(hold=hold)
+        at.require_running()
+        try:
+            with at.egress() as egress:
+                acceptance = egress.send(at.outbox.envelope(release_id), at.outbox.bundle(release_id))
+        except NetworkRefusal as refusal:
+            raise NetworkRefusal(
+                refusal.must,
+                given=refusal.given,
+                next_step=f"The approval is kept. Run site-agent approve {release_id[:8]} --as {name} again: "
+                "the same bytes are sent on from where they stopped.",
+            ) from None
+        hold = at.outbox.delivered(release_id, acceptance)
+        return Approved(hold=hold, sent={"log_index": acceptance.log_index, "accepted_day": acceptance.accepted_day})
+
+
+def decline(at: Desk, release_id: str, *, name: str, reason: str, open_key: OpenKey, for_good: bool) -> Hold:
+    """Reject sealed bytes for good, or send them back with a question; the charge stays either way.
+
+    Raises: UsageRefusal (no reason); SignatureRefusal (only who can open the key may decide in its name);
+    StateRefusal.
+    """
+    at.config.approver_key(name)
+    if not reason.strip():
+        raise UsageRefusal("a reason must say something", given="blank text", next_step="Add --reason.")
+    at.outbox.get(release_id)
+    open_key()
+    with at.locked():
+        move = at.outbox.reject if for_good else at.outbox.send_back
+        return move(release_id, reason, by=name)
+
+
+def _apart(at: Desk, plan: StudyPlan) -> bool:
+    from site_agent.config import Limits
+
+    return Limits.of(plan.floors, at.config.floors).author_apart
+
+
+def _require_another_person(at: Desk, hold: Hold, plan: StudyPlan, name: str) -> None:
+    """The site may have become stricter since the seal; the stricter of then and now holds."""
+    if (hold.author_apart or _apart(at, plan)) and name == hold.author:
+        raise ApprovalRefusal(
+            "whoever had the release made must not approve it",
+            given=name,
+            next_step=f"Another approver decides: {', '.join(n for n in at.config.approvers if n != name) or 'none'}.",
+        )
+
+
+# -- taking back ------------------------------------------------------------------------------------------------
+def withdraw(at: Desk, release_id: str, *, name: str, reason_code: str, note: str, open_key: OpenKey) -> Hold:
+    """Take a release back: stop it here at once, then have the coordinator bury what it may have. Safe to repeat.
+
+    A reservation without bytes that holds its wave (for instance of an earlier plan) is given up in the same way.
+
+    Raises: ParameterError (unknown reason); StateRefusal (over already); NetworkRefusal: it is withdrawn here, and the
+        coordinator must still be told.
+    """
+    at.config.approver_key(name)
+    with at.locked():
+        hold = at.ledger.hold(release_id)
+        if hold.withdrawal is None:
+            reason = note.strip() or reason_code
+            hold = at.outbox.withdraw(release_id, open_key(), name, reason_code=reason_code, reason=reason)
+        return _bury(at, hold)
+
+
+def _bury(at: Desk, hold: Hold) -> Hold:
+    """Tell the coordinator of a withdrawal, where it may hold the release."""
+    given = hold.withdrawal
+    if given is None or given.settled or not hold.left:
+        return hold
+    again = f"site-agent withdraw {hold.release_id[:8]} --as {given.name} --reason {given.reason_code}"
+    if at.paused:
+        raise StateRefusal(
+            "the coordinator must be told of a withdrawal",
+            given="a pause; the release is withdrawn here",
+            next_step=f"After site-agent resume, run {again} again.",
+        )
+    try:
+        with at.egress() as egress:
+            held = hold.state == "withdrawn" or any(
+                one.release_id == hold.release_id for one in egress.status(hold.study)
+            )
+            place = egress.withdraw(at.outbox.tombstone(hold.release_id)).log_index if held else None
+    except NetworkRefusal as refusal:
+        raise NetworkRefusal(
+            refusal.must,
+            given=refusal.given,
+            next_step=f"The release is withdrawn here and will not be sent. Run {again} again to tell the coordinator.",
+        ) from None
+    return at.ledger.tombstone(hold, log_index=place)
+
+
+def leave(
+    at: Desk, study: str, *, name: str, open_key: OpenKey, note: str = "", dry_run: bool = False
+) -> tuple[Deleted, ...]:
+    """Leave a study: bury what was delivered, give up what is open, revoke the plan, delete what was sealed.
+
+    The ledger, the plans and their approvals stay: they are the audit log. The keys stay, because they may serve
+    other studies; the study lead revokes the site's certificate. Safe to repeat after a lost connection.
+
+    Returns: every deleted file with its SHA-256 and size, as the ledger has noted it *before* the deletion.
+    Raises: NetworkRefusal, before anything is deleted, when a delivered release could not be buried.
+    """
+    import shutil
+
+    from shared.canonical import sha256_hex
+
+    at.config.approver_key(name)
+    holds = at.ledger.holds(study)
+    if not holds and study not in at.plans.studies():
+        raise StateRefusal("the study must be one of this site's", given=repr(study))
+    files = [
+        Deleted(
+            release_id=hold.release_id,
+            name=path.relative_to(at.outbox.root / hold.release_id).as_posix(),
+            sha256=sha256_hex(path.read_bytes()),
+            size=path.stat().st_size,
+        )
+        for hold in holds
+        for path in sorted((at.outbox.root / hold.release_id).rglob("*"))
+        if path.is_file()
+    ]
+    if dry_run:
+        return tuple(files)
+    key = open_key()
+    for hold in holds:
+        unsettled = hold.withdrawal is not None and not hold.withdrawal.settled
+        if hold.state not in ("burnt", "rejected", "withdrawn") or (hold.left and unsettled):
+            withdraw(
+                at, hold.release_id, name=name, reason_code="other", note=note or "left the study", open_key=lambda: key
+            )
+    version = at.plans.highest(study)
+    if version and at.plans.approval(study, version) is not None:
+        at.plans.revoke(study, name=name, key=key, reason=note or "left the study")
+    with at.locked():
+        # Noted first: a deletion that is not in the log would look like a loss.
+        at.ledger.leave(
+            study=study,
+            name=name,
+            deleted=[
+                {"release_id": one.release_id, "name": one.name, "sha256": one.sha256, "bytes": one.size}
+                for one in files
+            ],
+        )
+        for hold in holds:
+            shutil.rmtree(at.outbox.root / hold.release_id, ignore_errors=True)
+        shutil.rmtree(at.home / "rehearsal" / study, ignore_errors=True)
+        remains = [h.release_id for h in holds if (at.outbox.root / h.release_id).exists()]
+    if remains:
+        raise IntegrityRefusal(
+            "every sealed folder of the study must be gone",
+            given=f"{len(remains)} left",
+            next_step=f"Check the permissions in sealed/, then run site-agent leave {study} again.",
+        )
+    return tuple(files)
+
+
+# -- what the approver is shown ---------------------------------------------------------------------------------
+def planned(plan: StudyPlan, made: Release) -> tuple[tuple[str, bool], ...]:
+    """The release held against its plan: sentences, and whether each is true of these bytes."""
+    from shared.errors import Refusal
+
+    columns = [column.name for column in plan.dictionary.released]
+    try:
+        plan.dictionary.validate_release(made.table)
+        within = True
+    except Refusal:
+        within = False
+    same = list(made.table.columns) == columns
+    return (
+        (f"exactly the {len(columns)} planned columns, in the plan's order, and no other", same),
+        ("every value within the dictionary's bounds and levels", within),
+        (f"sent to {plan.coordinator} and nobody else", made.receipt.recipient == plan.coordinator),
+        (f"priced by the plan's event at δ = {plan.budget.delta:g}", made.receipt.delta == plan.budget.delta),
+    )
+
+
+def compare(at: Desk, made: Release) -> tuple[Earlier, ...]:
+    """The release beside every earlier one of its study that left, or still may, the latest first."""
+    from site_agent import pipeline
+
+    out: list[Earlier] = []
+    gone = at.ledger.deleted()
+    for hold in at.ledger.holds(made.hold.study):
+        if hold.release_id == made.hold.release_id:
+            break
+        over = hold.phase == "burnt" and not hold.left
+        if over or not hold.bundle_sha256 or hold.release_id in gone:
+            continue
+        before = pipeline.open_release(at.outbox, hold.release_id)
+        then, now = before.table, made.table
+        out.append(
+            Earlier(
+                release_id=hold.release_id,
+                wave=hold.wave,
+                state=hold.state,
+                plan_version=hold.plan_version,
+                epsilon=hold.epsilon,
+                rows=len(then),
+                rows_now=len(now),
+                added=tuple(name for name in now.columns if name not in then.columns),
+                removed=tuple(name for name in then.columns if name not in now.columns),
+                shifts=_shifts(then, now),
+            )
+        )
+    return tuple(reversed(out))
+
+
+def _shifts(then: pd.DataFrame, now: pd.DataFrame) -> tuple[str, ...]:
+    """The columns that moved most between two released tables, in words."""
+    import pandas as pd
+
+    found: list[tuple[float, str]] = []
+    for name in now.columns:
+        if name not in then.columns:
+            continue
+        if pd.api.types.is_numeric_dtype(then[name].dtype) and then[name].nunique() > 2:
+            spread = float(then[name].std()) or 1.0
+            moved = (float(now[name].mean()) - float(then[name].mean())) / spread
+            found.append((abs(moved), f"{name}: mean {moved:+.2f} standard deviations"))
+        else:
+            shares = [
+                column.astype("string").fillna("missing").value_counts(normalize=True)
+                for column in (then[name], now[name])
+            ]
+            gone = shares[1].sub(shares[0], fill_value=0.0).to_dict()
+            level = max(gone, key=lambda each: abs(gone[each]))
+            found.append((2 * abs(gone[level]), f"{name}: share of “{level}” {100 * gone[level]:+.1f} points"))
+    return tuple(words for _, words in sorted(found, reverse=True)[:SHIFTS])
+
+
+def pause(at: Desk, reason: str) -> None:
+    """Stop at once: nothing is drawn, approved or sent until `resume`. Works without a network."""
+    from shared.keys import write_private
+
+    stamp = dt.datetime.now(dt.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    write_private(at.config.pause_file, f"{stamp} {reason}\n".encode())
+
+
+def resume(at: Desk) -> None:
+    """End a pause."""
+    at.config.pause_file.unlink(missing_ok=True)
+
+
+def verify(at: Desk) -> dict[str, Any]:
+    """Verify every entry, signature, sealed bundle and plan approval; how many of each there are.
+
+    Raises: LedgerRefusal, IntegrityRefusal, ApprovalRefusal: what is not as it was.
+    """
+    entries = at.ledger.verify()
+    bundles = 0
+    deleted = at.ledger.deleted()
+    for hold in at.outbox.list():
+        if hold.release_id not in deleted:
+            at.outbox.bundle(hold.release_id)
+            bundles += 1
+    approvals = 0
+    for study in at.plans.studies():
+        for version in range(1, at.plans.highest(study) + 1):
+            approvals += at.plans.approval(study, version) is not None
+    head = at.ledger.entries()[-1].hash
+    return {"entries": entries, "bundles": bundles, "plan_approvals": approvals, "head": head, "ok": True}
+
+
+def history(at: Desk) -> list[dict[str, Any]]:
+    """The ledger's entries as people read them: who did what, when."""
+    return [
+        {
+            "seq": entry.seq,
+            "time": entry.time,
+            "kind": entry.kind,
+            "release_id": entry.body.get("release_id", ""),
+            "who": entry.body.get("name") or entry.body.get("by") or "agent",
+            "reason": entry.body.get("reason", ""),
+            "hash": entry.hash,
+        }
+        for entry in at.ledger.entries()
+    ]
+
+
+def totals(at: Desk, study: str | None = None) -> list[dict[str, Any]]:
+    """What each study has been charged, at its δ, under its cap."""
+    lines = at.ledger.statement(study)
+    out = []
+    for name in dict.fromkeys(line.study for line in lines):
+        delta = next(line.delta for line in reversed(lines) if line.study == name)
+        spent = at.ledger.study_total(name, delta)
+        out.append(
+            {
+                "study": name,
+                "delta": delta,
+                "epsilon": spent.epsilon,
+                "cap": spent.cap,
+                "releases": spent.releases,
+                "burnt": spent.burnt,
+            }
+        )
+    return out

@@ -1,0 +1,202 @@
+"""`site-agent audit export`: the record of one study at this site, for a stranger who trusts neither us nor our code.
+
+A folder of plain files: the whole ledger with its hashes and signatures, the signed plans and their approvals, and of
+each sealed release its statement, receipt, checks (every threshold and tool version), who decided what, and whether it
+was taken back. ``manifest.json`` lists all of it under the site's signature, ``verify.py`` checks all of it with
+Python's library and `cryptography`, ``summary.html`` says on one page what it amounts to.
+
+No row is in it, released or real. Entries of the site's other studies are there as links only: the chain holds, and
+nothing of them is told. The attack audit's values stay where they are; the ledger keeps their digest.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from shared.canonical import canonical_json, parse_json, sha256_hex
+from shared.errors import StateRefusal
+from shared.keys import Envelope
+
+if TYPE_CHECKING:
+    from site_agent.cli import Desk
+    from site_agent.ledger import Entry, Hold
+
+__all__ = ["EXPORT_TYPE", "export"]
+
+EXPORT_TYPE = "application/vnd.tributary.audit-export+json"
+HERE = Path(__file__).parent
+
+
+def export(at: Desk, study: str, out: Path, *, agent_version: str, today: dt.date) -> dict[str, Any]:
+    """Write the record of `study` into the new folder `out`.
+
+    Returns: what the command answers: files, releases, entries, head, fingerprint of the site's key.
+    Raises: StateRefusal (no such study, or `out` holds something); what `airlock.verify` raises: a record that does not
+        verify here is not handed out.
+    """
+    from site_agent import airlock
+
+    found = airlock.verify(at)
+    if study not in at.plans.studies() and not at.ledger.holds(study):
+        raise StateRefusal("the study must be one of this site's", given=repr(study), next_step="site-agent status")
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise StateRefusal("the folder of an export must be new or empty", given=out.name, next_step="Name another.")
+    entries = at.ledger.entries()
+    holds = [hold for hold in at.ledger.holds(study) if hold.bundle_sha256]
+    files = {
+        "ledger.json": canonical_json([_line(entry, at, study) for entry in entries]),
+        "keys.json": canonical_json(_keys(at)),
+        "acknowledged.json": canonical_json(_acknowledged(at, study)),
+        "verify.py": (HERE / "verifier.py").read_bytes(),
+        **_plans(at, study),
+    }
+    for hold in holds:
+        for name, data in _release(at, hold).items():
+            files[f"releases/{hold.release_id}/{name}"] = data
+    files["summary.html"] = _summary(at, study, holds, entries, today).encode()
+    files["ro-crate-metadata.json"] = _crate(at, study, sorted(files), today)
+    manifest = {
+        "format": "tributary-audit-export/1",
+        "site": at.config.site,
+        "study": study,
+        "agent_version": agent_version,
+        "day": today.isoformat(),
+        "head": entries[-1].hash,
+        "files": {name: sha256_hex(data) for name, data in files.items()},
+    }
+    files["manifest.json"] = Envelope.sign(EXPORT_TYPE, canonical_json(manifest), [at.release_key]).to_bytes()
+    out.mkdir(parents=True, exist_ok=True)
+    for name, data in files.items():
+        path = out / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+    return {
+        "study": study,
+        "out": out,
+        "files": len(files),
+        "releases": len(holds),
+        "entries": found["entries"],
+        "head": entries[-1].hash,
+        "fingerprint": at.release_key.public.fingerprint,
+    }
+
+
+def _line(entry: Entry, at: Desk, study: str) -> dict[str, Any]:
+    """An entry; of another study only what the chain needs."""
+    signed = {"seq": entry.seq, "hash": entry.hash, "signature": entry.signature.hex()}
+    if not _concerns(entry, at, study):
+        return {**signed, "link": entry.link}
+    return {**signed, "time": entry.time, "kind": entry.kind, "body": dict(entry.body)}
+
+
+def _concerns(entry: Entry, at: Desk, study: str) -> bool:
+    body = entry.body
+    if entry.kind in ("lost", "recovered"):
+        return any(charge["study"] == study for charge in body["charges"])
+    if "study" in body:
+        return bool(body["study"] == study)
+    return "release_id" not in body or at.ledger.hold(body["release_id"]).study == study
+
+
+def _acknowledged(at: Desk, study: str) -> list[Any]:
+    """What the coordinator has signed: heads it witnessed, and what it accepted or buried of this study."""
+    path = at.home / "acknowledged.jsonl"
+    lines = path.read_bytes().split(b"\n") if path.exists() else []
+    said = [parse_json(line) for line in lines if line.endswith(b"}")]
+    return [one for one in said if one.get("study", study) == study]
+
+
+def _keys(at: Desk) -> dict[str, Any]:
+    config = at.config
+    pinned = config.ca.with_name("witness.pub")
+    return {
+        "witness_key": pinned.read_text().strip() if pinned.exists() else "",
+        "site": config.site,
+        "coordinator": config.coordinator,
+        "ca_fingerprint": config.ca_fingerprint,
+        "release_key": at.release_key.public.hex,
+        "approvers": dict(config.approvers),
+        "leads": {key.key_id: key.hex for key in config.pinned_leads.values()},
+        "threshold": config.threshold,
+    }
+
+
+def _plans(at: Desk, study: str) -> dict[str, bytes]:
+    folder = at.plans.folder / study
+    return {f"plans/{path.name}": path.read_bytes() for path in sorted(folder.glob("*.json"))}
+
+
+def _release(at: Desk, hold: Hold) -> dict[str, bytes]:
+    """What there is of one release, without its rows. After leaving a study that is what the ledger knows."""
+    import zipfile
+
+    files = {"statement.json": at.outbox.statement(hold.release_id).to_bytes()}
+    if hold.withdrawal is not None:
+        files["withdrawal.json"] = at.outbox.tombstone(hold.release_id).to_bytes()
+    if hold.release_id in at.ledger.deleted():
+        return files
+    folder = at.outbox.folder(hold.release_id)
+    with zipfile.ZipFile(at.outbox.bundle(hold.release_id)) as archive:
+        files["receipt.json"] = archive.read("receipt.json")
+    for path in [folder / "checks.json", *sorted(folder.glob("decision-*.json"))]:
+        if path.exists():
+            files[path.name] = path.read_bytes()
+    return files
+
+
+def _summary(at: Desk, study: str, holds: list[Hold], entries: list[Entry], today: dt.date) -> str:
+    """One page for people, with its style inside: it must read well on any machine."""
+    import jinja2
+
+    from site_agent import airlock
+    from site_agent.cli import plan_facts
+
+    versions = [plan for plan in at.plans.filed(study)]
+    approvals = [
+        {**dict(entry.body), "day": entry.time[:10], "kind": entry.kind}
+        for entry in entries
+        if entry.kind in ("plan_approved", "plan_revoked") and entry.body["study"] == study
+    ]
+    delivered = {e.body["release_id"]: e for e in entries if e.kind == "commit"}
+    pages = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(HERE / "pages"), autoescape=True, undefined=jinja2.StrictUndefined
+    )
+    return pages.get_template("summary.html").render(
+        site=at.config.site,
+        study=study,
+        day=today.isoformat(),
+        plan=plan_facts(at, versions[-1]) if versions else None,
+        approvals=approvals,
+        holds=holds,
+        charges=at.ledger.statement(study),
+        delivered=delivered,
+        totals=airlock.totals(at, study),
+        entries=len(entries),
+        head=entries[-1].hash,
+        fingerprint=at.release_key.public.fingerprint,
+        leads=[key.fingerprint for key in at.config.pinned_leads.values()],
+        style=jinja2.utils.markupsafe.Markup((HERE / "pages" / "style.css").read_text(encoding="utf-8")),
+    )
+
+
+def _crate(at: Desk, study: str, names: list[str], today: dt.date) -> bytes:
+    """The folder described as a Research Object Crate (RO-Crate 1.1), so that other tools know what they hold."""
+    kinds = {".json": "application/json", ".html": "text/html", ".py": "text/x-python"}
+    parts = [{"@id": name, "@type": "File", "encodingFormat": kinds[Path(name).suffix]} for name in names]
+    about = {
+        "@id": "ro-crate-metadata.json",
+        "@type": "CreativeWork",
+        "conformsTo": {"@id": "https://w3id.org/ro/crate/1.1"},
+        "about": {"@id": "./"},
+    }
+    root = {
+        "@id": "./",
+        "@type": "Dataset",
+        "name": f"Audit record of study {study} at site {at.config.site}",
+        "description": "Ledger, plans, approvals, receipts and checks of privatised releases. Holds no rows.",
+        "datePublished": today.isoformat(),
+        "hasPart": [{"@id": name} for name in names],
+    }
+    return canonical_json({"@context": "https://w3id.org/ro/crate/1.1/context", "@graph": [about, root, *parts]})

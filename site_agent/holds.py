@@ -1,0 +1,410 @@
+"""What the ledger's entries amount to: each charge, whom it may touch, and what became of it.
+
+A `Hold` is one charge. Nothing here is stored: `fold` derives every hold from the entries, one by one, and refuses an
+entry that may not stand where it stands. Whom a charge touches is told three times, each time more exactly: at
+*reserve* it is everybody, or the persons no earlier release has touched; the *drawing* entry binds the list of
+pseudonyms by its digest and count, before any noise exists; the *seal* entry binds the files that say which released
+row is whose and which flow drew it.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from shared.canonical import canonical_json, sha256_hex
+from shared.chain import LINKS_CAP
+from shared.errors import ParameterError, StateRefusal
+from shared.keys import PublicKey
+
+__all__ = [
+    "LOST_CAP",
+    "Approval",
+    "Entry",
+    "Hold",
+    "Lost",
+    "Touches",
+    "Withdrawal",
+    "fold",
+    "link_of",
+    "lost_bodies",
+    "price_of",
+    "require_word",
+]
+
+LOST_CAP = LINKS_CAP
+"""Most charges in one `Lost`: a number that came over the wire must not decide how many holds are made."""
+_LOST_BYTES = 1 << 18
+Touches = Literal["everybody", "new"]
+State = Literal[
+    "reserved",
+    "anchored",
+    "drawing",
+    "sealed",
+    "held",
+    "sent_back",
+    "approved",
+    "delivered",
+    "withdrawn",
+    "burnt",
+    "rejected",
+]
+Phase = Literal["held", "sealed", "delivered", "burnt"]
+
+# Each kind of entry: the states it may follow, and the state it leads to.
+_MOVES: dict[str, tuple[frozenset[State], State]] = {
+    "anchor": (frozenset({"reserved", "anchored"}), "anchored"),
+    # The reservation of a wave that has to wait, taken over by a later wave.
+    "carry": (frozenset({"reserved", "anchored"}), "anchored"),
+    "drawing": (frozenset({"anchored"}), "drawing"),
+    "seal": (frozenset({"drawing"}), "sealed"),
+    "hold": (frozenset({"sealed", "held", "sent_back"}), "held"),
+    "send_back": (frozenset({"held", "sent_back"}), "sent_back"),
+    "approve": (frozenset({"held", "sent_back"}), "held"),
+    "commit": (frozenset({"approved"}), "delivered"),
+    # Once approved the bytes may already have left, so there is nothing left to reject; burning says only that the
+    # site gives up on it, for instance after the coordinator quarantined it.
+    "reject": (frozenset({"sealed", "held", "sent_back"}), "rejected"),
+    "burn": (
+        frozenset({"reserved", "anchored", "drawing", "sealed", "held", "sent_back", "approved"}),
+        "burnt",
+    ),
+    # A person takes it back, wherever it is; what may have left needs a tombstone at the coordinator as well.
+    "withdraw": (frozenset({"reserved", "anchored", "sealed", "held", "sent_back", "approved", "delivered"}), "burnt"),
+    "tombstone": (frozenset({"withdrawn", "burnt"}), "withdrawn"),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """One line of the ledger. `body` is read from canonical JSON; `time` is UTC and for people only."""
+
+    seq: int
+    time: str
+    kind: str
+    body: Mapping[str, Any]
+    previous: str
+    hash: str
+    signature: bytes
+
+    @property
+    def link(self) -> str:
+        """SHA-256 of the entry without its predecessor; ``hash = SHA-256(previous ‖ link)``, see `shared.chain`."""
+        return link_of(self.seq, self.time, self.kind, self.body)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Approval:
+    """One approver's signature over the release statement."""
+
+    name: str
+    key: PublicKey
+    signature: bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Withdrawal:
+    """One approver's signature under the taking back of a release.
+
+    Args:
+        reason_code: from the fixed list that the coordinator is told.
+        settled: whether the coordinator has been told, or never had the release.
+        log_index: place of the tombstone in the coordinator's log; None where it never had the release.
+    """
+
+    name: str
+    key: PublicKey
+    signature: bytes
+    reason_code: str
+    settled: bool = False
+    log_index: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hold:
+    """One charge and what became of it.
+
+    Args:
+        event: canonical form of the privacy event that was charged.
+        epsilon: exact ε of this release alone, at `delta`.
+        epsilon_pure: its pure ε, or None.
+        rdp: its Rényi curve on the fixed orders, ∞ where undefined.
+        uncovered: what the guarantee leaves out, in words.
+        touches: whom it may touch before it is drawn: everybody, or the persons that no earlier release of the
+            study has touched.
+        day: UTC date of the reservation, for people.
+        reserved_seq: number of the entry that charged it.
+        closed_seq: number of the entry that burnt or rejected it; 0 while it is neither.
+        merged: earlier waves whose reservation this was, until it was carried over to `wave`.
+        drawn: whether noise was, or may have been, drawn.
+        persons_sha256: digest of ``population.json``, the pseudonyms it touches; blank while, or where, unknown.
+        persons: how many those are; None while, or where, unknown.
+        sealed_head: hash of the seal entry; the release statement names it.
+        files: SHA-256 of each site-only file that was sealed with the bundle.
+        documents: SHA-256 of each site-only document that the approver was shown.
+        author: the approver who had it made, or ``agent`` where the calendar did.
+        author_apart: whether the author must not approve it.
+        left: whether it was ever approved, so that its bytes may have left.
+        withdrawal: who took it back, and why.
+    """
+
+    study: str
+    plan_hash: str
+    wave: int
+    release_id: str
+    event: Mapping[str, Any]
+    delta: float
+    cap_epsilon: float
+    epsilon: float
+    epsilon_pure: float | None
+    rdp: tuple[float, ...] = field(repr=False)
+    uncovered: tuple[str, ...]
+    day: str
+    reserved_seq: int
+    touches: Touches = "everybody"
+    closed_seq: int = 0
+    merged: tuple[int, ...] = ()
+    drawn: bool = False
+    persons_sha256: str = ""
+    persons: int | None = None
+    state: State = "reserved"
+    bundle_sha256: str = ""
+    bundle_bytes: int = 0
+    receipt_sha256: str = ""
+    plan_version: int = 0
+    recipient: str = ""
+    approvals_needed: int = 1
+    sealed_head: str = ""
+    files: Mapping[str, str] = field(default_factory=dict)
+    documents: Mapping[str, str] = field(default_factory=dict)
+    approvals: tuple[Approval, ...] = ()
+    reason: str = ""
+    log_index: int | None = None
+    author: str = "agent"
+    author_apart: bool = False
+    left: bool = False
+    withdrawal: Withdrawal | None = None
+
+    @property
+    def phase(self) -> Phase:
+        """The state as a bank statement tells it."""
+        if self.state in ("reserved", "anchored", "drawing"):
+            return "held"
+        if self.state in ("burnt", "rejected"):
+            return "burnt"
+        return "delivered" if self.state in ("delivered", "withdrawn") else "sealed"
+
+    @property
+    def may_be_out(self) -> bool:
+        """Whether its rows have left the site, still may, or may have: burning what was approved calls nothing back."""
+        return bool(self.bundle_sha256) and (self.phase != "burnt" or self.left)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lost:
+    """Charges that a restored ledger no longer knows, at the full price of `event`.
+
+    Args:
+        count: how many; at most `LOST_CAP`, further ones stand as another `Lost`.
+        wave: of a release that the coordinator holds; 0 where nobody knows.
+        release_id: the same; blank where nobody knows, or where `count` is not 1.
+        log_index: place of its acceptance in the coordinator's log; None unless it was accepted.
+    """
+
+    study: str
+    plan_hash: str
+    event: Mapping[str, Any]
+    delta: float
+    cap_epsilon: float
+    uncovered: tuple[str, ...] = ()
+    count: int = 1
+    wave: int = 0
+    release_id: str = ""
+    log_index: int | None = None
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.count <= LOST_CAP or (self.release_id and self.count != 1):
+            raise ParameterError(
+                f"a lost charge must be counted at most {LOST_CAP} times, and a named one once", given=f"{self.count}"
+            )
+
+
+def link_of(seq: int, time: str, kind: str, body: Mapping[str, Any]) -> str:
+    """SHA-256 of an entry without its predecessor."""
+    return sha256_hex(canonical_json({"seq": seq, "time": time, "kind": kind, "body": body}))
+
+
+def price_of(event: Mapping[str, Any], delta: float) -> dict[str, Any]:
+    """What an event costs, as an entry keeps it. Raises: UnknownEvent."""
+    from shared import privacy
+
+    charged = privacy.from_canonical(event)
+    return {
+        "event": charged.to_canonical(),
+        "delta": delta,
+        "epsilon": privacy.epsilon(charged, delta),
+        "epsilon_pure": privacy.pure_epsilon(charged),
+        "rdp": [float(value) if math.isfinite(value) else None for value in privacy.rdp(charged)],
+    }
+
+
+def _curve(price: Mapping[str, Any]) -> tuple[float, ...]:
+    return tuple(math.inf if value is None else float(value) for value in price["rdp"])
+
+
+def lost_bodies(lost: Sequence[Lost]) -> list[dict[str, Any]]:
+    """Lost charges as bodies of entries, each far below what is read back; a price stands once in each."""
+    bodies: list[dict[str, Any]] = []
+    size = _LOST_BYTES
+    for one in lost:
+        require_word(one.study, "study")
+        if one.release_id:
+            require_word(one.release_id, "release_id")
+        charge = {
+            "study": one.study,
+            "plan_hash": one.plan_hash,
+            "cap_epsilon": one.cap_epsilon,
+            "uncovered": list(one.uncovered),
+            "count": one.count,
+            "wave": one.wave,
+            "release_id": one.release_id,
+            "log_index": one.log_index,
+        }
+        price = price_of(one.event, one.delta)
+        if size >= _LOST_BYTES:
+            bodies.append({"prices": [], "charges": []})
+            size = 0
+        body = bodies[-1]
+        if price not in body["prices"]:
+            body["prices"].append(price)
+            size += len(canonical_json(price))
+        body["charges"].append({"price": body["prices"].index(price), **charge})
+        size += len(canonical_json(charge))
+    return bodies or [{"prices": [], "charges": []}]
+
+
+def fold(holds: dict[str, Hold], entry: Entry) -> None:
+    """Bring `holds` from before `entry` to after it. Raises: StateRefusal, if the entry may not stand here."""
+    body = entry.body
+    if entry.kind == "genesis":
+        if entry.seq != 1:
+            raise StateRefusal("a ledger must have one genesis", given=f"another at {entry.seq}")
+        return
+    if entry.kind == "reserve":
+        holds[body["release_id"]] = _new_hold(body, entry, release_id=body["release_id"])
+        return
+    if entry.kind in ("lost", "recovered"):
+        _fold_lost(holds, entry)
+        return
+    if entry.kind not in _MOVES:
+        raise StateRefusal("an entry must be of a known kind", given=repr(entry.kind))
+    hold = holds[body["release_id"]]
+    allowed, following = _MOVES[entry.kind]
+    if hold.state not in allowed:
+        raise StateRefusal(
+            f"a release must be {' or '.join(sorted(allowed))} for the step '{entry.kind}'",
+            given=hold.state,
+            next_step="See site-agent outbox show." if hold.bundle_sha256 else "See site-agent budget.",
+        )
+    change: dict[str, Any] = {"state": following}
+    if following in ("burnt", "rejected") and not hold.closed_seq:
+        change["closed_seq"] = entry.seq
+    if entry.kind == "carry":
+        change |= {name: body[name] for name in ("wave", "plan_hash", "cap_epsilon")}
+        change |= {"uncovered": tuple(body["uncovered"]), "merged": (*hold.merged, hold.wave), "state": hold.state}
+    elif entry.kind == "drawing":
+        change |= {"drawn": True, "persons_sha256": body.get("persons_sha256", ""), "persons": body.get("persons")}
+    elif entry.kind == "seal":
+        for name in ("bundle_sha256", "bundle_bytes", "receipt_sha256", "plan_version", "recipient"):
+            change[name] = body[name]
+        change |= {"approvals_needed": body["approvals"], "sealed_head": entry.hash, "files": body.get("files", {})}
+        change |= {"author": body.get("author", "agent"), "author_apart": body.get("author_apart", False)}
+    elif entry.kind == "hold":
+        change |= {"documents": body["documents"], "approvals": (), "reason": ""}
+    elif entry.kind == "approve":
+        given = Approval(name=body["name"], key=PublicKey(body["key"]), signature=bytes.fromhex(body["signature"]))
+        approvals = (*hold.approvals, given)
+        change |= {"approvals": approvals, "reason": ""}
+        if len(approvals) >= hold.approvals_needed:
+            change |= {"state": "approved", "left": True}
+    elif entry.kind == "commit":
+        change["log_index"] = body["log_index"]
+    elif entry.kind in ("reject", "send_back"):
+        change |= {"reason": body["reason"], "approvals": ()}
+    elif entry.kind == "burn":
+        change["reason"] = body["reason"]
+    elif entry.kind == "withdraw":
+        change["reason"] = body["reason"]
+        change["withdrawal"] = Withdrawal(
+            name=body["by"],
+            key=PublicKey(body["key"]),
+            signature=bytes.fromhex(body["signature"]),
+            reason_code=body["reason_code"],
+        )
+        if hold.state == "delivered":
+            change["state"] = "withdrawn"
+    elif entry.kind == "tombstone":
+        if hold.withdrawal is None:
+            raise StateRefusal("a tombstone must follow a withdrawal", given="none")
+        if body["log_index"] is None:
+            change["state"] = hold.state
+        change["withdrawal"] = replace(hold.withdrawal, settled=True, log_index=body["log_index"])
+    holds[hold.release_id] = replace(hold, **change)
+
+
+def _fold_lost(holds: dict[str, Hold], entry: Entry) -> None:
+    body = entry.body
+    for number, charge in enumerate(body["charges"]):
+        at = charge["log_index"]
+        made = replace(
+            _new_hold({**body["prices"][charge["price"]], **charge}, entry, release_id=charge["release_id"]),
+            state="burnt" if at is None else "delivered",
+            log_index=at,
+            drawn=True,
+            left=at is not None,
+            closed_seq=entry.seq if at is None else 0,
+            reason="counted when the ledger was put back",
+        )
+        for k in range(charge["count"]):
+            name = charge["release_id"] or f"recovered-{entry.seq}-{number}-{k}"
+            if name in holds:
+                raise StateRefusal("a lost release must be one the ledger lacks", given=name)
+            holds[name] = replace(made, release_id=name)
+    for name, at in body.get("accepted", {}).items():
+        holds[name] = replace(_forgotten(holds[name]), state="delivered", closed_seq=0, log_index=at, left=True)
+    for name in body.get("burnt", ()):
+        reason = "open when the ledger was put back"
+        holds[name] = replace(_forgotten(holds[name]), state="burnt", closed_seq=entry.seq, reason=reason)
+
+
+def _forgotten(hold: Hold) -> Hold:
+    """An undrawn hold of a ledger that was put back: it may have been drawn since, and nobody knows of whom."""
+    return hold if hold.drawn else replace(hold, drawn=True, touches="everybody")
+
+
+def _new_hold(body: Mapping[str, Any], entry: Entry, *, release_id: str) -> Hold:
+    return Hold(
+        study=body["study"],
+        plan_hash=body["plan_hash"],
+        wave=body["wave"],
+        release_id=release_id,
+        event=body["event"],
+        delta=body["delta"],
+        cap_epsilon=body["cap_epsilon"],
+        epsilon=body["epsilon"],
+        epsilon_pure=body["epsilon_pure"],
+        rdp=_curve(body),
+        uncovered=tuple(body["uncovered"]),
+        touches=body.get("touches", "everybody"),
+        day=entry.time[:10],
+        reserved_seq=entry.seq,
+    )
+
+
+def require_word(text: str, name: str) -> None:
+    """Refuse a name that is not a plain word. Raises: ParameterError."""
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}", text):
+        raise ParameterError(f"{name} must be a plain word (letters, digits, - and _)", given=repr(text)[:80])

@@ -1,0 +1,177 @@
+"""What a release leaves at the site for the waves after it: the flow that drew it, and whose each released row is.
+
+Both files are bound by the seal entry and never leave. ``fit.npz`` is the flow as plain arrays with w, R, the
+dictionary and the encoder's version, and the drawn matrix in the order of its records. ``rows.json`` names the person
+(a keyed pseudonym) and the source row of each released row. From them
+
+* a later wave draws new persons through exactly the first one's flow, and copies earlier rows unchanged;
+* a run that was killed between its seal and its audit is audited, where it would otherwise have to be burnt.
+
+Neither file is of use to anybody outside: without the site's key the pseudonyms cannot be looked up.
+"""
+
+from __future__ import annotations
+
+import io
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from shared.canonical import canonical_json, parse_json, sha256_hex
+from shared.encoding import ENCODER_VERSION
+from shared.errors import IntegrityRefusal, PlanChanged, SchemaRefusal
+from shared.plan import StudyPlan
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from site_agent.ledger import Hold
+
+__all__ = ["FIT", "ROWS", "Fit", "Rows", "read_fit", "read_rows"]
+
+FIT, ROWS = "fit.npz", "rows.json"
+FORMAT = "tributary-fit/1"
+CAP = 1 << 30
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Fit:
+    """A sealed flow, and what was drawn through it.
+
+    Args:
+        flow: a bijection of `shared.flows`.
+        epochs: passes over the records it was fitted with.
+        w: weight of the data.
+        radius: R.
+        dictionary: hash of the dictionary that encoded the records.
+        encoder: version of the encoder.
+        fresh: whether this release fitted it; else it was sealed with an earlier one.
+        noisy: (n, d) drawn rows, in the order of their records.
+    """
+
+    flow: Any
+    epochs: int
+    w: float
+    radius: float
+    dictionary: str
+    encoder: int = ENCODER_VERSION
+    fresh: bool = True
+    noisy: Any = field(repr=False)
+
+    def to_bytes(self) -> bytes:
+        """An npz file without pickle."""
+        import numpy as np
+
+        from shared.flows import to_arrays
+
+        meta = {
+            "format": FORMAT,
+            "epochs": self.epochs,
+            "w": self.w,
+            "radius": self.radius,
+            "dictionary": self.dictionary,
+            "encoder": self.encoder,
+            "fresh": self.fresh,
+        }
+        sink = io.BytesIO()
+        np.savez(
+            sink,
+            allow_pickle=False,
+            meta=np.frombuffer(canonical_json(meta), dtype=np.uint8),
+            noisy=np.asarray(self.noisy, dtype=np.float64),
+            **{f"flow.{name}": value for name, value in to_arrays(self.flow).items()},  # type: ignore[arg-type]
+        )
+        return sink.getvalue()
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Fit:
+        """The reverse of `to_bytes`. Raises: SchemaRefusal."""
+        import numpy as np
+
+        from shared.flows import from_arrays
+
+        try:
+            with np.load(io.BytesIO(data), allow_pickle=False) as found:
+                arrays = {name: found[name] for name in found.files}
+            meta = parse_json(arrays.pop("meta").tobytes())
+            if meta.pop("format") != FORMAT:
+                raise ValueError
+            noisy = arrays.pop("noisy")
+            flow = from_arrays({name.removeprefix("flow."): value for name, value in arrays.items()})
+            return cls(flow=flow, noisy=noisy, **meta)
+        except (KeyError, TypeError, ValueError, AttributeError, OSError) as error:
+            raise SchemaRefusal(f"a sealed fit must have the form {FORMAT}", given=type(error).__name__) from None
+
+    def require_fits(self, plan: StudyPlan, radius: float, *, noise: bool) -> None:
+        """Refuse a plan that a later wave cannot follow with this flow.
+
+        Args:
+            radius: R by the plan.
+            noise: whether w and R must be the sealed ones as well.
+        Raises: PlanChanged.
+        """
+        same = (self.dictionary, self.encoder) == (plan.dictionary.hash, ENCODER_VERSION)
+        if noise:
+            same = same and (self.w, self.radius) == (plan.release.w, radius)
+        if not same:
+            raise PlanChanged(
+                "a later wave must use the flow, encoder, w and R that were sealed with the first release",
+                given="a plan or an agent with others",
+                next_step="Ask the study lead for a plan whose wave refreshes with refit = true, or for a new study.",
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rows:
+    """Whose each released row is.
+
+    Args:
+        snapshot: keyed hash of the table that was read.
+        source: for each released row, the checked source row it was drawn from; -1 where it was copied from an
+            earlier release.
+        persons: for each released row, its person's pseudonym; empty where the dictionary has no person column.
+    """
+
+    snapshot: str
+    source: tuple[int, ...] = field(repr=False)
+    persons: tuple[str, ...] = field(repr=False)
+
+    def __post_init__(self) -> None:
+        if self.persons and len(self.persons) != len(self.source):
+            raise SchemaRefusal("every released row must have its person", given=f"{len(self.persons)} persons")
+
+    def to_bytes(self) -> bytes:
+        """Canonical JSON."""
+        return canonical_json({"snapshot": self.snapshot, "source": list(self.source), "persons": list(self.persons)})
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Rows:
+        """The reverse of `to_bytes`. Raises: SchemaRefusal."""
+        body = parse_json(data, cap=CAP)
+        try:
+            return cls(snapshot=body["snapshot"], source=tuple(body["source"]), persons=tuple(body["persons"]))
+        except (KeyError, TypeError):
+            raise SchemaRefusal("the rows of a release must name snapshot, source and persons") from None
+
+
+def read_fit(folder: Path, hold: Hold) -> Fit:
+    """The fit that was sealed with a release. Raises: IntegrityRefusal (lost or edited), SchemaRefusal."""
+    return Fit.from_bytes(_sealed(folder, hold, FIT))
+
+
+def read_rows(folder: Path, hold: Hold) -> Rows:
+    """Whose the rows of a sealed release are. Raises: IntegrityRefusal (lost or edited), SchemaRefusal."""
+    return Rows.from_bytes(_sealed(folder, hold, ROWS))
+
+
+def _sealed(folder: Path, hold: Hold, name: str) -> bytes:
+    try:
+        data = (folder / name).read_bytes()
+    except FileNotFoundError:
+        data = b""
+    if sha256_hex(data) != hold.files.get(name):
+        raise IntegrityRefusal(
+            f"{name} of release {hold.release_id[:8]} must be the file that was sealed",
+            given="another file" if data else "no file",
+            next_step="Restore it from a backup: later waves and their comparison with this release need it.",
+        )
+    return data

@@ -1,0 +1,255 @@
+"""The plan's calendar, lived by: which wave is due, once each, and what the agent does about it unattended.
+
+What is due follows from three things only: the plan, the ledger's holds, and the UTC date. No state is kept beside the
+ledger, so there is nothing that could disagree with it after a crash, a month without power or a restored folder. Two
+rules make that safe under a clock that lies:
+
+* a wave that has a hold of its own, whatever became of it, is never due again; drawing it anew is a person's decision
+  (`site-agent release`) and another charge. Only an open reservation and an unaudited seal are taken up again;
+* waves go forward: once a later wave has a hold, an earlier one without has merged into it. What came first is the
+  ledger's order; a date only opens and closes.
+
+So a clock that is wrong may make a wave early or leave it out, and never makes one twice. A date is a day in UTC: a
+plan's day does not begin earlier in another time zone, nor twice in a year of summer time.
+
+The agent never approves. `attend` makes what is due, puts it in the outbox, sends again what people have approved,
+and says one line about each.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from shared.errors import NetworkRefusal, PausedRefusal, Refusal
+from shared.plan import StudyPlan, Wave
+
+if TYPE_CHECKING:
+    from site_agent.cli import Desk
+    from site_agent.egress import Egress
+    from site_agent.ledger import Hold
+    from site_agent.pipeline import Site
+
+__all__ = ["Cost", "Event", "Planned", "attend", "calendar", "cost", "due"]
+
+_OPEN = {
+    "reserved": "reserved",
+    "anchored": "reserved",
+    "drawing": "being drawn",
+    "sealed": "sealed, not yet checked",
+    "held": "waits for a person",
+    "sent_back": "sent back",
+    "approved": "approved, not yet sent",
+    "delivered": "delivered",
+    "withdrawn": "withdrawn",
+    "burnt": "burnt",
+    "rejected": "rejected",
+}
+_RESUMED = ("due", "reserved", "sealed, not yet checked")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Planned:
+    """One wave of a plan and where it stands.
+
+    Args:
+        state: ``not yet open``, ``due``, ``missed``, ``merged``, or what became of its release.
+        release_id: of its last hold; blank while it has none.
+        into: the wave that took it over, where it is merged.
+    """
+
+    number: int
+    opens: dt.date
+    closes: dt.date
+    state: str
+    release_id: str = ""
+    into: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cost:
+    """What a plan's waves cost the person who is charged most.
+
+    Args:
+        totals: ε after 1, 2, … waves, as the cap is held against it.
+        affordable: the last wave whose total is within the cap; 0 for none.
+    """
+
+    totals: tuple[float, ...]
+    affordable: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Event:
+    """One thing that `attend` did, or could not do."""
+
+    study: str
+    what: str
+    wave: int | None = None
+    detail: str = ""
+    code: str = ""
+
+
+def calendar(plan: StudyPlan, holds: Iterable[Hold], today: dt.date) -> tuple[Planned, ...]:
+    """Every planned wave and where it stands on a day.
+
+    Args:
+        plan: whichever version holds now; waves are known by their number.
+        holds: the ledger's holds of this study, in its order.
+        today: UTC date.
+    """
+    mine = [hold for hold in holds if hold.study == plan.study and hold.wave > 0]
+    last = {hold.wave: hold for hold in mine}
+    taken_over = {number: hold.wave for hold in mine for number in hold.merged}
+    latest = max(last, default=0)
+    out = []
+    for wave in plan.waves:
+        hold, into = last.get(wave.number), None
+        if hold is not None:
+            state = _OPEN[hold.state]
+        elif wave.number < latest:
+            state, into = "merged", taken_over.get(wave.number, min(n for n in last if n > wave.number))
+        elif today < wave.opens:
+            state = "not yet open"
+        else:
+            state = "due" if today <= wave.closes else "missed"
+        out.append(
+            Planned(
+                number=wave.number,
+                opens=wave.opens,
+                closes=wave.closes,
+                state=state,
+                release_id=hold.release_id if hold is not None else "",
+                into=into,
+            )
+        )
+    return tuple(out)
+
+
+def due(plan: StudyPlan, holds: Iterable[Hold], today: dt.date) -> Wave | None:
+    """The one wave to work on today, the earliest first; None where there is none.
+
+    After days off the waves that closed meanwhile are not made up for: under ``append`` and ``frozen`` whoever would
+    have been in them is new in the next one, and under ``refresh`` it draws everybody anyway.
+    """
+    lines = calendar(plan, holds, today)
+    latest = max((line.number for line in lines if line.release_id), default=0)
+    for line in lines:
+        if line.number >= latest and line.opens <= today <= line.closes and line.state in _RESUMED:
+            return plan.wave(line.number)
+    return None
+
+
+def cost(plan: StudyPlan, event: Any, waves: int | None = None) -> Cost:
+    """What `waves` waves of a plan cost (all planned ones by default), by Rényi composition or the pure sum.
+
+    A person is drawn in every wave under ``refresh``, and in one at most under ``append`` and ``frozen``.
+    """
+    from shared import privacy
+    from site_agent.composition import Charge, Composition
+    from site_agent.pipeline import touches
+
+    many = len(plan.waves) if waves is None else waves
+    curve = tuple(float(value) for value in privacy.rdp(event))
+    beside = frozenset[int]() if touches(plan) == "new" else None
+    charge = Charge(rdp=curve, pure=privacy.pure_epsilon(event), beside=beside)
+    composed = Composition([charge] * many)
+    totals = tuple(composed.total(plan.budget.delta, k) for k in range(1, many + 1))
+    return Cost(totals=totals, affordable=_within(totals, plan.budget.epsilon))
+
+
+def _within(totals: Sequence[float], cap: float) -> int:
+    # Totals never fall, so that the ones within the cap come first.
+    return sum(math.isfinite(total) and total <= cap for total in totals)
+
+
+def attend(
+    at: Desk,
+    *,
+    site: Callable[[Egress], Site],
+    agent_version: str,
+    today: dt.date,
+    say: Callable[[Event], None],
+    dry_run: bool = False,
+) -> None:
+    """One round: fetch plans, send what is approved, make what is due. A refusal is said, and the round goes on.
+
+    Nothing is reserved while the coordinator does not answer: the draw could not be witnessed. A pause ends the
+    round at its next step, which is within a second or two also while a flow is fitted.
+    """
+    from site_agent import airlock, pipeline
+
+    def told(study: str, what: str, refusal: Refusal, wave: int | None = None) -> None:
+        say(Event(study=study, what=what, wave=wave, detail=str(refusal), code=refusal.code))
+
+    if at.paused:
+        say(Event(study="", what="paused", detail="Nothing is drawn or sent until site-agent resume."))
+        return
+    studies = sorted({*at.config.studies, *at.config.data, *at.plans.studies()})
+    try:
+        with at.egress() as egress:
+            for study in studies:
+                known = at.plans.highest(study)
+                try:
+                    plan = at.plans.receive(study, egress.fetch_plan(study), today=today, keep=not dry_run)
+                except NetworkRefusal:
+                    raise
+                except Refusal as refusal:
+                    told(study, "no plan", refusal)
+                    continue
+                if plan.version > known:
+                    step = f"Read site-agent plan show {study}."
+                    say(Event(study=study, what=f"plan version {plan.version} has come", detail=step))
+    except NetworkRefusal as refusal:
+        told("", "offline", refusal)
+        return
+    except Refusal as refusal:
+        told("", "not connected", refusal)
+        return
+
+    def no_key() -> Any:
+        raise PausedRefusal("the agent must not open an approver's key", given="a release that is not approved")
+
+    for hold in at.outbox.list():
+        if hold.state != "approved" or at.paused:
+            continue
+        if dry_run:
+            say(Event(study=hold.study, what="would send", wave=hold.wave, detail=hold.release_id[:8]))
+            continue
+        try:
+            airlock.approve(
+                at,
+                hold.release_id,
+                name=hold.approvals[-1].name,
+                ticked=(),
+                open_key=no_key,
+                agent_version=agent_version,
+                today=today,
+            )
+            say(Event(study=hold.study, what="sent", wave=hold.wave, detail=hold.release_id[:8]))
+        except Refusal as refusal:
+            told(hold.study, "not sent", refusal, hold.wave)
+
+    for study in studies:
+        if at.paused:
+            return
+        wave: int | None = None
+        try:
+            plan, _ = at.plans.approved(study, agent_version=agent_version, today=today)
+            found = due(plan, at.ledger.holds(study), today)
+            if found is None:
+                continue
+            wave = found.number
+            source = at.config.source(study)
+            if dry_run:
+                say(Event(study=study, what="would release", wave=wave))
+                continue
+            with at.locked(), at.egress() as egress:
+                made = pipeline.make_release(plan=plan, wave=wave, source=source, site=site(egress), today=today)
+            short = made.hold.release_id[:8]
+            say(Event(study=study, what="waits for a person", wave=wave, detail=f"Run site-agent outbox show {short}."))
+        except Refusal as refusal:
+            told(study, "not released", refusal, wave)

@@ -1,0 +1,477 @@
+"""Break the product in small ways and see the tests turn red: ``python -m tests.mutations [WORD]``.
+
+Each mutation is an edit of a line or two in a *copy* of the tree, in a temporary folder; then the tests named beside it
+run there, and at least one has to fail. A mutation that survives is a hole in the tests, to be closed by a test. Tests
+that merely cannot be collected kill nothing: only pytest's exit code for failed tests counts.
+
+Before the first mutation all the named tests run on the untouched copy, and must pass. WORD runs those mutations
+whose name contains it; without it all run, and the table is written to ``tests/benchmarks/results/mutations.json``.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.benchmarks import record
+
+ROOT = Path(__file__).resolve().parent.parent
+COPIED = ("shared", "site_agent", "coordinator", "tests", "deploy", "docs", "pyproject.toml", "README.md")
+FAILED, PASSED = 1, 0
+SECONDS = 300
+
+
+@dataclass(frozen=True)
+class Edit:
+    """Replace `old`, which stands exactly once in the file, by `new`."""
+
+    path: str
+    old: str
+    new: str
+
+    def applied(self, root: Path) -> str:
+        """The file's text with the edit made. Raises: AssertionError, unless `old` stands there exactly once."""
+        text = (root / self.path).read_text()
+        count = text.count(self.old)
+        assert count == 1, f"{self.path}: {count} places for {self.old!r}"
+        return text.replace(self.old, self.new)
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """A small wrong idea, the edits that carry it out, and the tests that have to notice."""
+
+    name: str
+    edits: tuple[Edit, ...]
+    tests: tuple[str, ...]
+
+
+def mutation(name: str, *edits: tuple[str, str, str], tests: Sequence[str]) -> Mutation:
+    return Mutation(name, tuple(Edit(*edit) for edit in edits), tuple(f"tests/{test}" for test in tests))
+
+
+LATENT = "shared/mechanisms/latent_noise.py"
+RANDOM = "shared/randomness.py"
+PRIVACY = "shared/privacy.py"
+RELEASE = "shared/release.py"
+LEDGER = "site_agent/ledger.py"
+PIPELINE = "site_agent/pipeline.py"
+FITTING = "site_agent/fitting.py"
+SGD = "site_agent/models/private_flow.py"
+
+MUTATIONS: tuple[Mutation, ...] = (
+    # -- the noise ------------------------------------------------------------------------------------------------
+    mutation(
+        "half the noise, in the mechanism",
+        (LATENT, "gaussian_steps(self._sigma, steps.shape", "gaussian_steps(self._sigma / 2, steps.shape"),
+        tests=[
+            "test_noise_levels.py::test_ten_thousand_draws_have_the_scale_that_the_event_claims",
+            "test_every_epsilon.py::test_the_printed_epsilon_is_that_of_the_noise_in_the_released_rows",
+        ],
+    ),
+    mutation(
+        "half the noise, in the sampler",
+        (RANDOM, "ratio = _ratio(sigma, grid)", "ratio = _ratio(sigma / 2, grid)"),
+        tests=["test_two_worlds.py::test_latent_noise_keeps_its_claim"],
+    ),
+    mutation(
+        "nine tenths of the noise",
+        (LATENT, "gaussian_steps(self._sigma, steps.shape", "gaussian_steps(0.9 * self._sigma, steps.shape"),
+        tests=["test_every_epsilon.py::test_the_printed_epsilon_is_that_of_the_noise_in_the_released_rows"],
+    ),
+    mutation(
+        "1 - w for its square root, in the noise",
+        (LATENT, "gaussian_steps(self._sigma, steps.shape", "gaussian_steps(1 - self.w, steps.shape"),
+        tests=["test_noise_levels.py::test_ten_thousand_draws_have_the_scale_that_the_event_claims"],
+    ),
+    mutation(
+        "w for its square root, in the event",
+        (LATENT, "sensitivity=2 * self._reach)", "sensitivity=2 * self.radius * self.w)"),
+        tests=["test_two_worlds.py::test_latent_noise_keeps_its_claim"],
+    ),
+    mutation(
+        "the radius charged for the diameter",
+        (LATENT, "sensitivity=2 * self._reach)", "sensitivity=self._reach)"),
+        tests=["test_every_epsilon.py::test_the_printed_epsilon_is_that_of_the_noise_in_the_released_rows"],
+    ),
+    mutation(
+        "clipping skipped",
+        (LATENT, "length = np.minimum(norm, self.radius)", "length = norm"),
+        (LATENT, "most = math.floor((Fraction(self._reach) / Fraction(grid)) ** 2)", "most = 2**80"),
+        tests=["test_two_worlds.py::test_latent_noise_keeps_its_claim"],
+    ),
+    mutation(
+        "the signal left off the grid",
+        (LATENT, "steps = np.trunc(signal / grid).astype(np.int64)", "steps = signal / grid"),
+        tests=["test_noise_levels.py::test_what_comes_out_of_the_mechanism_lies_on_the_grid_whatever_went_in"],
+    ),
+    mutation(
+        "rounding after the noise",
+        (LATENT, "steps = np.trunc(signal / grid).astype(np.int64)", "steps = signal / grid"),
+        (
+            LATENT,
+            "steps += rng.lattice_gaussian_steps(self._sigma, steps.shape, grid)",
+            "steps = np.rint(steps + rng.generator.normal(size=steps.shape) * self._sigma / grid)",
+        ),
+        tests=[
+            "test_noise_levels.py::test_noise_that_is_ten_percent_off_is_found_though_the_event_still_claims_the_same",
+            "test_noise_levels.py::test_noise_is_drawn_only_where_level_one_looks",
+        ],
+    ),
+    mutation(
+        "the signal rounded to nearest, which lengthens it",
+        (LATENT, "np.trunc(signal / grid)", "np.rint(signal / grid)"),
+        tests=["test_latent_noise.py::test_rounding_is_towards_zero_and_loses_less_than_a_step"],
+    ),
+    mutation(
+        "one noise for all rows",
+        (
+            LATENT,
+            "gaussian_steps(self._sigma, steps.shape, grid)",
+            "gaussian_steps(self._sigma, steps.shape[1:], grid)",
+        ),
+        tests=[
+            "test_noise_levels.py::test_ten_thousand_draws_have_the_scale_that_the_event_claims",
+            "test_noise_levels.py::test_no_noise_is_drawn_twice",
+        ],
+    ),
+    # -- the randomness -------------------------------------------------------------------------------------------
+    mutation(
+        "a fixed seed for every source",
+        (RANDOM, "return Noise(_key=None)", "return seeded_rng(7)"),
+        tests=["test_randomness.py::test_two_secure_sources_never_agree"],
+    ),
+    mutation(
+        "the same seed in every wave",
+        (
+            PIPELINE,
+            "rng = secure_rng() if rng is None else rng",
+            "rng = __import__('shared.randomness').randomness.seeded_rng(7) if rng is None else rng",
+        ),
+        tests=["test_every_epsilon.py::test_two_waves_are_two_draws"],
+    ),
+    mutation(
+        "the keystream repeats",
+        (
+            RANDOM,
+            "self._key, self._buffer, self._position = fresh[:32], fresh[32:], 0",
+            "self._buffer, self._position = fresh[32:], 0",
+        ),
+        tests=["test_randomness.py::test_long_draws_do_not_repeat_across_refills"],
+    ),
+    mutation(
+        "a forked process keeps the key",
+        (RANDOM, "            if self._secure:\n", "            if False:\n"),
+        tests=["test_randomness.py::test_a_forked_process_draws_other_noise"],
+    ),
+    mutation(
+        "all substreams alike",
+        (RANDOM, 'b"child %d" % number', 'b"child"'),
+        tests=["test_randomness.py::test_substreams_are_independent_of_each_other_and_of_their_parent"],
+    ),
+    mutation(
+        "the sampler in floating point",
+        (
+            RANDOM,
+            "return self._in_blocks(shape, lambda count: self._gaussian_block(count, ratio))",
+            "return np.rint(self.generator.normal(size=shape) * float(ratio)).astype(np.int64)",
+        ),
+        tests=["test_randomness.py::test_noise_never_comes_from_the_floating_point_generator"],
+    ),
+    mutation(
+        "a grid that forgets the number of coordinates",
+        (
+            RANDOM,
+            "most = min(most, 0.01 * sensitivity / rounding_reach(1.0, coordinates, norm))",
+            "most = min(most, 0.01 * sensitivity)",
+        ),
+        tests=["test_randomness.py::test_rounding_to_nearest_adds_at_most_one_percent_to_a_sliced_row"],
+    ),
+    # -- the accountant -------------------------------------------------------------------------------------------
+    mutation(
+        "add or remove for replace one",
+        (
+            PRIVACY,
+            "neighboring_relation=pld.NeighborRel.REPLACE_ONE",
+            "neighboring_relation=pld.NeighborRel.ADD_OR_REMOVE_ONE",
+        ),
+        tests=["test_privacy.py::test_subsampling_is_charged_under_replace_one_and_not_add_or_remove"],
+    ),
+    mutation(
+        "one coordinate's ε for all of them",
+        (PRIVACY, "event.coordinates * (event.sensitivity / event.scale)", "(event.sensitivity / event.scale)"),
+        tests=["test_two_worlds.py::test_coordinates_that_move_together_are_charged_together"],
+    ),
+    mutation(
+        "slicing charged at the lower edges",
+        (PRIVACY, "return edges * (event.distance", "return (edges - (high - low) / bins) * (event.distance"),
+        tests=["test_privacy.py::test_slicing_is_an_upper_bound_on_its_integral_in_thirty_digits"],
+    ),
+    mutation(
+        "slicing's tail given away",
+        (PRIVACY, "np.minimum(np.concatenate(parts) + tail, 1.0)", "np.minimum(np.concatenate(parts), 1.0)"),
+        tests=["test_privacy.py::test_the_tail_beyond_the_last_bin_of_slicing_is_charged_in_full"],
+    ),
+    mutation(
+        "Rényi curves rounded down",
+        (PRIVACY, "np.ceil(curve[finite] * (1 + 1e-12)", "np.floor(curve[finite] * (1 + 1e-12)"),
+        tests=["test_privacy.py::test_the_laplace_renyi_curve_is_the_divergence_by_quadrature"],
+    ),
+    mutation(
+        "a weight solved for the radius instead of the diameter",
+        (PRIVACY, "mu * mu / (mu * mu + 4 * radius * radius)", "mu * mu / (mu * mu + radius * radius)"),
+        tests=["test_privacy.py::test_a_weight_gives_back_the_epsilon_it_was_solved_from"],
+    ),
+    # -- the books ------------------------------------------------------------------------------------------------
+    mutation(
+        "δ handed out again to every release",
+        (
+            LEDGER,
+            "np.sum([curve for curve, _ in charges], axis=0), delta)",
+            "np.sum([curve for curve, _ in charges], axis=0), delta * len(charges))",
+        ),
+        tests=["test_every_epsilon.py::test_the_budget_statement_charges_what_the_receipts_print"],
+    ),
+    mutation(
+        "a refund when a release is burnt",
+        (
+            LEDGER,
+            "        found = self.holds(study)\n        total",
+            "        found = [h for h in self.holds(study) if h.phase != 'burnt']\n        total",
+        ),
+        tests=["test_ledger.py::test_a_burnt_charge_stays_spent_and_a_second_draw_is_a_second_charge"],
+    ),
+    mutation(
+        "a burnt charge that no cap remembers",
+        (
+            LEDGER,
+            "earlier = [hold for hold in book.holds.values() if hold.study == study]",
+            "earlier = [hold for hold in book.holds.values() if hold.study == study and hold.phase != 'burnt']",
+        ),
+        tests=["test_every_epsilon.py::test_a_burnt_charge_still_counts_against_the_cap"],
+    ),
+    mutation(
+        "no witness before the noise",
+        (
+            LEDGER,
+            '"drawing": (frozenset({"anchored"}), "drawing")',
+            '"drawing": (frozenset({"reserved", "anchored"}), "drawing")',
+        ),
+        (LEDGER, 'if book.hold(hold.release_id).state == "reserved":', "if False:"),
+        tests=["test_ledger.py::test_drawing_needs_an_anchor_and_starts_once"],
+    ),
+    mutation(
+        "a second draw on one charge",
+        (
+            LEDGER,
+            '"drawing": (frozenset({"anchored"}), "drawing")',
+            '"drawing": (frozenset({"anchored", "drawing"}), "drawing")',
+        ),
+        tests=["test_ledger.py::test_drawing_needs_an_anchor_and_starts_once"],
+    ),
+    mutation(
+        "drawn first, charged afterwards",
+        (PIPELINE, "    hold = ledger.start_drawing(hold)\n", ""),
+        (
+            PIPELINE,
+            "        noisy = mechanism.release(x, rng)\n",
+            "        noisy = mechanism.release(x, rng)\n        hold = ledger.start_drawing(hold)\n",
+        ),
+        tests=["test_every_epsilon.py::test_when_noise_is_drawn_its_charge_is_written_and_witnessed"],
+    ),
+    mutation(
+        "the drawing not witnessed",
+        (
+            PIPELINE,
+            "        site.witness.anchor(ledger.anchor_envelope())\n        noisy = ",
+            "        noisy = ",
+        ),
+        tests=["test_every_epsilon.py::test_when_noise_is_drawn_its_charge_is_written_and_witnessed"],
+    ),
+    mutation(
+        "rows left in the order of their persons",
+        (PIPELINE, "order = rng.generator.permutation(len(noisy))", "order = slice(None)"),
+        tests=["test_pipeline.py::test_rows_do_not_stand_where_their_person_stood"],
+    ),
+    # -- what is printed ------------------------------------------------------------------------------------------
+    mutation(
+        "the paper's ε on the receipt",
+        (
+            RELEASE,
+            "        epsilon=privacy.epsilon(event, plan.budget.delta),",
+            "        epsilon=_paper(plan, mechanism(plan)),",
+        ),
+        (
+            RELEASE,
+            '"epsilon": privacy.epsilon(event, plan.budget.delta)',
+            '"epsilon": _paper(plan, mechanism(plan))',
+        ),
+        tests=["test_every_epsilon.py::test_every_figure_of_a_receipt_follows_from_its_event_and_delta"],
+    ),
+    mutation(
+        "another relation on the receipt",
+        (RELEASE, '"neighbours": "replace_one"', '"neighbours": "add_remove"'),
+        tests=["test_every_epsilon.py::test_the_receipt_says_who_is_protected_against_what"],
+    ),
+    mutation(
+        "training left off the price",
+        (RELEASE, "return noise if training is None else", "return noise if True else"),
+        tests=["test_postures.py::test_the_private_event_is_training_and_noise_together"],
+    ),
+    # -- the postures ---------------------------------------------------------------------------------------------
+    mutation(
+        "holdout: the flow fitted on released rows too",
+        (FITTING, "        x[train],\n", "        x,\n"),
+        tests=["test_postures.py::test_no_released_record_changes_anything_that_is_fitted"],
+    ),
+    mutation(
+        "holdout: those who train released as well",
+        (FITTING, 'if plan.posture != "holdout":', "if True:"),
+        tests=["test_postures.py::test_the_population_of_a_holdout_release_is_those_who_are_released"],
+    ),
+    mutation(
+        "public: the flow fitted on records",
+        (
+            FITTING,
+            "mechanism=mechanism(plan, public_flow(plan, encoder))",
+            "mechanism=_local(plan, encoder, x, persons, rng, progress).mechanism",
+        ),
+        tests=["test_postures.py::test_no_released_record_changes_anything_that_is_fitted"],
+    ),
+    mutation(
+        "private: half the noise in a training step",
+        (
+            SGD,
+            "rng.lattice_gaussian_steps(sigma, total.shape, grid)",
+            "rng.lattice_gaussian_steps(sigma / 2, total.shape, grid)",
+        ),
+        tests=["test_noise_levels.py::test_ten_thousand_draws_have_the_scale_that_the_event_claims"],
+    ),
+    mutation(
+        "private: gradients not clipped",
+        (SGD, "factor = (clip / norms).clamp(max=1.0)[:, None]", "factor = torch.ones_like(norms)[:, None]"),
+        tests=["test_two_worlds.py::test_a_training_step_keeps_its_claim_at_two_opposite_records"],
+    ),
+    mutation(
+        "private: the realised batch as divisor",
+        (SGD, "/ (private.rate * n)", "/ max(1, len(rows))"),
+        tests=["test_two_worlds.py::test_a_training_step_divides_by_the_expected_batch"],
+    ),
+    mutation(
+        "a receipt believed instead of recomputed",
+        ("coordinator/collect.py", "            receipt.require_true(plan)\n", ""),
+        tests=["test_collect.py::test_wrong_content_under_valid_signatures_is_kept_apart_and_told"],
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of one mutation."""
+
+    name: str
+    killed: bool
+    by: tuple[str, ...]
+    seconds: float
+
+
+@contextmanager
+def copied() -> Iterator[Path]:
+    """A copy of the tree that may be broken."""
+    with tempfile.TemporaryDirectory(prefix="mutations-") as name:
+        for part in COPIED:
+            source, target = ROOT / part, Path(name) / part
+            if source.is_dir():
+                shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__", ".*"))
+            elif source.exists():
+                shutil.copy(source, target)
+        yield Path(name)
+
+
+def _pytest(root: Path, tests: Sequence[str]) -> tuple[int, str]:
+    """Run tests in a tree; compiled files are not written, or an edit within the same second could go unseen."""
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(root),
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "OMP_NUM_THREADS": "1",
+        "TRIBUTARY_SOAK": "",
+    }
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-x",
+        "-q",
+        "--tb=no",
+        "-p",
+        "no:cacheprovider",
+        "-m",
+        "not soak",
+        *tests,
+    ]
+    try:
+        done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, timeout=SECONDS)
+    except subprocess.TimeoutExpired:
+        return -1, "the tests did not end"
+    return done.returncode, done.stdout + done.stderr
+
+
+def run(root: Path, one: Mutation) -> Outcome:
+    """Break the tree at `root`, run the tests, and mend it."""
+    began = time.monotonic()
+    whole = {edit.path: (root / edit.path).read_text() for edit in one.edits}
+    try:
+        for edit in one.edits:
+            (root / edit.path).write_text(edit.applied(root))
+        code, said = _pytest(root, one.tests)
+    finally:
+        for path, text in whole.items():
+            (root / path).write_text(text)
+    by = tuple(re.findall(r"^FAILED tests/(\S+)", said, flags=re.MULTILINE))
+    return Outcome(one.name, code == FAILED and bool(by), by or (said.strip()[-200:],), time.monotonic() - began)
+
+
+def run_all(chosen: Sequence[Mutation] = MUTATIONS) -> list[Outcome]:
+    """All outcomes. Raises: AssertionError, if a named test fails on the untouched copy."""
+    with copied() as root:
+        code, said = _pytest(root, sorted({test for one in chosen for test in one.tests}))
+        assert code == PASSED, f"the tests must pass before anything is broken:\n{said[-3000:]}"
+        outcomes = []
+        for one in chosen:
+            outcomes.append(run(root, one))
+            last = outcomes[-1]
+            print(
+                f"{'killed' if last.killed else 'SURVIVED':9s} {last.seconds:5.0f} s  {last.name:55s} {last.by[0]}",
+                flush=True,
+            )
+        return outcomes
+
+
+def main() -> int:
+    """Run the mutations whose names contain the first argument."""
+    word = sys.argv[1] if len(sys.argv) > 1 else ""
+    outcomes = run_all([one for one in MUTATIONS if word in one.name])
+    killed = sum(outcome.killed for outcome in outcomes)
+    print(f"{killed} of {len(outcomes)} killed")
+    if not word:
+        results = {
+            "mutations": len(outcomes),
+            "killed": killed,
+            "by": {o.name: {"killed": o.killed, "by": list(o.by), "seconds": round(o.seconds, 1)} for o in outcomes},
+        }
+        print(record.write("mutations", results, seed=0))
+    return 0 if killed == len(outcomes) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,302 @@
+"""What people decide: who may approve, how a release is taken back, and how a site leaves a study."""
+
+# ruff: noqa: F811  (a fixture is imported by its name)
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+from conftest import make_table
+from site_desk import PASSPHRASE, Hospital, hospital  # noqa: F401
+
+from shared.keys import Envelope, PublicKey, SigningKey
+from shared.plan import Budget, Floors
+from shared.release import STATEMENT_TYPE, Statement
+from shared.wire import WITHDRAWAL_TYPE
+from site_agent.config import Config
+
+
+@pytest.fixture
+def ready(hospital, plan, table, monkeypatch) -> Hospital:
+    waves = tuple(replace(plan.waves[0], number=number) for number in (1, 2))
+    two = replace(plan, waves=waves, budget=Budget(epsilon=5000.0))
+    site = hospital.joined("dr-lind", "dr-berg").approved(two).with_table(table)
+    for name in ("DR_LIND", "DR_BERG"):
+        monkeypatch.setenv(f"TRIBUTARY_PASSPHRASE_{name}", PASSPHRASE)
+    return site
+
+
+def stricter(site: Hospital, line: str) -> None:
+    toml = site.home / "site.toml"
+    toml.write_text(toml.read_text().replace("[floors]\n", f"[floors]\n{line}\n"))
+
+
+def released(site: Hospital, *words: str, wave: int = 1) -> str:
+    return site.json("release", "mini", "--wave", str(wave), *words)["release_id"]
+
+
+def approve(site: Hospital, release_id: str, name: str = "dr-lind", *, expect: int = 0):
+    warned = site.json("outbox", "show", release_id)["warnings"]
+    ticks = [word for warning in warned for word in ("--tick", warning["name"])]
+    return site.json("approve", release_id, "--as", name, *ticks, expect=expect)
+
+
+def key_of(site: Hospital, name: str) -> SigningKey:
+    return SigningKey.load(site.home / "keys" / "approvers" / f"{name}.pem", PASSPHRASE)
+
+
+def state(site: Hospital, release_id: str) -> str:
+    return next(r["state"] for r in site.json("outbox", "list")["releases"] if r["release_id"] == release_id)
+
+
+# -- author and approver --------------------------------------------------------------------------------------------
+def test_the_author_does_not_approve_where_the_two_must_be_different_people(ready):
+    stricter(ready, "author_apart = true")
+    assert "--by" in ready.refused("release", "mini", "--wave", "1", expect=12)["next_step"]
+    ready.refused("release", "mini", "--wave", "1", "--by", "mallory", expect=2)
+    release_id = released(ready, "--by", "dr-lind")
+    body = approve(ready, release_id, "dr-lind", expect=12)["refused"]
+    assert "dr-berg" in body["next_step"]
+    assert ready.hub.sent == []
+    assert approve(ready, release_id, "dr-berg")["state"] == "delivered"
+    ((envelope, _),) = ready.hub.sent
+    assert Statement.from_bytes(envelope.payload).author == "dr-lind"
+
+
+def test_the_author_is_whoever_can_open_the_key(ready, monkeypatch):
+    monkeypatch.setenv("TRIBUTARY_PASSPHRASE_DR_LIND", "not the passphrase")
+    ready.refused("release", "mini", "--wave", "1", "--by", "dr-lind", expect=30)
+    assert ready.json("budget")["lines"] == [], "nothing was charged"
+
+
+def test_a_site_may_ask_for_two_people_and_a_stranger_to_both(ready):
+    stricter(ready, "author_apart = true\napprovals = 2")
+    release_id = released(ready, "--by", "dr-lind")
+    assert approve(ready, release_id, "dr-berg")["state"] == "held"
+    approve(ready, release_id, "dr-lind", expect=12)
+    assert ready.hub.sent == []
+
+
+def test_a_plan_can_ask_for_it_and_a_site_cannot_undo_it(hospital, plan, table):
+    apart = replace(plan, floors=replace(plan.floors, author_apart=True))
+    site = hospital.joined("dr-lind", "dr-berg").approved(apart).with_table(table)
+    stricter(site, "author_apart = false")
+    site.refused("release", "mini", "--wave", "1", expect=12)
+    assert Config.load(site.home).floors.author_apart is False
+
+
+def test_a_site_that_became_stricter_after_the_seal_is_as_strict_as_it_is_now(ready):
+    release_id = released(ready, "--by", "dr-lind")
+    stricter(ready, "author_apart = true")
+    approve(ready, release_id, "dr-lind", expect=12)
+    assert approve(ready, release_id, "dr-berg")["state"] == "delivered"
+
+
+def test_one_shared_passphrase_is_not_two_people(ready, monkeypatch):
+    stricter(ready, "author_apart = true")
+    release_id = released(ready, "--by", "dr-lind")
+    for name in ("DR_LIND", "DR_BERG"):
+        monkeypatch.delenv(f"TRIBUTARY_PASSPHRASE_{name}")
+    body = approve(ready, release_id, "dr-berg", expect=12)["refused"]
+    assert "TRIBUTARY_PASSPHRASE_DR_BERG" in body["next_step"]
+
+
+def test_settings_with_author_apart_read_back(ready):
+    stricter(ready, "author_apart = true")
+    config = Config.load(ready.home)
+    assert Config.from_toml(config.to_toml(), home=ready.home) == config
+    assert config.floors.author_apart is True
+
+
+# -- withdrawing ----------------------------------------------------------------------------------------------------
+def test_a_delivered_release_is_buried_under_two_signatures_and_stays_charged(ready):
+    release_id = released(ready)
+    approve(ready, release_id)
+    spent = ready.json("budget")["totals"][0]["epsilon"]
+    answer = ready.json("withdraw", release_id[:8], "--as", "dr-berg", "--reason", "consent", "--note", "two persons")
+    assert (answer["state"], answer["log_index"]) == ("withdrawn", 1000)
+    (envelope,) = ready.hub.buried
+    release_key = SigningKey.load(ready.home / "keys" / "release.pem").public
+    keys = {key.key_id: key for key in (release_key, key_of(ready, "dr-berg").public)}
+    payload = envelope.require(WITHDRAWAL_TYPE, keys, threshold=2)
+    assert json.loads(payload) == {
+        "study": "mini",
+        "site": "north",
+        "wave": 1,
+        "release_id": release_id,
+        "bundle_sha256": json.loads(ready.hub.sent[0][0].payload)["bundle_sha256"],
+        "reason_code": "consent",
+    }
+    assert "two persons" not in payload.decode(), "the words stay here"
+    assert ready.json("budget")["totals"][0]["epsilon"] == spent
+    assert ready.json("withdraw", release_id, "--as", "dr-berg", "--reason", "consent")["log_index"] == 1000
+    assert len(ready.hub.buried) == 1
+    ready.refused("release", "mini", "--wave", "1", expect=2)
+
+
+def test_an_approved_release_that_never_arrived_is_stopped_and_nothing_is_buried(ready):
+    release_id = released(ready)
+    ready.hub.down = True
+    approve(ready, release_id, expect=20)
+    body = ready.refused("withdraw", release_id, "--as", "dr-lind", "--reason", "error", expect=20)
+    assert "withdrawn here" in body["next_step"]
+    assert state(ready, release_id) == "burnt"
+    approve(ready, release_id, expect=2)
+    assert ready.json("status")["next"][0].startswith("site-agent withdraw")
+    ready.hub.down = False
+    answer = ready.json("withdraw", release_id, "--as", "dr-lind", "--reason", "error")
+    assert (answer["state"], answer["log_index"]) == ("burnt", None)
+    assert ready.hub.buried == []
+    assert ready.hub.sent == []
+    assert not ready.json("status")["next"][0].startswith("site-agent withdraw")
+
+
+def test_a_release_that_arrived_without_an_answer_is_buried(ready, monkeypatch):
+    release_id = released(ready)
+    send = ready.hub.send
+
+    def lost(*words):
+        send(*words)
+        ready.hub.down = True
+        ready.hub._up()
+
+    with monkeypatch.context() as patched:
+        patched.setattr(ready.hub, "send", lost)
+        approve(ready, release_id, expect=20)
+    ready.hub.down = False
+    answer = ready.json("withdraw", release_id, "--as", "dr-lind", "--reason", "error")
+    assert (answer["state"], answer["log_index"]) == ("withdrawn", 1000)
+
+
+def test_an_interrupted_withdrawal_is_taken_up_again(ready):
+    release_id = released(ready)
+    approve(ready, release_id)
+    ready.hub.down = True
+    ready("withdraw", release_id, "--as", "dr-lind", "--reason", "policy", expect=20)
+    assert state(ready, release_id) == "withdrawn"
+    ready.hub.down = False
+    ready("withdraw", release_id, "--as", "dr-lind", "--reason", "policy")
+    assert len(ready.hub.buried) == 1
+
+
+def test_only_an_approver_withdraws_and_only_for_a_reason_on_the_list(ready, monkeypatch):
+    release_id = released(ready)
+    ready.refused("withdraw", release_id, "--as", "mallory", "--reason", "error", expect=2)
+    ready.refused("withdraw", release_id, "--as", "dr-lind", "--reason", "Mrs Smith asked", expect=2)
+    monkeypatch.setenv("TRIBUTARY_PASSPHRASE_DR_LIND", "something else")
+    ready.refused("withdraw", release_id, "--as", "dr-lind", "--reason", "error", expect=30)
+    assert state(ready, release_id) == "held"
+    ready("withdraw", release_id, "--as", "dr-berg", "--reason", "error", "--dry-run")
+    assert state(ready, release_id) == "held"
+
+
+def test_a_reservation_of_an_old_plan_that_blocks_its_wave_is_withdrawn(ready, plan):
+    # Three rows are refused before the draw, and the reservation is kept.
+    ready.with_table(make_table(3))
+    ready("release", "mini", "--wave", "1", expect=10)
+    ready.with_table(make_table(300))
+    ready.approved(replace(plan, version=2, waves=plan.waves, title="Another", budget=Budget(epsilon=5000.0)))
+    body = ready.refused("release", "mini", "--wave", "1", expect=2)
+    (blocking,) = ready.json("budget")["lines"]
+    assert f"site-agent withdraw {blocking['release_id'][:8]}" in body["next_step"]
+    ready("withdraw", blocking["release_id"][:8], "--as", "dr-lind", "--reason", "policy")
+    assert released(ready)
+    assert [line["state"] for line in ready.json("budget")["lines"]] == ["burnt", "sealed"]
+
+
+def test_the_persons_of_what_may_have_left_still_count_for_the_next_release(ready):
+    """Withdrawn is not unseen: a release that differs by two persons from one that left is refused."""
+    first = released(ready)
+    approve(ready, first)
+    ready("withdraw", first, "--as", "dr-lind", "--reason", "consent")
+    ready.with_table(make_table(298))
+    body = ready.refused("release", "mini", "--wave", "2", expect=10)
+    assert body["code"] == "E_DIFFERENCING"
+
+
+# -- plans ----------------------------------------------------------------------------------------------------------
+def test_an_approved_release_is_not_sent_again_under_a_plan_that_is_not_current(ready, plan):
+    release_id = released(ready)
+    ready.hub.down = True
+    approve(ready, release_id, expect=20)
+    ready.hub.down = False
+    ready.approved(replace(plan, version=2, title="Another"))
+    assert approve(ready, release_id, expect=10)["refused"]["code"] == "E_PLAN_CHANGED"
+    assert ready.hub.sent == []
+
+
+def test_a_revoked_plan_makes_and_sends_nothing_until_it_is_approved_again(ready):
+    release_id = released(ready)
+    ready("plan", "revoke", "mini", "--as", "dr-berg", "--dry-run")
+    assert ready.json("plan", "show", "mini")["approved_by"] == "dr-lind"
+    ready("plan", "revoke", "mini", "--as", "dr-berg", "--reason", "the ethics board asks")
+    assert ready.json("plan", "show", "mini")["approved_by"] is None
+    approve(ready, release_id, expect=12)
+    ready.refused("release", "mini", "--wave", "2", expect=12)
+    ready.refused("plan", "revoke", "mini", "--as", "dr-berg", expect=2)
+    assert "the ethics board asks" in ready("history")
+    ready("plan", "approve", "mini", "--as", "dr-lind", "--understood", "local")
+    assert approve(ready, release_id)["state"] == "delivered"
+
+
+# -- leaving --------------------------------------------------------------------------------------------------------
+def test_leaving_buries_deletes_and_keeps_the_log(ready):
+    first = released(ready)
+    approve(ready, first)
+    second = released(ready, wave=2)
+    there = {path for path in (ready.home / "sealed").rglob("*") if path.is_file()}
+    would = ready.json("leave", "mini", "--as", "dr-lind", "--dry-run")
+    assert len(would["deleted"]) == len(there)
+    assert there == {path for path in (ready.home / "sealed").rglob("*") if path.is_file()}
+    answer = ready.json("leave", "mini", "--as", "dr-lind", "--reason", "the study is over")
+    assert answer["deleted"] == would["deleted"]
+    assert answer["buried"] == [first]
+    assert {one["release_id"] for one in answer["deleted"]} == {first, second}
+    assert not [path for path in (ready.home / "sealed").rglob("*") if path.is_file()]
+    assert len(ready.hub.buried) == 1
+    assert ready.json("plan", "show", "mini")["approved_by"] is None
+    assert ready.json("audit", "verify")["ok"]
+    assert len(ready.json("budget")["lines"]) == 2, "the charges stay"
+    entry = json.loads(json.dumps(ready.json("history", "--last", "1")["entries"][0]))
+    assert (entry["kind"], entry["seq"]) == ("left", answer["noted"]["seq"])
+
+
+def test_nothing_is_deleted_before_the_coordinator_has_buried_what_it_has(ready):
+    approve(ready, released(ready))
+    ready.hub.down = True
+    ready("leave", "mini", "--as", "dr-lind", expect=20)
+    assert [path for path in (ready.home / "sealed").rglob("bundle.zip")]
+    ready.hub.down = False
+    ready("leave", "mini", "--as", "dr-lind")
+    assert not [path for path in (ready.home / "sealed").rglob("bundle.zip")]
+
+
+# -- beside earlier releases ----------------------------------------------------------------------------------------
+def test_a_release_is_shown_beside_every_earlier_one(ready):
+    first = released(ready)
+    approve(ready, first)
+    ready.with_table(make_table(400, seed=2))
+    shown = ready.json("outbox", "show", released(ready, wave=2))
+    (before,) = shown["earlier"]
+    assert (before["release_id"], before["rows"], before["rows_now"]) == (first, 300, 400)
+    assert (before["added"], before["removed"]) == ([], [])
+    assert len(before["shifts"]) == 3
+    assert "300 → 400" in ready("outbox", "show", shown["release_id"])
+
+
+def test_floors_only_tighten_who_may_approve():
+    from site_agent.config import Limits, SiteFloors
+
+    for plan, site in ((True, None), (True, False), (False, True), (None, True)):
+        floors = Floors(author_apart=bool(plan))
+        assert Limits.of(floors, SiteFloors(author_apart=site)).author_apart
+
+
+def test_the_statement_of_the_approved_bytes_names_its_author(ready):
+    release_id = released(ready, "--by", "dr-berg")
+    approve(ready, release_id)
+    envelope = Envelope.from_bytes((ready.home / "sealed" / release_id / "statement.json").read_bytes())
+    public = PublicKey(SigningKey.load(ready.home / "keys" / "release.pem").public.hex)
+    statement = Statement.from_bytes(envelope.require(STATEMENT_TYPE, {public.key_id: public}))
+    assert statement.author == "dr-berg"

@@ -1,0 +1,464 @@
+"""Every ε that a person is shown is the accountant's, of the event whose noise was really drawn.
+
+First a real release, from a file to a bundle: its own rows give back the scale of the noise in them, and the printed ε
+lies within what that scale allows; with the noise a tenth off it does not. Then every other place that prints an ε is
+held to that receipt. Last the source is walked: nobody else computes an ε, nobody does arithmetic with one, nobody
+writes one down as a number, and what a sentence shows after an ε is one of a few known fields.
+"""
+
+from __future__ import annotations
+
+import ast
+import datetime as dt
+import io
+import itertools
+import json
+import math
+import re
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from delivered import cohort, cohort_plan, deliver, join
+from scipy import stats
+from site_desk import Hub
+from test_noise_levels import Scaled
+from test_two_worlds import Narrow
+
+from shared import privacy
+from shared.canonical import parse_json
+from shared.dictionary import Column, Dictionary
+from shared.encoding import Encoder
+from shared.errors import BudgetRefusal
+from shared.keys import SigningKey
+from shared.mechanisms.latent_noise import LatentNoise
+from shared.plan import Budget, LatentNoisePlan, StudyPlan, Wave, sign_plan
+from shared.privacy import Gaussian, epsilon, from_canonical, w_for_epsilon
+from shared.release import Receipt, mechanism, planned_event, read_bundle
+from site_agent import pipeline
+from site_agent.config import SiteFloors, Source
+from site_agent.fitting import Fitted, released_rows
+from site_agent.ledger import Ledger
+from site_agent.outbox import Outbox
+from site_agent.pipeline import Site, make_release
+
+ROOT = Path(__file__).resolve().parent.parent
+TODAY = dt.date(2026, 1, 5)
+N, RADIUS, DELTA, CLAIM = 5_000, 0.25, 1e-5, 2.0
+ALPHA = 1e-6
+
+
+def extremes(waves: int = 2) -> StudyPlan:
+    """Two columns, no person, one release of ε = 2; the mechanism clips every record to a ball of radius 1/4."""
+    return StudyPlan(
+        study="extremes",
+        version=1,
+        title="Two extremes",
+        purpose="To read the noise back from what leaves.",
+        coordinator="hub",
+        expires=dt.date(2999, 12, 31),
+        release=LatentNoisePlan(w=w_for_epsilon(CLAIM, DELTA, RADIUS), radius=RADIUS),
+        budget=Budget(epsilon=20.0, delta=DELTA),
+        waves=tuple(Wave(number=k + 1, opens=dt.date(2000, 1, 1), closes=dt.date(2999, 1, 1)) for k in range(waves)),
+        dictionary=Dictionary(
+            name="extremes",
+            version=1,
+            columns=(
+                Column(name="sbp", kind="continuous", lower=0, upper=200),
+                Column(name="chol", kind="continuous", lower=0, upper=200),
+            ),
+        ),
+    )
+
+
+class Tampered(Scaled):
+    """A source for a whole run whose noise alone is off by a factor."""
+
+    @property
+    def generator(self) -> np.random.Generator:
+        return self.inner.generator
+
+
+def make_site(folder: Path) -> Site:
+    ledger = Ledger.create(folder / "ledger.db", SigningKey.generate(), site="north")
+    return Site(
+        name="north",
+        agent_version="0.1.0",
+        ledger=ledger,
+        outbox=Outbox(folder, ledger),
+        witness=Hub(),
+        snapshot_key=b"k" * 32,
+        floors=SiteFloors(),
+        paused=lambda: False,
+    )
+
+
+@pytest.fixture
+def given_flow(monkeypatch):
+    """A flow that is simply given, and no attacks: what is looked at here is the noise."""
+
+    def fitted(plan, encoder, x, persons, rng, progress):
+        rows = released_rows(plan, len(x), persons)
+        return Fitted(mechanism=mechanism(plan, Narrow(encoder.d)), released=rows)
+
+    monkeypatch.setattr(pipeline, "_fit", fitted)
+    monkeypatch.setattr(pipeline, "_attack", lambda *_, **__: {})
+
+
+def run(site: Site, folder: Path, *, wave: int = 1, rng: Any = None) -> tuple[Receipt, pd.DataFrame]:
+    """5,000 people with one extreme record, through the whole agent; what its bundle holds."""
+    path = folder / "table.csv"
+    pd.DataFrame({"sbp": np.full(N, 200.0), "chol": np.full(N, 100.0)}).to_csv(path, index=False)
+    made = make_release(plan=extremes(), wave=wave, source=Source(path=path), site=site, today=TODAY, rng=rng)
+    bundle = read_bundle(site.outbox.bundle(made.hold.release_id), cap=1 << 26)
+    return bundle.receipt, bundle.table
+
+
+def noise_of(table: pd.DataFrame, w: float) -> np.ndarray:
+    """What was added to the known record, in the latent space in which the event speaks; written out here."""
+    latents = 100 * (2 * table[["sbp", "chol"]].to_numpy() / 200 - 1)
+    return latents - np.array([RADIUS * w**0.5, 0.0])
+
+
+def within(receipt: Receipt, table: pd.DataFrame) -> bool:
+    """Whether the printed ε is one that the noise in the table, and the clipping radius, can mean.
+
+    The noise gives an interval for its own scale, wrong once in a million; the distance between two clipped records
+    is known; ε at both ends of the interval encloses the truth.
+    """
+    w = receipt.parameters["w"]
+    noise = noise_of(table, w)
+    total, df = float((noise**2).sum()), noise.size
+    sigmas = [math.sqrt(total / stats.chi2.isf(ALPHA / 2, df)), math.sqrt(total / stats.chi2.ppf(ALPHA / 2, df))]
+    apart = 2 * RADIUS * math.sqrt(w)
+    high, low = (epsilon(Gaussian(sigma=sigma, sensitivity=apart), receipt.delta) for sigma in sigmas)
+    return low <= receipt.epsilon <= high
+
+
+# -- a real release -----------------------------------------------------------------------------------------------
+def test_the_printed_epsilon_is_that_of_the_noise_in_the_released_rows(given_flow, tmp_path):
+    """With the operating system's randomness, as in production: wrong once in a million runs of this test."""
+    receipt, table = run(make_site(tmp_path / "home"), tmp_path)
+    assert within(receipt, table)
+    assert receipt.epsilon == pytest.approx(CLAIM)
+    noise = noise_of(table, receipt.parameters["w"]) / from_canonical(receipt.event).sigma
+    assert stats.kstest(noise.ravel(), stats.norm.cdf).pvalue > ALPHA
+
+
+@pytest.mark.parametrize("factor", [0.5, 0.9, 1.1])
+def test_the_same_comparison_fails_when_the_noise_is_off(given_flow, tmp_path, factor):
+    receipt, table = run(make_site(tmp_path / "home"), tmp_path, rng=Tampered(factor, 91))
+    assert not within(receipt, table)
+    receipt, table = run(make_site(tmp_path / "again"), tmp_path, rng=Tampered(1.0, 91))
+    assert within(receipt, table)
+
+
+def test_two_waves_are_two_draws(given_flow, tmp_path):
+    site = make_site(tmp_path / "home")
+    first, second = (run(site, tmp_path, wave=wave)[1] for wave in (1, 2))
+    ours, theirs = (set(table.itertuples(index=False, name=None)) for table in (first, second))
+    assert len(ours & theirs) < 50  # the same noise in another order would share all its 5,000 rows
+
+
+def test_when_noise_is_drawn_its_charge_is_written_and_witnessed(given_flow, tmp_path, monkeypatch):
+    site = make_site(tmp_path / "home")
+    whole, seen = LatentNoise.release, []
+
+    def release(self, x, rng):
+        last = site.ledger.entries()[-1]
+        seen.append(
+            (last.kind, site.witness.anchored[-1]["head"] == last.hash, site.ledger.study_total("extremes", DELTA))
+        )
+        return whole(self, x, rng)
+
+    monkeypatch.setattr(LatentNoise, "release", release)
+    receipt, _ = run(site, tmp_path)
+    kind, witnessed, spent = seen[0]
+    assert (kind, witnessed) == ("drawing", True)
+    assert spent.epsilon == receipt.study_epsilon > 0
+
+
+# -- every other place that shows it ------------------------------------------------------------------------------
+@pytest.fixture
+def released(given_flow, tmp_path):
+    site = make_site(tmp_path / "home")
+    return site, run(site, tmp_path)[0]
+
+
+def test_every_figure_of_a_receipt_follows_from_its_event_and_delta(released):
+    _, receipt = released
+    event = from_canonical(receipt.event)
+    assert event == planned_event(extremes(), 2) == Gaussian(sigma=event.sigma, sensitivity=event.sensitivity)
+    assert receipt.epsilon == epsilon(event, receipt.delta)
+    assert receipt.epsilon_paper == privacy.theorem2_epsilon(receipt.parameters["w"], 2 * RADIUS, receipt.delta)
+    assert receipt.epsilon_paper > receipt.epsilon
+    assert receipt.epsilon_pure is None
+    np.testing.assert_array_equal(receipt.rdp, privacy.rdp(event))
+    assert receipt.translation.endswith(privacy.translate(event, delta=receipt.delta, unit="record"))
+    assert receipt.study_epsilon == privacy.epsilon_from_rdp(privacy.rdp(event), receipt.delta) >= receipt.epsilon
+
+
+def test_the_budget_statement_charges_what_the_receipts_print(given_flow, tmp_path):
+    site = make_site(tmp_path / "home")
+    receipts = [run(site, tmp_path, wave=wave)[0] for wave in (1, 2)]
+    lines = site.ledger.statement("extremes")
+    assert [line.epsilon for line in lines] == [receipt.epsilon for receipt in receipts]
+    assert [line.total for line in lines] == [receipt.study_epsilon for receipt in receipts]
+    spent = site.ledger.study_total("extremes", DELTA)
+    event = from_canonical(receipts[0].event)
+    assert spent.epsilon == receipts[-1].study_epsilon == privacy.epsilon_from_rdp(2 * privacy.rdp(event), DELTA)
+    # By Rényi curves, because a later wave may be decided in the light of an earlier one: above the fixed-plan total.
+    assert spent.epsilon >= epsilon([event, event], DELTA)
+
+    from rich.console import Console
+
+    from site_agent import screens
+
+    out = Console(file=io.StringIO(), width=200)
+    total = {"study": "extremes", "delta": DELTA, "epsilon": spent.epsilon, "cap": spent.cap}
+    screens.budget(out, lines, [total])
+    shown = out.file.getvalue()
+    for value in (receipts[0].epsilon, receipts[0].study_epsilon, spent.epsilon):
+        assert f"{value:.4g}" in shown
+
+
+def test_what_a_plan_says_it_will_cost_is_what_its_release_costs(released):
+    from coordinator.planning import cost
+    from site_agent.cli import _price
+
+    _, receipt = released
+    asked = cost(extremes())
+    at_site = _price(extremes(), planned_event(extremes(), 2))
+    assert asked.epsilon == at_site["epsilon"] == receipt.epsilon
+    assert asked.paper == receipt.epsilon_paper
+    assert asked.waves[0].total == receipt.study_epsilon
+    assert asked.waves[-1].total == at_site["all_waves"]
+    assert asked.translation == at_site["translation"]
+    assert receipt.translation == asked.translation
+    assert asked.rows == asked.epsilon  # nothing was trained with noise
+    event = planned_event(extremes(), 2)
+    at_eight = Gaussian(sigma=math.sqrt(1 - asked.w_for_8), sensitivity=2 * RADIUS * math.sqrt(asked.w_for_8))
+    assert epsilon(at_eight, DELTA) == pytest.approx(8.0)
+    assert asked.epsilon == epsilon(event, DELTA)
+
+
+def test_analysts_and_the_demo_are_shown_the_epsilon_of_the_receipts(tmp_path):
+    from coordinator import demo
+    from coordinator.authority import Authority
+    from coordinator.queries import ask
+    from coordinator.store import Store
+
+    lead, plan = SigningKey.generate(), cohort_plan()
+    authority = Authority.create(tmp_path, coordinator="tributary-hub", names=("localhost",))
+    with closing(Store.open(tmp_path)) as store:
+        store.add_plan(sign_plan(plan, [lead]), plan)
+        for seed, site in enumerate(("alpha", "beta", "gamma")):
+            invitation = authority.invite(site, ["cvd"], address="localhost:1", leads=[lead.public], days=300)
+            store.add_invitation(invitation)
+            deliver(store, plan, site, join(store, invitation), cohort(400, seed))
+        answer = ask(store, plan.study, 1, "cox(time, cvd) ~ sbp/10")
+        receipts = {release.site: release.receipt for release in store.releases(plan.study, 1)}
+    shown = {source.site: source.epsilon for source in answer.sources}
+    assert shown == {site: receipt.epsilon for site, receipt in receipts.items()}
+    d = Encoder(dictionary=plan.dictionary).d
+    assert set(shown.values()) == {epsilon(planned_event(plan, d), plan.budget.delta)}
+    row = demo._row("q", "released", answer.result, answer.result, shown)
+    assert row["epsilon_per_site"] == f"{shown['alpha']:.0f}"
+    # The comparison arm is w = 0: a draw from the flow alone costs nothing beyond the flow.
+    assert demo._row("q", demo.BASELINE, answer.result, answer.result, shown)["epsilon_per_site"] == "0"
+    assert epsilon(LatentNoise(flow=Narrow(d), w=0.0, radius=3.0).event, plan.budget.delta) == 0
+
+
+def test_a_cap_is_held_against_the_same_number(given_flow, tmp_path, monkeypatch):
+    site = make_site(tmp_path / "home")
+    tight = privacy.epsilon_from_rdp(privacy.rdp(planned_event(extremes(), 2)), DELTA) * (1 - 1e-6)
+    from dataclasses import replace
+
+    plan = replace(extremes(), budget=Budget(epsilon=tight, delta=DELTA))
+    path = tmp_path / "none.csv"
+    with pytest.raises(BudgetRefusal):
+        make_release(plan=plan, wave=1, source=Source(path=path), site=site, today=TODAY)
+    assert [entry.kind for entry in site.ledger.entries()] == ["genesis"]
+
+
+def test_a_burnt_charge_still_counts_against_the_cap(tmp_path):
+    ledger = make_site(tmp_path / "home").ledger
+    event = planned_event(extremes(), 2)
+    two = privacy.epsilon_from_rdp(2 * privacy.rdp(event), DELTA)
+    charge = {"study": "extremes", "plan_hash": "0" * 64, "event": event.to_canonical(), "delta": DELTA}
+    hold = ledger.reserve(**charge, wave=1, release_id="a", cap_epsilon=two * 0.99)
+    ledger.burn(hold, "a wasted draw")
+    with pytest.raises(BudgetRefusal):
+        ledger.reserve(**charge, wave=1, release_id="b", cap_epsilon=two * 0.99)
+    ledger.reserve(**charge, wave=1, release_id="c", cap_epsilon=two * 1.01)
+
+
+def test_the_receipt_says_who_is_protected_against_what(released):
+    _, receipt = released
+    # Nothing says here which rows are one person's, so that the promise is for a row and calls nobody a patient.
+    assert (receipt.neighbours, receipt.unit, receipt.contributions) == ("replace_one", "row", 1)
+    assert "patient" not in receipt.translation
+    assert receipt.model == "local"
+    assert receipt.delta < 1 / (10 * receipt.n)
+
+
+# -- nowhere else in the source -----------------------------------------------------------------------------------
+def production() -> list[tuple[str, ast.Module]]:
+    return [
+        (path.relative_to(ROOT).as_posix(), ast.parse(path.read_text()))
+        for package in ("shared", "site_agent", "coordinator")
+        for path in sorted((ROOT / package).rglob("*.py"))
+    ]
+
+
+COMPUTE = {
+    "shared/release.py",  # the receipt, and its recomputation
+    "site_agent/ledger.py",  # charges and totals
+    "site_agent/cli.py",  # a plan's price before it is approved
+    "site_agent/recovery.py",  # the dearest plan of a study, when a ledger was put back
+    "coordinator/planning.py",  # a plan's price before it is signed
+}
+"""The only files that ask the accountant for an ε. What they ask about is held to a real release above."""
+ACCOUNTANT = {"epsilon", "epsilon_from_rdp", "pure_epsilon", "theorem2_epsilon", "w_for_epsilon", "calibrate"}
+
+
+def test_only_a_few_files_compute_an_epsilon_and_all_of_them_by_the_accountant():
+    found = set()
+    for place, tree in production():
+        for node in ast.walk(tree):
+            called = getattr(node, "func", None)
+            if (
+                isinstance(called, ast.Attribute)
+                and ast.unparse(called.value) == "privacy"
+                and called.attr in ACCOUNTANT
+            ):
+                found.add(place)
+            if isinstance(node, ast.ImportFrom) and node.module == "shared.privacy":
+                names = {alias.name for alias in node.names} & ACCOUNTANT
+                assert not names, f"{place} imports {names}: say privacy.epsilon, so that it is seen"
+    assert found == COMPUTE
+
+
+def named(node: ast.AST) -> str:
+    """The last name of an expression: `receipt.epsilon`, `row["epsilon"]`, `epsilon`."""
+    if isinstance(node, ast.Attribute):
+        return node.attr
+    if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
+        return str(node.slice.value)
+    return getattr(node, "id", "")
+
+
+def test_nobody_does_arithmetic_with_an_epsilon():
+    """Neither d times an ε nor a sum of several: that is the accountant's business."""
+    allowed = {
+        ("coordinator/collect.py", "plan.budget.epsilon * (1 + 1e-09)"),  # a cap, with room for another libm
+        ("site_agent/screens.py", "total['epsilon'] / total['cap']"),  # the length of a bar
+    }
+    found = set()
+    for place, tree in production():
+        if place == "shared/privacy.py":
+            continue
+        for node in ast.walk(tree):
+            if isinstance(node, ast.BinOp) and any("epsilon" in named(side) for side in (node.left, node.right)):
+                found.add((place, ast.unparse(node)))
+            if isinstance(node, ast.AugAssign) and "epsilon" in named(node.target):
+                found.add((place, ast.unparse(node)))
+    assert found <= allowed, found - allowed
+
+
+def test_nobody_writes_an_epsilon_down_as_a_number():
+    for place, tree in production():
+        for node in ast.walk(tree):
+            given = []
+            if isinstance(node, ast.keyword) and node.arg and "epsilon" in node.arg:
+                given = [node.value]
+            if isinstance(node, ast.Dict):
+                given = [
+                    v for k, v in zip(node.keys, node.values, strict=True) if "epsilon" in str(getattr(k, "value", ""))
+                ]
+            if isinstance(node, ast.Assign | ast.AnnAssign):
+                targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+                given = [node.value] if any("epsilon" in named(target) for target in targets) else []
+            for value in given:
+                number = isinstance(value, ast.Constant) and isinstance(value.value, int | float)
+                assert not number or value.value is None, f"{place}:{node.lineno}"
+
+
+FROM = {
+    "epsilon": "a receipt's, a hold's, a price's or a cap's field",
+    "study_epsilon": "a receipt's field",
+    "paper": "Cost.paper: Theorem 2, called looser and never charged",
+    "w_for_8": "Cost.w_for_8",
+    "rows": "Cost.rows: the part of a price that is the rows' noise",
+    "total": "Ledger's or Cost's composed total",
+    "cap": "the plan's budget",
+    "delta": "the plan's budget",
+    "value": "screens.epsilon's argument",
+    "highest": "the largest of the sources' receipts",
+    "target": "the plan's own target",
+    "_NOT_MEANINGFUL": "the limit above which a guarantee is called none",
+}
+"""The last name of each value that may stand right after an ε, and what it is."""
+
+
+def test_after_an_epsilon_stands_a_number_of_known_origin():
+    seen = 0
+    for place, tree in production():
+        for node in ast.walk(tree):
+            if not isinstance(node, ast.JoinedStr):
+                continue
+            for before, part in itertools.pairwise([ast.Constant(""), *node.values]):
+                said = str(before.value) if isinstance(before, ast.Constant) else ""
+                if isinstance(part, ast.FormattedValue) and re.search(r"ε( above)?\s*[=≤≈:]?\s*$", said):
+                    value = part.value
+                    while isinstance(value, ast.Call):  # a formatter, or the accountant itself
+                        if named(value.func) in ACCOUNTANT | {"_compose"}:
+                            break
+                        value = value.args[-1]
+                    seen += 1
+                    known = named(value) in FROM or isinstance(value, ast.Call)
+                    assert known, f"{place}:{node.lineno}: {ast.unparse(part.value)}"
+    assert seen >= 15
+
+
+def test_a_delta_is_shown_as_it_is():
+    """Rounded to one digit, 1.4e-6 would read 1e-6: a smaller chance of failure than the one that was paid for."""
+    from site_agent import screens
+
+    assert screens.epsilon(2.0, 1.4e-6).endswith("δ = 1.4e-06")
+    for place, tree in production():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.FormattedValue) and "delta" in named(node.value) and node.format_spec is not None:
+                assert ast.unparse(node.format_spec) in ("f'g'", "f'.3g'", "f'.6g'"), f"{place}:{node.lineno}"
+
+
+def test_every_receipt_in_the_product_is_written_by_one_function_and_checked_by_another():
+    made = {
+        place
+        for place, tree in production()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and named(node.func) == "Receipt"
+    }
+    checked = {
+        place
+        for place, tree in production()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and named(node.func) == "require_true"
+    }
+    assert made <= {"shared/release.py"}
+    assert {"site_agent/pipeline.py", "coordinator/collect.py"} <= checked
+
+
+def test_a_bundle_shows_no_other_figure_of_its_price(released):
+    """What leaves holds one receipt; the manifest beside it says nothing of ε."""
+    import zipfile
+
+    site, receipt = released
+    hold = site.outbox.list()[0]
+    with zipfile.ZipFile(site.outbox.bundle(hold.release_id)) as archive:
+        assert parse_json(archive.read("receipt.json"))["epsilon"] == receipt.epsilon == hold.epsilon
+        assert "epsilon" not in json.dumps(parse_json(archive.read("manifest.json")))
+    assert dict(hold.event) == dict(receipt.event)

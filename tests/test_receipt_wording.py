@@ -1,0 +1,109 @@
+"""What a receipt says, word by word: people approve releases because of these sentences.
+
+After a wording was changed on purpose: `python -m tests.test_receipt_wording` writes the file anew; read the diff.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from shared.dictionary import Column, Dictionary
+from shared.plan import Budget, LatentNoisePlan, PrivateTraining, StudyPlan, Wave
+from shared.release import Receipt, write_receipt
+
+SNAPSHOT = Path(__file__).parent / "receipt_wording.json"
+WORDS = ("unit", "neighbours", "model", "conditional_on", "translation", "covered", "not_covered")
+
+
+def study(posture: str, *, person: bool = True, complete_case: bool = False) -> StudyPlan:
+    """A small plan; a column of each sort that changes a sentence."""
+    columns = (Column(name="person", kind="person"),) if person else ()
+    missing = "complete_case" if complete_case else "refuse"
+    columns += (
+        Column(name="age", kind="continuous", lower=18, upper=100, missing=missing),
+        Column(name="died", kind="event"),
+    )
+    private = PrivateTraining(rate=0.1, noise_multiplier=3.0, steps=100) if posture == "private" else None
+    return StudyPlan(
+        study="wording",
+        version=1,
+        title="Words",
+        purpose="To hold the words of a receipt.",
+        coordinator="hub",
+        expires=dt.date(2999, 12, 31),
+        posture=posture,
+        private=private,
+        holdout=0.4,
+        release=LatentNoisePlan(epsilon=6.0),
+        budget=Budget(epsilon=10.0),
+        waves=(Wave(number=1, opens=dt.date(2000, 1, 1), closes=dt.date(2999, 1, 1)),),
+        dictionary=Dictionary(name="wording", version=1, columns=columns),
+    )
+
+
+PLANS = {
+    **{posture: study(posture) for posture in ("local", "holdout", "public", "private")},
+    "local, rows without persons": study("local", person=False),
+    "public, rows without persons": study("public", person=False),
+    "private, rows without persons": study("private", person=False),
+    "local, complete cases": study("local", complete_case=True),
+    "local, large epsilon": replace(study("local"), release=LatentNoisePlan(w=0.8)),
+}
+
+
+def receipt(plan: StudyPlan) -> Receipt:
+    return write_receipt(
+        plan=plan,
+        wave=1,
+        site="north",
+        release_id="ab" * 16,
+        agent_version="0.1.0",
+        n=400,
+        study_epsilon=6.0,
+        previous="0" * 64,
+    )
+
+
+def words(plan: StudyPlan) -> dict[str, object]:
+    said = json.loads(receipt(plan).to_bytes())
+    return {name: said[name] for name in WORDS}
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_a_receipt_says_exactly_these_words(name):
+    assert words(PLANS[name]) == json.loads(SNAPSHOT.read_text(encoding="utf-8"))[name]
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_a_receipt_with_these_words_is_true_and_reads_back(name):
+    made = receipt(PLANS[name])
+    made.require_true(PLANS[name])
+    assert Receipt.from_bytes(made.to_bytes()) == made
+
+
+def test_no_sentence_calls_a_row_a_patient_where_nobody_knows_whose_it_is():
+    for name in ("public, rows without persons", "private, rows without persons"):
+        said = words(PLANS[name])
+        assert said["unit"] == "row"
+        assert "patients could" not in said["translation"]
+        assert "person" not in " ".join(said["covered"])
+
+
+def test_a_receipt_of_rows_does_not_pass_for_one_of_patients():
+    from shared.errors import ReceiptRefusal
+
+    plan = PLANS["public, rows without persons"]
+    with pytest.raises(ReceiptRefusal, match="unit"):
+        replace(receipt(plan), unit="patient").require_true(plan)
+
+
+if __name__ == "__main__":
+    SNAPSHOT.write_text(
+        json.dumps({name: words(plan) for name, plan in PLANS.items()}, indent=1, ensure_ascii=False) + "\n",
+        encoding="utf-8",
+    )

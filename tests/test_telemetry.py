@@ -1,0 +1,164 @@
+"""What a site says of itself comes from a fixed list; an error at any step of a call says nothing to the other side."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime as dt
+import logging
+import os
+import sys
+from pathlib import Path
+
+import pytest
+from service import Hub, small_table
+from test_collect import plan
+from test_withdrawal import taken_back
+
+import shared.wire as wire
+import site_agent.egress as egress
+from shared.errors import ParameterError, Refusal
+from shared.invitation import Invitation
+from shared.release import Statement
+
+__all__ = ["plan"]  # the fixture
+CANARY = "CANARY-4711-/srv/cohort.csv-sbp=187.25"
+# Every field of every message that a site sends, and of every document that it signs. A new one is argued for here:
+# ids, digests, counts and signatures; no text that anybody could write freely but the approvers' names, at enrolment
+# and as a release's author.
+SAID = {
+    "EnrolRequest": {"token", "envelope"},
+    "StudyRequest": {"study"},
+    "SignedDocument": {"envelope"},
+    "Chunk": {"bundle_sha256", "offset", "data"},
+    "GrowthRequest": {"old_size", "size"},
+}
+SIGNED = {
+    "EnrolmentRequest": {"site", "csr_pem", "release_key", "approvers"},
+    "AnchorHead": {"site", "seq", "head", "after", "links"},
+    "Withdrawal": {"study", "site", "wave", "release_id", "bundle_sha256", "reason_code"},
+    "Statement": {
+        "study",
+        "plan_hash",
+        "plan_version",
+        "wave",
+        "site",
+        "release_id",
+        "recipient",
+        "bundle_sha256",
+        "bundle_bytes",
+        "receipt_sha256",
+        "ledger_head",
+        "author",
+    },
+}
+
+
+@pytest.fixture
+def hub(tmp_path, plan):
+    hub = Hub(tmp_path / "hub", plan, "north")
+    with hub.serve():
+        yield hub
+    hub.store.close()
+
+
+def test_everything_that_a_site_says_of_itself_is_on_the_list():
+    sent = {method.request.__name__: method.request for method in wire.COLLECTION.values()}
+    assert {name: {item.name for item in dataclasses.fields(kind)} for name, kind in sent.items()} == SAID
+    for name, expected in SIGNED.items():
+        kind = Statement if name == "Statement" else getattr(wire, name)
+        assert {item.name for item in dataclasses.fields(kind)} == expected
+    assert Invitation not in sent.values()
+
+
+class Broken:
+    """Raises at the k-th call of a function of the site's side of the wire, in this thread only."""
+
+    FILES = tuple(str(Path(module.__file__)) for module in (egress, wire, sys.modules["shared.transport"]))
+
+    def __init__(self, at: int, error: Exception) -> None:
+        self.at, self.error, self.seen, self.where = at, error, 0, ""
+
+    def trace(self, frame, event, argument):
+        if event == "call" and frame.f_code.co_filename in self.FILES:
+            self.seen += 1
+            if self.seen == self.at:
+                self.where = frame.f_code.co_qualname
+                raise self.error
+        return None
+
+
+KINDS = (RuntimeError, OSError, lambda text: ParameterError("a column must be known", given=text))
+
+
+def talk(hub: Hub, wave: int) -> None:
+    """Every call of a site that has joined, once."""
+    sealed = hub.seal("north", wave=wave, release_id=f"{wave:04d}" * 8, table=small_table(seed=wave))
+    with hub.egress("north", sleep=lambda seconds: None, attempts=1) as door:
+        door.fetch_plan("mini")
+        door.anchor(hub.anchor("north", 1))
+        door.send(sealed.envelope, sealed.path)
+        door.holdings("mini")
+        door.withdraw(taken_back(hub, sealed))
+
+
+def test_an_error_at_any_step_of_the_sites_side_says_nothing_to_the_coordinator(hub, caplog):
+    """The k-th call of a function raises an error whose words are a canary, until none is left (every fifth here)."""
+    raised = []
+    stride = 1 if os.environ.get("TRIBUTARY_SOAK") else 5
+    for step in range(1, 5000, stride):
+        broken = Broken(step, KINDS[step % 3](CANARY))
+        with caplog.at_level(logging.DEBUG):
+            before = sys.gettrace()
+            sys.settrace(broken.trace)
+            try:
+                talk(hub, 1)
+            except (RuntimeError, OSError, Refusal):
+                pass
+            finally:
+                sys.settrace(before)
+        if not broken.where:
+            break
+        raised.append(broken.where)
+    assert len(raised) > 20, "the steps were reached"
+    assert not any(CANARY in record.getMessage() for record in caplog.records)
+    assert not any("4711" in record.getMessage() for record in caplog.records)
+    for path in [path for path in hub.home.rglob("*") if path.is_file()]:
+        assert b"4711" not in path.read_bytes(), path.name
+
+
+def test_an_error_while_the_bundle_is_read_ends_the_upload_without_a_word(hub, caplog, monkeypatch):
+    sealed = hub.seal("north", table=small_table(200_000))
+    count = [0]
+
+    def reach(name: str) -> None:
+        if name == "egress.chunk":
+            count[0] += 1
+            if count[0] == 3:
+                raise RuntimeError(CANARY)
+
+    monkeypatch.setattr(egress, "reach", reach)
+    with caplog.at_level(logging.DEBUG), hub.egress("north", attempts=1) as door, pytest.raises(RuntimeError):
+        door.send(sealed.envelope, sealed.path)
+    assert "4711" not in caplog.text
+    monkeypatch.undo()
+    with hub.egress("north") as door:
+        door.send(sealed.envelope, sealed.path)
+
+
+def test_what_the_coordinator_hears_is_what_was_meant_to_be_said(hub, monkeypatch):
+    """Requests as they arrive: only ids, digests, counts, signatures and the sealed bytes."""
+    heard = []
+    plain = wire.encode
+
+    def encode(value):
+        heard.append(value)
+        return plain(value)
+
+    monkeypatch.setattr(wire, "encode", encode)
+    talk(hub, 2)
+    names = {type(value).__name__ for value in heard}
+    assert names >= {"StudyRequest", "SignedDocument", "Chunk", "GrowthRequest"}
+    requests = [value for value in heard if type(value).__name__ in SAID]
+    for value in requests:
+        assert {item.name for item in dataclasses.fields(value)} == SAID[type(value).__name__]
+    assert dt.date.today().isoformat().encode() not in b"".join(plain(value) for value in requests)
