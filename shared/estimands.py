@@ -68,6 +68,7 @@ MIN_RESIDUAL_DF = 10
 MIN_EVENTS = 5
 """Fewer events than this, or than terms, and no term of a Cox model is reported."""
 
+_MOST_COLUMNS = 200
 _HINT = 'Write for example: estimate(table, "ols", "sbp ~ age").'
 
 
@@ -541,7 +542,8 @@ def _levels(column: pd.Series, given: Sequence[Any] | None) -> list[Any]:
         return list(given)
     if isinstance(column.dtype, pd.CategoricalDtype):
         return list(column.cat.categories)
-    known = sorted(column.dropna().unique().tolist())
+    known = column.dropna().unique().tolist()
+    known.sort(key=str if len({isinstance(level, str) for level in known}) > 1 else None)
     if len(known) > 50:
         raise EstimateRefusal(
             f"column {column.name!r} must have few levels to be a category",
@@ -665,6 +667,12 @@ def _design(table: pd.DataFrame, estimand: Estimand, levels: dict[str, Sequence[
         for factor in term:
             rest = frozenset(map(str, term)) - {str(factor)}
             pieces = _factor(factor, table, levels, rest in present, design)
+            if len(pieces) * max(len(crossed), 1) + len(design.labels) > _MOST_COLUMNS:
+                raise ParameterError(
+                    f"a model must have at most {_MOST_COLUMNS} coefficients",
+                    given="more",
+                    next_step="Cross columns with fewer levels.",
+                )
             # The first factor's levels vary fastest, as in R.
             crossed = pieces if not crossed else [_cross(a, b) for b in pieces for a in crossed]
         if any(_is_levelled(factor, table) for factor in term) and len(term) == 1:
@@ -863,6 +871,8 @@ def _unseen(x: Array, constant: bool = True) -> list[list[int]]:
     standard = (x - centre) / np.where(scale > 0, scale, 1.0)
     standard[:, scale <= 1e-12 * (np.abs(x).max(axis=0, initial=0.0) + 1e-300)] = 0.0
     standard = np.column_stack([np.full(len(x), float(constant)), standard])
+    # The triangular factor has the singular values and right vectors of the whole, in p rows instead of n.
+    standard = np.asarray(np.linalg.qr(standard, mode="r"), dtype=float)
     if len(standard) < standard.shape[1]:
         standard = np.vstack([standard, np.zeros((standard.shape[1] - len(standard), standard.shape[1]))])
     _, singular, right = np.linalg.svd(standard, full_matrices=False)

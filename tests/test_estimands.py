@@ -576,6 +576,16 @@ def test_a_megabyte_of_formula_is_refused_before_it_is_read():
             parse_formula("ols", text)
 
 
+def test_a_model_of_thousands_of_coefficients_is_refused_before_it_is_built():
+    table = pd.DataFrame({"a": np.arange(400) % 40, "b": np.arange(400) // 10, "y": np.arange(400.0)})
+    with pytest.raises(ParameterError, match="at most 200 coefficients"):
+        estimate(table, "ols", "y ~ C(a):C(b)")
+    with pytest.raises(EstimateRefusal, match="few levels to be a category, got 400 different values"):
+        estimate(table, "ols", "y ~ C(y)")
+    with pytest.raises(EstimateRefusal, match="few values"):
+        estimate(table, "difference", "b ~ I(y * 2)")
+
+
 def test_a_formula_is_never_run(tmp_path):
     mark = tmp_path / "ran"
     for text in (f"__import__('os').system('touch {mark}')", f"I(open('{mark}', 'w'))", "y ~ a.__class__", "y ~ [a]"):
@@ -714,6 +724,8 @@ def test_weighted_and_robust_models_agree_with_statsmodels(robust):
         close(
             estimate(table, "poisson", "k ~ age + arm + offset(log(py))", robust=robust), poisson.fit(tol=1e-14, **cov)
         )
+        one, zero = (estimate(table, "logistic", "died ~ age", robust=kind, term="age") for kind in ("HC1", "HC0"))
+        assert one.vi == pytest.approx(zero.vi * 500 / 498, rel=1e-9)
     if not robust:
         logit = smf.glm("died ~ age + arm", table, family=sm.families.Binomial(), freq_weights=table.w).fit(tol=1e-14)
         close(estimate(table, "logistic", "died ~ age + arm", weights="w"), logit)
