@@ -10,6 +10,7 @@ or not (Therneau and Grambsch 2000, chapter 3). With weights, each tied death co
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Literal
 
 import numpy as np
@@ -48,14 +49,13 @@ def cox(
     w = np.ones(n) if weights is None else weights[order]
     shift = np.zeros(n) if offset is None else offset[order]
 
-    # A block is one time in one stratum; a sum over its risk set is a cumulative sum up to the block's last row,
-    # less what earlier strata had summed up.
+    # A block is one time in one stratum; a sum over its risk set is a running sum within the stratum,
+    # up to the block's last row.
     new_stratum = np.r_[True, group[1:] != group[:-1]]
     new_block = new_stratum | np.r_[True, time[1:] != time[:-1]]
     block = np.cumsum(new_block) - 1
     last = np.r_[np.flatnonzero(new_block)[1:] - 1, n - 1]
     blocks = len(last)
-    before = np.flatnonzero(new_stratum)[np.cumsum(new_stratum) - 1][last]  # first row of the block's stratum
 
     deaths = np.flatnonzero(event > 0)
     count = np.bincount(block[deaths], minlength=blocks)
@@ -66,35 +66,43 @@ def cox(
     mass = weight_at[at] / count[at]
     target = (w[deaths, None] * x[deaths]).sum(axis=0)
 
+    # Summed stratum by stratum: one running total over all would lose a small stratum's digits behind a large one's.
+    row_edges = np.r_[np.flatnonzero(new_stratum), n]
+    block_edges = np.r_[block[row_edges[:-1]], blocks]
+
+    def running(values: Array, edges: NDArray[np.int64]) -> Array:
+        out = np.empty_like(values)
+        for a, b in pairwise(edges):
+            np.cumsum(values[a:b], axis=0, out=out[a:b])
+        return out
+
     def risk(values: Array) -> Array:
-        total = np.concatenate([np.zeros((1, *values.shape[1:])), np.cumsum(values, axis=0)])
-        return np.asarray(total[last + 1] - total[before])
+        return running(values, row_edges)[last]
+
+    def shifted(eta: Array) -> tuple[Array, Array]:
+        top = np.maximum.reduceat(eta, row_edges[:-1])
+        tops = np.repeat(top, np.diff(row_edges))
+        return w * np.exp(eta - tops), tops
 
     def tied(values: Array) -> Array:
         out = np.zeros((blocks, *values.shape[1:]))
         np.add.at(out, at, values[deaths])
         return out
 
-    # A row is in the risk sets of the blocks at or below its time in its stratum: those that come at or after it
-    # in the order, up to the stratum's end.
-    stratum_end = np.r_[np.flatnonzero(new_stratum)[1:], n][np.cumsum(new_stratum) - 1] - 1
-    up_to = block[stratum_end]
-
     def value(eta: Array) -> float:
-        top = float(eta.max(initial=0.0))
-        theta = w * np.exp(eta - top)
+        theta, tops = shifted(eta)
         inside = risk(theta)[at] - share * tied(theta)[at]
-        return float((w * event) @ eta - mass @ (np.log(inside) + top))
+        return float((w * event) @ eta - mass @ (np.log(inside) + tops[deaths]))
 
     def derivatives(eta: Array) -> tuple[Array, Array]:
-        theta = w * np.exp(eta - float(eta.max(initial=0.0)))
+        theta, _ = shifted(eta)
         weighted = theta[:, None] * x
         inside = risk(theta)[at] - share * tied(theta)[at]
         mean = (risk(weighted)[at] - share[:, None] * tied(weighted)[at]) / inside[:, None]
-        hazard = np.bincount(at, weights=mass / inside, minlength=blocks)
+        hazard = np.bincount(at, weights=mass / inside, minlength=blocks).astype(float)
         thinned = np.bincount(at, weights=mass * share / inside, minlength=blocks)
-        summed = np.cumsum(hazard)
-        cumulative = summed[up_to] - np.where(block > 0, summed[block - 1], 0.0)
+        # A row is at risk in the blocks at or before its time: its own, and those after it up to the stratum's end.
+        cumulative = running(hazard[::-1], blocks - block_edges[::-1])[::-1][block]
         exposure = theta * (cumulative - event * thinned[block])
         gradient = target - exposure @ x
         information = (x * exposure[:, None]).T @ x - (mean * mass[:, None]).T @ mean

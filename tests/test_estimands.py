@@ -910,6 +910,17 @@ def test_one_stratum_is_none_and_the_order_of_rows_does_not_matter():
     assert mixed.beta.to_numpy() == pytest.approx(plain.beta.to_numpy(), rel=1e-10)
 
 
+def test_what_is_constant_in_a_stratum_cancels_however_large_it_is():
+    rng = np.random.default_rng(1)
+    x, time, strata = rng.normal(size=(900, 2)), rng.integers(1, 60, 900).astype(float), rng.integers(0, 3, 900)
+    event = rng.integers(0, 2, 900).astype(float)
+    plain = cox(x, time, event, strata=strata)
+    for s in range(3):
+        other = cox(x, time, event, strata=strata, offset=np.where(strata == s, 40.0, 0.0))
+        assert other.beta == pytest.approx(plain.beta, rel=1e-9)
+        assert other.cov == pytest.approx(plain.cov, rel=1e-9)
+
+
 def test_a_column_that_is_constant_within_strata_leaves_with_that_reason():
     table = wider()
     table["centre"] = table.index % 4
