@@ -3,8 +3,8 @@
 A release was paid for once, so a question costs nothing and contacts no site. Three rules hold for every answer. Only
 *accepted* releases are read; what is quarantined does not exist here. One site's failure (an unreadable bundle, a
 column its plan version did not have, a term its table cannot support) excludes that site or that term with the
-reason, and never hides another's. And a question that is wrong at every site alike (an unknown column, words used as
-numbers) is refused before any table is opened, with the nearest names.
+reason, and never hides another's. And a question that is wrong at every site alike (an unknown column) is
+refused before any table is opened, with the nearest names.
 
 A question is put to *the table as of wave k*, site by site. What that table is follows from what each release did with
 persons released before: under ``append`` a release adds rows to the earlier ones, under ``refresh`` and ``frozen`` it
@@ -102,8 +102,7 @@ class Answer:
 def resolve(plan: StudyPlan, question: str | Estimand) -> tuple[Estimand, str]:
     """The estimand that a text means: the name of a planned analysis, or a formula; and that name, if it has one.
 
-    Raises: ParameterError (neither a name nor a formula, or a column the study does not have), EstimateRefusal (a
-        column of words without C()).
+    Raises: ParameterError (neither a name nor a formula, or a column the study does not have).
     """
     names = {str(parse_estimand(formula)): name for name, formula in plan.estimands.items()}
     if isinstance(question, Estimand):
@@ -128,12 +127,6 @@ def resolve(plan: StudyPlan, question: str | Estimand) -> tuple[Estimand, str]:
                 f"study {plan.study} must have the column",
                 given=repr(name),
                 next_step=f"Nearest: {', '.join(near)}." if near else f"Columns: {', '.join(columns)}.",
-            )
-    for term in found.terms:
-        column = columns.get(term)
-        if column is not None and any(isinstance(level, str) for level in column.levels):
-            raise EstimateRefusal(
-                f"column {term!r} must hold numbers", given="categories", next_step=f"Write C({term})."
             )
     return found, names.get(str(found), "")
 
@@ -319,7 +312,7 @@ def _estimates(
         except Refusal as refusal:
             failed[site] = str(refusal)
     first = next(iter(answered.values()), [])
-    terms = [row.term for row in first] or [question.label(term) for term in question.terms] or ["intercept"]
+    terms = [row.term for row in first] or list(question.labels)
     for site, reason in failed.items():
         answered[site] = [_absent(study, site, wave, term, question, reason) for term in terms]
     return [row for site in sorted(answered) for row in answered[site]], question, planned, tuple(sources)
