@@ -1376,11 +1376,12 @@ def _provenance(answer: Answer) -> str:
     versions = ", ".join(str(version) for version in sorted({source.plan_version for source in answer.sources}))
     kind = f"planned analysis {answer.planned}" if answer.planned else "exploratory: not in the plan"
     waves = sorted({source.wave for source in answer.sources})
-    rows = "" if waves == [answer.wave] else f" of waves {', '.join(map(str, waves))}"
+    many = "s" if len(waves) > 1 else ""
+    rows = "" if waves == [answer.wave] else f" of wave{many} {', '.join(map(str, waves))}"
     revision = answer.revisions.get(answer.wave)
     state = "" if revision is None else f", wave {answer.wave} as of revision {revision}"
     both = "; several refreshes put together: standard errors are too small" if answer.combined else ""
-    return f"Privatised releases of {count} sites{rows}, plan version {versions}{state}; {kind}{both}."
+    return f"Privatised releases of {count} site{'s' * (count != 1)}{rows}, plan version {versions}{state}; {kind}{both}."
 
 
 def _show_answer(out: Console, answer: Answer, changed: Sequence[str] = ()) -> None:
