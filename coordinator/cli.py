@@ -1381,7 +1381,9 @@ def _provenance(answer: Answer) -> str:
     revision = answer.revisions.get(answer.wave)
     state = "" if revision is None else f", wave {answer.wave} as of revision {revision}"
     both = "; several refreshes put together: standard errors are too small" if answer.combined else ""
-    return f"Privatised releases of {count} site{'s' * (count != 1)}{rows}, plan version {versions}{state}; {kind}{both}."
+    return (
+        f"Privatised releases of {count} site{'s' * (count != 1)}{rows}, plan version {versions}{state}; {kind}{both}."
+    )
 
 
 def _show_answer(out: Console, answer: Answer, changed: Sequence[str] = ()) -> None:
