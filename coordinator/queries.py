@@ -16,13 +16,15 @@ counts in no answer; the answer says what is lacking.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from coordinator.pooling import Method, PooledResult, Test, pool_estimates
 from shared.errors import EstimateRefusal, ParameterError, Refusal
 from shared.estimands import Estimand, Estimate, estimate, parse_estimand
+from shared.terminal import plain
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -30,7 +32,8 @@ if TYPE_CHECKING:
     from coordinator.store import Release, Store, Tombstone
     from shared.plan import StudyPlan
 
-__all__ = ["Answer", "Source", "ask", "pooled", "resolve", "site_estimates"]
+__all__ = ["Answer", "Holding", "Source", "ask", "holding", "lacking", "newest", "pooled", "question", "resolve"]
+__all__ += ["no_column", "site_estimates"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,10 +101,130 @@ class Answer:
         """SHA-256 of every bundle it rests on, with its site."""
         return {source.bundle_sha256: source.site for source in self.sources}
 
+    @property
+    def asked(self) -> dict[str, Any]:
+        """The question as plain values: two answers to it are answers to the same question."""
+        return {
+            "wave": self.wave,
+            "as_of": self.as_of,
+            "combined": self.combined,
+            "estimand": self.estimand,
+            "term": self.term,
+            "method": self.result.method,
+            "test": self.result.test,
+            "level": self.result.level,
+        }
 
-def resolve(plan: StudyPlan, question: str | Estimand) -> tuple[Estimand, str]:
+    @property
+    def numbers(self) -> dict[str, Any]:
+        """The pooled figures, as they are remembered."""
+        return dict(plain({name: getattr(self.result, name) for name in ("k", "beta", "se", "ci_lb", "ci_ub", "tau2")}))
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """The whole answer: what ``--json`` prints and the analysts' service sends."""
+        from coordinator.client import pooled_data
+
+        names = ("study", "wave", "estimand", "planned", "as_of", "revisions", "combined", "withdrawn", "terms")
+        told = {name: getattr(self, name) for name in names}
+        told |= {"planned": self.planned or None, "estimates": self.estimates, "sources": self.sources}
+        return {**told, **pooled_data(self.result)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Holding:
+    """The releases that a question would be answered from, before it is asked.
+
+    Args:
+        wave: the table as of this wave.
+        used: SHA-256 of every bundle, with its site.
+        withdrawn: SHA-256 of bundles of waves up to it that their sites took back.
+        revisions: as of `Answer`.
+    """
+
+    wave: int
+    used: Mapping[str, str]
+    withdrawn: tuple[str, ...]
+    revisions: Mapping[int, int | None]
+
+
+def newest(store: Store, study: str) -> int:
+    """The newest wave that has an accepted release. Raises: EstimateRefusal (none has)."""
+    waves = [release.wave for release in store.releases(study)]
+    if not waves:
+        raise EstimateRefusal(f"study {study} must have an accepted release", given="none")
+    return max(waves)
+
+
+def holding(store: Store, study: str, wave: int = 0, *, as_of: int | None = None, combine: bool = False) -> Holding:
+    """Which releases `ask` would read; of the newest wave with a release when none is named.
+
+    Raises: PlanRefusal (no such wave), ParameterError (no such revision), EstimateRefusal (no release at all).
+    """
+    wave = wave or newest(store, study)
+    cut = _cut(store, study, wave, as_of, combine)
+    parts = _as_of_wave(store, study, wave, cut)
+    return Holding(
+        wave=wave,
+        used={release.bundle_sha256: site for site, releases in sorted(parts.items()) for release in releases},
+        withdrawn=tuple(stone.bundle_sha256 for stone in store.withdrawals(study) if stone.wave <= wave),
+        revisions=cut.revisions,
+    )
+
+
+def question(kind: str, formula: str, options: Mapping[str, str] | None = None) -> str:
+    """A kind and a formula as in R, as the one text that is parsed; without a kind the formula is that text.
+
+    Nothing is checked here: what comes out is read by the grammar like any other text.
+
+    >>> question("cox", "Surv(time, cvd) ~ sbp/10 + age")
+    'cox(time, cvd) ~ sbp/10 + age'
+    >>> question("logistic", "died ~ age"), question("mean", "sbp"), question("correlation", "sbp ~ age")
+    ('logistic(died) ~ age', 'mean(sbp)', 'correlation(sbp, age)')
+    """
+    if not kind:
+        return formula.strip()
+    left, tilde, right = (part.strip() for part in formula.partition("~"))
+    survival = re.fullmatch(r"Surv\s*\((.*)\)", left, re.DOTALL)
+    left = survival[1].strip() if survival else left
+    if kind == "correlation":
+        left, tilde = ", ".join(part.strip() for part in [left, *right.split("+")] if part.strip()), ""
+    elif kind in ("mean", "proportion") and right == "1":
+        tilde = ""
+    more = "".join(f", {name} = {text}" for name, text in (options or {}).items())
+    return f"{kind}({left}{more})" + (f" ~ {right}" if tilde else "")
+
+
+def no_column(plan: StudyPlan, name: str, lack: str = "") -> ParameterError:
+    """The refusal of a column that the study does not have; `lack` names the sites without it (`lacking`)."""
+    columns = [column.name for column in plan.dictionary.released]
+    near = difflib.get_close_matches(name, columns, n=3, cutoff=0.4)
+    return ParameterError(
+        f"study {plan.study} must have the column",
+        given=repr(name) + lack,
+        next_step=f"Nearest: {', '.join(near)}." if near else f"Columns: {', '.join(columns)}.",
+    )
+
+
+def lacking(store: Store, study: str, name: str) -> str:
+    """Which sites' newest release has no such column, in words."""
+    known = {release.site: release for release in store.releases(study)}  # by wave: the newest stays
+    without = []
+    for site, release in sorted(known.items()):
+        columns = store.plan(study, release.plan_version).plan.dictionary.released
+        without += [] if name in {column.name for column in columns} else [site]
+    if not known or not without:
+        return ""
+    return f", which {f'all {len(known)} sites' if len(without) == len(known) else ', '.join(without)} lack"
+
+
+def resolve(
+    plan: StudyPlan, question: str | Estimand, *, lack: Callable[[str], str] = lambda name: ""
+) -> tuple[Estimand, str]:
     """The estimand that a text means: the name of a planned analysis, or a formula; and that name, if it has one.
 
+    Args:
+        lack: says in words which sites lack a column (`lacking`).
     Raises: ParameterError (neither a name nor a formula, or a column the study does not have), EstimateRefusal (a
         column of words without C()).
     """
@@ -123,12 +246,7 @@ def resolve(plan: StudyPlan, question: str | Estimand) -> tuple[Estimand, str]:
     columns = {column.name: column for column in plan.dictionary.released}
     for name in found.columns:
         if name not in columns:
-            near = difflib.get_close_matches(name, list(columns), n=3, cutoff=0.4)
-            raise ParameterError(
-                f"study {plan.study} must have the column",
-                given=repr(name),
-                next_step=f"Nearest: {', '.join(near)}." if near else f"Columns: {', '.join(columns)}.",
-            )
+            raise no_column(plan, name, lack(name))
     for term in found.terms:
         column = columns.get(term)
         if column is not None and any(isinstance(level, str) for level in column.levels):
@@ -284,7 +402,7 @@ def _estimates(
 ) -> tuple[list[Estimate], Estimand, str, tuple[Source, ...]]:
     plan = store.plan(study).plan
     plan.wave(wave)
-    question, planned = resolve(plan, estimand)
+    question, planned = resolve(plan, estimand, lack=lambda name: lacking(store, study, name))
     levels: Mapping[str, Any] = {column.name: column.levels for column in plan.dictionary.released if column.levels}
     answered: dict[str, list[Estimate]] = {}
     failed: dict[str, str] = {}

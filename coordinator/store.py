@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError
@@ -82,6 +82,15 @@ __all__ = [
 
 TABLE_CAP = 2 << 30
 T = TypeVar("T")
+
+
+class Reader(Protocol):
+    """Runs a function on a connection, and gives what it gives; of a `Writer`, in one transaction."""
+
+    def __call__(self, work: Callable[[sa.Connection], T], /) -> T: ...
+
+
+Writer = Reader
 
 _meta = sa.MetaData()
 _digest, _word = sa.String(64), sa.String(64)
@@ -477,6 +486,17 @@ class Store:
         self._engine.dispose()
 
     # -- transactions -------------------------------------------------------------------------------------------
+    def extended(self, tables: sa.MetaData) -> tuple[Reader, Writer]:
+        """Make further tables in this database; how to read, and how to write in one transaction.
+
+        Raises: StorageRefusal.
+        """
+        try:
+            tables.create_all(self._engine)
+        except DBAPIError as error:
+            raise _storage(error) from None
+        return self._read, self._write
+
     def _read(self, work: Callable[[sa.Connection], T]) -> T:
         try:
             with self._engine.connect() as connection:
