@@ -20,7 +20,7 @@ import platform
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 from weakref import WeakValueDictionary
@@ -29,7 +29,7 @@ from coordinator import queries
 from coordinator.analysts import PAGE, Analyst, Analysts, Asked
 from coordinator.store import Release, Store
 from shared.canonical import canonical_json, parse_json, sha256_hex
-from shared.errors import AccessRefusal, ParameterError, PolicyRefusal, RateRefusal, RoleRefusal, StateRefusal
+from shared.errors import AccessRefusal, PolicyRefusal, RateRefusal, RoleRefusal, StateRefusal
 from shared.terminal import plain
 from shared.transport import MESSAGE_CAP, Call, Handler
 from shared.wire import (
@@ -253,7 +253,7 @@ class AnalysisService:
             study=study,
             kind="query",
             subject=result_id,
-            question={**told["asked"], "beta": told["pooled"]["beta"]},
+            question={**told["asked"], "beta": told["pooled"]["beta"], "rests_on": _set_hash(held.used)},
             label=request.label,
             planned=told["planned"] or "",
             today=self._today(),
@@ -315,12 +315,8 @@ class AnalysisService:
             for digest, site in sorted(used.items(), key=lambda item: item[1])
             if digest in gone
         ]
-        try:
-            now = queries.holding(
-                self._store, study, asked["wave"], as_of=asked["as_of"], combine=asked["combined"]
-            ).used
-        except ParameterError:
-            now = {}
+        how = {"as_of": asked["as_of"], "combine": asked["combined"]}
+        now = queries.holding(self._store, study, asked["wave"], **how).used
         why += [
             f"a release of {site} was replaced by a later one"
             for digest, site in sorted(used.items(), key=lambda item: item[1])
@@ -336,13 +332,26 @@ class AnalysisService:
         lines = self._analysts.record(request.study, after=request.after)
         last = lines[-1].number if len(lines) == PAGE else None
         shown = [line for line in lines if line.kind == "query" or who.role in DOWNLOADS]
-        return _document({"study": request.study, "lines": self._lines(shown), "next": last})
+        return _document({"study": request.study, "lines": self._lines(request.study, shown), "next": last})
 
     def _record(self, study: str, *, subject: str) -> list[dict[str, Any]]:
-        return self._lines(self._analysts.record(study, subject=subject))
+        return self._lines(study, self._analysts.record(study, subject=subject))
 
-    def _lines(self, lines: list[Asked] | tuple[Asked, ...]) -> list[dict[str, Any]]:
-        return [dict(plain(line)) for line in lines]
+    def _lines(self, study: str, lines: Iterable[Asked]) -> list[dict[str, Any]]:
+        """Lines as plain values; a question that would be answered from other releases today is stale."""
+        now: dict[tuple[int, int | None, bool], str] = {}
+        told = []
+        for line in lines:
+            asked = line.question
+            stale = False
+            if line.kind == "query":
+                place = (asked["wave"], asked["as_of"], asked["combined"])
+                if place not in now:
+                    wave, as_of, combine = place
+                    now[place] = _set_hash(queries.holding(self._store, study, wave, as_of=as_of, combine=combine).used)
+                stale = now[place] != asked["rests_on"]
+            told.append({**plain(line), "stale": stale})
+        return told
 
     # -- rows ---------------------------------------------------------------------------------------------------
     def rows(self, call: Call, request: RowsRequest) -> Iterator[RowsChunk]:
@@ -460,6 +469,11 @@ def _versions() -> tuple[tuple[str, str], ...]:
 def versions() -> dict[str, str]:
     """The code that answers: its name to its version."""
     return dict(_versions())
+
+
+def _set_hash(used: Mapping[str, str]) -> str:
+    """One name for a set of bundles."""
+    return sha256_hex(canonical_json(sorted(used)))[:16]
 
 
 def _document(told: Mapping[str, Any]) -> Document:

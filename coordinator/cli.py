@@ -983,13 +983,12 @@ def figure(
     if not dry_run:
         from coordinator.client import draw
 
-        further = _further(answer)
         draw(
             answer.result,
             kind,
-            title=title or f"{study}, wave {wave}: {answer.term} in {answer.estimand}",
-            note=_provenance(answer),
-            columns={name.capitalize() if name == "posture" else name: cells for name, cells in further.items()},
+            title=title or answer.title,
+            note=answer.provenance,
+            columns=answer.columns,
             path=out,
         )
         before = _save(context, answer, "figure", figure=str(out))
@@ -1397,30 +1396,6 @@ def _estimates(answer: Answer) -> pd.DataFrame:
     return pd.DataFrame([{name: getattr(row, name) for name in names} for row in answer.estimates], columns=list(names))
 
 
-def _further(answer: Answer) -> dict[str, dict[str, str]]:
-    used = {row.site: row for row in answer.estimates if row.yi is not None}
-    # Under append a site has several releases of different persons: each person pays for one.
-    dearest: dict[str, float] = {}
-    for source in answer.sources:
-        dearest[source.site] = max(source.epsilon, dearest.get(source.site, 0.0))
-    return {
-        "ε": {site: f"{epsilon:.4g}" for site, epsilon in dearest.items() if site in used},
-        "posture": {source.site: source.posture for source in answer.sources if source.site in used},
-    }
-
-
-def _provenance(answer: Answer) -> str:
-    count = len({source.site for source in answer.sources})
-    versions = ", ".join(str(version) for version in sorted({source.plan_version for source in answer.sources}))
-    kind = f"planned analysis {answer.planned}" if answer.planned else "exploratory: not in the plan"
-    waves = sorted({source.wave for source in answer.sources})
-    rows = "" if waves == [answer.wave] else f" of waves {', '.join(map(str, waves))}"
-    revision = answer.revisions.get(answer.wave)
-    state = "" if revision is None else f", wave {answer.wave} as of revision {revision}"
-    both = "; several refreshes put together: standard errors are too small" if answer.combined else ""
-    return f"Privatised releases of {count} sites{rows}, plan version {versions}{state}; {kind}{both}."
-
-
 def _show_answer(out: Console, answer: Answer, changed: Sequence[str] = ()) -> None:
     from coordinator.client import show_pooled
 
@@ -1428,7 +1403,7 @@ def _show_answer(out: Console, answer: Answer, changed: Sequence[str] = ()) -> N
     ratio = result.scale == "log"
     title = answer.term if answer.term == answer.estimand else f"{answer.term} in {answer.estimand}"
     out.print(title, style="bold")
-    out.print(f"{answer.study}, wave {answer.wave}. {_provenance(answer)}", style="dim")
+    out.print(f"{answer.study}, wave {answer.wave}. {answer.provenance}", style="dim")
     if ratio:
         out.print("Shown as ratios.", style="dim")
     elif result.scale != "identity":
@@ -1444,7 +1419,7 @@ def _show_answer(out: Console, answer: Answer, changed: Sequence[str] = ()) -> N
     if len(censored) > 1 or any("each row" in words for words in censored):
         out.print(f"Follow-up ends at different waves: {'; '.join(censored)}.", style="yellow")
     n = {"n": {row.site: f"{row.n:,}" for row in answer.estimates if row.yi is not None}}
-    show_pooled(out, result, exp=ratio, extra={**n, **_further(answer)})
+    show_pooled(out, result, exp=ratio, extra={**n, **answer.columns})
     highest = max((source.epsilon for source in answer.sources), default=0.0)
     if highest > 10:
         out.print(

@@ -392,6 +392,10 @@ def draw(
     if kind == "forest":
         from coordinator import figures
 
+        # In one order, whether the columns come from the program or from a document, whose keys are sorted.
+        columns = {
+            head.replace("posture", "Posture"): (columns or {})[head] for head in sorted(columns or {}, reverse=True)
+        }
         figures.forest(result, title=title, note=note, ratio=ratio, columns=columns, path=path)
         return
     from coordinator import companion_figures

@@ -121,6 +121,37 @@ class Answer:
         return dict(plain({name: getattr(self.result, name) for name in ("k", "beta", "se", "ci_lb", "ci_ub", "tau2")}))
 
     @property
+    def title(self) -> str:
+        """What a figure of it is called."""
+        return f"{self.study}, wave {self.wave}: {self.term} in {self.estimand}"
+
+    @property
+    def columns(self) -> dict[str, dict[str, str]]:
+        """What stands beside each site that is in it: ε and posture, as text."""
+        used = {row.site for row in self.estimates if row.yi is not None}
+        # Under append a site has several releases of different persons: each person pays for one.
+        dearest: dict[str, float] = {}
+        for source in self.sources:
+            dearest[source.site] = max(source.epsilon, dearest.get(source.site, 0.0))
+        return {
+            "ε": {site: f"{epsilon:.4g}" for site, epsilon in dearest.items() if site in used},
+            "posture": {source.site: source.posture for source in self.sources if source.site in used},
+        }
+
+    @property
+    def provenance(self) -> str:
+        """What it rests on, in a sentence."""
+        count = len({source.site for source in self.sources})
+        versions = ", ".join(str(version) for version in sorted({source.plan_version for source in self.sources}))
+        kind = f"planned analysis {self.planned}" if self.planned else "exploratory: not in the plan"
+        waves = sorted({source.wave for source in self.sources})
+        rows = "" if waves == [self.wave] else f" of waves {', '.join(map(str, waves))}"
+        revision = self.revisions.get(self.wave)
+        state = "" if revision is None else f", wave {self.wave} as of revision {revision}"
+        both = "; several refreshes put together: standard errors are too small" if self.combined else ""
+        return f"Privatised releases of {count} sites{rows}, plan version {versions}{state}; {kind}{both}."
+
+    @property
     def document(self) -> dict[str, Any]:
         """The whole answer: what ``--json`` prints and the analysts' service sends."""
         from coordinator.client import pooled_data
@@ -128,6 +159,7 @@ class Answer:
         names = ("study", "wave", "estimand", "planned", "as_of", "revisions", "combined", "withdrawn", "terms")
         told = {name: getattr(self, name) for name in names}
         told |= {"planned": self.planned or None, "estimates": self.estimates, "sources": self.sources}
+        told |= {"title": self.title, "columns": self.columns, "told": self.provenance}
         return {**told, **pooled_data(self.result)}
 
 

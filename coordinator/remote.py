@@ -345,7 +345,7 @@ class Study(_Shown):
             what = line["planned"] or asked.get("estimand") or f"rows of {asked['site']}"
             row = {"no": line["number"], "day": line["day"], "analyst": line["analyst"], "label": line["label"]}
             row |= {"question": what, "term": asked.get("term"), "wave": asked["wave"]}
-            rows.append({**row, "result": line["subject"][:12]})
+            rows.append({**row, "state": "stale" if line["stale"] else None, "result": line["subject"][:12]})
         return Table(f"questions asked of {self.name}", rows, {"study": self.name, "lines": lines})
 
     def explain(self, result_id: str) -> Explanation:
@@ -476,9 +476,8 @@ class Result(_Shown):
         path, told = Path(path), self.document
         if path.suffix.lower() not in (".svg", ".pdf", ".png"):
             raise ParameterError("a figure must end in .svg, .pdf or .png", given=repr(path.name))
-        note = f"Privatised releases of {len({row['site'] for row in told['sources']})} sites; result {self.id}."
-        name = title or f"{told['study']}, wave {told['wave']}: {told['term']} in {told['estimand']}"
-        draw(self.pooled, kind, title=name, note=note, path=path)
+        how = {"title": title or told["title"], "note": told["told"], "columns": told["columns"]}
+        draw(self.pooled, kind, path=path, **how)
         return path
 
     def explain(self) -> Explanation:
@@ -506,9 +505,8 @@ class Result(_Shown):
         told = self.document
         ratio = told["scale"] == "log"
         back = exp if ratio else float
-        planned = f"planned analysis {told['planned']}" if told["planned"] else "not in the plan"
         out.print(f"{told['term']} in {told['estimand']}", style="bold")
-        out.print(f"{told['study']}, wave {told['wave']}; {planned}; privatised rows, not patient records", style="dim")
+        out.print(f"{told['study']}, wave {told['wave']}. {told['told']}", style="dim")
         rows = []
         for row in told["estimates"]:
             if row["yi"] is None:

@@ -158,6 +158,10 @@ def test_python_the_command_line_and_the_leads_own_question_give_the_same_number
         assert by_lead[name] == answer.document[name]
     assert (answer.beta, answer.se) == (by_lead["pooled"]["beta"], by_lead["pooled"]["se"])
     assert answer.pooled.ci_lb == by_lead["pooled"]["ci_lb"]
+    figure = [*lead[:2], "figure", *lead[3:], "cox(time, cvd) ~ sbp/10 + age/10", "--out", str(tmp_path / "a.svg")]
+    assert cli.main(figure) == 0
+    drawn = [path.read_text() for path in (tmp_path / "a.svg", answer.forest(tmp_path / "b.svg"))]
+    assert drawn[0] == drawn[1]
     with_store = queries.ask(desk.store, "cvd", 1, "cox(time, cvd) ~ sbp/10 + age/10", term="sbp")
     assert with_store.result.beta == answer.beta
 
@@ -509,6 +513,7 @@ def test_a_new_release_makes_a_new_answer_and_the_old_one_is_called_stale(own):
         assert later.document["k"] == 2
         assert first.explain().stale == ("beta has withdrawn its release of wave 1",)
         assert "stale: beta has withdrawn" in repr(first.explain())
+        assert [line["state"] for line in mine.log()] == ["stale", None]
     stale = [saved for saved in own.store.results("cvd") if saved.withdrawn]
     assert [saved.kind for saved in stale] == ["analysis"]
 
