@@ -209,8 +209,8 @@ class AnalysisService:
         """
         who = self._for(call, request.study, ASKING)
         study, plan = request.study, self._store.plan(request.study).plan
-        text = queries.question(request.kind, request.formula, request.options)
-        found, _ = queries.resolve(plan, text, lack=lambda name: queries.lacking(self._store, study, name))
+        question = queries.question(request.kind, request.formula, request.options)
+        found, _ = queries.resolve(plan, question, lack=lambda name: queries.lacking(self._store, study, name))
         held = queries.holding(self._store, study, request.wave, as_of=request.as_of, combine=request.combine)
         asked: dict[str, Any] = {
             "estimand": str(found),

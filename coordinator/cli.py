@@ -12,6 +12,7 @@ import difflib
 import os
 import sys
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -288,6 +289,8 @@ def plan_cost(
         out.print()
         last = price.last_affordable
         words = f"last affordable wave: {last:,}" if last else "not even one wave is affordable"
+        if not price.redraws and len(price.waves) > 1:
+            out.print("Nobody is drawn twice: whoever comes with a later wave pays for that wave alone.")
         out.print("every wave is affordable" if last == MANY else words, style="bold")
         out.print(price.translation.replace(": At ", ":\nAt ").replace(". With ", ".\nWith "))
         if price.rows > 8.001:
@@ -362,6 +365,41 @@ def plan_sign(
         out.print(f"next: coordinator invite SITE --study {plan.study} --out SITE.invitation", style="cyan")
 
     emit(answer, as_json=json, show=show)
+
+
+@plan_app.command("amend")
+def plan_amend(
+    context: typer.Context,
+    study: Annotated[str, typer.Argument(help="The study.")],
+    out: Annotated[Path | None, typer.Option("--out", help="File to write; STUDY-vN.toml if left out.")] = None,
+    dry_run: DryRun = False,
+    json: Json = False,
+) -> None:
+    """Write the next version of a study's plan as a draft to edit. It is signed like any plan, and approved anew."""
+    from coordinator.waves import draft
+
+    config = Config.load(context.obj)
+    with _open(config) as store:
+        last = store.plan(study).plan
+    plan = replace(last, version=last.version + 1)
+    path = _write_draft(draft(plan), out or Path(f"{study}-v{plan.version}.toml"), dry_run=dry_run)
+
+    def show(shown: Console) -> None:
+        shown.print(f"{'would write' if dry_run else 'wrote'} {path}: {study}, version {plan.version}, a draft")
+        shown.print("Each site sees what changed before it approves; until then it releases nothing.", style="yellow")
+        shown.print(f"next: edit {path}, then coordinator plan check {path}", style="cyan")
+
+    emit({"study": study, "version": plan.version, "file": str(path), "written": not dry_run}, as_json=json, show=show)
+
+
+def _write_draft(text: str, path: Path, *, dry_run: bool) -> Path:
+    """Write a draft plan to a file that is not there yet. Raises: StateRefusal."""
+    if path.exists():
+        raise StateRefusal("the file must be new", given=f"{path}", next_step="Choose another --out.")
+    if not dry_run:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    return path
 
 
 @plan_app.command("show")
@@ -696,12 +734,7 @@ def wave_schedule(
     plan = scheduled(last, every=every, count=count, window=window, start=first, quorum=quorum, today=_today())
     text = draft(plan)
     _, checks = review(text, today=_today(), recipient=config.name)
-    path = out or Path(f"{study}-v{plan.version}.toml")
-    if path.exists():
-        raise StateRefusal("the file must be new", given=f"{path}", next_step="Choose another --out.")
-    if not dry_run:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
+    path = _write_draft(text, out or Path(f"{study}-v{plan.version}.toml"), dry_run=dry_run)
     concerns = [check for check in checks if check.state != "ok"]
     answer = {
         "study": study,

@@ -3,8 +3,8 @@
 A release was paid for once, so a question costs nothing and contacts no site. Three rules hold for every answer. Only
 *accepted* releases are read; what is quarantined does not exist here. One site's failure (an unreadable bundle, a
 column its plan version did not have, a term its table cannot support) excludes that site or that term with the
-reason, and never hides another's. And a question that is wrong at every site alike (an unknown column, words used as
-numbers) is refused before any table is opened, with the nearest names.
+reason, and never hides another's. And a question that is wrong at every site alike (an unknown column) is
+refused before any table is opened, with the nearest names.
 
 A question is put to *the table as of wave k*, site by site. What that table is follows from what each release did with
 persons released before: under ``append`` a release adds rows to the earlier ones, under ``refresh`` and ``frozen`` it
@@ -16,14 +16,13 @@ counts in no answer; the answer says what is lacking.
 from __future__ import annotations
 
 import difflib
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from coordinator.pooling import Method, PooledResult, Test, pool_estimates
 from shared.errors import EstimateRefusal, ParameterError, Refusal
-from shared.estimands import Estimand, Estimate, estimate, parse_estimand
+from shared.estimands import Estimand, Estimate, estimate, parse_estimand, parse_formula
 from shared.terminal import plain
 
 if TYPE_CHECKING:
@@ -145,11 +144,13 @@ class Answer:
         versions = ", ".join(str(version) for version in sorted({source.plan_version for source in self.sources}))
         kind = f"planned analysis {self.planned}" if self.planned else "exploratory: not in the plan"
         waves = sorted({source.wave for source in self.sources})
-        rows = "" if waves == [self.wave] else f" of waves {', '.join(map(str, waves))}"
+        many = "s" if len(waves) > 1 else ""
+        rows = "" if waves == [self.wave] else f" of wave{many} {', '.join(map(str, waves))}"
         revision = self.revisions.get(self.wave)
         state = "" if revision is None else f", wave {self.wave} as of revision {revision}"
         both = "; several refreshes put together: standard errors are too small" if self.combined else ""
-        return f"Privatised releases of {count} sites{rows}, plan version {versions}{state}; {kind}{both}."
+        sites = f"{count} site{'s' * (count != 1)}"
+        return f"Privatised releases of {sites}{rows}, plan version {versions}{state}; {kind}{both}."
 
     @property
     def document(self) -> dict[str, Any]:
@@ -204,27 +205,19 @@ def holding(store: Store, study: str, wave: int = 0, *, as_of: int | None = None
     )
 
 
-def question(kind: str, formula: str, options: Mapping[str, str] | None = None) -> str:
-    """A kind and a formula as in R, as the one text that is parsed; without a kind the formula is that text.
+def question(kind: str, formula: str, options: Mapping[str, str] | None = None) -> str | Estimand:
+    """A kind and a formula as in R; without a kind, the formula is the whole question or a planned analysis' name.
 
-    Nothing is checked here: what comes out is read by the grammar like any other text.
+    Raises: ParameterError: outside the grammar.
 
-    >>> question("cox", "Surv(time, cvd) ~ sbp/10 + age")
-    'cox(time, cvd) ~ sbp/10 + age'
-    >>> question("logistic", "died ~ age"), question("mean", "sbp"), question("correlation", "sbp ~ age")
-    ('logistic(died) ~ age', 'mean(sbp)', 'correlation(sbp, age)')
+    >>> str(question("cox", "Surv(time, cvd) ~ sbp/10 + age", {"subset": "age >= 60"}))
+    'cox(time, cvd, subset = age >= 60) ~ sbp/10 + age'
     """
-    if not kind:
-        return formula.strip()
-    left, tilde, right = (part.strip() for part in formula.partition("~"))
-    survival = re.fullmatch(r"Surv\s*\((.*)\)", left, re.DOTALL)
-    left = survival[1].strip() if survival else left
-    if kind == "correlation":
-        left, tilde = ", ".join(part.strip() for part in [left, *right.split("+")] if part.strip()), ""
-    elif kind in ("mean", "proportion") and right == "1":
-        tilde = ""
-    more = "".join(f", {name} = {text}" for name, text in (options or {}).items())
-    return f"{kind}({left}{more})" + (f" ~ {right}" if tilde else "")
+    if kind:
+        return parse_formula(kind, formula, **(options or {}))
+    if options:
+        raise ParameterError("a question without a kind must hold its own options", given=", ".join(options))
+    return formula.strip()
 
 
 def no_column(plan: StudyPlan, name: str, lack: str = "") -> ParameterError:
@@ -257,8 +250,7 @@ def resolve(
 
     Args:
         lack: says in words which sites lack a column (`lacking`).
-    Raises: ParameterError (neither a name nor a formula, or a column the study does not have), EstimateRefusal (a
-        column of words without C()).
+    Raises: ParameterError (neither a name nor a formula, or a column the study does not have).
     """
     names = {str(parse_estimand(formula)): name for name, formula in plan.estimands.items()}
     if isinstance(question, Estimand):
@@ -279,12 +271,6 @@ def resolve(
     for name in found.columns:
         if name not in columns:
             raise no_column(plan, name, lack(name))
-    for term in found.terms:
-        column = columns.get(term)
-        if column is not None and any(isinstance(level, str) for level in column.levels):
-            raise EstimateRefusal(
-                f"column {term!r} must hold numbers", given="categories", next_step=f"Write C({term})."
-            )
     return found, names.get(str(found), "")
 
 
@@ -469,7 +455,7 @@ def _estimates(
         except Refusal as refusal:
             failed[site] = str(refusal)
     first = next(iter(answered.values()), [])
-    terms = [row.term for row in first] or [question.label(term) for term in question.terms] or ["intercept"]
+    terms = [row.term for row in first] or list(question.labels)
     for site, reason in failed.items():
         answered[site] = [_absent(study, site, wave, term, question, reason) for term in terms]
     return [row for site in sorted(answered) for row in answered[site]], question, planned, tuple(sources)

@@ -401,6 +401,22 @@ class Study(_Shown):
         """Logistic regression; the result is an odds ratio."""
         return self.query("logistic", formula, term=term, **how)
 
+    def poisson(self, formula: str, *, term: str = "", **how: Any) -> Result:
+        """Poisson regression; the result is a rate ratio."""
+        return self.query("poisson", formula, term=term, **how)
+
+    def km(self, formula: str, *, at: float, term: str = "", **how: Any) -> Result:
+        """Kaplan-Meier: the share without the event at time `at`: ``Surv(time, event) ~ arm``, or ``~ 1``."""
+        return self.query("km", formula, term=term, at=at, **how)
+
+    def rmst(self, formula: str, *, tau: float, term: str = "", **how: Any) -> Result:
+        """Restricted mean survival time until `tau`."""
+        return self.query("rmst", formula, term=term, tau=tau, **how)
+
+    def two_by_two(self, formula: str, *, measure: str = "OR", **how: Any) -> Result:
+        """Two groups and an outcome: ``died ~ arm``; OR, RR or RD."""
+        return self.query("two_by_two", formula, measure=measure, **how)
+
     def mean(self, column: str, **how: Any) -> Result:
         """Mean of a column."""
         return self.query("mean", column, **how)

@@ -1691,7 +1691,7 @@ def waves(
             ]
             out.print(table(("wave", "opens", "closes", "state", "release"), cells, right=("wave",)))
             out.print(
-                f"Charged so far ε = {one['spent']:.4g} of {one['cap']:g} at δ = {one['delta']:.0e}; "
+                f"Charged so far ε = {one['spent']:.4g} of {one['cap']:g} at δ = {one['delta']:g}; "
                 f"with all waves to come {one['all_waves']:.4g}."
             )
             if one["last_affordable"]:
@@ -1837,7 +1837,7 @@ def budget(
         screens.budget(out, lines, totals)
 
         capped = "" if site["cap"] is None else f" of {site['cap']:g}"
-        out.print(f"All studies of this site together: ε = {site['epsilon']:.4g}{capped} at δ = {site['delta']:.0e},")
+        out.print(f"All studies of this site together: ε = {site['epsilon']:.4g}{capped} at δ = {site['delta']:g},")
         out.print("for somebody who was charged most in each. " + (_NO_SITE_CAP if site["cap"] is None else ""))
 
     emit({"lines": lines, "totals": totals, "site": site}, as_json=json, show=show)

@@ -125,7 +125,7 @@ def curve_figure(curve: Curve) -> Figure:
 
 
 def _price_panel(axes: Axes, curve: Curve, w: NDArray[np.float64]) -> None:
-    _panel(axes, f"True ε, given the flow, at δ = {curve.delta:.0e}")
+    _panel(axes, f"True ε, given the flow, at δ = {curve.delta:g}")
     eps = np.array([point.epsilon for point in curve.points])
     paid = eps > 0
     axes.set_yscale("log")

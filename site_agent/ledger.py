@@ -933,7 +933,7 @@ class Ledger:
                     cap=hold.cap_epsilon,
                     delta=hold.delta,
                     state=hold.phase,
-                    detail=hold.reason or hold.state,
+                    detail=f"taken back: {hold.reason}" if hold.state == "withdrawn" else hold.reason or hold.state,
                     uncovered=hold.uncovered,
                     persons=hold.persons,
                     merged=hold.merged,

@@ -376,7 +376,7 @@ def make_release(
 
 def touches(plan: StudyPlan) -> Touches:
     """Whom a release of this plan may touch before its persons are known: see `site_agent.composition`."""
-    return "new" if plan.returning != "refresh" and plan.dictionary.person is not None else "everybody"
+    return "everybody" if plan.redraws else "new"
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -818,7 +818,8 @@ def _base(ledger: Ledger, plan: StudyPlan, wave: int) -> Hold | None:
         )
     done = [hold for hold in mine if hold.phase == "delivered" and hold.wave < wave and hold.files]
     open_now = [hold for hold in mine if hold.drawn and hold.phase != "delivered" and hold.wave < wave]
-    if open_now and (not done or plan.returning == "frozen"):
+    alone = plan.returning == "refresh" and plan.wave(wave).refit
+    if open_now and not alone and (not done or plan.returning == "frozen"):
         first = open_now[0]
         raise StateRefusal(
             f"wave {first.wave} must be delivered, or rejected, before wave {wave} builds on it",

@@ -86,13 +86,15 @@ def ledger(folder: Path, keys: dict[str, Any]) -> list[dict[str, Any]]:
 
 def acknowledged(folder: Path, keys: dict[str, Any], entries: list[dict[str, Any]]) -> set[tuple[str, str]]:
     """(release, digest) of every acceptance that the coordinator's pinned key signed; all its answers are checked."""
-    kinds = {"AnchorReceipt": "anchor-receipt", "Acceptance": "acceptance", "Withdrawn": "withdrawn"}
+    kinds = {"seq": "anchor-receipt", "accepted_day": "acceptance", "withdrawn_day": "withdrawn"}
     out = set()
     for said in json.loads((folder / "acknowledged.json").read_bytes()):
         body = {name: value for name, value in said.items() if name not in ("kind", "signature")}
         payload = canonical({**body, "site": keys["site"]})
-        whole = signed(keys["witness_key"], bytes.fromhex(said["signature"]), TYPE % kinds[said["kind"]], payload)
+        (kind,) = (kinds[name] for name in kinds if name in body)
+        whole = signed(keys["witness_key"], bytes.fromhex(said["signature"]), TYPE % kind, payload)
         must(whole, "each answer of the coordinator must be signed by its pinned key")
+        must(said["kind"] != "Fork", "the coordinator must not have signed two histories: see acknowledged.json")
         if said["kind"] == "AnchorReceipt":
             must(entries[said["seq"] - 1]["hash"] == said["head"], "a witnessed head must be one of this ledger")
         elif said["kind"] == "Acceptance":

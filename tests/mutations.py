@@ -64,6 +64,8 @@ RANDOM = "shared/randomness.py"
 PRIVACY = "shared/privacy.py"
 RELEASE = "shared/release.py"
 LEDGER = "site_agent/ledger.py"
+HOLDS = "site_agent/holds.py"
+COMPOSED = "site_agent/composition.py"
 PIPELINE = "site_agent/pipeline.py"
 FITTING = "site_agent/fitting.py"
 SGD = "site_agent/models/private_flow.py"
@@ -235,56 +237,47 @@ MUTATIONS: tuple[Mutation, ...] = (
     mutation(
         "δ handed out again to every release",
         (
-            LEDGER,
-            "np.sum([curve for curve, _ in charges], axis=0), delta)",
-            "np.sum([curve for curve, _ in charges], axis=0), delta * len(charges))",
+            COMPOSED,
+            "max((_epsilon(curve, pure, delta) for",
+            "max((_epsilon(curve, pure, len(self.charges) * delta) for",
         ),
         tests=["test_every_epsilon.py::test_the_budget_statement_charges_what_the_receipts_print"],
+    ),
+    mutation(
+        "the best-off person's total instead of the worst-off's",
+        (COMPOSED, "return max((_epsilon(curve, pure, delta)", "return min((_epsilon(curve, pure, delta)"),
+        tests=["test_every_epsilon.py::test_the_total_of_a_study_is_that_of_the_person_who_lost_most"],
     ),
     mutation(
         "a refund when a release is burnt",
         (
             LEDGER,
-            "        found = self.holds(study)\n        total",
-            "        found = [h for h in self.holds(study) if h.phase != 'burnt']\n        total",
+            "        mine = self.of(study)\n",
+            "        mine = [h for h in self.of(study) if h.phase != 'burnt']\n",
         ),
-        tests=["test_ledger.py::test_a_burnt_charge_stays_spent_and_a_second_draw_is_a_second_charge"],
-    ),
-    mutation(
-        "a burnt charge that no cap remembers",
-        (
-            LEDGER,
-            "earlier = [hold for hold in book.holds.values() if hold.study == study]",
-            "earlier = [hold for hold in book.holds.values() if hold.study == study and hold.phase != 'burnt']",
-        ),
-        tests=["test_every_epsilon.py::test_a_burnt_charge_still_counts_against_the_cap"],
+        tests=[
+            "test_ledger.py::test_a_burnt_charge_stays_spent_and_a_second_draw_is_a_second_charge",
+            "test_every_epsilon.py::test_a_burnt_charge_still_counts_against_the_cap",
+        ],
     ),
     mutation(
         "no witness before the noise",
-        (
-            LEDGER,
-            '"drawing": (frozenset({"anchored"}), "drawing")',
-            '"drawing": (frozenset({"reserved", "anchored"}), "drawing")',
-        ),
-        (LEDGER, 'if book.hold(hold.release_id).state == "reserved":', "if False:"),
+        (HOLDS, '"drawing": (frozenset({"anchored"}),', '"drawing": (frozenset({"reserved", "anchored"}),'),
+        (LEDGER, 'if found.state == "reserved":', "if False:"),
         tests=["test_ledger.py::test_drawing_needs_an_anchor_and_starts_once"],
     ),
     mutation(
         "a second draw on one charge",
-        (
-            LEDGER,
-            '"drawing": (frozenset({"anchored"}), "drawing")',
-            '"drawing": (frozenset({"anchored", "drawing"}), "drawing")',
-        ),
+        (HOLDS, '"drawing": (frozenset({"anchored"}),', '"drawing": (frozenset({"anchored", "drawing"}),'),
         tests=["test_ledger.py::test_drawing_needs_an_anchor_and_starts_once"],
     ),
     mutation(
         "drawn first, charged afterwards",
-        (PIPELINE, "    hold = ledger.start_drawing(hold)\n", ""),
+        (PIPELINE, "    hold = ledger.start_drawing(hold, None if everyone", "    later = (hold, None if everyone"),
         (
             PIPELINE,
             "        noisy = mechanism.release(x, rng)\n",
-            "        noisy = mechanism.release(x, rng)\n        hold = ledger.start_drawing(hold)\n",
+            "        noisy = mechanism.release(x, rng)\n        hold = ledger.start_drawing(*later)\n",
         ),
         tests=["test_every_epsilon.py::test_when_noise_is_drawn_its_charge_is_written_and_witnessed"],
     ),
@@ -299,7 +292,11 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     mutation(
         "rows left in the order of their persons",
-        (PIPELINE, "order = rng.generator.permutation(len(noisy))", "order = slice(None)"),
+        (
+            PIPELINE,
+            "in rng.generator.permutation(len(noisy) + len(chosen.kept))]",
+            "in range(len(noisy) + len(chosen.kept))]",
+        ),
         tests=["test_pipeline.py::test_rows_do_not_stand_where_their_person_stood"],
     ),
     # -- what is printed ------------------------------------------------------------------------------------------

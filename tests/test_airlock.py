@@ -20,7 +20,7 @@ from site_agent.config import Config
 @pytest.fixture
 def ready(hospital, plan, table, monkeypatch) -> Hospital:
     waves = tuple(replace(plan.waves[0], number=number) for number in (1, 2))
-    two = replace(plan, waves=waves, budget=Budget(epsilon=5000.0))
+    two = replace(plan, waves=waves, budget=Budget(epsilon=5000.0), returning="refresh")
     site = hospital.joined("dr-lind", "dr-berg").approved(two).with_table(table)
     for name in ("DR_LIND", "DR_BERG"):
         monkeypatch.setenv(f"TRIBUTARY_PASSPHRASE_{name}", PASSPHRASE)
@@ -244,6 +244,7 @@ def test_a_revoked_plan_makes_and_sends_nothing_until_it_is_approved_again(ready
 def test_leaving_buries_deletes_and_keeps_the_log(ready):
     first = released(ready)
     approve(ready, first)
+    ready.with_table(make_table(300, seed=2))
     second = released(ready, wave=2)
     there = {path for path in (ready.home / "sealed").rglob("*") if path.is_file()}
     would = ready.json("leave", "mini", "--as", "dr-lind", "--dry-run")

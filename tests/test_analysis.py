@@ -190,6 +190,12 @@ def test_a_kind_and_a_formula_mean_what_the_planned_spelling_means(study):
     by_family = [study.glm("cvd ~ age/10").id, study.logistic("cvd ~ age/10").id]
     assert by_family[0] == by_family[1]
     assert study.glm("sbp ~ age", family="gaussian").id == study.ols("sbp ~ age").id
+    older = study.cox("Surv(time, cvd) ~ sbp/10", subset="age >= 50")
+    assert older.document["estimand"] == "cox(time, cvd, subset = age >= 50) ~ sbp/10"
+    assert older.document["estimates"][0]["n"] < SITES["alpha"]
+    assert 0 < study.km("Surv(time, cvd) ~ 1", at=5).document["k"] <= 3
+    with pytest.raises(ParameterError, match="its own options"):
+        study.query("", "adjusted", subset="age >= 50")
 
 
 def test_other_pooling_is_another_question_to_the_same_releases(study):

@@ -26,19 +26,20 @@ from delivered import cohort, cohort_plan, deliver, join
 from scipy import stats
 from site_desk import Hub
 from test_noise_levels import Scaled
-from test_two_worlds import Narrow
 
 from shared import privacy
 from shared.canonical import parse_json
 from shared.dictionary import Column, Dictionary
 from shared.encoding import Encoder
 from shared.errors import BudgetRefusal
+from shared.flows import AffineAutoregressiveFlow
 from shared.keys import SigningKey
 from shared.mechanisms.latent_noise import LatentNoise
 from shared.plan import Budget, LatentNoisePlan, StudyPlan, Wave, sign_plan
 from shared.privacy import Gaussian, epsilon, from_canonical, w_for_epsilon
 from shared.release import Receipt, mechanism, planned_event, read_bundle
 from site_agent import pipeline
+from site_agent.composition import Charge, Composition
 from site_agent.config import SiteFloors, Source
 from site_agent.fitting import Fitted, released_rows
 from site_agent.ledger import Ledger
@@ -53,6 +54,7 @@ ALPHA = 1e-6
 
 def extremes(waves: int = 2) -> StudyPlan:
     """Two columns, no person, one release of ε = 2; the mechanism clips every record to a ball of radius 1/4."""
+    days = {"opens": dt.date(2000, 1, 1), "closes": dt.date(2999, 1, 1)}
     return StudyPlan(
         study="extremes",
         version=1,
@@ -62,7 +64,8 @@ def extremes(waves: int = 2) -> StudyPlan:
         expires=dt.date(2999, 12, 31),
         release=LatentNoisePlan(w=w_for_epsilon(CLAIM, DELTA, RADIUS), radius=RADIUS),
         budget=Budget(epsilon=20.0, delta=DELTA),
-        waves=tuple(Wave(number=k + 1, opens=dt.date(2000, 1, 1), closes=dt.date(2999, 1, 1)) for k in range(waves)),
+        returning="refresh",
+        waves=tuple(Wave(number=k + 1, refit=k > 0, **days) for k in range(waves)),
         dictionary=Dictionary(
             name="extremes",
             version=1,
@@ -96,13 +99,18 @@ def make_site(folder: Path) -> Site:
     )
 
 
+def narrow(d: int) -> AffineAutoregressiveFlow:
+    """x = z / 100: nearly every record is outside the ball, and decoding cuts no noise off."""
+    return AffineAutoregressiveFlow(mean=np.zeros(d), scale=np.eye(d) / 100)
+
+
 @pytest.fixture
 def given_flow(monkeypatch):
     """A flow that is simply given, and no attacks: what is looked at here is the noise."""
 
     def fitted(plan, encoder, x, persons, rng, progress):
         rows = released_rows(plan, len(x), persons)
-        return Fitted(mechanism=mechanism(plan, Narrow(encoder.d)), released=rows)
+        return Fitted(mechanism=mechanism(plan, narrow(encoder.d)), released=rows)
 
     monkeypatch.setattr(pipeline, "_fit", fitted)
     monkeypatch.setattr(pipeline, "_attack", lambda *_, **__: {})
@@ -110,6 +118,11 @@ def given_flow(monkeypatch):
 
 def run(site: Site, folder: Path, *, wave: int = 1, rng: Any = None) -> tuple[Receipt, pd.DataFrame]:
     """5,000 people with one extreme record, through the whole agent; what its bundle holds."""
+    for (
+        waiting
+    ) in site.ledger.holds():  # a wave that nobody has decided on holds up the next; rejected, it stays charged
+        if waiting.state == "held":
+            site.ledger.reject(waiting, "to go on to the next wave", by="steward")
     path = folder / "table.csv"
     pd.DataFrame({"sbp": np.full(N, 200.0), "chol": np.full(N, 100.0)}).to_csv(path, index=False)
     made = make_release(plan=extremes(), wave=wave, source=Source(path=path), site=site, today=TODAY, rng=rng)
@@ -269,7 +282,7 @@ def test_analysts_and_the_demo_are_shown_the_epsilon_of_the_receipts(tmp_path):
     assert row["epsilon_per_site"] == f"{shown['alpha']:.0f}"
     # The comparison arm is w = 0: a draw from the flow alone costs nothing beyond the flow.
     assert demo._row("q", demo.BASELINE, answer.result, answer.result, shown)["epsilon_per_site"] == "0"
-    assert epsilon(LatentNoise(flow=Narrow(d), w=0.0, radius=3.0).event, plan.budget.delta) == 0
+    assert epsilon(LatentNoise(flow=narrow(d), w=0.0, radius=3.0).event, plan.budget.delta) == 0
 
 
 def test_a_cap_is_held_against_the_same_number(given_flow, tmp_path, monkeypatch):
@@ -296,6 +309,12 @@ def test_a_burnt_charge_still_counts_against_the_cap(tmp_path):
     ledger.reserve(**charge, wave=1, release_id="c", cap_epsilon=two * 1.01)
 
 
+def test_the_total_of_a_study_is_that_of_the_person_who_lost_most():
+    curve = privacy.rdp(planned_event(extremes(), 2))
+    charges = [Charge(rdp=tuple(curve), pure=None, persons=who) for who in (("a", "b"), ("b", "c"), ("d",))]
+    assert Composition(charges).total(DELTA) == privacy.epsilon_from_rdp(2 * curve, DELTA)
+
+
 def test_the_receipt_says_who_is_protected_against_what(released):
     _, receipt = released
     # Nothing says here which rows are one person's, so that the promise is for a row and calls nobody a patient.
@@ -316,7 +335,12 @@ def production() -> list[tuple[str, ast.Module]]:
 
 COMPUTE = {
     "shared/release.py",  # the receipt, and its recomputation
-    "site_agent/ledger.py",  # charges and totals
+    "site_agent/ledger.py",  # what is shown of a single charge
+    "site_agent/holds.py",  # the price of a charge
+    "site_agent/composition.py",  # totals
+    "site_agent/waves.py",  # the total with the waves to come
+    "site_agent/curve.py",  # what other weights would cost
+    "coordinator/collect.py",  # the least that a receipt's total can be
     "site_agent/cli.py",  # a plan's price before it is approved
     "site_agent/recovery.py",  # the dearest plan of a study, when a ledger was put back
     "coordinator/planning.py",  # a plan's price before it is signed
@@ -348,6 +372,8 @@ def named(node: ast.AST) -> str:
         return node.attr
     if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
         return str(node.slice.value)
+    if isinstance(node, ast.Subscript):
+        return named(node.value)
     return getattr(node, "id", "")
 
 
@@ -356,6 +382,8 @@ def test_nobody_does_arithmetic_with_an_epsilon():
     allowed = {
         ("coordinator/collect.py", "plan.budget.epsilon * (1 + 1e-09)"),  # a cap, with room for another libm
         ("site_agent/screens.py", "total['epsilon'] / total['cap']"),  # the length of a bar
+        ("site_agent/page.py", "total['epsilon'] / cap"),  # the same on the page
+        ("site_agent/page.py", "cap - total['epsilon']"),  # what is left of a cap
     }
     found = set()
     for place, tree in production():
@@ -392,6 +420,10 @@ FROM = {
     "study_epsilon": "a receipt's field",
     "paper": "Cost.paper: Theorem 2, called looser and never charged",
     "w_for_8": "Cost.w_for_8",
+    "spent": "a study's total",
+    "all_waves": "a study's total with all planned waves",
+    "eps": "a point of the curve of weights",
+    "least": "the least that a receipt's total can be",
     "rows": "Cost.rows: the part of a price that is the rows' noise",
     "total": "Ledger's or Cost's composed total",
     "cap": "the plan's budget",

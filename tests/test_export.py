@@ -18,6 +18,7 @@ from conftest import make_table
 from site_desk import PASSPHRASE, Hospital, hospital  # noqa: F401
 
 from shared.canonical import canonical_json, sha256_hex
+from shared.errors import IntegrityRefusal
 from shared.keys import Envelope, SigningKey
 from shared.plan import Budget
 from shared.wire import Acceptance, countersigned
@@ -59,7 +60,7 @@ def three_releases(hospital: Hospital, plan) -> Hospital:
     waves = tuple(replace(plan.waves[0], number=number) for number in (1, 2, 3))
     table = make_table(300)
     table["person"] = [f"{CANARY}-{i}" for i in range(300)]
-    two = replace(plan, waves=waves, budget=Budget(epsilon=5000.0))
+    two = replace(plan, waves=waves, budget=Budget(epsilon=5000.0), returning="refresh")
     site = hospital.joined("dr-lind", "dr-berg").approved(two).with_table(table.assign(notes=CANARY))
     site("data", "map", "mini", "--ignore-rest")
     first = site.json("release", "mini", "--wave", "1", "--by", "dr-lind")
@@ -234,12 +235,17 @@ def test_what_the_coordinator_signed_is_in_it_and_checked(ready, tmp_path):
             log_root="ab" * 32,
             accepted_day="2026-01-05",
         )
-        witness.keep(countersigned(answer, hub, "north"))
+        witness.keep(countersigned(answer, hub, "north"), lambda old, new: ())
     out = tmp_path / "signed"
     ready("audit", "export", "mini", "--out", str(out))
     assert f"{len(ready.hub.sent)} of {len(ready.hub.sent)} deliveries" in " ".join(verifier.check(out, []))
     changed = rewritten("acknowledged.json", lambda said: said[0].update(accepted_day="2026-01-04"))
     assert "pinned key" in resigned(ready, out, changed)
+    other = replace(answer, log_root="cd" * 32)
+    with pytest.raises(IntegrityRefusal):
+        witness.keep(countersigned(other, hub, "north"), lambda old, new: ())
+    ready("audit", "export", "mini", "--out", str(tmp_path / "fork"))
+    assert "two histories" in verified(tmp_path / "fork")
 
 
 def test_bundles_are_checked_when_they_are_named(ready, exported, tmp_path):

@@ -80,7 +80,8 @@ class Browser:
 def ready(hospital, plan, table) -> Hospital:
     waves = tuple(replace(plan.waves[0], number=number) for number in (1, 2))
     site = hospital.joined("dr-lind", "dr-berg")
-    return site.approved(replace(plan, waves=waves, budget=Budget(epsilon=5000.0))).with_table(table)
+    two = replace(plan, waves=waves, budget=Budget(epsilon=5000.0), returning="refresh")
+    return site.approved(two).with_table(table)
 
 
 @pytest.fixture
