@@ -531,8 +531,8 @@ class Result(_Shown):
             se = (row["vi_sampling"] + row["vi_privacy"]) ** 0.5
             shown = back(row["yi"])
             rows.append([row["site"], number(shown) if isfinite(shown) else "∞", number(se), row["n"], ""])
-        head = {"log": "ratio"}.get(told["scale"], "estimate")
-        out.print(table(["site", head, "se", "n", "left out because"], rows, right=[head, "se", "n"]))
+        head, error = ("ratio", "se of its log") if ratio else ("estimate", "se")
+        out.print(table(["site", head, error, "n", "left out because"], rows, right=[head, error, "n"]))
         out.print(_line(told))
         out.print(f"result {self.id}", style="dim")
 

@@ -547,6 +547,41 @@ def test_a_fault_that_nobody_foresaw_says_nothing_of_what_it_met(desk, study, mo
     assert "212" not in str(refused.value) + caplog.text
 
 
+# -- the page --------------------------------------------------------------------------------------------------------
+def test_the_analysts_page_does_what_it_says(own, tmp_path, monkeypatch):
+    import doctest
+    import re
+
+    from pages import ROOT, Terminal
+
+    page = (ROOT / "docs" / "analysts.md").read_text(encoding="utf-8")
+    for seed, (site, n) in enumerate(SITES.items()):
+        own.add("cvd", site, cohort(n, seed))
+    own.start()
+    folder = tmp_path / "page"
+    folder.mkdir()
+    terminal = Terminal(folder)
+    terminal.env["TRIBUTARY_COORDINATOR_HOME"] = str(own.home)
+    monkeypatch.chdir(folder)
+    runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE, verbose=False)
+    python = "".join(re.findall(r"^```python\n(.*?)^```", page, flags=re.MULTILINE | re.DOTALL))
+    example = doctest.DocTestParser().get_doctest(python, {}, "analysts.md", "analysts.md", 0)
+    blocks = re.findall(r"^```(sh|python)\n(.*?)^```\n(?:```text\n(.*?)^```\n)?", page, flags=re.MULTILINE | re.DOTALL)
+    ran = False
+    for language, block, shown in blocks:
+        if language == "sh":
+            said = " ".join(terminal.run(block).split())
+            for line in filter(None, shown.splitlines()):
+                assert " ".join(line.split()) in said, f"{line!r} is not in what this block says:\n{said}"
+        elif not ran:  # one interpreter, as a reader has it
+            out: list[str] = []
+            assert runner.run(example, out=out.append).failed == 0, "".join(out)
+            ran = True
+    assert ran
+    assert "<svg" in (folder / "forest.svg").read_text()
+    assert (folder / "forest.svg").read_text() == (folder / "again.svg").read_text()
+
+
 # -- the analyst's own computer ---------------------------------------------------------------------------------------
 def test_a_missing_or_foreign_token_file_is_a_refusal_with_the_next_step(tmp_path, capsys):
     with pytest.raises(DataFileRefusal, match="coordinator analyst add"):
