@@ -15,6 +15,7 @@ Acknowledged means durable: SQLite runs with a write-ahead log and ``synchronous
 from __future__ import annotations
 
 import datetime as dt
+import functools
 import json
 import threading
 import time
@@ -568,13 +569,13 @@ class Store:
                 "the plan must be known to the coordinator", given=what, next_step="See coordinator plan."
             )
         envelope = Envelope.from_bytes(row.envelope)
-        return StoredPlan(envelope=envelope, plan=StudyPlan.from_bytes(envelope.payload))
+        return StoredPlan(envelope=envelope, plan=_plan(envelope.payload))
 
     def plans(self) -> tuple[StoredPlan, ...]:
         """Every version of every plan, by study and version."""
         query = sa.select(_plans.c.envelope).order_by(_plans.c.study, _plans.c.version)
         envelopes = [Envelope.from_bytes(row.envelope) for row in self._read(lambda c: c.execute(query).all())]
-        return tuple(StoredPlan(envelope=item, plan=StudyPlan.from_bytes(item.payload)) for item in envelopes)
+        return tuple(StoredPlan(envelope=item, plan=_plan(item.payload)) for item in envelopes)
 
     # -- sites --------------------------------------------------------------------------------------------------
     def add_invitation(self, invitation: Invitation) -> None:
@@ -1317,6 +1318,12 @@ class Store:
     def _leaves(self) -> Sequence[bytes]:
         query = sa.select(_log.c.leaf).order_by(_log.c.index)
         return [row.leaf for row in self._read(lambda c: c.execute(query).all())]
+
+
+@functools.lru_cache(maxsize=64)
+def _plan(payload: bytes) -> StudyPlan:
+    """A signed plan, read once: nobody changes one, and every question reads it for every release."""
+    return StudyPlan.from_bytes(payload)
 
 
 def _append(c: sa.Connection, entry: Mapping[str, Any]) -> tuple[int, str]:
