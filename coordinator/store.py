@@ -17,8 +17,10 @@ from __future__ import annotations
 import datetime as dt
 import functools
 import json
+import os
 import threading
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -82,6 +84,7 @@ __all__ = [
 ]
 
 TABLE_CAP = 2 << 30
+TABLES_KEPT = 256 << 20
 T = TypeVar("T")
 
 
@@ -467,6 +470,7 @@ class Store:
         self.bundles = home / "bundles"
         # One writer at a time within this process: cheaper than letting the database send losers back.
         self._writing = threading.Lock()
+        self._kept = _Tables()
         options: dict[str, Any] = {"pool_size": 16, "max_overflow": 48}
         self._engine = sa.create_engine(url, **options)
         if sqlite:
@@ -1199,9 +1203,14 @@ class Store:
         from shared.release import read_bundle
 
         if self.withdrawals(bundle_sha256=release.bundle_sha256):
+            self._kept.forget(release.bundle_sha256)
             raise StateRefusal("a release must not be withdrawn to be read", given="one that its site took back")
 
         try:
+            file = self.path(release).stat()
+            known = self._kept.get(release.bundle_sha256, file)
+            if known is not None:
+                return known
             bundle = read_bundle(self.path(release), cap=TABLE_CAP)
         except OSError:
             raise IntegrityRefusal(
@@ -1215,7 +1224,7 @@ class Store:
                 given=f"another for {release.bundle_sha256[:12]}",
                 next_step="Restore bundles/ from the backup (coordinator log).",
             )
-        return bundle.table
+        return self._kept.keep(release.bundle_sha256, file, bundle.table)
 
     def tables(self, study: str, wave: int) -> Iterator[tuple[str, Receipt, pd.DataFrame]]:
         """(site, receipt, table) of every accepted release of a wave, one in memory at a time."""
@@ -1318,6 +1327,38 @@ class Store:
     def _leaves(self) -> Sequence[bytes]:
         query = sa.select(_log.c.leaf).order_by(_log.c.index)
         return [row.leaf for row in self._read(lambda c: c.execute(query).all())]
+
+
+class _Tables:
+    """Tables that were read lately and whose file has not been touched since, at most `TABLES_KEPT` bytes of them."""
+
+    def __init__(self) -> None:
+        self._tables: OrderedDict[str, tuple[tuple[int, ...], int, pd.DataFrame]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, digest: str, file: os.stat_result) -> pd.DataFrame | None:
+        with self._lock:
+            found = self._tables.get(digest)
+            if found is None or found[0] != _touched(file):
+                return None
+            self._tables.move_to_end(digest)
+        return found[2].copy(deep=False)
+
+    def keep(self, digest: str, file: os.stat_result, table: pd.DataFrame) -> pd.DataFrame:
+        size = int(table.memory_usage(deep=True).sum())
+        with self._lock:
+            self._tables[digest] = (_touched(file), size, table)
+            while sum(size for _, size, _ in self._tables.values()) > TABLES_KEPT:
+                self._tables.popitem(last=False)
+        return table.copy(deep=False)
+
+    def forget(self, digest: str) -> None:
+        with self._lock:
+            self._tables.pop(digest, None)
+
+
+def _touched(file: os.stat_result) -> tuple[int, ...]:
+    return file.st_ino, file.st_size, file.st_mtime_ns, file.st_ctime_ns
 
 
 @functools.lru_cache(maxsize=64)

@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 import datetime as dt
+import doctest
 import json
 import logging
+import os
+import re
+import signal
+import socket
 import stat
+import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -14,8 +21,9 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from delivered import TODAY, cohort, cohort_plan, deliver, join, take_back
+from pages import ROOT, Terminal
 
-from coordinator import cli, client, queries
+from coordinator import analysis, cli, client, queries
 from coordinator.analysts import Analysts
 from coordinator.authority import Authority
 from coordinator.client import connect
@@ -49,14 +57,14 @@ OTHER = {'study = "cvd"': 'study = "lungs"', "row_download = false": "row_downlo
 class Desk:
     """A coordinator that answers analysts, and the keys of the sites that delivered to it."""
 
-    def __init__(self, home, **analysis):
+    def __init__(self, home, **settings):
         self.home, self.lead = home, SigningKey.generate()
         self.authority = Authority.create(home, coordinator="tributary-hub", names=("127.0.0.1",))
         self.store = Store.open(home)
         self.analysts = Analysts(self.store)
         self.keys: dict[str, SigningKey] = {}
         self.plans = {}
-        self.analysis = analysis
+        self.analysis = settings
 
     def publish(self, plan):
         self.plans[plan.study] = plan
@@ -110,7 +118,7 @@ class Desk:
         )
 
     def stop(self):
-        self.running.stop(0)
+        self.running.stop(0)  # a second time changes nothing
         self.store.close()
 
 
@@ -547,13 +555,94 @@ def test_a_fault_that_nobody_foresaw_says_nothing_of_what_it_met(desk, study, mo
     assert "212" not in str(refused.value) + caplog.text
 
 
+def test_a_closed_wave_asked_as_of_a_revision_is_answered_as_it_was(own):
+    for seed, site in enumerate(("alpha", "beta")):
+        own.add("cvd", site, cohort(300, seed))
+    own.store.close_wave("cvd", 1, expected=["alpha", "beta", "gamma"], reason="test", today=TODAY)
+    with connect(own.start().admit()) as connection:
+        mine = connection["cvd"]
+        yesterday = mine.planned("adjusted")
+        own.add("cvd", "gamma", cohort(300, 9))
+        today, again = mine.planned("adjusted"), mine.planned("adjusted", as_of=0)
+        assert (today.document["k"], again.document["k"]) == (3, 2)
+        assert again.beta == yesterday.beta
+        assert again.explain().stale == ()
+        assert yesterday.explain().stale == ("gamma has delivered since",)
+        with pytest.raises(ParameterError, match="revision"):
+            mine.planned("adjusted", as_of=7)
+
+
+@pytest.mark.parametrize("sites", [1, 2])
+def test_one_site_or_two_are_shown_without_a_gap(own, sites, tmp_path):
+    for seed in range(sites):
+        own.add("cvd", f"site{seed}", cohort(300, seed))
+    with connect(own.start().admit()) as connection:
+        answer = connection["cvd"].cox(ADJUSTED, term="sbp")
+        assert answer.document["k"] == sites
+        for shown in (repr(answer), repr(answer.meta()), repr(answer.explain()), answer._repr_html_()):
+            assert "None" not in shown
+            assert "nan" not in shown
+        assert "<svg" in answer.forest(tmp_path / "f.svg").read_text()
+
+
+def test_a_question_that_finds_no_free_place_is_refused_and_not_recorded(own, monkeypatch):
+    own.add("cvd", "alpha", cohort(300, 1))
+    own.analysis |= {"at_once": 1}
+    own.start()
+    monkeypatch.setattr(analysis, "PATIENCE", 0.2)
+    begun, free, real = threading.Event(), threading.Event(), queries.ask
+
+    def slow(*given, **more):
+        begun.set()
+        free.wait(20)
+        return real(*given, **more)
+
+    monkeypatch.setattr(queries, "ask", slow)
+    with connect(own.admit()) as one, connect(own.admit("ben")) as two, ThreadPoolExecutor(1) as pool:
+        first = pool.submit(Study(one, "cvd").mean, "sbp")
+        assert begun.wait(20)
+        try:
+            with pytest.raises(RateRefusal, match="free place"):
+                Study(two, "cvd").mean("age")
+        finally:
+            free.set()
+        assert first.result(20).document["k"] == 1
+        assert [line["analyst"] for line in two["cvd"].log()] == ["ada"]
+
+
+def test_coordinator_serve_answers_analysts_beside_sites_and_stops_when_told_to(own):
+    own.add("cvd", "alpha", cohort(300, 1))
+    own.start()
+    own.running.stop(0)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    config = (own.home / FILE_NAME).read_text()
+    own.address = f"127.0.0.1:{port}"
+    config = re.sub('^listen = "[^"]*"', 'listen = "127.0.0.1:0"', config, flags=re.MULTILINE)
+    config = re.sub('^analysts = "[^"]*"', f'analysts = "{own.address}"', config, flags=re.MULTILINE)
+    (own.home / FILE_NAME).write_text(config)
+    argv = [sys.executable, "-m", "coordinator.cli", "--home", str(own.home), "serve"]
+    wide = {**os.environ, "COLUMNS": "200"}
+    with subprocess.Popen(
+        argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT, env=wide
+    ) as server:
+        try:
+            server.stdout.readline()
+            assert f"analysts are answered on {own.address}" in server.stdout.readline()
+            with connect(own.admit()) as connection:
+                assert connection["cvd"].mean("sbp").document["k"] == 1
+            server.send_signal(signal.SIGTERM)
+            _, errors = server.communicate(timeout=30)
+        finally:
+            server.kill()
+    assert server.returncode == 0
+    assert " ada Query ok " in errors
+    assert "Traceback" not in errors
+
+
 # -- the page --------------------------------------------------------------------------------------------------------
 def test_the_analysts_page_does_what_it_says(own, tmp_path, monkeypatch):
-    import doctest
-    import re
-
-    from pages import ROOT, Terminal
-
     page = (ROOT / "docs" / "analysts.md").read_text(encoding="utf-8")
     for seed, (site, n) in enumerate(SITES.items()):
         own.add("cvd", site, cohort(n, seed))

@@ -61,10 +61,12 @@ def main() -> None:
                 times.append(time.perf_counter() - begun)
             return times
 
-        waited = []
+        waited, cpu = [], []
         with ThreadPoolExecutor(ANALYSTS) as pool:
             for _ in range(2):
+                begun = time.process_time()
                 waited.append([seconds for times in pool.map(ask, range(ANALYSTS)) for seconds in times])
+                cpu.append((time.process_time() - begun) / len(waited[-1]))
         alone = []
         for question in ("cox(time, cvd) ~ sbp/10 + age/10 + hdl/15", "logistic(cvd) ~ age/10 + sbp/10", "mean(chol)"):
             begun = time.perf_counter()
@@ -83,6 +85,8 @@ def main() -> None:
         "seconds_cold": shares(waited[0]),
         "seconds_cached": shares(waited[1]),
         "seconds_cold_one_analyst": shares(alone),
+        "cpu_seconds_each_cold": cpu[0],
+        "cpu_seconds_each_cached": cpu[1],
     }
     print(record.write("analysis_load", results, SEED))
     for name, value in results.items():
