@@ -345,6 +345,12 @@ def init(
             write_private(_csr(config), csr_pem.encode())
             write_private(config.tls_key, key_pem.encode())
         if not config.snapshot_key.exists():
+            if config.ledger.exists():
+                raise IntegrityRefusal(
+                    "snapshot.key must stand beside the ledger",
+                    given="a ledger without it",
+                    next_step="Restore it from a backup: with another key every person would look new.",
+                )
             write_private(config.snapshot_key, secrets.token_bytes(32))
         write_private(config.ca, invited.ca_pem.encode())
         write_private(config.ca.with_name("witness.pub"), f"{invited.witness.hex}\n".encode())
