@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 from weakref import WeakValueDictionary
 
+from coordinator.analysis import LONGEST, REQUEST_CAP, WAITING, AnalysisService
 from coordinator.authority import Authority, requested_key
 from coordinator.store import Site, Store
 from shared.errors import (
@@ -54,6 +55,8 @@ from shared.plan import StudyPlan
 from shared.release import AGENT, STATEMENT_TYPE, Receipt, Statement, read_bundle
 from shared.transport import Call, Handler, Server
 from shared.wire import (
+    ANALYSIS,
+    ANALYSIS_SERVICE,
     ANCHOR_TYPE,
     COLLECTION,
     ENROLMENT_TYPE,
@@ -659,6 +662,8 @@ class Coordinator:
         max_bundle: most bytes of one release.
         workers: threads that answer.
         today: gives the UTC date.
+        analysts: ``host:port`` to bind for analysts; blank answers none. See `analysts_port`.
+        analysis: settings of `coordinator.analysis.AnalysisService`.
     Raises: StateRefusal (not set up), LockedRefusal (another one serves), NetworkRefusal (the port is taken).
     """
 
@@ -671,6 +676,8 @@ class Coordinator:
         max_bundle: int = MAX_BUNDLE,
         workers: int = 16,
         today: Callable[[], dt.date] = utc_today,
+        analysts: str = "",
+        analysis: Mapping[str, Any] | None = None,
     ) -> None:
         authority = Authority.load(home)
         self._lock = (home / "server.lock").open("a")
@@ -693,14 +700,37 @@ class Coordinator:
                 credentials=authority.server,
                 workers=workers,
             )
+            self.port = self._server.port
+            self._analysis = None
+            if analysts:
+                # Own threads: no number of analysts can keep a site from delivering.
+                asked = AnalysisService(self.store, today=today, **(analysis or {}))
+                try:
+                    self._analysis = Server(
+                        service=ANALYSIS_SERVICE,
+                        methods=ANALYSIS,
+                        handlers=asked.handlers,
+                        identify=asked.identify,
+                        listen=analysts,
+                        credentials=authority.server,
+                        workers=workers,
+                        request_cap=REQUEST_CAP,
+                        longest=LONGEST,
+                        waiting=WAITING,
+                    )
+                except BaseException:
+                    self._server.stop(0)
+                    raise
         except BaseException:
             self.store.close()
             self._lock.close()
             raise
-        self.port = self._server.port
+        self.analysts_port = self._analysis.port if self._analysis is not None else 0
 
     def stop(self, grace: float = 5.0) -> None:
         """Let running calls end within `grace` seconds, then close everything."""
+        if self._analysis is not None:
+            self._analysis.stop(grace)
         self._server.stop(grace)
         self.store.close()
         self._lock.close()

@@ -15,13 +15,16 @@ Acknowledged means durable: SQLite runs with a write-ahead log and ``synchronous
 from __future__ import annotations
 
 import datetime as dt
+import functools
 import json
+import os
 import threading
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError
@@ -81,7 +84,17 @@ __all__ = [
 ]
 
 TABLE_CAP = 2 << 30
+TABLES_KEPT = 256 << 20
 T = TypeVar("T")
+
+
+class Reader(Protocol):
+    """Runs a function on a connection, and gives what it gives; of a `Writer`, in one transaction."""
+
+    def __call__(self, work: Callable[[sa.Connection], T], /) -> T: ...
+
+
+Writer = Reader
 
 _meta = sa.MetaData()
 _digest, _word = sa.String(64), sa.String(64)
@@ -457,6 +470,7 @@ class Store:
         self.bundles = home / "bundles"
         # One writer at a time within this process: cheaper than letting the database send losers back.
         self._writing = threading.Lock()
+        self._kept = _Tables()
         options: dict[str, Any] = {"pool_size": 16, "max_overflow": 48}
         self._engine = sa.create_engine(url, **options)
         if sqlite:
@@ -477,6 +491,17 @@ class Store:
         self._engine.dispose()
 
     # -- transactions -------------------------------------------------------------------------------------------
+    def extended(self, tables: sa.MetaData) -> tuple[Reader, Writer]:
+        """Make further tables in this database; how to read, and how to write in one transaction.
+
+        Raises: StorageRefusal.
+        """
+        try:
+            tables.create_all(self._engine)
+        except DBAPIError as error:
+            raise _storage(error) from None
+        return self._read, self._write
+
     def _read(self, work: Callable[[sa.Connection], T]) -> T:
         try:
             with self._engine.connect() as connection:
@@ -548,13 +573,13 @@ class Store:
                 "the plan must be known to the coordinator", given=what, next_step="See coordinator plan."
             )
         envelope = Envelope.from_bytes(row.envelope)
-        return StoredPlan(envelope=envelope, plan=StudyPlan.from_bytes(envelope.payload))
+        return StoredPlan(envelope=envelope, plan=_plan(envelope.payload))
 
     def plans(self) -> tuple[StoredPlan, ...]:
         """Every version of every plan, by study and version."""
         query = sa.select(_plans.c.envelope).order_by(_plans.c.study, _plans.c.version)
         envelopes = [Envelope.from_bytes(row.envelope) for row in self._read(lambda c: c.execute(query).all())]
-        return tuple(StoredPlan(envelope=item, plan=StudyPlan.from_bytes(item.payload)) for item in envelopes)
+        return tuple(StoredPlan(envelope=item, plan=_plan(item.payload)) for item in envelopes)
 
     # -- sites --------------------------------------------------------------------------------------------------
     def add_invitation(self, invitation: Invitation) -> None:
@@ -1179,9 +1204,14 @@ class Store:
         from shared.release import read_bundle
 
         if self.withdrawals(bundle_sha256=release.bundle_sha256):
+            self._kept.forget(release.bundle_sha256)
             raise StateRefusal("a release must not be withdrawn to be read", given="one that its site took back")
 
         try:
+            file = self.path(release).stat()
+            known = self._kept.get(release.bundle_sha256, file)
+            if known is not None:
+                return known
             bundle = read_bundle(self.path(release), cap=TABLE_CAP)
         except OSError:
             raise IntegrityRefusal(
@@ -1195,7 +1225,7 @@ class Store:
                 given=f"another for {release.bundle_sha256[:12]}",
                 next_step="Restore bundles/ from the backup (coordinator log).",
             )
-        return bundle.table
+        return self._kept.keep(release.bundle_sha256, file, bundle.table)
 
     def tables(self, study: str, wave: int) -> Iterator[tuple[str, Receipt, pd.DataFrame]]:
         """(site, receipt, table) of every accepted release of a wave, one in memory at a time."""
@@ -1298,6 +1328,44 @@ class Store:
     def _leaves(self) -> Sequence[bytes]:
         query = sa.select(_log.c.leaf).order_by(_log.c.index)
         return [row.leaf for row in self._read(lambda c: c.execute(query).all())]
+
+
+class _Tables:
+    """Tables that were read lately and whose file has not been touched since, at most `TABLES_KEPT` bytes of them."""
+
+    def __init__(self) -> None:
+        self._tables: OrderedDict[str, tuple[tuple[int, ...], int, pd.DataFrame]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, digest: str, file: os.stat_result) -> pd.DataFrame | None:
+        with self._lock:
+            found = self._tables.get(digest)
+            if found is None or found[0] != _touched(file):
+                return None
+            self._tables.move_to_end(digest)
+        return found[2].copy(deep=False)
+
+    def keep(self, digest: str, file: os.stat_result, table: pd.DataFrame) -> pd.DataFrame:
+        size = int(table.memory_usage(deep=True).sum())
+        with self._lock:
+            self._tables[digest] = (_touched(file), size, table)
+            while sum(size for _, size, _ in self._tables.values()) > TABLES_KEPT:
+                self._tables.popitem(last=False)
+        return table.copy(deep=False)
+
+    def forget(self, digest: str) -> None:
+        with self._lock:
+            self._tables.pop(digest, None)
+
+
+def _touched(file: os.stat_result) -> tuple[int, ...]:
+    return file.st_ino, file.st_size, file.st_mtime_ns, file.st_ctime_ns
+
+
+@functools.lru_cache(maxsize=64)
+def _plan(payload: bytes) -> StudyPlan:
+    """A signed plan, read once: nobody changes one, and every question reads it for every release."""
+    return StudyPlan.from_bytes(payload)
 
 
 def _append(c: sa.Connection, entry: Mapping[str, Any]) -> tuple[int, str]:
