@@ -412,8 +412,7 @@ def test_results_that_rest_on_a_withdrawn_release_are_stale_and_asked_again_say_
     assert [row["stale"] for row in verbs("results")[1]] == [True, True, False]
 
 
-def test_the_screens_of_waves_and_results_fit_and_are_in_words(study, verbs, capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "100")
+def test_the_screens_of_waves_and_results_fit_and_are_in_words(study, verbs, capsys):
     study.deliver("alpha", 1)
     study.close(1)
     study.deliver("beta", 1)
