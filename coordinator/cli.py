@@ -675,9 +675,24 @@ def release_show(
     json: Json = False,
 ) -> None:
     """Show one accepted release: its receipt in words."""
+    from coordinator.collect import least_total
+
     with _open(Config.load(context.obj)) as store:
         found = _release(store, release)
-    receipt = found.receipt
+        receipt = found.receipt
+        arrived = [
+            store.plan(found.study, other.plan_version).plan
+            for other in store.releases(found.study, site=found.site, withdrawn=True)
+            if other.log_index < found.log_index
+        ]
+        plan = store.plan(found.study, found.plan_version).plan
+    together = least_total(receipt, plan, arrived, together=True)
+    note = ""
+    if receipt.study_epsilon < together * (1 - 1e-9):
+        note = (
+            f"Somebody in all {len(arrived) + 1} releases that arrived would have spent ε {together:.4g}. The site's "
+            "ledger counts per person, and says that nobody spent more than the total above; only the site can see it."
+        )
 
     def show(out: Console) -> None:
         out.print(f"{found.study}, wave {found.wave}, {found.site}", style="bold")
@@ -692,6 +707,7 @@ def release_show(
             ("posture", receipt.posture),
             ("this release", f"ε {receipt.epsilon:.4g} at δ {receipt.delta:g}"),
             ("study so far", f"ε {receipt.study_epsilon:.4g} per person at this site, this release included"),
+            *([("note", note)] if note else []),
             ("in words", receipt.translation),
             ("neighbours", f"{receipt.neighbours.replace('_', ' ')}; unit {receipt.unit}"),
             ("given", receipt.conditional_on),
@@ -699,7 +715,7 @@ def release_show(
         _sentences(out, "covered:", receipt.covered, "green")
         _sentences(out, "not covered:", receipt.not_covered, "yellow")
 
-    emit({**_release_data(found), "receipt": receipt}, as_json=json, show=show)
+    emit({**_release_data(found), "receipt": receipt, "note": note}, as_json=json, show=show)
 
 
 # -- waves --------------------------------------------------------------------------------------------------------

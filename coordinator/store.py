@@ -1015,8 +1015,8 @@ class Store:
 
         Idempotent: the first withdrawal of a release stands. The caller deletes the bytes afterwards, never before.
 
-        Raises: StateRefusal (no such release of this site has arrived), ReplayRefusal (it has other bytes, or another
-            place).
+        Raises: StateRefusal (no such release of this site has arrived, or a later one under ``frozen`` still holds its
+            rows), ReplayRefusal (it has other bytes, or another place).
         """
 
         def work(c: sa.Connection) -> None:
@@ -1035,6 +1035,7 @@ class Store:
                 )
             if {name: getattr(withdrawal, name) for name in places[0]} not in places:
                 raise ReplayRefusal("a withdrawal must name the release's study, wave and bytes", given="others")
+            _require_no_copies(c, withdrawal)
             leaf = {"kind": "withdrawal", "statement": envelope.digest, "bundle": withdrawal.bundle_sha256}
             index, log_root = _append(c, {**leaf, "site": withdrawal.site})
             values = {item: getattr(withdrawal, item) for item in withdrawal.__dataclass_fields__}
@@ -1423,6 +1424,33 @@ def _key_history(c: sa.Connection) -> _KeyHistory:
 def _select_releases() -> sa.Select[Any]:
     joined = _releases.outerjoin(_withdrawals, _releases.c.bundle_sha256 == _withdrawals.c.bundle_sha256)
     return sa.select(*_releases.c, _withdrawals.c.reason_code.label("withdrawn")).select_from(joined)
+
+
+def _require_no_copies(c: sa.Connection, withdrawal: Withdrawal) -> None:
+    """Refuse to hide a release whose rows stay readable in a later one. Raises: StateRefusal.
+
+    A release under ``frozen`` copies the rows of the one before. Hiding those as well would need statements that
+    their site has not signed; so it takes them back first, the latest before the others.
+    """
+    gone = set(c.execute(sa.select(_withdrawals.c.bundle_sha256)).scalars())
+    copies: dict[str, int] = {}
+    for kept in (_releases, _quarantine):
+        mine = (kept.c.study == withdrawal.study) & (kept.c.site == withdrawal.site)
+        for row in c.execute(sa.select(kept).where(mine & (kept.c.wave > withdrawal.wave))):
+            said = parse_json(Envelope.from_bytes(row.envelope).payload)
+            where = (_plans.c.study == row.study) & (_plans.c.version == said["plan_version"])
+            plan = StudyPlan.from_bytes(
+                Envelope.from_bytes(c.execute(sa.select(_plans.c.envelope).where(where)).scalar_one()).payload
+            )
+            if plan.returning == "frozen" and row.bundle_sha256 not in gone:
+                copies[row.release_id] = row.wave
+    if copies:
+        latest = sorted(copies.items(), key=lambda item: -item[1])
+        raise StateRefusal(
+            "a release must be taken back after those that hold its rows",
+            given=", ".join(f"wave {wave} ({release_id[:8]})" for release_id, wave in latest),
+            next_step="Take these back first, the latest before the others: each copies the rows of the one before.",
+        )
 
 
 def _select_tombstones() -> sa.Select[Any]:

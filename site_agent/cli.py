@@ -1567,7 +1567,9 @@ def withdraw(
         )
     full = at.release_id(release_id, sealed=False)
     hold = at.ledger.hold(full)
-    if not dry_run:
+    if dry_run:
+        airlock.require_no_copies(at, hold)
+    else:
         hold = airlock.withdraw(at, full, name=name, reason_code=reason, note=note, open_key=lambda: at.approver(name))
     buried = hold.withdrawal.log_index if hold.withdrawal else None
     answer = {

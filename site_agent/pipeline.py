@@ -320,8 +320,9 @@ def make_release(
     hold = ledger.start_drawing(hold, None if everyone is None else [everyone[i] for i in chosen.rows], space=space)
     reach("pipeline.drawing")
     try:
-        # The *drawing* entry is witnessed before any noise exists. A copy of this folder, or a snapshot put back,
-        # writes another drawing entry, and the coordinator refuses it as not grown from this one: one charge, one draw.
+        # The *drawing* entry is witnessed before any noise of the rows exists. A copy of this folder, or a snapshot
+        # put back, writes another drawing entry, and the coordinator refuses it as not grown from this one: one charge,
+        # one draw.
         site.witness.anchor(ledger.anchor_envelope())
         noisy = mechanism.release(x, rng)
 

@@ -8,6 +8,7 @@ import dataclasses
 import datetime as dt
 import errno
 import io
+import json
 import os
 import queue
 import re
@@ -27,6 +28,8 @@ from service import LEAD, SMALL, Hub, SiteKeys, anchor_head, rezip, small_table
 from test_ledger import soak
 
 import coordinator.collect as collect
+from coordinator.cli import main
+from coordinator.config import Config
 from coordinator.store import Store
 from shared import privacy
 from shared.canonical import canonical_json, parse_json, sha256_hex
@@ -754,6 +757,38 @@ def test_a_study_total_that_forgets_what_arrived_before_is_found(hub, plan):
     with hub.egress("south") as egress:
         sealed = hub.seal("south", release_id="5" * 32, receipt_changes={"study_epsilon": total(plan, 1)})
         egress.send(sealed.envelope, sealed.path)
+
+
+def test_refreshes_of_different_persons_are_never_held_against_their_sum(hub, plan, capsys):
+    """A ledger charges the worst-off person; two refreshes with nobody in common cost nobody both."""
+    dictionary = dataclasses.replace(SMALL, columns=(Column(name="person", kind="person"), *SMALL.columns))
+    named = dataclasses.replace(plan, version=2, dictionary=dictionary)
+    assert named.returning == "refresh"
+    hub.store.add_plan(sign_plan(named, [LEAD]), named)
+    with hub.egress("north", sleep=lambda seconds: None) as egress:
+
+        def sealed(wave: int, spent: float):
+            more = {"plan": named, "table": small_table(seed=wave), "receipt_changes": {"study_epsilon": spent}}
+            return hub.seal("north", wave=wave, release_id=f"{wave:02d}" * 16, **more)
+
+        # Everybody anew in wave 2, and somebody of each in wave 3.
+        for wave, spent in ((1, total(named, 1)), (2, total(named, 1)), (3, total(named, 2))):
+            one = sealed(wave, spent)
+            egress.send(one.envelope, one.path)
+        forgetful = sealed(
+            4, 0.9 * privacy.epsilon(planned_event(named, Encoder(dictionary=dictionary).d), named.budget.delta)
+        )
+        refused(ReceiptRefusal, lambda: egress.send(forgetful.envelope, forgetful.path))
+    (hub.home / "coordinator.toml").write_text(
+        Config(home=hub.home, name=plan.coordinator, address="127.0.0.1:8443", names=("127.0.0.1",)).to_toml()
+    )
+    notes = []
+    for wave in (1, 2, 3):
+        assert main(["--home", str(hub.home), "release", "show", f"{wave:02d}" * 16, "--json"]) == 0
+        notes.append(json.loads(capsys.readouterr().out)["note"])
+    assert notes[0] == ""
+    assert "all 2 releases" in notes[1]
+    assert "all 3 releases" in notes[2]
 
 
 def test_releases_of_new_persons_only_are_held_against_one_charge(hub, plan):
