@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from coordinator.pooling import Method, PooledResult, Test, pool_estimates
 from shared.errors import EstimateRefusal, ParameterError, Refusal
 from shared.estimands import Estimand, Estimate, estimate, parse_estimand, parse_formula
+from shared.questions import SURVIVAL
 from shared.terminal import plain
 
 if TYPE_CHECKING:
@@ -397,9 +398,9 @@ def _table(store: Store, releases: list[Release]) -> pd.DataFrame:
 
 def _censoring(store: Store, release: Release, question: Estimand) -> str:
     """At which wave follow-up ended for a release's rows; of other questions nothing."""
-    if question.kind != "cox":
+    if question.kind not in SURVIVAL:
         return ""
-    if store.plan(release.study, release.plan_version).plan.returning == "frozen" and release.wave > 1:
+    if release.wave > 1 and store.plan(release.study, release.plan_version).plan.returning == "frozen":
         return f"each row at its own first wave, 1 to {release.wave}"
     return f"wave {release.wave}"
 
