@@ -220,6 +220,7 @@ def door(config: Config) -> Egress:
         ca_pem=config.ca.read_text(),
         cert_pem=config.certificate.read_text(),
         key_pem=config.tls_key.read_text(),
+        paused=config.pause_file.exists,
     )
 
 

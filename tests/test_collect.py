@@ -46,6 +46,7 @@ from shared.errors import (
     LockedRefusal,
     NetworkRefusal,
     ParameterError,
+    PausedRefusal,
     PlanChanged,
     PlanExpired,
     PlanRefusal,
@@ -517,6 +518,55 @@ def test_a_truncated_upload_is_refused_and_goes_on_where_it_stopped(hub):
         assert hub.store.releases() == ()
         client.call("Upload", chunks_of(data, digest, start=3000), timeout=10)
     assert len(hub.store.releases()) == 1
+
+
+def test_a_pause_stops_an_upload_under_way_within_a_piece_and_it_goes_on_from_there(hub, monkeypatch, tmp_path):
+    """A slow coordinator, a steward who says stop: what was asked for is less than the rest."""
+    sealed = hub.seal("north", table=small_table(n=200_000))
+    total, pause_file = sealed.statement.bundle_bytes, tmp_path / "paused"
+    assert total > 5 * CHUNK_BYTES
+    write = collect._write
+
+    def slowly(out, data: bytes) -> None:
+        time.sleep(0.05)
+        write(out, data)
+
+    monkeypatch.setattr(collect, "_write", slowly)
+    places: list[int] = []
+
+    def watched(sent: int, whole: int) -> None:
+        places.append(sent)
+        if sent >= 2 * CHUNK_BYTES:
+            pause_file.touch()
+
+    def no_wait(seconds: float) -> None:
+        raise AssertionError("a pause is not retried")
+
+    with hub.egress("north", paused=pause_file.exists, sleep=no_wait) as egress:
+        refusal = refused(PausedRefusal, lambda: egress.send(sealed.envelope, sealed.path, watched))
+        assert places == [0, CHUNK_BYTES, 2 * CHUNK_BYTES], "no piece is sent after the pause"
+        assert f"{2 * CHUNK_BYTES:,} of {total:,}" in str(refusal)
+        refused(PausedRefusal, lambda: egress.send(sealed.envelope, sealed.path, watched))
+        assert hub.store.releases() == ()
+        pause_file.unlink()
+        places.clear()
+        egress.send(sealed.envelope, sealed.path, lambda sent, whole: places.append(sent))
+    assert places[-1] == total
+    assert len(hub.store.releases()) == 1
+
+
+def test_a_connection_lost_while_paused_is_not_tried_again(hub, monkeypatch):
+    sealed, paused, tries = hub.seal("north"), [], []
+
+    def lost(name: str, request, *, timeout: float):
+        tries.append(name)
+        paused.append(True)
+        raise NetworkRefusal("the coordinator must answer", given="no answer")
+
+    with hub.egress("north", paused=lambda: bool(paused), sleep=lambda seconds: None) as egress:
+        monkeypatch.setattr(egress._client, "call", lost)
+        refused(PausedRefusal, lambda: egress.send(sealed.envelope, sealed.path))
+    assert tries == ["Offer"]
 
 
 def test_a_delivery_that_was_cut_goes_on_from_there_with_the_same_bytes(hub):
