@@ -53,6 +53,7 @@ from shared.failpoints import reach
 from shared.keys import Envelope, write_private
 from shared.plan import StudyPlan
 from shared.release import AGENT, STATEMENT_TYPE, Receipt, Statement, read_bundle
+from shared.standing import broken_limit, open_standing
 from shared.transport import Call, Handler, Server
 from shared.wire import (
     ANALYSIS,
@@ -73,6 +74,7 @@ from shared.wire import (
     GrowthRequest,
     Holdings,
     Offered,
+    OfferRequest,
     Reply,
     SignedDocument,
     StudyRequest,
@@ -289,7 +291,7 @@ class CollectionService:
             path.unlink(missing_ok=True)
 
     # -- offer --------------------------------------------------------------------------------------------------
-    def offer(self, call: Call, request: SignedDocument) -> Offered:
+    def offer(self, call: Call, request: OfferRequest) -> Offered:
         """Decide on a statement before its bundle is sent.
 
         Raises: SignatureRefusal, ApprovalRefusal, ReplayRefusal, PlanRefusal and its kinds, TooLarge, StorageRefusal;
@@ -302,7 +304,8 @@ class CollectionService:
         known = self._answered(site, statement)
         if known is not None:
             return Offered(acceptance=self._signed_for(site, known))
-        self._planned(site, statement, envelope)
+        standing = None if request.standing is None else _envelope(request.standing)
+        self._planned(site, statement, envelope, standing)
         part = self._part(site, statement.bundle_sha256)
         with self._turn(part):
             # Another delivery of the same bytes may have ended while this one was being checked.
@@ -311,7 +314,8 @@ class CollectionService:
                 return Offered(acceptance=self._signed_for(site, known))
             reach("ingest.before_staging")
             self._make_room(site, part, statement.bundle_bytes)
-            write_private(part.with_suffix(".json"), envelope.to_bytes())
+            lines = [one.to_bytes() for one in (envelope, standing) if one is not None]  # one line of JSON each
+            write_private(part.with_suffix(".json"), b"\n".join(lines))
             reach("ingest.after_staging")
             return Offered(offset=min(_size(part), statement.bundle_bytes))
 
@@ -341,7 +345,7 @@ class CollectionService:
                 raise apart.refusal
         return None
 
-    def _planned(self, site: Site, statement: Statement, envelope: Envelope) -> StudyPlan:
+    def _planned(self, site: Site, statement: Statement, envelope: Envelope, standing: Envelope | None) -> StudyPlan:
         """The plan the statement acts upon: known, newest, in force, its wave open, its approvals given."""
         self._invited(site, statement.study)
         newest = self._store.plan(statement.study).plan
@@ -358,6 +362,8 @@ class CollectionService:
             raise PlanRefusal("a wave must be open", given=f"wave {wave.number}, which opens on {wave.opens}")
         approvers = {key.key_id: key for key in site.approvers.values()}
         signers = envelope.verified_by(approvers)
+        if standing is not None:
+            signers |= {self._stands(site, statement, newest, standing)}
         approved = len(signers)
         if newest.floors.author_apart and statement.author != AGENT:
             author = site.approvers.get(statement.author)
@@ -374,6 +380,44 @@ class CollectionService:
                 next_step="Approve it (site-agent approve) with a key that was named when the site joined.",
             )
         return newest
+
+    def _stands(self, site: Site, statement: Statement, plan: StudyPlan, envelope: Envelope) -> str:
+        """Handle of the approver whose standing approval is good for this statement, as far as that says.
+
+        Raises: SignatureRefusal, ReplayRefusal, ApprovalRefusal.
+        """
+        if not plan.floors.standing:
+            raise _not_standing("the plan must allow a standing approval")
+        standing = open_standing(envelope, site.approvers)
+        if (standing.site, standing.study) != (site.site, statement.study):
+            raise ReplayRefusal("a standing approval must be of the calling site and this study", given="another")
+        limit = broken_limit(
+            standing, plan_hash=statement.plan_hash, today=self._today(), epsilon=None, n=None, last_n=None
+        )
+        if limit:
+            raise _not_standing(limit)
+        return site.approvers[standing.approver].key_id
+
+    def _require_size(self, site: Site, receipt: Receipt, envelope: Envelope) -> None:
+        """The limits of a standing approval that only the bundle shows. Raises: ApprovalRefusal.
+
+        The content is whole and may still be approved by a person: it is not set apart.
+        """
+        earlier = [one for one in self._store.releases(receipt.study, site=site.site) if not one.withdrawn]
+        last = max(earlier, key=lambda one: one.log_index, default=None)
+        standing = open_standing(envelope, site.approvers)
+        limit = broken_limit(
+            standing,
+            plan_hash=receipt.plan_hash,
+            today=self._today(),
+            epsilon=receipt.epsilon,
+            n=receipt.n,
+            last_n=None if last is None else last.n,
+        )
+        if not limit and receipt.agent_version != standing.agent_version:
+            limit = "the agent's version must be the one it was signed for"
+        if limit:
+            raise _not_standing(limit)
 
     def _make_room(self, site: Site, part: Path, size: int) -> None:
         """Refuse what the disk cannot hold; forget the oldest of a site's unfinished uploads."""
@@ -400,17 +444,18 @@ class CollectionService:
         part = self._part(site, digest)
         with self._turn(part):
             try:
-                envelope = Envelope.from_bytes(part.with_suffix(".json").read_bytes())
+                staged = [Envelope.from_bytes(line) for line in part.with_suffix(".json").read_bytes().split(b"\n")]
             except FileNotFoundError:
                 return self._settled(site, digest)
+            envelope, standing = staged[0], staged[1] if len(staged) > 1 else None
             # What the offer decided is decided again: hours may have passed, and a site may have been revoked.
             statement = self._signed(site, envelope)
             known = self._answered(site, statement)
             if known is not None:
                 return self._signed_for(site, known)
-            plan = self._planned(site, statement, envelope)
+            plan = self._planned(site, statement, envelope, standing)
             self._receive(part, statement, first, chunks)
-            return self._signed_for(site, self._ingest(part, statement, envelope, plan))
+            return self._signed_for(site, self._ingest(site, part, statement, envelope, standing, plan))
 
     def _settled(self, site: Site, digest: str) -> Acceptance:
         """The answer for bytes that are no longer staged, because another call has brought them to an end."""
@@ -461,7 +506,15 @@ class CollectionService:
             part.unlink(missing_ok=True)
             raise IntegrityRefusal("the bundle must be the one that was signed", given="other bytes")
 
-    def _ingest(self, part: Path, statement: Statement, envelope: Envelope, plan: StudyPlan) -> Acceptance:
+    def _ingest(
+        self,
+        site: Site,
+        part: Path,
+        statement: Statement,
+        envelope: Envelope,
+        standing: Envelope | None,
+        plan: StudyPlan,
+    ) -> Acceptance:
         """Open, check, move, flush, log, commit: in this order, so that no step shows what a later one might undo."""
         try:
             with self._opening:
@@ -469,6 +522,8 @@ class CollectionService:
         except Refusal as refusal:
             self._set_apart(part, statement, envelope, refusal)
             raise
+        if standing is not None:
+            self._require_size(site, receipt, standing)
         kept = self._bundles / f"{statement.bundle_sha256}.zip"
         try:
             reach("ingest.before_move")
@@ -478,7 +533,7 @@ class CollectionService:
             _flush_folder(self._staging)
             reach("ingest.before_commit")
             acceptance = self._store.accept_release(
-                statement=statement, envelope=envelope, receipt=receipt, today=self._today()
+                statement=statement, envelope=envelope, receipt=receipt, today=self._today(), standing=standing
             )
             reach("ingest.after_commit")
         except (Refusal, OSError) as error:
@@ -625,6 +680,14 @@ def _envelope(data: bytes) -> Envelope:
     if envelope.to_bytes() != data:
         raise SchemaRefusal("an envelope must be in canonical form", given="another form")
     return envelope
+
+
+def _not_standing(limit: str) -> ApprovalRefusal:
+    return ApprovalRefusal(
+        "a standing approval must be good for the release",
+        given=f"one that is not: {limit}",
+        next_step="A person approves it at the site: site-agent approve.",
+    )
 
 
 def _write(out: BinaryIO, data: bytes) -> None:

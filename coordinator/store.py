@@ -51,6 +51,7 @@ from shared.failpoints import reach
 from shared.invitation import Invitation
 from shared.keys import Envelope, PublicKey
 from shared.plan import StudyPlan
+from shared.standing import STANDING_TYPE
 from shared.wire import (
     ANCHOR_TYPE,
     HOLDINGS_CAP,
@@ -191,6 +192,13 @@ _releases = sa.Table(
     sa.Column("accepted_day", sa.String(10), nullable=False),
     sa.UniqueConstraint("study", "wave", "site"),
 )
+# A table of its own, so that rows of `releases` stay as they were: which releases a standing approval approved.
+_standing = sa.Table(
+    "standing",
+    _meta,
+    sa.Column("release_id", _word, sa.ForeignKey("releases.release_id"), primary_key=True),
+    sa.Column("standing", sa.LargeBinary, nullable=False),
+)
 _quarantine = sa.Table(
     "quarantine",
     _meta,
@@ -319,6 +327,12 @@ class Release:
     log_root: str
     accepted_day: str
     withdrawn: str = ""
+    standing: Envelope | None = None
+
+    @property
+    def leaf(self) -> dict[str, str]:
+        """What the log says of it."""
+        return _release_leaf(self.envelope, self.bundle_sha256, self.site, self.standing)
 
     @property
     def acceptance(self) -> Acceptance:
@@ -817,7 +831,13 @@ class Store:
 
     # -- releases -----------------------------------------------------------------------------------------------
     def accept_release(
-        self, *, statement: Statement, envelope: Envelope, receipt: Receipt, today: dt.date
+        self,
+        *,
+        statement: Statement,
+        envelope: Envelope,
+        receipt: Receipt,
+        today: dt.date,
+        standing: Envelope | None = None,
     ) -> Acceptance:
         """Log a verified release and make it visible, in one transaction. Its bundle is on disk already.
 
@@ -829,8 +849,7 @@ class Store:
             known = self._known(c, statement)
             if known is not None:
                 return known.acceptance
-            leaf = {"kind": "release", "statement": envelope.digest, "bundle": statement.bundle_sha256}
-            index, log_root = _append(c, {**leaf, "site": statement.site})
+            index, log_root = _append(c, _release_leaf(envelope, statement.bundle_sha256, statement.site, standing))
             c.execute(
                 _releases.insert().values(
                     release_id=statement.release_id,
@@ -849,6 +868,9 @@ class Store:
                     accepted_day=today.isoformat(),
                 )
             )
+            if standing is not None:
+                values = {"release_id": statement.release_id, "standing": standing.to_bytes()}
+                c.execute(_standing.insert().values(**values))
             made = c.execute(_select_releases().where(_releases.c.release_id == statement.release_id)).one()
             return _release(made).acceptance
 
@@ -1267,8 +1289,7 @@ class Store:
                 raise IntegrityRefusal(f"{what} must be in the log", given=f"another entry {index}")
 
         for release in self.releases(withdrawn=True):
-            leaf = {"kind": "release", "statement": release.envelope.digest, "bundle": release.bundle_sha256}
-            must(release.log_index, "a release", {**leaf, "site": release.site})
+            must(release.log_index, "a release", release.leaf)
         last: dict[str, Any] = {}
         for row in self._read(lambda c: c.execute(sa.select(_anchors).order_by(_anchors.c.log_index)).all()):
             leaf = {"site": row.site, "seq": row.seq, "head": row.head}
@@ -1316,7 +1337,10 @@ class Store:
         approvals = {stored.plan.hash: stored.plan.floors.approvals for stored in self.plans()}
         for found in self.releases(withdrawn=True):
             release, approvers = keys.at(found.site, found.log_index)
-            enough = len(found.envelope.verified_by(approvers)) >= approvals.get(found.plan_hash, 1)
+            signers = found.envelope.verified_by(approvers)
+            if found.standing is not None and found.standing.payload_type == STANDING_TYPE:
+                signers |= found.standing.verified_by(approvers)
+            enough = len(signers) >= approvals.get(found.plan_hash, 1)
             must(bool(found.envelope.verified_by(release)) and enough, "a release", found.log_index)
         for row in self._read(lambda c: c.execute(sa.select(_withdrawals)).all()):
             envelope = Envelope.from_bytes(row.envelope)
@@ -1423,7 +1447,14 @@ def _key_history(c: sa.Connection) -> _KeyHistory:
 
 def _select_releases() -> sa.Select[Any]:
     joined = _releases.outerjoin(_withdrawals, _releases.c.bundle_sha256 == _withdrawals.c.bundle_sha256)
-    return sa.select(*_releases.c, _withdrawals.c.reason_code.label("withdrawn")).select_from(joined)
+    joined = joined.outerjoin(_standing, _releases.c.release_id == _standing.c.release_id)
+    withdrawn = _withdrawals.c.reason_code.label("withdrawn")
+    return sa.select(*_releases.c, withdrawn, _standing.c.standing).select_from(joined)
+
+
+def _release_leaf(envelope: Envelope, bundle: str, site: str, standing: Envelope | None) -> dict[str, str]:
+    leaf = {"kind": "release", "statement": envelope.digest, "bundle": bundle, "site": site}
+    return leaf if standing is None else {**leaf, "standing": standing.digest}
 
 
 def _require_no_copies(c: sa.Connection, withdrawal: Withdrawal) -> None:
@@ -1557,6 +1588,7 @@ def _release(row: Any) -> Release:
     values["receipt"] = Receipt.from_bytes(values["receipt"])
     values["envelope"] = Envelope.from_bytes(values["envelope"])
     values["withdrawn"] = values["withdrawn"] or ""
+    values["standing"] = None if values["standing"] is None else Envelope.from_bytes(values["standing"])
     return Release(**values)
 
 

@@ -177,6 +177,7 @@ class Floors:
         extreme_linkage: the same among the 5 % of records with the largest latent norm.
         approvals: approvers who must sign a release.
         author_apart: whether whoever had the release made must not approve it.
+        standing: whether an approver of a site may sign in advance, within limits: see `shared.standing`.
     """
 
     persons: int = 50
@@ -186,9 +187,11 @@ class Floors:
     extreme_linkage: float = 0.20
     approvals: int = 1
     author_apart: bool = False
+    standing: bool = False
 
     def __post_init__(self) -> None:
         _must(isinstance(self.author_apart, bool), "floors.author_apart must be true or false", self.author_apart)
+        _must(isinstance(self.standing, bool), "floors.standing must be true or false", self.standing)
         _must(self.persons >= 50, "floors.persons must be at least 50", self.persons, "Floors can only be tightened.")
         _must(self.rare_level >= 10, "floors.rare_level must be at least 10", self.rare_level)
         _must(0.5 <= self.membership_auc <= 1, "floors.membership_auc must be in [0.5, 1]", self.membership_auc)

@@ -51,6 +51,7 @@ __all__ = [
     "Holdings",
     "LogRequest",
     "Method",
+    "OfferRequest",
     "Offered",
     "QueryRequest",
     "ReleasesRequest",
@@ -231,6 +232,23 @@ def _in_log(value: Acceptance | Withdrawn) -> None:
     _must(0 < len(value.release_id) <= 64 and value.release_id.isascii(), "a release id must be short text")
     _must(_is_digest(value.bundle_sha256) and _is_digest(value.log_root), "digests must be SHA-256")
     _must(value.wave >= 1 and value.log_index >= 0, "wave and log index must be counts")
+
+
+@dataclass(frozen=True, kw_only=True)
+class OfferRequest:
+    """A release is offered by its signed statement.
+
+    Args:
+        envelope: the statement, signed by the agent and the approvers.
+        standing: a signed standing approval (`shared.standing`) that stands in for one approver; None for none.
+    """
+
+    envelope: bytes
+    standing: bytes | None = None
+
+    def __post_init__(self) -> None:
+        _must(0 < len(self.envelope) <= SIGNED_CAP, "an offer must carry a signed statement")
+        _must(self.standing is None or 0 < len(self.standing) <= SIGNED_CAP, "a standing approval must be signed")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -744,6 +762,14 @@ def _withdrawn_from(message: Any) -> Withdrawn:
     return Withdrawn(**{name: getattr(message, name) for name in _WITHDRAWN})
 
 
+def _offer_to(value: OfferRequest) -> Message:
+    return pb.OfferRequest(envelope=value.envelope, standing=value.standing)
+
+
+def _offer_from(message: Any) -> OfferRequest:
+    return OfferRequest(envelope=message.envelope, standing=message.standing if message.HasField("standing") else None)
+
+
 def _offered_to(value: Offered) -> Message:
     if value.acceptance is not None:
         return pb.OfferReply(acceptance=_acceptance_to(value.acceptance))
@@ -850,6 +876,7 @@ _CODECS: dict[type, tuple[type[Message], Callable[[Any], Message], Callable[[Any
     StudyRequest: (pb.StudyRequest, _study_to, _study_from),
     SignedDocument: (pb.SignedDocument, _signed_to, _signed_from),
     AnchorReceipt: (pb.AnchorReply, _anchor_to, _anchor_from),
+    OfferRequest: (pb.OfferRequest, _offer_to, _offer_from),
     Offered: (pb.OfferReply, _offered_to, _offered_from),
     Chunk: (pb.Chunk, _chunk_to, _chunk_from),
     Acceptance: (pb.AcceptanceReply, _acceptance_to, _acceptance_from),
@@ -917,7 +944,7 @@ COLLECTION: Mapping[str, Method] = {
     "Enrol": Method(request=EnrolRequest, reply=Enrolment),
     "FetchPlan": Method(request=StudyRequest, reply=SignedDocument),
     "Anchor": Method(request=SignedDocument, reply=AnchorReceipt),
-    "Offer": Method(request=SignedDocument, reply=Offered),
+    "Offer": Method(request=OfferRequest, reply=Offered),
     "Upload": Method(request=Chunk, reply=Acceptance, stream=True),
     "Status": Method(request=StudyRequest, reply=Holdings),
     "Withdraw": Method(request=SignedDocument, reply=Withdrawn),

@@ -20,6 +20,7 @@ from shared.errors import (
     IntegrityRefusal,
     NetworkRefusal,
     PlanChanged,
+    PlanRefusal,
     StateRefusal,
     UsageRefusal,
 )
@@ -27,17 +28,19 @@ from shared.errors import (
 if TYPE_CHECKING:
     import pandas as pd
 
-    from shared.keys import SigningKey
+    from shared.keys import Envelope, SigningKey
     from shared.plan import StudyPlan
+    from shared.standing import Standing
     from site_agent.checks import Check
     from site_agent.cli import Desk
-    from site_agent.ledger import Hold
+    from site_agent.ledger import Hold, Noted
     from site_agent.pipeline import Release
 
 __all__ = [
     "Approved",
     "Deleted",
     "Earlier",
+    "StandIn",
     "approve",
     "compare",
     "decline",
@@ -49,6 +52,9 @@ __all__ = [
     "require_no_copies",
     "require_ticks",
     "resume",
+    "send",
+    "sign_standing",
+    "stand_in",
     "totals",
     "verify",
     "withdraw",
@@ -70,6 +76,20 @@ class Approved:
 
     hold: Hold
     sent: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class StandIn:
+    """What became of a release that a standing approval might approve.
+
+    Args:
+        used: the approver whose standing approval approved it; blank for none.
+        limit: why none did, in words; blank where one did, and where there is none in force to speak of.
+    """
+
+    hold: Hold
+    used: str = ""
+    limit: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,7 +187,7 @@ def approve(
                 next_step=f"site-agent outbox show {release_id[:8]} has the difference; give it up with "
                 f"site-agent withdraw {release_id[:8]} --as NAME --reason policy, and release again.",
             )
-        if hold.state != "approved":
+        if hold.state != "approved" or _stands(hold):
             _require_another_person(at, hold, plan, name)
             left = require_ticks(made, ticked)
             if left:
@@ -182,26 +202,48 @@ def approve(
     with at.locked():
         # Asked again: another person may have decided while this one was reading.
         hold = at.outbox.get(release_id)
-        if hold.state not in ("approved", "delivered"):
+        if hold.state not in ("approved", "delivered") or _stands(hold):
             key = open_key()
             pipeline.record_decision(at.outbox, release_id, name=name, key=key, ticked=ticked, today=today)
             at.outbox.approve(release_id, key, name)
             hold = at.outbox.get(release_id)
         if hold.state != "approved":
             return Approved(hold=hold)
-        at.require_running()
-        try:
-            with at.egress() as egress:
-                acceptance = egress.send(at.outbox.envelope(release_id), at.outbox.bundle(release_id))
-        except NetworkRefusal as refusal:
-            raise NetworkRefusal(
-                refusal.must,
-                given=refusal.given,
-                next_step=f"The approval is kept. Run site-agent approve {release_id[:8]} --as {name} again: "
-                "the same bytes are sent on from where they stopped.",
-            ) from None
-        hold = at.outbox.delivered(release_id, acceptance)
-        return Approved(hold=hold, sent={"log_index": acceptance.log_index, "accepted_day": acceptance.accepted_day})
+        return _sent(at, hold, today=today, again=f"site-agent approve {release_id[:8]} --as {name}")
+
+
+def send(at: Desk, release_id: str, *, agent_version: str, today: dt.date) -> Approved:
+    """Send what is approved, or send it again. It signs nothing. Safe to repeat.
+
+    Raises: as `approve`; ApprovalRefusal also where a standing approval has ended since it was used.
+    """
+    at.require_running()
+    hold = at.outbox.get(release_id)
+    plan, _ = at.plans.approved(hold.study, agent_version=agent_version, today=today)
+    if plan.hash != hold.plan_hash:
+        raise PlanChanged("a release must be of the plan that is approved now", given="a release of an earlier plan")
+    with at.locked():
+        return _sent(at, at.outbox.get(release_id), today=today, again="site-agent run")
+
+
+def _sent(at: Desk, hold: Hold, *, today: dt.date, again: str) -> Approved:
+    at.require_running()
+    standing = _still_standing(at, hold, today)
+    envelope, bundle = at.outbox.envelope(hold.release_id), at.outbox.bundle(hold.release_id)
+    try:
+        with at.egress() as egress:
+            if standing is None:
+                acceptance = egress.send(envelope, bundle)
+            else:
+                acceptance = egress.send(envelope, bundle, standing=standing)
+    except NetworkRefusal as refusal:
+        raise NetworkRefusal(
+            refusal.must,
+            given=refusal.given,
+            next_step=f"The approval is kept. Run {again} again: the same bytes are sent on from where they stopped.",
+        ) from None
+    hold = at.outbox.delivered(hold.release_id, acceptance)
+    return Approved(hold=hold, sent={"log_index": acceptance.log_index, "accepted_day": acceptance.accepted_day})
 
 
 def decline(at: Desk, release_id: str, *, name: str, reason: str, open_key: OpenKey, for_good: bool) -> Hold:
@@ -234,6 +276,172 @@ def _require_another_person(at: Desk, hold: Hold, plan: StudyPlan, name: str) ->
             given=name,
             next_step=f"Another approver decides: {', '.join(n for n in at.config.approvers if n != name) or 'none'}.",
         )
+
+
+# -- approving in advance ---------------------------------------------------------------------------------------
+def sign_standing(
+    at: Desk,
+    study: str,
+    *,
+    name: str,
+    max_epsilon: float,
+    until: dt.date,
+    open_key: OpenKey,
+    agent_version: str,
+    today: dt.date,
+    dry_run: bool = False,
+) -> tuple[Standing, str]:
+    """Sign in advance, as `name`, for later releases of the plan that is approved now, within limits.
+
+    Returns: the document and its digest.
+    Raises: PlanRefusal (the plan does not allow it) and its kinds; ApprovalRefusal (no release was approved yet);
+        UsageRefusal (a limit that means nothing).
+    """
+    import math
+
+    from shared.standing import Standing
+
+    at.config.approver_key(name)
+    key = at.outbox.approvers[name]
+    registered = {key.key_id: key}
+    plan, _ = at.plans.approved(study, agent_version=agent_version, today=today)
+    if not plan.floors.standing:
+        raise PlanRefusal(
+            "the plan must allow a standing approval",
+            given="standing = false",
+            next_step="Ask the study lead for a version with standing = true under [floors].",
+        )
+    if not (math.isfinite(max_epsilon) and max_epsilon > 0):
+        raise UsageRefusal("--max-epsilon must be a positive number", given=f"{max_epsilon}")
+    if not today <= until <= plan.expires:
+        raise UsageRefusal(f"--until must be a day from today to the plan's last, {plan.expires}", given=f"{until}")
+    before = _last_approved(at, study)
+    if before is None:
+        raise ApprovalRefusal(
+            "the first release of a study must be approved by a person",
+            given="no approved release",
+            next_step=f"site-agent release {study} --wave 1, then site-agent approve.",
+        )
+    standing = Standing(
+        study=study,
+        site=at.config.site,
+        plan_hash=plan.hash,
+        agent_version=agent_version,
+        max_epsilon=max_epsilon,
+        until=until.isoformat(),
+        n=before.receipt.n,
+        release_id=before.hold.release_id,
+        approver=name,
+        number=len(at.ledger.standing(study)) + 1,
+        day=today.isoformat(),
+    )
+    if not dry_run:
+        with at.locked():
+            envelope = standing.sign(open_key())
+            if not envelope.verified_by(registered):
+                raise ApprovalRefusal("an approver must be registered at the site, with this key", given=repr(name))
+            return standing, at.ledger.add_standing(study=study, name=name, envelope=envelope).digest
+    return standing, ""
+
+
+def stand_in(at: Desk, release_id: str, *, agent_version: str, today: dt.date) -> StandIn:
+    """Approve a held release by a standing approval in force, if every one of its limits holds. It sends nothing.
+
+    Raises: PlanRefusal and its kinds; IntegrityRefusal (the bytes or what was shown of them are not as they were).
+    """
+    from site_agent import pipeline
+
+    hold = at.outbox.get(release_id)
+    noted = [made for made in at.ledger.standing(hold.study) if not made.revoked]
+    if hold.state != "held" or not noted:
+        return StandIn(hold=hold)
+    at.require_running()
+    plan, _ = at.plans.approved(hold.study, agent_version=agent_version, today=today)
+    made = pipeline.open_release(at.outbox, release_id)
+    limits = []
+    for one in reversed(noted):
+        limit = _limit(at, one, made, plan, agent_version=agent_version, today=today)
+        if not limit:
+            with at.locked():
+                hold = at.outbox.stand_in(release_id, one.digest, name=one.name)
+            return StandIn(hold=hold, used=one.name)
+        limits.append(limit)
+    return StandIn(hold=hold, limit=limits[0])
+
+
+def _limit(at: Desk, noted: Noted, made: Release, plan: StudyPlan, *, agent_version: str, today: dt.date) -> str:
+    """The first limit of a standing approval that a held release does not keep; blank for none."""
+    from shared.standing import broken_limit
+
+    hold = made.hold
+    if not plan.floors.standing:
+        return "the plan must allow it (standing under [floors])"
+    standing = _standing(at, noted)
+    before = _last_approved(at, hold.study)
+    limit = broken_limit(
+        standing,
+        plan_hash=hold.plan_hash if hold.plan_hash == plan.hash else "",
+        today=today,
+        epsilon=made.receipt.epsilon,
+        n=made.receipt.n,
+        last_n=None if before is None else before.receipt.n,
+    )
+    if limit:
+        return limit
+    if standing.agent_version != agent_version or made.receipt.agent_version != agent_version:
+        return "the agent's version must be the one it was signed for"
+    if not made.audit or not made.checks or any(check.outcome == "failed" for check in made.checks):
+        return "the checks and the audit must have passed"
+    if made.warnings:
+        return f"no warning may need a tick ({', '.join(check.name for check in made.warnings)})"
+    if any(given.standing for given in hold.approvals):
+        return "one person at least must sign"
+    if any(given.name == standing.approver for given in hold.approvals):
+        return f"{standing.approver} must not have signed already"
+    if (hold.author_apart or _apart(at, plan)) and hold.author == standing.approver:
+        return f"whoever had it made ({hold.author}) must not approve it"
+    return ""
+
+
+def _standing(at: Desk, noted: Noted) -> Standing:
+    """The document, verified again. Raises: SignatureRefusal, IntegrityRefusal."""
+    from shared.standing import open_standing
+
+    standing = open_standing(noted.envelope, at.outbox.approvers)
+    if (standing.approver, standing.study, standing.site) != (noted.name, noted.study, at.config.site):
+        raise IntegrityRefusal("a standing approval must be of this site, study and approver", given="another")
+    return standing
+
+
+def _last_approved(at: Desk, study: str) -> Release | None:
+    """The last release of the study that was approved, and was not taken back since."""
+    from site_agent import pipeline
+
+    for hold in reversed(at.ledger.holds(study)):
+        if hold.state in ("approved", "delivered") and hold.bundle_sha256:
+            return pipeline.open_release(at.outbox, hold.release_id)
+    return None
+
+
+def _stands(hold: Hold) -> bool:
+    """Whether a release is approved, and a person may still sign in place of a standing approval."""
+    return hold.state == "approved" and any(given.standing for given in hold.approvals)
+
+
+def _still_standing(at: Desk, hold: Hold, today: dt.date) -> Envelope | None:
+    """The standing approval to send along, if one was used. Raises: ApprovalRefusal: it is over."""
+    used = {given.standing for given in hold.approvals if given.standing}
+    for noted in at.ledger.standing(hold.study):
+        if noted.digest not in used:
+            continue
+        if noted.revoked or today > dt.date.fromisoformat(_standing(at, noted).until):
+            raise ApprovalRefusal(
+                "the standing approval of a release must be in force when it is sent",
+                given="one that was revoked" if noted.revoked else "one that has ended",
+                next_step=f"A person signs in its place: site-agent approve {hold.release_id[:8]} --as NAME",
+            )
+        return noted.envelope
+    return None
 
 
 # -- taking back ------------------------------------------------------------------------------------------------

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from shared.plan import StudyPlan
     from site_agent.config import Config
     from site_agent.egress import Egress
-    from site_agent.ledger import Hold, Ledger
+    from site_agent.ledger import Hold, Ledger, Noted
     from site_agent.outbox import Outbox
     from site_agent.pipeline import Progress, Release, Site
     from site_agent.plans import Plans
@@ -59,9 +59,11 @@ plan_app = application("The study plan: what leaves, how often, to whom, at whic
 outbox_app = application("Sealed releases that wait for a person.")
 ledger_app = application("The book of charges: is it whole, and what to do when it was put back.")
 audit_app = application("The whole record of this site: is it true, and a copy that a stranger can check.")
+standing_app = application("Approvals that a person signs once, in advance, for releases within limits.")
 app.add_typer(data_app, name="data")
 app.add_typer(plan_app, name="plan")
 app.add_typer(outbox_app, name="outbox")
+app.add_typer(standing_app, name="standing")
 app.add_typer(ledger_app, name="ledger")
 app.add_typer(audit_app, name="audit")
 
@@ -1060,7 +1062,9 @@ def release(
     json: Json = False,
     dry_run: Dry = False,
 ) -> None:
-    """Make the release of one wave, and hold it here for approval. Charged once; nothing is sent."""
+    """Make the release of one wave, and hold it here for approval. Charged once; only a standing approval sends it."""
+    from dataclasses import replace
+
     from site_agent import airlock, pipeline, screens
 
     at = desk(home)
@@ -1109,14 +1113,29 @@ def release(
             author=author,
             progress=progress,
         )
+    full = made.hold.release_id
+    found = airlock.stand_in(at, full, agent_version=agent_version(), today=today())
+    sent = None
+    if found.hold.state == "approved":
+        sent = airlock.send(at, full, agent_version=agent_version(), today=today()).sent
+    made = replace(made, hold=at.outbox.get(full))
 
     def show(out: Console) -> None:
         screens.release_page(out, made)
         out.print()
+        short = full[:8]
+        if sent is not None:
+            out.print(f"Approved by the standing approval of {found.used}, and sent: every limit of it holds.")
+            out.print(f"The coordinator accepted it as entry {sent['log_index']} of its log.")
+            screens.next_step(out, "site-agent budget")
+            return
+        if found.used:
+            out.print(f"Approved by the standing approval of {found.used}; another person must approve it as well.")
+        if found.limit:
+            out.print(f"The standing approval was not used: {found.limit}.")
         out.print(
             "It is held here. Nothing has been sent. Approving sends these bytes; another draw is another charge."
         )
-        short = made.hold.release_id[:8]
         screens.next_step(
             out,
             f"site-agent outbox show {short}",
@@ -1124,7 +1143,8 @@ def release(
             f"site-agent reject {short} --as NAME --reason …",
         )
 
-    emit(_described(made), as_json=json, show=show)
+    standing = {"used": found.used, "limit": found.limit}
+    emit({**_described(made), "standing": standing, "accepted": sent}, as_json=json, show=show)
 
 
 MADE_UP_ROWS = 600
@@ -1485,6 +1505,142 @@ def approve(
     emit(answer, as_json=json, show=show)
 
 
+# -- approvals in advance ---------------------------------------------------------------------------------------
+def _standing_line(at: Desk, noted: Noted) -> dict[str, Any]:
+    from dataclasses import asdict
+
+    from shared.standing import open_standing
+
+    document = open_standing(noted.envelope, at.outbox.approvers)
+    over = today() > dt.date.fromisoformat(document.until)
+    state = "revoked" if noted.revoked else "ended" if over else "in force"
+    used = sum(given.standing == noted.digest for hold in at.ledger.holds(noted.study) for given in hold.approvals)
+    return {"id": noted.digest, "state": state, "used": used, **asdict(document)}
+
+
+@standing_app.command("add")
+def standing_add(
+    study: Study,
+    name: As,
+    max_epsilon: Annotated[float, typer.Option("--max-epsilon", metavar="E", help="ε of the dearest release.")],
+    until: Annotated[str, typer.Option("--until", metavar="DATE", help="Last day, as 2026-12-31.")],
+    home: Home = None,
+    json: Json = False,
+    dry_run: Dry = False,
+) -> None:
+    """Sign in advance for later releases of the approved plan: whatever is outside the limits waits for a person."""
+    from dataclasses import asdict
+
+    from site_agent import airlock, screens
+
+    at = desk(home)
+    try:
+        last = dt.date.fromisoformat(until)
+    except ValueError:
+        raise UsageRefusal("--until must be an ISO date", given=repr(until)) from None
+    document, digest = airlock.sign_standing(
+        at,
+        study,
+        name=name,
+        max_epsilon=max_epsilon,
+        until=last,
+        open_key=lambda: at.approver(name),
+        agent_version=agent_version(),
+        today=today(),
+        dry_run=dry_run,
+    )
+
+    def show(out: Console) -> None:
+        screens.heading(out, f"Standing approval of {study}", "dry run, not signed" if dry_run else f"signed by {name}")
+        screens.settings(
+            out,
+            [
+                ("plan", document.plan_hash),
+                ("agent version", document.agent_version),
+                ("one release", f"at most ε = {document.max_epsilon:g}"),
+                ("until", document.until),
+                ("rows", f"less than 20 % from the last approved release, now {document.n}"),
+            ],
+        )
+        out.print("A release within these limits, with its audit passed and no warning, is sent without asking again.")
+        out.print("Every other one waits for a person, as before. The coordinator checks the limits too.")
+        short = digest[:8] if digest else "ID"
+        screens.next_step(out, "site-agent run", f"site-agent standing revoke {short} --as NAME --reason …")
+
+    emit({"id": digest, **asdict(document), "dry_run": dry_run}, as_json=json, show=show)
+
+
+@standing_app.command("list")
+def standing_list(
+    study: Annotated[str | None, typer.Argument(help="One study; all without it.")] = None,
+    home: Home = None,
+    json: Json = False,
+) -> None:
+    """Every standing approval, its limits, and how often it was used."""
+    at = desk(home)
+    rows = [_standing_line(at, noted) for noted in at.ledger.standing(study)]
+
+    def show(out: Console) -> None:
+        from shared.terminal import table
+        from site_agent import screens
+
+        screens.heading(out, "Standing approvals", f"{sum(row['state'] == 'in force' for row in rows)} in force")
+        cells = [
+            (
+                row["id"][:8],
+                row["study"],
+                row["approver"],
+                f"{row['max_epsilon']:g}",
+                row["until"],
+                row["used"],
+                row["state"],
+            )
+            for row in rows
+        ]
+        heads = ("id", "study", "approver", "ε of one release", "until", "used", "state")
+        out.print(table(heads, cells, right=("ε of one release", "used")))
+
+    emit({"standing": rows}, as_json=json, show=show)
+
+
+@standing_app.command("revoke")
+def standing_revoke(
+    standing_id: Annotated[str, typer.Argument(metavar="ID", help="From the list, or its first characters.")],
+    name: As,
+    reason: Reason = "",
+    home: Home = None,
+    json: Json = False,
+    dry_run: Dry = False,
+) -> None:
+    """Take a standing approval back: from now on it approves nothing. Any approver may."""
+    at = desk(home)
+    at.config.approver_key(name)
+    found = [noted for noted in at.ledger.standing() if noted.digest.startswith(standing_id)]
+    if len(found) != 1:
+        raise StateRefusal(
+            "an id must name one standing approval",
+            given=f"{len(found)} that start with {standing_id!r}",
+            next_step="See site-agent standing list.",
+        )
+    if not dry_run:
+        at.approver(name)  # only who can open the key may decide in its name
+        with at.locked():
+            at.ledger.revoke_standing(found[0].digest, name=name, reason=reason)
+    answer = {"id": found[0].digest, "study": found[0].study, "by": name, "dry_run": dry_run}
+
+    def show(out: Console) -> None:
+        from site_agent import screens
+
+        detail = "dry run, nothing changed" if dry_run else f"revoked by {name}"
+        screens.heading(out, f"Standing approval {found[0].digest[:8]}", detail)
+        out.print(
+            "Releases wait for a person again. What was sent under it was sent: site-agent withdraw takes it back."
+        )
+        screens.next_step(out, "site-agent standing list")
+
+    emit(answer, as_json=json, show=show)
+
+
 def _ticked(at: Desk, full: str, ticked: list[str], *, quiet: bool) -> list[str]:
     """The ticks that were given, and those that a person on the terminal adds when asked."""
     from site_agent import airlock, pipeline
@@ -1736,7 +1892,7 @@ def run_(
     json: Json = False,
     dry_run: Dry = False,
 ) -> None:
-    """Live by the calendar: make each wave that is due, send what people have approved. It approves nothing."""
+    """Live by the calendar: make each wave that is due, send what people have approved, now or in advance."""
     import json as plain_json
     import time
     from dataclasses import asdict

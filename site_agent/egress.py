@@ -51,6 +51,7 @@ from shared.wire import (
     Holding,
     Holdings,
     Offered,
+    OfferRequest,
     Reply,
     SignedDocument,
     StudyRequest,
@@ -331,13 +332,21 @@ class Egress:
 
         return self._witness.keep(reply, grew)
 
-    def send(self, envelope: Envelope, bundle: Path, progress: Callable[[int, int], None] | None = None) -> Acceptance:
+    def send(
+        self,
+        envelope: Envelope,
+        bundle: Path,
+        progress: Callable[[int, int], None] | None = None,
+        *,
+        standing: Envelope | None = None,
+    ) -> Acceptance:
         """Deliver an approved release; returns when the coordinator has it on disk for good.
 
         Args:
             envelope: the statement over the bundle, signed by the agent and its approvers.
             bundle: the sealed file.
             progress: called with (bytes sent, bytes in all).
+            standing: a standing approval that stands in for one approver's signature.
         Raises: ApprovalRefusal (no approver's signature), IntegrityRefusal (the file is not the one that was
             signed), PausedRefusal (what was sent stays where it is; the next call goes on from there), the
             coordinator's refusal, or NetworkRefusal when it could not be reached.
@@ -347,7 +356,7 @@ class Egress:
         if envelope.payload_type != STATEMENT_TYPE:
             raise ParameterError("the envelope must be over a release statement", given="another type")
         statement = Statement.from_bytes(envelope.payload)
-        if len({signature.key_id for signature in envelope.signatures}) < 2:
+        if len({signature.key_id for signature in envelope.signatures}) < 2 and standing is None:
             raise ApprovalRefusal(
                 "a release must be signed by the agent and an approver",
                 given="one signature",
@@ -362,7 +371,7 @@ class Egress:
                 next_step="Restore the sealed folder; it is never made again.",
             )
         told = progress or (lambda sent, whole: None)
-        acceptance: Acceptance = self._retried(lambda: self._deliver(envelope, bundle, pieces, told))
+        acceptance: Acceptance = self._retried(lambda: self._deliver(envelope, standing, bundle, pieces, told))
         for name in ("study", "wave", "site", "release_id", "bundle_sha256"):
             if getattr(acceptance, name) != getattr(statement, name):
                 raise IntegrityRefusal(f"the acceptance must name this release's {name}", given="another")
@@ -372,14 +381,20 @@ class Egress:
         return acceptance
 
     def _deliver(
-        self, envelope: Envelope, bundle: Path, pieces: _Pieces, told: Callable[[int, int], None]
+        self,
+        envelope: Envelope,
+        standing: Envelope | None,
+        bundle: Path,
+        pieces: _Pieces,
+        told: Callable[[int, int], None],
     ) -> Acceptance:
         """One attempt: offer, then send what is missing, each piece only if it is the one that was hashed."""
         digest, total = pieces.digest, pieces.total
         changed: list[int] = []
         self._require_running(0, total)
         reach("egress.before_offer")
-        offered: Offered = self._ask("Offer", SignedDocument(envelope=envelope.to_bytes()))
+        beside = None if standing is None else standing.to_bytes()
+        offered: Offered = self._ask("Offer", OfferRequest(envelope=envelope.to_bytes(), standing=beside))
         reach("egress.after_offer")
         if offered.acceptance is not None:
             return offered.acceptance

@@ -63,7 +63,8 @@ _MOVES: dict[str, tuple[frozenset[State], State]] = {
     "seal": (frozenset({"drawing"}), "sealed"),
     "hold": (frozenset({"sealed", "held", "sent_back"}), "held"),
     "send_back": (frozenset({"held", "sent_back"}), "sent_back"),
-    "approve": (frozenset({"held", "sent_back"}), "held"),
+    # Also of what stands approved in advance, when the coordinator would not take that: a person signs in its place.
+    "approve": (frozenset({"held", "sent_back", "approved"}), "held"),
     "commit": (frozenset({"approved"}), "delivered"),
     # Once approved the bytes may already have left, so there is nothing left to reject; burning says only that the
     # site gives up on it, for instance after the coordinator quarantined it.
@@ -98,11 +99,17 @@ class Entry:
 
 @dataclass(frozen=True, kw_only=True)
 class Approval:
-    """One approver's signature over the release statement."""
+    """One approver's signature over the release statement, or the standing approval that stands in for it.
+
+    Args:
+        signature: empty where a standing approval was used.
+        standing: digest of its document; blank where the person signed these bytes.
+    """
 
     name: str
     key: PublicKey
     signature: bytes
+    standing: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -328,8 +335,18 @@ def fold(holds: dict[str, Hold], entry: Entry) -> None:
     elif entry.kind == "hold":
         change |= {"documents": body["documents"], "approvals": (), "reason": ""}
     elif entry.kind == "approve":
-        given = Approval(name=body["name"], key=PublicKey(body["key"]), signature=bytes.fromhex(body["signature"]))
-        approvals = (*hold.approvals, given)
+        given = Approval(
+            name=body["name"],
+            key=PublicKey(body["key"]),
+            signature=bytes.fromhex(body["signature"]),
+            standing=body.get("standing", ""),
+        )
+        if hold.state == "approved" and (given.standing or not any(one.standing for one in hold.approvals)):
+            raise StateRefusal("an approved release must need no further approval", given=hold.state)
+        # A person takes the place of a standing approval: of their own, or of one that was enough and did not serve.
+        over = not given.standing and hold.state == "approved"
+        kept = (one for one in hold.approvals if not (one.standing and (over or one.name == given.name)))
+        approvals = (*kept, given)
         change |= {"approvals": approvals, "reason": ""}
         if len(approvals) >= hold.approvals_needed:
             change |= {"state": "approved", "left": True}

@@ -37,7 +37,7 @@ import re
 import secrets
 import sqlite3
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -87,6 +87,7 @@ __all__ = [
     "Hold",
     "Ledger",
     "Lost",
+    "Noted",
     "Spent",
     "StatementLine",
     "Touches",
@@ -194,6 +195,25 @@ class StatementLine:
     uncovered: tuple[str, ...]
     persons: int | None = None
     merged: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Noted:
+    """A standing approval in the ledger.
+
+    Args:
+        digest: of its document.
+        envelope: the document, signed by the approver `name`.
+        seq: its entry.
+        revoked: by a person, with the plan's approval, or when the site left the study.
+    """
+
+    digest: str
+    study: str
+    name: str
+    envelope: Envelope
+    seq: int
+    revoked: bool = False
 
 
 def private_folder(path: Path) -> None:
@@ -602,16 +622,22 @@ class Ledger:
                 return found
             return book.move(hold.release_id, "hold", {"documents": dict(documents)})
 
-    def approve(self, hold: Hold, *, name: str, key: PublicKey, signature: bytes, bundle_sha256: str) -> Hold:
+    def approve(
+        self, hold: Hold, *, name: str, key: PublicKey, signature: bytes, bundle_sha256: str, standing: str = ""
+    ) -> Hold:
         """Note an approver's signature over the release statement of exactly these bytes.
 
+        Args:
+            standing: digest of the standing approval that stands in for the signature, which is empty then. A person's
+                own signature takes its place later.
         Raises: StateRefusal; IntegrityRefusal (other bytes); ApprovalRefusal (this approver has already signed, or
-        had the release made where the two must be different people).
+        had the release made where the two must be different people, or the standing approval is not in force).
         """
         with self._transaction(write=True) as book:
             found = book.hold(hold.release_id)
             _require_same_bundle(found, bundle_sha256)
-            if any(given.name == name or given.key == key for given in found.approvals):
+            signed = [given for given in found.approvals if standing or not given.standing]
+            if any(given.name == name or given.key == key for given in signed):
                 raise ApprovalRefusal(
                     f"{found.approvals_needed} different approvers must sign", given=f"{name} a second time"
                 )
@@ -622,6 +648,13 @@ class Ledger:
                     next_step="Another approver decides.",
                 )
             body = {"name": name, "key": key.hex, "signature": signature.hex(), "bundle_sha256": bundle_sha256}
+            if standing:
+                made = book.standing.get(standing)
+                if made is None or made.revoked or (made.study, made.name) != (found.study, name) or signature:
+                    raise ApprovalRefusal("a standing approval must be in force", given="one that is not")
+                if any(given.standing for given in found.approvals):
+                    raise ApprovalRefusal("a release must need one person at least", given="two standing approvals")
+                body["standing"] = standing
             return book.move(hold.release_id, "approve", body)
 
     def reject(self, hold: Hold, reason: str, *, by: str) -> Hold:
@@ -814,6 +847,35 @@ class Ledger:
         """Whether the approval of this version was taken back, and not given again since."""
         with self._transaction() as book:
             return book.revoked.get(study) == version
+
+    # -- approvals given in advance ---------------------------------------------------------------------------------
+    def add_standing(self, *, study: str, name: str, envelope: Envelope) -> Noted:
+        """Note a signed standing approval (`shared.standing`), the document itself included."""
+        require_word(study, "study")
+        text = envelope.to_bytes().decode()
+        with self._transaction(write=True) as book:
+            if envelope.digest not in book.standing:
+                book.append("standing", {"study": study, "name": name, "standing": envelope.digest, "envelope": text})
+            return book.standing[envelope.digest]
+
+    def revoke_standing(self, digest: str, *, name: str, reason: str) -> Noted:
+        """Note that a standing approval is taken back, for good. Raises: StateRefusal, unless it is in force."""
+        with self._transaction(write=True) as book:
+            made = book.standing.get(digest)
+            if made is None or made.revoked:
+                raise StateRefusal(
+                    "only a standing approval in force can be revoked",
+                    given="one that is not",
+                    next_step="See site-agent standing list.",
+                )
+            body = {"study": made.study, "name": name, "standing": digest, "reason": reason}
+            book.append("standing_revoked", body)
+            return book.standing[digest]
+
+    def standing(self, study: str | None = None) -> tuple[Noted, ...]:
+        """Every standing approval that was ever made, of one study or of all, oldest first."""
+        with self._transaction() as book:
+            return tuple(made for made in book.standing.values() if study in (None, made.study))
 
     def leave(self, *, study: str, name: str, deleted: Sequence[Mapping[str, Any]]) -> None:
         """Note what was deleted when the site left a study: release, file, SHA-256 and size of each."""
@@ -1079,6 +1141,7 @@ class _Book:
         self.gone: dict[str, str] = {}
         self.revoked: dict[str, int] = {}
         self.deleted: set[str] = set()
+        self.standing: dict[str, Noted] = {}
         for entry in entries:
             try:
                 self._fold(entry)
@@ -1132,10 +1195,29 @@ class _Book:
             self.gone[entry.body["study"]] = str(entry.body["sha256"])
         elif entry.kind == "plan_revoked":
             self.revoked[entry.body["study"]] = int(entry.body["version"])
+            self._end_standing(entry.body["study"])
+        elif entry.kind == "standing":
+            body = entry.body
+            self.standing[body["standing"]] = Noted(
+                digest=body["standing"],
+                study=body["study"],
+                name=body["name"],
+                envelope=Envelope.from_bytes(body["envelope"].encode()),
+                seq=entry.seq,
+            )
+        elif entry.kind == "standing_revoked":
+            made = self.standing[entry.body["standing"]]
+            self.standing[made.digest] = replace(made, revoked=True)
         elif entry.kind == "left":
+            self._end_standing(entry.body["study"])
             self.deleted |= {str(item["release_id"]) for item in entry.body["deleted"]}
         else:
             fold(self.holds, entry)
+
+    def _end_standing(self, study: str) -> None:
+        for made in self.standing.values():
+            if made.study == study:
+                self.standing[made.digest] = replace(made, revoked=True)
 
     # -- persons ----------------------------------------------------------------------------------------------------
     def of(self, study: str) -> list[Hold]:

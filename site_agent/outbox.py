@@ -164,8 +164,11 @@ class Outbox:
             raise ApprovalRefusal(
                 "whoever had the release made must not approve it", given=name, next_step="Another approver decides."
             )
-        signed = any(given.name == name and given.key == approver.public for given in current.approvals)
-        if not (signed and current.state == "approved"):
+        signed = any(
+            given.name == name and given.key == approver.public and not given.standing for given in current.approvals
+        )
+        instead = current.state == "approved" and any(given.standing for given in current.approvals)
+        if not (current.state == "approved" and (signed or instead)):
             self._require_open(current)
         self._require_bytes(current)
         self._require_documents(current)
@@ -183,6 +186,28 @@ class Outbox:
             reach("outbox.approve.after_entry")
         self._write_statement(current)
         return self._envelope(current)
+
+    def stand_in(self, release_id: str, digest: str, *, name: str) -> Hold:
+        """Approve by the standing approval `digest` of the registered approver `name`, if the ledger has it in force.
+
+        Whether the release is within its limits is for the caller (`site_agent.airlock.stand_in`).
+
+        Raises: as `approve`.
+        """
+        current = self.ledger.hold(release_id)
+        self._require_open(current)
+        self._require_bytes(current)
+        self._require_documents(current)
+        current = self.ledger.approve(
+            current,
+            name=name,
+            key=self.approvers[name],
+            signature=b"",
+            bundle_sha256=current.bundle_sha256,
+            standing=digest,
+        )
+        self._write_statement(current)
+        return current
 
     def reject(self, release_id: str, reason: str, *, by: str) -> Hold:
         """Decline sealed bytes. They are never sent; their charge stays. The folder is kept as evidence."""
@@ -270,6 +295,12 @@ class Outbox:
         self._require_bytes(current)
         return self._envelope(current)
 
+    def standing(self, release_id: str) -> Envelope | None:
+        """The standing approval that goes beside the envelope; None where people signed."""
+        current = self.ledger.hold(release_id)
+        used = {approval.standing for approval in current.approvals if approval.standing}
+        return next((made.envelope for made in self.ledger.standing(current.study) if made.digest in used), None)
+
     def statement(self, release_id: str) -> Envelope:
         """The statement with the signatures it has, for the record; `envelope` gives the one that may be sent."""
         return self._envelope(self.get(release_id))
@@ -352,7 +383,9 @@ class Outbox:
     def _envelope(self, hold: Hold) -> Envelope:
         """Ed25519 is deterministic and the approvals stand in the ledger: the same bytes each time."""
         envelope = self._statement(hold).sign([self.ledger.signer])
-        given = tuple(Signature(approval.key.key_id, approval.signature) for approval in hold.approvals)
+        given = tuple(
+            Signature(approval.key.key_id, approval.signature) for approval in hold.approvals if not approval.standing
+        )
         return Envelope(
             payload_type=envelope.payload_type, payload=envelope.payload, signatures=(*envelope.signatures, *given)
         )

@@ -102,7 +102,54 @@ def acknowledged(folder: Path, keys: dict[str, Any], entries: list[dict[str, Any
     return out
 
 
-def release(folder: Path, told: list[dict[str, Any]], keys: dict[str, Any], plans: dict[str, dict[str, Any]]) -> str:
+def standings(entries: list[dict[str, Any]], keys: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Every standing approval in the ledger: its content, its signature checked, and from where to where it held."""
+    out: dict[str, dict[str, Any]] = {}
+    for entry in entries:
+        body = entry.get("body", {})
+        if entry.get("kind") == "standing":
+            text = json.loads(body["envelope"])
+            payload = base64.b64decode(text["payload"], validate=True)
+            said = json.loads(payload)
+            must(
+                sha(payload) == body["standing"] and canonical(said) == payload, "a standing approval must be as noted"
+            )
+            key = keys["approvers"].get(said["approver"], "")
+            values = [base64.b64decode(given["sig"], validate=True) for given in text["signatures"]]
+            own = text["payloadType"] == TYPE % "standing" and body["name"] == said["approver"] and key
+            own = own and any(signed(key, value, TYPE % "standing", payload) for value in values)
+            must(own, "a standing approval must be signed by the person it names")
+            out[body["standing"]] = {**said, "from": entry["seq"], "to": len(entries) + 1}
+        ended = [body["standing"]] if entry.get("kind") == "standing_revoked" else []
+        if entry.get("kind") in ("plan_revoked", "left"):
+            ended = [digest for digest, one in out.items() if one["study"] == body["study"]]
+        for digest in ended:
+            out[digest]["to"] = min(out[digest]["to"], entry["seq"])
+    return out
+
+
+def stood_in(
+    entry: dict[str, Any], given: dict[str, Any] | None, charged: dict[str, Any], keys: dict[str, Any]
+) -> bool:
+    """Whether a standing approval was good for the release it approved, as far as the ledger tells."""
+    return given is not None and (
+        given["from"] < entry["seq"] < given["to"]
+        and (given["site"], given["study"]) == (keys["site"], charged["study"])
+        and given["approver"] == entry["body"]["name"]
+        and keys["approvers"].get(given["approver"]) == entry["body"]["key"]
+        and given["plan_hash"] == charged["plan_hash"]
+        and charged["epsilon"] <= given["max_epsilon"]
+        and entry["time"][:10] <= given["until"]
+    )
+
+
+def release(
+    folder: Path,
+    told: list[dict[str, Any]],
+    keys: dict[str, Any],
+    plans: dict[str, dict[str, Any]],
+    standing: dict[str, dict[str, Any]],
+) -> str:
     """One release: its entries, statement, receipt, checks, decisions and withdrawal agree. Returns: its digest."""
     name = folder.name
     by = {entry["kind"]: entry for entry in told}
@@ -123,14 +170,24 @@ def release(folder: Path, told: list[dict[str, Any]], keys: dict[str, Any], plan
         for entry in told:
             # Showing other documents, or sending back, voids what was approved before.
             agreed = [] if entry["kind"] in ("hold", "send_back") else agreed
-            agreed += [entry["body"]] if entry["kind"] == "approve" and entry["seq"] < commit["seq"] else []
-        for body in agreed:
+            if entry["kind"] == "approve" and entry["seq"] < commit["seq"]:
+                here, who = entry["body"].get("standing"), entry["body"]["name"]
+                # A person takes the place of a standing approval: of their own, or of one that did not serve.
+                over = not here and len(agreed) >= seal["approvals"]
+                agreed = [body for body in agreed if not (body.get("standing") and (over or body["name"] == who))]
+                agreed += [entry["body"]]
+                if here:
+                    good = stood_in(entry, standing.get(here), charged, keys)
+                    must(good, f"{name}: a standing approval must be good for the release it approved")
+        advance = [body["name"] for body in agreed if body.get("standing")]
+        must(len(advance) <= 1, f"{name}: one standing approval at most stands in for a person")
+        for body in (body for body in agreed if not body.get("standing")):
             value = bytes.fromhex(body["signature"])
             own = people.get(body["name"]) == body["key"] and signed(body["key"], value, TYPE % "release", payload)
             must(own, f"{name}: each approval must be of a registered person, over the statement")
         names = {body["name"] for body in agreed}
         must(len(names) >= max(1, seal["approvals"]), f"{name}: enough people must have approved before delivery")
-        must(names <= signers, f"{name}: the statement must carry their signatures")
+        must(names <= signers | set(advance), f"{name}: the statement must carry their signatures")
         apart = not seal.get("author_apart") or stated["author"] not in names
         must(apart, f"{name}: whoever had it made must not have approved it")
         must(
@@ -181,13 +238,14 @@ def check(folder: Path, bundles: list[Path]) -> list[str]:
     for entry in entries:
         if entry.get("kind") == "plan_approved" and entry["body"]["plan_hash"] in plans:
             plans[entry["body"]["plan_hash"]]["approved"].append(entry["seq"])
+    standing = standings(entries, keys)
     told: dict[str, list[dict[str, Any]]] = {}
     for entry in entries:
         if "release_id" in entry.get("body", {}):
             told.setdefault(entry["body"]["release_id"], []).append(entry)
     sealed = {name for name, list_ in told.items() if any(entry["kind"] == "seal" for entry in list_)}
     must(sealed == {p.name for p in (folder / "releases").glob("*")}, "every sealed release must be in the export")
-    digests = [release(folder / "releases" / name, told[name], keys, plans) for name in sorted(sealed)]
+    digests = [release(folder / "releases" / name, told[name], keys, plans, standing) for name in sorted(sealed)]
     accepted = acknowledged(folder, keys, entries)
     arrived = [e["body"] for list_ in told.values() for e in list_ if e["kind"] == "commit"]
     countersigned = sum((body["release_id"], body["bundle_sha256"]) in accepted for body in arrived)
@@ -200,6 +258,7 @@ def check(folder: Path, bundles: list[Path]) -> list[str]:
         f"{len(entries)} ledger entries follow from each other and are signed; {withheld} of them are links only.",
         f"{len(plans)} plans are signed by the study lead.",
         f"{len(sealed)} releases: statement, receipt, checks, approvals and delivery agree.",
+        *([f"{len(standing)} standing approvals are signed, and good for what they approved."] if standing else []),
         f"{countersigned} of {len(arrived)} deliveries are acknowledged under the coordinator's signature.",
         *([f"{len(bundles)} bundle files are sealed ones."] if bundles else []),
         "Key of the site: " + " ".join(mark[i : i + 4] for i in range(0, 32, 4)) + " (compare it with the hospital).",

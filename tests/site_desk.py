@@ -50,6 +50,7 @@ class Hub:
     anchored: list[dict[str, Any]] = field(default_factory=list)
     sent: list[tuple[Envelope, bytes]] = field(default_factory=list)
     buried: list[Envelope] = field(default_factory=list)
+    stood: list[Envelope | None] = field(default_factory=list)
     accepted: bool = True
     down: bool = False
     allowed: str = ""
@@ -127,10 +128,11 @@ class Hub:
             self.signed = envelope.to_bytes()
         return AnchorReceipt(seq=body["seq"], head=body["head"], index=len(self.anchored))
 
-    def send(self, envelope, bundle, progress=None):
+    def send(self, envelope, bundle, progress=None, standing=None):
         self._up()
         data = Path(bundle).read_bytes()
         self.sent.append((envelope, data))
+        self.stood.append(standing)
         said = parse_json(envelope.payload)
         return Acceptance(
             study=said["study"],

@@ -427,6 +427,7 @@ FROM = {
     "rows": "Cost.rows: the part of a price that is the rows' noise",
     "total": "Ledger's or Cost's composed total",
     "cap": "the plan's budget",
+    "max_epsilon": "the limit that an approver signed in a standing approval",
     "delta": "the plan's budget",
     "value": "screens.epsilon's argument",
     "highest": "the largest of the sources' receipts",

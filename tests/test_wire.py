@@ -28,6 +28,7 @@ from shared.wire import (
     Holding,
     Holdings,
     Offered,
+    OfferRequest,
     Reminder,
     SignedDocument,
     StudyRequest,
@@ -68,6 +69,8 @@ VALUES = [
     StudyRequest(study="heart"),
     SignedDocument(envelope=bytes(range(256))),
     AnchorReceipt(seq=2**52, head=DIGEST, index=7),
+    OfferRequest(envelope=b"{}"),
+    OfferRequest(envelope=b"{}", standing=b"{}"),
     Offered(offset=0),
     Offered(offset=2**40),
     Offered(acceptance=ACCEPTED),
@@ -159,6 +162,8 @@ def test_no_truncation_of_a_message_is_anything_but_a_refusal_or_a_message(value
         (Enrolment(state="pending", fingerprint="x"), {"state": "maybe"}),
         (AnchorReceipt(seq=0, head=DIGEST, index=0), {"head": "0"}),
         (SignedDocument(envelope=b"x"), {"envelope": bytes((4 << 20) + 1)}),
+        (OfferRequest(envelope=b"x"), {"envelope": b""}),
+        (OfferRequest(envelope=b"x"), {"standing": b""}),
     ],
 )
 def test_an_impossible_value_is_refused_when_it_is_made(value, change):

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dshared/proto/collection.proto\x12\x17tributary.collection.v1\"/\n\x0c\x45nrolRequest\x12\r\n\x05token\x18\x01 \x01(\t\x12\x10\n\x08\x65nvelope\x18\x02 \x01(\x0c\"\xb9\x02\n\nEnrolReply\x12>\n\x07pending\x18\x01 \x01(\x0b\x32+.tributary.collection.v1.EnrolReply.PendingH\x00\x12@\n\x08\x61\x63\x63\x65pted\x18\x02 \x01(\x0b\x32,.tributary.collection.v1.EnrolReply.AcceptedH\x00\x12>\n\x07refused\x18\x03 \x01(\x0b\x32+.tributary.collection.v1.EnrolReply.RefusedH\x00\x1a\x1e\n\x07Pending\x12\x13\n\x0b\x66ingerprint\x18\x01 \x01(\t\x1a#\n\x08\x41\x63\x63\x65pted\x12\x17\n\x0f\x63\x65rtificate_pem\x18\x01 \x01(\t\x1a\x19\n\x07Refused\x12\x0e\n\x06reason\x18\x01 \x01(\tB\t\n\x07outcome\"\x1d\n\x0cStudyRequest\x12\r\n\x05study\x18\x01 \x01(\t\"\"\n\x0eSignedDocument\x12\x10\n\x08\x65nvelope\x18\x01 \x01(\x0c\"\\\n\x0b\x41nchorReply\x12\x0b\n\x03seq\x18\x01 \x01(\x04\x12\x0c\n\x04head\x18\x02 \x01(\t\x12\r\n\x05index\x18\x03 \x01(\x04\x12\x10\n\x08log_root\x18\x04 \x01(\t\x12\x11\n\tsignature\x18\x05 \x01(\x0c\"i\n\nOfferReply\x12\x10\n\x06offset\x18\x01 \x01(\x04H\x00\x12>\n\nacceptance\x18\x02 \x01(\x0b\x32(.tributary.collection.v1.AcceptanceReplyH\x00\x42\t\n\x07outcome\"<\n\x05\x43hunk\x12\x15\n\rbundle_sha256\x18\x01 \x01(\t\x12\x0e\n\x06offset\x18\x02 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\"\xb5\x01\n\x0f\x41\x63\x63\x65ptanceReply\x12\r\n\x05study\x18\x01 \x01(\t\x12\x0c\n\x04wave\x18\x02 \x01(\r\x12\x0c\n\x04site\x18\x03 \x01(\t\x12\x12\n\nrelease_id\x18\x04 \x01(\t\x12\x15\n\rbundle_sha256\x18\x05 \x01(\t\x12\x11\n\tlog_index\x18\x06 \x01(\x04\x12\x10\n\x08log_root\x18\x07 \x01(\t\x12\x14\n\x0c\x61\x63\x63\x65pted_day\x18\x08 \x01(\t\x12\x11\n\tsignature\x18\t \x01(\x0c\"\xb6\x01\n\x0fWithdrawalReply\x12\r\n\x05study\x18\x01 \x01(\t\x12\x0c\n\x04wave\x18\x02 \x01(\r\x12\x0c\n\x04site\x18\x03 \x01(\t\x12\x12\n\nrelease_id\x18\x04 \x01(\t\x12\x15\n\rbundle_sha256\x18\x05 \x01(\t\x12\x11\n\tlog_index\x18\x06 \x01(\x04\x12\x10\n\x08log_root\x18\x07 \x01(\t\x12\x15\n\rwithdrawn_day\x18\x08 \x01(\t\x12\x11\n\tsignature\x18\t \x01(\x0c\"/\n\rGrowthRequest\x12\x10\n\x08old_size\x18\x01 \x01(\x04\x12\x0c\n\x04size\x18\x02 \x01(\x04\"\x1c\n\x0bGrowthReply\x12\r\n\x05proof\x18\x01 \x03(\x0c\"\xb5\x03\n\x0bStatusReply\x12>\n\x08holdings\x18\x01 \x03(\x0b\x32,.tributary.collection.v1.StatusReply.Holding\x12\x36\n\x08\x61nchored\x18\x02 \x01(\x0b\x32$.tributary.collection.v1.AnchorReply\x12\x12\n\nreanchored\x18\x03 \x01(\r\x12\x0e\n\x06\x61nchor\x18\x04 \x01(\x0c\x12@\n\treminders\x18\x05 \x03(\x0b\x32-.tributary.collection.v1.StatusReply.Reminder\x1a\xa0\x01\n\x07Holding\x12\r\n\x05study\x18\x01 \x01(\t\x12\x0c\n\x04wave\x18\x02 \x01(\r\x12\x12\n\nrelease_id\x18\x03 \x01(\t\x12\r\n\x05state\x18\x04 \x01(\t\x12\x0c\n\x04\x63ode\x18\x05 \x01(\t\x12\x0e\n\x06reason\x18\x06 \x01(\t\x12\x16\n\tlog_index\x18\x07 \x01(\x04H\x00\x88\x01\x01\x12\x11\n\tstatement\x18\x08 \x01(\x0c\x42\x0c\n\n_log_index\x1a%\n\x08Reminder\x12\x0c\n\x04wave\x18\x01 \x01(\r\x12\x0b\n\x03\x64\x61y\x18\x02 \x01(\t2\xd2\x05\n\nCollection\x12S\n\x05\x45nrol\x12%.tributary.collection.v1.EnrolRequest\x1a#.tributary.collection.v1.EnrolReply\x12[\n\tFetchPlan\x12%.tributary.collection.v1.StudyRequest\x1a\'.tributary.collection.v1.SignedDocument\x12W\n\x06\x41nchor\x12\'.tributary.collection.v1.SignedDocument\x1a$.tributary.collection.v1.AnchorReply\x12U\n\x05Offer\x12\'.tributary.collection.v1.SignedDocument\x1a#.tributary.collection.v1.OfferReply\x12T\n\x06Upload\x12\x1e.tributary.collection.v1.Chunk\x1a(.tributary.collection.v1.AcceptanceReply(\x01\x12U\n\x06Status\x12%.tributary.collection.v1.StudyRequest\x1a$.tributary.collection.v1.StatusReply\x12]\n\x08Withdraw\x12\'.tributary.collection.v1.SignedDocument\x1a(.tributary.collection.v1.WithdrawalReply\x12V\n\x06Growth\x12&.tributary.collection.v1.GrowthRequest\x1a$.tributary.collection.v1.GrowthReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dshared/proto/collection.proto\x12\x17tributary.collection.v1\"/\n\x0c\x45nrolRequest\x12\r\n\x05token\x18\x01 \x01(\t\x12\x10\n\x08\x65nvelope\x18\x02 \x01(\x0c\"\xb9\x02\n\nEnrolReply\x12>\n\x07pending\x18\x01 \x01(\x0b\x32+.tributary.collection.v1.EnrolReply.PendingH\x00\x12@\n\x08\x61\x63\x63\x65pted\x18\x02 \x01(\x0b\x32,.tributary.collection.v1.EnrolReply.AcceptedH\x00\x12>\n\x07refused\x18\x03 \x01(\x0b\x32+.tributary.collection.v1.EnrolReply.RefusedH\x00\x1a\x1e\n\x07Pending\x12\x13\n\x0b\x66ingerprint\x18\x01 \x01(\t\x1a#\n\x08\x41\x63\x63\x65pted\x12\x17\n\x0f\x63\x65rtificate_pem\x18\x01 \x01(\t\x1a\x19\n\x07Refused\x12\x0e\n\x06reason\x18\x01 \x01(\tB\t\n\x07outcome\"\x1d\n\x0cStudyRequest\x12\r\n\x05study\x18\x01 \x01(\t\"\"\n\x0eSignedDocument\x12\x10\n\x08\x65nvelope\x18\x01 \x01(\x0c\"\\\n\x0b\x41nchorReply\x12\x0b\n\x03seq\x18\x01 \x01(\x04\x12\x0c\n\x04head\x18\x02 \x01(\t\x12\r\n\x05index\x18\x03 \x01(\x04\x12\x10\n\x08log_root\x18\x04 \x01(\t\x12\x11\n\tsignature\x18\x05 \x01(\x0c\"D\n\x0cOfferRequest\x12\x10\n\x08\x65nvelope\x18\x01 \x01(\x0c\x12\x15\n\x08standing\x18\x02 \x01(\x0cH\x00\x88\x01\x01\x42\x0b\n\t_standing\"i\n\nOfferReply\x12\x10\n\x06offset\x18\x01 \x01(\x04H\x00\x12>\n\nacceptance\x18\x02 \x01(\x0b\x32(.tributary.collection.v1.AcceptanceReplyH\x00\x42\t\n\x07outcome\"<\n\x05\x43hunk\x12\x15\n\rbundle_sha256\x18\x01 \x01(\t\x12\x0e\n\x06offset\x18\x02 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\"\xb5\x01\n\x0f\x41\x63\x63\x65ptanceReply\x12\r\n\x05study\x18\x01 \x01(\t\x12\x0c\n\x04wave\x18\x02 \x01(\r\x12\x0c\n\x04site\x18\x03 \x01(\t\x12\x12\n\nrelease_id\x18\x04 \x01(\t\x12\x15\n\rbundle_sha256\x18\x05 \x01(\t\x12\x11\n\tlog_index\x18\x06 \x01(\x04\x12\x10\n\x08log_root\x18\x07 \x01(\t\x12\x14\n\x0c\x61\x63\x63\x65pted_day\x18\x08 \x01(\t\x12\x11\n\tsignature\x18\t \x01(\x0c\"\xb6\x01\n\x0fWithdrawalReply\x12\r\n\x05study\x18\x01 \x01(\t\x12\x0c\n\x04wave\x18\x02 \x01(\r\x12\x0c\n\x04site\x18\x03 \x01(\t\x12\x12\n\nrelease_id\x18\x04 \x01(\t\x12\x15\n\rbundle_sha256\x18\x05 \x01(\t\x12\x11\n\tlog_index\x18\x06 \x01(\x04\x12\x10\n\x08log_root\x18\x07 \x01(\t\x12\x15\n\rwithdrawn_day\x18\x08 \x01(\t\x12\x11\n\tsignature\x18\t \x01(\x0c\"/\n\rGrowthRequest\x12\x10\n\x08old_size\x18\x01 \x01(\x04\x12\x0c\n\x04size\x18\x02 \x01(\x04\"\x1c\n\x0bGrowthReply\x12\r\n\x05proof\x18\x01 \x03(\x0c\"\xb5\x03\n\x0bStatusReply\x12>\n\x08holdings\x18\x01 \x03(\x0b\x32,.tributary.collection.v1.StatusReply.Holding\x12\x36\n\x08\x61nchored\x18\x02 \x01(\x0b\x32$.tributary.collection.v1.AnchorReply\x12\x12\n\nreanchored\x18\x03 \x01(\r\x12\x0e\n\x06\x61nchor\x18\x04 \x01(\x0c\x12@\n\treminders\x18\x05 \x03(\x0b\x32-.tributary.collection.v1.StatusReply.Reminder\x1a\xa0\x01\n\x07Holding\x12\r\n\x05study\x18\x01 \x01(\t\x12\x0c\n\x04wave\x18\x02 \x01(\r\x12\x12\n\nrelease_id\x18\x03 \x01(\t\x12\r\n\x05state\x18\x04 \x01(\t\x12\x0c\n\x04\x63ode\x18\x05 \x01(\t\x12\x0e\n\x06reason\x18\x06 \x01(\t\x12\x16\n\tlog_index\x18\x07 \x01(\x04H\x00\x88\x01\x01\x12\x11\n\tstatement\x18\x08 \x01(\x0c\x42\x0c\n\n_log_index\x1a%\n\x08Reminder\x12\x0c\n\x04wave\x18\x01 \x01(\r\x12\x0b\n\x03\x64\x61y\x18\x02 \x01(\t2\xd0\x05\n\nCollection\x12S\n\x05\x45nrol\x12%.tributary.collection.v1.EnrolRequest\x1a#.tributary.collection.v1.EnrolReply\x12[\n\tFetchPlan\x12%.tributary.collection.v1.StudyRequest\x1a\'.tributary.collection.v1.SignedDocument\x12W\n\x06\x41nchor\x12\'.tributary.collection.v1.SignedDocument\x1a$.tributary.collection.v1.AnchorReply\x12S\n\x05Offer\x12%.tributary.collection.v1.OfferRequest\x1a#.tributary.collection.v1.OfferReply\x12T\n\x06Upload\x12\x1e.tributary.collection.v1.Chunk\x1a(.tributary.collection.v1.AcceptanceReply(\x01\x12U\n\x06Status\x12%.tributary.collection.v1.StudyRequest\x1a$.tributary.collection.v1.StatusReply\x12]\n\x08Withdraw\x12\'.tributary.collection.v1.SignedDocument\x1a(.tributary.collection.v1.WithdrawalReply\x12V\n\x06Growth\x12&.tributary.collection.v1.GrowthRequest\x1a$.tributary.collection.v1.GrowthReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -47,24 +47,26 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SIGNEDDOCUMENT']._serialized_end=488
   _globals['_ANCHORREPLY']._serialized_start=490
   _globals['_ANCHORREPLY']._serialized_end=582
-  _globals['_OFFERREPLY']._serialized_start=584
-  _globals['_OFFERREPLY']._serialized_end=689
-  _globals['_CHUNK']._serialized_start=691
-  _globals['_CHUNK']._serialized_end=751
-  _globals['_ACCEPTANCEREPLY']._serialized_start=754
-  _globals['_ACCEPTANCEREPLY']._serialized_end=935
-  _globals['_WITHDRAWALREPLY']._serialized_start=938
-  _globals['_WITHDRAWALREPLY']._serialized_end=1120
-  _globals['_GROWTHREQUEST']._serialized_start=1122
-  _globals['_GROWTHREQUEST']._serialized_end=1169
-  _globals['_GROWTHREPLY']._serialized_start=1171
-  _globals['_GROWTHREPLY']._serialized_end=1199
-  _globals['_STATUSREPLY']._serialized_start=1202
-  _globals['_STATUSREPLY']._serialized_end=1639
-  _globals['_STATUSREPLY_HOLDING']._serialized_start=1440
-  _globals['_STATUSREPLY_HOLDING']._serialized_end=1600
-  _globals['_STATUSREPLY_REMINDER']._serialized_start=1602
-  _globals['_STATUSREPLY_REMINDER']._serialized_end=1639
-  _globals['_COLLECTION']._serialized_start=1642
-  _globals['_COLLECTION']._serialized_end=2364
+  _globals['_OFFERREQUEST']._serialized_start=584
+  _globals['_OFFERREQUEST']._serialized_end=652
+  _globals['_OFFERREPLY']._serialized_start=654
+  _globals['_OFFERREPLY']._serialized_end=759
+  _globals['_CHUNK']._serialized_start=761
+  _globals['_CHUNK']._serialized_end=821
+  _globals['_ACCEPTANCEREPLY']._serialized_start=824
+  _globals['_ACCEPTANCEREPLY']._serialized_end=1005
+  _globals['_WITHDRAWALREPLY']._serialized_start=1008
+  _globals['_WITHDRAWALREPLY']._serialized_end=1190
+  _globals['_GROWTHREQUEST']._serialized_start=1192
+  _globals['_GROWTHREQUEST']._serialized_end=1239
+  _globals['_GROWTHREPLY']._serialized_start=1241
+  _globals['_GROWTHREPLY']._serialized_end=1269
+  _globals['_STATUSREPLY']._serialized_start=1272
+  _globals['_STATUSREPLY']._serialized_end=1709
+  _globals['_STATUSREPLY_HOLDING']._serialized_start=1510
+  _globals['_STATUSREPLY_HOLDING']._serialized_end=1670
+  _globals['_STATUSREPLY_REMINDER']._serialized_start=1672
+  _globals['_STATUSREPLY_REMINDER']._serialized_end=1709
+  _globals['_COLLECTION']._serialized_start=1712
+  _globals['_COLLECTION']._serialized_end=2432
 # @@protoc_insertion_point(module_scope)

@@ -65,6 +65,14 @@ class AnchorReply(_message.Message):
     signature: bytes
     def __init__(self, seq: _Optional[int] = ..., head: _Optional[str] = ..., index: _Optional[int] = ..., log_root: _Optional[str] = ..., signature: _Optional[bytes] = ...) -> None: ...
 
+class OfferRequest(_message.Message):
+    __slots__ = ("envelope", "standing")
+    ENVELOPE_FIELD_NUMBER: _ClassVar[int]
+    STANDING_FIELD_NUMBER: _ClassVar[int]
+    envelope: bytes
+    standing: bytes
+    def __init__(self, envelope: _Optional[bytes] = ..., standing: _Optional[bytes] = ...) -> None: ...
+
 class OfferReply(_message.Message):
     __slots__ = ("offset", "acceptance")
     OFFSET_FIELD_NUMBER: _ClassVar[int]
