@@ -424,6 +424,7 @@ FROM = {
     "all_waves": "a study's total with all planned waves",
     "eps": "a point of the curve of weights",
     "least": "the least that a receipt's total can be",
+    "together": "what somebody in all of a site's releases would have spent",
     "rows": "Cost.rows: the part of a price that is the rows' noise",
     "total": "Ledger's or Cost's composed total",
     "cap": "the plan's budget",
