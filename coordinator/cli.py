@@ -12,6 +12,7 @@ import difflib
 import os
 import sys
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -41,10 +42,12 @@ app = application("Collect privatised releases from hospitals, and pool them.")
 plan_app = application("Write, check, price and sign study plans.")
 release_app = application("Look at one release.")
 wave_app = application("The calendar of a study, and who has delivered. Nothing here starts work at a site.")
+analyst_app = application("Analysts' tokens: who may ask, in which studies, until when.")
 log_app = application("The append-only log of accepted releases.", bare=True)
 app.add_typer(plan_app, name="plan", rich_help_panel="Set up")
 app.add_typer(release_app, name="release", rich_help_panel="Releases")
 app.add_typer(wave_app, name="wave", rich_help_panel="Releases")
+app.add_typer(analyst_app, name="analyst", rich_help_panel="Answers")
 app.add_typer(log_app, name="log", rich_help_panel="Releases")
 
 Json = Annotated[bool, typer.Option("--json", help="Answer as JSON.")]
@@ -76,6 +79,7 @@ def init(
     san: Annotated[list[str] | None, typer.Option("--san", help="Further DNS name or IP in the certificate.")] = None,
     lead: Annotated[list[str] | None, typer.Option("--lead", help="Name of a lead's key; repeat for several.")] = None,
     threshold: Annotated[int, typer.Option("--threshold", help="Lead signatures that a plan must carry.")] = 1,
+    analysts: Annotated[str, typer.Option("--analysts", help="host:port that analysts dial; none if left out.")] = "",
     dry_run: DryRun = False,
     json: Json = False,
 ) -> None:
@@ -89,6 +93,7 @@ def init(
         listen=listen or f"0.0.0.0:{address.rpartition(':')[2]}",
         names=tuple(dict.fromkeys([host, *(san or [])])),
         threshold=threshold,
+        analysts=analysts,
     )
     leads = list(dict.fromkeys(lead or ["lead"]))
     if threshold > len(leads):
@@ -160,7 +165,7 @@ def serve(
     context: typer.Context,
     address: Annotated[str, typer.Option("--address", help="host:port to bind, instead of the setting.")] = "",
 ) -> None:
-    """Answer sites, in the foreground, until it is told to stop (SIGTERM, or Ctrl-C)."""
+    """Answer sites and analysts, in the foreground, until it is told to stop (SIGTERM, or Ctrl-C)."""
     config = Config.load(context.obj)
     from coordinator import collect
 
@@ -169,6 +174,8 @@ def serve(
 
     def ready(port: int) -> None:
         console().print(f"{config.name} answers on {host}:{port}; sites dial {config.address}; stop with Ctrl-C")
+        if config.analysts:
+            console().print(f"analysts are answered on {config.analysts_listen}; they dial {config.analysts}")
         sys.stdout.flush()
 
     collect.serve(
@@ -178,6 +185,8 @@ def serve(
         url=config.store,
         max_bundle=config.max_bundle,
         workers=config.workers,
+        analysts=config.analysts_listen,
+        analysis={"rate": config.analyst_rate, "burst": config.analyst_burst, "at_once": config.analyst_places},
     )
 
 
@@ -280,6 +289,8 @@ def plan_cost(
         out.print()
         last = price.last_affordable
         words = f"last affordable wave: {last:,}" if last else "not even one wave is affordable"
+        if not price.redraws and len(price.waves) > 1:
+            out.print("Nobody is drawn twice: whoever comes with a later wave pays for that wave alone.")
         out.print("every wave is affordable" if last == MANY else words, style="bold")
         out.print(price.translation.replace(": At ", ":\nAt ").replace(". With ", ".\nWith "))
         if price.rows > 8.001:
@@ -354,6 +365,41 @@ def plan_sign(
         out.print(f"next: coordinator invite SITE --study {plan.study} --out SITE.invitation", style="cyan")
 
     emit(answer, as_json=json, show=show)
+
+
+@plan_app.command("amend")
+def plan_amend(
+    context: typer.Context,
+    study: Annotated[str, typer.Argument(help="The study.")],
+    out: Annotated[Path | None, typer.Option("--out", help="File to write; STUDY-vN.toml if left out.")] = None,
+    dry_run: DryRun = False,
+    json: Json = False,
+) -> None:
+    """Write the next version of a study's plan as a draft to edit. It is signed like any plan, and approved anew."""
+    from coordinator.waves import draft
+
+    config = Config.load(context.obj)
+    with _open(config) as store:
+        last = store.plan(study).plan
+    plan = replace(last, version=last.version + 1)
+    path = _write_draft(draft(plan), out or Path(f"{study}-v{plan.version}.toml"), dry_run=dry_run)
+
+    def show(shown: Console) -> None:
+        shown.print(f"{'would write' if dry_run else 'wrote'} {path}: {study}, version {plan.version}, a draft")
+        shown.print("Each site sees what changed before it approves; until then it releases nothing.", style="yellow")
+        shown.print(f"next: edit {path}, then coordinator plan check {path}", style="cyan")
+
+    emit({"study": study, "version": plan.version, "file": str(path), "written": not dry_run}, as_json=json, show=show)
+
+
+def _write_draft(text: str, path: Path, *, dry_run: bool) -> Path:
+    """Write a draft plan to a file that is not there yet. Raises: StateRefusal."""
+    if path.exists():
+        raise StateRefusal("the file must be new", given=f"{path}", next_step="Choose another --out.")
+    if not dry_run:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    return path
 
 
 @plan_app.command("show")
@@ -629,9 +675,24 @@ def release_show(
     json: Json = False,
 ) -> None:
     """Show one accepted release: its receipt in words."""
+    from coordinator.collect import least_total
+
     with _open(Config.load(context.obj)) as store:
         found = _release(store, release)
-    receipt = found.receipt
+        receipt = found.receipt
+        arrived = [
+            store.plan(found.study, other.plan_version).plan
+            for other in store.releases(found.study, site=found.site, withdrawn=True)
+            if other.log_index < found.log_index
+        ]
+        plan = store.plan(found.study, found.plan_version).plan
+    together = least_total(receipt, plan, arrived, together=True)
+    note = ""
+    if receipt.study_epsilon < together * (1 - 1e-9):
+        note = (
+            f"Somebody in all {len(arrived) + 1} releases that arrived would have spent ε {together:.4g}. The site's "
+            "ledger counts per person, and says that nobody spent more than the total above; only the site can see it."
+        )
 
     def show(out: Console) -> None:
         out.print(f"{found.study}, wave {found.wave}, {found.site}", style="bold")
@@ -646,6 +707,7 @@ def release_show(
             ("posture", receipt.posture),
             ("this release", f"ε {receipt.epsilon:.4g} at δ {receipt.delta:g}"),
             ("study so far", f"ε {receipt.study_epsilon:.4g} per person at this site, this release included"),
+            *([("note", note)] if note else []),
             ("in words", receipt.translation),
             ("neighbours", f"{receipt.neighbours.replace('_', ' ')}; unit {receipt.unit}"),
             ("given", receipt.conditional_on),
@@ -653,7 +715,7 @@ def release_show(
         _sentences(out, "covered:", receipt.covered, "green")
         _sentences(out, "not covered:", receipt.not_covered, "yellow")
 
-    emit({**_release_data(found), "receipt": receipt}, as_json=json, show=show)
+    emit({**_release_data(found), "receipt": receipt, "note": note}, as_json=json, show=show)
 
 
 # -- waves --------------------------------------------------------------------------------------------------------
@@ -688,12 +750,7 @@ def wave_schedule(
     plan = scheduled(last, every=every, count=count, window=window, start=first, quorum=quorum, today=_today())
     text = draft(plan)
     _, checks = review(text, today=_today(), recipient=config.name)
-    path = out or Path(f"{study}-v{plan.version}.toml")
-    if path.exists():
-        raise StateRefusal("the file must be new", given=f"{path}", next_step="Choose another --out.")
-    if not dry_run:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
+    path = _write_draft(text, out or Path(f"{study}-v{plan.version}.toml"), dry_run=dry_run)
     concerns = [check for check in checks if check.state != "ok"]
     answer = {
         "study": study,
@@ -930,7 +987,7 @@ def pool(
     further = _analyse(
         answer, mods or [], subgroup, facts, bayes=bayes, scale=scale, exact=exact, diagnostics=diagnostics
     )
-    data = {**_answer_data(answer), **further, "changed": _changed(before, answer)}
+    data = {**answer.document, **further, "changed": _changed(before, answer)}
     if out is not None and out.suffix.lower() == ".json":
         import json as writer
 
@@ -975,17 +1032,16 @@ def figure(
     if not dry_run:
         from coordinator.client import draw
 
-        further = _further(answer)
         draw(
             answer.result,
             kind,
-            title=title or f"{study}, wave {wave}: {answer.term} in {answer.estimand}",
-            note=_provenance(answer),
-            columns={name.capitalize() if name == "posture" else name: cells for name, cells in further.items()},
+            title=title or answer.title,
+            note=answer.provenance,
+            columns=answer.columns,
             path=out,
         )
         before = _save(context, answer, "figure", figure=str(out))
-    data = {**_answer_data(answer), "changed": _changed(before, answer), "figure": str(out), "written": not dry_run}
+    data = {**answer.document, "changed": _changed(before, answer), "figure": str(out), "written": not dry_run}
     words = f"{'would write' if dry_run else 'wrote'} {out}"
     emit(data, as_json=json, show=lambda shown: shown.print(words))
 
@@ -1021,6 +1077,104 @@ def results(
             out.print("Ask a stale question again: the answer says what changed.", style="cyan")
 
     emit(answer, as_json=json, show=show)
+
+
+# -- analysts -----------------------------------------------------------------------------------------------------
+@analyst_app.command("add")
+def analyst_add(
+    context: typer.Context,
+    name: Annotated[str, typer.Argument(help="The analyst's name, a plain word.")],
+    study: Annotated[list[str], typer.Option("--study", help="A study it is for; repeat for several.")],
+    role: Annotated[str, typer.Option("--role", help="analyst, lead (also sees downloads) or auditor.")] = "analyst",
+    days: Annotated[int, typer.Option("--days", help="Days until it expires.")] = 365,
+    out: Annotated[Path | None, typer.Option("--out", help="File to write; NAME.token.json if left out.")] = None,
+    dry_run: DryRun = False,
+    json: Json = False,
+) -> None:
+    """Make a token and write it to a file, once: only its hash is kept here."""
+    config = Config.load(context.obj)
+    from coordinator.analysts import Analysts
+    from coordinator.authority import Authority
+    from coordinator.remote import Pass
+    from shared.transport import SERVER_NAME
+
+    if not config.analysts:
+        raise StateRefusal(
+            "the coordinator must have an address for analysts",
+            given="none",
+            next_step=f'Set analysts = "host:port" in {FILE_NAME}, and restart coordinator serve.',
+        )
+    path = out or Path(f"{name}.token.json")
+    if path.exists():
+        raise StateRefusal("the file must be new", given=f"{path}", next_step="Choose another --out.")
+    with _open(config) as store:
+        for known in study:
+            store.plan(known)
+        made = {"name": name, "role": role, "studies": study, "file": str(path), "created": not dry_run}
+        if not dry_run:
+            account, token = Analysts(store).add(name, studies=study, role=role, days=days, today=_today())
+            Pass(
+                address=config.analysts,
+                server_name=SERVER_NAME,
+                ca_pem=Authority.load(config.home).ca_pem,
+                name=account.name,
+                role=account.role,
+                studies=account.studies,
+                expires=account.expires.isoformat(),
+                token=token,
+            ).save(path)
+            made |= {"id": account.id, "expires": account.expires}
+
+    def show(shown: Console) -> None:
+        did = "would write" if dry_run else "wrote"
+        shown.print(f"{did} {path}: {name}, {role} of {', '.join(study)}", style="bold")
+        if not dry_run:
+            shown.print(f"good until {made['expires']}; the file is a password: hand it over as one", style="yellow")
+
+    emit(made, as_json=json, show=show)
+
+
+@analyst_app.command("list")
+def analyst_list(context: typer.Context, json: Json = False) -> None:
+    """List the tokens: whose they are, what for, until when. The tokens themselves cannot be shown."""
+    from coordinator.analysts import Analysts
+
+    with _open(Config.load(context.obj)) as store:
+        found = Analysts(store).accounts()
+    answer = [{**plain(account), "state": account.state(_today())} for account in found]
+
+    def show(out: Console) -> None:
+        if not answer:
+            out.print("No analyst has a token yet.")
+            return
+        heads = ["name", "role", "studies", "id", "expires", "state"]
+        rows = [
+            [row["name"], row["role"], ", ".join(row["studies"]), *(row[name] for name in heads[3:])] for row in answer
+        ]
+        out.print(table(heads, rows))
+
+    emit(answer, as_json=json, show=show)
+
+
+@analyst_app.command("revoke")
+def analyst_revoke(
+    context: typer.Context,
+    name: Annotated[str, typer.Argument(help="The analyst's name (all tokens), or one token's id.")],
+    dry_run: DryRun = False,
+    json: Json = False,
+) -> None:
+    """Take tokens back. The next call with one is refused; what was answered stays in the record."""
+    from coordinator.analysts import Analysts
+
+    with _open(Config.load(context.obj)) as store:
+        analysts = Analysts(store)
+        if dry_run:
+            found = [row for row in analysts.accounts() if name in (row.name, row.id) and not row.revoked]
+        else:
+            found = list(analysts.revoke(name, today=_today()))
+    words = f"{'would revoke' if dry_run else 'revoked'} {len(found)} token(s) of {name}"
+    answer = {"name": name, "ids": [account.id for account in found], "revoked": not dry_run}
+    emit(answer, as_json=json, show=lambda out: out.print(words))
 
 
 # -- the log ------------------------------------------------------------------------------------------------------
@@ -1222,32 +1376,16 @@ def _ask(
         return ask(store, study, wave, estimand or formula, as_of=as_of, combine=combine, **how)
 
 
-def _numbers(answer: Answer) -> dict[str, Any]:
-    result = answer.result
-    return dict(plain({name: getattr(result, name) for name in ("k", "beta", "se", "ci_lb", "ci_ub", "tau2")}))
-
-
 def _save(context: typer.Context, answer: Answer, kind: str, *, figure: str) -> SavedResult | None:
     """Remember what is handed out; the last answer to the same question, when it was another one."""
-    result = answer.result
-    question = {
-        "wave": answer.wave,
-        "as_of": answer.as_of,
-        "combined": answer.combined,
-        "estimand": answer.estimand,
-        "term": answer.term,
-        "method": result.method,
-        "test": result.test,
-        "level": result.level,
-    }
     with _open(Config.load(context.obj)) as store:
         return store.save_result(
             study=answer.study,
             wave=answer.wave,
             kind=kind,
-            question=question,
+            question=answer.asked,
             used=answer.used,
-            numbers=_numbers(answer),
+            numbers=answer.numbers,
             figure=figure,
             today=_today(),
         )
@@ -1262,7 +1400,7 @@ def _changed(before: SavedResult | None, answer: Answer) -> list[str]:
     out = [f"{site} has withdrawn a release." for digest, site in left.items() if digest in gone]
     out += [f"A release of {site} was replaced by a later one." for digest, site in left.items() if digest not in gone]
     out += [f"New: a release of {site}." for digest, site in answer.used.items() if digest not in before.used]
-    then, now = before.numbers["beta"], _numbers(answer)["beta"]
+    then, now = before.numbers["beta"], answer.numbers["beta"]
     if then != now:
         out.append(f"The pooled estimate was {then:.4g} and is {now:.4g}.")
     return [f"Since the answer of {before.day}:", *out] if out else []
@@ -1299,55 +1437,12 @@ def _analyse(answer: Answer, mods: list[str], subgroup: str, facts: Path | None,
     return analyses.analyse(answer.result, asked)
 
 
-def _answer_data(answer: Answer) -> dict[str, Any]:
-    from coordinator.client import pooled_data
-
-    return {
-        "study": answer.study,
-        "wave": answer.wave,
-        "estimand": answer.estimand,
-        "planned": answer.planned or None,
-        "as_of": answer.as_of,
-        "revisions": answer.revisions,
-        "combined": answer.combined,
-        "withdrawn": answer.withdrawn,
-        "terms": answer.terms,
-        "estimates": answer.estimates,
-        "sources": answer.sources,
-        **pooled_data(answer.result),
-    }
-
-
 def _estimates(answer: Answer) -> pd.DataFrame:
     """One row per site for a spreadsheet or `analyst pool`: yi and vi on the scale of the analysis."""
     import pandas as pd
 
     names = ("site", "study", "wave", "term", "n", "scale", "yi", "vi", "vi_sampling", "vi_privacy", "reason")
     return pd.DataFrame([{name: getattr(row, name) for name in names} for row in answer.estimates], columns=list(names))
-
-
-def _further(answer: Answer) -> dict[str, dict[str, str]]:
-    used = {row.site: row for row in answer.estimates if row.yi is not None}
-    # Under append a site has several releases of different persons: each person pays for one.
-    dearest: dict[str, float] = {}
-    for source in answer.sources:
-        dearest[source.site] = max(source.epsilon, dearest.get(source.site, 0.0))
-    return {
-        "ε": {site: f"{epsilon:.4g}" for site, epsilon in dearest.items() if site in used},
-        "posture": {source.site: source.posture for source in answer.sources if source.site in used},
-    }
-
-
-def _provenance(answer: Answer) -> str:
-    count = len({source.site for source in answer.sources})
-    versions = ", ".join(str(version) for version in sorted({source.plan_version for source in answer.sources}))
-    kind = f"planned analysis {answer.planned}" if answer.planned else "exploratory: not in the plan"
-    waves = sorted({source.wave for source in answer.sources})
-    rows = "" if waves == [answer.wave] else f" of waves {', '.join(map(str, waves))}"
-    revision = answer.revisions.get(answer.wave)
-    state = "" if revision is None else f", wave {answer.wave} as of revision {revision}"
-    both = "; several refreshes put together: standard errors are too small" if answer.combined else ""
-    return f"Privatised releases of {count} sites{rows}, plan version {versions}{state}; {kind}{both}."
 
 
 def _show_answer(out: Console, answer: Answer, changed: Sequence[str] = ()) -> None:
@@ -1357,7 +1452,7 @@ def _show_answer(out: Console, answer: Answer, changed: Sequence[str] = ()) -> N
     ratio = result.scale == "log"
     title = answer.term if answer.term == answer.estimand else f"{answer.term} in {answer.estimand}"
     out.print(title, style="bold")
-    out.print(f"{answer.study}, wave {answer.wave}. {_provenance(answer)}", style="dim")
+    out.print(f"{answer.study}, wave {answer.wave}. {answer.provenance}", style="dim")
     if ratio:
         out.print("Shown as ratios.", style="dim")
     elif result.scale != "identity":
@@ -1373,7 +1468,7 @@ def _show_answer(out: Console, answer: Answer, changed: Sequence[str] = ()) -> N
     if len(censored) > 1 or any("each row" in words for words in censored):
         out.print(f"Follow-up ends at different waves: {'; '.join(censored)}.", style="yellow")
     n = {"n": {row.site: f"{row.n:,}" for row in answer.estimates if row.yi is not None}}
-    show_pooled(out, result, exp=ratio, extra={**n, **_further(answer)})
+    show_pooled(out, result, exp=ratio, extra={**n, **answer.columns})
     highest = max((source.epsilon for source in answer.sources), default=0.0)
     if highest > 10:
         out.print(

@@ -1,8 +1,10 @@
-"""`analyst`: pool estimates from a table of yi and vi, without a server and without a site.
+"""`analyst`: ask the coordinator, or pool a table of yi and vi without a server; never a site.
 
-What an analyst holds in a spreadsheet (one estimate and its variance per study) becomes a pooled result, a forest
-plot, or a description of what would be left out. The same pooling and the same figure answer the coordinator's own
-questions, so a number printed here is the number printed there; `show_pooled` draws both.
+With a token's file the verbs ask a study's accepted releases over the network: each is one call of
+`coordinator.remote`, which is also the library (``from coordinator.client import connect``). Without one, what an
+analyst holds in a spreadsheet (one estimate and its variance per study) becomes a pooled result, a forest plot, or a
+description of what would be left out. The same pooling and the same figure answer the coordinator's own questions, so
+a number printed here is the number printed there; `show_pooled` draws both.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from coordinator.remote import connect
 from shared.errors import DataFileRefusal, ParameterError
 from shared.terminal import application, emit, run, table
 
@@ -26,10 +29,14 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from coordinator.pooling import PooledResult
+    from coordinator.remote import Result, Table
 
-__all__ = ["app", "draw", "main", "number", "pooled_data", "read_table", "show_pooled"]
+__all__ = ["app", "connect", "draw", "main", "number", "pooled_data", "read_table", "show_pooled"]
 
-app = application("Pool estimates of several studies, and draw them. No server, no site, no patient data.")
+TOKEN_VARIABLE = "TRIBUTARY_ANALYST_TOKEN"
+TOKEN_FILE = "analyst.token.json"
+
+app = application("Ask a coordinator's studies, or pool a table of your own. No site is contacted, no patient data.")
 
 File = Annotated[Path, typer.Argument(help="Table with one row per study: .csv, .tsv or .parquet.")]
 Yi = Annotated[str, typer.Option("--yi", help="Column of estimates (log scale for ratios).")]
@@ -49,11 +56,186 @@ Diagnostics = Annotated[bool, typer.Option("--diagnostics", help="Also leave-one
 Kind = Annotated[str, typer.Option("--kind", help="forest, leave-one-out, cumulative, funnel, baujat or influence.")]
 
 
-# -- commands -----------------------------------------------------------------------------------------------------
+# -- asking a coordinator -----------------------------------------------------------------------------------------
+Token = Annotated[
+    Path, typer.Option("--token", envvar=TOKEN_VARIABLE, help="The token's file, from coordinator analyst add.")
+]
+StudyName = Annotated[str, typer.Argument(help="The study.")]
+Question = Annotated[str, typer.Argument(help='As in R: "Surv(time, event) ~ sbp + age", "died ~ age".')]
+Term = Annotated[str, typer.Option("--term", help="Which term to pool; the first if left out.")]
+Wave = Annotated[int, typer.Option("--wave", help="The table as of this wave; the newest if left out.")]
+AsOf = Annotated[int | None, typer.Option("--as-of", help="Revision of a closed wave; all there is now if left out.")]
+Label = Annotated[str, typer.Option("--label", help="confirmatory or exploratory; it stands in the record.")]
+Figure = Annotated[Path | None, typer.Option("--forest", help="Also draw the forest plot: .svg, .pdf or .png.")]
+ASK = "Ask a coordinator"
+
+
+@app.command(rich_help_panel=ASK)
+def studies(token: Token = Path(TOKEN_FILE), json: Json = False) -> None:
+    """List the studies that the token is for."""
+    with connect(token) as connection:
+        _emit(connection.studies(), json)
+
+
+@app.command(rich_help_panel=ASK)
+def releases(study: StudyName, token: Token = Path(TOKEN_FILE), json: Json = False) -> None:
+    """List a study's releases with their receipts; withdrawn ones are marked."""
+    with connect(token) as connection:
+        _emit(connection[study].releases(), json)
+
+
+@app.command(rich_help_panel=ASK)
+def query(
+    study: StudyName,
+    question: Annotated[str, typer.Argument(help="Name of a planned analysis, or the whole question.")],
+    term: Term = "",
+    method: Method = "REML",
+    test: Test = "adhoc",
+    level: Level = 0.95,
+    wave: Wave = 0,
+    as_of: AsOf = None,
+    label: Label = "exploratory",
+    forest: Figure = None,
+    token: Token = Path(TOKEN_FILE),
+    json: Json = False,
+) -> None:
+    """Ask a planned analysis by its name, or any question: an estimate per site, and the pooled result."""
+    how = _how(term, method, test, level, wave, as_of, label)
+    _question(token, study, "", question, forest, json, **how)
+
+
+@app.command(rich_help_panel=ASK)
+def cox(
+    study: StudyName,
+    formula: Question,
+    term: Term = "",
+    method: Method = "REML",
+    test: Test = "adhoc",
+    level: Level = 0.95,
+    wave: Wave = 0,
+    as_of: AsOf = None,
+    label: Label = "exploratory",
+    forest: Figure = None,
+    token: Token = Path(TOKEN_FILE),
+    json: Json = False,
+) -> None:
+    """Cox regression at every site, pooled: "Surv(time, event) ~ sbp + age"."""
+    how = _how(term, method, test, level, wave, as_of, label)
+    _question(token, study, "cox", formula, forest, json, **how)
+
+
+@app.command(rich_help_panel=ASK)
+def glm(
+    study: StudyName,
+    formula: Question,
+    family: Annotated[str, typer.Option("--family", help="gaussian, binomial or poisson.")] = "binomial",
+    term: Term = "",
+    method: Method = "REML",
+    test: Test = "adhoc",
+    level: Level = 0.95,
+    wave: Wave = 0,
+    as_of: AsOf = None,
+    label: Label = "exploratory",
+    forest: Figure = None,
+    token: Token = Path(TOKEN_FILE),
+    json: Json = False,
+) -> None:
+    """A generalised linear model at every site, pooled: "died ~ age + C(sex)"."""
+    how = _how(term, method, test, level, wave, as_of, label)
+    with connect(token) as connection:
+        _answered(connection[study].glm(formula, family=family, **how), forest, json)
+
+
+@app.command(rich_help_panel=ASK)
+def explain(
+    study: StudyName,
+    result: Annotated[str, typer.Argument(help="The result's id.")],
+    token: Token = Path(TOKEN_FILE),
+    json: Json = False,
+) -> None:
+    """Say what a result rests on: bundles, receipts, plan, code, who asked; and whether it is stale."""
+    with connect(token) as connection:
+        found = connection[study].explain(result)
+        emit(found.document, as_json=json, show=found.show)
+
+
+@app.command(rich_help_panel=ASK)
+def log(study: StudyName, token: Token = Path(TOKEN_FILE), json: Json = False) -> None:
+    """The multiplicity record: every question that was answered in a study, by anyone."""
+    with connect(token) as connection:
+        _emit(connection[study].log(), json)
+
+
+@app.command(rich_help_panel=ASK)
+def rows(
+    study: StudyName,
+    release: Annotated[str, typer.Argument(help="The release's id.")],
+    out: Annotated[Path, typer.Option("--out", help="Table to write: .csv or .parquet.")],
+    token: Token = Path(TOKEN_FILE),
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Ask for nothing, write nothing.")] = False,
+    json: Json = False,
+) -> None:
+    """Download one release's privatised rows, where the plan lets analysts have them; it is recorded."""
+    if out.suffix.lower() not in (".csv", ".parquet"):
+        raise ParameterError("the table must end in .csv or .parquet", given=repr(out.name))
+    count = None
+    if not dry_run:
+        with connect(token) as connection:
+            found = connection[study].rows(release)
+        count = len(found)
+        if out.suffix.lower() == ".csv":
+            found.to_csv(out, index=False)
+        else:
+            found.to_parquet(out, index=False)
+    words = f"{'would write' if dry_run else f'wrote {count} privatised rows, not patient records, to'} {out}"
+    made = {"file": str(out), "release": release, "rows": count, "written": not dry_run}
+    emit(made, as_json=json, show=lambda shown: shown.print(words))
+
+
+def _how(term: str, method: str, test: str, level: float, wave: int, as_of: int | None, label: str) -> dict[str, Any]:
+    how = {"term": term, "method": method, "test": test, "level": level}
+    return {**how, "wave": wave, "as_of": as_of, "label": label}
+
+
+def _question(token: Path, study: str, kind: str, formula: str, forest: Path | None, json: bool, **how: Any) -> None:
+    with connect(token) as connection:
+        _answered(connection[study].query(kind, formula, **how), forest, json)
+
+
+def _answered(result: Result, forest: Path | None, json: bool) -> None:
+    if forest is not None:
+        result.forest(forest)
+
+    def show(out: Console) -> None:
+        result.show(out)
+        result.meta().show(out)
+
+    emit(result.document, as_json=json, show=show)
+
+
+def _emit(found: Table, json: bool) -> None:
+    emit(found.document, as_json=json, show=found.show)
+
+
+# -- pooling a table ----------------------------------------------------------------------------------------------
 @app.command()
-def describe(file: File, yi: Yi = "yi", vi: Vi = "vi", labels: Labels = "", json: Json = False) -> None:
-    """Say what a table holds, and which rows could not be pooled."""
+def describe(
+    subject: Annotated[str, typer.Argument(help="A study, or a table: .csv, .tsv or .parquet.")],
+    column: Annotated[str, typer.Argument(help="Of a study: one column.")] = "",
+    yi: Yi = "yi",
+    vi: Vi = "vi",
+    labels: Labels = "",
+    token: Token = Path(TOKEN_FILE),
+    json: Json = False,
+) -> None:
+    """Show a study's dictionary with missing shares, or say what a table holds that could be pooled."""
+    if not Path(subject).suffix:
+        with connect(token) as connection:
+            _emit(connection[subject].dictionary(column), json)
+        return
     import numpy as np
+
+    file = Path(subject)
 
     from coordinator.pooling import pool
 
@@ -210,6 +392,10 @@ def draw(
     if kind == "forest":
         from coordinator import figures
 
+        # In one order, whether the columns come from the program or from a document, whose keys are sorted.
+        columns = {
+            head.replace("posture", "Posture"): (columns or {})[head] for head in sorted(columns or {}, reverse=True)
+        }
         figures.forest(result, title=title, note=note, ratio=ratio, columns=columns, path=path)
         return
     from coordinator import companion_figures

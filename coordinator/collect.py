@@ -23,11 +23,12 @@ import os
 import shutil
 import signal
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 from weakref import WeakValueDictionary
 
+from coordinator.analysis import LONGEST, REQUEST_CAP, WAITING, AnalysisService
 from coordinator.authority import Authority, requested_key
 from coordinator.store import Site, Store
 from shared.errors import (
@@ -55,6 +56,8 @@ from shared.release import AGENT, STATEMENT_TYPE, Receipt, Statement, read_bundl
 from shared.standing import broken_limit, open_standing
 from shared.transport import Call, Handler, Server
 from shared.wire import (
+    ANALYSIS,
+    ANALYSIS_SERVICE,
     ANCHOR_TYPE,
     COLLECTION,
     ENROLMENT_TYPE,
@@ -80,13 +83,46 @@ from shared.wire import (
     countersigned,
 )
 
-__all__ = ["CollectionService", "Coordinator", "serve"]
+__all__ = ["CollectionService", "Coordinator", "least_total", "serve"]
 
 MAX_BUNDLE = 256 << 20
 TABLE_FACTOR = 8  # a table may take this many times the largest bundle when it is decompressed
 STAGED_PER_SITE = 8
 PATIENCE = 120.0  # seconds that a second upload of the same bytes waits for the first
 BLOCK = 1 << 20
+
+
+def least_total(receipt: Receipt, plan: StudyPlan, earlier: Sequence[StudyPlan], *, together: bool = False) -> float:
+    """The least ε that an honest ledger can have charged its worst-off person, this release included.
+
+    A ledger composes per person. Where a plan's dictionary names no person, a refresh counts against everybody, so
+    that all of these add up; where it does, two releases may have nobody in common, and all that is known is that
+    somebody is in the dearest one.
+
+    Args:
+        plan: the release's.
+        earlier: the plan of every release of the site that arrived before, once for each.
+        together: what the total would be for somebody who is in every refresh; not a bound.
+    """
+    from shared import privacy
+    from shared.encoding import Encoder
+    from shared.release import planned_event
+
+    events = [planned_event(before, Encoder(dictionary=before.dictionary).d) for before in earlier]
+    charges = list(zip([plan, *earlier], [privacy.from_canonical(receipt.event), *events], strict=True))
+    everybodys: list[privacy.Event] = []
+    single: list[privacy.Event] = []
+    for of, event in charges:
+        whole = of.returning == "refresh" and (together or of.dictionary.person is None)
+        (everybodys if whole else single).append(event)
+    least = 0.0
+    for one in {event: [event] for event in single}.values() if single else [[]]:
+        composed = everybodys + one
+        by_rdp = privacy.epsilon_from_rdp(privacy.rdp(composed), plan.budget.delta)
+        # A ledger may also show the exact total, which is below that of RDP.
+        exact = by_rdp if receipt.study_epsilon >= by_rdp else privacy.epsilon(composed, plan.budget.delta)
+        least = max(least, min(by_rdp, exact))
+    return least
 
 
 def utc_today() -> dt.date:
@@ -540,28 +576,16 @@ class CollectionService:
         """Hold what a receipt says of earlier releases against those that arrived here. Raises: ReceiptRefusal.
 
         Only a lower bound: a site also pays for releases that it never sent, and for persons in ways that no receipt
-        tells. What must hold is that nobody who is in all refreshes can have been charged less than all of them.
+        tells; see `least_total`.
         """
-        from shared import privacy
-        from shared.encoding import Encoder
-        from shared.release import planned_event
-
         earlier = self._store.charged(receipt.study, receipt.site)
         earlier.pop(receipt.release_id, None)
-        events = [privacy.from_canonical(receipt.event)]
-        if plan.returning == "refresh":
-            plans = {version: self._store.plan(receipt.study, version).plan for version, _ in earlier.values()}
-            for version, _ in earlier.values():
-                before = plans[version]
-                if before.returning == "refresh":
-                    events.append(planned_event(before, Encoder(dictionary=before.dictionary).d))
-        least = privacy.epsilon_from_rdp(privacy.rdp(events), plan.budget.delta)
-        if receipt.study_epsilon < least:  # a ledger may also show the exact total, which is below that of RDP
-            least = min(least, privacy.epsilon(events, plan.budget.delta))
+        before = [self._store.plan(receipt.study, version).plan for version, _ in earlier.values()]
+        least = least_total(receipt, plan, before)
         if receipt.study_epsilon < least * (1 - 1e-9):
             raise ReceiptRefusal(
                 "a receipt's study total must hold all releases that arrived from its site",
-                given=f"{receipt.study_epsilon:.4g}, below {least:.4g} for {len(events)} releases",
+                given=f"{receipt.study_epsilon:.4g}, below {least:.4g} for {len(before) + 1} releases",
                 next_step="The site's ledger may be an old copy: site-agent ledger recover.",
             )
         if len(receipt.previous) != 64 or set(receipt.previous) - set("0123456789abcdef"):
@@ -701,6 +725,8 @@ class Coordinator:
         max_bundle: most bytes of one release.
         workers: threads that answer.
         today: gives the UTC date.
+        analysts: ``host:port`` to bind for analysts; blank answers none. See `analysts_port`.
+        analysis: settings of `coordinator.analysis.AnalysisService`.
     Raises: StateRefusal (not set up), LockedRefusal (another one serves), NetworkRefusal (the port is taken).
     """
 
@@ -713,6 +739,8 @@ class Coordinator:
         max_bundle: int = MAX_BUNDLE,
         workers: int = 16,
         today: Callable[[], dt.date] = utc_today,
+        analysts: str = "",
+        analysis: Mapping[str, Any] | None = None,
     ) -> None:
         authority = Authority.load(home)
         self._lock = (home / "server.lock").open("a")
@@ -735,14 +763,37 @@ class Coordinator:
                 credentials=authority.server,
                 workers=workers,
             )
+            self.port = self._server.port
+            self._analysis = None
+            if analysts:
+                # Own threads: no number of analysts can keep a site from delivering.
+                asked = AnalysisService(self.store, today=today, **(analysis or {}))
+                try:
+                    self._analysis = Server(
+                        service=ANALYSIS_SERVICE,
+                        methods=ANALYSIS,
+                        handlers=asked.handlers,
+                        identify=asked.identify,
+                        listen=analysts,
+                        credentials=authority.server,
+                        workers=workers,
+                        request_cap=REQUEST_CAP,
+                        longest=LONGEST,
+                        waiting=WAITING,
+                    )
+                except BaseException:
+                    self._server.stop(0)
+                    raise
         except BaseException:
             self.store.close()
             self._lock.close()
             raise
-        self.port = self._server.port
+        self.analysts_port = self._analysis.port if self._analysis is not None else 0
 
     def stop(self, grace: float = 5.0) -> None:
         """Let running calls end within `grace` seconds, then close everything."""
+        if self._analysis is not None:
+            self._analysis.stop(grace)
         self._server.stop(grace)
         self.store.close()
         self._lock.close()

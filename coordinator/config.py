@@ -43,7 +43,12 @@ class Config:
         threshold: lead signatures a plan must carry.
         invitation_days: days an invitation may be used.
         max_bundle_mb: most megabytes of one release.
-        workers: threads that answer sites.
+        workers: threads that answer sites, and as many that answer analysts.
+        analysts: ``host:port`` that analysts dial; the server binds this port beside `listen`. Blank: no analyst is
+            answered, and the port stays closed.
+        analyst_rate: questions a minute that one analyst may ask.
+        analyst_burst: questions that one analyst may ask at once.
+        analyst_places: questions that are computed at the same time.
     Raises: ConfigRefusal, at construction.
 
     >>> Config(home=Path("."), name="tributary", address="hub.example.org:8443").max_bundle
@@ -60,6 +65,10 @@ class Config:
     invitation_days: int = 14
     max_bundle_mb: int = 256
     workers: int = 16
+    analysts: str = ""
+    analyst_rate: int = 600
+    analyst_burst: int = 100
+    analyst_places: int = 4
 
     def __post_init__(self) -> None:
         def must(holds: bool, rule: str, given: object) -> None:
@@ -68,7 +77,7 @@ class Config:
 
         plain = self.name.isascii() and self.name.replace("-", "").replace("_", "").isalnum()
         must(plain and len(self.name) <= 64, "name must be a plain word (letters, digits, - and _)", repr(self.name))
-        for key in ("address", "listen"):
+        for key in ("address", "listen", *(["analysts"] if self.analysts else [])):
             host, _, port = getattr(self, key).rpartition(":")
             good = bool(host) and not set(host) & set(" /@") and port.isascii() and port.isdigit()
             must(good and 0 <= int(port) < 65536, f"{key} must be host:port", repr(getattr(self, key)))
@@ -77,6 +86,9 @@ class Config:
             ("invitation_days", 1, 90),
             ("max_bundle_mb", 1, 4096),
             ("workers", 1, 256),
+            ("analyst_rate", 1, 1_000_000),
+            ("analyst_burst", 1, 1_000_000),
+            ("analyst_places", 1, 256),
         ):
             value = getattr(self, key)
             whole = isinstance(value, int) and not isinstance(value, bool)
@@ -86,6 +98,11 @@ class Config:
             "store must be a database URL",
             "another form (not shown: it may hold a password)",
         )
+
+    @property
+    def analysts_listen(self) -> str:
+        """``host:port`` to bind for analysts: the host of `listen`, the port of `analysts`; blank for none."""
+        return f"{self.listen.rpartition(':')[0]}:{self.analysts.rpartition(':')[2]}" if self.analysts else ""
 
     @property
     def max_bundle(self) -> int:
@@ -116,7 +133,7 @@ class Config:
         known = {item.name for item in fields(cls)} - {"home"}
         closed(given, known, where=FILE_NAME, refusal=ConfigRefusal)
         values = dict(given)
-        for key in ("name", "address", "listen", "store"):
+        for key in ("name", "address", "listen", "store", "analysts"):
             if not isinstance(values.get(key, ""), str):
                 raise ConfigRefusal(f"{key} must be text", given=type(values[key]).__name__)
         for key in ("name", "address"):
@@ -143,7 +160,11 @@ store = {_quoted(self.store)}              # database URL; empty: SQLite here; {
 threshold = {self.threshold}            # lead signatures a plan must carry
 invitation_days = {self.invitation_days}     # how long an invitation may be used
 max_bundle_mb = {self.max_bundle_mb}      # largest release
-workers = {self.workers}             # threads that answer sites
+workers = {self.workers}             # threads that answer sites, and as many that answer analysts
+analysts = {_quoted(self.analysts)}           # host:port that analysts dial; empty: none is answered
+analyst_rate = {self.analyst_rate}       # questions a minute of one analyst
+analyst_burst = {self.analyst_burst}      # questions at once of one analyst
+analyst_places = {self.analyst_places}       # questions computed at the same time
 """
 
 

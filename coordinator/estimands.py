@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from shared.estimands import Estimand, Estimate, Scale, estimate, parse_estimand
+from shared.estimands import Estimand, Estimate, Scale, estimate, parse_estimand, parse_formula
 
-__all__ = ["Estimand", "Estimate", "Scale", "estimate", "parse_estimand"]
+__all__ = ["Estimand", "Estimate", "Scale", "estimate", "parse_estimand", "parse_formula"]

@@ -329,7 +329,7 @@ def _floors(plan: StudyPlan) -> Check:
 # -- what does it cost? -------------------------------------------------------------------------------------------
 @dataclass(frozen=True, kw_only=True)
 class WaveCost:
-    """One wave: what a person has been charged when it is over.
+    """One wave: what the person who was charged most has been charged when it is over.
 
     Args:
         number: the wave.
@@ -361,6 +361,7 @@ class Cost:
         rows: exact ε of the noise on the rows alone; less than `epsilon` under posture ``private`` only.
         paper: the ε the paper's Theorem 2 gives for the rows; looser, never used for charging.
         w_for_8: the w at which the rows of one wave cost ε = 8.
+        redraws: whether each wave draws a person again.
         waves: composed totals, wave by wave.
         last_affordable: number of the last wave the budget affords; 0 for none, `MANY` for practically all.
         translation: one wave in plain words.
@@ -378,6 +379,7 @@ class Cost:
     rows: float
     paper: float
     w_for_8: float
+    redraws: bool
     waves: tuple[WaveCost, ...]
     last_affordable: int
     translation: str
@@ -412,7 +414,10 @@ def cost(plan: StudyPlan, *, waves: int | None = None, persons: int | None = Non
     d = Encoder(dictionary=plan.dictionary).d
     noise, event = mechanism(plan), planned_event(plan, d)
     curve = privacy.rdp(event)
-    totals = [privacy.epsilon_from_rdp(number * curve, delta) for number in range(1, count + 1)]
+    # Under `append` and `frozen` nobody is drawn twice: whoever comes with the third wave pays for the third alone.
+    totals = [
+        privacy.epsilon_from_rdp((number if plan.redraws else 1) * curve, delta) for number in range(1, count + 1)
+    ]
     return Cost(
         study=plan.study,
         version=plan.version,
@@ -426,11 +431,12 @@ def cost(plan: StudyPlan, *, waves: int | None = None, persons: int | None = Non
         rows=privacy.epsilon(noise.event, delta),
         paper=privacy.theorem2_epsilon(w=noise.w, C=2 * noise.radius, delta=delta),
         w_for_8=privacy.w_for_epsilon(8.0, delta, noise.radius),
+        redraws=plan.redraws,
         waves=tuple(
             WaveCost(number=number, total=total, left=cap - total, affordable=total <= cap)
             for number, total in enumerate(totals, start=1)
         ),
-        last_affordable=_last_affordable(curve, delta, cap),
+        last_affordable=_last_affordable(curve, delta, cap) if plan.redraws else MANY * (totals[0] <= cap),
         translation=in_words(plan, event),
     )
 

@@ -3,8 +3,8 @@
 A release was paid for once, so a question costs nothing and contacts no site. Three rules hold for every answer. Only
 *accepted* releases are read; what is quarantined does not exist here. One site's failure (an unreadable bundle, a
 column its plan version did not have, a term its table cannot support) excludes that site or that term with the
-reason, and never hides another's. And a question that is wrong at every site alike (an unknown column, words used as
-numbers) is refused before any table is opened, with the nearest names.
+reason, and never hides another's. And a question that is wrong at every site alike (an unknown column) is
+refused before any table is opened, with the nearest names.
 
 A question is put to *the table as of wave k*, site by site. What that table is follows from what each release did with
 persons released before: under ``append`` a release adds rows to the earlier ones, under ``refresh`` and ``frozen`` it
@@ -16,13 +16,15 @@ counts in no answer; the answer says what is lacking.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from coordinator.pooling import Method, PooledResult, Test, pool_estimates
 from shared.errors import EstimateRefusal, ParameterError, Refusal
-from shared.estimands import Estimand, Estimate, estimate, parse_estimand
+from shared.estimands import Estimand, Estimate, estimate, parse_estimand, parse_formula
+from shared.questions import SURVIVAL
+from shared.terminal import plain
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -30,7 +32,8 @@ if TYPE_CHECKING:
     from coordinator.store import Release, Store, Tombstone
     from shared.plan import StudyPlan
 
-__all__ = ["Answer", "Source", "ask", "pooled", "resolve", "site_estimates"]
+__all__ = ["Answer", "Holding", "Source", "ask", "holding", "lacking", "newest", "pooled", "question", "resolve"]
+__all__ += ["no_column", "site_estimates"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,12 +101,157 @@ class Answer:
         """SHA-256 of every bundle it rests on, with its site."""
         return {source.bundle_sha256: source.site for source in self.sources}
 
+    @property
+    def asked(self) -> dict[str, Any]:
+        """The question as plain values: two answers to it are answers to the same question."""
+        return {
+            "wave": self.wave,
+            "as_of": self.as_of,
+            "combined": self.combined,
+            "estimand": self.estimand,
+            "term": self.term,
+            "method": self.result.method,
+            "test": self.result.test,
+            "level": self.result.level,
+        }
 
-def resolve(plan: StudyPlan, question: str | Estimand) -> tuple[Estimand, str]:
+    @property
+    def numbers(self) -> dict[str, Any]:
+        """The pooled figures, as they are remembered."""
+        return dict(plain({name: getattr(self.result, name) for name in ("k", "beta", "se", "ci_lb", "ci_ub", "tau2")}))
+
+    @property
+    def title(self) -> str:
+        """What a figure of it is called."""
+        return f"{self.study}, wave {self.wave}: {self.term} in {self.estimand}"
+
+    @property
+    def columns(self) -> dict[str, dict[str, str]]:
+        """What stands beside each site that is in it: ε and posture, as text."""
+        used = {row.site for row in self.estimates if row.yi is not None}
+        # Under append a site has several releases of different persons: each person pays for one.
+        dearest: dict[str, float] = {}
+        for source in self.sources:
+            dearest[source.site] = max(source.epsilon, dearest.get(source.site, 0.0))
+        return {
+            "ε": {site: f"{epsilon:.4g}" for site, epsilon in dearest.items() if site in used},
+            "posture": {source.site: source.posture for source in self.sources if source.site in used},
+        }
+
+    @property
+    def provenance(self) -> str:
+        """What it rests on, in a sentence."""
+        count = len({source.site for source in self.sources})
+        versions = ", ".join(str(version) for version in sorted({source.plan_version for source in self.sources}))
+        kind = f"planned analysis {self.planned}" if self.planned else "exploratory: not in the plan"
+        waves = sorted({source.wave for source in self.sources})
+        many = "s" if len(waves) > 1 else ""
+        rows = "" if waves == [self.wave] else f" of wave{many} {', '.join(map(str, waves))}"
+        revision = self.revisions.get(self.wave)
+        state = "" if revision is None else f", wave {self.wave} as of revision {revision}"
+        both = "; several refreshes put together: standard errors are too small" if self.combined else ""
+        sites = f"{count} site{'s' * (count != 1)}"
+        return f"Privatised releases of {sites}{rows}, plan version {versions}{state}; {kind}{both}."
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """The whole answer: what ``--json`` prints and the analysts' service sends."""
+        from coordinator.client import pooled_data
+
+        names = ("study", "wave", "estimand", "planned", "as_of", "revisions", "combined", "withdrawn", "terms")
+        told = {name: getattr(self, name) for name in names}
+        told |= {"planned": self.planned or None, "estimates": self.estimates, "sources": self.sources}
+        told |= {"title": self.title, "columns": self.columns, "told": self.provenance}
+        return {**told, **pooled_data(self.result)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Holding:
+    """The releases that a question would be answered from, before it is asked.
+
+    Args:
+        wave: the table as of this wave.
+        used: SHA-256 of every bundle, with its site.
+        withdrawn: SHA-256 of bundles of waves up to it that their sites took back.
+        revisions: as of `Answer`.
+    """
+
+    wave: int
+    used: Mapping[str, str]
+    withdrawn: tuple[str, ...]
+    revisions: Mapping[int, int | None]
+
+
+def newest(store: Store, study: str) -> int:
+    """The newest wave that has an accepted release. Raises: EstimateRefusal (none has)."""
+    waves = [release.wave for release in store.releases(study)]
+    if not waves:
+        raise EstimateRefusal(f"study {study} must have an accepted release", given="none")
+    return max(waves)
+
+
+def holding(store: Store, study: str, wave: int = 0, *, as_of: int | None = None, combine: bool = False) -> Holding:
+    """Which releases `ask` would read; of the newest wave with a release when none is named.
+
+    Raises: PlanRefusal (no such wave), ParameterError (no such revision), EstimateRefusal (no release at all).
+    """
+    wave = wave or newest(store, study)
+    cut = _cut(store, study, wave, as_of, combine)
+    parts = _as_of_wave(store, study, wave, cut)
+    return Holding(
+        wave=wave,
+        used={release.bundle_sha256: site for site, releases in sorted(parts.items()) for release in releases},
+        withdrawn=tuple(stone.bundle_sha256 for stone in store.withdrawals(study) if stone.wave <= wave),
+        revisions=cut.revisions,
+    )
+
+
+def question(kind: str, formula: str, options: Mapping[str, str] | None = None) -> str | Estimand:
+    """A kind and a formula as in R; without a kind, the formula is the whole question or a planned analysis' name.
+
+    Raises: ParameterError: outside the grammar.
+
+    >>> str(question("cox", "Surv(time, cvd) ~ sbp/10 + age", {"subset": "age >= 60"}))
+    'cox(time, cvd, subset = age >= 60) ~ sbp/10 + age'
+    """
+    if kind:
+        return parse_formula(kind, formula, **(options or {}))
+    if options:
+        raise ParameterError("a question without a kind must hold its own options", given=", ".join(options))
+    return formula.strip()
+
+
+def no_column(plan: StudyPlan, name: str, lack: str = "") -> ParameterError:
+    """The refusal of a column that the study does not have; `lack` names the sites without it (`lacking`)."""
+    columns = [column.name for column in plan.dictionary.released]
+    near = difflib.get_close_matches(name, columns, n=3, cutoff=0.4)
+    return ParameterError(
+        f"study {plan.study} must have the column",
+        given=repr(name) + lack,
+        next_step=f"Nearest: {', '.join(near)}." if near else f"Columns: {', '.join(columns)}.",
+    )
+
+
+def lacking(store: Store, study: str, name: str) -> str:
+    """Which sites' newest release has no such column, in words."""
+    known = {release.site: release for release in store.releases(study)}  # by wave: the newest stays
+    without = []
+    for site, release in sorted(known.items()):
+        columns = store.plan(study, release.plan_version).plan.dictionary.released
+        without += [] if name in {column.name for column in columns} else [site]
+    if not known or not without:
+        return ""
+    return f", which {f'all {len(known)} sites' if len(without) == len(known) else ', '.join(without)} lack"
+
+
+def resolve(
+    plan: StudyPlan, question: str | Estimand, *, lack: Callable[[str], str] = lambda name: ""
+) -> tuple[Estimand, str]:
     """The estimand that a text means: the name of a planned analysis, or a formula; and that name, if it has one.
 
-    Raises: ParameterError (neither a name nor a formula, or a column the study does not have), EstimateRefusal (a
-        column of words without C()).
+    Args:
+        lack: says in words which sites lack a column (`lacking`).
+    Raises: ParameterError (neither a name nor a formula, or a column the study does not have).
     """
     names = {str(parse_estimand(formula)): name for name, formula in plan.estimands.items()}
     if isinstance(question, Estimand):
@@ -123,18 +271,7 @@ def resolve(plan: StudyPlan, question: str | Estimand) -> tuple[Estimand, str]:
     columns = {column.name: column for column in plan.dictionary.released}
     for name in found.columns:
         if name not in columns:
-            near = difflib.get_close_matches(name, list(columns), n=3, cutoff=0.4)
-            raise ParameterError(
-                f"study {plan.study} must have the column",
-                given=repr(name),
-                next_step=f"Nearest: {', '.join(near)}." if near else f"Columns: {', '.join(columns)}.",
-            )
-    for term in found.terms:
-        column = columns.get(term)
-        if column is not None and any(isinstance(level, str) for level in column.levels):
-            raise EstimateRefusal(
-                f"column {term!r} must hold numbers", given="categories", next_step=f"Write C({term})."
-            )
+            raise no_column(plan, name, lack(name))
     return found, names.get(str(found), "")
 
 
@@ -261,9 +398,9 @@ def _table(store: Store, releases: list[Release]) -> pd.DataFrame:
 
 def _censoring(store: Store, release: Release, question: Estimand) -> str:
     """At which wave follow-up ended for a release's rows; of other questions nothing."""
-    if question.kind != "cox":
+    if question.kind not in SURVIVAL:
         return ""
-    if store.plan(release.study, release.plan_version).plan.returning == "frozen" and release.wave > 1:
+    if release.wave > 1 and store.plan(release.study, release.plan_version).plan.returning == "frozen":
         return f"each row at its own first wave, 1 to {release.wave}"
     return f"wave {release.wave}"
 
@@ -284,7 +421,7 @@ def _estimates(
 ) -> tuple[list[Estimate], Estimand, str, tuple[Source, ...]]:
     plan = store.plan(study).plan
     plan.wave(wave)
-    question, planned = resolve(plan, estimand)
+    question, planned = resolve(plan, estimand, lack=lambda name: lacking(store, study, name))
     levels: Mapping[str, Any] = {column.name: column.levels for column in plan.dictionary.released if column.levels}
     answered: dict[str, list[Estimate]] = {}
     failed: dict[str, str] = {}
@@ -319,7 +456,7 @@ def _estimates(
         except Refusal as refusal:
             failed[site] = str(refusal)
     first = next(iter(answered.values()), [])
-    terms = [row.term for row in first] or [question.label(term) for term in question.terms] or ["intercept"]
+    terms = [row.term for row in first] or list(question.labels)
     for site, reason in failed.items():
         answered[site] = [_absent(study, site, wave, term, question, reason) for term in terms]
     return [row for site in sorted(answered) for row in answered[site]], question, planned, tuple(sources)

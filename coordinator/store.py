@@ -15,13 +15,16 @@ Acknowledged means durable: SQLite runs with a write-ahead log and ``synchronous
 from __future__ import annotations
 
 import datetime as dt
+import functools
 import json
+import os
 import threading
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError
@@ -82,7 +85,17 @@ __all__ = [
 ]
 
 TABLE_CAP = 2 << 30
+TABLES_KEPT = 256 << 20
 T = TypeVar("T")
+
+
+class Reader(Protocol):
+    """Runs a function on a connection, and gives what it gives; of a `Writer`, in one transaction."""
+
+    def __call__(self, work: Callable[[sa.Connection], T], /) -> T: ...
+
+
+Writer = Reader
 
 _meta = sa.MetaData()
 _digest, _word = sa.String(64), sa.String(64)
@@ -471,6 +484,7 @@ class Store:
         self.bundles = home / "bundles"
         # One writer at a time within this process: cheaper than letting the database send losers back.
         self._writing = threading.Lock()
+        self._kept = _Tables()
         options: dict[str, Any] = {"pool_size": 16, "max_overflow": 48}
         self._engine = sa.create_engine(url, **options)
         if sqlite:
@@ -491,6 +505,17 @@ class Store:
         self._engine.dispose()
 
     # -- transactions -------------------------------------------------------------------------------------------
+    def extended(self, tables: sa.MetaData) -> tuple[Reader, Writer]:
+        """Make further tables in this database; how to read, and how to write in one transaction.
+
+        Raises: StorageRefusal.
+        """
+        try:
+            tables.create_all(self._engine)
+        except DBAPIError as error:
+            raise _storage(error) from None
+        return self._read, self._write
+
     def _read(self, work: Callable[[sa.Connection], T]) -> T:
         try:
             with self._engine.connect() as connection:
@@ -562,13 +587,13 @@ class Store:
                 "the plan must be known to the coordinator", given=what, next_step="See coordinator plan."
             )
         envelope = Envelope.from_bytes(row.envelope)
-        return StoredPlan(envelope=envelope, plan=StudyPlan.from_bytes(envelope.payload))
+        return StoredPlan(envelope=envelope, plan=_plan(envelope.payload))
 
     def plans(self) -> tuple[StoredPlan, ...]:
         """Every version of every plan, by study and version."""
         query = sa.select(_plans.c.envelope).order_by(_plans.c.study, _plans.c.version)
         envelopes = [Envelope.from_bytes(row.envelope) for row in self._read(lambda c: c.execute(query).all())]
-        return tuple(StoredPlan(envelope=item, plan=StudyPlan.from_bytes(item.payload)) for item in envelopes)
+        return tuple(StoredPlan(envelope=item, plan=_plan(item.payload)) for item in envelopes)
 
     # -- sites --------------------------------------------------------------------------------------------------
     def add_invitation(self, invitation: Invitation) -> None:
@@ -1012,8 +1037,8 @@ class Store:
 
         Idempotent: the first withdrawal of a release stands. The caller deletes the bytes afterwards, never before.
 
-        Raises: StateRefusal (no such release of this site has arrived), ReplayRefusal (it has other bytes, or another
-            place).
+        Raises: StateRefusal (no such release of this site has arrived, or a later one under ``frozen`` still holds its
+            rows), ReplayRefusal (it has other bytes, or another place).
         """
 
         def work(c: sa.Connection) -> None:
@@ -1032,6 +1057,7 @@ class Store:
                 )
             if {name: getattr(withdrawal, name) for name in places[0]} not in places:
                 raise ReplayRefusal("a withdrawal must name the release's study, wave and bytes", given="others")
+            _require_no_copies(c, withdrawal)
             leaf = {"kind": "withdrawal", "statement": envelope.digest, "bundle": withdrawal.bundle_sha256}
             index, log_root = _append(c, {**leaf, "site": withdrawal.site})
             values = {item: getattr(withdrawal, item) for item in withdrawal.__dataclass_fields__}
@@ -1200,9 +1226,14 @@ class Store:
         from shared.release import read_bundle
 
         if self.withdrawals(bundle_sha256=release.bundle_sha256):
+            self._kept.forget(release.bundle_sha256)
             raise StateRefusal("a release must not be withdrawn to be read", given="one that its site took back")
 
         try:
+            file = self.path(release).stat()
+            known = self._kept.get(release.bundle_sha256, file)
+            if known is not None:
+                return known
             bundle = read_bundle(self.path(release), cap=TABLE_CAP)
         except OSError:
             raise IntegrityRefusal(
@@ -1216,7 +1247,7 @@ class Store:
                 given=f"another for {release.bundle_sha256[:12]}",
                 next_step="Restore bundles/ from the backup (coordinator log).",
             )
-        return bundle.table
+        return self._kept.keep(release.bundle_sha256, file, bundle.table)
 
     def tables(self, study: str, wave: int) -> Iterator[tuple[str, Receipt, pd.DataFrame]]:
         """(site, receipt, table) of every accepted release of a wave, one in memory at a time."""
@@ -1323,6 +1354,44 @@ class Store:
         return [row.leaf for row in self._read(lambda c: c.execute(query).all())]
 
 
+class _Tables:
+    """Tables that were read lately and whose file has not been touched since, at most `TABLES_KEPT` bytes of them."""
+
+    def __init__(self) -> None:
+        self._tables: OrderedDict[str, tuple[tuple[int, ...], int, pd.DataFrame]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, digest: str, file: os.stat_result) -> pd.DataFrame | None:
+        with self._lock:
+            found = self._tables.get(digest)
+            if found is None or found[0] != _touched(file):
+                return None
+            self._tables.move_to_end(digest)
+        return found[2].copy(deep=False)
+
+    def keep(self, digest: str, file: os.stat_result, table: pd.DataFrame) -> pd.DataFrame:
+        size = int(table.memory_usage(deep=True).sum())
+        with self._lock:
+            self._tables[digest] = (_touched(file), size, table)
+            while sum(size for _, size, _ in self._tables.values()) > TABLES_KEPT:
+                self._tables.popitem(last=False)
+        return table.copy(deep=False)
+
+    def forget(self, digest: str) -> None:
+        with self._lock:
+            self._tables.pop(digest, None)
+
+
+def _touched(file: os.stat_result) -> tuple[int, ...]:
+    return file.st_ino, file.st_size, file.st_mtime_ns, file.st_ctime_ns
+
+
+@functools.lru_cache(maxsize=64)
+def _plan(payload: bytes) -> StudyPlan:
+    """A signed plan, read once: nobody changes one, and every question reads it for every release."""
+    return StudyPlan.from_bytes(payload)
+
+
 def _append(c: sa.Connection, entry: Mapping[str, Any]) -> tuple[int, str]:
     """Add an entry to the log within a transaction; (index, root). Its index is unique, so nobody can fork it."""
     data = canonical_json(entry)
@@ -1386,6 +1455,33 @@ def _select_releases() -> sa.Select[Any]:
 def _release_leaf(envelope: Envelope, bundle: str, site: str, standing: Envelope | None) -> dict[str, str]:
     leaf = {"kind": "release", "statement": envelope.digest, "bundle": bundle, "site": site}
     return leaf if standing is None else {**leaf, "standing": standing.digest}
+
+
+def _require_no_copies(c: sa.Connection, withdrawal: Withdrawal) -> None:
+    """Refuse to hide a release whose rows stay readable in a later one. Raises: StateRefusal.
+
+    A release under ``frozen`` copies the rows of the one before. Hiding those as well would need statements that
+    their site has not signed; so it takes them back first, the latest before the others.
+    """
+    gone = set(c.execute(sa.select(_withdrawals.c.bundle_sha256)).scalars())
+    copies: dict[str, int] = {}
+    for kept in (_releases, _quarantine):
+        mine = (kept.c.study == withdrawal.study) & (kept.c.site == withdrawal.site)
+        for row in c.execute(sa.select(kept).where(mine & (kept.c.wave > withdrawal.wave))):
+            said = parse_json(Envelope.from_bytes(row.envelope).payload)
+            where = (_plans.c.study == row.study) & (_plans.c.version == said["plan_version"])
+            plan = StudyPlan.from_bytes(
+                Envelope.from_bytes(c.execute(sa.select(_plans.c.envelope).where(where)).scalar_one()).payload
+            )
+            if plan.returning == "frozen" and row.bundle_sha256 not in gone:
+                copies[row.release_id] = row.wave
+    if copies:
+        latest = sorted(copies.items(), key=lambda item: -item[1])
+        raise StateRefusal(
+            "a release must be taken back after those that hold its rows",
+            given=", ".join(f"wave {wave} ({release_id[:8]})" for release_id, wave in latest),
+            next_step="Take these back first, the latest before the others: each copies the rows of the one before.",
+        )
 
 
 def _select_tombstones() -> sa.Select[Any]:

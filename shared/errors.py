@@ -9,8 +9,8 @@ wire and stands in the operator's manual), the person who can fix it, and the ex
     │                             E_PLAN_CHANGED  E_PLAN_ROLLBACK  E_PLAN_EXPIRED  E_ROLE  E_UNKNOWN_EVENT
     ├── BudgetRefusal        11   E_BUDGET
     ├── ApprovalRefusal      12   E_NOT_APPROVED
-    ├── NetworkRefusal       20   E_NETWORK
-    ├── CertificateRefusal   21   E_CERT  E_TOKEN
+    ├── NetworkRefusal       20   E_NETWORK  E_RATE
+    ├── CertificateRefusal   21   E_CERT  E_TOKEN  E_ACCESS
     ├── IntegrityRefusal     30   E_INTEGRITY  E_SIGNATURE  E_REPLAY  E_LEDGER  E_LOCKED  E_STORAGE  E_TOO_LARGE
     │                             E_RECEIPT  E_SCHEMA
     └── DataRefusal          40   E_DICTIONARY  E_DATA_FILE  E_DUPLICATE_PERSON  E_MISSING  E_ESTIMATE  E_TRAINING
@@ -198,6 +198,21 @@ class TokenRefusal(CertificateRefusal):
 
     code, fixer = "E_TOKEN", "study lead (coordinator invite)"
     meaning = "The invitation's token is used, expired, or belongs to another site."
+
+
+class AccessRefusal(CertificateRefusal):
+    """The analyst's token is unknown, expired or revoked, or the study is none of its own."""
+
+    code, fixer = "E_ACCESS", "study lead (coordinator analyst add)"
+    meaning = "The analyst's token is unknown, expired or revoked, or not for this study."
+
+
+# -- network ------------------------------------------------------------------------------------------------------
+class RateRefusal(NetworkRefusal):
+    """More questions at once, or in a minute, than one analyst or all of them may ask."""
+
+    code, fixer = "E_RATE", "analyst (ask more slowly)"
+    meaning = "More questions at once, or in a minute, than may be asked."
 
 
 # -- integrity ----------------------------------------------------------------------------------------------------

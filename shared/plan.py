@@ -324,6 +324,11 @@ class StudyPlan:
         """SHA-256 of the canonical bytes: the plan's only name."""
         return sha256_hex(self.canonical)
 
+    @property
+    def redraws(self) -> bool:
+        """Whether a later wave draws, and charges, a person again: under ``refresh``, and where nobody is known."""
+        return self.returning == "refresh" or self.dictionary.person is None
+
     def wave(self, number: int) -> Wave:
         """The planned wave `number`. Raises: PlanRefusal."""
         for wave in self.waves:

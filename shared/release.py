@@ -92,8 +92,9 @@ def coverage(plan: StudyPlan) -> tuple[tuple[str, ...], tuple[str, ...]]:
     if plan.posture == "local":
         whose = "Each person's released row" if person else "Each released row"
         covered = f"{whose}, given the flow, the encoder, the weight w and the clipping radius R: {promise}."
+        when = ", of this wave or of the one whose flow is used again" if len(plan.waves) > 1 else ""
         open_ends: tuple[str, ...] = (
-            "The flow, its margins and its stopping point: they were fitted on the released records themselves "
+            f"The flow, its margins and its stopping point: they were fitted on the released records themselves{when} "
             "(posture 'local'), and what they carry about a person is not bounded by this ε. The site audited the "
             "release by the attacks it could try; that is evidence, not a guarantee.",
         )
@@ -142,7 +143,13 @@ def coverage(plan: StudyPlan) -> tuple[tuple[str, ...], tuple[str, ...]]:
     complete_case = tuple(c.name for c in plan.dictionary.released if c.missing == "complete_case")
     if complete_case:
         always += (f"How many rows had a missing value in {', '.join(complete_case)}: those rows are left out.",)
-    return (covered,), open_ends + always
+    copied: tuple[str, ...] = ()
+    if plan.returning == "frozen" and len(plan.waves) > 1:
+        copied = (
+            "Rows that are copied from an earlier release of the study: each is that release's row, unchanged. It was "
+            "drawn and charged then, and costs nothing more.",
+        )
+    return (covered, *copied), open_ends + always
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,7 +157,12 @@ class Receipt:
     """What one release promises and costs.
 
     `event` is the canonical form of a `shared.privacy` event; every other figure follows from it and `delta`, and
-    `recomputed` says so.
+    `require_true` says so.
+
+    Args:
+        returning: what the plan's waves do with persons released before.
+        drawn: of the `n` rows, those drawn for this release; the others are copied from an earlier one (``frozen``).
+        flow_of: id of the release for which the flow was fitted; this one's, unless a sealed flow is used again.
     """
 
     study: str
@@ -171,7 +183,10 @@ class Receipt:
     model: str
     conditional_on: str
     posture: str
+    returning: str
     n: int
+    drawn: int
+    flow_of: str
     d: int
     delta: float
     epsilon: float
@@ -191,7 +206,8 @@ class Receipt:
 
     def to_bytes(self) -> bytes:
         """Canonical JSON."""
-        body = asdict(self)
+        # Not asdict, which copies every number of the curve: a table of releases reads a receipt per line.
+        body = {item.name: getattr(self, item.name) for item in fields(self)}
         return canonical_json({**body, "parameters": dict(self.parameters), "event": dict(self.event)})
 
     @classmethod
@@ -212,6 +228,12 @@ class Receipt:
         """
         event = privacy.from_canonical(self.event)
         curve = _finite(privacy.rdp(event))
+        least = 0 if plan.returning == "frozen" and self.wave > 1 else self.n
+        if not least <= self.drawn <= self.n or not _WORD.fullmatch(self.flow_of):
+            raise ReceiptRefusal(
+                "a receipt must say how many of its rows were drawn, and through which release's flow",
+                given=f"{self.drawn} of {self.n} rows",
+            )
         expected: dict[str, Any] = {
             **_prescribed(plan),
             "epsilon": privacy.epsilon(event, plan.budget.delta),
@@ -334,6 +356,7 @@ def _prescribed(plan: StudyPlan) -> dict[str, Any]:
         "model": "local" if plan.private is None else "central",
         "conditional_on": CONDITIONAL_ON[plan.posture],
         "posture": plan.posture,
+        "returning": plan.returning,
         "d": noise.flow.d,
         "delta": plan.budget.delta,
         "epsilon_paper": _paper(plan, noise),
@@ -368,6 +391,8 @@ def write_receipt(
     n: int,
     study_epsilon: float,
     previous: str,
+    drawn: int | None = None,
+    flow_of: str = "",
 ) -> Receipt:
     """The receipt of a release that this plan prescribes; every figure follows from the parameters.
 
@@ -375,6 +400,8 @@ def write_receipt(
         n: released rows (public).
         study_epsilon: this study's composed ε at the plan's δ, this release included (RDP).
         previous: hash of the site's previous receipt in this study, or 64 zeros.
+        drawn: rows drawn for this release; None for all.
+        flow_of: release for which the flow was fitted; blank for this one.
     """
     event = planned_event(plan, Encoder(dictionary=plan.dictionary).d)
     return Receipt(
@@ -384,6 +411,8 @@ def write_receipt(
         release_id=release_id,
         agent_version=agent_version,
         n=n,
+        drawn=n if drawn is None else drawn,
+        flow_of=flow_of or release_id,
         epsilon=privacy.epsilon(event, plan.budget.delta),
         epsilon_pure=privacy.pure_epsilon(event),
         rdp=_finite(privacy.rdp(event)),

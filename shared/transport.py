@@ -1,4 +1,4 @@
-"""The channel between a site and the coordinator: always mutual TLS, always with a deadline.
+"""The channel to the coordinator: always TLS, always with a deadline. Sites show a certificate, analysts a token.
 
 A server takes a table of methods (`shared.wire`) and one function per method; a client has one call per method. The
 bytes of a message are read and written by `shared.wire`; here live sockets, certificates, sizes, time, and the one
@@ -35,6 +35,7 @@ __all__ = ["SERVER_NAME", "Call", "Client", "Credentials", "Peer", "Server"]
 
 SERVER_NAME = "tributary-coordinator"
 MESSAGE_CAP = 5 << 20
+TOKEN_KEY, TOKEN_FORM = "authorization", "Bearer "
 TEXT_CAP = 2000
 # A call without a deadline, or with a longer one, would let a stalled peer hold a thread for ever.
 LONGEST_CALL = 3600.0
@@ -42,7 +43,6 @@ CODE_KEY, TEXT_KEY = "tributary-code", "tributary-message-bin"
 _log = logging.getLogger("tributary.transport")
 
 _OPTIONS = [
-    ("grpc.max_receive_message_length", MESSAGE_CAP),
     ("grpc.max_send_message_length", MESSAGE_CAP),
     ("grpc.max_metadata_size", 16 << 10),
     ("grpc.keepalive_time_ms", 30_000),
@@ -58,21 +58,25 @@ _SERVER_OPTIONS = [
 
 @dataclass(frozen=True, kw_only=True)
 class Credentials:
-    """What one end shows, and whom it believes. PEM text; the key never stands in a text form of this value."""
+    """What one end shows, and whom it believes. PEM text; a secret never stands in a text form of this value.
+
+    A client without a certificate shows its `token` instead.
+    """
 
     ca_pem: str
-    cert_pem: str
-    key_pem: str = field(repr=False)
+    cert_pem: str = ""
+    key_pem: str = field(default="", repr=False)
+    token: str = field(default="", repr=False)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Peer:
-    """Who is at the other end, by the certificate it proved to hold.
+    """Who is at the other end, by the certificate or token it proved to hold.
 
     Args:
-        role: ``site`` or ``enrol``.
-        site: the site's id.
-        serial: the certificate's serial number, hexadecimal.
+        role: ``site`` or ``enrol``; of an analyst the token's role.
+        site: the site's id; an analyst's name.
+        serial: the certificate's serial number, hexadecimal; the token's id.
     """
 
     role: str
@@ -105,7 +109,7 @@ def _status(refusal: Refusal) -> Any:
     """gRPC's status for a refusal: for tools that know no better; our own side reads the code."""
     import grpc
 
-    if isinstance(refusal, (errors.StorageRefusal, TooLarge)):
+    if isinstance(refusal, (errors.StorageRefusal, TooLarge, errors.RateRefusal)):
         return grpc.StatusCode.RESOURCE_EXHAUSTED
     if isinstance(refusal, errors.ReplayRefusal):
         return grpc.StatusCode.ALREADY_EXISTS
@@ -134,6 +138,7 @@ class Call:
 
 
 Handler = Callable[[Call, Any], Any]
+Identify = Callable[[str], Peer]
 
 
 class Server:
@@ -142,12 +147,17 @@ class Server:
     Args:
         service: full name of the service.
         methods: its methods (`shared.wire.COLLECTION`).
-        handlers: one function per method: ``(call, request) -> reply``; of a streaming method the request is an
-            iterator. They may raise refusals; anything else becomes E_REFUSED.
+        handlers: one function per method: ``(call, request) -> reply``; what is streamed is an iterator. They may
+            raise refusals; anything else becomes E_REFUSED.
         listen: ``host:port``; port 0 takes a free one, see `port`.
         credentials: gives the server's credentials; asked again at every connection, so that a renewed certificate
             is used without a restart.
         workers: threads that answer.
+        identify: says whose a token is, or refuses it. With it the port asks for no client certificate; without it
+            every client must show one.
+        request_cap: most bytes of a message from a client; a longer one is refused before it is read.
+        longest: most seconds that a call may ask for.
+        waiting: most calls that may be in the making, those that wait for a thread included; None for any number.
     Raises: NetworkRefusal, when the port cannot be bound.
     """
 
@@ -160,11 +170,16 @@ class Server:
         listen: str,
         credentials: Callable[[], Credentials],
         workers: int = 16,
+        identify: Identify | None = None,
+        request_cap: int = MESSAGE_CAP,
+        longest: float = LONGEST_CALL,
+        waiting: int | None = None,
     ) -> None:
         grpc = _grpc()
         self._pool = ThreadPoolExecutor(workers, thread_name_prefix="tributary")
-        self._server = grpc.server(self._pool, options=[*_OPTIONS, *_SERVER_OPTIONS])
-        calls = {name: _rpc(name, method, handlers[name]) for name, method in methods.items()}
+        options = [*_OPTIONS, *_SERVER_OPTIONS, ("grpc.max_receive_message_length", request_cap)]
+        self._server = grpc.server(self._pool, options=options, maximum_concurrent_rpcs=waiting)
+        calls = {name: _rpc(name, method, handlers[name], identify, longest) for name, method in methods.items()}
         self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, calls),))
         first = credentials()
         shown = [first]
@@ -184,7 +199,9 @@ class Server:
             shown[0] = now
             return configuration(now)
 
-        secure = grpc.dynamic_ssl_server_credentials(configuration(first), renewed, require_client_authentication=True)
+        secure = grpc.dynamic_ssl_server_credentials(
+            configuration(first), renewed, require_client_authentication=identify is None
+        )
         try:
             self.port: int = self._server.add_secure_port(listen, secure)
         except RuntimeError:
@@ -210,7 +227,7 @@ class Server:
         self.stop()
 
 
-def _rpc(name: str, method: wire.Method, handler: Handler) -> Any:
+def _rpc(name: str, method: wire.Method, handler: Handler, identify: Identify | None, longest: float) -> Any:
     """One method as gRPC wants it: bytes in, bytes out, refusals as statuses, one line in the log per decision."""
     import grpc
 
@@ -219,17 +236,35 @@ def _rpc(name: str, method: wire.Method, handler: Handler) -> Any:
         now = dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
         _log.info("%s %s %s %s %s", now, site, name, code, digest or "-")
 
+    def begun(context: Any) -> Call:
+        left = context.time_remaining()
+        if left is None or not math.isfinite(left) or left > longest:
+            raise NetworkRefusal(f"a call must have a deadline of at most {longest:g} seconds")
+        if identify is not None:
+            return Call(peer=identify(_token(context)))
+        shown = context.auth_context().get("x509_pem_cert", [])
+        if len(shown) != 1:
+            raise CertificateRefusal("a client must show one certificate", given=f"{len(shown)}")
+        return Call(peer=peer_of(shown[0], dt.datetime.now(dt.UTC)))
+
+    def end(call: Call | None, caught: Exception, context: Any) -> None:
+        if isinstance(caught, Refusal):
+            refusal: Refusal = caught
+        elif isinstance(caught, grpc.RpcError):
+            # The peer went away in the middle of its stream; nobody is left to answer.
+            refusal = NetworkRefusal("the connection must last", given="a broken one")
+        else:
+            _log.error("unexpected %s", type(caught).__name__)
+            refusal = Refusal("The coordinator could not answer", next_step="Ask the study lead to look at its log.")
+        code = refusal.code
+        decided(call, code)
+        context.set_trailing_metadata(((CODE_KEY, code), (TEXT_KEY, str(refusal).encode()[:TEXT_CAP])))
+        context.abort(_status(refusal), code)
+
     def answer(given: Any, context: Any) -> bytes:
-        refusal: Refusal
         call: Call | None = None
         try:
-            left = context.time_remaining()
-            if left is None or not math.isfinite(left) or left > LONGEST_CALL:
-                raise NetworkRefusal(f"a call must have a deadline of at most {LONGEST_CALL:g} seconds")
-            shown = context.auth_context().get("x509_pem_cert", [])
-            if len(shown) != 1:
-                raise CertificateRefusal("a client must show one certificate", given=f"{len(shown)}")
-            call = Call(peer=peer_of(shown[0], dt.datetime.now(dt.UTC)))
+            call = begun(context)
             if method.stream:
                 request: Any = (wire.decode(method.request, data) for data in given)
             else:
@@ -237,22 +272,31 @@ def _rpc(name: str, method: wire.Method, handler: Handler) -> Any:
             reply = wire.encode(handler(call, request))
             decided(call, "ok")
             return reply
-        except Refusal as caught:
-            refusal = caught
-        except grpc.RpcError:
-            # The peer went away in the middle of its stream; nobody is left to answer.
-            refusal = NetworkRefusal("the connection must last", given="a broken one")
         except Exception as caught:
-            _log.error("unexpected %s", type(caught).__name__)
-            refusal = Refusal("The coordinator could not answer", next_step="Ask the study lead to look at its log.")
-        code = refusal.code
-        decided(call, code)
-        context.set_trailing_metadata(((CODE_KEY, code), (TEXT_KEY, str(refusal).encode()[:TEXT_CAP])))
-        context.abort(_status(refusal), code)
+            end(call, caught, context)
         raise AssertionError("abort always raises")
 
+    def stream(given: bytes, context: Any) -> Iterator[bytes]:
+        call: Call | None = None
+        try:
+            call = begun(context)
+            for part in handler(call, wire.decode(method.request, given)):
+                yield wire.encode(part)
+            decided(call, "ok")
+        except Exception as caught:
+            end(call, caught, context)
+
+    if method.reply_stream:
+        return grpc.unary_stream_rpc_method_handler(stream)
     kind = grpc.stream_unary_rpc_method_handler if method.stream else grpc.unary_unary_rpc_method_handler
     return kind(answer)
+
+
+def _token(context: Any) -> str:
+    """The one bearer token that a call carries, or nothing."""
+    shown = [value for key, value in context.invocation_metadata() if key == TOKEN_KEY]
+    text = shown[0] if len(shown) == 1 and isinstance(shown[0], str) else ""
+    return text.removeprefix(TOKEN_FORM) if text.startswith(TOKEN_FORM) else ""
 
 
 class Client:
@@ -264,6 +308,7 @@ class Client:
         credentials: what we show and whom we believe.
         service: full name of the service.
         methods: its methods.
+        request_cap: most bytes of a message that the server takes.
     Raises: CertificateRefusal, when our own certificate is expired or not yet valid.
     """
 
@@ -275,16 +320,21 @@ class Client:
         credentials: Credentials,
         service: str,
         methods: Mapping[str, wire.Method],
+        request_cap: int = MESSAGE_CAP,
     ) -> None:
         grpc = _grpc()
-        _require_current(credentials.cert_pem, "this site's certificate")
+        if credentials.cert_pem:
+            _require_current(credentials.cert_pem, "this site's certificate")
         secure = grpc.ssl_channel_credentials(
             root_certificates=credentials.ca_pem.encode(),
-            private_key=credentials.key_pem.encode(),
-            certificate_chain=credentials.cert_pem.encode(),
+            private_key=credentials.key_pem.encode() or None,
+            certificate_chain=credentials.cert_pem.encode() or None,
         )
+        self._metadata = ((TOKEN_KEY, TOKEN_FORM + credentials.token),) if credentials.token else ()
+        self._request_cap = request_cap
         options = [
             *_OPTIONS,
+            ("grpc.max_receive_message_length", MESSAGE_CAP),
             ("grpc.ssl_target_name_override", server_name),
             # Retrying is our own affair: it must resend the same bytes from the right place, or not at all.
             ("grpc.enable_retries", 0),
@@ -297,14 +347,17 @@ class Client:
         self._channel = grpc.secure_channel(address, secure, options=options)
         self._methods = methods
         # Without serialisers the channel carries bytes; what they mean is `shared.wire`'s affair.
-        unary: Any = self._channel.unary_unary
-        stream: Any = self._channel.stream_unary
+        kinds: dict[tuple[bool, bool], Any] = {
+            (False, False): self._channel.unary_unary,
+            (True, False): self._channel.stream_unary,
+            (False, True): self._channel.unary_stream,
+        }
         self._calls = {
-            name: (stream if method.stream else unary)(f"/{service}/{name}") for name, method in methods.items()
+            name: kinds[method.stream, method.reply_stream](f"/{service}/{name}") for name, method in methods.items()
         }
 
     def call(self, name: str, request: Any, *, timeout: float) -> Any:
-        """Call `name`; of a streaming method `request` is an iterator of messages.
+        """Call `name`; what is streamed is an iterator of messages.
 
         Raises: the refusal the other side raised; NetworkRefusal or CertificateRefusal when it could not be asked.
         """
@@ -326,14 +379,23 @@ class Client:
 
         data = encoded(iter(request)) if method.stream else wire.encode(request)
         try:
-            reply = self._calls[name](data, timeout=timeout)
+            reply = self._calls[name](data, timeout=timeout, metadata=self._metadata)
         except grpc.RpcError as error:
             if failed:
                 raise failed[0] from None
-            raise _refusal(error, self._address) from None
+            raise _refusal(error, self._address, self._request_cap) from None
         except ValueError:
             raise NetworkRefusal("the channel must be open", given="a closed one") from None
-        return wire.decode(method.reply, reply)
+        return self._parts(method, reply) if method.reply_stream else wire.decode(method.reply, reply)
+
+    def _parts(self, method: wire.Method, reply: Any) -> Iterator[Any]:
+        import grpc
+
+        try:
+            for data in reply:
+                yield wire.decode(method.reply, data)
+        except grpc.RpcError as error:
+            raise _refusal(error, self._address, self._request_cap) from None
 
     def close(self) -> None:
         """Close the connection."""
@@ -374,7 +436,7 @@ def _require_current(pem: str, whose: str) -> None:
         )
 
 
-def _refusal(error: Any, address: str) -> Refusal:
+def _refusal(error: Any, address: str, cap: int) -> Refusal:
     """Our refusal for a failed call: the other side's own if it sent one, else what the status means."""
     import grpc
 
@@ -395,8 +457,12 @@ def _refusal(error: Any, address: str) -> Refusal:
             given="a TLS handshake that failed",
             next_step="Check the clock and the certificates (doctor); re-enrol if this site was revoked.",
         )
+    if status == grpc.StatusCode.RESOURCE_EXHAUSTED and "concurrent" in details:
+        return errors.RateRefusal(
+            "the coordinator must have room for a call", given="too many at once", next_step="Try again."
+        )
     if status == grpc.StatusCode.RESOURCE_EXHAUSTED:
-        return TooLarge(f"a message must have at most {MESSAGE_CAP} bytes")
+        return TooLarge(f"a message must have at most {cap} bytes")
     if status == grpc.StatusCode.DEADLINE_EXCEEDED:
         return NetworkRefusal("the coordinator must answer in time", given="no answer", next_step="Try again.")
     if status == grpc.StatusCode.UNIMPLEMENTED:

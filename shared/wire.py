@@ -3,7 +3,7 @@
 The protocol buffers in `shared/proto` are the form other languages see. Inside the program a message is one of the
 dataclasses below, checked when it is made. The wire is closed: a field that this version does not know, an outcome
 that is not set, a text that is not what it should be, is refused; nothing that arrives picks which code runs.
-`COLLECTION` lists the methods, from which `shared.transport` builds both ends.
+`COLLECTION` (sites) and `ANALYSIS` (analysts) list the methods, from which `shared.transport` builds both ends.
 """
 
 from __future__ import annotations
@@ -20,13 +20,18 @@ from shared.canonical import canonical_json, closed, parse_json
 from shared.chain import LINKS_CAP, extend_head
 from shared.errors import CATALOGUE, SchemaRefusal, SignatureRefusal, TooLarge
 from shared.keys import Envelope, PublicKey, SigningKey
+from shared.proto import analysis_pb2 as analysis
 from shared.proto import collection_pb2 as pb
 
 __all__ = [
+    "ANALYSIS",
+    "ANALYSIS_SERVICE",
     "ANCHOR_TYPE",
     "CHUNK_BYTES",
     "COLLECTION",
     "ENROLMENT_TYPE",
+    "FORMULA_CAP",
+    "LABELS",
     "REASONS",
     "SERVICE",
     "WITHDRAWAL_TYPE",
@@ -34,19 +39,28 @@ __all__ = [
     "AnchorHead",
     "AnchorReceipt",
     "Chunk",
+    "DescribeRequest",
+    "Document",
     "EnrolRequest",
     "Enrolment",
     "EnrolmentRequest",
+    "ExplainRequest",
     "Growth",
     "GrowthRequest",
     "Holding",
     "Holdings",
+    "LogRequest",
     "Method",
     "OfferRequest",
     "Offered",
+    "QueryRequest",
+    "ReleasesRequest",
     "Reminder",
     "Reply",
+    "RowsChunk",
+    "RowsRequest",
     "SignedDocument",
+    "StudiesRequest",
     "StudyRequest",
     "Withdrawal",
     "Withdrawn",
@@ -57,11 +71,15 @@ __all__ = [
 ]
 
 SERVICE = "tributary.collection.v1.Collection"
+ANALYSIS_SERVICE = "tributary.analysis.v1.Analysis"
 ANCHOR_TYPE = "application/vnd.tributary.anchor+json"
 ENROLMENT_TYPE = "application/vnd.tributary.enrolment+json"
 WITHDRAWAL_TYPE = "application/vnd.tributary.withdrawal+json"
 REASONS = ("consent", "error", "policy", "other")
+LABELS = ("confirmatory", "exploratory")
 CHUNK_BYTES = 256 << 10
+# Longer than any question that the grammar takes; what is longer still is refused before it is read.
+FORMULA_CAP = 4096
 SIGNED_CAP = 4 << 20
 # Most releases of one site in one study that an answer may name: more would not fit a message, and nobody has them.
 HOLDINGS_CAP = 2048
@@ -345,6 +363,133 @@ class Holdings:
         _must(self.reanchored == 0 or self.anchored is not None, "a ledger that began anew must have a witnessed head")
         _must(len(self.holdings) <= HOLDINGS_CAP, f"an answer must name at most {HOLDINGS_CAP} releases")
         _must(len(self.reminders) <= 1000 and len(self.anchor) <= SIGNED_CAP, "an answer must be short")
+
+
+# -- what analysts say ------------------------------------------------------------------------------------------
+def _must_be_study(study: str) -> None:
+    _must(_is_word(study), "a study must be a plain word")
+
+
+@dataclass(frozen=True, kw_only=True)
+class StudiesRequest:
+    """Which studies the token is for."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DescribeRequest:
+    """The dictionary of a study, or one column of it."""
+
+    study: str
+    column: str = ""
+
+    def __post_init__(self) -> None:
+        _must_be_study(self.study)
+        _must(len(self.column) <= 256, "a column's name must be short")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReleasesRequest:
+    """The releases of a study."""
+
+    study: str
+
+    def __post_init__(self) -> None:
+        _must_be_study(self.study)
+
+
+@dataclass(frozen=True, kw_only=True)
+class QueryRequest:
+    """One question to the accepted releases of a study.
+
+    Args:
+        study: the study.
+        kind: what to estimate, as in ``cox``; empty when `formula` is the whole question or a planned analysis' name.
+        formula: as in ``Surv(time, event) ~ sbp + age``.
+        options: further parts of the question, name to text.
+        term: which term to pool; the first when empty.
+        method, test, level: of the pooling.
+        wave: the table as of this wave; 0 for the newest that has a release.
+        as_of: a revision of the wave.
+        combine: put all refreshes of a site together.
+        label: one of `LABELS`.
+    """
+
+    study: str
+    formula: str
+    kind: str = ""
+    options: Mapping[str, str] = field(default_factory=dict)
+    term: str = ""
+    method: str = "REML"
+    test: str = "adhoc"
+    level: float = 0.95
+    wave: int = 0
+    as_of: int | None = None
+    combine: bool = False
+    label: str = "exploratory"
+
+    def __post_init__(self) -> None:
+        _must_be_study(self.study)
+        if len(self.formula) > FORMULA_CAP:
+            raise TooLarge(f"a formula must have at most {FORMULA_CAP} letters", given=f"{len(self.formula)}")
+        _must(bool(self.formula.strip()), "a question must have a formula, or the name of a planned analysis")
+        _must(not self.kind or _is_word(self.kind), "the kind of a question must be a plain word")
+        short = all(_is_word(name) and len(text) <= FORMULA_CAP for name, text in self.options.items())
+        _must(len(self.options) <= 16 and short, "the options of a question must be few and short")
+        for name in ("term", "method", "test"):
+            _must(len(getattr(self, name)) <= 256, f"a {name} must be short")
+        _must(0 < self.level < 1, "a level must lie in (0, 1)")
+        _must(0 <= self.wave < 1 << 31 and (self.as_of is None or 0 <= self.as_of < 1 << 31), "a wave is a number")
+        _must(self.label in LABELS, f"a label must be one of {', '.join(LABELS)}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowsRequest:
+    """The rows of one release."""
+
+    study: str
+    release_id: str
+
+    def __post_init__(self) -> None:
+        _must_be_study(self.study)
+        _must(0 < len(self.release_id) <= 64 and self.release_id.isalnum(), "a release id must be a plain word")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExplainRequest:
+    """What stands behind a result."""
+
+    study: str
+    result_id: str
+
+    def __post_init__(self) -> None:
+        _must_be_study(self.study)
+        _must(0 < len(self.result_id) <= 64 and self.result_id.isalnum(), "a result id must be a plain word")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogRequest:
+    """The record of questions of a study, from after line `after`."""
+
+    study: str
+    after: int = 0
+
+    def __post_init__(self) -> None:
+        _must_be_study(self.study)
+        _must(0 <= self.after < 1 << 62, "a line of the record is a number")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Document:
+    """An answer: canonical JSON."""
+
+    json: bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowsChunk:
+    """A piece of a Parquet file."""
+
+    data: bytes
 
 
 # -- what is signed ---------------------------------------------------------------------------------------------
@@ -708,6 +853,23 @@ def _growth_from(message: Any) -> Growth:
     return Growth(proof=tuple(message.proof))
 
 
+def _same(kind: type, message_kind: Any) -> tuple[Any, Callable[[Any], Message], Callable[[Any], Any]]:
+    """The pair for a message whose fields have the value's names: None is absence."""
+    names = [item.name for item in fields(kind)]
+    optional = {name for name in names if message_kind.DESCRIPTOR.fields_by_name[name].has_presence}
+
+    def write(value: Any) -> Message:
+        given = {name: getattr(value, name) for name in names}
+        made: Message = message_kind(**{name: item for name, item in given.items() if item is not None})
+        return made
+
+    def read(message: Any) -> Any:
+        given = {name: getattr(message, name) for name in names if name not in optional or message.HasField(name)}
+        return kind(**{name: dict(item) if isinstance(item, Mapping) else item for name, item in given.items()})
+
+    return message_kind, write, read
+
+
 _CODECS: dict[type, tuple[type[Message], Callable[[Any], Message], Callable[[Any], Any]]] = {
     EnrolRequest: (pb.EnrolRequest, _enrol_request_to, _enrol_request_from),
     Enrolment: (pb.EnrolReply, _enrolment_to, _enrolment_from),
@@ -722,6 +884,15 @@ _CODECS: dict[type, tuple[type[Message], Callable[[Any], Message], Callable[[Any
     Withdrawn: (pb.WithdrawalReply, _withdrawn_to, _withdrawn_from),
     GrowthRequest: (pb.GrowthRequest, _growth_request_to, _growth_request_from),
     Growth: (pb.GrowthReply, _growth_to, _growth_from),
+    StudiesRequest: _same(StudiesRequest, analysis.StudiesRequest),
+    DescribeRequest: _same(DescribeRequest, analysis.DescribeRequest),
+    ReleasesRequest: _same(ReleasesRequest, analysis.ReleasesRequest),
+    QueryRequest: _same(QueryRequest, analysis.QueryRequest),
+    RowsRequest: _same(RowsRequest, analysis.RowsRequest),
+    ExplainRequest: _same(ExplainRequest, analysis.ExplainRequest),
+    LogRequest: _same(LogRequest, analysis.LogRequest),
+    Document: _same(Document, analysis.Document),
+    RowsChunk: _same(RowsChunk, analysis.RowsChunk),
 }
 
 
@@ -754,18 +925,19 @@ def _closed(message: Message) -> None:
             next_step="Update both sides to the same version.",
         )
     for descriptor, value in message.ListFields():
-        if descriptor.message_type is not None:
+        if descriptor.message_type is not None and not descriptor.message_type.GetOptions().map_entry:
             for part in value if descriptor.is_repeated else [value]:
                 _closed(part)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Method:
-    """One method of the service: what it takes, what it gives, and whether what it takes is a stream."""
+    """One method of a service: what it takes, what it gives, and which of the two is a stream."""
 
     request: type
     reply: type
     stream: bool = False
+    reply_stream: bool = False
 
 
 COLLECTION: Mapping[str, Method] = {
@@ -777,4 +949,14 @@ COLLECTION: Mapping[str, Method] = {
     "Status": Method(request=StudyRequest, reply=Holdings),
     "Withdraw": Method(request=SignedDocument, reply=Withdrawn),
     "Growth": Method(request=GrowthRequest, reply=Growth),
+}
+
+ANALYSIS: Mapping[str, Method] = {
+    "Studies": Method(request=StudiesRequest, reply=Document),
+    "Describe": Method(request=DescribeRequest, reply=Document),
+    "Releases": Method(request=ReleasesRequest, reply=Document),
+    "Query": Method(request=QueryRequest, reply=Document),
+    "Rows": Method(request=RowsRequest, reply=RowsChunk, reply_stream=True),
+    "Explain": Method(request=ExplainRequest, reply=Document),
+    "Log": Method(request=LogRequest, reply=Document),
 }

@@ -50,6 +50,7 @@ __all__ = [
     "pause",
     "planned",
     "require_author",
+    "require_no_copies",
     "require_ticks",
     "resume",
     "send",
@@ -450,12 +451,13 @@ def withdraw(at: Desk, release_id: str, *, name: str, reason_code: str, note: st
 
     A reservation without bytes that holds its wave (for instance of an earlier plan) is given up in the same way.
 
-    Raises: ParameterError (unknown reason); StateRefusal (over already); NetworkRefusal: it is withdrawn here, and the
-        coordinator must still be told.
+    Raises: ParameterError (unknown reason); StateRefusal (over already, or a later release still holds its rows);
+        NetworkRefusal: it is withdrawn here, and the coordinator must still be told.
     """
     at.config.approver_key(name)
     with at.locked():
         hold = at.ledger.hold(release_id)
+        require_no_copies(at, hold)
         if hold.withdrawal is None:
             reason = note.strip() or reason_code
             hold = at.outbox.withdraw(release_id, open_key(), name, reason_code=reason_code, reason=reason)
@@ -469,6 +471,32 @@ def bury(at: Desk, release_id: str) -> Hold:
     """
     with at.locked():
         return _bury(at, at.ledger.hold(release_id))
+
+
+def require_no_copies(at: Desk, hold: Hold) -> None:
+    """Hold a withdrawal back while the rows it takes away stay readable in a later release under ``frozen``.
+
+    Raises: StateRefusal, naming what must be taken back first.
+    """
+    frozen = {plan.version for plan in at.plans.filed(hold.study) if plan.returning == "frozen"}
+    copies = [
+        other
+        for other in at.ledger.holds(hold.study)
+        if other.wave > hold.wave
+        and other.bundle_sha256
+        and other.plan_version in frozen
+        and other.state not in ("burnt", "rejected")
+        and not (other.withdrawal is not None and (other.withdrawal.settled or not other.left))
+    ]
+    if copies and hold.bundle_sha256:
+        copies.sort(key=lambda other: -other.wave)
+        raise StateRefusal(
+            "a release must be taken back after those that hold its rows",
+            given=", ".join(f"wave {other.wave} ({other.release_id[:8]}, {other.state})" for other in copies),
+            next_step="Under this plan a wave copies the rows of the one before. Take these back first, in this order: "
+            + "; ".join(f"site-agent withdraw {other.release_id[:8]}" for other in copies)
+            + ".",
+        )
 
 
 def _bury(at: Desk, hold: Hold) -> Hold:
@@ -531,7 +559,7 @@ def leave(
     if dry_run:
         return tuple(files)
     key = open_key()
-    for hold in holds:
+    for hold in reversed(holds):  # a later one may hold the rows of an earlier one
         unsettled = hold.withdrawal is not None and not hold.withdrawal.settled
         if hold.state not in ("burnt", "rejected", "withdrawn") or (hold.left and unsettled):
             withdraw(

@@ -120,6 +120,7 @@ def before_draw(
     waits: bool = False,
     withdrawn: int = 0,
     leaving: int = 0,
+    sizes: Collection[int] = (),
 ) -> None:
     """What must hold of the table before anything is fitted or drawn; a refusal here costs nothing.
 
@@ -133,6 +134,7 @@ def before_draw(
         waits: whether this is a later wave of new persons, which may wait for more of them.
         withdrawn: persons who withdrew and would leave the table with this release.
         leaving: all who would.
+        sizes: rows of the study's earlier releases, where persons cannot be told apart.
     Raises: SmallN, DifferencingRefusal, ChecksRefusal.
     """
     if n < limits.persons:
@@ -161,6 +163,13 @@ def before_draw(
             given=f"{leaving} who leave",
             next_step="The wave waits and merges with the next one; the reservation is kept. Nobody who withdrew is "
             "released anew meanwhile.",
+        )
+    near = [before for before in sizes if 0 < abs(n - before) < limits.difference]
+    if near:
+        raise DifferencingRefusal(
+            f"without a person column two releases must hold as many rows, or differ by at least {limits.difference}",
+            given=f"{n} rows, {near[0]} in an earlier release",
+            next_step="Wait until more persons have joined or left; the reservation is kept.",
         )
     now = set(persons)
     for release_id, before in (earlier or {}).items():

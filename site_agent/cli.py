@@ -222,6 +222,7 @@ def door(config: Config) -> Egress:
         ca_pem=config.ca.read_text(),
         cert_pem=config.certificate.read_text(),
         key_pem=config.tls_key.read_text(),
+        paused=config.pause_file.exists,
     )
 
 
@@ -347,6 +348,12 @@ def init(
             write_private(_csr(config), csr_pem.encode())
             write_private(config.tls_key, key_pem.encode())
         if not config.snapshot_key.exists():
+            if config.ledger.exists():
+                raise IntegrityRefusal(
+                    "snapshot.key must stand beside the ledger",
+                    given="a ledger without it",
+                    next_step="Restore it from a backup: with another key every person would look new.",
+                )
             write_private(config.snapshot_key, secrets.token_bytes(32))
         write_private(config.ca, invited.ca_pem.encode())
         write_private(config.ca.with_name("witness.pub"), f"{invited.witness.hex}\n".encode())
@@ -1717,7 +1724,9 @@ def withdraw(
         )
     full = at.release_id(release_id, sealed=False)
     hold = at.ledger.hold(full)
-    if not dry_run:
+    if dry_run:
+        airlock.require_no_copies(at, hold)
+    else:
         hold = airlock.withdraw(at, full, name=name, reason_code=reason, note=note, open_key=lambda: at.approver(name))
     buried = hold.withdrawal.log_index if hold.withdrawal else None
     answer = {

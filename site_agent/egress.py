@@ -24,6 +24,7 @@ from shared.errors import (
     IntegrityRefusal,
     NetworkRefusal,
     ParameterError,
+    PausedRefusal,
     Refusal,
     StateRefusal,
     StorageRefusal,
@@ -203,6 +204,7 @@ class Egress:
         attempts: how often `send` tries before it gives up.
         sleep: waits between attempts; a test's may return at once.
         witness: checks and keeps what the coordinator acknowledges; without one its word is taken.
+        paused: whether the steward has paused the site; `send` asks before each attempt and each piece of a bundle.
     Raises: CertificateRefusal, when the certificate is expired.
     """
 
@@ -218,8 +220,9 @@ class Egress:
         attempts: int = 6,
         sleep: Callable[[float], None] = time.sleep,
         witness: Witness | None = None,
+        paused: Callable[[], bool] = lambda: False,
     ) -> None:
-        self._timeout, self._attempts, self._sleep = timeout, attempts, sleep
+        self._timeout, self._attempts, self._sleep, self._paused = timeout, attempts, sleep, paused
         self._witness = witness
         self._client = Client(
             address=address,
@@ -345,7 +348,8 @@ class Egress:
             progress: called with (bytes sent, bytes in all).
             standing: a standing approval that stands in for one approver's signature.
         Raises: ApprovalRefusal (no approver's signature), IntegrityRefusal (the file is not the one that was
-            signed), the coordinator's refusal, or NetworkRefusal when it could not be reached.
+            signed), PausedRefusal (what was sent stays where it is; the next call goes on from there), the
+            coordinator's refusal, or NetworkRefusal when it could not be reached.
         """
         from shared.release import STATEMENT_TYPE, Statement
 
@@ -387,6 +391,7 @@ class Egress:
         """One attempt: offer, then send what is missing, each piece only if it is the one that was hashed."""
         digest, total = pieces.digest, pieces.total
         changed: list[int] = []
+        self._require_running(0, total)
         reach("egress.before_offer")
         beside = None if standing is None else standing.to_bytes()
         offered: Offered = self._ask("Offer", OfferRequest(envelope=envelope.to_bytes(), standing=beside))
@@ -407,6 +412,7 @@ class Egress:
                     if pieces.digests[place // CHUNK_BYTES : place // CHUNK_BYTES + 1] != [sha256(data).digest()]:
                         changed.append(place)
                         return
+                    self._require_running(place, total)
                     yield Chunk(bundle_sha256=digest, offset=place, data=data)
                     reach("egress.chunk")
                     place += len(data)
@@ -425,6 +431,14 @@ class Egress:
             raise
         reach("egress.after_upload")
         return acceptance
+
+    def _require_running(self, sent: int, total: int) -> None:
+        if self._paused():
+            raise PausedRefusal(
+                "this site must not be paused to send",
+                given=f"a pause, with {sent:,} of {total:,} bytes sent",
+                next_step="After site-agent resume, approve it again: the same bytes are sent on from there.",
+            )
 
     def _ask(self, method: str, request: Any) -> Any:
         try:

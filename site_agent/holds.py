@@ -149,6 +149,7 @@ class Hold:
         drawn: whether noise was, or may have been, drawn.
         persons_sha256: digest of ``population.json``, the pseudonyms it touches; blank while, or where, unknown.
         persons: how many those are; None while, or where, unknown.
+        space: by what persons were told apart (`site_agent.records.person_space`); blank while, or where, unknown.
         sealed_head: hash of the seal entry; the release statement names it.
         files: SHA-256 of each site-only file that was sealed with the bundle.
         documents: SHA-256 of each site-only document that the approver was shown.
@@ -177,6 +178,7 @@ class Hold:
     drawn: bool = False
     persons_sha256: str = ""
     persons: int | None = None
+    space: str = ""
     state: State = "reserved"
     bundle_sha256: str = ""
     bundle_bytes: int = 0
@@ -324,6 +326,7 @@ def fold(holds: dict[str, Hold], entry: Entry) -> None:
         change |= {"uncovered": tuple(body["uncovered"]), "merged": (*hold.merged, hold.wave), "state": hold.state}
     elif entry.kind == "drawing":
         change |= {"drawn": True, "persons_sha256": body.get("persons_sha256", ""), "persons": body.get("persons")}
+        change["space"] = body.get("space", "")
     elif entry.kind == "seal":
         for name in ("bundle_sha256", "bundle_bytes", "receipt_sha256", "plan_version", "recipient"):
             change[name] = body[name]

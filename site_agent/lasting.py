@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from site_agent.ledger import Hold
 
-__all__ = ["FIT", "ROWS", "Fit", "Rows", "read_fit", "read_rows"]
+__all__ = ["FIT", "ROWS", "Fit", "Rows", "fitted_by", "read_fit", "read_rows"]
 
 FIT, ROWS = "fit.npz", "rows.json"
 FORMAT = "tributary-fit/1"
@@ -43,6 +43,8 @@ class Fit:
         w: weight of the data.
         radius: R.
         dictionary: hash of the dictionary that encoded the records.
+        fitted_by: digest of what the plan says about fitting (`fitted_by`): the posture, and everything it rests on.
+        flow_of: id of the release for which it was fitted.
         encoder: version of the encoder.
         fresh: whether this release fitted it; else it was sealed with an earlier one.
         noisy: (n, d) drawn rows, in the order of their records.
@@ -53,6 +55,8 @@ class Fit:
     w: float
     radius: float
     dictionary: str
+    fitted_by: str
+    flow_of: str
     encoder: int = ENCODER_VERSION
     fresh: bool = True
     noisy: Any = field(repr=False)
@@ -69,6 +73,8 @@ class Fit:
             "w": self.w,
             "radius": self.radius,
             "dictionary": self.dictionary,
+            "fitted_by": self.fitted_by,
+            "flow_of": self.flow_of,
             "encoder": self.encoder,
             "fresh": self.fresh,
         }
@@ -101,23 +107,38 @@ class Fit:
         except (KeyError, TypeError, ValueError, AttributeError, OSError) as error:
             raise SchemaRefusal(f"a sealed fit must have the form {FORMAT}", given=type(error).__name__) from None
 
-    def require_fits(self, plan: StudyPlan, radius: float, *, noise: bool) -> None:
+    def require_fits(self, plan: StudyPlan, *, w: float, radius: float, noise: bool) -> None:
         """Refuse a plan that a later wave cannot follow with this flow.
 
+        The receipt of that wave says how its flow was fitted, by its own plan. A flow from under another posture, or
+        from cheaper training, would make it a lie.
+
         Args:
-            radius: R by the plan.
+            w, radius: w and R by the plan (`shared.release.mechanism`).
             noise: whether w and R must be the sealed ones as well.
         Raises: PlanChanged.
         """
-        same = (self.dictionary, self.encoder) == (plan.dictionary.hash, ENCODER_VERSION)
+        same = (self.dictionary, self.fitted_by, self.encoder) == (
+            plan.dictionary.hash,
+            fitted_by(plan),
+            ENCODER_VERSION,
+        )
         if noise:
-            same = same and (self.w, self.radius) == (plan.release.w, radius)
+            same = same and (self.w, self.radius) == (w, radius)
         if not same:
             raise PlanChanged(
-                "a later wave must use the flow, encoder, w and R that were sealed with the first release",
+                "a later wave must use the flow, posture, encoder, w and R that were sealed with the first release",
                 given="a plan or an agent with others",
                 next_step="Ask the study lead for a plan whose wave refreshes with refit = true, or for a new study.",
             )
+
+
+def fitted_by(plan: StudyPlan) -> str:
+    """Digest of everything in a plan that decides how a flow is fitted, and so what its receipt says of it."""
+    body = plan.to_canonical()
+    return sha256_hex(
+        canonical_json({key: body[key] for key in ("posture", "training", "private", "holdout", "reference")})
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

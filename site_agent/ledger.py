@@ -500,12 +500,26 @@ class Ledger:
             body = {"seq": receipt.seq, "head": receipt.head, "index": receipt.index}
             return book.move(hold.release_id, "anchor", body)
 
-    def start_drawing(self, hold: Hold, persons: Collection[str] | None = None) -> Hold:
+    def require_same_persons(self, hold: Hold, space: str) -> None:
+        """Refuse to compare persons with those of earlier releases where they were told apart by something else.
+
+        A release of everybody goes on all the same: the charges of earlier releases then count against everybody
+        (`_Book.persons`). Not where persons withdrew, because they could no longer be recognised.
+
+        Args:
+            space: by what persons are told apart now (`site_agent.records.person_space`).
+        Raises: DifferencingRefusal.
+        """
+        with self._transaction() as book:
+            book.require_same_persons(book.hold(hold.release_id), space)
+
+    def start_drawing(self, hold: Hold, persons: Collection[str] | None = None, *, space: str = "") -> Hold:
         """The last step before noise is drawn; works once per hold, and binds whom the release touches.
 
         Args:
             persons: pseudonyms of those whose records enter the draw; None where they cannot be told apart, and then
                 the charge counts against everybody.
+            space: by what those are told apart (`site_agent.records.person_space`).
         Raises: StateRefusal, unless the hold is anchored and nobody has started drawing; DifferencingRefusal, when a
             release of new persons holds one who was touched before; IntegrityRefusal (a list of persons is lost or
             was edited); StorageRefusal.
@@ -521,8 +535,9 @@ class Ledger:
             body: dict[str, Any] = {}
             # Another state is refused by the fold, and must not have its list written over before.
             if persons is not None and found.state == "anchored":
+                book.require_same_persons(found, space)
                 data = canonical_json(sorted(set(persons)))
-                body = {"persons_sha256": sha256_hex(data), "persons": len(set(persons))}
+                body = {"persons_sha256": sha256_hex(data), "persons": len(set(persons)), "space": space}
                 if found.touches == "new":
                     _require_new(len(set(persons) & book.taken(found)))
                 folder = self.folder(found)
@@ -995,7 +1010,7 @@ class Ledger:
                     cap=hold.cap_epsilon,
                     delta=hold.delta,
                     state=hold.phase,
-                    detail=hold.reason or hold.state,
+                    detail=f"taken back: {hold.reason}" if hold.state == "withdrawn" else hold.reason or hold.state,
                     uncovered=hold.uncovered,
                     persons=hold.persons,
                     merged=hold.merged,
@@ -1226,8 +1241,21 @@ class _Book:
         # A list that was deleted when the site left the study is not missing: its charge counts against everybody.
         if not hold.persons_sha256 or hold.release_id in self.deleted:
             return None
+        # Told apart by something else than in the latest draw, the same person would look like two.
+        if hold.space != next(other.space for other in reversed(self.of(hold.study)) if other.persons_sha256):
+            return None
         what = f"the list of persons of release {hold.release_id[:8]}"
         return _listed(_folder(self.path, hold) / POPULATION, hold.persons_sha256, what)
+
+    def require_same_persons(self, hold: Hold, space: str) -> None:
+        others = [other for other in self.of(hold.study) if other.space and other.space != space]
+        if others and (hold.touches == "new" or self.gone.get(hold.study)):
+            raise DifferencingRefusal(
+                "persons must be told apart as in the study's earlier releases",
+                given="another person column, mapping, file format or snapshot.key",
+                next_step="Put it back as it was. Where it cannot be, a plan that refreshes counts earlier charges "
+                "against everybody, but only while nobody has withdrawn.",
+            )
 
     def taken(self, hold: Hold) -> frozenset[str]:
         again = self._beside(hold)

@@ -275,6 +275,8 @@ def make_release(
     clock.enter(Stage.READ)
     table = records.read(source, plan.dictionary, key=site.snapshot_key)
     everyone = records.row_pseudonyms(table, plan.dictionary, key=site.snapshot_key)
+    space = records.person_space(source, plan.dictionary, key=site.snapshot_key)
+    ledger.require_same_persons(hold, space)
     # Under `holdout` whoever trains is in the table and not in the release: floors and populations are the release's.
     fitting.require_roles_kept(plan, _earlier_receipts(outbox, plan.study, except_for=hold.release_id))
     may = [int(row) for row in fitting.released_rows(plan, table.n, everyone)]
@@ -289,11 +291,13 @@ def make_release(
         waits=base is not None and hold.touches == "new",
         withdrawn=chosen.withdrawn,
         leaving=chosen.leaving,
+        sizes=chosen.sizes,
     )
     sealed = None
     if base is not None and not (plan.returning == "refresh" and plan.wave(wave).refit):
         sealed = lasting.read_fit(ledger.folder(base), base)
-        sealed.require_fits(plan, mechanism_of(plan, Identity(d=encoder.d)).radius, noise=plan.returning != "refresh")
+        planned = mechanism_of(plan, Identity(d=encoder.d))
+        sealed.require_fits(plan, w=planned.w, radius=planned.radius, noise=plan.returning != "refresh")
     # Whoever is neither drawn nor trains, be it by a withdrawal, is not looked at.
     present = list(chosen.rows) if sealed is not None else sorted({*chosen.rows, *chosen.train})
     real = table.table.iloc[list(chosen.rows)].reset_index(drop=True)
@@ -313,11 +317,12 @@ def make_release(
     clock.enter(Stage.DRAW)
     # Asked once more while nothing is lost: an offline site keeps its reservation instead of burning it below.
     site.witness.anchor(ledger.anchor_envelope())
-    hold = ledger.start_drawing(hold, None if everyone is None else [everyone[i] for i in chosen.rows])
+    hold = ledger.start_drawing(hold, None if everyone is None else [everyone[i] for i in chosen.rows], space=space)
     reach("pipeline.drawing")
     try:
-        # The *drawing* entry is witnessed before any noise exists. A copy of this folder, or a snapshot put back,
-        # writes another drawing entry, and the coordinator refuses it as not grown from this one: one charge, one draw.
+        # The *drawing* entry is witnessed before any noise of the rows exists. A copy of this folder, or a snapshot
+        # put back, writes another drawing entry, and the coordinator refuses it as not grown from this one: one charge,
+        # one draw.
         site.witness.anchor(ledger.anchor_envelope())
         noisy = mechanism.release(x, rng)
 
@@ -334,6 +339,8 @@ def make_release(
             release_id=hold.release_id,
             agent_version=site.agent_version,
             n=len(released),
+            drawn=len(noisy),
+            flow_of=sealed.flow_of if sealed is not None else "",
             study_epsilon=ledger.study_total(plan.study, plan.budget.delta).epsilon,
             previous=ledger.last_receipt(plan.study),
         )
@@ -345,6 +352,8 @@ def make_release(
             w=mechanism.w,
             radius=mechanism.radius,
             dictionary=plan.dictionary.hash,
+            fitted_by=lasting.fitted_by(plan),
+            flow_of=sealed.flow_of if sealed is not None else hold.release_id,
             fresh=sealed is None,
             noisy=noisy,
         )
@@ -376,7 +385,7 @@ def make_release(
 
 def touches(plan: StudyPlan) -> Touches:
     """Whom a release of this plan may touch before its persons are known: see `site_agent.composition`."""
-    return "new" if plan.returning != "refresh" and plan.dictionary.person is not None else "everybody"
+    return "everybody" if plan.redraws else "new"
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -435,10 +444,8 @@ def _finish(
             rng=rng,
             progress=clock.within,
         )
-    except PausedRefusal:
-        # Nothing was refused: the next run goes on from the sealed bytes.
-        raise
-    except Exception as error:
+    except (ChecksRefusal, AuditRefusal) as error:
+        # Anything else refuses nothing (a pause, a full disk): the next run goes on from the sealed bytes.
         ledger.burn(hold, f"refused after sealing: {_name(error)}")
         raise
 
@@ -723,6 +730,7 @@ class _Chosen:
         earlier: what the release must not be compared with too closely: release, or table as of it, to pseudonyms.
         withdrawn: persons who withdrew and leave with this release.
         leaving: all who were in the last release and are not in this one.
+        sizes: rows of the earlier releases, where persons cannot be told apart.
     """
 
     rows: tuple[int, ...]
@@ -734,6 +742,7 @@ class _Chosen:
     earlier: Mapping[str, frozenset[str]] = field(default_factory=dict)
     withdrawn: int = 0
     leaving: int = 0
+    sizes: tuple[int, ...] = ()
 
     def after(self, fresh: pd.DataFrame) -> pd.DataFrame:
         """The drawn rows, then the copied ones."""
@@ -756,7 +765,13 @@ def _choose(
     from site_agent.lasting import read_rows
 
     if persons is None:
-        return _Chosen(rows=tuple(may), total=len(may))
+        # Nobody can be told apart: two releases of nearly as many rows may be of all but one and the same persons.
+        sizes = [
+            len(read_rows(ledger.folder(other), other).source)
+            for other in ledger.holds(plan.study)
+            if other.may_be_out and other.release_id != hold.release_id and other.files
+        ]
+        return _Chosen(rows=tuple(may), total=len(may), sizes=tuple(sizes))
     gone = ledger.persons_gone(plan.study)
     taken = ledger.taken(hold) if hold.touches == "new" else frozenset[str]()
     rows = tuple(i for i in may if persons[i] not in taken and persons[i] not in gone)

@@ -358,7 +358,8 @@ def _flat(plan: StudyPlan) -> dict[str, str]:
     waves = body.pop("waves")
     put("", body)
     for wave in waves:
-        out[f"wave {wave['number']}"] = f"{wave['opens']} to {wave['closes']}"
+        more = [", refit"] * wave["refit"] + [f", quorum {wave['quorum']}"] * bool(wave["quorum"])
+        out[f"wave {wave['number']}"] = f"{wave['opens']} to {wave['closes']}{''.join(more)}"
     for column in dictionary["columns"]:
         put(f"column {column['name']}", {key: value for key, value in column.items() if key != "name"})
     return out

@@ -28,6 +28,7 @@ __all__ = [
     "count",
     "header",
     "named",
+    "person_space",
     "problems",
     "pseudonym",
     "pseudonyms",
@@ -184,6 +185,19 @@ def row_pseudonyms(records: Records, dictionary: Dictionary, *, key: bytes) -> t
     if dictionary.person is None:
         return None
     return tuple(pseudonym(str(person), key=key) for person in records.table[dictionary.person])
+
+
+def person_space(source: Source, dictionary: Dictionary, *, key: bytes) -> str:
+    """By what persons are told apart: a keyed hash of the site's key, both names of the person column and the format.
+
+    Two releases can be compared person by person only where it is the same: under another key, column or way of
+    writing identifiers everybody looks new. Empty where the dictionary has no person column.
+    """
+    if dictionary.person is None:
+        return ""
+    mapped = next((theirs for theirs, ours in source.columns.items() if ours == dictionary.person), dictionary.person)
+    text = "\0".join(("person space", dictionary.person, mapped, source.format))
+    return hmac.new(key, text.encode(), hashlib.sha256).hexdigest()[:32]
 
 
 def pseudonym(person: str, *, key: bytes) -> str:

@@ -280,7 +280,10 @@ def budget(out: Console, lines: Sequence[StatementLine], totals: Sequence[Mappin
                         line.release_id[:8],
                         f"{line.epsilon:.4g}",
                         f"{line.total:.4g}",
-                        Text(states[line.state], style="yellow" if line.state == "burnt" else ""),
+                        Text(
+                            "delivered, taken back" if line.detail.startswith("taken back") else states[line.state],
+                            style="yellow" if line.state == "burnt" else "",
+                        ),
                     )
                     for line in mine
                 ],

@@ -15,6 +15,7 @@ from shared.dictionary import Column, Dictionary
 from shared.plan import Budget, Floors, LatentNoisePlan, StudyPlan, Training, Wave
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ["COLUMNS"] = "100"  # a screen is as wide wherever the tests run: parallel workers believe in 80 columns
 
 _soaked: dict[str, dict[str, object]] = {}
 

@@ -273,11 +273,15 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     mutation(
         "drawn first, charged afterwards",
-        (PIPELINE, "    hold = ledger.start_drawing(hold, None if everyone", "    later = (hold, None if everyone"),
+        (
+            PIPELINE,
+            "    hold = ledger.start_drawing(hold, None if everyone",
+            "    def later():\n        return ledger.start_drawing(hold, None if everyone",
+        ),
         (
             PIPELINE,
             "        noisy = mechanism.release(x, rng)\n",
-            "        noisy = mechanism.release(x, rng)\n        hold = ledger.start_drawing(*later)\n",
+            "        noisy = mechanism.release(x, rng)\n        hold = later()\n",
         ),
         tests=["test_every_epsilon.py::test_when_noise_is_drawn_its_charge_is_written_and_witnessed"],
     ),

@@ -6,10 +6,12 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
+import pandas as pd
 import pytest
 from conftest import make_table
 from site_desk import PASSPHRASE, Hospital, hospital  # noqa: F401
 
+from shared.canonical import parse_json
 from shared.keys import Envelope, PublicKey, SigningKey
 from shared.plan import Budget, Floors
 from shared.release import STATEMENT_TYPE, Statement
@@ -227,6 +229,43 @@ def test_the_persons_of_what_may_have_left_still_count_for_the_next_release(read
     ready.with_table(make_table(298))
     body = ready.refused("release", "mini", "--wave", "2", expect=10)
     assert body["code"] == "E_DIFFERENCING"
+
+
+def test_a_frozen_release_is_withdrawn_after_the_later_ones_that_hold_its_rows(hospital, plan):
+    """Three waves: two delivered, one that still waits for a person."""
+    calendar = tuple(replace(plan.waves[0], number=k) for k in (1, 2, 3))
+    site = hospital.joined().approved(replace(plan, waves=calendar, returning="frozen"))
+    made = []
+    for wave in (1, 2, 3):
+        tables = [make_table(size, seed) for seed, size in enumerate((300, 60, 60)[:wave], start=1)]
+        site.with_table(pd.concat(tables, ignore_index=True))
+        made.append(released(site, wave=wave))
+        if wave < 3:
+            approve(site, made[-1])
+    taking = ("--as", "dr-lind", "--reason", "consent")
+    body = site.refused("withdraw", made[0], *taking, expect=2)
+    steps = [f"site-agent withdraw {release_id[:8]}" for release_id in (made[2], made[1])]
+    assert "; ".join(steps) in body["next_step"]
+    assert "copies the rows" in body["next_step"]
+    assert site.refused("withdraw", made[0], *taking, "--dry-run", expect=2)["next_step"] == body["next_step"]
+    assert steps[1] not in site.refused("withdraw", made[1], *taking, expect=2)["next_step"]
+    assert [line["state"] for line in site.json("budget")["lines"]] == ["delivered", "delivered", "sealed"]
+    assert site.hub.buried == []
+    for release_id in reversed(made):
+        site("withdraw", release_id, *taking)
+    assert len(site.hub.buried) == 2, "the third was never sent"
+
+
+def test_leaving_a_frozen_study_takes_the_latest_release_back_first(hospital, plan):
+    calendar = tuple(replace(plan.waves[0], number=k) for k in (1, 2))
+    site = hospital.joined().approved(replace(plan, waves=calendar, returning="frozen")).with_table(make_table(300))
+    made = [released(site)]
+    approve(site, made[0])
+    site.with_table(pd.concat([make_table(300), make_table(60, 2)], ignore_index=True))
+    made.append(released(site, wave=2))
+    approve(site, made[1])
+    site("leave", "mini", "--as", "dr-lind")
+    assert [parse_json(one.payload)["release_id"] for one in site.hub.buried] == made[::-1]
 
 
 # -- plans ----------------------------------------------------------------------------------------------------------

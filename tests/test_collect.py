@@ -8,6 +8,7 @@ import dataclasses
 import datetime as dt
 import errno
 import io
+import json
 import os
 import queue
 import re
@@ -27,6 +28,8 @@ from service import LEAD, SMALL, Hub, SiteKeys, anchor_head, rezip, small_table
 from test_ledger import soak
 
 import coordinator.collect as collect
+from coordinator.cli import main
+from coordinator.config import Config
 from coordinator.store import Store
 from shared import privacy
 from shared.canonical import canonical_json, parse_json, sha256_hex
@@ -43,6 +46,7 @@ from shared.errors import (
     LockedRefusal,
     NetworkRefusal,
     ParameterError,
+    PausedRefusal,
     PlanChanged,
     PlanExpired,
     PlanRefusal,
@@ -516,6 +520,55 @@ def test_a_truncated_upload_is_refused_and_goes_on_where_it_stopped(hub):
     assert len(hub.store.releases()) == 1
 
 
+def test_a_pause_stops_an_upload_under_way_within_a_piece_and_it_goes_on_from_there(hub, monkeypatch, tmp_path):
+    """A slow coordinator, a steward who says stop: what was asked for is less than the rest."""
+    sealed = hub.seal("north", table=small_table(n=200_000))
+    total, pause_file = sealed.statement.bundle_bytes, tmp_path / "paused"
+    assert total > 5 * CHUNK_BYTES
+    write = collect._write
+
+    def slowly(out, data: bytes) -> None:
+        time.sleep(0.05)
+        write(out, data)
+
+    monkeypatch.setattr(collect, "_write", slowly)
+    places: list[int] = []
+
+    def watched(sent: int, whole: int) -> None:
+        places.append(sent)
+        if sent >= 2 * CHUNK_BYTES:
+            pause_file.touch()
+
+    def no_wait(seconds: float) -> None:
+        raise AssertionError("a pause is not retried")
+
+    with hub.egress("north", paused=pause_file.exists, sleep=no_wait) as egress:
+        refusal = refused(PausedRefusal, lambda: egress.send(sealed.envelope, sealed.path, watched))
+        assert places == [0, CHUNK_BYTES, 2 * CHUNK_BYTES], "no piece is sent after the pause"
+        assert f"{2 * CHUNK_BYTES:,} of {total:,}" in str(refusal)
+        refused(PausedRefusal, lambda: egress.send(sealed.envelope, sealed.path, watched))
+        assert hub.store.releases() == ()
+        pause_file.unlink()
+        places.clear()
+        egress.send(sealed.envelope, sealed.path, lambda sent, whole: places.append(sent))
+    assert places[-1] == total
+    assert len(hub.store.releases()) == 1
+
+
+def test_a_connection_lost_while_paused_is_not_tried_again(hub, monkeypatch):
+    sealed, paused, tries = hub.seal("north"), [], []
+
+    def lost(name: str, request, *, timeout: float):
+        tries.append(name)
+        paused.append(True)
+        raise NetworkRefusal("the coordinator must answer", given="no answer")
+
+    with hub.egress("north", paused=lambda: bool(paused), sleep=lambda seconds: None) as egress:
+        monkeypatch.setattr(egress._client, "call", lost)
+        refused(PausedRefusal, lambda: egress.send(sealed.envelope, sealed.path))
+    assert tries == ["Offer"]
+
+
 def test_a_delivery_that_was_cut_goes_on_from_there_with_the_same_bytes(hub):
     sealed = hub.seal("north", table=small_table(200_000))
     total = sealed.statement.bundle_bytes
@@ -754,6 +807,38 @@ def test_a_study_total_that_forgets_what_arrived_before_is_found(hub, plan):
     with hub.egress("south") as egress:
         sealed = hub.seal("south", release_id="5" * 32, receipt_changes={"study_epsilon": total(plan, 1)})
         egress.send(sealed.envelope, sealed.path)
+
+
+def test_refreshes_of_different_persons_are_never_held_against_their_sum(hub, plan, capsys):
+    """A ledger charges the worst-off person; two refreshes with nobody in common cost nobody both."""
+    dictionary = dataclasses.replace(SMALL, columns=(Column(name="person", kind="person"), *SMALL.columns))
+    named = dataclasses.replace(plan, version=2, dictionary=dictionary)
+    assert named.returning == "refresh"
+    hub.store.add_plan(sign_plan(named, [LEAD]), named)
+    with hub.egress("north", sleep=lambda seconds: None) as egress:
+
+        def sealed(wave: int, spent: float):
+            more = {"plan": named, "table": small_table(seed=wave), "receipt_changes": {"study_epsilon": spent}}
+            return hub.seal("north", wave=wave, release_id=f"{wave:02d}" * 16, **more)
+
+        # Everybody anew in wave 2, and somebody of each in wave 3.
+        for wave, spent in ((1, total(named, 1)), (2, total(named, 1)), (3, total(named, 2))):
+            one = sealed(wave, spent)
+            egress.send(one.envelope, one.path)
+        forgetful = sealed(
+            4, 0.9 * privacy.epsilon(planned_event(named, Encoder(dictionary=dictionary).d), named.budget.delta)
+        )
+        refused(ReceiptRefusal, lambda: egress.send(forgetful.envelope, forgetful.path))
+    (hub.home / "coordinator.toml").write_text(
+        Config(home=hub.home, name=plan.coordinator, address="127.0.0.1:8443", names=("127.0.0.1",)).to_toml()
+    )
+    notes = []
+    for wave in (1, 2, 3):
+        assert main(["--home", str(hub.home), "release", "show", f"{wave:02d}" * 16, "--json"]) == 0
+        notes.append(json.loads(capsys.readouterr().out)["note"])
+    assert notes[0] == ""
+    assert "all 2 releases" in notes[1]
+    assert "all 3 releases" in notes[2]
 
 
 def test_releases_of_new_persons_only_are_held_against_one_charge(hub, plan):

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import doctest
+import json
 import math
 import os
+import re
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +17,9 @@ from hypothesis import strategies as st
 
 from coordinator.pooling import pool_estimates
 from shared.errors import EstimateRefusal, ParameterError
-from shared.estimands import Estimand, Estimate, estimate, parse_estimand
+from shared.estimands import Estimand, Estimate, estimate, parse_estimand, parse_formula
+from shared.formulas import Node, parse
+from shared.survival import cox, kaplan_meier, restricted_mean
 
 
 def ask(table, text, **more):
@@ -77,11 +82,29 @@ def test_spaces_do_not_matter_and_single_quotes_are_quotes():
         "median(x)",
         "ols(y)",
         "ols(y) ~",
-        "ols(y) ~ a * b",
-        "ols(y) ~ a:b",
-        "ols(y) ~ log(a)",
-        "ols(y) ~ a - 1",
+        "ols(y) ~ a % b",
+        "ols(y) ~ median(a)",
+        "ols(y) ~ a - b",
         "ols(y) ~ a + a",
+        "ols(y) ~ a + a/10",
+        "ols(y) ~ 2",
+        "ols(y) ~ a + 3 * b",
+        "ols(y) ~ I(2)",
+        "ols(y) ~ log(a, 2)",
+        "ols(y) ~ a/10 * b",
+        "ols(y) ~ strata(a)",
+        "ols(y, ties = efron) ~ a",
+        "ols(y, subset = a + 1) ~ b",
+        "ols(y, weights = w, weights = w) ~ a",
+        "cox(years, died, ties = exact) ~ a",
+        "cox(years, died, start = 5, stop = 5) ~ a",
+        "rmst(years, died) ~ arm",
+        "rmst(years, died, tau = -1)",
+        "two_by_two(died) ~ a + b",
+        "two_by_two(died, measure = HR) ~ a",
+        "correlation(a, b, c)",
+        "ols(y) ~ (((((((((((((((((((((((((((((((((a)))))))))))))))))))))))))))))))))",
+        "ols(y) ~ (a + b + c + d) * (e + f + g + h) * (i + j + k + l) * (m + n)",
         "ols(y > 2) ~ a",
         "ols(y) ~ C(a)/10",
         "ols(y) ~ a/0",
@@ -190,7 +213,7 @@ def test_models_agree_with_statsmodels_on_the_raw_columns():
     for row, name in zip(ask(table, "logistic(died) ~ age + sbp + C(smoking)"), x.columns, strict=True):
         assert row.yi == pytest.approx(theirs.params[name], rel=1e-6)
         assert row.vi == pytest.approx(theirs.cov_params().loc[name, name], rel=1e-6)
-    theirs = PHReg(table.years, table[["sbp", "age"]], status=table.cvd, ties="breslow").fit()
+    theirs = PHReg(table.years, table[["sbp", "age"]], status=table.cvd, ties="efron").fit()
     ours = ask(table, "cox(years, cvd) ~ sbp/10 + age")
     assert [row.term for row in ours] == ["sbp/10", "age"]
     assert ours[0].yi == pytest.approx(10 * theirs.params[0], rel=1e-6)
@@ -386,12 +409,25 @@ def test_a_handful_of_rows_is_too_few(text):
     assert ask(cohort().iloc[:0], text)[0].yi is None
 
 
-def test_words_must_be_wrapped_and_outcomes_must_be_binary():
+def test_words_enter_a_model_as_levels_against_the_first_one():
     table = cohort()
-    with pytest.raises(EstimateRefusal, match=r"Write C\(smoking\)"):
-        ask(table, "ols(years) ~ smoking")
-    with pytest.raises(EstimateRefusal, match=r"Write C\(smoking\)"):
-        ask(table.assign(smoking=table.smoking.astype(str)), "ols(years) ~ smoking")
+    plain = ask(table, "ols(years) ~ smoking + age")
+    wrapped = ask(table, "ols(years) ~ C(smoking) + age")
+    assert [row.term for row in plain] == ["smoking[former]", "smoking[current]", "age"]
+    assert [row.yi for row in plain] == [row.yi for row in wrapped]
+    text = table.assign(smoking=table.smoking.astype(str))  # no dictionary: sorted
+    assert [row.term for row in ask(text, "ols(years) ~ smoking")] == ["smoking[former]", "smoking[never]"]
+    given = ask(text, "ols(years) ~ smoking + age", levels={"smoking": ["never", "former", "current"]})
+    assert [(row.term, row.yi) for row in given] == [(row.term, row.yi) for row in plain]
+
+
+def test_words_are_no_numbers_and_outcomes_must_be_what_the_kind_needs():
+    table = cohort()
+    for text in ("mean(smoking)", "ols(smoking) ~ age", "ols(age) ~ log(smoking)", "correlation(smoking, age)"):
+        with pytest.raises(EstimateRefusal, match=r"Write C\(smoking\)"):
+            ask(table, text)
+    with pytest.raises(EstimateRefusal, match="must be a count, got 400 negative values"):
+        ask(table.assign(age=-table.age), "poisson(age) ~ sbp")
     with pytest.raises(EstimateRefusal, match="must be 0 or 1, got 400 other values"):
         ask(table, "logistic(age) ~ sbp")
 
@@ -404,8 +440,8 @@ def test_numeric_levels_compare_as_numbers_and_only_ordered_ones_enter_a_model()
     assert ask(table, "proportion(ordered > 0)")[0].yi == pytest.approx(math.log(3))
     assert ask(table, "proportion(nominal == 2)")[0].yi == pytest.approx(-math.log(3))
     assert ask(table, "mean(ordered)")[0].yi == pytest.approx(1.5)
-    with pytest.raises(EstimateRefusal, match=r"Write C\(nominal\)"):
-        ask(table, "ols(years) ~ nominal")
+    assert [row.term for row in ask(table, "ols(years) ~ ordered")] == ["ordered"]
+    assert [row.term for row in ask(table, "ols(years) ~ nominal")] == ["nominal[1]", "nominal[2]", "nominal[3]"]
 
 
 def test_truth_values_are_zero_and_one():
@@ -441,6 +477,596 @@ def test_whatever_the_table_every_term_has_a_number_or_a_reason(seed, n, kind):
     assert [row.term for row in rows] == ["a", "C(c)[v]", "C(c)[w]", "x"]
     assert all((row.yi is None) == bool(row.reason) for row in rows)
     assert all(row.vi > 0 for row in rows if row.yi is not None)
+
+
+# -- the grammar as in R -------------------------------------------------------------------------------------
+_LEAF = st.one_of(
+    st.sampled_from(["a", "b", "cvd", "sbp"]).map(lambda name: Node("name", name)),
+    st.floats(0, 1e12, allow_nan=False).map(lambda number: Node("number", number)),
+    st.sampled_from(["x", "it's", 'a "b"', ""]).map(lambda text: Node("text", text)),
+)
+
+
+def _grow(inner):
+    operators = st.sampled_from([op for op in ["+", "-", "*", "/", ":", "^", "&", "|", "~", "==", "!=", "<", ">="]])
+    return st.one_of(
+        st.builds(lambda op, a, b: Node("binary", op, (a, b)), operators, inner, inner),
+        st.builds(lambda op, a: Node("unary", op, (a,)), st.sampled_from(["-", "!"]), inner),
+        st.builds(lambda name, parts: Node("call", name, tuple(parts)), st.sampled_from(["log", "C"]), st.lists(inner)),
+    )
+
+
+@given(st.recursive(_LEAF, _grow, max_leaves=12))
+@settings(max_examples=150, deadline=None)
+def test_every_piece_of_a_formula_reads_back_as_itself(node):
+    assert parse(str(node)) == node
+
+
+@given(
+    st.lists(
+        st.sampled_from([*"ab+-*/:^()~!&|<>,='\"1. ", "==", "log(", "C(", "strata(", "offset(", "I("]), max_size=40
+    )
+)
+@settings(max_examples=250, deadline=None)
+def test_no_formula_does_anything_but_be_read_or_refused(pieces):
+    formula = "".join(pieces)
+    for kind in ("ols", "cox", "mean", "correlation", "km", "two_by_two"):
+        try:
+            question = parse_formula(kind, formula)
+        except ParameterError:
+            continue
+        assert parse_estimand(str(question)) == question
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "difference(sbp) ~ arm",
+        "ratio(sbp) ~ C(arm)",
+        "two_by_two(num > 0, measure = RR) ~ arm",
+        "correlation(a, b, c, structure = cs)",
+        "poisson(k) ~ age + offset(log(years))",
+        "ols(log(sbp), weights = w, robust = HC3) ~ age * C(arm) - 1",
+        "cox(years, cvd, ties = breslow, start = 1, stop = 5) ~ sbp/10 + strata(centre)",
+        'cox(years, cvd, subset = sex == "f" & age >= 60) ~ sbp/10',
+        "km(years, cvd, at = 5) ~ arm",
+        "km(years, cvd)",
+        "rmst(years, cvd, tau = 8)",
+        "logrank(years, cvd) ~ arm + strata(centre)",
+    ],
+)
+def test_the_longer_questions_read_back_too(text):
+    question = parse_estimand(text)
+    assert parse_estimand(str(question)) == question
+    assert hash(question) == hash(parse_estimand(str(question)))
+
+
+def test_two_spellings_are_one_question():
+    there = parse_estimand("cox(years, cvd, subset = sex == 1) ~ sbp/10 + strata(centre)")
+    assert parse_formula("cox", "Surv(years, cvd) ~ sbp/10 + strata(centre)", subset="sex==1") == there
+    assert parse_estimand("cox(Surv(years, cvd) ~ sbp/10 + strata(centre), subset = sex == 1)") == there
+    assert parse_formula("mean", "sbp") == parse_formula("mean", "~ sbp") == parse_formula("mean", "sbp ~ 1")
+    assert parse_formula("correlation", "a ~ b") == parse_formula("correlation", "~ a + b")
+    assert parse_formula("ols", "y ~ factor(arm)").terms == ("factor(arm)",)
+
+
+@pytest.mark.parametrize(
+    ("right", "terms"),
+    [
+        ("a*b", ["a", "b", "a:b"]),
+        ("a*b - a", ["b", "a:b"]),
+        ("a:b + c", ["c", "a:b"]),
+        ("(a + b):c", ["a:c", "b:c"]),
+        ("a*b*c", ["a", "b", "c", "a:b", "a:c", "b:c", "a:b:c"]),
+        ("a*b + a*c", ["a", "b", "c", "a:b", "a:c"]),
+        ("a:b + b:a", ["a:b"]),
+        ("a + I(a^2) + log(b)", ["a", "I(a^2)", "log(b)"]),
+    ],
+)
+def test_terms_expand_as_in_r(right, terms):
+    assert list(parse_formula("ols", f"y ~ {right}").terms) == terms
+
+
+def test_a_megabyte_of_formula_is_refused_before_it_is_read():
+    for text in ("y ~ " + "a + " * 250_000 + "b", "(" * 10**6, "y ~ " + "x" * 10**6):
+        with pytest.raises(ParameterError, match="at most 2000 characters"):
+            parse_formula("ols", text)
+    for text in ("y ~ " + "(" * 900 + "a", "y ~ " + "-" * 900 + "a", "y ~ I(" + "a^" * 140 + "a)", "y ~ " + "!" * 299):
+        with pytest.raises(ParameterError):
+            parse_formula("ols", text)
+
+
+def test_a_model_of_thousands_of_coefficients_is_refused_before_it_is_built():
+    table = pd.DataFrame({"a": np.arange(400) % 40, "b": np.arange(400) // 10, "y": np.arange(400.0)})
+    with pytest.raises(ParameterError, match="at most 200 coefficients"):
+        estimate(table, "ols", "y ~ C(a):C(b)")
+    with pytest.raises(EstimateRefusal, match="few levels to be a category, got 400 different values"):
+        estimate(table, "ols", "y ~ C(y)")
+    with pytest.raises(EstimateRefusal, match="few values"):
+        estimate(table, "difference", "b ~ I(y * 2)")
+
+
+def test_a_formula_is_never_run(tmp_path):
+    mark = tmp_path / "ran"
+    for text in (f"__import__('os').system('touch {mark}')", f"I(open('{mark}', 'w'))", "y ~ a.__class__", "y ~ [a]"):
+        for kind in ("mean", "ols"):
+            with pytest.raises((ParameterError, EstimateRefusal)):
+                estimate(cohort(), kind, text)
+    assert not mark.exists()
+
+
+def test_mistakes_name_what_was_meant():
+    table = cohort()
+    with pytest.raises(ParameterError, match="Nearest: smoking"):
+        estimate(table, "logistic", "died ~ smokin")
+    with pytest.raises(ParameterError, match="Did you mean 'logistic'"):
+        estimate(table, "logistc", "died ~ age")
+    with pytest.raises(ParameterError, match=r"Arithmetic goes inside I\(\)"):
+        estimate(table, "ols", "sbp ~ median(age)")
+    with pytest.raises(ParameterError, match=r"Terms: .*age"):
+        estimate(table, "ols", "sbp ~ age + sex", term="agee")
+    with pytest.raises(ParameterError, match="one of several"):
+        estimate(table, "ols", "sbp ~ smoking", term="smoking")
+    with pytest.raises(ParameterError, match=r"Surv\(time, event\)"):
+        estimate(table, "cox", "years ~ age")
+    with pytest.raises(ParameterError, match="ols takes the options subset, weights, robust"):
+        estimate(table, "ols", "sbp ~ age", ties="efron")
+
+
+def test_a_formula_gives_every_term_as_a_table_and_one_term_as_an_estimate():
+    table = cohort()
+    frame = estimate(table, "cox", "Surv(years, cvd) ~ sbp/10 + smoking*age")
+    assert list(frame.index) == [
+        "sbp/10",
+        "smokingformer",
+        "smokingcurrent",
+        "age",
+        "smokingformer:age",
+        "smokingcurrent:age",
+    ]
+    assert list(frame.columns) == ["beta", "se", "n", "reason"]
+    for term in ("sbp/10", "sbp"):
+        one = estimate(table, "cox", "Surv(years, cvd) ~ sbp/10 + smoking*age", term=term, site="A")
+        assert (one.yi, math.sqrt(one.vi)) == (frame.beta["sbp/10"], pytest.approx(frame.se["sbp/10"]))
+    assert (
+        estimate(table, "ols", "sbp ~ age", term="(Intercept)").yi
+        == estimate(table, "ols", "sbp ~ age").beta["(Intercept)"]
+    )
+    assert estimate(table, "mean", "sbp", term="sbp").yi == pytest.approx(table.sbp.mean())
+    table["flat"] = 1
+    frame = estimate(table, "logistic", "died ~ age + flat")
+    assert frame.reason["flat"]
+    assert frame[["beta", "se"]].loc["flat"].isna().all()
+    assert estimate(table, "logistic", "died ~ age + flat", term="flat").yi is None
+
+
+def test_every_answer_counts_the_rows_it_left_out():
+    table = cohort()
+    table.loc[:19, "sbp"] = np.nan
+    row = estimate(table, "ols", "years ~ sbp", subset="sex == 1", term="sbp")
+    women = int((table.sex == 1).sum())
+    assert (row.n + row.n_missing, row.n_outside) == (women, 400 - women)
+    assert row.n_missing == int((table.sex[:20] == 1).sum())
+    assert row.yi == pytest.approx(estimate(table[table.sex == 1], "ols", "years ~ sbp", term="sbp").yi)
+
+
+def test_a_filter_leaves_out_what_it_does_not_know():
+    table = cohort()
+    table.loc[:9, "age"] = np.nan
+    for text, expected in (
+        ("age >= 60", table.age >= 60),
+        ("!(age >= 60)", table.age < 60),
+        ("age < 60 | sex == 1", (table.age < 60) | (table.sex == 1)),
+        ("sex == 1 & age / 10 > 6", (table.sex == 1) & (table.age > 60)),
+        ("smoking != 'never'", table.smoking != "never"),
+    ):
+        row = estimate(table, "mean", "sbp", subset=text, term="sbp")
+        assert (row.n, row.yi) == (int(expected.sum()), pytest.approx(table.sbp[expected].mean())), text
+
+
+def test_arithmetic_that_is_not_finite_is_counted():
+    table = cohort()
+    table.loc[:2, "age"] = -1.0
+    rows = ask(table, "ols(years) ~ log(age) + sbp")
+    assert {row.reason for row in rows} == {"log(age) is not finite in 3 rows"}
+
+
+# -- agreement -----------------------------------------------------------------------------------------------
+def close(ours, theirs, rel=1e-7):
+    """Our table against statsmodels' result, names matched by what they are made of."""
+    plain = {
+        str(name).replace("[T.", "").replace("[", "").replace("]", "").replace("Intercept", "(Intercept)"): k
+        for k, name in enumerate(theirs.params.index)
+    }
+    assert len(plain) == len(ours)
+    beta, se = np.asarray(theirs.params), np.asarray(theirs.bse)
+    for name in ours.index:
+        k = plain[name]
+        assert ours.beta[name] == pytest.approx(beta[k], rel=rel)
+        assert ours.se[name] == pytest.approx(se[k], rel=rel)
+
+
+def wider(n=500, seed=3):
+    rng = np.random.default_rng(seed)
+    table = cohort(n, seed)
+    table["arm"] = pd.Categorical.from_codes(rng.integers(0, 2, n), ["u", "v"])
+    table["w"], table["py"] = rng.uniform(0.5, 3, n), rng.uniform(1, 9, n)
+    table["k"] = rng.poisson(table.py * np.exp(0.02 * (table.age - 60) - 1))
+    return table
+
+
+@pytest.mark.parametrize(
+    "right", ["age + smoking*arm", "age:sbp + smoking", "smoking + arm - 1", "smoking:age", "arm + smoking:arm"]
+)
+def test_designs_are_coded_as_in_r(right):
+    import statsmodels.formula.api as smf
+
+    table = wider()
+    close(estimate(table, "ols", f"years ~ {right}"), smf.ols(f"years ~ {right}", table).fit())
+
+
+@pytest.mark.parametrize("robust", ["", "HC0", "HC1", "HC2", "HC3"])
+def test_weighted_and_robust_models_agree_with_statsmodels(robust):
+    import statsmodels.api as sm
+    import statsmodels.formula.api as smf
+
+    table, cov = wider(), {"cov_type": robust or "nonrobust"}
+    close(
+        estimate(table, "ols", "years ~ age + smoking", robust=robust),
+        smf.ols("years ~ age + smoking", table).fit(**cov),
+    )
+    weighted = smf.wls("years ~ age + smoking", table, weights=table.w).fit(**cov)
+    close(estimate(table, "ols", "years ~ age + smoking", robust=robust, weights="w"), weighted)
+    if robust in ("", "HC0"):  # its HC1 of a GLM leaves out the n / (n − p) that R's has
+        logit = smf.glm("died ~ age + smoking", table, family=sm.families.Binomial()).fit(tol=1e-14, **cov)
+        close(estimate(table, "logistic", "died ~ age + smoking", robust=robust), logit)
+        poisson = smf.glm("k ~ age + arm", table, family=sm.families.Poisson(), offset=np.log(table.py))
+        close(
+            estimate(table, "poisson", "k ~ age + arm + offset(log(py))", robust=robust), poisson.fit(tol=1e-14, **cov)
+        )
+        one, zero = (estimate(table, "logistic", "died ~ age", robust=kind, term="age") for kind in ("HC1", "HC0"))
+        assert one.vi == pytest.approx(zero.vi * 500 / 498, rel=1e-9)
+    if not robust:
+        logit = smf.glm("died ~ age + arm", table, family=sm.families.Binomial(), freq_weights=table.w).fit(tol=1e-14)
+        close(estimate(table, "logistic", "died ~ age + arm", weights="w"), logit)
+
+
+@pytest.mark.parametrize("ties", ["efron", "breslow"])
+@pytest.mark.parametrize("strata", [False, True])
+def test_cox_models_with_many_ties_agree_with_statsmodels(ties, strata):
+    from statsmodels.duration.hazard_regression import PHReg
+
+    table = wider()
+    table["months"] = np.ceil(table.years * 3)
+    more = {"strata": table.sex.to_numpy()} if strata else {}
+    theirs = PHReg(table.months, table[["sbp", "age"]], status=table.cvd, ties=ties, **more).fit()
+    ours = estimate(table, "cox", "Surv(months, cvd) ~ sbp + age" + (" + strata(sex)" if strata else ""), ties=ties)
+    assert ours.beta.to_numpy() == pytest.approx(np.asarray(theirs.params), rel=1e-7)
+    assert ours.se.to_numpy() == pytest.approx(np.asarray(theirs.bse), rel=1e-7)
+
+
+def written_out(beta, x, time, event, weights, strata, ties):
+    """The partial log-likelihood, one death at a time, as the textbook writes it."""
+    total, eta = 0.0, x @ beta
+    for s in np.unique(strata):
+        for t in np.unique(time[(event == 1) & (strata == s)]):
+            risk, dead = (strata == s) & (time >= t), (strata == s) & (time == t) & (event == 1)
+            all_, tied = (weights * np.exp(eta))[risk].sum(), (weights * np.exp(eta))[dead].sum()
+            d = int(dead.sum())
+            total += weights[dead] @ eta[dead]
+            for death in range(d):
+                total -= weights[dead].mean() * np.log(all_ - (death / d if ties == "efron" else 0.0) * tied)
+    return total
+
+
+@pytest.mark.parametrize("ties", ["efron", "breslow"])
+def test_cox_with_weights_strata_and_ties_is_the_maximum_of_the_likelihood_written_out(ties):
+    rng = np.random.default_rng(8)
+    n = 60
+    x, time = rng.normal(size=(n, 2)), rng.integers(1, 8, n).astype(float)
+    event, weights, strata = rng.integers(0, 2, n).astype(float), rng.uniform(0.5, 2, n), rng.integers(0, 3, n)
+    fit = cox(x, time, event, ties=ties, strata=strata, weights=weights)
+
+    def at(beta):
+        return written_out(np.asarray(beta), x, time, event, weights, strata, ties)
+
+    assert fit.converged
+    assert fit.loglik == pytest.approx(at(fit.beta), rel=1e-12)
+    h, unit = 1e-4, np.eye(2)
+    slope = [(at(fit.beta + h * e) - at(fit.beta - h * e)) / (2 * h) for e in unit]
+    assert slope == pytest.approx([0, 0], abs=1e-6)
+    curve = [
+        [
+            (
+                at(fit.beta + h * (a + b))
+                - at(fit.beta + h * (a - b))
+                - at(fit.beta - h * (a - b))
+                + at(fit.beta - h * (a + b))
+            )
+            / (4 * h * h)
+            for a in unit
+        ]
+        for b in unit
+    ]
+    assert np.linalg.inv(-np.array(curve)) == pytest.approx(fit.cov, rel=1e-4)
+
+
+def leukaemia():
+    """Weeks of remission, 6-mercaptopurine against placebo (Freireich 1963; `gehan` in R's MASS)."""
+    drug = [6, 6, 6, 7, 10, 13, 16, 22, 23, 6, 9, 10, 11, 17, 19, 20, 25, 32, 32, 34, 35]
+    control = [1, 1, 2, 2, 3, 4, 4, 5, 5, 8, 8, 8, 8, 11, 11, 12, 12, 15, 17, 22, 23]
+    return pd.DataFrame(
+        {"time": [*drug, *control], "cens": [1] * 9 + [0] * 12 + [1] * 21, "treat": [0] * 21 + [1] * 21}
+    )
+
+
+def test_the_leukaemia_trial_gives_the_published_values():
+    table = leukaemia()
+    for ties, beta, se in (("efron", 1.5721251, 0.4123967), ("breslow", 1.5091914, 0.4095644)):
+        row = estimate(table, "cox", "Surv(time, cens) ~ treat", ties=ties, term="treat")
+        assert (row.yi, math.sqrt(row.vi)) == (pytest.approx(beta, abs=5e-8), pytest.approx(se, abs=5e-8))
+    test = estimate(table, "logrank", "Surv(time, cens) ~ treat")
+    assert round(test.attrs["chisq"], 2) == 16.79
+    assert test.attrs["df"] == 1
+    curve = estimate(table, "km", "Surv(time, cens) ~ 1", subset="treat == 0")
+    deaths = curve[curve.n_event > 0]
+    assert deaths.beta.round(3).tolist() == [0.857, 0.807, 0.753, 0.690, 0.627, 0.538, 0.448]
+    assert deaths.se.round(4).tolist() == [0.0764, 0.0869, 0.0963, 0.1068, 0.1141, 0.1282, 0.1346]
+    assert deaths.n_risk.tolist() == [21, 17, 15, 12, 11, 7, 6]
+
+
+def test_the_small_case_that_can_be_solved_by_hand_gives_its_solution():
+    # Therneau and Grambsch 2000, appendix E.1: six usable rows, Breslow's maximum is log((3 + √33) / 2).
+    table = pd.DataFrame({"t": [9, 3, 1, 1, 6, 6, 8], "e": [1, np.nan, 1, 0, 1, 1, 0], "x": [0, 2, 1, 1, 1, 0, 0]})
+    low = {"min_residual_df": 0, "min_events": 0, "term": "x"}
+    breslow = estimate(table, "cox", "Surv(t, e) ~ x", ties="breslow", **low)
+    assert breslow.yi == pytest.approx(math.log((3 + math.sqrt(33)) / 2), rel=1e-12)
+    assert estimate(table, "cox", "Surv(t, e) ~ x", **low).yi == pytest.approx(1.676857, abs=5e-7)
+    assert (breslow.n, breslow.n_missing) == (6, 1)
+
+
+REFERENCE = json.loads((Path(__file__).parent / "reference" / "metafor_public.json").read_text())
+
+
+@pytest.mark.parametrize("measure", ["OR", "RR", "RD"])
+def test_two_by_two_tables_agree_with_escalc(measure):
+    bcg = REFERENCE["datasets"]["bcg"]["two_by_two"]
+    theirs = bcg["escalc"][measure]
+    for k in (0, 1, 2, 5):  # trials that are small enough to write out as rows
+        cells = [bcg[name][k] for name in ("ai", "bi", "ci", "di")]
+        table = pd.DataFrame({"arm": np.repeat([1, 1, 0, 0], cells), "died": np.repeat([1, 0, 1, 0], cells)})
+        row = estimate(table, "two_by_two", "died ~ arm", measure=measure, term="arm")
+        assert row.yi == pytest.approx(theirs["yi"][k], rel=1e-10)
+        assert row.vi == pytest.approx(theirs["vi"][k], rel=1e-10)
+        assert row.scale == ("identity" if measure == "RD" else "log")
+
+
+@pytest.mark.parametrize("measure", ["OR", "RR", "RD"])
+def test_tables_with_a_zero_agree_with_escalc_that_drops_double_zeros(measure):
+    zero = REFERENCE["zero_cells"]
+    theirs = zero["rules"][f"{measure}_only0_drop00"]
+    for a, n1, c, n2, yi, vi in zip(*(zero[k] for k in ("ai", "n1i", "ci", "n2i")), *theirs.values(), strict=True):
+        died = np.repeat([1, 0, 1, 0], [a, n1 - a, c, n2 - c])
+        table = pd.DataFrame({"arm": np.repeat([1, 0], [n1, n2]), "died": died})
+        row = estimate(table, "two_by_two", "died ~ arm", measure=measure, term="arm")
+        assert (row.yi, row.vi) == ((None, None) if yi is None else (pytest.approx(yi), pytest.approx(vi)))
+
+
+def test_a_zero_cell_gets_a_half_and_says_so_and_no_events_at_all_get_a_reason():
+    table = pd.DataFrame({"arm": np.repeat([0, 1], 20), "died": [0] * 35 + [1] * 5})
+    frame = estimate(table, "two_by_two", "died ~ arm")
+    assert frame.beta["arm1"] == pytest.approx(math.log(5.5 * 20.5 / (15.5 * 0.5)))
+    assert frame.added["arm1"] == 0.5
+    (row,) = ask(table.assign(died=0), "two_by_two(died) ~ arm")
+    assert "no events in both groups" in row.reason
+
+
+def test_a_log_odds_ratio_is_the_logistic_coefficient_and_a_difference_welchs():
+    table = wider()
+    table["male"] = table.sex
+    cross = estimate(table, "two_by_two", "died ~ male", term="male")
+    model = estimate(table, "logistic", "died ~ male", term="male")
+    assert (cross.yi, cross.vi) == (pytest.approx(model.yi, rel=1e-9), pytest.approx(model.vi, rel=1e-9))
+    a, b = table.sbp[table.sex == 0], table.sbp[table.sex == 1]
+    row = estimate(table, "difference", "sbp ~ sex", term="sex")
+    assert (row.yi, row.vi) == (pytest.approx(b.mean() - a.mean()), pytest.approx(a.var() / len(a) + b.var() / len(b)))
+    row = estimate(table, "ratio", "sbp ~ sex", term="sex")
+    assert row.yi == pytest.approx(math.log(b.mean() / a.mean()))
+    assert row.vi == pytest.approx(a.var() / len(a) / a.mean() ** 2 + b.var() / len(b) / b.mean() ** 2)
+
+
+def test_compound_symmetry_finds_the_one_correlation_and_its_spread():
+    rng = np.random.default_rng(4)
+    p, n, rho = 4, 300, 0.3
+    root = np.linalg.cholesky(np.full((p, p), rho) + (1 - rho) * np.eye(p))
+    found = []
+    for _ in range(200):
+        table = pd.DataFrame(rng.normal(size=(n, p)) @ root.T, columns=list("abcd"))
+        found.append(estimate(table, "correlation", "~ a + b + c + d", structure="cs", term=""))
+    z = np.array([row.yi for row in found])
+    assert np.tanh(z.mean()) == pytest.approx(rho, abs=0.01)
+    assert np.mean([row.vi for row in found]) == pytest.approx(z.var(), rel=0.35)
+
+
+# -- laws ----------------------------------------------------------------------------------------------------
+@given(st.integers(0, 10**6), st.floats(1e-3, 1e3))
+@settings(max_examples=15, deadline=None)
+def test_scaling_a_column_scales_its_coefficient(seed, by):
+    table = cohort(150, seed)
+    table["scaled"] = table.age * by
+    for kind, left in (("ols", "years"), ("logistic", "died"), ("cox", "Surv(years, cvd)")):
+        one = estimate(table, kind, f"{left} ~ age + sbp", term="age")
+        other = estimate(table, kind, f"{left} ~ scaled + sbp", term="scaled")
+        assert other.yi * by == pytest.approx(one.yi, rel=1e-6)
+        assert other.vi * by**2 == pytest.approx(one.vi, rel=1e-6)
+
+
+def test_one_stratum_is_none_and_the_order_of_rows_does_not_matter():
+    table = wider()
+    table["everyone"] = "same"
+    plain = estimate(table, "cox", "Surv(years, cvd) ~ age")
+    assert estimate(table, "cox", "Surv(years, cvd) ~ age + strata(everyone)").equals(plain)
+    mixed = estimate(table.sample(frac=1, random_state=1), "cox", "Surv(years, cvd) ~ age")
+    assert mixed.beta.to_numpy() == pytest.approx(plain.beta.to_numpy(), rel=1e-10)
+
+
+def test_what_is_constant_in_a_stratum_cancels_however_large_it_is():
+    rng = np.random.default_rng(1)
+    x, time, strata = rng.normal(size=(900, 2)), rng.integers(1, 60, 900).astype(float), rng.integers(0, 3, 900)
+    event = rng.integers(0, 2, 900).astype(float)
+    plain = cox(x, time, event, strata=strata)
+    for s in range(3):
+        other = cox(x, time, event, strata=strata, offset=np.where(strata == s, 40.0, 0.0))
+        assert other.beta == pytest.approx(plain.beta, rel=1e-9)
+        assert other.cov == pytest.approx(plain.cov, rel=1e-9)
+
+
+def test_a_column_that_is_constant_within_strata_leaves_with_that_reason():
+    table = wider()
+    table["centre"] = table.index % 4
+    table["beds"] = table.centre * 3.7 + 100
+    rows = by_term(ask(table, "cox(years, cvd) ~ age + beds + strata(centre)"))
+    assert rows["beds"].reason == "the column is constant within every stratum"
+    assert rows["age"].yi == pytest.approx(ask(table, "cox(years, cvd) ~ age + strata(centre)")[0].yi, rel=1e-8)
+
+
+def test_a_time_window_is_the_model_on_the_rows_of_that_window():
+    table = wider()
+    left = table[table.years > 1].copy()
+    left["cvd"] = left.cvd * (left.years <= 5)
+    left["years"] = left.years.clip(upper=5)
+    ours = estimate(table, "cox", "Surv(years, cvd) ~ age", start=1, stop=5, term="age")
+    theirs = estimate(left, "cox", "Surv(years, cvd) ~ age", term="age")
+    assert (ours.yi, ours.vi, ours.n) == (theirs.yi, theirs.vi, theirs.n)
+
+
+@given(st.integers(0, 10**6), st.integers(12, 80))
+@settings(max_examples=30, deadline=None)
+def test_without_censoring_survival_is_what_is_left_and_rmst_the_mean_of_what_was_lived(seed, n):
+    rng = np.random.default_rng(seed)
+    time = rng.exponential(size=n).round(1) + 0.1
+    curve = kaplan_meier(time, np.ones(n))
+    assert curve.survival == pytest.approx([(time > t).mean() for t in curve.time], abs=1e-12)
+    area, variance = restricted_mean(curve, 1.0)
+    lived = np.minimum(time, 1.0)
+    assert area == pytest.approx(lived.mean(), abs=1e-12)
+    assert variance == pytest.approx(lived.var() / n, abs=1e-10)
+
+
+def test_the_restricted_mean_is_the_area_under_the_curve():
+    table = wider()
+    curve = estimate(table, "km", "Surv(years, cvd) ~ 1")
+    grid = np.linspace(0, 8, 400_001)[:-1]
+    heights = np.r_[1.0, curve.beta.to_numpy()][np.searchsorted(curve.index.to_numpy(), grid, side="right")]
+    row = estimate(table, "rmst", "Surv(years, cvd) ~ 1", tau=8, term="")
+    assert row.yi == pytest.approx(heights.mean() * 8, abs=1e-4)
+    arms = estimate(table, "rmst", "Surv(years, cvd) ~ arm", tau=8, term="arm")
+    u, v = (estimate(table, "rmst", "Surv(years, cvd) ~ 1", tau=8, subset=f"arm == '{arm}'", term="") for arm in "uv")
+    assert (arms.yi, arms.vi) == (pytest.approx(v.yi - u.yi), pytest.approx(v.vi + u.vi))
+
+
+def test_survival_at_a_time_is_the_curve_there_on_the_logit_scale():
+    table = wider()
+    curve = estimate(table, "km", "Surv(years, cvd) ~ 1")
+    there = curve[curve.index <= 5].iloc[-1]
+    row = estimate(table, "km", "Surv(years, cvd) ~ 1", at=5, term="")
+    assert 1 / (1 + math.exp(-row.yi)) == pytest.approx(there.beta, abs=1e-12)
+    assert math.sqrt(row.vi) == pytest.approx(there.se / (there.beta * (1 - there.beta)), rel=1e-9)
+    assert row.scale == "logit"
+
+
+def test_log_rank_is_the_score_test_of_a_cox_model_without_ties():
+    table = wider().query("years < 12").drop_duplicates("years")
+    test = estimate(table, "logrank", "Surv(years, cvd) ~ sex")
+    x = table[["sex"]].to_numpy(dtype=float)
+    time, event = table.years.to_numpy(), table.cvd.to_numpy(dtype=float)
+    zero = written_out(np.zeros(1), x, time, event, np.ones(len(x)), np.zeros(len(x)), "breslow")
+    h = 1e-4
+    up, down = (
+        written_out(np.array([s * h]), x, time, event, np.ones(len(x)), np.zeros(len(x)), "breslow") for s in (1, -1)
+    )
+    score, information = (up - down) / (2 * h), -(up - 2 * zero + down) / h**2
+    assert test.attrs["chisq"] == pytest.approx(score**2 / information, rel=1e-4)
+
+
+def test_a_poisson_level_without_events_leaves_and_the_others_stay():
+    table = wider()
+    table["closed"] = (table.index % 5 == 0).astype(int)
+    table.loc[table.closed == 1, "k"] = 0
+    rows = by_term(ask(table, "poisson(k) ~ age + closed + offset(log(py))"))
+    assert "separates the outcome" in rows["closed"].reason
+    (left,) = ask(table[table.closed == 0], "poisson(k) ~ age + offset(log(py))")
+    assert rows["age"].yi == pytest.approx(left.yi, rel=1e-7)
+    assert rows["age"].vi == pytest.approx(left.vi, rel=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("km(years, cvd, at = 99)", "follow-up ends before 99"),
+        ("km(years, cvd, at = 0)", "is 0 or 1"),
+        ("rmst(years, cvd, tau = 99)", "follow-up ends before 99"),
+        ("rmst(years, none, tau = 5)", "fewer than 5 events"),
+        ("logrank(years, none) ~ sex", "0 events: too few"),
+        ("difference(sbp) ~ flat", "fewer than two levels"),
+        ("ratio(below) ~ sex", "not positive"),
+        ("two_by_two(died) ~ flat", "fewer than two levels"),
+        ("cox(years, cvd, start = 50) ~ age", "time window"),
+        ("ols(sbp, weights = below) ~ age", "400 weights are negative"),
+        ("mean(sbp, subset = age > 900)", "fewer than 10"),
+    ],
+)
+def test_what_a_site_cannot_answer_has_a_reason(text, reason):
+    table = cohort()
+    table["none"], table["flat"], table["below"] = 0, 1, -table.sbp
+    rows = ask(table, text)
+    assert rows
+    assert all(row.yi is None and reason in row.reason for row in rows), [row.reason for row in rows]
+
+
+@given(st.integers(0, 10**6), st.integers(0, 40))
+@settings(max_examples=12, deadline=None)
+def test_whatever_the_table_the_other_kinds_have_a_number_or_a_reason_too(seed, n):
+    rng = np.random.default_rng(seed)
+    table = pd.DataFrame(
+        {
+            "y": rng.normal(size=n).round(1),
+            "b": rng.integers(0, 2, n) * rng.integers(0, 2),
+            "t": rng.exponential(size=n).round(1),
+            "g": rng.integers(0, rng.integers(1, 4), n),
+            "s": rng.integers(0, 3, n),
+        }
+    )
+    for text in (
+        "difference(y) ~ g",
+        "ratio(y) ~ g",
+        "two_by_two(b) ~ g",
+        "poisson(b) ~ y + C(g)",
+        "km(t, b, at = 0.5) ~ g",
+        "rmst(t, b, tau = 0.5) ~ g",
+        "logrank(t, b) ~ g + strata(s)",
+        "cox(t, b) ~ y * C(g) + strata(s)",
+        "ols(y, robust = HC3) ~ C(g):t - 1",
+        "correlation(y, t, b, structure = cs)",
+    ):
+        rows = ask(table, text, min_residual_df=2, min_events=1)
+        assert rows
+        assert all((row.yi is None) == bool(row.reason) for row in rows)
+
+
+# -- the page ------------------------------------------------------------------------------------------------
+def test_the_code_of_the_page_runs_and_prints_what_it_says():
+    page = (Path(__file__).parents[1] / "docs" / "estimands.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"^```python\n(.*?)^```", page, flags=re.MULTILINE | re.DOTALL)
+    assert len(blocks) >= 3
+    room: dict[str, object] = {}
+    for block in blocks:
+        runner = doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE)
+        test = doctest.DocTestParser().get_doctest(block, room, "estimands.md", None, 0)
+        assert runner.run(test, clear_globs=False).failed == 0
+        room = test.globs
+    for question in re.findall(r"^\| `(\w+\([^`]*)` \|", page, flags=re.MULTILINE):
+        assert str(parse_estimand(question)) == question
 
 
 # -- real records --------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from site_desk import Hub
+from test_pipeline import deliver
 
 from shared import privacy
 from shared.dictionary import Column, Dictionary
@@ -370,7 +371,8 @@ def test_the_population_of_a_holdout_release_is_those_who_are_released(tmp_path)
 def test_a_later_version_of_a_plan_cannot_change_who_trains(tmp_path, first, then):
     waves = tuple(Wave(number=k, opens=dt.date(2000, 1, 1), closes=dt.date(2999, 1, 1)) for k in (1, 2))
     plan = study(first, waves=waves, budget=Budget(epsilon=500.0))
-    at, _ = released(plan, tmp_path, cohort(500))
+    at, made = released(plan, tmp_path, cohort(500))
+    deliver(at, made)
     source = Source(path=tmp_path / "cohort.csv")
     with pytest.raises(PolicyRefusal, match="who trains"):
         make_release(plan=replace(plan, version=2, **then), wave=2, source=source, site=at, today=TODAY)

@@ -10,6 +10,7 @@ import pytest
 import torch
 from scipy import stats
 
+from shared.errors import TrainingRefusal
 from shared.flows import AffineAutoregressiveFlow
 from shared.plan import PrivateTraining, Training
 from shared.randomness import seeded_rng
@@ -212,3 +213,10 @@ def test_training_with_hardly_any_noise_finds_a_dependence():
     start = AffineAutoregressiveFlow(mean=np.zeros(2), scale=np.eye(2))
     # The mutual information is 0.51 nats.
     assert flow.log_prob(y).mean() - start.log_prob(y).mean() == pytest.approx(0.51, abs=0.1)
+
+
+def test_a_step_of_more_records_than_the_room_for_rounding_was_calculated_for_is_refused():
+    y = np.zeros((private_flow.LARGEST_BATCH * 2, 2))
+    private = PrivateTraining(rate=0.6, noise_multiplier=1.0, steps=1)
+    with pytest.raises(TrainingRefusal, match="at most 40000 records"):
+        private_layers(y, Training(), private, seeded_rng(1))

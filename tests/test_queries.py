@@ -97,6 +97,7 @@ def test_a_term_is_found_by_its_column_too(filled):
     [
         ("cox(time, cvd) ~ spb/10", ParameterError, "Nearest: sbp"),
         ("cox(time, cvd) ~ person", ParameterError, "Columns|Nearest"),
+        ("ols(sbp) ~ sbp/10 * age", ParameterError, "column with units cannot be crossed"),
         ("unadjust", ParameterError, "Did you mean 'unadjusted'"),
         ("import os", ParameterError, "Planned: adjusted, unadjusted"),
         ("__import__('os')", ParameterError, "kind"),
@@ -205,3 +206,23 @@ def test_the_four_hospitals_pool_to_the_published_figures_when_rows_pass_through
     assert round(exang.I2) == 60
     assert [row.label for row in sex.excluded] == ["switzerland"]
     assert "separates" in sex.excluded[0].reason
+
+
+@pytest.mark.parametrize(
+    ("question", "terms"),
+    [
+        ("cox(Surv(time, cvd) ~ sbp/10 + log(age), subset = age >= 40 & sbp < 180)", ("sbp/10", "log(age)")),
+        ("rmst(time, cvd, tau = 5) ~ I(sbp > 140)", ("I(sbp > 140)[1]",)),
+        ("km(time, cvd, at = 5)", ("km(time, cvd, at = 5)",)),
+        ("two_by_two(cvd, measure = RR) ~ I(sbp > 140)", ("I(sbp > 140)[1]",)),
+        ("poisson(cvd) ~ sbp/10 + offset(log(time))", ("sbp/10",)),
+    ],
+)
+def test_the_newer_kinds_pool_over_the_sites_as_each_table_answers_alone(filled, question, terms):
+    store, _, tables, _ = filled
+    answer = ask(store, "cvd", 1, question)
+    assert answer.terms == terms
+    assert answer.result.k == 4, [row.reason for row in answer.estimates]
+    for row in answer.estimates:
+        alone = estimate(tables[row.site], parse_estimand(question))[0]
+        assert (row.yi, row.vi, row.n, row.n_outside) == (alone.yi, alone.vi, alone.n, alone.n_outside)

@@ -9,11 +9,12 @@ import json
 import numpy as np
 import pandas as pd
 import pytest
-from service import Hub, small_table
+from service import LEAD, Hub, small_table
 from test_collect import Servers, failpoints, plan, refused
 from theatre import Theatre, plan_toml
 
 from shared.canonical import parse_json
+from shared.dictionary import Column
 from shared.errors import (
     ApprovalRefusal,
     CertificateRefusal,
@@ -28,6 +29,7 @@ from shared.errors import (
     StateRefusal,
 )
 from shared.keys import Envelope, SigningKey
+from shared.plan import sign_plan
 from shared.wire import REASONS, WITHDRAWAL_TYPE, SignedDocument, Withdrawal
 from site_agent.egress import Witness
 
@@ -87,6 +89,33 @@ def test_a_withdrawn_release_cannot_come_back(hub):
     refused(ReplayRefusal, lambda: hub.store.accept_release(statement=sealed.statement, **accepting))
     assert hub.store.releases() == ()
     assert not any(name.startswith("bundles/") for name in hub.contents())
+
+
+def test_a_frozen_release_is_taken_back_after_every_later_one_that_copied_its_rows(hub, plan):
+    """Else its rows would stay readable: wave 3 holds those of wave 2, and that the rows of wave 1."""
+    people = Column(name="person", kind="person")
+    dictionary = dataclasses.replace(plan.dictionary, columns=(people, *plan.dictionary.columns))
+    frozen = dataclasses.replace(plan, version=2, returning="frozen", dictionary=dictionary)
+    hub.store.add_plan(sign_plan(frozen, [LEAD]), frozen)
+    rows = small_table(n=180)
+    sealed = [
+        hub.seal("north", wave=wave, plan=frozen, release_id=f"{wave:02d}" * 16, table=rows[: 60 * wave])
+        for wave in (1, 2, 3)
+    ]
+    other = hub.seal("south", wave=3, plan=frozen, release_id="ee" * 16, table=small_table(seed=5))
+    with hub.egress("north") as egress, hub.egress("south") as south:
+        south.send(other.envelope, other.path)
+        for one in sealed:
+            egress.send(one.envelope, one.path)
+        answer = refused(StateRefusal, lambda: egress.withdraw(taken_back(hub, sealed[0])))
+        assert "wave 3 (03030303), wave 2 (02020202)" in str(answer), "in the order in which to take them back"
+        assert "wave 2" not in str(refused(StateRefusal, lambda: egress.withdraw(taken_back(hub, sealed[1]))))
+        assert len(hub.store.releases("mini", site="north")) == 3, "a refused withdrawal hides nothing"
+        for one in reversed(sealed):
+            egress.withdraw(taken_back(hub, one))
+    assert [found.site for found in hub.store.releases()] == ["south"]
+    assert hub.contents() == {f"bundles/{other.statement.bundle_sha256}.zip"}
+    assert hub.store.verify_signatures() == 7
 
 
 def test_only_the_site_with_its_release_key_and_an_approver_takes_a_release_back(hub):

@@ -32,6 +32,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from shared.errors import TrainingRefusal
 from shared.flows import MaskedLayer
 from shared.plan import PrivateTraining, Training
 from shared.randomness import Noise, grid_for
@@ -43,6 +44,8 @@ Array = NDArray[np.float64]
 
 ROOM = 2.0**-20
 """Share of the clipping norm that is kept for rounding."""
+LARGEST_BATCH = 40_000
+"""Records in a step on average. By the usual bound on the error of a sum, twice as many could use up that room."""
 
 
 def private_layers(
@@ -61,6 +64,7 @@ def private_layers(
         private: rate, noise multiplier, steps and clip.
         rng: draws samples and noise from its keystream, and the first weights from its generator.
         progress: called with the share done.
+    Raises: TrainingRefusal, where a step would take more records than the room for rounding was calculated for.
     Returns: layers from data to noise, as `shared.flows.AffineAutoregressiveFlow` takes them.
 
     The price is `shared.privacy.SubsampledGaussian(rate, noise_multiplier, steps)`, replace-one; clip and n do not
@@ -69,6 +73,12 @@ def private_layers(
     import torch
 
     n, d = y.shape
+    if private.rate * n > LARGEST_BATCH:
+        raise TrainingRefusal(
+            f"a step of training with noise must take at most {LARGEST_BATCH} records on average",
+            given=f"{private.rate * n:.0f}",
+            next_step="Ask the study lead for a plan with a smaller private.rate.",
+        )
     with torch_session(1):
         trainer = _trainer(d, training, int(rng.generator.integers(2**62)))
         data = torch.tensor(y, dtype=torch.float64)

@@ -1,0 +1,497 @@
+"""The Analysis service: what an analyst may ask over the network, and nothing that reaches a site.
+
+Every answer comes from `coordinator.queries`; this module decides who may have it, how often, and keeps what was
+given. A call goes through the same gates in the same order: its size (before it is read), its token, the token's
+rate, its form, the token's studies, the role. A study that the token is not for is refused with the same words as one
+that does not exist, before anything of it is looked at.
+
+An answer is one JSON document whose id is the hash of all that it depends on: the releases in force, those withdrawn,
+the question, the plan and the versions of the code. So the same question to the same releases is computed once,
+however many ask it at once, and a new release makes a new answer without anything being thrown away. Whether an old
+answer is stale is never written into it: that is said when it is explained.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import functools
+import io
+import platform
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+from weakref import WeakValueDictionary
+
+from coordinator import queries
+from coordinator.analysts import PAGE, Analyst, Analysts, Asked
+from coordinator.store import Release, Store
+from shared.canonical import canonical_json, parse_json, sha256_hex
+from shared.errors import AccessRefusal, PolicyRefusal, RateRefusal, RoleRefusal, StateRefusal
+from shared.terminal import plain
+from shared.transport import MESSAGE_CAP, Call, Handler
+from shared.wire import (
+    CHUNK_BYTES,
+    DescribeRequest,
+    Document,
+    ExplainRequest,
+    LogRequest,
+    QueryRequest,
+    ReleasesRequest,
+    RowsChunk,
+    RowsRequest,
+    StudiesRequest,
+)
+
+__all__ = ["LONGEST", "REQUEST_CAP", "WAITING", "AnalysisService"]
+
+REQUEST_CAP = 64 << 10
+LONGEST = 300.0
+WAITING = 64
+PATIENCE = 30.0  # seconds that a question waits for a free place
+ASKING, DOWNLOADS = ("analyst", "lead"), ("lead", "auditor")
+LABEL = b"privatised rows, not patient records"
+
+
+class AnalysisService:
+    """What analysts are answered. Safe for many threads.
+
+    Args:
+        store: the coordinator's store.
+        rate: questions a minute that one token may ask for long; 0 for no limit.
+        burst: questions that it may ask at once after a pause.
+        at_once: questions that are computed at the same time; further ones wait.
+        today: gives the UTC date.
+        clock: gives seconds that only grow.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        rate: int = 600,
+        burst: int = 100,
+        at_once: int = 4,
+        today: Callable[[], dt.date],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._store, self._analysts = store, Analysts(store)
+        self._today = today
+        self._rate = _Rate(rate / 60, burst, clock)
+        self._places = threading.BoundedSemaphore(at_once)
+        self._turns: WeakValueDictionary[str, _Turn] = WeakValueDictionary()
+        self._guard = threading.Lock()
+        self._missing: OrderedDict[str, dict[str, float]] = OrderedDict()
+
+    @property
+    def handlers(self) -> Mapping[str, Handler]:
+        """One function per method of the service."""
+        return {
+            "Studies": self.studies,
+            "Describe": self.describe,
+            "Releases": self.releases,
+            "Query": self.query,
+            "Rows": self.rows,
+            "Explain": self.explain,
+            "Log": self.log,
+        }
+
+    # -- who may ------------------------------------------------------------------------------------------------
+    def identify(self, token: str) -> Analyst:
+        """Whose token this is, when it may ask now. Raises: AccessRefusal, RateRefusal."""
+        who = self._analysts.identify(token, today=self._today())
+        self._rate.take(who.serial)
+        return who
+
+    def _for(self, call: Call, study: str, roles: tuple[str, ...] = ()) -> Analyst:
+        """The caller, when its token is for the study and its role may do this. Raises: AccessRefusal, RoleRefusal."""
+        who = call.peer
+        assert isinstance(who, Analyst)
+        if study not in who.studies:
+            raise AccessRefusal(
+                "the study must be one that the token is for",
+                given=repr(study),
+                next_step=f"Yours: {', '.join(who.studies)}.",
+            )
+        if roles and who.role not in roles:
+            raise RoleRefusal(f"the role must be {' or '.join(roles)}", given=who.role)
+        return who
+
+    # -- what there is ------------------------------------------------------------------------------------------
+    def studies(self, call: Call, request: StudiesRequest) -> Document:
+        """The studies of the token: sites, waves, persons, postures, planned analyses."""
+        who = call.peer
+        assert isinstance(who, Analyst)
+        known = {stored.plan.study for stored in self._store.plans()}
+        told = [self._study(study) for study in who.studies if study in known]
+        return _document({"analyst": who.site, "role": who.role, "studies": told})
+
+    def _study(self, study: str) -> dict[str, Any]:
+        plan = self._store.plan(study).plan
+        releases = self._store.releases(study)
+        sites: dict[str, dict[str, Any]] = {}
+        for release in releases:
+            facts = sites.setdefault(release.site, {"waves": [], "n": {}})
+            facts["waves"].append(release.wave)
+            facts["n"][str(release.wave)] = release.n
+            facts |= {"posture": release.receipt.posture, "study_epsilon": release.receipt.study_epsilon}
+        return {
+            "study": study,
+            "title": plan.title,
+            "purpose": plan.purpose,
+            "version": plan.version,
+            "plan_hash": plan.hash,
+            "posture": plan.posture,
+            "returning": plan.returning,
+            "waves": [wave.number for wave in plan.waves],
+            "delivered": sorted({release.wave for release in releases}),
+            "sites": sites,
+            "last_day": max((release.accepted_day for release in releases), default=None),
+            "estimands": dict(plan.estimands),
+            "row_download": plan.row_download,
+            "note": "Rows are privatised, not patient records.",
+        }
+
+    def describe(self, call: Call, request: DescribeRequest) -> Document:
+        """The dictionary with the share of missing values per site, in its newest release.
+
+        Raises: ParameterError (no such column: the nearest ones, and which sites lack it).
+        """
+        self._for(call, request.study)
+        plan = self._store.plan(request.study).plan
+        columns = [column for column in plan.dictionary.released if request.column in ("", column.name)]
+        if not columns:
+            raise queries.no_column(plan, request.column, queries.lacking(self._store, request.study, request.column))
+        newest = {release.site: release for release in self._store.releases(request.study)}
+        with self._place():
+            shares = {site: self._shares(release) for site, release in sorted(newest.items())}
+        told = []
+        for column in columns:
+            facts = {
+                name: getattr(column, name)
+                for name in ("name", "kind", "label", "unit", "lower", "upper", "levels", "missing", "decimals")
+            }
+            told.append(
+                {
+                    **facts,
+                    "missing_share": {s: row[column.name] for s, row in shares.items() if column.name in row},
+                    "lacking": [site for site, row in shares.items() if column.name not in row],
+                }
+            )
+        return _document({"study": request.study, "version": plan.version, "columns": told})
+
+    def _shares(self, release: Release) -> dict[str, float]:
+        """Column to the share of its values that are missing; of the last few hundred releases from memory."""
+        with self._guard:
+            known = self._missing.get(release.bundle_sha256)
+        if known is None:
+            table = self._store.table(release)
+            known = {str(name): float(share) for name, share in table.isna().mean().items()}
+            with self._guard:
+                self._missing[release.bundle_sha256] = known
+                while len(self._missing) > 512:
+                    self._missing.popitem(last=False)
+        return known
+
+    def releases(self, call: Call, request: ReleasesRequest) -> Document:
+        """Every release with its receipt; withdrawn ones are named, and answer nothing."""
+        self._for(call, request.study)
+        found = self._store.releases(request.study, withdrawn=True)
+        return _document({"study": request.study, "releases": [_release(release) for release in found]})
+
+    # -- questions ----------------------------------------------------------------------------------------------
+    def query(self, call: Call, request: QueryRequest) -> Document:
+        """Answer one question, from what was kept if it was asked before; a line of the record either way.
+
+        Raises: AccessRefusal, RoleRefusal, RateRefusal, and what `coordinator.queries.ask` raises.
+        """
+        who = self._for(call, request.study, ASKING)
+        study, plan = request.study, self._store.plan(request.study).plan
+        question = queries.question(request.kind, request.formula, request.options)
+        found, _ = queries.resolve(plan, question, lack=lambda name: queries.lacking(self._store, study, name))
+        held = queries.holding(self._store, study, request.wave, as_of=request.as_of, combine=request.combine)
+        asked: dict[str, Any] = {
+            "estimand": str(found),
+            "term": request.term,
+            "method": request.method,
+            "test": request.test,
+        }
+        asked |= {"level": request.level, "wave": held.wave, "as_of": request.as_of, "combine": request.combine}
+        rests = {"used": dict(held.used), "withdrawn": held.withdrawn, "revisions": plain(held.revisions)}
+        made_by = {"plan": plan.hash, "code": versions()}
+        result_id = sha256_hex(canonical_json({"study": study, "question": asked, **rests, **made_by}))[:32]
+        call.digest = result_id
+        with self._turn(result_id):
+            data = self._analysts.answer(study, result_id)
+            if data is None:
+                with self._place():
+                    answer = queries.ask(
+                        self._store,
+                        study,
+                        held.wave,
+                        found,
+                        as_of=request.as_of,
+                        combine=request.combine,
+                        term=request.term,
+                        method=request.method,  # type: ignore[arg-type]  # checked where it is used
+                        test=request.test,  # type: ignore[arg-type]
+                        level=request.level,
+                    )
+                if answer.used != held.used:
+                    raise StateRefusal(
+                        "the releases must stay the same while a question is answered",
+                        given="others",
+                        next_step="Ask again.",
+                    )
+                data = self._keep(answer, result_id, plan.hash)
+        told = parse_json(data, cap=MESSAGE_CAP)
+        # The record is written before the answer leaves: no number is seen that does not stand in it.
+        self._analysts.note(
+            who,
+            study=study,
+            kind="query",
+            subject=result_id,
+            question={**told["asked"], "beta": told["pooled"]["beta"], "rests_on": _set_hash(held.used)},
+            label=request.label,
+            planned=told["planned"] or "",
+            today=self._today(),
+        )
+        return Document(json=data)
+
+    def _keep(self, answer: queries.Answer, result_id: str, plan_hash: str) -> bytes:
+        provenance = {
+            "bundles": answer.used,
+            "receipts": sorted({source.receipt for source in answer.sources}),
+            "plan": {"version": self._store.plan(answer.study).plan.version, "hash": plan_hash},
+            "code": versions(),
+        }
+        document = {"result": result_id, "asked": answer.asked, **answer.document, "provenance": provenance}
+        self._store.save_result(
+            study=answer.study,
+            wave=answer.wave,
+            kind="analysis",
+            question=answer.asked,
+            used=answer.used,
+            numbers=answer.numbers,
+            today=self._today(),
+        )
+        return self._analysts.keep(answer.study, result_id, canonical_json(plain(document)), today=self._today())
+
+    def explain(self, call: Call, request: ExplainRequest) -> Document:
+        """All that stands behind a result, who asked for it, and why it is stale, if it is. Raises: StateRefusal."""
+        self._for(call, request.study)
+        result_id = self._analysts.result_id(request.study, request.result_id)
+        data = self._analysts.answer(request.study, result_id) if result_id else None
+        if result_id is None or data is None:
+            raise StateRefusal(
+                "the result must have been given in this study", given=repr(request.result_id), next_step="See log."
+            )
+        told = parse_json(data, cap=MESSAGE_CAP)
+        used = told["provenance"]["bundles"]
+        releases = [
+            _release(release)
+            for release in self._store.releases(request.study, withdrawn=True)
+            if release.bundle_sha256 in used
+        ]
+        version = told["provenance"]["plan"]["version"]
+        return _document(
+            {
+                "result": result_id,
+                "answer": told,
+                "stale": self._stale(request.study, told["asked"], used),
+                "releases": releases,
+                "plan": self._store.plan(request.study, version).plan.to_canonical(),
+                "asked_by": self._record(request.study, subject=result_id),
+            }
+        )
+
+    def _stale(self, study: str, asked: Mapping[str, Any], used: Mapping[str, str]) -> list[str]:
+        """Why the same question would be answered from other releases today, in sentences."""
+        gone = {stone.bundle_sha256: stone for stone in self._store.withdrawals(study)}
+        why = [
+            f"{site} has withdrawn its release of wave {gone[digest].wave}"
+            for digest, site in sorted(used.items(), key=lambda item: item[1])
+            if digest in gone
+        ]
+        how = {"as_of": asked["as_of"], "combine": asked["combined"]}
+        now = queries.holding(self._store, study, asked["wave"], **how).used
+        why += [
+            f"a release of {site} was replaced by a later one"
+            for digest, site in sorted(used.items(), key=lambda item: item[1])
+            if digest not in now and digest not in gone
+        ]
+        why += [f"{site} has delivered since" for digest, site in sorted(now.items()) if digest not in used]
+        return why
+
+    # -- the record ---------------------------------------------------------------------------------------------
+    def log(self, call: Call, request: LogRequest) -> Document:
+        """The record of a study: every question that was answered. Downloads are shown to leads and auditors."""
+        who = self._for(call, request.study)
+        lines = self._analysts.record(request.study, after=request.after)
+        last = lines[-1].number if len(lines) == PAGE else None
+        shown = [line for line in lines if line.kind == "query" or who.role in DOWNLOADS]
+        return _document({"study": request.study, "lines": self._lines(request.study, shown), "next": last})
+
+    def _record(self, study: str, *, subject: str) -> list[dict[str, Any]]:
+        return self._lines(study, self._analysts.record(study, subject=subject))
+
+    def _lines(self, study: str, lines: Iterable[Asked]) -> list[dict[str, Any]]:
+        """Lines as plain values; a question that would be answered from other releases today is stale."""
+        now: dict[tuple[int, int | None, bool], str] = {}
+        told = []
+        for line in lines:
+            asked = line.question
+            stale = False
+            if line.kind == "query":
+                place = (asked["wave"], asked["as_of"], asked["combined"])
+                if place not in now:
+                    wave, as_of, combine = place
+                    now[place] = _set_hash(queries.holding(self._store, study, wave, as_of=as_of, combine=combine).used)
+                stale = now[place] != asked["rests_on"]
+            told.append({**plain(line), "stale": stale})
+        return told
+
+    # -- rows ---------------------------------------------------------------------------------------------------
+    def rows(self, call: Call, request: RowsRequest) -> Iterator[RowsChunk]:
+        """The rows of a release as Parquet; the record says so before the first byte leaves.
+
+        Raises: PolicyRefusal (the plan does not let analysts have rows), StateRefusal (no such release, or withdrawn).
+        """
+        who = self._for(call, request.study, ASKING)
+        found = [r for r in self._store.releases(request.study) if r.release_id == request.release_id]
+        if not found:
+            raise StateRefusal(
+                "the release must be an accepted one of this study",
+                given=repr(request.release_id),
+                next_step="See releases.",
+            )
+        (release,) = found
+        call.digest = release.bundle_sha256
+        # What a steward approved is the plan that the release was drawn under: a later version opens nothing earlier.
+        own = self._store.plan(request.study, release.plan_version).plan
+        if not (own.row_download and self._store.plan(request.study).plan.row_download):
+            raise PolicyRefusal(
+                "the plan must let analysts download rows",
+                given="row_download = false",
+                next_step="Questions about them are free: ask one. Downloads take a plan that every site approves.",
+            )
+        with self._place():
+            data = _parquet(self._store, release)
+        place = {"wave": release.wave, "site": release.site, "bundle_sha256": release.bundle_sha256, "n": release.n}
+        self._analysts.note(
+            who, study=request.study, kind="rows", subject=release.release_id, question=place, today=self._today()
+        )
+        for start in range(0, len(data), CHUNK_BYTES):
+            yield RowsChunk(data=data[start : start + CHUNK_BYTES])
+
+    # -- turns --------------------------------------------------------------------------------------------------
+    def _turn(self, result_id: str) -> _Turn:
+        with self._guard:
+            turn = self._turns.get(result_id)
+            if turn is None:
+                turn = self._turns[result_id] = _Turn()
+            return turn
+
+    @contextmanager
+    def _place(self) -> Iterator[None]:
+        if not self._places.acquire(timeout=PATIENCE):
+            raise RateRefusal(
+                "the coordinator must have a free place for a question", given="none", next_step="Try again later."
+            )
+        try:
+            yield
+        finally:
+            self._places.release()
+
+
+class _Turn:
+    """A lock that a dictionary may hold weakly."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> None:
+        if not self._lock.acquire(timeout=2 * PATIENCE):
+            raise RateRefusal("the same question must be answered first", given="one that is not", next_step="Wait.")
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+
+class _Rate:
+    """A bucket of permissions per token that fills at a steady rate.
+
+    >>> now = [0.0]
+    >>> rate = _Rate(1.0, 2, lambda: now[0])
+    >>> rate.take("a"), rate.take("a")
+    (None, None)
+    >>> rate.take("a")
+    Traceback (most recent call last):
+    shared.errors.RateRefusal: a token may ask 60 times a minute, got more. Wait a little.
+    >>> now[0] = 1.0
+    >>> rate.take("a")
+    """
+
+    def __init__(self, per_second: float, burst: int, clock: Callable[[], float]) -> None:
+        self._per_second, self._burst, self._clock = per_second, burst, clock
+        self._left: dict[str, tuple[float, float]] = {}
+        self._lock = threading.Lock()
+
+    def take(self, who: str) -> None:
+        if not self._per_second:
+            return
+        with self._lock:
+            now = self._clock()
+            left, then = self._left.get(who, (float(self._burst), now))
+            left = min(float(self._burst), left + (now - then) * self._per_second)
+            self._left[who] = (left - (left >= 1), now)
+        if left < 1:
+            raise RateRefusal(
+                f"a token may ask {60 * self._per_second:g} times a minute", given="more", next_step="Wait a little."
+            )
+
+
+@functools.cache
+def _versions() -> tuple[tuple[str, str], ...]:
+    from importlib.metadata import PackageNotFoundError, version
+
+    out = [("python", platform.python_version())]
+    for name in ("tributary", "numpy", "scipy", "pandas", "statsmodels"):
+        try:
+            out.append((name, version(name)))
+        except PackageNotFoundError:
+            out.append((name, "not installed as a package"))
+    return tuple(out)
+
+
+def versions() -> dict[str, str]:
+    """The code that answers: its name to its version."""
+    return dict(_versions())
+
+
+def _set_hash(used: Mapping[str, str]) -> str:
+    """One name for a set of bundles."""
+    return sha256_hex(canonical_json(sorted(used)))[:16]
+
+
+def _document(told: Mapping[str, Any]) -> Document:
+    return Document(json=canonical_json(plain(told)))
+
+
+def _release(release: Release) -> dict[str, Any]:
+    names = ("release_id", "wave", "site", "n", "plan_version", "plan_hash", "bundle_sha256", "bundle_bytes")
+    more = ("log_index", "log_root", "accepted_day", "withdrawn", "receipt")
+    return {**{name: getattr(release, name) for name in (*names, *more)}, "receipt_hash": release.receipt.hash}
+
+
+def _parquet(store: Store, release: Release) -> bytes:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    table = pa.Table.from_pandas(store.table(release), preserve_index=False)
+    table = table.replace_schema_metadata({**(table.schema.metadata or {}), b"label": LABEL})
+    out = io.BytesIO()
+    pq.write_table(table, out)
+    return out.getvalue()

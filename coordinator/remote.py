@@ -1,0 +1,641 @@
+"""An analyst's end of the coordinator: connect, choose a study, ask, and know what the answer rests on.
+
+    study = connect("ada.token.json")["heart"]
+    answer = study.cox("Surv(time, event) ~ sbp + age", term="sbp")
+    answer.meta()
+    answer.forest("forest.svg")
+
+Nothing is estimated here: each site's estimate and the pooled result are what the coordinator sent, and every object
+is a way of looking at that one JSON document. Only figures pool again, from the sites' estimates in the document and
+with the code that the coordinator uses; if that gives another number than the one that was sent, no figure is drawn.
+
+An object prints as a table in a terminal, renders in a notebook, and becomes a DataFrame with ``to_frame()``.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import difflib
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from shared.canonical import closed, parse_json
+from shared.errors import AccessRefusal, DataFileRefusal, IntegrityRefusal, ParameterError, Refusal
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from rich.console import Console
+
+    from coordinator.pooling import PooledResult
+    from shared.transport import Client
+
+__all__ = ["Connection", "Pass", "Result", "Study", "Table", "connect"]
+
+PATIENCE = 120.0
+DOCUMENT_CAP = 8 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pass:
+    """What an analyst needs to connect: one file, to be kept like a password.
+
+    Args:
+        address: ``host:port`` to dial.
+        server_name: the name in the coordinator's certificate.
+        ca_pem: the only authority that is believed.
+        name, role, studies, expires: what the token is; the coordinator decides by its own record.
+        token: the secret.
+    Raises: AccessRefusal, at reading: it is expired or not a token's file.
+    """
+
+    address: str
+    server_name: str
+    ca_pem: str = field(repr=False)
+    name: str
+    role: str
+    studies: tuple[str, ...]
+    expires: str
+    token: str = field(repr=False)
+
+    def save(self, path: Path) -> None:
+        """Write it so that its owner alone can read it. Raises: StorageRefusal."""
+        from shared.keys import write_private
+
+        write_private(path, (json.dumps(asdict(self), indent=2) + "\n").encode())
+
+    @classmethod
+    def load(cls, path: Path) -> Pass:
+        """Read it. Raises: DataFileRefusal (no such file), AccessRefusal (not a token's file, or expired)."""
+        try:
+            data = path.read_bytes()
+        except OSError:
+            raise DataFileRefusal(
+                "the token's file must exist",
+                given=f"{path}",
+                next_step="The study lead makes it (coordinator analyst add); name it with --token.",
+            ) from None
+        try:
+            given = parse_json(data)
+            closed(given, {item.name for item in fields(cls)}, where="a token's file", refusal=AccessRefusal)
+            made = cls(**{**given, "studies": tuple(given["studies"])})
+            expires = dt.date.fromisoformat(made.expires)
+        except (Refusal, TypeError, ValueError, KeyError, AttributeError):
+            raise AccessRefusal("a token's file must be as coordinator analyst add wrote it", given="another") from None
+        if dt.datetime.now(dt.UTC).date() > expires:
+            raise AccessRefusal(
+                "a token must not be expired",
+                given=f"last day {made.expires}",
+                next_step="Ask the study lead for a new one (coordinator analyst add).",
+            )
+        return made
+
+
+def connect(token: str | Path | Pass) -> Connection:
+    """Connect to the coordinator that a token's file names. Raises: AccessRefusal, DataFileRefusal."""
+    return Connection(token if isinstance(token, Pass) else Pass.load(Path(token)))
+
+
+class _Shown:
+    """An object that prints as its table: in a terminal, in a notebook, as a text."""
+
+    def show(self, out: Console) -> None:
+        """Draw it."""
+        raise NotImplementedError
+
+    def __repr__(self) -> str:
+        from rich.console import Console
+
+        # A page of text, not a terminal: no colours, and one width wherever it is printed.
+        out = Console(width=100, markup=False, highlight=False, emoji=False, color_system=None)
+        with out.capture() as taken:
+            self.show(out)
+        return "\n".join(line.rstrip() for line in taken.get().strip("\n").splitlines())
+
+    def _repr_html_(self) -> str:
+        from html import escape
+
+        return f"<pre>{escape(repr(self))}</pre>"
+
+
+class Table(_Shown):
+    """Rows that the coordinator sent, with the document they stand in.
+
+    Args:
+        title: one line above.
+        rows: one mapping per row; the first one's keys are the columns.
+        document: all that was sent.
+    """
+
+    def __init__(self, title: str, rows: list[dict[str, Any]], document: Mapping[str, Any]) -> None:
+        self.title, self.rows, self.document = title, rows, document
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return iter(self.rows)
+
+    def __getitem__(self, row: int) -> dict[str, Any]:
+        return self.rows[row]
+
+    def to_frame(self) -> pd.DataFrame:
+        """The rows as a DataFrame."""
+        import pandas as pd
+
+        return pd.DataFrame(self.rows, columns=list(self.rows[0]) if self.rows else None)
+
+    def show(self, out: Console) -> None:
+        """Draw it."""
+        from shared.terminal import table
+
+        out.print(self.title, style="bold")
+        if self.rows:
+            heads = list(self.rows[0])
+            numeric = [name for name in heads if all(isinstance(row[name], (int, float)) for row in self.rows)]
+            out.print(table(heads, [[_cell(row[name]) for name in heads] for row in self.rows], right=numeric))
+        else:
+            out.print("none yet")
+
+    def _repr_html_(self) -> str:
+        from html import escape
+
+        shown = self.to_frame().to_html(index=False, na_rep="–") if self.rows else "<p>none yet</p>"
+        return f"<p><b>{escape(self.title)}</b></p>{shown}"
+
+
+class Connection(_Shown, Mapping[str, "Study"]):
+    """The studies that a token is for, by name."""
+
+    def __init__(self, given: Pass) -> None:
+        from shared.transport import Client, Credentials
+        from shared.wire import ANALYSIS, ANALYSIS_SERVICE
+
+        self.name = given.name
+        self._client: Client = Client(
+            address=given.address,
+            server_name=given.server_name,
+            credentials=Credentials(ca_pem=given.ca_pem, token=given.token),
+            service=ANALYSIS_SERVICE,
+            methods=ANALYSIS,
+            request_cap=64 << 10,
+        )
+
+    def studies(self) -> Table:
+        """What each study has: sites, waves, persons, postures."""
+        from shared.wire import StudiesRequest
+
+        told = self.ask("Studies", StudiesRequest())
+        rows = []
+        for study in told["studies"]:
+            waves = study["delivered"]
+            row = {"study": study["study"], "title": study["title"], "sites": len(study["sites"])}
+            row |= {"waves": ", ".join(map(str, waves)) or None, "n": _total(study), "posture": study["posture"]}
+            rows.append({**row, "last release": study["last_day"]})
+        return Table(f"{told['analyst']}, {told['role']}", rows, told)
+
+    def ask(self, method: str, request: Any) -> Any:
+        """One call; its document. Raises: the refusal of the coordinator, NetworkRefusal."""
+        return parse_json(self._client.call(method, request, timeout=PATIENCE).json, cap=DOCUMENT_CAP)
+
+    def stream(self, method: str, request: Any) -> Iterator[Any]:
+        """One call that is answered by a stream."""
+        found: Iterator[Any] = self._client.call(method, request, timeout=PATIENCE)
+        return found
+
+    def __getitem__(self, study: str) -> Study:
+        known = list(self)
+        if study not in known:
+            near = difflib.get_close_matches(study, known, n=1)
+            raise AccessRefusal(
+                "the study must be one that the token is for",
+                given=repr(study),
+                next_step=f"Did you mean {near[0]!r}?" if near else f"Yours: {', '.join(known) or 'none'}.",
+            )
+        return Study(self, study)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter([row["study"] for row in self.studies()])
+
+    def __len__(self) -> int:
+        return len(self.studies())
+
+    def show(self, out: Console) -> None:
+        """Draw it."""
+        self.studies().show(out)
+
+    def _repr_html_(self) -> str:
+        return self.studies()._repr_html_()
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._client.close()
+
+    def __enter__(self) -> Connection:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class Study(_Shown):
+    """One study: its dictionary, its releases, and whatever is asked of them.
+
+    Args:
+        connection: an open connection.
+        name: the study.
+    """
+
+    def __init__(self, connection: Connection, name: str) -> None:
+        self._connection, self.name = connection, name
+
+    # -- what there is ------------------------------------------------------------------------------------------
+    def facts(self) -> dict[str, Any]:
+        """Title, purpose, waves, sites, planned analyses."""
+        told = self._connection.studies().document["studies"]
+        found: dict[str, Any] = next(study for study in told if study["study"] == self.name)
+        return found
+
+    def show(self, out: Console) -> None:
+        """Draw it."""
+        from shared.terminal import table
+
+        told = self.facts()
+        out.print(f"{told['study']}: {told['title']}", style="bold")
+        out.print(f"plan version {told['version']}, posture {told['posture']}, {told['returning']}. {told['note']}")
+        rows = []
+        for site, facts in sorted(told["sites"].items()):
+            waves = ", ".join(map(str, facts["waves"]))
+            rows.append(
+                [site, waves, _persons(facts, told["returning"]), facts["posture"], f"{facts['study_epsilon']:.4g}"]
+            )
+        out.print(table(["site", "waves", "n", "posture", "ε so far"], rows, right=["n", "ε so far"]))
+        out.print(f"last release: {told['last_day'] or 'none yet'}")
+        if told["estimands"]:
+            out.print("planned analyses:")
+            for name, formula in told["estimands"].items():
+                out.print(f"  {name}: {formula}")
+
+    def dictionary(self, column: str = "") -> Table:
+        """Meaning, unit and the share of missing values per site. Raises: ParameterError (no such column)."""
+        from shared.wire import DescribeRequest
+
+        told = self._connection.ask("Describe", DescribeRequest(study=self.name, column=column))
+        rows = []
+        for found in told["columns"]:
+            span = f"{found['lower']:g} to {found['upper']:g}" if found["lower"] is not None else None
+            row = {"column": found["name"], "meaning": found["label"], "kind": found["kind"], "unit": found["unit"]}
+            row["values"] = span or ", ".join(map(str, found["levels"]))
+            shares = found["missing_share"].values()
+            row["missing at most"] = _percent(max(shares, default=0.0))
+            row["not at"] = ", ".join(found["lacking"])
+            if not column:
+                rows.append(row)
+                continue
+            for site in sorted({*found["missing_share"], *found["lacking"]}):
+                share = found["missing_share"].get(site)
+                missing = "no such column" if share is None else _percent(share)
+                rows.append({"site": site, "missing": missing, **{k: row[k] for k in ("meaning", "unit", "values")}})
+        return Table(f"{self.name}{f', {column}' if column else ''}", rows, told)
+
+    def releases(self) -> Table:
+        """Every release: bundle, receipt, and whether its site took it back."""
+        from shared.wire import ReleasesRequest
+
+        told = self._connection.ask("Releases", ReleasesRequest(study=self.name))
+        rows = []
+        for found in told["releases"]:
+            row = {name: found[name] for name in ("wave", "site", "n", "release_id")}
+            row |= {"bundle": found["bundle_sha256"][:12], "ε": round(found["receipt"]["epsilon"], 4)}
+            row |= {"posture": found["receipt"]["posture"], "day": found["accepted_day"]}
+            rows.append({**row, "state": f"withdrawn: {found['withdrawn']}" if found["withdrawn"] else "accepted"})
+        return Table(f"releases of {self.name}", rows, told)
+
+    def rows(self, release_id: str) -> pd.DataFrame:
+        """The privatised rows of one release, where the plan lets analysts have them; the download is recorded.
+
+        Raises: PolicyRefusal, StateRefusal.
+        """
+        import io
+
+        import pandas as pd
+
+        from shared.wire import RowsRequest
+
+        parts = self._connection.stream("Rows", RowsRequest(study=self.name, release_id=release_id))
+        table = pd.read_parquet(io.BytesIO(b"".join(part.data for part in parts)))
+        table.attrs["label"] = "privatised rows, not patient records"
+        return table
+
+    def log(self) -> Table:
+        """The multiplicity record: every question that was answered in this study, by anyone."""
+        from shared.wire import LogRequest
+
+        rows: list[dict[str, Any]] = []
+        lines: list[dict[str, Any]] = []
+        after: int | None = 0
+        while after is not None:
+            told = self._connection.ask("Log", LogRequest(study=self.name, after=after))
+            lines += told["lines"]
+            after = told["next"]
+        for line in lines:
+            asked = line["question"]
+            what = line["planned"] or asked.get("estimand") or f"rows of {asked['site']}"
+            row = {"no": line["number"], "day": line["day"], "analyst": line["analyst"], "label": line["label"]}
+            row |= {"question": what, "term": asked.get("term"), "wave": asked["wave"]}
+            rows.append({**row, "state": "stale" if line["stale"] else None, "result": line["subject"][:12]})
+        return Table(f"questions asked of {self.name}", rows, {"study": self.name, "lines": lines})
+
+    def explain(self, result_id: str) -> Explanation:
+        """What stands behind a result of this study, by its id or the first digits. Raises: StateRefusal (none)."""
+        from shared.wire import ExplainRequest
+
+        return Explanation(self._connection.ask("Explain", ExplainRequest(study=self.name, result_id=result_id)))
+
+    # -- questions ----------------------------------------------------------------------------------------------
+    def query(self, kind: str, formula: str, *, term: str = "", **how: Any) -> Result:
+        """Ask one question: an estimate per site and the pooled result. No site is contacted; it costs no ε.
+
+        Args:
+            kind: as in ``cox``; blank when `formula` is the whole question or the name of a planned analysis.
+            formula: as in ``Surv(time, event) ~ sbp + age``.
+            term: which term to pool; the first when blank.
+            how: method, test, level, wave, as_of, combine, label (confirmatory or exploratory); anything else is an
+                option of the question itself.
+        Raises: the coordinator's refusals.
+        """
+        from shared.wire import QueryRequest
+
+        known = ("method", "test", "level", "wave", "as_of", "combine", "label")
+        settings = {name: value for name, value in how.items() if name in known}
+        options = {name: str(value) for name, value in how.items() if name not in known}
+        request = QueryRequest(study=self.name, kind=kind, formula=formula, term=term, options=options, **settings)
+
+        def again(**changed: Any) -> Result:
+            return self.query(kind, formula, **{"term": term, **how, **changed})
+
+        return Result(self, self._connection.ask("Query", request), again)
+
+    def planned(self, name: str, *, term: str = "", **how: Any) -> Result:
+        """Ask a planned analysis by its name; the record says ``confirmatory`` unless told otherwise."""
+        return self.query("", name, term=term, **{"label": "confirmatory", **how})
+
+    def cox(self, formula: str, *, term: str = "", **how: Any) -> Result:
+        """Cox regression: ``Surv(time, event) ~ sbp + age``; the result is a hazard ratio."""
+        return self.query("cox", formula, term=term, **how)
+
+    def glm(self, formula: str, *, family: str = "binomial", term: str = "", **how: Any) -> Result:
+        """A generalised linear model of family gaussian, binomial or poisson."""
+        kinds = {"gaussian": "ols", "binomial": "logistic", "poisson": "poisson"}
+        if family not in kinds:
+            raise ParameterError(f"family must be one of {', '.join(kinds)}", given=repr(family))
+        return self.query(kinds[family], formula, term=term, **how)
+
+    def ols(self, formula: str, *, term: str = "", **how: Any) -> Result:
+        """Linear regression."""
+        return self.query("ols", formula, term=term, **how)
+
+    def logistic(self, formula: str, *, term: str = "", **how: Any) -> Result:
+        """Logistic regression; the result is an odds ratio."""
+        return self.query("logistic", formula, term=term, **how)
+
+    def poisson(self, formula: str, *, term: str = "", **how: Any) -> Result:
+        """Poisson regression; the result is a rate ratio."""
+        return self.query("poisson", formula, term=term, **how)
+
+    def km(self, formula: str, *, at: float, term: str = "", **how: Any) -> Result:
+        """Kaplan-Meier: the share without the event at time `at`: ``Surv(time, event) ~ arm``, or ``~ 1``."""
+        return self.query("km", formula, term=term, at=at, **how)
+
+    def rmst(self, formula: str, *, tau: float, term: str = "", **how: Any) -> Result:
+        """Restricted mean survival time until `tau`."""
+        return self.query("rmst", formula, term=term, tau=tau, **how)
+
+    def two_by_two(self, formula: str, *, measure: str = "OR", **how: Any) -> Result:
+        """Two groups and an outcome: ``died ~ arm``; OR, RR or RD."""
+        return self.query("two_by_two", formula, measure=measure, **how)
+
+    def mean(self, column: str, **how: Any) -> Result:
+        """Mean of a column."""
+        return self.query("mean", column, **how)
+
+    def proportion(self, outcome: str, **how: Any) -> Result:
+        """Proportion of rows for which something holds, as in ``sbp > 140``."""
+        return self.query("proportion", outcome, **how)
+
+    def correlation(self, one: str, other: str, **how: Any) -> Result:
+        """Correlation of two columns."""
+        return self.query("correlation", f"{one} ~ {other}", **how)
+
+
+class Result(_Shown):
+    """The answer to one question: a row per site; `meta` is the pooled result.
+
+    Args:
+        study: where it was asked.
+        document: the coordinator's answer.
+        again: asks the same question with other settings.
+    """
+
+    def __init__(self, study: Study, document: Mapping[str, Any], again: Callable[..., Result]) -> None:
+        self._study, self.document, self._again = study, document, again
+
+    @property
+    def id(self) -> str:
+        """The result's id, for `Study.explain` and the paper."""
+        return str(self.document["result"])
+
+    @property
+    def beta(self) -> float:
+        """The pooled estimate, on the scale of the analysis (the logarithm of a ratio)."""
+        return float(self.document["pooled"]["beta"])
+
+    @property
+    def se(self) -> float:
+        """Its standard error."""
+        return float(self.document["pooled"]["se"])
+
+    @property
+    def pooled(self) -> PooledResult:
+        """Pooled again from the sites' estimates that were sent. Raises: IntegrityRefusal (another number)."""
+        from math import isclose
+
+        from coordinator.pooling import pool_estimates
+        from shared.estimands import Estimate
+
+        told = self.document
+        rows = [Estimate(**{**row, "receipts": tuple(row["receipts"])}) for row in told["estimates"]]
+        how = told["asked"]
+        found = pool_estimates(rows, method=how["method"], test=how["test"], level=how["level"])
+        if not isclose(found.beta, self.beta, rel_tol=1e-6, abs_tol=1e-9):
+            raise IntegrityRefusal(
+                "this computer must pool to the number that was sent",
+                given="another",
+                next_step="Install the coordinator's version (see explain).",
+            )
+        return found
+
+    def meta(self, **changed: Any) -> Meta:
+        """The pooled result; with another method, test or level the question is asked again, and recorded.
+
+        Args:
+            changed: method, test, level, and whatever else `Study.query` takes.
+        """
+        return Meta(self._again(**changed) if changed else self)
+
+    def forest(self, path: str | Path, kind: str = "forest", title: str = "") -> Path:
+        """Draw the forest plot (or funnel, leave-one-out, cumulative, baujat, influence) to .svg, .pdf or .png."""
+        from coordinator.client import draw
+
+        path, told = Path(path), self.document
+        if path.suffix.lower() not in (".svg", ".pdf", ".png"):
+            raise ParameterError("a figure must end in .svg, .pdf or .png", given=repr(path.name))
+        how = {"title": title or told["title"], "note": told["told"], "columns": told["columns"]}
+        draw(self.pooled, kind, path=path, **how)
+        return path
+
+    def explain(self) -> Explanation:
+        """Bundles, receipts, plan and code versions behind it; who asked; whether it is stale."""
+        return self._study.explain(self.id)
+
+    def to_frame(self) -> pd.DataFrame:
+        """One row per site, as `analyst pool` reads them."""
+        import pandas as pd
+
+        names = ("site", "study", "wave", "term", "n", "scale", "yi", "vi_sampling", "vi_privacy", "reason")
+        table = pd.DataFrame(
+            [{name: row[name] for name in names} for row in self.document["estimates"]], columns=list(names)
+        )
+        table.insert(7, "vi", table["vi_sampling"] + table["vi_privacy"])
+        return table
+
+    def show(self, out: Console) -> None:
+        """Draw it."""
+        from math import exp, isfinite
+
+        from coordinator.client import number
+        from shared.terminal import table
+
+        told = self.document
+        ratio = told["scale"] == "log"
+        back = exp if ratio else float
+        out.print(f"{told['term']} in {told['estimand']}", style="bold")
+        out.print(f"{told['study']}, wave {told['wave']}. {told['told']}", style="dim")
+        rows = []
+        for row in told["estimates"]:
+            if row["yi"] is None:
+                rows.append([row["site"], None, None, row["n"] or None, row["reason"]])
+                continue
+            se = (row["vi_sampling"] + row["vi_privacy"]) ** 0.5
+            shown = back(row["yi"])
+            rows.append([row["site"], number(shown) if isfinite(shown) else "∞", number(se), row["n"], ""])
+        head, error = ("ratio", "se of its log") if ratio else ("estimate", "se")
+        out.print(table(["site", head, error, "n", "left out because"], rows, right=[head, error, "n"]))
+        out.print(_line(told))
+        out.print(f"result {self.id}", style="dim")
+
+    def _repr_html_(self) -> str:
+        from html import escape
+
+        told = self.document
+        return (
+            f"<p><b>{escape(told['term'])} in {escape(told['estimand'])}</b></p>"
+            f"{self.to_frame().to_html(index=False, na_rep='–')}<p>{escape(_line(told))}</p>"
+        )
+
+
+class Meta(_Shown):
+    """The pooled result of an answer, with its heterogeneity."""
+
+    def __init__(self, result: Result) -> None:
+        self.result, self.document = result, result.document
+
+    def __getattr__(self, name: str) -> Any:
+        told = self.__dict__.get("document", {})
+        if name in told.get("pooled", {}):
+            return told["pooled"][name]
+        raise AttributeError(name)
+
+    def to_frame(self) -> pd.DataFrame:
+        """Both models, one row each."""
+        import pandas as pd
+
+        return pd.DataFrame([self.document["fixed"], self.document["pooled"]], index=["fixed", "random"])
+
+    def show(self, out: Console) -> None:
+        """Draw it."""
+        from coordinator.client import show_pooled
+
+        show_pooled(out, self.result.pooled, exp=self.document["scale"] == "log")
+
+
+class Explanation(_Shown):
+    """What a result rests on: releases, receipts, plan, code, who asked."""
+
+    def __init__(self, document: Mapping[str, Any]) -> None:
+        self.document = document
+
+    @property
+    def stale(self) -> tuple[str, ...]:
+        """Why the same question would be answered from other releases today; nothing when it would not."""
+        return tuple(self.document["stale"])
+
+    def to_frame(self) -> pd.DataFrame:
+        """One row per release."""
+        import pandas as pd
+
+        rows = [{k: v for k, v in row.items() if k != "receipt"} for row in self.document["releases"]]
+        return pd.DataFrame(rows)
+
+    def show(self, out: Console) -> None:
+        """Draw it."""
+        from shared.terminal import table
+
+        told = self.document["answer"]
+        out.print(f"result {self.document['result']}: {told['term']} in {told['estimand']}", style="bold")
+        for why in self.stale:
+            out.print(f"stale: {why}", style="bold red")
+        out.print(_line(told))
+        plan, code = told["provenance"]["plan"], told["provenance"]["code"]
+        out.print(f"plan    version {plan['version']}, {plan['hash']}")
+        out.print(f"code    {', '.join(f'{name} {version}' for name, version in code.items())}")
+        rows = [
+            [row["site"], row["wave"], row["n"], row["bundle_sha256"][:16], row["receipt_hash"][:16], row["log_index"]]
+            for row in self.document["releases"]
+        ]
+        heads = ["site", "wave", "n", "bundle", "receipt", "log entry"]
+        out.print(table(heads, rows, right=["wave", "n", "log entry"]))
+        for line in self.document["asked_by"]:
+            out.print(f"asked by {line['analyst']} on {line['day']}, {line['label']}")
+
+
+def _line(told: Mapping[str, Any]) -> str:
+    """The pooled result in one line."""
+    from math import exp
+
+    from coordinator.client import number
+
+    pooled, back = told["pooled"], exp if told["scale"] == "log" else float
+    ends = f"{number(back(pooled['ci_lb']))} to {number(back(pooled['ci_ub']))}"
+    how = f"{pooled['method']}, {pooled['test']}, {told['k']} sites"
+    return f"pooled {number(back(pooled['beta']))} ({100 * told['level']:g} % CI {ends}; {how})"
+
+
+def _cell(value: Any) -> Any:
+    return f"{value:.4g}" if isinstance(value, float) else value if value != "" else None
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.3g} %"
+
+
+def _persons(facts: Mapping[str, Any], returning: str) -> int:
+    """Released rows of a site's newest wave; under append of all its waves, which are different persons."""
+    by_wave: Mapping[str, int] = facts["n"]
+    return sum(by_wave.values()) if returning == "append" else by_wave[max(by_wave, key=int)]
+
+
+def _total(study: Mapping[str, Any]) -> int:
+    return sum(_persons(facts, study["returning"]) for facts in study["sites"].values())

@@ -1,0 +1,710 @@
+"""Analysts ask a running coordinator over TLS: who may ask, what is answered, and what never gets through."""
+
+from __future__ import annotations
+
+import datetime as dt
+import doctest
+import json
+import logging
+import os
+import re
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from delivered import TODAY, cohort, cohort_plan, deliver, join, take_back
+from pages import ROOT, Terminal
+
+from coordinator import analysis, cli, client, queries
+from coordinator.analysts import Analysts
+from coordinator.authority import Authority
+from coordinator.client import connect
+from coordinator.collect import Coordinator
+from coordinator.config import FILE_NAME, Config
+from coordinator.remote import Pass, Study
+from coordinator.store import Store
+from shared.errors import (
+    AccessRefusal,
+    CertificateRefusal,
+    DataFileRefusal,
+    NetworkRefusal,
+    ParameterError,
+    PolicyRefusal,
+    RateRefusal,
+    Refusal,
+    RoleRefusal,
+    StateRefusal,
+    TooLarge,
+)
+from shared.keys import SigningKey
+from shared.plan import sign_plan
+from shared.transport import SERVER_NAME, Client, Credentials
+from shared.wire import ANALYSIS, ANALYSIS_SERVICE, Document, QueryRequest
+
+SITES = {"alpha": 500, "beta": 400, "gamma": 300}
+ADJUSTED = "Surv(time, cvd) ~ sbp/10 + age/10"
+OTHER = {'study = "cvd"': 'study = "lungs"', "row_download = false": "row_download = true"}
+
+
+class Desk:
+    """A coordinator that answers analysts, and the keys of the sites that delivered to it."""
+
+    def __init__(self, home, **settings):
+        self.home, self.lead = home, SigningKey.generate()
+        self.authority = Authority.create(home, coordinator="tributary-hub", names=("127.0.0.1",))
+        self.store = Store.open(home)
+        self.analysts = Analysts(self.store)
+        self.keys: dict[str, SigningKey] = {}
+        self.plans = {}
+        self.analysis = settings
+
+    def publish(self, plan):
+        self.plans[plan.study] = plan
+        self.store.add_plan(sign_plan(plan, [self.lead]), plan)
+
+    def add(self, study, site, table, wave=1):
+        name = f"{study}-{site}" if study != "cvd" else site
+        if name not in self.keys:
+            invitation = self.authority.invite(name, [study], address="localhost:1", leads=[self.lead.public], days=300)
+            self.store.add_invitation(invitation)
+            self.keys[name] = join(self.store, invitation)
+        return deliver(self.store, self.plans[study], name, self.keys[name], table, wave=wave)
+
+    def start(self):
+        self.running = Coordinator(self.home, "127.0.0.1:0", analysts="127.0.0.1:0", analysis=self.analysis)
+        self.address = f"127.0.0.1:{self.running.analysts_port}"
+        config = Config(
+            home=self.home, name="tributary-hub", address="127.0.0.1:8443", analysts=self.address, names=("127.0.0.1",)
+        )
+        (self.home / FILE_NAME).write_text(config.to_toml())
+        return self
+
+    def admit(self, name="ada", studies=("cvd",), role="analyst", today=None, days=30) -> Pass:
+        today = today or dt.datetime.now(dt.UTC).date()
+        account, token = self.analysts.add(name, studies=studies, role=role, days=days, today=today)
+        return Pass(
+            address=self.address,
+            server_name=SERVER_NAME,
+            ca_pem=self.authority.ca_pem,
+            name=name,
+            role=role,
+            studies=tuple(studies),
+            expires=account.expires.isoformat(),
+            token=token,
+        )
+
+    def save(self, given: Pass) -> Path:
+        path = self.home / f"{given.name}.token.json"
+        given.save(path)
+        return path
+
+    def raw(self, token=""):
+        """The bare channel, for what the client would never send."""
+        return Client(
+            address=self.address,
+            server_name=SERVER_NAME,
+            credentials=Credentials(ca_pem=self.authority.ca_pem, token=token),
+            service=ANALYSIS_SERVICE,
+            methods=ANALYSIS,
+            request_cap=64 << 10,
+        )
+
+    def stop(self):
+        self.running.stop(0)  # a second time changes nothing
+        self.store.close()
+
+
+@pytest.fixture(scope="module")
+def desk(tmp_path_factory):
+    made = Desk(tmp_path_factory.mktemp("hub"))
+    made.publish(cohort_plan())
+    made.publish(cohort_plan(**OTHER))
+    for seed, (site, n) in enumerate(SITES.items()):
+        made.add("cvd", site, cohort(n, seed))
+    made.add("lungs", "north", cohort(200, 7))
+    made.start()
+    yield made
+    made.stop()
+
+
+@pytest.fixture
+def own(tmp_path):
+    """A desk that a test may change; it starts it itself."""
+    made = Desk(tmp_path / "hub", rate=60, burst=30)
+    made.publish(cohort_plan())
+    yield made
+    made.stop()
+
+
+@pytest.fixture
+def study(desk):
+    with connect(desk.admit()) as connection:
+        yield connection["cvd"]
+
+
+# -- one answer, whoever asks ---------------------------------------------------------------------------------------
+def test_python_the_command_line_and_the_leads_own_question_give_the_same_numbers(desk, study, tmp_path, capsys):
+    answer = study.cox(ADJUSTED, term="sbp")
+    file = tmp_path / "ada.token.json"
+    desk.admit("cli").save(file)
+    argv = ["cox", "cvd", ADJUSTED, "--term", "sbp", "--token", str(file), "--json"]
+    assert client.main(argv) == 0
+    by_command = json.loads(capsys.readouterr().out)
+    lead = ["--home", str(desk.home), "pool", "cvd", "--wave", "1", "--formula"]
+    assert cli.main([*lead, "cox(time, cvd) ~ sbp/10 + age/10", "--term", "sbp", "--json"]) == 0
+    by_lead = json.loads(capsys.readouterr().out)
+    assert by_command == answer.document
+    for name in ("pooled", "fixed", "estimates", "rows", "prediction_interval", "tau2_interval"):
+        assert by_lead[name] == answer.document[name]
+    assert (answer.beta, answer.se) == (by_lead["pooled"]["beta"], by_lead["pooled"]["se"])
+    assert answer.pooled.ci_lb == by_lead["pooled"]["ci_lb"]
+    figure = [*lead[:2], "figure", *lead[3:], "cox(time, cvd) ~ sbp/10 + age/10", "--out", str(tmp_path / "a.svg")]
+    assert cli.main(figure) == 0
+    drawn = [path.read_text() for path in (tmp_path / "a.svg", answer.forest(tmp_path / "b.svg"))]
+    assert drawn[0] == drawn[1]
+    with_store = queries.ask(desk.store, "cvd", 1, "cox(time, cvd) ~ sbp/10 + age/10", term="sbp")
+    assert with_store.result.beta == answer.beta
+
+
+def test_an_answer_names_its_bundles_plan_and_code(desk, study):
+    answer = study.planned("adjusted")
+    told = answer.document["provenance"]
+    assert told["bundles"] == {r.bundle_sha256: r.site for r in desk.store.releases("cvd")}
+    assert told["plan"] == {"version": 1, "hash": desk.plans["cvd"].hash}
+    assert {"tributary", "numpy", "statsmodels", "python"} <= set(told["code"])
+    explained = answer.explain()
+    assert explained.stale == ()
+    assert {row["bundle_sha256"] for row in explained.document["releases"]} == set(told["bundles"])
+    assert explained.document["releases"][0]["receipt"]["covered"]
+    assert explained.document["asked_by"][-1]["label"] == "confirmatory"
+    for words in (answer.id, "alpha", told["plan"]["hash"], "numpy", "asked by ada"):
+        assert words in repr(explained)
+
+
+def test_a_kind_and_a_formula_mean_what_the_planned_spelling_means(study):
+    assert study.cox("Surv( time , cvd ) ~ sbp/10").id == study.planned("unadjusted").id
+    assert study.query("", "cox(time, cvd) ~ sbp/10").document["planned"] == "unadjusted"
+    assert study.mean("sbp").document["estimand"] == "mean(sbp)"
+    assert study.correlation("sbp", "age").document["estimand"] == "correlation(sbp, age)"
+    assert study.proportion("sbp > 140").document["scale"] == "logit"
+    by_family = [study.glm("cvd ~ age/10").id, study.logistic("cvd ~ age/10").id]
+    assert by_family[0] == by_family[1]
+    assert study.glm("sbp ~ age", family="gaussian").id == study.ols("sbp ~ age").id
+    older = study.cox("Surv(time, cvd) ~ sbp/10", subset="age >= 50")
+    assert older.document["estimand"] == "cox(time, cvd, subset = age >= 50) ~ sbp/10"
+    assert older.document["estimates"][0]["n"] < SITES["alpha"]
+    assert 0 < study.km("Surv(time, cvd) ~ 1", at=5).document["k"] <= 3
+    with pytest.raises(ParameterError, match="its own options"):
+        study.query("", "adjusted", subset="age >= 50")
+
+
+def test_other_pooling_is_another_question_to_the_same_releases(study):
+    answer = study.planned("adjusted")
+    fixed = answer.meta(method="FE", test="z")
+    assert fixed.beta == pytest.approx(answer.meta().document["fixed"]["beta"], rel=1e-12)
+    assert fixed.result.id != answer.id
+
+
+def test_objects_print_render_and_become_tables(desk, study, tmp_path):
+    answer = study.planned("adjusted")
+    for shown in (repr(answer), repr(answer.meta()), repr(study), repr(study.releases())):
+        assert all(site in shown for site in SITES)
+        assert "\x1b" not in shown
+    assert "Traceback" not in repr(study.log())
+    frame = answer.to_frame()
+    assert list(frame["site"]) == sorted(SITES)
+    assert (frame["vi"] == frame["vi_sampling"] + frame["vi_privacy"]).all()
+    assert list(answer.meta().to_frame().index) == ["fixed", "random"]
+    assert "<table" in answer._repr_html_()
+    assert "<table" in study.dictionary()._repr_html_()
+    with connect(desk.admit()) as connection:
+        assert "cvd" in repr(connection)
+        assert "<table" in connection._repr_html_()
+    assert "<svg" in answer.forest(tmp_path / "f.svg").read_text()
+    assert "<svg" in answer.forest(tmp_path / "l.svg", kind="leave-one-out").read_text()
+
+
+def test_the_dictionary_tells_meaning_unit_and_missing_share_of_each_site(own):
+    table = cohort(200, 1)
+    own.publish(
+        cohort_plan(
+            **{
+                'label = "HDL cholesterol"': 'missing = "level"\nlabel = "HDL cholesterol"',
+                "version = 1\ntitle": "version = 2\ntitle",
+            }
+        )
+    )
+    gaps = cohort(200, 2)
+    gaps["hdl"] = gaps["hdl"].where(gaps.index >= 50)
+    own.add("cvd", "alpha", table)
+    own.add("cvd", "beta", gaps)
+    with connect(own.start().admit()) as connection:
+        found = connection["cvd"].dictionary("hdl")
+        assert {row["site"]: row["missing"] for row in found} == {"alpha": "0 %", "beta": "25 %"}
+        (column,) = found.document["columns"]
+        assert (column["unit"], column["missing_share"]["beta"]) == ("mg/dL", 0.25)
+        assert {"time", "cvd", "age", "sbp", "chol", "hdl"} == {row["column"] for row in connection["cvd"].dictionary()}
+
+
+# -- who may --------------------------------------------------------------------------------------------------------
+def test_a_token_is_kept_as_a_hash_and_written_for_its_owner_alone(desk, tmp_path, capsys):
+    file = tmp_path / "eve.token.json"
+    argv = ["--home", str(desk.home), "analyst", "add", "eve", "--study", "cvd", "--out", str(file), "--json"]
+    assert cli.main([*argv, "--dry-run"]) == 0
+    assert not file.exists()
+    capsys.readouterr()
+    assert cli.main(argv) == 0
+    said = capsys.readouterr().out
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    token = json.loads(file.read_text())["token"]
+    assert token not in said
+    assert token not in repr(Pass.load(file))
+    for path in desk.home.glob("store.db*"):
+        assert token.encode() not in path.read_bytes()
+        assert token.partition(".")[2].encode() not in path.read_bytes()
+    with connect(file) as connection:
+        assert list(connection) == ["cvd"]
+    assert cli.main(["--home", str(desk.home), "analyst", "revoke", "eve"]) == 0
+    with connect(file) as connection, pytest.raises(AccessRefusal):
+        connection.studies()
+    capsys.readouterr()
+    assert cli.main(["--home", str(desk.home), "analyst", "list", "--json"]) == 0
+    (line,) = [row for row in json.loads(capsys.readouterr().out) if row["name"] == "eve"]
+    assert (line["state"], "token_sha256" in line) == ("revoked", False)
+    assert cli.main(["--home", str(desk.home), "analyst", "revoke", "eve"]) == 2
+
+
+def test_unknown_wrong_expired_and_revoked_tokens_get_one_answer(desk):
+    good = desk.admit("mia")
+    public = good.token.partition(".")[0]
+    old = desk.admit("old", today=dt.date(2020, 1, 1), days=1)
+    gone = desk.admit("gone")
+    desk.analysts.revoke("gone", today=TODAY)
+    answers = set()
+    for token in (
+        "nonsense",
+        f"{public}.{'x' * 43}",
+        f"{'0' * 16}.{good.token.partition('.')[2]}",
+        old.token,
+        gone.token,
+    ):
+        with desk.raw(token) as line, pytest.raises(AccessRefusal) as refused:
+            line.call("Query", QueryRequest(study="cvd", formula="adjusted"), timeout=20)
+        answers.add(str(refused.value))
+    assert len(answers) == 1
+    with desk.raw("") as line, pytest.raises(AccessRefusal, match="none"):
+        line.call("Query", QueryRequest(study="cvd", formula="adjusted"), timeout=20)
+    with pytest.raises(AccessRefusal, match="2020"):
+        Pass.load(desk.save(old))
+
+
+def test_another_study_is_refused_like_one_that_does_not_exist(desk):
+    token = desk.admit("noa").token
+    texts = []
+    with desk.raw(token) as line:
+        for name in ("lungs", "livers"):
+            for method in ("Query", "Describe", "Releases", "Explain", "Log"):
+                kind = ANALYSIS[method].request
+                more = {"Query": {"formula": "adjusted"}, "Explain": {"result_id": "ab" * 16}}.get(method, {})
+                with pytest.raises(AccessRefusal) as refused:
+                    line.call(method, kind(study=name, **more), timeout=20)
+                texts.append(str(refused.value).replace(name, "X"))
+            with pytest.raises(AccessRefusal):
+                list(line.call("Rows", ANALYSIS["Rows"].request(study=name, release_id="ab"), timeout=20))
+    assert len(set(texts)) == 1
+
+
+def test_a_result_of_another_study_cannot_be_explained(desk, study):
+    with connect(desk.admit("both", studies=("lungs",))) as other:
+        theirs = other["lungs"].mean("sbp").id
+    with pytest.raises(StateRefusal) as refused:
+        study.explain(theirs)
+    with pytest.raises(StateRefusal) as unknown:
+        study.explain("ab" * 16)
+    assert str(refused.value).replace(theirs, "X") == str(unknown.value).replace("ab" * 16, "X")
+
+
+def test_an_auditor_reads_the_record_and_asks_nothing(desk):
+    with connect(desk.admit("aud", studies=("cvd", "lungs"), role="auditor")) as connection:
+        audited = connection["lungs"]
+        assert len(audited.releases()) == 1
+        audited.log()
+        with pytest.raises(RoleRefusal):
+            audited.mean("sbp")
+        with pytest.raises(RoleRefusal):
+            audited.rows(audited.releases()[0]["release_id"])
+
+
+def test_rows_leave_only_where_the_plan_of_the_release_lets_them_and_are_recorded(desk, study):
+    with pytest.raises(PolicyRefusal, match="row_download"):
+        study.rows(study.releases()[0]["release_id"])
+    with connect(desk.admit("rob", studies=("lungs",))) as mine:
+        release = mine["lungs"].releases()[0]["release_id"]
+        rows = mine["lungs"].rows(release)
+        assert all(line["kind"] == "query" for line in mine["lungs"].log().document["lines"])
+    pd.testing.assert_frame_equal(rows, cohort(200, 7), check_dtype=False)
+    with connect(desk.admit("boss", studies=("lungs",), role="lead")) as leads:
+        (line,) = [line for line in leads["lungs"].log().document["lines"] if line["kind"] == "rows"]
+    assert (line["analyst"], line["subject"]) == ("rob", release)
+
+
+def test_a_later_plan_opens_no_rows_that_were_released_before_it(own):
+    released = own.add("cvd", "alpha", cohort(200, 1))
+    own.publish(
+        cohort_plan(**{"row_download = false": "row_download = true", "version = 1\ntitle": "version = 2\ntitle"})
+    )
+    with connect(own.start().admit()) as connection, pytest.raises(PolicyRefusal, match="row_download"):
+        connection["cvd"].rows(released)
+
+
+# -- how much -------------------------------------------------------------------------------------------------------
+def test_a_token_that_asks_too_often_is_refused_and_no_other(own):
+    own.add("cvd", "alpha", cohort(200, 1))
+    own.start()
+    with connect(own.admit()) as greedy, connect(own.admit("calm")) as calm:
+        with pytest.raises(RateRefusal, match="60 times a minute"):
+            assert [greedy.studies() for _ in range(100)] == []
+        assert list(calm) == ["cvd"]
+
+
+def test_a_megabyte_of_formula_is_refused_before_it_is_read(desk, caplog):
+    with desk.raw(desk.admit("big").token) as line:
+        request = QueryRequest(study="cvd", kind="cox", formula="Surv(time, cvd) ~ sbp")
+        object.__setattr__(request, "formula", "Surv(time, cvd) ~ sbp" + " + sbp" * 200_000)
+        with caplog.at_level(logging.INFO, "tributary"), pytest.raises(TooLarge, match="65536"):
+            line.call("Query", request, timeout=20)
+        object.__setattr__(request, "formula", "Surv(time, cvd) ~ " + "+ sbp" * 5000)
+        with pytest.raises(TooLarge, match="4096"):
+            line.call("Query", request, timeout=20)
+        object.__setattr__(request, "formula", "Surv(time, cvd) ~ sbp" + " + sbp" * 400)
+        with pytest.raises(ParameterError):
+            line.call("Query", request, timeout=20)
+
+
+def test_a_call_without_a_deadline_or_with_an_endless_one_is_refused(desk):
+    with desk.raw(desk.admit("late").token) as line, pytest.raises(NetworkRefusal, match="deadline"):
+        line.call("Studies", ANALYSIS["Studies"].request(), timeout=5000)
+
+
+def test_an_analyst_does_not_believe_another_authority(desk, tmp_path):
+    stranger = Authority.create(tmp_path, coordinator="other", names=("127.0.0.1",))
+    given = replace(desk.admit(), ca_pem=stranger.ca_pem)
+    with connect(given) as connection, pytest.raises((CertificateRefusal, NetworkRefusal)):
+        connection.studies()
+
+
+def test_sites_port_takes_no_token_and_the_analysts_port_answers_no_site(desk):
+    token = desk.admit("ida").token
+    sites = Client(
+        address=f"127.0.0.1:{desk.running.port}",
+        server_name=SERVER_NAME,
+        credentials=Credentials(ca_pem=desk.authority.ca_pem, token=token),
+        service=ANALYSIS_SERVICE,
+        methods=ANALYSIS,
+    )
+    with sites, pytest.raises((CertificateRefusal, NetworkRefusal)):
+        sites.call("Studies", ANALYSIS["Studies"].request(), timeout=10)
+
+
+# -- wrong questions --------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    "formula",
+    [
+        "__import__('os').system('id')",
+        "Surv(time, cvd) ~ sbp; import os",
+        "Surv(time, cvd) ~ exec('1')",
+        "Surv(time, cvd) ~ sbp.__class__",
+        "Surv(time, cvd) ~ `sbp`",
+        "Surv(time, cvd) ~ sbp' OR '1'='1",
+        "Surv(time, cvd) ~ {sbp}",
+        "Surv(time, cvd)) ~ (sbp",
+        "Surv(time, cvd) ~ sbp ~ age",
+        "((((((((((((((((((((((((((((((((((((((((((((((((((",
+        "Surv(time, cvd) ~ sbp\x00",
+        "Surv(time, cvd) ~ ../../etc/passwd",
+    ],
+)
+def test_an_attempt_at_injection_is_a_typed_refusal_and_nothing_else(study, formula):
+    before = len(study.log())
+    with pytest.raises(Refusal) as refused:
+        study.cox(formula)
+    assert refused.value.code in ("E_PARAMETER", "E_SCHEMA")
+    for words in ("Traceback", ".py", str(Path(queries.__file__).parent)):
+        assert words not in str(refused.value)
+    assert len(study.log()) == before
+
+
+def test_a_kind_that_is_no_kind_is_refused_with_those_there_are(study):
+    with pytest.raises(ParameterError, match="logistic"):
+        study.query("regress", "sbp ~ age")
+    with pytest.raises(Refusal, match="plain word"):
+        study.query("os.system", "sbp ~ age")
+
+
+def test_an_unknown_column_is_refused_with_the_nearest_names_and_the_sites_that_lack_it(study):
+    with pytest.raises(ParameterError, match=r"'spb', which all 3 sites lack.*Nearest: sbp"):
+        study.cox("Surv(time, cvd) ~ spb")
+    with pytest.raises(ParameterError, match=r"'hdll', which all 3 sites lack.*Nearest: hdl"):
+        study.dictionary("hdll")
+
+
+def test_a_term_that_one_site_cannot_support_leaves_that_site_out_with_its_reason(own):
+    flat = cohort(200, 3)
+    flat["hdl"] = 50.0
+    for site, table in {"alpha": cohort(300, 1), "beta": cohort(300, 2), "flat": flat}.items():
+        own.add("cvd", site, table)
+    with connect(own.start().admit()) as connection:
+        answer = connection["cvd"].cox("Surv(time, cvd) ~ hdl + sbp", term="hdl")
+        assert answer.document["k"] == 2
+        (row,) = [row for row in answer.document["estimates"] if row["yi"] is None]
+        assert (row["site"], "constant" in row["reason"]) == ("flat", True)
+        assert "constant" in repr(answer)
+
+
+def test_a_column_that_came_later_names_the_site_whose_release_lacks_it(own):
+    own.add("cvd", "alpha", cohort(300, 1))
+    column = '[dictionary.columns.bmi]\nkind = "continuous"\nlower = 10\nupper = 80\n\n[dictionary.columns.sbp]'
+    own.publish(cohort_plan(**{"[dictionary.columns.sbp]": column, "version = 1\ntitle": "version = 2\ntitle"}))
+    new = cohort(300, 2).assign(bmi=range(20, 320))
+    new["bmi"] = new["bmi"] / 10 + 10.0
+    own.add("cvd", "beta", new[["time", "cvd", "age", "chol", "hdl", "bmi", "sbp"]])
+    with connect(own.start().admit()) as connection:
+        answer = connection["cvd"].mean("bmi")
+        (left_out,) = [row for row in answer.document["estimates"] if row["yi"] is None]
+        assert (left_out["site"], "no column bmi" in left_out["reason"]) == ("alpha", True)
+        (found,) = connection["cvd"].dictionary("bmi").document["columns"]
+        assert found["lacking"] == ["alpha"]
+
+
+# -- kept answers -----------------------------------------------------------------------------------------------------
+def test_two_analysts_at_once_get_one_computation_and_the_same_bytes(own, monkeypatch):
+    for seed, site in enumerate(("alpha", "beta")):
+        own.add("cvd", site, cohort(300, seed))
+    own.start()
+    asked = []
+    real = queries.ask
+
+    def counted(*given, **more):
+        asked.append(threading.get_ident())
+        return real(*given, **more)
+
+    monkeypatch.setattr(queries, "ask", counted)  # the server runs in this process: the real one, counted
+    passes = [own.admit(name) for name in ("ada", "ben")]
+
+    def ask(given):
+        with own.raw(given.token) as line:
+            return line.call("Query", QueryRequest(study="cvd", formula="adjusted"), timeout=60)
+
+    with ThreadPoolExecutor(2) as pool:
+        one, two = pool.map(ask, passes)
+    assert isinstance(one, Document)
+    assert one == two
+    assert len(asked) == 1
+    assert ask(passes[0]) == one
+    assert len(asked) == 1
+    with connect(own.admit("cy")) as connection:
+        assert [line["analyst"] for line in connection["cvd"].log()] in (["ada", "ben", "ada"], ["ben", "ada", "ada"])
+
+
+def test_a_new_release_makes_a_new_answer_and_the_old_one_is_called_stale(own):
+    for seed, site in enumerate(("alpha", "beta", "gamma")):
+        own.add("cvd", site, cohort(300, seed))
+    with connect(own.start().admit()) as connection, connect(own.admit("ben")) as second:
+        mine = Study(connection, "cvd")
+        first = mine.query("", "unadjusted")
+        assert first.explain().stale == ()
+        take_back(own.store, "beta", own.keys["beta"])
+        later = second["cvd"].query("", "unadjusted")
+        assert later.id != first.id
+        assert later.document["k"] == 2
+        assert first.explain().stale == ("beta has withdrawn its release of wave 1",)
+        assert "stale: beta has withdrawn" in repr(first.explain())
+        assert [line["state"] for line in mine.log()] == ["stale", None]
+    stale = [saved for saved in own.store.results("cvd") if saved.withdrawn]
+    assert [saved.kind for saved in stale] == ["analysis"]
+
+
+def test_the_record_has_every_question_with_its_label_day_and_analyst(desk):
+    with connect(desk.admit("zoe")) as connection:
+        mine = connection["cvd"]
+        answer = mine.cox("Surv(time, cvd) ~ chol/40")
+        mine.cox("Surv(time, cvd) ~ chol/40", label="confirmatory")
+        lines = [line for line in mine.log().document["lines"] if line["analyst"] == "zoe"]
+    assert [line["label"] for line in lines] == ["exploratory", "confirmatory"]
+    assert {line["subject"] for line in lines} == {answer.id}
+    assert {line["day"] for line in lines} == {dt.datetime.now(dt.UTC).date().isoformat()}
+    assert lines[0]["question"]["estimand"] == "cox(time, cvd) ~ chol/40"
+
+
+def test_a_fault_that_nobody_foresaw_says_nothing_of_what_it_met(desk, study, monkeypatch, caplog):
+    def broken(*_, **__):
+        raise RuntimeError("person 17 has sbp 212 in /srv/secret")
+
+    monkeypatch.setattr(queries, "ask", broken)
+    with caplog.at_level(logging.INFO, "tributary"), pytest.raises(Refusal) as refused:
+        study.mean("chol")
+    assert refused.value.code == "E_REFUSED"
+    assert "212" not in str(refused.value) + caplog.text
+
+
+def test_a_closed_wave_asked_as_of_a_revision_is_answered_as_it_was(own):
+    for seed, site in enumerate(("alpha", "beta")):
+        own.add("cvd", site, cohort(300, seed))
+    own.store.close_wave("cvd", 1, expected=["alpha", "beta", "gamma"], reason="test", today=TODAY)
+    with connect(own.start().admit()) as connection:
+        mine = connection["cvd"]
+        yesterday = mine.planned("adjusted")
+        own.add("cvd", "gamma", cohort(300, 9))
+        today, again = mine.planned("adjusted"), mine.planned("adjusted", as_of=0)
+        assert (today.document["k"], again.document["k"]) == (3, 2)
+        assert again.beta == yesterday.beta
+        assert again.explain().stale == ()
+        assert yesterday.explain().stale == ("gamma has delivered since",)
+        with pytest.raises(ParameterError, match="revision"):
+            mine.planned("adjusted", as_of=7)
+
+
+@pytest.mark.parametrize("sites", [1, 2])
+def test_one_site_or_two_are_shown_without_a_gap(own, sites, tmp_path):
+    for seed in range(sites):
+        own.add("cvd", f"site{seed}", cohort(300, seed))
+    with connect(own.start().admit()) as connection:
+        answer = connection["cvd"].cox(ADJUSTED, term="sbp")
+        assert answer.document["k"] == sites
+        for shown in (repr(answer), repr(answer.meta()), repr(answer.explain()), answer._repr_html_()):
+            assert "None" not in shown
+            assert "nan" not in shown
+        assert "<svg" in answer.forest(tmp_path / "f.svg").read_text()
+
+
+def test_a_question_that_finds_no_free_place_is_refused_and_not_recorded(own, monkeypatch):
+    own.add("cvd", "alpha", cohort(300, 1))
+    own.analysis |= {"at_once": 1}
+    own.start()
+    monkeypatch.setattr(analysis, "PATIENCE", 0.2)
+    begun, free, real = threading.Event(), threading.Event(), queries.ask
+
+    def slow(*given, **more):
+        begun.set()
+        free.wait(20)
+        return real(*given, **more)
+
+    monkeypatch.setattr(queries, "ask", slow)
+    with connect(own.admit()) as one, connect(own.admit("ben")) as two, ThreadPoolExecutor(1) as pool:
+        first = pool.submit(Study(one, "cvd").mean, "sbp")
+        assert begun.wait(20)
+        try:
+            with pytest.raises(RateRefusal, match="free place"):
+                Study(two, "cvd").mean("age")
+        finally:
+            free.set()
+        assert first.result(20).document["k"] == 1
+        assert [line["analyst"] for line in two["cvd"].log()] == ["ada"]
+
+
+def test_coordinator_serve_answers_analysts_beside_sites_and_stops_when_told_to(own):
+    own.add("cvd", "alpha", cohort(300, 1))
+    own.start()
+    own.running.stop(0)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    config = (own.home / FILE_NAME).read_text()
+    own.address = f"127.0.0.1:{port}"
+    config = re.sub('^listen = "[^"]*"', 'listen = "127.0.0.1:0"', config, flags=re.MULTILINE)
+    config = re.sub('^analysts = "[^"]*"', f'analysts = "{own.address}"', config, flags=re.MULTILINE)
+    (own.home / FILE_NAME).write_text(config)
+    argv = [sys.executable, "-m", "coordinator.cli", "--home", str(own.home), "serve"]
+    wide = {**os.environ, "COLUMNS": "200"}
+    with subprocess.Popen(
+        argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT, env=wide
+    ) as server:
+        try:
+            server.stdout.readline()
+            assert f"analysts are answered on {own.address}" in server.stdout.readline()
+            with connect(own.admit()) as connection:
+                assert connection["cvd"].mean("sbp").document["k"] == 1
+            server.send_signal(signal.SIGTERM)
+            _, errors = server.communicate(timeout=30)
+        finally:
+            server.kill()
+    assert server.returncode == 0
+    assert " ada Query ok " in errors
+    assert "Traceback" not in errors
+
+
+# -- the page --------------------------------------------------------------------------------------------------------
+def test_the_analysts_page_does_what_it_says(own, tmp_path, monkeypatch):
+    page = (ROOT / "docs" / "analysts.md").read_text(encoding="utf-8")
+    for seed, (site, n) in enumerate(SITES.items()):
+        own.add("cvd", site, cohort(n, seed))
+    own.start()
+    folder = tmp_path / "page"
+    folder.mkdir()
+    terminal = Terminal(folder)
+    terminal.env["TRIBUTARY_COORDINATOR_HOME"] = str(own.home)
+    monkeypatch.chdir(folder)
+    runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE, verbose=False)
+    python = "".join(re.findall(r"^```python\n(.*?)^```", page, flags=re.MULTILINE | re.DOTALL))
+    example = doctest.DocTestParser().get_doctest(python, {}, "analysts.md", "analysts.md", 0)
+    blocks = re.findall(r"^```(sh|python)\n(.*?)^```\n(?:```text\n(.*?)^```\n)?", page, flags=re.MULTILINE | re.DOTALL)
+    ran = False
+    for language, block, shown in blocks:
+        if language == "sh":
+            said = " ".join(terminal.run(block).split())
+            for line in filter(None, shown.splitlines()):
+                assert " ".join(line.split()) in said, f"{line!r} is not in what this block says:\n{said}"
+        elif not ran:  # one interpreter, as a reader has it
+            out: list[str] = []
+            assert runner.run(example, out=out.append).failed == 0, "".join(out)
+            ran = True
+    assert ran
+    assert "<svg" in (folder / "forest.svg").read_text()
+    assert (folder / "forest.svg").read_text() == (folder / "again.svg").read_text()
+
+
+# -- the analyst's own computer ---------------------------------------------------------------------------------------
+def test_a_missing_or_foreign_token_file_is_a_refusal_with_the_next_step(tmp_path, capsys):
+    with pytest.raises(DataFileRefusal, match="coordinator analyst add"):
+        connect(tmp_path / "none.json")
+    (tmp_path / "other.json").write_text('{"token": 1}')
+    with pytest.raises(AccessRefusal):
+        connect(tmp_path / "other.json")
+    assert client.main(["studies", "--token", str(tmp_path / "none.json")]) == DataFileRefusal.exit_code
+
+
+def test_every_verb_answers_in_words_and_in_json(desk, tmp_path, capsys):
+    file = tmp_path / "vera.token.json"
+    desk.admit("vera", studies=("cvd", "lungs"), role="lead").save(file)
+    token = ("--token", str(file))
+    assert client.main(["query", "cvd", "adjusted", "--label", "confirmatory", *token, "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)["result"]
+    release = desk.store.releases("lungs")[0].release_id
+    verbs = {
+        ("studies",): "cvd",
+        ("describe", "cvd"): "mmHg",
+        ("describe", "cvd", "sbp"): "alpha",
+        ("releases", "cvd"): "accepted",
+        ("query", "cvd", "adjusted", "--forest", str(tmp_path / "f.svg")): "random effects",
+        ("cox", "cvd", "Surv(time, cvd) ~ age/10"): "ratio",
+        ("glm", "cvd", "cvd ~ age/10"): "ratio",
+        ("explain", "cvd", result): "plan    version 1",
+        ("log", "cvd"): "confirmatory",
+        ("rows", "lungs", release, "--out", str(tmp_path / "rows.csv")): "not patient records",
+    }
+    for verb, words in verbs.items():
+        assert client.main([*verb, *token]) == 0, verb
+        assert words in capsys.readouterr().out, verb
+        assert client.main([*verb, *token, "--json"]) == 0
+        json.loads(capsys.readouterr().out)
+    assert len(pd.read_csv(tmp_path / "rows.csv")) == 200
+    assert client.main(["cox", "cvd", "Surv(time, cvd) ~ spb", *token]) == 2
+    assert "all 3 sites lack" in " ".join(capsys.readouterr().err.split())
