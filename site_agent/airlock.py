@@ -42,6 +42,7 @@ __all__ = [
     "Earlier",
     "StandIn",
     "approve",
+    "bury",
     "compare",
     "decline",
     "history",
@@ -461,6 +462,15 @@ def withdraw(at: Desk, release_id: str, *, name: str, reason_code: str, note: st
             reason = note.strip() or reason_code
             hold = at.outbox.withdraw(release_id, open_key(), name, reason_code=reason_code, reason=reason)
         return _bury(at, hold)
+
+
+def bury(at: Desk, release_id: str) -> Hold:
+    """Tell the coordinator of a withdrawal that it has not heard of. It signs nothing new. Safe to repeat.
+
+    Raises: NetworkRefusal, StateRefusal (a pause).
+    """
+    with at.locked():
+        return _bury(at, at.ledger.hold(release_id))
 
 
 def require_no_copies(at: Desk, hold: Hold) -> None:

@@ -228,6 +228,18 @@ def attend(
             told(hold.study, "not sent", refusal, hold.wave)
 
     for hold in at.outbox.list():
+        if hold.withdrawal is None or hold.withdrawal.settled or not hold.left or at.paused:
+            continue
+        if dry_run:
+            say(Event(study=hold.study, what="would tell of a withdrawal", wave=hold.wave, detail=hold.release_id[:8]))
+            continue
+        try:
+            airlock.bury(at, hold.release_id)
+            say(Event(study=hold.study, what="told of a withdrawal", wave=hold.wave, detail=hold.release_id[:8]))
+        except Refusal as refusal:
+            told(hold.study, "withdrawal not told", refusal, hold.wave)
+
+    for hold in at.outbox.list():
         if hold.state not in ("held", "approved") or at.paused:
             continue
         if hold.state == "held":

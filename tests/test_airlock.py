@@ -182,6 +182,20 @@ def test_an_interrupted_withdrawal_is_taken_up_again(ready):
     assert len(ready.hub.buried) == 1
 
 
+def test_the_calendar_tells_the_coordinator_of_a_withdrawal_that_it_has_not_heard_of(ready):
+    release_id = released(ready)
+    approve(ready, release_id)
+    ready.hub.down = True
+    ready("withdraw", release_id, "--as", "dr-lind", "--reason", "policy", expect=20)
+    ready.hub.down = False
+    said = [json.loads(line)["what"] for line in ready("run", "--once", "--json").splitlines() if line[:1] == "{"]
+    assert said[0] == "told of a withdrawal"
+    assert len(ready.hub.buried) == 1
+    again = [json.loads(line)["what"] for line in ready("run", "--once", "--json").splitlines() if line[:1] == "{"]
+    assert "told of a withdrawal" not in again
+    assert len(ready.hub.buried) == 1
+
+
 def test_only_an_approver_withdraws_and_only_for_a_reason_on_the_list(ready, monkeypatch):
     release_id = released(ready)
     ready.refused("withdraw", release_id, "--as", "mallory", "--reason", "error", expect=2)

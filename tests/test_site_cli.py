@@ -34,6 +34,7 @@ READING = [
     "outbox list",
     "plan show mini",
     "waves mini",
+    "standing list",
     "data check mini",
 ]
 
@@ -75,6 +76,7 @@ def test_every_command_answers_in_json_and_every_changing_one_can_be_tried():
         *("approve", "reject", "send-back", "withdraw", "pause", "resume", "ledger recover", "leave", "plan revoke"),
         *("curve", "outbox figures"),
         *("run", "withdraw-person"),
+        *("standing add", "standing revoke"),
         "page",
     }
     for name, options in found.items():
