@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from coordinator.pooling import Method, PooledResult, Test, pool_estimates
@@ -102,7 +102,7 @@ class Answer:
 def resolve(plan: StudyPlan, question: str | Estimand) -> tuple[Estimand, str]:
     """The estimand that a text means: the name of a planned analysis, or a formula; and that name, if it has one.
 
-    Raises: ParameterError (neither a name nor a formula, or a column the study does not have).
+    Raises: ParameterError (neither a name nor a formula, a column the study does not have, or km without its time).
     """
     names = {str(parse_estimand(formula)): name for name, formula in plan.estimands.items()}
     if isinstance(question, Estimand):
@@ -128,6 +128,12 @@ def resolve(plan: StudyPlan, question: str | Estimand) -> tuple[Estimand, str]:
                 given=repr(name),
                 next_step=f"Nearest: {', '.join(near)}." if near else f"Columns: {', '.join(columns)}.",
             )
+    if found.kind == "km" and found.at is None:
+        raise ParameterError(
+            "km must have a time to be one number",
+            given=str(found),
+            next_step=f"Write {replace(found, at=5.0)!s}, with the time you ask about: the same at every site.",
+        )
     return found, names.get(str(found), "")
 
 
