@@ -84,7 +84,7 @@ approvals = 1                    # people who must sign a release at the site
 
 @WAVES@
 # Planned analyses, name to formula over columns: mean, proportion, correlation, ols, logistic, cox.
-# age/10 reports the effect of ten years; C(sex) makes categories of a column of words.
+# age/10 reports the effect of ten years; a column of words is a factor, as in R, and C(stage) makes one of numbers.
 [estimands]
 treatment = "logistic(died) ~ treated + age/10 + C(sex)"
 survival = "cox(time, died) ~ treated + age/10"
@@ -252,10 +252,14 @@ def _estimand(plan: StudyPlan, name: str, formula: str) -> Check:
         if not declared.released:
             fix = "Leave it out: the person column never leaves a site."
             return Check(name=label, state="fail", detail=f"{column} is not released", fix=fix)
-        words = declared.kind in ("ordered", "nominal") or any(isinstance(level, str) for level in declared.levels)
-        if words and column in question.terms:
-            fix = f"Write C({column})."
+        # A column of words that stands alone is a factor, as in R; with units, or correlated, it must be numbers.
+        words = declared.kind == "nominal" or any(isinstance(level, str) for level in declared.levels)
+        if words and column in question.terms and (column in question.per or question.kind == "correlation"):
+            fix = f"Write {column} without units." if column in question.per else "Name columns of numbers."
             return Check(name=label, state="fail", detail=f"{column} holds categories, not numbers", fix=fix)
+    if question.kind == "km" and question.at is None:
+        fix = "Write km(time, event, at = 5), the same time at every site."
+        return Check(name=label, state="fail", detail="km without a time is a curve, not one number", fix=fix)
     if question.kind == "cox":
         follow_up = columns[question.duration]
         if follow_up.kind != "time":

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from coordinator.pooling import Method, PooledResult, Test, pool_estimates
@@ -251,7 +251,7 @@ def resolve(
 
     Args:
         lack: says in words which sites lack a column (`lacking`).
-    Raises: ParameterError (neither a name nor a formula, or a column the study does not have).
+    Raises: ParameterError (neither a name nor a formula, a column the study does not have, or km without its time).
     """
     names = {str(parse_estimand(formula)): name for name, formula in plan.estimands.items()}
     if isinstance(question, Estimand):
@@ -272,6 +272,12 @@ def resolve(
     for name in found.columns:
         if name not in columns:
             raise no_column(plan, name, lack(name))
+    if found.kind == "km" and found.at is None:
+        raise ParameterError(
+            "km must have a time to be one number",
+            given=str(found),
+            next_step=f"Write {replace(found, at=5.0)!s}, with the time you ask about: the same at every site.",
+        )
     return found, names.get(str(found), "")
 
 

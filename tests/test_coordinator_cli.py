@@ -134,7 +134,9 @@ def test_plan_new_never_overwrites(hub, written):
 @pytest.mark.parametrize(
     ("before", "after", "line", "fix"),
     [
-        ("10 + C(sex)", "10 + sex", "estimand treatment", "C(sex)"),
+        ("10 + C(sex)", "10 + sex/2", "estimand treatment", "without units"),
+        ('"logistic(died) ~ treated + age/10 + C(sex)"', '"correlation(age, sex)"', "estimand treatment", "of numbers"),
+        ('"logistic(died) ~ treated + age/10 + C(sex)"', '"km(time, died)"', "estimand treatment", "at = 5"),
         ("mean(sbp)", "mean(spb)", "estimand pressure", "sbp"),
         ("mean(sbp)", "mean(person)", "estimand pressure", "never leaves"),
         ("mean(sbp)", "sum(sbp)", "estimand pressure", "logistic"),
@@ -151,6 +153,13 @@ def test_plan_check_names_the_line_and_its_fix(written, before, after, line, fix
     red = [check for check in checks if check.state == "fail"]
     assert [check.name for check in red] == [line]
     assert fix in red[0].fix + red[0].detail
+
+
+def test_plan_check_takes_a_bare_column_of_words_for_a_factor_as_the_sites_do(written):
+    edit(written, "10 + C(sex)", "10 + sex")
+    _, checks = planning.review(written.read_text(), today=TODAY, recipient="tributary-hub")
+    [line] = [check for check in checks if check.name == "estimand treatment"]
+    assert (line.state, line.detail) == ("ok", "logistic(died) ~ treated + age/10 + sex")
 
 
 def test_plan_check_leaves_with_the_code_of_policy_when_a_line_is_red(hub, written):

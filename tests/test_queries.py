@@ -57,6 +57,13 @@ def other(tmp_path):
     store.close()
 
 
+def test_a_survival_curve_without_its_time_is_refused_before_any_table_is_read(filled):
+    with pytest.raises(ParameterError, match="a time to be one number") as caught:
+        resolve(filled[1], "km(time, cvd)")
+    assert "Write km(time, cvd, at = 5)" in caught.value.next_step
+    assert resolve(filled[1], "km(time, cvd, at = 5)")[0].at == 5
+
+
 def test_each_site_answers_as_its_own_table_does(filled):
     store, _, tables, _ = filled
     rows = site_estimates(store, "cvd", 1, UNADJUSTED)

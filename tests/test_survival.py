@@ -90,10 +90,17 @@ def release(theatre: Theatre, site: str, wave: int) -> str:
     raise AssertionError(f"wave {wave} at {site} does not get to the outbox: {answer}")
 
 
-def one_wave(theatre: Theatre, site: str, wave: int, *, drawing: tuple[str, ...], sending: str = "") -> int:
-    """Bring one wave to delivery, killed at each of these points on the way; how many kills."""
+def one_wave(
+    theatre: Theatre, site: str, wave: int, *, drawing: tuple[str, ...], sending: str = "", by_run: bool = False
+) -> int:
+    """Bring one wave to delivery, killed at each of these points on the way; how many kills.
+
+    Args:
+        by_run: the unattended agent is what is killed. What it had burnt, it leaves to a person.
+    """
     for point in drawing:
-        killed_at(theatre, site, point, "release", "storm", "--wave", wave)
+        verb = ("run", "--once") if by_run else ("release", "storm", "--wave", wave)
+        killed_at(theatre, site, point, *verb)
     waiting = release(theatre, site, wave)
     if sending:
         killed_at(theatre, site, sending, "approve", waiting, "--as", "steward")
@@ -165,13 +172,20 @@ def assert_settled(theatre: Theatre, waves: dict[str, int]) -> Counter:
         truth = privacy.epsilon_from_rdp(len(draws) * privacy.rdp(event), total["delta"])
         under = int(not (total["epsilon"] >= truth * (1 - 1e-12) and len(charges) >= len(draws)))
         assert under == 0
+        over = int(total["epsilon"] > total["cap"])
+        assert over == 0
+        unapproved = sum(
+            row["bundle_sha256"] not in {body["bundle_sha256"] for _, body in of_kind["approve"][row["release_id"]]}
+            for row in rows
+        )
+        assert unapproved == 0
         assert theatre.agent(site, "audit-verify").json["ok"]
         remains = [path.name for path in theatre.home(site).rglob("*.part")]
         assert remains == []
         kept = {path.parent.name for path in theatre.home(site).glob("sealed/*/bundle.zip")}
         assert kept == set(of_kind["seal"]), "bytes that were drawn and not sealed are gone"
         counts += Counter(charges=len(charges), draws=len(draws), delivered=len(delivered), burnt=len(burnt))
-        counts.update(second=second, under=under)
+        counts.update(second=second, under=under, over=over, unapproved=unapproved)
     log = theatre.coordinator("log").json
     assert log["verified"] is True
     assert {path.stem for path in (theatre.hub / "bundles").glob("*.zip")} == {
@@ -230,7 +244,7 @@ def test_wherever_release_or_approve_is_killed_one_charge_is_drawn_once_and_deli
     def play(site: str) -> int:
         theatre.join(site, table, "storm")
         return sum(
-            one_wave(theatre, site, wave, drawing=first, sending=then)
+            one_wave(theatre, site, wave, drawing=first, sending=then, by_run=len(first) == 1 and wave % 2 == 0)
             for wave, (first, then) in enumerate(hands[site], start=1)
         )
 
@@ -247,7 +261,7 @@ def test_wherever_release_or_approve_is_killed_one_charge_is_drawn_once_and_deli
     print(
         f"\nsite killed {killed} times at {len(hit)} failpoints: {counts['charges']} charges, {counts['draws']} draws, "
         f"{counts['delivered']} delivered, {counts['burnt']} burnt, second draws {counts['second']}, "
-        f"under-counts {counts['under']}"
+        f"under-counts {counts['under']}, overspends {counts['over']}, unapproved {counts['unapproved']}"
     )
 
 

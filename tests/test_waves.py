@@ -520,6 +520,52 @@ def test_a_day_is_a_day_in_utc_wherever_the_machine_stands(monkeypatch):
     assert max(seen) - min(seen) <= dt.timedelta(days=1)
 
 
+@pytest.mark.parametrize(
+    ("zone", "night"),
+    [
+        ("Europe/Berlin", "2026-03-29"),
+        ("Europe/Berlin", "2026-10-25"),
+        ("America/New_York", "2026-03-08"),
+        ("America/New_York", "2026-11-01"),
+    ],
+)
+def test_a_night_on_which_the_clocks_change_makes_each_wave_exactly_once(plan, tmp_path, monkeypatch, zone, night):
+    """A wave a day, looked at every quarter of an hour: an hour that comes twice, or not at all, changes nothing."""
+    from site_agent import cli
+
+    start = dt.datetime.fromisoformat(night).replace(tzinfo=dt.UTC) - dt.timedelta(days=2)
+    instants = [start + dt.timedelta(minutes=15 * k) for k in range(4 * 24 * 5)]
+    calendar = tuple(
+        Wave(number=k + 1, opens=day, closes=day) for k, day in enumerate(days(start.date().isoformat(), 5))
+    )
+    shown: list[dt.datetime] = []
+
+    class Clock(dt.datetime):
+        @classmethod
+        def now(cls, tz=None):
+            # Without a zone: what the wall clock of this machine shows.
+            return shown[-1].astimezone(tz) if tz else shown[-1].astimezone().replace(tzinfo=None)
+
+    monkeypatch.delenv("TRIBUTARY_TODAY", raising=False)
+    monkeypatch.setenv("TZ", zone)
+    time.tzset()
+    try:
+        monkeypatch.setattr(cli.dt, "datetime", Clock)
+        read = []
+        for instant in instants:
+            shown.append(instant)
+            read.append(cli.today())
+        offsets = {instant.astimezone().utcoffset() for instant in instants}
+        monkeypatch.undo()
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+    assert len(offsets) == 2, "the clocks do change"
+    _, made = live(replace(plan, waves=calendar, budget=Budget(epsilon=1e9)), read, tmp_path)
+    assert made == [1, 2, 3, 4, 5]
+    assert read == [instant.date() for instant in instants], "each wave on its own day in UTC"
+
+
 def test_what_the_waves_cost_depends_on_what_they_do_with_returning_persons(plan):
     event = GAUSSIAN
     append = waves.cost(several(plan, 12, budget=Budget(epsilon=once(3))), event)
