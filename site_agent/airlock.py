@@ -251,16 +251,15 @@ def decline(at: Desk, release_id: str, *, name: str, reason: str, open_key: Open
     """Reject sealed bytes for good, or send them back with a question; the charge stays either way.
 
     Raises: UsageRefusal (no reason); SignatureRefusal (only who can open the key may decide in its name);
-    StateRefusal.
+    ApprovalRefusal (a key that is not the registered one); StateRefusal.
     """
     at.config.approver_key(name)
     if not reason.strip():
         raise UsageRefusal("a reason must say something", given="blank text", next_step="Add --reason.")
     at.outbox.get(release_id)
-    open_key()
+    key = open_key()
     with at.locked():
-        move = at.outbox.reject if for_good else at.outbox.send_back
-        return move(release_id, reason, by=name)
+        return at.outbox.decline(release_id, key, name, reason=reason, for_good=for_good)
 
 
 def _apart(at: Desk, plan: StudyPlan) -> bool:

@@ -657,20 +657,24 @@ class Ledger:
                 body["standing"] = standing
             return book.move(hold.release_id, "approve", body)
 
-    def reject(self, hold: Hold, reason: str, *, by: str) -> Hold:
-        """A person declines the sealed bytes: they will never be sent, and stay paid for."""
-        return self._decide(hold, "reject", reason, by)
+    def reject(self, hold: Hold, reason: str, *, by: str, **signed: str) -> Hold:
+        """A person declines the sealed bytes: they will never be sent, and stay paid for.
 
-    def send_back(self, hold: Hold, reason: str, *, by: str) -> Hold:
-        """A person asks a question first: the bytes stay sealed, approvals given so far lapse."""
-        return self._decide(hold, "send_back", reason, by)
+        Args:
+            signed: key and signature of that person (`site_agent.outbox.Outbox.decline`).
+        """
+        return self._decide(hold, "reject", reason, by, signed)
 
-    def _decide(self, hold: Hold, kind: str, reason: str, by: str) -> Hold:
+    def send_back(self, hold: Hold, reason: str, *, by: str, **signed: str) -> Hold:
+        """A person asks a question first: the bytes stay sealed, approvals given so far lapse. Args: as of `reject`."""
+        return self._decide(hold, "send_back", reason, by, signed)
+
+    def _decide(self, hold: Hold, kind: str, reason: str, by: str, signed: Mapping[str, str]) -> Hold:
         if not reason.strip():
             raise ParameterError("a reason must say something", given="blank text")
         with self._transaction(write=True) as book:
             found = book.hold(hold.release_id)
-            body = {"reason": reason, "by": by, "bundle_sha256": found.bundle_sha256}
+            body = {"reason": reason, "by": by, "bundle_sha256": found.bundle_sha256, **signed}
             return book.move(hold.release_id, kind, body)
 
     def commit(self, hold: Hold, acceptance: Acceptance) -> Hold:

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 __all__ = ["Outbox"]
 
 DOCUMENTS = ("checks.json", "audit.json")
+DECLINE_TYPE = "application/vnd.tributary.decline+json"
 NO_BYTES = "0" * 64
 """Stands for the digest where a reservation without bytes is given up; it is never sent."""
 
@@ -216,6 +217,30 @@ class Outbox:
     def send_back(self, release_id: str, reason: str, *, by: str) -> Hold:
         """Ask a question first: the bytes stay, approvals lapse, and a later approval is possible."""
         return self.ledger.send_back(self.ledger.hold(release_id), reason, by=by)
+
+    def decline(self, release_id: str, approver: SigningKey, name: str, *, reason: str, for_good: bool) -> Hold:
+        """Reject or send back as the registered approver `name`, signed over the bytes, the decision and its reason.
+
+        Raises: ApprovalRefusal (not a registered approver); StateRefusal.
+        """
+        current = self.ledger.hold(release_id)
+        if self.approvers.get(name) != approver.public:
+            raise ApprovalRefusal(
+                "an approver must be registered at this site with this key",
+                given=repr(name),
+                next_step=f"Approvers here: {', '.join(self.approvers) or 'none'}.",
+            )
+        decision = "reject" if for_good else "send_back"
+        said = {
+            "release_id": release_id,
+            "bundle_sha256": current.bundle_sha256,
+            "decision": decision,
+            "by": name,
+            "reason_sha256": sha256_hex(reason.encode()),
+        }
+        signature = approver.sign(Envelope.encoding(DECLINE_TYPE, canonical_json(said)))
+        move = self.ledger.reject if for_good else self.ledger.send_back
+        return move(current, reason, by=name, key=approver.public.hex, signature=signature.hex())
 
     def withdraw(self, release_id: str, approver: SigningKey, name: str, *, reason_code: str, reason: str) -> Hold:
         """Take a release back as the registered approver `name`. Nothing of it is sent from now on; the charge stays.

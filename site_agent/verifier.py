@@ -1,11 +1,12 @@
 """Checks an audit export of Tributary with nothing but Python and the `cryptography` package.
 
 Run ``python verify.py`` in the folder it lies in. It reads the other files and nothing else, opens no connection and
-changes nothing. What it shows: the record was signed entry by entry by one key, none was changed, left out or
-reordered, and each release was approved by named people, over the bytes named, under a plan that the study lead had
-signed, before it was delivered. What it cannot show: that the key is the hospital's (compare its fingerprint with the
-hospital), what the released rows are (they are not in the export; name bundle files on the command line to check
-theirs), or that an ε is right (recompute it from the receipt's event).
+changes nothing. What it shows: the record was signed entry by entry by one key, no entry was changed or reordered, and
+each release that is told here was approved by named people, over the bytes named, under a plan that the keys named as
+the lead's had signed, before it was delivered. What it cannot show: whose the keys are (compare the fingerprints with
+the hospital and with the study lead), what stands behind entries of which only the link is here (the site says: other
+studies; compare the deliveries with the coordinator's log), what the released rows are (they are not in the export;
+name bundle files on the command line to check theirs), or that an ε is right (recompute it from the receipt's event).
 """
 
 from __future__ import annotations
@@ -96,10 +97,19 @@ def acknowledged(folder: Path, keys: dict[str, Any], entries: list[dict[str, Any
         must(whole, "each answer of the coordinator must be signed by its pinned key")
         must(said["kind"] != "Fork", "the coordinator must not have signed two histories: see acknowledged.json")
         if said["kind"] == "AnchorReceipt":
-            must(entries[said["seq"] - 1]["hash"] == said["head"], "a witnessed head must be one of this ledger")
+            # What a ledger that was put back had witnessed before, it has counted as spent and no longer holds.
+            gone = said["seq"] <= max((e["body"]["seq"] for e in entries if e.get("kind") == "recovered"), default=0)
+            here = 0 < said["seq"] <= len(entries) and entries[said["seq"] - 1]["hash"] == said["head"]
+            must(here or gone, "a witnessed head must be one of this ledger")
         elif said["kind"] == "Acceptance":
             out.add((said["release_id"], said["bundle_sha256"]))
     return out
+
+
+def mark(key: str) -> str:
+    """A key's fingerprint as people read it aloud."""
+    digest = sha(bytes.fromhex(key))[:32]
+    return " ".join(digest[i : i + 4] for i in range(0, 32, 4))
 
 
 def standings(entries: list[dict[str, Any]], keys: dict[str, Any]) -> dict[str, dict[str, Any]]:
@@ -149,8 +159,12 @@ def release(
     keys: dict[str, Any],
     plans: dict[str, dict[str, Any]],
     standing: dict[str, dict[str, Any]],
+    left: bool,
 ) -> str:
-    """One release: its entries, statement, receipt, checks, decisions and withdrawal agree. Returns: its digest."""
+    """One release: its entries, statement, receipt, checks, decisions and withdrawal agree. Returns: its digest.
+
+    Once the site has left the study its files are gone, and the ledger names them.
+    """
     name = folder.name
     by = {entry["kind"]: entry for entry in told}
     seal = by["seal"]["body"]
@@ -160,10 +174,23 @@ def release(
     must(stated["ledger_head"] == by["seal"]["hash"], f"{name}: the statement must name its seal")
     for item in ("bundle_sha256", "bundle_bytes", "receipt_sha256", "recipient", "plan_version"):
         must(stated[item] == seal[item], f"{name}: {item} must be the sealed one")
-    charged = by["reserve"]["body"]
+    # A reservation that waited was carried over to a later wave, perhaps of a later plan, at the same price.
+    start, charged = by["reserve"], dict(by["reserve"]["body"])
+    for entry in told:
+        if entry["kind"] == "carry" and entry["seq"] < by["seal"]["seq"]:
+            start = entry
+            charged |= {item: entry["body"][item] for item in ("wave", "plan_hash")}
     must(stated["plan_hash"] == charged["plan_hash"], f"{name}: it must be of the plan that was charged")
     signed_before = plans.get(charged["plan_hash"], {}).get("approved", [])
-    must(any(seq < by["reserve"]["seq"] for seq in signed_before), f"{name}: its plan must have been approved before")
+    must(any(seq < start["seq"] for seq in signed_before), f"{name}: its plan must have been approved before")
+    for entry in told:
+        if entry["kind"] in ("reject", "send_back"):
+            body = entry["body"]
+            said = {"release_id": name, "bundle_sha256": seal["bundle_sha256"], "decision": entry["kind"]}
+            said |= {"by": body["by"], "reason_sha256": sha(body["reason"].encode())}
+            own = people.get(body["by"]) == body.get("key") and body.get("key")
+            own = own and signed(body["key"], bytes.fromhex(body["signature"]), TYPE % "decline", canonical(said))
+            must(own, f"{name}: who declines must be a registered person, and sign it")
     if "commit" in by:
         commit = by["commit"]
         agreed: list[dict[str, Any]] = []
@@ -193,6 +220,8 @@ def release(
         must(
             commit["body"]["bundle_sha256"] == stated["bundle_sha256"], f"{name}: what arrived must be what was sealed"
         )
+    must(left or (folder / "receipt.json").exists(), f"{name}: its receipt must be here")
+    must(left or "hold" not in by or (folder / "checks.json").exists(), f"{name}: its checks must be here")
     if (folder / "receipt.json").exists():
         data = (folder / "receipt.json").read_bytes()
         receipt = json.loads(data)
@@ -245,14 +274,19 @@ def check(folder: Path, bundles: list[Path]) -> list[str]:
             told.setdefault(entry["body"]["release_id"], []).append(entry)
     sealed = {name for name, list_ in told.items() if any(entry["kind"] == "seal" for entry in list_)}
     must(sealed == {p.name for p in (folder / "releases").glob("*")}, "every sealed release must be in the export")
-    digests = [release(folder / "releases" / name, told[name], keys, plans, standing) for name in sorted(sealed)]
+    left = any(entry.get("kind") == "left" for entry in entries)
+    digests = [release(folder / "releases" / name, told[name], keys, plans, standing, left) for name in sorted(sealed)]
     accepted = acknowledged(folder, keys, entries)
     arrived = [e["body"] for list_ in told.values() for e in list_ if e["kind"] == "commit"]
+    told_of = {(body["release_id"], body["bundle_sha256"]) for body in arrived}
+    must(accepted <= told_of or lost(entries), "every delivery that the coordinator acknowledged must be told here")
     countersigned = sum((body["release_id"], body["bundle_sha256"]) in accepted for body in arrived)
     for path in bundles:
         must(sha(path.read_bytes()) in digests, f"{path.name} must be one of the sealed bundles")
     withheld = sum("link" in entry for entry in entries)
-    mark = sha(bytes.fromhex(keys["release_key"]))[:32]
+    whose = {"site": keys["release_key"], **{f"study lead {name}": key for name, key in keys["leads"].items()}}
+    whose |= {f"approver {name}": key for name, key in keys["approvers"].items()}
+    whose |= {"coordinator": keys["witness_key"]} if keys.get("witness_key") else {}
     return [
         f"{len(manifest['files'])} files are as they were exported.",
         f"{len(entries)} ledger entries follow from each other and are signed; {withheld} of them are links only.",
@@ -261,15 +295,26 @@ def check(folder: Path, bundles: list[Path]) -> list[str]:
         *([f"{len(standing)} standing approvals are signed, and good for what they approved."] if standing else []),
         f"{countersigned} of {len(arrived)} deliveries are acknowledged under the coordinator's signature.",
         *([f"{len(bundles)} bundle files are sealed ones."] if bundles else []),
-        "Key of the site: " + " ".join(mark[i : i + 4] for i in range(0, 32, 4)) + " (compare it with the hospital).",
+        *(
+            ["What stands behind the links is not shown here; compare the deliveries with the coordinator:"]
+            if withheld
+            else []
+        ),
+        "Compare these keys with the people they belong to:",
+        *(f"  {name}: {mark(key)}" for name, key in whose.items()),
     ]
+
+
+def lost(entries: list[dict[str, Any]]) -> bool:
+    """Whether the ledger was once put back: then it lacks what was delivered in between, and says what it counted."""
+    return any(entry.get("kind") == "recovered" for entry in entries)
 
 
 def main() -> int:
     """0 when everything holds, 1 when something does not."""
     try:
         for line in check(Path(__file__).resolve().parent, [Path(name) for name in sys.argv[1:]]):
-            sys.stdout.write(f"✓ {line}\n")
+            sys.stdout.write(f"{'✓ ' if line.endswith('.') else ''}{line}\n")
     except (Wrong, OSError, KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
         sys.stdout.write(f"✗ {error if isinstance(error, Wrong) else f'a file is damaged ({type(error).__name__})'}\n")
         return 1

@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 from conftest import make_table
 from site_desk import PASSPHRASE, Hospital, hospital  # noqa: F401
@@ -101,7 +102,8 @@ def test_a_stranger_is_convinced_by_the_script_alone(exported, tmp_path):
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "3 releases" in done.stdout
-    assert "Key of the site" in done.stdout
+    for whose in ("site: ", "study lead ", "approver dr-lind: ", "coordinator: "):
+        assert f"\n  {whose}" in done.stdout
     (exported / "keys.json").write_bytes(b"{}")
     done = subprocess.run([sys.executable, "-I", str(exported / "verify.py")], capture_output=True, text=True, env={})
     assert done.returncode == 1
@@ -286,3 +288,42 @@ def test_a_record_that_does_not_verify_here_is_not_handed_out(ready, tmp_path):
     path.write_bytes(path.read_bytes()[:-1])
     ready.refused("audit", "export", "mini", "--out", str(tmp_path / "x"), expect=30)
     assert not (tmp_path / "x").exists()
+
+
+def test_a_reservation_that_waited_is_told_as_the_wave_it_became(hospital, plan, monkeypatch, tmp_path):
+    monkeypatch.setenv("TRIBUTARY_PASSPHRASE", PASSPHRASE)
+    waves = tuple(replace(plan.waves[0], number=number) for number in (1, 2, 3))
+    many = replace(plan, waves=waves, budget=Budget(epsilon=5000.0))
+    table = make_table(300, 1)
+    site = hospital.joined("dr-lind").approved(many).with_table(table)
+    first = site.json("release", "mini", "--wave", "1")
+    site("approve", first["release_id"], "--as", "dr-lind", *ticks(first))
+    later = make_table(90, 2)
+    where = site.folder / "cohort.csv"
+    where.write_text(pd.concat([table, later.head(20)]).to_csv(index=False))
+    assert site.refused("release", "mini", "--wave", "2", expect=10)["code"] == "E_SMALL_N"
+    where.write_text(pd.concat([table, later]).to_csv(index=False))
+    third = site.json("release", "mini", "--wave", "3")
+    site("approve", third["release_id"], "--as", "dr-lind", *ticks(third))
+    site("audit", "export", "mini", "--out", str(tmp_path / "record"))
+    assert verified(tmp_path / "record") == ""
+
+
+@pytest.mark.parametrize("name", ["receipt.json", "checks.json"])
+def test_a_document_that_the_site_left_out_is_missed(ready, exported, name):
+    def change(folder: Path) -> None:
+        next(folder.glob(f"releases/*/{name}")).unlink()
+
+    assert "must be here" in resigned(ready, exported, change)
+
+
+def test_nobody_declines_in_the_name_of_a_person_whose_key_is_another(hospital, plan, monkeypatch):
+    monkeypatch.setenv("TRIBUTARY_PASSPHRASE", PASSPHRASE)
+    site = hospital.joined("dr-lind").approved(plan).with_table(make_table(300))
+    made = site.json("release", "mini", "--wave", "1")
+    path = next((site.home / "keys" / "approvers").iterdir())
+    path.unlink()
+    SigningKey.generate().save(path, PASSPHRASE)
+    for verb in ("reject", "send-back"):
+        argv = (verb, made["release_id"], "--as", "dr-lind", "--reason", "no")
+        assert site.refused(*argv, expect=12)["code"] == "E_NOT_APPROVED"
