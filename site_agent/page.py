@@ -398,6 +398,8 @@ def prepare(
         "",
         host=listen,
         port=port,
+        # Its own configuration would close the handlers of everything that logs in this process.
+        log_config=None,
         log_level="critical",
         access_log=False,
         lifespan="off",

@@ -73,7 +73,7 @@ from shared.wire import (
     EnrolmentRequest,
     EnrolRequest,
     Offered,
-    SignedDocument,
+    OfferRequest,
     StudyRequest,
 )
 from site_agent.egress import Egress, new_tls_identity
@@ -440,14 +440,14 @@ def test_signatures_must_be_of_the_pinned_keys_in_their_roles(hub):
         refused(ApprovalRefusal, lambda: egress.send(lone.envelope, lone.path))
         doubled = dataclasses.replace(lone.envelope, signatures=lone.envelope.signatures * 2)
         with hub.client("south") as client:
-            document = SignedDocument(envelope=doubled.to_bytes())
+            document = OfferRequest(envelope=doubled.to_bytes())
             refused(ApprovalRefusal, lambda: client.call("Offer", document, timeout=10))
         # A signature on a document of another kind.
         other = Envelope.sign("text/plain", sealed.envelope.payload, [keys.release, keys.steward])
         with hub.client("north") as client:
             refused(
                 SignatureRefusal,
-                lambda: client.call("Offer", SignedDocument(envelope=other.to_bytes()), timeout=10),
+                lambda: client.call("Offer", OfferRequest(envelope=other.to_bytes()), timeout=10),
             )
 
 
@@ -465,7 +465,7 @@ def test_no_flipped_bit_of_an_envelope_is_accepted(hub, monkeypatch):
         changed = bytearray(data)
         changed[place // 8] ^= 1 << place % 8
         try:
-            hub.running.service.offer(asked, SignedDocument(envelope=bytes(changed)))
+            hub.running.service.offer(asked, OfferRequest(envelope=bytes(changed)))
             answers["accepted"] += 1
         except FLIPPED as refusal:
             answers[type(refusal)] += 1
@@ -477,12 +477,12 @@ def test_no_flipped_bit_of_an_envelope_is_accepted(hub, monkeypatch):
         for place in range(0, len(data), 97):
             changed = data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :]
             with pytest.raises(FLIPPED):
-                client.call("Offer", SignedDocument(envelope=changed), timeout=10)
+                client.call("Offer", OfferRequest(envelope=changed), timeout=10)
 
 
 # -- bytes ------------------------------------------------------------------------------------------------------
 def offer(client, sealed) -> Offered:
-    return client.call("Offer", SignedDocument(envelope=sealed.envelope.to_bytes()), timeout=10)
+    return client.call("Offer", OfferRequest(envelope=sealed.envelope.to_bytes()), timeout=10)
 
 
 def chunks_of(data: bytes, digest: str, size: int = 1000, start: int = 0) -> list[Chunk]:

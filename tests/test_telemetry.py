@@ -29,6 +29,7 @@ SAID = {
     "EnrolRequest": {"token", "envelope"},
     "StudyRequest": {"study"},
     "SignedDocument": {"envelope"},
+    "OfferRequest": {"envelope", "standing"},
     "Chunk": {"bundle_sha256", "offset", "data"},
     "GrowthRequest": {"old_size", "size"},
 }
