@@ -18,6 +18,7 @@ import re
 import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
+from decimal import ROUND_DOWN, Context
 from functools import lru_cache
 from pathlib import Path
 from typing import IO, Any, cast
@@ -54,6 +55,7 @@ __all__ = [
 STATEMENT_TYPE = "application/vnd.tributary.release+json"
 AGENT = "agent"
 """Author of a release that no person asked for; no approver can have this name."""
+_SIX_DIGITS = Context(prec=6, rounding=ROUND_DOWN)
 LABEL = "synthetic / privatised, not patient records"
 BUNDLE_FORMAT = "tributary-bundle/1"
 MEMBERS = ("manifest.json", "receipt.json", "table.parquet")
@@ -265,7 +267,9 @@ def mechanism(plan: StudyPlan, flow: Bijection | None = None) -> LatentNoise:
     w = release.w
     if w is None:
         assert release.epsilon is not None
-        w = _solved(release.epsilon, plan.budget.delta, radius, _training(plan))
+        # To six digits, towards more noise: a solver's last digits differ between machines, and then two would not
+        # agree on one receipt.
+        w = float(_SIX_DIGITS.create_decimal(_solved(release.epsilon, plan.budget.delta, radius, _training(plan))))
     return LatentNoise(flow=flow, w=w, radius=radius)
 
 
