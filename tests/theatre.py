@@ -42,6 +42,7 @@ def plan_toml(
     version: int = 1,
     purpose: str = "To see what a crash leaves behind.",
     returning: str = "refresh",
+    radius: float | None = None,
 ) -> str:
     """A plan that trains in a moment and whose floors never stand in the way; no column is rounded on its way."""
     calendar = "".join(f"[[waves]]\nnumber = {k + 1}\nopens = 2000-01-01\ncloses = 2999-01-01\n" for k in range(waves))
@@ -57,6 +58,7 @@ expires = {expires}
 [release]
 mechanism = "latent_noise"
 w = 0.8
+{"" if radius is None else f"radius = {radius}"}
 
 [training]
 flows = 1
@@ -398,7 +400,9 @@ def _draws() -> None:
     def release(self: Any, *given: Any, **named: Any) -> Any:
         noisy = drawn(self, *given, **named)
         if not attacking:
-            _note("draw", digest=hashlib.sha256(noisy.tobytes()).hexdigest())
+            # Whose rows they are, without asking the product: no two persons here share the value of a first column.
+            rows = [round(float(row[0]), 9) for row in given[0]]
+            _note("draw", digest=hashlib.sha256(noisy.tobytes()).hexdigest(), rows=rows)
         return noisy
 
     def attack(**named: Any) -> Any:
