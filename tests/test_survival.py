@@ -347,9 +347,7 @@ def test_wherever_release_or_approve_is_killed_one_charge_is_drawn_once_and_deli
     points_passed(theatre, first, 1)
     admit(theatre, first, 2)
     release_passes, approve_passes = points_passed(theatre, first, 2)
-    drawing = chosen(release_passes, every=soak)
-    alone = [(point,) for point in drawing]
-    drawn: list[tuple[str, ...]] = [RECOVERY, *(alone if soak else together(drawing, release_passes))]
+    drawn = [RECOVERY, *together(chosen(release_passes, every=soak), release_passes)]
     sending = chosen(approve_passes, every=soak)
     longest = max(len(drawn), len(sending))
     drawn += [()] * (longest - len(drawn))
