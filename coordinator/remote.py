@@ -17,6 +17,7 @@ from __future__ import annotations
 import datetime as dt
 import difflib
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from coordinator.pooling import PooledResult
     from shared.transport import Client
 
-__all__ = ["Connection", "Pass", "Result", "Study", "Table", "connect"]
+__all__ = ["Connection", "Log", "Pass", "Result", "Study", "Table", "connect", "write_table"]
 
 PATIENCE = 120.0
 DOCUMENT_CAP = 8 << 20
@@ -98,12 +99,12 @@ def connect(token: str | Path | Pass) -> Connection:
     return Connection(token if isinstance(token, Pass) else Pass.load(Path(token)))
 
 
-class _Shown:
+class _Shown(ABC):
     """An object that prints as its table: in a terminal, in a notebook, as a text."""
 
+    @abstractmethod
     def show(self, out: Console) -> None:
         """Draw it."""
-        raise NotImplementedError
 
     def __repr__(self) -> str:
         from rich.console import Console
@@ -164,6 +165,29 @@ class Table(_Shown):
 
         shown = self.to_frame().to_html(index=False, na_rep="–") if self.rows else "<p>none yet</p>"
         return f"<p><b>{escape(self.title)}</b></p>{shown}"
+
+
+class Log(Table):
+    """The multiplicity record of a study."""
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """How many questions were answered, confirmatory and exploratory, how many different ones, how many refused."""
+        return dict(self.document["counts"])
+
+
+def _counted(lines: list[dict[str, Any]]) -> dict[str, int]:
+    answered = [line for line in lines if line["kind"] == "query"]
+    labels = [line["label"] for line in answered]
+    return {
+        "answered": len(answered),
+        "confirmatory": labels.count("confirmatory"),
+        "exploratory": labels.count("exploratory"),
+        "different": len({line["subject"] for line in answered}),
+        "stale": sum(line["stale"] for line in answered),
+        "refused": sum(line["kind"] == "refused" for line in lines),
+        "downloads": sum(line["kind"] == "rows" for line in lines),
+    }
 
 
 class Connection(_Shown, Mapping[str, "Study"]):
@@ -329,8 +353,8 @@ class Study(_Shown):
         table.attrs["label"] = "privatised rows, not patient records"
         return table
 
-    def log(self) -> Table:
-        """The multiplicity record: every question that was answered in this study, by anyone."""
+    def log(self) -> Log:
+        """The multiplicity record: every question to this study, by anyone, answered or refused."""
         from shared.wire import LogRequest
 
         rows: list[dict[str, Any]] = []
@@ -341,18 +365,40 @@ class Study(_Shown):
             lines += told["lines"]
             after = told["next"]
         for line in lines:
-            asked = line["question"]
-            what = line["planned"] or asked.get("estimand") or f"rows of {asked['site']}"
+            asked, state = line["question"], "stale" if line["stale"] else None
+            what = line["planned"] or asked.get("estimand")
+            if line["kind"] == "refused":
+                state = f"refused: {line['subject']}"
+                what = f"{asked['kind']}: {asked['formula']}" if asked["kind"] else asked["formula"]
+                what = "".join(letter if letter.isprintable() else "?" for letter in what)  # anyone typed it
+                what = what if len(what) <= 60 else f"{what[:59]}…"
             row = {"no": line["number"], "day": line["day"], "analyst": line["analyst"], "label": line["label"]}
-            row |= {"question": what, "term": asked.get("term"), "wave": asked["wave"]}
-            rows.append({**row, "state": "stale" if line["stale"] else None, "result": line["subject"][:12]})
-        return Table(f"questions asked of {self.name}", rows, {"study": self.name, "lines": lines})
+            row |= {"question": what or f"rows of {asked['site']}", "term": asked.get("term"), "wave": asked["wave"]}
+            result = None if line["kind"] == "refused" else line["subject"][:12]
+            rows.append({**row, "state": state, "result": result})
+        counts = _counted(lines)
+        words = f"{counts['answered']} answered ({counts['confirmatory']} confirmatory, {counts['exploratory']} "
+        words += f"exploratory; {counts['different']} different), {counts['refused']} refused"
+        return Log(
+            f"questions asked of {self.name}: {words}", rows, {"study": self.name, "counts": counts, "lines": lines}
+        )
 
     def explain(self, result_id: str) -> Explanation:
         """What stands behind a result of this study, by its id or the first digits. Raises: StateRefusal (none)."""
         from shared.wire import ExplainRequest
 
         return Explanation(self._connection.ask("Explain", ExplainRequest(study=self.name, result_id=result_id)))
+
+    def result(self, result_id: str) -> Result:
+        """A result that was given in this study, as it was given; its id or the first digits. Raises: StateRefusal."""
+        told = self.explain(result_id).document["answer"]
+        asked = told["asked"]
+        how = {name: asked[name] for name in ("term", "method", "test", "level", "wave", "as_of")}
+
+        def again(**changed: Any) -> Result:
+            return self.query("", asked["estimand"], **{**how, "combine": asked["combined"], **changed})
+
+        return Result(self, told, again)
 
     # -- questions ----------------------------------------------------------------------------------------------
     def query(self, kind: str, formula: str, *, term: str = "", **how: Any) -> Result:
@@ -412,6 +458,10 @@ class Study(_Shown):
     def rmst(self, formula: str, *, tau: float, term: str = "", **how: Any) -> Result:
         """Restricted mean survival time until `tau`."""
         return self.query("rmst", formula, term=term, tau=tau, **how)
+
+    def logrank(self, formula: str, *, term: str = "", **how: Any) -> Result:
+        """Log-rank comparison, as Peto's log hazard ratio: ``Surv(time, event) ~ arm``."""
+        return self.query("logrank", formula, term=term, **how)
 
     def two_by_two(self, formula: str, *, measure: str = "OR", **how: Any) -> Result:
         """Two groups and an outcome: ``died ~ arm``; OR, RR or RD."""
@@ -499,6 +549,25 @@ class Result(_Shown):
     def explain(self) -> Explanation:
         """Bundles, receipts, plan and code versions behind it; who asked; whether it is stale."""
         return self._study.explain(self.id)
+
+    def export(self, path: str | Path) -> Path:
+        """Write it: the table of the sites' estimates (.csv, .parquet), all that was sent (.json), or a figure.
+
+        Raises: ParameterError: another suffix.
+        """
+        path = Path(path)
+        suffix = path.suffix.lower()
+        if suffix == ".json":
+            path.write_text(json.dumps(self.document, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        elif suffix in (".csv", ".parquet"):
+            write_table(self.to_frame(), path)
+        elif suffix in (".svg", ".pdf", ".png"):
+            self.forest(path)
+        else:
+            raise ParameterError(
+                "a result's file must end in .csv, .parquet, .json, .svg, .pdf or .png", given=repr(path.name)
+            )
+        return path
 
     def to_frame(self) -> pd.DataFrame:
         """One row per site, as `analyst pool` reads them."""
@@ -609,6 +678,17 @@ class Explanation(_Shown):
         out.print(table(heads, rows, right=["wave", "n", "log entry"]))
         for line in self.document["asked_by"]:
             out.print(f"asked by {line['analyst']} on {line['day']}, {line['label']}")
+
+
+def write_table(table: pd.DataFrame, path: Path) -> None:
+    """Write a table to .csv or .parquet. Raises: ParameterError: another suffix."""
+    suffix = path.suffix.lower()
+    if suffix not in (".csv", ".parquet"):
+        raise ParameterError("the table must end in .csv or .parquet", given=repr(path.name))
+    if suffix == ".csv":
+        table.to_csv(path, index=False)
+    else:
+        table.to_parquet(path, index=False)
 
 
 def _line(told: Mapping[str, Any]) -> str:

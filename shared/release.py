@@ -18,7 +18,7 @@ import re
 import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -199,7 +199,7 @@ class Receipt:
     not_covered: tuple[str, ...]
     previous: str
 
-    @property
+    @cached_property
     def hash(self) -> str:
         """SHA-256 of the canonical form."""
         return sha256_hex(self.to_bytes())

@@ -14,6 +14,7 @@ import stat
 import subprocess
 import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -349,7 +350,7 @@ def test_rows_leave_only_where_the_plan_of_the_release_lets_them_and_are_recorde
     with connect(desk.admit("rob", studies=("lungs",))) as mine:
         release = mine["lungs"].releases()[0]["release_id"]
         rows = mine["lungs"].rows(release)
-        assert all(line["kind"] == "query" for line in mine["lungs"].log().document["lines"])
+        assert all(line["kind"] != "rows" for line in mine["lungs"].log().document["lines"])
     pd.testing.assert_frame_equal(rows, cohort(200, 7), check_dtype=False)
     with connect(desk.admit("boss", studies=("lungs",), role="lead")) as leads:
         (line,) = [line for line in leads["lungs"].log().document["lines"] if line["kind"] == "rows"]
@@ -366,6 +367,26 @@ def test_a_later_plan_opens_no_rows_that_were_released_before_it(own):
 
 
 # -- how much -------------------------------------------------------------------------------------------------------
+def test_of_ten_thousand_questions_a_minute_a_token_has_its_share_and_no_other_waits(desk):
+    now = [0.0]
+    service = analysis.AnalysisService(
+        desk.store, rate=600, burst=100, today=lambda: dt.datetime.now(dt.UTC).date(), clock=lambda: now[0]
+    )
+    flood, calm = desk.admit("flood").token, desk.admit("still").token
+    before, let, steady = len(desk.analysts.record("cvd")), 0, 0
+    for k in range(1_000):  # the first six seconds of such a minute
+        now[0] = 60 * k / 10_000
+        try:
+            service.identify(flood)
+            let += 1
+        except RateRefusal:
+            pass
+        if k % 100 == 0:
+            steady += service.identify(calm).site == "still"
+    assert (let, steady) == (159, 10)  # a hundred at once, then ten a second
+    assert len(desk.analysts.record("cvd")) == before
+
+
 def test_a_token_that_asks_too_often_is_refused_and_no_other(own):
     own.add("cvd", "alpha", cohort(200, 1))
     own.start()
@@ -433,13 +454,17 @@ def test_sites_port_takes_no_token_and_the_analysts_port_answers_no_site(desk):
     ],
 )
 def test_an_attempt_at_injection_is_a_typed_refusal_and_nothing_else(study, formula):
-    before = len(study.log())
+    before = study.log()
     with pytest.raises(Refusal) as refused:
         study.cox(formula)
     assert refused.value.code in ("E_PARAMETER", "E_SCHEMA")
+    log = study.log()
+    *_, last = log.document["lines"]
+    assert (last["kind"], last["subject"], last["question"]["formula"]) == ("refused", refused.value.code, formula)
+    assert "\x00" not in repr(log) + log._repr_html_()
     for words in ("Traceback", ".py", str(Path(queries.__file__).parent)):
         assert words not in str(refused.value)
-    assert len(study.log()) == before
+    assert log.counts == {**before.counts, "refused": before.counts["refused"] + 1}
 
 
 def test_a_kind_that_is_no_kind_is_refused_with_those_there_are(study):
@@ -544,6 +569,123 @@ def test_the_record_has_every_question_with_its_label_day_and_analyst(desk):
     assert lines[0]["question"]["estimand"] == "cox(time, cvd) ~ chol/40"
 
 
+def test_the_record_counts_answered_and_refused_questions_of_this_study_alone(desk):
+    long = "Surv(time, cvd) ~ sbp" + " + sbp" * 300
+    with connect(desk.admit("kim", studies=("lungs",))) as one, connect(desk.admit("lee", studies=("cvd",))) as two:
+        mine = one["lungs"]
+        before, theirs = mine.log().counts, two["cvd"].log().counts
+        answer = mine.mean("chol")
+        mine.mean("chol", label="confirmatory")
+        mine.mean("hdl")
+        for formula in ("mean(spb)", "", "nothing", long):
+            with pytest.raises(Refusal):
+                mine.query("", formula) if formula else mine.cox(long)
+        with pytest.raises(AccessRefusal):
+            Study(two, "lungs").mean("sbp")
+        with connect(desk.admit("max", studies=("lungs",), role="auditor")) as third, pytest.raises(RoleRefusal):
+            third["lungs"].mean("sbp")
+        log = mine.log()
+        grown = {name: log.counts[name] - before[name] for name in before}
+        assert grown == {
+            "answered": 3,
+            "confirmatory": 1,
+            "exploratory": 2,
+            "different": 2,
+            "stale": 0,
+            "refused": 5,
+            "downloads": 0,
+        }
+        assert two["cvd"].log().counts == theirs
+        refused = [line for line in log.document["lines"] if line["kind"] == "refused"][-5:]
+    assert [line["analyst"] for line in refused] == ["kim"] * 4 + ["max"]
+    assert [line["subject"] for line in refused] == ["E_PARAMETER"] * 4 + ["E_ROLE"]
+    assert "Nearest: sbp" in refused[0]["question"]["why"]
+    assert refused[1]["question"]["formula"] == long[: analysis.KEPT]
+    assert "E_ROLE" in repr(log)
+    assert max(len(line["question"]) for line in log) <= 60
+    assert f"{log.counts['refused']} refused" in log.title
+    assert answer.id[:12] in {line["result"] for line in log}
+
+
+def test_lines_that_wait_for_the_disk_together_are_written_together_and_fail_apart(own):
+    own.start()
+    writes, gate, first = [], threading.Event(), threading.Event()
+
+    def write(work):
+        writes.append(1)
+        first.set()
+        assert gate.wait(20)
+        return own.store._write(work)
+
+    own.analysts._together._write = write
+    who = own.analysts.identify(own.analysts.add("ada", studies=["cvd"], today=TODAY)[1], today=TODAY)
+
+    def spoiled(c):
+        raise StateRefusal("what is written beside the answer must be whole", given="half of it")
+
+    def note(k):
+        line = {"study": "cvd", "kind": "query", "subject": f"{k}", "question": {}, "label": "", "today": TODAY}
+        if k != 3:
+            own.analysts.note(who, **line)
+        else:
+            own.analysts.give(who, b"{}", beside=spoiled, planned="", **line)
+
+    with ThreadPoolExecutor(8) as pool:
+        begun = [pool.submit(note, 0)]
+        assert first.wait(20)
+        begun += [pool.submit(note, k) for k in range(1, 8)]
+        while len(own.analysts._together._waiting) < 7:
+            time.sleep(0.01)
+        gate.set()
+        failed = [k for k, done in enumerate(begun) if done.exception(20) is not None]
+    assert failed == [3]
+    assert own.analysts.answer("cvd", "3") is None
+    assert sorted(line.subject for line in own.analysts.record("cvd")) == ["0", "1", "2", "4", "5", "6", "7"]
+    assert len(writes) == 1 + 1 + 7  # the first; the seven together, which one of them spoils; each again
+
+
+def test_a_result_can_be_had_again_and_written_as_a_table_json_or_a_figure(desk, study, tmp_path, capsys):
+    answer = study.logistic("cvd ~ age/10")
+    again = study.result(answer.id[:8])
+    assert again.document == answer.document
+    assert again.meta(method="FE").beta == answer.meta(method="FE").beta
+    frame = pd.read_csv(answer.export(tmp_path / "a.csv"))
+    assert list(frame["yi"]) == list(answer.to_frame()["yi"])
+    assert json.loads(answer.export(tmp_path / "a.json").read_text()) == answer.document
+    with pytest.raises(ParameterError, match=r"\.json"):
+        answer.export(tmp_path / "a.doc")
+    file = str(desk.save(desk.admit("exp")))
+    for name in ("b.csv", "b.json", "b.svg"):
+        argv = ["export", "cvd", answer.id, "--out", str(tmp_path / name), "--token", file, "--json"]
+        assert client.main([*argv, "--dry-run"]) == 0
+        assert not (tmp_path / name).exists()
+        assert client.main(argv) == 0
+    assert (tmp_path / "b.csv").read_text() == (tmp_path / "a.csv").read_text()
+    assert (tmp_path / "b.json").read_text() == (tmp_path / "a.json").read_text()
+    assert "<svg" in (tmp_path / "b.svg").read_text()
+    release = desk.store.releases("cvd")[0].release_id
+    capsys.readouterr()
+    assert client.main(["export", "cvd", release, "--out", str(tmp_path / "r.csv"), "--token", file]) == 10
+    assert "row_download" in " ".join(capsys.readouterr().err.split())
+    assert not (tmp_path / "r.csv").exists()
+
+
+def test_survival_questions_give_the_same_numbers_from_python_and_the_command_line(desk, study, capsys):
+    file = str(desk.save(desk.admit("sur")))
+    asked = {
+        ("km", "Surv(time, cvd) ~ 1", "--at", "5"): study.km("Surv(time, cvd) ~ 1", at=5.0),
+        ("rmst", "Surv(time, cvd) ~ I(age > 55)", "--tau", "6"): study.rmst("Surv(time, cvd) ~ I(age > 55)", tau=6.0),
+        ("logrank", "Surv(time, cvd) ~ I(age > 55)"): study.logrank("Surv(time, cvd) ~ I(age > 55)"),
+        ("cox", "Surv(time, cvd) ~ sbp/10", "--subset", "age >= 50"): study.cox(
+            "Surv(time, cvd) ~ sbp/10", subset="age >= 50"
+        ),
+    }
+    for (kind, *rest), answer in asked.items():
+        assert client.main([kind, "cvd", *rest, "--token", file, "--json"]) == 0
+        assert json.loads(capsys.readouterr().out) == answer.document
+        assert answer.document["k"] == 3, answer
+
+
 def test_a_fault_that_nobody_foresaw_says_nothing_of_what_it_met(desk, study, monkeypatch, caplog):
     def broken(*_, **__):
         raise RuntimeError("person 17 has sbp 212 in /srv/secret")
@@ -585,7 +727,7 @@ def test_one_site_or_two_are_shown_without_a_gap(own, sites, tmp_path):
         assert "<svg" in answer.forest(tmp_path / "f.svg").read_text()
 
 
-def test_a_question_that_finds_no_free_place_is_refused_and_not_recorded(own, monkeypatch):
+def test_a_question_that_finds_no_free_place_is_recorded_as_refused(own, monkeypatch):
     own.add("cvd", "alpha", cohort(300, 1))
     own.analysis |= {"at_once": 1}
     own.start()
@@ -607,7 +749,9 @@ def test_a_question_that_finds_no_free_place_is_refused_and_not_recorded(own, mo
         finally:
             free.set()
         assert first.result(20).document["k"] == 1
-        assert [line["analyst"] for line in two["cvd"].log()] == ["ada"]
+        log = two["cvd"].log()
+        assert sorted((line["analyst"], line["state"]) for line in log) == [("ada", None), ("ben", "refused: E_RATE")]
+        assert (log.counts["answered"], log.counts["refused"]) == (1, 1)
 
 
 def test_coordinator_serve_answers_analysts_beside_sites_and_stops_when_told_to(own):
@@ -696,6 +840,9 @@ def test_every_verb_answers_in_words_and_in_json(desk, tmp_path, capsys):
         ("query", "cvd", "adjusted", "--forest", str(tmp_path / "f.svg")): "random effects",
         ("cox", "cvd", "Surv(time, cvd) ~ age/10"): "ratio",
         ("glm", "cvd", "cvd ~ age/10"): "ratio",
+        ("km", "cvd", "Surv(time, cvd) ~ 1", "--at", "5"): "estimate",
+        ("export", "cvd", result, "--out", str(tmp_path / "result.csv")): "wrote",
+        ("export", "lungs", release, "--out", str(tmp_path / "again.csv")): "not patient records",
         ("explain", "cvd", result): "plan    version 1",
         ("log", "cvd"): "confirmatory",
         ("rows", "lungs", release, "--out", str(tmp_path / "rows.csv")): "not patient records",
