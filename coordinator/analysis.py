@@ -85,6 +85,7 @@ class AnalysisService:
         self._places = threading.BoundedSemaphore(at_once)
         self._turns: WeakValueDictionary[str, _Turn] = WeakValueDictionary()
         self._guard = threading.Lock()
+        self._kept = queries.Kept()
         self._missing: OrderedDict[str, dict[str, float]] = OrderedDict()
         self._holdings: OrderedDict[tuple[str, int, int | None, bool, int], queries.Holding] = OrderedDict()
 
@@ -270,6 +271,7 @@ class AnalysisService:
                         held.wave,
                         found,
                         held=held,
+                        kept=self._kept,
                         term=request.term,
                         method=request.method,  # type: ignore[arg-type]  # checked where it is used
                         test=request.test,  # type: ignore[arg-type]

@@ -16,8 +16,11 @@ counts in no answer; the answer says what is lacking.
 from __future__ import annotations
 
 import difflib
+import threading
+from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from coordinator.pooling import Method, PooledResult, Test, pool_estimates
@@ -32,7 +35,19 @@ if TYPE_CHECKING:
     from coordinator.store import Release, Store, Tombstone
     from shared.plan import StudyPlan
 
-__all__ = ["Answer", "Holding", "Source", "ask", "holding", "lacking", "newest", "pooled", "question", "resolve"]
+__all__ = [
+    "Answer",
+    "Holding",
+    "Kept",
+    "Source",
+    "ask",
+    "holding",
+    "lacking",
+    "newest",
+    "pooled",
+    "question",
+    "resolve",
+]
 __all__ += ["no_column", "site_estimates"]
 
 
@@ -190,6 +205,40 @@ class Holding:
         return {release.bundle_sha256: site for site, releases in self.parts.items() for release in releases}
 
 
+class Kept:
+    """Sites' estimates that were worked out lately: another pooling, or another site's new release, fits none again.
+
+    Args:
+        most: how many sites' answers are kept.
+
+    >>> kept = Kept(most=1)
+    >>> kept(("a",), list), kept(("b",), list), len(kept)
+    ([], [], 1)
+    """
+
+    def __init__(self, most: int = 4096) -> None:
+        self._most = most
+        self._known: OrderedDict[tuple[str, ...], list[Estimate]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def __call__(self, key: tuple[str, ...], work: Callable[[], list[Estimate]]) -> list[Estimate]:
+        """What is known under `key`, else what `work` gives; what it raises is not kept."""
+        with self._lock:
+            known = self._known.get(key)
+            if known is not None:
+                self._known.move_to_end(key)
+                return known
+        found = work()
+        with self._lock:
+            self._known[key] = found
+            while len(self._known) > self._most:
+                self._known.popitem(last=False)
+        return found
+
+
 def newest(store: Store, study: str) -> int:
     """The newest wave that has an accepted release. Raises: EstimateRefusal (none has)."""
     waves = [release.wave for release in store.releases(study)]
@@ -331,11 +380,13 @@ def ask(
     test: Test = "adhoc",
     level: float = 0.95,
     held: Holding | None = None,
+    kept: Kept | None = None,
 ) -> Answer:
     """`pooled`, with the estimates and the releases it rests on.
 
     Args:
         held: what `holding` gave for this study, wave, revision and choice, when the caller has asked it already.
+        kept: sites' estimates from earlier questions.
         as_of: a revision of the wave; all there is now when left out.
         combine: put the rows of all refreshes of a site together. They are noisy copies of the same persons, so
             standard errors come out too small; say so with the result.
@@ -343,7 +394,7 @@ def ask(
         release was taken back while it was read).
     """
     held = held or holding(store, study, wave, as_of=as_of, combine=combine)
-    rows, question, planned, sources = _estimates(store, study, held, estimand)
+    rows, question, planned, sources = _estimates(store, study, held, estimand, kept)
     terms = tuple(dict.fromkeys(row.term for row in rows))
     chosen = _term(terms, term)
     estimates = tuple(row for row in rows if row.term == chosen)
@@ -441,7 +492,7 @@ def _term(terms: tuple[str, ...], wanted: str) -> str:
 
 
 def _estimates(
-    store: Store, study: str, held: Holding, estimand: str | Estimand
+    store: Store, study: str, held: Holding, estimand: str | Estimand, kept: Kept | None = None
 ) -> tuple[list[Estimate], Estimand, str, tuple[Source, ...]]:
     plan = store.plan(study).plan
     wave = held.wave
@@ -470,7 +521,8 @@ def _estimates(
                 version = receipts[-1].plan_version
                 failed[site] = f"its plan version {version} has no column {', '.join(absent)}"
                 continue
-            answered[site] = estimate(
+            work = partial(
+                estimate,
                 table,
                 question,
                 study=study,
@@ -479,6 +531,9 @@ def _estimates(
                 receipts=tuple(receipt.hash for receipt in receipts),
                 levels=levels,
             )
+            # The bundles' digests are the table, the plan's hash its levels: nothing else goes into an estimate.
+            key = (plan.hash, str(question), f"{wave}", site, *(release.bundle_sha256 for release in releases))
+            answered[site] = kept(key, work) if kept is not None else work()
         except Refusal as refusal:
             failed[site] = str(refusal)
     if any(stone.bundle_sha256 in held.used for stone in store.withdrawals(study)):

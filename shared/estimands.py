@@ -1087,7 +1087,7 @@ def _cox(names_: list[str], data: _Data, estimand: Estimand, floors: _Floors) ->
             return "the column is constant within every stratum" if inside else why(j, before[j])
         return f"all events lie on one side: {_FAR}" if j in separated else why(j, group)
 
-    groups = _unseen(seen)
+    groups = before if rows.all() else _unseen(seen)
     if all(groups):
         return {name: exclusion(j, groups[j]) for j, name in enumerate(names_)}
     try:

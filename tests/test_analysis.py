@@ -207,11 +207,17 @@ def test_a_kind_and_a_formula_mean_what_the_planned_spelling_means(study):
         study.query("", "adjusted", subset="age >= 50")
 
 
-def test_other_pooling_is_another_question_to_the_same_releases(study):
+def test_other_pooling_is_another_question_to_the_same_releases_and_fits_no_site_again(study, monkeypatch):
     answer = study.planned("adjusted")
+
+    def fitted(*_, **__):
+        raise AssertionError("a site was fitted again")
+
+    monkeypatch.setattr(queries, "estimate", fitted)
     fixed = answer.meta(method="FE", test="z")
     assert fixed.beta == pytest.approx(answer.meta().document["fixed"]["beta"], rel=1e-12)
     assert fixed.result.id != answer.id
+    assert study.planned("adjusted", term="hdl").document["term"] == "hdl/15"
 
 
 def test_objects_print_render_and_become_tables(desk, study, tmp_path):

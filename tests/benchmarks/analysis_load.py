@@ -3,9 +3,10 @@
 python -m tests.benchmarks.analysis_load
 
 Sixteen sites, `coordinator serve` in a process of its own, loopback, real TLS; the analysts share this machine's cores
-with it. Three rounds: *cold tables* (the server has just started and has read no release of the study; every question
+with it. Four rounds: *cold tables* (the server has just started and has read no release of the study; every question
 is another one), *cold* (its tables are in memory; every question is another one again) and *cached* (the questions of
-the round before, asked again). CPU seconds are those of the server's process alone: they say what an answer costs
+the round before, asked again). *Pooled otherwise* is the same questions by another method: each site's estimate is
+kept, so none is fitted again. CPU seconds are those of the server's process alone: they say what an answer costs
 however busy the machine is, which the waiting does not.
 """
 
@@ -104,19 +105,24 @@ def main() -> None:
             # Imports are the server's start, not an answer's; another study's question leaves these tables unread.
             connections[0]["lungs"].query("", "cox(time, cvd) ~ sbp/10")
 
-            def ask(k: int, asked: list[str]) -> list[float]:
+            def ask(k: int, asked: list[str], method: str = "REML") -> list[float]:
                 times = []
                 for question in asked:
                     begun = time.perf_counter()
-                    studies[k].query("", question)
+                    studies[k].query("", question, method=method)
                     times.append(time.perf_counter() - begun)
                 return times
 
             with ThreadPoolExecutor(ANALYSTS) as pool:
-                for name, start in (("cold_tables", 0), ("cold", EACH), ("cached", EACH)):
+                for name, start, method in (
+                    ("cold_tables", 0, "REML"),
+                    ("cold", EACH, "REML"),
+                    ("cached", EACH, "REML"),
+                    ("pooled_otherwise", EACH, "DL"),
+                ):
                     load, before, begun = os.getloadavg()[0], spent(pid), time.perf_counter()
                     asked = [questions(k, start) for k in range(ANALYSTS)]
-                    waited = [t for times in pool.map(ask, range(ANALYSTS), asked) for t in times]
+                    waited = [t for times in pool.map(ask, range(ANALYSTS), asked, [method] * ANALYSTS) for t in times]
                     rounds[name] = {
                         "seconds": shares(waited),
                         "cpu_seconds_each": (spent(pid) - before) / len(waited),
