@@ -21,7 +21,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 from shared.canonical import closed, parse_json
 from shared.errors import AccessRefusal, DataFileRefusal, IntegrityRefusal, ParameterError, Refusal
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from coordinator.pooling import PooledResult
     from shared.transport import Client
 
-__all__ = ["Connection", "Log", "Pass", "Result", "Study", "Table", "connect", "write_table"]
+__all__ = ["Connection", "Log", "Pass", "Picture", "Result", "Study", "Table", "connect", "write_table"]
 
 PATIENCE = 120.0
 DOCUMENT_CAP = 8 << 20
@@ -161,10 +161,7 @@ class Table(_Shown):
             out.print("none yet")
 
     def _repr_html_(self) -> str:
-        from html import escape
-
-        shown = self.to_frame().to_html(index=False, na_rep="–") if self.rows else "<p>none yet</p>"
-        return f"<p><b>{escape(self.title)}</b></p>{shown}"
+        return _html(self.title, self.to_frame() if self.rows else None)
 
 
 class Log(Table):
@@ -535,16 +532,21 @@ class Result(_Shown):
         """
         return Meta(self._again(**changed) if changed else self)
 
-    def forest(self, path: str | Path, kind: str = "forest", title: str = "") -> Path:
-        """Draw the forest plot (or funnel, leave-one-out, cumulative, baujat, influence) to .svg, .pdf or .png."""
+    @overload
+    def forest(self, path: str | Path, kind: str = "forest", title: str = "") -> Path: ...
+    @overload
+    def forest(self, path: None = None, kind: str = "forest", title: str = "") -> Picture: ...
+    def forest(self, path: str | Path | None = None, kind: str = "forest", title: str = "") -> Path | Picture:
+        """Draw the forest plot (or funnel, leave-one-out, cumulative, baujat, influence) to .svg, .pdf or .png.
+
+        Without a file it is a picture that a notebook shows.
+        """
         from coordinator.client import draw
 
-        path, told = Path(path), self.document
-        if path.suffix.lower() not in (".svg", ".pdf", ".png"):
-            raise ParameterError("a figure must end in .svg, .pdf or .png", given=repr(path.name))
-        how = {"title": title or told["title"], "note": told["told"], "columns": told["columns"]}
-        draw(self.pooled, kind, path=path, **how)
-        return path
+        told = self.document
+        title = title or told["title"]
+        how = {"title": title, "note": told["told"], "columns": told["columns"]}
+        return _drawn(lambda file: draw(self.pooled, kind, path=file, **how), title, path)
 
     def explain(self) -> Explanation:
         """Bundles, receipts, plan and code versions behind it; who asked; whether it is stale."""
@@ -606,13 +608,41 @@ class Result(_Shown):
         out.print(f"result {self.id}", style="dim")
 
     def _repr_html_(self) -> str:
-        from html import escape
-
         told = self.document
-        return (
-            f"<p><b>{escape(told['term'])} in {escape(told['estimand'])}</b></p>"
-            f"{self.to_frame().to_html(index=False, na_rep='–')}<p>{escape(_line(told))}</p>"
-        )
+        return _html(f"{told['term']} in {told['estimand']}", self.to_frame(), _line(told))
+
+
+class Picture:
+    """A figure that a notebook shows.
+
+    Args:
+        title: what it is of.
+        svg: the drawing.
+    """
+
+    def __init__(self, title: str, svg: str) -> None:
+        self.title, self.svg = title, svg
+
+    def __repr__(self) -> str:
+        return f"figure: {self.title}"
+
+    def _repr_svg_(self) -> str:
+        return self.svg
+
+
+def _drawn(draw: Callable[[Path], object], title: str, path: str | Path | None) -> Path | Picture:
+    """What `draw` writes: a file, or without one a picture. Raises: ParameterError: another suffix."""
+    from tempfile import TemporaryDirectory
+
+    if path is None:
+        with TemporaryDirectory() as folder:
+            draw(Path(folder) / "figure.svg")
+            return Picture(title, (Path(folder) / "figure.svg").read_text(encoding="utf-8"))
+    path = Path(path)
+    if path.suffix.lower() not in (".svg", ".pdf", ".png"):
+        raise ParameterError("a figure must end in .svg, .pdf or .png", given=repr(path.name))
+    draw(path)
+    return path
 
 
 class Meta(_Shown):
@@ -631,7 +661,12 @@ class Meta(_Shown):
         """Both models, one row each."""
         import pandas as pd
 
-        return pd.DataFrame([self.document["fixed"], self.document["pooled"]], index=["fixed", "random"])
+        return pd.DataFrame(
+            [self.document["fixed"], self.document["pooled"]], index=pd.Index(["fixed", "random"], name="effects")
+        )
+
+    def _repr_html_(self) -> str:
+        return _html(_line(self.document), self.to_frame())
 
     def show(self, out: Console) -> None:
         """Draw it."""
@@ -657,6 +692,16 @@ class Explanation(_Shown):
 
         rows = [{k: v for k, v in row.items() if k != "receipt"} for row in self.document["releases"]]
         return pd.DataFrame(rows)
+
+    def _repr_html_(self) -> str:
+        told = self.document["answer"]
+        plan, code = told["provenance"]["plan"], told["provenance"]["code"]
+        notes = [f"stale: {why}" for why in self.stale] + [
+            _line(told),
+            f"plan version {plan['version']}, {plan['hash']}",
+        ]
+        notes.append(", ".join(f"{name} {version}" for name, version in code.items()))
+        return _html(f"result {self.document['result']}: {told['term']} in {told['estimand']}", self.to_frame(), *notes)
 
     def show(self, out: Console) -> None:
         """Draw it."""
@@ -701,6 +746,14 @@ def _line(told: Mapping[str, Any]) -> str:
     ends = f"{number(back(pooled['ci_lb']))} to {number(back(pooled['ci_ub']))}"
     how = f"{pooled['method']}, {pooled['test']}, {told['k']} sites"
     return f"pooled {number(back(pooled['beta']))} ({100 * told['level']:g} % CI {ends}; {how})"
+
+
+def _html(title: str, frame: pd.DataFrame | None, *notes: str) -> str:
+    """What a notebook shows: a heading, a table, sentences below it. Names and texts of others are only text."""
+    from html import escape
+
+    shown = "<p>none yet</p>" if frame is None else frame.to_html(index=frame.index.name is not None, na_rep="–")
+    return f"<p><b>{escape(title)}</b></p>{shown}{''.join(f'<p>{escape(note)}</p>' for note in notes)}"
 
 
 def _cell(value: Any) -> Any:

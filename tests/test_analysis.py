@@ -230,8 +230,17 @@ def test_objects_print_render_and_become_tables(desk, study, tmp_path):
     assert list(frame["site"]) == sorted(SITES)
     assert (frame["vi"] == frame["vi_sampling"] + frame["vi_privacy"]).all()
     assert list(answer.meta().to_frame().index) == ["fixed", "random"]
-    assert "<table" in answer._repr_html_()
-    assert "<table" in study.dictionary()._repr_html_()
+    shown = (answer, answer.meta(), answer.explain(), study.log(), study.releases(), study.dictionary())
+    for each in shown:
+        assert "<table" in each._repr_html_()
+        assert len(each.to_frame()) > 0
+    assert str(desk.plans["cvd"].hash) in answer.explain()._repr_html_()
+    for bundle in answer.document["provenance"]["bundles"]:
+        assert bundle in list(answer.explain().to_frame()["bundle_sha256"])
+    assert answer.forest()._repr_svg_() == answer.forest(tmp_path / "same.svg").read_text()
+    with pytest.raises(Refusal):
+        study.query("", "<script>alert(1)</script>")
+    assert "<script>" not in study.log()._repr_html_()
     with connect(desk.admit()) as connection:
         assert "cvd" in repr(connection)
         assert "<table" in connection._repr_html_()
@@ -561,6 +570,24 @@ def test_a_new_release_makes_a_new_answer_and_the_old_one_is_called_stale(own):
         assert [line["state"] for line in mine.log()] == ["stale", None]
     stale = [saved for saved in own.store.results("cvd") if saved.withdrawn]
     assert [saved.kind for saved in stale] == ["analysis"]
+
+
+def test_a_release_that_a_refresh_replaces_makes_its_results_stale(own):
+    own.publish(
+        cohort_plan(**{"[release]": 'returning = "refresh"\n[release]', "version = 1\ntitle": "version = 2\ntitle"})
+    )
+    for wave, site, seed in ((1, "alpha", 1), (1, "beta", 2), (2, "alpha", 3)):
+        own.add("cvd", site, cohort(300, seed), wave=wave)
+    with connect(own.start().admit()) as connection:
+        mine = connection["cvd"]
+        first, older = mine.mean("sbp"), mine.mean("sbp", wave=1)
+        own.add("cvd", "beta", cohort(300, 4), wave=2)
+        later = mine.mean("sbp")
+        assert later.beta != first.beta
+        assert first.explain().stale == ("a release of beta was replaced by a later one", "beta has delivered since")
+        assert older.explain().stale == ()
+        assert [line["state"] for line in mine.log()] == ["stale", None, None]
+        assert mine.log().counts["stale"] == 1
 
 
 def test_the_record_has_every_question_with_its_label_day_and_analyst(desk):
