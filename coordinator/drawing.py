@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 __all__ = [
     "BAND",
     "BLUE",
+    "COLOURS",
+    "DASHES",
     "FONT",
     "GAP",
     "GREY",
@@ -58,6 +60,7 @@ __all__ = [
     "signed",
     "significant",
     "span_of",
+    "spread",
     "text_width",
     "view_of",
     "wrap",
@@ -67,6 +70,9 @@ __all__ = [
 
 INK, GREY, RULE, BAND = "#1b1f24", "#667080", "#c9d0d8", "#f5f7f9"
 SERIES = (("#0072B2", "s"), ("#D55E00", "o"), ("#009E73", "^"), ("#CC79A7", "D"))
+# Lines: seven colours (Okabe and Ito's yellow is too faint on white) and four dashes, so that 28 lines all differ.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#000000", "#E69F00", "#56B4E9")
+DASHES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (1.2, 1.2)), (0, (6, 2, 1.2, 2)))
 TEXT, SMALL, TITLE = 9.0, 8.0, 12.0  # points
 ROW, LANE, GAP, MARGIN = 0.27, 0.19, 0.24, 0.28  # inches
 PLOT = 3.5
@@ -313,6 +319,7 @@ class Page:
         *,
         rows: int,
         extra: float = 0.0,
+        below: float = 0.0,
         headed: bool = True,
     ) -> None:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -330,7 +337,8 @@ class Page:
         self._rows = rows
         self.bottom = self._first + rows * ROW + extra + (0.06 if rows else 0)
         lines = [line for text in foot for line in wrap(text, SMALL, body)]
-        y_foot = self.bottom + 0.62
+        self.under = self.bottom + 0.62  # below the axis' label: the room asked for, then the footer
+        y_foot = self.under + below
         height = y_foot + 0.175 * len(lines) + MARGIN * 0.75
         self.height = height
         self.figure = Figure(figsize=(self.width, height), facecolor="white")
@@ -394,6 +402,37 @@ class Page:
         if path is not None:
             save(self.figure, path, title=title, description=words)
         return Drawn(self.figure, words)
+
+
+def spread(wanted: Sequence[float], apart: float, low: float, high: float) -> list[float]:
+    """Places near those wanted, at least `apart` from each other, between `low` and `high` where there is room.
+
+    >>> spread([1.0, 1.05, 3.0], 0.2, 0.0, 3.0)
+    [0.925, 1.125, 3.0]
+    """
+    order = sorted(range(len(wanted)), key=lambda i: wanted[i])
+    groups: list[list[float]] = []  # centre, members: those that touch move together
+    for i in order:
+        groups.append([wanted[i], 1])
+        while True:
+            for group in groups:
+                half = apart * (group[1] - 1) / 2
+                group[0] = max(min(group[0], high - half), low + half)
+            touching = [
+                k
+                for k in range(1, len(groups))
+                if groups[k][0] - groups[k - 1][0] < apart * (groups[k][1] + groups[k - 1][1]) / 2 - 1e-9
+            ]
+            if not touching:
+                break
+            left, right = groups[touching[0] - 1], groups.pop(touching[0])
+            left[0] = (left[0] * left[1] + right[0] * right[1]) / (left[1] + right[1])
+            left[1] += right[1]
+    places = [centre + apart * (j - (count - 1) / 2) for centre, count in groups for j in range(int(count))]
+    out = [0.0] * len(wanted)
+    for i, place in zip(order, places, strict=True):
+        out[i] = round(place, 6)
+    return out
 
 
 def page_style() -> Any:
