@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shared.errors import ParameterError
-from shared.regression import Fit, newton_step
+from shared.regression import Fit, newton
 
 __all__ = [
     "Curve",
@@ -121,33 +121,13 @@ def cox(
         information = (x * exposure[:, None]).T @ x - (mean * mass[:, None]).T @ mean
         return gradient, information
 
-    beta, converged = np.zeros(p), False
     with np.errstate(all="ignore"):
-        current = value(shift)
-        for _ in range(iterations):
-            gradient, information = derivatives(shift + x @ beta)
-            step = newton_step(information, gradient)
-            if step is None:
-                break
-            if float(np.abs(step).max(initial=0.0)) <= 1e-10 * (1 + float(np.abs(beta).max(initial=0.0))):
-                beta, converged = beta + step, True
-                break
-            for _ in range(30):
-                new = value(shift + x @ (beta + step))
-                if new >= current - 1e-12 * abs(current):
-                    break
-                step = step / 2
-            else:
-                break
-            beta, current = beta + step, new
-        _, information = derivatives(shift + x @ beta)
-    try:
-        cov = np.asarray(np.linalg.inv(information), dtype=float)
-    except np.linalg.LinAlgError:
-        cov, converged = np.full((p, p), np.nan), False
+        beta, cov, reached, converged = newton(
+            lambda b: value(shift + x @ b), lambda b: derivatives(shift + x @ b), np.zeros(p), iterations=iterations
+        )
     eta = np.empty(n)
     eta[order] = x @ beta
-    return Fit(beta=beta, cov=cov, converged=converged, fitted=eta, loglik=current)
+    return Fit(beta=beta, cov=cov, converged=converged, fitted=eta, loglik=reached)
 
 
 @dataclass(frozen=True, kw_only=True)
