@@ -21,7 +21,7 @@ from shared.errors import DataFileRefusal, ParameterError
 from shared.terminal import application, emit, run, table
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     import numpy as np
     import pandas as pd
@@ -386,9 +386,17 @@ def draw(
     note: str = "",
     ratio: bool | None = None,
     columns: dict[str, dict[str, str]] | None = None,
+    group: tuple[str, Mapping[str, Any]] | None = None,
+    favours: tuple[str, str] | None = None,
     path: Path | None = None,
 ) -> None:
-    """Draw the forest plot or one of its companions. Raises: ParameterError: an unknown kind or suffix."""
+    """Draw the forest plot or one of its companions.
+
+    Args:
+        group: name and (label -> level) of the subgroups of a forest plot.
+        favours: what lies left and right of its null line.
+    Raises: ParameterError: an unknown kind or suffix, or subgroups or sides of another figure than the forest plot.
+    """
     if kind == "forest":
         from coordinator import figures
 
@@ -396,8 +404,16 @@ def draw(
         columns = {
             head.replace("posture", "Posture"): (columns or {})[head] for head in sorted(columns or {}, reverse=True)
         }
-        figures.forest(result, title=title, note=note, ratio=ratio, columns=columns, path=path)
+        more: dict[str, Any] = {"favours": favours}
+        if group is not None:
+            from coordinator.moderators import subgroups
+
+            name, levels = group
+            more |= {"groups": subgroups(result, [levels.get(label) for label in result.labels]), "by": name}
+        figures.forest(result, title=title, note=note, ratio=ratio, columns=columns, path=path, **more)
         return
+    if group is not None or favours is not None:
+        raise ParameterError("subgroups and favours must be of a forest plot", given=repr(kind))
     from coordinator import companion_figures
     from coordinator.diagnostics import trim_and_fill
 

@@ -40,6 +40,7 @@ from coordinator.drawing import (
     p_words,
     save,
     signed,
+    significant,
     text_width,
     view_of,
     wrap,
@@ -50,6 +51,8 @@ from shared.errors import ParameterError
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+    from coordinator.moderators import Subgroups
 
 __all__ = ["describe", "forest", "forest_table", "save"]
 
@@ -71,14 +74,25 @@ class _Lane:
 
 @dataclass(frozen=True)
 class _Row:
-    kind: Literal["site", "diamond", "prediction", "excluded"]
+    """One row of the plot; `gid` names its mark, without the number of the series.
+
+    Kind ``group`` is the head of a subgroup, ``group diamond`` its pooled effect, ``words`` a line of small text.
+    """
+
+    kind: Literal["site", "diamond", "prediction", "excluded", "group", "group diamond", "words"]
     label: str
-    lanes: tuple[_Lane, ...]
+    lanes: tuple[_Lane, ...] = ()
     cells: tuple[str, ...] = ()
+    gid: str = ""
 
     @property
     def height(self) -> float:
-        return ROW + LANE * (len(self.lanes) - 1)
+        return 0.2 if self.kind == "words" else ROW + LANE * (max(len(self.lanes), 1) - 1)
+
+    @property
+    def above(self) -> float:
+        """Room above it."""
+        return 0.08 if self.kind == "group" else 0.0
 
 
 def forest(
@@ -92,6 +106,9 @@ def forest(
     columns: Mapping[str, Mapping[str, str]] | None = None,
     compare: Mapping[str, PooledResult] | None = None,
     name: str = "released",
+    groups: Subgroups | None = None,
+    by: str = "",
+    favours: tuple[str, str] | None = None,
     path: str | Path | None = None,
 ) -> Figure:
     """Draw one meta-analysis: sites, both models, prediction interval, heterogeneity, and who is missing.
@@ -106,10 +123,16 @@ def forest(
         columns: heading -> (site label -> text), drawn beside the sites: posture, epsilon.
         compare: name -> result of the same question, drawn beside `result` in another colour and shape.
         name: what `result` is called in the legend when there is a comparison.
+        groups: `coordinator.moderators.subgroups` of `result`: each group stands apart with its own diamond and
+            heterogeneity, and the tests for a difference below. A group of one site has no diamond.
+        by: what the groups differ in, as in ``posture``.
+        favours: what lies left and right of the null line, as in ("Favours drug", "Favours placebo").
         path: written when given; the suffix chooses SVG, PDF or PNG.
     Returns: the figure. Its marks carry gids: ``site-0``, ``fixed``, ``random``, ``prediction``, ``null``,
-        ``pooled``; with a comparison the number of the series follows: ``site-0-1``.
-    Raises: ParameterError: too many series, an unknown suffix, or a comparison on another scale.
+        ``pooled``, ``group-0`` for the groups' diamonds; with a comparison the number of the series follows:
+        ``site-0-1``. Sites are numbered as in `result`, whatever group they stand in.
+    Raises: ParameterError: too many series, an unknown suffix, a comparison on another scale or with groups, groups
+        of another result, or sides of a null line that is not drawn.
     """
     import matplotlib as mpl
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -124,14 +147,33 @@ def forest(
         raise ParameterError("compared results must share one scale", given="several")
     results = list(series.values())
     view = view_of(results, ratio, null)
-    headings, rows = _rows(results, columns or {})
+    if groups is not None:
+        if compare:
+            raise ParameterError("groups and a comparison must be drawn one by one", next_step="Draw two figures.")
+        if not {label for group in groups.groups.values() for label in group.labels} <= set(result.labels):
+            raise ParameterError("the groups must be of the same result", given="other sites")
+    if favours is not None and view.null is None:
+        raise ParameterError("the sides of a null line must have the line", given="none", next_step="Give null=.")
+    headings, rows = _rows(results, columns or {}, groups, by)
     with mpl.rc_context({"font.family": FONT, "axes.unicode_minus": True}):
         return _draw(
-            Figure, FigureCanvasAgg, series, view, headings, rows, title=title, xlabel=xlabel, note=note, path=path
+            Figure,
+            FigureCanvasAgg,
+            series,
+            view,
+            headings,
+            rows,
+            title=title,
+            xlabel=xlabel,
+            note=note,
+            groups=groups,
+            by=by,
+            favours=favours,
+            path=path,
         )
 
 
-def describe(result: PooledResult, *, ratio: bool | None = None) -> str:
+def describe(result: PooledResult, *, ratio: bool | None = None, groups: Subgroups | None = None, by: str = "") -> str:
     """The forest plot in sentences, for those who cannot see it.
 
     >>> from coordinator.pooling import pool
@@ -157,6 +199,12 @@ def describe(result: PooledResult, *, ratio: bool | None = None) -> str:
         parts.append(f"Prediction interval {interval_words(predicted, view.decimals)}")
     if result.k > 1:
         parts.append(heterogeneity_words(result))
+    if groups is not None:
+        for level, model in groups.groups.items():
+            named = f"{by} {level}".strip()
+            pooled_words = words(f"{named} ({model.k} sites)", model.beta, model.ci_lb, model.ci_ub)
+            parts.append(pooled_words if model.k > 1 else f"{named}: one site, nothing was pooled")
+        parts += [text for _, text, aside in _between(groups, by) if not aside]
     parts += [f"Excluded: {row.label}, {row.reason}" for row in result.excluded]
     return ". ".join(parts) + "."
 
@@ -226,7 +274,10 @@ def _limits(result: PooledResult) -> list[tuple[float, float]]:
 
 # -- the page ------------------------------------------------------------------------------------------------
 def _rows(
-    results: Sequence[PooledResult], columns: Mapping[str, Mapping[str, str]]
+    results: Sequence[PooledResult],
+    columns: Mapping[str, Mapping[str, str]],
+    groups: Subgroups | None = None,
+    by: str = "",
 ) -> tuple[tuple[str, ...], list[_Row]]:
     first = results[0]
     sites = list(dict.fromkeys(label for row in results for label in row.labels))
@@ -241,8 +292,8 @@ def _rows(
     if shares:
         cells["Noise"] = {label: shares.get(label, "0 %") for label in first.labels}
     heaviest = max(weight for row in results for weight in row.weights)
-    rows = []
-    for label in sites:
+    by_site: dict[str, _Row] = {}
+    for number, label in enumerate(sites):
         lanes = []
         for s, row in enumerate(results):
             if label not in row.labels:
@@ -251,15 +302,20 @@ def _rows(
             i = row.labels.index(label)
             side = _SQUARE * math.sqrt(row.weights[i] / heaviest)
             lanes.append(_Lane(s, row.yi[i], *_limits(row)[i], weight=row.weights[i], side=side))
-        rows.append(_Row("site", label, tuple(lanes), tuple(column.get(label, "") for column in cells.values())))
+        texts = tuple(column.get(label, "") for column in cells.values())
+        by_site[label] = _Row("site", label, tuple(lanes), texts, gid=f"site-{number}")
+    rows = list(by_site.values()) if groups is None else _grouped(by_site, groups, by)
     listed = [e.label for row in results for e in row.excluded if e.label not in sites]
+    if groups is not None and listed:
+        rows.append(_Row("group", "No estimate"))
     for label in dict.fromkeys(listed):
         lane = _Lane(0, None, None, None, note="excluded")
         rows.append(_Row("excluded", label, (lane,), tuple(column.get(label, "") for column in cells.values())))
 
     def diamonds(label: str, chosen: Sequence[PooledResult]) -> None:
         lanes = tuple(_Lane(s, row.beta, row.ci_lb, row.ci_ub) for s, row in enumerate(chosen))
-        rows.append(_Row("diamond", label, lanes))
+        gid = "random" if label.startswith("Random") else "fixed" if label.startswith("Fixed") else "own"
+        rows.append(_Row("diamond", label, lanes, gid=gid))
 
     if all(row.k == 1 for row in results):
         diamonds("Not pooled: one site only", results)
@@ -270,8 +326,33 @@ def _rows(
         predicted = [row.prediction_interval for row in results]
         if any(not interval.empty for interval in predicted):
             bars = tuple(_Lane(s, None, each.lb, each.ub) for s, each in enumerate(predicted))
-            rows.append(_Row("prediction", "Prediction interval, a new site", bars))
+            rows.append(_Row("prediction", "Prediction interval, a new site", bars, gid="prediction"))
     return tuple(cells), rows
+
+
+def _grouped(by_site: Mapping[str, _Row], groups: Subgroups, by: str) -> list[_Row]:
+    """The sites under the heads of their groups, each group with its diamond and its own heterogeneity."""
+    rows: list[_Row] = []
+    left = dict(by_site)
+    by = by[:1].upper() + by[1:]
+    for number, (level, model) in enumerate(groups.groups.items()):
+        rows.append(_Row("group", f"{by}: {level}" if by else level))
+        rows += [left.pop(label) for label in model.labels]
+        if model.k == 1:
+            rows.append(_Row("words", "One site: nothing was pooled"))
+            continue
+        lane = _Lane(0, model.beta, model.ci_lb, model.ci_ub)
+        short = "Fixed effect" if model.method == "FE" else "Random effects"
+        rows.append(_Row("group diamond", f"{short}, {model.k} sites", (lane,), gid=f"group-{number}"))
+        rows.append(_Row("words", _short_heterogeneity(model)))
+    if left:
+        rows += [_Row("group", f"{by}: not known" if by else "No group"), *left.values()]
+    return rows
+
+
+def _short_heterogeneity(model: PooledResult) -> str:
+    tau2 = "" if model.method == "FE" else f"τ² = {significant(model.tau2)}, "
+    return f"{tau2}I² = {model.I2:.0f} %, Q = {model.QE:.2f}, df = {model.df}, {p_words(model.QEp)}"
 
 
 def _is_excluded(result: PooledResult, label: str) -> bool:
@@ -314,6 +395,9 @@ def _draw(
     title: str,
     xlabel: str,
     note: str,
+    groups: Subgroups | None,
+    by: str,
+    favours: tuple[str, str] | None,
     path: str | Path | None,
 ) -> Figure:
     results = list(series.values())
@@ -324,8 +408,10 @@ def _draw(
         estimate = estimate.replace("Estimate", "Ratio")
 
     # Columns, left to right, each as wide as its widest cell.
-    left = max(text_width(row.label, TEXT, row.kind == "diamond") for row in rows if row.kind in ("site", "excluded"))
-    summary = max(text_width(row.label, TEXT, True) for row in rows if row.kind in ("diamond", "prediction"))
+    left = max(text_width(row.label, TEXT) for row in rows if row.kind in ("site", "excluded"))
+    pooled = ("diamond", "group diamond", "prediction", "group")
+    summary = max(text_width(row.label, TEXT, True) for row in rows if row.kind in pooled)
+    summary = max([summary, *(text_width(row.label, SMALL) for row in rows if row.kind == "words")])
     widths = [
         max([text_width(h, TEXT, True), *(text_width(row.cells[i], TEXT) for row in rows if row.cells)])
         for i, h in enumerate(headings)
@@ -337,7 +423,9 @@ def _draw(
         table = summary
     starts = list(np.cumsum([MARGIN + left + GAP, *(width + GAP for width in widths)]))[: len(widths)]
     plot = MARGIN + table + GAP
-    texts = [(_three(lane, view), row.kind == "diamond") for row in rows for lane in row.lanes if lane.lb is not None]
+    texts = [
+        (_three(lane, view), row.kind.endswith("diamond")) for row in rows for lane in row.lanes if lane.lb is not None
+    ]
     parts = [max(text_width(text[i], size, bold) for text, bold in texts) for i in range(3)]
     space = text_width("0", size) * 0.5
     block = max(sum(parts) + 2 * space, text_width(estimate, TEXT, True))
@@ -347,7 +435,7 @@ def _draw(
     width = right + MARGIN
 
     body = width - 2 * MARGIN
-    foot = _footer(series, view)
+    foot = [*(_between(groups, by) if groups else []), *_footer(series, view)]
     indent = max([0.0, *(text_width(called, SMALL, True) + 0.12 for called, _, _ in foot if called)])
     wrapped: list[tuple[str, str, bool]] = []
     for called, text, aside in foot:
@@ -367,10 +455,13 @@ def _draw(
         if row.kind == "diamond" and rows[i - 1].kind != "diamond":
             y += 0.12
             pooled_from = y - 0.06
+        y += row.above
         centres.append(y + row.height / 2)
         y += row.height
     y_axis = y + 0.06
-    y_foot = y_axis + 0.62
+    favoured = [wrap(text, SMALL, PLOT / 2 - 0.2) for text in favours or ()]
+    under = 0.16 * max(map(len, favoured), default=0) + (0.04 if favoured else 0.0)
+    y_foot = y_axis + 0.62 + under
     paragraph = 0.07
     height = y_foot + 0.175 * len(wrapped) + paragraph * (len(series) - 1) + MARGIN * 0.75
 
@@ -413,8 +504,10 @@ def _draw(
     page.plot([MARGIN, right], [y_rule, y_rule], color=INK, linewidth=0.9, solid_capstyle="butt")
     page.plot([MARGIN, right], [pooled_from, pooled_from], color=RULE, linewidth=0.8, solid_capstyle="butt")
 
+    striped = 0
     for i, row in enumerate(rows):
-        if row.kind in ("site", "excluded") and i % 2:
+        striped = 0 if row.kind == "group" else striped + 1
+        if row.kind in ("site", "excluded") and (striped if groups else i) % 2:
             page.axhspan(
                 centres[i] - row.height / 2,
                 centres[i] + row.height / 2,
@@ -424,7 +517,7 @@ def _draw(
                 linewidth=0,
             )
     lanes_of = [
-        (i, row, lane, centres[i] + LANE * (j - (len(row.lanes) - 1) / 2))
+        (row, lane, centres[i] + LANE * (j - (len(row.lanes) - 1) / 2))
         for i, row in enumerate(rows)
         for j, lane in enumerate(row.lanes)
     ]
@@ -437,21 +530,16 @@ def _draw(
         axes.plot([results[0].beta] * 2, [y_rule, own], gid="pooled", **dotted)
 
     for row, centre in zip(rows, centres, strict=True):
-        muted = row.kind in ("excluded", "prediction")
-        say(
-            MARGIN,
-            centre,
-            row.label,
-            weight="bold" if row.kind == "diamond" else "normal",
-            color=GREY if muted else INK,
-        )
+        muted = row.kind in ("excluded", "prediction", "words")
+        heavy = row.kind in ("diamond", "group", "group diamond")
+        size_here = SMALL if row.kind == "words" else TEXT
+        weight_here = "bold" if heavy else "normal"
+        say(MARGIN, centre, row.label, fontsize=size_here, weight=weight_here, color=GREY if muted else INK)
         for x, side, cell in zip(anchors, sides, row.cells, strict=False):
             say(x, centre, cell, ha=side, color=GREY if muted else INK)
-    for i, row, lane, at in lanes_of:
+    for row, lane, at in lanes_of:
         colour, marker = SERIES[lane.series]
-        gid = f"site-{i}" if row.kind == "site" else row.kind
-        if row.kind == "diamond":
-            gid = "random" if row.label.startswith("Random") else "fixed" if row.label.startswith("Fixed") else "own"
+        gid = row.gid or row.kind
         if several and row.kind != "excluded":
             gid += f"-{lane.series}"
         _mark(axes, row.kind, lane, at, colour, marker, (low, high), gid)
@@ -461,7 +549,7 @@ def _draw(
             "fontsize": size,
             "color": tint,
             "ha": "right",
-            "weight": "bold" if row.kind == "diamond" else "normal",
+            "weight": "bold" if row.kind.endswith("diamond") else "normal",
         }
         if lane.lb is None:
             say(right, at, words[2], **(style | {"color": GREY, "style": "italic"}))
@@ -479,7 +567,11 @@ def _draw(
     for edge in ("top", "left", "right"):
         axes.spines[edge].set_visible(False)
     axes.spines["bottom"].set(linewidth=0.8, color=INK)
-    axes.set_xlabel(xlabel or view.name, fontsize=TEXT, color=INK, labelpad=4, parse_math=False)
+    axes.set_xlabel(xlabel or view.name, fontsize=TEXT, color=INK, labelpad=4 + 72 * under, parse_math=False)
+    for lines, x, hand in zip(favoured, (plot, plot + PLOT), ("left", "right"), strict=False):
+        for j, line in enumerate(lines):
+            arrowed = f"← {line}" if (hand, j) == ("left", 0) else f"{line} →" if (hand, j) == ("right", 0) else line
+            say(x, y_axis + 0.3 + 0.16 * j, arrowed, fontsize=SMALL, ha=hand, gid=f"favours-{hand}")
 
     tints = {called: darker(SERIES[s][0], 0.78) for s, called in enumerate(series)}
     for line_number, (called, text, aside) in enumerate(wrapped):
@@ -491,7 +583,8 @@ def _draw(
         say(MARGIN + indent, at, text, fontsize=SMALL, color=GREY if aside else INK)
     if path is not None:
         description = " ".join(
-            f"{called}: {describe(row)}" if several else describe(row) for called, row in series.items()
+            f"{called}: {describe(row)}" if several else describe(row, groups=groups, by=by)
+            for called, row in series.items()
         )
         save(figure, path, title=title or "Forest plot", description=description)
     return figure
@@ -516,7 +609,7 @@ def _mark(
     low, high = span
     start, end = max(lane.lb, low), min(lane.ub, high)
     tip = (high - low) * 0.09 / PLOT  # 0.09 inch
-    if kind == "diamond" and lane.beta is not None:
+    if kind.endswith("diamond") and lane.beta is not None:
         solid = not gid.startswith("fixed")
         shape = _diamond(lane.lb, lane.beta, lane.ub, y, span, tip)
         style: dict[str, Any] = {"facecolor": colour if solid else "white", "edgecolor": colour, "linewidth": 1.1}
@@ -558,6 +651,24 @@ def _diamond(
     left, left_below = side(lb, low, -1)
     right, right_below = side(ub, high, 1)
     return [*reversed(left), (beta, y - tall), *right, *right_below, (beta, y + tall), *reversed(left_below)]
+
+
+def _between(groups: Subgroups, by: str) -> list[tuple[str, str, bool]]:
+    """The tests for a difference between the groups, and what must be said of them; as lines of the footer."""
+    lines: list[tuple[str, str, bool]] = []
+    if groups.df:
+        text = f"Difference between groups{f' ({by})' if by else ''}: Q = {groups.Q_between:.2f}, df = {groups.df}, "
+        text += (
+            f"{p_words(groups.p_between)}, each group with its own τ²" if groups.common else p_words(groups.p_between)
+        )
+        if groups.common is not None:
+            df = groups.common.QM_df
+            name = f"Q = {groups.common.QM:.2f}, df = {df[0]}"
+            if len(df) > 1:
+                name = f"F = {groups.common.QM:.2f}, df = {df[0]} and {df[1]}"
+            text += f"; with one common τ²: {name}, {p_words(groups.common.QMp)}"
+        lines.append(("", text, False))
+    return lines + [("", note, True) for note in groups.notes if not note.startswith("One row only")]
 
 
 def _footer(series: Mapping[str, PooledResult], view: View) -> list[tuple[str, str, bool]]:

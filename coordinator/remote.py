@@ -485,15 +485,33 @@ class Result(_Shown):
         """
         return Meta(self._again(**changed) if changed else self)
 
-    def forest(self, path: str | Path, kind: str = "forest", title: str = "") -> Path:
-        """Draw the forest plot (or funnel, leave-one-out, cumulative, baujat, influence) to .svg, .pdf or .png."""
+    def forest(
+        self,
+        path: str | Path,
+        kind: str = "forest",
+        title: str = "",
+        *,
+        subgroups: str | Mapping[str, Any] = "",
+        favours: tuple[str, str] | None = None,
+    ) -> Path:
+        """Draw the forest plot (or funnel, leave-one-out, cumulative, baujat, influence) to .svg, .pdf or .png.
+
+        Args:
+            subgroups: ``posture``, or any fact about the sites, site -> level: each level with its own diamond.
+            favours: what lies left and right of the null line.
+        """
         from coordinator.client import draw
 
         path, told = Path(path), self.document
         if path.suffix.lower() not in (".svg", ".pdf", ".png"):
             raise ParameterError("a figure must end in .svg, .pdf or .png", given=repr(path.name))
         how = {"title": title or told["title"], "note": told["told"], "columns": told["columns"]}
-        draw(self.pooled, kind, path=path, **how)
+        group = ("", subgroups) if isinstance(subgroups, Mapping) else (subgroups, told["columns"].get(subgroups, {}))
+        if subgroups and not group[1]:
+            raise ParameterError(
+                f"subgroups must be one of {', '.join(told['columns'])}, or site -> level", given=repr(subgroups)
+            )
+        draw(self.pooled, kind, path=path, group=group if subgroups else None, favours=favours, **how)
         return path
 
     def explain(self) -> Explanation:
