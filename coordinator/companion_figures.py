@@ -22,13 +22,11 @@ from coordinator.drawing import (
     INK,
     MARGIN,
     ORANGE,
-    PLOT,
-    ROW,
     SMALL,
     TEXT,
     Drawn,
     Page,
-    draw_effect,
+    ladder,
     model_name,
     page_style,
     signed,
@@ -113,49 +111,22 @@ def refits(
         f". All {result.k}: {view.number(result.beta)} ({view.number(result.ci_lb)} to {view.number(result.ci_ub)})."
     )
 
-    left = max(text_width(text, TEXT) for text in [*labels, first])
-    left = max(left, text_width(model_name(result), TEXT, True))
-    widths = [max(text_width(h, TEXT, True), *(text_width(row[i], TEXT) for row in cells)) for i, h in enumerate(heads)]
-    numbers = [
-        (view.number(m.beta), f"[{view.number(m.ci_lb)},", f"{view.number(m.ci_ub)}]") for m in [*models, result]
-    ]
-    parts = [max(text_width(row[i], TEXT, True) for row in numbers) for i in range(3)]
-    estimate = f"{'Ratio' if view.name.startswith('Ratio') else 'Estimate'} [{100 * result.level:g} % CI]"
-    block = max(sum(parts) + 0.12, text_width(estimate, TEXT, True))
-    plot = MARGIN + left + GAP
-    stops, at = [], plot + PLOT + GAP * 0.6
-    for width in widths:
-        stops.append(at + width)
-        at += width + GAP
-    right = at + block
     foot = [] if kind == "leave-one-out" else ["Each row pools its site and all above it."]
-    foot += list(result.notes)
-    with page_style():
-        page = Page(right + MARGIN, title, note, foot, rows=len(rows) + 1, extra=0.12)
-        page.heading(MARGIN, first)
-        for stop, head in zip(stops, heads, strict=True):
-            page.heading(stop, head, ha="right")
-        page.heading(right, estimate, ha="right")
-        axes = page.axes(plot, PLOT, span)
-        if view.null is not None and span[0] <= view.null <= span[1]:
-            axes.plot([view.null] * 2, [page.top, page.bottom], color=GREY, linewidth=0.9, zorder=1, gid="null")
-        dots: dict[str, Any] = {"color": BLUE, "linewidth": 0.9, "linestyle": (0, (1, 2)), "zorder": 1}
-        axes.plot([result.beta] * 2, [page.top, page.centre(len(rows))], gid="pooled", **dots)
-        page.rule(page.centre(len(rows)) - ROW / 2 - 0.06, right)
-        for i, model in enumerate([*models, result]):
-            y, own = page.centre(i), i == len(rows)
-            if i % 2 and not own:
-                page.band(i, right)
-            label = model_name(result) if own else labels[i]
-            page.say(MARGIN, y, label, weight="bold" if own else "normal")
-            for stop, cell in zip(stops, cells[i], strict=True):
-                page.say(stop, y, cell, ha="right")
-            ends_at = (right - parts[2] - parts[1] - 0.12, right - parts[2] - 0.06, right)
-            for x, text in zip(ends_at, numbers[i], strict=True):
-                page.say(x, y, text, ha="right", weight="bold" if own else "normal")
-            draw_effect(axes, y, model, span, diamond=own, gid="random" if own else f"refit-{i}")
-        x_axis(axes, span, view)
-        return page.finish(words, title or f"{first}: pooled estimates", path)
+    return ladder(
+        [*models, result],
+        [*labels, model_name(result)],
+        first=first,
+        heads=heads,
+        cells=cells,
+        span=span,
+        view=view,
+        foot=[*foot, *result.notes],
+        words=words,
+        title=title,
+        called=f"{first}: pooled estimates",
+        note=note,
+        path=path,
+    )
 
 
 def funnel(

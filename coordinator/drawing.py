@@ -53,6 +53,7 @@ __all__ = [
     "draw_effect",
     "heterogeneity_words",
     "interval_words",
+    "ladder",
     "model_name",
     "p_words",
     "page_style",
@@ -464,6 +465,73 @@ def draw_effect(
             axes.add_patch(
                 Polygon(arrow, closed=True, facecolor=face, linewidth=0, zorder=5, clip_on=False, gid=f"{gid}-clipped")
             )
+
+
+def ladder(
+    models: Sequence[PooledResult],
+    labels: Sequence[str],
+    *,
+    first: str,
+    heads: Sequence[str],
+    cells: Sequence[Sequence[str]],
+    span: tuple[float, float],
+    view: View,
+    foot: Sequence[str],
+    words: str,
+    title: str,
+    called: str,
+    note: str,
+    path: str | Path | None,
+) -> Drawn:
+    """Pooled results under each other, the last one apart and as a diamond.
+
+    Args:
+        models, labels: one per row.
+        first, heads: head of the labels, and of the columns right of the plot; `cells` has one text per row and head.
+        span: ends of the axis.
+        foot, words: lines below, and the text alternative.
+        called: title of the file where the figure has none.
+    Returns: gids ``refit-0`` and ``refit-0-ci`` for each row, ``random``, ``null``, ``pooled``.
+    """
+    last, result = len(models) - 1, models[-1]
+    left = max(text_width(text, TEXT) for text in [*labels[:-1], first])
+    left = max(left, text_width(labels[-1], TEXT, True))
+    widths = [max(text_width(h, TEXT, True), *(text_width(row[i], TEXT) for row in cells)) for i, h in enumerate(heads)]
+    numbers = [(view.number(m.beta), f"[{view.number(m.ci_lb)},", f"{view.number(m.ci_ub)}]") for m in models]
+    parts = [max(text_width(row[i], TEXT, True) for row in numbers) for i in range(3)]
+    estimate = f"{'Ratio' if view.name.startswith('Ratio') else 'Estimate'} [{100 * result.level:g} % CI]"
+    block = max(sum(parts) + 0.12, text_width(estimate, TEXT, True))
+    plot = MARGIN + left + GAP
+    stops, at = [], plot + PLOT + GAP * 0.6
+    for width in widths:
+        stops.append(at + width)
+        at += width + GAP
+    right = at + block
+    with page_style():
+        page = Page(right + MARGIN, title, note, foot, rows=len(models), extra=0.12)
+        page.heading(MARGIN, first)
+        for stop, head in zip(stops, heads, strict=True):
+            page.heading(stop, head, ha="right")
+        page.heading(right, estimate, ha="right")
+        axes = page.axes(plot, PLOT, span)
+        if view.null is not None and span[0] <= view.null <= span[1]:
+            axes.plot([view.null] * 2, [page.top, page.bottom], color=GREY, linewidth=0.9, zorder=1, gid="null")
+        dots: dict[str, Any] = {"color": BLUE, "linewidth": 0.9, "linestyle": (0, (1, 2)), "zorder": 1}
+        axes.plot([result.beta] * 2, [page.top, page.centre(last)], gid="pooled", **dots)
+        page.rule(page.centre(last) - ROW / 2 - 0.06, right)
+        for i, model in enumerate(models):
+            y, own = page.centre(i), i == last
+            if i % 2 and not own:
+                page.band(i, right)
+            page.say(MARGIN, y, labels[i], weight="bold" if own else "normal")
+            for stop, cell in zip(stops, cells[i], strict=True):
+                page.say(stop, y, cell, ha="right")
+            ends_at = (right - parts[2] - parts[1] - 0.12, right - parts[2] - 0.06, right)
+            for x, text in zip(ends_at, numbers[i], strict=True):
+                page.say(x, y, text, ha="right", weight="bold" if own else "normal")
+            draw_effect(axes, y, model, span, diamond=own, gid="random" if own else f"refit-{i}")
+        x_axis(axes, span, view)
+        return page.finish(words, title or called, path)
 
 
 def span_of(centres: Sequence[float], ends: Sequence[tuple[float, float]], null: float | None) -> tuple[float, float]:
