@@ -27,9 +27,10 @@ from weakref import WeakValueDictionary
 
 from coordinator import queries
 from coordinator.analysts import PAGE, Analyst, Analysts, Asked
+from coordinator.curves import curves
 from coordinator.store import Release, Store, remember
 from shared.canonical import canonical_json, parse_json, sha256_hex
-from shared.errors import AccessRefusal, PolicyRefusal, RateRefusal, Refusal, RoleRefusal, StateRefusal
+from shared.errors import AccessRefusal, EstimateRefusal, PolicyRefusal, RateRefusal, Refusal, RoleRefusal, StateRefusal
 from shared.plan import StudyPlan
 from shared.terminal import plain
 from shared.transport import MESSAGE_CAP, Call, Handler
@@ -300,7 +301,28 @@ class AnalysisService:
             "code": versions(),
         }
         told = {"result": result_id, "asked": answer.asked, **answer.document, "provenance": provenance}
+        if answer.estimand.startswith("km("):
+            told["curves"] = self._curves(answer)
         return dict(plain(told))
+
+    def _curves(self, answer: queries.Answer) -> dict[str, Any] | None:
+        """The curves behind the one time that was asked about, read off at public times; None where no site has one."""
+        try:
+            made = curves(
+                self._store,
+                answer.study,
+                answer.wave,
+                answer.estimand,
+                as_of=answer.as_of,
+                combine=answer.combined,
+                level=answer.result.level,
+            )
+        except EstimateRefusal:
+            return None
+        if made.used != answer.used:
+            raise queries.moved()
+        names = ("title", "axis", "event", "left_out", "curves")
+        return {**{name: getattr(made, name) for name in names}, "note": made.provenance}
 
     def _held(self, plan: StudyPlan, wave: int, as_of: int | None, combine: bool) -> queries.Holding:
         """`queries.holding`, from memory as long as the log has not grown: nothing it tells can have changed."""

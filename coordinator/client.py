@@ -24,7 +24,7 @@ from shared.errors import DataFileRefusal, ParameterError
 from shared.terminal import application, emit, run, table
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     import numpy as np
     import pandas as pd
@@ -161,10 +161,14 @@ def km(
     study: Study,
     formula: Question,
     at: Annotated[float, typer.Option("--at", help="The time, the same at every site.")],
+    curve: Annotated[Path | None, typer.Option("--curve", help="Also draw the curves: .svg, .pdf or .png.")] = None,
     **how: Any,
 ) -> Result:
     """Kaplan-Meier at every site, pooled: the share without the event at a time: "Surv(time, event) ~ 1"."""
-    return study.km(formula, at=at, **how)
+    result = study.km(formula, at=at, **how)
+    if curve is not None:
+        result.curve(curve)
+    return result
 
 
 @app.command(rich_help_panel=ASK)
@@ -191,6 +195,7 @@ def export(
     study: StudyName,
     subject: Annotated[str, typer.Argument(help="The id of a result, or of a release.")],
     out: Annotated[Path, typer.Option("--out", help="A table, .json or a figure; rows: .csv or .parquet.")],
+    kind: Annotated[str, typer.Option("--kind", help="Of a figure: as of analyst forest, or curve.")] = "forest",
     token: Token = Path(TOKEN_FILE),
     dry_run: DryRun = False,
     json: Json = False,
@@ -203,7 +208,7 @@ def export(
             return
         found = mine.result(subject)
         if not dry_run:
-            found.export(out)
+            found.export(out, kind)
     made = {"file": str(out), "result": found.id, "written": not dry_run}
     words = f"{'would write' if dry_run else 'wrote'} {out}: result {found.id}"
     emit(made, as_json=json, show=lambda shown: shown.print(words))
@@ -440,9 +445,17 @@ def draw(
     note: str = "",
     ratio: bool | None = None,
     columns: dict[str, dict[str, str]] | None = None,
+    group: tuple[str, Mapping[str, Any]] | None = None,
+    favours: tuple[str, str] | None = None,
     path: Path | None = None,
 ) -> None:
-    """Draw the forest plot or one of its companions. Raises: ParameterError: an unknown kind or suffix."""
+    """Draw the forest plot or one of its companions.
+
+    Args:
+        group: name and (label -> level) of the subgroups of a forest plot.
+        favours: what lies left and right of its null line.
+    Raises: ParameterError: an unknown kind or suffix, or subgroups or sides of another figure than the forest plot.
+    """
     if kind == "forest":
         from coordinator import figures
 
@@ -450,8 +463,16 @@ def draw(
         columns = {
             head.replace("posture", "Posture"): (columns or {})[head] for head in sorted(columns or {}, reverse=True)
         }
-        figures.forest(result, title=title, note=note, ratio=ratio, columns=columns, path=path)
+        more: dict[str, Any] = {"favours": favours}
+        if group is not None:
+            from coordinator.moderators import subgroups
+
+            name, levels = group
+            more |= {"groups": subgroups(result, [levels.get(label) for label in result.labels]), "by": name}
+        figures.forest(result, title=title, note=note, ratio=ratio, columns=columns, path=path, **more)
         return
+    if group is not None or favours is not None:
+        raise ParameterError("subgroups and favours must be of a forest plot", given=repr(kind))
     from coordinator import companion_figures
     from coordinator.diagnostics import trim_and_fill
 

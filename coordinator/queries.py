@@ -43,6 +43,7 @@ __all__ = [
     "ask",
     "holding",
     "lacking",
+    "moved",
     "newest",
     "pooled",
     "question",
@@ -458,7 +459,8 @@ def _as_of_wave(store: Store, study: str, wave: int, cut: _Cut) -> dict[str, lis
     return parts
 
 
-def _moved() -> StateRefusal:
+def moved() -> StateRefusal:
+    """The refusal of a question whose releases changed while it was answered."""
     return StateRefusal(
         "the releases must stay the same while a question is answered", given="others", next_step="Ask again."
     )
@@ -510,7 +512,7 @@ def _estimates(
         )
     taken = {stone.bundle_sha256 for stone in store.withdrawals(study)}
     if not taken.isdisjoint(held.used):
-        raise _moved()
+        raise moved()
     for site, releases in held.parts.items():
         sources += [_source(store, release, question) for release in releases]
         receipts = [release.receipt for release in releases]
@@ -537,7 +539,7 @@ def _estimates(
         except Refusal as refusal:
             failed[site] = str(refusal)
     if any(stone.bundle_sha256 in held.used for stone in store.withdrawals(study)):
-        raise _moved()  # what a site took back in the meantime answers nothing
+        raise moved()  # what a site took back in the meantime answers nothing
     first = next(iter(answered.values()), [])
     terms = [row.term for row in first] or list(question.labels)
     for site, reason in failed.items():

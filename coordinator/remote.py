@@ -18,7 +18,7 @@ import datetime as dt
 import difflib
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 __all__ = ["Connection", "Log", "Pass", "Picture", "Result", "Study", "Table", "connect", "write_table"]
 
 PATIENCE = 120.0
+_ON_CURVES = ("time", "survival", "lower", "upper", "at_risk", "events")
 DOCUMENT_CAP = 8 << 20
 
 
@@ -533,28 +534,110 @@ class Result(_Shown):
         return Meta(self._again(**changed) if changed else self)
 
     @overload
-    def forest(self, path: str | Path, kind: str = "forest", title: str = "") -> Path: ...
+    def forest(
+        self,
+        path: str | Path,
+        kind: str = "forest",
+        title: str = "",
+        *,
+        subgroups: str | Mapping[str, Any] = "",
+        favours: tuple[str, str] | None = None,
+    ) -> Path: ...
     @overload
-    def forest(self, path: None = None, kind: str = "forest", title: str = "") -> Picture: ...
-    def forest(self, path: str | Path | None = None, kind: str = "forest", title: str = "") -> Path | Picture:
+    def forest(
+        self,
+        path: None = None,
+        kind: str = "forest",
+        title: str = "",
+        *,
+        subgroups: str | Mapping[str, Any] = "",
+        favours: tuple[str, str] | None = None,
+    ) -> Picture: ...
+    def forest(
+        self,
+        path: str | Path | None = None,
+        kind: str = "forest",
+        title: str = "",
+        *,
+        subgroups: str | Mapping[str, Any] = "",
+        favours: tuple[str, str] | None = None,
+    ) -> Path | Picture:
         """Draw the forest plot (or funnel, leave-one-out, cumulative, baujat, influence) to .svg, .pdf or .png.
 
-        Without a file it is a picture that a notebook shows.
+        Args:
+            path: the file; without one it is a picture that a notebook shows.
+            subgroups: ``posture``, or any fact about the sites, site -> level: each level with its own diamond.
+            favours: what lies left and right of the null line.
         """
         from coordinator.client import draw
 
         told = self.document
         title = title or told["title"]
-        how = {"title": title, "note": told["told"], "columns": told["columns"]}
+        how = {"title": title, "note": told["told"], "columns": told["columns"], "favours": favours}
+        group = ("", subgroups) if isinstance(subgroups, Mapping) else (subgroups, told["columns"].get(subgroups, {}))
+        if subgroups and not group[1]:
+            raise ParameterError(
+                f"subgroups must be one of {', '.join(told['columns'])}, or site -> level", given=repr(subgroups)
+            )
+        how["group"] = group if subgroups else None
         return _drawn(lambda file: draw(self.pooled, kind, path=file, **how), title, path)
+
+    def curves(self) -> Table:
+        """Of a km question: the share without the event at public times, with the rows at risk, site by site.
+
+        Raises: ParameterError: another kind of question.
+        """
+        told = self._curves()
+        rows = [
+            {"curve": curve["label"], **dict(zip(_ON_CURVES, values, strict=True))}
+            for curve in told["curves"]
+            for values in zip(*(curve[name] for name in _ON_CURVES), strict=True)
+        ]
+        return Table(f"{told['title']}: {told['axis']}", rows, told)
+
+    @overload
+    def curve(self, path: str | Path, *, sites: Sequence[str] = (), bands: bool | None = None) -> Path: ...
+    @overload
+    def curve(self, path: None = None, *, sites: Sequence[str] = (), bands: bool | None = None) -> Picture: ...
+    def curve(
+        self, path: str | Path | None = None, *, sites: Sequence[str] = (), bands: bool | None = None
+    ) -> Path | Picture:
+        """Draw the Kaplan-Meier curves of a km question, with the rows at risk below.
+
+        Args:
+            path: the file; without one it is a picture that a notebook shows.
+            sites: only these; all when empty.
+            bands: draw the pointwise intervals; by default with up to three curves.
+        Raises: ParameterError: another kind of question, or more curves than can be told apart.
+        """
+        from coordinator.time_figures import km_figure
+        from shared.survival import GridCurve
+
+        told = self._curves()
+        shown = [GridCurve(**curve) for curve in told["curves"] if not sites or curve["label"].split(", ")[0] in sites]
+        how = {"title": told["title"], "note": told["note"], "left_out": told["left_out"], "bands": bands}
+        words = {"xlabel": told["axis"], "ylabel": f"Share without {told['event']}"}
+        return _drawn(lambda file: km_figure(shown, path=file, **how, **words), told["title"], path)
+
+    def _curves(self) -> dict[str, Any]:
+        told: dict[str, Any] | None = self.document.get("curves")
+        if told is None:
+            raise ParameterError(
+                "only a km question that a site could answer has curves",
+                given=str(self.document["estimand"]),
+                next_step='Ask study.km("Surv(time, event) ~ 1", at=...).',
+            )
+        return told
 
     def explain(self) -> Explanation:
         """Bundles, receipts, plan and code versions behind it; who asked; whether it is stale."""
         return self._study.explain(self.id)
 
-    def export(self, path: str | Path) -> Path:
+    def export(self, path: str | Path, kind: str = "forest") -> Path:
         """Write it: the table of the sites' estimates (.csv, .parquet), all that was sent (.json), or a figure.
 
+        Args:
+            kind: of a figure: as in `forest`, or ``curve``.
         Raises: ParameterError: another suffix.
         """
         path = Path(path)
@@ -564,7 +647,7 @@ class Result(_Shown):
         elif suffix in (".csv", ".parquet"):
             write_table(self.to_frame(), path)
         elif suffix in (".svg", ".pdf", ".png"):
-            self.forest(path)
+            _ = self.curve(path) if kind == "curve" else self.forest(path, kind)
         else:
             raise ParameterError(
                 "a result's file must end in .csv, .parquet, .json, .svg, .pdf or .png", given=repr(path.name)

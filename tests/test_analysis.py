@@ -6,6 +6,7 @@ import datetime as dt
 import doctest
 import json
 import logging
+import math
 import os
 import re
 import signal
@@ -30,6 +31,7 @@ from coordinator.authority import Authority
 from coordinator.client import connect
 from coordinator.collect import Coordinator
 from coordinator.config import FILE_NAME, Config
+from coordinator.curves import curves as made_curves
 from coordinator.remote import Pass, Study
 from coordinator.store import Store
 from shared.errors import (
@@ -701,6 +703,29 @@ def test_a_result_can_be_had_again_and_written_as_a_table_json_or_a_figure(desk,
     assert client.main(["export", "cvd", release, "--out", str(tmp_path / "r.csv"), "--token", file]) == 10
     assert "row_download" in " ".join(capsys.readouterr().err.split())
     assert not (tmp_path / "r.csv").exists()
+
+
+def test_the_curves_of_a_km_answer_are_those_of_the_releases_at_public_times(desk, study, tmp_path, capsys):
+    answer = study.km("Surv(time, cvd) ~ 1", at=5.0)
+    table = answer.curves().to_frame()
+    assert set(table["curve"]) == set(SITES)
+    for row in answer.document["estimates"]:  # the curve at 5 is the site's own answer about 5
+        (point,) = table[(table["curve"] == row["site"]) & (table["time"] == 5.0)].to_dict("records")
+        assert math.log(point["survival"] / (1 - point["survival"])) == pytest.approx(row["yi"], rel=1e-12)
+    by_site = made_curves(desk.store, "cvd", 1, "km(time, cvd, at = 5)")
+    assert [curve["survival"] for curve in answer.document["curves"]["curves"]] == [
+        list(c.survival) for c in by_site.curves
+    ]
+    drawn = answer.curve(tmp_path / "km.svg").read_text()
+    assert answer.curve()._repr_svg_() == drawn
+    file = str(desk.save(desk.admit("kmf")))
+    argv = ["km", "cvd", "Surv(time, cvd) ~ 1", "--at", "5", "--curve", str(tmp_path / "cli.svg"), "--token", file]
+    assert client.main(argv) == 0
+    out = ["--out", str(tmp_path / "export.svg"), "--kind", "curve", "--token", file]
+    assert client.main(["export", "cvd", answer.id, *out]) == 0
+    assert (tmp_path / "cli.svg").read_text() == (tmp_path / "export.svg").read_text() == drawn
+    with pytest.raises(ParameterError, match="km question"):
+        study.mean("sbp").curve()
 
 
 def test_survival_questions_give_the_same_numbers_from_python_and_the_command_line(desk, study, capsys):
