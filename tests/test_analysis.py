@@ -25,6 +25,7 @@ import pytest
 from delivered import TODAY, cohort, cohort_plan, deliver, join, take_back
 from pages import ROOT, Terminal
 
+import shared.release
 from coordinator import analysis, cli, client, queries
 from coordinator.analysts import Analysts
 from coordinator.authority import Authority
@@ -554,6 +555,25 @@ def test_two_analysts_at_once_get_one_computation_and_the_same_bytes(own, monkey
     assert len(asked) == 1
     with connect(own.admit("cy")) as connection:
         assert [line["analyst"] for line in connection["cvd"].log()] in (["ada", "ben", "ada"], ["ben", "ada", "ada"])
+
+
+def test_questions_that_meet_a_cold_table_at_once_read_its_bundle_once(own, monkeypatch):
+    own.add("cvd", "alpha", cohort(300, 1))
+    own.start()
+    (release,) = own.store.releases("cvd")
+    read, real = [], shared.release.read_bundle
+
+    def counted(*given, **more):
+        read.append(1)
+        time.sleep(0.05)
+        return real(*given, **more)
+
+    monkeypatch.setattr(shared.release, "read_bundle", counted)
+    with ThreadPoolExecutor(4) as pool:
+        tables = list(pool.map(own.store.table, [release] * 4))
+    assert len(read) == 1
+    for table in tables[1:]:
+        pd.testing.assert_frame_equal(table, tables[0])
 
 
 def test_a_new_release_makes_a_new_answer_and_the_old_one_is_called_stale(own):
