@@ -1025,6 +1025,11 @@ def figure(
     level: Level = 0.95,
     title: Annotated[str, typer.Option("--title", help="Title; the question if left out.")] = "",
     kind: Kind = "forest",
+    subgroup: Subgroup = "",
+    facts: Facts = None,
+    favours: Annotated[
+        str, typer.Option("--favours", help='Sides of the null line: "Favours drug|Favours placebo".')
+    ] = "",
     dry_run: DryRun = False,
     json: Json = False,
 ) -> None:
@@ -1042,6 +1047,8 @@ def figure(
             title=title or answer.title,
             note=answer.provenance,
             columns=answer.columns,
+            group=(subgroup, _known(answer, [subgroup], facts)[subgroup]) if subgroup else None,
+            favours=_sides(favours),
             path=out,
         )
         before = _save(context, answer, "figure", figure=str(out))
@@ -1411,9 +1418,20 @@ def _changed(before: SavedResult | None, answer: Answer) -> list[str]:
 
 
 def _analyse(answer: Answer, mods: list[str], subgroup: str, facts: Path | None, **options: Any) -> dict[str, Any]:
-    """The further questions; facts about a site are its release's, or stand in a table of the lead's."""
+    """The further questions of a pooled answer."""
     from coordinator import analyses
 
+    by_label = _known(answer, [*mods, *([subgroup] if subgroup else [])], facts)
+    asked = analyses.Asked(
+        mods={name: by_label[name] for name in mods},
+        group=(subgroup, by_label[subgroup]) if subgroup else None,
+        **options,
+    )
+    return analyses.analyse(answer.result, asked)
+
+
+def _known(answer: Answer, names: Sequence[str], facts: Path | None) -> dict[str, dict[str, Any]]:
+    """Facts about the sites, by label: those of their releases, or of a table of the lead's. Raises: ParameterError."""
     known: dict[str, dict[str, Any]] = {
         name: {source.site: getattr(source, name) for source in answer.sources} for name in ("n", "epsilon", "posture")
     }
@@ -1426,19 +1444,20 @@ def _analyse(answer: Answer, mods: list[str], subgroup: str, facts: Path | None,
         for name in given.columns.drop("site"):
             rows = zip(given["site"], given[name].tolist(), strict=True)
             known[str(name)] = {str(site): value for site, value in rows if value == value and value is not None}
-    for name in [*mods, *([subgroup] if subgroup else [])]:
+    for name in names:
         if name not in known:
             raise ParameterError(
                 "a moderator must be a fact about the sites", given=repr(name), next_step=f"Known: {', '.join(known)}."
             )
     sites = dict(zip(answer.result.labels, (row.site for row in answer.result.estimates), strict=True))
-    by_label = {name: {label: values.get(site) for label, site in sites.items()} for name, values in known.items()}
-    asked = analyses.Asked(
-        mods={name: by_label[name] for name in mods},
-        group=(subgroup, by_label[subgroup]) if subgroup else None,
-        **options,
-    )
-    return analyses.analyse(answer.result, asked)
+    return {name: {label: values.get(site) for label, site in sites.items()} for name, values in known.items()}
+
+
+def _sides(text: str) -> tuple[str, str] | None:
+    left, bar, right = text.partition("|")
+    if text and not (bar and left.strip() and right.strip()):
+        raise ParameterError('favours must name both sides, as in "Favours drug|Favours placebo"', given=repr(text))
+    return (left.strip(), right.strip()) if text else None
 
 
 def _estimates(answer: Answer) -> pd.DataFrame:
