@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from coordinator.intervals import Draw, with_release_variance
 from coordinator.pooling import Method, PooledResult, Test, pool_estimates
 from shared.errors import EstimateRefusal, ParameterError, Refusal
 from shared.estimands import Estimand, Estimate, estimate, parse_estimand, parse_formula
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
     from coordinator.store import Release, Store, Tombstone
     from shared.plan import StudyPlan
+    from shared.release import Receipt
 
 __all__ = ["Answer", "Holding", "Source", "ask", "holding", "lacking", "newest", "pooled", "question", "resolve"]
 __all__ += ["no_column", "site_estimates"]
@@ -149,7 +151,7 @@ class Answer:
         rows = "" if waves == [self.wave] else f" of wave{many} {', '.join(map(str, waves))}"
         revision = self.revisions.get(self.wave)
         state = "" if revision is None else f", wave {self.wave} as of revision {revision}"
-        both = "; several refreshes put together: standard errors are too small" if self.combined else ""
+        both = "; several refreshes put together, and their persons counted once" if self.combined else ""
         sites = f"{count} site{'s' * (count != 1)}"
         return f"Privatised releases of {sites}{rows}, plan version {versions}{state}; {kind}{both}."
 
@@ -326,8 +328,8 @@ def ask(
 
     Args:
         as_of: a revision of the wave; all there is now when left out.
-        combine: put the rows of all refreshes of a site together. They are noisy copies of the same persons, so
-            standard errors come out too small; say so with the result.
+        combine: put the rows of all refreshes of a site together. They are noisy copies of the same persons, who
+            are counted once; say so with the result.
     Raises: what `site_estimates` raises; ParameterError (no such term, method, test or revision).
     """
     cut = _cut(store, study, wave, as_of, combine)
@@ -450,7 +452,7 @@ def _estimates(
                 version = receipts[-1].plan_version
                 failed[site] = f"its plan version {version} has no column {', '.join(absent)}"
                 continue
-            answered[site] = estimate(
+            found = estimate(
                 table,
                 question,
                 study=study,
@@ -459,6 +461,15 @@ def _estimates(
                 receipts=tuple(receipt.hash for receipt in receipts),
                 levels=levels,
             )
+            answered[site] = with_release_variance(
+                found,
+                table,
+                question,
+                _draws(store, releases),
+                levels=levels,
+                copies=cut.combine and len(releases) > 1 and any(receipt.returning != "append" for receipt in receipts),
+                postures=[receipt.posture for receipt in receipts],
+            )
         except Refusal as refusal:
             failed[site] = str(refusal)
     first = next(iter(answered.values()), [])
@@ -466,6 +477,47 @@ def _estimates(
     for site, reason in failed.items():
         answered[site] = [_absent(study, site, wave, term, question, reason) for term in terms]
     return [row for site in sorted(answered) for row in answered[site]], question, planned, tuple(sources)
+
+
+def _draws(store: Store, releases: list[Release]) -> list[Draw]:
+    """Through which flows the rows of a site's table were drawn, by the receipts.
+
+    A copied row (``frozen``) was drawn at the w of the release it was drawn for; receipts of earlier releases say how
+    many there are. Where one of those was withdrawn, its rows are taken for drawn now.
+    """
+    study, site = releases[0].study, releases[0].site
+    all_of_it = [found for found in store.releases(study, withdrawn=True) if found.site == site]
+    known = {found.release_id: found.receipt for found in all_of_it}
+    out = []
+    for release in releases:
+        receipt = release.receipt
+        left = receipt.n
+        copied = [found.receipt for found in all_of_it if found.wave < release.wave and not found.withdrawn]
+        for earlier in copied if receipt.returning == "frozen" else []:
+            rows = min(earlier.drawn, receipt.n - receipt.drawn, left - receipt.drawn)
+            if rows > 0:
+                out.append(_draw(earlier, rows, known))
+                left -= rows
+        if left > 0:
+            out.append(_draw(receipt, left, known))
+    return out
+
+
+def _draw(receipt: Receipt, rows: int, known: Mapping[str, Receipt]) -> Draw:
+    fitted = known.get(receipt.flow_of, receipt)
+    persons: int | None = max(1, fitted.drawn)
+    if receipt.posture == "public":
+        persons = None
+    elif receipt.posture == "holdout":
+        share = float(receipt.parameters["holdout"])
+        persons = max(1, round(fitted.drawn * share / (1 - share)))
+    return Draw(
+        rows=rows,
+        w=float(receipt.parameters["w"]),
+        flow=receipt.flow_of,
+        fitted_on=persons,
+        among=receipt.posture != "holdout",
+    )
 
 
 def _source(store: Store, release: Release, question: Estimand) -> Source:

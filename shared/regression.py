@@ -33,6 +33,7 @@ class Fit:
         converged: whether the maximum was reached.
         fitted: (n,) fitted means, or linear predictors of a Cox model.
         loglik: log-likelihood at `beta`, up to a constant that depends on the data only.
+        influence: (n, p): what each row moves `beta` by, to first order; the columns add up to 0.
     """
 
     beta: Array
@@ -40,6 +41,7 @@ class Fit:
     converged: bool
     fitted: Array
     loglik: float
+    influence: Array
 
 
 def least_squares(x: Array, y: Array, weights: Array, robust: Robust = "") -> Fit:
@@ -60,7 +62,8 @@ def least_squares(x: Array, y: Array, weights: Array, robust: Robust = "") -> Fi
         cov = _sandwich(x, bread, weights * residual, np.asarray((q**2).sum(axis=1), dtype=float), robust)
     else:
         cov = bread * rss / (len(y) - x.shape[1])
-    return Fit(beta=beta, cov=cov, converged=True, fitted=x @ beta, loglik=-rss)
+    influence = (x * (weights * residual)[:, None]) @ bread
+    return Fit(beta=beta, cov=cov, converged=True, fitted=x @ beta, loglik=-rss, influence=influence)
 
 
 def _sandwich(x: Array, bread: Array, score: Array, leverage: Array, robust: Robust) -> Array:
@@ -141,7 +144,8 @@ def generalised(
             cov = np.asarray(np.linalg.inv(information), dtype=float)
         except np.linalg.LinAlgError:
             cov, converged = np.full_like(information, np.nan), False
+        influence = (x * (weights * (y - mu))[:, None]) @ cov
         if robust:
             leverage = curvature * np.einsum("ij,jk,ik->i", x, cov, x)
             cov = _sandwich(x, cov, weights * (y - mu), leverage, robust)
-    return Fit(beta=beta, cov=cov, converged=converged, fitted=mu, loglik=value)
+    return Fit(beta=beta, cov=cov, converged=converged, fitted=mu, loglik=value, influence=influence)
