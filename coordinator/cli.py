@@ -1464,7 +1464,8 @@ def _estimates(answer: Answer) -> pd.DataFrame:
     """One row per site for a spreadsheet or `analyst pool`: yi and vi on the scale of the analysis."""
     import pandas as pd
 
-    names = ("site", "study", "wave", "term", "n", "scale", "yi", "vi", "vi_sampling", "vi_privacy", "reason")
+    names = ["site", "study", "wave", "term", "n", "scale", "yi"]
+    names += ["vi", "vi_sampling", "vi_privacy", "vi_naive", "reason"]
     return pd.DataFrame([{name: getattr(row, name) for name in names} for row in answer.estimates], columns=list(names))
 
 
