@@ -15,6 +15,7 @@ from delivered import cohort, cohort_plan, deliver, join
 
 from coordinator.authority import Authority
 from coordinator.curves import curves
+from coordinator.drawing import COLOURS, DASHES, SERIES
 from coordinator.planning import cost
 from coordinator.pooling import pool_estimates
 from coordinator.spending import Budget, Spending, _planned, spending
@@ -408,3 +409,39 @@ def test_a_question_that_is_no_curve_and_an_unknown_name_are_refused_with_what_t
     with pytest.raises(ParameterError, match="release in this wave") as caught:
         curves(store, "cvd", 1, "km(time, cvd) ~ 1", sites=["east"])
     assert "north, south" in caught.value.next_step
+
+
+# -- the palette --------------------------------------------------------------------------------------------------
+SIGHT = {  # Machado, Oliveira and Fernandes 2009, severity 1
+    "normal": np.eye(3),
+    "protanopia": np.array(
+        [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]]
+    ),
+    "deuteranopia": np.array(
+        [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]]
+    ),
+    "tritanopia": np.array(
+        [[1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602], [0.004733, 0.691367, 0.303900]]
+    ),
+}
+
+
+def seen(colour, sight):
+    """CIE Lab of a colour as somebody sees it."""
+    rgb = np.array([int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)])
+    linear = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
+    linear = np.clip(SIGHT[sight] @ linear, 0, 1)
+    xyz = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]]) @ linear
+    x, y, z = np.cbrt(xyz / np.array([0.9505, 1.0, 1.089]))
+    return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
+
+
+@pytest.mark.parametrize("sight", SIGHT)
+def test_series_are_told_apart_by_people_who_see_two_primaries_and_stand_out_from_white(sight):
+    for (one, _), (other, _) in itertools.combinations(SERIES, 2):
+        assert np.linalg.norm(seen(one, sight) - seen(other, sight)) > 10, (one, other)
+    for i, j in itertools.combinations(range(len(COLOURS)), 2):
+        apart = np.linalg.norm(seen(COLOURS[i], sight) - seen(COLOURS[j], sight))
+        assert apart > 10 or (apart > 5 and DASHES[i % 4] != DASHES[j % 4]), (COLOURS[i], COLOURS[j])
+    for colour in COLOURS:
+        assert np.linalg.norm(seen(colour, sight) - seen("#ffffff", sight)) > 30
