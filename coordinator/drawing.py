@@ -504,7 +504,7 @@ def ladder(
     estimate = f"{'Ratio' if view.name.startswith('Ratio') else 'Estimate'} [{100 * result.level:g} % CI]"
     block = max(sum(parts) + 0.12, text_width(estimate, TEXT, True))
     plot = MARGIN + left + GAP
-    stops, at = [], plot + PLOT + GAP * 0.6
+    stops, at = [], plot + PLOT + GAP * 0.9  # an arrow at the end of the axis needs room
     for width in widths:
         stops.append(at + width)
         at += width + GAP
