@@ -951,7 +951,14 @@ Bayes = Annotated[bool, typer.Option("--bayes", help="Also the posterior under a
 Scale = Annotated[float, typer.Option("--scale", help="Scale of that prior; 0.5 suits log ratios.")]
 Exact = Annotated[bool, typer.Option("--exact", help="Also intervals made for few studies.")]
 Diagnostics = Annotated[bool, typer.Option("--diagnostics", help="Also leave-one-out, influence, asymmetry.")]
-Kind = Annotated[str, typer.Option("--kind", help="forest, leave-one-out, cumulative, funnel, baujat or influence.")]
+FigureKind = Annotated[
+    str,
+    typer.Option(
+        "--kind",
+        help="forest, leave-one-out, cumulative, funnel, baujat, influence, waves (estimate by wave), km (survival "
+        "curves) or budget (ε spent by wave; asks no question).",
+    ),
+]
 
 
 @app.command(rich_help_panel="Answers")
@@ -1013,8 +1020,8 @@ def pool(
 def figure(
     context: typer.Context,
     study: Study,
-    wave: Wave,
     out: Annotated[Path, typer.Option("--out", help="Figure to write: .svg, .pdf or .png.")],
+    wave: Annotated[int, typer.Option("--wave", help="The table as of this wave; the newest if left out.")] = 0,
     as_of: AsOf = None,
     combine: Combine = False,
     estimand: Planned = "",
@@ -1024,21 +1031,69 @@ def figure(
     test: Test = "adhoc",
     level: Level = 0.95,
     title: Annotated[str, typer.Option("--title", help="Title; the question if left out.")] = "",
-    kind: Kind = "forest",
+    kind: FigureKind = "forest",
     subgroup: Subgroup = "",
     facts: Facts = None,
+    site: Annotated[list[str] | None, typer.Option("--site", help="Of km: only this site; repeat for several.")] = None,
     favours: Annotated[
         str, typer.Option("--favours", help='Sides of the null line: "Favours drug|Favours placebo".')
     ] = "",
     dry_run: DryRun = False,
     json: Json = False,
 ) -> None:
-    """Draw the forest plot of a pooled answer, or one of the figures beside it."""
+    """Draw the forest plot of a pooled answer, one of the figures beside it, survival curves, or the budget."""
     if out.suffix.lower() not in (".svg", ".pdf", ".png"):
         raise ParameterError("a figure must end in .svg, .pdf or .png", given=repr(out.name))
+    from coordinator.companion_figures import KINDS
+
+    kinds = ("forest", *KINDS, "waves", "km", "budget")
+    if kind not in kinds:
+        raise ParameterError(f"the figure must be one of {', '.join(kinds)}", given=repr(kind))
+    path = None if dry_run else out
+    made: dict[str, Any] = {"figure": str(out), "kind": kind, "written": not dry_run}
+    words = f"{'would write' if dry_run else 'wrote'} {out}"
+    if (subgroup or favours) and kind != "forest":
+        raise ParameterError("subgroups and favours must be of a forest plot", given=repr(kind))
+    if kind == "budget":
+        from coordinator.spending import spending
+
+        with _open(Config.load(context.obj)) as store:
+            budget = spending(store, study)
+        budget.figure(path, title=title)
+        emit({**plain(budget), **made}, as_json=json, show=lambda shown: shown.print(words))
+        return
+    if not wave:
+        from coordinator.queries import newest
+
+        with _open(Config.load(context.obj)) as store:
+            wave = newest(store, study)
+    if kind == "km":
+        from coordinator.curves import curves
+
+        with _open(Config.load(context.obj)) as store:
+            asked = _one_question(store, study, estimand, formula)
+            found = curves(store, study, wave, asked, as_of=as_of, combine=combine, sites=site or (), level=level)
+            found.figure(path, title=title)
+            if not dry_run:
+                how = {"wave": found.wave, "as_of": as_of, "combined": combine, "term": "curve", "level": level}
+                store.save_result(
+                    study=study,
+                    wave=found.wave,
+                    kind="km",
+                    question={**how, "estimand": found.estimand, "sites": sorted(site or [])},
+                    used=found.used,
+                    numbers={"curves": len(found.curves)},
+                    figure=str(out),
+                    today=_today(),
+                )
+        emit({**plain(found), **made}, as_json=json, show=lambda shown: shown.print(words))
+        return
     answer = _ask(context, study, wave, as_of, combine, estimand, formula, term, method, test, level)
     before = None
-    if not dry_run:
+    if kind == "waves":
+        made["waves"] = _by_wave(context, answer, title or f"{study}: {answer.term} in {answer.estimand}", path)
+        before = None if dry_run else _save(context, answer, "figure", figure=str(out))
+    elif not dry_run:
         from coordinator.client import draw
 
         draw(
@@ -1052,8 +1107,7 @@ def figure(
             path=out,
         )
         before = _save(context, answer, "figure", figure=str(out))
-    data = {**answer.document, "changed": _changed(before, answer), "figure": str(out), "written": not dry_run}
-    words = f"{'would write' if dry_run else 'wrote'} {out}"
+    data = {**answer.document, "changed": _changed(before, answer), **made}
     emit(data, as_json=json, show=lambda shown: shown.print(words))
 
 
@@ -1376,15 +1430,48 @@ def _ask(
     from coordinator.queries import ask
 
     with _open(Config.load(context.obj)) as store:
-        if bool(estimand) == bool(formula):
-            plan = store.plan(study).plan
-            raise ParameterError(
-                "one of --estimand and --formula must be given",
-                given="both" if estimand else "neither",
-                next_step=f"Planned: {', '.join(plan.estimands) or 'none'}.",
-            )
+        asked = _one_question(store, study, estimand, formula)
         how = {"term": term, "method": method, "test": test, "level": level}
-        return ask(store, study, wave, estimand or formula, as_of=as_of, combine=combine, **how)
+        return ask(store, study, wave, asked, as_of=as_of, combine=combine, **how)
+
+
+def _one_question(store: Store, study: str, estimand: str, formula: str) -> str:
+    if bool(estimand) == bool(formula):
+        plan = store.plan(study).plan
+        raise ParameterError(
+            "one of --estimand and --formula must be given",
+            given="both" if estimand else "neither",
+            next_step=f"Planned: {', '.join(plan.estimands) or 'none'}.",
+        )
+    return estimand or formula
+
+
+def _by_wave(context: typer.Context, answer: Answer, title: str, path: Path | None) -> dict[str, dict[str, Any]]:
+    """Ask the same of every wave up to the answer's, and draw it; the pooled figures by wave."""
+    from coordinator.queries import ask
+    from coordinator.time_figures import waves_figure
+    from shared.errors import EstimateRefusal
+
+    result = answer.result
+    how = {"term": answer.term, "method": result.method, "test": result.test, "level": result.level}
+    found, missing = {answer.wave: answer}, {}
+    with _open(Config.load(context.obj)) as store:
+        for wave in store.plan(answer.study).plan.waves:
+            if wave.number >= answer.wave:
+                continue
+            try:
+                asked: Any = {"combine": answer.combined, **how}
+                found[wave.number] = ask(store, answer.study, wave.number, answer.estimand, **asked)
+            except EstimateRefusal as refusal:
+                missing[wave.number] = str(refusal).rstrip(".")
+    waves_figure(
+        {wave: one.result for wave, one in found.items()},
+        missing=missing,
+        title=title,
+        note=answer.provenance,
+        path=path,
+    )
+    return {str(wave): {"sites": one.result.k, **one.numbers} for wave, one in sorted(found.items())}
 
 
 def _save(context: typer.Context, answer: Answer, kind: str, *, figure: str) -> SavedResult | None:
