@@ -194,6 +194,20 @@ def test_levels_keep_their_frequencies(modelled):
     assert np.allclose(share, np.bincount(level) / 3000, atol=0.012)
 
 
+@pytest.mark.parametrize("levels", [2, 5])
+def test_the_law_of_a_level_is_the_same_by_either_method_of_fitting(levels, monkeypatch):
+    rng = np.random.default_rng(1)
+    a = rng.normal(size=(500, 2))
+    level = np.clip(np.floor(a[:, 0] + rng.normal(size=500) + levels / 2), 0, levels - 1)
+    y = np.column_stack([a, level + rng.random(500)])
+    newton = training._level_model(y, 2, levels, (0, 1), (0, 0))
+    monkeypatch.setattr(training, "_NEWTON", 0)
+    other = training._level_model(y, 2, levels, (0, 1), (0, 0))
+    assert np.allclose(newton.cumulative(y), other.cumulative(y), rtol=0, atol=1e-3)
+    # The intercept is hardly penalised: every level is as frequent as it is.
+    assert np.allclose(np.diff(newton.cumulative(y).mean(axis=0)), np.bincount(level.astype(int)) / 500, atol=1e-4)
+
+
 def test_a_levelled_column_with_one_level_keeps_it():
     rng = np.random.default_rng(1)
     x = np.column_stack([rng.normal(size=200), rng.random(200)])
