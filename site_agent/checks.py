@@ -31,10 +31,9 @@ from shared.errors import ChecksRefusal, DictionaryRefusal, DifferencingRefusal,
 from shared.randomness import secure_rng
 from site_agent.config import Limits
 
-__all__ = ["Check", "CheckReport", "before_draw", "check_release", "outcomes", "tool_versions"]
+__all__ = ["Check", "CheckReport", "before_draw", "check_release", "tool_versions"]
 
 FORMAT = "tributary-checks/1"
-OUTCOMES = "tributary-outcomes/1"
 CHANCE = 1e-3
 """How often a harmless release would fail the equal-rows check."""
 CLIPPED_WARNING = 0.05
@@ -51,6 +50,7 @@ class Check:
         measured: a count; None where there is nothing to count.
         threshold: what it was compared with.
         detail: which columns, how many; never a value.
+        policy: the threshold as policy states it, whatever table it is applied to: all that is told of it outside.
     """
 
     name: str
@@ -59,6 +59,7 @@ class Check:
     measured: float | None = None
     threshold: float | None = None
     detail: str = ""
+    policy: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -223,49 +224,6 @@ def check_release(
     )
 
 
-def outcomes(checks: Mapping[str, Any], audit: Mapping[str, Any], sha256: str) -> dict[str, Any]:
-    """What may be told outside of a check report: each rule, its threshold and how it ended, and no count of records.
-
-    A threshold here is policy, never what the table at hand made of it: chance allows a number of equal rows that
-    depends on how many are alike, and 5 % of the records is a count.
-
-    Args:
-        checks, audit: contents of ``checks.json`` and ``audit.json``; of the second only that there was one.
-        sha256: of the whole ``checks.json``.
-
-    >>> check = {"name": "clipped", "rule": "few", "outcome": "passed", "measured": 3.0, "threshold": 9.0}
-    >>> outcomes({"checks": [check]}, {}, "ab")["checks"]
-    [{'name': 'clipped', 'rule': 'few', 'threshold': 0.05, 'outcome': 'passed'}]
-    """
-    limits = dict(checks.get("limits", {}))
-    thresholds = {
-        "persons": limits.get("persons"),
-        "equal-rows": CHANCE,
-        "rare-levels": limits.get("rare_level"),
-        "clipped": CLIPPED_WARNING,
-    }
-    lines = [
-        {
-            "name": check["name"],
-            "rule": check["rule"],
-            "threshold": thresholds.get(check["name"]),
-            "outcome": check["outcome"],
-        }
-        for check in checks.get("checks", ())
-    ]
-    if audit:
-        # An audit that failed burns its release: what is held has passed.
-        rule = "no attack tried on the release may do better than the limits allow"
-        lines.append({"name": "audit", "rule": rule, "threshold": limits.get("membership_auc"), "outcome": "passed"})
-    return {
-        "format": OUTCOMES,
-        "checks_sha256": sha256,
-        "checks": lines,
-        "limits": limits,
-        "versions": dict(checks.get("versions", {})),
-    }
-
-
 def tool_versions(agent_version: str) -> dict[str, str]:
     """Versions of what decided."""
     from importlib.metadata import PackageNotFoundError, version
@@ -297,6 +255,7 @@ def _persons(n: int, n_real: int, limits: Limits) -> Check:
         outcome="passed" if enough else "failed",
         measured=float(n),
         threshold=float(limits.persons),
+        policy=float(limits.persons),
     )
 
 
@@ -318,6 +277,7 @@ def _equal_rows(released: pd.DataFrame, real: pd.DataFrame, dictionary: Dictiona
         measured=float(hits),
         threshold=allowed,
         detail=f"{len(once)} of {len(ours)} real rows are unlike all others; by chance about {mean:.3g} would be hit",
+        policy=CHANCE,
     )
 
 
@@ -380,6 +340,7 @@ def _rare_levels(released: pd.DataFrame, dictionary: Dictionary, limits: Limits)
         measured=float(sum(rare.values())),
         threshold=0.0,
         detail=", ".join(f"{name}: {count} rare" for name, count in rare.items()),
+        policy=float(limits.rare_level),
     )
 
 
@@ -391,4 +352,5 @@ def _clip(clipped: int, n: int) -> Check:
         measured=float(clipped),
         threshold=float(np.floor(CLIPPED_WARNING * n)),
         detail="outliers are pulled in before noise is added; the count stays here",
+        policy=CLIPPED_WARNING,
     )
