@@ -26,8 +26,8 @@ from shared.dictionary import Column, Dictionary
 from shared.flows import Identity
 from shared.mechanisms import moments
 from shared.mechanisms.latent_noise import LatentNoise
-from shared.mechanisms.tables import Tables, attributes, sensitivity
 from shared.mechanisms.moments import MomentsSpec
+from shared.mechanisms.tables import Tables, attributes, sensitivity
 from shared.plan import PrivateTraining
 from shared.privacy import Composition, Event, Gaussian, Laplace, SubsampledGaussian
 from shared.randomness import Noise, grid_for, seeded_rng
