@@ -13,12 +13,12 @@ from __future__ import annotations
 import datetime as dt
 import os
 import sys
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ParamSpec, TypeVar
 
 import typer
 
@@ -41,15 +41,18 @@ if TYPE_CHECKING:
     from shared.plan import StudyPlan
     from site_agent.config import Config
     from site_agent.egress import Egress
-    from site_agent.ledger import Hold, Ledger, Noted
+    from site_agent.ledger import Hold, Ledger
     from site_agent.outbox import Outbox
     from site_agent.pipeline import Progress, Release, Site
     from site_agent.plans import Plans
+    from site_agent.refusals import Refusals
 
 __all__ = ["Desk", "agent_version", "app", "desk", "main", "plan_changes", "plan_facts", "today"]
 
 TODAY_VARIABLE = "TRIBUTARY_TODAY"
 PASSPHRASE_VARIABLE = "TRIBUTARY_PASSPHRASE"
+ASKING_SECONDS = 5.0
+"""Longest that `status` waits for the coordinator: whoever asks where the site stands must not wait for a network."""
 
 app = application(
     "The hospital's agent: it trains here, asks a person, and sends privatised rows. Nothing else leaves."
@@ -143,23 +146,64 @@ class Desk:
             memory=self.ledger,
         )
 
+    @cached_property
+    def refusals(self) -> Refusals:
+        """What was refused here."""
+        from site_agent.refusals import Refusals
+
+        return Refusals(self.config.refused, self.release_key, site=self.config.site)
+
     @property
     def paused(self) -> bool:
-        """Whether the steward has paused the site."""
-        return self.config.pause_file.exists()
+        """Whether the site is paused: by the file that stops it at once, or by the ledger, which no hand unlinks."""
+        return self.config.pause_file.exists() or self.ledger.paused()
+
+    def note_refusal(
+        self,
+        verb: str,
+        refusal: Refusal,
+        *,
+        study: str = "",
+        release_id: str = "",
+        who: str = "",
+        agent: bool = False,
+    ) -> None:
+        """Note that something was refused, by names that are known here and nothing else that was given.
+
+        What stops this as well (no site here, a ledger that is not whole, a full disk) must not hide the refusal.
+
+        Args:
+            release_id: or its first characters.
+        """
+        with suppress(Refusal, OSError, ValueError):
+            holds = self.ledger.holds()
+            found = [hold for hold in holds if release_id and hold.release_id.startswith(release_id)]
+            known = {*self.config.studies, *self.config.data, *(hold.study for hold in holds)}
+            one = found[0] if len(found) == 1 else None
+            self.refusals.note(
+                verb,
+                refusal.code,
+                study=one.study if one else study if study in known else "",
+                release_id=one.release_id if one else "",
+                who=who if who in self.config.approvers else "",
+                after=len(self.ledger.entries()),
+                agent=agent,
+            )
 
     def require_running(self) -> None:
         """Raises: PausedRefusal."""
         if self.paused:
             raise PausedRefusal(
-                "this site must not be paused", given="a pause", next_step="Run site-agent resume when it may go on."
+                "this site must not be paused",
+                given="a pause",
+                next_step="Run site-agent resume --as NAME when it may go on.",
             )
 
-    def egress(self) -> Egress:
+    def egress(self, **settings: Any) -> Egress:
         """The one door. Raises: StateRefusal (not joined), CertificateRefusal."""
         if not self.config.certificate.exists():
             raise StateRefusal("this site must have joined", given="no certificate", next_step="Run site-agent join.")
-        return door(self.config)
+        return door(self.config, **settings)
 
     def approver(self, name: str, *, beside: Iterable[str] = ()) -> SigningKey:
         """An approver's key, opened with the passphrase.
@@ -205,7 +249,7 @@ class Desk:
             yield
 
 
-def door(config: Config) -> Egress:
+def door(config: Config, **settings: Any) -> Egress:
     """The connection of a site that has joined."""
     from shared.keys import PublicKey
     from site_agent.egress import Egress, Witness
@@ -223,6 +267,7 @@ def door(config: Config) -> Egress:
         cert_pem=config.certificate.read_text(),
         key_pem=config.tls_key.read_text(),
         paused=config.pause_file.exists,
+        **settings,
     )
 
 
@@ -242,6 +287,37 @@ def today() -> dt.date:
         return dt.date.fromisoformat(given)
     except ValueError:
         raise UsageRefusal(f"{TODAY_VARIABLE} must be an ISO date", given=repr(given)) from None
+
+
+_Given = ParamSpec("_Given")
+_Made = TypeVar("_Made")
+
+
+def attempted(verb: str) -> Callable[[Callable[_Given, _Made]], Callable[_Given, _Made]]:
+    """A command whose refusal is noted in the site's own log; a dry run attempts nothing."""
+
+    def noting(command: Callable[_Given, _Made]) -> Callable[_Given, _Made]:
+        @wraps(command)
+        def run_command(*args: _Given.args, **given: _Given.kwargs) -> _Made:
+            try:
+                return command(*args, **given)
+            except Refusal as refusal:
+                if not given.get("dry_run"):
+                    texts = {name: given.get(name) for name in ("study", "release_id", "name", "by")}
+                    words = {name: text if isinstance(text, str) else "" for name, text in texts.items()}
+                    home = given.get("home")
+                    desk(home if isinstance(home, Path) else None).note_refusal(
+                        verb,
+                        refusal,
+                        study=words["study"],
+                        release_id=words["release_id"],
+                        who=words["name"] or words["by"],
+                    )
+                raise
+
+        return run_command
+
+    return noting
 
 
 def passphrase(name: str, *, new: bool = False, beside: Iterable[str] = ()) -> str:
@@ -534,6 +610,7 @@ def status(home: Home = None, json: Json = False) -> None:
             steps.append(f"site-agent plan show {study}")
         elif row["due"]:
             steps.append(f"site-agent release {study} --wave {row['due'][0]}")
+    asked_for, heard = _reminders(at, [row["study"] for row in studies if row["plan"]]) if joined else ([], False)
     waiting = [h for h in at.outbox.list() if h.state in ("held", "sent_back", "approved")]
     steps = [*(f"site-agent outbox show {h.release_id[:8]}" for h in waiting), *steps]
     for h in at.outbox.list():
@@ -541,7 +618,7 @@ def status(home: Home = None, json: Json = False) -> None:
             again = f"--as {h.withdrawal.name} --reason {h.withdrawal.reason_code}"
             steps.insert(0, f"site-agent withdraw {h.release_id[:8]} {again}")
     if at.paused:
-        steps = ["site-agent resume"]
+        steps = ["site-agent resume --as NAME"]
     answer = {
         "site": config.site,
         "coordinator": config.coordinator,
@@ -551,6 +628,7 @@ def status(home: Home = None, json: Json = False) -> None:
         "paused": at.paused,
         "studies": studies,
         "outbox": len(waiting),
+        "reminders": asked_for if heard else None,
         "next": steps[:1],
     }
 
@@ -573,9 +651,26 @@ def status(home: Home = None, json: Json = False) -> None:
             out.print(table(("study", "plan", "approved", "table", "waves due"), rows))
         waits = {0: "Nothing waits", 1: "1 release waits"}.get(len(waiting), f"{len(waiting)} releases wait")
         out.print(f"{waits} in the outbox.")
+        for one in asked_for:
+            screens.note(out, f"The study lead reminds you of {one['study']}, wave {one['wave']} (on {one['day']}).")
+        if joined and not heard:
+            out.print("The coordinator does not answer now; what is shown is what this site knows.", style="dim")
         screens.next_step(out, *(steps[:1] or ["nothing to do"]))
 
     emit(answer, as_json=json, show=show)
+
+
+def _reminders(at: Desk, studies: list[str]) -> tuple[list[dict[str, Any]], bool]:
+    """Waves that the study lead reminds this site of, and whether the coordinator could be asked; it is not awaited."""
+    found: list[dict[str, Any]] = []
+    try:
+        with at.egress(timeout=ASKING_SECONDS) as egress:
+            for study in studies:
+                told = egress.holdings(study).reminders
+                found += [{"study": study, "wave": one.wave, "day": one.day} for one in told]
+    except Refusal:
+        return found, False
+    return found, True
 
 
 def _due(at: Desk, plan: StudyPlan, day: dt.date) -> list[int]:
@@ -747,6 +842,7 @@ def data_check(study: Study, home: Home = None, json: Json = False) -> None:
 
 # -- the plan ---------------------------------------------------------------------------------------------------
 @plan_app.command("fetch")
+@attempted("plan fetch")
 def plan_fetch(
     study: Study,
     file: Annotated[Path | None, typer.Option("--file", help="A signed plan that came another way.")] = None,
@@ -831,6 +927,7 @@ def plan_facts(at: Desk, plan: StudyPlan) -> dict[str, Any]:
             "row_download": plan.row_download,
             "waves": [asdict(wave) for wave in plan.waves],
             "price": _price(plan, event),
+            "charged": _charged(at, plan),
             "posture": plan.posture,
             "covered": covered,
             "not_covered": not_covered,
@@ -860,7 +957,25 @@ def _price(plan: StudyPlan, event: Any) -> dict[str, Any]:
     }
 
 
+def _charged(at: Desk, plan: StudyPlan) -> dict[str, Any]:
+    """What the study was charged already, by whatever version, and with the waves of this plan that are to come."""
+    from site_agent.waves import calendar
+
+    lines = calendar(plan, at.ledger.holds(plan.study), today())
+    ahead = [line.number for line in lines if line.state in ("due", "not yet open")]
+    totals = _ahead(at, plan, len(ahead))
+    spent = at.ledger.study_total(plan.study, plan.budget.delta).epsilon
+    within = [number for number, total in zip(ahead, totals, strict=True) if total <= plan.budget.epsilon]
+    return {
+        "epsilon": spent,
+        "to_come": ahead,
+        "with_waves_to_come": totals[-1] if totals else spent,
+        "last_affordable": within[-1] if within else None,
+    }
+
+
 @plan_app.command("approve")
+@attempted("plan approve")
 def plan_approve(
     study: Study,
     name: As,
@@ -936,19 +1051,23 @@ def plan_approve(
 
 
 @plan_app.command("revoke")
+@attempted("plan revoke")
 def plan_revoke(
     study: Study, name: As, reason: Reason = "", home: Home = None, json: Json = False, dry_run: Dry = False
 ) -> None:
     """Take the approval of the plan back: nothing more is made or sent under it. What has left has left."""
+    from site_agent import airlock
+
     at = desk(home)
     at.config.approver_key(name)
     plan = at.plans.plan(study)
-    if at.plans.approval(study, plan.version) is None:
+    if dry_run and at.plans.approval(study, plan.version) is None:
         raise StateRefusal(
             "the plan must be approved here to be revoked", given=f"version {plan.version}, not approved"
         )
     if not dry_run:
-        at.plans.revoke(study, name=name, key=at.approver(name), reason=reason)
+        airlock.revoke_plan(at, study, name=name, reason=reason, open_key=lambda: at.approver(name))
+        airlock.told(at)
 
     def show(out: Console) -> None:
         from site_agent import screens
@@ -1054,6 +1173,7 @@ def try_(study: Study, home: Home = None, json: Json = False, dry_run: Dry = Fal
 
 
 @app.command()
+@attempted("release")
 def release(
     study: Study,
     wave: Annotated[int, typer.Option("--wave", help="Number of the planned wave.")],
@@ -1116,6 +1236,8 @@ def release(
     full = made.hold.release_id
     found = airlock.stand_in(at, full, agent_version=agent_version(), today=today())
     sent = None
+    if found.limit:
+        at.note_refusal("standing approval", ApprovalRefusal(found.limit), release_id=full, agent=True)
     if found.hold.state == "approved":
         sent = airlock.send(at, full, agent_version=agent_version(), today=today()).sent
     made = replace(made, hold=at.outbox.get(full))
@@ -1263,7 +1385,7 @@ def _site(at: Desk, witness: Any) -> Site:
         witness=witness,
         snapshot_key=at.config.snapshot_key.read_bytes(),
         floors=at.config.floors,
-        paused=lambda: at.paused,
+        paused=at.config.pause_file.exists,
         budget=at.config.budget,
     )
 
@@ -1444,6 +1566,7 @@ def plan_changes(at: Desk, made: Release) -> list[tuple[str, str, str]]:
 
 
 @app.command()
+@attempted("approve")
 def approve(
     release_id: ReleaseId,
     name: As,
@@ -1506,19 +1629,8 @@ def approve(
 
 
 # -- approvals in advance ---------------------------------------------------------------------------------------
-def _standing_line(at: Desk, noted: Noted) -> dict[str, Any]:
-    from dataclasses import asdict
-
-    from shared.standing import open_standing
-
-    document = open_standing(noted.envelope, at.outbox.approvers)
-    over = today() > dt.date.fromisoformat(document.until)
-    state = "revoked" if noted.revoked else "ended" if over else "in force"
-    used = sum(given.standing == noted.digest for hold in at.ledger.holds(noted.study) for given in hold.approvals)
-    return {"id": noted.digest, "state": state, "used": used, **asdict(document)}
-
-
 @standing_app.command("add")
+@attempted("standing add")
 def standing_add(
     study: Study,
     name: As,
@@ -1559,7 +1671,7 @@ def standing_add(
                 ("agent version", document.agent_version),
                 ("one release", f"at most ε = {document.max_epsilon:g}"),
                 ("until", document.until),
-                ("rows", f"less than 20 % from the last approved release, now {document.n}"),
+                ("rows", f"less than 20 % from the last release that a person approved, now {document.n}"),
             ],
         )
         out.print("A release within these limits, with its audit passed and no warning, is sent without asking again.")
@@ -1577,8 +1689,9 @@ def standing_list(
     json: Json = False,
 ) -> None:
     """Every standing approval, its limits, and how often it was used."""
-    at = desk(home)
-    rows = [_standing_line(at, noted) for noted in at.ledger.standing(study)]
+    from site_agent import airlock
+
+    rows = airlock.standing_lines(desk(home), today(), study)
 
     def show(out: Console) -> None:
         from shared.terminal import table
@@ -1604,6 +1717,7 @@ def standing_list(
 
 
 @standing_app.command("revoke")
+@attempted("standing revoke")
 def standing_revoke(
     standing_id: Annotated[str, typer.Argument(metavar="ID", help="From the list, or its first characters.")],
     name: As,
@@ -1612,7 +1726,9 @@ def standing_revoke(
     json: Json = False,
     dry_run: Dry = False,
 ) -> None:
-    """Take a standing approval back: from now on it approves nothing. Any approver may."""
+    """Take a standing approval back: from now on it approves nothing. Any approver may. The coordinator is told."""
+    from site_agent import airlock
+
     at = desk(home)
     at.config.approver_key(name)
     found = [noted for noted in at.ledger.standing() if noted.digest.startswith(standing_id)]
@@ -1622,11 +1738,11 @@ def standing_revoke(
             given=f"{len(found)} that start with {standing_id!r}",
             next_step="See site-agent standing list.",
         )
+    told = False
     if not dry_run:
-        at.approver(name)  # only who can open the key may decide in its name
-        with at.locked():
-            at.ledger.revoke_standing(found[0].digest, name=name, reason=reason)
-    answer = {"id": found[0].digest, "study": found[0].study, "by": name, "dry_run": dry_run}
+        airlock.revoke_standing(at, found[0].digest, name=name, reason=reason, open_key=lambda: at.approver(name))
+        told = airlock.told(at)
+    answer = {"id": found[0].digest, "study": found[0].study, "by": name, "told": told, "dry_run": dry_run}
 
     def show(out: Console) -> None:
         from site_agent import screens
@@ -1636,6 +1752,10 @@ def standing_revoke(
         out.print(
             "Releases wait for a person again. What was sent under it was sent: site-agent withdraw takes it back."
         )
+        if told:
+            out.print("The coordinator has been told, and takes nothing under it any more.")
+        elif not dry_run:
+            screens.note(out, "The coordinator could not be told yet; site-agent run tells it. Here it is over now.")
         screens.next_step(out, "site-agent standing list")
 
     emit(answer, as_json=json, show=show)
@@ -1682,6 +1802,7 @@ def _decide(
 
 
 @app.command()
+@attempted("reject")
 def reject(
     release_id: ReleaseId, name: As, reason: Reason = "", home: Home = None, json: Json = False, dry_run: Dry = False
 ) -> None:
@@ -1691,6 +1812,7 @@ def reject(
 
 
 @app.command("send-back")
+@attempted("send-back")
 def send_back(
     release_id: ReleaseId, name: As, reason: Reason = "", home: Home = None, json: Json = False, dry_run: Dry = False
 ) -> None:
@@ -1699,6 +1821,7 @@ def send_back(
 
 
 @app.command()
+@attempted("withdraw")
 def withdraw(
     release_id: Annotated[str, typer.Argument(metavar="ID", help="Of a release, or of a reservation that blocks.")],
     name: As,
@@ -1758,6 +1881,7 @@ def withdraw(
 
 
 @app.command()
+@attempted("leave")
 def leave(
     study: Study, name: As, note: Reason = "", home: Home = None, json: Json = False, dry_run: Dry = False
 ) -> None:
@@ -1817,21 +1941,18 @@ def waves(
         holds = at.ledger.holds(name)
         lines = calendars.calendar(plan, holds, day)
         found = calendars.due(plan, holds, day)
-        spent = at.ledger.study_total(name, plan.budget.delta).epsilon
-        ahead = [line.number for line in lines if line.state in ("due", "not yet open")]
-        totals = _ahead(at, plan, len(ahead))
-        within = [number for number, total in zip(ahead, totals, strict=True) if total <= plan.budget.epsilon]
+        charged = _charged(at, plan)
         studies.append(
             {
                 "study": name,
                 "returning": plan.returning,
                 "waves": [asdict(line) for line in lines],
                 "due": None if found is None else found.number,
-                "spent": spent,
+                "spent": charged["epsilon"],
                 "delta": plan.budget.delta,
                 "cap": plan.budget.epsilon,
-                "all_waves": totals[-1] if totals else spent,
-                "last_affordable": within[-1] if within else None,
+                "all_waves": charged["with_waves_to_come"],
+                "last_affordable": charged["last_affordable"],
             }
         )
 
@@ -1911,7 +2032,8 @@ def run_(
     while True:
         # Opened anew each round: settings and plans may have changed since.
         at = desk(home)
-        paused = at.paused
+        # The file alone is asked each second: reading the ledger that often is work for nothing.
+        paused = at.config.pause_file.exists()
         attend(
             at,
             site=partial(_site, at),
@@ -1923,40 +2045,43 @@ def run_(
         if once or dry_run:
             return
         until = time.monotonic() + 60 * every
-        while time.monotonic() < until and at.paused == paused:
+        while time.monotonic() < until and at.config.pause_file.exists() == paused:
             time.sleep(min(1.0, max(0.0, until - time.monotonic())))
 
 
 @app.command("withdraw-person")
+@attempted("withdraw-person")
 def withdraw_person(
     study: Study,
     id_file: Annotated[
         Path, typer.Option("--id-file", exists=True, dir_okay=False, help="Identifiers as in the table, one a line.")
     ],
+    name: As,
     home: Home = None,
     json: Json = False,
     dry_run: Dry = False,
 ) -> None:
     """Note that persons withdrew their consent: they are drawn no more, and leave the table as the plan allows."""
+    from site_agent import airlock
     from site_agent.records import pseudonym
 
     at = desk(home)
+    at.config.approver_key(name)
     plan = at.plans.plan(study)
     if plan.dictionary.person is None:
         raise UsageRefusal("the study must have a person column", given="none", next_step="Call the study lead.")
     try:
-        names = {line.strip() for line in id_file.read_text(encoding="utf-8-sig").splitlines() if line.strip()}
+        listed = {line.strip() for line in id_file.read_text(encoding="utf-8-sig").splitlines() if line.strip()}
     except UnicodeDecodeError:
         raise UsageRefusal("the file of identifiers must be UTF-8", given="another encoding") from None
-    if not names:
+    if not listed:
         raise UsageRefusal("the file must hold at least one identifier", given="none")
     key = at.config.snapshot_key.read_bytes()
-    persons = {pseudonym(name, key=key) for name in names}
+    persons = {pseudonym(one, key=key) for one in listed}
     noted = at.ledger.persons_gone(study)
     added = len(persons - noted)
     if not dry_run:
-        with at.locked():
-            added = at.ledger.note_persons(study, persons)
+        added = airlock.consent_withdrawn(at, study, persons, name=name, open_key=lambda: at.approver(name))
     released = {
         person for hold in at.ledger.holds(study) if hold.may_be_out for person in at.ledger.persons(hold) or ()
     }
@@ -1965,13 +2090,15 @@ def withdraw_person(
         "given": len(persons),
         "added": added,
         "released_before": len(persons & released),
+        "by": name,
         "dry_run": dry_run,
     }
 
     def show(out: Console) -> None:
         from site_agent import screens
 
-        screens.heading(out, f"Withdrawn from {study}", "dry run, nothing noted" if dry_run else f"{added} noted")
+        noted_by = f"{added} noted, signed by {name}"
+        screens.heading(out, f"Withdrawn from {study}", "dry run, nothing noted" if dry_run else noted_by)
         out.print(f"{answer['given']} identifiers, {answer['released_before']} of them in an earlier release.")
         out.print("They are kept as pseudonyms only. Whoever was released leaves the table with a later wave, and only")
         out.print("together with at least 10 others. What was delivered already: site-agent withdraw, with the lead.")
@@ -2001,6 +2128,7 @@ def budget(
 
         screens.budget(out, lines, totals)
 
+        out.print()
         capped = "" if site["cap"] is None else f" of {site['cap']:g}"
         out.print(f"All studies of this site together: ε = {site['epsilon']:.4g}{capped} at δ = {site['delta']:g},")
         out.print("for somebody who was charged most in each. " + (_NO_SITE_CAP if site["cap"] is None else ""))
@@ -2017,7 +2145,7 @@ def history(
     home: Home = None,
     json: Json = False,
 ) -> None:
-    """The ledger's entries: who did what, when."""
+    """Who did what, when, and what was refused: the ledger's entries, and the site's own log of refusals."""
     from site_agent import airlock
 
     at = desk(home)
@@ -2028,12 +2156,14 @@ def history(
         from shared.terminal import table
         from site_agent import screens
 
-        screens.heading(out, "History", f"{len(entries)} entries; times are UTC, order is the number's")
+        refused = sum(row["kind"] == "refused" for row in entries)
+        detail = f"{len(entries) - refused} entries, {refused} refused attempts; times are UTC, order is the number's"
+        screens.heading(out, "History", detail)
         cells = [
             (
-                r["seq"],
+                r["seq"] or None,
                 r["time"].replace("T", " ").rstrip("Z"),
-                r["kind"].replace("_", " "),
+                r["step"],
                 r["release_id"][:8] or None,
                 r["who"],
                 r["reason"] or None,
@@ -2046,13 +2176,23 @@ def history(
 
 
 @app.command()
-def pause(reason: Reason = "", home: Home = None, json: Json = False, dry_run: Dry = False) -> None:
-    """Stop at once: nothing is drawn, approved or sent until `site-agent resume`. Works without a network."""
+@attempted("pause")
+def pause(
+    name: Annotated[str | None, typer.Option("--as", metavar="NAME", help="Who stops it; signed if given.")] = None,
+    reason: Reason = "",
+    home: Home = None,
+    json: Json = False,
+    dry_run: Dry = False,
+) -> None:
+    """Stop at once: nothing is drawn, approved or sent until `site-agent resume`. No network and no key are needed."""
     from site_agent import airlock
 
     at = desk(home)
+    noted = True
     if not dry_run:
-        airlock.pause(at, reason)
+        open_key = None if name is None else lambda: at.approver(name)
+        noted = airlock.pause(at, reason, name=name or "", open_key=open_key)
+    paused = dry_run or at.config.pause_file.exists()
 
     def show(out: Console) -> None:
         from site_agent import screens
@@ -2060,27 +2200,32 @@ def pause(reason: Reason = "", home: Home = None, json: Json = False, dry_run: D
         screens.heading(
             out, f"Site {at.config.site}", "dry run" if dry_run else "paused: nothing is drawn, approved or sent"
         )
-        screens.next_step(out, "site-agent resume")
+        if not noted:
+            screens.note(out, "The pause holds, and the ledger could not note it. Run site-agent doctor.")
+        screens.next_step(out, "site-agent resume --as NAME")
 
-    emit({"site": at.config.site, "paused": at.paused, "dry_run": dry_run}, as_json=json, show=show)
+    answer = {"site": at.config.site, "paused": paused and not dry_run, "by": name, "noted": noted, "dry_run": dry_run}
+    emit(answer, as_json=json, show=show)
 
 
 @app.command()
-def resume(home: Home = None, json: Json = False, dry_run: Dry = False) -> None:
-    """End a pause."""
+@attempted("resume")
+def resume(name: As, reason: Reason = "", home: Home = None, json: Json = False, dry_run: Dry = False) -> None:
+    """End a pause. Anybody may stop the site; an approver starts it again, and signs for it."""
     from site_agent import airlock
 
     at = desk(home)
+    at.config.approver_key(name)
     if not dry_run:
-        airlock.resume(at)
+        airlock.resume(at, name=name, reason=reason, open_key=lambda: at.approver(name))
 
     def show(out: Console) -> None:
         from site_agent import screens
 
-        screens.heading(out, f"Site {at.config.site}", "dry run" if dry_run else "running")
+        screens.heading(out, f"Site {at.config.site}", "dry run" if dry_run else f"running, by {name}")
         screens.next_step(out, "site-agent status")
 
-    emit({"site": at.config.site, "paused": at.paused, "dry_run": dry_run}, as_json=json, show=show)
+    emit({"site": at.config.site, "paused": at.paused, "by": name, "dry_run": dry_run}, as_json=json, show=show)
 
 
 @audit_app.command("export")
@@ -2152,7 +2297,7 @@ def page(
 @audit_app.command("verify")
 @ledger_app.command("verify")
 def audit_verify(home: Home = None, json: Json = False) -> None:
-    """Verify every entry, signature, sealed bundle and plan approval of this site."""
+    """Verify every entry, signature, sealed bundle, plan approval and other decision of this site."""
     from site_agent import airlock
 
     answer = airlock.verify(desk(home))
@@ -2168,6 +2313,8 @@ def audit_verify(home: Home = None, json: Json = False) -> None:
                 Check(name="ledger", detail=f"{answer['entries']} entries, each chained and signed"),
                 Check(name="sealed bundles", detail=f"{answer['bundles']}, each the bytes that were sealed"),
                 Check(name="plan approvals", detail=f"{answer['plan_approvals']}, each signed by its approver"),
+                Check(name="other decisions", detail=f"{answer['decisions']}, each signed by whom it names"),
+                Check(name="refused attempts", detail=f"{answer['refused']}, each line chained and signed"),
                 Check(name="head", detail=answer["head"]),
             ],
         )

@@ -71,6 +71,7 @@ from site_agent.holds import (
     Phase,
     Touches,
     Withdrawal,
+    decision_message,
     fold,
     link_of,
     lost_bodies,
@@ -206,6 +207,8 @@ class Noted:
         envelope: the document, signed by the approver `name`.
         seq: its entry.
         revoked: by a person, with the plan's approval, or when the site left the study.
+        revocation: what the person signed for the coordinator when it was revoked.
+        told: whether the coordinator has acknowledged that.
     """
 
     digest: str
@@ -214,6 +217,8 @@ class Noted:
     envelope: Envelope
     seq: int
     revoked: bool = False
+    revocation: Envelope | None = None
+    told: bool = False
 
 
 def private_folder(path: Path) -> None:
@@ -836,16 +841,20 @@ class Ledger:
                 raise PlanChanged("a plan version must have one content", given=f"version {version} with another hash")
             book.append("plan_approved", body)
 
-    def revoke_plan(self, *, study: str, version: int, plan_hash: str, approver: str, reason: str) -> None:
+    def revoke_plan(
+        self, *, study: str, version: int, plan_hash: str, approver: str, reason: str, key: SigningKey | None = None
+    ) -> None:
         """Note that an approval is taken back; approving the same version again is possible.
 
+        Args:
+            key: of the person who decides; it signs the entry.
         Raises: StateRefusal, unless this version is approved.
         """
         body = {"study": study, "version": version, "plan_hash": plan_hash, "name": approver, "reason": reason}
         with self._transaction(write=True) as book:
             if book.plans.get(study) != (version, plan_hash) or study in book.revoked:
                 raise StateRefusal("only an approved plan can be revoked", given=f"version {version}")
-            book.append("plan_revoked", body)
+            book.append("plan_revoked", body, key)
 
     def plan_revoked(self, study: str, version: int) -> bool:
         """Whether the approval of this version was taken back, and not given again since."""
@@ -862,8 +871,15 @@ class Ledger:
                 book.append("standing", {"study": study, "name": name, "standing": envelope.digest, "envelope": text})
             return book.standing[envelope.digest]
 
-    def revoke_standing(self, digest: str, *, name: str, reason: str) -> Noted:
-        """Note that a standing approval is taken back, for good. Raises: StateRefusal, unless it is in force."""
+    def revoke_standing(
+        self, digest: str, *, name: str, reason: str, key: SigningKey | None = None, envelope: Envelope | None = None
+    ) -> Noted:
+        """Note that a standing approval is taken back, for good. Raises: StateRefusal, unless it is in force.
+
+        Args:
+            key: of the person who decides; it signs the entry.
+            envelope: the revocation for the coordinator (`shared.standing.Revocation`), signed by the same person.
+        """
         with self._transaction(write=True) as book:
             made = book.standing.get(digest)
             if made is None or made.revoked:
@@ -873,19 +889,47 @@ class Ledger:
                     next_step="See site-agent standing list.",
                 )
             body = {"study": made.study, "name": name, "standing": digest, "reason": reason}
-            book.append("standing_revoked", body)
+            if envelope is not None:
+                body["envelope"] = envelope.to_bytes().decode()
+            book.append("standing_revoked", body, key)
             return book.standing[digest]
+
+    def standing_told(self, digest: str) -> None:
+        """Note that the coordinator has acknowledged a revocation; again changes nothing."""
+        with self._transaction(write=True) as book:
+            made = book.standing[digest]
+            if not made.told:
+                book.append("standing_told", {"study": made.study, "standing": digest})
 
     def standing(self, study: str | None = None) -> tuple[Noted, ...]:
         """Every standing approval that was ever made, of one study or of all, oldest first."""
         with self._transaction() as book:
             return tuple(made for made in book.standing.values() if study in (None, made.study))
 
-    def leave(self, *, study: str, name: str, deleted: Sequence[Mapping[str, Any]]) -> None:
+    # -- the switch ------------------------------------------------------------------------------------------------
+    def pause(self, *, name: str, reason: str, key: SigningKey | None = None) -> None:
+        """Note that the site was paused, by a person where one is named; again changes nothing."""
+        with self._transaction(write=True) as book:
+            if not book.paused:
+                book.append("paused", {"name": name, "reason": reason}, key)
+
+    def resume(self, *, name: str, reason: str, key: SigningKey | None = None) -> None:
+        """Note that a pause has ended."""
+        with self._transaction(write=True) as book:
+            book.append("resumed", {"name": name, "reason": reason}, key)
+
+    def paused(self) -> bool:
+        """Whether the last word on it was a pause."""
+        with self._transaction() as book:
+            return book.paused
+
+    def leave(
+        self, *, study: str, name: str, deleted: Sequence[Mapping[str, Any]], key: SigningKey | None = None
+    ) -> None:
         """Note what was deleted when the site left a study: release, file, SHA-256 and size of each."""
         require_word(study, "study")
         with self._transaction(write=True) as book:
-            book.append("left", {"study": study, "name": name, "deleted": [dict(item) for item in deleted]})
+            book.append("left", {"study": study, "name": name, "deleted": [dict(item) for item in deleted]}, key)
 
     def deleted(self) -> frozenset[str]:
         """Releases whose files were deleted when the site left their study."""
@@ -898,9 +942,13 @@ class Ledger:
             return book.plans.get(study)
 
     # -- persons who withdrew ---------------------------------------------------------------------------------------
-    def note_persons(self, study: str, persons: Collection[str]) -> int:
+    def note_persons(
+        self, study: str, persons: Collection[str], *, name: str = "", key: SigningKey | None = None
+    ) -> int:
         """Note that persons withdrew from a study: pseudonyms in a file of the site, their number in the ledger.
 
+        Args:
+            name: of the approver who notes it, whose `key` signs the entry.
         Returns: how many were not noted before.
         Raises: IntegrityRefusal (the list is lost or was edited); StorageRefusal.
         """
@@ -919,9 +967,8 @@ class Ledger:
                 except OSError as error:
                     raise _storage(folder.name, error) from error
                 write_whole(folder / f"{digest}.json", data, "ledger.withdrawn")
-                book.append(
-                    "persons_withdrew", {"study": study, "added": added, "count": len(everybody), "sha256": digest}
-                )
+                body = {"study": study, "name": name, "added": added, "count": len(everybody), "sha256": digest}
+                book.append("persons_withdrew", body, key)
             return added
 
     def persons_gone(self, study: str) -> frozenset[str]:
@@ -1146,6 +1193,7 @@ class _Book:
         self.revoked: dict[str, int] = {}
         self.deleted: set[str] = set()
         self.standing: dict[str, Noted] = {}
+        self.paused = False
         for entry in entries:
             try:
                 self._fold(entry)
@@ -1165,8 +1213,12 @@ class _Book:
         self.append(kind, {"release_id": release_id, **body})
         return self.holds[release_id]
 
-    def append(self, kind: str, body: Mapping[str, Any]) -> None:
+    def append(self, kind: str, body: Mapping[str, Any], person: SigningKey | None = None) -> None:
+        """Write an entry, signed by the person who decides where there is one, and by the site in any case."""
         seq = len(self.entries) + 1
+        if person is not None:
+            message = decision_message(self.site, kind, self.entries[-1].hash, body)
+            body = {**body, "key": person.public.hex, "signature": person.sign(message).hex()}
         time = dt.datetime.now(dt.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         body = {**body, "salt": secrets.token_hex(16)}
         data = canonical_json(body)
@@ -1210,8 +1262,14 @@ class _Book:
                 seq=entry.seq,
             )
         elif entry.kind == "standing_revoked":
+            made, text = self.standing[entry.body["standing"]], entry.body.get("envelope")
+            signed = None if text is None else Envelope.from_bytes(text.encode())
+            self.standing[made.digest] = replace(made, revoked=True, revocation=signed)
+        elif entry.kind == "standing_told":
             made = self.standing[entry.body["standing"]]
-            self.standing[made.digest] = replace(made, revoked=True)
+            self.standing[made.digest] = replace(made, told=True)
+        elif entry.kind in ("paused", "resumed"):
+            self.paused = entry.kind == "paused"
         elif entry.kind == "left":
             self._end_standing(entry.body["study"])
             self.deleted |= {str(item["release_id"]) for item in entry.body["deleted"]}
