@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from shared.plan import StudyPlan
     from shared.standing import Standing
     from site_agent.checks import Check
-    from site_agent.cli import Desk
+    from site_agent.desk import Desk
     from site_agent.ledger import Hold, Noted
     from site_agent.pipeline import Release
 

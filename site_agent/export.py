@@ -20,7 +20,7 @@ from shared.errors import StateRefusal
 from shared.keys import Envelope
 
 if TYPE_CHECKING:
-    from site_agent.cli import Desk
+    from site_agent.desk import Desk
     from site_agent.ledger import Entry, Hold
 
 __all__ = ["EXPORT_TYPE", "export"]
@@ -151,7 +151,7 @@ def _summary(at: Desk, study: str, holds: list[Hold], entries: list[Entry], toda
     import jinja2
 
     from site_agent import airlock
-    from site_agent.cli import plan_facts
+    from site_agent.cli.plan import plan_facts
 
     versions = [plan for plan in at.plans.filed(study)]
     approvals = [

@@ -14,7 +14,7 @@ from shared.errors import CertificateRefusal, NetworkRefusal, Refusal, StorageRe
 from shared.terminal import Check
 
 if TYPE_CHECKING:
-    from site_agent.cli import Desk
+    from site_agent.desk import Desk
 
 __all__ = ["diagnose"]
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from starlette.responses import Response
     from starlette.types import ASGIApp, Receive, Scope, Send
 
-    from site_agent.cli import Desk
+    from site_agent.desk import Desk
 
 __all__ = ["Gate", "application", "prepare", "serve"]
 
@@ -293,7 +293,7 @@ def application(
 
     def plans(at: Desk, session: Session, request: Request) -> Response:
         from site_agent import airlock
-        from site_agent.cli import plan_facts
+        from site_agent.cli.plan import plan_facts
         from site_agent.screens import charged_words
 
         found = [plan_facts(at, at.plans.plan(study)) for study in at.plans.studies()]
@@ -514,7 +514,7 @@ def _release_values(at: Desk, release_id: str, page: int) -> Mapping[str, Any]:
 
     from shared.release import LABEL
     from site_agent import airlock, pipeline
-    from site_agent.cli import plan_changes
+    from site_agent.cli.plan import plan_changes
     from site_agent.screens import cell
 
     made = pipeline.open_release(at.outbox, release_id)

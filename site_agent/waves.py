@@ -28,7 +28,7 @@ from shared.errors import ApprovalRefusal, NetworkRefusal, Refusal
 from shared.plan import StudyPlan, Wave
 
 if TYPE_CHECKING:
-    from site_agent.cli import Desk
+    from site_agent.desk import Desk
     from site_agent.egress import Egress
     from site_agent.ledger import Hold
     from site_agent.pipeline import Site

@@ -255,7 +255,7 @@ def hospital(tmp_path, monkeypatch, capsys):
     path.write_bytes(invited.to_bytes())
     monkeypatch.setenv("TRIBUTARY_PASSPHRASE", PASSPHRASE)
     monkeypatch.delenv("TRIBUTARY_TODAY", raising=False)
-    monkeypatch.setattr(cli, "door", lambda config, **_: hub)
+    monkeypatch.setattr("site_agent.desk.door", lambda config, **_: hub)
     monkeypatch.setattr("site_agent.egress.Egress.from_invitation", lambda invitation, **_: hub)
     monkeypatch.setattr(pipeline, "_fit", quick_fit)
     monkeypatch.setattr(

@@ -286,7 +286,7 @@ def test_any_changed_byte_of_a_filed_plan_is_refused(hospital, plan, table):
 
 def test_another_agent_version_asks_for_approval_again(hospital, plan, table, monkeypatch):
     hospital.joined().approved(plan).with_table(table)
-    monkeypatch.setattr(cli, "agent_version", lambda: "9.9")
+    monkeypatch.setattr("importlib.metadata.version", lambda name: "9.9")
     assert hospital.refused("release", "mini", "--wave", "1", expect=10)["code"] == "E_PLAN_CHANGED"
 
 

@@ -177,7 +177,7 @@ def another_plan(site, plan, patch):
 
 def another_agent(site, plan, patch):
     add(site)
-    patch.setattr(cli, "agent_version", lambda: "9.9")
+    patch.setattr("importlib.metadata.version", lambda name: "9.9")
     site("plan", "approve", "mini", "--as", "dr-lind", "--understood", "local")
 
 

@@ -550,7 +550,7 @@ def test_a_night_on_which_the_clocks_change_makes_each_wave_exactly_once(plan, t
     monkeypatch.setenv("TZ", zone)
     time.tzset()
     try:
-        monkeypatch.setattr(cli.dt, "datetime", Clock)
+        monkeypatch.setattr("site_agent.desk.dt.datetime", Clock)
         read = []
         for instant in instants:
             shown.append(instant)
