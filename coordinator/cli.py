@@ -51,6 +51,7 @@ app.add_typer(analyst_app, name="analyst", rich_help_panel="Answers")
 app.add_typer(log_app, name="log", rich_help_panel="Releases")
 
 Json = Annotated[bool, typer.Option("--json", help="Answer as JSON.")]
+SITE_LIST_TYPE = "application/vnd.tributary.site-list+json"
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would happen; change nothing.")]
 PlanFile = Annotated[Path, typer.Argument(help="The study plan, a TOML file.")]
 Site = Annotated[str, typer.Argument(help="The site's name.")]
@@ -1246,6 +1247,47 @@ def log_proof(
             *(("proof", part.hex()) for part in path),
             ("root", head),
         )
+
+    emit(answer, as_json=json, show=show)
+
+
+@log_app.command("list")
+def log_list(
+    context: typer.Context,
+    site: Site,
+    study: Annotated[str, typer.Argument(help="The study.")],
+    out: Annotated[Path, typer.Option("--out", dir_okay=False, help="A new file for the signed list.")],
+    dry_run: DryRun = False,
+    json: Json = False,
+) -> None:
+    """Sign what was witnessed and accepted of a site, for a stranger who checks the site's audit export (verify.py)."""
+    from coordinator.authority import Authority
+    from shared.canonical import canonical_json
+    from shared.keys import Envelope, write_private
+
+    config = Config.load(context.obj)
+    if out.exists():
+        raise ParameterError("the file must be new", given=f"{out}", next_step="Name another.")
+    with _open(config) as store:
+        store.verify_log()
+        body = store.site_list(study, site, today=_today())
+    key = Authority.load(config.home).witness
+    if not dry_run:
+        write_private(out, Envelope.sign(SITE_LIST_TYPE, canonical_json(body), [key]).to_bytes())
+    answer = {
+        "out": str(out),
+        "anchors": len(body["anchors"]),
+        "releases": len(body["releases"]),
+        "size": body["size"],
+        "fingerprint": key.public.fingerprint,
+        "written": not dry_run,
+    }
+
+    def show(shown: Console) -> None:
+        words = f"{'would write' if dry_run else 'wrote'} {out}: {len(body['anchors'])} heads of {site}'s ledger"
+        shown.print(f"{words} and {len(body['releases'])} releases of {study}, as of {body['size']} log entries")
+        _facts(shown, ("signed by", key.public.fingerprint))
+        shown.print(f"next: python verify.py --coordinator-list {out.name}", style="cyan")
 
     emit(answer, as_json=json, show=show)
 

@@ -31,9 +31,10 @@ from shared.errors import ChecksRefusal, DictionaryRefusal, DifferencingRefusal,
 from shared.randomness import secure_rng
 from site_agent.config import Limits
 
-__all__ = ["Check", "CheckReport", "before_draw", "check_release", "tool_versions"]
+__all__ = ["Check", "CheckReport", "before_draw", "check_release", "outcomes", "tool_versions"]
 
 FORMAT = "tributary-checks/1"
+OUTCOMES = "tributary-outcomes/1"
 CHANCE = 1e-3
 """How often a harmless release would fail the equal-rows check."""
 CLIPPED_WARNING = 0.05
@@ -220,6 +221,49 @@ def check_release(
         limits={name: float(value) for name, value in asdict(limits).items()},
         versions=tool_versions(agent_version),
     )
+
+
+def outcomes(checks: Mapping[str, Any], audit: Mapping[str, Any], sha256: str) -> dict[str, Any]:
+    """What may be told outside of a check report: each rule, its threshold and how it ended, and no count of records.
+
+    A threshold here is policy, never what the table at hand made of it: chance allows a number of equal rows that
+    depends on how many are alike, and 5 % of the records is a count.
+
+    Args:
+        checks, audit: contents of ``checks.json`` and ``audit.json``; of the second only that there was one.
+        sha256: of the whole ``checks.json``.
+
+    >>> check = {"name": "clipped", "rule": "few", "outcome": "passed", "measured": 3.0, "threshold": 9.0}
+    >>> outcomes({"checks": [check]}, {}, "ab")["checks"]
+    [{'name': 'clipped', 'rule': 'few', 'threshold': 0.05, 'outcome': 'passed'}]
+    """
+    limits = dict(checks.get("limits", {}))
+    thresholds = {
+        "persons": limits.get("persons"),
+        "equal-rows": CHANCE,
+        "rare-levels": limits.get("rare_level"),
+        "clipped": CLIPPED_WARNING,
+    }
+    lines = [
+        {
+            "name": check["name"],
+            "rule": check["rule"],
+            "threshold": thresholds.get(check["name"]),
+            "outcome": check["outcome"],
+        }
+        for check in checks.get("checks", ())
+    ]
+    if audit:
+        # An audit that failed burns its release: what is held has passed.
+        rule = "no attack tried on the release may do better than the limits allow"
+        lines.append({"name": "audit", "rule": rule, "threshold": limits.get("membership_auc"), "outcome": "passed"})
+    return {
+        "format": OUTCOMES,
+        "checks_sha256": sha256,
+        "checks": lines,
+        "limits": limits,
+        "versions": dict(checks.get("versions", {})),
+    }
 
 
 def tool_versions(agent_version: str) -> dict[str, str]:

@@ -1,7 +1,8 @@
 """The outbox: sealed bytes wait here until a person has approved, rejected or sent back exactly these bytes.
 
 Each release has a folder ``sealed/<release_id>/``: ``bundle.zip`` (what would leave), ``checks.json`` and
-``audit.json`` (what the approver is shown; they never leave), ``population.json``, ``rows.json`` and ``fit.npz`` (who
+``audit.json`` (what the approver is shown; they never leave), ``outcomes.json`` (the checks without their counts, for
+an audit export), ``population.json``, ``rows.json`` and ``fit.npz`` (who
 was charged, whose row is which, the flow; they never leave either), ``statement.json`` (the signed statement, for
 people to read). What a release's state is, who approved it and what they signed stands in the ledger; the envelope that
 leaves is rebuilt from there, so a lost or edited ``statement.json`` changes nothing.
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Outbox"]
 
-DOCUMENTS = ("checks.json", "audit.json")
+DOCUMENTS = ("checks.json", "audit.json", "outcomes.json")
 DECLINE_TYPE = "application/vnd.tributary.decline+json"
 NO_BYTES = "0" * 64
 """Stands for the digest where a reservation without bytes is given up; it is never sent."""
@@ -123,14 +124,20 @@ class Outbox:
     def hold(self, release_id: str, *, checks: Mapping[str, Any], audit: Mapping[str, Any]) -> Hold:
         """Put sealed bytes before an approver, with the checks and the audit of these bytes.
 
-        Both documents stay at the site and carry the bundle's digest. Other documents than before void approvals.
+        Both documents stay at the site and carry the bundle's digest. Other documents than before void approvals. What
+        an audit export may tell of them is written now, under the same entry: later it could be told otherwise.
         """
+        from site_agent.checks import outcomes
+
         current = self.ledger.hold(release_id)
         if current.state not in ("sealed", "held", "sent_back"):
             raise StateRefusal("a release must be sealed before it is held for approval", given=current.state)
         self._require_bytes(current)
-        digests = {}
-        for name, content in zip(DOCUMENTS, (checks, audit), strict=True):
+        digests: dict[str, str] = {}
+        for name in DOCUMENTS:
+            content = checks if name == "checks.json" else audit
+            if name == "outcomes.json":
+                content = outcomes(checks, audit, digests["checks.json"])
             data = canonical_json(
                 {"release_id": release_id, "bundle_sha256": current.bundle_sha256, "content": dict(content)}
             )

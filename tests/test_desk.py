@@ -14,7 +14,7 @@ from shared.errors import IntegrityRefusal
 from shared.keys import SigningKey
 from shared.plan import sign_plan
 from shared.wire import Reminder
-from site_agent import cli, refusals
+from site_agent import cli, export, refusals, verifier
 from site_agent.holds import SIGNED, decided_by
 from site_agent.refusals import Refusals
 
@@ -86,6 +86,8 @@ def test_an_entry_that_the_agent_wrote_by_itself_is_found(ready, kind):
         at.ledger.leave(study="mini", name="dr-lind", deleted=[])
     body = ready.refused("audit", "verify", expect=30)
     assert kind.replace("_", " ") in body["must"]
+    with pytest.raises(verifier.Wrong, match=kind):
+        verifier.examine(export.record(at, "mini"), "mini")
 
 
 def test_a_signature_is_good_once(ready):
