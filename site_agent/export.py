@@ -179,7 +179,7 @@ def _release(at: Desk, hold: Hold) -> dict[str, bytes]:
 
 def _outcomes(folder: Path, hold: Hold) -> bytes:
     """Of a release that was held before outcomes were written: bound to the checks by their digest alone."""
-    from site_agent.checks import outcomes
+    from site_agent.outbox import outcomes
 
     data, audit = ((folder / name).read_bytes() for name in ("checks.json", "audit.json"))
     content = outcomes(

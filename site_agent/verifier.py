@@ -581,7 +581,6 @@ def examine(files: Files, study: str, coordinator_list: bytes | None = None) -> 
     """Check everything but the list of files. Returns: how many there are of each. Raises: Wrong."""
     keys = json.loads(files["keys.json"])
     entries = ledger(files, keys, study)
-    decisions = decided(entries, keys)
     plans = Plans(files, keys, study, entries)
     standing = standings(entries, keys)
     told: dict[str, list[Body]] = {}
@@ -631,6 +630,7 @@ def examine(files: Files, study: str, coordinator_list: bytes | None = None) -> 
         for key, entry in commits.items()
         if [plan for seq, plan, _ in plans.at if seq < entry["seq"]][-1:] == [""]
     ]
+    decisions = decided(entries, keys)
     return found | {
         "keys": keys,
         "entries": len(entries),

@@ -567,7 +567,15 @@ def test_every_verb_that_reads_offers_json_and_every_verb_that_changes_something
         for sub, leaf in getattr(command, "commands", {"": command}).items():
             verbs[f"{name} {sub}".strip()] = {option for item in leaf.params for option in item.opts}
     changing = {"init", "plan new", "plan amend", "plan sign", "invite", "accept", "revoke", "reanchor", "figure"}
-    changing |= {"wave schedule", "wave remind", "wave close", "wave reopen", "analyst add", "analyst revoke"}
+    changing |= {
+        "log list",
+        "wave schedule",
+        "wave remind",
+        "wave close",
+        "wave reopen",
+        "analyst add",
+        "analyst revoke",
+    }
     for verb, options in verbs.items():
         assert verb == "serve" or "--json" in options, verb
         assert ("--dry-run" in options) == (verb in changing), verb

@@ -26,8 +26,10 @@ from shared.merkle import leaf_hash, node_hash
 from shared.plan import Budget
 from shared.wire import Acceptance, AnchorReceipt, countersigned
 from site_agent import cli, verifier
+from site_agent import ledger as ledger_module
 from site_agent.egress import Witness
-from site_agent.export import EXPORT_TYPE
+from site_agent.export import EXPORT_TYPE, _line
+from site_agent.holds import Entry, link_of
 from site_agent.ledger import HEAD_TYPE
 
 CANARY = "CANARY-88172"
@@ -336,6 +338,46 @@ def test_other_studies_are_links_only(ready, plan, tmp_path):
         assert b"CONFIDENTIAL" not in path.read_bytes()
     entries = json.loads((out / "ledger.json").read_bytes())
     assert sum("told" in entry for entry in entries) >= 4
+
+
+def append_as_before(book, kind: str, body: dict, kept=None) -> None:
+    """An entry as a ledger of format 2 wrote it: without tags."""
+    seq, time, body = len(book.entries) + 1, "2026-01-01T00:00:00Z", {**body, "salt": "ab" * 16}
+    previous = book.entries[-1].hash if book.entries else GENESIS
+    head = extend_head(previous, [link_of(seq, time, kind, body)])
+    payload = canonical_json({"site": book.site, "seq": seq, "head": head})
+    signature = book.signer.sign(Envelope.encoding(HEAD_TYPE, payload))
+    row = (seq, time, kind, canonical_json(body), previous, head, signature)
+    book.connection.execute("INSERT INTO entries VALUES (?, ?, ?, ?, ?, ?, ?)", row)
+    names = ("seq", "time", "kind", "body", "previous", "hash", "signature")
+    book.entries.append(Entry(**dict(zip(names, row, strict=True)) | {"body": body}))
+
+
+def test_a_ledger_from_before_tags_is_read_and_goes_on_with_them(tmp_path, monkeypatch):
+    key = SigningKey.generate()
+    with monkeypatch.context() as before:
+        before.setattr(ledger_module._Book, "append", append_as_before)
+        before.setattr(ledger_module, "FORMAT", "tributary-ledger/2")
+        made = ledger_module.Ledger.create(tmp_path / "ledger.db", key, site="north")
+        for study in ("mini", "other"):
+            made.approve_plan(study=study, version=1, plan_hash="ab" * 32, approver="dr-lind")
+    for study in ("mini", "other"):
+        made.approve_plan(study=study, version=2, plan_hash="cd" * 32, approver="dr-lind")
+    assert ledger_module.Ledger(made.path, key, site="north").verify() == 5
+    keys = {"site": "north", "release_key": key.public.hex, "study_tag": made.tag_proof("mini").hex()}
+    lines = [_line(entry, made.tag("mini"), "mini", {}) for entry in made.entries()]
+    assert [("body" in line, "link" in line, "told" in line) for line in lines] == [
+        (True, False, False),
+        (True, False, False),
+        (False, True, False),
+        (True, False, False),
+        (False, False, True),
+    ]
+    verifier.ledger({"ledger.json": canonical_json(lines)}, keys, "mini")
+    last = made.entries()[-1]
+    lines[-1] = {name: lines[-1][name] for name in ("seq", "hash", "signature")} | {"link": last.link}
+    with pytest.raises(verifier.Wrong, match="entry 5 must say which studies it is about"):
+        verifier.ledger({"ledger.json": canonical_json(lines)}, keys, "mini")
 
 
 def test_what_the_coordinator_signed_is_in_it_and_checked(ready, tmp_path):
