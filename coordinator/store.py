@@ -45,6 +45,7 @@ from shared.errors import (
     StateRefusal,
     StorageRefusal,
     TokenRefusal,
+    TooLarge,
     refusal_from_code,
 )
 from shared.failpoints import reach
@@ -88,6 +89,8 @@ __all__ = [
 SITE_LIST = "tributary-site-list/1"
 TABLE_CAP = 2 << 30
 TABLES_KEPT = 256 << 20
+REVOCATIONS_CAP = 10_000
+"""Most standing approvals that one site may end: what a site sends must not decide how much is kept."""
 T = TypeVar("T")
 
 
@@ -200,6 +203,15 @@ _standing = sa.Table(
     _meta,
     sa.Column("release_id", _word, sa.ForeignKey("releases.release_id"), primary_key=True),
     sa.Column("standing", sa.LargeBinary, nullable=False),
+)
+# What sites have told of standing approvals that are over, used here or not.
+_revocations = sa.Table(
+    "standing_revocations",
+    _meta,
+    sa.Column("site", _word, primary_key=True),
+    sa.Column("standing", _digest, primary_key=True),
+    sa.Column("envelope", sa.LargeBinary, nullable=False),
+    sa.Column("day", sa.String(10), nullable=False),
 )
 _quarantine = sa.Table(
     "quarantine",
@@ -1070,6 +1082,32 @@ class Store:
         if stone.site != withdrawal.site:
             raise ReplayRefusal("a withdrawal must be of the calling site's release", given="another site's")
         return stone
+
+    def revoke_standing(self, site: str, standing: str, envelope: Envelope, today: dt.date) -> None:
+        """Note that a standing approval of a site is over, for good; again changes nothing.
+
+        Args:
+            standing: digest of its document.
+        Raises: TooLarge, beyond `REVOCATIONS_CAP` of one site.
+        """
+
+        def work(c: sa.Connection) -> None:
+            mine = sa.select(_revocations.c.standing).where(_revocations.c.site == site)
+            known = set(c.execute(mine).scalars())
+            if standing in known:
+                return
+            if len(known) >= REVOCATIONS_CAP:
+                raise TooLarge(f"a site may revoke at most {REVOCATIONS_CAP} standing approvals", given=f"{len(known)}")
+            values = {"site": site, "standing": standing, "envelope": envelope.to_bytes(), "day": today.isoformat()}
+            c.execute(_revocations.insert().values(**values))
+
+        self._write(work)
+        reach("standing.revoked")
+
+    def standing_revoked(self, site: str, standing: str) -> bool:
+        """Whether a site has told that a standing approval is over."""
+        query = sa.select(_revocations.c.day).where(_revocations.c.site == site, _revocations.c.standing == standing)
+        return self._read(lambda c: c.execute(query).first()) is not None
 
     def withdrawals(self, study: str | None = None, *, bundle_sha256: str | None = None) -> tuple[Tombstone, ...]:
         """Releases that were withdrawn, in the order of the log."""

@@ -27,7 +27,7 @@ from shared.keys import Envelope
 from site_agent.holds import told, told_digest
 
 if TYPE_CHECKING:
-    from site_agent.cli import Desk
+    from site_agent.desk import Desk
     from site_agent.ledger import Entry, Hold
 
 __all__ = ["EXPORT_TYPE", "export", "record"]
@@ -209,7 +209,7 @@ def _summary(
     import jinja2
 
     from site_agent import airlock
-    from site_agent.cli import plan_facts
+    from site_agent.cli.plan import plan_facts
 
     versions = [plan for plan in at.plans.filed(study)]
     approvals = [

@@ -18,16 +18,20 @@ from typing import Any, Literal
 from shared.canonical import canonical_json, sha256_hex
 from shared.chain import LINKS_CAP
 from shared.errors import ParameterError, StateRefusal
-from shared.keys import PublicKey
+from shared.keys import Envelope, PublicKey
 
 __all__ = [
+    "DECISION_TYPE",
     "LOST_CAP",
+    "SIGNED",
     "Approval",
     "Entry",
     "Hold",
     "Lost",
     "Touches",
     "Withdrawal",
+    "decided_by",
+    "decision_message",
     "fold",
     "link_of",
     "lost_bodies",
@@ -40,6 +44,9 @@ __all__ = [
 LOST_CAP = LINKS_CAP
 """Most charges in one `Lost`: a number that came over the wire must not decide how many holds are made."""
 _LOST_BYTES = 1 << 18
+DECISION_TYPE = "application/vnd.tributary.site-decision+json"
+SIGNED = frozenset({"plan_revoked", "standing_revoked", "persons_withdrew", "left", "resumed"})
+"""Kinds of entry that a person signs; one of kind ``paused`` may be signed, because stopping waits for nobody."""
 Touches = Literal["everybody", "new"]
 State = Literal[
     "reserved",
@@ -267,6 +274,29 @@ def link_of(seq: int, time: str, kind: str, body: Mapping[str, Any]) -> str:
     if "tags" not in body:
         return sha256_hex(canonical_json({"seq": seq, "time": time, "kind": kind, "body": body}))
     return sha256_hex(canonical_json({"seq": seq, "tags": body["tags"], "told": told_digest(time, kind, body)}))
+
+
+def decision_message(site: str, kind: str, previous: str, body: Mapping[str, Any]) -> bytes:
+    """The bytes that a person signs under an entry of a kind in `SIGNED`.
+
+    They name the entry before it, so that a signature is good at one place of one ledger and cannot be used again.
+
+    Args:
+        body: the entry's; signed is what others may see of it (`told`), without salt, key and signature.
+    """
+    said = {name: value for name, value in told(body).items() if name not in ("salt", "key", "signature")}
+    payload = canonical_json({"site": site, "kind": kind, "previous": previous, "body": said})
+    return Envelope.encoding(DECISION_TYPE, payload)
+
+
+def decided_by(site: str, entry: Entry, approvers: Mapping[str, PublicKey]) -> bool:
+    """Whether the person whom an entry names has signed it with the registered key."""
+    body = entry.body
+    key = approvers.get(body.get("name", ""))
+    if key is None or body.get("key") != key.hex:
+        return False
+    message = decision_message(site, entry.kind, entry.previous, body)
+    return key.verifies(bytes.fromhex(body.get("signature", "")), message)
 
 
 def price_of(event: Mapping[str, Any], delta: float) -> dict[str, Any]:

@@ -74,6 +74,7 @@ from site_agent.holds import (
     Phase,
     Touches,
     Withdrawal,
+    decision_message,
     fold,
     link_of,
     lost_bodies,
@@ -212,6 +213,8 @@ class Noted:
         envelope: the document, signed by the approver `name`.
         seq: its entry.
         revoked: by a person, with the plan's approval, or when the site left the study.
+        revocation: what the person signed for the coordinator when it was revoked.
+        told: whether the coordinator has acknowledged that.
     """
 
     digest: str
@@ -220,6 +223,8 @@ class Noted:
     envelope: Envelope
     seq: int
     revoked: bool = False
+    revocation: Envelope | None = None
+    told: bool = False
 
 
 def private_folder(path: Path) -> None:
@@ -858,16 +863,20 @@ class Ledger:
                 raise PlanChanged("a plan version must have one content", given=f"version {version} with another hash")
             book.append("plan_approved", body)
 
-    def revoke_plan(self, *, study: str, version: int, plan_hash: str, approver: str, reason: str) -> None:
+    def revoke_plan(
+        self, *, study: str, version: int, plan_hash: str, approver: str, reason: str, key: SigningKey | None = None
+    ) -> None:
         """Note that an approval is taken back; approving the same version again is possible.
 
+        Args:
+            key: of the person who decides; it signs the entry.
         Raises: StateRefusal, unless this version is approved.
         """
         body = {"study": study, "version": version, "plan_hash": plan_hash, "name": approver, "reason": reason}
         with self._transaction(write=True) as book:
             if book.plans.get(study) != (version, plan_hash) or study in book.revoked:
                 raise StateRefusal("only an approved plan can be revoked", given=f"version {version}")
-            book.append("plan_revoked", body)
+            book.append("plan_revoked", body, person=key)
 
     def plan_revoked(self, study: str, version: int) -> bool:
         """Whether the approval of this version was taken back, and not given again since."""
@@ -884,8 +893,15 @@ class Ledger:
                 book.append("standing", {"study": study, "name": name, "standing": envelope.digest, "envelope": text})
             return book.standing[envelope.digest]
 
-    def revoke_standing(self, digest: str, *, name: str, reason: str) -> Noted:
-        """Note that a standing approval is taken back, for good. Raises: StateRefusal, unless it is in force."""
+    def revoke_standing(
+        self, digest: str, *, name: str, reason: str, key: SigningKey | None = None, envelope: Envelope | None = None
+    ) -> Noted:
+        """Note that a standing approval is taken back, for good. Raises: StateRefusal, unless it is in force.
+
+        Args:
+            key: of the person who decides; it signs the entry.
+            envelope: the revocation for the coordinator (`shared.standing.Revocation`), signed by the same person.
+        """
         with self._transaction(write=True) as book:
             made = book.standing.get(digest)
             if made is None or made.revoked:
@@ -895,22 +911,51 @@ class Ledger:
                     next_step="See site-agent standing list.",
                 )
             body = {"study": made.study, "name": name, "standing": digest, "reason": reason}
-            book.append("standing_revoked", body)
+            if envelope is not None:
+                body["envelope"] = envelope.to_bytes().decode()
+            book.append("standing_revoked", body, person=key)
             return book.standing[digest]
+
+    def standing_told(self, digest: str) -> None:
+        """Note that the coordinator has acknowledged a revocation; again changes nothing."""
+        with self._transaction(write=True) as book:
+            made = book.standing[digest]
+            if not made.told:
+                book.append("standing_told", {"study": made.study, "standing": digest})
 
     def standing(self, study: str | None = None) -> tuple[Noted, ...]:
         """Every standing approval that was ever made, of one study or of all, oldest first."""
         with self._transaction() as book:
             return tuple(made for made in book.standing.values() if study in (None, made.study))
 
-    def leave(self, *, study: str, name: str, deleted: Sequence[Mapping[str, Any]]) -> None:
+    # -- the switch ------------------------------------------------------------------------------------------------
+    def pause(self, *, name: str, reason: str, key: SigningKey | None = None) -> None:
+        """Note that the site was paused, by a person where one is named; again changes nothing."""
+        with self._transaction(write=True) as book:
+            if not book.paused:
+                book.append("paused", {"name": name, "reason": reason}, person=key)
+
+    def resume(self, *, name: str, reason: str, key: SigningKey | None = None) -> None:
+        """Note that a pause has ended."""
+        with self._transaction(write=True) as book:
+            book.append("resumed", {"name": name, "reason": reason}, person=key)
+
+    def paused(self) -> bool:
+        """Whether the last word on it was a pause."""
+        with self._transaction() as book:
+            return book.paused
+
+    def leave(
+        self, *, study: str, name: str, deleted: Sequence[Mapping[str, Any]], key: SigningKey | None = None
+    ) -> None:
         """Note what was deleted when the site left a study: release, file, SHA-256 and size of each."""
         require_word(study, "study")
         with self._transaction(write=True) as book:
             # The size of a list of persons tells how many they are.
             sizes = [item.get("bytes", 0) for item in deleted]
-            gone = [{key: value for key, value in item.items() if key != "bytes"} for item in deleted]
-            book.append("left", {"study": study, "name": name, "deleted": gone}, {"bytes": sizes})
+            gone = [{what: value for what, value in item.items() if what != "bytes"} for item in deleted]
+            body = {"study": study, "name": name, "deleted": gone}
+            book.append("left", body, person=key, kept={"bytes": sizes})
 
     def deleted(self) -> frozenset[str]:
         """Releases whose files were deleted when the site left their study."""
@@ -923,9 +968,13 @@ class Ledger:
             return book.plans.get(study)
 
     # -- persons who withdrew ---------------------------------------------------------------------------------------
-    def note_persons(self, study: str, persons: Collection[str]) -> int:
+    def note_persons(
+        self, study: str, persons: Collection[str], *, name: str = "", key: SigningKey | None = None
+    ) -> int:
         """Note that persons withdrew from a study: pseudonyms in a file of the site, their number in the ledger.
 
+        Args:
+            name: of the approver who notes it, whose `key` signs the entry.
         Returns: how many were not noted before.
         Raises: IntegrityRefusal (the list is lost or was edited); StorageRefusal.
         """
@@ -945,7 +994,8 @@ class Ledger:
                     raise _storage(folder.name, error) from error
                 write_whole(folder / f"{digest}.json", data, "ledger.withdrawn")
                 counted = {"added": added, "count": len(everybody)}
-                book.append("persons_withdrew", {"study": study, "sha256": digest}, counted)
+                body = {"study": study, "name": name, "sha256": digest}
+                book.append("persons_withdrew", body, person=key, kept=counted)
             return added
 
     def persons_gone(self, study: str) -> frozenset[str]:
@@ -1181,6 +1231,7 @@ class _Book:
         self.revoked: dict[str, int] = {}
         self.deleted: set[str] = set()
         self.standing: dict[str, Noted] = {}
+        self.paused = False
         for entry in entries:
             try:
                 self._fold(entry)
@@ -1197,16 +1248,31 @@ class _Book:
 
     def move(self, release_id: str, kind: str, body: Mapping[str, Any], kept: Mapping[str, Any] | None = None) -> Hold:
         self.hold(release_id)
-        self.append(kind, {"release_id": release_id, **body}, kept)
+        self.append(kind, {"release_id": release_id, **body}, kept=kept)
         return self.holds[release_id]
 
-    def append(self, kind: str, body: Mapping[str, Any], kept: Mapping[str, Any] | None = None) -> None:
-        """Add an entry. `kept` is what is told to nobody outside: counts of records."""
+    def append(
+        self,
+        kind: str,
+        body: Mapping[str, Any],
+        *,
+        person: SigningKey | None = None,
+        kept: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Add an entry, signed by the site.
+
+        Args:
+            person: who decides, where it is a person's decision: their signature stands in the entry.
+            kept: what is told to nobody outside: counts of records.
+        """
         seq = len(self.entries) + 1
         time = dt.datetime.now(dt.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         body = {**body, "salt": secrets.token_hex(16), "tags": self._tags(body)}
         if kept:
             body["kept"] = {**kept, "salt": secrets.token_hex(16)}
+        if person is not None:
+            message = decision_message(self.site, kind, self.entries[-1].hash, body)
+            body |= {"key": person.public.hex, "signature": person.sign(message).hex()}
         data = canonical_json(body)
         if len(data) > BODY_CAP:
             # Written, it could never be read again, and the ledger with it.
@@ -1257,8 +1323,14 @@ class _Book:
                 seq=entry.seq,
             )
         elif entry.kind == "standing_revoked":
+            made, text = self.standing[entry.body["standing"]], entry.body.get("envelope")
+            signed = None if text is None else Envelope.from_bytes(text.encode())
+            self.standing[made.digest] = replace(made, revoked=True, revocation=signed)
+        elif entry.kind == "standing_told":
             made = self.standing[entry.body["standing"]]
-            self.standing[made.digest] = replace(made, revoked=True)
+            self.standing[made.digest] = replace(made, told=True)
+        elif entry.kind in ("paused", "resumed"):
+            self.paused = entry.kind == "paused"
         elif entry.kind == "left":
             self._end_standing(entry.body["study"])
             self.deleted |= {str(item["release_id"]) for item in entry.body["deleted"]}

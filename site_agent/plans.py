@@ -78,7 +78,9 @@ class Memory(Protocol):
     def approve_plan(
         self, *, study: str, version: int, plan_hash: str, approver: str, envelope: Envelope | None = None
     ) -> None: ...
-    def revoke_plan(self, *, study: str, version: int, plan_hash: str, approver: str, reason: str) -> None: ...
+    def revoke_plan(
+        self, *, study: str, version: int, plan_hash: str, approver: str, reason: str, key: SigningKey | None = None
+    ) -> None: ...
     def plan_revoked(self, study: str, version: int) -> bool: ...
 
 
@@ -263,7 +265,9 @@ class Plans:
                 given=repr(name),
                 next_step=f"Approvers here: {', '.join(self.approvers) or 'none'}.",
             )
-        self.memory.revoke_plan(study=study, version=plan.version, plan_hash=plan.hash, approver=name, reason=reason)
+        self.memory.revoke_plan(
+            study=study, version=plan.version, plan_hash=plan.hash, approver=name, reason=reason, key=key
+        )
         return plan
 
     def approval(self, study: str, version: int) -> PlanApproval | None:

@@ -25,11 +25,11 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from shared.errors import NetworkRefusal, Refusal, SmallN
+from shared.errors import ApprovalRefusal, NetworkRefusal, Refusal, SmallN
 from shared.plan import StudyPlan, Wave
 
 if TYPE_CHECKING:
-    from site_agent.cli import Desk
+    from site_agent.desk import Desk
     from site_agent.egress import Egress
     from site_agent.ledger import Hold, Ledger
     from site_agent.pipeline import Site
@@ -49,6 +49,17 @@ _OPEN = {
     "burnt": "burnt",
     "rejected": "rejected",
 }
+_VERBS = {
+    "no plan": "plan fetch",
+    "offline": "run",
+    "not connected": "run",
+    "not sent": "send",
+    "not approved": "approve",
+    "not released": "release",
+    "withdrawal not told": "withdraw",
+    "revocation not told": "standing revoke",
+}
+"""What was tried, for the log of refusals, by what `attend` says of it."""
 _RESUMED = ("due", "reserved", "sealed, not yet checked")
 
 
@@ -217,11 +228,14 @@ def attend(
     """
     from site_agent import airlock, pipeline
 
-    def told(study: str, what: str, refusal: Refusal, wave: int | None = None) -> None:
+    def told(study: str, what: str, refusal: Refusal, wave: int | None = None, release_id: str = "") -> None:
         say(Event(study=study, what=what, wave=wave, detail=str(refusal), code=refusal.code))
+        # That nobody answers is the weather, and refuses nothing.
+        if not dry_run and not isinstance(refusal, NetworkRefusal):
+            at.note_refusal(_VERBS[what], refusal, study=study, release_id=release_id, agent=True)
 
     if at.paused:
-        say(Event(study="", what="paused", detail="Nothing is drawn or sent until site-agent resume."))
+        say(Event(study="", what="paused", detail="Nothing is drawn or sent until site-agent resume --as NAME."))
         return
     studies = sorted({*at.config.studies, *at.config.data, *at.plans.studies()})
     try:
@@ -248,6 +262,8 @@ def attend(
     def advance(hold: Hold) -> str:
         """Approve what a standing approval is good for, and send it; or the limit that failed."""
         found = airlock.stand_in(at, hold.release_id, agent_version=agent_version, today=today)
+        if found.limit:
+            at.note_refusal("standing approval", ApprovalRefusal(found.limit), release_id=hold.release_id, agent=True)
         if found.used:
             detail = f"{hold.release_id[:8]}, by the standing approval of {found.used}"
             say(Event(study=hold.study, what="approved", wave=hold.wave, detail=detail))
@@ -260,7 +276,15 @@ def attend(
             airlock.send(at, hold.release_id, agent_version=agent_version, today=today)
             say(Event(study=hold.study, what="sent", wave=hold.wave, detail=hold.release_id[:8]))
         except Refusal as refusal:
-            told(hold.study, "not sent", refusal, hold.wave)
+            told(hold.study, "not sent", refusal, hold.wave, hold.release_id)
+
+    if not dry_run:
+        try:
+            for noted in airlock.tell_revocations(at):
+                detail = f"standing approval {noted.digest[:8]}"
+                say(Event(study=noted.study, what="told of a revocation", detail=detail))
+        except Refusal as refusal:
+            told("", "revocation not told", refusal)
 
     for hold in at.outbox.list():
         if hold.withdrawal is None or hold.withdrawal.settled or not hold.left or at.paused:
@@ -272,7 +296,7 @@ def attend(
             airlock.bury(at, hold.release_id)
             say(Event(study=hold.study, what="told of a withdrawal", wave=hold.wave, detail=hold.release_id[:8]))
         except Refusal as refusal:
-            told(hold.study, "withdrawal not told", refusal, hold.wave)
+            told(hold.study, "withdrawal not told", refusal, hold.wave, hold.release_id)
 
     for hold in at.outbox.list():
         if hold.state not in ("held", "approved") or at.paused:
@@ -282,7 +306,7 @@ def attend(
                 if not dry_run:
                     advance(hold)
             except Refusal as refusal:
-                told(hold.study, "not approved", refusal, hold.wave)
+                told(hold.study, "not approved", refusal, hold.wave, hold.release_id)
             continue
         if dry_run:
             say(Event(study=hold.study, what="would send", wave=hold.wave, detail=hold.release_id[:8]))

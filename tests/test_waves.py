@@ -575,7 +575,7 @@ def test_a_night_on_which_the_clocks_change_makes_each_wave_exactly_once(plan, t
     monkeypatch.setenv("TZ", zone)
     time.tzset()
     try:
-        monkeypatch.setattr(cli.dt, "datetime", Clock)
+        monkeypatch.setattr("site_agent.desk.dt.datetime", Clock)
         read = []
         for instant in instants:
             shown.append(instant)
@@ -621,7 +621,7 @@ def test_the_agent_makes_what_is_due_sends_what_is_approved_and_survives_the_coo
     assert len(at.hub.sent) == 1
     at("pause")
     assert "paused" in at("run", "--once")
-    at("resume")
+    at("resume", "--as", "dr-lind")
     (one,) = at.json("waves", "mini")["studies"]
     assert one["waves"][0]["state"] == "delivered"
     assert one["last_affordable"] in (None, 2)
@@ -633,11 +633,11 @@ def test_persons_withdraw_from_a_file_and_only_their_number_is_told(hospital, pl
     at("run", "--once")
     ids = at.folder / "ids.txt"
     ids.write_text("\n".join([*table["person"].head(12), "  "]))
-    assert at.json("withdraw-person", "mini", "--id-file", str(ids), "--dry-run")["added"] == 12
-    answer = at.json("withdraw-person", "mini", "--id-file", str(ids))
+    assert at.json("withdraw-person", "mini", "--as", "dr-lind", "--id-file", str(ids), "--dry-run")["added"] == 12
+    answer = at.json("withdraw-person", "mini", "--as", "dr-lind", "--id-file", str(ids))
     assert (answer["given"], answer["added"], answer["released_before"]) == (12, 12, 12)
-    assert at.json("withdraw-person", "mini", "--id-file", str(ids))["added"] == 0
-    answer = at.json("withdraw-person", "mini", "--id-file", str(ids), "--by-lot")
+    assert at.json("withdraw-person", "mini", "--as", "dr-lind", "--id-file", str(ids))["added"] == 0
+    answer = at.json("withdraw-person", "mini", "--as", "dr-lind", "--id-file", str(ids), "--by-lot")
     assert answer["by_lot"] == 0, "the plan appends: nobody leaves the table, and no wave waits"
     assert table["person"][0] not in at("history", "--last", "0")
 
