@@ -2116,12 +2116,12 @@ def audit_export(
             page,
             [
                 ("releases", answer["releases"]),
-                ("ledger", f"{answer['entries']} entries; those of other studies as links only"),
+                ("ledger", f"{answer['entries']} entries; those of other studies as digests only"),
                 ("head", answer["head"]),
                 ("key of this site", answer["fingerprint"]),
             ],
         )
-        page.print("No row is in it. The checks hold counts: hand it to people who may see them.")
+        page.print("No row is in it, and no count of records but the n of each receipt.")
         screens.next_step(page, f"python {out / 'verify.py'}", f"open {out / 'summary.html'}")
 
     emit(answer, as_json=json, show=show)
@@ -2165,7 +2165,7 @@ def page(
 @audit_app.command("verify")
 @ledger_app.command("verify")
 def audit_verify(home: Home = None, json: Json = False) -> None:
-    """Verify every entry, signature, sealed bundle and plan approval of this site."""
+    """Verify every entry, sealed bundle, plan approval and decision of this site, each with its signature."""
     from site_agent import airlock
 
     answer = airlock.verify(desk(home))
@@ -2181,6 +2181,7 @@ def audit_verify(home: Home = None, json: Json = False) -> None:
                 Check(name="ledger", detail=f"{answer['entries']} entries, each chained and signed"),
                 Check(name="sealed bundles", detail=f"{answer['bundles']}, each the bytes that were sealed"),
                 Check(name="plan approvals", detail=f"{answer['plan_approvals']}, each signed by its approver"),
+                Check(name="decisions", detail=f"{answer['signatures']}, each signed by its person over its bytes"),
                 Check(name="head", detail=answer["head"]),
             ],
         )

@@ -360,7 +360,7 @@ def test_who_withdrew_leaves_only_together_with_ten_others(quick, tmp_path, plan
     made = release(many, site, source(tmp_path, table), wave=2)
     assert len(made.table) == 349
     assert not set(rows_of(site, made).persons) & set(gone[:11])
-    notes = [entry.body for entry in site.ledger.entries() if entry.kind == "persons_withdrew"]
+    notes = [entry.body["kept"] for entry in site.ledger.entries() if entry.kind == "persons_withdrew"]
     assert [(note["added"], note["count"]) for note in notes] == [(1, 1), (10, 11)]
     assert gone[0] not in str(notes)
 

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 __all__ = ["CONDITIONAL_ON", "LatentNoisePlan", "mechanism"]
 
-_SIX_DIGITS = Context(prec=6, rounding=ROUND_DOWN)
 CONDITIONAL_ON: Mapping[str, str] = {
     "local": "flow, encoder, w and R",
     "holdout": "nothing: the flow was fitted on other persons, who are not covered",
@@ -31,6 +30,7 @@ CONDITIONAL_ON: Mapping[str, str] = {
     "private": "nothing: the price of fitting the flow is included",
 }
 """What a posture's ε takes as given. Encoder, w and R come from the plan in all four."""
+_SIX_DIGITS = Context(prec=6, rounding=ROUND_DOWN)
 
 
 @dataclass(frozen=True, kw_only=True)
