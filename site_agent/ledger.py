@@ -40,6 +40,7 @@ import secrets
 import sqlite3
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -1411,21 +1412,27 @@ def _read(connection: sqlite3.Connection) -> list[Entry]:
     entries: list[Entry] = []
     previous = GENESIS
     rows = connection.execute("SELECT seq, time, kind, body, previous, hash, signature FROM entries ORDER BY seq")
-    for number, (seq, time, kind, raw, before, digest, signature) in enumerate(rows, start=1):
-        try:
-            body = parse_json(bytes(raw))
-            head = hashlib.sha256(bytes.fromhex(previous) + bytes.fromhex(link_of(seq, time, kind, body))).hexdigest()
-            whole = canonical_json(body) == bytes(raw)
-            signature = bytes(signature)
-        except (Refusal, TypeError, ValueError):
-            raise _broken(f"entry {number} must be readable", "damaged bytes") from None
-        if seq != number or before != previous or digest != head or not whole:
-            raise _broken(f"entry {number} must follow from the one before it", "another hash")
-        entries.append(
-            Entry(seq=seq, time=time, kind=kind, body=body, previous=before, hash=digest, signature=signature)
-        )
-        previous = digest
+    for number, row in enumerate(rows, start=1):
+        entries.append(_entry(number, previous, *row))
+        previous = entries[-1].hash
     return entries
+
+
+@lru_cache(maxsize=2048, typed=True)
+def _entry(
+    number: int, previous: str, seq: int, time: str, kind: str, raw: bytes, before: str, digest: str, signature: bytes
+) -> Entry:
+    """One row, checked against the hash before it. A function of these bytes alone: they are not looked at twice."""
+    try:
+        body = parse_json(bytes(raw))
+        head = hashlib.sha256(bytes.fromhex(previous) + bytes.fromhex(link_of(seq, time, kind, body))).hexdigest()
+        whole = canonical_json(body) == bytes(raw)
+        signature = bytes(signature)
+    except (Refusal, TypeError, ValueError):
+        raise _broken(f"entry {number} must be readable", "damaged bytes") from None
+    if seq != number or before != previous or digest != head or not whole:
+        raise _broken(f"entry {number} must follow from the one before it", "another hash")
+    return Entry(seq=seq, time=time, kind=kind, body=body, previous=before, hash=digest, signature=signature)
 
 
 def _resumed(hold: Hold, *, plan_hash: str, event: Mapping[str, Any], delta: float) -> Hold:
