@@ -264,15 +264,19 @@ def plan_cost(
         out.print(f"{price.study}, version {price.version}", style="bold")
         _facts(
             out,
-            ("mechanism", f"latent noise injection, w = {price.w:.4g}, R = {price.radius:.4g}, d = {price.d} columns"),
+            ("mechanism", f"{price.mechanism}, {price.details}, d = {price.d} columns"),
             ("posture", price.posture),
             ("one wave alone", f"ε {number(price.epsilon)} at δ {price.delta:g} (exact)"),
             *(
                 [("the rows alone", f"ε {number(price.rows)}; the rest is training")]
-                if price.rows < price.epsilon
+                if price.rows is not None and price.rows < price.epsilon
                 else []
             ),
-            ("by the paper", f"ε {number(price.paper)} for the rows (Theorem 2; looser, never charged)"),
+            *(
+                [("by the paper", f"ε {number(price.paper)} for the rows (Theorem 2; looser, never charged)")]
+                if price.paper is not None
+                else []
+            ),
             ("budget", f"ε {price.cap:g} at δ {price.delta:g}, all waves"),
         )
         out.print()
@@ -293,7 +297,7 @@ def plan_cost(
             out.print("Nobody is drawn twice: whoever comes with a later wave pays for that wave alone.")
         out.print("every wave is affordable" if last == MANY else words, style="bold")
         out.print(price.translation.replace(": At ", ":\nAt ").replace(". With ", ".\nWith "))
-        if price.rows > 8.001:
+        if price.rows is not None and price.rows > 8.001:
             out.print(f"For ε 8 in one wave take w = {price.w_for_8:.2g}.", style="cyan")
         if last:
             out.print(f"next: coordinator plan sign {file}", style="cyan")
@@ -430,7 +434,7 @@ def plan_show(
             ("hash", plan.hash),
             ("recipient", plan.coordinator),
             ("who", plan.eligibility or "–"),
-            ("mechanism", f"latent noise injection, w = {price.w:.4g}, posture {plan.posture}"),
+            ("mechanism", f"{price.mechanism}, {price.details}; posture {plan.posture}"),
             ("price", f"ε {price.epsilon:.4g} for a wave alone; {charged}"),
             ("budget", f"ε {plan.budget.epsilon:g} at δ {plan.budget.delta:g}, for one person"),
             ("in words", price.translation),

@@ -105,10 +105,9 @@ def least_total(receipt: Receipt, plan: StudyPlan, earlier: Sequence[StudyPlan],
         together: what the total would be for somebody who is in every refresh; not a bound.
     """
     from shared import privacy
-    from shared.encoding import Encoder
     from shared.release import planned_event
 
-    events = [planned_event(before, Encoder(dictionary=before.dictionary).d) for before in earlier]
+    events = [planned_event(before) for before in earlier]
     charges = list(zip([plan, *earlier], [privacy.from_canonical(receipt.event), *events], strict=True))
     everybodys: list[privacy.Event] = []
     single: list[privacy.Event] = []
@@ -563,7 +562,7 @@ class CollectionService:
             if receipt.n < plan.floors.persons:
                 raise SmallN(f"a release must have at least {plan.floors.persons} persons", given=f"{receipt.n}")
             self._require_history(receipt, plan)
-            plan.dictionary.validate_release(bundle.table)
+            plan.release.validate(plan, bundle.table, receipt.n)
             return receipt
         except (Refusal, MemoryError, OSError):
             raise

@@ -597,14 +597,20 @@ def planned(plan: StudyPlan, made: Release) -> tuple[tuple[str, bool], ...]:
 
     columns = [column.name for column in plan.dictionary.released]
     try:
-        plan.dictionary.validate_release(made.table)
+        plan.release.validate(plan, made.table, made.receipt.n)
         within = True
     except Refusal:
         within = False
-    same = list(made.table.columns) == columns
+    if plan.release.draws_rows:
+        same = list(made.table.columns) == columns
+        form: tuple[tuple[str, bool], ...] = (
+            (f"exactly the {len(columns)} planned columns, in the plan's order, and no other", same),
+            ("every value within the dictionary's bounds and levels", within),
+        )
+    else:
+        form = (("exactly the planned figures, each possible for the plan's noise, and no row of anybody", within),)
     return (
-        (f"exactly the {len(columns)} planned columns, in the plan's order, and no other", same),
-        ("every value within the dictionary's bounds and levels", within),
+        *form,
         (f"sent to {plan.coordinator} and nobody else", made.receipt.recipient == plan.coordinator),
         (f"priced by the plan's event at δ = {plan.budget.delta:g}", made.receipt.delta == plan.budget.delta),
     )
@@ -624,6 +630,7 @@ def compare(at: Desk, made: Release) -> tuple[Earlier, ...]:
             continue
         before = pipeline.open_release(at.outbox, hold.release_id)
         then, now = before.table, made.table
+        rows = made.receipt.mechanism == "latent_noise"
         out.append(
             Earlier(
                 release_id=hold.release_id,
@@ -635,7 +642,7 @@ def compare(at: Desk, made: Release) -> tuple[Earlier, ...]:
                 rows_now=len(now),
                 added=tuple(name for name in now.columns if name not in then.columns),
                 removed=tuple(name for name in then.columns if name not in now.columns),
-                shifts=_shifts(then, now),
+                shifts=_shifts(then, now) if rows else (),
             )
         )
     return tuple(reversed(out))

@@ -800,13 +800,12 @@ def plan_facts(at: Desk, plan: StudyPlan) -> dict[str, Any]:
     """Everything a steward agrees to, as plain values."""
     from dataclasses import asdict
 
-    from shared.encoding import Encoder
     from shared.release import coverage, planned_event
     from shared.terminal import plain
     from site_agent.config import Limits
     from site_agent.plans import difference
 
-    event = planned_event(plan, Encoder(dictionary=plan.dictionary).d)
+    event = planned_event(plan)
     approval = at.plans.approval(plan.study, plan.version)
     before = at.plans.last_approved(plan.study)
     covered, not_covered = coverage(plan)
@@ -1876,11 +1875,10 @@ def waves(
 
 
 def _ahead(at: Desk, plan: StudyPlan, more: int) -> tuple[float, ...]:
-    from shared.encoding import Encoder
     from shared.release import planned_event
     from site_agent.pipeline import touches
 
-    event = planned_event(plan, Encoder(dictionary=plan.dictionary).d).to_canonical()
+    event = planned_event(plan).to_canonical()
     return at.ledger.forecast(plan.study, event, plan.budget.delta, touches=touches(plan), more=more)
 
 

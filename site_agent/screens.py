@@ -176,7 +176,8 @@ def release_page(
     settings(
         out,
         (
-            ("what", "synthetic / privatised rows, not patient records"),
+            ("what", "synthetic / privatised, not patient records"),
+            ("by", receipt.mechanism.replace("_", " ") + f", of {receipt.n} persons"),
             ("size", f"{len(release.table)} rows, {release.table.shape[1]} columns, {hold.bundle_bytes:,} bytes"),
             ("to", receipt.recipient),
             (

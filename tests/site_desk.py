@@ -26,10 +26,10 @@ from shared.flows import AffineAutoregressiveFlow
 from shared.invitation import Invitation, certificate_fingerprint
 from shared.keys import Envelope, SigningKey
 from shared.plan import StudyPlan, sign_plan
-from shared.release import mechanism
+from shared.prescriptions.latent_noise import mechanism
 from shared.terminal import run
 from shared.wire import Acceptance, AnchorHead, AnchorReceipt, Enrolment, Holding, Holdings
-from site_agent import cli, pipeline
+from site_agent import cli, drawing, pipeline
 from site_agent.fitting import Fitted, released_rows
 
 PASSPHRASE = "correct horse battery"
@@ -247,9 +247,9 @@ def hospital(tmp_path, monkeypatch, capsys):
     monkeypatch.delenv("TRIBUTARY_TODAY", raising=False)
     monkeypatch.setattr(cli, "door", lambda config: hub)
     monkeypatch.setattr("site_agent.egress.Egress.from_invitation", lambda invitation, **_: hub)
-    monkeypatch.setattr(pipeline, "_fit", quick_fit)
+    monkeypatch.setattr(drawing, "_fit", quick_fit)
     monkeypatch.setattr(
-        pipeline, "_attack", lambda **_: {"sentences": ["Attacks we tried on 300 released rows; others may do better."]}
+        drawing, "_attack", lambda **_: {"sentences": ["Attacks we tried on 300 released rows; others may do better."]}
     )
     monkeypatch.setattr(
         pipeline, "estimate", lambda plan, source: pipeline.Estimate(seconds=1.0, memory_mb=200.0, n=300, d=13)

@@ -12,7 +12,6 @@ from service import LEAD, SMALL, Hub, small_table
 from test_ledger import deliver
 
 from shared import privacy
-from shared.encoding import Encoder
 from shared.errors import BudgetRefusal, LedgerRefusal, StateRefusal
 from shared.plan import Budget, LatentNoisePlan, StudyPlan, Wave, sign_plan
 from shared.release import planned_event
@@ -34,7 +33,7 @@ PLAN = StudyPlan(
     dictionary=SMALL,
     returning="refresh",
 )
-EVENT = planned_event(PLAN, Encoder(dictionary=SMALL).d)
+EVENT = planned_event(PLAN)
 
 
 class Agent:

@@ -31,7 +31,7 @@ from shared.errors import (
 from shared.keys import Envelope, SigningKey
 from shared.plan import Budget, Floors
 from shared.standing import Standing, broken_limit, open_standing
-from site_agent import cli, pipeline, verifier
+from site_agent import cli, drawing, pipeline, verifier
 
 FAR = "2998-12-31"
 WITHIN = "100000"
@@ -192,7 +192,7 @@ def shrunk(site, plan, patch):
 
 def no_audit(site, plan, patch):
     add(site)
-    patch.setattr(pipeline, "_attack", lambda **_: {})
+    patch.setattr(drawing, "_attack", lambda **_: {})
 
 
 def warned(site, plan, patch):

@@ -251,7 +251,7 @@ def test_what_stands_in_a_bundle_keeps_the_epsilon_that_its_receipt_prints(tmp_p
     rng = Scaled(factor, 69)
     (printed, high), (_, low) = (world(plan, value, rng, tmp_path) for value in (200.0, 0.0))
     assert printed == pytest.approx(claim)
-    assert printed == epsilon(planned_event(plan, 2), PLAN_DELTA)
+    assert printed == epsilon(planned_event(plan), PLAN_DELTA)
     found = bound_on_epsilon(high["sbp"].to_numpy() > 100, low["sbp"].to_numpy() > 100, PLAN_DELTA)
     assert (found <= printed) == (factor == 1.0)
 

@@ -360,6 +360,7 @@ PRELOADED = [
     "shared.mechanisms.latent_noise",
     "site_agent.cli",
     "site_agent.egress",
+    "site_agent.drawing",
     "site_agent.pipeline",
     "site_agent.models.flow",
     "site_agent.audit",
@@ -389,10 +390,10 @@ def _draws() -> None:
     What the membership attack releases is a stand-in, which never leaves memory.
     """
     from shared.mechanisms.latent_noise import LatentNoise
-    from site_agent import pipeline
+    from site_agent import drawing
     from site_agent.outbox import Outbox
 
-    drawn, sealed, attacked = LatentNoise.release, Outbox.seal, pipeline._attack
+    drawn, sealed, attacked = LatentNoise.release, Outbox.seal, drawing._attack
     attacking: list[bool] = []
 
     def release(self: Any, *given: Any, **named: Any) -> Any:
@@ -410,7 +411,7 @@ def _draws() -> None:
         return sealed(self, hold, bundle, *given, **named)
 
     LatentNoise.release, Outbox.seal = release, seal  # type: ignore[method-assign]
-    pipeline._attack = attack
+    drawing._attack = attack
 
 
 def _trace() -> None:
@@ -454,7 +455,7 @@ def _stumble() -> None:
     """A fault that nobody foresaw, in the words of a library that quotes the cell it stumbled over."""
     import pandas as pd
 
-    from site_agent import pipeline
+    from site_agent import drawing
 
     def fit(*_: Any) -> Any:
         from shared.randomness import secure_rng  # noqa: F401
@@ -462,7 +463,7 @@ def _stumble() -> None:
         frame = pd.read_csv(os.environ["THEATRE_TABLE"], dtype=str)
         return frame["person"].astype(float)
 
-    pipeline._fit = fit
+    drawing._fit = fit
 
 
 HOOKS = {"draws": _draws, "trace": _trace, "plaintext": _plaintext, "stumble": _stumble}
