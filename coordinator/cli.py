@@ -51,6 +51,7 @@ app.add_typer(analyst_app, name="analyst", rich_help_panel="Answers")
 app.add_typer(log_app, name="log", rich_help_panel="Releases")
 
 Json = Annotated[bool, typer.Option("--json", help="Answer as JSON.")]
+SITE_LIST_TYPE = "application/vnd.tributary.site-list+json"
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would happen; change nothing.")]
 PlanFile = Annotated[Path, typer.Argument(help="The study plan, a TOML file.")]
 Site = Annotated[str, typer.Argument(help="The site's name.")]
@@ -951,7 +952,14 @@ Bayes = Annotated[bool, typer.Option("--bayes", help="Also the posterior under a
 Scale = Annotated[float, typer.Option("--scale", help="Scale of that prior; 0.5 suits log ratios.")]
 Exact = Annotated[bool, typer.Option("--exact", help="Also intervals made for few studies.")]
 Diagnostics = Annotated[bool, typer.Option("--diagnostics", help="Also leave-one-out, influence, asymmetry.")]
-Kind = Annotated[str, typer.Option("--kind", help="forest, leave-one-out, cumulative, funnel, baujat or influence.")]
+FigureKind = Annotated[
+    str,
+    typer.Option(
+        "--kind",
+        help="forest, leave-one-out, cumulative, funnel, baujat, influence, waves (estimate by wave), km (survival "
+        "curves) or budget (ε spent by wave; asks no question).",
+    ),
+]
 
 
 @app.command(rich_help_panel="Answers")
@@ -1013,8 +1021,8 @@ def pool(
 def figure(
     context: typer.Context,
     study: Study,
-    wave: Wave,
     out: Annotated[Path, typer.Option("--out", help="Figure to write: .svg, .pdf or .png.")],
+    wave: Annotated[int, typer.Option("--wave", help="The table as of this wave; the newest if left out.")] = 0,
     as_of: AsOf = None,
     combine: Combine = False,
     estimand: Planned = "",
@@ -1024,21 +1032,69 @@ def figure(
     test: Test = "adhoc",
     level: Level = 0.95,
     title: Annotated[str, typer.Option("--title", help="Title; the question if left out.")] = "",
-    kind: Kind = "forest",
+    kind: FigureKind = "forest",
     subgroup: Subgroup = "",
     facts: Facts = None,
+    site: Annotated[list[str] | None, typer.Option("--site", help="Of km: only this site; repeat for several.")] = None,
     favours: Annotated[
         str, typer.Option("--favours", help='Sides of the null line: "Favours drug|Favours placebo".')
     ] = "",
     dry_run: DryRun = False,
     json: Json = False,
 ) -> None:
-    """Draw the forest plot of a pooled answer, or one of the figures beside it."""
+    """Draw the forest plot of a pooled answer, one of the figures beside it, survival curves, or the budget."""
     if out.suffix.lower() not in (".svg", ".pdf", ".png"):
         raise ParameterError("a figure must end in .svg, .pdf or .png", given=repr(out.name))
+    from coordinator.companion_figures import KINDS
+
+    kinds = ("forest", *KINDS, "waves", "km", "budget")
+    if kind not in kinds:
+        raise ParameterError(f"the figure must be one of {', '.join(kinds)}", given=repr(kind))
+    path = None if dry_run else out
+    made: dict[str, Any] = {"figure": str(out), "kind": kind, "written": not dry_run}
+    words = f"{'would write' if dry_run else 'wrote'} {out}"
+    if (subgroup or favours) and kind != "forest":
+        raise ParameterError("subgroups and favours must be of a forest plot", given=repr(kind))
+    if kind == "budget":
+        from coordinator.spending import spending
+
+        with _open(Config.load(context.obj)) as store:
+            budget = spending(store, study)
+        budget.figure(path, title=title)
+        emit({**plain(budget), **made}, as_json=json, show=lambda shown: shown.print(words))
+        return
+    if not wave:
+        from coordinator.queries import newest
+
+        with _open(Config.load(context.obj)) as store:
+            wave = newest(store, study)
+    if kind == "km":
+        from coordinator.curves import curves
+
+        with _open(Config.load(context.obj)) as store:
+            asked = _one_question(store, study, estimand, formula)
+            found = curves(store, study, wave, asked, as_of=as_of, combine=combine, sites=site or (), level=level)
+            found.figure(path, title=title)
+            if not dry_run:
+                how = {"wave": found.wave, "as_of": as_of, "combined": combine, "term": "curve", "level": level}
+                store.save_result(
+                    study=study,
+                    wave=found.wave,
+                    kind="km",
+                    question={**how, "estimand": found.estimand, "sites": sorted(site or [])},
+                    used=found.used,
+                    numbers={"curves": len(found.curves)},
+                    figure=str(out),
+                    today=_today(),
+                )
+        emit({**plain(found), **made}, as_json=json, show=lambda shown: shown.print(words))
+        return
     answer = _ask(context, study, wave, as_of, combine, estimand, formula, term, method, test, level)
     before = None
-    if not dry_run:
+    if kind == "waves":
+        made["waves"] = _by_wave(context, answer, title or f"{study}: {answer.term} in {answer.estimand}", path)
+        before = None if dry_run else _save(context, answer, "figure", figure=str(out))
+    elif not dry_run:
         from coordinator.client import draw
 
         draw(
@@ -1052,8 +1108,7 @@ def figure(
             path=out,
         )
         before = _save(context, answer, "figure", figure=str(out))
-    data = {**answer.document, "changed": _changed(before, answer), "figure": str(out), "written": not dry_run}
-    words = f"{'would write' if dry_run else 'wrote'} {out}"
+    data = {**answer.document, "changed": _changed(before, answer), **made}
     emit(data, as_json=json, show=lambda shown: shown.print(words))
 
 
@@ -1261,6 +1316,47 @@ def log_proof(
     emit(answer, as_json=json, show=show)
 
 
+@log_app.command("list")
+def log_list(
+    context: typer.Context,
+    site: Site,
+    study: Annotated[str, typer.Argument(help="The study.")],
+    out: Annotated[Path, typer.Option("--out", dir_okay=False, help="A new file for the signed list.")],
+    dry_run: DryRun = False,
+    json: Json = False,
+) -> None:
+    """Sign what was witnessed and accepted of a site, for a stranger who checks the site's audit export (verify.py)."""
+    from coordinator.authority import Authority
+    from shared.canonical import canonical_json
+    from shared.keys import Envelope, write_private
+
+    config = Config.load(context.obj)
+    if out.exists():
+        raise ParameterError("the file must be new", given=f"{out}", next_step="Name another.")
+    with _open(config) as store:
+        store.verify_log()
+        body = store.site_list(study, site, today=_today())
+    key = Authority.load(config.home).witness
+    if not dry_run:
+        write_private(out, Envelope.sign(SITE_LIST_TYPE, canonical_json(body), [key]).to_bytes())
+    answer = {
+        "out": str(out),
+        "anchors": len(body["anchors"]),
+        "releases": len(body["releases"]),
+        "size": body["size"],
+        "fingerprint": key.public.fingerprint,
+        "written": not dry_run,
+    }
+
+    def show(shown: Console) -> None:
+        words = f"{'would write' if dry_run else 'wrote'} {out}: {len(body['anchors'])} heads of {site}'s ledger"
+        shown.print(f"{words} and {len(body['releases'])} releases of {study}, as of {body['size']} log entries")
+        _facts(shown, ("signed by", key.public.fingerprint))
+        shown.print(f"next: python verify.py --coordinator-list {out.name}", style="cyan")
+
+    emit(answer, as_json=json, show=show)
+
+
 # -- small things the verbs share ----------------------------------------------------------------------------------
 def _open(config: Config) -> closing[Store]:
     from coordinator.store import Store
@@ -1376,15 +1472,48 @@ def _ask(
     from coordinator.queries import ask
 
     with _open(Config.load(context.obj)) as store:
-        if bool(estimand) == bool(formula):
-            plan = store.plan(study).plan
-            raise ParameterError(
-                "one of --estimand and --formula must be given",
-                given="both" if estimand else "neither",
-                next_step=f"Planned: {', '.join(plan.estimands) or 'none'}.",
-            )
+        asked = _one_question(store, study, estimand, formula)
         how = {"term": term, "method": method, "test": test, "level": level}
-        return ask(store, study, wave, estimand or formula, as_of=as_of, combine=combine, **how)
+        return ask(store, study, wave, asked, as_of=as_of, combine=combine, **how)
+
+
+def _one_question(store: Store, study: str, estimand: str, formula: str) -> str:
+    if bool(estimand) == bool(formula):
+        plan = store.plan(study).plan
+        raise ParameterError(
+            "one of --estimand and --formula must be given",
+            given="both" if estimand else "neither",
+            next_step=f"Planned: {', '.join(plan.estimands) or 'none'}.",
+        )
+    return estimand or formula
+
+
+def _by_wave(context: typer.Context, answer: Answer, title: str, path: Path | None) -> dict[str, dict[str, Any]]:
+    """Ask the same of every wave up to the answer's, and draw it; the pooled figures by wave."""
+    from coordinator.queries import ask
+    from coordinator.time_figures import waves_figure
+    from shared.errors import EstimateRefusal
+
+    result = answer.result
+    how = {"term": answer.term, "method": result.method, "test": result.test, "level": result.level}
+    found, missing = {answer.wave: answer}, {}
+    with _open(Config.load(context.obj)) as store:
+        for wave in store.plan(answer.study).plan.waves:
+            if wave.number >= answer.wave:
+                continue
+            try:
+                asked: Any = {"combine": answer.combined, **how}
+                found[wave.number] = ask(store, answer.study, wave.number, answer.estimand, **asked)
+            except EstimateRefusal as refusal:
+                missing[wave.number] = str(refusal).rstrip(".")
+    waves_figure(
+        {wave: one.result for wave, one in found.items()},
+        missing=missing,
+        title=title,
+        note=answer.provenance,
+        path=path,
+    )
+    return {str(wave): {"sites": one.result.k, **one.numbers} for wave, one in sorted(found.items())}
 
 
 def _save(context: typer.Context, answer: Answer, kind: str, *, figure: str) -> SavedResult | None:
@@ -1464,7 +1593,8 @@ def _estimates(answer: Answer) -> pd.DataFrame:
     """One row per site for a spreadsheet or `analyst pool`: yi and vi on the scale of the analysis."""
     import pandas as pd
 
-    names = ("site", "study", "wave", "term", "n", "scale", "yi", "vi", "vi_sampling", "vi_privacy", "reason")
+    names = ["site", "study", "wave", "term", "n", "scale", "yi"]
+    names += ["vi", "vi_sampling", "vi_privacy", "vi_naive", "reason"]
     return pd.DataFrame([{name: getattr(row, name) for name in names} for row in answer.estimates], columns=list(names))
 
 

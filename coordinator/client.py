@@ -582,6 +582,7 @@ def pooled_data(result: PooledResult) -> dict[str, Any]:
         row["weight"] = result.weights[i]
         if source is not None:
             row |= {"n": source.n, "noise_share": shares[i], "receipts": list(source.receipts)}
+            row |= {name: getattr(source, name) for name in ("vi_sampling", "vi_privacy", "vi_naive", "how")}
         rows.append(row)
     return {
         "term": result.term,
@@ -597,6 +598,7 @@ def pooled_data(result: PooledResult) -> dict[str, Any]:
         "H2_interval": result.H2_interval,
         "sensitivity": [model(row) for row in result.sensitivity],
         "noise_share": result.pooled_noise_share,
+        "naive": None if result.naive is None else model(result.naive),
         "prediction_interval": result.prediction_interval,
         "excluded": result.excluded,
         "notes": result.notes,
@@ -669,6 +671,9 @@ def show_pooled(
         out.print("between sites: " + "   ".join(parts))
     if result.pooled_noise_share > 0:
         out.print(f"privacy noise: {result.pooled_noise_share:.0f} % of the variance of the pooled estimate")
+    if result.naive is not None:
+        claimed = interval(result.naive.ci_lb, result.naive.ci_ub)
+        out.print(f"naive interval, released rows taken for patients: {claimed}", style="dim")
     if result.excluded:
         out.print()
         for row in result.excluded:

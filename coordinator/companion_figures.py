@@ -120,7 +120,11 @@ def refits(
         cells=cells,
         span=span,
         view=view,
-        foot=[*foot, *result.notes],
+        foot=[
+            *foot,
+            *(f"Excluded: {row.label} ({row.reason})." for row in result.excluded),
+            *(text for text in result.notes if "rows are excluded" not in text),
+        ],
         words=words,
         title=title,
         called=f"{first}: pooled estimates",
@@ -282,15 +286,23 @@ def influence_panel(result: PooledResult, *, title: str = "", note: str = "", pa
                 dots: dict[str, Any] = {"color": GREY, "linewidth": 0.9, "linestyle": (0, (1, 2)), "zorder": 1}
                 axes.plot([base] * 2, [page.top, page.bottom], **dots)
             _dots(page, axes, found, name, values)
-            _few_ticks(axes)
+            _few_ticks(axes, panel)
         return page.finish(words + ".", title or "Influence", path)
 
 
-def _few_ticks(axes: Axes) -> None:
+def _few_ticks(axes: Axes, wide: float) -> None:
+    """Up to four ticks; fewer where their labels would touch on an axis of `wide` inches."""
     from matplotlib.ticker import MaxNLocator
 
-    axes.xaxis.set_major_locator(MaxNLocator(3, prune=None))
     axes.tick_params(axis="x", labelsize=SMALL - 1, colors=INK, length=3, width=0.8, pad=3)
+    low, high = axes.get_xlim()
+    for most in (3, 2, 1):
+        axes.xaxis.set_major_locator(MaxNLocator(most, steps=[1, 2, 2.5, 5, 10]))
+        places = [place for place in axes.get_xticks() if low <= place <= high]
+        texts = axes.xaxis.get_major_formatter().format_ticks(places)
+        widest = max((text_width(text, SMALL - 1) for text in texts), default=0.0)
+        if len(places) < 2 or widest + 0.1 < (places[1] - places[0]) / (high - low) * wide:
+            break
 
 
 def _dots(page: Page, axes: Axes, found: Influence, name: str, values: Sequence[float]) -> None:

@@ -248,7 +248,9 @@ def axis_ticks(low: float, high: float, view: View) -> list[tuple[float, str]]:
 def _round(low: float, high: float, count: int) -> list[float]:
     from matplotlib.ticker import MaxNLocator
 
-    return [float(value) for value in MaxNLocator(count).tick_values(low, high) if low <= value <= high]
+    # Steps of 1, 2, 2.5 and 5 meet the null of every scale; matplotlib's own 1.5 and 3 pass by a ratio of 1.
+    places = MaxNLocator(count, steps=[1, 2, 2.5, 5, 10]).tick_values(low, high)
+    return [float(value) for value in places if low <= value <= high]
 
 
 def _logit(p: float) -> float:
@@ -502,7 +504,7 @@ def ladder(
     estimate = f"{'Ratio' if view.name.startswith('Ratio') else 'Estimate'} [{100 * result.level:g} % CI]"
     block = max(sum(parts) + 0.12, text_width(estimate, TEXT, True))
     plot = MARGIN + left + GAP
-    stops, at = [], plot + PLOT + GAP * 0.6
+    stops, at = [], plot + PLOT + GAP * 0.9  # an arrow at the end of the axis needs room
     for width in widths:
         stops.append(at + width)
         at += width + GAP
@@ -539,7 +541,10 @@ def span_of(centres: Sequence[float], ends: Sequence[tuple[float, float]], null:
     halves = sorted((ub - lb) / 2 for lb, ub in ends)
     typical = halves[len(halves) // 2]
     low, high = min(centres) - 2.2 * typical, max(centres) + 2.2 * typical
-    low, high = max(low, min(lb for lb, _ in ends)), min(high, max(ub for _, ub in ends))
+    first, last = min(lb for lb, _ in ends), max(ub for _, ub in ends)
+    low, high = max(low, first), min(high, last)
+    if last - first <= 1.6 * (high - low):  # little would be gained by clipping
+        low, high = first, last
     if null is not None and low - 2 * (high - low) < null < high + 2 * (high - low):
         low, high = min(low, null), max(high, null)
     pad = 0.04 * (high - low)
@@ -558,6 +563,6 @@ def y_axis(axes: Axes, name: str) -> None:
     """A plain vertical axis."""
     from matplotlib.ticker import MaxNLocator
 
-    axes.yaxis.set_major_locator(MaxNLocator(5))
+    axes.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
     axes.tick_params(axis="y", labelsize=SMALL, colors=INK, length=3, width=0.8, pad=3)
     axes.set_ylabel(name, fontsize=TEXT, color=INK, labelpad=6, parse_math=False)

@@ -23,9 +23,11 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from coordinator.intervals import Draw, with_release_variance
 from coordinator.pooling import Method, PooledResult, Test, pool_estimates
 from shared.errors import EstimateRefusal, ParameterError, Refusal, StateRefusal
 from shared.estimands import Estimand, Estimate, estimate, parse_estimand, parse_formula
+from shared.prescriptions import Figures
 from shared.questions import SURVIVAL
 from shared.terminal import plain
 
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
 
     from coordinator.store import Release, Store, Tombstone
     from shared.plan import StudyPlan
+    from shared.release import Receipt
 
 __all__ = [
     "Answer",
@@ -165,7 +168,7 @@ class Answer:
         rows = "" if waves == [self.wave] else f" of wave{many} {', '.join(map(str, waves))}"
         revision = self.revisions.get(self.wave)
         state = "" if revision is None else f", wave {self.wave} as of revision {revision}"
-        both = "; several refreshes put together: standard errors are too small" if self.combined else ""
+        both = "; several refreshes put together, and their persons counted once" if self.combined else ""
         sites = f"{count} site{'s' * (count != 1)}"
         return f"Privatised releases of {sites}{rows}, plan version {versions}{state}; {kind}{both}."
 
@@ -389,8 +392,8 @@ def ask(
         held: what `holding` gave for this study, wave, revision and choice, when the caller has asked it already.
         kept: sites' estimates from earlier questions.
         as_of: a revision of the wave; all there is now when left out.
-        combine: put the rows of all refreshes of a site together. They are noisy copies of the same persons, so
-            standard errors come out too small; say so with the result.
+        combine: put the rows of all refreshes of a site together. They are noisy copies of the same persons, who
+            are counted once; say so with the result.
     Raises: what `site_estimates` raises; ParameterError (no such term, method, test or revision); StateRefusal (a
         release was taken back while it was read).
     """
@@ -515,29 +518,20 @@ def _estimates(
         raise moved()
     for site, releases in held.parts.items():
         sources += [_source(store, release, question) for release in releases]
-        receipts = [release.receipt for release in releases]
+        told = {
+            "study": study,
+            "site": site,
+            "wave": wave,
+            "receipts": tuple(release.receipt.hash for release in releases),
+            "levels": levels,
+        }
+        work = partial(_site_answer, store, releases, taken, question, combined=held.combined, told=told)
+        # The bundles' digests are the table, the plan's hash its levels; what was taken back, and whether refreshes are
+        # put together, is what else an answer's own id holds.
+        back = [stone.bundle_sha256 for stone in held.withdrawn if stone.site == site]
+        digests = [release.bundle_sha256 for release in releases]
+        key = (plan.hash, str(question), f"{wave}", f"{held.combined}", site, *digests, "without", *back)
         try:
-            table = _table(store, releases, taken)
-            absent = [name for name in question.columns if name not in table.columns]
-            if absent:
-                version = receipts[-1].plan_version
-                failed[site] = f"its plan version {version} has no column {', '.join(absent)}"
-                continue
-            work = partial(
-                estimate,
-                table,
-                question,
-                study=study,
-                site=site,
-                wave=wave,
-                receipts=tuple(receipt.hash for receipt in receipts),
-                levels=levels,
-            )
-            # The bundles' digests are the table, the plan's hash its levels; what was taken back, and whether refreshes
-            # are put together, is what else an answer's own id holds.
-            back = [stone.bundle_sha256 for stone in held.withdrawn if stone.site == site]
-            digests = [release.bundle_sha256 for release in releases]
-            key = (plan.hash, str(question), f"{wave}", f"{held.combined}", site, *digests, "without", *back)
             answered[site] = kept(key, work) if kept is not None else work()
         except Refusal as refusal:
             failed[site] = str(refusal)
@@ -548,6 +542,84 @@ def _estimates(
     for site, reason in failed.items():
         answered[site] = [_absent(study, site, wave, term, question, reason) for term in terms]
     return [row for site in sorted(answered) for row in answered[site]], question, planned, tuple(sources)
+
+
+def _site_answer(
+    store: Store,
+    releases: Sequence[Release],
+    taken: Collection[str],
+    question: Estimand,
+    *,
+    combined: bool,
+    told: dict[str, Any],
+) -> list[Estimate]:
+    """One site's estimates, one per term, from its table or from its noisy figures.
+
+    Raises: EstimateRefusal (a column its plan version did not have, figures beside rows), and what `estimate` raises.
+    """
+    plan = store.plan(releases[-1].study, releases[-1].plan_version).plan
+    absent = [name for name in question.columns if name not in plan.dictionary.names]
+    if absent:
+        raise EstimateRefusal(f"its plan version {releases[-1].receipt.plan_version} has no column {', '.join(absent)}")
+    kinds = {release.receipt.mechanism for release in releases}
+    if len(kinds) > 1:
+        raise EstimateRefusal("a site's releases must be of one mechanism", given=", ".join(sorted(kinds)))
+    if isinstance(plan.release, Figures):
+        if combined and len(releases) > 1 and plan.redraws:
+            raise EstimateRefusal("several refreshes of figures must not be put together", given=f"{len(releases)}")
+        figures = [(_table(store, [release], taken), release.receipt.n) for release in releases]
+        return plan.release.answer(plan, figures, question, **told)
+    table = _table(store, releases, taken)
+    return with_release_variance(
+        estimate(table, question, **told),
+        table,
+        question,
+        _draws(store, releases),
+        levels=told["levels"],
+        copies=combined and len(releases) > 1 and any(release.receipt.returning != "append" for release in releases),
+        postures=[release.receipt.posture for release in releases],
+    )
+
+
+def _draws(store: Store, releases: Sequence[Release]) -> list[Draw]:
+    """Through which flows the rows of a site's table were drawn, by the receipts.
+
+    A copied row (``frozen``) was drawn at the w of the release it was drawn for; receipts of earlier releases say how
+    many there are. Where one of those was withdrawn, its rows are taken for drawn now.
+    """
+    study, site = releases[0].study, releases[0].site
+    all_of_it = [found for found in store.releases(study, withdrawn=True) if found.site == site]
+    known = {found.release_id: found.receipt for found in all_of_it}
+    out = []
+    for release in releases:
+        receipt = release.receipt
+        left = receipt.n
+        copied = [found.receipt for found in all_of_it if found.wave < release.wave and not found.withdrawn]
+        for earlier in copied if receipt.returning == "frozen" else []:
+            rows = min(earlier.drawn, receipt.n - receipt.drawn, left - receipt.drawn)
+            if rows > 0:
+                out.append(_draw(earlier, rows, known))
+                left -= rows
+        if left > 0:
+            out.append(_draw(receipt, left, known))
+    return out
+
+
+def _draw(receipt: Receipt, rows: int, known: Mapping[str, Receipt]) -> Draw:
+    fitted = known.get(receipt.flow_of, receipt)
+    persons: int | None = max(1, fitted.drawn)
+    if receipt.posture == "public":
+        persons = None
+    elif receipt.posture == "holdout":
+        share = float(receipt.parameters["holdout"])
+        persons = max(1, round(fitted.drawn * share / (1 - share)))
+    return Draw(
+        rows=rows,
+        w=float(receipt.parameters["w"]),
+        flow=receipt.flow_of,
+        fitted_on=persons,
+        among=receipt.posture != "holdout",
+    )
 
 
 def _source(store: Store, release: Release, question: Estimand) -> Source:

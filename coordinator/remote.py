@@ -658,7 +658,8 @@ class Result(_Shown):
         """One row per site, as `analyst pool` reads them."""
         import pandas as pd
 
-        names = ("site", "study", "wave", "term", "n", "scale", "yi", "vi_sampling", "vi_privacy", "reason")
+        names = ["site", "study", "wave", "term", "n", "scale", "yi"]
+        names += ["vi_sampling", "vi_privacy", "vi_naive", "reason"]
         table = pd.DataFrame(
             [{name: row[name] for name in names} for row in self.document["estimates"]], columns=list(names)
         )
@@ -795,6 +796,11 @@ class Explanation(_Shown):
         for why in self.stale:
             out.print(f"stale: {why}", style="bold red")
         out.print(_line(told))
+        for how in dict.fromkeys(row["how"] for row in told["estimates"] if row.get("how")):
+            sites = [row["site"] for row in told["estimates"] if row.get("how") == how]
+            out.print(f"variance of {', '.join(sites)}: {how}")
+        for note in told["notes"]:
+            out.print(f"note    {note}", style="dim")
         plan, code = told["provenance"]["plan"], told["provenance"]["code"]
         out.print(f"plan    version {plan['version']}, {plan['hash']}")
         out.print(f"code    {', '.join(f'{name} {version}' for name, version in code.items())}")

@@ -85,6 +85,7 @@ __all__ = [
     "remember",
 ]
 
+SITE_LIST = "tributary-site-list/1"
 TABLE_CAP = 2 << 30
 TABLES_KEPT = 256 << 20
 T = TypeVar("T")
@@ -1255,6 +1256,45 @@ class Store:
         """(site, receipt, table) of every accepted release of a wave, one in memory at a time."""
         for release in self.releases(study, wave):
             yield release.site, release.receipt, self.table(release)
+
+    # -- what a stranger may hold a site to ---------------------------------------------------------------------
+    def site_list(self, study: str, site: str, *, today: dt.date) -> dict[str, Any]:
+        """Everything witnessed of a site's ledger, and everything that came from it in a study, as plain values.
+
+        Heads are of the whole ledger, and say nothing of what stands in it. `studies` is how many the site was ever
+        invited to: its ledger has no reason to be about more.
+
+        Raises: StateRefusal (no such site).
+        """
+        self.enrolment(site)
+        query = sa.select(_invitations.c.studies).where(_invitations.c.site == site)
+        invited = {name for row in self._read(lambda c: c.execute(query).all()) for name in json.loads(row.studies)}
+        heads = sa.select(_anchors).where(_anchors.c.site == site).order_by(_anchors.c.log_index)
+        anchors = self._read(lambda c: c.execute(heads).all())
+        return {
+            "format": SITE_LIST,
+            "site": site,
+            "study": study,
+            "day": today.isoformat(),
+            "size": self._read(_size),
+            "studies": len(invited),
+            "anchors": [{"line": a.line, "seq": a.seq, "head": a.head, "log_index": a.log_index} for a in anchors],
+            "releases": [
+                {
+                    "release_id": one.release_id,
+                    "wave": one.wave,
+                    "bundle_sha256": one.bundle_sha256,
+                    "log_index": one.log_index,
+                    "accepted_day": one.accepted_day,
+                    "withdrawn": bool(one.withdrawn),
+                }
+                for one in self.releases(study, site=site, withdrawn=True)
+            ],
+            "quarantined": [
+                {"release_id": one.release_id, "bundle_sha256": one.bundle_sha256}
+                for one in self.quarantined(study=study, site=site)
+            ],
+        }
 
     # -- log ----------------------------------------------------------------------------------------------------
     def entries(self) -> int:

@@ -34,6 +34,7 @@ class Fit:
         converged: whether the maximum was reached.
         fitted: (n,) fitted means, or linear predictors of a Cox model.
         loglik: log-likelihood at `beta`, up to a constant that depends on the data only.
+        influence: (n, p): what each row moves `beta` by, to first order; the columns add up to 0.
     """
 
     beta: Array
@@ -41,6 +42,7 @@ class Fit:
     converged: bool
     fitted: Array
     loglik: float
+    influence: Array
 
 
 def least_squares(x: Array, y: Array, weights: Array, robust: Robust = "") -> Fit:
@@ -61,7 +63,8 @@ def least_squares(x: Array, y: Array, weights: Array, robust: Robust = "") -> Fi
         cov = _sandwich(x, bread, weights * residual, np.asarray((q**2).sum(axis=1), dtype=float), robust)
     else:
         cov = bread * rss / (len(y) - x.shape[1])
-    return Fit(beta=beta, cov=cov, converged=True, fitted=x @ beta, loglik=-rss)
+    influence = (x * (weights * residual)[:, None]) @ bread
+    return Fit(beta=beta, cov=cov, converged=True, fitted=x @ beta, loglik=-rss, influence=influence)
 
 
 def _sandwich(x: Array, bread: Array, score: Array, leverage: Array, robust: Robust) -> Array:
@@ -173,8 +176,9 @@ def generalised(
 
         beta, cov, reached, converged = newton(value, derivatives, np.asarray(begin, float), iterations=iterations)
         mu = mean(offset + x @ beta)
+        influence = (x * (weights * (y - mu))[:, None]) @ cov
         if robust:
             curvature = weights * (mu * (1 - mu) if binomial else mu)
             leverage = curvature * np.einsum("ij,jk,ik->i", x, cov, x)
             cov = _sandwich(x, cov, weights * (y - mu), leverage, robust)
-    return Fit(beta=beta, cov=cov, converged=converged, fitted=mu, loglik=reached)
+    return Fit(beta=beta, cov=cov, converged=converged, fitted=mu, loglik=reached, influence=influence)

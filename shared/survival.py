@@ -107,7 +107,7 @@ def cox(
         inside = risk(theta)[at] - share * tied(theta)[at]
         return float((w * event) @ eta - mass @ (np.log(inside) + tops[deaths]))
 
-    def derivatives(eta: Array) -> tuple[Array, Array]:
+    def derivatives(eta: Array) -> tuple[Array, Array, Array]:
         theta, _ = shifted(eta)
         weighted = theta[:, None] * x
         inside = risk(theta)[at] - share * tied(theta)[at]
@@ -119,15 +119,35 @@ def cox(
         exposure = theta * (cumulative - event * thinned[block])
         gradient = target - exposure @ x
         information = (x * exposure[:, None]).T @ x - (mean * mass[:, None]).T @ mean
-        return gradient, information
+        return gradient, information, exposure
+
+    def scores(eta: Array, exposure: Array) -> Array:
+        """Score residuals: w_i (x_i - mean at its event) less what it was exposed to, (x_i - mean) dH summed."""
+        theta, _ = shifted(eta)
+        inside = risk(theta)[at] - share * tied(theta)[at]
+        mean = (risk(theta[:, None] * x)[at] - share[:, None] * tied(theta[:, None] * x)[at]) / inside[:, None]
+        moved, thinned = np.zeros((blocks, p)), np.zeros((blocks, p))
+        np.add.at(moved, at, (mass / inside)[:, None] * mean)
+        np.add.at(thinned, at, (mass * share / inside)[:, None] * mean)
+        cumulative = running(moved[::-1], blocks - block_edges[::-1])[::-1][block]
+        out = theta[:, None] * (cumulative - event[:, None] * thinned[block]) - exposure[:, None] * x
+        # Tied deaths share the means of their block: each takes the mean of them.
+        tie_mean = np.zeros((blocks, p))
+        np.add.at(tie_mean, at, mean / count[at][:, None])
+        out[deaths] += w[deaths, None] * (x[deaths] - tie_mean[at])
+        return out
 
     with np.errstate(all="ignore"):
         beta, cov, reached, converged = newton(
-            lambda b: value(shift + x @ b), lambda b: derivatives(shift + x @ b), np.zeros(p), iterations=iterations
+            lambda b: value(shift + x @ b),
+            lambda b: derivatives(shift + x @ b)[:2],
+            np.zeros(p),
+            iterations=iterations,
         )
-    eta = np.empty(n)
-    eta[order] = x @ beta
-    return Fit(beta=beta, cov=cov, converged=converged, fitted=eta, loglik=reached)
+        residual = scores(shift + x @ beta, derivatives(shift + x @ beta)[2])
+    eta, influence = np.empty(n), np.empty((n, p))
+    eta[order], influence[order] = x @ beta, residual @ cov
+    return Fit(beta=beta, cov=cov, converged=converged, fitted=eta, loglik=reached, influence=influence)
 
 
 @dataclass(frozen=True, kw_only=True)

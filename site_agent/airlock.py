@@ -685,10 +685,15 @@ def resume(at: Desk) -> None:
 
 
 def verify(at: Desk) -> dict[str, Any]:
-    """Verify every entry, signature, sealed bundle and plan approval; how many of each there are.
+    """Verify every entry, every signature of agent, lead and approvers, and every sealed bundle; how many there are.
+
+    Of each study it holds what an export of it would say against the script that a stranger is given: what he would
+    find is found here first.
 
     Raises: LedgerRefusal, IntegrityRefusal, ApprovalRefusal: what is not as it was.
     """
+    from site_agent import export, verifier
+
     entries = at.ledger.verify()
     bundles = 0
     deleted = at.ledger.deleted()
@@ -700,8 +705,27 @@ def verify(at: Desk) -> dict[str, Any]:
     for study in at.plans.studies():
         for version in range(1, at.plans.highest(study) + 1):
             approvals += at.plans.approval(study, version) is not None
+    signatures = 0
+    for study in sorted({*at.plans.studies(), *(hold.study for hold in at.ledger.holds())}):
+        files = export.record(at, study)
+        try:
+            signatures += verifier.examine(files, study)["signatures"]
+        except (verifier.Wrong, KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+            given = str(error) if isinstance(error, verifier.Wrong) else f"damaged ({type(error).__name__})"
+            raise IntegrityRefusal(
+                f"the record of study {study} must verify as a stranger would verify it",
+                given=given,
+                next_step="Nothing of it is handed out until this is explained: keep the state folder as it is.",
+            ) from None
     head = at.ledger.entries()[-1].hash
-    return {"entries": entries, "bundles": bundles, "plan_approvals": approvals, "head": head, "ok": True}
+    return {
+        "entries": entries,
+        "bundles": bundles,
+        "plan_approvals": approvals,
+        "signatures": signatures,
+        "head": head,
+        "ok": True,
+    }
 
 
 def history(at: Desk) -> list[dict[str, Any]]:

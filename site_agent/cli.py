@@ -1931,11 +1931,17 @@ def withdraw_person(
     id_file: Annotated[
         Path, typer.Option("--id-file", exists=True, dir_okay=False, help="Identifiers as in the table, one a line.")
     ],
+    by_lot: Annotated[
+        bool,
+        typer.Option("--by-lot", help="Let others, drawn by lot, leave with them for good, so that no wave waits."),
+    ] = False,
     home: Home = None,
     json: Json = False,
     dry_run: Dry = False,
 ) -> None:
     """Note that persons withdrew their consent: they are drawn no more, and leave the table as the plan allows."""
+    from site_agent import waves
+    from site_agent.config import Limits
     from site_agent.records import pseudonym
 
     at = desk(home)
@@ -1952,9 +1958,13 @@ def withdraw_person(
     persons = {pseudonym(name, key=key) for name in names}
     noted = at.ledger.persons_gone(study)
     added = len(persons - noted)
+    lot: frozenset[str] = frozenset()
+    if by_lot and plan.returning != "append":  # an append takes nobody out of the table, and waits for nobody
+        floors = Limits.of(plan.floors, at.config.floors)
+        lot = waves.by_lot(at.ledger, study, persons | noted, others=floors.difference, floor=floors.persons)
     if not dry_run:
         with at.locked():
-            added = at.ledger.note_persons(study, persons)
+            added = at.ledger.note_persons(study, persons | lot) - len(lot)
     released = {
         person for hold in at.ledger.holds(study) if hold.may_be_out for person in at.ledger.persons(hold) or ()
     }
@@ -1963,6 +1973,7 @@ def withdraw_person(
         "given": len(persons),
         "added": added,
         "released_before": len(persons & released),
+        "by_lot": len(lot),
         "dry_run": dry_run,
     }
 
@@ -1973,6 +1984,10 @@ def withdraw_person(
         out.print(f"{answer['given']} identifiers, {answer['released_before']} of them in an earlier release.")
         out.print("They are kept as pseudonyms only. Whoever was released leaves the table with a later wave, and only")
         out.print("together with at least 10 others. What was delivered already: site-agent withdraw, with the lead.")
+        if lot:
+            out.print(f"{len(lot)} others, drawn by lot, leave with them and stay away: the next wave need not wait.")
+        elif plan.returning != "append" and not by_lot:
+            out.print("Until so many leave, a wave waits. With --by-lot others leave with them, and it does not.")
         screens.next_step(out, f"site-agent waves {study}")
 
     emit(answer, as_json=json, show=show)
@@ -2101,12 +2116,12 @@ def audit_export(
             page,
             [
                 ("releases", answer["releases"]),
-                ("ledger", f"{answer['entries']} entries; those of other studies as links only"),
+                ("ledger", f"{answer['entries']} entries; those of other studies as digests only"),
                 ("head", answer["head"]),
                 ("key of this site", answer["fingerprint"]),
             ],
         )
-        page.print("No row is in it. The checks hold counts: hand it to people who may see them.")
+        page.print("No row is in it, and no count of records but the n of each receipt.")
         screens.next_step(page, f"python {out / 'verify.py'}", f"open {out / 'summary.html'}")
 
     emit(answer, as_json=json, show=show)
@@ -2150,7 +2165,7 @@ def page(
 @audit_app.command("verify")
 @ledger_app.command("verify")
 def audit_verify(home: Home = None, json: Json = False) -> None:
-    """Verify every entry, signature, sealed bundle and plan approval of this site."""
+    """Verify every entry, sealed bundle, plan approval and decision of this site, each with its signature."""
     from site_agent import airlock
 
     answer = airlock.verify(desk(home))
@@ -2166,6 +2181,7 @@ def audit_verify(home: Home = None, json: Json = False) -> None:
                 Check(name="ledger", detail=f"{answer['entries']} entries, each chained and signed"),
                 Check(name="sealed bundles", detail=f"{answer['bundles']}, each the bytes that were sealed"),
                 Check(name="plan approvals", detail=f"{answer['plan_approvals']}, each signed by its approver"),
+                Check(name="decisions", detail=f"{answer['signatures']}, each signed by its person over its bytes"),
                 Check(name="head", detail=answer["head"]),
             ],
         )
@@ -2220,6 +2236,9 @@ def ledger_recover(home: Home = None, json: Json = False, dry_run: Dry = False) 
             ]
             out.print(table(("charged to study", "times", "wave", "release"), rows, right=("times", "wave")))
             out.print("Each at the full price of the study's plan. Whatever was open here is closed, its charge kept.")
+            out.print(
+                "Whom they drew nobody knows: each counts against everybody, and an append may draw them once more."
+            )
         if found.state == "done":
             screens.next_step(out, "site-agent budget", "site-agent ledger verify")
         elif found.fingerprint:

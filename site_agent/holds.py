@@ -33,6 +33,8 @@ __all__ = [
     "lost_bodies",
     "price_of",
     "require_word",
+    "told",
+    "told_digest",
 ]
 
 LOST_CAP = LINKS_CAP
@@ -81,7 +83,11 @@ _MOVES: dict[str, tuple[frozenset[State], State]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """One line of the ledger. `body` is read from canonical JSON; `time` is UTC and for people only."""
+    """One line of the ledger. `time` is UTC and for people only.
+
+    `body` is read from canonical JSON. Its ``tags`` say which studies it is about (`Ledger.tag`; none: every study),
+    its ``kept`` holds the counts of records that are told to nobody outside.
+    """
 
     seq: int
     time: str
@@ -241,9 +247,26 @@ class Lost:
             )
 
 
+def told(body: Mapping[str, Any]) -> dict[str, Any]:
+    """An entry's body as others may see it: its counts of records, which are salted, by their digest, and no tags."""
+    shown = {name: value for name, value in body.items() if name != "tags"}
+    return {**shown, "kept": sha256_hex(canonical_json(body["kept"]))} if "kept" in body else shown
+
+
+def told_digest(time: str, kind: str, body: Mapping[str, Any]) -> str:
+    """What stands for time, kind and body of an entry where it is not told; its salt keeps it from being guessed."""
+    return sha256_hex(canonical_json({"time": time, "kind": kind, "body": told(body)}))
+
+
 def link_of(seq: int, time: str, kind: str, body: Mapping[str, Any]) -> str:
-    """SHA-256 of an entry without its predecessor."""
-    return sha256_hex(canonical_json({"seq": seq, "time": time, "kind": kind, "body": body}))
+    """SHA-256 of an entry without its predecessor.
+
+    It covers which studies the entry is about apart from what it says, so that neither can be shown without the other
+    (`site_agent.export`). Entries of ledgers from before that name no studies.
+    """
+    if "tags" not in body:
+        return sha256_hex(canonical_json({"seq": seq, "time": time, "kind": kind, "body": body}))
+    return sha256_hex(canonical_json({"seq": seq, "tags": body["tags"], "told": told_digest(time, kind, body)}))
 
 
 def price_of(event: Mapping[str, Any], delta: float) -> dict[str, Any]:
@@ -325,7 +348,11 @@ def fold(holds: dict[str, Hold], entry: Entry) -> None:
         change |= {name: body[name] for name in ("wave", "plan_hash", "cap_epsilon")}
         change |= {"uncovered": tuple(body["uncovered"]), "merged": (*hold.merged, hold.wave), "state": hold.state}
     elif entry.kind == "drawing":
-        change |= {"drawn": True, "persons_sha256": body.get("persons_sha256", ""), "persons": body.get("persons")}
+        change |= {
+            "drawn": True,
+            "persons_sha256": body.get("persons_sha256", ""),
+            "persons": body.get("kept", body).get("persons"),
+        }
         change["space"] = body.get("space", "")
     elif entry.kind == "seal":
         for name in ("bundle_sha256", "bundle_bytes", "receipt_sha256", "plan_version", "recipient"):

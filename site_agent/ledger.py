@@ -23,7 +23,9 @@ the last anchor, so that the coordinator sees a head grow from the one it keeps.
 crash, never lead. `count_lost` is the only way on for a ledger that was put back: it charges whatever may be missing.
 
 Every entry holds 16 random bytes, its salt: the links that go to the coordinator as proof would otherwise let a name
-or a time be guessed. The time of an entry is for people. Order is `seq`; no decision depends on a clock.
+or a time be guessed. It also carries the tags of the studies it is about, from which nobody can guess a study's name:
+whoever is shown one study's entries sees that none of them was left out (`site_agent.export`). The time of an entry is
+for people. Order is `seq`; no decision depends on a clock.
 """
 
 from __future__ import annotations
@@ -38,6 +40,7 @@ import secrets
 import sqlite3
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -97,6 +100,9 @@ __all__ = [
 ]
 
 HEAD_TYPE = "application/vnd.tributary.ledger-head+json"
+TAG_TYPE = "application/vnd.tributary.study-tag+json"
+FORMAT = "tributary-ledger/3"
+"""Since 3 every entry has tags. A ledger of 2 is read, and goes on with tags from its next entry."""
 BUSY_SECONDS = 60.0
 BODY_CAP = 1 << 20
 """Most bytes of an entry: what `parse_json` reads back."""
@@ -254,6 +260,11 @@ def write_whole(path: Path, data: bytes, place: str) -> None:
         raise _storage(path.name, error) from error
 
 
+def tag_proof(signer: SigningKey, site: str, study: str) -> bytes:
+    """The signature behind a study's tag. Ed25519 is deterministic: the same each time, and nobody else can make it."""
+    return signer.sign(Envelope.encoding(TAG_TYPE, canonical_json({"site": site, "study": study})))
+
+
 def fsync_folder(folder: Path) -> None:
     """Make renames in `folder` survive a power cut. Raises: OSError."""
     handle = os.open(folder, os.O_RDONLY)
@@ -365,7 +376,7 @@ class Ledger:
                 for statement in _SCHEMA.values():
                     connection.execute(statement)
                 book = _Book(connection, signer, site, [], path)
-                book.append("genesis", {"site": site, "release_key": signer.public.hex, "format": "tributary-ledger/2"})
+                book.append("genesis", {"site": site, "release_key": signer.public.hex, "format": FORMAT})
                 connection.execute("COMMIT")
                 # Last, or the genesis might still be in the part's own log when the file gets its name.
                 connection.execute("PRAGMA journal_mode = WAL")
@@ -533,11 +544,13 @@ class Ledger:
                     next_step="Restore the connection to the coordinator; the reservation is kept.",
                 )
             body: dict[str, Any] = {}
+            kept: dict[str, Any] = {}
             # Another state is refused by the fold, and must not have its list written over before.
             if persons is not None and found.state == "anchored":
                 book.require_same_persons(found, space)
                 data = canonical_json(sorted(set(persons)))
-                body = {"persons_sha256": sha256_hex(data), "persons": len(set(persons)), "space": space}
+                body = {"persons_sha256": sha256_hex(data), "space": space}
+                kept = {"persons": len(set(persons))}
                 if found.touches == "new":
                     _require_new(len(set(persons) & book.taken(found)))
                 folder = self.folder(found)
@@ -549,7 +562,7 @@ class Ledger:
                 write_whole(folder / POPULATION, data, "ledger.population")
             elif found.touches == "new" and found.state == "anchored":
                 raise ParameterError("a release of new persons must name them", given="no list")
-            return book.move(found.release_id, "drawing", body)
+            return book.move(found.release_id, "drawing", body, kept)
 
     def folder(self, hold: Hold) -> Path:
         """Where the files of a release lie."""
@@ -801,31 +814,40 @@ class Ledger:
             if done:
                 return done
             known = {name: at for name, at in accepted.items() if name in book.holds}
-            # What would outgrow an entry stands in several; the last one says that this head is settled.
-            bodies = lost_bodies(lost)
+            # What would outgrow an entry stands in several, and each is of one study; the last one, which every study
+            # may see, says that this head is settled.
+            named = dict.fromkeys(one.study for one in lost)
+            bodies = [body for study in named for body in lost_bodies([one for one in lost if one.study == study])]
             open_holds = [h.release_id for h in book.holds.values() if h.phase in ("held", "sealed")]
             body = {
                 "seq": receipt.seq,
                 "head": receipt.head,
                 "after": _anchored(book.entries),
-                **bodies[-1],
+                "prices": [],
+                "charges": [],
                 "accepted": {name: at for name, at in known.items() if book.holds[name].state != "delivered"},
                 "burnt": [name for name in open_holds if name not in known],
             }
-            for more in bodies[:-1]:
+            for more in bodies:
                 book.append("lost", more)
             book.append("recovered", body)
             return head_fingerprint(book.entries[-1].hash)
 
     # -- plans ------------------------------------------------------------------------------------------------------
-    def approve_plan(self, *, study: str, version: int, plan_hash: str, approver: str) -> None:
+    def approve_plan(
+        self, *, study: str, version: int, plan_hash: str, approver: str, envelope: Envelope | None = None
+    ) -> None:
         """Remember an approved plan version, so that deleting its file does not forget it.
 
+        Args:
+            envelope: the signed approval; it stays here when the plan is approved again and its file is replaced.
         Raises: PlanRollback, PlanChanged.
         """
         require_word(study, "study")
         _require_digest(plan_hash, "plan_hash")
-        body = {"study": study, "version": version, "plan_hash": plan_hash, "name": approver}
+        body: dict[str, Any] = {"study": study, "version": version, "plan_hash": plan_hash, "name": approver}
+        if envelope is not None:
+            body["envelope"] = envelope.to_bytes().decode()
         with self._transaction(write=True) as book:
             before = book.plans.get(study)
             if before is not None and before[0] > version:
@@ -885,7 +907,10 @@ class Ledger:
         """Note what was deleted when the site left a study: release, file, SHA-256 and size of each."""
         require_word(study, "study")
         with self._transaction(write=True) as book:
-            book.append("left", {"study": study, "name": name, "deleted": [dict(item) for item in deleted]})
+            # The size of a list of persons tells how many they are.
+            sizes = [item.get("bytes", 0) for item in deleted]
+            gone = [{key: value for key, value in item.items() if key != "bytes"} for item in deleted]
+            book.append("left", {"study": study, "name": name, "deleted": gone}, {"bytes": sizes})
 
     def deleted(self) -> frozenset[str]:
         """Releases whose files were deleted when the site left their study."""
@@ -919,9 +944,8 @@ class Ledger:
                 except OSError as error:
                     raise _storage(folder.name, error) from error
                 write_whole(folder / f"{digest}.json", data, "ledger.withdrawn")
-                book.append(
-                    "persons_withdrew", {"study": study, "added": added, "count": len(everybody), "sha256": digest}
-                )
+                counted = {"added": added, "count": len(everybody)}
+                book.append("persons_withdrew", {"study": study, "sha256": digest}, counted)
             return added
 
     def persons_gone(self, study: str) -> frozenset[str]:
@@ -930,6 +954,14 @@ class Ledger:
             return book.withdrawn_from(study)
 
     # -- reading ----------------------------------------------------------------------------------------------------
+    def tag_proof(self, study: str) -> bytes:
+        """Shows that `tag` is that of `study`: the site's signature whose SHA-256 it is."""
+        return tag_proof(self.signer, self.site, study)
+
+    def tag(self, study: str) -> str:
+        """What marks an entry as being about `study`; of other studies than those that are told it tells nothing."""
+        return sha256_hex(self.tag_proof(study))
+
     def hold(self, release_id: str) -> Hold:
         """The hold of a release. Raises: StateRefusal, if there is none."""
         with self._transaction() as book:
@@ -1040,7 +1072,10 @@ class Ledger:
                 raise _broken("ledger.db must have the ledger's table and triggers", "another schema")
             for entry in book.entries:
                 self._require_signed(entry)
-                if entry.kind == "anchor" and book.entries[entry.body["seq"] - 1].hash != entry.body["head"]:
+                if entry.kind != "anchor":
+                    continue
+                seq = entry.body["seq"]
+                if not 1 <= seq < entry.seq or book.entries[seq - 1].hash != entry.body["head"]:
                     raise _broken(f"entry {entry.seq} must name an anchored head of this ledger", "another head")
             if receipt is not None:
                 _require_receipt(book.entries, receipt)
@@ -1160,15 +1195,18 @@ class _Book:
                 "the release must be in the ledger", given=release_id, next_step="See site-agent outbox list."
             ) from None
 
-    def move(self, release_id: str, kind: str, body: Mapping[str, Any]) -> Hold:
+    def move(self, release_id: str, kind: str, body: Mapping[str, Any], kept: Mapping[str, Any] | None = None) -> Hold:
         self.hold(release_id)
-        self.append(kind, {"release_id": release_id, **body})
+        self.append(kind, {"release_id": release_id, **body}, kept)
         return self.holds[release_id]
 
-    def append(self, kind: str, body: Mapping[str, Any]) -> None:
+    def append(self, kind: str, body: Mapping[str, Any], kept: Mapping[str, Any] | None = None) -> None:
+        """Add an entry. `kept` is what is told to nobody outside: counts of records."""
         seq = len(self.entries) + 1
         time = dt.datetime.now(dt.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-        body = {**body, "salt": secrets.token_hex(16)}
+        body = {**body, "salt": secrets.token_hex(16), "tags": self._tags(body)}
+        if kept:
+            body["kept"] = {**kept, "salt": secrets.token_hex(16)}
         data = canonical_json(body)
         if len(data) > BODY_CAP:
             # Written, it could never be read again, and the ledger with it.
@@ -1190,6 +1228,15 @@ class _Book:
         )
         reach("ledger.after_insert")
         self.entries.append(entry)
+
+    def _tags(self, body: Mapping[str, Any]) -> list[str]:
+        """Which studies an entry is about; none where it is about the whole site."""
+        studies = (
+            {str(body["study"])} if "study" in body else {str(charge["study"]) for charge in body.get("charges", ())}
+        )
+        if not studies and "release_id" in body:
+            studies = {self.hold(body["release_id"]).study}
+        return sorted(sha256_hex(tag_proof(self.signer, self.site, study)) for study in studies)
 
     def _fold(self, entry: Entry) -> None:
         if entry.kind == "plan_approved":
@@ -1365,21 +1412,27 @@ def _read(connection: sqlite3.Connection) -> list[Entry]:
     entries: list[Entry] = []
     previous = GENESIS
     rows = connection.execute("SELECT seq, time, kind, body, previous, hash, signature FROM entries ORDER BY seq")
-    for number, (seq, time, kind, raw, before, digest, signature) in enumerate(rows, start=1):
-        try:
-            body = parse_json(bytes(raw))
-            head = hashlib.sha256(bytes.fromhex(previous) + bytes.fromhex(link_of(seq, time, kind, body))).hexdigest()
-            whole = canonical_json(body) == bytes(raw)
-            signature = bytes(signature)
-        except (Refusal, TypeError, ValueError):
-            raise _broken(f"entry {number} must be readable", "damaged bytes") from None
-        if seq != number or before != previous or digest != head or not whole:
-            raise _broken(f"entry {number} must follow from the one before it", "another hash")
-        entries.append(
-            Entry(seq=seq, time=time, kind=kind, body=body, previous=before, hash=digest, signature=signature)
-        )
-        previous = digest
+    for number, row in enumerate(rows, start=1):
+        entries.append(_entry(number, previous, *row))
+        previous = entries[-1].hash
     return entries
+
+
+@lru_cache(maxsize=2048, typed=True)
+def _entry(
+    number: int, previous: str, seq: int, time: str, kind: str, raw: bytes, before: str, digest: str, signature: bytes
+) -> Entry:
+    """One row, checked against the hash before it. A function of these bytes alone: they are not looked at twice."""
+    try:
+        body = parse_json(bytes(raw))
+        head = hashlib.sha256(bytes.fromhex(previous) + bytes.fromhex(link_of(seq, time, kind, body))).hexdigest()
+        whole = canonical_json(body) == bytes(raw)
+        signature = bytes(signature)
+    except (Refusal, TypeError, ValueError):
+        raise _broken(f"entry {number} must be readable", "damaged bytes") from None
+    if seq != number or before != previous or digest != head or not whole:
+        raise _broken(f"entry {number} must follow from the one before it", "another hash")
+    return Entry(seq=seq, time=time, kind=kind, body=body, previous=before, hash=digest, signature=signature)
 
 
 def _resumed(hold: Hold, *, plan_hash: str, event: Mapping[str, Any], delta: float) -> Hold:

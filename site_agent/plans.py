@@ -75,7 +75,9 @@ class Memory(Protocol):
     """What remembers approved versions when files are gone (`site_agent.ledger.Ledger`)."""
 
     def approved_plan(self, study: str) -> tuple[int, str] | None: ...
-    def approve_plan(self, *, study: str, version: int, plan_hash: str, approver: str) -> None: ...
+    def approve_plan(
+        self, *, study: str, version: int, plan_hash: str, approver: str, envelope: Envelope | None = None
+    ) -> None: ...
     def revoke_plan(self, *, study: str, version: int, plan_hash: str, approver: str, reason: str) -> None: ...
     def plan_revoked(self, study: str, version: int) -> bool: ...
 
@@ -243,7 +245,9 @@ class Plans:
         )
         envelope = Envelope.sign(APPROVAL_TYPE, approval.to_bytes(), [key])
         # The ledger first: an approval that it does not remember could be made undone by deleting a file.
-        self.memory.approve_plan(study=plan.study, version=plan.version, plan_hash=plan.hash, approver=name)
+        self.memory.approve_plan(
+            study=plan.study, version=plan.version, plan_hash=plan.hash, approver=name, envelope=envelope
+        )
         write_private(self._approval_path(plan.study, plan.version), envelope.to_bytes())
         return approval
 

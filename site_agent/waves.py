@@ -20,20 +20,21 @@ from __future__ import annotations
 
 import datetime as dt
 import math
-from collections.abc import Callable, Iterable, Sequence
+import secrets
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from shared.errors import NetworkRefusal, Refusal
+from shared.errors import NetworkRefusal, Refusal, SmallN
 from shared.plan import StudyPlan, Wave
 
 if TYPE_CHECKING:
     from site_agent.cli import Desk
     from site_agent.egress import Egress
-    from site_agent.ledger import Hold
+    from site_agent.ledger import Hold, Ledger
     from site_agent.pipeline import Site
 
-__all__ = ["Cost", "Event", "Planned", "attend", "calendar", "cost", "due"]
+__all__ = ["Cost", "Event", "Planned", "attend", "by_lot", "calendar", "cost", "due"]
 
 _OPEN = {
     "reserved": "reserved",
@@ -159,6 +160,40 @@ def cost(plan: StudyPlan, event: Any, waves: int | None = None) -> Cost:
     composed = Composition([charge] * many)
     totals = tuple(composed.total(plan.budget.delta, k) for k in range(1, many + 1))
     return Cost(totals=totals, affordable=_within(totals, plan.budget.epsilon))
+
+
+def by_lot(ledger: Ledger, study: str, leaving: Collection[str], *, others: int, floor: int) -> frozenset[str]:
+    """Persons drawn by lot to leave with those who withdrew, so that a wave need not wait until enough have.
+
+    The lot looks at pseudonyms only: who goes along depends on no record. They stay away like those who withdrew, or
+    the table without them would be compared with the one that has both.
+
+    Args:
+        leaving: pseudonyms of all who withdrew.
+        others: with how many others each of them must leave the table as of the last release.
+        floor: fewest persons that a release may hold.
+    Returns: nobody where no person of that table leaves, or enough do already.
+    Raises: SmallN, when too few would stay; IntegrityRefusal (whose the released rows are is lost).
+    """
+    from site_agent.lasting import read_rows
+
+    table = frozenset[str]()
+    for hold in ledger.holds(study):
+        if hold.may_be_out and hold.files:
+            mine = frozenset(read_rows(ledger.folder(hold), hold).persons)
+            table = mine if mine & table else mine | table
+    gone = table & frozenset(leaving)
+    if not gone or len(gone) > others:
+        return frozenset()
+    stay = sorted(table - gone)
+    more = others + 1 - len(gone)
+    if len(stay) - more < floor:
+        raise SmallN(
+            f"at least {floor} persons must stay in the table",
+            given=f"{len(stay)} others, of whom {more} would leave by lot",
+            next_step="Let the wave wait, or take the earlier releases back: site-agent withdraw --reason consent.",
+        )
+    return frozenset(secrets.SystemRandom().sample(stay, more))
 
 
 def _within(totals: Sequence[float], cap: float) -> int:

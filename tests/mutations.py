@@ -369,7 +369,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     mutation(
         "private: gradients not clipped",
-        (SGD, "factor = (clip / norms).clamp(max=1.0)[:, None]", "factor = torch.ones_like(norms)[:, None]"),
+        (SGD, "factor = np.minimum(clip / norm, 1.0)", "factor = np.ones_like(norm)"),
         tests=["test_two_worlds.py::test_a_training_step_keeps_its_claim_at_two_opposite_records"],
     ),
     mutation(

@@ -32,6 +32,7 @@ from shared.keys import Envelope, SigningKey
 from shared.plan import Budget, Floors
 from shared.standing import Standing, broken_limit, open_standing
 from site_agent import cli, drawing, pipeline, verifier
+from site_agent.checks import Check
 
 FAR = "2998-12-31"
 WITHIN = "100000"
@@ -55,12 +56,17 @@ def shelf(tmp_path_factory) -> dict:
     return {"folder": tmp_path_factory.mktemp("shelf")}
 
 
+def rare_levels(patch, outcome: str) -> None:
+    found = Check(name="rare-levels", rule="no rare level", outcome=outcome)
+    patch.setattr("site_agent.checks._rare_levels", lambda *_: found)
+
+
 @pytest.fixture
 def ready(hospital, plan, monkeypatch, shelf) -> Hospital:
     """Wave 1 approved by a person; nothing in the table is rare."""
     for name in ("DR_LIND", "DR_BERG"):
         monkeypatch.setenv(f"TRIBUTARY_PASSPHRASE_{name}", PASSPHRASE)
-    monkeypatch.setattr(pipeline.Release, "warnings", ())
+    rare_levels(monkeypatch, "passed")
     if "lead" in shelf:
         shutil.copytree(shelf["folder"] / "site", hospital.home)
         shutil.copy(shelf["folder"] / "cohort.csv", hospital.folder)
@@ -140,7 +146,7 @@ def test_a_dry_run_signs_nothing(ready):
 def test_with_two_people_asked_for_it_stands_in_for_one(hospital, plan, monkeypatch):
     for name in ("DR_LIND", "DR_BERG"):
         monkeypatch.setenv(f"TRIBUTARY_PASSPHRASE_{name}", PASSPHRASE)
-    monkeypatch.setattr(pipeline.Release, "warnings", ())
+    rare_levels(monkeypatch, "passed")
     site = hospital.joined("dr-lind", "dr-berg").approved(allowed(plan, approvals=2)).with_table(make_table(300))
     first = site.json("release", "mini", "--wave", "1")["release_id"]
     for name in ("dr-lind", "dr-berg"):
@@ -196,8 +202,6 @@ def no_audit(site, plan, patch):
 
 
 def warned(site, plan, patch):
-    from site_agent.checks import Check
-
     add(site)
     check = Check(name="rare_level", rule="no rare level", outcome="warning")
     patch.setattr(pipeline.Release, "warnings", (check,))
@@ -481,7 +485,7 @@ def test_a_stranger_finds_one_that_was_not_good(ready, record, tmp_path, monkeyp
     """The ledger as the site itself might rewrite it: the chain and its signatures are as they should be."""
     entries = json.loads((record / "ledger.json").read_bytes())
     keys = json.loads((record / "keys.json").read_bytes())
-    monkeypatch.setattr(verifier, "ledger", lambda folder, keys: rewritten_entries)
+    monkeypatch.setattr(verifier, "ledger", lambda files, keys, study: rewritten_entries)
     (at,) = [place for place, entry in enumerate(entries) if entry.get("kind") == "standing"]
     (used,) = [entry for entry in entries if entry.get("kind") == "approve" and "standing" in entry["body"]]
     key = SigningKey.load(ready.home / "keys/approvers/dr-lind.pem", PASSPHRASE)
@@ -496,7 +500,7 @@ def test_a_stranger_finds_one_that_was_not_good(ready, record, tmp_path, monkeyp
 
     rewritten_entries = entries
     assert said(honest) == ""
-    assert "signed by the person" in said(honest, SigningKey.generate())
+    assert "signed by the person it names" in said(honest, SigningKey.generate())
     for change in ({"max_epsilon": 0.001}, {"until": "2020-01-01"}, {"plan_hash": "ab" * 32}, {"site": "south"}):
         assert "good for the release" in said(replace(honest, **change)), change
     assert said(honest) == ""
@@ -506,6 +510,34 @@ def test_a_stranger_finds_one_that_was_not_good(ready, record, tmp_path, monkeyp
     entries[at], entries[at - 1] = {"kind": "x", "seq": 1, "body": {}}, entries[at - 1]
     assert "good for the release" in verified(record)
     assert keys["approvers"]["dr-lind"] == key.public.hex
+
+
+def dearer_size(site, patch):
+    site.with_table(make_table(360))
+
+
+def unticked(site, patch):
+    rare_levels(patch, "warning")
+
+
+def not_audited(site, patch):
+    patch.setattr(drawing, "_attack", lambda **_: {})
+
+
+@pytest.mark.parametrize(
+    ("cause", "said"),
+    [
+        (dearer_size, "whose size differs by less than 20 % from the last one"),
+        (unticked, "no warning may need a tick where nobody looked (rare-levels)"),
+        (not_audited, "must have passed the audit"),
+    ],
+)
+def test_a_stranger_rechecks_each_limit_that_the_agent_was_made_to_pass_over(ready, monkeypatch, cause, said):
+    add(ready)
+    monkeypatch.setattr("site_agent.airlock._limit", lambda *_, **__: "")
+    cause(ready, monkeypatch)
+    assert ready.json("release", "mini", "--wave", "2")["state"] == "delivered"
+    assert said in ready.refused("audit", "verify", expect=30)["given"]
 
 
 def test_a_record_that_was_edited_is_found(ready, record, tmp_path):

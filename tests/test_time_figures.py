@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import itertools
 import math
 import re
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -13,15 +15,20 @@ from delivered import cohort, cohort_plan, deliver, join
 
 from coordinator.authority import Authority
 from coordinator.curves import curves
+from coordinator.drawing import COLOURS, DASHES, SERIES
+from coordinator.planning import cost
+from coordinator.pooling import pool_estimates
+from coordinator.spending import Budget, Spending, _planned, spending
 from coordinator.store import Store
-from coordinator.time_figures import MOST_CURVES, km_figure
-from shared.errors import EstimateRefusal, ParameterError
-from shared.estimands import estimate
+from coordinator.time_figures import MOST_CURVES, km_figure, waves_figure
+from shared.errors import EstimateRefusal, ParameterError, StateRefusal
+from shared.estimands import Estimate, estimate
 from shared.keys import SigningKey
-from shared.plan import sign_plan
+from shared.plan import Wave, sign_plan
 from shared.survival import GridCurve, kaplan_meier, public_times
 
 TIMES = public_times(25.0)
+WAVES, DAY = (1, 2, 3, 4), dt.date(2026, 1, 1)
 
 
 def rows(n, seed=1, rate=0.05):
@@ -56,8 +63,9 @@ def boxes(drawn):
     drawn.figure.draw_without_rendering()  # the axis' label finds its place when it is drawn
     renderer = drawn.figure.canvas.get_renderer()
     page, plot = drawn.figure.axes[:2]
-    found = [*page.texts, *plot.texts, *plot.get_xticklabels(), *plot.get_yticklabels()]
-    found += [plot.xaxis.label, plot.yaxis.label]
+    found = [*page.texts, *plot.texts, *plot.get_xticklabels(), plot.xaxis.label, plot.yaxis.label]
+    low, high = sorted(plot.get_ylim())  # matplotlib also keeps labels beyond the axis, and does not draw them
+    found += [label for label in plot.get_yticklabels() if low <= label.get_position()[1] <= high]
     return [(text.get_text(), text.get_window_extent(renderer)) for text in found if text.get_text()]
 
 
@@ -228,6 +236,85 @@ def test_what_cannot_be_drawn_is_refused():
         km_figure([curve(), kaplan_meier(*rows(30)).read_off((0.0, 1.0))])
 
 
+# -- wave by wave -------------------------------------------------------------------------------------------------
+def wave(k, wave=1):
+    rng = np.random.default_rng(k)
+    rows = [
+        Estimate(
+            study="s", site=f"site {i}", wave=wave, term="sbp/10", scale="log", n=900, vi_sampling=0.02, yi=rng.normal()
+        )
+        for i in range(k)
+    ]
+    return pool_estimates(rows)
+
+
+def test_the_estimate_of_each_wave_stands_at_its_pooled_value_in_the_order_of_waves():
+    found = {3: wave(4), 1: wave(1), 2: wave(3)}
+    drawn = waves_figure(found, missing={4: "no site has released"}, title="A title", note="A note.")
+    marked = marks(drawn)
+    for i, number in enumerate((1, 2)):
+        assert marked[f"refit-{i}"].get_xdata()[0] == found[number].beta
+    assert found[3].beta in marked["random"].get_xy()[:, 0]
+    assert marked["refit-0"].get_ydata()[0] < marked["refit-1"].get_ydata()[0] < marked["random"].get_xy()[0, 1]
+    said = texts(drawn)
+    for expected in ("Wave 1", "Wave 3, the newest", "2,700", "Wave 1: one site, nothing was pooled."):
+        assert expected in said
+    assert "Wave 4: no site has released." in said
+    assert any("not independent" in line and "looked 3 times" in line for line in said)
+    assert_tidy(drawn)
+
+
+def test_one_wave_is_not_called_several_looks_and_no_wave_is_refused():
+    drawn = waves_figure({1: wave(4)})
+    assert not any("looked" in line for line in texts(drawn))
+    with pytest.raises(EstimateRefusal, match="a wave with a result"):
+        waves_figure({})
+
+
+# -- the budget ---------------------------------------------------------------------------------------------------
+def course(sites, spent, planned=()):
+    return Spending(sites=sites, spent=tuple(spent), planned=tuple(planned))
+
+
+def budget(*courses, cap=8.0, waves=(1, 2, 3, 4)):
+    return Budget(study="stroke", version=2, cap=cap, delta=1e-6, waves=waves, courses=courses)
+
+
+def test_spent_and_planned_stand_at_their_waves_and_what_is_left_under_them():
+    north = course(("north",), [(1, 2.3), (3, 3.4)], [(4, 4.3)])
+    south = course(tuple(f"site {i}" for i in range(9)), [(1, 4.2), (2, 6.5)], [(3, 8.3)])
+    drawn = budget(north, south).figure()
+    found = marks(drawn)
+    for i, one in enumerate((north, south)):
+        x, y = found[f"spent-{i}"].get_data()
+        assert list(zip(np.round(x).astype(int), y, strict=True)) == [(0, 0.0), *one.spent]
+        x, y = found[f"planned-{i}"].get_data()
+        assert list(zip(np.round(x).astype(int), y, strict=True)) == [one.spent[-1], *one.planned]
+    assert found["spent-0"].get_linestyle() == "-" != found["planned-0"].get_linestyle()
+    assert found["spent-0"].get_marker() != found["spent-1"].get_marker()
+    assert set(found["cap"].get_ydata()) == {8.0}
+    axes = drawn.figure.axes[1]
+    assert axes.get_ylim()[1] > 8.3
+    left = {gid: item.get_text() for gid, item in found.items() if gid.startswith("left-")}
+    assert [left[f"left-0-{k}"] for k in (0, 1, 2, 3)] == ["8.00", "5.70", "5.70", "4.60"]
+    assert left["left-0-4"] == left["left-1-3"] == ""
+    for k in range(5):
+        box = found[f"left-0-{k}"].get_window_extent(drawn.figure.canvas.get_renderer())
+        if left[f"left-0-{k}"]:
+            assert (box.x0 + box.x1) / 2 == pytest.approx(axes.transData.transform((k, 0))[0], abs=1.0)
+    assert any(line.startswith("Wave 3 does not fit: 9 sites") for line in texts(drawn))
+    assert "north: 2.3 after wave 1, 3.4 after wave 3" in drawn.words
+    assert_tidy(drawn)
+
+
+def test_a_budget_of_many_waves_and_one_of_one_wave_are_tidy():
+    many = [(k, 0.1 * k) for k in range(1, 25)]
+    assert_tidy(budget(course(("a",), many), cap=20.0, waves=tuple(range(1, 49))).figure())
+    assert_tidy(budget(course(("a", "b"), [(1, 218.0)]), cap=600.0, waves=(1,)).figure())
+    with pytest.raises(ParameterError, match="at most 16 courses"):
+        budget(*[course((f"{i}",), [(1, 0.1 * i)]) for i in range(17)]).figure()
+
+
 # -- from the store -----------------------------------------------------------------------------------------------
 @pytest.fixture(scope="module")
 def filled(tmp_path_factory):
@@ -285,6 +372,34 @@ def test_a_site_without_rows_for_the_question_is_left_out_with_the_reason(filled
         curves(store, "cvd", 1, "km(time, cvd, subset = age > 109) ~ 1")
 
 
+def test_what_was_spent_is_what_the_receipts_say_and_further_waves_cost_what_the_plan_says(filled):
+    store, plan, _ = filled
+    found = spending(store, "cvd")
+    receipts = {(r.site, r.wave): r.receipt.study_epsilon for r in store.releases("cvd")}
+    assert {(site, wave): e for one in found.courses for site in one.sites for wave, e in one.spent} == receipts
+    assert (found.cap, found.delta, found.waves) == (plan.budget.epsilon, plan.budget.delta, (1, 2))
+    (south,) = [one for one in found.courses if one.sites == ("south",)]
+    assert [number for number, _ in south.planned] == [2]
+    # The study appends: a further wave is of others, and costs nobody more than one charge.
+    assert south.planned[0][1] == max(218.0, cost(plan).waves[0].total)
+    (north,) = [one for one in found.courses if one.sites == ("north",)]
+    assert north.planned == ()
+    other = replace(plan, study="other")
+    store.add_plan(sign_plan(other, [SigningKey.generate()]), other)
+    with pytest.raises(StateRefusal, match="accepted release"):
+        spending(store, "other")
+
+
+@pytest.mark.parametrize("charged", [1, 2, 3])
+def test_under_refresh_a_further_wave_costs_what_plan_cost_says_for_one_wave_more(charged):
+    waves = tuple(Wave(number=k, opens=DAY, closes=DAY) for k in WAVES)
+    plan = replace(cohort_plan(), returning="refresh", waves=waves)
+    price = cost(plan, waves=8)
+    totals, further = [wave.total for wave in price.waves], [k for k in WAVES if k > charged]
+    shown = [k for k in further if k == further[0] or totals[k - 2] <= price.cap]  # up to the first that does not fit
+    assert _planned(price, totals[charged - 1], further, plan.redraws) == tuple((k, totals[k - 1]) for k in shown)
+
+
 def test_a_question_that_is_no_curve_and_an_unknown_name_are_refused_with_what_to_do(filled):
     store = filled[0]
     with pytest.raises(ParameterError, match="asked by km"):
@@ -294,3 +409,39 @@ def test_a_question_that_is_no_curve_and_an_unknown_name_are_refused_with_what_t
     with pytest.raises(ParameterError, match="release in this wave") as caught:
         curves(store, "cvd", 1, "km(time, cvd) ~ 1", sites=["east"])
     assert "north, south" in caught.value.next_step
+
+
+# -- the palette --------------------------------------------------------------------------------------------------
+SIGHT = {  # Machado, Oliveira and Fernandes 2009, severity 1
+    "normal": np.eye(3),
+    "protanopia": np.array(
+        [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]]
+    ),
+    "deuteranopia": np.array(
+        [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]]
+    ),
+    "tritanopia": np.array(
+        [[1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602], [0.004733, 0.691367, 0.303900]]
+    ),
+}
+
+
+def seen(colour, sight):
+    """CIE Lab of a colour as somebody sees it."""
+    rgb = np.array([int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)])
+    linear = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
+    linear = np.clip(SIGHT[sight] @ linear, 0, 1)
+    xyz = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]]) @ linear
+    x, y, z = np.cbrt(xyz / np.array([0.9505, 1.0, 1.089]))
+    return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
+
+
+@pytest.mark.parametrize("sight", SIGHT)
+def test_series_are_told_apart_by_people_who_see_two_primaries_and_stand_out_from_white(sight):
+    for (one, _), (other, _) in itertools.combinations(SERIES, 2):
+        assert np.linalg.norm(seen(one, sight) - seen(other, sight)) > 10, (one, other)
+    for i, j in itertools.combinations(range(len(COLOURS)), 2):
+        apart = np.linalg.norm(seen(COLOURS[i], sight) - seen(COLOURS[j], sight))
+        assert apart > 10 or (apart > 5 and DASHES[i % 4] != DASHES[j % 4]), (COLOURS[i], COLOURS[j])
+    for colour in COLOURS:
+        assert np.linalg.norm(seen(colour, sight) - seen("#ffffff", sight)) > 30
