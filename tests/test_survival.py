@@ -290,7 +290,7 @@ def points_passed(theatre: Theatre, site: str, wave: int) -> tuple[list[str], li
 
 
 def chosen(passed: list[str], *, every: bool) -> list[str]:
-    """``name:k``, in order: each failpoint once, early or late; around each commit, and in the soak everywhere."""
+    """``name:k``, in order: each failpoint once, early or late; around each commit, and with `every`, everywhere."""
     times, seen = Counter(passed), Counter()
     early_or_late = {name: 1 + number % times[name] for number, name in enumerate(sorted(times))}
     out = []
@@ -322,24 +322,27 @@ def together(drawing: list[str], passed: list[str]) -> list[tuple[str, ...]]:
 
 
 @pytest.mark.parametrize(
-    ("lives", "rounds"),
+    ("lives", "rounds", "every"),
     [
-        pytest.param(LIVES, 1, id="1"),
-        pytest.param(("refresh",), 25, marks=pytest.mark.soak, id="25"),
-        pytest.param(("append",), 25, marks=pytest.mark.soak, id="append-25"),
-        pytest.param(("frozen",), 25, marks=pytest.mark.soak, id="frozen-25"),
+        pytest.param(LIVES, 1, False, id="1"),
+        pytest.param(LIVES, 25, False, marks=pytest.mark.soak, id="25"),
+        pytest.param(("refresh",), 1, True, marks=pytest.mark.soak, id="refresh-every-passage"),
+        pytest.param(("append",), 1, True, marks=pytest.mark.soak, id="append-every-passage"),
+        pytest.param(("frozen",), 1, True, marks=pytest.mark.soak, id="frozen-every-passage"),
     ],
 )
 def test_wherever_release_or_approve_is_killed_one_charge_is_drawn_once_and_delivered_once(
-    theatre, lives, rounds, record_property
+    theatre, lives, rounds, every, record_property
 ):
-    """Killed in every wave, also where a later one draws new persons through the flow of the first."""
-    soak = rounds > 1
-    if soak:  # TRIBUTARY_SOAK=1 asks for all rounds, a larger number for so many
-        asked = int(os.environ.get("TRIBUTARY_SOAK") or 0)
-        if not asked:
-            pytest.skip("set TRIBUTARY_SOAK")
-        rounds = asked if asked > 1 else rounds
+    """Killed in every wave, also where a later one draws new persons through the flow of the first.
+
+    A round kills at each failpoint once; with `every`, at each of its passages in a wave.
+    """
+    asked = int(os.environ.get("TRIBUTARY_SOAK") or 0)
+    if (rounds > 1 or every) and not asked:
+        pytest.skip("set TRIBUTARY_SOAK")
+    if rounds > 1 and asked > 1:  # TRIBUTARY_SOAK=1 asks for all rounds, a larger number for so many
+        rounds = asked
     # So wide that no wave has outliers by chance, which a person would have to tick.
     theatre.open(*(plan_toml(study=life, waves=WAVES, returning=life, radius=100.0) for life in lives))
     first = f"{lives[-1]}-0"
@@ -347,8 +350,8 @@ def test_wherever_release_or_approve_is_killed_one_charge_is_drawn_once_and_deli
     points_passed(theatre, first, 1)
     admit(theatre, first, 2)
     release_passes, approve_passes = points_passed(theatre, first, 2)
-    drawn = [RECOVERY, *together(chosen(release_passes, every=soak), release_passes)]
-    sending = chosen(approve_passes, every=soak)
+    drawn = [RECOVERY, *together(chosen(release_passes, every=every), release_passes)]
+    sending = chosen(approve_passes, every=every)
     longest = max(len(drawn), len(sending))
     drawn += [()] * (longest - len(drawn))
     sending += [""] * (longest - len(sending))
@@ -357,11 +360,12 @@ def test_wherever_release_or_approve_is_killed_one_charge_is_drawn_once_and_deli
     many = max(len(lives), -(-len(cases) // (WAVES - 1)))
     hands = {f"{lives[k % len(lives)]}-{k + 1}": cases[k::many] for k in range(many)}
     waves = {first: 2} | {site: 1 + len(mine) for site, mine in hands.items()}
-    last = next(iter(hands))
+    stormy = frozenset(list(hands)[:rounds])
+    assert len(stormy) == rounds
 
     def play(site: str) -> int:
         table = admit(theatre, site, 1)
-        if site == last:
+        if site in stormy:
             killed_while_joining(theatre, site, table)
         else:
             theatre.join(site, table, study_of(site))
@@ -373,10 +377,11 @@ def test_wherever_release_or_approve_is_killed_one_charge_is_drawn_once_and_deli
         return count
 
     with ThreadPoolExecutor(2) as pool:
-        killed = sum(pool.map(play, hands)) + len(CREATION)
+        killed = sum(pool.map(play, hands)) + rounds * len(CREATION)
     hit = Counter(point.partition(":")[0] for before, then in cases for point in (*before, then) if point)
-    hit.update(CREATION)
+    hit.update(CREATION * rounds)
     assert set(hit) == written_failpoints()
+    assert min(hit.values()) >= rounds
     counts = assert_settled(theatre, waves)
     for name, count in {"rounds": rounds, "killed": killed, "failpoints": len(hit), **counts}.items():
         record_property(name, count)
