@@ -202,7 +202,7 @@ class Demo:
         from coordinator.queries import ask
         from coordinator.store import Store
         from shared.plan import StudyPlan
-        from shared.release import mechanism
+        from shared.prescriptions.latent_noise import mechanism
 
         plan = StudyPlan.from_toml(self.plans[self.study])
         answers: dict[str, Answer] = {}

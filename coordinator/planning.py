@@ -308,7 +308,10 @@ def _price(plan: StudyPlan) -> list[Check]:
     fewer = f"{1 / (10 * plan.budget.delta):,.0f}"
     lines.append(Check(name="delta", detail=f"{plan.budget.delta:g}, for sites of fewer than {fewer} persons"))
     if price.waves[-1].total > MEANINGFUL:
-        fix = f"Lower release.w (ε 8 for one wave: w ≈ {price.w_for_8:.2g}), or say in the purpose why not."
+        lower = "Lower release.epsilon"
+        if price.w_for_8 is not None:
+            lower = f"Lower release.w (ε 8 for one wave: w ≈ {price.w_for_8:.2g})"
+        fix = f"{lower}, or say in the purpose why not."
         if plan.private is not None:
             fix = "Raise private.noise_multiplier, lower its rate or steps, or lower release.w or release.epsilon."
         detail = f"ε {price.waves[-1].total:.4g} in total is not a meaningful formal guarantee"
@@ -355,8 +358,10 @@ class Cost:
     Args:
         study: the plan's study.
         version: its version.
-        d: encoded columns.
-        w: weight of the data.
+        mechanism: what it is called.
+        details: its settings, in half a line.
+        d: columns the noise is added to.
+        w: weight of the data; None, like the other four below, but for latent noise.
         radius: norm to which latents are clipped.
         delta: δ of every ε here.
         cap: the plan's budget.
@@ -373,16 +378,18 @@ class Cost:
 
     study: str
     version: int
+    mechanism: str
+    details: str
     d: int
-    w: float
-    radius: float
+    w: float | None
+    radius: float | None
     posture: str
     delta: float
     cap: float
     epsilon: float
-    rows: float
-    paper: float
-    w_for_8: float
+    rows: float | None
+    paper: float | None
+    w_for_8: float | None
     redraws: bool
     waves: tuple[WaveCost, ...]
     last_affordable: int
@@ -399,8 +406,8 @@ def cost(plan: StudyPlan, *, waves: int | None = None, persons: int | None = Non
     Raises: ParameterError (waves or persons not positive, δ too large for that many persons).
     """
     from shared import privacy
-    from shared.encoding import Encoder
-    from shared.release import in_words, mechanism, planned_event
+    from shared.prescriptions.latent_noise import mechanism
+    from shared.release import in_words, planned_event
 
     count = len(plan.waves) if waves is None else waves
     if not 1 <= count <= 10_000:
@@ -415,8 +422,8 @@ def cost(plan: StudyPlan, *, waves: int | None = None, persons: int | None = Non
                 given=f"{delta:g} with n = {persons}",
                 next_step=f"Set budget.delta below {1 / (10 * persons):.1g}.",
             )
-    d = Encoder(dictionary=plan.dictionary).d
-    noise, event = mechanism(plan), planned_event(plan, d)
+    event, facts = planned_event(plan), plan.release.facts(plan)
+    noise = mechanism(plan) if plan.release.draws_rows else None
     curve = privacy.rdp(event)
     # Under `append` and `frozen` nobody is drawn twice: whoever comes with the third wave pays for the third alone.
     totals = [
@@ -425,16 +432,18 @@ def cost(plan: StudyPlan, *, waves: int | None = None, persons: int | None = Non
     return Cost(
         study=plan.study,
         version=plan.version,
-        d=d,
-        w=noise.w,
-        radius=noise.radius,
+        mechanism=plan.release.title,
+        details=plan.release.details(plan),
+        d=facts.d,
+        w=None if noise is None else noise.w,
+        radius=None if noise is None else noise.radius,
         posture=plan.posture,
         delta=delta,
         cap=cap,
         epsilon=privacy.epsilon(event, delta),
-        rows=privacy.epsilon(noise.event, delta),
-        paper=privacy.theorem2_epsilon(w=noise.w, C=2 * noise.radius, delta=delta),
-        w_for_8=privacy.w_for_epsilon(8.0, delta, noise.radius),
+        rows=None if noise is None else privacy.epsilon(noise.event, delta),
+        paper=None if noise is None else privacy.theorem2_epsilon(w=noise.w, C=2 * noise.radius, delta=delta),
+        w_for_8=None if noise is None else privacy.w_for_epsilon(8.0, delta, noise.radius),
         redraws=plan.redraws,
         waves=tuple(
             WaveCost(number=number, total=total, left=cap - total, affordable=total <= cap)

@@ -61,6 +61,7 @@ __all__ = [
     "influence",
     "parse_estimand",
     "parse_formula",
+    "survival_curves",
 ]
 
 Array = NDArray[np.float64]
@@ -355,6 +356,24 @@ def _frame(result: _Result, estimand: Estimand) -> pd.DataFrame:
     counts = {"n": result.n, "n_missing": result.missing, "n_outside": result.outside, "scale": estimand.scale}
     frame.attrs.update({"question": str(estimand), **counts, **result.attrs})
     return frame
+
+
+def survival_curves(
+    table: pd.DataFrame, question: Estimand, levels: Mapping[str, Sequence[Any]] | None = None
+) -> dict[str, Curve]:
+    """The whole Kaplan–Meier curve of each group of a ``km`` question; one without a name where it has no groups.
+
+    Args:
+        table, question, levels: as in `estimate`; the question's time, if any, is not used.
+    Returns: by the group's name as R prints it (``arm=drug``); a group without rows has no curve.
+    Raises: ParameterError: another kind of question; EstimateRefusal: no curve, with the reason.
+    """
+    if question.kind != "km":
+        raise ParameterError("a curve must be asked by km", given=str(question))
+    result = _answers(table, question, dict(levels or {}), _Floors(MIN_RESIDUAL_DF, MIN_EVENTS))
+    if not result.curves:
+        raise EstimateRefusal("a curve must have rows", given=str(next(iter(result.answers.values()), "none")))
+    return result.curves
 
 
 def _curves(result: _Result) -> pd.DataFrame:
@@ -1151,7 +1170,7 @@ def _cox(
             return "the column is constant within every stratum" if inside else why(j, before[j])
         return f"all events lie on one side: {_FAR}" if j in separated else why(j, group)
 
-    groups = _unseen(seen)
+    groups = before if rows.all() else _unseen(seen)
     if all(groups):
         return {name: exclusion(j, groups[j]) for j, name in enumerate(names_)}
     try:

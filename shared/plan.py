@@ -18,6 +18,8 @@ from shared.canonical import canonical_json, closed, parse_json, sha256_hex
 from shared.dictionary import NUMERIC, Dictionary
 from shared.errors import ParameterError, PlanExpired, PlanRefusal
 from shared.keys import Envelope, PublicKey, SigningKey
+from shared.prescriptions import Prescription, kind, must
+from shared.prescriptions.latent_noise import LatentNoisePlan
 
 __all__ = [
     "PLAN_TYPE",
@@ -38,11 +40,6 @@ PLAN_CAP = 1 << 20
 Posture = Literal["local", "holdout", "private", "public"]
 POSTURES: tuple[Posture, ...] = ("local", "holdout", "private", "public")
 Returning = Literal["append", "refresh", "frozen"]
-
-
-def _must(holds: bool, rule: str, given: object, step: str = "Correct the plan.") -> None:
-    if not holds:
-        raise PlanRefusal(rule, given=f"{given}", next_step=step)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,10 +69,10 @@ class Training:
     def __post_init__(self) -> None:
         for name, most in (("flows", 20), ("hidden", 1024), ("layers", 4), ("epochs", 10_000), ("patience", 10_000)):
             value = getattr(self, name)
-            _must(isinstance(value, int) and 1 <= value <= most, f"training.{name} must be in 1..{most}", value)
-        _must(0 < self.learning_rate <= 1, "training.learning_rate must be in (0, 1]", self.learning_rate)
-        _must(0 < self.validation < 0.9, "training.validation must be in (0, 0.9)", self.validation)
-        _must(self.margins in ("normal_scores", "none"), "training.margins is unknown", self.margins)
+            must(isinstance(value, int) and 1 <= value <= most, f"training.{name} must be in 1..{most}", value)
+        must(0 < self.learning_rate <= 1, "training.learning_rate must be in (0, 1]", self.learning_rate)
+        must(0 < self.validation < 0.9, "training.validation must be in (0, 0.9)", self.validation)
+        must(self.margins in ("normal_scores", "none"), "training.margins is unknown", self.margins)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,13 +92,13 @@ class PrivateTraining:
     clip: float = 1.0
 
     def __post_init__(self) -> None:
-        _must(0 < self.rate <= 1, "private.rate must be in (0, 1]", self.rate)
+        must(0 < self.rate <= 1, "private.rate must be in (0, 1]", self.rate)
         for name in ("noise_multiplier", "clip"):
             value = getattr(self, name)
-            _must(0 < value < math.inf, f"private.{name} must be positive", value)
+            must(0 < value < math.inf, f"private.{name} must be positive", value)
         # More is no better, and beyond it noise and clip would not fit on one grid.
-        _must(self.noise_multiplier <= 100, "private.noise_multiplier must be at most 100", self.noise_multiplier)
-        _must(1 <= self.steps <= 100_000, "private.steps must be in 1..100000", self.steps)
+        must(self.noise_multiplier <= 100, "private.noise_multiplier must be at most 100", self.noise_multiplier)
+        must(1 <= self.steps <= 100_000, "private.steps must be in 1..100000", self.steps)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,35 +114,8 @@ class Reference:
     sd: float = 0.0
 
     def __post_init__(self) -> None:
-        _must(math.isfinite(self.mean), "a reference mean must be finite", self.mean)
-        _must(0 <= self.sd < math.inf, "a reference sd must be non-negative", self.sd)
-
-
-@dataclass(frozen=True, kw_only=True)
-class LatentNoisePlan:
-    """Latent Noise Injection as the plan fixes it: by a weight, or by the ε that one release may cost.
-
-    Args:
-        w: weight of the data, in [0, 1).
-        epsilon: ε of one release at the budget's δ; w is then solved for (`shared.release.mechanism`), and under
-            posture ``private`` gets what the training leaves. Exactly one of `w` and `epsilon` is given.
-        radius: R, the norm to which latents are clipped; None takes the square root of the 0.99 quantile of χ²_d.
-    """
-
-    w: float | None = None
-    epsilon: float | None = None
-    radius: float | None = None
-    mechanism: Literal["latent_noise"] = "latent_noise"
-
-    def __post_init__(self) -> None:
-        _must(self.mechanism == "latent_noise", "release.mechanism must be 'latent_noise'", repr(self.mechanism))
-        _must((self.w is None) != (self.epsilon is None), "release must give either w or epsilon", _both(self))
-        if self.w is not None:
-            _must(0 <= self.w < 1, "release.w must be in [0, 1)", self.w, "Lower w, or give release.epsilon instead.")
-        if self.epsilon is not None:
-            _must(0 < self.epsilon < math.inf, "release.epsilon must be positive and finite", self.epsilon)
-        if self.radius is not None:
-            _must(self.radius > 0 and math.isfinite(self.radius), "release.radius must be positive", self.radius)
+        must(math.isfinite(self.mean), "a reference mean must be finite", self.mean)
+        must(0 <= self.sd < math.inf, "a reference sd must be non-negative", self.sd)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,8 +131,8 @@ class Budget:
     delta: float = 1e-6
 
     def __post_init__(self) -> None:
-        _must(0 < self.epsilon < math.inf, "budget.epsilon must be positive and finite", self.epsilon)
-        _must(0 < self.delta <= 1e-3, "budget.delta must be in (0, 0.001]", self.delta)
+        must(0 < self.epsilon < math.inf, "budget.epsilon must be positive and finite", self.epsilon)
+        must(0 < self.delta <= 1e-3, "budget.delta must be in (0, 0.001]", self.delta)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,14 +160,14 @@ class Floors:
     standing: bool = False
 
     def __post_init__(self) -> None:
-        _must(isinstance(self.author_apart, bool), "floors.author_apart must be true or false", self.author_apart)
-        _must(isinstance(self.standing, bool), "floors.standing must be true or false", self.standing)
-        _must(self.persons >= 50, "floors.persons must be at least 50", self.persons, "Floors can only be tightened.")
-        _must(self.rare_level >= 10, "floors.rare_level must be at least 10", self.rare_level)
-        _must(0.5 <= self.membership_auc <= 1, "floors.membership_auc must be in [0.5, 1]", self.membership_auc)
+        must(isinstance(self.author_apart, bool), "floors.author_apart must be true or false", self.author_apart)
+        must(isinstance(self.standing, bool), "floors.standing must be true or false", self.standing)
+        must(self.persons >= 50, "floors.persons must be at least 50", self.persons, "Floors can only be tightened.")
+        must(self.rare_level >= 10, "floors.rare_level must be at least 10", self.rare_level)
+        must(0.5 <= self.membership_auc <= 1, "floors.membership_auc must be in [0.5, 1]", self.membership_auc)
         for name in ("own_row_linkage", "extreme_linkage"):
-            _must(0 < getattr(self, name) <= 1, f"floors.{name} must be in (0, 1]", getattr(self, name))
-        _must(1 <= self.approvals <= 5, "floors.approvals must be in 1..5", self.approvals)
+            must(0 < getattr(self, name) <= 1, f"floors.{name} must be in (0, 1]", getattr(self, name))
+        must(1 <= self.approvals <= 5, "floors.approvals must be in 1..5", self.approvals)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -220,10 +190,10 @@ class Wave:
     quorum: int = 0
 
     def __post_init__(self) -> None:
-        _must(self.number >= 1, "a wave's number must be at least 1", self.number)
-        _must(self.opens <= self.closes, "a wave must open before it closes", f"{self.opens} and {self.closes}")
-        _must(isinstance(self.refit, bool), "a wave's refit must be true or false", self.refit)
-        _must(0 <= self.quorum <= 10_000, "a wave's quorum must be in 0..10000", self.quorum)
+        must(self.number >= 1, "a wave's number must be at least 1", self.number)
+        must(self.opens <= self.closes, "a wave must open before it closes", f"{self.opens} and {self.closes}")
+        must(isinstance(self.refit, bool), "a wave's refit must be true or false", self.refit)
+        must(0 <= self.quorum <= 10_000, "a wave's quorum must be in 0..10000", self.quorum)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -238,7 +208,7 @@ class StudyPlan:
         coordinator: id of the only recipient; a bundle for another coordinator is refused by it.
         expires: last day on which the plan may be acted upon.
         posture: what may be fitted on which records; see `shared.release.coverage`.
-        release: the mechanism and its parameters.
+        release: the mechanism and its parameters: see `shared.prescriptions`.
         training: how the flow is fitted.
         private: DP-SGD's parameters; with posture ``private``, and only with it.
         holdout: share of persons who train the flow and are never released; used with posture ``holdout``. A later
@@ -263,7 +233,7 @@ class StudyPlan:
     purpose: str
     coordinator: str
     expires: dt.date
-    release: LatentNoisePlan
+    release: Prescription
     budget: Budget
     waves: tuple[Wave, ...]
     dictionary: Dictionary
@@ -282,37 +252,33 @@ class StudyPlan:
         for name in ("study", "coordinator"):
             value = getattr(self, name)
             plain = bool(value) and len(value) <= 64 and value.replace("-", "").replace("_", "").isalnum()
-            _must(plain and value.isascii(), f"{name} must be a plain word (letters, digits, - and _)", repr(value))
-        _must(self.version >= 1, "version must be at least 1", self.version)
-        _must(bool(self.title.strip() and self.purpose.strip()), "title and purpose must say something", "blank text")
-        _must(self.posture in POSTURES, f"posture must be one of {', '.join(POSTURES)}", repr(self.posture))
-        _must(
-            (self.private is not None) == (self.posture == "private"),
-            "[private] must be given with posture 'private', and only with it",
-            f"posture {self.posture!r}, {'no ' if self.private is None else ''}[private]",
-        )
-        _must(0.05 <= self.holdout <= 0.95, "holdout must be in [0.05, 0.95]", self.holdout)
+            must(plain and value.isascii(), f"{name} must be a plain word (letters, digits, - and _)", repr(value))
+        must(self.version >= 1, "version must be at least 1", self.version)
+        must(bool(self.title.strip() and self.purpose.strip()), "title and purpose must say something", "blank text")
+        must(self.posture in POSTURES, f"posture must be one of {', '.join(POSTURES)}", repr(self.posture))
+        must(0.05 <= self.holdout <= 0.95, "holdout must be in [0.05, 0.95]", self.holdout)
         _must_be_references(self.reference, self.dictionary)
-        _must(
+        must(
             not self.reference or self.posture in ("public", "private"),
             "[reference] must be given with posture 'public' or 'private' only: the others fit the start to records",
             f"posture {self.posture!r}",
         )
-        _must(self.returning in ("append", "refresh", "frozen"), "returning is unknown", repr(self.returning))
+        must(self.returning in ("append", "refresh", "frozen"), "returning is unknown", repr(self.returning))
         known = self.dictionary.person is not None
-        _must(
+        must(
             known or self.posture != "holdout",
             "posture 'holdout' must have a person column: who trains is decided per person, for life",
             "none",
         )
-        _must(
+        must(
             known or len(self.waves) == 1 or self.returning == "refresh",
             f"several waves that {self.returning} must have a person column",
             "none",
             "Add one, or let every wave refresh.",
         )
         numbers = [wave.number for wave in self.waves]
-        _must(numbers == list(range(1, len(numbers) + 1)) and bool(numbers), "waves must be numbered 1, 2, …", numbers)
+        must(numbers == list(range(1, len(numbers) + 1)) and bool(numbers), "waves must be numbered 1, 2, …", numbers)
+        self.release.require(self)
 
     @property
     def canonical(self) -> bytes:
@@ -367,7 +333,7 @@ class StudyPlan:
         parts: dict[str, Any] = dict(given)
         try:
             for name, kind in (
-                ("release", LatentNoisePlan),
+                ("release", _mechanism(parts.get("release"))),
                 ("training", Training),
                 ("budget", Budget),
                 ("floors", Floors),
@@ -411,34 +377,34 @@ class StudyPlan:
     def from_bytes(cls, data: bytes) -> StudyPlan:
         """Read canonical bytes. Raises: SchemaRefusal, PlanRefusal."""
         given = parse_json(data, cap=PLAN_CAP)
-        _must(isinstance(given, dict), "a study plan must be a JSON object", type(given).__name__)
+        must(isinstance(given, dict), "a study plan must be a JSON object", type(given).__name__)
         plan = cls.from_canonical(given)
-        _must(plan.canonical == data, "a study plan must be in canonical form", "another form")
+        must(plan.canonical == data, "a study plan must be in canonical form", "another form")
         return plan
-
-
-def _both(release: LatentNoisePlan) -> str:
-    return "neither" if release.w is None else f"w = {release.w:g} and epsilon = {release.epsilon}"
 
 
 def _must_be_references(given: Mapping[str, Reference], dictionary: Dictionary) -> None:
     """What is publicly known of a column must be possible within its public bounds."""
     columns = {column.name: column for column in dictionary.released}
     unknown = sorted(set(given) - set(columns))
-    _must(not unknown, "[reference] must name columns of the dictionary", ", ".join(unknown))
+    must(not unknown, "[reference] must name columns of the dictionary", ", ".join(unknown))
     for name, known in given.items():
         kind = columns[name].kind
         if kind in ("binary", "event"):
-            _must(0 < known.mean < 1, f"reference.{name}.mean must be a share in (0, 1)", known.mean)
+            must(0 < known.mean < 1, f"reference.{name}.mean must be a share in (0, 1)", known.mean)
             continue
-        _must(kind in NUMERIC, f"[reference] must not name {name}: levels have no mean", kind)
+        must(kind in NUMERIC, f"[reference] must not name {name}: levels have no mean", kind)
         lower, upper = columns[name].span
-        _must(lower < known.mean < upper, f"reference.{name}.mean must lie within the public bounds", known.mean)
+        must(lower < known.mean < upper, f"reference.{name}.mean must lie within the public bounds", known.mean)
         # No law on [lower, upper] with this mean is wider than the one on its two ends.
         widest = math.sqrt((known.mean - lower) * (upper - known.mean))
-        _must(
+        must(
             0 < known.sd < 0.9 * widest, f"reference.{name}.sd must be positive and below {0.9 * widest:.4g}", known.sd
         )
+
+
+def _mechanism(release: Any) -> type[Prescription]:
+    return kind(release.get("mechanism", "latent_noise") if isinstance(release, Mapping) else "latent_noise")
 
 
 def _required(item: Field[Any]) -> bool:
@@ -469,16 +435,14 @@ def _read(kind: Any, given: Any, where: str) -> Any:
         if types[key] == "dt.date":
             value = _date(value)
         elif types[key].startswith("float") and value is not None:
-            _must(
+            must(
                 isinstance(value, (int, float)) and not isinstance(value, bool),
                 f"{where}.{key} must be a number",
                 value,
             )
             value = float(value)
         elif types[key] == "int":
-            _must(
-                isinstance(value, int) and not isinstance(value, bool), f"{where}.{key} must be a whole number", value
-            )
+            must(isinstance(value, int) and not isinstance(value, bool), f"{where}.{key} must be a whole number", value)
         out[key] = value
     return kind(**out)
 

@@ -18,7 +18,7 @@ import re
 import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
-from functools import lru_cache
+from functools import cached_property
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -26,12 +26,10 @@ import pandas as pd
 
 from shared import privacy
 from shared.canonical import canonical_json, closed, parse_json, sha256_hex
-from shared.encoding import Encoder
-from shared.errors import IntegrityRefusal, PlanRefusal, ReceiptRefusal, SchemaRefusal
-from shared.flows import Bijection, Identity
+from shared.errors import IntegrityRefusal, ReceiptRefusal, SchemaRefusal
 from shared.keys import Envelope, SigningKey
-from shared.mechanisms.latent_noise import LatentNoise, default_radius
 from shared.plan import StudyPlan
+from shared.prescriptions import unit
 
 __all__ = [
     "AGENT",
@@ -43,7 +41,6 @@ __all__ = [
     "Statement",
     "coverage",
     "in_words",
-    "mechanism",
     "planned_event",
     "read_bundle",
     "unit",
@@ -62,20 +59,8 @@ PARQUET_KEYS = frozenset({"ARROW:schema", "pandas", "label"})
 PANDAS_KEYS = frozenset({"index_columns", "column_indexes", "columns", "attributes", "creator", "pandas_version"})
 COLUMN_KEYS = frozenset({"name", "field_name", "pandas_type", "numpy_type", "metadata"})
 _DIGEST, _WORD = re.compile("[0-9a-f]{64}"), re.compile("[A-Za-z0-9_-]{1,64}")
-CONDITIONAL_ON: Mapping[str, str] = {
-    "local": "flow, encoder, w and R",
-    "holdout": "nothing: the flow was fitted on other persons, who are not covered",
-    "public": "nothing: nothing was fitted on records",
-    "private": "nothing: the price of fitting the flow is included",
-}
-"""What a posture's ε takes as given. Encoder, w and R come from the plan in all four."""
 LEAVES_PERSONS_OPEN = ("local", "holdout")
 """Postures under which some person's record shapes the flow without noise: approved only with a tick on that."""
-
-
-def unit(plan: StudyPlan) -> str:
-    """Whose record the guarantee is about: "patient", or "row" where no column says which rows are one person's."""
-    return "patient" if plan.dictionary.person is not None else "row"
 
 
 def coverage(plan: StudyPlan) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -83,59 +68,16 @@ def coverage(plan: StudyPlan) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
     Returns: (covered, not_covered).
     """
-    person = unit(plan) == "patient"
-    record = "one person's record" if person else "one row of the hospital's table"
-    everyone = "Every person in the table" if person else "Every row of the hospital's table"
-    promise = (
-        f"replacing {record} by any other changes the probability of any released table by at most the stated (ε, δ)"
-    )
-    if plan.posture == "local":
-        whose = "Each person's released row" if person else "Each released row"
-        covered = f"{whose}, given the flow, the encoder, the weight w and the clipping radius R: {promise}."
-        when = ", of this wave or of the one whose flow is used again" if len(plan.waves) > 1 else ""
-        open_ends: tuple[str, ...] = (
-            f"The flow, its margins and its stopping point: they were fitted on the released records themselves{when} "
-            "(posture 'local'), and what they carry about a person is not bounded by this ε. The site audited the "
-            "release by the attacks it could try; that is evidence, not a guarantee.",
-        )
-    elif plan.posture == "holdout":
-        covered = (
-            "Every person who is released: replacing the record of one of them by any other changes the probability "
-            "of any released table by at most the stated (ε, δ). The flow was fitted on other persons; the encoder, "
-            "the weight w and the clipping radius R come from the plan."
-        )
-        open_ends = (
-            f"The persons who train the flow, about {100 * plan.holdout:g} % of the table: their records shape the "
-            "flow, and no noise is promised to them. Who trains is decided by a keyed hash of the person's "
-            "identifier, for life; whoever trains is never released in this study.",
-        )
-    elif plan.posture == "public":
-        covered = (
-            f"{everyone}: {promise}. The encoder and the flow were made from the dictionary and from figures that "
-            "were public before; the weight w and the clipping radius R come from the plan. Nothing was fitted on a "
-            "record."
-        )
-        open_ends = ()
-    else:
-        covered = (
-            f"{everyone}, in the training of the flow and in the released rows together: {promise}. The flow was "
-            "trained with noise (DP-SGD) from a public start, for a number of steps fixed in the plan, and the "
-            "stated price is that of the training and of the rows."
-        )
-        open_ends = (
-            "Rounding in the arithmetic of the training: its gradients are floating-point numbers. Its noise is "
-            "drawn exactly, on a grid, and every gradient is clipped a millionth tighter than the plan says to leave "
-            "room for rounding; that the room is enough is our calculation, and nobody else has checked it.",
-        )
     count = " and from who was drawn to train," if plan.posture == "holdout" else ""
+    what = "released rows" if plan.release.draws_rows else "persons behind the figures"
     always: tuple[str, ...] = (
-        f"The number of released rows: it follows from the plan's eligibility rule{count} and is public.",
+        f"The number of {what}: it follows from the plan's eligibility rule{count} and is public.",
         "A person who is a patient of several hospitals: losses add up, and no hospital can see it.",
         "That the release passed the site's checks and audit: its delivery shows it.",
         "Other studies with the same patients: each has a budget of its own, and losses add up unless the site has "
         "set a budget over all of them.",
     )
-    if not person:
+    if unit(plan) != "patient":
         always += (
             "A person with several rows: the study has no person column, so the guarantee is for one row, and the "
             "losses of a person's rows add up.",
@@ -143,13 +85,7 @@ def coverage(plan: StudyPlan) -> tuple[tuple[str, ...], tuple[str, ...]]:
     complete_case = tuple(c.name for c in plan.dictionary.released if c.missing == "complete_case")
     if complete_case:
         always += (f"How many rows had a missing value in {', '.join(complete_case)}: those rows are left out.",)
-    copied: tuple[str, ...] = ()
-    if plan.returning == "frozen" and len(plan.waves) > 1:
-        copied = (
-            "Rows that are copied from an earlier release of the study: each is that release's row, unchanged. It was "
-            "drawn and charged then, and costs nothing more.",
-        )
-    return (covered, *copied), open_ends + always
+    return plan.release.covered(plan), plan.release.not_covered(plan) + always
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,7 +97,8 @@ class Receipt:
 
     Args:
         returning: what the plan's waves do with persons released before.
-        drawn: of the `n` rows, those drawn for this release; the others are copied from an earlier one (``frozen``).
+        n: persons in the release; of a release of rows, its rows.
+        drawn: of these, those drawn for this release; the others are copied from an earlier one (``frozen``).
         flow_of: id of the release for which the flow was fitted; this one's, unless a sealed flow is used again.
     """
 
@@ -199,7 +136,7 @@ class Receipt:
     not_covered: tuple[str, ...]
     previous: str
 
-    @property
+    @cached_property
     def hash(self) -> str:
         """SHA-256 of the canonical form."""
         return sha256_hex(self.to_bytes())
@@ -250,67 +187,9 @@ class Receipt:
                 )
 
 
-def mechanism(plan: StudyPlan, flow: Bijection | None = None) -> LatentNoise:
-    """The latent noise that a plan prescribes: its w, solved for where the plan gives an ε, and its radius.
-
-    Args:
-        flow: between latents and encoded records; None takes a stand-in of the plan's width, which is enough for the
-            figures: they depend on neither a flow nor a record.
-    Raises: PlanRefusal, if the plan's training leaves nothing of its release.epsilon.
-    """
-    if flow is None:
-        flow = Identity(d=Encoder(dictionary=plan.dictionary).d)
-    release = plan.release
-    radius = release.radius if release.radius is not None else default_radius(flow.d)
-    w = release.w
-    if w is None:
-        assert release.epsilon is not None
-        w = _solved(release.epsilon, plan.budget.delta, radius, _training(plan))
-    return LatentNoise(flow=flow, w=w, radius=radius)
-
-
-def planned_event(plan: StudyPlan, d: int) -> privacy.Event:
-    """The privacy event that one release under this plan is charged as, before it runs.
-
-    Args:
-        d: encoded columns (`shared.encoding.Encoder.d`).
-    """
-    noise, training = mechanism(plan, Identity(d=d)).event, _training(plan)
-    return noise if training is None else privacy.Composition(events=(training, noise))
-
-
-def _training(plan: StudyPlan) -> privacy.SubsampledGaussian | None:
-    """What fitting the flow costs: nothing but under posture ``private``."""
-    if plan.private is None:
-        return None
-    return privacy.SubsampledGaussian(
-        rate=plan.private.rate, noise_multiplier=plan.private.noise_multiplier, steps=plan.private.steps
-    )
-
-
-@lru_cache(maxsize=64)
-def _solved(target: float, delta: float, radius: float, training: privacy.SubsampledGaussian | None) -> float:
-    """The largest w (to a tenth of a percent under ``private``, where it has no closed form) that costs `target`."""
-    alone = privacy.w_for_epsilon(target, delta, radius)
-    if training is None:
-        return alone
-
-    def fits(log_share: float) -> bool:
-        w = alone * math.exp(log_share)
-        noise = privacy.Gaussian(sigma=math.sqrt(1 - w), sensitivity=2 * radius * math.sqrt(w))
-        return privacy.epsilon((training, noise), delta) <= target
-
-    low, high = -9.0, 0.0
-    if not fits(low):
-        raise PlanRefusal(
-            f"training must leave something of release.epsilon = {target:g}",
-            given=f"training that costs ε = {privacy.epsilon(training, delta):.4g} at δ = {delta:g} by itself",
-            next_step="Raise private.noise_multiplier, plan fewer steps or a lower rate, or raise release.epsilon.",
-        )
-    while high - low > 1e-3:
-        middle = (low + high) / 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    return alone * math.exp(low)
+def planned_event(plan: StudyPlan) -> privacy.Event:
+    """The privacy event that one release under this plan is charged as, before it runs."""
+    return plan.release.event(plan)
 
 
 def in_words(plan: StudyPlan, event: privacy.Event) -> str:
@@ -318,48 +197,29 @@ def in_words(plan: StudyPlan, event: privacy.Event) -> str:
     who = "patient" if unit(plan) == "patient" else "record"
     words = privacy.translate(event, delta=plan.budget.delta, unit=who)
     if plan.posture == "local":
-        return f"Given the {CONDITIONAL_ON['local']}, which this does not cover: {words}"
+        return f"Given the {plan.release.facts(plan).conditional_on}, which this does not cover: {words}"
     if plan.posture == "holdout":
         return f"For the persons who are released; those who trained the flow are not covered: {words}"
     return words
 
 
-def _paper(plan: StudyPlan, noise: LatentNoise) -> float | None:
-    """Theorem 2's ε*, beside the exact one so that readers of the paper find their number; it knows no training."""
-    if plan.posture == "private":
-        return None
-    return privacy.theorem2_epsilon(w=noise.w, C=2 * noise.radius, delta=plan.budget.delta)
-
-
 def _prescribed(plan: StudyPlan) -> dict[str, Any]:
     """Everything on a receipt that the plan alone decides."""
-    noise = mechanism(plan)
     covered, not_covered = coverage(plan)
-    parameters = {"w": noise.w, "radius": noise.radius}
-    if plan.posture == "holdout":
-        parameters["holdout"] = plan.holdout
-    if plan.private is not None:
-        parameters |= {name: float(value) for name, value in asdict(plan.private).items()}
     return {
         "study": plan.study,
         "plan_hash": plan.hash,
         "plan_version": plan.version,
         "dictionary_hash": plan.dictionary.hash,
         "recipient": plan.coordinator,
-        "mechanism": "latent_noise",
-        "parameters": parameters,
-        "event": planned_event(plan, noise.flow.d).to_canonical(),
-        "neighbours": "replace_one",
+        "mechanism": plan.release.mechanism,
+        **asdict(plan.release.facts(plan)),
+        "event": planned_event(plan).to_canonical(),
         "unit": unit(plan),
         "contributions": 1,
-        # DP-SGD adds its noise to sums over persons; latent noise alone is added to each row by itself.
-        "model": "local" if plan.private is None else "central",
-        "conditional_on": CONDITIONAL_ON[plan.posture],
         "posture": plan.posture,
         "returning": plan.returning,
-        "d": noise.flow.d,
         "delta": plan.budget.delta,
-        "epsilon_paper": _paper(plan, noise),
         "covered": covered,
         "not_covered": not_covered,
     }
@@ -397,13 +257,13 @@ def write_receipt(
     """The receipt of a release that this plan prescribes; every figure follows from the parameters.
 
     Args:
-        n: released rows (public).
+        n: persons in the release (public); of a release of rows, its rows.
         study_epsilon: this study's composed ε at the plan's δ, this release included (RDP).
         previous: hash of the site's previous receipt in this study, or 64 zeros.
         drawn: rows drawn for this release; None for all.
         flow_of: release for which the flow was fitted; blank for this one.
     """
-    event = planned_event(plan, Encoder(dictionary=plan.dictionary).d)
+    event = planned_event(plan)
     return Receipt(
         **_prescribed(plan),
         wave=wave,
@@ -442,7 +302,9 @@ def write_bundle(receipt: Receipt, table: pd.DataFrame) -> bytes:
     pq.write_table(arrow, sink, compression="zstd", write_statistics=False)
     parts = {"receipt.json": receipt.to_bytes(), "table.parquet": sink.getvalue()}
     out = io.BytesIO()
-    _write_archive(out, {"manifest.json": _manifest(receipt, list(table.columns), _digests(parts)), **parts})
+    _write_archive(
+        out, {"manifest.json": _manifest(receipt, list(table.columns), len(table), _digests(parts)), **parts}
+    )
     return out.getvalue()
 
 
@@ -450,14 +312,14 @@ def _digests(files: Mapping[str, bytes | memoryview]) -> dict[str, Any]:
     return {name: {"sha256": hashlib.sha256(data).hexdigest(), "bytes": len(data)} for name, data in files.items()}
 
 
-def _manifest(receipt: Receipt, columns: list[str], digests: Mapping[str, Any]) -> bytes:
+def _manifest(receipt: Receipt, columns: list[str], rows: int, digests: Mapping[str, Any]) -> bytes:
     """The one manifest that a receipt, the table's columns and the files' digests have."""
     return canonical_json(
         {
             "format": BUNDLE_FORMAT,
             "label": LABEL,
             "release_id": receipt.release_id,
-            "rows": receipt.n,
+            "rows": rows,
             "columns": columns,
             "files": dict(digests),
         }
@@ -491,13 +353,13 @@ def read_bundle(path: Path, *, cap: int) -> Bundle:
         digest = hashlib.sha256(mapped).hexdigest()
         manifest_at, receipt_at, table_at = _members(mapped)
         data = memoryview(mapped)[table_at]
-        receipt, columns = _agreed(mapped[manifest_at], mapped[receipt_at], data)
+        receipt, columns, rows = _agreed(mapped[manifest_at], mapped[receipt_at], data)
         _require_exact(mapped, table_at, mapped[manifest_at], mapped[receipt_at])
 
         def forget() -> None:
             mapped.madvise(mmap.MADV_DONTNEED)
 
-        table = _read_table(data, receipt.n, cap, forget=forget)
+        table = _read_table(data, rows, cap, forget=forget)
     except (zipfile.BadZipFile, NotImplementedError, EOFError, ValueError, RuntimeError) as error:
         raise IntegrityRefusal("a bundle must be a readable zip file", given=type(error).__name__) from None
     if [str(name) for name in table.columns] != columns:
@@ -573,8 +435,8 @@ def _members(mapped: mmap.mmap) -> list[slice]:
     return places
 
 
-def _agreed(manifest_bytes: bytes, receipt_bytes: bytes, table_bytes: memoryview) -> tuple[Receipt, list[str]]:
-    """The receipt and the manifest's columns, when the manifest is exactly what the files beside it give."""
+def _agreed(manifest_bytes: bytes, receipt_bytes: bytes, table_bytes: memoryview) -> tuple[Receipt, list[str], int]:
+    """The receipt, the table's columns and its rows, when the manifest is exactly what the files beside it give."""
     manifest = parse_json(manifest_bytes)
     if not isinstance(manifest, dict) or manifest.get("format") != BUNDLE_FORMAT or manifest.get("label") != LABEL:
         raise SchemaRefusal(f"a manifest must have format {BUNDLE_FORMAT} and the label")
@@ -583,13 +445,14 @@ def _agreed(manifest_bytes: bytes, receipt_bytes: bytes, table_bytes: memoryview
     if manifest.get("files") != digests:
         raise IntegrityRefusal("the manifest's digests must be those of the bundle's files")
     receipt = Receipt.from_bytes(receipt_bytes)
-    if manifest.get("release_id") != receipt.release_id or manifest.get("rows") != receipt.n:
-        raise SchemaRefusal("manifest and receipt must agree on rows and release id")
+    rows = manifest.get("rows")
+    if manifest.get("release_id") != receipt.release_id or not isinstance(rows, int) or isinstance(rows, bool):
+        raise SchemaRefusal("manifest and receipt must agree on the release id, and the manifest count the rows")
     given = manifest.get("columns")
     columns = [name for name in given if isinstance(name, str)] if isinstance(given, list) else []
-    if _manifest(receipt, columns, digests) != manifest_bytes:
+    if _manifest(receipt, columns, rows, digests) != manifest_bytes:
         raise SchemaRefusal("a manifest must say what the bundle holds and nothing else", given="another text")
-    return receipt, columns
+    return receipt, columns, rows
 
 
 def _read_table(data: memoryview, rows: int, cap: int, forget: Callable[[], None]) -> pd.DataFrame:
@@ -602,7 +465,7 @@ def _read_table(data: memoryview, rows: int, cap: int, forget: Callable[[], None
         meta = parquet.metadata
         size = sum(meta.row_group(i).total_byte_size for i in range(meta.num_row_groups))
         if size > cap or meta.num_columns > 4096 or meta.num_rows != rows:
-            raise SchemaRefusal("the table must have the receipt's rows and fit in memory")
+            raise SchemaRefusal("the table must have the manifest's rows and fit in memory")
         _require_plain(parquet, data)
         # Whatever dtypes the file claims, `Dictionary.validate_release` decides afterwards.
         columns = []
@@ -615,7 +478,7 @@ def _read_table(data: memoryview, rows: int, cap: int, forget: Callable[[], None
     except (pa.ArrowException, OSError, KeyError, TypeError) as error:
         raise SchemaRefusal("table.parquet must be readable", given=type(error).__name__) from None
     if len(table) != rows:
-        raise SchemaRefusal("the table must have the receipt's rows")
+        raise SchemaRefusal("the table must have the manifest's rows")
     return table
 
 

@@ -1,7 +1,7 @@
 """Disclosure checks: what must hold before a draw, and what the sealed table must show beside the real one.
 
 Before the draw (`before_draw`): enough persons, a δ that fits their number, and no population that differs from an
-earlier release's by a handful of people. Refusals there cost nothing. After the seal (`check_release`): the table
+earlier release's by a handful of people. Refusals there cost nothing. After the seal (`check_rows`): the table
 lies within the dictionary, no released row equals a real one more often than chance, rare levels and clipped outliers
 are counted. The outcome is a `CheckReport` with every threshold and tool version in it, bound to the bundle's digest;
 it stays at the site.
@@ -19,7 +19,7 @@ from __future__ import annotations
 import platform
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -27,11 +27,14 @@ import pandas as pd
 from shared.canonical import canonical_json, parse_json
 from shared.dictionary import LEVELLED, NUMERIC, Dictionary
 from shared.encoding import Encoder
-from shared.errors import ChecksRefusal, DictionaryRefusal, DifferencingRefusal, SchemaRefusal, SmallN
+from shared.errors import ChecksRefusal, DictionaryRefusal, DifferencingRefusal, Refusal, SchemaRefusal, SmallN
 from shared.randomness import secure_rng
 from site_agent.config import Limits
 
-__all__ = ["Check", "CheckReport", "before_draw", "check_release", "tool_versions"]
+if TYPE_CHECKING:
+    from shared.plan import StudyPlan
+
+__all__ = ["Check", "CheckReport", "before_draw", "check_figures", "check_rows", "tool_versions"]
 
 FORMAT = "tributary-checks/1"
 CHANCE = 1e-3
@@ -50,6 +53,7 @@ class Check:
         measured: a count; None where there is nothing to count.
         threshold: what it was compared with.
         detail: which columns, how many; never a value.
+        policy: the threshold as policy states it, whatever table it is applied to: all that is told of it outside.
     """
 
     name: str
@@ -58,6 +62,7 @@ class Check:
     measured: float | None = None
     threshold: float | None = None
     detail: str = ""
+    policy: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +74,19 @@ class CheckReport:
     checks: tuple[Check, ...]
     limits: Mapping[str, float]
     versions: Mapping[str, str]
+
+    @classmethod
+    def of(
+        cls, release_id: str, bundle_sha256: str, checks: tuple[Check, ...], *, limits: Limits, agent_version: str
+    ) -> CheckReport:
+        """What was found in a sealed release, with the floors in force and the versions of what looked."""
+        return cls(
+            release_id=release_id,
+            bundle_sha256=bundle_sha256,
+            checks=checks,
+            limits={name: float(value) for name, value in asdict(limits).items()},
+            versions=tool_versions(agent_version),
+        )
 
     @property
     def failed(self) -> tuple[Check, ...]:
@@ -182,18 +200,10 @@ def before_draw(
             )
 
 
-def check_release(
-    *,
-    released: pd.DataFrame,
-    real: pd.DataFrame,
-    dictionary: Dictionary,
-    limits: Limits,
-    clipped: int,
-    release_id: str,
-    bundle_sha256: str,
-    agent_version: str,
-) -> CheckReport:
-    """Hold a sealed table beside the real one.
+def check_rows(
+    *, released: pd.DataFrame, real: pd.DataFrame, dictionary: Dictionary, limits: Limits, clipped: int
+) -> tuple[Check, ...]:
+    """Hold a sealed table of synthetic rows beside the real one.
 
     Args:
         released: the table as read back from the sealed bundle.
@@ -201,25 +211,31 @@ def check_release(
         dictionary: of the plan.
         limits: floors in force.
         clipped: records whose latent lay outside the clipping ball.
-        release_id: of the sealed release.
-        bundle_sha256: digest of the sealed bytes.
-        agent_version: version of this software.
-    Returns: the report; `CheckReport.require_passed` turns a failure into a refusal.
     """
-    checks = (
+    return (
         _dictionary(released, dictionary),
         _persons(len(released), len(real), limits),
         _equal_rows(released, real, dictionary),
         _rare_levels(released, dictionary, limits),
         _clip(clipped, len(real)),
     )
-    return CheckReport(
-        release_id=release_id,
-        bundle_sha256=bundle_sha256,
-        checks=checks,
-        limits={name: float(value) for name, value in asdict(limits).items()},
-        versions=tool_versions(agent_version),
-    )
+
+
+def check_figures(plan: StudyPlan, released: pd.DataFrame, *, n: int, limits: Limits) -> tuple[Check, ...]:
+    """Hold sealed figures against the plan. Whose records they are of cannot be seen in them: the price says so.
+
+    Args:
+        released: the table as read back from the sealed bundle.
+        n: persons whose records they were taken of.
+    """
+    rule = "the figures must be those that the plan names, and possible for so many persons and so much noise"
+    try:
+        plan.release.validate(plan, released, n)
+    except Refusal as refusal:
+        exact = Check(name="figures", rule=rule, outcome="failed", detail=str(refusal))
+    else:
+        exact = Check(name="figures", rule=rule, outcome="passed", detail=f"{len(released)} figures")
+    return exact, _persons(n, n, limits)
 
 
 def tool_versions(agent_version: str) -> dict[str, str]:
@@ -253,6 +269,7 @@ def _persons(n: int, n_real: int, limits: Limits) -> Check:
         outcome="passed" if enough else "failed",
         measured=float(n),
         threshold=float(limits.persons),
+        policy=float(limits.persons),
     )
 
 
@@ -274,6 +291,7 @@ def _equal_rows(released: pd.DataFrame, real: pd.DataFrame, dictionary: Dictiona
         measured=float(hits),
         threshold=allowed,
         detail=f"{len(once)} of {len(ours)} real rows are unlike all others; by chance about {mean:.3g} would be hit",
+        policy=CHANCE,
     )
 
 
@@ -336,6 +354,7 @@ def _rare_levels(released: pd.DataFrame, dictionary: Dictionary, limits: Limits)
         measured=float(sum(rare.values())),
         threshold=0.0,
         detail=", ".join(f"{name}: {count} rare" for name, count in rare.items()),
+        policy=float(limits.rare_level),
     )
 
 
@@ -347,4 +366,5 @@ def _clip(clipped: int, n: int) -> Check:
         measured=float(clipped),
         threshold=float(np.floor(CLIPPED_WARNING * n)),
         detail="outliers are pulled in before noise is added; the count stays here",
+        policy=CLIPPED_WARNING,
     )

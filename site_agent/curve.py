@@ -26,8 +26,9 @@ from shared import privacy
 from shared.encoding import Encoder
 from shared.errors import EstimateRefusal, ParameterError, PolicyRefusal
 from shared.estimands import Estimate, estimate, parse_estimand
-from shared.mechanisms.latent_noise import LatentNoise, default_radius
+from shared.mechanisms.latent_noise import LatentNoise
 from shared.plan import StudyPlan
+from shared.prescriptions.latent_noise import mechanism
 from shared.randomness import Noise
 from site_agent.audit import (
     FALSE_ALARMS,
@@ -200,25 +201,25 @@ def price_curve(
         integer_columns=encoder.integer_columns,
         progress=lambda part, share, left: tell(Step.FIT, fitting * share),
     )
-    radius = plan.release.radius if plan.release.radius is not None else default_radius(encoder.d)
-    planned = _planned_w(plan, encoder.d)
+    prescribed = mechanism(plan)
+    radius, planned = prescribed.radius, prescribed.w
     weights = sorted({*(float(w) for w in grid), planned})
     real = _answers(plan, encoder.decode(inside))
     terms, left_out = _terms(real)
     world = _World(encoder, inside, held)
     points = []
     for k, w in enumerate(weights):
-        mechanism = LatentNoise(flow=fitted.flow, w=w, radius=radius)
-        released = [mechanism.release(inside, rng) for _ in range(draws)]
+        noise = LatentNoise(flow=fitted.flow, w=w, radius=radius)
+        released = [noise.release(inside, rng) for _ in range(draws)]
         errors = _errors(terms, [_answers(plan, encoder.decode(rows)) for rows in released])
         points.append(
             Point(
                 w=w,
-                epsilon=float(privacy.epsilon(mechanism.event, plan.budget.delta)),
-                bound=trade_off(mechanism.event.mu, FALSE_ALARMS),
+                epsilon=float(privacy.epsilon(noise.event, plan.budget.delta)),
+                bound=trade_off(noise.event.mu, FALSE_ALARMS),
                 errors={name: None if e is None else e / abs(terms[name][0]) for name, e in errors.items()},
                 in_se={name: None if e is None else e / terms[name][1] for name, e in errors.items()},
-                **world.attacked(mechanism, released[0]),
+                **world.attacked(noise, released[0]),
             )
         )
         tell(Step.DRAW, fitting + (1 - fitting) * (k + 1) / len(weights))
@@ -264,16 +265,6 @@ class _World:
             "distance_auc": membership_auc(self.inside, self.held, rows),
             "own_row": rate(linkage(self.inside, rows), chance=1 / len(rows)),
         }
-
-
-def _planned_w(plan: StudyPlan, d: int) -> float:
-    """The plan's w, from the event it is charged as: a plan may give w or an ε to solve it from."""
-    from shared.release import planned_event
-
-    event = planned_event(plan, d)
-    if isinstance(event, privacy.Composition):
-        event = event.events[-1]
-    return round(1 - event.sigma**2, 12) if isinstance(event, privacy.Gaussian) else 0.0
 
 
 def _answers(plan: StudyPlan, table: pd.DataFrame) -> dict[str, Estimate | str]:

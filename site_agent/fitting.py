@@ -32,8 +32,9 @@ from shared.errors import PlanRefusal, PolicyRefusal, TrainingRefusal
 from shared.flows import AffineAutoregressiveFlow, Bijection, Composed, LevelModel, Levels, Margins
 from shared.mechanisms.latent_noise import LatentNoise
 from shared.plan import Reference, StudyPlan
+from shared.prescriptions.latent_noise import mechanism
 from shared.randomness import Noise
-from shared.release import Receipt, mechanism
+from shared.release import Receipt
 
 __all__ = [
     "Fitted",

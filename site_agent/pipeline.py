@@ -43,17 +43,16 @@ from site_agent.config import Limits, SiteBudget, SiteFloors, Source
 if TYPE_CHECKING:
     import pandas as pd
 
-    from shared.encoding import Encoder
     from shared.randomness import Noise
     from shared.release import Receipt
     from site_agent.checks import Check
-    from site_agent.fitting import Fitted
-    from site_agent.lasting import Rows
+    from site_agent.drawing import Drawing
     from site_agent.ledger import AnchorReceipt, Hold, Ledger, Touches
     from site_agent.outbox import Outbox
 
 __all__ = [
     "STAGES",
+    "Chosen",
     "Estimate",
     "Progress",
     "Rehearsal",
@@ -73,8 +72,6 @@ __all__ = [
 
 TABLE_CAP = 1 << 30
 DOCUMENT_CAP = 256 << 20
-HELD_BACK = 0.2
-"""Share of the records that the stand-in flow of the membership attack never sees."""
 SANDBOX = "REHEARSAL.txt"
 DECISION_TYPE = "application/vnd.tributary.decision+json"
 
@@ -153,7 +150,9 @@ class Site:
         """Raises: PausedRefusal."""
         if self.paused():
             raise PausedRefusal(
-                "this site must not be paused", given="a pause", next_step="Run site-agent resume when it may go on."
+                "this site must not be paused",
+                given="a pause",
+                next_step="Run site-agent resume --as NAME when it may go on.",
             )
 
 
@@ -229,12 +228,10 @@ def make_release(
     Returns: what now waits in the outbox.
     Raises: any `Refusal`. Before the draw the reservation is kept; a refusal after the seal has burnt it.
     """
-    from shared.encoding import Encoder
-    from shared.flows import Identity
     from shared.randomness import secure_rng
     from shared.release import coverage, planned_event, write_bundle, write_receipt
-    from shared.release import mechanism as mechanism_of
     from site_agent import checks, fitting, lasting, records
+    from site_agent.drawing import drawing_of
 
     clock = _Clock(progress, site.require_running)
     limits = Limits.of(plan.floors, site.floors)
@@ -243,7 +240,6 @@ def make_release(
     plan.require_current(today)
     require_open(plan, wave, today)
     rng = secure_rng() if rng is None else rng
-    encoder = Encoder(dictionary=plan.dictionary)
     base = _base(ledger, plan, wave)
 
     clock.enter(Stage.RESERVE)
@@ -252,7 +248,7 @@ def make_release(
         plan_hash=plan.hash,
         wave=wave,
         release_id=secrets.token_hex(16),
-        event=planned_event(plan, encoder.d).to_canonical(),
+        event=planned_event(plan).to_canonical(),
         delta=plan.budget.delta,
         cap_epsilon=plan.budget.epsilon,
         touches=touches(plan),
@@ -263,7 +259,7 @@ def make_release(
     )
     reach("pipeline.reserved")
     if hold.state == "sealed":
-        return _finish(hold, _read_again(hold, plan, source, site, encoder, rng), plan, site, limits, rng, clock)
+        return _finish(hold, _taken_up(hold, plan, source, site, rng), plan, site, limits, rng, clock)
     if hold.state not in ("reserved", "anchored"):
         _refuse_second_draw(hold)
 
@@ -294,24 +290,16 @@ def make_release(
         sizes=chosen.sizes,
     )
     sealed = None
-    if base is not None and not (plan.returning == "refresh" and plan.wave(wave).refit):
+    if plan.release.draws_rows and base is not None and not (plan.returning == "refresh" and plan.wave(wave).refit):
         sealed = lasting.read_fit(ledger.folder(base), base)
-        planned = mechanism_of(plan, Identity(d=encoder.d))
-        sealed.require_fits(plan, w=planned.w, radius=planned.radius, noise=plan.returning != "refresh")
-    # Whoever is neither drawn nor trains, be it by a withdrawal, is not looked at.
-    present = list(chosen.rows) if sealed is not None else sorted({*chosen.rows, *chosen.train})
-    real = table.table.iloc[list(chosen.rows)].reset_index(drop=True)
+    drawing = drawing_of(plan)
+    drawing.take(table, everyone, chosen, sealed)
 
     clock.enter(Stage.ENCODE)
-    x = encoder.encode(table.table.iloc[present].reset_index(drop=True), rng)
+    drawing.encode(rng)
 
     clock.enter(Stage.FIT)
-    if sealed is None:
-        names = None if everyone is None else [everyone[i] for i in present]
-        fitted = _fit(plan, encoder, x, names, rng, clock.within)
-    else:
-        fitted = fitting.sealed(plan, encoder, sealed.flow, n=len(x))
-    mechanism, x = fitted.mechanism, x[fitted.released]
+    drawing.fit(rng, clock.within)
 
     site.require_running()
     clock.enter(Stage.DRAW)
@@ -324,12 +312,10 @@ def make_release(
         # put back, writes another drawing entry, and the coordinator refuses it as not grown from this one: one charge,
         # one draw.
         site.witness.anchor(ledger.anchor_envelope())
-        noisy = mechanism.release(x, rng)
+        drawing.draw(rng)
 
         clock.enter(Stage.DECODE)
-        # Row i of the draw comes from record i: once shuffled, a row says nothing by its place.
-        order = [int(k) for k in rng.generator.permutation(len(noisy) + len(chosen.kept))]
-        released = chosen.after(encoder.decode(noisy)).iloc[order].reset_index(drop=True)
+        released = drawing.released(rng)
 
         clock.enter(Stage.SEAL)
         receipt = write_receipt(
@@ -338,39 +324,20 @@ def make_release(
             site=site.name,
             release_id=hold.release_id,
             agent_version=site.agent_version,
-            n=len(released),
-            drawn=len(noisy),
-            flow_of=sealed.flow_of if sealed is not None else "",
+            n=drawing.n,
+            drawn=drawing.drawn,
+            flow_of=drawing.flow_of,
             study_epsilon=ledger.study_total(plan.study, plan.budget.delta).epsilon,
             previous=ledger.last_receipt(plan.study),
         )
         receipt.require_true(plan)
-        plan.dictionary.validate_release(released)
-        fit = lasting.Fit(
-            flow=mechanism.flow,
-            epochs=fitted.epochs,
-            w=mechanism.w,
-            radius=mechanism.radius,
-            dictionary=plan.dictionary.hash,
-            fitted_by=lasting.fitted_by(plan),
-            flow_of=sealed.flow_of if sealed is not None else hold.release_id,
-            fresh=sealed is None,
-            noisy=noisy,
-        )
-        drawn_from = [*chosen.rows, *([-1] * len(chosen.kept))]
-        whose = [] if everyone is None else [*(everyone[i] for i in chosen.rows), *chosen.kept]
-        rows = lasting.Rows(
-            snapshot=table.snapshot,
-            source=tuple(drawn_from[k] for k in order),
-            persons=tuple(whose[k] for k in order) if whose else (),
-        )
-        files = {lasting.FIT: fit.to_bytes(), lasting.ROWS: rows.to_bytes()}
+        plan.release.validate(plan, released, receipt.n)
         hold = outbox.seal(
             hold,
             write_bundle(receipt, released),
             receipt,
             approvals=limits.approvals,
-            files=files,
+            files=drawing.files(hold.release_id),
             author=author,
             author_apart=limits.author_apart,
         )
@@ -379,8 +346,7 @@ def make_release(
         ledger.burn(hold, f"stopped between drawing and sealing: {_name(error)}")
         raise
     reach("pipeline.sealed")
-    drawn = _Drawn(x=x, real=real, noisy=noisy, fitted=fitted, rows=rows, left_out=table.rows - table.n)
-    return _finish(hold, drawn, plan, site, limits, rng, clock)
+    return _finish(hold, drawing, plan, site, limits, rng, clock)
 
 
 def touches(plan: StudyPlan) -> Touches:
@@ -388,32 +354,10 @@ def touches(plan: StudyPlan) -> Touches:
     return "everybody" if plan.redraws else "new"
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)
-class _Drawn:
-    """What the checks and the audit of a sealed release need.
-
-    Args:
-        x: (n, d) encoded records; they are in memory only.
-        noisy: (n, d) drawn rows, row i from record i.
-        real: the same records as the dictionary holds them.
-        left_out: source rows without a complete record.
-    """
-
-    x: Any
-    real: pd.DataFrame
-    noisy: Any
-    fitted: Fitted
-    rows: Rows
-    left_out: int
-
-
 def _finish(
-    hold: Hold, drawn: _Drawn, plan: StudyPlan, site: Site, limits: Limits, rng: Noise, clock: _Clock
+    hold: Hold, drawing: Drawing, plan: StudyPlan, site: Site, limits: Limits, rng: Noise, clock: _Clock
 ) -> Release:
-    """Check, attack and hold a sealed release. Rows that an earlier release brought were checked with it."""
-    import numpy as np
-
-    from shared.encoding import Encoder
+    """Check, attack and hold a sealed release."""
     from shared.release import read_bundle
     from site_agent import checks
 
@@ -421,69 +365,50 @@ def _finish(
     try:
         clock.enter(Stage.CHECKS)
         table = read_bundle(outbox.bundle(hold.release_id), cap=TABLE_CAP).table
-        new = np.asarray(drawn.rows.source) >= 0
-        report = checks.check_release(
-            released=table[new].reset_index(drop=True),
-            real=drawn.real,
-            dictionary=plan.dictionary,
+        report = checks.CheckReport.of(
+            hold.release_id,
+            hold.bundle_sha256,
+            drawing.checks(table, limits),
             limits=limits,
-            clipped=drawn.fitted.mechanism.clipped_count(drawn.x),
-            release_id=hold.release_id,
-            bundle_sha256=hold.bundle_sha256,
             agent_version=site.agent_version,
         )
         report.require_passed()
 
         clock.enter(Stage.AUDIT)
-        audited = _attack(
-            x=drawn.x,
-            noisy=drawn.noisy,
-            fitted=drawn.fitted,
-            encoder=Encoder(dictionary=plan.dictionary),
-            limits=limits,
-            rng=rng,
-            progress=clock.within,
-        )
+        audited = drawing.attack(limits, rng, clock.within)
     except (ChecksRefusal, AuditRefusal) as error:
         # Anything else refuses nothing (a pause, a full disk): the next run goes on from the sealed bytes.
         ledger.burn(hold, f"refused after sealing: {_name(error)}")
         raise
 
     clock.enter(Stage.HOLD)
-    content = {**parse_json(report.to_bytes()), "snapshot": drawn.rows.snapshot, "left_out": drawn.left_out}
+    content = {**parse_json(report.to_bytes()), "snapshot": drawing.rows.snapshot, "left_out": drawing.left_out}
     outbox.hold(hold.release_id, checks=content, audit=audited)
     reach("pipeline.held")
     clock.done()
     return open_release(outbox, hold.release_id)
 
 
-def _read_again(hold: Hold, plan: StudyPlan, source: Source, site: Site, encoder: Encoder, rng: Noise) -> _Drawn:
+def _taken_up(hold: Hold, plan: StudyPlan, source: Source, site: Site, rng: Noise) -> Drawing:
     """What a run that was killed after its seal had in memory.
 
     Raises: StateRefusal, when the table is no longer the one that was drawn from: its audit would be of others.
     """
-    from site_agent import fitting, lasting, records
+    from site_agent import lasting, records
+    from site_agent.drawing import drawing_of
 
     folder = site.ledger.folder(hold)
-    rows = lasting.read_rows(folder, hold)
     table = records.read(source, plan.dictionary, key=site.snapshot_key)
-    if table.snapshot != rows.snapshot:
+    if table.snapshot != lasting.read_rows(folder, hold).snapshot:
         raise StateRefusal(
             "a sealed release must be audited on the table it was drawn from",
             given="a table that has changed since",
             next_step=f"Put that table back for one run, or run site-agent reject {hold.release_id[:8]}: "
             "it stays charged.",
         )
-    real = table.table.iloc[sorted(i for i in rows.source if i >= 0)].reset_index(drop=True)
-    fit = lasting.read_fit(folder, hold)
-    return _Drawn(
-        x=encoder.encode(real, rng),
-        real=real,
-        noisy=fit.noisy,
-        fitted=fitting.sealed(plan, encoder, fit.flow, n=len(real), epochs=fit.epochs, fresh=fit.fresh),
-        rows=rows,
-        left_out=table.rows - table.n,
-    )
+    drawing = drawing_of(plan)
+    drawing.again(table, hold, folder, rng)
+    return drawing
 
 
 def open_release(outbox: Outbox, release_id: str) -> Release:
@@ -537,6 +462,8 @@ def estimate(plan: StudyPlan, source: Source) -> Estimate:
 
     d = Encoder(dictionary=plan.dictionary).d
     n = records.count(source)
+    if not plan.release.draws_rows:
+        return Estimate(seconds=2.0 + 1e-5 * n * d, memory_mb=150.0 + 2e-5 * n * d, n=n, d=d)  # reading, and counting
     seconds, megabytes = estimate_seconds(plan, n, d)
     return Estimate(seconds=seconds, memory_mb=megabytes, n=n, d=d)
 
@@ -660,64 +587,8 @@ def made_up_table(plan: StudyPlan, n: int, rng: Noise) -> pd.DataFrame:
 
 
 # -- inside -----------------------------------------------------------------------------------------------------
-def _fit(
-    plan: StudyPlan,
-    encoder: Encoder,
-    x: Any,
-    persons: Sequence[str] | None,
-    rng: Noise,
-    progress: Callable[[float], None],
-) -> Fitted:
-    from site_agent.fitting import fit
-
-    return fit(plan, encoder, x, persons, rng, progress)
-
-
-def _attack(
-    *,
-    x: Any,
-    noisy: Any,
-    fitted: Fitted,
-    encoder: Encoder,
-    limits: Limits,
-    rng: Noise,
-    progress: Callable[[float], None],
-) -> dict[str, Any]:
-    """Attack the release, and hold the outcome against the limits. Raises: AuditRefusal.
-
-    The membership attack is tried on another release, of four fifths of the records: one of all of them leaves nobody
-    to be wrong about. It is drawn through the flow that could have learned from those alone (`Fitted.stand_in`),
-    attacked and thrown away: it never reaches the disk.
-    """
-    from site_agent.audit import AuditLimits, attack, gate
-
-    order = rng.generator.permutation(len(x))
-    cut = round(HELD_BACK * len(x))
-    held_back, inside = x[order[:cut]], x[order[cut:]]
-    stand_in = fitted.stand_in(inside, rng, lambda share: progress(0.8 * share))
-    in_force = AuditLimits(
-        membership_auc=limits.membership_auc,
-        own_row_linkage=limits.own_row_linkage,
-        extreme_linkage=limits.extreme_linkage,
-    )
-    report = attack(
-        x=x,
-        released=noisy,
-        latents=fitted.mechanism.flow.inverse(x),
-        fitted_on=inside,
-        held_back=held_back,
-        probe=stand_in.release(inside, rng),
-        mechanism=stand_in,
-        encoder=encoder,
-        limits=in_force,
-        rng=rng,
-    )
-    gate(report, in_force)
-    return {**report.to_canonical(), "sentences": list(report.sentences())}
-
-
 @dataclass(frozen=True, kw_only=True, repr=False)
-class _Chosen:
+class Chosen:
     """Who is drawn, and beside whom.
 
     Args:
@@ -759,7 +630,7 @@ def _choose(
     base: Hold | None,
     persons: Sequence[str] | None,
     may: Sequence[int],
-) -> _Chosen:
+) -> Chosen:
     """Who is drawn in this wave, of the rows that `may` be: see `StudyPlan.returning`."""
     from shared.release import read_bundle
     from site_agent.lasting import read_rows
@@ -771,7 +642,7 @@ def _choose(
             for other in ledger.holds(plan.study)
             if other.may_be_out and other.release_id != hold.release_id and other.files
         ]
-        return _Chosen(rows=tuple(may), total=len(may), sizes=tuple(sizes))
+        return Chosen(rows=tuple(may), total=len(may), sizes=tuple(sizes))
     gone = ledger.persons_gone(plan.study)
     taken = ledger.taken(hold) if hold.touches == "new" else frozenset[str]()
     rows = tuple(i for i in may if persons[i] not in taken and persons[i] not in gone)
@@ -789,7 +660,7 @@ def _choose(
             last = other if other.state == "delivered" else last
     if hold.touches == "everybody":
         left = table - population
-        return _Chosen(
+        return Chosen(
             rows=rows,
             train=train,
             population=population,
@@ -800,13 +671,13 @@ def _choose(
         )
     if plan.returning == "append" or last is None:
         total = len(taken | population)
-        return _Chosen(rows=rows, train=train, population=population, total=total, earlier=earlier)
+        return Chosen(rows=rows, train=train, population=population, total=total, earlier=earlier)
     before = read_rows(ledger.folder(last), last).persons
     leaving = gone & set(before)
     stays = [k for k, person in enumerate(before) if person not in leaving]
     copied = read_bundle(outbox.bundle(last.release_id), cap=TABLE_CAP).table.iloc[stays]
     kept = tuple(before[k] for k in stays)
-    return _Chosen(
+    return Chosen(
         rows=rows,
         kept=kept,
         copied=copied,

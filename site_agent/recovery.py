@@ -216,10 +216,9 @@ def _dearest(plans: Plans, door: Coordinator, study: str) -> StudyPlan | None:
 
 
 def _event(plan: StudyPlan) -> Event:
-    from shared.encoding import Encoder
     from shared.release import planned_event
 
-    return planned_event(plan, Encoder(dictionary=plan.dictionary).d)
+    return planned_event(plan)
 
 
 def _named(plan: StudyPlan, holding: Holding | None, count: int = 1) -> Lost:

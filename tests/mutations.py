@@ -63,6 +63,9 @@ LATENT = "shared/mechanisms/latent_noise.py"
 RANDOM = "shared/randomness.py"
 PRIVACY = "shared/privacy.py"
 RELEASE = "shared/release.py"
+PRESCRIBED = "shared/prescriptions/latent_noise.py"
+TABLES = "shared/mechanisms/tables.py"
+DRAWING = "site_agent/drawing.py"
 LEDGER = "site_agent/ledger.py"
 HOLDS = "site_agent/holds.py"
 COMPOSED = "site_agent/composition.py"
@@ -280,8 +283,8 @@ MUTATIONS: tuple[Mutation, ...] = (
         ),
         (
             PIPELINE,
-            "        noisy = mechanism.release(x, rng)\n",
-            "        noisy = mechanism.release(x, rng)\n        hold = later()\n",
+            "        drawing.draw(rng)\n",
+            "        drawing.draw(rng)\n        hold = later()\n",
         ),
         tests=["test_every_epsilon.py::test_when_noise_is_drawn_its_charge_is_written_and_witnessed"],
     ),
@@ -289,17 +292,17 @@ MUTATIONS: tuple[Mutation, ...] = (
         "the drawing not witnessed",
         (
             PIPELINE,
-            "        site.witness.anchor(ledger.anchor_envelope())\n        noisy = ",
-            "        noisy = ",
+            "        site.witness.anchor(ledger.anchor_envelope())\n        drawing.draw",
+            "        drawing.draw",
         ),
         tests=["test_every_epsilon.py::test_when_noise_is_drawn_its_charge_is_written_and_witnessed"],
     ),
     mutation(
         "rows left in the order of their persons",
         (
-            PIPELINE,
-            "in rng.generator.permutation(len(noisy) + len(chosen.kept))]",
-            "in range(len(noisy) + len(chosen.kept))]",
+            DRAWING,
+            "in rng.generator.permutation(len(self._noisy) + len(chosen.kept))]",
+            "in range(len(self._noisy) + len(chosen.kept))]",
         ),
         tests=["test_pipeline.py::test_rows_do_not_stand_where_their_person_stood"],
     ),
@@ -309,24 +312,31 @@ MUTATIONS: tuple[Mutation, ...] = (
         (
             RELEASE,
             "        epsilon=privacy.epsilon(event, plan.budget.delta),",
-            "        epsilon=_paper(plan, mechanism(plan)),",
+            "        epsilon=plan.release.facts(plan).epsilon_paper or 0.0,",
         ),
         (
             RELEASE,
             '"epsilon": privacy.epsilon(event, plan.budget.delta)',
-            '"epsilon": _paper(plan, mechanism(plan))',
+            '"epsilon": plan.release.facts(plan).epsilon_paper or 0.0',
         ),
         tests=["test_every_epsilon.py::test_every_figure_of_a_receipt_follows_from_its_event_and_delta"],
     ),
     mutation(
         "another relation on the receipt",
-        (RELEASE, '"neighbours": "replace_one"', '"neighbours": "add_remove"'),
+        ("shared/prescriptions/__init__.py", 'neighbours: str = "replace_one"', 'neighbours: str = "add_remove"'),
         tests=["test_every_epsilon.py::test_the_receipt_says_who_is_protected_against_what"],
     ),
     mutation(
         "training left off the price",
-        (RELEASE, "return noise if training is None else", "return noise if True else"),
+        (PRESCRIBED, "return noise if training is None else", "return noise if True else"),
         tests=["test_postures.py::test_the_private_event_is_training_and_noise_together"],
+    ),
+    mutation(
+        "the sensitivity of one table for all of them",
+        (TABLES, "sensitivity=sensitivity(len(self.tables))", "sensitivity=sensitivity(1)"),
+        tests=[
+            "test_tables.py::test_no_replacement_of_one_record_moves_the_counts_by_more_than_the_sensitivity_and_some_does"
+        ],
     ),
     # -- the postures ---------------------------------------------------------------------------------------------
     mutation(
@@ -359,7 +369,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     mutation(
         "private: gradients not clipped",
-        (SGD, "factor = (clip / norms).clamp(max=1.0)[:, None]", "factor = torch.ones_like(norms)[:, None]"),
+        (SGD, "factor = np.minimum(clip / norm, 1.0)", "factor = np.ones_like(norm)"),
         tests=["test_two_worlds.py::test_a_training_step_keeps_its_claim_at_two_opposite_records"],
     ),
     mutation(

@@ -14,7 +14,7 @@ from test_waves import fit_of, grown, several
 from shared import privacy
 from shared.errors import DifferencingRefusal, PlanChanged
 from shared.plan import Budget, LatentNoisePlan, PrivateTraining, Training
-from site_agent import pipeline
+from site_agent import drawing
 
 DEAR = Budget(epsilon=1e9)
 CHEAP = PrivateTraining(rate=0.1, noise_multiplier=2.0, steps=10)
@@ -124,17 +124,17 @@ def test_a_disk_that_is_full_during_the_audit_does_not_burn_the_sealed_bytes(
     monkeypatch,
 ):
     where = source(tmp_path, make_table(300))
-    attack = pipeline._attack
+    attack = drawing._attack
 
     def full(*_, **__):
         raise OSError(errno.ENOSPC, "no space left")
 
-    monkeypatch.setattr(pipeline, "_attack", full)
+    monkeypatch.setattr(drawing, "_attack", full)
     with pytest.raises(OSError, match="no space"):
         release(plan, site, where)
     [hold] = site.ledger.holds()
     assert hold.state == "sealed"
-    monkeypatch.setattr(pipeline, "_attack", attack)
+    monkeypatch.setattr(drawing, "_attack", attack)
     made = release(plan, site, where)
     assert made.hold.bundle_sha256 == hold.bundle_sha256
     assert kinds(site).count("drawing") == 1

@@ -16,7 +16,7 @@ from shared.encoding import Encoder
 from shared.errors import ChecksRefusal, DifferencingRefusal, SchemaRefusal, SmallN
 from shared.plan import Floors
 from shared.randomness import seeded_rng
-from site_agent.checks import CheckReport, before_draw, check_release
+from site_agent.checks import CheckReport, before_draw, check_rows
 from site_agent.config import Limits, SiteFloors
 
 LIMITS = Limits.of(Floors(), SiteFloors())
@@ -28,16 +28,10 @@ def in_released_form(dictionary, source: pd.DataFrame, seed: int = 1) -> pd.Data
 
 
 def report(dictionary, released, source, clipped=0) -> CheckReport:
-    return check_release(
-        released=released,
-        real=dictionary.check(source),
-        dictionary=dictionary,
-        limits=LIMITS,
-        clipped=clipped,
-        release_id="ab" * 16,
-        bundle_sha256="cd" * 32,
-        agent_version="0.1.0",
+    found = check_rows(
+        released=released, real=dictionary.check(source), dictionary=dictionary, limits=LIMITS, clipped=clipped
     )
+    return CheckReport.of("ab" * 16, "cd" * 32, found, limits=LIMITS, agent_version="0.1.0")
 
 
 def outcome(made: CheckReport, name: str) -> str:

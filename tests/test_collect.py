@@ -35,7 +35,6 @@ from shared import privacy
 from shared.canonical import canonical_json, parse_json, sha256_hex
 from shared.chain import LINKS_CAP, head_fingerprint
 from shared.dictionary import Column
-from shared.encoding import Encoder
 from shared.errors import (
     ApprovalRefusal,
     BudgetRefusal,
@@ -749,7 +748,8 @@ def with_nan(table: pd.DataFrame) -> pd.DataFrame:
         ({"receipt_changes": {"site": "south"}}, ReplayRefusal),
         ({"receipt_changes": {"wave": 2}}, ReplayRefusal),
         ({"receipt_changes": {"release_id": "00" * 16}}, ReplayRefusal),
-        ({"receipt_changes": {"n": 61}}, SchemaRefusal),
+        ({"receipt_changes": {"n": 61}}, ReceiptRefusal),
+        ({"receipt_changes": {"n": 61, "drawn": 61}}, SchemaRefusal),
         ({"statement_changes": {"receipt_sha256": "0" * 64}}, ReceiptRefusal),
         ({"table": outside(small_table())}, DictionaryRefusal),
         ({"table": with_nan(small_table())}, DictionaryRefusal),
@@ -782,7 +782,7 @@ def test_wrong_content_under_valid_signatures_is_kept_apart_and_told(hub, wrong,
 
 
 def total(plan: StudyPlan, releases: int) -> float:
-    event = planned_event(plan, Encoder(dictionary=plan.dictionary).d)
+    event = planned_event(plan)
     return privacy.epsilon_from_rdp(privacy.rdp([event] * releases), plan.budget.delta)
 
 
@@ -799,7 +799,7 @@ def test_a_study_total_that_forgets_what_arrived_before_is_found(hub, plan):
             else:
                 refused(kind, lambda: egress.send(sealed.envelope, sealed.path))
 
-        send(1, study_epsilon=privacy.epsilon(planned_event(plan, Encoder(dictionary=SMALL).d), plan.budget.delta))
+        send(1, study_epsilon=privacy.epsilon(planned_event(plan), plan.budget.delta))
         send(2, ReceiptRefusal, study_epsilon=total(plan, 2), epsilon=1.0)
         send(3, ReceiptRefusal, study_epsilon=0.99 * total(plan, 2))
         send(4, study_epsilon=total(plan, 4))
@@ -825,9 +825,7 @@ def test_refreshes_of_different_persons_are_never_held_against_their_sum(hub, pl
         for wave, spent in ((1, total(named, 1)), (2, total(named, 1)), (3, total(named, 2))):
             one = sealed(wave, spent)
             egress.send(one.envelope, one.path)
-        forgetful = sealed(
-            4, 0.9 * privacy.epsilon(planned_event(named, Encoder(dictionary=dictionary).d), named.budget.delta)
-        )
+        forgetful = sealed(4, 0.9 * privacy.epsilon(planned_event(named), named.budget.delta))
         refused(ReceiptRefusal, lambda: egress.send(forgetful.envelope, forgetful.path))
     (hub.home / "coordinator.toml").write_text(
         Config(home=hub.home, name=plan.coordinator, address="127.0.0.1:8443", names=("127.0.0.1",)).to_toml()

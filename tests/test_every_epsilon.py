@@ -36,9 +36,10 @@ from shared.flows import AffineAutoregressiveFlow
 from shared.keys import SigningKey
 from shared.mechanisms.latent_noise import LatentNoise
 from shared.plan import Budget, LatentNoisePlan, StudyPlan, Wave, sign_plan
+from shared.prescriptions.latent_noise import mechanism
 from shared.privacy import Gaussian, epsilon, from_canonical, w_for_epsilon
-from shared.release import Receipt, mechanism, planned_event, read_bundle
-from site_agent import pipeline
+from shared.release import Receipt, planned_event, read_bundle
+from site_agent import drawing
 from site_agent.composition import Charge, Composition
 from site_agent.config import SiteFloors, Source
 from site_agent.fitting import Fitted, released_rows
@@ -112,8 +113,8 @@ def given_flow(monkeypatch):
         rows = released_rows(plan, len(x), persons)
         return Fitted(mechanism=mechanism(plan, narrow(encoder.d)), released=rows)
 
-    monkeypatch.setattr(pipeline, "_fit", fitted)
-    monkeypatch.setattr(pipeline, "_attack", lambda *_, **__: {})
+    monkeypatch.setattr(drawing, "_fit", fitted)
+    monkeypatch.setattr(drawing, "_attack", lambda *_, **__: {})
 
 
 def run(site: Site, folder: Path, *, wave: int = 1, rng: Any = None) -> tuple[Receipt, pd.DataFrame]:
@@ -204,7 +205,7 @@ def released(given_flow, tmp_path):
 def test_every_figure_of_a_receipt_follows_from_its_event_and_delta(released):
     _, receipt = released
     event = from_canonical(receipt.event)
-    assert event == planned_event(extremes(), 2) == Gaussian(sigma=event.sigma, sensitivity=event.sensitivity)
+    assert event == planned_event(extremes()) == Gaussian(sigma=event.sigma, sensitivity=event.sensitivity)
     assert receipt.epsilon == epsilon(event, receipt.delta)
     assert receipt.epsilon_paper == privacy.theorem2_epsilon(receipt.parameters["w"], 2 * RADIUS, receipt.delta)
     assert receipt.epsilon_paper > receipt.epsilon
@@ -240,11 +241,11 @@ def test_the_budget_statement_charges_what_the_receipts_print(given_flow, tmp_pa
 
 def test_what_a_plan_says_it_will_cost_is_what_its_release_costs(released):
     from coordinator.planning import cost
-    from site_agent.cli import _price
+    from site_agent.cli.plan import _price
 
     _, receipt = released
     asked = cost(extremes())
-    at_site = _price(extremes(), planned_event(extremes(), 2))
+    at_site = _price(extremes(), planned_event(extremes()))
     assert asked.epsilon == at_site["epsilon"] == receipt.epsilon
     assert asked.paper == receipt.epsilon_paper
     assert asked.waves[0].total == receipt.study_epsilon
@@ -252,7 +253,7 @@ def test_what_a_plan_says_it_will_cost_is_what_its_release_costs(released):
     assert asked.translation == at_site["translation"]
     assert receipt.translation == asked.translation
     assert asked.rows == asked.epsilon  # nothing was trained with noise
-    event = planned_event(extremes(), 2)
+    event = planned_event(extremes())
     at_eight = Gaussian(sigma=math.sqrt(1 - asked.w_for_8), sensitivity=2 * RADIUS * math.sqrt(asked.w_for_8))
     assert epsilon(at_eight, DELTA) == pytest.approx(8.0)
     assert asked.epsilon == epsilon(event, DELTA)
@@ -277,7 +278,7 @@ def test_analysts_and_the_demo_are_shown_the_epsilon_of_the_receipts(tmp_path):
     shown = {source.site: source.epsilon for source in answer.sources}
     assert shown == {site: receipt.epsilon for site, receipt in receipts.items()}
     d = Encoder(dictionary=plan.dictionary).d
-    assert set(shown.values()) == {epsilon(planned_event(plan, d), plan.budget.delta)}
+    assert set(shown.values()) == {epsilon(planned_event(plan), plan.budget.delta)}
     row = demo._row("q", "released", answer.result, answer.result, shown)
     assert row["epsilon_per_site"] == f"{shown['alpha']:.0f}"
     # The comparison arm is w = 0: a draw from the flow alone costs nothing beyond the flow.
@@ -287,7 +288,7 @@ def test_analysts_and_the_demo_are_shown_the_epsilon_of_the_receipts(tmp_path):
 
 def test_a_cap_is_held_against_the_same_number(given_flow, tmp_path, monkeypatch):
     site = make_site(tmp_path / "home")
-    tight = privacy.epsilon_from_rdp(privacy.rdp(planned_event(extremes(), 2)), DELTA) * (1 - 1e-6)
+    tight = privacy.epsilon_from_rdp(privacy.rdp(planned_event(extremes())), DELTA) * (1 - 1e-6)
     from dataclasses import replace
 
     plan = replace(extremes(), budget=Budget(epsilon=tight, delta=DELTA))
@@ -299,7 +300,7 @@ def test_a_cap_is_held_against_the_same_number(given_flow, tmp_path, monkeypatch
 
 def test_a_burnt_charge_still_counts_against_the_cap(tmp_path):
     ledger = make_site(tmp_path / "home").ledger
-    event = planned_event(extremes(), 2)
+    event = planned_event(extremes())
     two = privacy.epsilon_from_rdp(2 * privacy.rdp(event), DELTA)
     charge = {"study": "extremes", "plan_hash": "0" * 64, "event": event.to_canonical(), "delta": DELTA}
     hold = ledger.reserve(**charge, wave=1, release_id="a", cap_epsilon=two * 0.99)
@@ -310,7 +311,7 @@ def test_a_burnt_charge_still_counts_against_the_cap(tmp_path):
 
 
 def test_the_total_of_a_study_is_that_of_the_person_who_lost_most():
-    curve = privacy.rdp(planned_event(extremes(), 2))
+    curve = privacy.rdp(planned_event(extremes()))
     charges = [Charge(rdp=tuple(curve), pure=None, persons=who) for who in (("a", "b"), ("b", "c"), ("d",))]
     assert Composition(charges).total(DELTA) == privacy.epsilon_from_rdp(2 * curve, DELTA)
 
@@ -335,13 +336,15 @@ def production() -> list[tuple[str, ast.Module]]:
 
 COMPUTE = {
     "shared/release.py",  # the receipt, and its recomputation
+    "shared/prescriptions/latent_noise.py",  # the w that an ε asks for, and the paper's figure
+    "shared/prescriptions/tables.py",  # the noise that an ε asks for
     "site_agent/ledger.py",  # what is shown of a single charge
     "site_agent/holds.py",  # the price of a charge
     "site_agent/composition.py",  # totals
     "site_agent/waves.py",  # the total with the waves to come
     "site_agent/curve.py",  # what other weights would cost
     "coordinator/collect.py",  # the least that a receipt's total can be
-    "site_agent/cli.py",  # a plan's price before it is approved
+    "site_agent/cli/plan.py",  # a plan's price before it is approved
     "site_agent/recovery.py",  # the dearest plan of a study, when a ledger was put back
     "coordinator/planning.py",  # a plan's price before it is signed
 }

@@ -2,6 +2,7 @@
 
 import os
 import warnings
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -88,10 +89,11 @@ def test_torch_is_left_as_it_was():
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(2)
-        fit_flow(banana(300), PLAIN, seeded_rng(1))
+        nflows = replace(PLAIN, engine="nflows", epochs=2)
+        fit_flow(banana(300), nflows, seeded_rng(1))
         assert torch.get_num_threads() == 2
         with pytest.raises(TrainingRefusal):
-            fit_flow(np.column_stack([banana(300), banana(300)[:, 0]]), PLAIN, seeded_rng(1))
+            fit_flow(np.column_stack([banana(300), banana(300)[:, 0]]), nflows, seeded_rng(1))
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)
@@ -110,14 +112,15 @@ def test_plain_arrays_agree_with_nflows(activation, layers):
     import torch
 
     from shared.flows import AffineAutoregressiveFlow
+    from site_agent.models.reference_flow import torch_session
 
     d = 5
-    settings = FlowSettings(flows=3, hidden=16, layers=layers, epochs=4, activation=activation)
-    with training.torch_session(1):
+    settings = FlowSettings(flows=3, hidden=16, layers=layers, epochs=4, activation=activation, engine="nflows")
+    with torch_session(1):
         trainer = training.Trainer(d, settings, 4)
         trainer.run(np.random.default_rng(1).gamma(2.0, size=(400, d)) - 2, 64, 20, 5, None)
         steps = []
-        for order, module in zip(trainer.orders, trainer.modules, strict=True):
+        for order, module in zip(trainer.engine.orders, trainer.engine.modules, strict=True):
             steps += [
                 Permutation(torch.tensor(order.copy())),
                 module.double(),
@@ -137,25 +140,20 @@ def test_plain_arrays_agree_with_nflows(activation, layers):
     assert np.allclose(ours.forward(x), back, rtol=1e-6, atol=1e-6)
 
 
-def test_the_trainers_own_likelihood_is_the_flows():
-    import torch
-
+@pytest.mark.parametrize("engine", ["fast", "nflows"])
+def test_the_trainers_own_likelihood_is_the_flows(engine):
     from shared.flows import AffineAutoregressiveFlow
 
-    settings = FlowSettings(flows=3, hidden=16, epochs=4)
+    settings = FlowSettings(flows=3, hidden=16, epochs=4, engine=engine)
     y = np.random.default_rng(1).gamma(2.0, size=(300, 3)) - 2
-    with training.torch_session(1):
-        trainer = training.Trainer(3, settings, 4)
-        trainer.run(y, 64, 20, 5, None)
-        with torch.no_grad():
-            nll = trainer.nll(torch.tensor(y, dtype=torch.float32)).double().numpy()
+    trainer = training.Trainer(3, settings, 4)
+    trainer.run(y, 64, 20, 5, None)
     flow = AffineAutoregressiveFlow(mean=np.zeros(3), scale=np.eye(3), layers=trainer.layers())
-    assert np.allclose(-nll, flow.log_prob(y), rtol=1e-4, atol=1e-4)
+    assert np.allclose(-trainer.engine.nll(y), flow.log_prob(y), rtol=1e-4, atol=1e-4)
 
 
 def test_without_a_step_the_masked_layers_are_the_identity():
-    with training.torch_session(1):
-        layers = training.Trainer(3, FlowSettings(), 1).layers()
+    layers = training.Trainer(3, FlowSettings(), 1).layers()
     v = np.random.default_rng(1).normal(size=(3, 20))
     for layer in layers:
         assert np.allclose(layer.to_noise(v, "tanh")[0], v, atol=1e-6)
@@ -194,6 +192,20 @@ def test_levels_keep_their_frequencies(modelled):
     assert drawn.max() <= 4
     share = np.bincount(drawn.astype(int), minlength=5) / len(drawn)
     assert np.allclose(share, np.bincount(level) / 3000, atol=0.012)
+
+
+@pytest.mark.parametrize("levels", [2, 5])
+def test_the_law_of_a_level_is_the_same_by_either_method_of_fitting(levels, monkeypatch):
+    rng = np.random.default_rng(1)
+    a = rng.normal(size=(500, 2))
+    level = np.clip(np.floor(a[:, 0] + rng.normal(size=500) + levels / 2), 0, levels - 1)
+    y = np.column_stack([a, level + rng.random(500)])
+    newton = training._level_model(y, 2, levels, (0, 1), (0, 0))
+    monkeypatch.setattr(training, "_NEWTON", 0)
+    other = training._level_model(y, 2, levels, (0, 1), (0, 0))
+    assert np.allclose(newton.cumulative(y), other.cumulative(y), rtol=0, atol=1e-3)
+    # The intercept is hardly penalised: every level is as frequent as it is.
+    assert np.allclose(np.diff(newton.cumulative(y).mean(axis=0)), np.bincount(level.astype(int)) / 500, atol=1e-4)
 
 
 def test_a_levelled_column_with_one_level_keeps_it():
@@ -296,6 +308,7 @@ def test_a_diverging_likelihood_is_refused(monkeypatch):
         {"activation": "sine"},
         {"batch": 0},
         {"threads": 0},
+        {"engine": "zuko"},
     ],
 )
 def test_settings_outside_their_domain_are_refused(wrong):

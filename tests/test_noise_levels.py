@@ -17,12 +17,17 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 from scipy import stats
 
 from shared import privacy
+from shared.dictionary import Column, Dictionary
 from shared.flows import Identity
+from shared.mechanisms import moments
 from shared.mechanisms.latent_noise import LatentNoise
+from shared.mechanisms.moments import MomentsSpec
+from shared.mechanisms.tables import Tables, attributes, sensitivity
 from shared.plan import PrivateTraining
 from shared.privacy import Composition, Event, Gaussian, Laplace, SubsampledGaussian
 from shared.randomness import Noise, grid_for, seeded_rng
@@ -105,7 +110,7 @@ def plain_laplace(n: int, rng: Any) -> Drawn:
 
 def training_step(n: int, rng: Any) -> Drawn:
     """A step of DP-SGD: what is added to a clipped sum, against the event that posture ``private`` charges."""
-    from shared.release import _training
+    from shared.prescriptions.latent_noise import _training
     from site_agent.models.private_flow import noisy
 
     plan = SimpleNamespace(private=PrivateTraining(rate=0.1, noise_multiplier=1.3, steps=7, clip=0.6))
@@ -115,6 +120,37 @@ def training_step(n: int, rng: Any) -> Drawn:
     return Drawn(noisy(total, plan.private, rng) - total, event.noise_multiplier * plan.private.clip, "gaussian")
 
 
+def noisy_tables(n: int, rng: Any) -> Drawn:
+    """Every count of two columns crossed, against the true counts, at the noise that a small price asks for."""
+    side = math.ceil(math.sqrt(n))
+    columns = tuple(Column(name=name, kind="continuous", lower=0, upper=1) for name in ("a", "b"))
+    found = attributes(Dictionary(name="square", version=1, columns=columns), side)
+    event = privacy.calibrate(Gaussian, 0.2, 1e-6, sensitivity=sensitivity(3))
+    m = Tables(attributes=found, sigma=event.sigma)
+    records = pd.DataFrame(np.random.default_rng(5).random((1000, 2)), columns=["a", "b"])
+    pairs = zip(m.release(records, rng), m.counts(records), strict=True)
+    assert m.event == event
+    noise = np.concatenate([np.ravel(drawn - true) for drawn, true in pairs])[::-1][:n]
+    return Drawn(noise.astype(np.float64), event.sigma, "gaussian")
+
+
+def moments_block(block: int) -> Callable[[int, Any], Drawn]:
+    """One block of a moments release, in the unit of its event's sensitivity."""
+
+    def draw(n: int, rng: Any) -> Drawn:
+        spec = MomentsSpec(
+            outcome="binary", responses=("died",), covariates=("a", "b", "c"), declared=("b",), epsilon=1.0, delta=1e-6
+        )
+        part = moments.event(spec).events[block]
+        assert isinstance(part, Gaussian)
+        sums = np.random.default_rng(5).integers(-(10**9), 10**9, n)
+        # Counts; steps of which 2²² are the diameter; products of two numbers of at most 2¹⁰; steps again.
+        unit = (1.0, 2.0**-22, 2.0**-20, 2.0**-22)[block]
+        return Drawn((moments.noised(spec, block, sums, rng) - sums) * unit, part.sigma, "gaussian")
+
+    return draw
+
+
 MECHANISMS: dict[str, Callable[[int, Any], Drawn]] = {
     "latent noise, w = 0": latent_noise(0.0),
     "latent noise, w = 0.02": latent_noise(0.02),
@@ -122,6 +158,11 @@ MECHANISMS: dict[str, Callable[[int, Any], Drawn]] = {
     "latent noise, w = 0.9": latent_noise(0.9),
     "latent noise, clipped": clipped_latent_noise,
     "DP-SGD, one step": training_step,
+    "noisy tables": noisy_tables,
+    "moments, histograms": moments_block(0),
+    "moments, moments": moments_block(1),
+    "moments, products": moments_block(2),
+    "moments, score": moments_block(3),
     "Gaussian": plain_gaussian,
     "Laplace": plain_laplace,
 }
@@ -196,13 +237,29 @@ def test_a_million_draws_have_the_scale_that_the_event_claims(name, record_prope
 
 
 # -- nothing draws, and nothing is charged, that is not tested here -----------------------------------------------
-DRAWN_IN = {"shared/mechanisms/latent_noise.py", "site_agent/models/private_flow.py"}
+DRAWN_IN = {
+    "shared/mechanisms/latent_noise.py",
+    "shared/mechanisms/tables.py",
+    "shared/mechanisms/moments.py",
+    "site_agent/models/private_flow.py",
+}
 """Production files that draw noise; each has an entry in MECHANISMS."""
 MADE_IN: dict[type[Event], set[str]] = {
-    Gaussian: {"shared/mechanisms/latent_noise.py", "shared/release.py"},  # there to solve for w
-    SubsampledGaussian: {"shared/release.py"},
-    # The site's own class of that name, which adds up charges, is made in the other three.
-    Composition: {"shared/release.py", "site_agent/composition.py", "site_agent/ledger.py", "site_agent/waves.py"},
+    Gaussian: {
+        "shared/mechanisms/latent_noise.py",
+        "shared/mechanisms/moments.py",
+        "shared/mechanisms/tables.py",
+        "shared/prescriptions/latent_noise.py",  # there to solve for w
+    },
+    SubsampledGaussian: {"shared/prescriptions/latent_noise.py"},
+    # The site's own class of that name, which adds up charges, is made in the last three.
+    Composition: {
+        "shared/mechanisms/moments.py",
+        "shared/prescriptions/latent_noise.py",
+        "site_agent/composition.py",
+        "site_agent/ledger.py",
+        "site_agent/waves.py",
+    },
 }
 """Kinds of event that production code makes, and where; each is the scale of an entry in MECHANISMS."""
 

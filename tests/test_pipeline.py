@@ -32,7 +32,7 @@ from shared.keys import SigningKey
 from shared.plan import Budget, LatentNoisePlan, Wave
 from shared.randomness import seeded_rng
 from shared.release import read_bundle
-from site_agent import pipeline
+from site_agent import drawing
 from site_agent.config import SiteFloors, Source
 from site_agent.ledger import Ledger
 from site_agent.outbox import Outbox
@@ -44,8 +44,8 @@ TODAY = dt.date(2026, 1, 5)
 @pytest.fixture
 def quick(monkeypatch):
     """Training and attacks replaced by something quick; what is tested here is the order around them."""
-    monkeypatch.setattr(pipeline, "_fit", quick_fit)
-    monkeypatch.setattr(pipeline, "_attack", lambda *_, **__: {"membership_auc": 0.5})
+    monkeypatch.setattr(drawing, "_fit", quick_fit)
+    monkeypatch.setattr(drawing, "_attack", lambda *_, **__: {"membership_auc": 0.5})
 
 
 @pytest.fixture
@@ -176,7 +176,7 @@ def test_five_failed_trainings_are_one_charge(tmp_path, plan, site, table, monke
     def fail(*_):
         raise MemoryError
 
-    monkeypatch.setattr(pipeline, "_fit", fail)
+    monkeypatch.setattr(drawing, "_fit", fail)
     for _ in range(5):
         with pytest.raises(MemoryError):
             release(plan, site, source(tmp_path, table))
@@ -250,7 +250,7 @@ def test_a_release_that_fails_its_audit_is_burnt_with_the_reason(quick, tmp_path
     def refuse(*_, **__):
         raise AuditRefusal("the membership attack must not succeed", given="AUC 0.9")
 
-    monkeypatch.setattr(pipeline, "_attack", refuse)
+    monkeypatch.setattr(drawing, "_attack", refuse)
     with pytest.raises(AuditRefusal):
         release(plan, site, source(tmp_path, table))
     assert "E_AUDIT" in burnt(site)
@@ -290,7 +290,7 @@ def test_a_run_that_stopped_before_its_audit_is_audited_by_the_next_one(
             raise KeyboardInterrupt
         return {"membership_auc": 0.5}
 
-    monkeypatch.setattr(pipeline, "_attack", stop)
+    monkeypatch.setattr(drawing, "_attack", stop)
     where = source(tmp_path, table)
     plan = replace(plan, returning=returning)
     with pytest.raises(KeyboardInterrupt):
@@ -311,7 +311,7 @@ def test_a_sealed_release_is_not_audited_on_another_table(quick, tmp_path, plan,
     def stop(**_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(pipeline, "_attack", stop)
+    monkeypatch.setattr(drawing, "_attack", stop)
     with pytest.raises(KeyboardInterrupt):
         release(plan, site, source(tmp_path, table))
     with pytest.raises(StateRefusal, match="drawn from"):

@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 
 from shared import privacy
-from shared.encoding import Encoder
 from shared.errors import PlanRefusal
 from shared.plan import POSTURES, PrivateTraining, StudyPlan
 from shared.release import Receipt, planned_event, write_receipt
@@ -39,7 +38,7 @@ def questions() -> list[tuple[int, str]]:
 def receipt() -> Receipt:
     """The receipt that the page explains."""
     plan = StudyPlan.from_toml((ROOT / "deploy" / "studies" / "first.toml").read_text())
-    event = planned_event(plan, Encoder(dictionary=plan.dictionary).d)
+    event = planned_event(plan)
     made = write_receipt(
         plan=plan,
         wave=1,

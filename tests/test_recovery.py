@@ -12,7 +12,6 @@ from service import LEAD, SMALL, Hub, small_table
 from test_ledger import deliver
 
 from shared import privacy
-from shared.encoding import Encoder
 from shared.errors import BudgetRefusal, LedgerRefusal, StateRefusal
 from shared.plan import Budget, LatentNoisePlan, StudyPlan, Wave, sign_plan
 from shared.release import planned_event
@@ -34,7 +33,7 @@ PLAN = StudyPlan(
     dictionary=SMALL,
     returning="refresh",
 )
-EVENT = planned_event(PLAN, Encoder(dictionary=SMALL).d)
+EVENT = planned_event(PLAN)
 
 
 class Agent:
@@ -200,7 +199,7 @@ def test_lost_charges_stand_beyond_the_cap_and_then_nothing_more_is_released(age
     with pytest.raises(BudgetRefusal):
         agent.reserved(1001, "more")
     assert agent.ledger.count_lost(gone, [many], accepted={}) == fingerprint
-    assert agent.ledger.verify() == 2
+    assert agent.ledger.verify() == 3
 
 
 def test_a_backup_from_before_an_earlier_recovery_is_refused(agent):

@@ -251,7 +251,7 @@ def test_what_stands_in_a_bundle_keeps_the_epsilon_that_its_receipt_prints(tmp_p
     rng = Scaled(factor, 69)
     (printed, high), (_, low) = (world(plan, value, rng, tmp_path) for value in (200.0, 0.0))
     assert printed == pytest.approx(claim)
-    assert printed == epsilon(planned_event(plan, 2), PLAN_DELTA)
+    assert printed == epsilon(planned_event(plan), PLAN_DELTA)
     found = bound_on_epsilon(high["sbp"].to_numpy() > 100, low["sbp"].to_numpy() > 100, PLAN_DELTA)
     assert (found <= printed) == (factor == 1.0)
 
@@ -269,17 +269,11 @@ TRAINING = Training(flows=1, hidden=4)
 
 def step_sums(private: PrivateTraining) -> tuple[np.ndarray, np.ndarray]:
     """Clipped sums of two neighbouring tables: one record is at +1 or at -1, where its gradients are opposite."""
-    import torch
+    from site_agent.models.private_flow import ROOM, clipped_sum, start
 
-    from site_agent.models.private_flow import ROOM, _Shape, _trainer, clipped_sum
-
-    trainer = _trainer(1, TRAINING, 7)
-    shape = _Shape(trainer)
+    flow = start(1, TRAINING, 7)
     rest = np.random.default_rng(75).normal(size=(20, 1))
-    sums = [
-        shape.flat(clipped_sum(trainer, torch.tensor(np.vstack([rest, [[value]]])), private.clip * (1 - ROOM))[0])
-        for value in (1.0, -1.0)
-    ]
+    sums = [clipped_sum(flow, np.vstack([rest, [[value]]]), private.clip * (1 - ROOM))[0] for value in (1.0, -1.0)]
     return sums[0], sums[1]
 
 
@@ -310,8 +304,9 @@ def steps_of(private: PrivateTraining, monkeypatch: Any, noise: Any = None) -> l
     from site_agent.models import private_flow
 
     seen: list[np.ndarray] = []
-    put = private_flow._Shape.put
-    monkeypatch.setattr(private_flow._Shape, "put", lambda self, g: (seen.append(g.copy()), put(self, g))[1])
+    used = private_flow.start(2, TRAINING, 0).used
+    step = private_flow.Adam.step
+    monkeypatch.setattr(private_flow.Adam, "step", lambda self, g, rate: (seen.append(g[0, used]), step(self, g, rate)))
     if noise is not None:
         monkeypatch.setattr(private_flow, "noisy", noise)
     y = np.random.default_rng(77).normal(size=(40, 2))

@@ -13,8 +13,9 @@ Four decisions, each measured before it was taken.
   column with many levels gets a margin with knots at every integer, so that its frequencies are exact. A time is
   another quantity for those with the event and those without, so it gets a margin and a regression for each
   (`Strata`).
-* **Plain arrays leave.** nflows is the model that is trained, and torch stays in this file; what is returned is a
-  `shared.flows` chain that agrees with nflows to 1e-6.
+* **Plain arrays leave.** The masked layers have nflows' parameters and are trained by `site_agent.models.fast_flow`,
+  in numpy; nflows itself (`site_agent.models.reference_flow`, torch) is what that is tested against, and trains what
+  it does not know. What is returned is a `shared.flows` chain that agrees with nflows to 1e-6.
 
 Margins, levels, whitening, stopping point and weights are all fitted on the records given, and no guarantee covers
 those: whether they are the released ones (posture `local`) or others (`holdout`) is `site_agent.fitting`'s rule.
@@ -25,10 +26,10 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,7 +37,6 @@ from scipy import optimize, special
 
 from shared.errors import ParameterError, TrainingRefusal
 from shared.flows import (
-    SCALE_FLOOR,
     AffineAutoregressiveFlow,
     Composed,
     LevelModel,
@@ -48,9 +48,10 @@ from shared.flows import (
 )
 from shared.plan import Training
 from shared.randomness import Noise
+from site_agent.models.fast_flow import Adam, FusedFlow, first_layers
 
 __all__ = [
-    "Adam",
+    "Engine",
     "FittedFlow",
     "FlowReport",
     "FlowSettings",
@@ -60,10 +61,10 @@ __all__ = [
     "fit_flow",
     "refit_flow",
     "smallest_n",
-    "torch_session",
 ]
 
 Array = NDArray[np.float64]
+Records = NDArray[np.floating[Any]]
 Progress = Callable[[str, float, float | None], None]
 """(stage, share done in [0, 1], seconds left or None): stages are `margins`, `train`, `refit`, `done`."""
 
@@ -89,7 +90,8 @@ class FlowSettings:
         modelled_levels: a dequantised column with at most so many levels is modelled given the others
             (`shared.flows.Levels`); 0 models none. Only with ``normal_scores``.
         activation: ``tanh`` or ``relu``.
-        threads: torch threads while training; what was set before is restored.
+        engine: ``fast`` is `site_agent.models.fast_flow`, ``nflows`` the reference. Both take the same steps.
+        threads: torch threads while nflows trains; what was set before is restored.
     Raises: ParameterError.
     """
 
@@ -108,6 +110,7 @@ class FlowSettings:
     margins: Literal["normal_scores", "none"] = "normal_scores"
     modelled_levels: int = 12
     activation: Literal["tanh", "relu"] = "tanh"
+    engine: Literal["fast", "nflows"] = "fast"
     threads: int = 1
 
     def __post_init__(self) -> None:
@@ -129,6 +132,8 @@ class FlowSettings:
             raise ParameterError("margins must be 'normal_scores' or 'none'", given=repr(self.margins))
         if self.activation not in ("tanh", "relu"):
             raise ParameterError("activation must be 'tanh' or 'relu'", given=repr(self.activation))
+        if self.engine not in ("fast", "nflows"):
+            raise ParameterError("engine must be 'fast' or 'nflows'", given=repr(self.engine))
 
     @classmethod
     def of(cls, given: FlowSettings | Training) -> FlowSettings:
@@ -208,7 +213,7 @@ def fit_flow(
         x: (n, d) encoded records, finite; columns in `integer_columns` are codes plus U(0, 1).
         settings: see `FlowSettings`; a plan's `Training` will do.
         rng: draws the split, the shuffles and the first weights, from its generator. No guarantee rests on it. The
-            same rng state and records give the same flow; torch's global generator is neither read nor moved.
+            same rng state and records give the same flow; no global generator is read or moved.
         progress: see `Progress`.
         integer_columns: indices of dequantised columns.
     Returns: the flow (latents to records) and the report.
@@ -273,7 +278,7 @@ def _fit(
 
     start_nll = best_nll = gain = gain_se = None
     epochs = epochs_run = (settings.epochs if passes is None else passes) if settings.flows else 0
-    with torch_session(settings.threads):
+    with _session(settings):
         if held:
             shaped = _shape(x[train], settings, integers)
             inner_train, inner_check = shaped.inverse(x[train]), shaped.inverse(x[check])
@@ -332,8 +337,8 @@ def estimate_cost(n: int, d: int, settings: FlowSettings | Training) -> tuple[fl
     """What `fit_flow` will need at most on this machine: (seconds, megabytes).
 
     A few training steps are timed on made-up numbers of the same shape, and multiplied by the steps of a run that
-    never stops early. Early stopping makes most runs shorter. Megabytes are this process's peak memory with torch
-    loaded, plus the arrays of the fit.
+    never stops early. Early stopping makes most runs shorter. Megabytes are this process's peak memory so far, plus
+    the arrays of the fit.
 
     Raises: ParameterError, if n or d is not positive.
     """
@@ -346,7 +351,7 @@ def estimate_cost(n: int, d: int, settings: FlowSettings | Training) -> tuple[fl
     seconds = 0.5 + 2e-6 * n * d
     if settings.flows and settings.epochs:
         noise = np.random.default_rng(0).standard_normal((batch, d))
-        with torch_session(settings.threads):
+        with _session(settings):
             trainer = Trainer(d, settings, 0)
             trainer.run(noise, batch, 3, 1, None, final=False)
             timed = 10
@@ -546,10 +551,11 @@ def _level_knots(column: Array, count: int) -> tuple[Array, Array]:
 
 
 def _level_model(y: Array, column: int, levels: int, given: tuple[int, ...], counts: tuple[int, ...]) -> LevelModel:
-    """Multinomial logistic regression with a small ridge, by L-BFGS.
+    """Multinomial logistic regression with a small ridge: by Newton's steps, or by L-BFGS where those would be large.
 
     Lines are hardly penalised, so that the fitted law reproduces the sample's associations; hinges are, so that they
-    bend only where records ask for it.
+    bend only where records ask for it. Hinges are nearly collinear: L-BFGS needs hundreds of passes for what Newton
+    does in ten.
     """
     if levels == 1:
         return LevelModel(column=column, given=(), counts=(), coefficients=np.zeros((1, 1)))
@@ -563,24 +569,29 @@ def _level_model(y: Array, column: int, levels: int, given: tuple[int, ...], cou
         penalty += [0.5] * (count - 1) if count else [0.1, *(1.0,) * len(LevelModel.HINGES)]
     ridge = np.array(penalty)[:, None] / n
 
+    def shares(beta: Array) -> tuple[float, Array]:
+        """(penalised mean negative log-likelihood, shares of the levels)."""
+        logits = features @ beta
+        logits -= logits.max(axis=1, keepdims=True)
+        odds = np.exp(logits)
+        total = odds.sum(axis=1)
+        value = (np.log(total) - (logits * target).sum(axis=1)).mean() + 0.5 * (ridge * beta**2).sum()
+        return float(value), odds / total[:, None]
+
     def loss(flat: Array) -> tuple[float, Array]:
         beta = flat.reshape(features.shape[1], levels)
-        logits = features @ beta
-        # Written out: scipy's logsumexp took two thirds of a site's whole fit, checking its arguments.
-        logits -= logits.max(axis=1, keepdims=True)
-        share = np.exp(logits)
-        total = share.sum(axis=1, keepdims=True)
-        log_share = logits - np.log(total)
-        residual = share / total - target
-        value = -(log_share * target).sum() / n + 0.5 * (ridge * beta**2).sum()
-        return float(value), (features.T @ residual / n + ridge * beta).ravel()
+        value, share = shares(beta)
+        return value, (features.T @ (share - target) / n + ridge * beta).ravel()
 
     first = np.zeros((features.shape[1], levels))
     first[0] = np.log((target.sum(axis=0) + 0.5) / (n + 0.5 * levels))
-    found = optimize.minimize(
-        loss, first.ravel(), jac=True, method="L-BFGS-B", options={"maxiter": 500, "ftol": 1e-12, "gtol": 1e-7}
-    )
-    coefficients = found.x.reshape(first.shape)
+    if first.size <= _NEWTON:
+        coefficients = _newton(features, target, ridge, first, shares)
+    else:
+        found = optimize.minimize(
+            loss, first.ravel(), jac=True, method="L-BFGS-B", options={"maxiter": 500, "ftol": 1e-12, "gtol": 1e-7}
+        )
+        coefficients = found.x.reshape(first.shape)
     if not np.isfinite(coefficients).all():
         raise TrainingRefusal(
             "the law of a levelled column must have an estimate",
@@ -590,21 +601,42 @@ def _level_model(y: Array, column: int, levels: int, given: tuple[int, ...], cou
     return LevelModel(column=column, given=given, counts=counts, coefficients=coefficients)
 
 
-# -- torch ------------------------------------------------------------------------------------------------------------
-@contextmanager
-def torch_session(threads: int) -> Iterator[None]:
-    """Torch with so many threads, and its global generator and thread count as they were afterwards."""
-    import torch
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        with torch.random.fork_rng(devices=[]):
-            yield
-    finally:
-        torch.set_num_threads(before)
+_NEWTON = 600
+"""Most coefficients for which the matrix of second derivatives is formed."""
 
 
+def _newton(
+    features: Array, target: Array, ridge: Array, beta: Array, shares: Callable[[Array], tuple[float, Array]]
+) -> Array:
+    """The minimum of a strictly convex loss, by damped Newton steps from `beta`."""
+    n, levels = target.shape
+    width = features.shape[1]
+    curvature = np.empty((levels, width, levels, width))
+    value, share = shares(beta)
+    for _ in range(100):
+        gradient = features.T @ (share - target) / n + ridge * beta
+        for k in range(levels):
+            for j in range(k + 1):
+                weight = share[:, k] * ((k == j) - share[:, j]) / n
+                curvature[k, :, j, :] = curvature[j, :, k, :] = features.T @ (features * weight[:, None])
+            curvature[k, :, k, :] += np.diag(ridge[:, 0])
+        step = np.linalg.solve(curvature.reshape(levels * width, -1), gradient.T.ravel()).reshape(levels, width).T
+        fall = float((gradient * step).sum())
+        if not fall > 1e-14:
+            break
+        size = 1.0
+        while size > 1e-6:
+            now, other = shares(beta - size * step)
+            if now <= value - 1e-4 * size * fall:
+                break
+            size /= 2
+        else:
+            break
+        beta, value, share = beta - size * step, now, other
+    return beta
+
+
+# -- training ---------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True, kw_only=True)
 class _Found:
     start: Array
@@ -613,180 +645,148 @@ class _Found:
     epochs_run: int
 
 
-class Adam:
-    """Adam's step as torch has it, without `torch.optim.Optimizer`.
+class Engine(Protocol):
+    """What trains masked layers in single precision: records are (n, d), whitened."""
 
-    The first use of that class imports torch's compiler, a second of CPU in every process; its own function does not.
-    """
+    def nll(self, y: Records) -> Array:
+        """Negative log-likelihood in nats, (n,)."""
+        ...
 
-    def __init__(self, parameters: Iterator[Any]) -> None:
-        import torch
+    def begin(self) -> None:
+        """Start Adam anew."""
+        ...
 
-        self.parameters = list(parameters)
-        self.means = [torch.zeros_like(p) for p in self.parameters]
-        self.squares = [torch.zeros_like(p) for p in self.parameters]
-        self.steps = [torch.tensor(0.0) for _ in self.parameters]
-        self.rate = 0.0
+    def step(self, y: Records, rate: float) -> None:
+        """One step of Adam along the mean gradient of these records."""
+        ...
 
-    def forget(self) -> None:
-        """Drop the gradients of the step before."""
-        for parameter in self.parameters:
-            parameter.grad = None
+    def copy(self) -> Any:
+        """The weights as they are, for `restore`."""
+        ...
 
-    def step(self) -> None:
-        """Move every parameter along its gradient, at `rate`."""
-        import torch
-        from torch.optim.adam import adam
+    def restore(self, state: Any) -> None:
+        """Put weights back."""
+        ...
 
-        with torch.no_grad():
-            adam(
-                self.parameters,
-                [parameter.grad for parameter in self.parameters],
-                self.means,
-                self.squares,
-                [],
-                self.steps,
-                foreach=True,
-                amsgrad=False,
-                beta1=0.9,
-                beta2=0.999,
-                lr=self.rate,
-                weight_decay=0.0,
-                eps=1e-8,
-                maximize=False,
-            )
+    def layers(self) -> tuple[MaskedLayer, ...]:
+        """The layers as plain arrays."""
+        ...
+
+
+class _Fused:
+    """One flow of `site_agent.models.fast_flow` with its optimiser."""
+
+    def __init__(self, layers: tuple[MaskedLayer, ...], activation: str) -> None:
+        self.flow = FusedFlow([layers], activation=activation)
+        self.begin()
+
+    def nll(self, y: Records) -> Array:
+        with np.errstate(all="ignore"):
+            return self.flow.nll(y[None])[0].astype(np.float64)
+
+    def begin(self) -> None:
+        self.adam = Adam(self.flow.theta)
+
+    def step(self, y: Records, rate: float) -> None:
+        self.adam.step(self.flow.differentiate(y[None]), rate)
+
+    def copy(self) -> Any:
+        return self.flow.theta.copy()
+
+    def restore(self, state: Any) -> None:
+        self.flow.theta[:] = state
+
+    def layers(self) -> tuple[MaskedLayer, ...]:
+        return self.flow.layers()
+
+
+def _engine(layers: tuple[MaskedLayer, ...], settings: FlowSettings) -> Engine:
+    if settings.engine == "nflows":
+        from site_agent.models.reference_flow import NflowsFlow
+
+        return NflowsFlow(layers, activation=settings.activation)
+    return _Fused(layers, settings.activation)
+
+
+def _session(settings: FlowSettings) -> AbstractContextManager[None]:
+    if settings.engine != "nflows":
+        return nullcontext()
+    from site_agent.models.reference_flow import torch_session
+
+    return torch_session(settings.threads)
 
 
 class Trainer:
-    """The masked layers as nflows modules, trained in single precision on whitened records."""
+    """Training in single precision on whitened records: a schedule, and an engine that takes its steps.
+
+    First weights and mini-batches come from the seed and not from the engine, so that two engines take the same steps.
+    """
 
     def __init__(self, d: int, settings: FlowSettings, seed: int) -> None:
-        import torch
-        from nflows.transforms.autoregressive import MaskedAffineAutoregressiveTransform
-
-        # nflows draws its first weights from the global generator; the caller has forked it.
-        torch.manual_seed(seed)
+        self.generator = np.random.default_rng(seed)
         self.settings, self.d = settings, d
-        activation = torch.tanh if settings.activation == "tanh" else torch.relu
-        natural = np.arange(d)
-        self.orders = [natural if k % 2 == 0 else natural[::-1].copy() for k in range(settings.flows)]
-        self.modules = torch.nn.ModuleList()
-        for _ in range(settings.flows):
-            module = MaskedAffineAutoregressiveTransform(
-                features=d,
-                hidden_features=settings.hidden,
-                num_blocks=settings.layers - 1,
-                use_residual_blocks=False,
-                activation=activation,
-            )
-            final = module.autoregressive_net.final_layer
-            with torch.no_grad():
-                final.weight.zero_()
-                # softplus(a) + floor = 1: the layer starts as the identity.
-                final.bias[0::2] = math.log(math.expm1(1 - SCALE_FLOOR))
-                final.bias[1::2] = 0.0
-            self.modules.append(module)
-        self.generator = torch.Generator().manual_seed(seed)
-
-    def nll(self, y: Any) -> Any:
-        """Negative log-likelihood of whitened records, (n,), in nats."""
-        log_det: Any = 0.0
-        flipped = False
-        for k, module in enumerate(self.modules):
-            if (k % 2 == 1) != flipped:
-                y, flipped = y.flip(1), not flipped
-            y, step = module(y)
-            log_det = log_det + step
-        return 0.5 * (y**2).sum(dim=1) + 0.5 * self.d * math.log(2 * math.pi) - log_det
+        layers = first_layers(
+            d, flows=settings.flows, hidden=settings.hidden, layers=settings.layers, generator=self.generator
+        )
+        self.engine = _engine(layers, settings)
 
     def search(self, train: Array, check: Array, batch: int, clock: _Clock) -> _Found:
         """Train until the held-back records stop improving; leaves the best weights in place."""
-        import torch
-
-        settings = self.settings
-        data = torch.tensor(train, dtype=torch.float32)
-        held = torch.tensor(check, dtype=torch.float32)
+        settings, engine = self.settings, self.engine
+        data, held = train.astype(np.float32), check.astype(np.float32)
         steps = max(1, len(train) // batch)
-        optimiser = Adam(self.modules.parameters())
-        with torch.no_grad():
-            start = best = self.nll(held)
-        state, chosen, epoch = self._copy(), 0, 0
+        engine.begin()
+        start = best = engine.nll(held)
+        state, chosen, epoch = engine.copy(), 0, 0
         for epoch in range(1, settings.epochs + 1):
-            optimiser.rate = self._cosine(epoch - 1)
-            self._pass(data, batch, steps, optimiser)
-            with torch.no_grad():
-                now = self.nll(held)
+            self._pass(data, batch, steps, self._cosine(epoch - 1))
+            now = engine.nll(held)
             value = float(now.mean())
             if not math.isfinite(value):
                 _refuse_divergence()
             if value < float(best.mean()) - 1e-5:
-                best, chosen, state = now, epoch, self._copy()
+                best, chosen, state = now, epoch, engine.copy()
             elif epoch - chosen >= settings.patience:
                 break
             clock.share("train", epoch / settings.epochs)
-        self._restore(state)
-        return _Found(start=start.double().numpy(), best=best.double().numpy(), epochs=chosen, epochs_run=epoch)
+        engine.restore(state)
+        return _Found(start=start, best=best, epochs=chosen, epochs_run=epoch)
 
     def run(
         self, train: Array, batch: int, steps: int, per_epoch: int, clock: _Clock | None, *, final: bool = True
     ) -> None:
         """Exactly so many steps along the same schedule, then the final ones."""
-        import torch
-
         settings = self.settings
-        data = torch.tensor(train, dtype=torch.float32)
+        data = train.astype(np.float32)
         per_epoch = max(1, per_epoch)
-        optimiser = Adam(self.modules.parameters())
+        self.engine.begin()
         after = settings.final_steps if final else 0
         for done in range(0, steps, per_epoch):
-            optimiser.rate = self._cosine(done // per_epoch)
-            self._pass(data, batch, min(per_epoch, steps - done), optimiser)
+            self._pass(data, batch, min(per_epoch, steps - done), self._cosine(done // per_epoch))
             if clock is not None:
                 clock.share("refit", min(1.0, (done + per_epoch) / (steps + after)))
         if after:
-            optimiser.rate = min(settings.final_rate, self._cosine(steps // per_epoch))
-            self._pass(data, batch, after, optimiser)
-        with torch.no_grad():
-            if not bool(torch.isfinite(self.nll(data)).all()):
-                _refuse_divergence()
+            self._pass(data, batch, after, min(settings.final_rate, self._cosine(steps // per_epoch)))
+        if not np.isfinite(self.engine.nll(data)).all():
+            _refuse_divergence()
 
-    def _pass(self, data: Any, batch: int, steps: int, optimiser: Adam) -> None:
-        import torch
-
-        n = len(data)
-        rows = torch.empty(0, dtype=torch.int64)
-        for _ in range(steps):
-            if len(rows) < batch:
-                rows = torch.cat([rows, torch.randperm(n, generator=self.generator)])
-            now, rows = rows[:batch], rows[batch:]
-            optimiser.forget()
-            self.nll(data[now]).mean().backward()
-            optimiser.step()
+    def _pass(self, data: NDArray[np.float32], batch: int, steps: int, rate: float) -> None:
+        rows = np.empty(0, dtype=np.int64)
+        # A likelihood that diverges is refused by whoever called, and says nothing on the way there.
+        with np.errstate(all="ignore"):
+            for _ in range(steps):
+                if len(rows) < batch:
+                    rows = np.concatenate([rows, self.generator.permutation(len(data))])
+                now, rows = rows[:batch], rows[batch:]
+                self.engine.step(data[now], rate)
 
     def _cosine(self, epoch: int) -> float:
         share = min(1.0, epoch / max(1, self.settings.epochs))
         return self.settings.learning_rate * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * share)))
 
-    def _copy(self) -> dict[str, Any]:
-        return {name: value.detach().clone() for name, value in self.modules.state_dict().items()}
-
-    def _restore(self, state: dict[str, Any]) -> None:
-        self.modules.load_state_dict(state)
-
     def layers(self) -> tuple[MaskedLayer, ...]:
-        """The trained layers as plain arrays, masks applied."""
-        out = []
-        for order, module in zip(self.orders, self.modules, strict=True):
-            net: Any = module.autoregressive_net
-            linears = [net.initial_layer, *(block.linear for block in net.blocks), net.final_layer]
-            out.append(
-                MaskedLayer(
-                    order=order,
-                    weights=tuple((m.weight * m.mask).detach().double().numpy() for m in linears),
-                    biases=tuple(m.bias.detach().double().numpy() for m in linears),
-                )
-            )
-        return tuple(out)
+        """The trained layers as plain arrays."""
+        return self.engine.layers()
 
 
 def _refuse_divergence() -> None:

@@ -7,12 +7,13 @@ What a step releases is
 with `B` a Poisson sample at rate `q`, and the divisor the *expected* batch, so that the batch's own size is not
 released. Everything after it (Adam, the step sizes, the number of steps) is fixed in advance and reads no record.
 
-**Ghost clipping.** The gradient of one record is never formed. A masked linear layer with input `a` and output gradient
-`b` (one row per record) has the squared gradient norm
+**Ghost clipping.** The gradient of one record is never formed. A masked linear map with input `a` (a 1 among it, for
+the bias) and output gradient `b` has the squared gradient norm
 
-.. math:: \|\nabla_W\|^2 = b^2 \cdot (M a^2), \qquad \|\nabla_{bias}\|^2 = |b|^2
+.. math:: \|\nabla_W\|^2 = b^2 \cdot (M a^2)
 
-with squares taken entry by entry, and the clipped sum is one product of the same two matrices, rows of `b` scaled down.
+with squares taken entry by entry, and the clipped sum is one product of the matrices of all `a` and all `b`, the latter
+scaled down record by record. `site_agent.models.fast_flow` has both at hand after a pass.
 That is exact, because every weight is used once in a pass and no row meets another.
 
 **Exact noise.** Gradients are doubles, but what a guarantee rests on is not. The sum is rounded to a grid of at most
@@ -27,7 +28,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,9 +36,9 @@ from shared.errors import TrainingRefusal
 from shared.flows import MaskedLayer
 from shared.plan import PrivateTraining, Training
 from shared.randomness import Noise, grid_for
-from site_agent.models.flow import Adam, FlowSettings, Trainer, torch_session
+from site_agent.models.fast_flow import Adam, FusedFlow, first_layers
 
-__all__ = ["clipped_sum", "private_layers", "seconds_per_step"]
+__all__ = ["clipped_sum", "noisy", "private_layers", "seconds_per_step", "start"]
 
 Array = NDArray[np.float64]
 
@@ -46,6 +46,8 @@ ROOM = 2.0**-20
 """Share of the clipping norm that is kept for rounding."""
 LARGEST_BATCH = 40_000
 """Records in a step on average. By the usual bound on the error of a sum, twice as many could use up that room."""
+_CHUNK = 1024
+"""Records at a time: a large sample needs no more memory than this many."""
 
 
 def private_layers(
@@ -70,8 +72,6 @@ def private_layers(
     The price is `shared.privacy.SubsampledGaussian(rate, noise_multiplier, steps)`, replace-one; clip and n do not
     enter it.
     """
-    import torch
-
     n, d = y.shape
     if private.rate * n > LARGEST_BATCH:
         raise TrainingRefusal(
@@ -79,21 +79,25 @@ def private_layers(
             given=f"{private.rate * n:.0f}",
             next_step="Ask the study lead for a plan with a smaller private.rate.",
         )
-    with torch_session(1):
-        trainer = _trainer(d, training, int(rng.generator.integers(2**62)))
-        data = torch.tensor(y, dtype=torch.float64)
-        optimiser = Adam(trainer.modules.parameters())
-        shape = _Shape(trainer)
-        for step in range(private.steps):
-            rows = torch.from_numpy(np.flatnonzero(rng.chosen(private.rate, n)))
-            total = clipped_sum(trainer, data[rows], private.clip * (1 - ROOM))[0]
-            mean = noisy(shape.flat(total), private, rng) / (private.rate * n)
-            shape.put(mean)
-            optimiser.rate = training.learning_rate * _falling(step / private.steps)
-            optimiser.step()
-            if progress is not None:
-                progress((step + 1) / private.steps)
-        return trainer.layers()
+    flow = start(d, training, int(rng.generator.integers(2**62)))
+    optimiser = Adam(flow.theta)
+    gradient = np.zeros_like(flow.theta)
+    for step in range(private.steps):
+        rows = np.flatnonzero(rng.chosen(private.rate, n))
+        total = clipped_sum(flow, y[rows], private.clip * (1 - ROOM))[0]
+        # On every weight that is used and on no masked one.
+        gradient[0, flow.used] = noisy(total, private, rng) / (private.rate * n)
+        optimiser.step(gradient, training.learning_rate * _falling(step / private.steps))
+        if progress is not None:
+            progress((step + 1) / private.steps)
+    return flow.layers()
+
+
+def start(d: int, training: Training, seed: int) -> FusedFlow:
+    """The masked layers before the first step, in doubles: the identity."""
+    generator = np.random.default_rng(seed)
+    layers = first_layers(d, flows=training.flows, hidden=training.hidden, layers=training.layers, generator=generator)
+    return FusedFlow([layers], dtype=np.float64)
 
 
 def noisy(total: Array, private: PrivateTraining, rng: Noise) -> Array:
@@ -105,50 +109,37 @@ def noisy(total: Array, private: PrivateTraining, rng: Noise) -> Array:
     return np.multiply(steps, grid, dtype=np.float64)
 
 
-def clipped_sum(trainer: Trainer, y: Any, clip: float) -> tuple[list[Any], Any]:
+def clipped_sum(flow: FusedFlow, y: Array, clip: float) -> tuple[Array, Array]:
     """The sum over records of their gradients of the negative log-likelihood, each scaled down to norm `clip`.
 
     Args:
-        trainer: the layers, in the dtype of `y`.
-        y: (b, d) tensor; b may be 0.
-    Returns: the sum, one tensor per parameter in the order of `trainer.modules.parameters()`, masked entries 0; and
-        each record's gradient norm before clipping, (b,).
+        flow: one flow, in doubles.
+        y: (b, d); b may be 0.
+    Returns: the sum, one entry per weight that is used (`flow.used`); and the gradient norms before clipping, (b,).
     """
-    import torch
-
-    linears = _linears(trainer)
-    inputs: dict[Any, Any] = {}
-    outputs: dict[Any, Any] = {}
-
-    def keep(module: Any, given: tuple[Any, ...], out: Any) -> None:
-        inputs[module], outputs[module] = given[0].detach(), out
-
-    handles = [linear.register_forward_hook(keep) for linear in linears]
-    try:
-        loss = trainer.nll(y).sum()
-    finally:
-        for handle in handles:
-            handle.remove()
-    backs = list(torch.autograd.grad(loss, [outputs[linear] for linear in linears]))
-    with torch.no_grad():
-        squares: Any = 0.0
-        for linear, b in zip(linears, backs, strict=True):
-            a = inputs[linear]
-            squares = squares + (((b * b) @ linear.mask) * (a * a)).sum(dim=1) + (b * b).sum(dim=1)
-        norms = squares.sqrt()
-        sound = torch.isfinite(norms)
-        factor = (clip / norms).clamp(max=1.0)[:, None]
-        if not bool(sound.all()):
-            # Zero times infinity is not zero: rows without a norm are taken out on both sides of the product.
-            factor = factor[sound]
-            backs = [b[sound] for b in backs]
-            inputs = {linear: a[sound] for linear, a in inputs.items()}
-        found: dict[Any, Any] = {}
-        for linear, b in zip(linears, backs, strict=True):
-            weighted = b * factor
-            found[linear.weight] = (weighted.T @ inputs[linear]) * linear.mask
-            found[linear.bias] = weighted.sum(dim=0)
-        return [found[parameter] for parameter in trainer.modules.parameters()], norms
+    total, norms = np.zeros(int(flow.used.sum())), np.zeros(len(y))
+    with np.errstate(all="ignore"):
+        for first in range(0, len(y), _CHUNK):
+            part = y[first : first + _CHUNK]
+            size = len(part)
+            # Samples have a size of their own in every step. Rows of zeros make a few sizes of them, of which the flow
+            # keeps its work space; their factor is 0.
+            padded = np.zeros((1, -(-size // 64) * 64, flow.d))
+            padded[0, :size] = part
+            linears = flow.linears(padded)
+            norm = np.sqrt(sum(((one.mask.T @ one.back[0] ** 2) * one.given[0] ** 2).sum(axis=0) for one in linears))
+            norms[first : first + size] = norm[:size]
+            factor = np.minimum(clip / norm, 1.0)
+            factor[size:] = 0.0
+            broken = ~np.isfinite(norm)
+            for one in linears:
+                weighted, given = one.back[0] * factor, one.given[0]
+                if broken.any():
+                    # Zero times infinity is not zero: records without a norm are taken out on both sides.
+                    weighted, given = (np.where(broken, 0.0, side) for side in (weighted, given))
+                np.matmul(weighted, given.T, out=one.gradient[0])
+            total += flow.gradient[0, flow.used]
+    return total, norms
 
 
 def seconds_per_step(n: int, d: int, training: Training, private: PrivateTraining) -> float:
@@ -165,45 +156,6 @@ def seconds_per_step(n: int, d: int, training: Training, private: PrivateTrainin
 
 
 # -- inside -----------------------------------------------------------------------------------------------------
-def _trainer(d: int, training: Training, seed: int) -> Trainer:
-    trainer = Trainer(d, FlowSettings.of(training), seed)
-    trainer.modules.double()
-    return trainer
-
-
-def _linears(trainer: Trainer) -> list[Any]:
-    out: list[Any] = []
-    for module in trainer.modules:
-        net: Any = module.autoregressive_net
-        out += [net.initial_layer, *(block.linear for block in net.blocks), net.final_layer]
-    return out
-
-
 def _falling(share: float) -> float:
     """Step sizes fall by a cosine to 2 % of the first."""
     return 0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * share))
-
-
-class _Shape:
-    """The weights that are used (masks left out) as one flat vector, and back: noise goes on these and on no other."""
-
-    def __init__(self, trainer: Trainer) -> None:
-        import torch
-
-        masks = {linear.weight: linear.mask.bool() for linear in _linears(trainer)}
-        self.parameters = list(trainer.modules.parameters())
-        self.used = [masks.get(p, torch.ones_like(p, dtype=torch.bool)) for p in self.parameters]
-
-    def flat(self, values: list[Any]) -> Array:
-        return np.concatenate([v[used].numpy() for v, used in zip(values, self.used, strict=True)])
-
-    def put(self, gradient: Array) -> None:
-        """Set every parameter's gradient."""
-        import torch
-
-        at = 0
-        for parameter, used in zip(self.parameters, self.used, strict=True):
-            size = int(used.sum())
-            parameter.grad = torch.zeros_like(parameter)
-            parameter.grad[used] = torch.from_numpy(gradient[at : at + size])
-            at += size

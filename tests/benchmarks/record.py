@@ -20,6 +20,7 @@ PACKAGES = (
     "dp-accounting",
     "opendp",
     "nflows",
+    "zuko",
     "grpcio",
     "statsmodels",
 )

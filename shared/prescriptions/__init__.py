@@ -1,0 +1,201 @@
+"""What a plan may prescribe: ``[release]`` of a study plan, one frozen table of settings per mechanism.
+
+A *mechanism* (`shared.mechanisms`) is mathematics: records, parameters and noise in, an object out. A *prescription* is
+the same thing as a plan promises it: which event a release is charged as, what its receipt says, which sentences tell
+a steward what is covered, and which tables the coordinator may take for such a release. Everything that differs
+between mechanisms on this side of the wire is asked of it, so that plan, receipt, ledger, checks, outbox and egress
+know no mechanism by name.
+
+A release is a receipt and one table, always. A `Prescription` of rows (latent noise) releases synthetic rows of the
+dictionary, for which flows are fitted at the site. `Figures` releases noisy figures, one per row, drawn in one step
+from the checked records; whatever is made of them afterwards (`synthetic`, `answer`) is post-processing and free.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from shared.errors import PlanRefusal
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from shared.estimands import Estimand, Estimate
+    from shared.plan import StudyPlan
+    from shared.privacy import Event
+    from shared.randomness import Noise
+
+__all__ = ["Facts", "Figures", "Prescription", "kind", "must", "plain", "unit"]
+
+_KINDS: Mapping[str, str] = {
+    "latent_noise": "shared.prescriptions.latent_noise:LatentNoisePlan",
+    "tables": "shared.prescriptions.tables:TablesPlan",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """What a receipt says of its mechanism beside the price.
+
+    Args:
+        d: columns the noise is added to.
+        parameters: name to value.
+        neighbours: the relation of which the price speaks.
+        model: ``local`` (noise on each row by itself) or ``central`` (noise on sums).
+        conditional_on: what the price takes as given.
+        epsilon_paper: the source paper's figure, where its bound is a looser one; readers look for it.
+    """
+
+    d: int
+    parameters: Mapping[str, float]
+    conditional_on: str
+    model: str
+    neighbours: str = "replace_one"
+    epsilon_paper: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prescription:
+    """Settings of one mechanism, as a plan fixes them.
+
+    `mechanism` is its name in plans and receipts, `title` what people call it.
+    """
+
+    mechanism: str
+    title: ClassVar[str] = ""
+    draws_rows: ClassVar[bool] = False
+    """Whether the released table holds synthetic rows of the dictionary."""
+
+    def require(self, plan: StudyPlan) -> None:
+        """Refuse a plan that this mechanism cannot serve. Raises: PlanRefusal."""
+
+    def event(self, plan: StudyPlan) -> Event:
+        """What one release is charged as, known before it runs."""
+        raise NotImplementedError
+
+    def facts(self, plan: StudyPlan) -> Facts:
+        """The receipt's facts."""
+        raise NotImplementedError
+
+    def covered(self, plan: StudyPlan) -> tuple[str, ...]:
+        """What the price covers, in sentences for a steward."""
+        raise NotImplementedError
+
+    def not_covered(self, plan: StudyPlan) -> tuple[str, ...]:
+        """What this mechanism leaves open, beyond what every release does."""
+        return ()
+
+    def validate(self, plan: StudyPlan, table: pd.DataFrame, n: int) -> None:
+        """Refuse a released table that this mechanism could not have made of `n` persons' records.
+
+        Raises: DictionaryRefusal, SchemaRefusal. The agent asks before it seals, the coordinator before it accepts.
+        """
+        raise NotImplementedError
+
+    def details(self, plan: StudyPlan) -> str:
+        """The settings in half a line."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figures(Prescription):
+    """A mechanism that releases noisy figures instead of rows; nothing is fitted at the site.
+
+    Its posture is ``private``: whatever looks at a record is in the price.
+    """
+
+    def require(self, plan: StudyPlan) -> None:
+        """Posture ``private``, nothing that only a flow would need, and waves that append or refresh."""
+        must(plan.private is None, f"[private] must not be given with release.mechanism {self.mechanism!r}", "one")
+        must(not plan.reference, f"[reference] must not be given with release.mechanism {self.mechanism!r}", "one")
+        if plan.posture != "private":
+            raise PlanRefusal(
+                f"release.mechanism {self.mechanism!r} must have posture 'private': all it says of a record is noised",
+                given=repr(plan.posture),
+                next_step='Write posture = "private".',
+            )
+        if plan.returning == "frozen" and len(plan.waves) > 1:
+            raise PlanRefusal(
+                f"release.mechanism {self.mechanism!r} must append or refresh: there are no rows to copy",
+                given="returning = 'frozen'",
+                next_step='Write returning = "append" or "refresh".',
+            )
+
+    def covered(self, plan: StudyPlan) -> tuple[str, ...]:
+        """Everybody, and everything that looks at them."""
+        person = unit(plan) == "patient"
+        everyone = "Every person in the table" if person else "Every row of the hospital's table"
+        record = "one person's record" if person else "one row of the hospital's table"
+        return (
+            f"{everyone}: replacing {record} by any other changes the probability of any released figures by at most "
+            "the stated (ε, δ). Everything that looks at a record is noised and priced; bounds, bins and weights come "
+            "from the plan. What is made of the figures afterwards costs nothing more.",
+        )
+
+    def draw(self, plan: StudyPlan, records: pd.DataFrame, rng: Noise) -> pd.DataFrame:
+        """The noisy figures of checked records (`Dictionary.check`): the one draw."""
+        raise NotImplementedError
+
+    def synthetic(
+        self, plan: StudyPlan, tables: Sequence[tuple[pd.DataFrame, int]], *, draws: int, seed: int
+    ) -> list[pd.DataFrame]:
+        """Synthetic tables of the dictionary, fitted to released figures: post-processing.
+
+        Args:
+            tables: released figures and their n, of releases of different persons.
+            draws: how many tables.
+            seed: of the drawing; the same seed gives the same tables.
+        """
+        raise NotImplementedError
+
+    def answer(
+        self,
+        plan: StudyPlan,
+        tables: Sequence[tuple[pd.DataFrame, int]],
+        question: Estimand,
+        *,
+        levels: Mapping[str, Any],
+        **told: Any,
+    ) -> list[Estimate]:
+        """A question answered from released figures, one estimate per term, with its whole variance.
+
+        Args:
+            tables: as of `synthetic`.
+            levels: levels of the dictionary's columns.
+            told: study, site, wave and receipts for the estimates.
+        Raises: EstimateRefusal.
+        """
+        raise NotImplementedError
+
+
+def unit(plan: StudyPlan) -> str:
+    """Whose record the guarantee is about: "patient", or "row" where no column says which rows are one person's."""
+    return "patient" if plan.dictionary.person is not None else "row"
+
+
+def must(holds: bool, rule: str, given: object, step: str = "Correct the plan.") -> None:
+    """What a plan must hold. Raises: PlanRefusal."""
+    if not holds:
+        raise PlanRefusal(rule, given=f"{given}", next_step=step)
+
+
+def kind(name: object) -> type[Prescription]:
+    """The class of a mechanism's settings. Raises: PlanRefusal."""
+    where = _KINDS.get(name) if isinstance(name, str) else None
+    if where is None:
+        raise PlanRefusal(
+            f"release.mechanism must be one of {', '.join(_KINDS)}",
+            given=repr(name)[:60],
+            next_step="Correct the plan.",
+        )
+    module, name = where.split(":")
+    found: type[Prescription] = getattr(importlib.import_module(module), name)
+    return found
+
+
+def plain(settings: Prescription) -> dict[str, Any]:
+    """Plain values for canonical JSON."""
+    return {item.name: getattr(settings, item.name) for item in fields(settings)}

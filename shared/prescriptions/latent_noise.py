@@ -1,0 +1,232 @@
+"""Latent noise as a plan prescribes it: w and R, and by the posture what the price does and does not cover."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from decimal import ROUND_DOWN, Context
+from functools import lru_cache
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from shared import privacy
+from shared.encoding import Encoder
+from shared.errors import PlanRefusal, SchemaRefusal
+from shared.flows import Bijection, Identity
+from shared.mechanisms.latent_noise import LatentNoise, default_radius
+from shared.prescriptions import Facts, Prescription, must, unit
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from shared.plan import StudyPlan
+
+__all__ = ["CONDITIONAL_ON", "LatentNoisePlan", "mechanism"]
+
+CONDITIONAL_ON: Mapping[str, str] = {
+    "local": "flow, encoder, w and R",
+    "holdout": "nothing: the flow was fitted on other persons, who are not covered",
+    "public": "nothing: nothing was fitted on records",
+    "private": "nothing: the price of fitting the flow is included",
+}
+"""What a posture's ε takes as given. Encoder, w and R come from the plan in all four."""
+_SIX_DIGITS = Context(prec=6, rounding=ROUND_DOWN)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LatentNoisePlan(Prescription):
+    """Latent Noise Injection as the plan fixes it: by a weight, or by the ε that one release may cost.
+
+    Args:
+        w: weight of the data, in [0, 1).
+        epsilon: ε of one release at the budget's δ; w is then solved for (`mechanism`), and under
+            posture ``private`` gets what the training leaves. Exactly one of `w` and `epsilon` is given.
+        radius: R, the norm to which latents are clipped; None takes the square root of the 0.99 quantile of χ²_d.
+    """
+
+    w: float | None = None
+    epsilon: float | None = None
+    radius: float | None = None
+    mechanism: Literal["latent_noise"] = "latent_noise"
+    title: ClassVar[str] = "latent noise injection"
+    draws_rows: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        must(self.mechanism == "latent_noise", "release.mechanism must be 'latent_noise'", repr(self.mechanism))
+        must((self.w is None) != (self.epsilon is None), "release must give either w or epsilon", self._both)
+        if self.w is not None:
+            must(0 <= self.w < 1, "release.w must be in [0, 1)", self.w, "Lower w, or give release.epsilon instead.")
+        if self.epsilon is not None:
+            must(0 < self.epsilon < math.inf, "release.epsilon must be positive and finite", self.epsilon)
+        if self.radius is not None:
+            must(self.radius > 0 and math.isfinite(self.radius), "release.radius must be positive", self.radius)
+
+    def require(self, plan: StudyPlan) -> None:
+        """[private] with its posture, and only with it."""
+        must(
+            (plan.private is not None) == (plan.posture == "private"),
+            "[private] must be given with posture 'private', and only with it",
+            f"posture {plan.posture!r}, {'no ' if plan.private is None else ''}[private]",
+        )
+
+    @property
+    def _both(self) -> str:
+        return "neither" if self.w is None else f"w = {self.w:g} and epsilon = {self.epsilon}"
+
+    def event(self, plan: StudyPlan) -> privacy.Event:
+        """Noise on the rows, and the training of the flow where that is priced."""
+        noise, training = mechanism(plan).event, _training(plan)
+        return noise if training is None else privacy.Composition(events=(training, noise))
+
+    def facts(self, plan: StudyPlan) -> Facts:
+        """w, R, and what the posture adds to them."""
+        noise = mechanism(plan)
+        parameters = {"w": noise.w, "radius": noise.radius}
+        if plan.posture == "holdout":
+            parameters["holdout"] = plan.holdout
+        if plan.private is not None:
+            parameters |= {name: float(value) for name, value in asdict(plan.private).items()}
+        return Facts(
+            d=noise.flow.d,
+            parameters=parameters,
+            conditional_on=CONDITIONAL_ON[plan.posture],
+            # DP-SGD adds its noise to sums over persons; latent noise alone is added to each row by itself.
+            model="local" if plan.private is None else "central",
+            epsilon_paper=_paper(plan, noise),
+        )
+
+    def covered(self, plan: StudyPlan) -> tuple[str, ...]:
+        """By posture: a row given its flow, the released persons, or everybody."""
+        person = unit(plan) == "patient"
+        record = "one person's record" if person else "one row of the hospital's table"
+        everyone = "Every person in the table" if person else "Every row of the hospital's table"
+        promise = (
+            f"replacing {record} by any other changes the probability of any released table by at most the stated "
+            "(ε, δ)"
+        )
+        if plan.posture == "local":
+            whose = "Each person's released row" if person else "Each released row"
+            covered = f"{whose}, given the flow, the encoder, the weight w and the clipping radius R: {promise}."
+        elif plan.posture == "holdout":
+            covered = (
+                "Every person who is released: replacing the record of one of them by any other changes the "
+                "probability of any released table by at most the stated (ε, δ). The flow was fitted on other "
+                "persons; the encoder, the weight w and the clipping radius R come from the plan."
+            )
+        elif plan.posture == "public":
+            covered = (
+                f"{everyone}: {promise}. The encoder and the flow were made from the dictionary and from figures that "
+                "were public before; the weight w and the clipping radius R come from the plan. Nothing was fitted on "
+                "a record."
+            )
+        else:
+            covered = (
+                f"{everyone}, in the training of the flow and in the released rows together: {promise}. The flow was "
+                "trained with noise (DP-SGD) from a public start, for a number of steps fixed in the plan, and the "
+                "stated price is that of the training and of the rows."
+            )
+        copied: tuple[str, ...] = ()
+        if plan.returning == "frozen" and len(plan.waves) > 1:
+            copied = (
+                "Rows that are copied from an earlier release of the study: each is that release's row, unchanged. It "
+                "was drawn and charged then, and costs nothing more.",
+            )
+        return (covered, *copied)
+
+    def not_covered(self, plan: StudyPlan) -> tuple[str, ...]:
+        """What of the fitting no noise protects."""
+        if plan.posture == "local":
+            when = ", of this wave or of the one whose flow is used again" if len(plan.waves) > 1 else ""
+            return (
+                "The flow, its margins and its stopping point: they were fitted on the released records themselves"
+                f"{when} (posture 'local'), and what they carry about a person is not bounded by this ε. The site "
+                "audited the release by the attacks it could try; that is evidence, not a guarantee.",
+            )
+        if plan.posture == "holdout":
+            return (
+                f"The persons who train the flow, about {100 * plan.holdout:g} % of the table: their records shape the "
+                "flow, and no noise is promised to them. Who trains is decided by a keyed hash of the person's "
+                "identifier, for life; whoever trains is never released in this study.",
+            )
+        if plan.posture == "private":
+            return (
+                "Rounding in the arithmetic of the training: its gradients are floating-point numbers. Its noise is "
+                "drawn exactly, on a grid, and every gradient is clipped a millionth tighter than the plan says to "
+                "leave room for rounding; that the room is enough is our calculation, and nobody else has checked it.",
+            )
+        return ()
+
+    def validate(self, plan: StudyPlan, table: pd.DataFrame, n: int) -> None:
+        """The dictionary's columns, types, bounds and levels; one row per person."""
+        if len(table) != n:
+            raise SchemaRefusal("a release of rows must have one row per person", given=f"{len(table)} rows for {n}")
+        plan.dictionary.validate_release(table)
+
+    def details(self, plan: StudyPlan) -> str:
+        """w, and R."""
+        noise = mechanism(plan)
+        return f"w = {noise.w:.4g}, R = {noise.radius:.4g}"
+
+
+def mechanism(plan: StudyPlan, flow: Bijection | None = None) -> LatentNoise:
+    """The latent noise that a plan prescribes: its w, solved for where the plan gives an ε, and its radius.
+
+    Args:
+        flow: between latents and encoded records; None takes a stand-in of the plan's width, which is enough for the
+            figures: they depend on neither a flow nor a record.
+    Raises: PlanRefusal, if the plan's training leaves nothing of its release.epsilon.
+    """
+    if flow is None:
+        flow = Identity(d=Encoder(dictionary=plan.dictionary).d)
+    release = plan.release
+    if not isinstance(release, LatentNoisePlan):
+        raise PlanRefusal("release.mechanism must be latent_noise for a flow to be used", given=repr(release.mechanism))
+    radius = release.radius if release.radius is not None else default_radius(flow.d)
+    w = release.w
+    if w is None:
+        assert release.epsilon is not None
+        # To six digits, towards more noise: a solver's last digits differ between machines, and then two would not
+        # agree on one receipt.
+        w = float(_SIX_DIGITS.create_decimal(_solved(release.epsilon, plan.budget.delta, radius, _training(plan))))
+    return LatentNoise(flow=flow, w=w, radius=radius)
+
+
+def _training(plan: StudyPlan) -> privacy.SubsampledGaussian | None:
+    """What fitting the flow costs: nothing but under posture ``private``."""
+    if plan.private is None:
+        return None
+    return privacy.SubsampledGaussian(
+        rate=plan.private.rate, noise_multiplier=plan.private.noise_multiplier, steps=plan.private.steps
+    )
+
+
+@lru_cache(maxsize=64)
+def _solved(target: float, delta: float, radius: float, training: privacy.SubsampledGaussian | None) -> float:
+    """The largest w (to a tenth of a percent under ``private``, where it has no closed form) that costs `target`."""
+    alone = privacy.w_for_epsilon(target, delta, radius)
+    if training is None:
+        return alone
+
+    def fits(log_share: float) -> bool:
+        w = alone * math.exp(log_share)
+        noise = privacy.Gaussian(sigma=math.sqrt(1 - w), sensitivity=2 * radius * math.sqrt(w))
+        return privacy.epsilon((training, noise), delta) <= target
+
+    low, high = -9.0, 0.0
+    if not fits(low):
+        raise PlanRefusal(
+            f"training must leave something of release.epsilon = {target:g}",
+            given=f"training that costs ε = {privacy.epsilon(training, delta):.4g} at δ = {delta:g} by itself",
+            next_step="Raise private.noise_multiplier, plan fewer steps or a lower rate, or raise release.epsilon.",
+        )
+    while high - low > 1e-3:
+        middle = (low + high) / 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return alone * math.exp(low)
+
+
+def _paper(plan: StudyPlan, noise: LatentNoise) -> float | None:
+    """Theorem 2's ε*, beside the exact one so that readers of the paper find their number; it knows no training."""
+    if plan.posture == "private":
+        return None
+    return privacy.theorem2_epsilon(w=noise.w, C=2 * noise.radius, delta=plan.budget.delta)

@@ -1,0 +1,312 @@
+"""What one mechanism does between the table that was read and the bytes that are sealed, and with these afterwards.
+
+The pipeline owns the order, the ledger and the stages; a `Drawing` owns what differs between mechanisms. Latent noise
+fits a flow and noises every record; a `shared.prescriptions.Figures` takes noisy figures of all of them. Both draw
+once: `draw` is called between the witnessed *drawing* entry and the seal, and never again for the same charge.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from shared.prescriptions import Figures
+from site_agent import lasting
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from shared.encoding import Encoder
+    from shared.plan import StudyPlan
+    from shared.randomness import Noise
+    from site_agent.checks import Check
+    from site_agent.config import Limits
+    from site_agent.fitting import Fitted
+    from site_agent.ledger import Hold
+    from site_agent.pipeline import Chosen
+    from site_agent.records import Records
+
+__all__ = ["Drawing", "drawing_of"]
+
+HELD_BACK = 0.2
+"""Share of the records that the stand-in flow of the membership attack never sees."""
+Told = Callable[[float], None]
+
+
+class Drawing(ABC):
+    """One release's mechanism at work.
+
+    `n` persons are in the release, of whom `drawn` were drawn for it; `flow_of` names the release whose sealed flow
+    it used, if any; `rows` says whose each released row, or figure's record, is; `left_out` counts source rows
+    without a complete record.
+    """
+
+    n: int
+    drawn: int
+    flow_of: str = ""
+    rows: lasting.Rows
+    left_out: int
+
+    def __init__(self, plan: StudyPlan) -> None:
+        self.plan = plan
+
+    @abstractmethod
+    def take(self, table: Records, persons: Sequence[str] | None, chosen: Chosen, base: lasting.Fit | None) -> None:
+        """Take the records that are drawn. Raises: PlanChanged, where `base` does not serve this plan."""
+
+    @abstractmethod
+    def encode(self, rng: Noise) -> None:
+        """Records to what the mechanism works on."""
+
+    @abstractmethod
+    def fit(self, rng: Noise, told: Told) -> None:
+        """Whatever is fitted before the draw."""
+
+    @abstractmethod
+    def draw(self, rng: Noise) -> None:
+        """Add the noise: once."""
+
+    @abstractmethod
+    def released(self, rng: Noise) -> pd.DataFrame:
+        """The table that leaves."""
+
+    @abstractmethod
+    def files(self, release_id: str) -> Mapping[str, bytes]:
+        """What stays at the site with the seal: by name."""
+
+    @abstractmethod
+    def again(self, table: Records, hold: Hold, folder: Any, rng: Noise) -> None:
+        """Take up a release that was sealed, from its files and the table it was drawn from."""
+
+    @abstractmethod
+    def checks(self, table: pd.DataFrame, limits: Limits) -> tuple[Check, ...]:
+        """The disclosure checks of the sealed table."""
+
+    @abstractmethod
+    def attack(self, limits: Limits, rng: Noise, told: Told) -> dict[str, Any]:
+        """The audit's outcome, with its ``sentences``. Raises: AuditRefusal."""
+
+
+def drawing_of(plan: StudyPlan) -> Drawing:
+    """The drawing that a plan's mechanism asks for."""
+    return _Noisy(plan, plan.release) if isinstance(plan.release, Figures) else _Rows(plan)
+
+
+class _Rows(Drawing):
+    """Latent noise: a flow between records and latents, noise on the latents, one synthetic row per record."""
+
+    def __init__(self, plan: StudyPlan) -> None:
+        from shared.encoding import Encoder
+
+        super().__init__(plan)
+        self._encoder = Encoder(dictionary=plan.dictionary)
+
+    def take(self, table: Records, persons: Sequence[str] | None, chosen: Chosen, base: lasting.Fit | None) -> None:
+        if base is not None:
+            from shared.prescriptions.latent_noise import mechanism
+
+            planned = mechanism(self.plan)
+            base.require_fits(self.plan, w=planned.w, radius=planned.radius, noise=self.plan.returning != "refresh")
+            self.flow_of = base.flow_of
+        self._base, self._chosen, self._persons = base, chosen, persons
+        self._snapshot = table.snapshot
+        self.left_out = table.rows - table.n
+        # Whoever is neither drawn nor trains, be it by a withdrawal, is not looked at.
+        self._present = list(chosen.rows) if base is not None else sorted({*chosen.rows, *chosen.train})
+        self._records = table.table.iloc[self._present].reset_index(drop=True)
+        self._real = table.table.iloc[list(chosen.rows)].reset_index(drop=True)
+
+    def encode(self, rng: Noise) -> None:
+        self._x = self._encoder.encode(self._records, rng)
+        del self._records
+
+    def fit(self, rng: Noise, told: Told) -> None:
+        from site_agent import fitting
+
+        if self._base is None:
+            names = None if self._persons is None else [self._persons[i] for i in self._present]
+            self._fitted = _fit(self.plan, self._encoder, self._x, names, rng, told)
+        else:
+            self._fitted = fitting.sealed(self.plan, self._encoder, self._base.flow, n=len(self._x))
+        self._x = self._x[self._fitted.released]
+
+    def draw(self, rng: Noise) -> None:
+        self._noisy = self._fitted.mechanism.release(self._x, rng)
+        self.drawn = len(self._noisy)
+
+    def released(self, rng: Noise) -> pd.DataFrame:
+        # Row i of the draw comes from record i: once shuffled, a row says nothing by its place.
+        chosen = self._chosen
+        order = [int(k) for k in rng.generator.permutation(len(self._noisy) + len(chosen.kept))]
+        table = chosen.after(self._encoder.decode(self._noisy)).iloc[order].reset_index(drop=True)
+        self.n = len(table)
+        source = [*chosen.rows, *([-1] * len(chosen.kept))]
+        whose = [] if self._persons is None else [*(self._persons[i] for i in chosen.rows), *chosen.kept]
+        self.rows = lasting.Rows(
+            snapshot=self._snapshot,
+            source=tuple(source[k] for k in order),
+            persons=tuple(whose[k] for k in order) if whose else (),
+        )
+        return table
+
+    def files(self, release_id: str) -> Mapping[str, bytes]:
+        mechanism = self._fitted.mechanism
+        fit = lasting.Fit(
+            flow=mechanism.flow,
+            epochs=self._fitted.epochs,
+            w=mechanism.w,
+            radius=mechanism.radius,
+            dictionary=self.plan.dictionary.hash,
+            fitted_by=lasting.fitted_by(self.plan),
+            flow_of=self.flow_of or release_id,
+            fresh=self._base is None,
+            noisy=self._noisy,
+        )
+        return {lasting.FIT: fit.to_bytes(), lasting.ROWS: self.rows.to_bytes()}
+
+    def again(self, table: Records, hold: Hold, folder: Any, rng: Noise) -> None:
+        from site_agent import fitting
+
+        self.rows = lasting.read_rows(folder, hold)
+        fit = lasting.read_fit(folder, hold)
+        drawn = sorted(i for i in self.rows.source if i >= 0)
+        self._real = table.table.iloc[drawn].reset_index(drop=True)
+        self._x = self._encoder.encode(self._real, rng)
+        self._noisy = fit.noisy
+        self._fitted = fitting.sealed(
+            self.plan, self._encoder, fit.flow, n=len(self._real), epochs=fit.epochs, fresh=fit.fresh
+        )
+        self.left_out = table.rows - table.n
+
+    def checks(self, table: pd.DataFrame, limits: Limits) -> tuple[Check, ...]:
+        import numpy as np
+
+        from site_agent.checks import check_rows
+
+        # Rows that an earlier release brought were checked with it.
+        new = np.asarray(self.rows.source) >= 0
+        return check_rows(
+            released=table[new].reset_index(drop=True),
+            real=self._real,
+            dictionary=self.plan.dictionary,
+            limits=limits,
+            clipped=self._fitted.mechanism.clipped_count(self._x),
+        )
+
+    def attack(self, limits: Limits, rng: Noise, told: Told) -> dict[str, Any]:
+        return _attack(
+            x=self._x,
+            noisy=self._noisy,
+            fitted=self._fitted,
+            encoder=self._encoder,
+            limits=limits,
+            rng=rng,
+            progress=told,
+        )
+
+
+class _Noisy(Drawing):
+    """Noisy figures of the records, taken in one step; nothing is fitted, and no row of anybody leaves."""
+
+    def __init__(self, plan: StudyPlan, figures: Figures) -> None:
+        super().__init__(plan)
+        self._figures = figures
+
+    def take(self, table: Records, persons: Sequence[str] | None, chosen: Chosen, base: lasting.Fit | None) -> None:
+        self._real = table.table.iloc[list(chosen.rows)].reset_index(drop=True)
+        self.n = self.drawn = len(self._real)
+        self.left_out = table.rows - table.n
+        self.rows = lasting.Rows(
+            snapshot=table.snapshot,
+            source=chosen.rows,
+            persons=() if persons is None else tuple(persons[i] for i in chosen.rows),
+        )
+
+    def encode(self, rng: Noise) -> None:
+        """Figures are taken of the checked records themselves."""
+
+    def fit(self, rng: Noise, told: Told) -> None:
+        """Nothing is fitted."""
+
+    def draw(self, rng: Noise) -> None:
+        self._table = self._figures.draw(self.plan, self._real, rng)
+
+    def released(self, rng: Noise) -> pd.DataFrame:
+        return self._table
+
+    def files(self, release_id: str) -> Mapping[str, bytes]:
+        return {lasting.ROWS: self.rows.to_bytes()}
+
+    def again(self, table: Records, hold: Hold, folder: Any, rng: Noise) -> None:
+        self.rows = lasting.read_rows(folder, hold)
+        self._real = table.table.iloc[list(self.rows.source)].reset_index(drop=True)
+        self.n = self.drawn = len(self._real)
+        self.left_out = table.rows - table.n
+
+    def checks(self, table: pd.DataFrame, limits: Limits) -> tuple[Check, ...]:
+        from site_agent.checks import check_figures
+
+        return check_figures(self.plan, table, n=self.n, limits=limits)
+
+    def attack(self, limits: Limits, rng: Noise, told: Told) -> dict[str, Any]:
+        """What the price already says of every attack: there is no row to link, and no fit to probe."""
+        return {
+            "sentences": [
+                "No attack was tried: noisy figures leave, and no row of anybody.",
+                "The price in words bounds what any attack can learn of a person, those alike that nobody has thought "
+                "of yet.",
+            ]
+        }
+
+
+# -- inside -----------------------------------------------------------------------------------------------------
+def _fit(
+    plan: StudyPlan, encoder: Encoder, x: Any, persons: Sequence[str] | None, rng: Noise, progress: Told
+) -> Fitted:
+    from site_agent.fitting import fit
+
+    return fit(plan, encoder, x, persons, rng, progress)
+
+
+def _attack(
+    *,
+    x: Any,
+    noisy: Any,
+    fitted: Fitted,
+    encoder: Encoder,
+    limits: Limits,
+    rng: Noise,
+    progress: Callable[[float], None],
+) -> dict[str, Any]:
+    """Attack the release, and hold the outcome against the limits. Raises: AuditRefusal.
+
+    The membership attack is tried on another release, of four fifths of the records: one of all of them leaves nobody
+    to be wrong about. It is drawn through the flow that could have learned from those alone (`Fitted.stand_in`),
+    attacked and thrown away: it never reaches the disk.
+    """
+    from site_agent.audit import AuditLimits, attack, gate
+
+    order = rng.generator.permutation(len(x))
+    cut = round(HELD_BACK * len(x))
+    held_back, inside = x[order[:cut]], x[order[cut:]]
+    stand_in = fitted.stand_in(inside, rng, lambda share: progress(0.8 * share))
+    in_force = AuditLimits(
+        membership_auc=limits.membership_auc,
+        own_row_linkage=limits.own_row_linkage,
+        extreme_linkage=limits.extreme_linkage,
+    )
+    report = attack(
+        x=x,
+        released=noisy,
+        latents=fitted.mechanism.flow.inverse(x),
+        fitted_on=inside,
+        held_back=held_back,
+        probe=stand_in.release(inside, rng),
+        mechanism=stand_in,
+        encoder=encoder,
+        limits=in_force,
+        rng=rng,
+    )
+    gate(report, in_force)
+    return {**report.to_canonical(), "sentences": list(report.sentences())}
