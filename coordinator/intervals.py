@@ -57,7 +57,7 @@ _LEAST_R = 0.5
 COX_ATTENUATION = 0.08
 """Share by which a flow at w = 0 drew the pooled log hazard ratio of the twelve full-size cohorts towards zero:
 `mean_absolute_gap/w=0.0` of tests/benchmarks/results/cohorts_gap.json, 0.0137 of 1.17, is 7.5 % of log 1.17; one sign
-on every draw. What the patients' part keeps in the rows is not affected."""
+on every draw. At other w it is taken to be in proportion to the noise (tests/benchmarks/interval_coverage.py)."""
 TOO_MUCH = 0.5
 """A bias beyond so many standard errors brings a 95 % interval below 92 %."""
 _EVERY_ORDER = math.inf
@@ -298,7 +298,6 @@ def with_release_variance(
         postures: of the releases: some have an error that no variance holds.
     """
     weights = {draw.w for draw in draws if draw.w > 0}
-    total = sum(draw.rows for draw in draws)
     asked = any(row.yi is not None for row in estimates)
     orders = effective_order(table, question, max(weights), levels=levels) if weights and asked else {}
     out = []
@@ -313,10 +312,11 @@ def with_release_variance(
         elif math.isinf(order):
             how = "latent noise, counted in full: an upper bound"
         else:
-            how = f"latent noise propagated at order {order:.1f} (parametric bootstrap through a stand-in)"
+            how = "latent noise and flow fit by linearisation, its order by parametric bootstrap"
         lost = 0.0
         if question.kind in SURVIVAL and row.scale == "log":
-            lost = COX_ATTENUATION * (1 - sum(draw.rows * _kept(draw.w, order) for draw in draws) / total)
+            # What the flow misses is of high order, so the rows keep little of it: the noise's share, as measured.
+            lost = COX_ATTENUATION * privacy / row.vi_sampling
         warnings = [_OPEN[posture] for posture in sorted(set(postures)) if posture in _OPEN]
         if ":" in row.term or "^" in row.term:
             warnings.append(_SHAPE)

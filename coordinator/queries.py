@@ -585,7 +585,7 @@ def _draws(store: Store, releases: Sequence[Release]) -> list[Draw]:
     """Through which flows the rows of a site's table were drawn, by the receipts.
 
     A copied row (``frozen``) was drawn at the w of the release it was drawn for; receipts of earlier releases say how
-    many there are. Where one of those was withdrawn, its rows are taken for drawn now.
+    many there are, those of withdrawn ones too.
     """
     study, site = releases[0].study, releases[0].site
     all_of_it = [found for found in store.releases(study, withdrawn=True) if found.site == site]
@@ -594,8 +594,10 @@ def _draws(store: Store, releases: Sequence[Release]) -> list[Draw]:
     for release in releases:
         receipt = release.receipt
         left = receipt.n
-        copied = [found.receipt for found in all_of_it if found.wave < release.wave and not found.withdrawn]
+        copied = [known[found.release_id] for found in all_of_it if found.wave < release.wave]
         for earlier in copied if receipt.returning == "frozen" else []:
+            if earlier.mechanism != receipt.mechanism:
+                continue
             rows = min(earlier.drawn, receipt.n - receipt.drawn, left - receipt.drawn)
             if rows > 0:
                 out.append(_draw(earlier, rows, known))

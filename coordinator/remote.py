@@ -789,6 +789,7 @@ class Explanation(_Shown):
 
     def show(self, out: Console) -> None:
         """Draw it."""
+        from coordinator.client import number
         from shared.terminal import table
 
         told = self.document["answer"]
@@ -796,9 +797,15 @@ class Explanation(_Shown):
         for why in self.stale:
             out.print(f"stale: {why}", style="bold red")
         out.print(_line(told))
-        for how in dict.fromkeys(row["how"] for row in told["estimates"] if row.get("how")):
-            sites = [row["site"] for row in told["estimates"] if row.get("how") == how]
-            out.print(f"variance of {', '.join(sites)}: {how}")
+        found = [row for row in told["estimates"] if row.get("vi_naive") is not None]
+        for how in dict.fromkeys(row["how"] for row in found):
+            out.print(f"variance by {how}")
+        parts = [
+            [row["site"], *(number(row[name] ** 0.5) for name in ("vi_sampling", "vi_privacy", "vi_naive"))]
+            for row in found
+        ]
+        heads = ["site", "se of patients and flow", "of noise", "naive"]
+        out.print(table(heads, parts, right=heads[1:]))
         for note in told["notes"]:
             out.print(f"note    {note}", style="dim")
         plan, code = told["provenance"]["plan"], told["provenance"]["code"]

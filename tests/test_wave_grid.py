@@ -264,6 +264,9 @@ def test_refreshes_are_put_together_only_when_that_is_asked_for(study):
     together = ask(study.store, "cvd", 2, QUESTION, combine=True)
     assert (together.estimates[0].yi, together.estimates[0].n) == study.alone("alpha", 1, 2)
     assert (together.combined, ask(study.store, "cvd", 2, QUESTION).combined) == (True, False)
+    # Twice the rows, the same persons: the rows' own variance is half of the persons'.
+    (row,) = together.estimates
+    assert row.vi_sampling == pytest.approx(2 * row.vi_naive, rel=0.1)
 
 
 @pytest.mark.parametrize("study", RULES, indirect=True, ids=lambda rule: rule["returning"])
