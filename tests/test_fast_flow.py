@@ -154,6 +154,21 @@ def test_another_mask_and_other_orders_in_a_stack_are_refused():
         FusedFlow([(layer,), (replace(layer, order=np.roll(layer.order, 1)),)])
 
 
+def test_spectral_normalisation_holds_every_matrix_to_one_and_the_flow_still_gains():
+    rng = np.random.default_rng(1)
+    a = rng.normal(size=800)
+    x = np.column_stack([a, a**2 + 0.3 * rng.normal(size=800)])
+    settings = FlowSettings(flows=2, hidden=16, epochs=12, margins="none", learning_rate=0.02)
+    free, held = (fit_flow(x, replace(settings, spectral=s), seeded_rng(1)) for s in (False, True))
+    assert max(_largest(layer) for layer in free.flow.first.layers) > 1.2
+    assert max(_largest(layer) for layer in held.flow.first.layers) < 1 + 1e-5
+    assert free.report.best_nll < held.report.best_nll < held.report.start_nll - 0.1
+
+
+def _largest(layer: MaskedLayer) -> float:
+    return max(float(np.linalg.norm(weight, 2)) for weight in layer.weights)
+
+
 def test_both_engines_fit_the_same_flow():
     rng = np.random.default_rng(1)
     a = rng.normal(size=800)

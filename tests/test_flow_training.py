@@ -309,6 +309,7 @@ def test_a_diverging_likelihood_is_refused(monkeypatch):
         {"batch": 0},
         {"threads": 0},
         {"engine": "zuko"},
+        {"spectral": True, "engine": "nflows"},
     ],
 )
 def test_settings_outside_their_domain_are_refused(wrong):

@@ -209,6 +209,14 @@ class FusedFlow:
         self.gradient *= self._keep
         return self.gradient
 
+    def normalise(self) -> None:
+        """Divide every matrix (not its biases) by its largest singular value where that is above 1."""
+        for views in self._weights:
+            for view in views:
+                matrix = view[:, :, :-1]
+                largest = np.linalg.norm(matrix, 2, axis=(1, 2))
+                matrix /= np.maximum(largest, 1)[:, None, None]
+
     def linears(self, y: Array, weight: float = 1.0) -> list[Linear]:
         """Every linear map's input and output gradient, the loss being `weight` times the sum over records.
 

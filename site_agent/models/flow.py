@@ -90,6 +90,8 @@ class FlowSettings:
         modelled_levels: a dequantised column with at most so many levels is modelled given the others
             (`shared.flows.Levels`); 0 models none. Only with ``normal_scores``.
         activation: ``tanh`` or ``relu``.
+        spectral: every weight matrix is held to a largest singular value of at most 1, after each step (Theorem 2). The
+            networks are then 1-Lipschitz; f⁻¹ is not, as whitening alone expands. No guarantee here rests on it.
         engine: ``fast`` is `site_agent.models.fast_flow`, ``nflows`` the reference. Both take the same steps.
         threads: torch threads while nflows trains; what was set before is restored.
     Raises: ParameterError.
@@ -110,6 +112,7 @@ class FlowSettings:
     margins: Literal["normal_scores", "none"] = "normal_scores"
     modelled_levels: int = 12
     activation: Literal["tanh", "relu"] = "tanh"
+    spectral: bool = False
     engine: Literal["fast", "nflows"] = "fast"
     threads: int = 1
 
@@ -134,6 +137,8 @@ class FlowSettings:
             raise ParameterError("activation must be 'tanh' or 'relu'", given=repr(self.activation))
         if self.engine not in ("fast", "nflows"):
             raise ParameterError("engine must be 'fast' or 'nflows'", given=repr(self.engine))
+        if self.spectral and self.engine != "fast":
+            raise ParameterError("spectral must be false with the engine 'nflows'", given="true")
 
     @classmethod
     def of(cls, given: FlowSettings | Training) -> FlowSettings:
@@ -676,8 +681,10 @@ class Engine(Protocol):
 class _Fused:
     """One flow of `site_agent.models.fast_flow` with its optimiser."""
 
-    def __init__(self, layers: tuple[MaskedLayer, ...], activation: str) -> None:
-        self.flow = FusedFlow([layers], activation=activation)
+    def __init__(self, layers: tuple[MaskedLayer, ...], activation: str, spectral: bool) -> None:
+        self.flow, self.spectral = FusedFlow([layers], activation=activation), spectral
+        if spectral:
+            self.flow.normalise()
         self.begin()
 
     def nll(self, y: Records) -> Array:
@@ -689,6 +696,8 @@ class _Fused:
 
     def step(self, y: Records, rate: float) -> None:
         self.adam.step(self.flow.differentiate(y[None]), rate)
+        if self.spectral:
+            self.flow.normalise()
 
     def copy(self) -> Any:
         return self.flow.theta.copy()
@@ -705,7 +714,7 @@ def _engine(layers: tuple[MaskedLayer, ...], settings: FlowSettings) -> Engine:
         from site_agent.models.reference_flow import NflowsFlow
 
         return NflowsFlow(layers, activation=settings.activation)
-    return _Fused(layers, settings.activation)
+    return _Fused(layers, settings.activation, settings.spectral)
 
 
 def _session(settings: FlowSettings) -> AbstractContextManager[None]:
