@@ -27,9 +27,11 @@ from weakref import WeakValueDictionary
 
 from coordinator import queries
 from coordinator.analysts import PAGE, Analyst, Analysts, Asked
-from coordinator.store import Release, Store
+from coordinator.curves import curves
+from coordinator.store import Release, Store, remember
 from shared.canonical import canonical_json, parse_json, sha256_hex
-from shared.errors import AccessRefusal, PolicyRefusal, RateRefusal, RoleRefusal, StateRefusal
+from shared.errors import AccessRefusal, EstimateRefusal, PolicyRefusal, RateRefusal, Refusal, RoleRefusal, StateRefusal
+from shared.plan import StudyPlan
 from shared.terminal import plain
 from shared.transport import MESSAGE_CAP, Call, Handler
 from shared.wire import (
@@ -52,6 +54,7 @@ LONGEST = 300.0
 WAITING = 64
 PATIENCE = 30.0  # seconds that a question waits for a free place
 ASKING, DOWNLOADS = ("analyst", "lead"), ("lead", "auditor")
+KEPT = 512  # letters of a refused formula that the record keeps
 LABEL = b"privatised rows, not patient records"
 
 
@@ -83,7 +86,9 @@ class AnalysisService:
         self._places = threading.BoundedSemaphore(at_once)
         self._turns: WeakValueDictionary[str, _Turn] = WeakValueDictionary()
         self._guard = threading.Lock()
+        self._kept = queries.Kept()
         self._missing: OrderedDict[str, dict[str, float]] = OrderedDict()
+        self._holdings: OrderedDict[tuple[str, int, int | None, bool, int], queries.Holding] = OrderedDict()
 
     @property
     def handlers(self) -> Mapping[str, Handler]:
@@ -205,13 +210,33 @@ class AnalysisService:
     def query(self, call: Call, request: QueryRequest) -> Document:
         """Answer one question, from what was kept if it was asked before; a line of the record either way.
 
+        A question that is refused is a line as well, with its code; one that is not for this token is none.
         Raises: AccessRefusal, RoleRefusal, RateRefusal, and what `coordinator.queries.ask` raises.
         """
-        who = self._for(call, request.study, ASKING)
+        who = self._for(call, request.study)
+        try:
+            if who.role not in ASKING:
+                raise RoleRefusal(f"the role must be {' or '.join(ASKING)}", given=who.role)
+            return self._answered(who, call, request)
+        except Exception as caught:
+            # A look that gave no number was a look all the same: the paper counts it apart.
+            refusal = caught if isinstance(caught, Refusal) else Refusal("The coordinator could not answer")
+            self._analysts.note(
+                who,
+                study=request.study,
+                kind="refused",
+                subject=refusal.code,
+                question=_tried(request, refusal),
+                label=request.label,
+                today=self._today(),
+            )
+            raise
+
+    def _answered(self, who: Analyst, call: Call, request: QueryRequest) -> Document:
         study, plan = request.study, self._store.plan(request.study).plan
         question = queries.question(request.kind, request.formula, request.options)
         found, _ = queries.resolve(plan, question, lack=lambda name: queries.lacking(self._store, study, name))
-        held = queries.holding(self._store, study, request.wave, as_of=request.as_of, combine=request.combine)
+        held = self._held(plan, request.wave, request.as_of, request.combine)
         asked: dict[str, Any] = {
             "estimand": str(found),
             "term": request.term,
@@ -219,10 +244,24 @@ class AnalysisService:
             "test": request.test,
         }
         asked |= {"level": request.level, "wave": held.wave, "as_of": request.as_of, "combine": request.combine}
-        rests = {"used": dict(held.used), "withdrawn": held.withdrawn, "revisions": plain(held.revisions)}
+        gone = [stone.bundle_sha256 for stone in held.withdrawn]
+        rests = {"used": held.used, "withdrawn": gone, "revisions": plain(held.revisions)}
         made_by = {"plan": plan.hash, "code": versions()}
         result_id = sha256_hex(canonical_json({"study": study, "question": asked, **rests, **made_by}))[:32]
         call.digest = result_id
+
+        def line(told: Mapping[str, Any]) -> dict[str, Any]:
+            return {
+                "study": study,
+                "kind": "query",
+                "subject": result_id,
+                "question": {**told["asked"], "beta": told["pooled"]["beta"], "rests_on": _set_hash(held.used)},
+                "label": request.label,
+                "planned": told["planned"] or "",
+                "today": self._today(),
+            }
+
+        # The record is written before the answer leaves: no number is seen that does not stand in it.
         with self._turn(result_id):
             data = self._analysts.answer(study, result_id)
             if data is None:
@@ -232,52 +271,71 @@ class AnalysisService:
                         study,
                         held.wave,
                         found,
-                        as_of=request.as_of,
-                        combine=request.combine,
+                        held=held,
+                        kept=self._kept,
                         term=request.term,
                         method=request.method,  # type: ignore[arg-type]  # checked where it is used
                         test=request.test,  # type: ignore[arg-type]
                         level=request.level,
                     )
-                if answer.used != held.used:
-                    raise StateRefusal(
-                        "the releases must stay the same while a question is answered",
-                        given="others",
-                        next_step="Ask again.",
-                    )
-                data = self._keep(answer, result_id, plan.hash)
-        told = parse_json(data, cap=MESSAGE_CAP)
-        # The record is written before the answer leaves: no number is seen that does not stand in it.
-        self._analysts.note(
-            who,
-            study=study,
-            kind="query",
-            subject=result_id,
-            question={**told["asked"], "beta": told["pooled"]["beta"], "rests_on": _set_hash(held.used)},
-            label=request.label,
-            planned=told["planned"] or "",
-            today=self._today(),
-        )
+                    told = self._told(answer, result_id, plan)
+                saved = functools.partial(
+                    remember,
+                    study=study,
+                    wave=answer.wave,
+                    kind="analysis",
+                    question=answer.asked,
+                    used=answer.used,
+                    numbers=answer.numbers,
+                    today=self._today(),
+                )
+                return Document(json=self._analysts.give(who, canonical_json(told), beside=saved, **line(told)))
+        self._analysts.note(who, **line(parse_json(data, cap=MESSAGE_CAP)))
         return Document(json=data)
 
-    def _keep(self, answer: queries.Answer, result_id: str, plan_hash: str) -> bytes:
+    def _told(self, answer: queries.Answer, result_id: str, plan: StudyPlan) -> dict[str, Any]:
         provenance = {
             "bundles": answer.used,
             "receipts": sorted({source.receipt for source in answer.sources}),
-            "plan": {"version": self._store.plan(answer.study).plan.version, "hash": plan_hash},
+            "plan": {"version": plan.version, "hash": plan.hash},
             "code": versions(),
         }
-        document = {"result": result_id, "asked": answer.asked, **answer.document, "provenance": provenance}
-        self._store.save_result(
-            study=answer.study,
-            wave=answer.wave,
-            kind="analysis",
-            question=answer.asked,
-            used=answer.used,
-            numbers=answer.numbers,
-            today=self._today(),
-        )
-        return self._analysts.keep(answer.study, result_id, canonical_json(plain(document)), today=self._today())
+        told = {"result": result_id, "asked": answer.asked, **answer.document, "provenance": provenance}
+        if answer.estimand.startswith("km("):
+            told["curves"] = self._curves(answer)
+        return dict(plain(told))
+
+    def _curves(self, answer: queries.Answer) -> dict[str, Any] | None:
+        """The curves behind the one time that was asked about, read off at public times; None where no site has one."""
+        try:
+            made = curves(
+                self._store,
+                answer.study,
+                answer.wave,
+                answer.estimand,
+                as_of=answer.as_of,
+                combine=answer.combined,
+                level=answer.result.level,
+            )
+        except EstimateRefusal:
+            return None
+        if made.used != answer.used:
+            raise queries.moved()
+        names = ("title", "axis", "event", "left_out", "curves")
+        return {**{name: getattr(made, name) for name in names}, "note": made.provenance}
+
+    def _held(self, plan: StudyPlan, wave: int, as_of: int | None, combine: bool) -> queries.Holding:
+        """`queries.holding`, from memory as long as the log has not grown: nothing it tells can have changed."""
+        place = (plan.hash, wave, as_of, combine, self._store.entries())
+        with self._guard:
+            known = self._holdings.get(place)
+        if known is None:
+            known = queries.holding(self._store, plan.study, wave, as_of=as_of, combine=combine)
+            with self._guard:
+                self._holdings[place] = known
+                while len(self._holdings) > 256:
+                    self._holdings.popitem(last=False)
+        return known
 
     def explain(self, call: Call, request: ExplainRequest) -> Document:
         """All that stands behind a result, who asked for it, and why it is stale, if it is. Raises: StateRefusal."""
@@ -315,8 +373,7 @@ class AnalysisService:
             for digest, site in sorted(used.items(), key=lambda item: item[1])
             if digest in gone
         ]
-        how = {"as_of": asked["as_of"], "combine": asked["combined"]}
-        now = queries.holding(self._store, study, asked["wave"], **how).used
+        now = self._held(self._store.plan(study).plan, asked["wave"], asked["as_of"], asked["combined"]).used
         why += [
             f"a release of {site} was replaced by a later one"
             for digest, site in sorted(used.items(), key=lambda item: item[1])
@@ -327,11 +384,11 @@ class AnalysisService:
 
     # -- the record ---------------------------------------------------------------------------------------------
     def log(self, call: Call, request: LogRequest) -> Document:
-        """The record of a study: every question that was answered. Downloads are shown to leads and auditors."""
+        """The record of a study: every question, answered or refused. Downloads are shown to leads and auditors."""
         who = self._for(call, request.study)
         lines = self._analysts.record(request.study, after=request.after)
         last = lines[-1].number if len(lines) == PAGE else None
-        shown = [line for line in lines if line.kind == "query" or who.role in DOWNLOADS]
+        shown = [line for line in lines if line.kind != "rows" or who.role in DOWNLOADS]
         return _document({"study": request.study, "lines": self._lines(request.study, shown), "next": last})
 
     def _record(self, study: str, *, subject: str) -> list[dict[str, Any]]:
@@ -347,8 +404,7 @@ class AnalysisService:
             if line.kind == "query":
                 place = (asked["wave"], asked["as_of"], asked["combined"])
                 if place not in now:
-                    wave, as_of, combine = place
-                    now[place] = _set_hash(queries.holding(self._store, study, wave, as_of=as_of, combine=combine).used)
+                    now[place] = _set_hash(self._held(self._store.plan(study).plan, *place).used)
                 stale = now[place] != asked["rests_on"]
             told.append({**plain(line), "stale": stale})
         return told
@@ -469,6 +525,13 @@ def _versions() -> tuple[tuple[str, str], ...]:
 def versions() -> dict[str, str]:
     """The code that answers: its name to its version."""
     return dict(_versions())
+
+
+def _tried(request: QueryRequest, refusal: Refusal) -> dict[str, Any]:
+    """A refused question for the record: as it was written, cut where it is longer than a person would read."""
+    how = {name: getattr(request, name) for name in ("kind", "term", "method", "test", "wave", "as_of")}
+    options = {name[:KEPT]: value[:KEPT] for name, value in sorted(request.options.items())[:8]}
+    return {**how, "formula": request.formula[:KEPT], "options": options, "why": str(refusal)[:KEPT]}
 
 
 def _set_hash(used: Mapping[str, str]) -> str:

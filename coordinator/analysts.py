@@ -6,8 +6,9 @@ compared in constant time, so that neither the answer nor how long it took says 
 
 An answer is kept under the hash of everything it depends on: which releases, which question, which plan, which code.
 Two people who ask the same get the same bytes, and nothing but another release makes an answer a new one. That a
-question was asked is a line of the record each time: how many looks were taken at the data is what a reader of the
-paper must be able to count.
+question was asked is a line of the record each time, whether it was answered or refused: how many looks were taken at
+the data is what a reader of the paper must be able to count. A line is on disk before its answer leaves; lines that
+wait for the disk at the same time are written together.
 """
 
 from __future__ import annotations
@@ -16,13 +17,14 @@ import datetime as dt
 import hmac
 import json
 import secrets
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import sqlalchemy as sa
 
-from coordinator.store import Store
+from coordinator.store import Store, Writer
 from shared.canonical import canonical_json, sha256_hex
 from shared.errors import AccessRefusal, ParameterError, StateRefusal
 from shared.transport import Peer
@@ -32,6 +34,7 @@ __all__ = ["ROLES", "Account", "Analyst", "Analysts", "Asked"]
 ROLES = ("analyst", "lead", "auditor")
 DAYS = 365
 PAGE = 1000
+T = TypeVar("T")
 _NOBODY = sha256_hex(b"")
 
 _meta = sa.MetaData()
@@ -111,11 +114,11 @@ class Asked:
 
     Args:
         number: its place; it only grows.
-        kind: ``query``, or ``rows`` for a download.
+        kind: ``query``, ``refused``, or ``rows`` for a download.
         label: confirmatory or exploratory; blank for a download.
         planned: name of the planned analysis, or blank.
-        question: as plain values (`coordinator.queries.Answer.asked`).
-        subject: the result's id; of a download the release's.
+        question: as plain values (`coordinator.queries.Answer.asked`); if refused, as it was written.
+        subject: the result's id; of a refused question its code, of a download the release's id.
     """
 
     number: int
@@ -139,6 +142,7 @@ class Analysts:
 
     def __init__(self, store: Store) -> None:
         self._read, self._write = store.extended(_meta)
+        self._together = _Together(self._write)
 
     # -- tokens -------------------------------------------------------------------------------------------------
     def add(
@@ -218,20 +222,6 @@ class Analysts:
         rows = self._read(lambda c: c.execute(sa.select(_answers.c.result_id).where(where).limit(2)).all())
         return str(rows[0].result_id) if len(rows) == 1 else None
 
-    def keep(self, study: str, result_id: str, document: bytes, *, today: dt.date) -> bytes:
-        """Keep an answer; the first one under an id stands, and is given back."""
-
-        def work(c: sa.Connection) -> bytes:
-            known: bytes | None = c.execute(
-                sa.select(_answers.c.document).where(_answers.c.result_id == result_id)
-            ).scalar()
-            if known is None:
-                values = {"result_id": result_id, "study": study, "document": document, "day": today.isoformat()}
-                c.execute(_answers.insert().values(**values))
-            return document if known is None else known
-
-        return self._write(work)
-
     # -- the record ---------------------------------------------------------------------------------------------
     def note(
         self,
@@ -245,11 +235,45 @@ class Analysts:
         planned: str = "",
         today: dt.date,
     ) -> None:
-        """Add a line to the record."""
+        """Add a line to the record. Durable when it returns; lines of several threads share a transaction."""
         values = {"study": study, "analyst": who.site, "role": who.role, "day": today.isoformat(), "kind": kind}
         values |= {"label": label, "planned": planned, "subject": subject}
         text = canonical_json(dict(question)).decode()
-        self._write(lambda c: c.execute(_asked.insert().values(**values, question=text)))
+        self._together(lambda c: c.execute(_asked.insert().values(**values, question=text)))
+
+    def give(
+        self,
+        who: Analyst,
+        document: bytes,
+        *,
+        beside: Callable[[sa.Connection], object],
+        study: str,
+        subject: str,
+        today: dt.date,
+        **line: Any,
+    ) -> bytes:
+        """Keep an answer under its id (`subject`) with its line of the record, in one transaction.
+
+        Args:
+            beside: what else is written with it.
+            line: the rest of the line, as of `note`.
+        Returns: the answer that stands, which is the first one under this id.
+        """
+        values = {"study": study, "analyst": who.site, "role": who.role, "day": today.isoformat(), "subject": subject}
+        text = canonical_json(dict(line.pop("question"))).decode()
+
+        def work(c: sa.Connection) -> bytes:
+            known: bytes | None = c.execute(
+                sa.select(_answers.c.document).where(_answers.c.result_id == subject)
+            ).scalar()
+            if known is None:
+                kept = {"result_id": subject, "study": study, "document": document, "day": today.isoformat()}
+                c.execute(_answers.insert().values(**kept))
+                beside(c)
+            c.execute(_asked.insert().values(**values, **line, question=text))
+            return document if known is None else known
+
+        return self._together(work)
 
     def record(self, study: str, *, after: int = 0, subject: str = "") -> tuple[Asked, ...]:
         """At most `PAGE` lines of a study's record from after line `after`; of one result or release, if named."""
@@ -258,6 +282,52 @@ class Analysts:
             query = query.where(_asked.c.subject == subject)
         rows = self._read(lambda c: c.execute(query.order_by(_asked.c.number).limit(PAGE)).mappings().all())
         return tuple(Asked(**{**row, "question": json.loads(row["question"])}) for row in rows)
+
+
+class _Together:
+    """Writes of many threads in one transaction: one wait for the disk, however many write at once.
+
+    Each call returns when its own work is durable. If the transaction fails, each is done again by itself, so that
+    one that cannot be written takes no other down.
+    """
+
+    def __init__(self, write: Writer) -> None:
+        self._write = write
+        self._guard, self._busy = threading.Lock(), threading.Lock()
+        self._waiting: list[_Job] = []
+
+    def __call__(self, work: Callable[[sa.Connection], T]) -> T:
+        job = _Job(work)
+        with self._guard:
+            self._waiting.append(job)
+        with self._busy:
+            if not job.done:  # nobody who was here before has taken it along
+                with self._guard:
+                    jobs, self._waiting = self._waiting, []
+                self._run(jobs)
+        if job.failed is not None:
+            raise job.failed
+        return cast("T", job.given)
+
+    def _run(self, jobs: list[_Job]) -> None:
+        try:
+            given = self._write(lambda c: [job.work(c) for job in jobs])
+            for job, value in zip(jobs, given, strict=True):
+                job.given, job.done = value, True
+            return
+        except Exception as failed:
+            if len(jobs) == 1:
+                jobs[0].failed, jobs[0].done = failed, True
+                return
+        for job in jobs:
+            self._run([job])
+
+
+class _Job:
+    def __init__(self, work: Callable[[sa.Connection], object]) -> None:
+        self.work, self.done = work, False
+        self.given: object = None
+        self.failed: Exception | None = None
 
 
 def _account(row: Any) -> Account:

@@ -51,6 +51,7 @@ app.add_typer(analyst_app, name="analyst", rich_help_panel="Answers")
 app.add_typer(log_app, name="log", rich_help_panel="Releases")
 
 Json = Annotated[bool, typer.Option("--json", help="Answer as JSON.")]
+SITE_LIST_TYPE = "application/vnd.tributary.site-list+json"
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would happen; change nothing.")]
 PlanFile = Annotated[Path, typer.Argument(help="The study plan, a TOML file.")]
 Site = Annotated[str, typer.Argument(help="The site's name.")]
@@ -951,7 +952,14 @@ Bayes = Annotated[bool, typer.Option("--bayes", help="Also the posterior under a
 Scale = Annotated[float, typer.Option("--scale", help="Scale of that prior; 0.5 suits log ratios.")]
 Exact = Annotated[bool, typer.Option("--exact", help="Also intervals made for few studies.")]
 Diagnostics = Annotated[bool, typer.Option("--diagnostics", help="Also leave-one-out, influence, asymmetry.")]
-Kind = Annotated[str, typer.Option("--kind", help="forest, leave-one-out, cumulative, funnel, baujat or influence.")]
+FigureKind = Annotated[
+    str,
+    typer.Option(
+        "--kind",
+        help="forest, leave-one-out, cumulative, funnel, baujat, influence, waves (estimate by wave), km (survival "
+        "curves) or budget (ε spent by wave; asks no question).",
+    ),
+]
 
 
 @app.command(rich_help_panel="Answers")
@@ -1013,8 +1021,8 @@ def pool(
 def figure(
     context: typer.Context,
     study: Study,
-    wave: Wave,
     out: Annotated[Path, typer.Option("--out", help="Figure to write: .svg, .pdf or .png.")],
+    wave: Annotated[int, typer.Option("--wave", help="The table as of this wave; the newest if left out.")] = 0,
     as_of: AsOf = None,
     combine: Combine = False,
     estimand: Planned = "",
@@ -1024,16 +1032,69 @@ def figure(
     test: Test = "adhoc",
     level: Level = 0.95,
     title: Annotated[str, typer.Option("--title", help="Title; the question if left out.")] = "",
-    kind: Kind = "forest",
+    kind: FigureKind = "forest",
+    subgroup: Subgroup = "",
+    facts: Facts = None,
+    site: Annotated[list[str] | None, typer.Option("--site", help="Of km: only this site; repeat for several.")] = None,
+    favours: Annotated[
+        str, typer.Option("--favours", help='Sides of the null line: "Favours drug|Favours placebo".')
+    ] = "",
     dry_run: DryRun = False,
     json: Json = False,
 ) -> None:
-    """Draw the forest plot of a pooled answer, or one of the figures beside it."""
+    """Draw the forest plot of a pooled answer, one of the figures beside it, survival curves, or the budget."""
     if out.suffix.lower() not in (".svg", ".pdf", ".png"):
         raise ParameterError("a figure must end in .svg, .pdf or .png", given=repr(out.name))
+    from coordinator.companion_figures import KINDS
+
+    kinds = ("forest", *KINDS, "waves", "km", "budget")
+    if kind not in kinds:
+        raise ParameterError(f"the figure must be one of {', '.join(kinds)}", given=repr(kind))
+    path = None if dry_run else out
+    made: dict[str, Any] = {"figure": str(out), "kind": kind, "written": not dry_run}
+    words = f"{'would write' if dry_run else 'wrote'} {out}"
+    if (subgroup or favours) and kind != "forest":
+        raise ParameterError("subgroups and favours must be of a forest plot", given=repr(kind))
+    if kind == "budget":
+        from coordinator.spending import spending
+
+        with _open(Config.load(context.obj)) as store:
+            budget = spending(store, study)
+        budget.figure(path, title=title)
+        emit({**plain(budget), **made}, as_json=json, show=lambda shown: shown.print(words))
+        return
+    if not wave:
+        from coordinator.queries import newest
+
+        with _open(Config.load(context.obj)) as store:
+            wave = newest(store, study)
+    if kind == "km":
+        from coordinator.curves import curves
+
+        with _open(Config.load(context.obj)) as store:
+            asked = _one_question(store, study, estimand, formula)
+            found = curves(store, study, wave, asked, as_of=as_of, combine=combine, sites=site or (), level=level)
+            found.figure(path, title=title)
+            if not dry_run:
+                how = {"wave": found.wave, "as_of": as_of, "combined": combine, "term": "curve", "level": level}
+                store.save_result(
+                    study=study,
+                    wave=found.wave,
+                    kind="km",
+                    question={**how, "estimand": found.estimand, "sites": sorted(site or [])},
+                    used=found.used,
+                    numbers={"curves": len(found.curves)},
+                    figure=str(out),
+                    today=_today(),
+                )
+        emit({**plain(found), **made}, as_json=json, show=lambda shown: shown.print(words))
+        return
     answer = _ask(context, study, wave, as_of, combine, estimand, formula, term, method, test, level)
     before = None
-    if not dry_run:
+    if kind == "waves":
+        made["waves"] = _by_wave(context, answer, title or f"{study}: {answer.term} in {answer.estimand}", path)
+        before = None if dry_run else _save(context, answer, "figure", figure=str(out))
+    elif not dry_run:
         from coordinator.client import draw
 
         draw(
@@ -1042,11 +1103,12 @@ def figure(
             title=title or answer.title,
             note=answer.provenance,
             columns=answer.columns,
+            group=(subgroup, _known(answer, [subgroup], facts)[subgroup]) if subgroup else None,
+            favours=_sides(favours),
             path=out,
         )
         before = _save(context, answer, "figure", figure=str(out))
-    data = {**answer.document, "changed": _changed(before, answer), "figure": str(out), "written": not dry_run}
-    words = f"{'would write' if dry_run else 'wrote'} {out}"
+    data = {**answer.document, "changed": _changed(before, answer), **made}
     emit(data, as_json=json, show=lambda shown: shown.print(words))
 
 
@@ -1254,6 +1316,47 @@ def log_proof(
     emit(answer, as_json=json, show=show)
 
 
+@log_app.command("list")
+def log_list(
+    context: typer.Context,
+    site: Site,
+    study: Annotated[str, typer.Argument(help="The study.")],
+    out: Annotated[Path, typer.Option("--out", dir_okay=False, help="A new file for the signed list.")],
+    dry_run: DryRun = False,
+    json: Json = False,
+) -> None:
+    """Sign what was witnessed and accepted of a site, for a stranger who checks the site's audit export (verify.py)."""
+    from coordinator.authority import Authority
+    from shared.canonical import canonical_json
+    from shared.keys import Envelope, write_private
+
+    config = Config.load(context.obj)
+    if out.exists():
+        raise ParameterError("the file must be new", given=f"{out}", next_step="Name another.")
+    with _open(config) as store:
+        store.verify_log()
+        body = store.site_list(study, site, today=_today())
+    key = Authority.load(config.home).witness
+    if not dry_run:
+        write_private(out, Envelope.sign(SITE_LIST_TYPE, canonical_json(body), [key]).to_bytes())
+    answer = {
+        "out": str(out),
+        "anchors": len(body["anchors"]),
+        "releases": len(body["releases"]),
+        "size": body["size"],
+        "fingerprint": key.public.fingerprint,
+        "written": not dry_run,
+    }
+
+    def show(shown: Console) -> None:
+        words = f"{'would write' if dry_run else 'wrote'} {out}: {len(body['anchors'])} heads of {site}'s ledger"
+        shown.print(f"{words} and {len(body['releases'])} releases of {study}, as of {body['size']} log entries")
+        _facts(shown, ("signed by", key.public.fingerprint))
+        shown.print(f"next: python verify.py --coordinator-list {out.name}", style="cyan")
+
+    emit(answer, as_json=json, show=show)
+
+
 # -- small things the verbs share ----------------------------------------------------------------------------------
 def _open(config: Config) -> closing[Store]:
     from coordinator.store import Store
@@ -1369,15 +1472,48 @@ def _ask(
     from coordinator.queries import ask
 
     with _open(Config.load(context.obj)) as store:
-        if bool(estimand) == bool(formula):
-            plan = store.plan(study).plan
-            raise ParameterError(
-                "one of --estimand and --formula must be given",
-                given="both" if estimand else "neither",
-                next_step=f"Planned: {', '.join(plan.estimands) or 'none'}.",
-            )
+        asked = _one_question(store, study, estimand, formula)
         how = {"term": term, "method": method, "test": test, "level": level}
-        return ask(store, study, wave, estimand or formula, as_of=as_of, combine=combine, **how)
+        return ask(store, study, wave, asked, as_of=as_of, combine=combine, **how)
+
+
+def _one_question(store: Store, study: str, estimand: str, formula: str) -> str:
+    if bool(estimand) == bool(formula):
+        plan = store.plan(study).plan
+        raise ParameterError(
+            "one of --estimand and --formula must be given",
+            given="both" if estimand else "neither",
+            next_step=f"Planned: {', '.join(plan.estimands) or 'none'}.",
+        )
+    return estimand or formula
+
+
+def _by_wave(context: typer.Context, answer: Answer, title: str, path: Path | None) -> dict[str, dict[str, Any]]:
+    """Ask the same of every wave up to the answer's, and draw it; the pooled figures by wave."""
+    from coordinator.queries import ask
+    from coordinator.time_figures import waves_figure
+    from shared.errors import EstimateRefusal
+
+    result = answer.result
+    how = {"term": answer.term, "method": result.method, "test": result.test, "level": result.level}
+    found, missing = {answer.wave: answer}, {}
+    with _open(Config.load(context.obj)) as store:
+        for wave in store.plan(answer.study).plan.waves:
+            if wave.number >= answer.wave:
+                continue
+            try:
+                asked: Any = {"combine": answer.combined, **how}
+                found[wave.number] = ask(store, answer.study, wave.number, answer.estimand, **asked)
+            except EstimateRefusal as refusal:
+                missing[wave.number] = str(refusal).rstrip(".")
+    waves_figure(
+        {wave: one.result for wave, one in found.items()},
+        missing=missing,
+        title=title,
+        note=answer.provenance,
+        path=path,
+    )
+    return {str(wave): {"sites": one.result.k, **one.numbers} for wave, one in sorted(found.items())}
 
 
 def _save(context: typer.Context, answer: Answer, kind: str, *, figure: str) -> SavedResult | None:
@@ -1411,9 +1547,20 @@ def _changed(before: SavedResult | None, answer: Answer) -> list[str]:
 
 
 def _analyse(answer: Answer, mods: list[str], subgroup: str, facts: Path | None, **options: Any) -> dict[str, Any]:
-    """The further questions; facts about a site are its release's, or stand in a table of the lead's."""
+    """The further questions of a pooled answer."""
     from coordinator import analyses
 
+    by_label = _known(answer, [*mods, *([subgroup] if subgroup else [])], facts)
+    asked = analyses.Asked(
+        mods={name: by_label[name] for name in mods},
+        group=(subgroup, by_label[subgroup]) if subgroup else None,
+        **options,
+    )
+    return analyses.analyse(answer.result, asked)
+
+
+def _known(answer: Answer, names: Sequence[str], facts: Path | None) -> dict[str, dict[str, Any]]:
+    """Facts about the sites, by label: those of their releases, or of a table of the lead's. Raises: ParameterError."""
     known: dict[str, dict[str, Any]] = {
         name: {source.site: getattr(source, name) for source in answer.sources} for name in ("n", "epsilon", "posture")
     }
@@ -1426,26 +1573,28 @@ def _analyse(answer: Answer, mods: list[str], subgroup: str, facts: Path | None,
         for name in given.columns.drop("site"):
             rows = zip(given["site"], given[name].tolist(), strict=True)
             known[str(name)] = {str(site): value for site, value in rows if value == value and value is not None}
-    for name in [*mods, *([subgroup] if subgroup else [])]:
+    for name in names:
         if name not in known:
             raise ParameterError(
                 "a moderator must be a fact about the sites", given=repr(name), next_step=f"Known: {', '.join(known)}."
             )
     sites = dict(zip(answer.result.labels, (row.site for row in answer.result.estimates), strict=True))
-    by_label = {name: {label: values.get(site) for label, site in sites.items()} for name, values in known.items()}
-    asked = analyses.Asked(
-        mods={name: by_label[name] for name in mods},
-        group=(subgroup, by_label[subgroup]) if subgroup else None,
-        **options,
-    )
-    return analyses.analyse(answer.result, asked)
+    return {name: {label: values.get(site) for label, site in sites.items()} for name, values in known.items()}
+
+
+def _sides(text: str) -> tuple[str, str] | None:
+    left, bar, right = text.partition("|")
+    if text and not (bar and left.strip() and right.strip()):
+        raise ParameterError('favours must name both sides, as in "Favours drug|Favours placebo"', given=repr(text))
+    return (left.strip(), right.strip()) if text else None
 
 
 def _estimates(answer: Answer) -> pd.DataFrame:
     """One row per site for a spreadsheet or `analyst pool`: yi and vi on the scale of the analysis."""
     import pandas as pd
 
-    names = ("site", "study", "wave", "term", "n", "scale", "yi", "vi", "vi_sampling", "vi_privacy", "reason")
+    names = ["site", "study", "wave", "term", "n", "scale", "yi"]
+    names += ["vi", "vi_sampling", "vi_privacy", "vi_naive", "reason"]
     return pd.DataFrame([{name: getattr(row, name) for name in names} for row in answer.estimates], columns=list(names))
 
 

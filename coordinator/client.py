@@ -10,18 +10,21 @@ a number printed here is the number printed there; `show_pooled` draws both.
 from __future__ import annotations
 
 import difflib
+from collections.abc import Callable
 from dataclasses import replace
+from functools import wraps
+from inspect import Parameter, Signature, signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from coordinator.remote import connect
+from coordinator.remote import Result, Study, connect, write_table
 from shared.errors import DataFileRefusal, ParameterError
 from shared.terminal import application, emit, run, table
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     import numpy as np
     import pandas as pd
@@ -29,7 +32,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from coordinator.pooling import PooledResult
-    from coordinator.remote import Result, Table
+    from coordinator.remote import Table
 
 __all__ = ["app", "connect", "draw", "main", "number", "pooled_data", "read_table", "show_pooled"]
 
@@ -67,6 +70,8 @@ Wave = Annotated[int, typer.Option("--wave", help="The table as of this wave; th
 AsOf = Annotated[int | None, typer.Option("--as-of", help="Revision of a closed wave; all there is now if left out.")]
 Label = Annotated[str, typer.Option("--label", help="confirmatory or exploratory; it stands in the record.")]
 Figure = Annotated[Path | None, typer.Option("--forest", help="Also draw the forest plot: .svg, .pdf or .png.")]
+Subset = Annotated[str, typer.Option("--subset", help='Only rows for which this holds, as in "age >= 60".')]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Ask for no rows, write nothing.")]
 ASK = "Ask a coordinator"
 
 
@@ -84,66 +89,129 @@ def releases(study: StudyName, token: Token = Path(TOKEN_FILE), json: Json = Fal
         _emit(connection[study].releases(), json)
 
 
+def _how(
+    study: StudyName,
+    term: Term = "",
+    method: Method = "REML",
+    test: Test = "adhoc",
+    level: Level = 0.95,
+    wave: Wave = 0,
+    as_of: AsOf = None,
+    subset: Subset = "",
+    label: Label = "exploratory",
+    forest: Figure = None,
+    token: Token = Path(TOKEN_FILE),
+    json: Json = False,
+) -> dict[str, Any]:
+    """What every question has beside its own arguments, as `coordinator.remote.Study.query` takes it."""
+    how = {"term": term, "method": method, "test": test, "level": level, "wave": wave, "as_of": as_of, "label": label}
+    return how | ({"subset": subset} if subset else {})
+
+
+def _asks(verb: Callable[..., Result]) -> Callable[..., None]:
+    """Make a verb of a function that asks: its own arguments, and those of `_how`, which stand in one place."""
+    own = list(signature(verb, eval_str=True).parameters.values())[1:-1]  # not the study, not **how
+    study, *every = signature(_how, eval_str=True).parameters.values()
+    shown = [item.replace(kind=Parameter.KEYWORD_ONLY) for item in (study, *own, *every)]
+
+    @wraps(verb)
+    def command(**given: Any) -> None:
+        mine = {item.name: given.pop(item.name) for item in own}
+        with connect(given["token"]) as connection:
+            _answered(verb(connection[given["study"]], **mine, **_how(**given)), given["forest"], given["json"])
+
+    command.__annotations__ = {item.name: item.annotation for item in shown}
+    command.__signature__ = Signature(shown)  # type: ignore[attr-defined]
+    return command
+
+
 @app.command(rich_help_panel=ASK)
+@_asks
 def query(
-    study: StudyName,
+    study: Study,
     question: Annotated[str, typer.Argument(help="Name of a planned analysis, or the whole question.")],
-    term: Term = "",
-    method: Method = "REML",
-    test: Test = "adhoc",
-    level: Level = 0.95,
-    wave: Wave = 0,
-    as_of: AsOf = None,
-    label: Label = "exploratory",
-    forest: Figure = None,
-    token: Token = Path(TOKEN_FILE),
-    json: Json = False,
-) -> None:
+    **how: Any,
+) -> Result:
     """Ask a planned analysis by its name, or any question: an estimate per site, and the pooled result."""
-    how = _how(term, method, test, level, wave, as_of, label)
-    _question(token, study, "", question, forest, json, **how)
+    return study.query("", question, **how)
 
 
 @app.command(rich_help_panel=ASK)
-def cox(
-    study: StudyName,
-    formula: Question,
-    term: Term = "",
-    method: Method = "REML",
-    test: Test = "adhoc",
-    level: Level = 0.95,
-    wave: Wave = 0,
-    as_of: AsOf = None,
-    label: Label = "exploratory",
-    forest: Figure = None,
-    token: Token = Path(TOKEN_FILE),
-    json: Json = False,
-) -> None:
+@_asks
+def cox(study: Study, formula: Question, **how: Any) -> Result:
     """Cox regression at every site, pooled: "Surv(time, event) ~ sbp + age"."""
-    how = _how(term, method, test, level, wave, as_of, label)
-    _question(token, study, "cox", formula, forest, json, **how)
+    return study.cox(formula, **how)
 
 
 @app.command(rich_help_panel=ASK)
+@_asks
 def glm(
-    study: StudyName,
+    study: Study,
     formula: Question,
     family: Annotated[str, typer.Option("--family", help="gaussian, binomial or poisson.")] = "binomial",
-    term: Term = "",
-    method: Method = "REML",
-    test: Test = "adhoc",
-    level: Level = 0.95,
-    wave: Wave = 0,
-    as_of: AsOf = None,
-    label: Label = "exploratory",
-    forest: Figure = None,
+    **how: Any,
+) -> Result:
+    """A generalised linear model at every site, pooled: "died ~ age + C(sex)"."""
+    return study.glm(formula, family=family, **how)
+
+
+@app.command(rich_help_panel=ASK)
+@_asks
+def km(
+    study: Study,
+    formula: Question,
+    at: Annotated[float, typer.Option("--at", help="The time, the same at every site.")],
+    curve: Annotated[Path | None, typer.Option("--curve", help="Also draw the curves: .svg, .pdf or .png.")] = None,
+    **how: Any,
+) -> Result:
+    """Kaplan-Meier at every site, pooled: the share without the event at a time: "Surv(time, event) ~ 1"."""
+    result = study.km(formula, at=at, **how)
+    if curve is not None:
+        result.curve(curve)
+    return result
+
+
+@app.command(rich_help_panel=ASK)
+@_asks
+def rmst(
+    study: Study,
+    formula: Question,
+    tau: Annotated[float, typer.Option("--tau", help="Until this time, the same at every site.")],
+    **how: Any,
+) -> Result:
+    """Restricted mean survival time at every site, pooled: "Surv(time, event) ~ arm"."""
+    return study.rmst(formula, tau=tau, **how)
+
+
+@app.command(rich_help_panel=ASK)
+@_asks
+def logrank(study: Study, formula: Question, **how: Any) -> Result:
+    """Log-rank comparison at every site, pooled as log hazard ratios: "Surv(time, event) ~ arm"."""
+    return study.logrank(formula, **how)
+
+
+@app.command(rich_help_panel=ASK)
+def export(
+    study: StudyName,
+    subject: Annotated[str, typer.Argument(help="The id of a result, or of a release.")],
+    out: Annotated[Path, typer.Option("--out", help="A table, .json or a figure; rows: .csv or .parquet.")],
+    kind: Annotated[str, typer.Option("--kind", help="Of a figure: as of analyst forest, or curve.")] = "forest",
     token: Token = Path(TOKEN_FILE),
+    dry_run: DryRun = False,
     json: Json = False,
 ) -> None:
-    """A generalised linear model at every site, pooled: "died ~ age + C(sex)"."""
-    how = _how(term, method, test, level, wave, as_of, label)
+    """Write a result as a table, JSON or a forest plot; or a release's rows, where the plan lets analysts have them."""
     with connect(token) as connection:
-        _answered(connection[study].glm(formula, family=family, **how), forest, json)
+        mine = connection[study]
+        if any(row["release_id"] == subject for row in mine.releases()):
+            _rows(mine, subject, out, dry_run, json)
+            return
+        found = mine.result(subject)
+        if not dry_run:
+            found.export(out, kind)
+    made = {"file": str(out), "result": found.id, "written": not dry_run}
+    words = f"{'would write' if dry_run else 'wrote'} {out}: result {found.id}"
+    emit(made, as_json=json, show=lambda shown: shown.print(words))
 
 
 @app.command(rich_help_panel=ASK)
@@ -161,7 +229,7 @@ def explain(
 
 @app.command(rich_help_panel=ASK)
 def log(study: StudyName, token: Token = Path(TOKEN_FILE), json: Json = False) -> None:
-    """The multiplicity record: every question that was answered in a study, by anyone."""
+    """The multiplicity record: every question to a study, by anyone, answered or refused."""
     with connect(token) as connection:
         _emit(connection[study].log(), json)
 
@@ -172,34 +240,25 @@ def rows(
     release: Annotated[str, typer.Argument(help="The release's id.")],
     out: Annotated[Path, typer.Option("--out", help="Table to write: .csv or .parquet.")],
     token: Token = Path(TOKEN_FILE),
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Ask for nothing, write nothing.")] = False,
+    dry_run: DryRun = False,
     json: Json = False,
 ) -> None:
     """Download one release's privatised rows, where the plan lets analysts have them; it is recorded."""
+    with connect(token) as connection:
+        _rows(connection[study], release, out, dry_run, json)
+
+
+def _rows(study: Study, release: str, out: Path, dry_run: bool, json: bool) -> None:
     if out.suffix.lower() not in (".csv", ".parquet"):
         raise ParameterError("the table must end in .csv or .parquet", given=repr(out.name))
     count = None
     if not dry_run:
-        with connect(token) as connection:
-            found = connection[study].rows(release)
+        found = study.rows(release)
         count = len(found)
-        if out.suffix.lower() == ".csv":
-            found.to_csv(out, index=False)
-        else:
-            found.to_parquet(out, index=False)
+        write_table(found, out)
     words = f"{'would write' if dry_run else f'wrote {count} privatised rows, not patient records, to'} {out}"
     made = {"file": str(out), "release": release, "rows": count, "written": not dry_run}
     emit(made, as_json=json, show=lambda shown: shown.print(words))
-
-
-def _how(term: str, method: str, test: str, level: float, wave: int, as_of: int | None, label: str) -> dict[str, Any]:
-    how = {"term": term, "method": method, "test": test, "level": level}
-    return {**how, "wave": wave, "as_of": as_of, "label": label}
-
-
-def _question(token: Path, study: str, kind: str, formula: str, forest: Path | None, json: bool, **how: Any) -> None:
-    with connect(token) as connection:
-        _answered(connection[study].query(kind, formula, **how), forest, json)
 
 
 def _answered(result: Result, forest: Path | None, json: bool) -> None:
@@ -386,9 +445,17 @@ def draw(
     note: str = "",
     ratio: bool | None = None,
     columns: dict[str, dict[str, str]] | None = None,
+    group: tuple[str, Mapping[str, Any]] | None = None,
+    favours: tuple[str, str] | None = None,
     path: Path | None = None,
 ) -> None:
-    """Draw the forest plot or one of its companions. Raises: ParameterError: an unknown kind or suffix."""
+    """Draw the forest plot or one of its companions.
+
+    Args:
+        group: name and (label -> level) of the subgroups of a forest plot.
+        favours: what lies left and right of its null line.
+    Raises: ParameterError: an unknown kind or suffix, or subgroups or sides of another figure than the forest plot.
+    """
     if kind == "forest":
         from coordinator import figures
 
@@ -396,8 +463,16 @@ def draw(
         columns = {
             head.replace("posture", "Posture"): (columns or {})[head] for head in sorted(columns or {}, reverse=True)
         }
-        figures.forest(result, title=title, note=note, ratio=ratio, columns=columns, path=path)
+        more: dict[str, Any] = {"favours": favours}
+        if group is not None:
+            from coordinator.moderators import subgroups
+
+            name, levels = group
+            more |= {"groups": subgroups(result, [levels.get(label) for label in result.labels]), "by": name}
+        figures.forest(result, title=title, note=note, ratio=ratio, columns=columns, path=path, **more)
         return
+    if group is not None or favours is not None:
+        raise ParameterError("subgroups and favours must be of a forest plot", given=repr(kind))
     from coordinator import companion_figures
     from coordinator.diagnostics import trim_and_fill
 
@@ -507,6 +582,7 @@ def pooled_data(result: PooledResult) -> dict[str, Any]:
         row["weight"] = result.weights[i]
         if source is not None:
             row |= {"n": source.n, "noise_share": shares[i], "receipts": list(source.receipts)}
+            row |= {name: getattr(source, name) for name in ("vi_sampling", "vi_privacy", "vi_naive", "how")}
         rows.append(row)
     return {
         "term": result.term,
@@ -522,6 +598,7 @@ def pooled_data(result: PooledResult) -> dict[str, Any]:
         "H2_interval": result.H2_interval,
         "sensitivity": [model(row) for row in result.sensitivity],
         "noise_share": result.pooled_noise_share,
+        "naive": None if result.naive is None else model(result.naive),
         "prediction_interval": result.prediction_interval,
         "excluded": result.excluded,
         "notes": result.notes,
@@ -594,6 +671,9 @@ def show_pooled(
         out.print("between sites: " + "   ".join(parts))
     if result.pooled_noise_share > 0:
         out.print(f"privacy noise: {result.pooled_noise_share:.0f} % of the variance of the pooled estimate")
+    if result.naive is not None:
+        claimed = interval(result.naive.ci_lb, result.naive.ci_ub)
+        out.print(f"naive interval, released rows taken for patients: {claimed}", style="dim")
     if result.excluded:
         out.print()
         for row in result.excluded:

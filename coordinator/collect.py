@@ -53,7 +53,7 @@ from shared.failpoints import reach
 from shared.keys import Envelope, write_private
 from shared.plan import StudyPlan
 from shared.release import AGENT, STATEMENT_TYPE, Receipt, Statement, read_bundle
-from shared.standing import broken_limit, open_standing
+from shared.standing import broken_limit, open_revocation, open_standing
 from shared.transport import Call, Handler, Server
 from shared.wire import (
     ANALYSIS,
@@ -76,6 +76,7 @@ from shared.wire import (
     Offered,
     OfferRequest,
     Reply,
+    Revoked,
     SignedDocument,
     StudyRequest,
     Withdrawal,
@@ -171,6 +172,7 @@ class CollectionService:
             "Upload": self.upload,
             "Status": self.status,
             "Withdraw": self.withdraw,
+            "RevokeStanding": self.revoke_standing,
             "Growth": self.growth,
         }
 
@@ -278,6 +280,21 @@ class CollectionService:
             self._delete(asked.bundle_sha256)
             reach("withdraw.deleted")
         return self._signed_for(site, stone.withdrawn)
+
+    def revoke_standing(self, call: Call, request: SignedDocument) -> Revoked:
+        """End a standing approval for its site, by the word of any of its approvers; again changes nothing.
+
+        Raises: SignatureRefusal, ReplayRefusal, TooLarge.
+        """
+        site = self._site(call)
+        envelope = _envelope(request.envelope)
+        said = open_revocation(envelope, site.approvers)
+        call.digest = said.standing
+        if said.site != site.site:
+            raise ReplayRefusal("a revocation must be of the calling site's standing approval", given="another site's")
+        self._invited(site, said.study)
+        self._store.revoke_standing(site.site, said.standing, envelope, self._today())
+        return Revoked(standing=said.standing)
 
     def _delete(self, digest: str) -> None:
         """Remove the bytes of a withdrawn release from everywhere, flushed."""
@@ -390,6 +407,8 @@ class CollectionService:
         standing = open_standing(envelope, site.approvers)
         if (standing.site, standing.study) != (site.site, statement.study):
             raise ReplayRefusal("a standing approval must be of the calling site and this study", given="another")
+        if self._store.standing_revoked(site.site, envelope.digest):
+            raise _not_standing("it must not have been revoked")
         limit = broken_limit(
             standing, plan_hash=statement.plan_hash, today=self._today(), epsilon=None, n=None, last_n=None
         )
@@ -402,7 +421,12 @@ class CollectionService:
 
         The content is whole and may still be approved by a person: it is not set apart.
         """
-        earlier = [one for one in self._store.releases(receipt.study, site=site.site) if not one.withdrawn]
+        approvers = {key.key_id: key for key in site.approvers.values()}
+        earlier = [
+            one
+            for one in self._store.releases(receipt.study, site=site.site)
+            if not one.withdrawn and one.envelope.verified_by(approvers)  # by hand: size must not creep wave by wave
+        ]
         last = max(earlier, key=lambda one: one.log_index, default=None)
         standing = open_standing(envelope, site.approvers)
         limit = broken_limit(

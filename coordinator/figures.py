@@ -1,60 +1,62 @@
 """The forest plot and its table: pooled results in, vector figures out.
 
-A figure takes results, never rows of data, so nothing drawn here could show a record. The page is laid out in
-inches from measured text: columns are as wide as their widest cell, so nothing overlaps whatever the names are,
-and squares, whiskers and text of a row share one baseline. Colours are Okabe and Ito's, and series differ in shape
-as well. The same call gives the same bytes: no date, no random identifier, glyphs as outlines.
+A figure takes results, never rows of data, so nothing drawn here could show a record. Squares, whiskers and text of
+a row share one baseline. What all figures share (page, palette, words, files) is in `coordinator.drawing`.
 """
 
 from __future__ import annotations
 
-import io
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
-from xml.sax.saxutils import escape
 
 import numpy as np
 import pandas as pd
 
-from coordinator.pooling import Interval, PooledResult
+from coordinator.drawing import (
+    BAND,
+    FONT,
+    GAP,
+    GREY,
+    INK,
+    LANE,
+    MARGIN,
+    PLOT,
+    ROW,
+    RULE,
+    SERIES,
+    SMALL,
+    TESTS,
+    TEXT,
+    TITLE,
+    View,
+    axis_ticks,
+    darker,
+    heterogeneity_words,
+    interval_words,
+    model_name,
+    p_words,
+    save,
+    signed,
+    significant,
+    text_width,
+    view_of,
+    wrap,
+)
+from coordinator.pooling import PooledResult
 from shared.errors import ParameterError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+    from coordinator.moderators import Subgroups
+
 __all__ = ["describe", "forest", "forest_table", "save"]
 
-_INK, _GREY, _RULE, _BAND = "#1b1f24", "#667080", "#c9d0d8", "#f5f7f9"
-_SERIES = (("#0072B2", "s"), ("#D55E00", "o"), ("#009E73", "^"), ("#CC79A7", "D"))
-_TEXT, _SMALL, _TITLE = 9.0, 8.0, 12.0  # points
-_ROW, _LANE, _GAP, _MARGIN = 0.27, 0.19, 0.24, 0.28  # inches
-_PLOT = 3.5
-_SQUARE = 0.155  # side of the heaviest site's square
-_FONT = "DejaVu Sans"  # ships with matplotlib: the same outlines on every machine
-
-_TESTS = {"z": "normal", "t": "t", "knha": "Knapp-Hartung", "adhoc": "Knapp-Hartung, ad hoc"}
-
-
-@dataclass(frozen=True)
-class _View:
-    """How numbers of the analysis scale are shown."""
-
-    show: Callable[[float], float]
-    decimals: int
-    null: float | None
-    name: str
-
-    def number(self, value: float) -> str:
-        shown = self.show(value)
-        if self.name.startswith("Ratio"):  # three digits are enough, and keep the column narrow
-            if shown < 0.005:
-                return "<0.01"
-            return _signed(shown, self.decimals if shown < 9.995 else 1 if shown < 99.95 else 0)
-        return _signed(shown, self.decimals)
+_SQUARE = 0.155  # side of the heaviest site's square, inches
 
 
 @dataclass(frozen=True)
@@ -72,14 +74,25 @@ class _Lane:
 
 @dataclass(frozen=True)
 class _Row:
-    kind: Literal["site", "diamond", "prediction", "excluded"]
+    """One row of the plot; `gid` names its mark, without the number of the series.
+
+    Kind ``group`` is the head of a subgroup, ``group diamond`` its pooled effect, ``words`` a line of small text.
+    """
+
+    kind: Literal["site", "diamond", "prediction", "excluded", "group", "group diamond", "words"]
     label: str
-    lanes: tuple[_Lane, ...]
+    lanes: tuple[_Lane, ...] = ()
     cells: tuple[str, ...] = ()
+    gid: str = ""
 
     @property
     def height(self) -> float:
-        return _ROW + _LANE * (len(self.lanes) - 1)
+        return 0.2 if self.kind == "words" else ROW + LANE * (max(len(self.lanes), 1) - 1)
+
+    @property
+    def above(self) -> float:
+        """Room above it."""
+        return 0.08 if self.kind == "group" else 0.0
 
 
 def forest(
@@ -93,6 +106,9 @@ def forest(
     columns: Mapping[str, Mapping[str, str]] | None = None,
     compare: Mapping[str, PooledResult] | None = None,
     name: str = "released",
+    groups: Subgroups | None = None,
+    by: str = "",
+    favours: tuple[str, str] | None = None,
     path: str | Path | None = None,
 ) -> Figure:
     """Draw one meta-analysis: sites, both models, prediction interval, heterogeneity, and who is missing.
@@ -107,71 +123,64 @@ def forest(
         columns: heading -> (site label -> text), drawn beside the sites: posture, epsilon.
         compare: name -> result of the same question, drawn beside `result` in another colour and shape.
         name: what `result` is called in the legend when there is a comparison.
+        groups: `coordinator.moderators.subgroups` of `result`: each group stands apart with its own diamond and
+            heterogeneity, and the tests for a difference below. A group of one site has no diamond.
+        by: what the groups differ in, as in ``posture``.
+        favours: what lies left and right of the null line, as in ("Favours drug", "Favours placebo").
         path: written when given; the suffix chooses SVG, PDF or PNG.
     Returns: the figure. Its marks carry gids: ``site-0``, ``fixed``, ``random``, ``prediction``, ``null``,
-        ``pooled``; with a comparison the number of the series follows: ``site-0-1``.
-    Raises: ParameterError: too many series, an unknown suffix, or a comparison on another scale.
+        ``pooled``, ``group-0`` for the groups' diamonds; with a comparison the number of the series follows:
+        ``site-0-1``. Sites are numbered as in `result`, whatever group they stand in.
+    Raises: ParameterError: too many series, an unknown suffix, a comparison on another scale or with groups, groups
+        of another result, or sides of a null line that is not drawn.
     """
     import matplotlib as mpl
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     series = {name: result, **(compare or {})}
-    if len(series) != 1 + len(compare or {}) or len(series) > len(_SERIES):
+    if len(series) != 1 + len(compare or {}) or len(series) > len(SERIES):
         raise ParameterError(
-            f"a forest plot must have up to {len(_SERIES)} series with different names", given=", ".join(series)
+            f"a forest plot must have up to {len(SERIES)} series with different names", given=", ".join(series)
         )
     if len({row.scale for row in series.values()}) > 1:
         raise ParameterError("compared results must share one scale", given="several")
     results = list(series.values())
-    view = _view(results, ratio, null)
-    headings, rows = _rows(results, columns or {})
-    with mpl.rc_context({"font.family": _FONT, "axes.unicode_minus": True}):
+    view = view_of(results, ratio, null)
+    if groups is not None:
+        if compare:
+            raise ParameterError("groups and a comparison must be drawn one by one", next_step="Draw two figures.")
+        if not {label for group in groups.groups.values() for label in group.labels} <= set(result.labels):
+            raise ParameterError("the groups must be of the same result", given="other sites")
+    if favours is not None and view.null is None:
+        raise ParameterError("the sides of a null line must have the line", given="none", next_step="Give null=.")
+    headings, rows = _rows(results, columns or {}, groups, by)
+    with mpl.rc_context({"font.family": FONT, "axes.unicode_minus": True}):
         return _draw(
-            Figure, FigureCanvasAgg, series, view, headings, rows, title=title, xlabel=xlabel, note=note, path=path
+            Figure,
+            FigureCanvasAgg,
+            series,
+            view,
+            headings,
+            rows,
+            title=title,
+            xlabel=xlabel,
+            note=note,
+            groups=groups,
+            by=by,
+            favours=favours,
+            path=path,
         )
 
 
-def save(figure: Figure, path: str | Path, *, title: str = "", description: str = "") -> None:
-    """Write a figure as SVG, PDF or PNG: the same figure gives the same bytes.
-
-    Raises: ParameterError: another suffix.
-    """
-    import matplotlib as mpl
-
-    target = Path(path)
-    kind = target.suffix.lower().lstrip(".")
-    metadata: dict[str, Any]
-    if kind == "svg":
-        metadata = {"Date": None, "Creator": None}
-    elif kind == "pdf":
-        metadata = {"CreationDate": None, "Title": title or None, "Subject": description or None}
-    elif kind == "png":
-        metadata = {"Software": None, "Title": title, "Description": description}
-    else:
-        raise ParameterError("a figure must be written as .svg, .pdf or .png", given=repr(target.suffix))
-    stream = io.BytesIO()
-    with mpl.rc_context({"svg.hashsalt": "tributary", "svg.fonttype": "path", "pdf.fonttype": 42}):
-        figure.savefig(stream, format=kind, metadata=metadata, dpi=200)
-    content = stream.getvalue()
-    if kind == "svg":  # a screen reader reads title and desc only as the first children of the root
-        text = content.decode()
-        start = text.index("<svg")
-        end = text.index(">", start)
-        words = f'\n <title id="title">{escape(title)}</title>\n <desc id="desc">{escape(description)}</desc>'
-        head = text[:end] + ' role="img" aria-labelledby="title desc">'
-        content = (head + words + text[end + 1 :]).encode()
-    target.write_bytes(content)
-
-
-def describe(result: PooledResult, *, ratio: bool | None = None) -> str:
+def describe(result: PooledResult, *, ratio: bool | None = None, groups: Subgroups | None = None, by: str = "") -> str:
     """The forest plot in sentences, for those who cannot see it.
 
     >>> from coordinator.pooling import pool
     >>> print(describe(pool([0.1, 0.3, 0.5], [0.02, 0.03, 0.04], labels=["A", "B", "C"])).split(". ")[0])
     3 sites: A 0.10 (95 % CI −0.18 to 0.38), B 0.30 (95 % CI −0.04 to 0.64), C 0.50 (95 % CI 0.11 to 0.89)
     """
-    view = _view([result], ratio, "auto")
+    view = view_of([result], ratio, "auto")
     percent = f"{100 * result.level:g} % CI"
 
     def words(label: str, beta: float, lb: float, ub: float) -> str:
@@ -179,7 +188,7 @@ def describe(result: PooledResult, *, ratio: bool | None = None) -> str:
 
     limits = _limits(result)
     sites = ", ".join(words(result.labels[i], result.yi[i], *limits[i]) for i in range(result.k))
-    models = [_model_name(row) for row in (result.fixed, result)]
+    models = [model_name(row) for row in (result.fixed, result)]
     pooled = [
         words(label, row.beta, row.ci_lb, row.ci_ub)
         for label, row in dict(zip(models, (result.fixed, result), strict=True)).items()
@@ -187,9 +196,15 @@ def describe(result: PooledResult, *, ratio: bool | None = None) -> str:
     parts = [f"{result.k} sites: {sites}", "; ".join(pooled) if result.k > 1 else "Nothing was pooled"]
     if not result.prediction_interval.empty:
         predicted = result.prediction_interval.map(view.show)
-        parts.append(f"Prediction interval {_range(predicted, view.decimals)}")
+        parts.append(f"Prediction interval {interval_words(predicted, view.decimals)}")
     if result.k > 1:
-        parts.append(_heterogeneity(result))
+        parts.append(heterogeneity_words(result))
+    if groups is not None:
+        for level, model in groups.groups.items():
+            named = f"{by} {level}".strip()
+            pooled_words = words(f"{named} ({model.k} sites)", model.beta, model.ci_lb, model.ci_ub)
+            parts.append(pooled_words if model.k > 1 else f"{named}: one site, nothing was pooled")
+        parts += [text for _, text, aside in _between(groups, by) if not aside]
     parts += [f"Excluded: {row.label}, {row.reason}" for row in result.excluded]
     return ". ".join(parts) + "."
 
@@ -204,7 +219,7 @@ def forest_table(result: PooledResult, *, ratio: bool | None = None) -> pd.DataF
     >>> forest_table(pool([0.1, 0.3, 0.5], [0.02, 0.03, 0.04]))["row"].tolist()
     ['site', 'site', 'site', 'fixed', 'random', 'prediction']
     """
-    show = _view([result], ratio, "auto").show
+    show = view_of([result], ratio, "auto").show
     ends = _limits(result)
     rows: list[dict[str, Any]] = []
     for i in range(result.k):
@@ -225,7 +240,7 @@ def forest_table(result: PooledResult, *, ratio: bool | None = None) -> pd.DataF
     models = [("fixed", result.fixed)] + ([("random", result)] if result.method != "FE" else [])
     for row, model in models if result.k > 1 else []:
         numbers = {"estimate": show(model.beta), "ci_lb": show(model.ci_lb), "ci_ub": show(model.ci_ub)}
-        rows.append({"row": row, "label": _model_name(model), **numbers, "yi": model.beta, "se": model.se})
+        rows.append({"row": row, "label": model_name(model), **numbers, "yi": model.beta, "se": model.se})
     predicted = result.prediction_interval
     if predicted.lb is not None and predicted.ub is not None:
         ends_shown = {"ci_lb": show(predicted.lb), "ci_ub": show(predicted.ub)}
@@ -238,84 +253,11 @@ def forest_table(result: PooledResult, *, ratio: bool | None = None) -> pd.DataF
 
 
 # -- words and numbers ---------------------------------------------------------------------------------------
-def _view(results: Sequence[PooledResult], ratio: bool | None, null: float | str | None) -> _View:
-    scale = results[0].scale
-    if ratio is not None:
-        scale = "log" if ratio else ("identity" if scale == "log" else scale)
-    line: float | None
-    if null == "auto":
-        line = None if scale == "logit" or results[0].term.startswith("mean(") else 0.0
-    else:
-        line = null  # type: ignore[assignment]
-    typical = float(np.median([math.sqrt(v) for row in results for v in row.vi]))
-    functions: dict[str, tuple[Callable[[float], float], str]] = {
-        "identity": (float, "Estimate"),
-        "log": (lambda x: math.exp(min(x, 700.0)), "Ratio (log scale)"),
-        "logit": (lambda x: 1 / (1 + math.exp(-max(min(x, 700.0), -700.0))), "Proportion (logit scale)"),
-        "fisher_z": (math.tanh, "Correlation (Fisher z scale)"),
-    }
-    show, name = functions[scale]
-    middle = results[0].beta
-    error = typical if scale == "identity" else (show(middle + typical) - show(middle - typical)) / 2
-    digits = 1 if scale == "log" else 2  # of the typical standard error
-    decimals = min(6, max(0 if scale == "identity" else 2, digits - 1 - math.floor(math.log10(max(error, 1e-9)))))
-    return _View(show, decimals, line, name)
-
-
-def _signed(value: float, decimals: int) -> str:
-    if abs(value) >= 1e9:
-        text = f"{value:.2e}"
-    else:
-        text = f"{value:,.{decimals}f}" if abs(value) >= 1e4 else f"{value:.{decimals}f}"
-        if not text.strip("-0."):  # minus zero
-            text = text.lstrip("-")
-    return text.replace("-", "−")
-
-
-def _range(interval: Interval, decimals: int) -> str:
-    if interval.lb is None or interval.ub is None:
-        return "empty"
-    return f"{_signed(interval.lb, decimals)} to {_signed(interval.ub, decimals)}"
-
-
-def _p(value: float) -> str:
-    return "p < 0.001" if value < 0.001 else f"p = {value:.3f}" if value < 0.1 else f"p = {value:.2f}"
-
-
-def _significant(value: float) -> str:
-    if value == 0:
-        return "0"
-    if 100 <= value < 1e6:
-        return f"{value:,.0f}"
-    return f"{value:.3g}" if 1e-4 <= value < 100 else f"{value:.2e}".replace("-", "−")
-
-
-def _model_name(result: PooledResult) -> str:
-    if result.method == "FE":
-        return "Fixed effect (inverse variance)" + ("" if result.test == "z" else f", {_TESTS[result.test]}")
-    return f"Random effects ({result.method}, {_TESTS[result.test]})"
-
-
-def _heterogeneity(result: PooledResult) -> str:
-    percent = f"{100 * result.level:g} % CI"
-    q = f"Q = {result.QE:.2f}, df = {result.df}, {_p(result.QEp)}"
-    if result.method == "FE":
-        return f"Heterogeneity: I² = {result.I2:.0f} %; {q}"
-    interval, share = result.tau2_interval, result.I2_interval
-    if interval.lb is None or interval.ub is None or share.lb is None or share.ub is None:
-        return f"Heterogeneity: τ² = {_significant(result.tau2)} ({percent} empty); I² = {result.I2:.0f} %; {q}"
-    ends = f"{_significant(interval.lb)} to {_significant(interval.ub)}"
-    return (
-        f"Heterogeneity: τ² = {_significant(result.tau2)} ({percent} {ends}); "
-        f"I² = {result.I2:.0f} % ({share.lb:.0f} to {share.ub:.0f} %); {q}"
-    )
-
-
 def _overall(result: PooledResult) -> str:
     def words(row: PooledResult, model: str) -> str:
         if row.test == "z":
-            return f"z = {_signed(row.zval, 2)}, {_p(row.pval)} ({model})"
-        return f"t = {_signed(row.zval, 2)}, df = {row.df}, {_p(row.pval)} ({model})"
+            return f"z = {signed(row.zval, 2)}, {p_words(row.pval)} ({model})"
+        return f"t = {signed(row.zval, 2)}, df = {row.df}, {p_words(row.pval)} ({model})"
 
     models = [words(result.fixed, "fixed effect")] if result.method == "FE" else [words(result, "random effects")]
     if result.method != "FE":
@@ -332,7 +274,10 @@ def _limits(result: PooledResult) -> list[tuple[float, float]]:
 
 # -- the page ------------------------------------------------------------------------------------------------
 def _rows(
-    results: Sequence[PooledResult], columns: Mapping[str, Mapping[str, str]]
+    results: Sequence[PooledResult],
+    columns: Mapping[str, Mapping[str, str]],
+    groups: Subgroups | None = None,
+    by: str = "",
 ) -> tuple[tuple[str, ...], list[_Row]]:
     first = results[0]
     sites = list(dict.fromkeys(label for row in results for label in row.labels))
@@ -347,8 +292,8 @@ def _rows(
     if shares:
         cells["Noise"] = {label: shares.get(label, "0 %") for label in first.labels}
     heaviest = max(weight for row in results for weight in row.weights)
-    rows = []
-    for label in sites:
+    by_site: dict[str, _Row] = {}
+    for number, label in enumerate(sites):
         lanes = []
         for s, row in enumerate(results):
             if label not in row.labels:
@@ -357,27 +302,57 @@ def _rows(
             i = row.labels.index(label)
             side = _SQUARE * math.sqrt(row.weights[i] / heaviest)
             lanes.append(_Lane(s, row.yi[i], *_limits(row)[i], weight=row.weights[i], side=side))
-        rows.append(_Row("site", label, tuple(lanes), tuple(column.get(label, "") for column in cells.values())))
+        texts = tuple(column.get(label, "") for column in cells.values())
+        by_site[label] = _Row("site", label, tuple(lanes), texts, gid=f"site-{number}")
+    rows = list(by_site.values()) if groups is None else _grouped(by_site, groups, by)
     listed = [e.label for row in results for e in row.excluded if e.label not in sites]
+    if groups is not None and listed:
+        rows.append(_Row("group", "No estimate"))
     for label in dict.fromkeys(listed):
         lane = _Lane(0, None, None, None, note="excluded")
         rows.append(_Row("excluded", label, (lane,), tuple(column.get(label, "") for column in cells.values())))
 
     def diamonds(label: str, chosen: Sequence[PooledResult]) -> None:
         lanes = tuple(_Lane(s, row.beta, row.ci_lb, row.ci_ub) for s, row in enumerate(chosen))
-        rows.append(_Row("diamond", label, lanes))
+        gid = "random" if label.startswith("Random") else "fixed" if label.startswith("Fixed") else "own"
+        rows.append(_Row("diamond", label, lanes, gid=gid))
 
     if all(row.k == 1 for row in results):
         diamonds("Not pooled: one site only", results)
         return tuple(cells), rows
-    diamonds(_model_name(first.fixed), [row.fixed for row in results])
+    diamonds(model_name(first.fixed), [row.fixed for row in results])
     if first.method != "FE":
-        diamonds(_model_name(first), results)
+        diamonds(model_name(first), results)
         predicted = [row.prediction_interval for row in results]
         if any(not interval.empty for interval in predicted):
             bars = tuple(_Lane(s, None, each.lb, each.ub) for s, each in enumerate(predicted))
-            rows.append(_Row("prediction", "Prediction interval, a new site", bars))
+            rows.append(_Row("prediction", "Prediction interval, a new site", bars, gid="prediction"))
     return tuple(cells), rows
+
+
+def _grouped(by_site: Mapping[str, _Row], groups: Subgroups, by: str) -> list[_Row]:
+    """The sites under the heads of their groups, each group with its diamond and its own heterogeneity."""
+    rows: list[_Row] = []
+    left = dict(by_site)
+    by = by[:1].upper() + by[1:]
+    for number, (level, model) in enumerate(groups.groups.items()):
+        rows.append(_Row("group", f"{by}: {level}" if by else level))
+        rows += [left.pop(label) for label in model.labels]
+        if model.k == 1:
+            rows.append(_Row("words", "One site: nothing was pooled"))
+            continue
+        lane = _Lane(0, model.beta, model.ci_lb, model.ci_ub)
+        short = "Fixed effect" if model.method == "FE" else "Random effects"
+        rows.append(_Row("group diamond", f"{short}, {model.k} sites", (lane,), gid=f"group-{number}"))
+        rows.append(_Row("words", _short_heterogeneity(model)))
+    if left:
+        rows += [_Row("group", f"{by}: not known" if by else "No group"), *left.values()]
+    return rows
+
+
+def _short_heterogeneity(model: PooledResult) -> str:
+    tau2 = "" if model.method == "FE" else f"τ² = {significant(model.tau2)}, "
+    return f"{tau2}I² = {model.I2:.0f} %, Q = {model.QE:.2f}, df = {model.df}, {p_words(model.QEp)}"
 
 
 def _is_excluded(result: PooledResult, label: str) -> bool:
@@ -405,140 +380,71 @@ def _span(results: Sequence[PooledResult], rows: Sequence[_Row], null: float | N
     return low - pad, high + pad
 
 
-def _ticks(low: float, high: float, view: _View) -> list[tuple[float, str]]:
-    """Places on the axis and their labels: round numbers as shown, none so close that they would touch."""
-    first, last = view.show(low), view.show(high)
-    place: Callable[[float], float]
-    if view.name.startswith("Ratio"):
-        values, place = _rungs(first, last), math.log
-    elif view.name.startswith("Proportion"):
-        inside = [value for value in _round(first, last, 6) if 0 < value < 1]
-        values = _rungs(first, last) if last < 0.3 else inside
-        place = _logit
-    elif view.name.startswith("Correlation"):
-        values, place = [value for value in _round(first, last, 6) if -1 < value < 1], math.atanh
-    else:
-        values, place = _round(low, high, 5), float
-    ticks: list[tuple[float, str]] = []
-    free = -math.inf
-    for value in values:
-        text = (f"{value:,.0f}" if 1e4 <= abs(value) < 1e7 else f"{value:.6g}").replace("-", "−")
-        centre, half = (place(value) - low) / (high - low) * _PLOT, _width(text, _SMALL) / 2
-        if centre - half > free:
-            ticks.append((place(value), text))
-            free = centre + half + 0.08
-    return ticks
-
-
-def _round(low: float, high: float, count: int) -> list[float]:
-    from matplotlib.ticker import MaxNLocator
-
-    return [float(value) for value in MaxNLocator(count).tick_values(low, high) if low <= value <= high]
-
-
-def _logit(p: float) -> float:
-    return math.log(p / (1 - p))
-
-
-def _rungs(first: float, last: float) -> list[float]:
-    """Round values for a log axis from `first` to `last`, both positive."""
-    low, high = math.log(max(first, 1e-300)), math.log(min(last, 1e300))
-    if high - low < 0.8:  # nearly linear
-        return [value for value in _round(first, last, 5) if value > 0]
-    # Halves and doubles are read at a glance only near 1.
-    near_one = [((1.0, 1.5), 2), ((1.0,), 2)] if first > 0.24 and last < 17 else []
-    for rungs, base in [*near_one, ((1.0, 2.0, 5.0), 10), ((1.0, 3.0), 10)]:
-        powers = range(math.floor(low / math.log(base)) - 1, math.ceil(high / math.log(base)) + 1)
-        values = [rung * float(base) ** power for power in powers for rung in rungs]
-        values = [value for value in values if first <= value <= last]
-        if 3 <= len(values) <= 7:
-            return values
-    return [10**decade for decade in _round(low / math.log(10), high / math.log(10), 5) if decade % 1 == 0]
-
-
-def _darker(colour: str, factor: float) -> str:
-    return "#" + "".join(f"{int(int(colour[i : i + 2], 16) * factor):02x}" for i in (1, 3, 5))
-
-
 def _is_number(cell: str) -> bool:
     return not cell.strip("0123456789.,%−- ∞") or cell in ("inf", "n/a")
-
-
-def _width(text: str, size: float, bold: bool = False) -> float:
-    from matplotlib.font_manager import FontProperties
-    from matplotlib.textpath import TextToPath
-
-    if not text:
-        return 0.0
-    properties = FontProperties(family=_FONT, size=size, weight="bold" if bold else "normal")
-    return float(TextToPath().get_text_width_height_descent(text, properties, False)[0]) / 72
-
-
-def _wrap(text: str, size: float, width: float, bold: bool = False) -> list[str]:
-    lines = [""]
-    for word in text.split(" "):
-        longer = f"{lines[-1]} {word}".strip()
-        if lines[-1] and _width(longer, size, bold) > width:
-            lines.append(word)
-        else:
-            lines[-1] = longer
-    return lines
 
 
 def _draw(
     new_figure: Any,
     new_canvas: Any,
     series: Mapping[str, PooledResult],
-    view: _View,
+    view: View,
     headings: tuple[str, ...],
     rows: list[_Row],
     *,
     title: str,
     xlabel: str,
     note: str,
+    groups: Subgroups | None,
+    by: str,
+    favours: tuple[str, str] | None,
     path: str | Path | None,
 ) -> Figure:
     results = list(series.values())
     several = len(results) > 1
-    size = _SMALL if several else _TEXT
+    size = SMALL if several else TEXT
     estimate = f"Estimate [{100 * results[0].level:g} % CI]"
     if view.name.startswith("Ratio"):
         estimate = estimate.replace("Estimate", "Ratio")
 
     # Columns, left to right, each as wide as its widest cell.
-    left = max(_width(row.label, _TEXT, row.kind == "diamond") for row in rows if row.kind in ("site", "excluded"))
-    summary = max(_width(row.label, _TEXT, True) for row in rows if row.kind in ("diamond", "prediction"))
+    left = max(text_width(row.label, TEXT) for row in rows if row.kind in ("site", "excluded"))
+    pooled = ("diamond", "group diamond", "prediction", "group")
+    summary = max(text_width(row.label, TEXT, True) for row in rows if row.kind in pooled)
+    summary = max([summary, *(text_width(row.label, SMALL) for row in rows if row.kind == "words")])
     widths = [
-        max([_width(h, _TEXT, True), *(_width(row.cells[i], _TEXT) for row in rows if row.cells)])
+        max([text_width(h, TEXT, True), *(text_width(row.cells[i], TEXT) for row in rows if row.cells)])
         for i, h in enumerate(headings)
     ]
-    left = max(left, _width("Site", _TEXT, True))
-    table = left + sum(_GAP + width for width in widths)
+    left = max(left, text_width("Site", TEXT, True))
+    table = left + sum(GAP + width for width in widths)
     if table < summary:  # pooled labels run over the whole table, so it is widened once
         left += summary - table
         table = summary
-    starts = list(np.cumsum([_MARGIN + left + _GAP, *(width + _GAP for width in widths)]))[: len(widths)]
-    plot = _MARGIN + table + _GAP
-    texts = [(_three(lane, view), row.kind == "diamond") for row in rows for lane in row.lanes if lane.lb is not None]
-    parts = [max(_width(text[i], size, bold) for text, bold in texts) for i in range(3)]
-    space = _width("0", size) * 0.5
-    block = max(sum(parts) + 2 * space, _width(estimate, _TEXT, True))
-    weight = max(_width("Weight", _TEXT, True), _width("100.0 %", size))
-    weight_right = plot + _PLOT + _GAP * 0.8 + weight
-    right = weight_right + _GAP + block
-    width = right + _MARGIN
+    starts = list(np.cumsum([MARGIN + left + GAP, *(width + GAP for width in widths)]))[: len(widths)]
+    plot = MARGIN + table + GAP
+    texts = [
+        (_three(lane, view), row.kind.endswith("diamond")) for row in rows for lane in row.lanes if lane.lb is not None
+    ]
+    parts = [max(text_width(text[i], size, bold) for text, bold in texts) for i in range(3)]
+    space = text_width("0", size) * 0.5
+    block = max(sum(parts) + 2 * space, text_width(estimate, TEXT, True))
+    weight = max(text_width("Weight", TEXT, True), text_width("100.0 %", size))
+    weight_right = plot + PLOT + GAP * 0.8 + weight
+    right = weight_right + GAP + block
+    width = right + MARGIN
 
-    body = width - 2 * _MARGIN
-    foot = _footer(series, view)
-    indent = max([0.0, *(_width(called, _SMALL, True) + 0.12 for called, _, _ in foot if called)])
+    body = width - 2 * MARGIN
+    foot = [*(_between(groups, by) if groups else []), *_footer(series, view)]
+    indent = max([0.0, *(text_width(called, SMALL, True) + 0.12 for called, _, _ in foot if called)])
     wrapped: list[tuple[str, str, bool]] = []
     for called, text, aside in foot:
-        pieces = _wrap(text, _SMALL, body - indent)
+        pieces = wrap(text, SMALL, body - indent)
         wrapped += [(called if i == 0 else "", piece, aside) for i, piece in enumerate(pieces)]
-    top = _MARGIN * 0.9
+    top = MARGIN * 0.9
     heads: list[tuple[str, float, bool, str]] = []
-    heads += [(line, _TITLE, True, _INK) for line in (_wrap(title, _TITLE, body * 0.95, bold=True) if title else [])]
-    heads += [(line, _TEXT, False, _GREY) for line in (_wrap(note, _TEXT, body) if note else [])]
+    heads += [(line, TITLE, True, INK) for line in (wrap(title, TITLE, body * 0.95, bold=True) if title else [])]
+    heads += [(line, TEXT, False, GREY) for line in (wrap(note, TEXT, body) if note else [])]
     y_head = top + sum(0.25 if bold else 0.2 for _, _, bold, _ in heads) + (0.1 if heads else 0)
     y_legend = y_head + (0.26 if several else 0.0)
     y_rule = y_legend + 0.3
@@ -549,42 +455,45 @@ def _draw(
         if row.kind == "diamond" and rows[i - 1].kind != "diamond":
             y += 0.12
             pooled_from = y - 0.06
+        y += row.above
         centres.append(y + row.height / 2)
         y += row.height
     y_axis = y + 0.06
-    y_foot = y_axis + 0.62
+    favoured = [wrap(text, SMALL, PLOT / 2 - 0.2) for text in favours or ()]
+    under = 0.16 * max(map(len, favoured), default=0) + (0.04 if favoured else 0.0)
+    y_foot = y_axis + 0.62 + under
     paragraph = 0.07
-    height = y_foot + 0.175 * len(wrapped) + paragraph * (len(series) - 1) + _MARGIN * 0.75
+    height = y_foot + 0.175 * len(wrapped) + paragraph * (len(series) - 1) + MARGIN * 0.75
 
     figure: Figure = new_figure(figsize=(width, height), facecolor="white")
     new_canvas(figure)
     page = figure.add_axes((0, 0, 1, 1))
     page.set(xlim=(0, width), ylim=(height, 0))
     page.axis("off")
-    axes = figure.add_axes((plot / width, 1 - y_axis / height, _PLOT / width, (y_axis - y_rule) / height))
+    axes = figure.add_axes((plot / width, 1 - y_axis / height, PLOT / width, (y_axis - y_rule) / height))
     low, high = _span(results, rows, view.null)
     axes.set(xlim=(low, high), ylim=(y_axis, y_rule))
     axes.patch.set_alpha(0)
 
     def say(x: float, at: float, text: str, **more: Any) -> None:
-        style: dict[str, Any] = {"fontsize": _TEXT, "color": _INK, "va": "center_baseline", "ha": "left"}
+        style: dict[str, Any] = {"fontsize": TEXT, "color": INK, "va": "center_baseline", "ha": "left"}
         page.text(x, at, text, **(style | {"parse_math": False} | more))
 
     cursor = top
     for line, points, bold, colour in heads:
         step = 0.25 if bold else 0.2
-        say(_MARGIN, cursor + step / 2, line, fontsize=points, color=colour, weight="bold" if bold else "normal")
+        say(MARGIN, cursor + step / 2, line, fontsize=points, color=colour, weight="bold" if bold else "normal")
         cursor += step
     if several:
-        x = _MARGIN
+        x = MARGIN
         for s, called in enumerate(series):
-            colour, marker = _SERIES[s]
+            colour, marker = SERIES[s]
             page.plot([x + 0.06], [y_head + 0.1], marker, color=colour, markersize=6.5)
-            say(x + 0.18, y_head + 0.1, called, color=_darker(colour, 0.78), weight="bold")
-            x += 0.18 + _width(called, _TEXT, True) + 0.3
+            say(x + 0.18, y_head + 0.1, called, color=darker(colour, 0.78), weight="bold")
+            x += 0.18 + text_width(called, TEXT, True) + 0.3
 
     y_heading = y_rule - 0.13
-    say(_MARGIN, y_heading, "Site", weight="bold")
+    say(MARGIN, y_heading, "Site", weight="bold")
     numeric = [all(_is_number(row.cells[i]) for row in rows if row.cells) for i in range(len(headings))]
     anchors = [x + column if right_hand else x for x, column, right_hand in zip(starts, widths, numeric, strict=True)]
     sides = ["right" if right_hand else "left" for right_hand in numeric]
@@ -592,61 +501,58 @@ def _draw(
         say(x, y_heading, heading, weight="bold", ha=side)
     say(weight_right, y_heading, "Weight", weight="bold", ha="right")
     say(right, y_heading, estimate, weight="bold", ha="right")
-    page.plot([_MARGIN, right], [y_rule, y_rule], color=_INK, linewidth=0.9, solid_capstyle="butt")
-    page.plot([_MARGIN, right], [pooled_from, pooled_from], color=_RULE, linewidth=0.8, solid_capstyle="butt")
+    page.plot([MARGIN, right], [y_rule, y_rule], color=INK, linewidth=0.9, solid_capstyle="butt")
+    page.plot([MARGIN, right], [pooled_from, pooled_from], color=RULE, linewidth=0.8, solid_capstyle="butt")
 
+    striped = 0
     for i, row in enumerate(rows):
-        if row.kind in ("site", "excluded") and i % 2:
+        striped = 0 if row.kind == "group" else striped + 1
+        if row.kind in ("site", "excluded") and (striped if groups else i) % 2:
             page.axhspan(
                 centres[i] - row.height / 2,
                 centres[i] + row.height / 2,
-                xmin=_MARGIN / width,
+                xmin=MARGIN / width,
                 xmax=right / width,
-                facecolor=_BAND,
+                facecolor=BAND,
                 linewidth=0,
             )
     lanes_of = [
-        (i, row, lane, centres[i] + _LANE * (j - (len(row.lanes) - 1) / 2))
+        (row, lane, centres[i] + LANE * (j - (len(row.lanes) - 1) / 2))
         for i, row in enumerate(rows)
         for j, lane in enumerate(row.lanes)
     ]
     own_diamond = max(i for i, row in enumerate(rows) if row.kind == "diamond")
-    own = centres[own_diamond] - _LANE * (len(results) - 1) / 2
+    own = centres[own_diamond] - LANE * (len(results) - 1) / 2
     if view.null is not None and low <= view.null <= high:
-        axes.plot([view.null] * 2, [y_rule, y_axis], color=_GREY, linewidth=0.9, zorder=1, gid="null")
+        axes.plot([view.null] * 2, [y_rule, y_axis], color=GREY, linewidth=0.9, zorder=1, gid="null")
     if results[0].k > 1:
-        dotted: dict[str, Any] = {"color": _SERIES[0][0], "linewidth": 0.9, "linestyle": (0, (1, 2)), "zorder": 1}
+        dotted: dict[str, Any] = {"color": SERIES[0][0], "linewidth": 0.9, "linestyle": (0, (1, 2)), "zorder": 1}
         axes.plot([results[0].beta] * 2, [y_rule, own], gid="pooled", **dotted)
 
     for row, centre in zip(rows, centres, strict=True):
-        muted = row.kind in ("excluded", "prediction")
-        say(
-            _MARGIN,
-            centre,
-            row.label,
-            weight="bold" if row.kind == "diamond" else "normal",
-            color=_GREY if muted else _INK,
-        )
+        muted = row.kind in ("excluded", "prediction", "words")
+        heavy = row.kind in ("diamond", "group", "group diamond")
+        size_here = SMALL if row.kind == "words" else TEXT
+        weight_here = "bold" if heavy else "normal"
+        say(MARGIN, centre, row.label, fontsize=size_here, weight=weight_here, color=GREY if muted else INK)
         for x, side, cell in zip(anchors, sides, row.cells, strict=False):
-            say(x, centre, cell, ha=side, color=_GREY if muted else _INK)
-    for i, row, lane, at in lanes_of:
-        colour, marker = _SERIES[lane.series]
-        gid = f"site-{i}" if row.kind == "site" else row.kind
-        if row.kind == "diamond":
-            gid = "random" if row.label.startswith("Random") else "fixed" if row.label.startswith("Fixed") else "own"
+            say(x, centre, cell, ha=side, color=GREY if muted else INK)
+    for row, lane, at in lanes_of:
+        colour, marker = SERIES[lane.series]
+        gid = row.gid or row.kind
         if several and row.kind != "excluded":
             gid += f"-{lane.series}"
         _mark(axes, row.kind, lane, at, colour, marker, (low, high), gid)
         words = _three(lane, view)
-        tint = _darker(colour, 0.78) if several else _GREY if row.kind in ("excluded", "prediction") else _INK
+        tint = darker(colour, 0.78) if several else GREY if row.kind in ("excluded", "prediction") else INK
         style = {
             "fontsize": size,
             "color": tint,
             "ha": "right",
-            "weight": "bold" if row.kind == "diamond" else "normal",
+            "weight": "bold" if row.kind.endswith("diamond") else "normal",
         }
         if lane.lb is None:
-            say(right, at, words[2], **(style | {"color": _GREY, "style": "italic"}))
+            say(right, at, words[2], **(style | {"color": GREY, "style": "italic"}))
         else:
             say(right, at, words[2], **style)
             say(right - parts[2] - space, at, words[1], **style)
@@ -654,32 +560,37 @@ def _draw(
         if lane.weight is not None:
             say(weight_right, at, f"{lane.weight:.1f} %", **style)
 
-    ticks = _ticks(low, high, view)
+    ticks = axis_ticks(low, high, view)
     axes.set_xticks([tick for tick, _ in ticks], [text for _, text in ticks])
     axes.set_yticks([])
-    axes.tick_params(axis="x", labelsize=_SMALL, colors=_INK, length=3, width=0.8, pad=3)
+    axes.tick_params(axis="x", labelsize=SMALL, colors=INK, length=3, width=0.8, pad=3)
     for edge in ("top", "left", "right"):
         axes.spines[edge].set_visible(False)
-    axes.spines["bottom"].set(linewidth=0.8, color=_INK)
-    axes.set_xlabel(xlabel or view.name, fontsize=_TEXT, color=_INK, labelpad=4, parse_math=False)
+    axes.spines["bottom"].set(linewidth=0.8, color=INK)
+    axes.set_xlabel(xlabel or view.name, fontsize=TEXT, color=INK, labelpad=4 + 72 * under, parse_math=False)
+    for lines, x, hand in zip(favoured, (plot, plot + PLOT), ("left", "right"), strict=False):
+        for j, line in enumerate(lines):
+            arrowed = f"← {line}" if (hand, j) == ("left", 0) else f"{line} →" if (hand, j) == ("right", 0) else line
+            say(x, y_axis + 0.3 + 0.16 * j, arrowed, fontsize=SMALL, ha=hand, gid=f"favours-{hand}")
 
-    tints = {called: _darker(_SERIES[s][0], 0.78) for s, called in enumerate(series)}
+    tints = {called: darker(SERIES[s][0], 0.78) for s, called in enumerate(series)}
     for line_number, (called, text, aside) in enumerate(wrapped):
         if called and line_number:
             y_foot += paragraph
         at = y_foot + 0.175 * (line_number + 0.5)
         if called:
-            say(_MARGIN, at, called, fontsize=_SMALL, color=tints[called], weight="bold")
-        say(_MARGIN + indent, at, text, fontsize=_SMALL, color=_GREY if aside else _INK)
+            say(MARGIN, at, called, fontsize=SMALL, color=tints[called], weight="bold")
+        say(MARGIN + indent, at, text, fontsize=SMALL, color=GREY if aside else INK)
     if path is not None:
         description = " ".join(
-            f"{called}: {describe(row)}" if several else describe(row) for called, row in series.items()
+            f"{called}: {describe(row)}" if several else describe(row, groups=groups, by=by)
+            for called, row in series.items()
         )
         save(figure, path, title=title or "Forest plot", description=description)
     return figure
 
 
-def _three(lane: _Lane, view: _View) -> tuple[str, str, str]:
+def _three(lane: _Lane, view: View) -> tuple[str, str, str]:
     """Estimate and both ends as three right-aligned pieces, so that decimals stand under each other."""
     if lane.lb is None or lane.ub is None:
         return "", "", lane.note
@@ -694,11 +605,11 @@ def _mark(
 
     if lane.lb is None or lane.ub is None:
         return
-    dark = _darker(colour, 0.55 if marker == "s" and "-" not in gid.removeprefix("site-") else 0.85)
+    dark = darker(colour, 0.55 if marker == "s" and "-" not in gid.removeprefix("site-") else 0.85)
     low, high = span
     start, end = max(lane.lb, low), min(lane.ub, high)
-    tip = (high - low) * 0.09 / _PLOT  # 0.09 inch
-    if kind == "diamond" and lane.beta is not None:
+    tip = (high - low) * 0.09 / PLOT  # 0.09 inch
+    if kind.endswith("diamond") and lane.beta is not None:
         solid = not gid.startswith("fixed")
         shape = _diamond(lane.lb, lane.beta, lane.ub, y, span, tip)
         style: dict[str, Any] = {"facecolor": colour if solid else "white", "edgecolor": colour, "linewidth": 1.1}
@@ -742,12 +653,30 @@ def _diamond(
     return [*reversed(left), (beta, y - tall), *right, *right_below, (beta, y + tall), *reversed(left_below)]
 
 
-def _footer(series: Mapping[str, PooledResult], view: _View) -> list[tuple[str, str, bool]]:
+def _between(groups: Subgroups, by: str) -> list[tuple[str, str, bool]]:
+    """The tests for a difference between the groups, and what must be said of them; as lines of the footer."""
+    lines: list[tuple[str, str, bool]] = []
+    if groups.df:
+        text = f"Difference between groups{f' ({by})' if by else ''}: Q = {groups.Q_between:.2f}, df = {groups.df}, "
+        text += (
+            f"{p_words(groups.p_between)}, each group with its own τ²" if groups.common else p_words(groups.p_between)
+        )
+        if groups.common is not None:
+            df = groups.common.QM_df
+            name = f"Q = {groups.common.QM:.2f}, df = {df[0]}"
+            if len(df) > 1:
+                name = f"F = {groups.common.QM:.2f}, df = {df[0]} and {df[1]}"
+            text += f"; with one common τ²: {name}, {p_words(groups.common.QMp)}"
+        lines.append(("", text, False))
+    return lines + [("", note, True) for note in groups.notes if not note.startswith("One row only")]
+
+
+def _footer(series: Mapping[str, PooledResult], view: View) -> list[tuple[str, str, bool]]:
     """Lines under the axis: the series they speak of (when there are several), the text, whether it is an aside."""
     lines: list[tuple[str, str, bool]] = []
     for called, result in series.items():
         name = called if len(series) > 1 else ""
-        found = [(_heterogeneity(result), False), (_overall(result), False)] if result.k > 1 else []
+        found = [(heterogeneity_words(result), False), (_overall(result), False)] if result.k > 1 else []
         if view.null is None:  # nobody asks whether a mortality or a mean is 0
             found = found[:1]
         if result.pooled_noise_share >= 0.5:
@@ -756,7 +685,7 @@ def _footer(series: Mapping[str, PooledResult], view: _View) -> list[tuple[str, 
         others = [row for row in result.sensitivity if row.test != result.test] if result.method != "FE" else []
         if others:
             given = "; ".join(
-                f"{_TESTS[row.test]} {view.number(row.ci_lb)} to {view.number(row.ci_ub)}" for row in others
+                f"{TESTS[row.test]} {view.number(row.ci_lb)} to {view.number(row.ci_ub)}" for row in others
             )
             found.append((f"Other intervals of the random effect: {given}", True))
         found += [(f"Excluded: {row.label} ({row.reason}).", True) for row in result.excluded]

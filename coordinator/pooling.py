@@ -36,6 +36,7 @@ from coordinator.heterogeneity import (
     tau2_dl,
     typical_v,
 )
+from coordinator.intervals import TOO_MUCH
 from shared.errors import EstimateRefusal, ParameterError
 from shared.estimands import Estimate, Scale
 
@@ -321,6 +322,15 @@ class PooledResult:
         return 100 * noise / self.se_model**2
 
     @property
+    def naive(self) -> PooledResult | None:
+        """The same pooling by somebody who takes released rows for patients; None where no row is of a release."""
+        if not any(row.vi_naive is not None for row in self.estimates):
+            return None
+        return pool(
+            self.yi, [row.naive for row in self.estimates], method=self.method, test=self.test, level=self.level
+        )
+
+    @property
     def receipts(self) -> tuple[str, ...]:
         """Every receipt behind the rows used, in order, each once."""
         return tuple(dict.fromkeys(receipt for row in self.estimates for receipt in row.receipts))
@@ -457,6 +467,7 @@ def pool_estimates(
     notes = [note for note in result.notes if note not in _announcement(result)]
     if waves and len({row.site for row in chosen}) < len(chosen):
         notes.append("A site contributes more than one wave: the rows are not independent if they share persons.")
+    notes += _unheld(result, chosen)
     return _announce(
         replace(
             result,
@@ -467,6 +478,24 @@ def pool_estimates(
             estimates=tuple(used[label] for label in result.labels),
         )
     )
+
+
+def _unheld(result: PooledResult, estimates: Sequence[Estimate]) -> list[str]:
+    """What the estimates say that no interval holds, each sentence once; and the bias of their flows, in figures."""
+    said: dict[str, list[str]] = {}
+    for row in estimates:
+        for sentence in row.warnings:
+            said.setdefault(sentence, []).append(row.site)
+    notes = [s if len(who) == len(estimates) else f"{', '.join(who)}: {s}" for s, who in said.items()]
+    if len(estimates) == result.k:
+        weights = np.array(result.weights) / 100
+        lost = float(weights @ np.abs([row.attenuation * (row.yi or 0.0) for row in estimates]))
+        if lost > TOO_MUCH * result.se:
+            notes.append(
+                f"Flows were measured to draw such an answer towards zero by about {lost / result.se:.1f} standard "
+                "errors of the pooled estimate; the flow's bias is not in this interval."
+            )
+    return notes
 
 
 def leave_one_out(result: PooledResult) -> tuple[tuple[str, PooledResult], ...]:

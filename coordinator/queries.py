@@ -16,13 +16,18 @@ counts in no answer; the answer says what is lacking.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Mapping
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from coordinator.intervals import Draw, with_release_variance
 from coordinator.pooling import Method, PooledResult, Test, pool_estimates
-from shared.errors import EstimateRefusal, ParameterError, Refusal
+from shared.errors import EstimateRefusal, ParameterError, Refusal, StateRefusal
 from shared.estimands import Estimand, Estimate, estimate, parse_estimand, parse_formula
+from shared.prescriptions import Figures
 from shared.questions import SURVIVAL
 from shared.terminal import plain
 
@@ -31,8 +36,22 @@ if TYPE_CHECKING:
 
     from coordinator.store import Release, Store, Tombstone
     from shared.plan import StudyPlan
+    from shared.release import Receipt
 
-__all__ = ["Answer", "Holding", "Source", "ask", "holding", "lacking", "newest", "pooled", "question", "resolve"]
+__all__ = [
+    "Answer",
+    "Holding",
+    "Kept",
+    "Source",
+    "ask",
+    "holding",
+    "lacking",
+    "moved",
+    "newest",
+    "pooled",
+    "question",
+    "resolve",
+]
 __all__ += ["no_column", "site_estimates"]
 
 
@@ -149,7 +168,7 @@ class Answer:
         rows = "" if waves == [self.wave] else f" of wave{many} {', '.join(map(str, waves))}"
         revision = self.revisions.get(self.wave)
         state = "" if revision is None else f", wave {self.wave} as of revision {revision}"
-        both = "; several refreshes put together: standard errors are too small" if self.combined else ""
+        both = "; several refreshes put together, and their persons counted once" if self.combined else ""
         sites = f"{count} site{'s' * (count != 1)}"
         return f"Privatised releases of {sites}{rows}, plan version {versions}{state}; {kind}{both}."
 
@@ -171,15 +190,57 @@ class Holding:
 
     Args:
         wave: the table as of this wave.
-        used: SHA-256 of every bundle, with its site.
-        withdrawn: SHA-256 of bundles of waves up to it that their sites took back.
+        as_of, combined: as of `Answer`.
+        parts: site to the releases whose rows together are its table.
+        withdrawn: releases of waves up to it that their sites took back.
         revisions: as of `Answer`.
     """
 
     wave: int
-    used: Mapping[str, str]
-    withdrawn: tuple[str, ...]
+    as_of: int | None
+    combined: bool
+    parts: Mapping[str, tuple[Release, ...]]
+    withdrawn: tuple[Tombstone, ...]
     revisions: Mapping[int, int | None]
+
+    @property
+    def used(self) -> dict[str, str]:
+        """SHA-256 of every bundle, with its site."""
+        return {release.bundle_sha256: site for site, releases in self.parts.items() for release in releases}
+
+
+class Kept:
+    """Sites' estimates that were worked out lately: another pooling, or another site's new release, fits none again.
+
+    Args:
+        most: how many sites' answers are kept.
+
+    >>> kept = Kept(most=1)
+    >>> kept(("a",), list), kept(("b",), list), len(kept)
+    ([], [], 1)
+    """
+
+    def __init__(self, most: int = 4096) -> None:
+        self._most = most
+        self._known: OrderedDict[tuple[str, ...], list[Estimate]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def __call__(self, key: tuple[str, ...], work: Callable[[], list[Estimate]]) -> list[Estimate]:
+        """What is known under `key`, else what `work` gives; what it raises is not kept."""
+        with self._lock:
+            known = self._known.get(key)
+            if known is not None:
+                self._known.move_to_end(key)
+                return known
+        found = work()
+        with self._lock:
+            self._known[key] = found
+            while len(self._known) > self._most:
+                self._known.popitem(last=False)
+        return found
 
 
 def newest(store: Store, study: str) -> int:
@@ -197,11 +258,12 @@ def holding(store: Store, study: str, wave: int = 0, *, as_of: int | None = None
     """
     wave = wave or newest(store, study)
     cut = _cut(store, study, wave, as_of, combine)
-    parts = _as_of_wave(store, study, wave, cut)
     return Holding(
         wave=wave,
-        used={release.bundle_sha256: site for site, releases in sorted(parts.items()) for release in releases},
-        withdrawn=tuple(stone.bundle_sha256 for stone in store.withdrawals(study) if stone.wave <= wave),
+        as_of=as_of,
+        combined=combine,
+        parts={site: tuple(releases) for site, releases in sorted(_as_of_wave(store, study, wave, cut).items())},
+        withdrawn=tuple(stone for stone in store.withdrawals(study) if stone.wave <= wave),
         revisions=cut.revisions,
     )
 
@@ -287,7 +349,7 @@ def site_estimates(store: Store, study: str, wave: int, estimand: str | Estimand
     A site that fails has one `Estimate` per term without a number, and the reason.
     Raises: what `resolve` raises; PlanRefusal (no such study); EstimateRefusal (no accepted release in this wave).
     """
-    return _estimates(store, study, wave, estimand, _Cut())[0]
+    return _estimates(store, study, holding(store, study, wave), estimand)[0]
 
 
 def pooled(
@@ -321,17 +383,22 @@ def ask(
     method: Method = "REML",
     test: Test = "adhoc",
     level: float = 0.95,
+    held: Holding | None = None,
+    kept: Kept | None = None,
 ) -> Answer:
     """`pooled`, with the estimates and the releases it rests on.
 
     Args:
+        held: what `holding` gave for this study, wave, revision and choice, when the caller has asked it already.
+        kept: sites' estimates from earlier questions.
         as_of: a revision of the wave; all there is now when left out.
-        combine: put the rows of all refreshes of a site together. They are noisy copies of the same persons, so
-            standard errors come out too small; say so with the result.
-    Raises: what `site_estimates` raises; ParameterError (no such term, method, test or revision).
+        combine: put the rows of all refreshes of a site together. They are noisy copies of the same persons, who
+            are counted once; say so with the result.
+    Raises: what `site_estimates` raises; ParameterError (no such term, method, test or revision); StateRefusal (a
+        release was taken back while it was read).
     """
-    cut = _cut(store, study, wave, as_of, combine)
-    rows, question, planned, sources = _estimates(store, study, wave, estimand, cut)
+    held = held or holding(store, study, wave, as_of=as_of, combine=combine)
+    rows, question, planned, sources = _estimates(store, study, held, estimand, kept)
     terms = tuple(dict.fromkeys(row.term for row in rows))
     chosen = _term(terms, term)
     estimates = tuple(row for row in rows if row.term == chosen)
@@ -345,10 +412,10 @@ def ask(
         estimates=estimates,
         result=pool_estimates(estimates, method=method, test=test, level=level),
         sources=sources,
-        as_of=as_of,
-        revisions=cut.revisions,
-        combined=combine,
-        withdrawn=tuple(stone for stone in store.withdrawals(study) if stone.wave <= wave),
+        as_of=held.as_of,
+        revisions=held.revisions,
+        combined=held.combined,
+        withdrawn=held.withdrawn,
     )
 
 
@@ -395,10 +462,17 @@ def _as_of_wave(store: Store, study: str, wave: int, cut: _Cut) -> dict[str, lis
     return parts
 
 
-def _table(store: Store, releases: list[Release]) -> pd.DataFrame:
+def moved() -> StateRefusal:
+    """The refusal of a question whose releases changed while it was answered."""
+    return StateRefusal(
+        "the releases must stay the same while a question is answered", given="others", next_step="Ask again."
+    )
+
+
+def _table(store: Store, releases: Sequence[Release], gone: Collection[str]) -> pd.DataFrame:
     import pandas as pd
 
-    tables = [store.table(release) for release in releases]
+    tables = [store.table(release, gone=gone) for release in releases]
     return tables[0] if len(tables) == 1 else pd.concat(tables, ignore_index=True)
 
 
@@ -423,49 +497,126 @@ def _term(terms: tuple[str, ...], wanted: str) -> str:
 
 
 def _estimates(
-    store: Store, study: str, wave: int, estimand: str | Estimand, cut: _Cut
+    store: Store, study: str, held: Holding, estimand: str | Estimand, kept: Kept | None = None
 ) -> tuple[list[Estimate], Estimand, str, tuple[Source, ...]]:
     plan = store.plan(study).plan
-    plan.wave(wave)
+    wave = held.wave
     question, planned = resolve(plan, estimand, lack=lambda name: lacking(store, study, name))
     levels: Mapping[str, Any] = {column.name: column.levels for column in plan.dictionary.released if column.levels}
     answered: dict[str, list[Estimate]] = {}
     failed: dict[str, str] = {}
     sources = []
-    parts = _as_of_wave(store, study, wave, cut)
-    if not any(release.wave == wave for releases in parts.values() for release in releases):
-        gone = sum(stone.wave == wave for stone in store.withdrawals(study))
+    if not any(release.wave == wave for releases in held.parts.values() for release in releases):
+        gone = sum(stone.wave == wave for stone in held.withdrawn)
         raise EstimateRefusal(
             f"wave {wave} of {study} must have an accepted release",
             given=f"none but {gone} withdrawn" if gone else "none",
             next_step="See coordinator releases.",
         )
-    for site, releases in sorted(parts.items()):
+    taken = {stone.bundle_sha256 for stone in store.withdrawals(study)}
+    if not taken.isdisjoint(held.used):
+        raise moved()
+    for site, releases in held.parts.items():
         sources += [_source(store, release, question) for release in releases]
-        receipts = [release.receipt for release in releases]
+        told = {
+            "study": study,
+            "site": site,
+            "wave": wave,
+            "receipts": tuple(release.receipt.hash for release in releases),
+            "levels": levels,
+        }
+        work = partial(_site_answer, store, releases, taken, question, combined=held.combined, told=told)
+        # The bundles' digests are the table, the plan's hash its levels: nothing else goes into an estimate.
+        key = (plan.hash, str(question), f"{wave}", site, *(release.bundle_sha256 for release in releases))
         try:
-            table = _table(store, releases)
-            absent = [name for name in question.columns if name not in table.columns]
-            if absent:
-                version = receipts[-1].plan_version
-                failed[site] = f"its plan version {version} has no column {', '.join(absent)}"
-                continue
-            answered[site] = estimate(
-                table,
-                question,
-                study=study,
-                site=site,
-                wave=wave,
-                receipts=tuple(receipt.hash for receipt in receipts),
-                levels=levels,
-            )
+            answered[site] = kept(key, work) if kept is not None else work()
         except Refusal as refusal:
             failed[site] = str(refusal)
+    if any(stone.bundle_sha256 in held.used for stone in store.withdrawals(study)):
+        raise moved()  # what a site took back in the meantime answers nothing
     first = next(iter(answered.values()), [])
     terms = [row.term for row in first] or list(question.labels)
     for site, reason in failed.items():
         answered[site] = [_absent(study, site, wave, term, question, reason) for term in terms]
     return [row for site in sorted(answered) for row in answered[site]], question, planned, tuple(sources)
+
+
+def _site_answer(
+    store: Store,
+    releases: Sequence[Release],
+    taken: Collection[str],
+    question: Estimand,
+    *,
+    combined: bool,
+    told: dict[str, Any],
+) -> list[Estimate]:
+    """One site's estimates, one per term, from its table or from its noisy figures.
+
+    Raises: EstimateRefusal (a column its plan version did not have, figures beside rows), and what `estimate` raises.
+    """
+    plan = store.plan(releases[-1].study, releases[-1].plan_version).plan
+    absent = [name for name in question.columns if name not in plan.dictionary.names]
+    if absent:
+        raise EstimateRefusal(f"its plan version {releases[-1].receipt.plan_version} has no column {', '.join(absent)}")
+    kinds = {release.receipt.mechanism for release in releases}
+    if len(kinds) > 1:
+        raise EstimateRefusal("a site's releases must be of one mechanism", given=", ".join(sorted(kinds)))
+    if isinstance(plan.release, Figures):
+        if combined and len(releases) > 1 and plan.redraws:
+            raise EstimateRefusal("several refreshes of figures must not be put together", given=f"{len(releases)}")
+        figures = [(_table(store, [release], taken), release.receipt.n) for release in releases]
+        return plan.release.answer(plan, figures, question, **told)
+    table = _table(store, releases, taken)
+    return with_release_variance(
+        estimate(table, question, **told),
+        table,
+        question,
+        _draws(store, releases),
+        levels=told["levels"],
+        copies=combined and len(releases) > 1 and any(release.receipt.returning != "append" for release in releases),
+        postures=[release.receipt.posture for release in releases],
+    )
+
+
+def _draws(store: Store, releases: Sequence[Release]) -> list[Draw]:
+    """Through which flows the rows of a site's table were drawn, by the receipts.
+
+    A copied row (``frozen``) was drawn at the w of the release it was drawn for; receipts of earlier releases say how
+    many there are. Where one of those was withdrawn, its rows are taken for drawn now.
+    """
+    study, site = releases[0].study, releases[0].site
+    all_of_it = [found for found in store.releases(study, withdrawn=True) if found.site == site]
+    known = {found.release_id: found.receipt for found in all_of_it}
+    out = []
+    for release in releases:
+        receipt = release.receipt
+        left = receipt.n
+        copied = [found.receipt for found in all_of_it if found.wave < release.wave and not found.withdrawn]
+        for earlier in copied if receipt.returning == "frozen" else []:
+            rows = min(earlier.drawn, receipt.n - receipt.drawn, left - receipt.drawn)
+            if rows > 0:
+                out.append(_draw(earlier, rows, known))
+                left -= rows
+        if left > 0:
+            out.append(_draw(receipt, left, known))
+    return out
+
+
+def _draw(receipt: Receipt, rows: int, known: Mapping[str, Receipt]) -> Draw:
+    fitted = known.get(receipt.flow_of, receipt)
+    persons: int | None = max(1, fitted.drawn)
+    if receipt.posture == "public":
+        persons = None
+    elif receipt.posture == "holdout":
+        share = float(receipt.parameters["holdout"])
+        persons = max(1, round(fitted.drawn * share / (1 - share)))
+    return Draw(
+        rows=rows,
+        w=float(receipt.parameters["w"]),
+        flow=receipt.flow_of,
+        fitted_on=persons,
+        among=receipt.posture != "holdout",
+    )
 
 
 def _source(store: Store, release: Release, question: Estimand) -> Source:

@@ -17,10 +17,11 @@ from __future__ import annotations
 import datetime as dt
 import difflib
 import json
-from collections.abc import Callable, Iterator, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 from shared.canonical import closed, parse_json
 from shared.errors import AccessRefusal, DataFileRefusal, IntegrityRefusal, ParameterError, Refusal
@@ -32,9 +33,10 @@ if TYPE_CHECKING:
     from coordinator.pooling import PooledResult
     from shared.transport import Client
 
-__all__ = ["Connection", "Pass", "Result", "Study", "Table", "connect"]
+__all__ = ["Connection", "Log", "Pass", "Picture", "Result", "Study", "Table", "connect", "write_table"]
 
 PATIENCE = 120.0
+_ON_CURVES = ("time", "survival", "lower", "upper", "at_risk", "events")
 DOCUMENT_CAP = 8 << 20
 
 
@@ -98,12 +100,12 @@ def connect(token: str | Path | Pass) -> Connection:
     return Connection(token if isinstance(token, Pass) else Pass.load(Path(token)))
 
 
-class _Shown:
+class _Shown(ABC):
     """An object that prints as its table: in a terminal, in a notebook, as a text."""
 
+    @abstractmethod
     def show(self, out: Console) -> None:
         """Draw it."""
-        raise NotImplementedError
 
     def __repr__(self) -> str:
         from rich.console import Console
@@ -160,10 +162,30 @@ class Table(_Shown):
             out.print("none yet")
 
     def _repr_html_(self) -> str:
-        from html import escape
+        return _html(self.title, self.to_frame() if self.rows else None)
 
-        shown = self.to_frame().to_html(index=False, na_rep="–") if self.rows else "<p>none yet</p>"
-        return f"<p><b>{escape(self.title)}</b></p>{shown}"
+
+class Log(Table):
+    """The multiplicity record of a study."""
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """How many questions were answered, confirmatory and exploratory, how many different ones, how many refused."""
+        return dict(self.document["counts"])
+
+
+def _counted(lines: list[dict[str, Any]]) -> dict[str, int]:
+    answered = [line for line in lines if line["kind"] == "query"]
+    labels = [line["label"] for line in answered]
+    return {
+        "answered": len(answered),
+        "confirmatory": labels.count("confirmatory"),
+        "exploratory": labels.count("exploratory"),
+        "different": len({line["subject"] for line in answered}),
+        "stale": sum(line["stale"] for line in answered),
+        "refused": sum(line["kind"] == "refused" for line in lines),
+        "downloads": sum(line["kind"] == "rows" for line in lines),
+    }
 
 
 class Connection(_Shown, Mapping[str, "Study"]):
@@ -329,8 +351,8 @@ class Study(_Shown):
         table.attrs["label"] = "privatised rows, not patient records"
         return table
 
-    def log(self) -> Table:
-        """The multiplicity record: every question that was answered in this study, by anyone."""
+    def log(self) -> Log:
+        """The multiplicity record: every question to this study, by anyone, answered or refused."""
         from shared.wire import LogRequest
 
         rows: list[dict[str, Any]] = []
@@ -341,18 +363,40 @@ class Study(_Shown):
             lines += told["lines"]
             after = told["next"]
         for line in lines:
-            asked = line["question"]
-            what = line["planned"] or asked.get("estimand") or f"rows of {asked['site']}"
+            asked, state = line["question"], "stale" if line["stale"] else None
+            what = line["planned"] or asked.get("estimand")
+            if line["kind"] == "refused":
+                state = f"refused: {line['subject']}"
+                what = f"{asked['kind']}: {asked['formula']}" if asked["kind"] else asked["formula"]
+                what = "".join(letter if letter.isprintable() else "?" for letter in what)  # anyone typed it
+                what = what if len(what) <= 60 else f"{what[:59]}…"
             row = {"no": line["number"], "day": line["day"], "analyst": line["analyst"], "label": line["label"]}
-            row |= {"question": what, "term": asked.get("term"), "wave": asked["wave"]}
-            rows.append({**row, "state": "stale" if line["stale"] else None, "result": line["subject"][:12]})
-        return Table(f"questions asked of {self.name}", rows, {"study": self.name, "lines": lines})
+            row |= {"question": what or f"rows of {asked['site']}", "term": asked.get("term"), "wave": asked["wave"]}
+            result = None if line["kind"] == "refused" else line["subject"][:12]
+            rows.append({**row, "state": state, "result": result})
+        counts = _counted(lines)
+        words = f"{counts['answered']} answered ({counts['confirmatory']} confirmatory, {counts['exploratory']} "
+        words += f"exploratory; {counts['different']} different), {counts['refused']} refused"
+        return Log(
+            f"questions asked of {self.name}: {words}", rows, {"study": self.name, "counts": counts, "lines": lines}
+        )
 
     def explain(self, result_id: str) -> Explanation:
         """What stands behind a result of this study, by its id or the first digits. Raises: StateRefusal (none)."""
         from shared.wire import ExplainRequest
 
         return Explanation(self._connection.ask("Explain", ExplainRequest(study=self.name, result_id=result_id)))
+
+    def result(self, result_id: str) -> Result:
+        """A result that was given in this study, as it was given; its id or the first digits. Raises: StateRefusal."""
+        told = self.explain(result_id).document["answer"]
+        asked = told["asked"]
+        how = {name: asked[name] for name in ("term", "method", "test", "level", "wave", "as_of")}
+
+        def again(**changed: Any) -> Result:
+            return self.query("", asked["estimand"], **{**how, "combine": asked["combined"], **changed})
+
+        return Result(self, told, again)
 
     # -- questions ----------------------------------------------------------------------------------------------
     def query(self, kind: str, formula: str, *, term: str = "", **how: Any) -> Result:
@@ -412,6 +456,10 @@ class Study(_Shown):
     def rmst(self, formula: str, *, tau: float, term: str = "", **how: Any) -> Result:
         """Restricted mean survival time until `tau`."""
         return self.query("rmst", formula, term=term, tau=tau, **how)
+
+    def logrank(self, formula: str, *, term: str = "", **how: Any) -> Result:
+        """Log-rank comparison, as Peto's log hazard ratio: ``Surv(time, event) ~ arm``."""
+        return self.query("logrank", formula, term=term, **how)
 
     def two_by_two(self, formula: str, *, measure: str = "OR", **how: Any) -> Result:
         """Two groups and an outcome: ``died ~ arm``; OR, RR or RD."""
@@ -485,26 +533,133 @@ class Result(_Shown):
         """
         return Meta(self._again(**changed) if changed else self)
 
-    def forest(self, path: str | Path, kind: str = "forest", title: str = "") -> Path:
-        """Draw the forest plot (or funnel, leave-one-out, cumulative, baujat, influence) to .svg, .pdf or .png."""
+    @overload
+    def forest(
+        self,
+        path: str | Path,
+        kind: str = "forest",
+        title: str = "",
+        *,
+        subgroups: str | Mapping[str, Any] = "",
+        favours: tuple[str, str] | None = None,
+    ) -> Path: ...
+    @overload
+    def forest(
+        self,
+        path: None = None,
+        kind: str = "forest",
+        title: str = "",
+        *,
+        subgroups: str | Mapping[str, Any] = "",
+        favours: tuple[str, str] | None = None,
+    ) -> Picture: ...
+    def forest(
+        self,
+        path: str | Path | None = None,
+        kind: str = "forest",
+        title: str = "",
+        *,
+        subgroups: str | Mapping[str, Any] = "",
+        favours: tuple[str, str] | None = None,
+    ) -> Path | Picture:
+        """Draw the forest plot (or funnel, leave-one-out, cumulative, baujat, influence) to .svg, .pdf or .png.
+
+        Args:
+            path: the file; without one it is a picture that a notebook shows.
+            subgroups: ``posture``, or any fact about the sites, site -> level: each level with its own diamond.
+            favours: what lies left and right of the null line.
+        """
         from coordinator.client import draw
 
-        path, told = Path(path), self.document
-        if path.suffix.lower() not in (".svg", ".pdf", ".png"):
-            raise ParameterError("a figure must end in .svg, .pdf or .png", given=repr(path.name))
-        how = {"title": title or told["title"], "note": told["told"], "columns": told["columns"]}
-        draw(self.pooled, kind, path=path, **how)
-        return path
+        told = self.document
+        title = title or told["title"]
+        how = {"title": title, "note": told["told"], "columns": told["columns"], "favours": favours}
+        group = ("", subgroups) if isinstance(subgroups, Mapping) else (subgroups, told["columns"].get(subgroups, {}))
+        if subgroups and not group[1]:
+            raise ParameterError(
+                f"subgroups must be one of {', '.join(told['columns'])}, or site -> level", given=repr(subgroups)
+            )
+        how["group"] = group if subgroups else None
+        return _drawn(lambda file: draw(self.pooled, kind, path=file, **how), title, path)
+
+    def curves(self) -> Table:
+        """Of a km question: the share without the event at public times, with the rows at risk, site by site.
+
+        Raises: ParameterError: another kind of question.
+        """
+        told = self._curves()
+        rows = [
+            {"curve": curve["label"], **dict(zip(_ON_CURVES, values, strict=True))}
+            for curve in told["curves"]
+            for values in zip(*(curve[name] for name in _ON_CURVES), strict=True)
+        ]
+        return Table(f"{told['title']}: {told['axis']}", rows, told)
+
+    @overload
+    def curve(self, path: str | Path, *, sites: Sequence[str] = (), bands: bool | None = None) -> Path: ...
+    @overload
+    def curve(self, path: None = None, *, sites: Sequence[str] = (), bands: bool | None = None) -> Picture: ...
+    def curve(
+        self, path: str | Path | None = None, *, sites: Sequence[str] = (), bands: bool | None = None
+    ) -> Path | Picture:
+        """Draw the Kaplan-Meier curves of a km question, with the rows at risk below.
+
+        Args:
+            path: the file; without one it is a picture that a notebook shows.
+            sites: only these; all when empty.
+            bands: draw the pointwise intervals; by default with up to three curves.
+        Raises: ParameterError: another kind of question, or more curves than can be told apart.
+        """
+        from coordinator.time_figures import km_figure
+        from shared.survival import GridCurve
+
+        told = self._curves()
+        shown = [GridCurve(**curve) for curve in told["curves"] if not sites or curve["label"].split(", ")[0] in sites]
+        how = {"title": told["title"], "note": told["note"], "left_out": told["left_out"], "bands": bands}
+        words = {"xlabel": told["axis"], "ylabel": f"Share without {told['event']}"}
+        return _drawn(lambda file: km_figure(shown, path=file, **how, **words), told["title"], path)
+
+    def _curves(self) -> dict[str, Any]:
+        told: dict[str, Any] | None = self.document.get("curves")
+        if told is None:
+            raise ParameterError(
+                "only a km question that a site could answer has curves",
+                given=str(self.document["estimand"]),
+                next_step='Ask study.km("Surv(time, event) ~ 1", at=...).',
+            )
+        return told
 
     def explain(self) -> Explanation:
         """Bundles, receipts, plan and code versions behind it; who asked; whether it is stale."""
         return self._study.explain(self.id)
 
+    def export(self, path: str | Path, kind: str = "forest") -> Path:
+        """Write it: the table of the sites' estimates (.csv, .parquet), all that was sent (.json), or a figure.
+
+        Args:
+            kind: of a figure: as in `forest`, or ``curve``.
+        Raises: ParameterError: another suffix.
+        """
+        path = Path(path)
+        suffix = path.suffix.lower()
+        if suffix == ".json":
+            path.write_text(json.dumps(self.document, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        elif suffix in (".csv", ".parquet"):
+            write_table(self.to_frame(), path)
+        elif suffix in (".svg", ".pdf", ".png"):
+            _ = self.curve(path) if kind == "curve" else self.forest(path, kind)
+        else:
+            raise ParameterError(
+                "a result's file must end in .csv, .parquet, .json, .svg, .pdf or .png", given=repr(path.name)
+            )
+        return path
+
     def to_frame(self) -> pd.DataFrame:
         """One row per site, as `analyst pool` reads them."""
         import pandas as pd
 
-        names = ("site", "study", "wave", "term", "n", "scale", "yi", "vi_sampling", "vi_privacy", "reason")
+        names = ["site", "study", "wave", "term", "n", "scale", "yi"]
+        names += ["vi_sampling", "vi_privacy", "vi_naive", "reason"]
         table = pd.DataFrame(
             [{name: row[name] for name in names} for row in self.document["estimates"]], columns=list(names)
         )
@@ -537,13 +692,41 @@ class Result(_Shown):
         out.print(f"result {self.id}", style="dim")
 
     def _repr_html_(self) -> str:
-        from html import escape
-
         told = self.document
-        return (
-            f"<p><b>{escape(told['term'])} in {escape(told['estimand'])}</b></p>"
-            f"{self.to_frame().to_html(index=False, na_rep='–')}<p>{escape(_line(told))}</p>"
-        )
+        return _html(f"{told['term']} in {told['estimand']}", self.to_frame(), _line(told))
+
+
+class Picture:
+    """A figure that a notebook shows.
+
+    Args:
+        title: what it is of.
+        svg: the drawing.
+    """
+
+    def __init__(self, title: str, svg: str) -> None:
+        self.title, self.svg = title, svg
+
+    def __repr__(self) -> str:
+        return f"figure: {self.title}"
+
+    def _repr_svg_(self) -> str:
+        return self.svg
+
+
+def _drawn(draw: Callable[[Path], object], title: str, path: str | Path | None) -> Path | Picture:
+    """What `draw` writes: a file, or without one a picture. Raises: ParameterError: another suffix."""
+    from tempfile import TemporaryDirectory
+
+    if path is None:
+        with TemporaryDirectory() as folder:
+            draw(Path(folder) / "figure.svg")
+            return Picture(title, (Path(folder) / "figure.svg").read_text(encoding="utf-8"))
+    path = Path(path)
+    if path.suffix.lower() not in (".svg", ".pdf", ".png"):
+        raise ParameterError("a figure must end in .svg, .pdf or .png", given=repr(path.name))
+    draw(path)
+    return path
 
 
 class Meta(_Shown):
@@ -562,7 +745,12 @@ class Meta(_Shown):
         """Both models, one row each."""
         import pandas as pd
 
-        return pd.DataFrame([self.document["fixed"], self.document["pooled"]], index=["fixed", "random"])
+        return pd.DataFrame(
+            [self.document["fixed"], self.document["pooled"]], index=pd.Index(["fixed", "random"], name="effects")
+        )
+
+    def _repr_html_(self) -> str:
+        return _html(_line(self.document), self.to_frame())
 
     def show(self, out: Console) -> None:
         """Draw it."""
@@ -589,6 +777,16 @@ class Explanation(_Shown):
         rows = [{k: v for k, v in row.items() if k != "receipt"} for row in self.document["releases"]]
         return pd.DataFrame(rows)
 
+    def _repr_html_(self) -> str:
+        told = self.document["answer"]
+        plan, code = told["provenance"]["plan"], told["provenance"]["code"]
+        notes = [f"stale: {why}" for why in self.stale] + [
+            _line(told),
+            f"plan version {plan['version']}, {plan['hash']}",
+        ]
+        notes.append(", ".join(f"{name} {version}" for name, version in code.items()))
+        return _html(f"result {self.document['result']}: {told['term']} in {told['estimand']}", self.to_frame(), *notes)
+
     def show(self, out: Console) -> None:
         """Draw it."""
         from shared.terminal import table
@@ -598,6 +796,11 @@ class Explanation(_Shown):
         for why in self.stale:
             out.print(f"stale: {why}", style="bold red")
         out.print(_line(told))
+        for how in dict.fromkeys(row["how"] for row in told["estimates"] if row.get("how")):
+            sites = [row["site"] for row in told["estimates"] if row.get("how") == how]
+            out.print(f"variance of {', '.join(sites)}: {how}")
+        for note in told["notes"]:
+            out.print(f"note    {note}", style="dim")
         plan, code = told["provenance"]["plan"], told["provenance"]["code"]
         out.print(f"plan    version {plan['version']}, {plan['hash']}")
         out.print(f"code    {', '.join(f'{name} {version}' for name, version in code.items())}")
@@ -611,6 +814,17 @@ class Explanation(_Shown):
             out.print(f"asked by {line['analyst']} on {line['day']}, {line['label']}")
 
 
+def write_table(table: pd.DataFrame, path: Path) -> None:
+    """Write a table to .csv or .parquet. Raises: ParameterError: another suffix."""
+    suffix = path.suffix.lower()
+    if suffix not in (".csv", ".parquet"):
+        raise ParameterError("the table must end in .csv or .parquet", given=repr(path.name))
+    if suffix == ".csv":
+        table.to_csv(path, index=False)
+    else:
+        table.to_parquet(path, index=False)
+
+
 def _line(told: Mapping[str, Any]) -> str:
     """The pooled result in one line."""
     from math import exp
@@ -621,6 +835,14 @@ def _line(told: Mapping[str, Any]) -> str:
     ends = f"{number(back(pooled['ci_lb']))} to {number(back(pooled['ci_ub']))}"
     how = f"{pooled['method']}, {pooled['test']}, {told['k']} sites"
     return f"pooled {number(back(pooled['beta']))} ({100 * told['level']:g} % CI {ends}; {how})"
+
+
+def _html(title: str, frame: pd.DataFrame | None, *notes: str) -> str:
+    """What a notebook shows: a heading, a table, sentences below it. Names and texts of others are only text."""
+    from html import escape
+
+    shown = "<p>none yet</p>" if frame is None else frame.to_html(index=frame.index.name is not None, na_rep="–")
+    return f"<p><b>{escape(title)}</b></p>{shown}{''.join(f'<p>{escape(note)}</p>' for note in notes)}"
 
 
 def _cell(value: Any) -> Any:

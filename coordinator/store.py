@@ -21,7 +21,7 @@ import os
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -45,6 +45,7 @@ from shared.errors import (
     StateRefusal,
     StorageRefusal,
     TokenRefusal,
+    TooLarge,
     refusal_from_code,
 )
 from shared.failpoints import reach
@@ -82,10 +83,14 @@ __all__ = [
     "StoredPlan",
     "Tombstone",
     "WaveRecord",
+    "remember",
 ]
 
+SITE_LIST = "tributary-site-list/1"
 TABLE_CAP = 2 << 30
 TABLES_KEPT = 256 << 20
+REVOCATIONS_CAP = 10_000
+"""Most standing approvals that one site may end: what a site sends must not decide how much is kept."""
 T = TypeVar("T")
 
 
@@ -199,6 +204,15 @@ _standing = sa.Table(
     sa.Column("release_id", _word, sa.ForeignKey("releases.release_id"), primary_key=True),
     sa.Column("standing", sa.LargeBinary, nullable=False),
 )
+# What sites have told of standing approvals that are over, used here or not.
+_revocations = sa.Table(
+    "standing_revocations",
+    _meta,
+    sa.Column("site", _word, primary_key=True),
+    sa.Column("standing", _digest, primary_key=True),
+    sa.Column("envelope", sa.LargeBinary, nullable=False),
+    sa.Column("day", sa.String(10), nullable=False),
+)
 _quarantine = sa.Table(
     "quarantine",
     _meta,
@@ -269,6 +283,7 @@ _results = sa.Table(
     sa.Column("numbers", sa.Text, nullable=False),
     sa.Column("figure", sa.Text, nullable=False),
     sa.Column("day", sa.String(10), nullable=False),
+    sa.Index("results_by_question", "study", "question"),
 )
 
 
@@ -586,14 +601,12 @@ class Store:
             raise PlanRefusal(
                 "the plan must be known to the coordinator", given=what, next_step="See coordinator plan."
             )
-        envelope = Envelope.from_bytes(row.envelope)
-        return StoredPlan(envelope=envelope, plan=_plan(envelope.payload))
+        return _stored(row.envelope)
 
     def plans(self) -> tuple[StoredPlan, ...]:
         """Every version of every plan, by study and version."""
         query = sa.select(_plans.c.envelope).order_by(_plans.c.study, _plans.c.version)
-        envelopes = [Envelope.from_bytes(row.envelope) for row in self._read(lambda c: c.execute(query).all())]
-        return tuple(StoredPlan(envelope=item, plan=_plan(item.payload)) for item in envelopes)
+        return tuple(_stored(row.envelope) for row in self._read(lambda c: c.execute(query).all()))
 
     # -- sites --------------------------------------------------------------------------------------------------
     def add_invitation(self, invitation: Invitation) -> None:
@@ -1070,6 +1083,32 @@ class Store:
             raise ReplayRefusal("a withdrawal must be of the calling site's release", given="another site's")
         return stone
 
+    def revoke_standing(self, site: str, standing: str, envelope: Envelope, today: dt.date) -> None:
+        """Note that a standing approval of a site is over, for good; again changes nothing.
+
+        Args:
+            standing: digest of its document.
+        Raises: TooLarge, beyond `REVOCATIONS_CAP` of one site.
+        """
+
+        def work(c: sa.Connection) -> None:
+            mine = sa.select(_revocations.c.standing).where(_revocations.c.site == site)
+            known = set(c.execute(mine).scalars())
+            if standing in known:
+                return
+            if len(known) >= REVOCATIONS_CAP:
+                raise TooLarge(f"a site may revoke at most {REVOCATIONS_CAP} standing approvals", given=f"{len(known)}")
+            values = {"site": site, "standing": standing, "envelope": envelope.to_bytes(), "day": today.isoformat()}
+            c.execute(_revocations.insert().values(**values))
+
+        self._write(work)
+        reach("standing.revoked")
+
+    def standing_revoked(self, site: str, standing: str) -> bool:
+        """Whether a site has told that a standing approval is over."""
+        query = sa.select(_revocations.c.day).where(_revocations.c.site == site, _revocations.c.standing == standing)
+        return self._read(lambda c: c.execute(query).first()) is not None
+
     def withdrawals(self, study: str | None = None, *, bundle_sha256: str | None = None) -> tuple[Tombstone, ...]:
         """Releases that were withdrawn, in the order of the log."""
         query = _select_tombstones().order_by(_withdrawals.c.log_index)
@@ -1179,20 +1218,20 @@ class Store:
 
         Returns: the last result to the same question, if it was another one.
         """
-        asked = canonical_json(dict(question)).decode()
-        body = {"kind": kind, "question": asked, "used": dict(used), "numbers": dict(numbers), "figure": figure}
-        content = sha256_hex(canonical_json(body))
-
-        def work(c: sa.Connection) -> None:
-            if c.execute(sa.select(_results.c.id).where(_results.c.content == content)).first() is None:
-                values = {"study": study, "wave": wave, "kind": kind, "question": asked, "figure": figure}
-                texts = {"used": canonical_json(dict(used)).decode(), "numbers": canonical_json(dict(numbers)).decode()}
-                c.execute(_results.insert().values(content=content, day=today.isoformat(), **values, **texts))
-
-        earlier = [found for found in self.results(study) if canonical_json(dict(found.question)).decode() == asked]
-        self._write(work)
+        last = self._write(
+            lambda c: remember(
+                c,
+                study=study,
+                wave=wave,
+                kind=kind,
+                question=question,
+                used=used,
+                numbers=numbers,
+                figure=figure,
+                today=today,
+            )
+        )
         reach("result.saved")
-        last = earlier[-1] if earlier else None
         return last if last is not None and (last.used != dict(used) or last.numbers != dict(numbers)) else None
 
     def results(self, study: str | None = None) -> tuple[SavedResult, ...]:
@@ -1203,13 +1242,7 @@ class Store:
 
         def work(c: sa.Connection) -> tuple[SavedResult, ...]:
             gone = {row.bundle_sha256 for row in c.execute(sa.select(_withdrawals.c.bundle_sha256))}
-            out = []
-            for row in c.execute(query).mappings():
-                values = {name: row[name] for name in ("id", "study", "wave", "kind", "figure", "day")}
-                texts = {name: json.loads(row[name]) for name in ("question", "used", "numbers")}
-                stale = tuple(sorted(set(texts["used"]) & gone))
-                out.append(SavedResult(**values, **texts, withdrawn=stale))
-            return tuple(out)
+            return tuple(_result(row, gone) for row in c.execute(query).mappings())
 
         return self._read(work)
 
@@ -1218,16 +1251,24 @@ class Store:
         """The bundle's file."""
         return self.bundles / f"{release.bundle_sha256}.zip"
 
-    def table(self, release: Release) -> pd.DataFrame:
-        """A release's table, its bytes checked against the digest that was accepted.
+    def table(self, release: Release, *, gone: Collection[str] | None = None) -> pd.DataFrame:
+        """A release's table, its bytes checked against the digest that was accepted, once per time they are read.
 
+        Args:
+            gone: digests that are withdrawn, of a caller who has just read them for many releases.
         Raises: StateRefusal (withdrawn), IntegrityRefusal.
         """
-        from shared.release import read_bundle
-
-        if self.withdrawals(bundle_sha256=release.bundle_sha256):
+        if gone is None:
+            gone = {stone.bundle_sha256 for stone in self.withdrawals(bundle_sha256=release.bundle_sha256)}
+        if release.bundle_sha256 in gone:
             self._kept.forget(release.bundle_sha256)
             raise StateRefusal("a release must not be withdrawn to be read", given="one that its site took back")
+        # Ten questions that meet a cold table read it once: the others wait for the first.
+        with self._kept.turn(release.bundle_sha256):
+            return self._table(release)
+
+    def _table(self, release: Release) -> pd.DataFrame:
+        from shared.release import read_bundle
 
         try:
             file = self.path(release).stat()
@@ -1254,7 +1295,50 @@ class Store:
         for release in self.releases(study, wave):
             yield release.site, release.receipt, self.table(release)
 
+    # -- what a stranger may hold a site to ---------------------------------------------------------------------
+    def site_list(self, study: str, site: str, *, today: dt.date) -> dict[str, Any]:
+        """Everything witnessed of a site's ledger, and everything that came from it in a study, as plain values.
+
+        Heads are of the whole ledger, and say nothing of what stands in it. `studies` is how many the site was ever
+        invited to: its ledger has no reason to be about more.
+
+        Raises: StateRefusal (no such site).
+        """
+        self.enrolment(site)
+        query = sa.select(_invitations.c.studies).where(_invitations.c.site == site)
+        invited = {name for row in self._read(lambda c: c.execute(query).all()) for name in json.loads(row.studies)}
+        heads = sa.select(_anchors).where(_anchors.c.site == site).order_by(_anchors.c.log_index)
+        anchors = self._read(lambda c: c.execute(heads).all())
+        return {
+            "format": SITE_LIST,
+            "site": site,
+            "study": study,
+            "day": today.isoformat(),
+            "size": self._read(_size),
+            "studies": len(invited),
+            "anchors": [{"line": a.line, "seq": a.seq, "head": a.head, "log_index": a.log_index} for a in anchors],
+            "releases": [
+                {
+                    "release_id": one.release_id,
+                    "wave": one.wave,
+                    "bundle_sha256": one.bundle_sha256,
+                    "log_index": one.log_index,
+                    "accepted_day": one.accepted_day,
+                    "withdrawn": bool(one.withdrawn),
+                }
+                for one in self.releases(study, site=site, withdrawn=True)
+            ],
+            "quarantined": [
+                {"release_id": one.release_id, "bundle_sha256": one.bundle_sha256}
+                for one in self.quarantined(study=study, site=site)
+            ],
+        }
+
     # -- log ----------------------------------------------------------------------------------------------------
+    def entries(self) -> int:
+        """How many entries the log has: releases, withdrawals and closings of waves change only together with it."""
+        return self._read(_size)
+
     def log(self) -> tuple[LogEntry, ...]:
         """All entries of the log, in order."""
         query = sa.select(_log.c.index, _log.c.entry, _log.c.root).order_by(_log.c.index)
@@ -1360,6 +1444,11 @@ class _Tables:
     def __init__(self) -> None:
         self._tables: OrderedDict[str, tuple[tuple[int, ...], int, pd.DataFrame]] = OrderedDict()
         self._lock = threading.Lock()
+        self._turns = tuple(threading.Lock() for _ in range(64))
+
+    def turn(self, digest: str) -> threading.Lock:
+        """Whoever holds it reads this bundle; a few others may have to wait with it."""
+        return self._turns[int(digest[:8], 16) % len(self._turns)]
 
     def get(self, digest: str, file: os.stat_result) -> pd.DataFrame | None:
         with self._lock:
@@ -1386,10 +1475,54 @@ def _touched(file: os.stat_result) -> tuple[int, ...]:
     return file.st_ino, file.st_size, file.st_mtime_ns, file.st_ctime_ns
 
 
+# Read once: nobody changes a signed plan or a receipt, and every question reads them for every release.
 @functools.lru_cache(maxsize=64)
-def _plan(payload: bytes) -> StudyPlan:
-    """A signed plan, read once: nobody changes one, and every question reads it for every release."""
-    return StudyPlan.from_bytes(payload)
+def _stored(data: bytes) -> StoredPlan:
+    envelope = Envelope.from_bytes(data)
+    return StoredPlan(envelope=envelope, plan=StudyPlan.from_bytes(envelope.payload))
+
+
+@functools.lru_cache(maxsize=2048)
+def _receipt(data: bytes) -> Receipt:
+    from shared.release import Receipt
+
+    return Receipt.from_bytes(data)
+
+
+@functools.lru_cache(maxsize=2048)
+def _envelope(data: bytes) -> Envelope:
+    return Envelope.from_bytes(data)
+
+
+def remember(
+    c: sa.Connection,
+    *,
+    study: str,
+    wave: int,
+    kind: str,
+    question: Mapping[str, Any],
+    used: Mapping[str, str],
+    numbers: Mapping[str, Any],
+    figure: str = "",
+    today: dt.date,
+) -> SavedResult | None:
+    """`Store.save_result` within a transaction; the last result to the same question, whatever it says."""
+    asked = canonical_json(dict(question)).decode()
+    body = {"kind": kind, "question": asked, "used": dict(used), "numbers": dict(numbers), "figure": figure}
+    content = sha256_hex(canonical_json(body))
+    same = (_results.c.study == study) & (_results.c.question == asked)
+    last = c.execute(sa.select(_results).where(same).order_by(_results.c.id.desc()).limit(1)).mappings().first()
+    if c.execute(sa.select(_results.c.id).where(_results.c.content == content)).first() is None:
+        values = {"study": study, "wave": wave, "kind": kind, "question": asked, "figure": figure}
+        texts = {"used": canonical_json(dict(used)).decode(), "numbers": canonical_json(dict(numbers)).decode()}
+        c.execute(_results.insert().values(content=content, day=today.isoformat(), **values, **texts))
+    return None if last is None else _result(last, set())
+
+
+def _result(row: sa.RowMapping, gone: set[str]) -> SavedResult:
+    values = {name: row[name] for name in ("id", "study", "wave", "kind", "figure", "day")}
+    texts = {name: json.loads(row[name]) for name in ("question", "used", "numbers")}
+    return SavedResult(**values, **texts, withdrawn=tuple(sorted(set(texts["used"]) & gone)))
 
 
 def _append(c: sa.Connection, entry: Mapping[str, Any]) -> tuple[int, str]:
@@ -1582,11 +1715,9 @@ def _site(row: Any, keys: Sequence[Any]) -> Site:
 
 
 def _release(row: Any) -> Release:
-    from shared.release import Receipt
-
     values = dict(row._mapping)
-    values["receipt"] = Receipt.from_bytes(values["receipt"])
-    values["envelope"] = Envelope.from_bytes(values["envelope"])
+    values["receipt"] = _receipt(values["receipt"])
+    values["envelope"] = _envelope(values["envelope"])
     values["withdrawn"] = values["withdrawn"] or ""
     values["standing"] = None if values["standing"] is None else Envelope.from_bytes(values["standing"])
     return Release(**values)

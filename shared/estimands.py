@@ -58,8 +58,10 @@ __all__ = [
     "Estimate",
     "Scale",
     "estimate",
+    "influence",
     "parse_estimand",
     "parse_formula",
+    "survival_curves",
 ]
 
 Array = NDArray[np.float64]
@@ -76,12 +78,20 @@ _HINT = 'Write for example: estimate(table, "ols", "sbp ~ age").'
 class Estimate:
     """One term at one site: the number, its variance in two parts, and where it came from.
 
+    For a released table the parts are about the persons behind it, not about its rows: `coordinator.intervals`.
+
     Attributes:
         study, site, wave: origin.
         term: the term as written in the estimand; the same text at every site.
         yi: estimate on the analysis scale; None when the term is excluded.
-        vi_sampling: variance from sampling patients, squared units of yi; None when excluded.
-        vi_privacy: variance added by the privacy mechanism.
+        vi_sampling: variance from sampling patients, the fit of the flow included, squared units of yi; None when
+            excluded.
+        vi_privacy: variance added by the privacy mechanism's own draws.
+        vi_naive: what the table's own standard error says, as if its rows were patients; None where the table is one
+            of patients, or the term is excluded.
+        how: the method by which the parts were found, in words; empty where vi_sampling is the table's own.
+        attenuation: share of yi by which flows were measured to draw such an answer towards zero; in no variance.
+        warnings: what the interval does not hold, in sentences.
         n: rows used.
         n_missing: rows left out for a missing value in a column of the question, or no weight, or the time window.
         n_outside: rows outside the subset.
@@ -107,17 +117,23 @@ class Estimate:
     receipts: tuple[str, ...] = ()
     n_missing: int = 0
     n_outside: int = 0
+    vi_naive: float | None = None
+    how: str = ""
+    attenuation: float = 0.0
+    warnings: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         where = f"estimate of {self.term!r} at {self.site!r}"
         if (self.yi is None) != (self.vi_sampling is None) or (self.yi is None) != bool(self.reason):
             raise ParameterError(f"{where} must have an estimate and a variance, or a reason for having neither")
-        for name, value in (("yi", self.yi), ("vi_sampling", self.vi_sampling), ("vi_privacy", self.vi_privacy)):
+        object.__setattr__(self, "warnings", tuple(self.warnings))
+        for name in ("yi", "vi_sampling", "vi_privacy", "vi_naive"):
+            value = getattr(self, name)
             if value is not None and not math.isfinite(value):
                 raise ParameterError(
                     f"{where}: {name} must be finite", given=f"{value}", next_step="Exclude the term with a reason."
                 )
-        if (self.vi_sampling is not None and self.vi_sampling < 0) or self.vi_privacy < 0:
+        if min(self.vi_sampling or 0.0, self.vi_privacy, self.vi_naive or 0.0) < 0:
             raise ParameterError(f"{where}: a variance must not be negative")
         if self.scale not in get_args(Scale):
             raise ParameterError(f"scale must be one of {', '.join(get_args(Scale))}", given=repr(self.scale))
@@ -126,6 +142,11 @@ class Estimate:
     def vi(self) -> float | None:
         """Total variance: sampling plus privacy noise; None when excluded."""
         return None if self.vi_sampling is None else self.vi_sampling + self.vi_privacy
+
+    @property
+    def naive(self) -> float | None:
+        """The variance of somebody who takes the rows for patients; None when excluded."""
+        return self.vi_sampling if self.vi_naive is None else self.vi_naive
 
 
 # -- the answer ----------------------------------------------------------------------------------------------
@@ -153,6 +174,7 @@ class _Result:
     extra: dict[str, dict[str, float]] = field(default_factory=dict)
     attrs: dict[str, float] = field(default_factory=dict)
     curves: dict[str, Curve] = field(default_factory=dict)
+    influence: dict[str, Array] = field(default_factory=dict)
 
 
 @overload
@@ -264,6 +286,23 @@ def estimate(
     return _frame(result, estimand)
 
 
+def influence(
+    table: pd.DataFrame, question: Estimand, *, levels: Mapping[str, Sequence[Any]] | None = None
+) -> dict[str, Array]:
+    """What each row of the table moves each term of a model by, to first order; 0 for rows that are not used.
+
+    The sum of its squares is the term's sandwich variance. Other kinds than ols, logistic, poisson and cox have none.
+
+    Args:
+        table: (n, …) rows of one release.
+        question: as in `estimate`.
+    Returns: label -> (n,), of the terms that the table supports.
+    Raises: as `estimate`.
+    """
+    found = _answers(table, question, dict(levels or {}), _Floors(MIN_RESIDUAL_DF, MIN_EVENTS))
+    return {label: pushes for label, pushes in found.influence.items() if not isinstance(found.answers[label], str)}
+
+
 def _finite(answer: _Answer) -> _Answer:
     if not isinstance(answer, str) and not (all(map(math.isfinite, answer)) and answer[1] > 0):
         return _FAR
@@ -319,6 +358,24 @@ def _frame(result: _Result, estimand: Estimand) -> pd.DataFrame:
     return frame
 
 
+def survival_curves(
+    table: pd.DataFrame, question: Estimand, levels: Mapping[str, Sequence[Any]] | None = None
+) -> dict[str, Curve]:
+    """The whole Kaplan–Meier curve of each group of a ``km`` question; one without a name where it has no groups.
+
+    Args:
+        table, question, levels: as in `estimate`; the question's time, if any, is not used.
+    Returns: by the group's name as R prints it (``arm=drug``); a group without rows has no curve.
+    Raises: ParameterError: another kind of question; EstimateRefusal: no curve, with the reason.
+    """
+    if question.kind != "km":
+        raise ParameterError("a curve must be asked by km", given=str(question))
+    result = _answers(table, question, dict(levels or {}), _Floors(MIN_RESIDUAL_DF, MIN_EVENTS))
+    if not result.curves:
+        raise EstimateRefusal("a curve must have rows", given=str(next(iter(result.answers.values()), "none")))
+    return result.curves
+
+
 def _curves(result: _Result) -> pd.DataFrame:
     """Every curve with its risk table; the 95 % limits are R's default, on the log scale and capped at 1."""
     parts = []
@@ -359,6 +416,8 @@ def _answers(table: pd.DataFrame, estimand: Estimand, levels: dict[str, Sequence
         inside = values(parse(estimand.subset), table) == 1
         outside = int((~inside).sum())
         table = table[inside]
+    else:
+        inside = np.ones(len(table), dtype=bool)
     if kind in MODELS:
         result = _model(table, estimand, levels, floors)
     elif kind == "correlation":
@@ -377,6 +436,9 @@ def _answers(table: pd.DataFrame, estimand: Estimand, levels: dict[str, Sequence
         result = _groups(table, estimand, levels, floors)
     result.outside = outside
     result.missing = len(table) - result.n
+    for label, pushes in result.influence.items():
+        result.influence[label] = np.zeros(len(inside))
+        result.influence[label][inside] = pushes
     return result
 
 
@@ -746,7 +808,7 @@ def _outcome(table: pd.DataFrame, text: str, *, binary: bool) -> Array:
 
 @dataclass(kw_only=True)
 class _Data:
-    """Complete rows of a model: x (n, p), the rest (n,)."""
+    """Complete rows of a model: x (n, p), the rest (n,); `place` is where each stands in the table."""
 
     x: Array
     y: Array
@@ -754,6 +816,7 @@ class _Data:
     weights: Array
     offset: Array
     strata: NDArray[np.int64]
+    place: NDArray[np.int64]
 
     def rows(self, keep: NDArray[np.bool_]) -> _Data:
         return _Data(
@@ -763,6 +826,7 @@ class _Data:
             weights=self.weights[keep],
             offset=self.offset[keep],
             strata=self.strata[keep],
+            place=self.place[keep],
         )
 
 
@@ -784,6 +848,7 @@ def _model(table: pd.DataFrame, estimand: Estimand, levels: dict[str, Sequence[A
         weights=numbers(table[estimand.weights]) if estimand.weights else np.ones(len(table)),
         offset=values(parse(estimand.offset), table) if estimand.offset else np.zeros(len(table)),
         strata=strata,
+        place=np.arange(len(table)),
     )
     others = np.isfinite(y) & np.isfinite(duration) & np.isfinite(data.weights) & used
     if estimand.offset:
@@ -834,7 +899,8 @@ def _model(table: pd.DataFrame, estimand: Estimand, levels: dict[str, Sequence[A
     data.x = data.x[:, alive]
     names_ = [labels[j] for j in alive]
     solve = {"ols": _ols, "logistic": _logistic, "poisson": _logistic, "cox": _cox}[kind]
-    fitted = solve(names_, data, estimand, floors) if names_ or constant else {}
+    moved: dict[str, Array] = {}
+    fitted = solve(names_, data, estimand, floors, moved) if names_ or constant else {}
     for label in shown:
         if label not in result.answers:
             answer = fitted[label]
@@ -844,6 +910,10 @@ def _model(table: pd.DataFrame, estimand: Estimand, levels: dict[str, Sequence[A
         answer = result.answers[label]
         if not isinstance(answer, str):
             result.answers[label] = (answer[0] * units, answer[1] * units**2)
+    scale_of = {estimand.label(term): units for term, units in estimand.per.items()}
+    for label, (place, pushes) in moved.items():
+        result.influence[label] = np.zeros(len(table))
+        result.influence[label][place.astype(np.int64)] = pushes * scale_of.get(label, 1.0)
     result.answers = {label: result.answers[label] for label in shown}
     if is_cox:
         result.attrs = {"events": int(data.y.sum())}
@@ -905,12 +975,16 @@ def _fit(
     run: Callable[[Array], Fit],
     *,
     constant: bool,
+    moved: dict[str, Array],
+    place: NDArray[np.int64],
     seen: Array | None = None,
 ) -> dict[str, _Answer]:
     """Fit the identified columns, the span of the others kept as nuisance; `why` words the exclusion of a column.
 
     Args:
         run: fits a matrix whose columns are centred (with a constant) and scaled, the constant first if there is one.
+        moved: takes each label's (2, n): where its rows stand in the table, and what each moves the estimate by.
+        place: where the rows of x stand in the table.
         seen: what the likelihood sees of x, where that is less (a Cox model within strata).
     """
     look = x if seen is None else seen
@@ -928,12 +1002,15 @@ def _fit(
     if constant:
         back = np.block([[np.ones((1, 1)), -(centre / scale)[None, :]], [np.zeros((len(basis), 1)), back]])
     beta, variance = back @ fit.beta, np.diag(back @ fit.cov @ back.T)
+    pushes = fit.influence @ back.T
     for position, j in enumerate(basis, start=int(constant)):
         if j in kept:
             answers[names_[j]] = (float(beta[position]), float(variance[position]))
+            moved[names_[j]] = np.stack([place, pushes[:, position]])
     if constant:
         whole = len(kept) == x.shape[1]
         answers[INTERCEPT] = (float(beta[0]), float(variance[0])) if whole else _HANGS
+        moved[INTERCEPT] = np.stack([place, pushes[:, 0]])
     return answers
 
 
@@ -945,7 +1022,7 @@ def _confounded(names_: list[str]) -> Callable[[int, list[int]], str]:
     return why
 
 
-def _ols(names_: list[str], data: _Data, estimand: Estimand, _: _Floors) -> dict[str, _Answer]:
+def _ols(names_: list[str], data: _Data, estimand: Estimand, _: _Floors, moved: dict[str, Array]) -> dict[str, _Answer]:
     constant = estimand.intercept
     y = data.y - data.offset
     spread = float(y.std()) or 1.0
@@ -955,9 +1032,9 @@ def _ols(names_: list[str], data: _Data, estimand: Estimand, _: _Floors) -> dict
         nonlocal exact
         fit = least_squares(matrix, y / spread, data.weights, estimand.robust)
         exact = -fit.loglik <= 1e-18 * float(data.weights.sum())
-        return replace(fit, beta=fit.beta * spread, cov=fit.cov * spread**2)
+        return replace(fit, beta=fit.beta * spread, cov=fit.cov * spread**2, influence=fit.influence * spread)
 
-    answers = _fit(names_, data.x, _confounded(names_), run, constant=constant)
+    answers = _fit(names_, data.x, _confounded(names_), run, constant=constant, moved=moved, place=data.place)
     if exact:
         return dict.fromkeys([*names_, INTERCEPT], "the terms determine the outcome: there is no residual variance")
     return answers
@@ -993,7 +1070,9 @@ def _determined(x: Array, y: Array, *, constant: bool, counts: bool) -> NDArray[
     return free & agrees
 
 
-def _logistic(names_: list[str], data: _Data, estimand: Estimand, floors: _Floors) -> dict[str, _Answer]:
+def _logistic(
+    names_: list[str], data: _Data, estimand: Estimand, floors: _Floors, moved: dict[str, Array]
+) -> dict[str, _Answer]:
     """Logistic and Poisson models."""
     constant, counts = estimand.intercept, estimand.kind == "poisson"
     sure = False
@@ -1018,7 +1097,7 @@ def _logistic(names_: list[str], data: _Data, estimand: Estimand, floors: _Floor
     converged: list[bool] = []
     before = _unseen(data.x, constant)
     why = _confounded(names_)
-    answers = _fit(names_, data.x, why, run(rows), constant=constant)
+    answers = _fit(names_, data.x, why, run(rows), constant=constant, moved=moved, place=data.place)
     nowhere = f"the likelihood has no maximum: {_FAR}"
     if not sure and names_:  # fitted means at the edge: perhaps separation, perhaps only strong effects
         rows = every.copy()
@@ -1037,8 +1116,10 @@ def _logistic(names_: list[str], data: _Data, estimand: Estimand, floors: _Floor
             def word(j: int, group: list[int]) -> str:
                 return why(j, before[j]) if before[j] else separated
 
+            moved.clear()
             try:
-                return _fit(names_, data.x[rows], word, run(rows), constant=constant)
+                part = data.place[rows]
+                return _fit(names_, data.x[rows], word, run(rows), constant=constant, moved=moved, place=part)
             except _NoMaximum:
                 return dict.fromkeys([*names_, INTERCEPT], nowhere)
     if not converged[-1]:
@@ -1049,7 +1130,9 @@ def _logistic(names_: list[str], data: _Data, estimand: Estimand, floors: _Floor
     return answers
 
 
-def _cox(names_: list[str], data: _Data, estimand: Estimand, floors: _Floors) -> dict[str, _Answer]:
+def _cox(
+    names_: list[str], data: _Data, estimand: Estimand, floors: _Floors, moved: dict[str, Array]
+) -> dict[str, _Answer]:
     x, y = data.x, data.y
     rows, separated = np.ones(len(y), dtype=bool), set[int]()
     found = True
@@ -1087,11 +1170,11 @@ def _cox(names_: list[str], data: _Data, estimand: Estimand, floors: _Floors) ->
             return "the column is constant within every stratum" if inside else why(j, before[j])
         return f"all events lie on one side: {_FAR}" if j in separated else why(j, group)
 
-    groups = _unseen(seen)
+    groups = before if rows.all() else _unseen(seen)
     if all(groups):
         return {name: exclusion(j, groups[j]) for j, name in enumerate(names_)}
     try:
-        return _fit(names_, part.x, exclusion, run, constant=False, seen=seen)
+        return _fit(names_, part.x, exclusion, run, constant=False, moved=moved, place=part.place, seen=seen)
     except _NoMaximum:
         return dict.fromkeys(names_, f"the partial likelihood has no maximum: {_FAR}")
 

@@ -14,6 +14,7 @@ The text comes from anyone who may ask a question, so its cost is bounded before
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from collections.abc import Callable, Iterator
@@ -111,6 +112,7 @@ def _number(value: float) -> str:
     return text.removesuffix(".0")
 
 
+@functools.lru_cache(maxsize=1024)
 def parse(text: str) -> Node:
     """Read one expression or formula.
 
@@ -534,6 +536,10 @@ def numbers(column: pd.Series) -> Array:
         )
     if isinstance(column.dtype, pd.CategoricalDtype):
         column = column.astype(column.dtype.categories.dtype if column.notna().all() else "float64")
-    out = column.astype("Float64").to_numpy(dtype=float, na_value=np.nan).copy()
+    plain = isinstance(column.dtype, np.dtype) and column.dtype.kind in "fiub"  # most columns, without a detour
+    out = (
+        column.to_numpy(dtype=float, copy=True) if plain else column.astype("Float64").to_numpy(float, na_value=np.nan)
+    )
+    out = out if plain else out.copy()
     out[~np.isfinite(out)] = np.nan
     return np.asarray(out)

@@ -11,13 +11,14 @@ Matrices come with centred and scaled columns (`shared.estimands` sees to that),
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Fit", "Robust", "generalised", "least_squares", "newton_step"]
+__all__ = ["Fit", "Robust", "generalised", "least_squares", "newton"]
 
 Array = NDArray[np.float64]
 Robust = Literal["", "HC0", "HC1", "HC2", "HC3"]
@@ -33,6 +34,7 @@ class Fit:
         converged: whether the maximum was reached.
         fitted: (n,) fitted means, or linear predictors of a Cox model.
         loglik: log-likelihood at `beta`, up to a constant that depends on the data only.
+        influence: (n, p): what each row moves `beta` by, to first order; the columns add up to 0.
     """
 
     beta: Array
@@ -40,6 +42,7 @@ class Fit:
     converged: bool
     fitted: Array
     loglik: float
+    influence: Array
 
 
 def least_squares(x: Array, y: Array, weights: Array, robust: Robust = "") -> Fit:
@@ -60,7 +63,8 @@ def least_squares(x: Array, y: Array, weights: Array, robust: Robust = "") -> Fi
         cov = _sandwich(x, bread, weights * residual, np.asarray((q**2).sum(axis=1), dtype=float), robust)
     else:
         cov = bread * rss / (len(y) - x.shape[1])
-    return Fit(beta=beta, cov=cov, converged=True, fitted=x @ beta, loglik=-rss)
+    influence = (x * (weights * residual)[:, None]) @ bread
+    return Fit(beta=beta, cov=cov, converged=True, fitted=x @ beta, loglik=-rss, influence=influence)
 
 
 def _sandwich(x: Array, bread: Array, score: Array, leverage: Array, robust: Robust) -> Array:
@@ -71,10 +75,61 @@ def _sandwich(x: Array, bread: Array, score: Array, leverage: Array, robust: Rob
     return np.asarray(bread @ meat @ bread)
 
 
-def newton_step(hessian: Array, gradient: Array) -> Array | None:
-    """Solve for the step; None when the information is singular."""
+def newton(
+    value: Callable[[Array], float],
+    derivatives: Callable[[Array], tuple[Array, Array]],
+    beta: Array,
+    *,
+    iterations: int,
+) -> tuple[Array, Array, float, bool]:
+    """Maximise a concave likelihood. Overflows on the way are expected: the caller silences them (`np.errstate`).
+
+    Args:
+        value: the log-likelihood at (p,) coefficients.
+        derivatives: its gradient (p,) and information (p, p) there.
+        beta: (p,) where to start; from 0 where the value is not finite there.
+        iterations: most steps.
+    Returns: the coefficients, their covariance, the value up to the last step, and whether the maximum was reached;
+        a covariance of NaN where the information at the end is singular.
+
+    >>> beta, cov, _, converged = newton(
+    ...     lambda b: -float(b @ b - 4 * b[0]), lambda b: (4 - 2 * b, 2 * np.eye(1)), np.zeros(1), iterations=5
+    ... )
+    >>> beta, cov, converged
+    (array([2.]), array([[0.5]]), True)
+    """
+    current, converged = value(beta), False
+    if not np.isfinite(current):
+        beta = np.zeros(len(beta))
+        current = value(beta)
+    for _ in range(iterations):
+        gradient, information = derivatives(beta)
+        step = _solved(information, gradient)
+        if step is None:
+            break
+        if float(np.abs(step).max(initial=0.0)) <= 1e-10 * (1 + float(np.abs(beta).max(initial=0.0))):
+            beta, converged = beta + step, True
+            break
+        for _ in range(30):
+            new = value(beta + step)
+            if new >= current - 1e-12 * abs(current):
+                break
+            step = step / 2
+        else:
+            break
+        beta, current = beta + step, new
+    _, information = derivatives(beta)
     try:
-        step = np.asarray(np.linalg.solve(hessian, gradient), dtype=float)
+        cov = np.asarray(np.linalg.inv(information), dtype=float)
+    except np.linalg.LinAlgError:
+        cov, converged = np.full_like(information, np.nan), False
+    return beta, cov, current, converged
+
+
+def _solved(information: Array, gradient: Array) -> Array | None:
+    """The step; None when the information is singular."""
+    try:
+        step = np.asarray(np.linalg.solve(information, gradient), dtype=float)
     except np.linalg.LinAlgError:
         return None
     return step if np.isfinite(step).all() else None
@@ -110,38 +165,20 @@ def generalised(
         start = np.log(mu / (1 - mu)) if binomial else np.log(mu)
         pull = np.sqrt(weights * (mu * (1 - mu) if binomial else mu))
         begin = np.linalg.lstsq(x * pull[:, None], (start - offset) * pull, rcond=None)[0]
-        beta = np.asarray(begin, dtype=float)
-        value, converged = loglik(offset + x @ beta), False
-        if not np.isfinite(value):
-            beta = np.zeros(x.shape[1])
-            value = loglik(offset)
-        information = np.eye(x.shape[1])
-        for _ in range(iterations):
+
+        def value(beta: Array) -> float:
+            return loglik(offset + x @ beta)
+
+        def derivatives(beta: Array) -> tuple[Array, Array]:
             mu = mean(offset + x @ beta)
             curvature = weights * (mu * (1 - mu) if binomial else mu)
-            information = (x * curvature[:, None]).T @ x
-            step = newton_step(information, x.T @ (weights * (y - mu)))
-            if step is None:
-                break
-            if float(np.abs(step).max(initial=0.0)) <= 1e-10 * (1 + float(np.abs(beta).max(initial=0.0))):
-                beta, converged = beta + step, True
-                break
-            for _ in range(30):
-                new = loglik(offset + x @ (beta + step))
-                if new >= value - 1e-12 * abs(value):
-                    break
-                step = step / 2
-            else:
-                break
-            beta, value = beta + step, new
+            return x.T @ (weights * (y - mu)), (x * curvature[:, None]).T @ x
+
+        beta, cov, reached, converged = newton(value, derivatives, np.asarray(begin, float), iterations=iterations)
         mu = mean(offset + x @ beta)
-        curvature = weights * (mu * (1 - mu) if binomial else mu)
-        information = (x * curvature[:, None]).T @ x
-        try:
-            cov = np.asarray(np.linalg.inv(information), dtype=float)
-        except np.linalg.LinAlgError:
-            cov, converged = np.full_like(information, np.nan), False
+        influence = (x * (weights * (y - mu))[:, None]) @ cov
         if robust:
+            curvature = weights * (mu * (1 - mu) if binomial else mu)
             leverage = curvature * np.einsum("ij,jk,ik->i", x, cov, x)
             cov = _sandwich(x, cov, weights * (y - mu), leverage, robust)
-    return Fit(beta=beta, cov=cov, converged=converged, fitted=mu, loglik=value)
+    return Fit(beta=beta, cov=cov, converged=converged, fitted=mu, loglik=reached, influence=influence)

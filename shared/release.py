@@ -18,6 +18,7 @@ import re
 import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
+from functools import cached_property
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -135,7 +136,7 @@ class Receipt:
     not_covered: tuple[str, ...]
     previous: str
 
-    @property
+    @cached_property
     def hash(self) -> str:
         """SHA-256 of the canonical form."""
         return sha256_hex(self.to_bytes())

@@ -17,12 +17,23 @@ from shared.canonical import canonical_json, parse_json
 from shared.errors import SchemaRefusal
 from shared.keys import Envelope, PublicKey, SigningKey
 
-__all__ = ["SIZE_CHANGE", "STANDING_CAP", "STANDING_TYPE", "Standing", "broken_limit", "open_standing"]
+__all__ = [
+    "REVOCATION_TYPE",
+    "SIZE_CHANGE",
+    "STANDING_CAP",
+    "STANDING_TYPE",
+    "Revocation",
+    "Standing",
+    "broken_limit",
+    "open_revocation",
+    "open_standing",
+]
 
 STANDING_TYPE = "application/vnd.tributary.standing+json"
+REVOCATION_TYPE = "application/vnd.tributary.standing-revocation+json"
 STANDING_CAP = 16 << 10
 SIZE_CHANGE = 0.2
-"""A release whose n differs from the last one's by this share or more is for a person."""
+"""A release whose n differs from the last one that a person approved by this share or more is for a person."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,6 +110,56 @@ def open_standing(envelope: Envelope, approvers: Mapping[str, PublicKey]) -> Sta
     return standing
 
 
+@dataclass(frozen=True, kw_only=True)
+class Revocation:
+    """What an approver signs to end a standing approval, for the coordinator to be told.
+
+    Args:
+        standing: digest of the document.
+        approver: who ends it; any approver of the site may.
+    """
+
+    study: str
+    site: str
+    standing: str
+    approver: str
+
+    def __post_init__(self) -> None:
+        texts = list(asdict(self).values())
+        if not all(isinstance(text, str) and 0 < len(text) <= 128 for text in texts):
+            raise SchemaRefusal("a revocation's names and digest must be short text")
+        if len(self.standing) != 64 or any(digit not in "0123456789abcdef" for digit in self.standing):
+            raise SchemaRefusal("a revocation must name a standing approval by its SHA-256")
+
+    def to_bytes(self) -> bytes:
+        """Canonical JSON."""
+        return canonical_json(asdict(self))
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Revocation:
+        """Read a verified payload. Raises: SchemaRefusal."""
+        body = parse_json(data, cap=STANDING_CAP)
+        known = {item.name for item in fields(cls)}
+        if not isinstance(body, dict) or set(body) != known:
+            raise SchemaRefusal(f"a revocation must have {', '.join(sorted(known))}")
+        read = cls(**body)
+        if read.to_bytes() != data:
+            raise SchemaRefusal("a revocation must be in canonical form")
+        return read
+
+    def sign(self, key: SigningKey) -> Envelope:
+        """Sign as the approver it names."""
+        return Envelope.sign(REVOCATION_TYPE, self.to_bytes(), [key])
+
+
+def open_revocation(envelope: Envelope, approvers: Mapping[str, PublicKey]) -> Revocation:
+    """The revocation inside an envelope that the approver whom it names has signed. Raises: as `open_standing`."""
+    said = Revocation.from_bytes(envelope.require(REVOCATION_TYPE, {key.key_id: key for key in approvers.values()}))
+    own = approvers.get(said.approver)
+    envelope.require(REVOCATION_TYPE, {} if own is None else {own.key_id: own})
+    return said
+
+
 def broken_limit(
     standing: Standing, *, plan_hash: str, today: dt.date, epsilon: float | None, n: int | None, last_n: int | None
 ) -> str:
@@ -107,7 +168,8 @@ def broken_limit(
     Args:
         epsilon: of this release; None where it is not known yet.
         n: rows of this release; None where they are not known yet.
-        last_n: rows of the site's last approved release of the study; None where there is none.
+        last_n: rows of the site's last release of the study that a person approved with their own signature; None
+            where there is none.
 
     >>> made = Standing(
     ...     study="heart", site="north", plan_hash="ab", agent_version="1", max_epsilon=2.0, until="2026-03-01", n=100,

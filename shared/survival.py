@@ -9,6 +9,8 @@ or not (Therneau and Grambsch 2000, chapter 3). With weights, each tied death co
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
@@ -16,9 +18,20 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from shared.regression import Fit, newton_step
+from shared.errors import ParameterError
+from shared.regression import Fit, newton
 
-__all__ = ["Curve", "LogRank", "Ties", "cox", "kaplan_meier", "log_rank", "restricted_mean"]
+__all__ = [
+    "Curve",
+    "GridCurve",
+    "LogRank",
+    "Ties",
+    "cox",
+    "kaplan_meier",
+    "log_rank",
+    "public_times",
+    "restricted_mean",
+]
 
 Array = NDArray[np.float64]
 Ties = Literal["efron", "breslow"]
@@ -94,7 +107,7 @@ def cox(
         inside = risk(theta)[at] - share * tied(theta)[at]
         return float((w * event) @ eta - mass @ (np.log(inside) + tops[deaths]))
 
-    def derivatives(eta: Array) -> tuple[Array, Array]:
+    def derivatives(eta: Array) -> tuple[Array, Array, Array]:
         theta, _ = shifted(eta)
         weighted = theta[:, None] * x
         inside = risk(theta)[at] - share * tied(theta)[at]
@@ -106,35 +119,35 @@ def cox(
         exposure = theta * (cumulative - event * thinned[block])
         gradient = target - exposure @ x
         information = (x * exposure[:, None]).T @ x - (mean * mass[:, None]).T @ mean
-        return gradient, information
+        return gradient, information, exposure
 
-    beta, converged = np.zeros(p), False
+    def scores(eta: Array, exposure: Array) -> Array:
+        """Score residuals: w_i (x_i - mean at its event) less what it was exposed to, (x_i - mean) dH summed."""
+        theta, _ = shifted(eta)
+        inside = risk(theta)[at] - share * tied(theta)[at]
+        mean = (risk(theta[:, None] * x)[at] - share[:, None] * tied(theta[:, None] * x)[at]) / inside[:, None]
+        moved, thinned = np.zeros((blocks, p)), np.zeros((blocks, p))
+        np.add.at(moved, at, (mass / inside)[:, None] * mean)
+        np.add.at(thinned, at, (mass * share / inside)[:, None] * mean)
+        cumulative = running(moved[::-1], blocks - block_edges[::-1])[::-1][block]
+        out = theta[:, None] * (cumulative - event[:, None] * thinned[block]) - exposure[:, None] * x
+        # Tied deaths share the means of their block: each takes the mean of them.
+        tie_mean = np.zeros((blocks, p))
+        np.add.at(tie_mean, at, mean / count[at][:, None])
+        out[deaths] += w[deaths, None] * (x[deaths] - tie_mean[at])
+        return out
+
     with np.errstate(all="ignore"):
-        current = value(shift)
-        for _ in range(iterations):
-            gradient, information = derivatives(shift + x @ beta)
-            step = newton_step(information, gradient)
-            if step is None:
-                break
-            if float(np.abs(step).max(initial=0.0)) <= 1e-10 * (1 + float(np.abs(beta).max(initial=0.0))):
-                beta, converged = beta + step, True
-                break
-            for _ in range(30):
-                new = value(shift + x @ (beta + step))
-                if new >= current - 1e-12 * abs(current):
-                    break
-                step = step / 2
-            else:
-                break
-            beta, current = beta + step, new
-        _, information = derivatives(shift + x @ beta)
-    try:
-        cov = np.asarray(np.linalg.inv(information), dtype=float)
-    except np.linalg.LinAlgError:
-        cov, converged = np.full((p, p), np.nan), False
-    eta = np.empty(n)
-    eta[order] = x @ beta
-    return Fit(beta=beta, cov=cov, converged=converged, fitted=eta, loglik=current)
+        beta, cov, reached, converged = newton(
+            lambda b: value(shift + x @ b),
+            lambda b: derivatives(shift + x @ b)[:2],
+            np.zeros(p),
+            iterations=iterations,
+        )
+        residual = scores(shift + x @ beta, derivatives(shift + x @ beta)[2])
+    eta, influence = np.empty(n), np.empty((n, p))
+    eta[order], influence[order] = x @ beta, residual @ cov
+    return Fit(beta=beta, cov=cov, converged=converged, fitted=eta, loglik=reached, influence=influence)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,6 +179,111 @@ class Curve:
         """Survival and the variance of its logarithm at a time; 1 and 0 before the first entry."""
         k = int(np.searchsorted(self.time, time, side="right"))
         return (1.0, 0.0) if k == 0 else (float(self.survival[k - 1]), float(self.log_variance[k - 1]))
+
+    def read_off(self, times: Sequence[float], *, label: str = "", level: float = 0.95) -> GridCurve:
+        """The curve at given times, which must not come from its rows (`public_times`).
+
+        Args:
+            times: (g,), rising.
+            label: what the curve is called.
+            level: coverage of the pointwise intervals.
+        Raises: ParameterError: times that do not rise from 0, or a level outside (0, 1).
+        """
+        from scipy.special import expit, logit, ndtri
+
+        grid = np.asarray(times, dtype=float)
+        if len(grid) < 2 or grid[0] != 0 or not (np.diff(grid) > 0).all():
+            raise ParameterError("times must rise from 0", given=f"{len(grid)} times")
+        if not 0 < level < 1:
+            raise ParameterError("level must be in (0, 1)", given=f"{level}")
+        z = -float(ndtri((1 - level) / 2))
+        risk = np.searchsorted(self.time, grid, side="left")
+        left = [int(self.at_risk[k]) if k < len(self.time) else 0 for k in risk]
+        past = np.r_[0.0, np.cumsum(self.events)][np.searchsorted(self.time, grid, side="right")]
+        last = float(self.time[-1]) if len(self.time) else -math.inf
+        survival: list[float | None] = []
+        ends: list[tuple[float | None, float | None]] = []
+        for k, time in enumerate(grid):
+            value, variance = self.at(float(time))
+            # Beyond the last row nothing is known; where the last row had its event, the curve ends at 0.
+            known = time <= last or (value == 0 and k > 0 and grid[k - 1] < last)
+            survival.append(value if known else None)
+            if known and 0 < value < 1:
+                half = z * math.sqrt(variance) / (1 - value)
+                ends.append((float(expit(logit(value) - half)), float(expit(logit(value) + half))))
+            else:
+                ends.append((None, None))
+        return GridCurve(
+            label=label,
+            level=level,
+            time=tuple(grid.tolist()),
+            survival=tuple(survival),
+            lower=tuple(low for low, _ in ends),
+            upper=tuple(high for _, high in ends),
+            at_risk=tuple(left),
+            events=tuple(int(count) for count in past),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class GridCurve:
+    """A Kaplan–Meier curve read off at public times: what is drawn of it, and sent.
+
+    A curve with a step at each event time is the rows' times and events in another form: every step is a row. Read
+    off at times that the dictionary gives (at most a hundred), it has one value per interval however many rows there
+    are, and the same times for every site and every release.
+
+    Args:
+        label: the site, the arm, or both.
+        level: coverage of the pointwise intervals.
+        time: (g,) rising from 0.
+        survival: (g,) share without the event just after each time; None beyond the last row's time.
+        lower, upper: (g,) pointwise limits on the logit scale, those of the question ``km(…, at = time)``; None where
+            survival is 0, 1 or unknown.
+        at_risk: (g,) rows still followed just before each time.
+        events: (g,) events up to and including each time.
+    Raises: ParameterError: parts of different lengths.
+    """
+
+    label: str
+    level: float
+    time: tuple[float, ...]
+    survival: tuple[float | None, ...]
+    lower: tuple[float | None, ...]
+    upper: tuple[float | None, ...]
+    at_risk: tuple[int, ...]
+    events: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        for name in ("time", "survival", "lower", "upper", "at_risk", "events"):
+            object.__setattr__(self, name, tuple(getattr(self, name)))  # a document brings lists
+            if len(getattr(self, name)) != len(self.time):
+                raise ParameterError("all parts of a curve must be as long as its times", given=name)
+
+    @property
+    def n(self) -> int:
+        """Rows behind it."""
+        return self.at_risk[0]
+
+
+def public_times(upper: float, *, most: int = 100) -> tuple[float, ...]:
+    """Round times from 0 to a public bound of follow-up (the dictionary's), at most `most` intervals.
+
+    Raises: ParameterError: a bound that is not positive and finite.
+
+    >>> public_times(25.0)[:3], len(public_times(25.0)), public_times(365, most=12)[-3:]
+    ((0.0, 0.25, 0.5), 101, (300.0, 350.0, 400.0))
+    """
+    if not 0 < upper < math.inf or most < 1:
+        raise ParameterError("the bound of follow-up must be positive and finite", given=f"{upper}")
+    power = 10.0 ** (math.floor(math.log10(upper / most)) - 1)
+    step = next(
+        factor * power
+        for factor in (1, 2, 2.5, 5, 10, 20, 25, 50, 100)
+        if math.ceil(round(upper / (factor * power), 9)) <= most
+    )
+    count = math.ceil(round(upper / step, 9))
+    return tuple(round(step * k, 12) for k in range(count + 1))
 
 
 def kaplan_meier(time: Array, event: Array) -> Curve:

@@ -57,6 +57,7 @@ __all__ = [
     "ReleasesRequest",
     "Reminder",
     "Reply",
+    "Revoked",
     "RowsChunk",
     "RowsRequest",
     "SignedDocument",
@@ -225,6 +226,20 @@ class Withdrawn:
     def __post_init__(self) -> None:
         _must(_is_day(self.withdrawn_day), "withdrawn_day must be an ISO date")
         _in_log(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Revoked:
+    """A standing approval is over: no offer may lean on it any more.
+
+    Args:
+        standing: SHA-256 of its document.
+    """
+
+    standing: str
+
+    def __post_init__(self) -> None:
+        _must(_is_digest(self.standing), "a revocation must name a standing approval by its SHA-256")
 
 
 def _in_log(value: Acceptance | Withdrawn) -> None:
@@ -762,6 +777,14 @@ def _withdrawn_from(message: Any) -> Withdrawn:
     return Withdrawn(**{name: getattr(message, name) for name in _WITHDRAWN})
 
 
+def _revoked_to(value: Revoked) -> Message:
+    return pb.RevocationReply(standing=value.standing)
+
+
+def _revoked_from(message: Any) -> Revoked:
+    return Revoked(standing=message.standing)
+
+
 def _offer_to(value: OfferRequest) -> Message:
     return pb.OfferRequest(envelope=value.envelope, standing=value.standing)
 
@@ -882,6 +905,7 @@ _CODECS: dict[type, tuple[type[Message], Callable[[Any], Message], Callable[[Any
     Acceptance: (pb.AcceptanceReply, _acceptance_to, _acceptance_from),
     Holdings: (pb.StatusReply, _holdings_to, _holdings_from),
     Withdrawn: (pb.WithdrawalReply, _withdrawn_to, _withdrawn_from),
+    Revoked: (pb.RevocationReply, _revoked_to, _revoked_from),
     GrowthRequest: (pb.GrowthRequest, _growth_request_to, _growth_request_from),
     Growth: (pb.GrowthReply, _growth_to, _growth_from),
     StudiesRequest: _same(StudiesRequest, analysis.StudiesRequest),
@@ -948,6 +972,7 @@ COLLECTION: Mapping[str, Method] = {
     "Upload": Method(request=Chunk, reply=Acceptance, stream=True),
     "Status": Method(request=StudyRequest, reply=Holdings),
     "Withdraw": Method(request=SignedDocument, reply=Withdrawn),
+    "RevokeStanding": Method(request=SignedDocument, reply=Revoked),
     "Growth": Method(request=GrowthRequest, reply=Growth),
 }
 

@@ -11,7 +11,7 @@ Nothing here prints or asks; a caller hands over how to open a key, and gets a v
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from shared.plan import StudyPlan
     from shared.standing import Standing
     from site_agent.checks import Check
-    from site_agent.cli import Desk
+    from site_agent.desk import Desk
     from site_agent.ledger import Hold, Noted
     from site_agent.pipeline import Release
 
@@ -44,6 +44,7 @@ __all__ = [
     "approve",
     "bury",
     "compare",
+    "consent_withdrawn",
     "decline",
     "history",
     "leave",
@@ -53,9 +54,14 @@ __all__ = [
     "require_no_copies",
     "require_ticks",
     "resume",
+    "revoke_plan",
+    "revoke_standing",
     "send",
     "sign_standing",
     "stand_in",
+    "standing_lines",
+    "tell_revocations",
+    "told",
     "totals",
     "verify",
     "withdraw",
@@ -64,6 +70,32 @@ __all__ = [
 OpenKey = Callable[[], "SigningKey"]
 SHIFTS = 3
 """Columns that are named when two releases are held side by side."""
+
+
+STEPS = {
+    "genesis": "ledger begun",
+    "reserve": "charged",
+    "anchor": "charge witnessed",
+    "carry": "charge carried over",
+    "drawing": "drawing begun",
+    "seal": "sealed",
+    "hold": "put in the outbox",
+    "send_back": "sent back",
+    "approve": "approved",
+    "commit": "delivered",
+    "reject": "rejected",
+    "burn": "burnt",
+    "withdraw": "withdrawn",
+    "tombstone": "withdrawal settled",
+    "standing": "approved in advance",
+    "standing_revoked": "standing approval ended",
+    "standing_told": "coordinator told of it",
+    "persons_withdrew": "consent withdrawn",
+    "left": "study left",
+    "lost": "lost charges counted",
+    "recovered": "ledger recovered",
+}
+"""The ledger's entries in a steward's words; the others are words already."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -278,6 +310,50 @@ def _require_another_person(at: Desk, hold: Hold, plan: StudyPlan, name: str) ->
         )
 
 
+def _signer(at: Desk, name: str, open_key: OpenKey) -> SigningKey:
+    """The opened key of `name`. Raises: ApprovalRefusal, unless it is the registered one."""
+    key = open_key()
+    if at.outbox.approvers.get(name) != key.public:
+        raise ApprovalRefusal(
+            "an approver must be registered at this site with this key",
+            given=repr(name),
+            next_step=f"Approvers here: {', '.join(at.config.approvers) or 'none'}.",
+        )
+    return key
+
+
+def revoke_plan(at: Desk, study: str, *, name: str, reason: str, open_key: OpenKey) -> StudyPlan:
+    """Take the approval of the study's newest plan back, and with it every standing approval, as the approver `name`.
+
+    Raises: StateRefusal (nobody approved it); SignatureRefusal; ApprovalRefusal (not the registered key).
+    """
+    at.config.approver_key(name)
+    plan = at.plans.plan(study)
+    if at.plans.approval(study, plan.version) is None:
+        raise StateRefusal(
+            "the plan must be approved here to be revoked", given=f"version {plan.version}, not approved"
+        )
+    key = _signer(at, name, open_key)
+    for noted in at.ledger.standing(study):
+        if not noted.revoked:
+            _revoke_standing(at, noted, name=name, reason=reason, key=key)
+    return at.plans.revoke(study, name=name, key=key, reason=reason)
+
+
+def consent_withdrawn(at: Desk, study: str, persons: Collection[str], *, name: str, open_key: OpenKey) -> int:
+    """Note, as the approver `name`, that persons withdrew from a study.
+
+    Args:
+        persons: their pseudonyms.
+    Returns: how many were not noted before.
+    Raises: SignatureRefusal; ApprovalRefusal (not the registered key); IntegrityRefusal; StorageRefusal.
+    """
+    at.config.approver_key(name)
+    key = _signer(at, name, open_key)
+    with at.locked():
+        return at.ledger.note_persons(study, persons, name=name, key=key)
+
+
 # -- approving in advance ---------------------------------------------------------------------------------------
 def sign_standing(
     at: Desk,
@@ -342,6 +418,81 @@ def sign_standing(
                 raise ApprovalRefusal("an approver must be registered at the site, with this key", given=repr(name))
             return standing, at.ledger.add_standing(study=study, name=name, envelope=envelope).digest
     return standing, ""
+
+
+def revoke_standing(at: Desk, digest: str, *, name: str, reason: str, open_key: OpenKey) -> Noted:
+    """Take a standing approval back for good, as the approver `name`; the coordinator is told by `tell_revocations`.
+
+    Raises: StateRefusal (not in force); SignatureRefusal; ApprovalRefusal (not the registered key).
+    """
+    at.config.approver_key(name)
+    found = [noted for noted in at.ledger.standing() if noted.digest == digest and not noted.revoked]
+    if not found:
+        raise StateRefusal(
+            "only a standing approval in force can be revoked",
+            given="one that is not",
+            next_step="See site-agent standing list.",
+        )
+    key = _signer(at, name, open_key)
+    return _revoke_standing(at, found[0], name=name, reason=reason, key=key)
+
+
+def _revoke_standing(at: Desk, noted: Noted, *, name: str, reason: str, key: SigningKey) -> Noted:
+    from shared.standing import Revocation
+
+    said = Revocation(study=noted.study, site=at.config.site, standing=noted.digest, approver=name)
+    return at.ledger.revoke_standing(noted.digest, name=name, reason=reason, key=key, envelope=said.sign(key))
+
+
+def tell_revocations(at: Desk) -> tuple[Noted, ...]:
+    """Tell the coordinator which standing approvals are over. Safe to repeat; nothing is signed.
+
+    Returns: those it has acknowledged now.
+    Raises: PausedRefusal, NetworkRefusal, StateRefusal (not joined yet): they are over here all the same.
+    """
+    untold = [(one, one.revocation) for one in at.ledger.standing() if one.revocation is not None and not one.told]
+    if not untold:
+        return ()
+    at.require_running()
+    with at.egress() as egress:
+        for noted, revocation in untold:
+            egress.revoke_standing(revocation)
+            at.ledger.standing_told(noted.digest)
+    return tuple(noted for noted, _ in untold)
+
+
+def told(at: Desk) -> bool:
+    """Whether the coordinator knows of every revocation, told now where it must be; no where it cannot be told now."""
+    from shared.errors import Refusal
+
+    try:
+        tell_revocations(at)
+    except Refusal:
+        return False
+    return True
+
+
+def standing_lines(at: Desk, today: dt.date, study: str | None = None) -> list[dict[str, Any]]:
+    """Every standing approval, verified: its limits, whether it is in force, and how often it was used."""
+    from dataclasses import asdict
+
+    out = []
+    for noted in at.ledger.standing(study):
+        document = _standing(at, noted)
+        over = today > dt.date.fromisoformat(document.until)
+        given = [approval for hold in at.ledger.holds(noted.study) for approval in hold.approvals]
+        before = _last_approved(at, noted.study)
+        out.append(
+            {
+                "id": noted.digest,
+                "state": "revoked" if noted.revoked else "ended" if over else "in force",
+                "used": sum(approval.standing == noted.digest for approval in given),
+                "measure": before.receipt.n if before else None,
+                "told": noted.told if noted.revocation is not None else None,
+                **asdict(document),
+            }
+        )
+    return out
 
 
 def stand_in(at: Desk, release_id: str, *, agent_version: str, today: dt.date) -> StandIn:
@@ -414,11 +565,15 @@ def _standing(at: Desk, noted: Noted) -> Standing:
 
 
 def _last_approved(at: Desk, study: str) -> Release | None:
-    """The last release of the study that was approved, and was not taken back since."""
+    """The last release of the study that a person approved with their own signature, and nobody took back since.
+
+    What a standing approval let through is no measure for the next: size could creep by a fifth each wave.
+    """
     from site_agent import pipeline
 
     for hold in reversed(at.ledger.holds(study)):
-        if hold.state in ("approved", "delivered") and hold.bundle_sha256:
+        by_hand = any(not given.standing for given in hold.approvals)
+        if hold.state in ("approved", "delivered") and hold.bundle_sha256 and by_hand:
             return pipeline.open_release(at.outbox, hold.release_id)
     return None
 
@@ -508,7 +663,7 @@ def _bury(at: Desk, hold: Hold) -> Hold:
         raise StateRefusal(
             "the coordinator must be told of a withdrawal",
             given="a pause; the release is withdrawn here",
-            next_step=f"After site-agent resume, run {again} again.",
+            next_step=f"After site-agent resume --as NAME, run {again} again.",
         )
     try:
         with at.egress() as egress:
@@ -557,7 +712,7 @@ def leave(
     ]
     if dry_run:
         return tuple(files)
-    key = open_key()
+    key = _signer(at, name, open_key)
     for hold in reversed(holds):  # a later one may hold the rows of an earlier one
         unsettled = hold.withdrawal is not None and not hold.withdrawal.settled
         if hold.state not in ("burnt", "rejected", "withdrawn") or (hold.left and unsettled):
@@ -566,7 +721,7 @@ def leave(
             )
     version = at.plans.highest(study)
     if version and at.plans.approval(study, version) is not None:
-        at.plans.revoke(study, name=name, key=key, reason=note or "left the study")
+        revoke_plan(at, study, name=name, reason=note or "left the study", open_key=lambda: key)
     with at.locked():
         # Noted first: a deletion that is not in the log would look like a loss.
         at.ledger.leave(
@@ -576,6 +731,7 @@ def leave(
                 {"release_id": one.release_id, "name": one.name, "sha256": one.sha256, "bytes": one.size}
                 for one in files
             ],
+            key=key,
         )
         for hold in holds:
             shutil.rmtree(at.outbox.root / hold.release_id, ignore_errors=True)
@@ -671,25 +827,69 @@ def _shifts(then: pd.DataFrame, now: pd.DataFrame) -> tuple[str, ...]:
     return tuple(words for _, words in sorted(found, reverse=True)[:SHIFTS])
 
 
-def pause(at: Desk, reason: str) -> None:
-    """Stop at once: nothing is drawn, approved or sent until `resume`. Works without a network."""
+# -- the switch ------------------------------------------------------------------------------------------------
+def pause(at: Desk, reason: str, *, name: str = "", open_key: OpenKey | None = None) -> bool:
+    """Stop at once: nothing is drawn, approved or sent until `resume`. Works without a network, and without a key.
+
+    Stopping waits for nobody: the site stops first. Then the ledger notes it, signed where a person is named.
+
+    Returns: whether the ledger could note it; where it could not, the pause holds all the same.
+    Raises: ConfigRefusal, SignatureRefusal, ApprovalRefusal (the key of `name`); the site is paused by then.
+    """
+    from shared.errors import Refusal
     from shared.keys import write_private
 
     stamp = dt.datetime.now(dt.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     write_private(at.config.pause_file, f"{stamp} {reason}\n".encode())
+    key = None
+    try:
+        if open_key is not None:
+            at.config.approver_key(name)
+            key = _signer(at, name, open_key)
+    finally:
+        try:
+            at.ledger.pause(name=name if key else "", reason=reason, key=key)
+            noted = True
+        except Refusal:
+            noted = False
+    return noted
 
 
-def resume(at: Desk) -> None:
-    """End a pause."""
+def resume(at: Desk, *, name: str, open_key: OpenKey, reason: str = "") -> None:
+    """End a pause, as the approver `name`. Nothing changes where there is none.
+
+    Raises: ConfigRefusal, SignatureRefusal, ApprovalRefusal (the key of `name`); LedgerRefusal.
+    """
+    at.config.approver_key(name)
+    if not at.paused:
+        return
+    at.ledger.resume(name=name, reason=reason, key=_signer(at, name, open_key))
     at.config.pause_file.unlink(missing_ok=True)
 
 
 def verify(at: Desk) -> dict[str, Any]:
-    """Verify every entry, signature, sealed bundle and plan approval; how many of each there are.
+    """Verify every entry, every signature of agent, lead and approvers, and every sealed bundle; how many there are.
+
+    Of each study it holds what an export of it would say against the script that a stranger is given: what he would
+    find is found here first.
 
     Raises: LedgerRefusal, IntegrityRefusal, ApprovalRefusal: what is not as it was.
     """
+    from site_agent import export, verifier
+    from site_agent.holds import SIGNED, decided_by
+
     entries = at.ledger.verify()
+    decisions = 0
+    for entry in at.ledger.entries():
+        # Entries from before there were tags were not signed by persons.
+        if "tags" in entry.body and (entry.kind in SIGNED or (entry.kind == "paused" and "signature" in entry.body)):
+            if not decided_by(at.config.site, entry, at.outbox.approvers):
+                raise IntegrityRefusal(
+                    f"entry {entry.seq} ({entry.kind.replace('_', ' ')}) must be signed by the approver it names",
+                    given="no such signature",
+                    next_step="Keep the ledger as it is, and call the study lead.",
+                )
+            decisions += 1
     bundles = 0
     deleted = at.ledger.deleted()
     for hold in at.outbox.list():
@@ -700,24 +900,82 @@ def verify(at: Desk) -> dict[str, Any]:
     for study in at.plans.studies():
         for version in range(1, at.plans.highest(study) + 1):
             approvals += at.plans.approval(study, version) is not None
+    signatures = 0
+    for study in sorted({*at.plans.studies(), *(hold.study for hold in at.ledger.holds())}):
+        files = export.record(at, study)
+        try:
+            signatures += verifier.examine(files, study)["signatures"]
+        except (verifier.Wrong, KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+            given = str(error) if isinstance(error, verifier.Wrong) else f"damaged ({type(error).__name__})"
+            raise IntegrityRefusal(
+                f"the record of study {study} must verify as a stranger would verify it",
+                given=given,
+                next_step="Nothing of it is handed out until this is explained: keep the state folder as it is.",
+            ) from None
     head = at.ledger.entries()[-1].hash
-    return {"entries": entries, "bundles": bundles, "plan_approvals": approvals, "head": head, "ok": True}
+    return {
+        "entries": entries,
+        "bundles": bundles,
+        "plan_approvals": approvals,
+        "decisions": decisions,
+        "refused": len(at.refusals.lines()),
+        "signatures": signatures,
+        "head": head,
+        "ok": True,
+    }
 
 
 def history(at: Desk) -> list[dict[str, Any]]:
-    """The ledger's entries as people read them: who did what, when."""
-    return [
+    """What happened as people read it, in order: the ledger's entries, and between them what was refused.
+
+    A refused attempt has no number (``seq`` is 0) and names its ``verb`` and ``code``. ``step`` is for people, ``kind``
+    for programs.
+    """
+    from shared.errors import CATALOGUE
+
+    def meant(code: str) -> str:
+        known = CATALOGUE.get(code)
+        return f"{known.meaning.rstrip('.')} ({code})" if known else code
+
+    refused: list[dict[str, Any]] = [
         {
-            "seq": entry.seq,
-            "time": entry.time,
-            "kind": entry.kind,
-            "release_id": entry.body.get("release_id", ""),
-            "who": entry.body.get("name") or entry.body.get("by") or "agent",
-            "reason": entry.body.get("reason", ""),
-            "hash": entry.hash,
+            "seq": 0,
+            "time": line.time,
+            "kind": "refused",
+            "step": "refused",
+            "release_id": line.release_id,
+            "who": line.who or ("agent" if line.agent else "not named"),
+            "reason": " ".join(part for part in (line.verb, line.study) if part) + f": {meant(line.code)}",
+            "verb": line.verb,
+            "code": line.code,
+            "study": line.study,
+            "after": line.after,
+            "hash": line.hash,
         }
-        for entry in at.ledger.entries()
+        for line in at.refusals.lines()
     ]
+    rows: list[dict[str, Any]] = []
+    for entry in at.ledger.entries():
+        rows.append(
+            {
+                "seq": entry.seq,
+                "time": entry.time,
+                "kind": entry.kind,
+                "step": STEPS.get(entry.kind, entry.kind.replace("_", " ")),
+                "release_id": entry.body.get("release_id", ""),
+                "who": entry.body.get("name") or entry.body.get("by") or _nobody(entry.kind),
+                "reason": entry.body.get("reason", ""),
+                "hash": entry.hash,
+            }
+        )
+        while refused and refused[0]["after"] <= entry.seq:
+            rows.append(refused.pop(0))
+    return [*rows, *refused]
+
+
+def _nobody(kind: str) -> str:
+    """Who did what no person has signed."""
+    return "not named" if kind == "paused" else "agent"
 
 
 def totals(at: Desk, study: str | None = None) -> list[dict[str, Any]]:

@@ -53,6 +53,7 @@ class Check:
         measured: a count; None where there is nothing to count.
         threshold: what it was compared with.
         detail: which columns, how many; never a value.
+        policy: the threshold as policy states it, whatever table it is applied to: all that is told of it outside.
     """
 
     name: str
@@ -61,6 +62,7 @@ class Check:
     measured: float | None = None
     threshold: float | None = None
     detail: str = ""
+    policy: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -267,6 +269,7 @@ def _persons(n: int, n_real: int, limits: Limits) -> Check:
         outcome="passed" if enough else "failed",
         measured=float(n),
         threshold=float(limits.persons),
+        policy=float(limits.persons),
     )
 
 
@@ -288,6 +291,7 @@ def _equal_rows(released: pd.DataFrame, real: pd.DataFrame, dictionary: Dictiona
         measured=float(hits),
         threshold=allowed,
         detail=f"{len(once)} of {len(ours)} real rows are unlike all others; by chance about {mean:.3g} would be hit",
+        policy=CHANCE,
     )
 
 
@@ -350,6 +354,7 @@ def _rare_levels(released: pd.DataFrame, dictionary: Dictionary, limits: Limits)
         measured=float(sum(rare.values())),
         threshold=0.0,
         detail=", ".join(f"{name}: {count} rare" for name, count in rare.items()),
+        policy=float(limits.rare_level),
     )
 
 
@@ -361,4 +366,5 @@ def _clip(clipped: int, n: int) -> Check:
         measured=float(clipped),
         threshold=float(np.floor(CLIPPED_WARNING * n)),
         detail="outliers are pulled in before noise is added; the count stays here",
+        policy=CLIPPED_WARNING,
     )

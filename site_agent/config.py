@@ -285,6 +285,11 @@ class Config:
         return self.home / "paused"
 
     @property
+    def refused(self) -> Path:
+        """What was refused here (`site_agent.refusals`)."""
+        return self.home / "refused.jsonl"
+
+    @property
     def pinned_leads(self) -> dict[str, PublicKey]:
         """The leads' keys by handle, as `open_plan` takes them."""
         from shared.keys import PublicKey

@@ -53,6 +53,7 @@ from shared.wire import (
     Offered,
     OfferRequest,
     Reply,
+    Revoked,
     SignedDocument,
     StudyRequest,
     Withdrawal,
@@ -319,6 +320,22 @@ class Egress:
         _log.info("withdrew release %s digest %s", asked.release_id, asked.bundle_sha256[:12])
         return self._kept(done)
 
+    def revoke_standing(self, envelope: Envelope) -> None:
+        """Tell the coordinator that a standing approval is over; safe to repeat.
+
+        Args:
+            envelope: a `shared.standing.Revocation`, signed by the approver it names.
+        Raises: the coordinator's refusal, IntegrityRefusal (it names another), or NetworkRefusal.
+        """
+        from shared.standing import Revocation
+
+        said = Revocation.from_bytes(envelope.payload)
+        document = SignedDocument(envelope=envelope.to_bytes())
+        done: Revoked = self._ask("RevokeStanding", document)  # once: the next round tells what this one could not
+        if done.standing != said.standing:
+            raise IntegrityRefusal("the answer must name this standing approval", given="another")
+        _log.info("revoked standing approval %s", said.standing[:12])
+
     def _kept(self, reply: Reply) -> Reply:
         if self._witness is None:
             return reply
@@ -437,7 +454,7 @@ class Egress:
             raise PausedRefusal(
                 "this site must not be paused to send",
                 given=f"a pause, with {sent:,} of {total:,} bytes sent",
-                next_step="After site-agent resume, approve it again: the same bytes are sent on from there.",
+                next_step="After site-agent resume --as NAME, approve it again: the same bytes are sent on from there.",
             )
 
     def _ask(self, method: str, request: Any) -> Any:

@@ -1,32 +1,40 @@
 """`site-agent audit export`: the record of one study at this site, for a stranger who trusts neither us nor our code.
 
 A folder of plain files: the whole ledger with its hashes and signatures, the signed plans and their approvals, and of
-each sealed release its statement, receipt, checks (every threshold and tool version), who decided what, and whether it
-was taken back. ``manifest.json`` lists all of it under the site's signature, ``verify.py`` checks all of it with
-Python's library and `cryptography`, ``summary.html`` says on one page what it amounts to.
+each sealed release its statement, receipt, checks (rule, threshold, outcome, tool versions), who decided what, and
+whether it was taken back. ``manifest.json`` lists all of it under the site's signature, ``verify.py`` checks all of it
+with Python's library and `cryptography`, ``summary.html`` says on one page what it amounts to.
 
-No row is in it, released or real. Entries of the site's other studies are there as links only: the chain holds, and
-nothing of them is told. The attack audit's values stay where they are; the ledger keeps their digest.
+No row is in it, released or real, and no count of records but the n of a receipt, which leaves with every release. Of
+the checks it has ``outcomes.json``, written and bound when they were shown to the approver; where an entry counts
+persons it has the digest. The attack audit's values stay where they are; the ledger keeps their digest.
+
+Entries of the site's other studies are there as digests and tags: the chain holds, and nothing of them is told. No
+entry of this study can be passed off as one of those, because each carries the tag of its study from the day it was
+written (docs/decisions/0009).
 """
 
 from __future__ import annotations
 
 import datetime as dt
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shared.canonical import canonical_json, parse_json, sha256_hex
 from shared.errors import StateRefusal
 from shared.keys import Envelope
+from site_agent.holds import told, told_digest
 
 if TYPE_CHECKING:
-    from site_agent.cli import Desk
+    from site_agent.desk import Desk
     from site_agent.ledger import Entry, Hold
 
-__all__ = ["EXPORT_TYPE", "export"]
+__all__ = ["EXPORT_TYPE", "export", "record"]
 
 EXPORT_TYPE = "application/vnd.tributary.audit-export+json"
 HERE = Path(__file__).parent
+CHECKS_CAP = 256 << 20
 
 
 def export(at: Desk, study: str, out: Path, *, agent_version: str, today: dt.date) -> dict[str, Any]:
@@ -45,20 +53,11 @@ def export(at: Desk, study: str, out: Path, *, agent_version: str, today: dt.dat
         raise StateRefusal("the folder of an export must be new or empty", given=out.name, next_step="Name another.")
     entries = at.ledger.entries()
     holds = [hold for hold in at.ledger.holds(study) if hold.bundle_sha256]
-    files = {
-        "ledger.json": canonical_json([_line(entry, at, study) for entry in entries]),
-        "keys.json": canonical_json(_keys(at)),
-        "acknowledged.json": canonical_json(_acknowledged(at, study)),
-        "verify.py": (HERE / "verifier.py").read_bytes(),
-        **_plans(at, study),
-    }
-    for hold in holds:
-        for name, data in _release(at, hold).items():
-            files[f"releases/{hold.release_id}/{name}"] = data
-    files["summary.html"] = _summary(at, study, holds, entries, today).encode()
+    files = {**record(at, study), "verify.py": (HERE / "verifier.py").read_bytes()}
+    files["summary.html"] = _summary(at, study, holds, entries, _checks(files), today).encode()
     files["ro-crate-metadata.json"] = _crate(at, study, sorted(files), today)
     manifest = {
-        "format": "tributary-audit-export/1",
+        "format": "tributary-audit-export/2",
         "site": at.config.site,
         "study": study,
         "agent_version": agent_version,
@@ -83,21 +82,49 @@ def export(at: Desk, study: str, out: Path, *, agent_version: str, today: dt.dat
     }
 
 
-def _line(entry: Entry, at: Desk, study: str) -> dict[str, Any]:
-    """An entry; of another study only what the chain needs."""
-    signed = {"seq": entry.seq, "hash": entry.hash, "signature": entry.signature.hex()}
-    if not _concerns(entry, at, study):
-        return {**signed, "link": entry.link}
-    return {**signed, "time": entry.time, "kind": entry.kind, "body": dict(entry.body)}
+def record(at: Desk, study: str) -> dict[str, bytes]:
+    """What there is to check of a study, by file name: all of an export but its list, its script and its summary.
+
+    Raises: StateRefusal, IntegrityRefusal, StorageRefusal: what is lost or not as it was.
+    """
+    holds = at.ledger.holds()
+    studies = {hold.release_id: hold.study for hold in holds}
+    tag = at.ledger.tag(study)
+    files = {
+        "ledger.json": canonical_json([_line(entry, tag, study, studies) for entry in at.ledger.entries()]),
+        "keys.json": canonical_json(_keys(at, study)),
+        "acknowledged.json": canonical_json(_acknowledged(at, study)),
+        **_plans(at, study),
+    }
+    for hold in holds:
+        if hold.study == study and hold.bundle_sha256:
+            for name, data in _release(at, hold).items():
+                files[f"releases/{hold.release_id}/{name}"] = data
+    return files
 
 
-def _concerns(entry: Entry, at: Desk, study: str) -> bool:
+def _line(entry: Entry, tag: str, study: str, studies: Mapping[str, str]) -> dict[str, Any]:
+    """An entry; of another study only what the chain needs, and its tags."""
+    line: dict[str, Any] = {"seq": entry.seq, "hash": entry.hash, "signature": entry.signature.hex()}
+    tags = entry.body.get("tags")
+    if tags is None:
+        if not _concerns(entry, study, studies):
+            return {**line, "link": entry.link}
+        return {**line, "time": entry.time, "kind": entry.kind, "body": dict(entry.body)}
+    line["tags"] = tags
+    if tags and tag not in tags:
+        return {**line, "told": told_digest(entry.time, entry.kind, entry.body)}
+    return {**line, "time": entry.time, "kind": entry.kind, "body": told(entry.body)}
+
+
+def _concerns(entry: Entry, study: str, studies: Mapping[str, str]) -> bool:
+    """Whether an entry from before there were tags is about `study`."""
     body = entry.body
     if entry.kind in ("lost", "recovered"):
         return any(charge["study"] == study for charge in body["charges"])
     if "study" in body:
         return bool(body["study"] == study)
-    return "release_id" not in body or at.ledger.hold(body["release_id"]).study == study
+    return "release_id" not in body or studies[body["release_id"]] == study
 
 
 def _acknowledged(at: Desk, study: str) -> list[Any]:
@@ -108,12 +135,13 @@ def _acknowledged(at: Desk, study: str) -> list[Any]:
     return [one for one in said if one.get("study", study) == study]
 
 
-def _keys(at: Desk) -> dict[str, Any]:
+def _keys(at: Desk, study: str) -> dict[str, Any]:
     config = at.config
     pinned = config.ca.with_name("witness.pub")
     return {
         "witness_key": pinned.read_text().strip() if pinned.exists() else "",
         "site": config.site,
+        "study_tag": at.ledger.tag_proof(study).hex(),
         "coordinator": config.coordinator,
         "ca_fingerprint": config.ca_fingerprint,
         "release_key": at.release_key.public.hex,
@@ -140,18 +168,48 @@ def _release(at: Desk, hold: Hold) -> dict[str, bytes]:
     folder = at.outbox.folder(hold.release_id)
     with zipfile.ZipFile(at.outbox.bundle(hold.release_id)) as archive:
         files["receipt.json"] = archive.read("receipt.json")
-    for path in [folder / "checks.json", *sorted(folder.glob("decision-*.json"))]:
-        if path.exists():
-            files[path.name] = path.read_bytes()
+    files |= {path.name: path.read_bytes() for path in sorted(folder.glob("decision-*.json"))}
+    written = folder / "outcomes.json"
+    if written.exists():
+        files["outcomes.json"] = written.read_bytes()
+    elif hold.documents and "outcomes.json" not in hold.documents:
+        files["outcomes.json"] = _outcomes(folder, hold)
     return files
 
 
-def _summary(at: Desk, study: str, holds: list[Hold], entries: list[Entry], today: dt.date) -> str:
+def _outcomes(folder: Path, hold: Hold) -> bytes:
+    """Of a release that was held before outcomes were written: bound to the checks by their digest alone."""
+    from site_agent.outbox import outcomes
+
+    data, audit = ((folder / name).read_bytes() for name in ("checks.json", "audit.json"))
+    content = outcomes(
+        parse_json(data, cap=CHECKS_CAP)["content"], parse_json(audit, cap=CHECKS_CAP)["content"], sha256_hex(data)
+    )
+    return canonical_json({"release_id": hold.release_id, "bundle_sha256": hold.bundle_sha256, "content": content})
+
+
+def _checks(files: Mapping[str, bytes]) -> dict[str, list[dict[str, Any]]]:
+    """How each check of each release ended."""
+    return {
+        name.split("/")[1]: parse_json(data)["content"]["checks"]
+        for name, data in files.items()
+        if name.endswith("/outcomes.json")
+    }
+
+
+def _summary(
+    at: Desk,
+    study: str,
+    holds: list[Hold],
+    entries: list[Entry],
+    checks: Mapping[str, list[dict[str, Any]]],
+    today: dt.date,
+) -> str:
     """One page for people, with its style inside: it must read well on any machine."""
     import jinja2
 
     from site_agent import airlock
-    from site_agent.cli import plan_facts
+    from site_agent.cli.plan import plan_facts
 
     versions = [plan for plan in at.plans.filed(study)]
     approvals = [
@@ -170,6 +228,7 @@ def _summary(at: Desk, study: str, holds: list[Hold], entries: list[Entry], toda
         plan=plan_facts(at, versions[-1]) if versions else None,
         approvals=approvals,
         holds=holds,
+        checks=checks,
         charges=at.ledger.statement(study),
         delivered=delivered,
         totals=airlock.totals(at, study),

@@ -14,7 +14,7 @@ from shared.errors import CertificateRefusal, NetworkRefusal, Refusal, StorageRe
 from shared.terminal import Check
 
 if TYPE_CHECKING:
-    from site_agent.cli import Desk
+    from site_agent.desk import Desk
 
 __all__ = ["diagnose"]
 
@@ -49,6 +49,7 @@ def diagnose(desk: Desk, today: dt.date) -> tuple[list[Check], int]:
     look("disk", _disk)
     look("permissions", _permissions)
     look("pinned authority", _authority)
+    look("coordinator's key", _witness)
     look("certificate", _certificate)
     look("ledger", _ledger)
     look("tables", _tables)
@@ -111,6 +112,20 @@ def _authority(desk: Desk, today: dt.date) -> Finding:
             next_step="Do not go on. Call the study lead.",
         )
     return "ok", fingerprint[:29] + " …", ""
+
+
+def _witness(desk: Desk, today: dt.date) -> Finding:
+    """The key under which the coordinator signs what it acknowledges; without it nothing that it says is checked."""
+    from shared.keys import PublicKey
+
+    path = desk.config.ca.with_name("witness.pub")
+    if not path.exists():
+        return (
+            "warn",
+            "certificates/witness.pub is missing: what the coordinator acknowledges is not checked or kept",
+            "Restore it from a backup, or ask the study lead for a new invitation and compare the key on the phone.",
+        )
+    return "ok", PublicKey(path.read_text().strip()).fingerprint, ""
 
 
 def _certificate(desk: Desk, today: dt.date) -> Finding:

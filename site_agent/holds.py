@@ -18,26 +18,35 @@ from typing import Any, Literal
 from shared.canonical import canonical_json, sha256_hex
 from shared.chain import LINKS_CAP
 from shared.errors import ParameterError, StateRefusal
-from shared.keys import PublicKey
+from shared.keys import Envelope, PublicKey
 
 __all__ = [
+    "DECISION_TYPE",
     "LOST_CAP",
+    "SIGNED",
     "Approval",
     "Entry",
     "Hold",
     "Lost",
     "Touches",
     "Withdrawal",
+    "decided_by",
+    "decision_message",
     "fold",
     "link_of",
     "lost_bodies",
     "price_of",
     "require_word",
+    "told",
+    "told_digest",
 ]
 
 LOST_CAP = LINKS_CAP
 """Most charges in one `Lost`: a number that came over the wire must not decide how many holds are made."""
 _LOST_BYTES = 1 << 18
+DECISION_TYPE = "application/vnd.tributary.site-decision+json"
+SIGNED = frozenset({"plan_revoked", "standing_revoked", "persons_withdrew", "left", "resumed"})
+"""Kinds of entry that a person signs; one of kind ``paused`` may be signed, because stopping waits for nobody."""
 Touches = Literal["everybody", "new"]
 State = Literal[
     "reserved",
@@ -81,7 +90,11 @@ _MOVES: dict[str, tuple[frozenset[State], State]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """One line of the ledger. `body` is read from canonical JSON; `time` is UTC and for people only."""
+    """One line of the ledger. `time` is UTC and for people only.
+
+    `body` is read from canonical JSON. Its ``tags`` say which studies it is about (`Ledger.tag`; none: every study),
+    its ``kept`` holds the counts of records that are told to nobody outside.
+    """
 
     seq: int
     time: str
@@ -241,9 +254,49 @@ class Lost:
             )
 
 
+def told(body: Mapping[str, Any]) -> dict[str, Any]:
+    """An entry's body as others may see it: its counts of records, which are salted, by their digest, and no tags."""
+    shown = {name: value for name, value in body.items() if name != "tags"}
+    return {**shown, "kept": sha256_hex(canonical_json(body["kept"]))} if "kept" in body else shown
+
+
+def told_digest(time: str, kind: str, body: Mapping[str, Any]) -> str:
+    """What stands for time, kind and body of an entry where it is not told; its salt keeps it from being guessed."""
+    return sha256_hex(canonical_json({"time": time, "kind": kind, "body": told(body)}))
+
+
 def link_of(seq: int, time: str, kind: str, body: Mapping[str, Any]) -> str:
-    """SHA-256 of an entry without its predecessor."""
-    return sha256_hex(canonical_json({"seq": seq, "time": time, "kind": kind, "body": body}))
+    """SHA-256 of an entry without its predecessor.
+
+    It covers which studies the entry is about apart from what it says, so that neither can be shown without the other
+    (`site_agent.export`). Entries of ledgers from before that name no studies.
+    """
+    if "tags" not in body:
+        return sha256_hex(canonical_json({"seq": seq, "time": time, "kind": kind, "body": body}))
+    return sha256_hex(canonical_json({"seq": seq, "tags": body["tags"], "told": told_digest(time, kind, body)}))
+
+
+def decision_message(site: str, kind: str, previous: str, body: Mapping[str, Any]) -> bytes:
+    """The bytes that a person signs under an entry of a kind in `SIGNED`.
+
+    They name the entry before it, so that a signature is good at one place of one ledger and cannot be used again.
+
+    Args:
+        body: the entry's; signed is what others may see of it (`told`), without salt, key and signature.
+    """
+    said = {name: value for name, value in told(body).items() if name not in ("salt", "key", "signature")}
+    payload = canonical_json({"site": site, "kind": kind, "previous": previous, "body": said})
+    return Envelope.encoding(DECISION_TYPE, payload)
+
+
+def decided_by(site: str, entry: Entry, approvers: Mapping[str, PublicKey]) -> bool:
+    """Whether the person whom an entry names has signed it with the registered key."""
+    body = entry.body
+    key = approvers.get(body.get("name", ""))
+    if key is None or body.get("key") != key.hex:
+        return False
+    message = decision_message(site, entry.kind, entry.previous, body)
+    return key.verifies(bytes.fromhex(body.get("signature", "")), message)
 
 
 def price_of(event: Mapping[str, Any], delta: float) -> dict[str, Any]:
@@ -325,7 +378,11 @@ def fold(holds: dict[str, Hold], entry: Entry) -> None:
         change |= {name: body[name] for name in ("wave", "plan_hash", "cap_epsilon")}
         change |= {"uncovered": tuple(body["uncovered"]), "merged": (*hold.merged, hold.wave), "state": hold.state}
     elif entry.kind == "drawing":
-        change |= {"drawn": True, "persons_sha256": body.get("persons_sha256", ""), "persons": body.get("persons")}
+        change |= {
+            "drawn": True,
+            "persons_sha256": body.get("persons_sha256", ""),
+            "persons": body.get("kept", body).get("persons"),
+        }
         change["space"] = body.get("space", "")
     elif entry.kind == "seal":
         for name in ("bundle_sha256", "bundle_bytes", "receipt_sha256", "plan_version", "recipient"):

@@ -23,7 +23,9 @@ the last anchor, so that the coordinator sees a head grow from the one it keeps.
 crash, never lead. `count_lost` is the only way on for a ledger that was put back: it charges whatever may be missing.
 
 Every entry holds 16 random bytes, its salt: the links that go to the coordinator as proof would otherwise let a name
-or a time be guessed. The time of an entry is for people. Order is `seq`; no decision depends on a clock.
+or a time be guessed. It also carries the tags of the studies it is about, from which nobody can guess a study's name:
+whoever is shown one study's entries sees that none of them was left out (`site_agent.export`). The time of an entry is
+for people. Order is `seq`; no decision depends on a clock.
 """
 
 from __future__ import annotations
@@ -38,6 +40,7 @@ import secrets
 import sqlite3
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -71,6 +74,7 @@ from site_agent.holds import (
     Phase,
     Touches,
     Withdrawal,
+    decision_message,
     fold,
     link_of,
     lost_bodies,
@@ -97,6 +101,9 @@ __all__ = [
 ]
 
 HEAD_TYPE = "application/vnd.tributary.ledger-head+json"
+TAG_TYPE = "application/vnd.tributary.study-tag+json"
+FORMAT = "tributary-ledger/3"
+"""Since 3 every entry has tags. A ledger of 2 is read, and goes on with tags from its next entry."""
 BUSY_SECONDS = 60.0
 BODY_CAP = 1 << 20
 """Most bytes of an entry: what `parse_json` reads back."""
@@ -206,6 +213,8 @@ class Noted:
         envelope: the document, signed by the approver `name`.
         seq: its entry.
         revoked: by a person, with the plan's approval, or when the site left the study.
+        revocation: what the person signed for the coordinator when it was revoked.
+        told: whether the coordinator has acknowledged that.
     """
 
     digest: str
@@ -214,6 +223,8 @@ class Noted:
     envelope: Envelope
     seq: int
     revoked: bool = False
+    revocation: Envelope | None = None
+    told: bool = False
 
 
 def private_folder(path: Path) -> None:
@@ -252,6 +263,11 @@ def write_whole(path: Path, data: bytes, place: str) -> None:
         with contextlib.suppress(OSError):
             part.unlink()
         raise _storage(path.name, error) from error
+
+
+def tag_proof(signer: SigningKey, site: str, study: str) -> bytes:
+    """The signature behind a study's tag. Ed25519 is deterministic: the same each time, and nobody else can make it."""
+    return signer.sign(Envelope.encoding(TAG_TYPE, canonical_json({"site": site, "study": study})))
 
 
 def fsync_folder(folder: Path) -> None:
@@ -365,7 +381,7 @@ class Ledger:
                 for statement in _SCHEMA.values():
                     connection.execute(statement)
                 book = _Book(connection, signer, site, [], path)
-                book.append("genesis", {"site": site, "release_key": signer.public.hex, "format": "tributary-ledger/2"})
+                book.append("genesis", {"site": site, "release_key": signer.public.hex, "format": FORMAT})
                 connection.execute("COMMIT")
                 # Last, or the genesis might still be in the part's own log when the file gets its name.
                 connection.execute("PRAGMA journal_mode = WAL")
@@ -533,11 +549,13 @@ class Ledger:
                     next_step="Restore the connection to the coordinator; the reservation is kept.",
                 )
             body: dict[str, Any] = {}
+            kept: dict[str, Any] = {}
             # Another state is refused by the fold, and must not have its list written over before.
             if persons is not None and found.state == "anchored":
                 book.require_same_persons(found, space)
                 data = canonical_json(sorted(set(persons)))
-                body = {"persons_sha256": sha256_hex(data), "persons": len(set(persons)), "space": space}
+                body = {"persons_sha256": sha256_hex(data), "space": space}
+                kept = {"persons": len(set(persons))}
                 if found.touches == "new":
                     _require_new(len(set(persons) & book.taken(found)))
                 folder = self.folder(found)
@@ -549,7 +567,7 @@ class Ledger:
                 write_whole(folder / POPULATION, data, "ledger.population")
             elif found.touches == "new" and found.state == "anchored":
                 raise ParameterError("a release of new persons must name them", given="no list")
-            return book.move(found.release_id, "drawing", body)
+            return book.move(found.release_id, "drawing", body, kept)
 
     def folder(self, hold: Hold) -> Path:
         """Where the files of a release lie."""
@@ -801,31 +819,40 @@ class Ledger:
             if done:
                 return done
             known = {name: at for name, at in accepted.items() if name in book.holds}
-            # What would outgrow an entry stands in several; the last one says that this head is settled.
-            bodies = lost_bodies(lost)
+            # What would outgrow an entry stands in several, and each is of one study; the last one, which every study
+            # may see, says that this head is settled.
+            named = dict.fromkeys(one.study for one in lost)
+            bodies = [body for study in named for body in lost_bodies([one for one in lost if one.study == study])]
             open_holds = [h.release_id for h in book.holds.values() if h.phase in ("held", "sealed")]
             body = {
                 "seq": receipt.seq,
                 "head": receipt.head,
                 "after": _anchored(book.entries),
-                **bodies[-1],
+                "prices": [],
+                "charges": [],
                 "accepted": {name: at for name, at in known.items() if book.holds[name].state != "delivered"},
                 "burnt": [name for name in open_holds if name not in known],
             }
-            for more in bodies[:-1]:
+            for more in bodies:
                 book.append("lost", more)
             book.append("recovered", body)
             return head_fingerprint(book.entries[-1].hash)
 
     # -- plans ------------------------------------------------------------------------------------------------------
-    def approve_plan(self, *, study: str, version: int, plan_hash: str, approver: str) -> None:
+    def approve_plan(
+        self, *, study: str, version: int, plan_hash: str, approver: str, envelope: Envelope | None = None
+    ) -> None:
         """Remember an approved plan version, so that deleting its file does not forget it.
 
+        Args:
+            envelope: the signed approval; it stays here when the plan is approved again and its file is replaced.
         Raises: PlanRollback, PlanChanged.
         """
         require_word(study, "study")
         _require_digest(plan_hash, "plan_hash")
-        body = {"study": study, "version": version, "plan_hash": plan_hash, "name": approver}
+        body: dict[str, Any] = {"study": study, "version": version, "plan_hash": plan_hash, "name": approver}
+        if envelope is not None:
+            body["envelope"] = envelope.to_bytes().decode()
         with self._transaction(write=True) as book:
             before = book.plans.get(study)
             if before is not None and before[0] > version:
@@ -836,16 +863,20 @@ class Ledger:
                 raise PlanChanged("a plan version must have one content", given=f"version {version} with another hash")
             book.append("plan_approved", body)
 
-    def revoke_plan(self, *, study: str, version: int, plan_hash: str, approver: str, reason: str) -> None:
+    def revoke_plan(
+        self, *, study: str, version: int, plan_hash: str, approver: str, reason: str, key: SigningKey | None = None
+    ) -> None:
         """Note that an approval is taken back; approving the same version again is possible.
 
+        Args:
+            key: of the person who decides; it signs the entry.
         Raises: StateRefusal, unless this version is approved.
         """
         body = {"study": study, "version": version, "plan_hash": plan_hash, "name": approver, "reason": reason}
         with self._transaction(write=True) as book:
             if book.plans.get(study) != (version, plan_hash) or study in book.revoked:
                 raise StateRefusal("only an approved plan can be revoked", given=f"version {version}")
-            book.append("plan_revoked", body)
+            book.append("plan_revoked", body, person=key)
 
     def plan_revoked(self, study: str, version: int) -> bool:
         """Whether the approval of this version was taken back, and not given again since."""
@@ -862,8 +893,15 @@ class Ledger:
                 book.append("standing", {"study": study, "name": name, "standing": envelope.digest, "envelope": text})
             return book.standing[envelope.digest]
 
-    def revoke_standing(self, digest: str, *, name: str, reason: str) -> Noted:
-        """Note that a standing approval is taken back, for good. Raises: StateRefusal, unless it is in force."""
+    def revoke_standing(
+        self, digest: str, *, name: str, reason: str, key: SigningKey | None = None, envelope: Envelope | None = None
+    ) -> Noted:
+        """Note that a standing approval is taken back, for good. Raises: StateRefusal, unless it is in force.
+
+        Args:
+            key: of the person who decides; it signs the entry.
+            envelope: the revocation for the coordinator (`shared.standing.Revocation`), signed by the same person.
+        """
         with self._transaction(write=True) as book:
             made = book.standing.get(digest)
             if made is None or made.revoked:
@@ -873,19 +911,51 @@ class Ledger:
                     next_step="See site-agent standing list.",
                 )
             body = {"study": made.study, "name": name, "standing": digest, "reason": reason}
-            book.append("standing_revoked", body)
+            if envelope is not None:
+                body["envelope"] = envelope.to_bytes().decode()
+            book.append("standing_revoked", body, person=key)
             return book.standing[digest]
+
+    def standing_told(self, digest: str) -> None:
+        """Note that the coordinator has acknowledged a revocation; again changes nothing."""
+        with self._transaction(write=True) as book:
+            made = book.standing[digest]
+            if not made.told:
+                book.append("standing_told", {"study": made.study, "standing": digest})
 
     def standing(self, study: str | None = None) -> tuple[Noted, ...]:
         """Every standing approval that was ever made, of one study or of all, oldest first."""
         with self._transaction() as book:
             return tuple(made for made in book.standing.values() if study in (None, made.study))
 
-    def leave(self, *, study: str, name: str, deleted: Sequence[Mapping[str, Any]]) -> None:
+    # -- the switch ------------------------------------------------------------------------------------------------
+    def pause(self, *, name: str, reason: str, key: SigningKey | None = None) -> None:
+        """Note that the site was paused, by a person where one is named; again changes nothing."""
+        with self._transaction(write=True) as book:
+            if not book.paused:
+                book.append("paused", {"name": name, "reason": reason}, person=key)
+
+    def resume(self, *, name: str, reason: str, key: SigningKey | None = None) -> None:
+        """Note that a pause has ended."""
+        with self._transaction(write=True) as book:
+            book.append("resumed", {"name": name, "reason": reason}, person=key)
+
+    def paused(self) -> bool:
+        """Whether the last word on it was a pause."""
+        with self._transaction() as book:
+            return book.paused
+
+    def leave(
+        self, *, study: str, name: str, deleted: Sequence[Mapping[str, Any]], key: SigningKey | None = None
+    ) -> None:
         """Note what was deleted when the site left a study: release, file, SHA-256 and size of each."""
         require_word(study, "study")
         with self._transaction(write=True) as book:
-            book.append("left", {"study": study, "name": name, "deleted": [dict(item) for item in deleted]})
+            # The size of a list of persons tells how many they are.
+            sizes = [item.get("bytes", 0) for item in deleted]
+            gone = [{what: value for what, value in item.items() if what != "bytes"} for item in deleted]
+            body = {"study": study, "name": name, "deleted": gone}
+            book.append("left", body, person=key, kept={"bytes": sizes})
 
     def deleted(self) -> frozenset[str]:
         """Releases whose files were deleted when the site left their study."""
@@ -898,9 +968,13 @@ class Ledger:
             return book.plans.get(study)
 
     # -- persons who withdrew ---------------------------------------------------------------------------------------
-    def note_persons(self, study: str, persons: Collection[str]) -> int:
+    def note_persons(
+        self, study: str, persons: Collection[str], *, name: str = "", key: SigningKey | None = None
+    ) -> int:
         """Note that persons withdrew from a study: pseudonyms in a file of the site, their number in the ledger.
 
+        Args:
+            name: of the approver who notes it, whose `key` signs the entry.
         Returns: how many were not noted before.
         Raises: IntegrityRefusal (the list is lost or was edited); StorageRefusal.
         """
@@ -919,9 +993,9 @@ class Ledger:
                 except OSError as error:
                     raise _storage(folder.name, error) from error
                 write_whole(folder / f"{digest}.json", data, "ledger.withdrawn")
-                book.append(
-                    "persons_withdrew", {"study": study, "added": added, "count": len(everybody), "sha256": digest}
-                )
+                counted = {"added": added, "count": len(everybody)}
+                body = {"study": study, "name": name, "sha256": digest}
+                book.append("persons_withdrew", body, person=key, kept=counted)
             return added
 
     def persons_gone(self, study: str) -> frozenset[str]:
@@ -930,6 +1004,14 @@ class Ledger:
             return book.withdrawn_from(study)
 
     # -- reading ----------------------------------------------------------------------------------------------------
+    def tag_proof(self, study: str) -> bytes:
+        """Shows that `tag` is that of `study`: the site's signature whose SHA-256 it is."""
+        return tag_proof(self.signer, self.site, study)
+
+    def tag(self, study: str) -> str:
+        """What marks an entry as being about `study`; of other studies than those that are told it tells nothing."""
+        return sha256_hex(self.tag_proof(study))
+
     def hold(self, release_id: str) -> Hold:
         """The hold of a release. Raises: StateRefusal, if there is none."""
         with self._transaction() as book:
@@ -1040,7 +1122,10 @@ class Ledger:
                 raise _broken("ledger.db must have the ledger's table and triggers", "another schema")
             for entry in book.entries:
                 self._require_signed(entry)
-                if entry.kind == "anchor" and book.entries[entry.body["seq"] - 1].hash != entry.body["head"]:
+                if entry.kind != "anchor":
+                    continue
+                seq = entry.body["seq"]
+                if not 1 <= seq < entry.seq or book.entries[seq - 1].hash != entry.body["head"]:
                     raise _broken(f"entry {entry.seq} must name an anchored head of this ledger", "another head")
             if receipt is not None:
                 _require_receipt(book.entries, receipt)
@@ -1146,6 +1231,7 @@ class _Book:
         self.revoked: dict[str, int] = {}
         self.deleted: set[str] = set()
         self.standing: dict[str, Noted] = {}
+        self.paused = False
         for entry in entries:
             try:
                 self._fold(entry)
@@ -1160,15 +1246,33 @@ class _Book:
                 "the release must be in the ledger", given=release_id, next_step="See site-agent outbox list."
             ) from None
 
-    def move(self, release_id: str, kind: str, body: Mapping[str, Any]) -> Hold:
+    def move(self, release_id: str, kind: str, body: Mapping[str, Any], kept: Mapping[str, Any] | None = None) -> Hold:
         self.hold(release_id)
-        self.append(kind, {"release_id": release_id, **body})
+        self.append(kind, {"release_id": release_id, **body}, kept=kept)
         return self.holds[release_id]
 
-    def append(self, kind: str, body: Mapping[str, Any]) -> None:
+    def append(
+        self,
+        kind: str,
+        body: Mapping[str, Any],
+        *,
+        person: SigningKey | None = None,
+        kept: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Add an entry, signed by the site.
+
+        Args:
+            person: who decides, where it is a person's decision: their signature stands in the entry.
+            kept: what is told to nobody outside: counts of records.
+        """
         seq = len(self.entries) + 1
         time = dt.datetime.now(dt.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-        body = {**body, "salt": secrets.token_hex(16)}
+        body = {**body, "salt": secrets.token_hex(16), "tags": self._tags(body)}
+        if kept:
+            body["kept"] = {**kept, "salt": secrets.token_hex(16)}
+        if person is not None:
+            message = decision_message(self.site, kind, self.entries[-1].hash, body)
+            body |= {"key": person.public.hex, "signature": person.sign(message).hex()}
         data = canonical_json(body)
         if len(data) > BODY_CAP:
             # Written, it could never be read again, and the ledger with it.
@@ -1191,6 +1295,15 @@ class _Book:
         reach("ledger.after_insert")
         self.entries.append(entry)
 
+    def _tags(self, body: Mapping[str, Any]) -> list[str]:
+        """Which studies an entry is about; none where it is about the whole site."""
+        studies = (
+            {str(body["study"])} if "study" in body else {str(charge["study"]) for charge in body.get("charges", ())}
+        )
+        if not studies and "release_id" in body:
+            studies = {self.hold(body["release_id"]).study}
+        return sorted(sha256_hex(tag_proof(self.signer, self.site, study)) for study in studies)
+
     def _fold(self, entry: Entry) -> None:
         if entry.kind == "plan_approved":
             self.plans[entry.body["study"]] = (int(entry.body["version"]), str(entry.body["plan_hash"]))
@@ -1210,8 +1323,14 @@ class _Book:
                 seq=entry.seq,
             )
         elif entry.kind == "standing_revoked":
+            made, text = self.standing[entry.body["standing"]], entry.body.get("envelope")
+            signed = None if text is None else Envelope.from_bytes(text.encode())
+            self.standing[made.digest] = replace(made, revoked=True, revocation=signed)
+        elif entry.kind == "standing_told":
             made = self.standing[entry.body["standing"]]
-            self.standing[made.digest] = replace(made, revoked=True)
+            self.standing[made.digest] = replace(made, told=True)
+        elif entry.kind in ("paused", "resumed"):
+            self.paused = entry.kind == "paused"
         elif entry.kind == "left":
             self._end_standing(entry.body["study"])
             self.deleted |= {str(item["release_id"]) for item in entry.body["deleted"]}
@@ -1365,21 +1484,27 @@ def _read(connection: sqlite3.Connection) -> list[Entry]:
     entries: list[Entry] = []
     previous = GENESIS
     rows = connection.execute("SELECT seq, time, kind, body, previous, hash, signature FROM entries ORDER BY seq")
-    for number, (seq, time, kind, raw, before, digest, signature) in enumerate(rows, start=1):
-        try:
-            body = parse_json(bytes(raw))
-            head = hashlib.sha256(bytes.fromhex(previous) + bytes.fromhex(link_of(seq, time, kind, body))).hexdigest()
-            whole = canonical_json(body) == bytes(raw)
-            signature = bytes(signature)
-        except (Refusal, TypeError, ValueError):
-            raise _broken(f"entry {number} must be readable", "damaged bytes") from None
-        if seq != number or before != previous or digest != head or not whole:
-            raise _broken(f"entry {number} must follow from the one before it", "another hash")
-        entries.append(
-            Entry(seq=seq, time=time, kind=kind, body=body, previous=before, hash=digest, signature=signature)
-        )
-        previous = digest
+    for number, row in enumerate(rows, start=1):
+        entries.append(_entry(number, previous, *row))
+        previous = entries[-1].hash
     return entries
+
+
+@lru_cache(maxsize=2048, typed=True)
+def _entry(
+    number: int, previous: str, seq: int, time: str, kind: str, raw: bytes, before: str, digest: str, signature: bytes
+) -> Entry:
+    """One row, checked against the hash before it. A function of these bytes alone: they are not looked at twice."""
+    try:
+        body = parse_json(bytes(raw))
+        head = hashlib.sha256(bytes.fromhex(previous) + bytes.fromhex(link_of(seq, time, kind, body))).hexdigest()
+        whole = canonical_json(body) == bytes(raw)
+        signature = bytes(signature)
+    except (Refusal, TypeError, ValueError):
+        raise _broken(f"entry {number} must be readable", "damaged bytes") from None
+    if seq != number or before != previous or digest != head or not whole:
+        raise _broken(f"entry {number} must follow from the one before it", "another hash")
+    return Entry(seq=seq, time=time, kind=kind, body=body, previous=before, hash=digest, signature=signature)
 
 
 def _resumed(hold: Hold, *, plan_hash: str, event: Mapping[str, Any], delta: float) -> Hold:

@@ -1,7 +1,8 @@
 """The outbox: sealed bytes wait here until a person has approved, rejected or sent back exactly these bytes.
 
 Each release has a folder ``sealed/<release_id>/``: ``bundle.zip`` (what would leave), ``checks.json`` and
-``audit.json`` (what the approver is shown; they never leave), ``population.json``, ``rows.json`` and ``fit.npz`` (who
+``audit.json`` (what the approver is shown; they never leave), ``outcomes.json`` (the checks without their counts, for
+an audit export), ``population.json``, ``rows.json`` and ``fit.npz`` (who
 was charged, whose row is which, the flow; they never leave either), ``statement.json`` (the signed statement, for
 people to read). What a release's state is, who approved it and what they signed stands in the ledger; the envelope that
 leaves is rebuilt from there, so a lost or edited ``statement.json`` changes nothing.
@@ -29,9 +30,10 @@ from site_agent.ledger import Acceptance, Hold, Ledger, fsync_folder, private_fo
 if TYPE_CHECKING:
     from shared.release import Receipt, Statement
 
-__all__ = ["Outbox"]
+__all__ = ["Outbox", "outcomes"]
 
-DOCUMENTS = ("checks.json", "audit.json")
+DOCUMENTS = ("checks.json", "audit.json", "outcomes.json")
+OUTCOMES = "tributary-outcomes/1"
 DECLINE_TYPE = "application/vnd.tributary.decline+json"
 NO_BYTES = "0" * 64
 """Stands for the digest where a reservation without bytes is given up; it is never sent."""
@@ -123,21 +125,27 @@ class Outbox:
     def hold(self, release_id: str, *, checks: Mapping[str, Any], audit: Mapping[str, Any]) -> Hold:
         """Put sealed bytes before an approver, with the checks and the audit of these bytes.
 
-        Both documents stay at the site and carry the bundle's digest. Other documents than before void approvals.
+        Both documents stay at the site and carry the bundle's digest. Other documents than before void approvals. What
+        an audit export may tell of them is written now, under the same entry: later it could be told otherwise.
         """
         current = self.ledger.hold(release_id)
         if current.state not in ("sealed", "held", "sent_back"):
             raise StateRefusal("a release must be sealed before it is held for approval", given=current.state)
         self._require_bytes(current)
-        digests = {}
-        for name, content in zip(DOCUMENTS, (checks, audit), strict=True):
+        digests: dict[str, str] = {}
+        for name in DOCUMENTS:
+            content = checks if name == "checks.json" else audit
+            if name == "outcomes.json":
+                content = outcomes(checks, audit, digests["checks.json"])
             data = canonical_json(
                 {"release_id": release_id, "bundle_sha256": current.bundle_sha256, "content": dict(content)}
             )
             digests[name] = sha256_hex(data)
             path = self.folder(release_id) / name
             if not (path.exists() and path.read_bytes() == data):
-                write_whole(path, data, f"outbox.{name.removesuffix('.json')}")
+                # The outcomes are the checks once more: one place at which a test kills the writing of both.
+                place = "outbox.audit" if name == "audit.json" else "outbox.checks"
+                write_whole(path, data, place)
         return self.ledger.show(current, digests)
 
     # -- decisions --------------------------------------------------------------------------------------------------
@@ -454,6 +462,37 @@ class Outbox:
                     given="other bytes",
                     next_step="Run the checks again; the sealed bytes stay as they are.",
                 )
+
+
+def outcomes(checks: Mapping[str, Any], audit: Mapping[str, Any], sha256: str) -> dict[str, Any]:
+    """What may be told outside of a check report: each rule, its threshold and how it ended, and no count of records.
+
+    A threshold here is policy's, never what the table at hand made of it: 5 % of the records is a count.
+
+    Args:
+        checks, audit: contents of ``checks.json`` and ``audit.json``; of the second only that there was one.
+        sha256: of the whole ``checks.json``.
+
+    >>> check = {"name": "clipped", "rule": "few", "outcome": "passed", "threshold": 9.0, "policy": 0.05}
+    >>> outcomes({"checks": [check]}, {}, "ab")["checks"]
+    [{'name': 'clipped', 'outcome': 'passed', 'rule': 'few', 'threshold': 0.05}]
+    """
+    limits = dict(checks.get("limits", {}))
+    lines = [
+        {**{name: check[name] for name in ("name", "outcome", "rule")}, "threshold": check.get("policy")}
+        for check in checks.get("checks", ())
+    ]
+    if audit:
+        # An audit that failed burns its release: what is held has passed.
+        rule = "no attack tried on the release may do better than the limits allow"
+        lines.append({"name": "audit", "outcome": "passed", "rule": rule, "threshold": limits.get("membership_auc")})
+    return {
+        "format": OUTCOMES,
+        "checks_sha256": sha256,
+        "checks": lines,
+        "limits": limits,
+        "versions": dict(checks.get("versions", {})),
+    }
 
 
 def _statement_type() -> str:

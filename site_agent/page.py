@@ -31,12 +31,11 @@ if TYPE_CHECKING:
     from starlette.responses import Response
     from starlette.types import ASGIApp, Receive, Scope, Send
 
-    from site_agent.cli import Desk
+    from site_agent.desk import Desk
 
 __all__ = ["Gate", "application", "prepare", "serve"]
 
 PAGES = Path(__file__).parent / "pages"
-COOKIE = "tributary-airlock"
 IDLE_SECONDS = 1800.0
 TRIES = 5
 """Wrong passwords after which another one is shown in the terminal."""
@@ -73,17 +72,23 @@ class Gate:
     Args:
         announce: shows a password where the agent was started. Each works once; the next is shown when it is used, or
             after `TRIES` wrong ones.
+        port: that the page is served on.
         clock: monotonic seconds.
     """
 
     announce: Callable[[str], None]
+    port: int = 0
     clock: Callable[[], float] = time.monotonic
+    cookie: str = field(default="", init=False, repr=False)
     password: str = field(default="", init=False, repr=False)
     sessions: dict[str, Session] = field(default_factory=dict, init=False, repr=False)
     wrong: int = field(default=0, init=False)
     lock: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
 
     def __post_init__(self) -> None:
+        # A browser keeps one jar for all ports of an address: the name tells this page's cookie, and this start's,
+        # from those of others, so that none can be put in its place.
+        self.cookie = f"tributary-airlock-{self.port}-{secrets.token_hex(8)}"
         self._renew()
 
     def enter(self, password: str) -> str | None:
@@ -152,14 +157,20 @@ def application(
     style = (PAGES / "style.css").read_text(encoding="utf-8")
 
     def draw(name: str, at: Desk, session: Session | None, *, status: int = 200, **values: Any) -> HTMLResponse:
-        common = {"site": at.config.site, "session": session, "paused": at.paused, "here": ""}
+        common = {
+            "site": at.config.site,
+            "session": session,
+            "paused": at.paused,
+            "everybody": tuple(at.config.approvers),
+            "here": "",
+        }
         return HTMLResponse(templates.get_template(name).render({**common, **values}), status_code=status)
 
     def seen(view: Callable[[Desk, Session, Request], Response]) -> Callable[[Request], Awaitable[Response]]:
         """A page for people who are in; a refusal is a page too."""
 
         async def endpoint(request: Request) -> Response:
-            session = gate.session(request.cookies.get(COOKIE, ""))
+            session = gate.session(request.cookies.get(gate.cookie, ""))
             if session is None:
                 return RedirectResponse("/login", status_code=303)
 
@@ -179,7 +190,7 @@ def application(
         """A form that changes something: only from this page, only with its token; then look at the result."""
 
         async def endpoint(request: Request) -> Response:
-            session = gate.session(request.cookies.get(COOKIE, ""))
+            session = gate.session(request.cookies.get(gate.cookie, ""))
             if session is None:
                 return RedirectResponse("/login", status_code=303)
             form = await filled(request)
@@ -192,6 +203,10 @@ def application(
                     return RedirectResponse(decide(at, request, form), status_code=303)
                 except Refusal as refusal:
                     release_id = request.path_params.get("release_id", "")
+                    verb = form.get("verb") if form.get("verb") in ("reject", "send-back") else ""
+                    verb = verb or request.url.path.rpartition("/")[2]
+                    verb = "standing revoke" if "digest" in request.path_params else verb
+                    at.note_refusal(verb, refusal, release_id=release_id, who=form.get("name", ""))
                     back = f"/release/{release_id}" if release_id else "/"
                     return draw("refused.html", at, session, status=409, refusal=refusal, back=back)
 
@@ -225,13 +240,13 @@ def application(
             cookie = gate.enter(form.get("password", ""))
             if cookie is not None:
                 answer = RedirectResponse("/", status_code=303)
-                answer.set_cookie(COOKIE, cookie, httponly=True, samesite="strict", path="/")
+                answer.set_cookie(gate.cookie, cookie, httponly=True, samesite="strict", path="/")
                 return answer
             wrong = True
         return draw("login.html", open_desk(), None, wrong=wrong, status=401 if wrong else 200)
 
     def logout(at: Desk, request: Request, form: QueryParams) -> str:
-        gate.leave(request.cookies.get(COOKIE, ""))
+        gate.leave(request.cookies.get(gate.cookie, ""))
         return "/login"
 
     async def css(request: Request) -> Response:
@@ -277,10 +292,22 @@ def application(
         return draw("budget.html", at, session, here="/budget", studies=studies, states=STATES)
 
     def plans(at: Desk, session: Session, request: Request) -> Response:
-        from site_agent.cli import plan_facts
+        from site_agent import airlock
+        from site_agent.cli.plan import plan_facts
+        from site_agent.screens import charged_words
 
         found = [plan_facts(at, at.plans.plan(study)) for study in at.plans.studies()]
-        return draw("plans.html", at, session, here="/plans", plans=found, missing=MISSING)
+        standing = airlock.standing_lines(at, today())
+        return draw(
+            "plans.html",
+            at,
+            session,
+            here="/plans",
+            plans=found,
+            missing=MISSING,
+            standing=standing,
+            charged_words=charged_words,
+        )
 
     def audit(at: Desk, session: Session, request: Request) -> Response:
         from site_agent import airlock
@@ -340,14 +367,27 @@ def application(
     def pause(at: Desk, request: Request, form: QueryParams) -> str:
         from site_agent import airlock
 
+        # Stopping asks nobody who they are; starting again does.
         airlock.pause(at, "on the page")
         return "/"
 
     def resume(at: Desk, request: Request, form: QueryParams) -> str:
         from site_agent import airlock
 
-        airlock.resume(at)
+        name = form.get("name", "")
+        opened = _opener(at, name, form.get("passphrase", ""))
+        airlock.resume(at, name=name, reason="on the page", open_key=opened)
         return "/"
+
+    def revoke(at: Desk, request: Request, form: QueryParams) -> str:
+        from site_agent import airlock
+
+        name = form.get("name", "")
+        opened = _opener(at, name, form.get("passphrase", ""))
+        digest = request.path_params["digest"]
+        airlock.revoke_standing(at, digest, name=name, reason=form.get("reason", ""), open_key=opened)
+        airlock.told(at)
+        return "/plans"
 
     return Starlette(
         routes=[
@@ -360,6 +400,7 @@ def application(
             Route("/audit", seen(audit)),
             Route("/pause", done(pause), methods=["POST"]),
             Route("/resume", done(resume), methods=["POST"]),
+            Route("/standing/{digest}/revoke", done(revoke), methods=["POST"]),
             Route("/release/{release_id}", seen(release)),
             Route("/release/{release_id}/approve", done(approve), methods=["POST"]),
             Route("/release/{release_id}/decline", done(decline), methods=["POST"]),
@@ -414,7 +455,7 @@ def prepare(
         raise UsageRefusal("the port must be free", given=f"{port}", next_step="Name another with --port.") from None
     chosen = int(bound.getsockname()[1])
     shown = f"[{listen}]" if ":" in listen else listen
-    gate = Gate(announce=lambda password: announce(f"http://{shown}:{chosen}/", password))
+    gate = Gate(announce=lambda password: announce(f"http://{shown}:{chosen}/", password), port=chosen)
     settings.app = application(
         open_desk,
         gate=gate,
@@ -473,7 +514,7 @@ def _release_values(at: Desk, release_id: str, page: int) -> Mapping[str, Any]:
 
     from shared.release import LABEL
     from site_agent import airlock, pipeline
-    from site_agent.cli import plan_changes
+    from site_agent.cli.plan import plan_changes
     from site_agent.screens import cell
 
     made = pipeline.open_release(at.outbox, release_id)

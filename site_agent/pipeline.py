@@ -150,7 +150,9 @@ class Site:
         """Raises: PausedRefusal."""
         if self.paused():
             raise PausedRefusal(
-                "this site must not be paused", given="a pause", next_step="Run site-agent resume when it may go on."
+                "this site must not be paused",
+                given="a pause",
+                next_step="Run site-agent resume --as NAME when it may go on.",
             )
 
 

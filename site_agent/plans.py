@@ -75,8 +75,12 @@ class Memory(Protocol):
     """What remembers approved versions when files are gone (`site_agent.ledger.Ledger`)."""
 
     def approved_plan(self, study: str) -> tuple[int, str] | None: ...
-    def approve_plan(self, *, study: str, version: int, plan_hash: str, approver: str) -> None: ...
-    def revoke_plan(self, *, study: str, version: int, plan_hash: str, approver: str, reason: str) -> None: ...
+    def approve_plan(
+        self, *, study: str, version: int, plan_hash: str, approver: str, envelope: Envelope | None = None
+    ) -> None: ...
+    def revoke_plan(
+        self, *, study: str, version: int, plan_hash: str, approver: str, reason: str, key: SigningKey | None = None
+    ) -> None: ...
     def plan_revoked(self, study: str, version: int) -> bool: ...
 
 
@@ -243,7 +247,9 @@ class Plans:
         )
         envelope = Envelope.sign(APPROVAL_TYPE, approval.to_bytes(), [key])
         # The ledger first: an approval that it does not remember could be made undone by deleting a file.
-        self.memory.approve_plan(study=plan.study, version=plan.version, plan_hash=plan.hash, approver=name)
+        self.memory.approve_plan(
+            study=plan.study, version=plan.version, plan_hash=plan.hash, approver=name, envelope=envelope
+        )
         write_private(self._approval_path(plan.study, plan.version), envelope.to_bytes())
         return approval
 
@@ -259,7 +265,9 @@ class Plans:
                 given=repr(name),
                 next_step=f"Approvers here: {', '.join(self.approvers) or 'none'}.",
             )
-        self.memory.revoke_plan(study=study, version=plan.version, plan_hash=plan.hash, approver=name, reason=reason)
+        self.memory.revoke_plan(
+            study=study, version=plan.version, plan_hash=plan.hash, approver=name, reason=reason, key=key
+        )
         return plan
 
     def approval(self, study: str, version: int) -> PlanApproval | None:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 __all__ = [
     "budget",
     "cell",
+    "charged_words",
     "curve_page",
     "heading",
     "next_step",
@@ -131,11 +132,14 @@ def plan_page(out: Console, page: Mapping[str, Any]) -> None:
         out,
         (
             ("one wave", epsilon(price["epsilon"], price["delta"])),
-            ("all waves", f"{epsilon(price['all_waves'], price['delta'])}, cap {price['cap']:g}"),
-            ("affordable", f"{price['affordable']} of {len(page['waves'])} waves"),
+            ("all waves", f"{epsilon(price['all_waves'], price['delta'])}, of a budget of {price['cap']:g}"),
+            ("charged so far", f"{epsilon(page['charged']['epsilon'], price['delta'])}, by every version of the plan"),
+            ("with what comes", charged_words(page)),
             ("in words", price["translation"]),
         ),
     )
+    if page["charged"]["to_come"] and page["charged"]["last_affordable"] is None:
+        note(out, "The budget allows none of the waves to come: nothing more could be released under this plan.")
     heading(out, "Covered by this price", f"posture {page['posture']}")
     sentences(out, page["covered"], mark="✓", style="green")
     heading(out, "Not covered by this price", f"posture {page['posture']}")
@@ -158,6 +162,21 @@ def plan_page(out: Console, page: Mapping[str, Any]) -> None:
     if any(floors[name] > getattr(usual, name) for name in audited):
         wide = ", ".join(f"{getattr(usual, name):g}" for name in audited)
         note(out, f"The limits of the attack audit are wider than usual ({wide}).")
+
+
+def charged_words(page: Mapping[str, Any]) -> str:
+    """Charged so far and planned together against the budget, and the last wave it allows; for screen and page."""
+    charged, cap = page["charged"], page["price"]["cap"]
+    total = f"ε = {charged['with_waves_to_come']:.4g} of {cap:g}"
+    if not charged["to_come"]:
+        return f"{total}; no wave is to come"
+    if charged["last_affordable"] is None:
+        return f"{total}; the budget allows none of the waves to come"
+    first, last = charged["to_come"][0], charged["to_come"][-1]
+    waves = f"wave {first}" if first == last else f"waves {first} to {last}"
+    return f"{total} once {waves} are drawn; the budget allows them up to wave {charged['last_affordable']}".replace(
+        f"wave {first} are", f"wave {first} is"
+    )
 
 
 def release_page(

@@ -1,18 +1,24 @@
 """Checks an audit export of Tributary with nothing but Python and the `cryptography` package.
 
 Run ``python verify.py`` in the folder it lies in. It reads the other files and nothing else, opens no connection and
-changes nothing. What it shows: the record was signed entry by entry by one key, no entry was changed or reordered, and
-each release that is told here was approved by named people, over the bytes named, under a plan that the keys named as
-the lead's had signed, before it was delivered. What it cannot show: whose the keys are (compare the fingerprints with
-the hospital and with the study lead), what stands behind entries of which only the link is here (the site says: other
-studies; compare the deliveries with the coordinator's log), what the released rows are (they are not in the export;
-name bundle files on the command line to check theirs), or that an ε is right (recompute it from the receipt's event).
+changes nothing. What it shows: the record was signed entry by entry by one key; no entry was changed, reordered or, if
+it is about this study, left out; each release was drawn under a plan that the keys named as the lead's had signed and
+a named person had approved, ticks included, and was approved by named people, over the bytes named, before it was
+delivered. ``--coordinator-list FILE`` takes what the coordinator signed of this site (there: ``coordinator log list
+SITE STUDY --out FILE``), and shows that the record is the whole of it: every head that the coordinator witnessed is one
+of this ledger, every release it accepted is told here, and the site names no more studies than it takes part in.
+
+What it cannot show: whose the keys are (compare the fingerprints with the hospital, the study lead and the
+coordinator), what the released rows are (they are not in the export; name bundle files on the command line to check
+theirs), what was done outside the agent, or that an ε is right (recompute it from the receipt's event).
 """
 
 from __future__ import annotations
 
+import argparse
 import base64
 import hashlib
+import itertools
 import json
 import sys
 from pathlib import Path
@@ -22,6 +28,12 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 TYPE = "application/vnd.tributary.%s+json"
+FORMATS = ("tributary-ledger/2", "tributary-ledger/3")
+LEAVES_PERSONS_OPEN = ("local", "holdout")
+"""Postures that must be approved with a tick on what they leave open."""
+NOTHING = "0" * 64
+Body = dict[str, Any]
+Files = dict[str, bytes]
 
 
 class Wrong(Exception):
@@ -54,56 +66,16 @@ def signed(key: str, signature: bytes, kind: str, payload: bytes) -> bool:
     return True
 
 
-def opened(path: Path, kind: str, keys: dict[str, str]) -> tuple[Any, set[str], bytes]:
+def opened(name: str, data: bytes, kind: str, keys: dict[str, str]) -> tuple[Any, set[str], bytes]:
     """An envelope's content, the names of those of `keys` that signed it, and its bytes."""
-    body = json.loads(path.read_bytes())
-    must(body["payloadType"] == TYPE % kind, f"{path.name} must be a {kind}")
+    body = json.loads(data)
+    must(body["payloadType"] == TYPE % kind, f"{name} must be a {kind}")
     payload = base64.b64decode(body["payload"], validate=True)
     content = json.loads(payload)
-    must(canonical(content) == payload, f"{path.name} must be in canonical form")
+    must(canonical(content) == payload, f"{name} must be in canonical form")
     values = [base64.b64decode(given["sig"], validate=True) for given in body["signatures"]]
     names = {name for name, key in keys.items() if any(signed(key, v, TYPE % kind, payload) for v in values)}
     return content, names, payload
-
-
-def ledger(folder: Path, keys: dict[str, Any]) -> list[dict[str, Any]]:
-    """Every entry, the chain and all signatures checked; of other studies only the link is here."""
-    entries: list[dict[str, Any]] = json.loads((folder / "ledger.json").read_bytes())
-    head = "0" * 64
-    for number, entry in enumerate(entries, start=1):
-        link = entry.get("link")
-        if link is None:
-            link = sha(canonical({name: entry[name] for name in ("seq", "time", "kind", "body")}))
-        head = sha(bytes.fromhex(head) + bytes.fromhex(link))
-        must(entry["seq"] == number and entry["hash"] == head, f"entry {number} must follow from those before it")
-        payload = canonical({"site": keys["site"], "seq": number, "head": head})
-        whole = signed(keys["release_key"], bytes.fromhex(entry["signature"]), TYPE % "ledger-head", payload)
-        must(whole, f"entry {number} must be signed by the site's release key")
-    first = entries[0].get("body", {})
-    own = first.get("release_key") == keys["release_key"] and first.get("site") == keys["site"]
-    must(own, "the first entry must name this site and its key")
-    return entries
-
-
-def acknowledged(folder: Path, keys: dict[str, Any], entries: list[dict[str, Any]]) -> set[tuple[str, str]]:
-    """(release, digest) of every acceptance that the coordinator's pinned key signed; all its answers are checked."""
-    kinds = {"seq": "anchor-receipt", "accepted_day": "acceptance", "withdrawn_day": "withdrawn"}
-    out = set()
-    for said in json.loads((folder / "acknowledged.json").read_bytes()):
-        body = {name: value for name, value in said.items() if name not in ("kind", "signature")}
-        payload = canonical({**body, "site": keys["site"]})
-        (kind,) = (kinds[name] for name in kinds if name in body)
-        whole = signed(keys["witness_key"], bytes.fromhex(said["signature"]), TYPE % kind, payload)
-        must(whole, "each answer of the coordinator must be signed by its pinned key")
-        must(said["kind"] != "Fork", "the coordinator must not have signed two histories: see acknowledged.json")
-        if said["kind"] == "AnchorReceipt":
-            # What a ledger that was put back had witnessed before, it has counted as spent and no longer holds.
-            gone = said["seq"] <= max((e["body"]["seq"] for e in entries if e.get("kind") == "recovered"), default=0)
-            here = 0 < said["seq"] <= len(entries) and entries[said["seq"] - 1]["hash"] == said["head"]
-            must(here or gone, "a witnessed head must be one of this ledger")
-        elif said["kind"] == "Acceptance":
-            out.add((said["release_id"], said["bundle_sha256"]))
-    return out
 
 
 def mark(key: str) -> str:
@@ -112,23 +84,181 @@ def mark(key: str) -> str:
     return " ".join(digest[i : i + 4] for i in range(0, 32, 4))
 
 
-def standings(entries: list[dict[str, Any]], keys: dict[str, Any]) -> dict[str, dict[str, Any]]:
+# -- the ledger -----------------------------------------------------------------------------------------------------
+def ledger(files: Files, keys: Body, study: str) -> list[Body]:
+    """Every entry, the chain and all signatures checked; of other studies only what the chain needs is here.
+
+    Each entry carries the tags of the studies that it is about (none: all of the site), and the tag of this study is
+    known: no entry about it can be shown without what it says.
+    """
+    entries: list[Body] = json.loads(files["ledger.json"])
+    proof = bytes.fromhex(keys["study_tag"])
+    own = signed(keys["release_key"], proof, TYPE % "study-tag", canonical({"site": keys["site"], "study": study}))
+    must(own, "the study's tag must be signed by the site's release key")
+    tag, head, tagged = sha(proof), NOTHING, False
+    for number, entry in enumerate(entries, start=1):
+        about, whole = entry.get("tags"), "body" in entry
+        said = {name: entry[name] for name in ("time", "kind", "body")} if whole else {}
+        if about is not None:
+            link = sha(
+                canonical({"seq": number, "tags": about, "told": sha(canonical(said)) if whole else entry["told"]})
+            )
+        else:
+            link = sha(canonical({"seq": number, **said})) if whole else entry["link"]
+        head = sha(bytes.fromhex(head) + bytes.fromhex(link))
+        must(entry["seq"] == number and entry["hash"] == head, f"entry {number} must follow from those before it")
+        payload = canonical({"site": keys["site"], "seq": number, "head": head})
+        must(
+            signed(keys["release_key"], bytes.fromhex(entry["signature"]), TYPE % "ledger-head", payload),
+            f"entry {number} must be signed by the site's release key",
+        )
+        must(about is not None or not tagged, f"entry {number} must say which studies it is about")
+        tagged = about is not None
+        must(
+            whole or not tagged or (about and tag not in about), f"entry {number} is about this study, and must be told"
+        )
+        here = not whole or not tagged or entry["body"].get("study", study) != study or not about or tag in about
+        must(here, f"entry {number} must carry the tag of its study")
+    first = entries[0].get("body", {})
+    must(
+        first.get("release_key") == keys["release_key"] and first.get("site") == keys["site"],
+        "the first entry must name this site and its key",
+    )
+    must(first.get("format") in FORMATS, "the ledger must be of a format that this script knows")
+    must(first["format"] == FORMATS[0] or "tags" in entries[0], "entry 1 must say which studies it is about")
+    for entry in entries:
+        if entry.get("kind") == "anchor":
+            at = entry["body"]["seq"]
+            here = 1 <= at < entry["seq"] and entries[at - 1]["hash"] == entry["body"]["head"]
+            must(here, f"entry {entry['seq']} must name a witnessed head of this ledger")
+    return entries
+
+
+def acknowledged(files: Files, keys: Body, entries: list[Body]) -> tuple[dict[tuple[str, str], int], list[Body]]:
+    """(release, digest) of every acceptance that the coordinator's pinned key signed, and its place in the log.
+
+    Beside it, answers that show another history of the coordinator's log than others do: no fault of the site's.
+    """
+    kinds = {"seq": "anchor-receipt", "accepted_day": "acceptance", "withdrawn_day": "withdrawn"}
+    out, forks = {}, []
+    for said in json.loads(files["acknowledged.json"]):
+        body = {name: value for name, value in said.items() if name not in ("kind", "signature")}
+        payload = canonical({**body, "site": keys["site"]})
+        (kind,) = (kinds[name] for name in kinds if name in body)
+        whole = signed(keys["witness_key"], bytes.fromhex(said["signature"]), TYPE % kind, payload)
+        must(whole, "each answer of the coordinator must be signed by its pinned key")
+        if said["kind"] == "Fork":
+            forks.append(said)
+        elif said["kind"] == "AnchorReceipt":
+            # What a ledger that was put back had witnessed before, it has counted as spent and no longer holds.
+            gone = 1 <= said["seq"] <= max((one["body"]["seq"] for one in recoveries(entries)), default=0)
+            must(gone or is_here(said, entries), "a witnessed head must be one of this ledger")
+        elif said["kind"] == "Acceptance":
+            out[said["release_id"], said["bundle_sha256"]] = said["log_index"]
+    return out, forks
+
+
+def is_here(head: Body, entries: list[Body]) -> bool:
+    """Whether a witnessed head is one of this ledger."""
+    return 1 <= head["seq"] <= len(entries) and bool(entries[head["seq"] - 1]["hash"] == head["head"])
+
+
+def recoveries(entries: list[Body]) -> list[Body]:
+    """Entries that say that the ledger was put back: it lacks what was delivered in between, and counted it."""
+    return [entry for entry in entries if entry.get("kind") == "recovered"]
+
+
+# -- plans ----------------------------------------------------------------------------------------------------------
+class Plans:
+    """The plans of the study, each signed by its lead, and when which of them was approved here.
+
+    Args:
+        at: (entry, plan's hash, approval or None where only the entry knows of it) in order; hash "" from where the
+            approval was taken back.
+    """
+
+    def __init__(self, files: Files, keys: Body, study: str, entries: list[Body]) -> None:
+        self.known: dict[str, Body] = {}
+        self.at: list[tuple[int, str, Body | None]] = []
+        for name, data in named(files, "plans/plan-"):
+            plan, leads, payload = opened(name, data, "plan", keys["leads"])
+            must(len(leads) >= keys["threshold"], f"{name} must be signed by the study lead")
+            here = (plan["study"], plan["coordinator"]) == (study, keys["coordinator"])
+            must(here, f"{name} must be of this study and its coordinator")
+            self.known[sha(payload)] = plan
+        noted = {}
+        for entry in entries:
+            body = entry.get("body", {})
+            if entry.get("kind") == "plan_approved":
+                what = f"entry {entry['seq']}: the approval of a plan"
+                must(body["plan_hash"] in self.known, f"{what} must be of a plan that is here")
+                said = None
+                if "envelope" in body:
+                    said, names, payload = opened(what, body["envelope"].encode(), "plan-approval", keys["approvers"])
+                    must(
+                        body["name"] == said["approver"] and body["name"] in names,
+                        f"{what} must be signed by the person it names",
+                    )
+                    self.agrees(said, body, what)
+                    noted[sha(payload)] = said
+                self.at.append((entry["seq"], body["plan_hash"], said))
+            elif entry.get("kind") == "plan_revoked":
+                self.at.append((entry["seq"], "", None))
+        before = {(body["version"], body["plan_hash"], body["name"]): place for place, body in self.of_old(entries)}
+        for name, data in named(files, "plans/approval-"):
+            said, names, payload = opened(name, data, "plan-approval", keys["approvers"])
+            must(said["approver"] in names and said["plan_hash"] in self.known, f"{name} must be a signed approval")
+            own = (said["plan_version"], said["plan_hash"], said["approver"])
+            must(sha(payload) in noted or own in before, f"{name} must be an approval that the ledger has noted")
+            if own in before:
+                self.agrees(said, {"version": own[0], "plan_hash": own[1]}, name)
+                place = before[own]
+                self.at = [(seq, plan, said if seq == place else was) for seq, plan, was in self.at]
+
+    @staticmethod
+    def of_old(entries: list[Body]) -> list[tuple[int, Body]]:
+        """Approvals from before the ledger kept their documents: the file beside the plan is the last one's."""
+        old = [e for e in entries if e.get("kind") == "plan_approved" and "envelope" not in e["body"]]
+        return [(entry["seq"], entry["body"]) for entry in old]
+
+    def agrees(self, said: Body, noted: Body, what: str) -> None:
+        """An approval must be of the plan and version that the ledger noted, with the tick its posture asks for."""
+        plan = self.known[noted["plan_hash"]]
+        same = (said["plan_hash"], said["plan_version"]) == (noted["plan_hash"], noted["version"])
+        same = same and noted["version"] == plan["version"] and said["study"] == plan["study"]
+        same = same and said["posture"] == plan["posture"]
+        must(same and said["dictionary_hash"] == sha(canonical(plan["dictionary"])), f"{what} must be of its plan")
+        ticked = said["understood"] or plan["posture"] not in LEAVES_PERSONS_OPEN
+        must(ticked, f"{what} must tick what posture {plan['posture']} leaves open")
+
+    def in_force(self, plan_hash: str, seq: int, what: str) -> Body | None:
+        """The approval of a plan at an entry. Raises: Wrong: the plan was not the approved one there."""
+        last = [(plan, said) for place, plan, said in self.at if place < seq][-1:]
+        must(last, f"{what}: its plan must have been approved before")
+        must(last[0][0], f"{what}: its plan's approval must not have been revoked before")
+        must(last[0][0] == plan_hash, f"{what}: its plan must be the one approved last before")
+        return last[0][1]
+
+
+def named(files: Files, start: str) -> list[tuple[str, bytes]]:
+    """Files whose name begins with `start`."""
+    return [(name, files[name]) for name in sorted(files) if name.startswith(start)]
+
+
+# -- standing approvals ---------------------------------------------------------------------------------------------
+def standings(entries: list[Body], keys: Body) -> dict[str, Body]:
     """Every standing approval in the ledger: its content, its signature checked, and from where to where it held."""
-    out: dict[str, dict[str, Any]] = {}
+    out: dict[str, Body] = {}
     for entry in entries:
         body = entry.get("body", {})
         if entry.get("kind") == "standing":
-            text = json.loads(body["envelope"])
-            payload = base64.b64decode(text["payload"], validate=True)
-            said = json.loads(payload)
+            what = f"entry {entry['seq']}: a standing approval"
+            said, names, payload = opened(what, body["envelope"].encode(), "standing", keys["approvers"])
+            must(sha(payload) == body["standing"], f"{what} must be as noted")
             must(
-                sha(payload) == body["standing"] and canonical(said) == payload, "a standing approval must be as noted"
+                body["name"] == said["approver"] and body["name"] in names,
+                f"{what} must be signed by the person it names",
             )
-            key = keys["approvers"].get(said["approver"], "")
-            values = [base64.b64decode(given["sig"], validate=True) for given in text["signatures"]]
-            own = text["payloadType"] == TYPE % "standing" and body["name"] == said["approver"] and key
-            own = own and any(signed(key, value, TYPE % "standing", payload) for value in values)
-            must(own, "a standing approval must be signed by the person it names")
             out[body["standing"]] = {**said, "from": entry["seq"], "to": len(entries) + 1}
         ended = [body["standing"]] if entry.get("kind") == "standing_revoked" else []
         if entry.get("kind") in ("plan_revoked", "left"):
@@ -138,182 +268,453 @@ def standings(entries: list[dict[str, Any]], keys: dict[str, Any]) -> dict[str, 
     return out
 
 
+# -- decisions about the site ---------------------------------------------------------------------------------------
+DECIDED = {"plan_revoked", "standing_revoked", "persons_withdrew", "left", "resumed"}
+
+
+def decided(entries: list[Body], keys: Body) -> int:
+    """How many decisions about the site persons have signed: each names the entry before it, and is good there only."""
+    found = 0
+    for before, entry in itertools.pairwise(entries):
+        body, kind = entry.get("body", {}), entry.get("kind")
+        if "tags" not in entry or not (kind in DECIDED or (kind == "paused" and "signature" in body)):
+            continue
+        said = {name: value for name, value in body.items() if name not in ("salt", "key", "signature")}
+        payload = canonical({"site": keys["site"], "kind": kind, "previous": before["hash"], "body": said})
+        own = body.get("name") in keys["approvers"] and keys["approvers"][body["name"]] == body.get("key")
+        own = own and signed(body["key"], bytes.fromhex(body["signature"]), TYPE % "site-decision", payload)
+        must(own, f"entry {entry['seq']} ({kind}) must be signed by the person it names")
+        found += 1
+    return found
+
+
+# -- releases -------------------------------------------------------------------------------------------------------
+class Release:
+    """One sealed release: its entries in order, and its files.
+
+    Once the site has left the study its files are gone (`gone`), and the ledger names them.
+    """
+
+    def __init__(self, name: str, files: Files, told: list[Body], gone: bool) -> None:
+        self.name, self.told, self.gone = name, told, gone
+        start = f"releases/{name}/"
+        self.files = {path.removeprefix(start): data for path, data in files.items() if path.startswith(start)}
+        self.by = {entry["kind"]: entry for entry in told}
+        self.seal: Body = self.by["seal"]["body"]
+        # A reservation that waited was carried over to a later wave, perhaps of a later plan, at the same price.
+        self.start, self.charged = self.by["reserve"], dict(self.by["reserve"]["body"])
+        for entry in told:
+            if entry["kind"] == "carry" and entry["seq"] < self.by["seal"]["seq"]:
+                self.start = entry
+                self.charged |= {item: entry["body"][item] for item in ("wave", "plan_hash")}
+        self.receipt: Body | None = json.loads(self.files["receipt.json"]) if "receipt.json" in self.files else None
+        self.outcomes: list[Body] = []
+        if "outcomes.json" in self.files:
+            self.outcomes = json.loads(self.files["outcomes.json"])["content"]["checks"]
+        self.stated: Body = {}
+
+    def must(self, holds: object, what: str) -> None:
+        """Stop, naming the release."""
+        must(holds, f"{self.name}: {what}")
+
+    def agreed(self, before: int) -> list[tuple[int, Body]]:
+        """The approvals that counted before an entry, each with its own: showing other documents voids them."""
+        out: list[tuple[int, Body]] = []
+        for entry in self.told:
+            if entry["seq"] >= before:
+                break
+            out = [] if entry["kind"] in ("hold", "send_back") else out
+            if entry["kind"] == "approve":
+                body = entry["body"]
+                # A person takes the place of a standing approval: of their own, or of one that did not serve.
+                over = not body.get("standing") and len(out) >= self.seal["approvals"]
+                out = [(s, b) for s, b in out if not (b.get("standing") and (over or b["name"] == body["name"]))]
+                out.append((entry["seq"], body))
+        return out
+
+    def stood(self, before: int, entries: list[Body]) -> bool:
+        """Whether it was approved before an entry, and not taken back or given up again."""
+        counted = [entry["body"] for entry in recoveries(entries) if entry["seq"] < before]
+        if any(self.name in body["burnt"] for body in counted):
+            return False
+        if any(e["kind"] in ("withdraw", "burn", "reject") and e["seq"] < before for e in self.told):
+            return False
+        known = any(self.name in body["accepted"] for body in counted)
+        return known or len(self.agreed(before)) >= max(1, self.seal["approvals"])
+
+    def check(self, keys: Body, plans: Plans, delivered: bool) -> None:
+        """Entries, statement, receipt, outcomes, decisions and withdrawal agree.
+
+        Args:
+            delivered: whether it arrived, by the ledger or by the coordinator's list.
+        """
+        people, agent = keys["approvers"], {"agent": keys["release_key"]}
+        self.stated, signers, payload = opened(
+            "statement.json", self.files["statement.json"], "release", people | agent
+        )
+        stated, by = self.stated, self.by
+        self.must("agent" in signers, "the statement must be signed by the site")
+        self.must(stated["ledger_head"] == by["seal"]["hash"], "the statement must name its seal")
+        for item in ("bundle_sha256", "bundle_bytes", "receipt_sha256", "recipient", "plan_version"):
+            self.must(stated[item] == self.seal[item], f"{item} must be the sealed one")
+        own = {
+            "site": keys["site"],
+            "study": self.charged["study"],
+            "release_id": self.name,
+            "wave": self.charged["wave"],
+        }
+        self.must(all(stated[item] == value for item, value in own.items()), "the statement must be of this release")
+        self.must(stated["plan_hash"] == self.charged["plan_hash"], "it must be of the plan that was charged")
+        self.must(stated["recipient"] == keys["coordinator"], "it must be for the site's coordinator")
+
+        plans.in_force(self.charged["plan_hash"], self.start["seq"], self.name)
+        drawn = by["drawing"]["seq"]
+        witnessed = any(e["kind"] == "anchor" and self.told[0]["seq"] <= e["body"]["seq"] < drawn for e in self.told)
+        self.must(witnessed, "its charge must have been witnessed before it was drawn")
+        approval = plans.in_force(self.charged["plan_hash"], drawn, self.name)
+        self.declines(people)
+        self.papers(approval, plans.known[self.charged["plan_hash"]])
+        self.approvals(keys, plans, signers, payload, delivered)
+        self.withdrawal(people | agent)
+
+    def declines(self, people: dict[str, str]) -> None:
+        """Who rejected it or sent it back signed that."""
+        for entry in self.told:
+            if entry["kind"] in ("reject", "send_back"):
+                body = entry["body"]
+                said = {"release_id": self.name, "bundle_sha256": self.seal["bundle_sha256"], "decision": entry["kind"]}
+                said |= {"by": body["by"], "reason_sha256": sha(body["reason"].encode())}
+                own = people.get(body["by"]) == body.get("key") and body.get("key")
+                own = own and signed(body["key"], bytes.fromhex(body["signature"]), TYPE % "decline", canonical(said))
+                self.must(own, "who declines must be a registered person, and sign it")
+
+    def papers(self, approval: Body | None, plan: Body) -> None:
+        """Its receipt is the sealed one and says what was approved; its outcomes are those of the checks shown."""
+        self.must(self.gone or self.receipt is not None, "its receipt must be here")
+        if self.receipt is not None:
+            receipt = self.receipt
+            self.must(
+                sha(self.files["receipt.json"]) == self.stated["receipt_sha256"], "the receipt must be the sealed one"
+            )
+            same = all(receipt[item] == self.charged[item] for item in ("event", "epsilon", "delta", "wave"))
+            self.must(same, "the receipt must state the charged event and price")
+            same = all(receipt[item] == self.stated[item] for item in ("study", "site", "release_id", "plan_hash"))
+            self.must(same and receipt["posture"] == plan["posture"], "the receipt must be of this release and plan")
+            if approval is not None:
+                same = receipt["agent_version"] == approval["agent_version"]
+                self.must(same, "it must be made by the agent that the plan was approved for")
+                open_ends = plan["posture"] in LEAVES_PERSONS_OPEN
+                same = not open_ends or receipt["not_covered"] == approval["understood"]
+                self.must(same, "what its receipt leaves open must have been ticked with the plan")
+        shown = self.by["hold"]["body"]["documents"] if "hold" in self.by else {}
+        self.must(self.gone or not shown or "outcomes.json" in self.files, "the outcomes of its checks must be here")
+        if "outcomes.json" in self.files:
+            data = self.files["outcomes.json"]
+            body = json.loads(data)
+            same = shown.get("outcomes.json", sha(data)) == sha(data) and canonical(body) == data
+            same = same and body["content"]["checks_sha256"] == shown["checks.json"]
+            self.must(same, "the outcomes must be those of the checks shown")
+            same = (body["release_id"], body["bundle_sha256"]) == (self.name, self.stated["bundle_sha256"])
+            self.must(same, "the outcomes must be of these bytes")
+
+    def approvals(self, keys: Body, plans: Plans, signers: set[str], payload: bytes, delivered: bool) -> None:
+        """Who approved it: registered people, over these bytes, with every tick, under the plan as approved then."""
+        people, commit = keys["approvers"], self.by.get("commit")
+        agreed = self.agreed(commit["seq"] if commit else self.told[-1]["seq"] + 1)
+        warnings = {check["name"] for check in self.outcomes if check["outcome"] == "warning"}
+        decided = {}
+        for name in self.files:
+            if name.startswith("decision-"):
+                said, names, _ = opened(name, self.files[name], "decision", people)
+                self.must(said["approver"] in names, "a decision must be signed by the person it names")
+                same = (said["bundle_sha256"], said["release_id"]) == (self.stated["bundle_sha256"], self.name)
+                self.must(same, "a decision must be about these bytes")
+                decided[said["approver"]] = said
+        for seq, body in agreed:
+            plans.in_force(self.charged["plan_hash"], seq, self.name)
+            if body.get("standing"):
+                continue
+            own = people.get(body["name"]) == body["key"]
+            own = own and signed(body["key"], bytes.fromhex(body["signature"]), TYPE % "release", payload)
+            self.must(own, "each approval must be of a registered person, over the statement")
+            said = decided.get(body["name"])
+            self.must(self.gone or said, f"the decision of {body['name']} must be here")
+            if said:
+                shown = self.by["hold"]["body"]["documents"]
+                self.must(said["documents"] == shown, "a decision must be on the documents shown")
+                self.must(warnings <= set(said["ticked"]), f"{body['name']} must have ticked every warning")
+        advance = [body["name"] for _, body in agreed if body.get("standing")]
+        names = {body["name"] for _, body in agreed}
+        self.must(len(advance) <= 1, "one standing approval at most stands in for a person")
+        self.must(names <= signers | set(advance), "the statement must carry their signatures")
+        apart = not self.seal.get("author_apart") or self.stated["author"] not in names
+        self.must(apart, "whoever had it made must not have approved it")
+        plan = plans.known[self.charged["plan_hash"]]
+        needed = max(1, self.seal["approvals"], plan["floors"]["approvals"])
+        self.must(not delivered or len(names) >= needed, "enough people must have approved before delivery")
+        failed = any(check["outcome"] not in ("passed", "warning") for check in self.outcomes)
+        self.must(not agreed or not failed, "what failed a check must not be approved")
+        if commit:
+            same = commit["body"]["bundle_sha256"] == self.stated["bundle_sha256"]
+            self.must(same, "what arrived must be what was sealed")
+
+    def withdrawal(self, keys: dict[str, str]) -> None:
+        """Where it was taken back, agent and approver signed that."""
+        self.must("withdraw" not in self.by or "withdrawal.json" in self.files, "its withdrawal must be here")
+        if "withdrawal.json" in self.files:
+            said, names, _ = opened("withdrawal.json", self.files["withdrawal.json"], "withdrawal", keys)
+            by = self.by["withdraw"]["body"]["by"]
+            self.must({"agent", by} <= names, "a withdrawal must carry two signatures")
+            same = (said["release_id"], said["bundle_sha256"]) == (self.name, self.stated["bundle_sha256"])
+            self.must(same, "a withdrawal must be of this release")
+
+
 def stood_in(
-    entry: dict[str, Any], given: dict[str, Any] | None, charged: dict[str, Any], keys: dict[str, Any]
-) -> bool:
-    """Whether a standing approval was good for the release it approved, as far as the ledger tells."""
-    return given is not None and (
-        given["from"] < entry["seq"] < given["to"]
+    release: Release,
+    seq: int,
+    body: Body,
+    given: Body | None,
+    keys: Body,
+    plan: Body,
+    releases: dict[str, Release],
+    entries: list[Body],
+) -> None:
+    """Hold a release that a standing approval approved against every limit of it, as far as the record tells."""
+    charged, receipt = release.charged, release.receipt
+    good = given is not None and (
+        given["from"] < seq < given["to"]
         and (given["site"], given["study"]) == (keys["site"], charged["study"])
-        and given["approver"] == entry["body"]["name"]
-        and keys["approvers"].get(given["approver"]) == entry["body"]["key"]
+        and given["approver"] == body["name"]
+        and keys["approvers"].get(given["approver"]) == body["key"]
         and given["plan_hash"] == charged["plan_hash"]
         and charged["epsilon"] <= given["max_epsilon"]
-        and entry["time"][:10] <= given["until"]
+        and entries[seq - 1]["time"][:10] <= given["until"] <= plan["expires"]
+        and plan["floors"]["standing"]
     )
-
-
-def release(
-    folder: Path,
-    told: list[dict[str, Any]],
-    keys: dict[str, Any],
-    plans: dict[str, dict[str, Any]],
-    standing: dict[str, dict[str, Any]],
-    left: bool,
-) -> str:
-    """One release: its entries, statement, receipt, checks, decisions and withdrawal agree. Returns: its digest.
-
-    Once the site has left the study its files are gone, and the ledger names them.
-    """
-    name = folder.name
-    by = {entry["kind"]: entry for entry in told}
-    seal = by["seal"]["body"]
-    people, agent = keys["approvers"], {"agent": keys["release_key"]}
-    stated, signers, payload = opened(folder / "statement.json", "release", {**people, **agent})
-    must("agent" in signers, f"{name}: the statement must be signed by the site")
-    must(stated["ledger_head"] == by["seal"]["hash"], f"{name}: the statement must name its seal")
-    for item in ("bundle_sha256", "bundle_bytes", "receipt_sha256", "recipient", "plan_version"):
-        must(stated[item] == seal[item], f"{name}: {item} must be the sealed one")
-    # A reservation that waited was carried over to a later wave, perhaps of a later plan, at the same price.
-    start, charged = by["reserve"], dict(by["reserve"]["body"])
-    for entry in told:
-        if entry["kind"] == "carry" and entry["seq"] < by["seal"]["seq"]:
-            start = entry
-            charged |= {item: entry["body"][item] for item in ("wave", "plan_hash")}
-    must(stated["plan_hash"] == charged["plan_hash"], f"{name}: it must be of the plan that was charged")
-    signed_before = plans.get(charged["plan_hash"], {}).get("approved", [])
-    must(any(seq < start["seq"] for seq in signed_before), f"{name}: its plan must have been approved before")
-    for entry in told:
-        if entry["kind"] in ("reject", "send_back"):
-            body = entry["body"]
-            said = {"release_id": name, "bundle_sha256": seal["bundle_sha256"], "decision": entry["kind"]}
-            said |= {"by": body["by"], "reason_sha256": sha(body["reason"].encode())}
-            own = people.get(body["by"]) == body.get("key") and body.get("key")
-            own = own and signed(body["key"], bytes.fromhex(body["signature"]), TYPE % "decline", canonical(said))
-            must(own, f"{name}: who declines must be a registered person, and sign it")
-    if "commit" in by:
-        commit = by["commit"]
-        agreed: list[dict[str, Any]] = []
-        for entry in told:
-            # Showing other documents, or sending back, voids what was approved before.
-            agreed = [] if entry["kind"] in ("hold", "send_back") else agreed
-            if entry["kind"] == "approve" and entry["seq"] < commit["seq"]:
-                here, who = entry["body"].get("standing"), entry["body"]["name"]
-                # A person takes the place of a standing approval: of their own, or of one that did not serve.
-                over = not here and len(agreed) >= seal["approvals"]
-                agreed = [body for body in agreed if not (body.get("standing") and (over or body["name"] == who))]
-                agreed += [entry["body"]]
-                if here:
-                    good = stood_in(entry, standing.get(here), charged, keys)
-                    must(good, f"{name}: a standing approval must be good for the release it approved")
-        advance = [body["name"] for body in agreed if body.get("standing")]
-        must(len(advance) <= 1, f"{name}: one standing approval at most stands in for a person")
-        for body in (body for body in agreed if not body.get("standing")):
-            value = bytes.fromhex(body["signature"])
-            own = people.get(body["name"]) == body["key"] and signed(body["key"], value, TYPE % "release", payload)
-            must(own, f"{name}: each approval must be of a registered person, over the statement")
-        names = {body["name"] for body in agreed}
-        must(len(names) >= max(1, seal["approvals"]), f"{name}: enough people must have approved before delivery")
-        must(names <= signers | set(advance), f"{name}: the statement must carry their signatures")
-        apart = not seal.get("author_apart") or stated["author"] not in names
-        must(apart, f"{name}: whoever had it made must not have approved it")
-        must(
-            commit["body"]["bundle_sha256"] == stated["bundle_sha256"], f"{name}: what arrived must be what was sealed"
+    release.must(good, "a standing approval must be good for the release it approved")
+    if given is None or receipt is None:
+        return
+    same = given["agent_version"] == receipt["agent_version"]
+    release.must(same, "a standing approval must be for the agent that made the release")
+    first = releases.get(given["release_id"])
+    seen = first is not None and first.stood(given["from"], entries)
+    seen = seen and (first is None or first.receipt is None or first.receipt["n"] == given["n"])
+    release.must(seen, "a standing approval must rest on a release that was approved before it, of the size it names")
+    reserved = sorted(releases.values(), key=lambda one: -int(one.told[0]["seq"]))
+    others = [one for one in reserved if one is not release and one.stood(seq, entries)]
+    # What another standing approval let through is no measure: size could creep by a fifth each wave.
+    last = next((one for one in others if any(not by.get("standing") for _, by in one.agreed(seq))), None)
+    release.must(last is not None, "a person must have approved a release before a standing approval is used")
+    if last is not None and last.receipt is not None:
+        before = last.receipt["n"]
+        close = 5 * abs(receipt["n"] - before) < before
+        release.must(
+            close, "a standing approval is for a release whose size differs by less than 20 % from the last one by hand"
         )
-    must(left or (folder / "receipt.json").exists(), f"{name}: its receipt must be here")
-    must(left or "hold" not in by or (folder / "checks.json").exists(), f"{name}: its checks must be here")
-    if (folder / "receipt.json").exists():
-        data = (folder / "receipt.json").read_bytes()
-        receipt = json.loads(data)
-        must(sha(data) == stated["receipt_sha256"], f"{name}: the receipt must be the sealed one")
-        same = all(receipt[item] == charged[item] for item in ("event", "epsilon", "delta", "wave"))
-        must(same, f"{name}: the receipt must state the charged event and price")
-    if (folder / "checks.json").exists():
-        data = (folder / "checks.json").read_bytes()
-        must(sha(data) == by["hold"]["body"]["documents"]["checks.json"], f"{name}: the checks must be those shown")
-        must(json.loads(data)["bundle_sha256"] == stated["bundle_sha256"], f"{name}: they must be of these bytes")
-    for path in sorted(folder.glob("decision-*.json")):
-        said, names, _ = opened(path, "decision", people)
-        must(said["approver"] in names, f"{name}: a decision must be signed by the person it names")
-        must(said["bundle_sha256"] == stated["bundle_sha256"], f"{name}: a decision must be about these bytes")
-    if (folder / "withdrawal.json").exists():
-        said, names, _ = opened(folder / "withdrawal.json", "withdrawal", {**people, **agent})
-        must({"agent", by["withdraw"]["body"]["by"]} <= names, f"{name}: a withdrawal must carry two signatures")
-        must(said["release_id"] == name, f"{name}: a withdrawal must be of this release")
-    return str(stated["bundle_sha256"])
+    warned = [check["name"] for check in release.outcomes if check["outcome"] != "passed"]
+    release.must(not warned, f"no warning may need a tick where nobody looked ({', '.join(warned)})")
+    audited = any(check["name"] == "audit" for check in release.outcomes)
+    release.must(audited, "what a standing approval approves must have passed the audit")
 
 
-def check(folder: Path, bundles: list[Path]) -> list[str]:
-    """Check everything; the sentences to print. Raises: Wrong."""
-    keys = json.loads((folder / "keys.json").read_bytes())
-    manifest, names, _ = opened(folder / "manifest.json", "audit-export", {"agent": keys["release_key"]})
-    must(names, "the list of files must be signed by the site's release key")
-    there = {
-        p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file() and "__pycache__" not in p.parts
-    }
-    must(there == {"manifest.json", *manifest["files"]}, "the folder must hold exactly the files of its list")
-    for name, digest in manifest["files"].items():
-        must(sha((folder / name).read_bytes()) == digest, f"{name} must be as it was exported")
-    entries = ledger(folder, keys)
-    must(manifest["head"] == entries[-1]["hash"], "the export must end with the head that was signed")
-    plans: dict[str, dict[str, Any]] = {}
-    for path in sorted((folder / "plans").glob("plan-*.json")):
-        _, leads, payload = opened(path, "plan", keys["leads"])
-        must(len(leads) >= keys["threshold"], f"{path.name} must be signed by the study lead")
-        plans[sha(payload)] = {"approved": []}
-    for path in sorted((folder / "plans").glob("approval-*.json")):
-        said, names, _ = opened(path, "plan-approval", keys["approvers"])
-        must(said["approver"] in names and said["plan_hash"] in plans, f"{path.name} must be a signed approval")
+# -- the coordinator's list -----------------------------------------------------------------------------------------
+def listed(
+    data: bytes, keys: Body, study: str, entries: list[Body], told: dict[str, list[Body]], sealed: dict[str, Release]
+) -> Body:
+    """Hold the record against what the coordinator signed of the site: nothing it witnessed or accepted is missing."""
+    must(keys["witness_key"], "the site must have pinned the coordinator's key")
+    body, names, _ = opened("the coordinator's list", data, "site-list", {"coordinator": keys["witness_key"]})
+    must(names, "the coordinator's list must be signed by the key that the site has pinned")
+    must(
+        (body["site"], body["study"]) == (keys["site"], study), "the coordinator's list must be of this site and study"
+    )
+    heads = body["anchors"]
+    newest = max((head["line"] for head in heads), default=0)
+    left = {(one["body"]["seq"], one["body"]["head"]) for one in recoveries(entries)}
+    for line in range(newest + 1):
+        of = [head for head in heads if head["line"] == line]
+        lacks = [head for head in of if not is_here(head, entries)]
+        # A ledger that was put back lacks heads of a line it has left: then it names the last of them, and has counted.
+        counted = line < newest and of and (of[-1]["seq"], of[-1]["head"]) in left
+        must(not lacks or counted, "every head that the coordinator witnessed must be one of this ledger")
+    known = {(head["seq"], head["head"]) for head in heads}
     for entry in entries:
-        if entry.get("kind") == "plan_approved" and entry["body"]["plan_hash"] in plans:
-            plans[entry["body"]["plan_hash"]]["approved"].append(entry["seq"])
+        if entry.get("kind") == "anchor" and entry["body"]["index"] < body["size"]:
+            here = (entry["body"]["seq"], entry["body"]["head"]) in known
+            must(here, f"entry {entry['seq']} must name a head that the coordinator has witnessed")
+    counted_lost = {
+        charge["release_id"]
+        for entry in entries
+        if entry.get("kind") in ("lost", "recovered")
+        for charge in entry["body"]["charges"]
+    }
+    accepted = {}
+    for one in [*body["releases"], *body["quarantined"]]:
+        name = one["release_id"]
+        here = name in sealed and sealed[name].seal["bundle_sha256"] == one["bundle_sha256"]
+        must(here or name in counted_lost, f"{name}: what the coordinator has of this study must be told here")
+    for one in body["releases"]:
+        name = one["release_id"]
+        accepted[name] = one
+        gone = one["withdrawn"] and name in sealed
+        taken = not gone or "withdraw" in sealed[name].by
+        must(taken, f"{name}: its withdrawal at the coordinator must be told here")
+        if name in sealed:
+            drawn, seal = sealed[name].by["drawing"]["seq"], sealed[name].by["seal"]["seq"]
+            seen = any(drawn <= head["seq"] < seal for head in heads if is_here(head, entries))
+            must(seen, f"{name}: its drawing must have been witnessed before its bytes were sealed")
+    for name, list_ in told.items():
+        for entry in list_:
+            if entry["kind"] == "commit" and entry["body"]["log_index"] < body["size"]:
+                at = accepted.get(name, {}).get("log_index")
+                must(
+                    at == entry["body"]["log_index"],
+                    f"{name}: its delivery must be one that the coordinator has logged",
+                )
+    tags = {tag for entry in entries for tag in entry.get("tags", ())}
+    must(len(tags) <= body["studies"], "the ledger must be about no more studies than the site takes part in")
+    return {"anchors": len(heads), "releases": len(body["releases"]), "size": body["size"], "day": body["day"]}
+
+
+# -- all of it ------------------------------------------------------------------------------------------------------
+def examine(files: Files, study: str, coordinator_list: bytes | None = None) -> Body:
+    """Check everything but the list of files. Returns: how many there are of each. Raises: Wrong."""
+    keys = json.loads(files["keys.json"])
+    entries = ledger(files, keys, study)
+    plans = Plans(files, keys, study, entries)
     standing = standings(entries, keys)
-    told: dict[str, list[dict[str, Any]]] = {}
+    told: dict[str, list[Body]] = {}
     for entry in entries:
         if "release_id" in entry.get("body", {}):
             told.setdefault(entry["body"]["release_id"], []).append(entry)
-    sealed = {name for name, list_ in told.items() if any(entry["kind"] == "seal" for entry in list_)}
-    must(sealed == {p.name for p in (folder / "releases").glob("*")}, "every sealed release must be in the export")
-    left = any(entry.get("kind") == "left" for entry in entries)
-    digests = [release(folder / "releases" / name, told[name], keys, plans, standing, left) for name in sorted(sealed)]
-    accepted = acknowledged(folder, keys, entries)
-    arrived = [e["body"] for list_ in told.values() for e in list_ if e["kind"] == "commit"]
-    told_of = {(body["release_id"], body["bundle_sha256"]) for body in arrived}
-    must(accepted <= told_of or lost(entries), "every delivery that the coordinator acknowledged must be told here")
-    countersigned = sum((body["release_id"], body["bundle_sha256"]) in accepted for body in arrived)
+    names = {name for name, list_ in told.items() if any(entry["kind"] == "seal" for entry in list_)}
+    here = {name.split("/")[1] for name in files if name.startswith("releases/")}
+    must(names == here, "every sealed release must be in the export")
+    deleted = {item["release_id"] for e in entries if e.get("kind") == "left" for item in e["body"]["deleted"]}
+    releases = {name: Release(name, files, told[name], name in deleted) for name in sorted(names)}
+    accepted, forks = acknowledged(files, keys, entries)
+    commits = {(e["body"]["release_id"], e["body"]["bundle_sha256"]): e for e in entries if e.get("kind") == "commit"}
+    found: Body = {}
+    arrived = {name for name, _ in commits}
+    if coordinator_list is not None:
+        found["list"] = listed(coordinator_list, keys, study, entries, told, releases)
+        arrived |= {
+            one["release_id"]
+            for one in json.loads(base64.b64decode(json.loads(coordinator_list)["payload"]))["releases"]
+        }
+    signatures = 0
+    for name, release in releases.items():
+        release.check(keys, plans, name in arrived)
+        signatures += sum("signature" in entry["body"] for entry in release.told)
+    for release in releases.values():
+        for seq, body in release.agreed(len(entries) + 1):
+            if body.get("standing"):
+                plan = plans.known[release.charged["plan_hash"]]
+                stood_in(release, seq, body, standing.get(body["standing"]), keys, plan, releases, entries)
+    previous = NOTHING
+    for entry in entries:
+        if entry.get("kind") == "seal":
+            receipt = releases[entry["body"]["release_id"]].receipt
+            follows = receipt is None or receipt["previous"] == previous
+            must(follows, f"{entry['body']['release_id']}: its receipt must follow that of the release before")
+            previous = entry["body"]["receipt_sha256"] or NOTHING
+    must(
+        accepted.keys() <= commits.keys() or recoveries(entries),
+        "every delivery that the coordinator acknowledged must be told here",
+    )
+    for key, entry in commits.items():
+        same = accepted.get(key, entry["body"]["log_index"]) == entry["body"]["log_index"]
+        must(same, f"{key[0]}: its delivery must stand where the coordinator has logged it")
+    late = [
+        key[0]
+        for key, entry in commits.items()
+        if [plan for seq, plan, _ in plans.at if seq < entry["seq"]][-1:] == [""]
+    ]
+    decisions = decided(entries, keys)
+    return found | {
+        "keys": keys,
+        "entries": len(entries),
+        "head": entries[-1]["hash"],
+        "withheld": sum("body" not in entry for entry in entries),
+        "old": sum("link" in entry for entry in entries),
+        "plans": len(plans.known),
+        "approvals": sum(said is not None for _, _, said in plans.at),
+        "releases": len(releases),
+        "digests": {release.seal["bundle_sha256"] for release in releases.values()},
+        "signatures": signatures,
+        "decisions": decisions,
+        "standing": len(standing),
+        "deliveries": len(commits),
+        "countersigned": sum(key in accepted for key in commits),
+        "late": late,
+        "forks": len(forks),
+    }
+
+
+def check(folder: Path, bundles: list[Path], coordinator_list: Path | None = None) -> list[str]:
+    """Check everything; the sentences to print. Raises: Wrong."""
+    paths = [path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts]
+    files = {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
+    agent = {"agent": json.loads(files["keys.json"])["release_key"]}
+    manifest, names, _ = opened("manifest.json", files.pop("manifest.json"), "audit-export", agent)
+    must(names, "the list of files must be signed by the site's release key")
+    must(files.keys() == manifest["files"].keys(), "the folder must hold exactly the files of its list")
+    for name, digest in manifest["files"].items():
+        must(sha(files[name]) == digest, f"{name} must be as it was exported")
+    found = examine(files, manifest["study"], coordinator_list.read_bytes() if coordinator_list else None)
+    keys = found["keys"]
+    must(manifest["head"] == found["head"], "the export must end with the head that was signed")
+    must(not found["forks"], "the coordinator must not have signed two histories: see acknowledged.json")
+    must(manifest["site"] == keys["site"], "the export must be of the site of its keys")
     for path in bundles:
-        must(sha(path.read_bytes()) in digests, f"{path.name} must be one of the sealed bundles")
-    withheld = sum("link" in entry for entry in entries)
+        must(sha(path.read_bytes()) in found["digests"], f"{path.name} must be one of the sealed bundles")
     whose = {"site": keys["release_key"], **{f"study lead {name}": key for name, key in keys["leads"].items()}}
     whose |= {f"approver {name}": key for name, key in keys["approvers"].items()}
     whose |= {"coordinator": keys["witness_key"]} if keys.get("witness_key") else {}
-    return [
+    lines = [
         f"{len(manifest['files'])} files are as they were exported.",
-        f"{len(entries)} ledger entries follow from each other and are signed; {withheld} of them are links only.",
-        f"{len(plans)} plans are signed by the study lead.",
-        f"{len(sealed)} releases: statement, receipt, checks, approvals and delivery agree.",
-        *([f"{len(standing)} standing approvals are signed, and good for what they approved."] if standing else []),
-        f"{countersigned} of {len(arrived)} deliveries are acknowledged under the coordinator's signature.",
-        *([f"{len(bundles)} bundle files are sealed ones."] if bundles else []),
-        *(
-            ["What stands behind the links is not shown here; compare the deliveries with the coordinator:"]
-            if withheld
-            else []
-        ),
-        "Compare these keys with the people they belong to:",
-        *(f"  {name}: {mark(key)}" for name, key in whose.items()),
+        f"{found['entries']} ledger entries follow from each other and are signed; {found['withheld']} of them are "
+        "about other studies.",
+        f"{found['plans']} plans are signed by the study lead.",
+        f"{found['approvals']} approvals of plans are signed by the person they name, ticks included.",
+        f"{found['releases']} releases: statement, receipt, checks, approvals and delivery agree.",
     ]
-
-
-def lost(entries: list[dict[str, Any]]) -> bool:
-    """Whether the ledger was once put back: then it lacks what was delivered in between, and says what it counted."""
-    return any(entry.get("kind") == "recovered" for entry in entries)
+    if found["standing"]:
+        lines.append(f"{found['standing']} standing approvals are signed, and good for what they approved.")
+    counted = f"{found['countersigned']} of {found['deliveries']} deliveries"
+    lines.append(f"{counted} are acknowledged under the coordinator's signature.")
+    if bundles:
+        lines.append(f"{len(bundles)} bundle files are sealed ones.")
+    if "list" in found:
+        own = found["list"]
+        lines.append(
+            f"The coordinator's list of {own['day']}, at {own['size']} log entries: its {own['anchors']} heads and "
+            f"{own['releases']} releases are told here, and no other."
+        )
+    else:
+        lines.append("! Whether this is the newest record, and all of it, only the coordinator's list shows:")
+        lines.append("  coordinator log list SITE STUDY --out FILE, then python verify.py --coordinator-list FILE")
+    if found["old"]:
+        lines.append(
+            f"! {found['old']} entries are from before entries had tags: whether they are of this study is open"
+        )
+    for name in found["late"]:
+        lines.append(f"! {name}: its delivery was noted after its plan's approval was revoked")
+    return [
+        *lines,
+        "Compare these keys with the people they belong to:",
+        *(f"  {n}: {mark(k)}" for n, k in whose.items()),
+    ]
 
 
 def main() -> int:
     """0 when everything holds, 1 when something does not."""
+    parser = argparse.ArgumentParser(description="Checks the audit export in whose folder it lies.")
+    parser.add_argument("bundles", nargs="*", type=Path, help="bundle files, to check that they are sealed ones")
+    parser.add_argument("--coordinator-list", type=Path, help="what coordinator log list wrote for this site and study")
+    given = parser.parse_args()
     try:
-        for line in check(Path(__file__).resolve().parent, [Path(name) for name in sys.argv[1:]]):
+        for line in check(Path(__file__).resolve().parent, given.bundles, given.coordinator_list):
             sys.stdout.write(f"{'✓ ' if line.endswith('.') else ''}{line}\n")
     except (Wrong, OSError, KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
         sys.stdout.write(f"✗ {error if isinstance(error, Wrong) else f'a file is damaged ({type(error).__name__})'}\n")

@@ -20,20 +20,21 @@ from __future__ import annotations
 
 import datetime as dt
 import math
-from collections.abc import Callable, Iterable, Sequence
+import secrets
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from shared.errors import NetworkRefusal, Refusal
+from shared.errors import ApprovalRefusal, NetworkRefusal, Refusal, SmallN
 from shared.plan import StudyPlan, Wave
 
 if TYPE_CHECKING:
-    from site_agent.cli import Desk
+    from site_agent.desk import Desk
     from site_agent.egress import Egress
-    from site_agent.ledger import Hold
+    from site_agent.ledger import Hold, Ledger
     from site_agent.pipeline import Site
 
-__all__ = ["Cost", "Event", "Planned", "attend", "calendar", "cost", "due"]
+__all__ = ["Cost", "Event", "Planned", "attend", "by_lot", "calendar", "cost", "due"]
 
 _OPEN = {
     "reserved": "reserved",
@@ -48,6 +49,17 @@ _OPEN = {
     "burnt": "burnt",
     "rejected": "rejected",
 }
+_VERBS = {
+    "no plan": "plan fetch",
+    "offline": "run",
+    "not connected": "run",
+    "not sent": "send",
+    "not approved": "approve",
+    "not released": "release",
+    "withdrawal not told": "withdraw",
+    "revocation not told": "standing revoke",
+}
+"""What was tried, for the log of refusals, by what `attend` says of it."""
 _RESUMED = ("due", "reserved", "sealed, not yet checked")
 
 
@@ -161,6 +173,40 @@ def cost(plan: StudyPlan, event: Any, waves: int | None = None) -> Cost:
     return Cost(totals=totals, affordable=_within(totals, plan.budget.epsilon))
 
 
+def by_lot(ledger: Ledger, study: str, leaving: Collection[str], *, others: int, floor: int) -> frozenset[str]:
+    """Persons drawn by lot to leave with those who withdrew, so that a wave need not wait until enough have.
+
+    The lot looks at pseudonyms only: who goes along depends on no record. They stay away like those who withdrew, or
+    the table without them would be compared with the one that has both.
+
+    Args:
+        leaving: pseudonyms of all who withdrew.
+        others: with how many others each of them must leave the table as of the last release.
+        floor: fewest persons that a release may hold.
+    Returns: nobody where no person of that table leaves, or enough do already.
+    Raises: SmallN, when too few would stay; IntegrityRefusal (whose the released rows are is lost).
+    """
+    from site_agent.lasting import read_rows
+
+    table = frozenset[str]()
+    for hold in ledger.holds(study):
+        if hold.may_be_out and hold.files:
+            mine = frozenset(read_rows(ledger.folder(hold), hold).persons)
+            table = mine if mine & table else mine | table
+    gone = table & frozenset(leaving)
+    if not gone or len(gone) > others:
+        return frozenset()
+    stay = sorted(table - gone)
+    more = others + 1 - len(gone)
+    if len(stay) - more < floor:
+        raise SmallN(
+            f"at least {floor} persons must stay in the table",
+            given=f"{len(stay)} others, of whom {more} would leave by lot",
+            next_step="Let the wave wait, or take the earlier releases back: site-agent withdraw --reason consent.",
+        )
+    return frozenset(secrets.SystemRandom().sample(stay, more))
+
+
 def _within(totals: Sequence[float], cap: float) -> int:
     # Totals never fall, so that the ones within the cap come first.
     return sum(math.isfinite(total) and total <= cap for total in totals)
@@ -182,11 +228,14 @@ def attend(
     """
     from site_agent import airlock, pipeline
 
-    def told(study: str, what: str, refusal: Refusal, wave: int | None = None) -> None:
+    def told(study: str, what: str, refusal: Refusal, wave: int | None = None, release_id: str = "") -> None:
         say(Event(study=study, what=what, wave=wave, detail=str(refusal), code=refusal.code))
+        # That nobody answers is the weather, and refuses nothing.
+        if not dry_run and not isinstance(refusal, NetworkRefusal):
+            at.note_refusal(_VERBS[what], refusal, study=study, release_id=release_id, agent=True)
 
     if at.paused:
-        say(Event(study="", what="paused", detail="Nothing is drawn or sent until site-agent resume."))
+        say(Event(study="", what="paused", detail="Nothing is drawn or sent until site-agent resume --as NAME."))
         return
     studies = sorted({*at.config.studies, *at.config.data, *at.plans.studies()})
     try:
@@ -213,6 +262,8 @@ def attend(
     def advance(hold: Hold) -> str:
         """Approve what a standing approval is good for, and send it; or the limit that failed."""
         found = airlock.stand_in(at, hold.release_id, agent_version=agent_version, today=today)
+        if found.limit:
+            at.note_refusal("standing approval", ApprovalRefusal(found.limit), release_id=hold.release_id, agent=True)
         if found.used:
             detail = f"{hold.release_id[:8]}, by the standing approval of {found.used}"
             say(Event(study=hold.study, what="approved", wave=hold.wave, detail=detail))
@@ -225,7 +276,15 @@ def attend(
             airlock.send(at, hold.release_id, agent_version=agent_version, today=today)
             say(Event(study=hold.study, what="sent", wave=hold.wave, detail=hold.release_id[:8]))
         except Refusal as refusal:
-            told(hold.study, "not sent", refusal, hold.wave)
+            told(hold.study, "not sent", refusal, hold.wave, hold.release_id)
+
+    if not dry_run:
+        try:
+            for noted in airlock.tell_revocations(at):
+                detail = f"standing approval {noted.digest[:8]}"
+                say(Event(study=noted.study, what="told of a revocation", detail=detail))
+        except Refusal as refusal:
+            told("", "revocation not told", refusal)
 
     for hold in at.outbox.list():
         if hold.withdrawal is None or hold.withdrawal.settled or not hold.left or at.paused:
@@ -237,7 +296,7 @@ def attend(
             airlock.bury(at, hold.release_id)
             say(Event(study=hold.study, what="told of a withdrawal", wave=hold.wave, detail=hold.release_id[:8]))
         except Refusal as refusal:
-            told(hold.study, "withdrawal not told", refusal, hold.wave)
+            told(hold.study, "withdrawal not told", refusal, hold.wave, hold.release_id)
 
     for hold in at.outbox.list():
         if hold.state not in ("held", "approved") or at.paused:
@@ -247,7 +306,7 @@ def attend(
                 if not dry_run:
                     advance(hold)
             except Refusal as refusal:
-                told(hold.study, "not approved", refusal, hold.wave)
+                told(hold.study, "not approved", refusal, hold.wave, hold.release_id)
             continue
         if dry_run:
             say(Event(study=hold.study, what="would send", wave=hold.wave, detail=hold.release_id[:8]))

@@ -62,9 +62,19 @@ def join(store: Store, invitation: Invitation, *, accepted: bool = True) -> Sign
     return key
 
 
-def deliver(store: Store, plan: StudyPlan, site: str, key: SigningKey, table: pd.DataFrame, *, wave: int = 1) -> str:
+def deliver(
+    store: Store,
+    plan: StudyPlan,
+    site: str,
+    key: SigningKey,
+    table: pd.DataFrame,
+    *,
+    wave: int = 1,
+    drawn: int | None = None,
+    flow_of: str = "",
+) -> str:
     """Put one release into the store as if it had been uploaded and verified; returns its id."""
-    statement, envelope, receipt, data = _release(plan, site, key, table, wave)
+    statement, envelope, receipt, data = _release(plan, site, key, table, wave, drawn, flow_of)
     store.bundles.mkdir(parents=True, exist_ok=True)
     (store.bundles / f"{statement.bundle_sha256}.zip").write_bytes(data)
     store.accept_release(statement=statement, envelope=envelope, receipt=receipt, today=TODAY)
@@ -79,7 +89,7 @@ def quarantine(store: Store, plan: StudyPlan, site: str, key: SigningKey, table:
     return statement.release_id
 
 
-def _release(plan, site, key, table, wave):
+def _release(plan, site, key, table, wave, drawn=None, flow_of=""):
     from shared.canonical import sha256_hex
 
     release_id = sha256_hex(f"{plan.hash}{site}{wave}{len(table)}".encode())[:32]
@@ -92,6 +102,8 @@ def _release(plan, site, key, table, wave):
         n=len(table),
         study_epsilon=218.0,
         previous="0" * 64,
+        drawn=drawn,
+        flow_of=flow_of,
     )
     data = write_bundle(receipt, table)
     statement = Statement(

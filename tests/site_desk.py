@@ -28,7 +28,7 @@ from shared.keys import Envelope, SigningKey
 from shared.plan import StudyPlan, sign_plan
 from shared.prescriptions.latent_noise import mechanism
 from shared.terminal import run
-from shared.wire import Acceptance, AnchorHead, AnchorReceipt, Enrolment, Holding, Holdings
+from shared.wire import Acceptance, AnchorHead, AnchorReceipt, Enrolment, Holding, Holdings, Reminder
 from site_agent import cli, drawing, pipeline
 from site_agent.fitting import Fitted, released_rows
 
@@ -51,10 +51,12 @@ class Hub:
     sent: list[tuple[Envelope, bytes]] = field(default_factory=list)
     buried: list[Envelope] = field(default_factory=list)
     stood: list[Envelope | None] = field(default_factory=list)
+    revoked: list[Envelope] = field(default_factory=list)
     accepted: bool = True
     down: bool = False
     allowed: str = ""
     renewed: int = 0
+    reminders: tuple[Reminder, ...] = ()
     signed: bytes = b""
     ca: tuple[Any, Any] | None = None
 
@@ -109,7 +111,11 @@ class Hub:
 
     def holdings(self, study):
         return Holdings(
-            holdings=self.status(study), anchored=self.witnessed(study), reanchored=self.renewed, anchor=self.signed
+            holdings=self.status(study),
+            anchored=self.witnessed(study),
+            reanchored=self.renewed,
+            anchor=self.signed,
+            reminders=self.reminders,
         )
 
     def anchor(self, envelope):
@@ -144,6 +150,10 @@ class Hub:
             log_root="ab" * 32,
             accepted_day="2026-01-05",
         )
+
+    def revoke_standing(self, envelope):
+        self._up()
+        self.revoked.append(envelope)
 
     def withdraw(self, envelope):
         self._up()
@@ -245,7 +255,7 @@ def hospital(tmp_path, monkeypatch, capsys):
     path.write_bytes(invited.to_bytes())
     monkeypatch.setenv("TRIBUTARY_PASSPHRASE", PASSPHRASE)
     monkeypatch.delenv("TRIBUTARY_TODAY", raising=False)
-    monkeypatch.setattr(cli, "door", lambda config: hub)
+    monkeypatch.setattr("site_agent.desk.door", lambda config, **_: hub)
     monkeypatch.setattr("site_agent.egress.Egress.from_invitation", lambda invitation, **_: hub)
     monkeypatch.setattr(drawing, "_fit", quick_fit)
     monkeypatch.setattr(

@@ -39,6 +39,13 @@ def test_a_release_is_withdrawn_from_a_real_coordinator_and_the_record_verifies(
 
     out = tmp_path / "record"
     theatre.agent("north", "audit", "export", "storm", "--out", out)
-    done = subprocess.run([sys.executable, "-I", str(out / "verify.py")], capture_output=True, text=True)
+    listed = tmp_path / "list.json"
+    assert theatre.coordinator("log", "list", "north", "storm", "--out", listed, "--dry-run").json["written"] is False
+    assert not listed.exists()
+    answer = theatre.coordinator("log", "list", "north", "storm", "--out", listed).json
+    assert (answer["releases"], answer["written"]) == (1, True)
+    argv = [sys.executable, "-I", str(out / "verify.py"), "--coordinator-list", str(listed)]
+    done = subprocess.run(argv, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
+    assert f"its {answer['anchors']} heads and 1 releases are told here, and no other" in done.stdout
     assert "1 of 1 deliveries are acknowledged under the coordinator's signature" in done.stdout

@@ -6,6 +6,7 @@ import datetime as dt
 import doctest
 import json
 import logging
+import math
 import os
 import re
 import signal
@@ -14,6 +15,7 @@ import stat
 import subprocess
 import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -23,12 +25,14 @@ import pytest
 from delivered import TODAY, cohort, cohort_plan, deliver, join, take_back
 from pages import ROOT, Terminal
 
+import shared.release
 from coordinator import analysis, cli, client, queries
 from coordinator.analysts import Analysts
 from coordinator.authority import Authority
 from coordinator.client import connect
 from coordinator.collect import Coordinator
 from coordinator.config import FILE_NAME, Config
+from coordinator.curves import curves as made_curves
 from coordinator.remote import Pass, Study
 from coordinator.store import Store
 from shared.errors import (
@@ -206,11 +210,17 @@ def test_a_kind_and_a_formula_mean_what_the_planned_spelling_means(study):
         study.query("", "adjusted", subset="age >= 50")
 
 
-def test_other_pooling_is_another_question_to_the_same_releases(study):
+def test_other_pooling_is_another_question_to_the_same_releases_and_fits_no_site_again(study, monkeypatch):
     answer = study.planned("adjusted")
+
+    def fitted(*_, **__):
+        raise AssertionError("a site was fitted again")
+
+    monkeypatch.setattr(queries, "estimate", fitted)
     fixed = answer.meta(method="FE", test="z")
     assert fixed.beta == pytest.approx(answer.meta().document["fixed"]["beta"], rel=1e-12)
     assert fixed.result.id != answer.id
+    assert study.planned("adjusted", term="hdl").document["term"] == "hdl/15"
 
 
 def test_objects_print_render_and_become_tables(desk, study, tmp_path):
@@ -223,8 +233,17 @@ def test_objects_print_render_and_become_tables(desk, study, tmp_path):
     assert list(frame["site"]) == sorted(SITES)
     assert (frame["vi"] == frame["vi_sampling"] + frame["vi_privacy"]).all()
     assert list(answer.meta().to_frame().index) == ["fixed", "random"]
-    assert "<table" in answer._repr_html_()
-    assert "<table" in study.dictionary()._repr_html_()
+    shown = (answer, answer.meta(), answer.explain(), study.log(), study.releases(), study.dictionary())
+    for each in shown:
+        assert "<table" in each._repr_html_()
+        assert len(each.to_frame()) > 0
+    assert str(desk.plans["cvd"].hash) in answer.explain()._repr_html_()
+    for bundle in answer.document["provenance"]["bundles"]:
+        assert bundle in list(answer.explain().to_frame()["bundle_sha256"])
+    assert answer.forest()._repr_svg_() == answer.forest(tmp_path / "same.svg").read_text()
+    with pytest.raises(Refusal):
+        study.query("", "<script>alert(1)</script>")
+    assert "<script>" not in study.log()._repr_html_()
     with connect(desk.admit()) as connection:
         assert "cvd" in repr(connection)
         assert "<table" in connection._repr_html_()
@@ -349,7 +368,7 @@ def test_rows_leave_only_where_the_plan_of_the_release_lets_them_and_are_recorde
     with connect(desk.admit("rob", studies=("lungs",))) as mine:
         release = mine["lungs"].releases()[0]["release_id"]
         rows = mine["lungs"].rows(release)
-        assert all(line["kind"] == "query" for line in mine["lungs"].log().document["lines"])
+        assert all(line["kind"] != "rows" for line in mine["lungs"].log().document["lines"])
     pd.testing.assert_frame_equal(rows, cohort(200, 7), check_dtype=False)
     with connect(desk.admit("boss", studies=("lungs",), role="lead")) as leads:
         (line,) = [line for line in leads["lungs"].log().document["lines"] if line["kind"] == "rows"]
@@ -366,6 +385,26 @@ def test_a_later_plan_opens_no_rows_that_were_released_before_it(own):
 
 
 # -- how much -------------------------------------------------------------------------------------------------------
+def test_of_ten_thousand_questions_a_minute_a_token_has_its_share_and_no_other_waits(desk):
+    now = [0.0]
+    service = analysis.AnalysisService(
+        desk.store, rate=600, burst=100, today=lambda: dt.datetime.now(dt.UTC).date(), clock=lambda: now[0]
+    )
+    flood, calm = desk.admit("flood").token, desk.admit("still").token
+    before, let, steady = len(desk.analysts.record("cvd")), 0, 0
+    for k in range(1_000):  # the first six seconds of such a minute
+        now[0] = 60 * k / 10_000
+        try:
+            service.identify(flood)
+            let += 1
+        except RateRefusal:
+            pass
+        if k % 100 == 0:
+            steady += service.identify(calm).site == "still"
+    assert (let, steady) == (159, 10)  # a hundred at once, then ten a second
+    assert len(desk.analysts.record("cvd")) == before
+
+
 def test_a_token_that_asks_too_often_is_refused_and_no_other(own):
     own.add("cvd", "alpha", cohort(200, 1))
     own.start()
@@ -433,13 +472,17 @@ def test_sites_port_takes_no_token_and_the_analysts_port_answers_no_site(desk):
     ],
 )
 def test_an_attempt_at_injection_is_a_typed_refusal_and_nothing_else(study, formula):
-    before = len(study.log())
+    before = study.log()
     with pytest.raises(Refusal) as refused:
         study.cox(formula)
     assert refused.value.code in ("E_PARAMETER", "E_SCHEMA")
+    log = study.log()
+    *_, last = log.document["lines"]
+    assert (last["kind"], last["subject"], last["question"]["formula"]) == ("refused", refused.value.code, formula)
+    assert "\x00" not in repr(log) + log._repr_html_()
     for words in ("Traceback", ".py", str(Path(queries.__file__).parent)):
         assert words not in str(refused.value)
-    assert len(study.log()) == before
+    assert log.counts == {**before.counts, "refused": before.counts["refused"] + 1}
 
 
 def test_a_kind_that_is_no_kind_is_refused_with_those_there_are(study):
@@ -514,6 +557,25 @@ def test_two_analysts_at_once_get_one_computation_and_the_same_bytes(own, monkey
         assert [line["analyst"] for line in connection["cvd"].log()] in (["ada", "ben", "ada"], ["ben", "ada", "ada"])
 
 
+def test_questions_that_meet_a_cold_table_at_once_read_its_bundle_once(own, monkeypatch):
+    own.add("cvd", "alpha", cohort(300, 1))
+    own.start()
+    (release,) = own.store.releases("cvd")
+    read, real = [], shared.release.read_bundle
+
+    def counted(*given, **more):
+        read.append(1)
+        time.sleep(0.05)
+        return real(*given, **more)
+
+    monkeypatch.setattr(shared.release, "read_bundle", counted)
+    with ThreadPoolExecutor(4) as pool:
+        tables = list(pool.map(own.store.table, [release] * 4))
+    assert len(read) == 1
+    for table in tables[1:]:
+        pd.testing.assert_frame_equal(table, tables[0])
+
+
 def test_a_new_release_makes_a_new_answer_and_the_old_one_is_called_stale(own):
     for seed, site in enumerate(("alpha", "beta", "gamma")):
         own.add("cvd", site, cohort(300, seed))
@@ -532,6 +594,24 @@ def test_a_new_release_makes_a_new_answer_and_the_old_one_is_called_stale(own):
     assert [saved.kind for saved in stale] == ["analysis"]
 
 
+def test_a_release_that_a_refresh_replaces_makes_its_results_stale(own):
+    own.publish(
+        cohort_plan(**{"[release]": 'returning = "refresh"\n[release]', "version = 1\ntitle": "version = 2\ntitle"})
+    )
+    for wave, site, seed in ((1, "alpha", 1), (1, "beta", 2), (2, "alpha", 3)):
+        own.add("cvd", site, cohort(300, seed), wave=wave)
+    with connect(own.start().admit()) as connection:
+        mine = connection["cvd"]
+        first, older = mine.mean("sbp"), mine.mean("sbp", wave=1)
+        own.add("cvd", "beta", cohort(300, 4), wave=2)
+        later = mine.mean("sbp")
+        assert later.beta != first.beta
+        assert first.explain().stale == ("a release of beta was replaced by a later one", "beta has delivered since")
+        assert older.explain().stale == ()
+        assert [line["state"] for line in mine.log()] == ["stale", None, None]
+        assert mine.log().counts["stale"] == 1
+
+
 def test_the_record_has_every_question_with_its_label_day_and_analyst(desk):
     with connect(desk.admit("zoe")) as connection:
         mine = connection["cvd"]
@@ -542,6 +622,146 @@ def test_the_record_has_every_question_with_its_label_day_and_analyst(desk):
     assert {line["subject"] for line in lines} == {answer.id}
     assert {line["day"] for line in lines} == {dt.datetime.now(dt.UTC).date().isoformat()}
     assert lines[0]["question"]["estimand"] == "cox(time, cvd) ~ chol/40"
+
+
+def test_the_record_counts_answered_and_refused_questions_of_this_study_alone(desk):
+    long = "Surv(time, cvd) ~ sbp" + " + sbp" * 300
+    with connect(desk.admit("kim", studies=("lungs",))) as one, connect(desk.admit("lee", studies=("cvd",))) as two:
+        mine = one["lungs"]
+        before, theirs = mine.log().counts, two["cvd"].log().counts
+        answer = mine.mean("chol")
+        mine.mean("chol", label="confirmatory")
+        mine.mean("hdl")
+        for formula in ("mean(spb)", "", "nothing", long):
+            with pytest.raises(Refusal):
+                mine.query("", formula) if formula else mine.cox(long)
+        with pytest.raises(AccessRefusal):
+            Study(two, "lungs").mean("sbp")
+        with connect(desk.admit("max", studies=("lungs",), role="auditor")) as third, pytest.raises(RoleRefusal):
+            third["lungs"].mean("sbp")
+        log = mine.log()
+        grown = {name: log.counts[name] - before[name] for name in before}
+        assert grown == {
+            "answered": 3,
+            "confirmatory": 1,
+            "exploratory": 2,
+            "different": 2,
+            "stale": 0,
+            "refused": 5,
+            "downloads": 0,
+        }
+        assert two["cvd"].log().counts == theirs
+        refused = [line for line in log.document["lines"] if line["kind"] == "refused"][-5:]
+    assert [line["analyst"] for line in refused] == ["kim"] * 4 + ["max"]
+    assert [line["subject"] for line in refused] == ["E_PARAMETER"] * 4 + ["E_ROLE"]
+    assert "Nearest: sbp" in refused[0]["question"]["why"]
+    assert refused[1]["question"]["formula"] == long[: analysis.KEPT]
+    assert "E_ROLE" in repr(log)
+    assert max(len(line["question"]) for line in log) <= 60
+    assert f"{log.counts['refused']} refused" in log.title
+    assert answer.id[:12] in {line["result"] for line in log}
+
+
+def test_lines_that_wait_for_the_disk_together_are_written_together_and_fail_apart(own):
+    own.start()
+    writes, gate, first = [], threading.Event(), threading.Event()
+
+    def write(work):
+        writes.append(1)
+        first.set()
+        assert gate.wait(20)
+        return own.store._write(work)
+
+    own.analysts._together._write = write
+    who = own.analysts.identify(own.analysts.add("ada", studies=["cvd"], today=TODAY)[1], today=TODAY)
+
+    def spoiled(c):
+        raise StateRefusal("what is written beside the answer must be whole", given="half of it")
+
+    def note(k):
+        line = {"study": "cvd", "kind": "query", "subject": f"{k}", "question": {}, "label": "", "today": TODAY}
+        if k != 3:
+            own.analysts.note(who, **line)
+        else:
+            own.analysts.give(who, b"{}", beside=spoiled, planned="", **line)
+
+    with ThreadPoolExecutor(8) as pool:
+        begun = [pool.submit(note, 0)]
+        assert first.wait(20)
+        begun += [pool.submit(note, k) for k in range(1, 8)]
+        while len(own.analysts._together._waiting) < 7:
+            time.sleep(0.01)
+        gate.set()
+        failed = [k for k, done in enumerate(begun) if done.exception(20) is not None]
+    assert failed == [3]
+    assert own.analysts.answer("cvd", "3") is None
+    assert sorted(line.subject for line in own.analysts.record("cvd")) == ["0", "1", "2", "4", "5", "6", "7"]
+    assert len(writes) == 1 + 1 + 7  # the first; the seven together, which one of them spoils; each again
+
+
+def test_a_result_can_be_had_again_and_written_as_a_table_json_or_a_figure(desk, study, tmp_path, capsys):
+    answer = study.logistic("cvd ~ age/10")
+    again = study.result(answer.id[:8])
+    assert again.document == answer.document
+    assert again.meta(method="FE").beta == answer.meta(method="FE").beta
+    frame = pd.read_csv(answer.export(tmp_path / "a.csv"))
+    assert list(frame["yi"]) == list(answer.to_frame()["yi"])
+    assert json.loads(answer.export(tmp_path / "a.json").read_text()) == answer.document
+    with pytest.raises(ParameterError, match=r"\.json"):
+        answer.export(tmp_path / "a.doc")
+    file = str(desk.save(desk.admit("exp")))
+    for name in ("b.csv", "b.json", "b.svg"):
+        argv = ["export", "cvd", answer.id, "--out", str(tmp_path / name), "--token", file, "--json"]
+        assert client.main([*argv, "--dry-run"]) == 0
+        assert not (tmp_path / name).exists()
+        assert client.main(argv) == 0
+    assert (tmp_path / "b.csv").read_text() == (tmp_path / "a.csv").read_text()
+    assert (tmp_path / "b.json").read_text() == (tmp_path / "a.json").read_text()
+    assert "<svg" in (tmp_path / "b.svg").read_text()
+    release = desk.store.releases("cvd")[0].release_id
+    capsys.readouterr()
+    assert client.main(["export", "cvd", release, "--out", str(tmp_path / "r.csv"), "--token", file]) == 10
+    assert "row_download" in " ".join(capsys.readouterr().err.split())
+    assert not (tmp_path / "r.csv").exists()
+
+
+def test_the_curves_of_a_km_answer_are_those_of_the_releases_at_public_times(desk, study, tmp_path, capsys):
+    answer = study.km("Surv(time, cvd) ~ 1", at=5.0)
+    table = answer.curves().to_frame()
+    assert set(table["curve"]) == set(SITES)
+    for row in answer.document["estimates"]:  # the curve at 5 is the site's own answer about 5
+        (point,) = table[(table["curve"] == row["site"]) & (table["time"] == 5.0)].to_dict("records")
+        assert math.log(point["survival"] / (1 - point["survival"])) == pytest.approx(row["yi"], rel=1e-12)
+    by_site = made_curves(desk.store, "cvd", 1, "km(time, cvd, at = 5)")
+    assert [curve["survival"] for curve in answer.document["curves"]["curves"]] == [
+        list(c.survival) for c in by_site.curves
+    ]
+    drawn = answer.curve(tmp_path / "km.svg").read_text()
+    assert answer.curve()._repr_svg_() == drawn
+    file = str(desk.save(desk.admit("kmf")))
+    argv = ["km", "cvd", "Surv(time, cvd) ~ 1", "--at", "5", "--curve", str(tmp_path / "cli.svg"), "--token", file]
+    assert client.main(argv) == 0
+    out = ["--out", str(tmp_path / "export.svg"), "--kind", "curve", "--token", file]
+    assert client.main(["export", "cvd", answer.id, *out]) == 0
+    assert (tmp_path / "cli.svg").read_text() == (tmp_path / "export.svg").read_text() == drawn
+    with pytest.raises(ParameterError, match="km question"):
+        study.mean("sbp").curve()
+
+
+def test_survival_questions_give_the_same_numbers_from_python_and_the_command_line(desk, study, capsys):
+    file = str(desk.save(desk.admit("sur")))
+    asked = {
+        ("km", "Surv(time, cvd) ~ 1", "--at", "5"): study.km("Surv(time, cvd) ~ 1", at=5.0),
+        ("rmst", "Surv(time, cvd) ~ I(age > 55)", "--tau", "6"): study.rmst("Surv(time, cvd) ~ I(age > 55)", tau=6.0),
+        ("logrank", "Surv(time, cvd) ~ I(age > 55)"): study.logrank("Surv(time, cvd) ~ I(age > 55)"),
+        ("cox", "Surv(time, cvd) ~ sbp/10", "--subset", "age >= 50"): study.cox(
+            "Surv(time, cvd) ~ sbp/10", subset="age >= 50"
+        ),
+    }
+    for (kind, *rest), answer in asked.items():
+        assert client.main([kind, "cvd", *rest, "--token", file, "--json"]) == 0
+        assert json.loads(capsys.readouterr().out) == answer.document
+        assert answer.document["k"] == 3, answer
 
 
 def test_a_fault_that_nobody_foresaw_says_nothing_of_what_it_met(desk, study, monkeypatch, caplog):
@@ -585,7 +805,7 @@ def test_one_site_or_two_are_shown_without_a_gap(own, sites, tmp_path):
         assert "<svg" in answer.forest(tmp_path / "f.svg").read_text()
 
 
-def test_a_question_that_finds_no_free_place_is_refused_and_not_recorded(own, monkeypatch):
+def test_a_question_that_finds_no_free_place_is_recorded_as_refused(own, monkeypatch):
     own.add("cvd", "alpha", cohort(300, 1))
     own.analysis |= {"at_once": 1}
     own.start()
@@ -607,7 +827,9 @@ def test_a_question_that_finds_no_free_place_is_refused_and_not_recorded(own, mo
         finally:
             free.set()
         assert first.result(20).document["k"] == 1
-        assert [line["analyst"] for line in two["cvd"].log()] == ["ada"]
+        log = two["cvd"].log()
+        assert sorted((line["analyst"], line["state"]) for line in log) == [("ada", None), ("ben", "refused: E_RATE")]
+        assert (log.counts["answered"], log.counts["refused"]) == (1, 1)
 
 
 def test_coordinator_serve_answers_analysts_beside_sites_and_stops_when_told_to(own):
@@ -696,6 +918,9 @@ def test_every_verb_answers_in_words_and_in_json(desk, tmp_path, capsys):
         ("query", "cvd", "adjusted", "--forest", str(tmp_path / "f.svg")): "random effects",
         ("cox", "cvd", "Surv(time, cvd) ~ age/10"): "ratio",
         ("glm", "cvd", "cvd ~ age/10"): "ratio",
+        ("km", "cvd", "Surv(time, cvd) ~ 1", "--at", "5"): "estimate",
+        ("export", "cvd", result, "--out", str(tmp_path / "result.csv")): "wrote",
+        ("export", "lungs", release, "--out", str(tmp_path / "again.csv")): "not patient records",
         ("explain", "cvd", result): "plan    version 1",
         ("log", "cvd"): "confirmatory",
         ("rows", "lungs", release, "--out", str(tmp_path / "rows.csv")): "not patient records",

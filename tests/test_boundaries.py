@@ -11,7 +11,10 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("shared", "site_agent", "coordinator")
-FIGURES = ("site_agent/figures.py", "coordinator/figures.py", "coordinator/companion_figures.py")
+FIGURES = (
+    "site_agent/figures.py",
+    *(f"coordinator/{name}.py" for name in ("drawing", "figures", "companion_figures", "time_figures")),
+)
 HEAVY = {"torch", "nflows", "matplotlib", "flwr", "grpc", "statsmodels", "starlette", "uvicorn", "jinja2"}
 SOCKETS = {"shared/transport.py", "coordinator/demo.py"}  # the demo looks for a free port
 

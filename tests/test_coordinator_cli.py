@@ -507,6 +507,48 @@ def test_figure_draws_its_companions(collected, tmp_path):
     assert "Without one site" in out.read_text()
 
 
+def test_figure_draws_subgroups_and_the_sides_of_the_null_line(collected, tmp_path):
+    out = tmp_path / "groups.svg"
+    question = ("figure", "cvd", "--estimand", "adjusted", "--out", out)
+    code, said = collected(*question, "--subgroup", "posture", "--favours", "Favours lower|Favours higher")
+    assert (code, said["written"]) == (0, True)
+    assert "posture local (2 sites)" in out.read_text()
+    assert collected(*question, "--favours", "lower")[0] == 2
+    assert collected(*question, "--kind", "funnel", "--subgroup", "posture")[0] == 2
+    assert "posture" in collected(*question, "--subgroup", "beds")[1]["refused"]["next_step"]
+
+
+def test_figure_draws_survival_curves_and_remembers_what_they_rest_on(collected, tmp_path):
+    out = tmp_path / "km.svg"
+    question = ("figure", "cvd", "--kind", "km", "--formula", "km(time, cvd) ~ 1", "--out", out)
+    assert collected(*question, "--dry-run")[1]["written"] is False
+    assert not out.exists()
+    code, said = collected(*question)
+    assert code == 0
+    assert [curve["label"] for curve in said["curves"]] == ["alpha", "beta"]
+    assert "alpha: " in out.read_text()
+    (kept,) = [row for row in collected("results")[1] if row["kind"] == "km"]
+    assert len(kept["used"]) == 2
+    code, said = collected(*question, "--site", "gamma")
+    assert code == 2
+    assert "alpha, beta" in said["refused"]["next_step"]
+    assert collected(*question[:-4], "--formula", "mean(sbp)", "--out", out)[0] == 2
+
+
+def test_figure_draws_the_estimate_by_wave_and_the_budget_by_wave(collected, tmp_path):
+    out = tmp_path / "waves.svg"
+    code, said = collected("figure", "cvd", "--kind", "waves", "--estimand", "adjusted", "--out", out)
+    assert code == 0
+    assert said["waves"]["1"]["beta"] == said["pooled"]["beta"]
+    assert "wave 1, 2 sites" in out.read_text()
+    budget = tmp_path / "budget.svg"
+    code, said = collected("figure", "cvd", "--kind", "budget", "--out", budget)
+    assert code == 0
+    assert [site for course in said["courses"] for site in course["sites"]] == ["alpha", "beta"]
+    assert f"ε {said['cap']:g} at δ" in budget.read_text()
+    assert collected("figure", "cvd", "--kind", "pie", "--estimand", "adjusted", "--out", out)[0] == 2
+
+
 def test_pool_needs_one_question(collected):
     assert collected("pool", "cvd", "--wave", 1)[0] == 2
     assert "adjusted" in collected("pool", "cvd", "--wave", 1)[1]["refused"]["next_step"]
@@ -567,7 +609,15 @@ def test_every_verb_that_reads_offers_json_and_every_verb_that_changes_something
         for sub, leaf in getattr(command, "commands", {"": command}).items():
             verbs[f"{name} {sub}".strip()] = {option for item in leaf.params for option in item.opts}
     changing = {"init", "plan new", "plan amend", "plan sign", "invite", "accept", "revoke", "reanchor", "figure"}
-    changing |= {"wave schedule", "wave remind", "wave close", "wave reopen", "analyst add", "analyst revoke"}
+    changing |= {
+        "log list",
+        "wave schedule",
+        "wave remind",
+        "wave close",
+        "wave reopen",
+        "analyst add",
+        "analyst revoke",
+    }
     for verb, options in verbs.items():
         assert verb == "serve" or "--json" in options, verb
         assert ("--dry-run" in options) == (verb in changing), verb

@@ -241,7 +241,7 @@ def test_the_budget_statement_charges_what_the_receipts_print(given_flow, tmp_pa
 
 def test_what_a_plan_says_it_will_cost_is_what_its_release_costs(released):
     from coordinator.planning import cost
-    from site_agent.cli import _price
+    from site_agent.cli.plan import _price
 
     _, receipt = released
     asked = cost(extremes())
@@ -344,7 +344,7 @@ COMPUTE = {
     "site_agent/waves.py",  # the total with the waves to come
     "site_agent/curve.py",  # what other weights would cost
     "coordinator/collect.py",  # the least that a receipt's total can be
-    "site_agent/cli.py",  # a plan's price before it is approved
+    "site_agent/cli/plan.py",  # a plan's price before it is approved
     "site_agent/recovery.py",  # the dearest plan of a study, when a ledger was put back
     "coordinator/planning.py",  # a plan's price before it is signed
 }

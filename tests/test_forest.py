@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from coordinator.figures import describe, forest, forest_table
+from coordinator.moderators import subgroups
 from coordinator.pooling import pool, pool_estimates
 from shared.errors import ParameterError
 from shared.estimands import Estimate
@@ -31,6 +32,10 @@ def result():
 
 def words(figure):
     return [text.get_text() for axes in figure.axes for text in axes.texts if text.get_text()]
+
+
+def texts_by_word(figure):
+    return {text.get_text(): text for axes in figure.axes for text in axes.texts if text.get_text()}
 
 
 def marks(figure):
@@ -203,7 +208,7 @@ def test_the_axis_has_some_labels_and_they_stand_apart(scale, yi, vi):
     assert all(left.x1 < right.x0 for left, right in itertools.pairwise(spans))
 
 
-@pytest.mark.parametrize("case", ["plain", "long", "compare", "two", "huge"])
+@pytest.mark.parametrize("case", ["plain", "long", "compare", "groups", "two", "huge"])
 def test_no_two_words_overlap_and_nothing_leaves_the_page(case, result):
     long = {"Posture": dict.fromkeys(SITES, "trusted aggregator"), "ε": dict.fromkeys(SITES, "0.25")}
     figures = {
@@ -214,6 +219,12 @@ def test_no_two_words_overlap_and_nothing_leaves_the_page(case, result):
             note="A note that is long as well, so that it, too, runs over the end of the line and must be broken. " * 2,
         ),
         "compare": lambda: forest(result, columns=long, compare={"real": result, "w = 0": result}),
+        "groups": lambda: forest(
+            result,
+            groups=subgroups(result, LEVELS),
+            by="posture",
+            favours=("Favours what was done at first", "Favours what was done in the end"),
+        ),
         "two": lambda: forest(pool([0.1, 0.9], [0.02, 0.03])),
         "huge": lambda: forest(pool([12345.6, -23456.7, 99999.9], [1e7, 2e7, 1e8])),
     }
@@ -289,3 +300,70 @@ def test_importing_the_figures_does_not_import_matplotlib():
     code = "import sys, coordinator.figures, shared.estimands; print({'matplotlib', 'statsmodels'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
+
+
+# -- subgroups and sides ------------------------------------------------------------------------------------------
+LEVELS = {"Aachen": "local", "Bergen": "holdout", "Coimbra": "local", "Dijon": "holdout", "Exeter": "local"}
+
+
+def test_each_subgroup_stands_apart_with_its_own_diamond_and_the_test_for_a_difference_below(result):
+    groups = subgroups(result, LEVELS | {"Freiburg": "public"})
+    figure = forest(result, groups=groups, by="posture")
+    drawn, text = marks(figure), words(figure)
+    place = {label: item.get_position()[1] for label, item in texts_by_word(figure).items()}
+    order = ["Posture: local", "Aachen", "Coimbra", "Exeter", "Random effects, 3 sites", "Posture: holdout", "Bergen"]
+    order += ["Dijon", "Random effects, 2 sites", "Posture: public", "Freiburg", "One site: nothing was pooled"]
+    order += ["No estimate", "Zürich", "Fixed effect (inverse variance)"]
+    assert [place[label] for label in order] == sorted(place[label] for label in order)
+    low, high = figure.axes[1].get_xlim()
+    for number, level in enumerate(("local", "holdout")):
+        model, outline = groups.groups[level], drawn[f"group-{number}"].get_xy()
+        assert model.beta in outline[:, 0]
+        assert outline[:, 0].min() == pytest.approx(model.ci_lb) or model.ci_lb < low
+        assert outline[:, 0].max() == pytest.approx(model.ci_ub) or model.ci_ub > high
+        assert outline[:, 1].mean() == pytest.approx(place[f"Random effects, {model.k} sites"], abs=0.02)
+        assert any(f"Q = {model.QE:.2f}, df = {model.df}" in line and line.startswith("τ²") for line in text)
+    assert "group-2" not in drawn
+    for i, label in enumerate(result.labels):  # a site keeps its number and its weight in whatever group it stands
+        assert drawn[f"site-{i}"].get_xdata()[0] == result.yi[i]
+        assert drawn[f"site-{i}"].get_ydata()[0] == pytest.approx(place[label])
+    joined = " ".join(text)
+    assert f"Difference between groups (posture): Q = {groups.Q_between:.2f}, df = 2, " in joined
+    assert f"with one common τ²: F = {groups.common.QM:.2f}, df = 2 and 3" in joined
+    assert {"fixed", "random", "prediction"} <= set(drawn)
+
+
+def test_sites_without_a_level_are_drawn_and_said_to_be_in_no_group(result):
+    figure = forest(result, groups=subgroups(result, LEVELS), by="posture")
+    assert "Posture: not known" in words(figure)
+    assert "site-5" in marks(figure)
+    assert "Without a group, and left out: Freiburg." in words(figure)
+
+
+def test_the_words_of_a_plot_tell_its_groups(result):
+    text = describe(result, groups=subgroups(result, LEVELS | {"Freiburg": "public"}), by="posture")
+    assert "posture local (3 sites) " in text
+    assert "posture public: one site, nothing was pooled" in text
+    assert "Difference between groups (posture): Q = " in text
+
+
+def test_the_sides_of_the_null_line_are_named_under_the_ends_of_the_axis(result):
+    figure = forest(result, favours=("Favours the drug", "Favours the placebo, or the care that was usual before"))
+    found = texts_by_word(figure)
+    plot = figure.axes[1].get_window_extent(figure.canvas.get_renderer())
+    left = found["← Favours the drug"].get_window_extent(figure.canvas.get_renderer())
+    right = next(item for text, item in found.items() if text.endswith("→"))
+    right = right.get_window_extent(figure.canvas.get_renderer())
+    assert left.x0 == pytest.approx(plot.x0, abs=2)
+    assert right.x1 == pytest.approx(plot.x1, abs=2)
+    assert left.y1 < plot.y0
+    with pytest.raises(ParameterError, match="must have the line"):
+        forest(result, favours=("less", "more"), null=None)
+
+
+def test_groups_are_of_the_result_that_is_drawn_and_stand_without_a_comparison(result):
+    groups = subgroups(result, LEVELS)
+    with pytest.raises(ParameterError, match="one by one"):
+        forest(result, groups=groups, compare={"real": result})
+    with pytest.raises(ParameterError, match="of the same result"):
+        forest(pool([0.1, 0.2], [0.1, 0.1]), groups=groups)

@@ -24,7 +24,9 @@ from scipy import stats
 from shared import privacy
 from shared.dictionary import Column, Dictionary
 from shared.flows import Identity
+from shared.mechanisms import moments
 from shared.mechanisms.latent_noise import LatentNoise
+from shared.mechanisms.moments import MomentsSpec
 from shared.mechanisms.tables import Tables, attributes, sensitivity
 from shared.plan import PrivateTraining
 from shared.privacy import Composition, Event, Gaussian, Laplace, SubsampledGaussian
@@ -132,6 +134,23 @@ def noisy_tables(n: int, rng: Any) -> Drawn:
     return Drawn(noise.astype(np.float64), event.sigma, "gaussian")
 
 
+def moments_block(block: int) -> Callable[[int, Any], Drawn]:
+    """One block of a moments release, in the unit of its event's sensitivity."""
+
+    def draw(n: int, rng: Any) -> Drawn:
+        spec = MomentsSpec(
+            outcome="binary", responses=("died",), covariates=("a", "b", "c"), declared=("b",), epsilon=1.0, delta=1e-6
+        )
+        part = moments.event(spec).events[block]
+        assert isinstance(part, Gaussian)
+        sums = np.random.default_rng(5).integers(-(10**9), 10**9, n)
+        # Counts; steps of which 2²² are the diameter; products of two numbers of at most 2¹⁰; steps again.
+        unit = (1.0, 2.0**-22, 2.0**-20, 2.0**-22)[block]
+        return Drawn((moments.noised(spec, block, sums, rng) - sums) * unit, part.sigma, "gaussian")
+
+    return draw
+
+
 MECHANISMS: dict[str, Callable[[int, Any], Drawn]] = {
     "latent noise, w = 0": latent_noise(0.0),
     "latent noise, w = 0.02": latent_noise(0.02),
@@ -140,6 +159,10 @@ MECHANISMS: dict[str, Callable[[int, Any], Drawn]] = {
     "latent noise, clipped": clipped_latent_noise,
     "DP-SGD, one step": training_step,
     "noisy tables": noisy_tables,
+    "moments, histograms": moments_block(0),
+    "moments, moments": moments_block(1),
+    "moments, products": moments_block(2),
+    "moments, score": moments_block(3),
     "Gaussian": plain_gaussian,
     "Laplace": plain_laplace,
 }
@@ -217,18 +240,21 @@ def test_a_million_draws_have_the_scale_that_the_event_claims(name, record_prope
 DRAWN_IN = {
     "shared/mechanisms/latent_noise.py",
     "shared/mechanisms/tables.py",
+    "shared/mechanisms/moments.py",
     "site_agent/models/private_flow.py",
 }
 """Production files that draw noise; each has an entry in MECHANISMS."""
 MADE_IN: dict[type[Event], set[str]] = {
     Gaussian: {
         "shared/mechanisms/latent_noise.py",
+        "shared/mechanisms/moments.py",
         "shared/mechanisms/tables.py",
         "shared/prescriptions/latent_noise.py",  # there to solve for w
     },
     SubsampledGaussian: {"shared/prescriptions/latent_noise.py"},
-    # The site's own class of that name, which adds up charges, is made in the other three.
+    # The site's own class of that name, which adds up charges, is made in the last three.
     Composition: {
+        "shared/mechanisms/moments.py",
         "shared/prescriptions/latent_noise.py",
         "site_agent/composition.py",
         "site_agent/ledger.py",

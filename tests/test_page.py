@@ -10,7 +10,10 @@ import shutil
 import threading
 import time
 import urllib.parse
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import pytest
 from conftest import make_table
@@ -84,11 +87,11 @@ def ready(hospital, plan, table) -> Hospital:
     return site.approved(two).with_table(table)
 
 
-@pytest.fixture
-def browser(ready):
+@contextmanager
+def served(home: Path) -> Iterator[Browser]:
     passwords: list[str] = []
     server, bound = page.prepare(
-        lambda: cli.desk(ready.home),
+        lambda: cli.desk(home),
         listen="127.0.0.1",
         port=0,
         agent_version=cli.agent_version(),
@@ -103,6 +106,12 @@ def browser(ready):
     server.should_exit = True
     thread.join(20)
     bound.close()
+
+
+@pytest.fixture
+def browser(ready):
+    with served(ready.home) as found:
+        yield found
 
 
 def released(site: Hospital, wave: int = 1) -> str:
@@ -141,10 +150,11 @@ def test_a_password_works_once_and_the_terminal_shows_the_next(browser):
     assert answer.status == 303
     assert "httponly" in answer.headers["Set-Cookie"].lower()
     assert "samesite=strict" in answer.headers["Set-Cookie"].lower()
+    assert re.match(rf"tributary-airlock-{browser.port}-[0-9a-f]{{16}}=", answer.headers["Set-Cookie"])
     assert browser.get("/").status == 200
     assert browser.passwords[-1] != first
     assert browser.ask("POST", "/login", {"password": first}).status == 401
-    browser.cookie = "tributary-airlock=guessed"
+    browser.cookie = browser.cookie.partition("=")[0] + "=guessed"
     assert browser.get("/").status == 303
 
 
@@ -354,10 +364,12 @@ def test_reject_send_back_withdraw_and_pause(ready, browser):
     browser.post(f"/release/{first}/decline", {**who, "verb": "send-back", "reason": "why?"})
     assert ready.json("outbox", "list")["releases"][0]["state"] == "sent_back"
     browser.post("/pause", {})
+    assert "E_CONFIG" in browser.post("/resume", {}).text
+    assert "E_SIGNATURE" in browser.post("/resume", {**who, "passphrase": "a guess"}).text
     answer = browser.post(f"/release/{first}/approve", decision(ready, first))
     assert "E_PAUSED" in answer.text
     assert "This site is paused" in browser.get("/").words
-    browser.post("/resume", {})
+    browser.post("/resume", who)
     browser.post(f"/release/{first}/approve", decision(ready, first))
     answer = browser.post(f"/release/{first}/withdraw", {**who, "reason": "consent", "note": "one person"})
     assert "Withdrawn" in answer.words

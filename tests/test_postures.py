@@ -13,7 +13,7 @@ import pytest
 from site_desk import Hub
 from test_pipeline import deliver
 
-from shared import privacy
+from shared import privacy, release
 from shared.dictionary import Column, Dictionary
 from shared.encoding import Encoder
 from shared.errors import PlanRefusal, PolicyRefusal, ReceiptRefusal, SmallN, TrainingRefusal
@@ -277,6 +277,18 @@ def test_a_target_epsilon_is_met_and_hardly_undercut(posture):
     plan = study(posture, release=LatentNoisePlan(epsilon=9.0))
     spent = privacy.epsilon(planned_event(plan), plan.budget.delta)
     assert 9.0 * (1 - 2e-3) <= spent <= 9.0 * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("posture", ["public", "private"])
+def test_machines_whose_solvers_differ_in_the_last_digits_charge_the_same_event_and_never_more_than_asked(
+    posture, monkeypatch
+):
+    plan = study(posture, release=LatentNoisePlan(epsilon=9.0))
+    here, solved = planned_event(plan, 4), release._solved
+    for last_digits in (1 - 1e-12, 1 + 1e-12):
+        monkeypatch.setattr(release, "_solved", lambda *asked, by=last_digits: by * solved(*asked))
+        assert planned_event(plan, 4) == here
+    assert mechanism(plan).w <= solved(9.0, plan.budget.delta, mechanism(plan).radius, release._training(plan))
 
 
 def test_training_that_leaves_nothing_of_the_target_is_refused_with_what_to_change():

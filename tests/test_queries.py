@@ -70,7 +70,7 @@ def test_each_site_answers_as_its_own_table_does(filled):
     assert [row.site for row in rows] == sorted(SITES)
     for row in rows:
         (alone,) = estimate(tables[row.site], parse_estimand(UNADJUSTED), study="cvd", site=row.site, wave=1)
-        assert (row.yi, row.vi, row.n) == (alone.yi, alone.vi, alone.n)
+        assert (row.yi, row.vi_naive, row.n) == (alone.yi, alone.vi, alone.n)
 
 
 def test_the_pooled_answer_names_the_receipt_of_every_site_it_rests_on(filled):
@@ -232,4 +232,4 @@ def test_the_newer_kinds_pool_over_the_sites_as_each_table_answers_alone(filled,
     assert answer.result.k == 4, [row.reason for row in answer.estimates]
     for row in answer.estimates:
         alone = estimate(tables[row.site], parse_estimand(question))[0]
-        assert (row.yi, row.vi, row.n, row.n_outside) == (alone.yi, alone.vi, alone.n, alone.n_outside)
+        assert (row.yi, row.vi_naive, row.n, row.n_outside) == (alone.yi, alone.vi, alone.n, alone.n_outside)

@@ -199,7 +199,7 @@ def test_lost_charges_stand_beyond_the_cap_and_then_nothing_more_is_released(age
     with pytest.raises(BudgetRefusal):
         agent.reserved(1001, "more")
     assert agent.ledger.count_lost(gone, [many], accepted={}) == fingerprint
-    assert agent.ledger.verify() == 2
+    assert agent.ledger.verify() == 3
 
 
 def test_a_backup_from_before_an_earlier_recovery_is_refused(agent):

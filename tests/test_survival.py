@@ -8,9 +8,12 @@ draws from a note that the test takes before any byte is written, the bundles fr
 from __future__ import annotations
 
 import hashlib
+import io
 import os
 import re
+import shutil
 import signal
+import zipfile
 from collections import Counter, defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -23,10 +26,15 @@ from theatre import ROOT, Theatre, plan_toml
 from shared import privacy
 
 WAVES = 12
+NEW = 60
+"""Persons who are new in each wave."""
+LIVES = ("refresh", "append", "frozen")
+"""What a plan does with persons who were released before; also the study that lives so."""
 KILLED = -signal.SIGKILL
 PLACES = {"ledger.head", "ledger.population", "outbox.statement", "outbox.checks", "outbox.audit"}
 PLACES |= {"seal.bundle", "seal.fit", "seal.rows"}
 # A crash between drawing and sealing, and then one at every step of cleaning up after it.
+WRONGS = ("second", "under", "over", "unapproved")
 RECOVERY = (
     "seal.bundle.before_rename",
     "ledger.recover.before_burn",
@@ -59,16 +67,34 @@ def theatre(tmp_path):
 
 @pytest.fixture
 def table(tmp_path) -> Path:
-    rng = np.random.default_rng(1)
-    n = 300
-    columns = {
-        "person": [f"p{i}" for i in range(n)],
-        "sbp": rng.normal(130, 15, n).clip(60, 290),
-        "chol": rng.normal(220, 30, n).clip(60, 690),
-        "died": rng.integers(0, 2, n),
-    }
     path = tmp_path / "cohort.csv"
-    pd.DataFrame(columns).to_csv(path, index=False)
+    cohort(2 * NEW).to_csv(path, index=False)
+    return path
+
+
+def cohort(n: int) -> pd.DataFrame:
+    """The first n persons; no two have the same blood pressure, by which a draw's persons are told apart."""
+    rng = np.random.default_rng(1)
+    most = WAVES * NEW
+    columns = {
+        "person": [f"p{i}" for i in range(most)],
+        "sbp": rng.normal(130, 15, most).clip(60, 290),
+        "chol": rng.normal(220, 30, most).clip(60, 690),
+        "died": rng.integers(0, 2, most),
+    }
+    return pd.DataFrame(columns)[:n]
+
+
+def study_of(site: str) -> str:
+    """A site that is called after a way of life lives so; every other one is in the study called storm."""
+    life = site.partition("-")[0]
+    return life if life in LIVES else "storm"
+
+
+def admit(theatre: Theatre, site: str, wave: int) -> Path:
+    """The hospital's table as of a wave: it grows, unless everybody is released each time anyway."""
+    path = theatre.folder / f"{site}.csv"
+    cohort(NEW * (2 if study_of(site) == "refresh" else wave)).to_csv(path, index=False)
     return path
 
 
@@ -82,9 +108,9 @@ def killed_at(theatre: Theatre, site: str, point: str, *argv: object) -> None:
 def release(theatre: Theatre, site: str, wave: int) -> str:
     """Release until something waits in the outbox; its id."""
     for _ in range(5):
-        answer = theatre.agent(site, "release", "storm", "--wave", wave, expect=None)
+        answer = theatre.agent(site, "release", study_of(site), "--wave", wave, expect=None)
         assert answer.code == 0 or answer.refused == "E_STATE", str(answer)
-        waiting = answer.json["release_id"] if answer.code == 0 else theatre.waiting(site, wave)
+        waiting = answer.json["release_id"] if answer.code == 0 else theatre.waiting(site, wave, study_of(site))
         if waiting:
             return waiting
     raise AssertionError(f"wave {wave} at {site} does not get to the outbox: {answer}")
@@ -96,16 +122,31 @@ def one_wave(
     """Bring one wave to delivery, killed at each of these points on the way; how many kills.
 
     Args:
-        by_run: the unattended agent is what is killed. What it had burnt, it leaves to a person.
+        by_run: the unattended agent is what is killed. What was burnt, it leaves to a person.
     """
+    by_hand = ("release", study_of(site), "--wave", wave)
     for point in drawing:
-        verb = ("run", "--once") if by_run else ("release", "storm", "--wave", wave)
-        killed_at(theatre, site, point, *verb)
+        interrupted, burnt = draws_without_a_seal(theatre, site, wave)
+        if interrupted and point not in RECOVERY:
+            assert theatre.agent(site, *by_hand, expect=None).refused == "E_STATE", "burnt first, and told"
+        unattended = by_run and not interrupted and not burnt
+        killed_at(theatre, site, point, *(("run", "--once") if unattended else by_hand))
     waiting = release(theatre, site, wave)
     if sending:
         killed_at(theatre, site, sending, "approve", waiting, "--as", "steward")
     assert theatre.approve(site, waiting).json["state"] == "delivered"
     return len(drawing) + bool(sending)
+
+
+def draws_without_a_seal(theatre: Theatre, site: str, wave: int) -> tuple[bool, bool]:
+    """Whether a draw of this wave was begun and neither sealed nor burnt; and whether one was burnt."""
+    entries = theatre.entries(site)
+    mine = {body["release_id"] for kind, body in entries if kind == "reserve" and body["wave"] == wave}
+    begun, sealed, burnt = (
+        {body["release_id"] for kind, body in entries if kind == wanted} & mine
+        for wanted in ("drawing", "seal", "burn")
+    )
+    return bool(begun - sealed - burnt), bool(burnt)
 
 
 # -- what must hold --------------------------------------------------------------------------------------------------
@@ -135,19 +176,6 @@ def assert_settled(theatre: Theatre, waves: dict[str, int]) -> Counter:
         charges = {key: found[0][1] for key, found in of_kind["reserve"].items()}
         assert all(len(found) == 1 for found in of_kind["reserve"].values())
 
-        # One draw for one charge, and always the same bytes.
-        noted = theatre.noted(site)
-        draws = [line for line in noted if line["kind"] == "draw"]
-        digests = defaultdict(set)
-        for line in noted:
-            if line["kind"] == "seal":
-                digests[line["release_id"]].add(line["digest"])
-        for key, found in of_kind["seal"].items():
-            assert {body["bundle_sha256"] for _, body in found} == digests[key], "sealed as drawn"
-        second = sum(len(found) - 1 for found in digests.values()) + len(draws) - len({d["digest"] for d in draws})
-        second += sum(len(found) - 1 for kind in ("drawing", "seal") for found in of_kind[kind].values())
-        assert second == 0
-
         # One acceptance per wave and per charge, of the sealed and approved bytes.
         rows = accepted[site]
         assert len({row["release_id"] for row in rows}) == len({row["wave"] for row in rows}) == len(rows)
@@ -168,24 +196,16 @@ def assert_settled(theatre: Theatre, waves: dict[str, int]) -> Counter:
         assert not delivered & burnt
         [total] = theatre.agent(site, "budget").json["totals"]
         assert (total["releases"], total["burnt"]) == (len(charges), len(burnt))
-        event = privacy.from_canonical(next(iter(charges.values()))["event"])
-        truth = privacy.epsilon_from_rdp(len(draws) * privacy.rdp(event), total["delta"])
-        under = int(not (total["epsilon"] >= truth * (1 - 1e-12) and len(charges) >= len(draws)))
-        assert under == 0
-        over = int(total["epsilon"] > total["cap"])
-        assert over == 0
-        unapproved = sum(
-            row["bundle_sha256"] not in {body["bundle_sha256"] for _, body in of_kind["approve"][row["release_id"]]}
-            for row in rows
-        )
-        assert unapproved == 0
+        if study_of(site) in ("append", "frozen"):
+            assert_each_person_left_once(theatre, site, rows)
         assert theatre.agent(site, "audit-verify").json["ok"]
         remains = [path.name for path in theatre.home(site).rglob("*.part")]
         assert remains == []
         kept = {path.parent.name for path in theatre.home(site).glob("sealed/*/bundle.zip")}
         assert kept == set(of_kind["seal"]), "bytes that were drawn and not sealed are gone"
-        counts += Counter(charges=len(charges), draws=len(draws), delivered=len(delivered), burnt=len(burnt))
-        counts.update(second=second, under=under, over=over, unapproved=unapproved)
+        counts.update(charges=len(charges), delivered=len(delivered), burnt=len(burnt))
+        counts.update(wrongs(theatre, site, entries, rows))
+    assert [counts[wrong] for wrong in WRONGS] == [0, 0, 0, 0]
     log = theatre.coordinator("log").json
     assert log["verified"] is True
     assert {path.stem for path in (theatre.hub / "bundles").glob("*.zip")} == {
@@ -194,80 +214,186 @@ def assert_settled(theatre: Theatre, waves: dict[str, int]) -> Counter:
     return counts
 
 
+def wrongs(theatre: Theatre, site: str, entries: list[tuple[str, dict]], accepted: list[dict]) -> dict[str, int]:
+    """How many draws there were, and the four counts that must be 0.
+
+    Args:
+        entries: of the site's ledger, and of whatever it was before a backup was put back.
+        accepted: the site's releases at the coordinator.
+    """
+    noted = theatre.noted(site)
+    draws = [line for line in noted if line["kind"] == "draw"]
+    sealed, digests, approved = defaultdict(set), defaultdict(set), defaultdict(set)
+    for line in noted:
+        if line["kind"] == "seal":
+            digests[line["release_id"]].add(line["digest"])
+    for kind, body in entries:
+        if kind in ("seal", "approve"):
+            (sealed if kind == "seal" else approved)[body["release_id"]].add(body["bundle_sha256"])
+    assert all(found == digests[key] for key, found in sealed.items()), "sealed as drawn"
+    second = sum(len(found) - 1 for found in digests.values()) + len(draws) - len({d["digest"] for d in draws})
+    begun = Counter((kind, body["release_id"]) for kind, body in entries if kind in ("drawing", "seal"))
+    second += sum(times - 1 for times in begun.values())
+    # The most draws that any one person's row went into; under refresh everybody's went into each.
+    most = Counter(row for line in draws for row in line["rows"]).most_common(1)[0][1]
+    assert study_of(site) in ("append", "frozen") or most == len(draws)
+    event = privacy.from_canonical(next(body["event"] for kind, body in entries if kind == "reserve"))
+    [total] = theatre.agent(site, "budget").json["totals"]
+    truth = privacy.epsilon_from_rdp(most * privacy.rdp(event), total["delta"])
+    enough = total["epsilon"] >= truth * (1 - 1e-12) and total["releases"] >= len(draws)
+    return {
+        "draws": len(draws),
+        "second": second,
+        "under": int(not enough),
+        "over": int(total["epsilon"] > total["cap"]),
+        "unapproved": sum(row["bundle_sha256"] not in approved[row["release_id"]] for row in accepted),
+    }
+
+
+def assert_each_person_left_once(theatre: Theatre, site: str, accepted: list[dict]) -> None:
+    """Under append and frozen: one drawn row for one person, in the wave in which the person was new."""
+    drawn_for, rows = {}, []
+    for line in theatre.noted(site):
+        if line["kind"] == "draw":
+            rows = line["rows"]
+        elif line["kind"] == "seal":
+            drawn_for[line["digest"]] = rows
+    seen: Counter = Counter()
+    before: Counter = Counter()
+    for row in sorted(accepted, key=lambda row: row["wave"]):
+        seen.update(drawn_for[row["bundle_sha256"]])
+        with zipfile.ZipFile(theatre.hub / "bundles" / f"{row['bundle_sha256']}.zip") as bundle:
+            table = pd.read_parquet(io.BytesIO(bundle.read("table.parquet")))
+        lines = Counter(table.itertuples(index=False, name=None))
+        if study_of(site) == "frozen":  # the sealed rows, as they were, and the new ones
+            assert before <= lines
+            before = lines
+            assert len(table) == NEW * row["wave"]
+        else:
+            assert len(table) == NEW
+    assert set(seen.values()) == {1}
+    assert len(seen) == NEW * len(accepted)
+
+
 # -- kill -9 at the site ---------------------------------------------------------------------------------------------
-def points_passed(theatre: Theatre, site: str) -> tuple[list[tuple[str, int]], list[tuple[str, int]]]:
-    """How often each failpoint is passed by an undisturbed release, and by an approval: wave 1, delivered."""
+def points_passed(theatre: Theatre, site: str, wave: int) -> tuple[list[str], list[str]]:
+    """Each failpoint that an undisturbed release passes, and an approval, in order: the wave is delivered."""
     lists = []
     for step in ("release", "approve"):
         before = len(theatre.noted(site))
         if step == "release":
-            theatre.agent(site, "release", "storm", "--wave", 1, hooks=["trace"])
+            theatre.agent(site, "release", study_of(site), "--wave", wave, hooks=["trace"])
         else:
-            theatre.approve(site, theatre.waiting(site, 1), hooks=["trace"])
-        names = [line["name"] for line in theatre.noted(site)[before:] if line["kind"] == "reach"]
-        lists.append(sorted(Counter(names).items()))
+            theatre.approve(site, theatre.waiting(site, wave, study_of(site)), hooks=["trace"])
+        lists.append([line["name"] for line in theatre.noted(site)[before:] if line["kind"] == "reach"])
     return lists[0], lists[1]
 
 
-def chosen(passed: list[tuple[str, int]], *, every: bool) -> list[str]:
-    """``name:k``: each failpoint once, early or late; around each commit, and in the soak everywhere, each time."""
+def chosen(passed: list[str], *, every: bool) -> list[str]:
+    """``name:k``, in order: each failpoint once, early or late; around each commit, and in the soak everywhere."""
+    times, seen = Counter(passed), Counter()
+    early_or_late = {name: 1 + number % times[name] for number, name in enumerate(sorted(times))}
     out = []
-    for number, (name, times) in enumerate(passed):
+    for name in passed:
+        seen[name] += 1
         whole = every or name in ("ledger.before_commit", "ledger.after_commit")
-        out += [f"{name}:{k}" for k in (range(1, times + 1) if whole else [1 + number % times])]
+        if whole or seen[name] == early_or_late[name]:
+            out.append(f"{name}:{seen[name]}")
     return out
 
 
-@pytest.mark.parametrize("rounds", [1, pytest.param(25, marks=pytest.mark.soak)])
+def together(drawing: list[str], passed: list[str]) -> list[tuple[str, ...]]:
+    """The same points in fewer waves: one after another where each is still passed as often after those before it.
+
+    First those that burn the draw, since each new charge begins anew. Then one before the drawing, and after it one
+    that is passed once anyway, after the seal. Or one after the seal that is passed often.
+    """
+    place = {f"{name}:{passed[:k].count(name) + 1}": k for k, name in enumerate(passed)}
+    begun, entered = place["pipeline.drawing:1"], place["seal.before_entry:1"]
+    burning = [point for point in drawing if begun <= place[point] <= entered]
+    early = [point for point in drawing if place[point] < begun]
+    late = [point for point in drawing if place[point] > entered]
+    once = [point for point in late if passed.count(point.partition(":")[0]) == 1]
+    often = [point for point in late if point not in once]
+    waves = [(point, *once[k :: len(early)]) for k, point in enumerate(early)] + [(point,) for point in often]
+    others = range(0, len(waves), 2)  # the rest has nothing burnt, so that an unattended agent is killed there as well
+    burnt = {k: burning[number :: len(others)] for number, k in enumerate(others)}
+    return [(*burnt.get(k, ()), *points) for k, points in enumerate(waves)]
+
+
+@pytest.mark.parametrize(
+    ("lives", "rounds"),
+    [
+        pytest.param(LIVES, 1, id="1"),
+        pytest.param(("refresh",), 25, marks=pytest.mark.soak, id="25"),
+        pytest.param(("append",), 25, marks=pytest.mark.soak, id="append-25"),
+        pytest.param(("frozen",), 25, marks=pytest.mark.soak, id="frozen-25"),
+    ],
+)
 def test_wherever_release_or_approve_is_killed_one_charge_is_drawn_once_and_delivered_once(
-    theatre, table, rounds, record_property
+    theatre, lives, rounds, record_property
 ):
+    """Killed in every wave, also where a later one draws new persons through the flow of the first."""
     soak = rounds > 1
     if soak:  # TRIBUTARY_SOAK=1 asks for all rounds, a larger number for so many
         asked = int(os.environ.get("TRIBUTARY_SOAK") or 0)
         if not asked:
             pytest.skip("set TRIBUTARY_SOAK")
         rounds = asked if asked > 1 else rounds
-    theatre.open(plan_toml(waves=WAVES))
-    theatre.join("first", table, "storm")
-    on_release, on_approve = points_passed(theatre, "first")
-    # Each transaction reads its whole ledger: many sites with few waves are quicker than the reverse.
-    drawing: list[tuple[str, ...]] = [RECOVERY, *((point,) for point in chosen(on_release, every=soak))]
-    sending = chosen(on_approve, every=soak)
-    sending += [""] * (len(drawing) - len(sending))
-    cases = list(zip(drawing, sending, strict=True)) * rounds
-    hands = {f"site{k}": cases[k::8] for k in range(8)}
-    if soak:
-        hands = {f"site{k}": cases[k : k + WAVES] for k in range(0, len(cases), WAVES)}
-    waves = {"first": 1} | {site: len(mine) for site, mine in hands.items()}
+    # So wide that no wave has outliers by chance, which a person would have to tick.
+    theatre.open(*(plan_toml(study=life, waves=WAVES, returning=life, radius=100.0) for life in lives))
+    first = f"{lives[-1]}-0"
+    theatre.join(first, admit(theatre, first, 1), study_of(first))
+    points_passed(theatre, first, 1)
+    admit(theatre, first, 2)
+    release_passes, approve_passes = points_passed(theatre, first, 2)
+    drawn = [RECOVERY, *together(chosen(release_passes, every=soak), release_passes)]
+    sending = chosen(approve_passes, every=soak)
+    longest = max(len(drawn), len(sending))
+    drawn += [()] * (longest - len(drawn))
+    sending += [""] * (longest - len(sending))
+    cases = list(zip(drawn, sending, strict=True)) * rounds
+    # Few waves at many sites in the soak, because each transaction reads its whole ledger. Wave 1 is left alone.
+    many = max(len(lives), -(-len(cases) // (WAVES - 1)))
+    hands = {f"{lives[k % len(lives)]}-{k + 1}": cases[k::many] for k in range(many)}
+    waves = {first: 2} | {site: 1 + len(mine) for site, mine in hands.items()}
+    last = next(iter(hands))
 
     def play(site: str) -> int:
-        theatre.join(site, table, "storm")
-        return sum(
-            one_wave(theatre, site, wave, drawing=first, sending=then, by_run=len(first) == 1 and wave % 2 == 0)
-            for wave, (first, then) in enumerate(hands[site], start=1)
-        )
+        table = admit(theatre, site, 1)
+        if site == last:
+            killed_while_joining(theatre, site, table)
+        else:
+            theatre.join(site, table, study_of(site))
+        one_delivered(theatre, site)
+        count = 0
+        for wave, (before, then) in enumerate(hands[site], start=2):
+            admit(theatre, site, wave)
+            count += one_wave(theatre, site, wave, drawing=before, sending=then, by_run=wave % 2 == 0)
+        return count
 
     with ThreadPoolExecutor(2) as pool:
-        killed = sum(pool.map(play, hands))
-    hit = Counter(point.partition(":")[0] for first, then in cases for point in (*first, then) if point)
-    hit.update(killed_while_joining(theatre, "last", table))
-    killed += len(CREATION)
-    waves["last"] = one_delivered(theatre, "last")
+        killed = sum(pool.map(play, hands)) + len(CREATION)
+    hit = Counter(point.partition(":")[0] for before, then in cases for point in (*before, then) if point)
+    hit.update(CREATION)
     assert set(hit) == written_failpoints()
     counts = assert_settled(theatre, waves)
     for name, count in {"rounds": rounds, "killed": killed, "failpoints": len(hit), **counts}.items():
         record_property(name, count)
-    print(
-        f"\nsite killed {killed} times at {len(hit)} failpoints: {counts['charges']} charges, {counts['draws']} draws, "
-        f"{counts['delivered']} delivered, {counts['burnt']} burnt, second draws {counts['second']}, "
-        f"under-counts {counts['under']}, overspends {counts['over']}, unapproved {counts['unapproved']}"
+    print(f"\nsite killed {killed} times at {len(hit)} failpoints, {' and '.join(lives)}: {in_words(counts)}")
+
+
+def in_words(counts: Counter) -> str:
+    return (
+        f"{counts['charges']} charges, {counts['draws']} draws, {counts['delivered']} delivered, "
+        f"{counts['burnt']} burnt, second draws {counts['second']}, under-counts {counts['under']}, "
+        f"overspends {counts['over']}, unapproved {counts['unapproved']}"
     )
 
 
-def killed_while_joining(theatre: Theatre, site: str, table: Path) -> list[str]:
-    """Join, after the first command was killed at every step of making the ledger; the places."""
-    invitation = theatre.invite(site, "storm")
+def killed_while_joining(theatre: Theatre, site: str, table: Path) -> None:
+    """Join, after the first command was killed at every step of making the ledger."""
+    invitation = theatre.invite(site, study_of(site))
     setup = ("init", "--invitation", invitation, "--approver", "steward")
     for point in CREATION:
         answer = theatre.agent(site, *setup, expect=None, env={"TRIBUTARY_FAILPOINT": point})
@@ -276,17 +402,102 @@ def killed_while_joining(theatre: Theatre, site: str, table: Path) -> list[str]:
     theatre.agent(site, "join")
     theatre.coordinator("accept", site, "--fingerprint", made["fingerprint"])
     theatre.agent(site, "join")
-    theatre.adopt(site, table, "storm")
-    return list(CREATION)
+    theatre.adopt(site, table, study_of(site))
 
 
-def one_delivered(theatre: Theatre, site: str) -> int:
+def one_delivered(theatre: Theatre, site: str) -> None:
     """An undisturbed wave, and what asking again does: nothing is drawn or sent twice."""
     one_wave(theatre, site, 1, drawing=())
-    again = theatre.agent(site, "approve", theatre.waiting(site, 1), "--as", "steward").json
+    again = theatre.agent(site, "approve", theatre.waiting(site, 1, study_of(site)), "--as", "steward").json
     assert (again["state"], again["accepted"]) == ("delivered", None)
-    assert theatre.agent(site, "release", "storm", "--wave", 1, expect=None).refused == "E_STATE"
-    return 1
+    assert theatre.agent(site, "release", study_of(site), "--wave", 1, expect=None).refused == "E_STATE"
+
+
+# -- a backup put back -----------------------------------------------------------------------------------------------
+COUNTING = tuple(f"ledger.{step}" for step in ("before_insert", "after_insert", "before_commit", "after_commit"))
+COUNTING += tuple(f"ledger.head.{step}" for step in ("before_write", "before_fsync", "before_rename"))
+"""Where `ledger recover` is killed, each time a step further than the last."""
+WITNESSING = ("egress.before_keep", "egress.after_keep")
+
+
+@pytest.mark.parametrize("rounds", [1, pytest.param(25, marks=pytest.mark.soak)])
+def test_a_backup_put_back_after_the_seal_or_before_it_is_made_good_whatever_kills_the_recovery(
+    theatre, rounds, record_property
+):
+    if rounds > 1:
+        asked = int(os.environ.get("TRIBUTARY_SOAK") or 0)
+        if not asked:
+            pytest.skip("set TRIBUTARY_SOAK")
+        rounds = asked if asked > 1 else rounds
+    theatre.open(plan_toml(study="append", waves=WAVES, returning="append", radius=100.0))
+    counts: Counter = Counter()
+    for turn in range(rounds):
+        counts.update(put_back_twice(theatre, f"append-{turn}", WITNESSING[turn % 2]))
+    assert [counts[wrong] for wrong in WRONGS] == [0, 0, 0, 0]
+    assert theatre.coordinator("log", "verify").json["verified"]
+    for name, count in {"rounds": rounds, **counts}.items():
+        record_property(name, count)
+    print(f"\nbackups put back {2 * rounds} times, recovery killed {counts['killed']} times: {in_words(counts)}")
+
+
+def put_back_twice(theatre: Theatre, site: str, witnessing: str) -> Counter:
+    """A site whose folder is put back to between seal and acknowledgement, then to before the draw; what it counts.
+
+    Args:
+        witnessing: where it is killed once the study lead has let it go on.
+    """
+    home, entries = theatre.home(site), {}
+
+    def remember() -> None:
+        entries.update({body["salt"]: (kind, body) for kind, body in theatre.entries(site)})
+
+    def put_back(backup: Path) -> None:
+        remember()
+        shutil.rmtree(home)
+        shutil.copytree(backup, home)
+
+    def accepted() -> list[dict]:
+        return [row for row in theatre.coordinator("releases").json["accepted"] if row["site"] == site]
+
+    theatre.join(site, admit(theatre, site, 1), "append")
+    one_wave(theatre, site, 1, drawing=())
+    early = Path(shutil.copytree(home, theatre.folder / f"{site}-early"))
+    admit(theatre, site, 2)
+    waiting = release(theatre, site, 2)
+    late = Path(shutil.copytree(home, theatre.folder / f"{site}-late"))
+    assert theatre.approve(site, waiting).json["state"] == "delivered"
+    before = accepted()
+
+    put_back(late)  # sealed there, and acknowledged since: the same bytes are sent again, and taken once
+    assert theatre.approve(site, waiting).json["state"] == "delivered"
+    assert accepted() == before
+    assert theatre.agent(site, "ledger", "recover").json["state"] == "whole"
+
+    put_back(early)  # nothing there of a release that was drawn, sealed and delivered
+    admit(theatre, site, 3)
+    assert theatre.agent(site, "release", "append", "--wave", 3, expect=None).refused == "E_LEDGER"
+    assert sum(line["kind"] == "draw" for line in theatre.noted(site)) == 2
+    for point in COUNTING:
+        answer = theatre.agent(site, "ledger", "recover", expect=None, env={"TRIBUTARY_FAILPOINT": point})
+        assert answer.code == KILLED, f"{point}: {answer}"
+    found = theatre.agent(site, "ledger", "recover").json
+    assert found["state"] == "counted"
+    assert theatre.agent(site, "ledger", "recover").json["fingerprint"] == found["fingerprint"]
+    [counted] = [body for kind, body in theatre.entries(site) if kind == "recovered"]
+    assert waiting in [charge["release_id"] for charge in counted["charges"]]
+    theatre.coordinator("reanchor", site, "--fingerprint", found["fingerprint"])
+    answer = theatre.agent(site, "ledger", "recover", expect=None, env={"TRIBUTARY_FAILPOINT": witnessing})
+    assert answer.code == KILLED, f"{witnessing}: {answer}"
+    assert theatre.agent(site, "ledger", "recover").json["state"] == "whole", "the coordinator had heard of it"
+    one_wave(theatre, site, 3, drawing=())
+    remember()
+    rows = accepted()
+    assert [row["wave"] for row in rows] == [1, 2, 3]
+    assert theatre.agent(site, "audit-verify").json["ok"]
+    charges = sum(kind == "reserve" for kind, _ in entries.values())
+    done = Counter(charges=charges, delivered=len(rows), burnt=charges - len(rows))
+    done.update(killed=len(COUNTING) + 1, **wrongs(theatre, site, list(entries.values()), rows))
+    return done
 
 
 # -- kill -9 at the coordinator --------------------------------------------------------------------------------------
@@ -331,12 +542,12 @@ def test_the_checks_of_this_file_find_a_second_draw_and_a_missing_charge(theatre
     honest = (theatre.notes / "north").read_text()
     first = next(line for line in theatre.noted("north") if line["kind"] == "seal")
     for lie in (
-        '{"kind": "draw", "digest": "00"}\n',
+        '{"kind": "draw", "digest": "00", "rows": []}\n',
         f'{{"kind": "seal", "release_id": "{first["release_id"]}", "wave": 1, "digest": "00"}}\n',
     ):
         (theatre.notes / "north").write_text(honest + lie)
         with pytest.raises(AssertionError):
             assert_settled(theatre, {"north": 1})
-    (theatre.notes / "north").write_text(honest + '{"kind": "draw", "digest": "00"}\n')
+    (theatre.notes / "north").write_text(honest + '{"kind": "draw", "digest": "00", "rows": []}\n')
     with pytest.raises(AssertionError):
         assert_nothing_is_undercounted(theatre, "north")

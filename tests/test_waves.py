@@ -360,9 +360,34 @@ def test_who_withdrew_leaves_only_together_with_ten_others(quick, tmp_path, plan
     made = release(many, site, source(tmp_path, table), wave=2)
     assert len(made.table) == 349
     assert not set(rows_of(site, made).persons) & set(gone[:11])
-    notes = [entry.body for entry in site.ledger.entries() if entry.kind == "persons_withdrew"]
+    notes = [entry.body["kept"] for entry in site.ledger.entries() if entry.kind == "persons_withdrew"]
     assert [(note["added"], note["count"]) for note in notes] == [(1, 1), (10, 11)]
     assert gone[0] not in str(notes)
+
+
+@pytest.mark.parametrize("returning", ["refresh", "frozen"])
+def test_one_who_withdrew_stalls_no_wave_when_ten_others_leave_by_lot_for_good(quick, tmp_path, plan, site, returning):
+    many = several(plan, returning=returning, budget=Budget(epsilon=5000.0))
+    deliver(site, release(many, site, source(tmp_path, grown(300))))
+    (one, *_) = gone = pseudonyms(grown(300))
+    site.ledger.note_persons("mini", [one])
+    asked = {"others": 10, "floor": 50}
+    assert waves.by_lot(site.ledger, "mini", ["nobody of the table"], **asked) == set()
+    with pytest.raises(SmallN, match="must stay"):
+        waves.by_lot(site.ledger, "mini", [one], others=10, floor=290)
+    lot = waves.by_lot(site.ledger, "mini", [one], **asked)
+    assert len(lot) == 10
+    assert lot < set(gone[1:])
+    assert lot != waves.by_lot(site.ledger, "mini", [one], **asked), (
+        "another draw of the lot (one in 10^18 is the same)"
+    )
+    site.ledger.note_persons("mini", lot)
+    assert waves.by_lot(site.ledger, "mini", {one, *lot}, **asked) == set()
+    for wave in (2, 3):
+        made = release(many, site, source(tmp_path, grown(300, 60 * (wave - 1))), wave=wave)
+        deliver(site, made)
+        assert len(made.table) == 289 + 60 * (wave - 1)
+        assert not set(rows_of(site, made).persons) & {one, *lot}
 
 
 def test_who_withdrew_is_never_appended(quick, tmp_path, plan, site):
@@ -550,7 +575,7 @@ def test_a_night_on_which_the_clocks_change_makes_each_wave_exactly_once(plan, t
     monkeypatch.setenv("TZ", zone)
     time.tzset()
     try:
-        monkeypatch.setattr(cli.dt, "datetime", Clock)
+        monkeypatch.setattr("site_agent.desk.dt.datetime", Clock)
         read = []
         for instant in instants:
             shown.append(instant)
@@ -596,7 +621,7 @@ def test_the_agent_makes_what_is_due_sends_what_is_approved_and_survives_the_coo
     assert len(at.hub.sent) == 1
     at("pause")
     assert "paused" in at("run", "--once")
-    at("resume")
+    at("resume", "--as", "dr-lind")
     (one,) = at.json("waves", "mini")["studies"]
     assert one["waves"][0]["state"] == "delivered"
     assert one["last_affordable"] in (None, 2)
@@ -608,10 +633,12 @@ def test_persons_withdraw_from_a_file_and_only_their_number_is_told(hospital, pl
     at("run", "--once")
     ids = at.folder / "ids.txt"
     ids.write_text("\n".join([*table["person"].head(12), "  "]))
-    assert at.json("withdraw-person", "mini", "--id-file", str(ids), "--dry-run")["added"] == 12
-    answer = at.json("withdraw-person", "mini", "--id-file", str(ids))
+    assert at.json("withdraw-person", "mini", "--as", "dr-lind", "--id-file", str(ids), "--dry-run")["added"] == 12
+    answer = at.json("withdraw-person", "mini", "--as", "dr-lind", "--id-file", str(ids))
     assert (answer["given"], answer["added"], answer["released_before"]) == (12, 12, 12)
-    assert at.json("withdraw-person", "mini", "--id-file", str(ids))["added"] == 0
+    assert at.json("withdraw-person", "mini", "--as", "dr-lind", "--id-file", str(ids))["added"] == 0
+    answer = at.json("withdraw-person", "mini", "--as", "dr-lind", "--id-file", str(ids), "--by-lot")
+    assert answer["by_lot"] == 0, "the plan appends: nobody leaves the table, and no wave waits"
     assert table["person"][0] not in at("history", "--last", "0")
 
 

@@ -67,6 +67,7 @@ VALUES = [
     Enrolment(state="accepted", certificate_pem="PEM"),
     Enrolment(state="refused", reason="unknown hospital"),
     StudyRequest(study="heart"),
+    wire.Revoked(standing="ab" * 32),
     SignedDocument(envelope=bytes(range(256))),
     AnchorReceipt(seq=2**52, head=DIGEST, index=7),
     OfferRequest(envelope=b"{}"),
@@ -111,7 +112,17 @@ def test_the_methods_are_those_of_the_proto_file():
 
 def test_no_method_lets_the_coordinator_start_work_or_send_code():
     """The service's methods are known one by one; a new one must be argued for here."""
-    assert set(wire.COLLECTION) == {"Enrol", "FetchPlan", "Anchor", "Offer", "Upload", "Status", "Withdraw", "Growth"}
+    assert set(wire.COLLECTION) == {
+        "Enrol",
+        "FetchPlan",
+        "Anchor",
+        "Offer",
+        "Upload",
+        "Status",
+        "Withdraw",
+        "Growth",
+        "RevokeStanding",
+    }
 
 
 @pytest.mark.parametrize("value", VALUES, ids=lambda value: type(value).__name__)

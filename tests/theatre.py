@@ -8,9 +8,11 @@ survive a fork, so that the zygote never imports it. Run as a script, this modul
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ctypes
 import datetime as dt
+import functools
 import hashlib
 import json
 import os
@@ -42,6 +44,7 @@ def plan_toml(
     version: int = 1,
     purpose: str = "To see what a crash leaves behind.",
     returning: str = "refresh",
+    radius: float | None = None,
 ) -> str:
     """A plan that trains in a moment and whose floors never stand in the way; no column is rounded on its way."""
     calendar = "".join(f"[[waves]]\nnumber = {k + 1}\nopens = 2000-01-01\ncloses = 2999-01-01\n" for k in range(waves))
@@ -57,6 +60,7 @@ expires = {expires}
 [release]
 mechanism = "latent_noise"
 w = 0.8
+{"" if radius is None else f"radius = {radius}"}
 
 [training]
 flows = 1
@@ -118,6 +122,17 @@ class Command:
         assert said, f"the zygote lost {self.argv}"
         return int(said)
 
+    def end(self) -> None:
+        """Kill it, unless it has ended: then its number may be another's by now."""
+        if self.line.fileno() < 0:
+            return
+        self.line.setblocking(False)
+        try:
+            self.line.recv(1, socket.MSG_PEEK)
+        except BlockingIOError:
+            self.signal(signal.SIGKILL)
+        self.wait()
+
     def signal(self, number: int) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, number)
@@ -147,6 +162,30 @@ class Answer:
         return f"{' '.join(self.argv)}: {self.code}\n{self.out}\n{self.err}"
 
 
+@functools.cache
+def zygote() -> Path:
+    """The socket of this process's zygote, started for the first of its theatres and ended with the last test."""
+    # A socket's path must be short, and pytest's folders are not.
+    place = Path(tempfile.mkdtemp(prefix="zygote-"))
+    process = subprocess.Popen(
+        [sys.executable, __file__, str(place / "s")],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+    )
+
+    @atexit.register
+    def end() -> None:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+        shutil.rmtree(place)
+
+    assert process.stdout.readline() == b"ready\n"
+    return place / "s"
+
+
 @dataclass
 class Theatre:
     """A coordinator and its hospitals under one folder."""
@@ -166,28 +205,16 @@ class Theatre:
         for folder in (self.captured, self.notes):
             folder.mkdir(parents=True)
         self._counting = threading.Lock()
-        # A socket's path must be short, and pytest's folders are not.
-        self._place = Path(tempfile.mkdtemp(prefix="zygote-"))
-        self._socket = self._place / "s"
-        self._zygote = subprocess.Popen(
-            [sys.executable, __file__, str(self._socket)],
-            cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-        )
-        assert self._zygote.stdout is not None
-        assert self._zygote.stdout.readline() == b"ready\n"
+        self._running: list[Command] = []
+        zygote()  # from this thread: it dies with the thread that started it
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port = probe.getsockname()[1]
 
     def close(self) -> None:
         self.stop()
-        self._zygote.kill()
-        self._zygote.wait()
-        self._zygote.stdout.close()
-        shutil.rmtree(self._place)
+        for command in self._running:
+            command.end()
 
     # -- processes --------------------------------------------------------------------------------------------------
     def start(self, module: str, *argv: object, env: dict[str, str] | None = None, **order: Any) -> Command:
@@ -202,7 +229,7 @@ class Theatre:
         err.touch()
         line = socket.socket(socket.AF_UNIX)
         line.settimeout(PATIENCE)
-        line.connect(str(self._socket))
+        line.connect(str(zygote()))
         order |= {
             "module": module,
             "argv": words,
@@ -217,7 +244,10 @@ class Theatre:
             got = line.recv(1)
             assert got, f"the zygote did not start {words}"
             pid += got
-        return Command(words, int(pid), out, err, line)
+        command = Command(words, int(pid), out, err, line)
+        with self._counting:
+            self._running = [other for other in self._running if other.line.fileno() >= 0] + [command]
+        return command
 
     def run(self, module: str, *argv: object, expect: int | None = 0, **settings: Any) -> Answer:
         """Run a command line to its end."""
@@ -399,7 +429,9 @@ def _draws() -> None:
     def release(self: Any, *given: Any, **named: Any) -> Any:
         noisy = drawn(self, *given, **named)
         if not attacking:
-            _note("draw", digest=hashlib.sha256(noisy.tobytes()).hexdigest())
+            # Whose rows they are, without asking the product: no two persons here share the value of a first column.
+            rows = [round(float(row[0]), 9) for row in given[0]]
+            _note("draw", digest=hashlib.sha256(noisy.tobytes()).hexdigest(), rows=rows)
         return noisy
 
     def attack(**named: Any) -> Any:

@@ -8,7 +8,7 @@ know no mechanism by name.
 
 A release is a receipt and one table, always. A `Prescription` of rows (latent noise) releases synthetic rows of the
 dictionary, for which flows are fitted at the site. `Figures` releases noisy figures, one per row, drawn in one step
-from the checked records; whatever is made of them afterwards (`synthetic`, `estimates`) is post-processing and free.
+from the checked records; whatever is made of them afterwards (`synthetic`, `answer`) is post-processing and free.
 """
 
 from __future__ import annotations
@@ -151,15 +151,24 @@ class Figures(Prescription):
         """
         raise NotImplementedError
 
-    def estimates(
-        self, plan: StudyPlan, tables: Sequence[tuple[pd.DataFrame, int]], question: Estimand, **told: Any
-    ) -> list[Estimate] | None:
-        """Answers read off the figures themselves, with their variances; None where rows must be drawn first.
+    def answer(
+        self,
+        plan: StudyPlan,
+        tables: Sequence[tuple[pd.DataFrame, int]],
+        question: Estimand,
+        *,
+        levels: Mapping[str, Any],
+        **told: Any,
+    ) -> list[Estimate]:
+        """A question answered from released figures, one estimate per term, with its whole variance.
 
         Args:
+            tables: as of `synthetic`.
+            levels: levels of the dictionary's columns.
             told: study, site, wave and receipts for the estimates.
+        Raises: EstimateRefusal.
         """
-        return None
+        raise NotImplementedError
 
 
 def unit(plan: StudyPlan) -> str:

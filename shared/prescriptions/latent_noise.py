@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from decimal import ROUND_DOWN, Context
 from functools import lru_cache
 from typing import TYPE_CHECKING, ClassVar, Literal
 
@@ -29,6 +30,7 @@ CONDITIONAL_ON: Mapping[str, str] = {
     "private": "nothing: the price of fitting the flow is included",
 }
 """What a posture's ε takes as given. Encoder, w and R come from the plan in all four."""
+_SIX_DIGITS = Context(prec=6, rounding=ROUND_DOWN)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,7 +185,9 @@ def mechanism(plan: StudyPlan, flow: Bijection | None = None) -> LatentNoise:
     w = release.w
     if w is None:
         assert release.epsilon is not None
-        w = _solved(release.epsilon, plan.budget.delta, radius, _training(plan))
+        # To six digits, towards more noise: a solver's last digits differ between machines, and then two would not
+        # agree on one receipt.
+        w = float(_SIX_DIGITS.create_decimal(_solved(release.epsilon, plan.budget.delta, radius, _training(plan))))
     return LatentNoise(flow=flow, w=w, radius=radius)
 
 

@@ -135,6 +135,12 @@ class WithdrawalReply(_message.Message):
     signature: bytes
     def __init__(self, study: _Optional[str] = ..., wave: _Optional[int] = ..., site: _Optional[str] = ..., release_id: _Optional[str] = ..., bundle_sha256: _Optional[str] = ..., log_index: _Optional[int] = ..., log_root: _Optional[str] = ..., withdrawn_day: _Optional[str] = ..., signature: _Optional[bytes] = ...) -> None: ...
 
+class RevocationReply(_message.Message):
+    __slots__ = ("standing",)
+    STANDING_FIELD_NUMBER: _ClassVar[int]
+    standing: str
+    def __init__(self, standing: _Optional[str] = ...) -> None: ...
+
 class GrowthRequest(_message.Message):
     __slots__ = ("old_size", "size")
     OLD_SIZE_FIELD_NUMBER: _ClassVar[int]

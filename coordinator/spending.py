@@ -1,0 +1,107 @@
+"""What the sites' receipts say was spent of a study's budget, wave by wave, and what its further waves would cost.
+
+The coordinator holds no ledger. What it knows is what each receipt says: the ε of the study so far for the site's
+worst-off person, that release and everything before it included, be it released, burnt in a crash or withdrawn since
+(nothing is ever refunded). So a site that was charged and never delivered shows that with its next receipt only, and
+the figure says so. Further waves are priced as `coordinator plan cost` prices them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from coordinator.planning import Cost, cost
+from shared.errors import StateRefusal
+
+if TYPE_CHECKING:
+    from coordinator.drawing import Drawn
+    from coordinator.store import Store
+
+__all__ = ["Budget", "Spending", "spending"]
+
+Points = tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spending:
+    """One site, or several with the same course.
+
+    Args:
+        sites: their names.
+        spent: (wave, ε of the study after it) for every release that was accepted, rising.
+        planned: the same for the plan's further waves, up to the first that the cap does not allow.
+    """
+
+    sites: tuple[str, ...]
+    spent: Points
+    planned: Points
+
+
+@dataclass(frozen=True, kw_only=True)
+class Budget:
+    """A study's budget.
+
+    Args:
+        cap, delta: of the newest plan.
+        waves: numbers of its waves.
+        courses: sites with the same course together.
+    """
+
+    study: str
+    version: int
+    cap: float
+    delta: float
+    waves: tuple[int, ...]
+    courses: tuple[Spending, ...]
+
+    def figure(self, path: Path | None = None, *, title: str = "") -> Drawn:
+        """Draw it (`coordinator.time_figures.budget_figure`)."""
+        from coordinator.time_figures import budget_figure
+
+        return budget_figure(self, title=title, path=path)
+
+
+def spending(store: Store, study: str) -> Budget:
+    """What every site of a study spent, as its receipts say.
+
+    Raises: PlanRefusal (no such study), StateRefusal (no release).
+    """
+    plan = store.plan(study).plan
+    price = cost(plan, waves=2 * len(plan.waves))  # a crash burns a charge: more of them than waves
+    numbers = tuple(sorted(wave.number for wave in plan.waves))
+    courses: dict[tuple[Points, Points], list[str]] = {}
+    by_site: dict[str, list[tuple[int, float]]] = {}
+    for release in store.releases(study, withdrawn=True):  # by wave
+        by_site.setdefault(release.site, []).append((release.wave, release.receipt.study_epsilon))
+    if not by_site:
+        raise StateRefusal("a study must have an accepted release", given="none", next_step="See coordinator releases.")
+    for site, found in sorted(by_site.items()):
+        spent = tuple((wave, float(f"{epsilon:.9g}")) for wave, epsilon in found)
+        further = [number for number in numbers if number > spent[-1][0]]
+        courses.setdefault((spent, _planned(price, spent[-1][1], further, plan.redraws)), []).append(site)
+    return Budget(
+        study=study,
+        version=plan.version,
+        cap=plan.budget.epsilon,
+        delta=plan.budget.delta,
+        waves=numbers,
+        courses=tuple(
+            Spending(sites=tuple(sites), spent=spent, planned=planned) for (spent, planned), sites in courses.items()
+        ),
+    )
+
+
+def _planned(price: Cost, spent: float, further: list[int], redraws: bool) -> Points:
+    """Totals after each further wave for somebody who is in all; an odd total is rounded up to whole charges."""
+    totals = [wave.total for wave in price.waves]
+    charged = next((i + 1 for i, total in enumerate(totals) if total >= spent * (1 - 1e-6)), len(totals))
+    points: list[tuple[int, float]] = []
+    for j, number in enumerate(further[: len(totals) - charged], start=1):
+        # Under append and frozen nobody is drawn twice, so a further wave is paid by others.
+        total = totals[charged + j - 1] if redraws else max(spent, totals[0])
+        points.append((number, total))
+        if total > price.cap:
+            break
+    return tuple(points)

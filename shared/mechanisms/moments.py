@@ -1,0 +1,676 @@
+r"""One noisy release of a table's moments: an ε small enough to promise each patient, enough to fit a hazard ratio.
+
+A site releases no row. It releases a few dozen sums over its rows, each row's part of a sum bounded, each sum with
+Gaussian noise, all under one ε. From the sums `shared.generators.cohort` makes effects with honest variances and
+synthetic rows, at no further cost. The blocks, in the order they are drawn (a later one may look where an earlier one
+points: what it looks *at* depends on released numbers alone):
+
+1. **Histograms** of every covariate and of the outcome (survival: time × event) on the dictionary's public bounds.
+2. **Moments** Σ V(y) ⊗ U(x), whole numbers: U = (G, B_j clip((x_j − m_j)/s_j, ±1)), V = (2 A_k times the features of
+   the outcome, which lie in [-½, ½]; W). Centre m, scale s, the time scale and the weights come from block 1.
+3. **Products** Σ U_i U_j (i < j) and Σ ⌊5U_i²/8⌋ of U = round(1024 clip((x − m)/(s k), ±1)), whole numbers; k is 7/4,
+   or less where the bounds are nearer (1 for a binary column).
+4. **Score** of each declared coefficient (optional): Σ r(y, x) clip(a(x), ±c), r in [-1, 1] the residual of the model
+   fitted to blocks 1–3 and a(x) the covariate with the others projected out.
+
+**Why the sensitivities hold.** Neighbours are replace-one, n is public, and a block's sum changes by φ(x') − φ(x).
+
+*Histograms.* A record is in one cell of each of the H tables; another one moves at most two cells of each by 1:
+Δ² ≤ 2H.
+
+*Moments.* v and u are made whole: V = (V_1 … V_a, W) and U = (G, U_1 … U_p) with |V_k| ≤ A_k, |U_j| ≤ B_j, and W, G
+constant; held there in integers, whatever the floating-point arithmetic before did. ‖V⊗U − V'⊗U'‖² is convex in each
+single V_k, U_j, V'_k, U'_j, so its maximum lies where all are at an end of their range. There let the features that
+differ in sign between the two records have Σ A_k² = f out of F, and the covariates Σ B_j² = g out of H. The entries
+V_k G differ for the former, W U_j for the latter, V_k U_j where exactly one of the two does, each by twice its size:
+
+    Δ² = 4 [f G² + W² g + f (H − g) + (F − f) g],
+
+which is linear in f and in g, hence largest at f ∈ {0, F}, g ∈ {0, H}:
+
+    Δ² ≤ 4 max(F (G² + H), H (W² + F), F G² + H W²).
+
+The whole numbers are chosen as large as Δ ≤ 2²² allows, and 2²² steps of the grid 2⁻²² are 1. (F G² ≤ H W² costs
+nothing; G is as large as that.)
+
+*Score.* Every coordinate is held within b whole steps of zero and there are L of them: Δ² ≤ L (2b)², and b is the
+largest that keeps it at 1.
+
+*Products.* Write U = 1024 t with t ∈ [-1, 1]^p. ‖P(t) − P(t')‖² = Σ_{i<j} (t_i t_j − t'_i t'_j)² is convex in each t_i
+alone, so its maximum lies at a vertex of [-1, 1]^{2p}. There, let k signs of t' differ from t's: t_i t_j changes, by 2,
+for the k(p − k) pairs with one end among them. Hence at most 4 ⌊p²/4⌋. Whole numbers in the box are points of it, so
+the bound holds for U in units of 1024². Each ⌊5U²/8⌋ lies in [0, 5·1024²/8] and adds at most (5/8)²; together
+Δ² ≤ 4⌊p²/4⌋ + p (5/8)².
+
+**Why the composition holds.** Block b is a Gaussian mechanism with μ_b = Δ_b/σ_b fixed by the plan, whatever the blocks
+before it said; so adaptive Gaussian composition applies (Dong, Roth & Su 2022, theorem 3.3 and corollary 3.3):
+μ² = Σ μ_b², and ε is that of one Gaussian mechanism, exact. Noise is sampled on each block's grid
+(`shared.randomness`), and sums of whole steps are exact in int64: no floating-point number is ever noised.
+
+*Covered*: every column of every record, all that is fitted afterwards included. *Public*: the number of records, the
+dictionary, the plan. *Not covered*: that a table was refused (`Dictionary.check`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from functools import cached_property, lru_cache
+from typing import Any, Literal, get_args
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from shared.canonical import canonical_json, closed, parse_json
+from shared.dictionary import NUMERIC, Column, Dictionary
+from shared.errors import DictionaryRefusal, MissingRefusal, PlanRefusal, SchemaRefusal
+from shared.generators.margins import Margin, bin_edges, fitted_margin
+from shared.generators.outcomes import Outcome, fitted_survival, from_margin
+from shared.privacy import Composition, Gaussian, calibrate
+from shared.randomness import Noise
+
+__all__ = ["Design", "Lens", "MomentsRelease", "MomentsSpec", "Shares", "event", "moments", "read"]
+
+Array = NDArray[np.float64]
+Integers = NDArray[np.int64]
+Kind = Literal["survival", "binary", "count", "linear"]
+
+VERSION = 1
+"""Grows whenever the same released numbers would mean something else."""
+MOST_COVARIATES = 15
+_WIDE = 1.75
+_LATTICE = 1024
+_SQUARE = 5 / 8
+_BESIDE = 0.55
+"""Gain of a covariate that is not the study's exposure."""
+_STEPS = 2**22
+"""Diameter of blocks 2 and 4 in steps of their grid: every record is rounded, and there are many records."""
+_CHUNK = 1 << 15
+
+
+# -- what the plan says ------------------------------------------------------------------------------------------
+@dataclass(frozen=True, kw_only=True)
+class Shares:
+    """How μ² is split over the four blocks; the parts sum to 1.
+
+    >>> Shares(histograms=0.1, moments=0.7, products=0.2).score
+    0.0
+    """
+
+    histograms: float
+    moments: float
+    products: float
+    score: float = 0.0
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            least = 0.0 if field.name == "score" else 0.01
+            if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= 1:
+                raise PlanRefusal(f"the share of {field.name} must be in [{least:g}, 1]", given=repr(value)[:40])
+            object.__setattr__(self, field.name, float(value))
+        if abs(sum(self.parts) - 1) > 1e-9:
+            raise PlanRefusal("the shares of the blocks must sum to 1", given=f"{sum(self.parts):.6g}")
+
+    @property
+    def parts(self) -> tuple[float, float, float, float]:
+        """In the order of the blocks."""
+        return self.histograms, self.moments, self.products, self.score
+
+
+@dataclass(frozen=True, kw_only=True)
+class MomentsSpec:
+    """One moments release, as the study plan fixes it before any record is read.
+
+    Args:
+        outcome: ``survival`` (columns of kinds time and event), ``binary``, ``count`` (integer) or ``linear``.
+        responses: the outcome's column; for survival the time and its event.
+        covariates: 2 to 15 columns: numeric, binary or ordered.
+        exposures: covariates whose effect matters most: measured with more of the noise budget.
+        declared: covariates whose coefficient gets a score of its own (block 4).
+        epsilon, delta: of the whole release, per patient.
+        shares: of the blocks; None takes 10/70/20 %, with a declared coefficient 10/35/15/40 %.
+        bins: of a numeric column's histogram. time_bins: of the follow-up.
+        horizon: public end of follow-up, in the time's unit; later times count as censored there. None: the bound.
+        score_clip: c of block 4, in standard deviations of a(x): 1; 1.5 to 2 where the model is doubted.
+    Raises: PlanRefusal.
+
+    >>> spec = MomentsSpec(outcome="binary", responses=("died",), covariates=("age", "sex"), epsilon=1.0, delta=1e-6)
+    >>> MomentsSpec.from_canonical(spec.to_canonical()) == spec
+    True
+    """
+
+    outcome: Kind
+    responses: tuple[str, ...]
+    covariates: tuple[str, ...]
+    exposures: tuple[str, ...] = ()
+    declared: tuple[str, ...] = ()
+    epsilon: float
+    delta: float
+    shares: Shares | None = None
+    bins: int = 32
+    time_bins: int = 16
+    horizon: float | None = None
+    score_clip: float = 1.0
+
+    def __post_init__(self) -> None:
+        def must(holds: bool, rule: str, given: object) -> None:
+            if not holds:
+                raise PlanRefusal(f"a moments release: {rule}", given=repr(given)[:60])
+
+        def real(value: object, low: float, high: float) -> bool:
+            number = isinstance(value, int | float) and not isinstance(value, bool)
+            return number and low <= value <= high  # type: ignore[operator]
+
+        for name in ("responses", "covariates", "exposures", "declared"):
+            value = getattr(self, name)
+            plain = isinstance(value, tuple) and all(isinstance(item, str) for item in value)
+            must(plain, f"{name} must be a list of column names", value)
+            must(len(set(value)) == len(value), f"{name} must name no column twice", len(value))
+        must(self.outcome in get_args(Kind), f"outcome must be one of {', '.join(get_args(Kind))}", self.outcome)
+        wanted = 2 if self.outcome == "survival" else 1
+        must(len(self.responses) == wanted, f"the outcome {self.outcome} has {wanted} columns", len(self.responses))
+        must(2 <= len(self.covariates) <= MOST_COVARIATES, "it must have 2 to 15 covariates", len(self.covariates))
+        must(not set(self.covariates) & set(self.responses), "a covariate must not be the outcome", self.responses)
+        for name in ("exposures", "declared"):
+            must(set(getattr(self, name)) <= set(self.covariates), f"{name} must be covariates", getattr(self, name))
+        must(real(self.epsilon, 1e-4, 100), "epsilon must be in [0.0001, 100]", self.epsilon)
+        must(real(self.delta, 1e-15, 1e-2), "delta must be in [1e-15, 0.01]", self.delta)
+        for name, low, high in (("bins", 8, 128), ("time_bins", 4, 64)):
+            value = getattr(self, name)
+            must(type(value) is int and low <= value <= high, f"{name} must be a whole number in {low}..{high}", value)
+        must(self.horizon is None or self.outcome == "survival", "only survival has a horizon", self.horizon)
+        must(self.horizon is None or real(self.horizon, 1e-9, 1e9), "the horizon must be positive", self.horizon)
+        must(real(self.score_clip, 0.25, 4), "score_clip must be in [0.25, 4]", self.score_clip)
+        must(self.shares is None or isinstance(self.shares, Shares), "shares must be those of the blocks", self.shares)
+        for name in ("epsilon", "delta", "score_clip", "horizon"):
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, float(getattr(self, name)))
+        if self.shares is None:
+            usual = Shares(histograms=0.10, moments=0.70, products=0.20)
+            scored = Shares(histograms=0.10, moments=0.35, products=0.15, score=0.40)
+            object.__setattr__(self, "shares", scored if self.declared else usual)
+        must((self.split.score > 0) == bool(self.declared), "a score has a share if and only if one is declared", "")
+
+    @property
+    def split(self) -> Shares:
+        """The shares, given or usual."""
+        assert self.shares is not None
+        return self.shares
+
+    def to_canonical(self) -> dict[str, Any]:
+        """Plain values for canonical JSON."""
+        out: dict[str, Any] = {"mechanism": "moments", "version": VERSION}
+        for field in fields(self):
+            value = getattr(self, field.name)
+            out[field.name] = list(value) if isinstance(value, tuple) else value
+        out["shares"] = {field.name: getattr(self.split, field.name) for field in fields(Shares)}
+        return out
+
+    @classmethod
+    def from_canonical(cls, given: Mapping[str, Any]) -> MomentsSpec:
+        """Read plain values; an unknown key, or another version, is refused."""
+        names = {field.name for field in fields(cls)}
+        closed(given, {*names, "mechanism", "version"}, where="[moments]", refusal=PlanRefusal)
+        if given.get("mechanism", "moments") != "moments" or given.get("version", VERSION) != VERSION:
+            raise PlanRefusal(
+                f"a moments release must be of version {VERSION}",
+                given=repr(given.get("version"))[:40],
+                next_step="Use the software that the plan was written for.",
+            )
+        values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in given.items() if k in names}
+        shares = values.get("shares")
+        if isinstance(shares, Mapping):
+            known = {field.name for field in fields(Shares)}
+            closed(shares, known, where="[moments.shares]", refusal=PlanRefusal)
+            if not {"histograms", "moments", "products"} <= set(shares):
+                raise PlanRefusal("shares must name histograms, moments and products", given=f"{sorted(shares)}"[:60])
+            values["shares"] = Shares(**shares)
+        try:
+            return cls(**values)
+        except TypeError:
+            raise PlanRefusal("a moments release must have all its fields", given=f"{sorted(given)}"[:60]) from None
+
+    @property
+    def tables(self) -> int:
+        """Number of histograms."""
+        return len(self.covariates) + 1
+
+
+@lru_cache(maxsize=64)
+def event(spec: MomentsSpec) -> Composition:
+    """The price, known before anything runs: one Gaussian event per block, together `epsilon` at `delta`.
+
+    >>> from shared.privacy import epsilon
+    >>> spec = MomentsSpec(outcome="binary", responses=("died",), covariates=("age", "sex"), epsilon=1.0, delta=1e-6)
+    >>> round(epsilon(event(spec), 1e-6), 6)
+    1.0
+    """
+    unit = calibrate(Gaussian, spec.epsilon, spec.delta, sensitivity=1.0)
+    # A hair less than the whole, so that the sum of the parts is not above it by a rounding error.
+    mu = (1 - 1e-10) / unit.sigma
+    p = len(spec.covariates)
+    diameters = (math.sqrt(2 * spec.tables), 1.0, math.sqrt(4 * (p * p // 4) + p * _SQUARE**2), 1.0)
+    return Composition(
+        events=tuple(
+            Gaussian(sigma=_up(diameter) / (mu * math.sqrt(share)), sensitivity=_up(diameter))
+            for diameter, share in zip(diameters, spec.split.parts, strict=True)
+            if share > 0
+        )
+    )
+
+
+def _up(value: float) -> float:
+    """A root that was rounded down would be no bound."""
+    return value if value == 1 else math.nextafter(value, math.inf)
+
+
+def _grids(spec: MomentsSpec) -> tuple[float, ...]:
+    """Grid of each block: whole counts, and the steps that the whole numbers of the others stand for."""
+    return (1.0, 1 / _STEPS, float(_LATTICE) ** -2, 1 / _STEPS)[: 4 if spec.declared else 3]
+
+
+# -- the plan beside its dictionary ------------------------------------------------------------------------------
+@dataclass(frozen=True, kw_only=True)
+class Design:
+    """A spec beside the dictionary that gives its columns their kinds and public bounds.
+
+    Raises: PlanRefusal: a column is not in the dictionary, has the wrong kind for its role, may be missing as a level,
+        or stands in the dictionary without a role.
+    """
+
+    spec: MomentsSpec
+    dictionary: Dictionary
+
+    def __post_init__(self) -> None:
+        def must(holds: bool, column: str, rule: str, given: str) -> None:
+            if not holds:
+                raise PlanRefusal(
+                    f"column {column!r} of a moments release {rule}",
+                    given=given,
+                    next_step="Correct [moments], or the dictionary of the plan.",
+                )
+
+        spec = self.spec
+        roles = (*spec.responses, *spec.covariates)
+        for name in roles:
+            must(name in self.dictionary.names, name, "must be in the dictionary", "no such column")
+            column = self.dictionary.column(name)
+            must(column.missing != "level", name, "must have no missing values as a level", column.missing)
+        for name in self.dictionary.names:
+            must(name in roles, name, "must have a role: outcome or covariate", "none")
+        kinds = {"survival": ("time", "event"), "binary": ("binary",), "count": ("integer",), "linear": ("continuous",)}
+        for name, kind in zip(spec.responses, kinds[spec.outcome], strict=True):
+            column = self.dictionary.column(name)
+            fits = column.kind == kind or (kind == "binary" and column.kind == "event")
+            must(fits, name, f"must be of kind {kind} to be this outcome", column.kind)
+        for name in spec.covariates:
+            column = self.dictionary.column(name)
+            must(
+                column.kind in ("continuous", "integer", "binary", "ordered"),
+                name,
+                "must be continuous, integer, binary or ordered to be a covariate",
+                column.kind,
+            )
+        if spec.outcome == "count":
+            must(self.response.span[0] == 0, self.response.name, "must count from 0", f"{self.response.lower:g}")
+        if spec.outcome == "survival":
+            must(self.horizon <= self.response.span[1], self.response.name, "must reach the horizon", f"{self.horizon}")
+
+    @property
+    def p(self) -> int:
+        """Number of covariates."""
+        return len(self.spec.covariates)
+
+    @cached_property
+    def covariates(self) -> tuple[Column, ...]:
+        """Their columns."""
+        return tuple(self.dictionary.column(name) for name in self.spec.covariates)
+
+    @property
+    def response(self) -> Column:
+        """The outcome's column; for survival the time."""
+        return self.dictionary.column(self.spec.responses[0])
+
+    @property
+    def horizon(self) -> float:
+        """Public end of follow-up."""
+        return self.response.span[1] if self.spec.horizon is None else self.spec.horizon
+
+    @cached_property
+    def edges(self) -> tuple[Array, ...]:
+        """Edges of the covariates' histograms."""
+        return tuple(bin_edges(column, self.spec.bins) for column in self.covariates)
+
+    @cached_property
+    def outcome_edges(self) -> Array:
+        """Edges of the outcome's histogram; for survival of its times."""
+        if self.spec.outcome == "survival":
+            return np.linspace(0, self.horizon, self.spec.time_bins + 1)
+        return bin_edges(self.response, self.spec.bins)
+
+    @property
+    def outcome_shape(self) -> tuple[int, ...]:
+        """Shape of the outcome's histogram."""
+        bins = len(self.outcome_edges) - 1
+        return (2, bins) if self.spec.outcome == "survival" else (bins,)
+
+    @property
+    def features(self) -> int:
+        """Rows of the moments block: features of the outcome, and the constant."""
+        return 3 if self.spec.outcome == "survival" else 2
+
+    def matrices(self, checked: pd.DataFrame) -> tuple[Array, Array]:
+        """A table that `Dictionary.check` returned, as covariates (n, p) and outcome (n, 1 or 2), within the bounds."""
+        names = (*self.spec.covariates, *self.spec.responses)
+        absent = [name for name in names if name not in checked.columns]
+        if absent:
+            raise DictionaryRefusal("every column of the plan must be in the table", given=", ".join(absent))
+        table = np.array(checked[list(names)], dtype=np.float64)  # a copy: it is clipped in place
+        if len(table) < 1:
+            raise MissingRefusal("a table must have at least one row", given="none")
+        missing = int((~np.isfinite(table)).any(axis=1).sum())
+        if missing:
+            raise MissingRefusal("every row must have all columns of the plan", given=f"{missing} rows that do not")
+        for k, name in enumerate(names):
+            column = self.dictionary.column(name)
+            low, high = column.span if column.kind in NUMERIC else (0.0, len(column.levels) - 1.0)
+            table[:, k] = np.clip(table[:, k], low, high)
+        x, y = table[:, : self.p], table[:, self.p :]
+        if self.spec.outcome == "survival":
+            late = y[:, 0] > self.horizon
+            y = np.column_stack([np.minimum(y[:, 0], self.horizon), np.where(late, 0.0, y[:, 1])])
+        return x, y
+
+    def counts(self, x: Array, y: Array) -> tuple[Integers, ...]:
+        """The histograms: one per covariate, then the outcome's."""
+        out = [_cells(x[:, j], self.edges[j]) for j in range(self.p)]
+        place = _cells(y[:, 0], self.outcome_edges)
+        bins = len(self.outcome_edges) - 1
+        found = [np.bincount(cell, minlength=len(edges) - 1) for cell, edges in zip(out, self.edges, strict=True)]
+        if self.spec.outcome == "survival":
+            row = (y[:, 1] < 0.5).astype(np.int64)
+            return (*found, np.bincount(row * bins + place, minlength=2 * bins).reshape(2, bins))
+        return (*found, np.bincount(place, minlength=bins))
+
+    def lens(self, release: MomentsRelease) -> Lens:
+        """What the histograms say: free of budget, and the same at site and coordinator."""
+        sigma = _sigma(self.spec, 0)
+        margins = tuple(
+            fitted_margin(release.histograms[j].astype(float), release.n, sigma, self.edges[j], column)
+            for j, column in enumerate(self.covariates)
+        )
+        counts = release.histograms[-1].astype(float)
+        if self.spec.outcome == "survival":
+            return Lens(design=self, margins=margins, outcome=fitted_survival(counts, release.n, sigma, self.horizon))
+        margin = fitted_margin(counts, release.n, sigma, self.outcome_edges, self.response)
+        low, high = self.response.span if self.response.kind in NUMERIC else (0.0, 1.0)
+        return Lens(design=self, margins=margins, outcome=from_margin(self.spec.outcome, margin, low, high))
+
+
+def _cells(values: Array, edges: Array) -> Integers:
+    return np.clip(np.searchsorted(edges, values, side="right") - 1, 0, len(edges) - 2).astype(np.int64)
+
+
+def _sigma(spec: MomentsSpec, block: int) -> float:
+    part = event(spec).events[block]
+    assert isinstance(part, Gaussian)
+    return part.sigma
+
+
+# -- what the later blocks look through --------------------------------------------------------------------------
+@dataclass(frozen=True, kw_only=True)
+class Lens:
+    """Centres, scales, weights and the outcome's features: made from noisy histograms alone.
+
+    Args:
+        margins: of the covariates. outcome: with its baseline.
+    """
+
+    design: Design
+    margins: tuple[Margin, ...]
+    outcome: Outcome
+
+    @cached_property
+    def centre(self) -> Array:
+        """(p,); a binary column's is one half, so that its two values are −1 and 1."""
+        return np.array(
+            [0.5 if c.kind == "binary" else m.mean for c, m in zip(self.design.covariates, self.margins, strict=True)]
+        )
+
+    @cached_property
+    def scale(self) -> Array:
+        """(p,), positive."""
+        out = []
+        for column, margin in zip(self.design.covariates, self.margins, strict=True):
+            low, high = column.span if column.kind in NUMERIC else (0.0, len(column.levels) - 1.0)
+            out.append(0.5 if column.kind == "binary" else max(margin.sd, 1e-3 * (high - low)))
+        return np.array(out)
+
+    @cached_property
+    def _whole(self) -> tuple[Integers, Integers]:
+        """(A_1 … A_a, W) and (G, B_1 … B_p): as large as the diameter allows."""
+        first = set(self.design.spec.exposures) | set(self.design.spec.declared)
+        names = self.design.spec.covariates
+        size_u = np.array([1.0 if not first or name in first else _BESIDE for name in names])
+        size_v = self.outcome.weights / 2
+        constant = math.sqrt(0.55 * max(self.outcome.imbalance, 0.05))
+        level = constant * math.hypot(*size_u) / math.hypot(*size_v)
+        v, u = np.append(size_v, constant), np.append(level, size_u)
+        factor = math.sqrt(_STEPS / _diameter(v, u))
+        while True:
+            whole_v, whole_u = (np.maximum(np.rint(factor * size), 1).astype(np.int64) for size in (v, u))
+            if squared_diameter(whole_v, whole_u) <= _STEPS**2:
+                return whole_v, whole_u
+            factor *= 1 - 2.0**-14
+
+    @cached_property
+    def gains(self) -> Array:
+        """(1 + p,) G and B: how much the constant and each covariate are stressed."""
+        return self._whole[1].astype(float)
+
+    @cached_property
+    def weights(self) -> Array:
+        """(a + 1,) 2A, W: how much each feature of the outcome, and the constant."""
+        return np.append(2.0 * self._whole[0][:-1], self._whole[0][-1])
+
+    def standard(self, x: Array) -> Array:
+        """(n, p) in centres and scales."""
+        return (x - self.centre) / self.scale
+
+    def u(self, x: Array) -> Array:
+        """(n, 1 + p): the constant and the clipped covariates, with their gains."""
+        return np.column_stack([np.ones(len(x)), np.clip(self.standard(x), -1, 1)]) * self.gains
+
+    def v(self, features: Array) -> Array:
+        """(n, a) features -> (n, a + 1): weighted, with w₀."""
+        return np.column_stack([features, np.ones(len(features))]) * self.weights
+
+    def moment_steps(self, x: Array, y: Array) -> Integers:
+        """(n, a + 1, 1 + p) each record's part of block 2, in whole steps."""
+        most_v, most_u = self._whole
+        v = np.clip(np.rint(self.v(self.outcome.features(y))).astype(np.int64), -most_v, most_v)
+        u = np.clip(np.rint(self.u(x)).astype(np.int64), -most_u, most_u)
+        return v[:, :, None] * u[:, None, :]
+
+    def wide_steps(self, x: Array) -> Array:
+        """(n, p) U of block 3: whole numbers of at most 1024 in size, as floats."""
+        return np.rint(self.wide(x) * _LATTICE)
+
+    @cached_property
+    def cut(self) -> Array:
+        """(p,) where block 3 cuts a covariate, in scales: 7/4, or as far as its bounds allow."""
+        reach = []
+        for k, column in enumerate(self.design.covariates):
+            low, high = column.span if column.kind in NUMERIC else (0.0, len(column.levels) - 1.0)
+            reach.append(max(high - self.centre[k], self.centre[k] - low) / self.scale[k])
+        return np.minimum(_WIDE, np.array(reach))
+
+    def wide(self, x: Array) -> Array:
+        """(n, p) covariates cut for block 3, in [-1, 1]."""
+        return np.clip(self.standard(x) / self.cut, -1, 1)
+
+
+def squared_diameter(v: Integers, u: Integers) -> int:
+    """Δ² of block 2 for ends (A, W) and (G, B), exactly: the formula of the module's text.
+
+    >>> squared_diameter(np.array([1, 0]), np.array([0, 1])), squared_diameter(np.array([1, 1]), np.array([1, 1]))
+    (4, 8)
+    """
+    f, h = sum(int(k) ** 2 for k in v[:-1]), sum(int(k) ** 2 for k in u[1:])
+    w2, g2 = int(v[-1]) ** 2, int(u[0]) ** 2
+    return 4 * max(f * (g2 + h), h * (w2 + f), f * g2 + h * w2)
+
+
+def _diameter(v: Array, u: Array) -> float:
+    f, h, w2, g2 = float(v[:-1] @ v[:-1]), float(u[1:] @ u[1:]), float(v[-1] ** 2), float(u[0] ** 2)
+    return 2 * math.sqrt(max(f * (g2 + h), h * (w2 + f), f * g2 + h * w2))
+
+
+def score_steps(rows: Array) -> Integers:
+    """(n, L) values in [-1, 1] as whole steps, held so that L of them have diameter 1."""
+    most = score_reach(rows.shape[1])
+    return np.clip(np.rint(rows * most).astype(np.int64), -most, most)
+
+
+def score_reach(declared: int) -> int:
+    """The largest b with L (2b)² ≤ 2⁴⁴."""
+    return math.isqrt(_STEPS**2 // (4 * declared))
+
+
+def product_steps(wide: Array) -> Integers:
+    """(n, p) U -> (p + pairs,) sums of ⌊5U²/8⌋ and of U_i U_j: exact, being sums of whole numbers below 2⁵³."""
+    squares = (5 * np.square(wide.astype(np.int64))) >> 3
+    i, j = np.triu_indices(wide.shape[1], 1)
+    return np.concatenate([squares.sum(axis=0), (wide.T @ wide)[i, j].astype(np.int64)])
+
+
+# -- the release -------------------------------------------------------------------------------------------------
+@dataclass(frozen=True, kw_only=True)
+class MomentsRelease:
+    """The noisy sums, in whole steps of each block's grid; everything the coordinator sees.
+
+    Args:
+        n: public number of records.
+        histograms: one array of int64 per covariate, then the outcome's.
+        moments: (a + 1, 1 + p) block 2. products: (p + pairs,) block 3. score: (declared,) block 4.
+    """
+
+    n: int
+    histograms: tuple[Integers, ...]
+    moments: Integers
+    products: Integers
+    score: Integers
+
+    def to_bytes(self) -> bytes:
+        """Canonical JSON."""
+        return canonical_json(
+            {
+                "mechanism": "moments",
+                "version": VERSION,
+                "n": self.n,
+                "histograms": [table.tolist() for table in self.histograms],
+                "moments": self.moments.tolist(),
+                "products": self.products.tolist(),
+                "score": self.score.tolist(),
+            }
+        )
+
+
+def read(data: bytes, design: Design) -> MomentsRelease:
+    """The release a site sent, held against the plan: shapes, whole numbers, and sizes that n records can have.
+
+    A sum may pass what n records can make by twelve standard deviations of its noise, which an honest site exceeds
+    less often than once in 10³⁰ releases.
+
+    Raises: SchemaRefusal.
+    """
+
+    def must(holds: bool, rule: str, given: str = "") -> None:
+        if not holds:
+            raise SchemaRefusal(f"a moments release must {rule}", given=given)
+
+    given = parse_json(data, cap=1 << 20)
+    must(isinstance(given, dict), "be a JSON object")
+    keys = {"mechanism", "version", "n", "histograms", "moments", "products", "score"}
+    must(set(given) == keys, "have exactly its fields", f"{sorted(map(str, given))}"[:60])
+    must(given["mechanism"] == "moments" and given["version"] == VERSION, f"be of version {VERSION}")
+    n = given["n"]
+    must(type(n) is int and 1 <= n <= 10**9, "have a whole number of records from 1 to a thousand million")
+    p, spec = design.p, design.spec
+    shapes: list[tuple[int, ...]] = [(len(edges) - 1,) for edges in design.edges]
+    tables = given["histograms"]
+    must(isinstance(tables, list) and len(tables) == p + 1, f"have {p + 1} histograms")
+    grids = _grids(spec)
+    sigmas = [_sigma(spec, k) for k in range(len(grids))]
+    parts: list[Integers] = []
+    for item, shape, block, reach in (
+        *((table, shape, 0, 1.0) for table, shape in zip(tables, [*shapes, design.outcome_shape], strict=True)),
+        (given["moments"], (design.features, 1 + p), 1, 0.5),
+        (given["products"], (p + p * (p - 1) // 2,), 2, 1.0),
+        (given["score"], (len(spec.declared),), 3, 0.5),
+    ):
+        must(_is_whole(item, shape), f"have whole numbers in the shape {shape}")
+        array = np.array(item, dtype=np.int64).reshape(shape)
+        if array.size:
+            most = (n * reach + 12 * sigmas[block]) / grids[block] + 1
+            must(float(np.abs(array.astype(float)).max()) <= most, "have sums that its records can make")
+        array.setflags(write=False)
+        parts.append(array)
+    return MomentsRelease(
+        n=n, histograms=tuple(parts[: p + 1]), moments=parts[p + 1], products=parts[p + 2], score=parts[p + 3]
+    )
+
+
+def _is_whole(item: Any, shape: tuple[int, ...]) -> bool:
+    if not shape:
+        return type(item) is int and abs(item) < 2**62
+    return isinstance(item, list) and len(item) == shape[0] and all(_is_whole(part, shape[1:]) for part in item)
+
+
+def noised(spec: MomentsSpec, block: int, sums: Integers, noise: Noise) -> Integers:
+    """Sums of a block, in steps, with the noise that its event states."""
+    return sums + noise.lattice_gaussian_steps(_sigma(spec, block), sums.shape, _grids(spec)[block])
+
+
+def moments(checked: pd.DataFrame, design: Design, noise: Noise) -> MomentsRelease:
+    """Privatise a table that `Dictionary.check` returned.
+
+    Raises: DictionaryRefusal, MissingRefusal, before anything is drawn.
+    """
+    x, y = design.matrices(checked)
+    spec = design.spec
+    release = MomentsRelease(
+        n=len(x),
+        histograms=tuple(noised(spec, 0, table, noise) for table in design.counts(x, y)),
+        moments=np.zeros((design.features, 1 + design.p), dtype=np.int64),
+        products=np.zeros(design.p * (design.p + 1) // 2, dtype=np.int64),
+        score=np.zeros(len(spec.declared), dtype=np.int64),
+    )
+    lens = design.lens(release)
+    chunks = range(0, len(x), _CHUNK)
+    inner = [lens.moment_steps(x[k : k + _CHUNK], y[k : k + _CHUNK]).sum(axis=0) for k in chunks]
+    products = [product_steps(lens.wide_steps(x[k : k + _CHUNK])) for k in chunks]
+    release = MomentsRelease(
+        n=len(x),
+        histograms=release.histograms,
+        moments=noised(spec, 1, np.sum(inner, axis=0), noise),
+        products=noised(spec, 2, np.sum(products, axis=0), noise),
+        score=release.score,
+    )
+    if not spec.declared:
+        return release
+    # Where the score looks is what the blocks above say; the same function reads it on the other side.
+    from shared.generators.cohort import pilot
+
+    score = pilot(release, design)
+    found = [score_steps(score.rows(x[k : k + _CHUNK], y[k : k + _CHUNK])).sum(axis=0) for k in chunks]
+    return MomentsRelease(
+        n=len(x),
+        histograms=release.histograms,
+        moments=release.moments,
+        products=release.products,
+        score=noised(spec, 3, np.sum(found, axis=0), noise),
+    )

@@ -1,0 +1,5 @@
+"""``python -m site_agent.cli`` is ``site-agent``."""
+
+from site_agent.cli import main
+
+main()

@@ -1,0 +1,214 @@
+"""The calendar: ``waves``, ``run``, and who leaves it, ``withdraw-person``."""
+
+from __future__ import annotations
+
+import datetime as dt
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from shared.errors import UsageRefusal
+from shared.terminal import emit
+from site_agent.cli.frame import As, Dry, Home, Json, Study, app
+from site_agent.cli.plan import charged
+from site_agent.cli.release import working_site
+from site_agent.desk import agent_version, attempted, desk, today
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+__all__ = ["run_", "waves", "withdraw_person"]
+
+
+@app.command()
+def waves(
+    study: Annotated[str | None, typer.Argument(help="One study; all without it.")] = None,
+    home: Home = None,
+    json: Json = False,
+) -> None:
+    """The calendar: what is due, where each wave stands, what was charged, and the last wave the budget allows."""
+    from dataclasses import asdict
+
+    from site_agent import waves as calendars
+
+    at = desk(home)
+    day = today()
+    studies: list[dict[str, Any]] = []
+    for name in [study] if study else sorted({*at.config.studies, *at.plans.studies()}):
+        if study is None and not at.plans.highest(name):
+            continue
+        plan = at.plans.plan(name)
+        holds = at.ledger.holds(name)
+        lines = calendars.calendar(plan, holds, day)
+        found = calendars.due(plan, holds, day)
+        billed = charged(at, plan)
+        studies.append(
+            {
+                "study": name,
+                "returning": plan.returning,
+                "waves": [asdict(line) for line in lines],
+                "due": None if found is None else found.number,
+                "spent": billed["epsilon"],
+                "delta": plan.budget.delta,
+                "cap": plan.budget.epsilon,
+                "all_waves": billed["with_waves_to_come"],
+                "last_affordable": billed["last_affordable"],
+            }
+        )
+
+    def show(out: Console) -> None:
+        from shared.terminal import table
+        from site_agent import screens
+
+        for one in studies:
+            due = f"wave {one['due']} is due" if one["due"] else "nothing is due"
+            screens.heading(
+                out, f"Waves of {one['study']}", f"{due} on {day} (UTC) · returning persons: {plan_word(one)}"
+            )
+            cells = [
+                (
+                    line["number"],
+                    line["opens"],
+                    line["closes"],
+                    line["state"] + (f" into wave {line['into']}" if line["into"] else ""),
+                    line["release_id"][:8] or None,
+                )
+                for line in one["waves"]
+            ]
+            out.print(table(("wave", "opens", "closes", "state", "release"), cells, right=("wave",)))
+            out.print(
+                f"Charged so far ε = {one['spent']:.4g} of {one['cap']:g} at δ = {one['delta']:g}; "
+                f"with all waves to come {one['all_waves']:.4g}."
+            )
+            if one["last_affordable"]:
+                out.print(f"The budget allows the waves to come up to wave {one['last_affordable']}.")
+            screens.next_step(
+                out, f"site-agent release {one['study']} --wave {one['due']}" if one["due"] else "nothing"
+            )
+
+    def plan_word(one: dict[str, Any]) -> str:
+        return {
+            "append": "only new ones are drawn",
+            "refresh": "all are drawn anew",
+            "frozen": "earlier rows are copied",
+        }[one["returning"]]
+
+    emit({"today": day, "studies": studies}, as_json=json, show=show)
+
+
+@app.command("run")
+def run_(
+    once: Annotated[bool, typer.Option("--once", help="One round, then end.")] = False,
+    every: Annotated[float, typer.Option("--every", metavar="MINUTES", min=0.01, help="Between two rounds.")] = 60.0,
+    home: Home = None,
+    json: Json = False,
+    dry_run: Dry = False,
+) -> None:
+    """Live by the calendar: make each wave that is due, send what people have approved, now or in advance."""
+    import json as plain_json
+    import time
+    from dataclasses import asdict
+    from functools import partial
+
+    from site_agent.waves import Event, attend
+
+    def say(event: Event) -> None:
+        if json:
+            typer.echo(plain_json.dumps(asdict(event), ensure_ascii=False))
+            return
+        stamp = dt.datetime.now(dt.UTC).strftime("%Y-%m-%d %H:%M")
+        where = " ".join(part for part in (event.study, f"wave {event.wave}" if event.wave else "") if part)
+        typer.echo(f"{stamp}  {': '.join(part for part in (where, event.what) if part)}  {event.detail}".rstrip())
+
+    while True:
+        # Opened anew each round: settings and plans may have changed since.
+        at = desk(home)
+        # The file alone is asked each second: reading the ledger that often is work for nothing.
+        paused = at.config.pause_file.exists()
+        attend(
+            at,
+            site=partial(working_site, at),
+            agent_version=agent_version(),
+            today=today(),
+            say=say,
+            dry_run=dry_run,
+        )
+        if once or dry_run:
+            return
+        until = time.monotonic() + 60 * every
+        while time.monotonic() < until and at.config.pause_file.exists() == paused:
+            time.sleep(min(1.0, max(0.0, until - time.monotonic())))
+
+
+@app.command("withdraw-person")
+@attempted("withdraw-person")
+def withdraw_person(
+    study: Study,
+    id_file: Annotated[
+        Path, typer.Option("--id-file", exists=True, dir_okay=False, help="Identifiers as in the table, one a line.")
+    ],
+    name: As,
+    by_lot: Annotated[
+        bool,
+        typer.Option("--by-lot", help="Let others, drawn by lot, leave with them for good, so that no wave waits."),
+    ] = False,
+    home: Home = None,
+    json: Json = False,
+    dry_run: Dry = False,
+) -> None:
+    """Note that persons withdrew their consent: they are drawn no more, and leave the table as the plan allows."""
+    from site_agent import airlock, waves
+    from site_agent.config import Limits
+    from site_agent.records import pseudonym
+
+    at = desk(home)
+    at.config.approver_key(name)
+    plan = at.plans.plan(study)
+    if plan.dictionary.person is None:
+        raise UsageRefusal("the study must have a person column", given="none", next_step="Call the study lead.")
+    try:
+        listed = {line.strip() for line in id_file.read_text(encoding="utf-8-sig").splitlines() if line.strip()}
+    except UnicodeDecodeError:
+        raise UsageRefusal("the file of identifiers must be UTF-8", given="another encoding") from None
+    if not listed:
+        raise UsageRefusal("the file must hold at least one identifier", given="none")
+    key = at.config.snapshot_key.read_bytes()
+    persons = {pseudonym(one, key=key) for one in listed}
+    noted = at.ledger.persons_gone(study)
+    added = len(persons - noted)
+    lot: frozenset[str] = frozenset()
+    if by_lot and plan.returning != "append":  # an append takes nobody out of the table, and waits for nobody
+        floors = Limits.of(plan.floors, at.config.floors)
+        lot = waves.by_lot(at.ledger, study, persons | noted, others=floors.difference, floor=floors.persons)
+    if not dry_run:
+        gone = airlock.consent_withdrawn(at, study, persons | lot, name=name, open_key=lambda: at.approver(name))
+        added = gone - len(lot)
+    released = {
+        person for hold in at.ledger.holds(study) if hold.may_be_out for person in at.ledger.persons(hold) or ()
+    }
+    answer = {
+        "study": study,
+        "given": len(persons),
+        "added": added,
+        "released_before": len(persons & released),
+        "by_lot": len(lot),
+        "by": name,
+        "dry_run": dry_run,
+    }
+
+    def show(out: Console) -> None:
+        from site_agent import screens
+
+        noted_by = f"{added} noted, signed by {name}"
+        screens.heading(out, f"Withdrawn from {study}", "dry run, nothing noted" if dry_run else noted_by)
+        out.print(f"{answer['given']} identifiers, {answer['released_before']} of them in an earlier release.")
+        out.print("They are kept as pseudonyms only. Whoever was released leaves the table with a later wave, and only")
+        out.print("together with at least 10 others. What was delivered already: site-agent withdraw, with the lead.")
+        if lot:
+            out.print(f"{len(lot)} others, drawn by lot, leave with them and stay away: the next wave need not wait.")
+        elif plan.returning != "append" and not by_lot:
+            out.print("Until so many leave, a wave waits. With --by-lot others leave with them, and it does not.")
+        screens.next_step(out, f"site-agent waves {study}")
+
+    emit(answer, as_json=json, show=show)

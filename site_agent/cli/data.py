@@ -1,0 +1,178 @@
+"""The table: ``data add``, ``data map``, ``data check``."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from shared.errors import UsageRefusal
+from shared.terminal import emit
+from site_agent.cli.frame import Dry, Home, Json, Study, data_app
+from site_agent.desk import Desk, desk
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+__all__ = ["data_add", "data_check", "data_map"]
+
+
+@data_app.command("add")
+def data_add(
+    file: Annotated[Path, typer.Argument(help="CSV or Parquet file; it is read in place, never copied.")],
+    study: Annotated[str, typer.Option("--as", metavar="STUDY", help="The study it is for.")],
+    encoding: Annotated[str, typer.Option(help="Of a CSV file.")] = "utf-8",
+    delimiter: Annotated[str | None, typer.Option(help="Of a CSV file; tab for .tsv, else a comma.")] = None,
+    home: Home = None,
+    json: Json = False,
+    dry_run: Dry = False,
+) -> None:
+    """Say where a study's table lies, and see its columns beside the dictionary's."""
+    from site_agent.config import Source
+
+    at = desk(home)
+    between = delimiter or ("\t" if file.suffix.lower() == ".tsv" else ",")
+    source = Source(path=file.expanduser().absolute(), encoding=encoding, delimiter=between.replace("\\t", "\t"))
+    _show_mapping(at, study, source, json=json, dry_run=dry_run)
+
+
+@data_app.command("map")
+def data_map(
+    study: Study,
+    pairs: Annotated[list[str] | None, typer.Argument(metavar="FILE_NAME=NAME", help="Which column is which.")] = None,
+    ignore: Annotated[
+        list[str] | None, typer.Option("--ignore", help="A column the study does not use; repeat.")
+    ] = None,
+    ignore_rest: Annotated[bool, typer.Option("--ignore-rest", help="Ignore, by name, all that are left.")] = False,
+    suggest: Annotated[bool, typer.Option("--accept-suggestions", help="Take the proposals of data add.")] = False,
+    home: Home = None,
+    json: Json = False,
+    dry_run: Dry = False,
+) -> None:
+    """Map the file's column names to the dictionary's."""
+    from site_agent import records
+
+    at = desk(home)
+    source = at.config.source(study)
+    columns = dict(source.columns)
+    for pair in pairs or []:
+        name, sign, to = pair.rpartition("=")
+        if not sign or not name or not to:
+            raise UsageRefusal("a mapping must be FILE_NAME=NAME", given=repr(pair))
+        columns = {k: v for k, v in columns.items() if v != to} | {name: to}
+    ignored = [*source.ignore, *(ignore or [])]
+    if suggest or ignore_rest:
+        plan = at.plans.plan(study)
+        known = {column.name for column in plan.dictionary.columns}
+        _, sure = records.named(replace(source, columns=columns), plan.dictionary)
+        free = [n for n in sure if n not in columns and n not in known and n not in ignored]
+        if suggest:
+            taken = {*columns.values(), *(n for n in sure if n in known)}
+            columns |= {n: to for n, to in records.suggestions(free, plan.dictionary).items() if to not in taken}
+        if ignore_rest:
+            ignored += [n for n in free if n not in columns]
+    _show_mapping(
+        at,
+        study,
+        replace(source, columns=columns, ignore=tuple(dict.fromkeys(n for n in ignored if n not in columns))),
+        json=json,
+        dry_run=dry_run,
+    )
+
+
+def _show_mapping(at: Desk, study: str, source: Any, *, json: bool, dry_run: bool) -> None:
+    from site_agent import records
+
+    plan = at.plans.plan(study)
+    trusted, names = records.named(source, plan.dictionary)
+    known = {column.name: column for column in plan.dictionary.columns}
+    target = {name: source.columns.get(name, name if name in known else "") for name in names}
+    open_columns = [name for name in known if name not in target.values()]
+    free = [name for name in names if not target[name] and name not in source.ignore]
+    proposed = {n: to for n, to in records.suggestions(free, plan.dictionary).items() if to in open_columns}
+    if not dry_run:
+        at.config.with_source(study, source).save()
+    answer = {
+        "study": study,
+        "file": source.path,
+        "columns": {name: to for name, to in target.items() if to},
+        "ignored": source.ignore,
+        "not_mapped": free,
+        "missing": open_columns,
+        "suggestions": proposed,
+        "dry_run": dry_run,
+    }
+
+    def show(out: Console) -> None:
+        from shared.terminal import table
+        from site_agent import screens
+
+        screens.heading(
+            out,
+            f"{source.path.name} for {study}",
+            "dry run, nothing kept" if dry_run else "path kept, data not copied",
+        )
+        if not trusted:
+            screens.note(
+                out, f"None of the {len(names) or 'first line’s'} names is in the dictionary: has the file a header?"
+            )
+        back = {to: name for name, to in target.items() if to}
+        rows = []
+        for name, column in known.items():
+            hint = next((f"{n}?" for n, to in proposed.items() if to == name), None)
+            rows.append((name, column.kind, column.unit or None, back.get(name) or hint))
+        out.print(table(("dictionary", "kind", "unit", "column in the file"), rows))
+        left = [name for name in free if name not in proposed]
+        if left:
+            out.print(f"In the file, not in the study: {', '.join(left)}")
+        if proposed:
+            screens.next_step(
+                out, f"site-agent data map {study} --accept-suggestions", f"site-agent data check {study}"
+            )
+        elif left or open_columns:
+            screens.next_step(out, f"site-agent data map {study} FILE_NAME=NAME … --ignore-rest")
+        else:
+            screens.next_step(out, f"site-agent data check {study}")
+
+    emit(answer, as_json=json, show=show)
+
+
+@data_app.command("check")
+def data_check(study: Study, home: Home = None, json: Json = False) -> None:
+    """Hold the table against the dictionary: every problem, by column, rule and count."""
+    from site_agent import records
+
+    at = desk(home)
+    plan = at.plans.plan(study)
+    source = at.config.source(study)
+    found = records.problems(source, plan.dictionary)
+    rows = left_out = 0
+    if not found:
+        table = records.read(source, plan.dictionary, key=at.config.snapshot_key.read_bytes())
+        rows, left_out = table.rows, table.rows - table.n
+    answer = {
+        "study": study,
+        "rows": rows,
+        "left_out": left_out,
+        "problems": [
+            {"code": p.code, "must": p.must, "given": p.given, "next_step": p.next_step, "fixer": p.fixer}
+            for p in found
+        ],
+    }
+
+    def show(out: Console) -> None:
+        from shared.terminal import Check, checklist
+        from site_agent import screens
+
+        screens.heading(out, f"{source.path.name} for {study}", "counts are shown here and nowhere else")
+        if found:
+            checklist(out, [Check.of(problem.code, problem) for problem in found])
+            return
+        checklist(out, [Check(name="within the dictionary", detail=f"{rows} rows, {left_out} incomplete left out")])
+        screens.next_step(out, f"site-agent plan show {study}", f"site-agent try {study}")
+
+    emit(answer, as_json=json, show=show)
+    if found:
+        raise typer.Exit(found[0].exit_code)

@@ -1,0 +1,375 @@
+"""What people decide about releases: ``approve``, ``standing``, ``reject``, ``send-back``, ``withdraw``, ``leave``."""
+
+from __future__ import annotations
+
+import datetime as dt
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from shared.errors import StateRefusal, UsageRefusal
+from shared.terminal import emit
+from site_agent.cli.frame import As, Dry, Home, Json, Reason, ReleaseId, Study, app, standing_app
+from site_agent.desk import Desk, agent_version, asked, attempted, desk, today
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from site_agent.ledger import Hold
+
+__all__ = ["approve", "leave", "reject", "send_back", "standing_add", "standing_list", "standing_revoke", "withdraw"]
+
+
+@app.command()
+@attempted("approve")
+def approve(
+    release_id: ReleaseId,
+    name: As,
+    tick: Annotated[list[str] | None, typer.Option("--tick", help="A warning you have looked at; repeat.")] = None,
+    home: Home = None,
+    json: Json = False,
+    dry_run: Dry = False,
+) -> None:
+    """Sign exactly these bytes and, when enough people have signed, send them. Safe to repeat."""
+    from site_agent import airlock, screens
+
+    at = desk(home)
+    at.require_running()
+    full = at.release_id(release_id)
+    before = at.outbox.get(full)
+    done = airlock.approve(
+        at,
+        full,
+        name=name,
+        ticked=_ticked(at, full, list(tick or []), quiet=json),
+        open_key=lambda: at.approver(name, beside=_others(before)),
+        agent_version=agent_version(),
+        today=today(),
+        dry_run=dry_run,
+    )
+    hold, sent = done.hold, done.sent
+    answer = {
+        "release_id": full,
+        "state": hold.state,
+        "approvals": [approval.name for approval in hold.approvals],
+        "approvals_needed": hold.approvals_needed,
+        "bundle_sha256": hold.bundle_sha256,
+        "accepted": sent,
+        "dry_run": dry_run,
+    }
+
+    def show(out: Console) -> None:
+        screens.heading(out, f"Release {full[:8]}", "dry run, not signed" if dry_run else hold.state)
+        screens.settings(
+            out,
+            [
+                ("bytes", f"SHA-256 {hold.bundle_sha256}"),
+                ("approvals", f"{len(hold.approvals)} of {hold.approvals_needed}"),
+                (
+                    "sent",
+                    f"accepted as entry {sent['log_index']} of the coordinator's log"
+                    if sent
+                    else "no"
+                    if hold.state != "delivered"
+                    else "earlier",
+                ),
+            ],
+        )
+        if hold.state == "delivered":
+            screens.next_step(out, "site-agent budget")
+        elif not dry_run:
+            screens.next_step(out, f"site-agent approve {full[:8]} --as ANOTHER_NAME")
+
+    emit(answer, as_json=json, show=show)
+
+
+@standing_app.command("add")
+@attempted("standing add")
+def standing_add(
+    study: Study,
+    name: As,
+    max_epsilon: Annotated[float, typer.Option("--max-epsilon", metavar="E", help="ε of the dearest release.")],
+    until: Annotated[str, typer.Option("--until", metavar="DATE", help="Last day, as 2026-12-31.")],
+    home: Home = None,
+    json: Json = False,
+    dry_run: Dry = False,
+) -> None:
+    """Sign in advance for later releases of the approved plan: whatever is outside the limits waits for a person."""
+    from dataclasses import asdict
+
+    from site_agent import airlock, screens
+
+    at = desk(home)
+    try:
+        last = dt.date.fromisoformat(until)
+    except ValueError:
+        raise UsageRefusal("--until must be an ISO date", given=repr(until)) from None
+    document, digest = airlock.sign_standing(
+        at,
+        study,
+        name=name,
+        max_epsilon=max_epsilon,
+        until=last,
+        open_key=lambda: at.approver(name),
+        agent_version=agent_version(),
+        today=today(),
+        dry_run=dry_run,
+    )
+
+    def show(out: Console) -> None:
+        screens.heading(out, f"Standing approval of {study}", "dry run, not signed" if dry_run else f"signed by {name}")
+        screens.settings(
+            out,
+            [
+                ("plan", document.plan_hash),
+                ("agent version", document.agent_version),
+                ("one release", f"at most ε = {document.max_epsilon:g}"),
+                ("until", document.until),
+                ("rows", f"less than 20 % from the last release that a person approved, now {document.n}"),
+            ],
+        )
+        out.print("A release within these limits, with its audit passed and no warning, is sent without asking again.")
+        out.print("Every other one waits for a person, as before. The coordinator checks the limits too.")
+        short = digest[:8] if digest else "ID"
+        screens.next_step(out, "site-agent run", f"site-agent standing revoke {short} --as NAME --reason …")
+
+    emit({"id": digest, **asdict(document), "dry_run": dry_run}, as_json=json, show=show)
+
+
+@standing_app.command("list")
+def standing_list(
+    study: Annotated[str | None, typer.Argument(help="One study; all without it.")] = None,
+    home: Home = None,
+    json: Json = False,
+) -> None:
+    """Every standing approval, its limits, and how often it was used."""
+    from site_agent import airlock
+
+    rows = airlock.standing_lines(desk(home), today(), study)
+
+    def show(out: Console) -> None:
+        from shared.terminal import table
+        from site_agent import screens
+
+        screens.heading(out, "Standing approvals", f"{sum(row['state'] == 'in force' for row in rows)} in force")
+        cells = [
+            (
+                row["id"][:8],
+                row["study"],
+                row["approver"],
+                f"{row['max_epsilon']:g}",
+                row["until"],
+                row["used"],
+                row["state"],
+            )
+            for row in rows
+        ]
+        heads = ("id", "study", "approver", "ε of one release", "until", "used", "state")
+        out.print(table(heads, cells, right=("ε of one release", "used")))
+
+    emit({"standing": rows}, as_json=json, show=show)
+
+
+@standing_app.command("revoke")
+@attempted("standing revoke")
+def standing_revoke(
+    standing_id: Annotated[str, typer.Argument(metavar="ID", help="From the list, or its first characters.")],
+    name: As,
+    reason: Reason = "",
+    home: Home = None,
+    json: Json = False,
+    dry_run: Dry = False,
+) -> None:
+    """Take a standing approval back: from now on it approves nothing. Any approver may. The coordinator is told."""
+    from site_agent import airlock
+
+    at = desk(home)
+    at.config.approver_key(name)
+    found = [noted for noted in at.ledger.standing() if noted.digest.startswith(standing_id)]
+    if len(found) != 1:
+        raise StateRefusal(
+            "an id must name one standing approval",
+            given=f"{len(found)} that start with {standing_id!r}",
+            next_step="See site-agent standing list.",
+        )
+    told = False
+    if not dry_run:
+        airlock.revoke_standing(at, found[0].digest, name=name, reason=reason, open_key=lambda: at.approver(name))
+        told = airlock.told(at)
+    answer = {"id": found[0].digest, "study": found[0].study, "by": name, "told": told, "dry_run": dry_run}
+
+    def show(out: Console) -> None:
+        from site_agent import screens
+
+        detail = "dry run, nothing changed" if dry_run else f"revoked by {name}"
+        screens.heading(out, f"Standing approval {found[0].digest[:8]}", detail)
+        out.print(
+            "Releases wait for a person again. What was sent under it was sent: site-agent withdraw takes it back."
+        )
+        if told:
+            out.print("The coordinator has been told, and takes nothing under it any more.")
+        elif not dry_run:
+            screens.note(out, "The coordinator could not be told yet; site-agent run tells it. Here it is over now.")
+        screens.next_step(out, "site-agent standing list")
+
+    emit(answer, as_json=json, show=show)
+
+
+def _ticked(at: Desk, full: str, ticked: list[str], *, quiet: bool) -> list[str]:
+    """The ticks that were given, and those that a person on the terminal adds when asked."""
+    from site_agent import airlock, pipeline
+
+    if quiet or not sys.stdin.isatty() or at.outbox.get(full).state not in ("held", "sent_back"):
+        return ticked
+    for check in airlock.require_ticks(pipeline.open_release(at.outbox, full), ticked):
+        if asked(f"Warning {check.name}: {check.detail}. Release all the same?"):
+            ticked.append(check.name)
+    return ticked
+
+
+def _others(hold: Hold) -> list[str]:
+    """Who has acted on a release and must be somebody else than who acts now."""
+    return [approval.name for approval in hold.approvals] + ([hold.author] if hold.author_apart else [])
+
+
+def _decide(
+    for_good: bool, done: str, release_id: str, name: str, reason: str, home: Path | None, json: bool, dry_run: bool
+) -> None:
+    from site_agent import airlock
+
+    at = desk(home)
+    at.config.approver_key(name)
+    full = at.release_id(release_id)
+    hold = at.outbox.get(full)
+    if not dry_run:
+        hold = airlock.decline(
+            at, full, name=name, reason=reason, open_key=lambda: at.approver(name), for_good=for_good
+        )
+
+    def show(out: Console) -> None:
+        from site_agent import screens
+
+        screens.heading(out, f"Release {full[:8]}", "dry run, nothing changed" if dry_run else done)
+        screens.next_step(out, "site-agent budget" if for_good else f"site-agent outbox show {full[:8]}")
+
+    emit({"release_id": full, "state": hold.state, "by": name, "dry_run": dry_run}, as_json=json, show=show)
+
+
+@app.command()
+@attempted("reject")
+def reject(
+    release_id: ReleaseId, name: As, reason: Reason = "", home: Home = None, json: Json = False, dry_run: Dry = False
+) -> None:
+    """Decline sealed bytes for good. They are never sent; their charge stays."""
+    done = "rejected: never sent, the charge stays"
+    _decide(True, done, release_id, name, reason, home, json, dry_run)
+
+
+@app.command("send-back")
+@attempted("send-back")
+def send_back(
+    release_id: ReleaseId, name: As, reason: Reason = "", home: Home = None, json: Json = False, dry_run: Dry = False
+) -> None:
+    """Ask a question first: the bytes stay sealed, approvals given so far lapse."""
+    _decide(False, "sent back: sealed, not approved", release_id, name, reason, home, json, dry_run)
+
+
+@app.command()
+@attempted("withdraw")
+def withdraw(
+    release_id: Annotated[str, typer.Argument(metavar="ID", help="Of a release, or of a reservation that blocks.")],
+    name: As,
+    reason: Annotated[
+        str, typer.Option("--reason", metavar="KIND", help="consent, error, policy or other: all the hub is told.")
+    ],
+    note: Annotated[str, typer.Option("--note", help="Why, in a few words; kept in the ledger, sent nowhere.")] = "",
+    home: Home = None,
+    json: Json = False,
+    dry_run: Dry = False,
+) -> None:
+    """Take a release back: stop it here at once, and have the coordinator bury what it has. The charge stays."""
+    from shared.wire import REASONS
+    from site_agent import airlock
+
+    at = desk(home)
+    at.config.approver_key(name)
+    if reason not in REASONS:
+        raise UsageRefusal(
+            f"--reason must be one of {', '.join(REASONS)}",
+            given=repr(reason),
+            next_step="Say more with --note; it stays here.",
+        )
+    full = at.release_id(release_id, sealed=False)
+    hold = at.ledger.hold(full)
+    if dry_run:
+        airlock.require_no_copies(at, hold)
+    else:
+        hold = airlock.withdraw(at, full, name=name, reason_code=reason, note=note, open_key=lambda: at.approver(name))
+    buried = hold.withdrawal.log_index if hold.withdrawal else None
+    answer = {
+        "release_id": full,
+        "study": hold.study,
+        "wave": hold.wave,
+        "state": hold.state,
+        "by": name,
+        "reason_code": reason,
+        "log_index": buried,
+        "dry_run": dry_run,
+    }
+
+    def show(out: Console) -> None:
+        from site_agent import screens
+
+        screens.heading(out, f"Release {full[:8]}", "dry run, nothing changed" if dry_run else "withdrawn")
+        if dry_run:
+            far = "it was delivered: the coordinator would be told" if hold.state == "delivered" else "it stays here"
+            out.print(f"State now: {hold.state.replace('_', ' ')}; {far}.")
+        elif buried is not None:
+            out.print(f"The coordinator has buried it, as entry {buried} of its log. Analysts no longer see it.")
+        else:
+            out.print("It will not be sent. The coordinator has nothing of it.")
+        out.print("Its charge stays: what was drawn was drawn.")
+        screens.next_step(out, "site-agent budget")
+
+    emit(answer, as_json=json, show=show)
+
+
+@app.command()
+@attempted("leave")
+def leave(
+    study: Study, name: As, note: Reason = "", home: Home = None, json: Json = False, dry_run: Dry = False
+) -> None:
+    """Leave a study: bury what was delivered, revoke its plan, delete what was sealed. The audit log stays."""
+    from site_agent import airlock
+
+    at = desk(home)
+    deleted = airlock.leave(at, study, name=name, open_key=lambda: at.approver(name), note=note, dry_run=dry_run)
+    buried = [hold.release_id for hold in at.ledger.holds(study) if hold.state == "withdrawn"]
+    head = at.ledger.entries()[-1]
+    answer = {
+        "study": study,
+        "by": name,
+        "buried": buried,
+        "deleted": deleted,
+        "noted": {"seq": head.seq, "hash": head.hash},
+        "dry_run": dry_run,
+    }
+
+    def show(out: Console) -> None:
+        from shared.terminal import table
+        from site_agent import screens
+
+        screens.heading(out, f"Leaving {study}", "dry run, nothing changed" if dry_run else "done")
+        cells = [(one.release_id[:8], one.name, f"{one.size:,}", one.sha256[:32] + "…") for one in deleted]
+        if cells:
+            out.print(table(("release", "file", "bytes", "SHA-256 of what was there"), cells, right=("bytes",)))
+        if not dry_run:
+            out.print(f"{len(deleted)} files deleted, {len(buried)} releases buried at the coordinator.")
+            out.print("Proof of deletion: the list above stands in this site's ledger, signed and chained.")
+            screens.settings(out, [("entry", head.seq), ("hash", head.hash)])
+            out.print("Ledger, plans and approvals stay. Tell the study lead, who revokes the certificate.")
+        screens.next_step(out, f"site-agent audit export {study} --out FOLDER")
+
+    emit(answer, as_json=json, show=show)

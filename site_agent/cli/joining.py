@@ -1,0 +1,338 @@
+"""Becoming a site and seeing how it stands: ``init``, ``join``, ``doctor``, ``status``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from shared.errors import ApprovalRefusal, CertificateRefusal, IntegrityRefusal, Refusal, StateRefusal, UsageRefusal
+from shared.terminal import emit
+from site_agent.cli.frame import Dry, Home, Json, app
+from site_agent.cli.plan import due_numbers
+from site_agent.desk import Desk, agent_version, desk, passphrase, today
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from site_agent.config import Config
+
+__all__ = ["doctor", "init", "join", "status"]
+
+ASKING_SECONDS = 5.0
+"""Longest that `status` waits for the coordinator: whoever asks where the site stands must not wait for a network."""
+
+
+@app.command()
+def init(
+    invitation: Annotated[Path, typer.Option("--invitation", exists=True, dir_okay=False, help="File from the lead.")],
+    home: Home = None,
+    approver: Annotated[list[str] | None, typer.Option("--approver", help="A person who may approve; repeat.")] = None,
+    json: Json = False,
+    dry_run: Dry = False,
+) -> None:
+    """Make this site's folder and keys from an invitation. Nothing is sent."""
+    import secrets
+
+    from shared.invitation import Invitation
+    from shared.keys import SigningKey, write_private
+    from site_agent.config import Config
+    from site_agent.ledger import Ledger
+
+    place = desk(home).home
+    invited = Invitation.from_bytes(invitation.read_bytes())
+    invited.require_current(today())
+    if (place / "site.toml").exists():
+        raise StateRefusal(
+            "the folder must not hold a site yet", given=f"{place}", next_step="Run site-agent status there."
+        )
+    names = approver or []
+    if not names:
+        raise UsageRefusal(
+            "a site must have at least one approver", given="none", next_step="Add --approver NAME, once per person."
+        )
+
+    def settings(approvers: dict[str, str]) -> Config:
+        return Config(
+            home=place,
+            site=invited.site,
+            coordinator=invited.coordinator,
+            address=invited.address,
+            server_name=invited.server_name,
+            ca_fingerprint=invited.ca_fingerprint,
+            leads=tuple(key.hex for key in invited.leads),
+            threshold=invited.threshold,
+            studies=invited.studies,
+            approvers=approvers,
+        )
+
+    config = settings(dict.fromkeys(names, "00" * 32))
+    fingerprint = ""
+    if not dry_run:
+        from site_agent.egress import new_tls_identity
+
+        # site.toml is written last: an interrupted init is simply run again, and finds the keys it made.
+        key = SigningKey.load(config.release_key) if config.release_key.exists() else SigningKey.generate()
+        if not config.release_key.exists():
+            key.save(config.release_key)
+        approvers = {}
+        for name in names:
+            path = config.approver_key(name)
+            secret = passphrase(name, new=not path.exists())
+            signer = SigningKey.load(path, secret) if path.exists() else SigningKey.generate()
+            if not path.exists():
+                signer.save(path, secret)
+            approvers[name] = signer.public.hex
+        if not config.tls_key.exists():
+            key_pem, csr_pem = new_tls_identity(config.site)
+            write_private(_csr(config), csr_pem.encode())
+            write_private(config.tls_key, key_pem.encode())
+        if not config.snapshot_key.exists():
+            if config.ledger.exists():
+                raise IntegrityRefusal(
+                    "snapshot.key must stand beside the ledger",
+                    given="a ledger without it",
+                    next_step="Restore it from a backup: with another key every person would look new.",
+                )
+            write_private(config.snapshot_key, secrets.token_bytes(32))
+        write_private(config.ca, invited.ca_pem.encode())
+        write_private(config.ca.with_name("witness.pub"), f"{invited.witness.hex}\n".encode())
+        write_private(config.invitation, invited.to_bytes())
+        Ledger.create(config.ledger, key, site=config.site)
+        settings(approvers).save()
+        fingerprint = key.public.fingerprint
+
+    answer = {
+        "site": config.site,
+        "home": place,
+        "coordinator": config.coordinator,
+        "address": config.address,
+        "studies": invited.studies,
+        "approvers": names,
+        "fingerprint": fingerprint,
+        "ca_fingerprint": config.ca_fingerprint,
+        "dry_run": dry_run,
+    }
+
+    def show(out: Console) -> None:
+        from site_agent import screens
+
+        screens.heading(out, f"Site {config.site}", "dry run, nothing written" if dry_run else f"made in {place}")
+        rows = [
+            ("studies", ", ".join(invited.studies)),
+            ("coordinator", f"{config.coordinator} at {config.address}"),
+            ("its authority", config.ca_fingerprint),
+            ("approvers", ", ".join(names)),
+        ]
+        if fingerprint:
+            rows.append(("fingerprint", fingerprint))
+        screens.settings(out, rows)
+        if fingerprint:
+            out.print()
+            out.print("Read the fingerprint to the study lead on the telephone. The lead accepts this site by it.")
+        screens.next_step(out, "site-agent doctor", "site-agent join")
+
+    emit(answer, as_json=json, show=show)
+
+
+def _csr(config: Config) -> Path:
+    return config.home / "certificates" / "request.pem"
+
+
+@app.command()
+def join(home: Home = None, json: Json = False, dry_run: Dry = False) -> None:
+    """Ask the coordinator to accept this site; run it again to fetch the certificate."""
+    from shared.invitation import Invitation
+    from shared.keys import PublicKey, write_private
+    from site_agent.egress import Egress
+
+    at = desk(home)
+    config = at.config
+    fingerprint = at.release_key.public.fingerprint
+    if config.certificate.exists():
+        state, reason = "joined", ""
+    elif not config.invitation.exists():
+        raise StateRefusal(
+            "the invitation must be here until the site has joined", given="none", next_step="Ask for a new one."
+        )
+    elif dry_run:
+        state, reason = "would ask", ""
+    else:
+        invited = Invitation.from_bytes(config.invitation.read_bytes())
+        invited.require_current(today())
+        approvers = {name: PublicKey(key) for name, key in config.approvers.items()}
+        with Egress.from_invitation(invited) as egress:
+            answered = egress.enrol(
+                token=invited.token,
+                site=config.site,
+                csr_pem=_csr(config).read_text(),
+                signer=at.release_key,
+                approvers=approvers,
+            )
+        state, reason = answered.state, answered.reason
+        if state == "refused":
+            raise CertificateRefusal(
+                "the study lead must accept this site", given=f"refused: {reason}", next_step="Call the study lead."
+            )
+        if state == "accepted":
+            _require_own_certificate(config, answered.certificate_pem)
+            write_private(config.certificate, answered.certificate_pem.encode())
+            # The token and the bootstrap key have done their work.
+            config.invitation.unlink(missing_ok=True)
+            state = "joined"
+        elif answered.fingerprint and answered.fingerprint != fingerprint:
+            raise IntegrityRefusal(
+                "the coordinator must have received this site's key",
+                given="another fingerprint",
+                next_step="Do not go on. Call the study lead.",
+            )
+
+    def show(out: Console) -> None:
+        from site_agent import screens
+
+        if state == "joined":
+            screens.heading(out, f"Site {config.site} has joined {config.coordinator}.")
+            study = next(iter(config.studies), "STUDY")
+            screens.next_step(out, f"site-agent plan fetch {study}", f"site-agent data add FILE --as {study}")
+            return
+        detail = "dry run, nothing sent" if dry_run else "asked; waiting for the study lead"
+        screens.heading(out, f"Site {config.site}", detail)
+        screens.settings(out, [("fingerprint", fingerprint)])
+        out.print()
+        out.print("The lead compares this fingerprint with you and runs coordinator accept.")
+        screens.next_step(out, "site-agent join        (again, when the lead has accepted)")
+
+    emit({"site": config.site, "state": state, "fingerprint": fingerprint}, as_json=json, show=show)
+
+
+def _require_own_certificate(config: Config, pem: str) -> None:
+    from cryptography import x509
+    from cryptography.hazmat.primitives import serialization
+
+    try:
+        certificate = x509.load_pem_x509_certificate(pem.encode())
+        ours = serialization.load_pem_private_key(config.tls_key.read_bytes(), None).public_key()
+    except ValueError:
+        raise CertificateRefusal("the certificate must be readable", given="another text") from None
+    if certificate.public_key() != ours:
+        raise CertificateRefusal(
+            "the certificate must be of this site's key", given="another key", next_step="Call the study lead."
+        )
+
+
+@app.command()
+def doctor(home: Home = None, json: Json = False) -> None:
+    """Look at everything that could stop a release: each line is green, or says how to mend it."""
+    from site_agent.health import diagnose
+
+    found, code = diagnose(desk(home), today())
+    from shared.terminal import checklist
+
+    def show(out: Console) -> None:
+        from site_agent import screens
+
+        screens.heading(out, "Doctor")
+        checklist(out, found)
+        if not any(check.state == "fail" for check in found):
+            screens.next_step(out, "site-agent status")
+
+    emit({"checks": found, "ok": code == 0}, as_json=json, show=show)
+    raise typer.Exit(code)
+
+
+@app.command()
+def status(home: Home = None, json: Json = False) -> None:
+    """Where this site stands, and what to do next."""
+    at = desk(home)
+    config = at.config
+    joined = config.certificate.exists()
+    day = today()
+    studies = []
+    steps: list[str] = [] if joined else ["site-agent join"]
+    for study in sorted({*config.studies, *config.data, *at.plans.studies()}):
+        row: dict[str, Any] = {
+            "study": study,
+            "plan": None,
+            "approved": False,
+            "table": study in config.data,
+            "due": [],
+        }
+        try:
+            plan = at.plans.plan(study)
+            row["plan"] = plan.version
+            row["due"] = due_numbers(at, plan, day)
+            at.plans.approved(study, agent_version=agent_version(), today=day)
+            row["approved"] = True
+        except Refusal as refusal:
+            row["refused"] = refusal.code
+        studies.append(row)
+        if row["plan"] is None:
+            steps.append(f"site-agent plan fetch {study}")
+        elif not row["table"]:
+            steps.append(f"site-agent data add FILE --as {study}")
+        elif not row["approved"]:
+            steps.append(f"site-agent plan show {study}")
+        elif row["due"]:
+            steps.append(f"site-agent release {study} --wave {row['due'][0]}")
+    asked_for, heard = _reminders(at, [row["study"] for row in studies if row["plan"]]) if joined else ([], False)
+    waiting = [h for h in at.outbox.list() if h.state in ("held", "sent_back", "approved")]
+    steps = [*(f"site-agent outbox show {h.release_id[:8]}" for h in waiting), *steps]
+    for h in at.outbox.list():
+        if h.left and h.withdrawal is not None and not h.withdrawal.settled:
+            again = f"--as {h.withdrawal.name} --reason {h.withdrawal.reason_code}"
+            steps.insert(0, f"site-agent withdraw {h.release_id[:8]} {again}")
+    if at.paused:
+        steps = ["site-agent resume --as NAME"]
+    answer = {
+        "site": config.site,
+        "coordinator": config.coordinator,
+        "agent_version": agent_version(),
+        "fingerprint": at.release_key.public.fingerprint,
+        "joined": joined,
+        "paused": at.paused,
+        "studies": studies,
+        "outbox": len(waiting),
+        "reminders": asked_for if heard else None,
+        "next": steps[:1],
+    }
+
+    def show(out: Console) -> None:
+        from shared.terminal import table
+        from site_agent import screens
+
+        state = "PAUSED" if at.paused else "joined" if joined else "not joined"
+        screens.heading(out, f"Site {config.site}", f"{state} · coordinator {config.coordinator}")
+        screens.settings(out, [("fingerprint", answer["fingerprint"])])
+        rows = []
+        for row in studies:
+            plan = "none" if row["plan"] is None else f"version {row['plan']}"
+            # That there is no plan, or no approval yet, the table says itself.
+            told = row["plan"] is None or row.get("refused") == ApprovalRefusal.code
+            approved = "yes" if row["approved"] else "no" if told else f"no ({row['refused']})"
+            due = ", ".join(map(str, row["due"])) or "none"
+            rows.append((row["study"], plan, approved, "yes" if row["table"] else "no", due))
+        if rows:
+            out.print(table(("study", "plan", "approved", "table", "waves due"), rows))
+        waits = {0: "Nothing waits", 1: "1 release waits"}.get(len(waiting), f"{len(waiting)} releases wait")
+        out.print(f"{waits} in the outbox.")
+        for one in asked_for:
+            screens.note(out, f"The study lead reminds you of {one['study']}, wave {one['wave']} (on {one['day']}).")
+        if joined and not heard:
+            out.print("The coordinator does not answer now; what is shown is what this site knows.", style="dim")
+        screens.next_step(out, *(steps[:1] or ["nothing to do"]))
+
+    emit(answer, as_json=json, show=show)
+
+
+def _reminders(at: Desk, studies: list[str]) -> tuple[list[dict[str, Any]], bool]:
+    """Waves that the study lead reminds this site of, and whether the coordinator could be asked; it is not awaited."""
+    found: list[dict[str, Any]] = []
+    try:
+        with at.egress(timeout=ASKING_SECONDS) as egress:
+            for study in studies:
+                told = egress.holdings(study).reminders
+                found += [{"study": study, "wave": one.wave, "day": one.day} for one in told]
+    except Refusal:
+        return found, False
+    return found, True

@@ -1,0 +1,494 @@
+"""Making a release, and looking at it: ``try``, ``release``, ``curve``, ``outbox list``, ``show``, ``figures``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from shared.errors import ApprovalRefusal, UsageRefusal
+from shared.terminal import emit
+from site_agent.cli.frame import Dry, Home, Json, ReleaseId, Study, app, outbox_app
+from site_agent.cli.plan import plan_changes, plan_facts
+from site_agent.desk import Desk, agent_version, attempted, desk, today
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from site_agent.pipeline import Progress, Site
+
+__all__ = ["curve", "outbox_figures", "outbox_list", "outbox_show", "release", "try_", "working_site"]
+
+
+@contextmanager
+def _bar(quiet: bool) -> Iterator[Progress | None]:
+    """A progress bar with stage and time left on a terminal; one line per stage in a log; nothing with ``--json``."""
+    from shared.terminal import console
+
+    if quiet:
+        yield None
+        return
+    out = console(stderr=True)
+    if not out.is_terminal:
+        last: list[str] = []
+
+        def line(stage: Any, share: float, left: float | None) -> None:
+            if last != [stage.value]:
+                last[:] = [stage.value]
+                out.print(f"{share:4.0%}  {stage.value}")
+
+        yield line
+        return
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
+
+    with Progress(
+        TextColumn("{task.description:<28}"),
+        BarColumn(bar_width=36),
+        TaskProgressColumn(),
+        TextColumn("{task.fields[left]}", style="dim"),
+        console=out,
+        transient=True,
+    ) as drawn:
+        task = drawn.add_task("starting", total=1.0, left="")
+
+        def move(stage: Any, share: float, left: float | None) -> None:
+            drawn.update(task, description=stage.value, completed=share, left=_left(left))
+
+        yield move
+
+
+def _left(seconds: float | None) -> str:
+    if seconds is None:
+        return ""
+    return f"{seconds / 60:.0f} min left" if seconds >= 90 else f"{seconds:.0f} s left"
+
+
+@app.command("try")
+def try_(study: Study, home: Home = None, json: Json = False, dry_run: Dry = False) -> None:
+    """Rehearse the whole release on made-up data: no record is read, it costs nothing, nothing is sent."""
+    from site_agent.pipeline import rehearse
+
+    at = desk(home)
+    plan = at.plans.plan(study)
+    folder = at.home / "rehearsal" / study
+    if dry_run:
+        emit(
+            {"study": study, "folder": folder, "dry_run": True},
+            as_json=json,
+            show=lambda out: out.print(f"Would use {folder}."),
+        )
+        return
+    with _bar(json) as progress:
+        done = rehearse(
+            plan=plan,
+            folder=folder,
+            name=at.config.site,
+            agent_version=agent_version(),
+            floors=at.config.floors,
+            today=today(),
+            progress=progress,
+        )
+    refused = done.refused and {"code": done.refused.code, "must": done.refused.must, "given": done.refused.given}
+    rows = 0 if done.release is None else len(done.release.table)
+    answer = {"study": study, "folder": folder, "rows": rows, "cost": 0, "refused": None, "finding": refused}
+
+    def show(out: Console) -> None:
+        from site_agent import screens
+
+        screens.heading(out, f"Rehearsal of {study}", "made-up data, cost 0, nothing sent")
+        if done.release is not None:
+            out.print(f"{rows} made-up rows went all the way to a sandbox outbox in {folder}.")
+        if done.refused is not None:
+            screens.note(out, f"On the made-up table a gate said no: {done.refused.must}, got {done.refused.given}.")
+            out.print("That is about uniform made-up values, not about your patients.")
+        out.print("It shows that the steps work here. It says nothing about how your table will fare.")
+        screens.next_step(out, f"site-agent data check {study}", f"site-agent plan approve {study} --as NAME")
+
+    emit(answer, as_json=json, show=show)
+
+
+@app.command()
+@attempted("release")
+def release(
+    study: Study,
+    wave: Annotated[int, typer.Option("--wave", help="Number of the planned wave.")],
+    by: Annotated[str | None, typer.Option("--by", metavar="NAME", help="The approver who has it made.")] = None,
+    home: Home = None,
+    json: Json = False,
+    dry_run: Dry = False,
+) -> None:
+    """Make the release of one wave, and hold it here for approval. Charged once; only a standing approval sends it."""
+    from dataclasses import replace
+
+    from site_agent import airlock, pipeline, screens
+
+    at = desk(home)
+    at.require_running()
+    plan, _ = at.plans.approved(study, agent_version=agent_version(), today=today())
+    author = airlock.require_author(at, plan, by)
+    source = at.config.source(study)
+    pipeline.require_open(plan, wave, today())
+    needs = pipeline.estimate(plan, source)
+    if dry_run:
+        page = plan_facts(at, plan)
+        total = at.ledger.study_total(study, plan.budget.delta)
+        answer = {
+            "study": study,
+            "wave": wave,
+            "estimate": needs,
+            "price": page["price"],
+            "spent": total.epsilon,
+            "dry_run": True,
+        }
+
+        def show_plan(out: Console) -> None:
+            screens.heading(out, f"{study}, wave {wave}", "dry run: rows were counted; nothing charged, drawn or sent")
+            screens.settings(
+                out,
+                [
+                    ("rows", f"about {needs.n}"),
+                    ("takes", f"about {_left(needs.seconds).removesuffix(' left')} and {needs.memory_mb:.0f} MB"),
+                    ("price", screens.epsilon(page["price"]["epsilon"], plan.budget.delta)),
+                    ("spent so far", f"ε = {total.epsilon:.4g} of {plan.budget.epsilon:g}"),
+                    ("stages", " → ".join(stage.value for stage in pipeline.STAGES)),
+                ],
+            )
+
+        emit(answer, as_json=json, show=show_plan)
+        return
+    if by is not None:
+        at.approver(by)  # only who can open the key may be named as the author
+    with at.locked(), at.egress() as egress, _bar(json) as progress:
+        made = pipeline.make_release(
+            plan=plan,
+            wave=wave,
+            source=source,
+            site=working_site(at, egress),
+            today=today(),
+            author=author,
+            progress=progress,
+        )
+    full = made.hold.release_id
+    found = airlock.stand_in(at, full, agent_version=agent_version(), today=today())
+    sent = None
+    if found.limit:
+        at.note_refusal("standing approval", ApprovalRefusal(found.limit), release_id=full, agent=True)
+    if found.hold.state == "approved":
+        sent = airlock.send(at, full, agent_version=agent_version(), today=today()).sent
+    made = replace(made, hold=at.outbox.get(full))
+
+    def show(out: Console) -> None:
+        screens.release_page(out, made)
+        out.print()
+        short = full[:8]
+        if sent is not None:
+            out.print(f"Approved by the standing approval of {found.used}, and sent: every limit of it holds.")
+            out.print(f"The coordinator accepted it as entry {sent['log_index']} of its log.")
+            screens.next_step(out, "site-agent budget")
+            return
+        if found.used:
+            out.print(f"Approved by the standing approval of {found.used}; another person must approve it as well.")
+        if found.limit:
+            out.print(f"The standing approval was not used: {found.limit}.")
+        out.print(
+            "It is held here. Nothing has been sent. Approving sends these bytes; another draw is another charge."
+        )
+        screens.next_step(
+            out,
+            f"site-agent outbox show {short}",
+            f"site-agent approve {short} --as NAME{''.join(f' --tick {c.name}' for c in made.warnings)}",
+            f"site-agent reject {short} --as NAME --reason …",
+        )
+
+    standing = {"used": found.used, "limit": found.limit}
+    emit({**_described(made), "standing": standing, "accepted": sent}, as_json=json, show=show)
+
+
+MADE_UP_ROWS = 600
+
+
+@app.command()
+def curve(
+    study: Study,
+    made_up: Annotated[
+        bool, typer.Option("--made-up", help="On a table made from the dictionary; no plan need be approved.")
+    ] = False,
+    out: Annotated[
+        str, typer.Option("--out", metavar="FILE.svg", help="A name in the site folder's figures; .svg, .png or .pdf.")
+    ] = "",
+    home: Home = None,
+    json: Json = False,
+    dry_run: Dry = False,
+) -> None:
+    """True price, attacks and planned estimates against w. Its draws are outside the ledger, forgotten, and never sent.
+
+    It fits one flow and draws from it many times, here, in memory. What is kept is the curve: aggregates, in a file
+    that only its owner can read. On real records it needs the approved plan: choosing w by it is a look at the data.
+    """
+    from shared.encoding import Encoder
+    from shared.randomness import secure_rng
+    from site_agent import pipeline, records, screens
+    from site_agent.curve import DRAWS, GRID, price_curve, require_allowed
+
+    at = desk(home)
+    name = out or f"curve-{study}{'-made-up' if made_up else ''}.svg"
+    path = _figure_path(at.home, name)
+    if made_up:
+        plan = at.plans.plan(study)
+        rows = MADE_UP_ROWS
+    else:
+        at.require_running()
+        plan, _ = at.plans.approved(study, agent_version=agent_version(), today=today())
+        require_allowed(plan, made_up=False)
+        rows = records.count(at.config.source(study))
+    d = Encoder(dictionary=plan.dictionary).d
+    if dry_run:
+        answer = {
+            "study": study,
+            "rows": rows,
+            "columns": d,
+            "weights": GRID,
+            "draws": DRAWS,
+            "file": path,
+            "dry_run": True,
+        }
+        emit(
+            answer,
+            as_json=json,
+            show=lambda out: out.print(
+                f"Would fit one flow on about {rows} rows, draw {DRAWS} times at {len(GRID)} weights, and write {path}."
+            ),
+        )
+        return
+    rng = secure_rng()
+    with _bar(json) as progress:
+        if made_up:
+            table = plan.dictionary.check(pipeline.made_up_table(plan, rows, rng))
+        else:
+            table = records.read(
+                at.config.source(study), plan.dictionary, key=at.config.snapshot_key.read_bytes()
+            ).table
+        drawn = price_curve(plan=plan, table=table, rng=rng, made_up=made_up, progress=progress)
+    _write_figures({path: ("curve", drawn)})
+
+    def show(out: Console) -> None:
+        screens.curve_page(out, drawn)
+        out.print(f"Drawn in {path}, which only its owner can read.")
+        screens.next_step(out, f"site-agent plan show {study}")
+
+    emit(
+        {**drawn.to_canonical(), "sentences": drawn.sentences(), "file": path, "dry_run": False},
+        as_json=json,
+        show=show,
+    )
+
+
+def _figure_path(home: Path, name: str) -> Path:
+    """Where a figure of this site is written: within its folder, whatever the name says."""
+    folder = (home / "figures").resolve()
+    path = (folder / name).resolve()
+    if not path.is_relative_to(home.resolve()):
+        raise UsageRefusal(
+            "a figure drawn from records must stay in the site's folder",
+            given="a path outside",
+            next_step="Give a name.",
+        )
+    if path.suffix.lower() not in (".svg", ".png", ".pdf"):
+        raise UsageRefusal("a figure must end in .svg, .png or .pdf", given=repr(path.suffix))
+    return path
+
+
+def _write_figures(figures: dict[Path, tuple[str, Any]]) -> None:
+    """Draw and write, readable by the owner alone."""
+    from shared.keys import write_private
+    from site_agent.figures import curve_figure, figure_bytes
+
+    for path, (kind, what) in figures.items():
+        figure = curve_figure(what) if kind == "curve" else what
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        write_private(path, figure_bytes(figure, path.suffix.lower().lstrip(".")))
+
+
+def working_site(at: Desk, witness: Any) -> Site:
+    """The site as the pipeline sees it."""
+    from site_agent.pipeline import Site
+
+    return Site(
+        name=at.config.site,
+        agent_version=agent_version(),
+        ledger=at.ledger,
+        outbox=at.outbox,
+        witness=witness,
+        snapshot_key=at.config.snapshot_key.read_bytes(),
+        floors=at.config.floors,
+        paused=at.config.pause_file.exists,
+        budget=at.config.budget,
+    )
+
+
+def _described(made: Any) -> dict[str, Any]:
+    hold, receipt = made.hold, made.receipt
+    return {
+        "release_id": hold.release_id,
+        "study": hold.study,
+        "wave": hold.wave,
+        "state": hold.state,
+        "rows": len(made.table),
+        "columns": list(made.table.columns),
+        "bundle_sha256": hold.bundle_sha256,
+        "bundle_bytes": hold.bundle_bytes,
+        "recipient": receipt.recipient,
+        "epsilon": receipt.epsilon,
+        "delta": receipt.delta,
+        "study_epsilon": receipt.study_epsilon,
+        "translation": receipt.translation,
+        "not_covered": receipt.not_covered,
+        "checks": made.checks,
+        "warnings": [{"name": check.name, "detail": check.detail} for check in made.warnings],
+        "audit": made.audit,
+        "approvals": [approval.name for approval in hold.approvals],
+        "approvals_needed": hold.approvals_needed,
+        "author": hold.author,
+    }
+
+
+@outbox_app.command("list")
+def outbox_list(home: Home = None, json: Json = False) -> None:
+    """Every sealed release and its state."""
+    at = desk(home)
+    rows = [
+        {
+            "release_id": hold.release_id,
+            "study": hold.study,
+            "wave": hold.wave,
+            "state": hold.state,
+            "approvals": len(hold.approvals),
+            "approvals_needed": hold.approvals_needed,
+            "epsilon": hold.epsilon,
+            "day": hold.day,
+            "reason": hold.reason,
+        }
+        for hold in at.outbox.list()
+    ]
+
+    def show(out: Console) -> None:
+        from site_agent import screens
+
+        screens.heading(out, "Outbox")
+        screens.outbox(out, rows)
+        waiting = [str(row["release_id"]) for row in rows if row["state"] in ("held", "sent_back", "approved")]
+        if waiting:
+            screens.next_step(out, f"site-agent outbox show {waiting[0][:8]}")
+
+    emit({"releases": rows}, as_json=json, show=show)
+
+
+@outbox_app.command("show")
+def outbox_show(
+    release_id: ReleaseId,
+    rows: Annotated[int, typer.Option("--rows", help="How many rows to show.")] = 8,
+    home: Home = None,
+    json: Json = False,
+) -> None:
+    """The exact rows that would leave, with size, checks, audit, price, and what changed in the plan."""
+    from site_agent import airlock, pipeline, screens
+
+    at = desk(home)
+    made = pipeline.open_release(at.outbox, at.release_id(release_id))
+    changes = plan_changes(at, made)
+    earlier = airlock.compare(at, made)
+    answer = {
+        **_described(made),
+        "plan_changes": changes,
+        "earlier": earlier,
+        "first_rows": _rows(made.table, rows),
+    }
+
+    def show(out: Console) -> None:
+        screens.release_page(out, made, changes=changes, earlier=earlier, rows=rows)
+        short = made.hold.release_id[:8]
+        if made.hold.state in ("held", "sent_back"):
+            screens.next_step(
+                out,
+                f"site-agent approve {short} --as NAME{''.join(f' --tick {c.name}' for c in made.warnings)}",
+                f"site-agent send-back {short} --as NAME --reason …",
+                f"site-agent reject {short} --as NAME --reason …",
+            )
+        elif made.hold.state == "approved":
+            screens.next_step(out, f"site-agent approve {short} --as NAME        (sends the same bytes again)")
+
+    emit(answer, as_json=json, show=show)
+
+
+@outbox_app.command("figures")
+def outbox_figures(
+    release_id: ReleaseId,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="DIR", help="A folder; figures/ID in the site's folder without it.")
+    ] = None,
+    home: Home = None,
+    json: Json = False,
+    dry_run: Dry = False,
+) -> None:
+    """Draw for the approver: released columns beside the real ones, and what the attack achieved. They stay here."""
+    from shared.encoding import Encoder
+    from shared.randomness import secure_rng
+    from site_agent import pipeline, records, screens
+    from site_agent.audit import AuditReport
+
+    at = desk(home)
+    full = at.release_id(release_id)
+    made = pipeline.open_release(at.outbox, full)
+    plan = at.plans.plan(made.hold.study, made.receipt.plan_version)
+    folder = (out or at.home / "figures" / full[:8]).expanduser().absolute()
+    title = f"{made.hold.study}, wave {made.hold.wave}"
+    audited = AuditReport.from_canonical(made.audit) if "membership" in made.audit else None
+    source = at.config.source(made.hold.study)
+    table = records.read(source, plan.dictionary, key=at.config.snapshot_key.read_bytes())
+    drawn: dict[Path, tuple[str, Any]] = {}
+    told: list[str] = []
+    if made.snapshot and made.snapshot != table.snapshot:
+        told.append("The table has changed since this release was drawn; the real columns are those of today.")
+    if not dry_run:
+        from site_agent.figures import attack_figure, margins_figure
+
+        encoder = Encoder(dictionary=plan.dictionary)
+        real = encoder.decode(encoder.encode(table.table, secure_rng()))
+        drawn[folder / "columns.svg"] = (
+            "columns",
+            margins_figure(real, made.table, plan.dictionary, title=f"{title}: released columns"),
+        )
+        if audited is not None and audited.likelihood is not None:
+            drawn[folder / "attack.svg"] = (
+                "attack",
+                attack_figure(audited.likelihood, title=f"{title}: an attack we tried", detail="others may do better"),
+            )
+        _write_figures(drawn)
+    if audited is None or audited.likelihood is None:
+        told.append("This release has no attack to draw.")
+    files = sorted(drawn)
+
+    def show(out: Console) -> None:
+        screens.heading(out, title, "dry run, nothing written" if dry_run else f"release {full[:8]}")
+        for path in files:
+            out.print(str(path), soft_wrap=True)
+        for line in told:
+            screens.note(out, line)
+        out.print("Drawn from records: only the owner of these files can read them, and they stay here.")
+        screens.next_step(out, f"site-agent outbox show {full[:8]}")
+
+    emit(
+        {"release_id": full, "files": files, "folder": folder, "notes": told, "dry_run": dry_run},
+        as_json=json,
+        show=show,
+    )
+
+
+def _rows(table: Any, rows: int) -> list[dict[str, Any]]:
+    import json
+
+    found: list[dict[str, Any]] = json.loads(table.head(rows).to_json(orient="records"))
+    return found

@@ -1,0 +1,315 @@
+"""The desk of one site: its folder and everything a decision works with, each part opened when it is first used.
+
+Commands, page and calendar work at the same desk: where the ledger is, how a key is opened and for whom, whether the
+site is paused, and where a refused attempt is noted.
+
+The day is the machine's, in UTC. ``TRIBUTARY_TODAY`` (an ISO date) replaces it for rehearsals and tests of calendars;
+`doctor` says so when it is set. It gives nobody a power they lack: who can set it can set the clock.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import cached_property, wraps
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+
+import typer
+
+from shared.errors import ApprovalRefusal, PausedRefusal, Refusal, StateRefusal, UsageRefusal
+
+if TYPE_CHECKING:
+    from shared.keys import SigningKey
+    from site_agent.config import Config
+    from site_agent.egress import Egress
+    from site_agent.ledger import Ledger
+    from site_agent.outbox import Outbox
+    from site_agent.plans import Plans
+    from site_agent.refusals import Refusals
+
+__all__ = ["Desk", "agent_version", "asked", "attempted", "desk", "door", "passphrase", "today"]
+
+TODAY_VARIABLE = "TRIBUTARY_TODAY"
+
+
+PASSPHRASE_VARIABLE = "TRIBUTARY_PASSPHRASE"
+
+
+def agent_version() -> str:
+    """Version of this software; plan approvals are bound to it."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("tributary")
+    except PackageNotFoundError:  # run from a source tree
+        return "0+source"
+
+
+@dataclass(frozen=True)
+class Desk:
+    """One site's folder, its parts opened on first use."""
+
+    home: Path
+
+    @cached_property
+    def config(self) -> Config:
+        """site.toml."""
+        from site_agent.config import Config
+
+        return Config.load(self.home)
+
+    @cached_property
+    def release_key(self) -> SigningKey:
+        """The agent's key."""
+        from shared.keys import SigningKey
+
+        return SigningKey.load(self.config.release_key)
+
+    @cached_property
+    def ledger(self) -> Ledger:
+        """The ledger, verified."""
+        from site_agent.ledger import Ledger
+
+        return Ledger(self.config.ledger, self.release_key, site=self.config.site)
+
+    @cached_property
+    def outbox(self) -> Outbox:
+        """The outbox."""
+        from shared.keys import PublicKey
+        from site_agent.outbox import Outbox
+
+        approvers = {name: PublicKey(key) for name, key in self.config.approvers.items()}
+        return Outbox(self.home, self.ledger, approvers=approvers)
+
+    @cached_property
+    def plans(self) -> Plans:
+        """The book of plans."""
+        from shared.keys import PublicKey
+        from site_agent.plans import Plans
+
+        return Plans(
+            folder=self.home / "plans",
+            coordinator=self.config.coordinator,
+            leads=self.config.pinned_leads,
+            threshold=self.config.threshold,
+            approvers={name: PublicKey(key) for name, key in self.config.approvers.items()},
+            memory=self.ledger,
+        )
+
+    @cached_property
+    def refusals(self) -> Refusals:
+        """What was refused here."""
+        from site_agent.refusals import Refusals
+
+        return Refusals(self.config.refused, self.release_key, site=self.config.site)
+
+    @property
+    def paused(self) -> bool:
+        """Whether the site is paused: by the file that stops it at once, or by the ledger, which no hand unlinks."""
+        return self.config.pause_file.exists() or self.ledger.paused()
+
+    def note_refusal(
+        self,
+        verb: str,
+        refusal: Refusal,
+        *,
+        study: str = "",
+        release_id: str = "",
+        who: str = "",
+        agent: bool = False,
+    ) -> None:
+        """Note that something was refused, by names that are known here and nothing else that was given.
+
+        What stops this as well (no site here, a ledger that is not whole, a full disk) must not hide the refusal.
+
+        Args:
+            release_id: or its first characters.
+        """
+        with suppress(Refusal, OSError, ValueError):
+            holds = self.ledger.holds()
+            found = [hold for hold in holds if release_id and hold.release_id.startswith(release_id)]
+            known = {*self.config.studies, *self.config.data, *(hold.study for hold in holds)}
+            one = found[0] if len(found) == 1 else None
+            self.refusals.note(
+                verb,
+                refusal.code,
+                study=one.study if one else study if study in known else "",
+                release_id=one.release_id if one else "",
+                who=who if who in self.config.approvers else "",
+                after=len(self.ledger.entries()),
+                agent=agent,
+            )
+
+    def require_running(self) -> None:
+        """Raises: PausedRefusal."""
+        if self.paused:
+            raise PausedRefusal(
+                "this site must not be paused",
+                given="a pause",
+                next_step="Run site-agent resume --as NAME when it may go on.",
+            )
+
+    def egress(self, **settings: Any) -> Egress:
+        """The one door. Raises: StateRefusal (not joined), CertificateRefusal."""
+        if not self.config.certificate.exists():
+            raise StateRefusal("this site must have joined", given="no certificate", next_step="Run site-agent join.")
+        return door(self.config, **settings)
+
+    def approver(self, name: str, *, beside: Iterable[str] = ()) -> SigningKey:
+        """An approver's key, opened with the passphrase.
+
+        Args:
+            beside: people who must be somebody else: one shared variable must not open a second person's key.
+        """
+        from shared.keys import SigningKey
+
+        path = self.config.approver_key(name)
+        return SigningKey.load(path, passphrase(name, beside=beside))
+
+    def release_id(self, prefix: str, *, sealed: bool = True) -> str:
+        """The one release whose id starts with `prefix`; a mere reservation only where `sealed` is false.
+
+        Raises: StateRefusal.
+        """
+        holds = self.outbox.list() if sealed else self.ledger.holds()
+        found = [hold.release_id for hold in holds if hold.release_id.startswith(prefix)]
+        if len(found) != 1:
+            raise StateRefusal(
+                f"an id must name one {'sealed release' if sealed else 'release or reservation'}",
+                given=f"{len(found)} that start with {prefix!r}",
+                next_step="See site-agent outbox list.",
+            )
+        return found[0]
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the folder as its only agent, and settle what a crash left."""
+        from site_agent.lock import StateLock
+
+        with StateLock(self.home):
+            before = {hold.release_id for hold in self.ledger.holds() if hold.phase == "burnt"}
+            self.outbox.recover()
+            burnt = [h for h in self.ledger.holds() if h.phase == "burnt" and h.release_id not in before]
+            if burnt:
+                raise StateRefusal(
+                    "a draw must not have been interrupted",
+                    given=f"{len(burnt)} that was, now burnt: its charge stays and nothing was sent",
+                    next_step="See site-agent budget; running the same command again is a new charge.",
+                )
+            yield
+
+
+def door(config: Config, **settings: Any) -> Egress:
+    """The connection of a site that has joined."""
+    from shared.keys import PublicKey
+    from site_agent.egress import Egress, Witness
+
+    pinned = config.ca.with_name("witness.pub")
+    witness = None
+    if pinned.exists():
+        key = PublicKey(pinned.read_text().strip())
+        witness = Witness(key, config.site, config.home / "acknowledged.jsonl")
+    return Egress(
+        witness=witness,
+        address=config.address,
+        server_name=config.server_name,
+        ca_pem=config.ca.read_text(),
+        cert_pem=config.certificate.read_text(),
+        key_pem=config.tls_key.read_text(),
+        paused=config.pause_file.exists,
+        **settings,
+    )
+
+
+def desk(home: Path | None) -> Desk:
+    """The desk of the folder that was named, or of the default one."""
+    from site_agent.config import default_home
+
+    return Desk((home or default_home()).absolute())
+
+
+def today() -> dt.date:
+    """The day, in UTC; see the module's text."""
+    given = os.environ.get(TODAY_VARIABLE)
+    if not given:
+        return dt.datetime.now(dt.UTC).date()
+    try:
+        return dt.date.fromisoformat(given)
+    except ValueError:
+        raise UsageRefusal(f"{TODAY_VARIABLE} must be an ISO date", given=repr(given)) from None
+
+
+_Given = ParamSpec("_Given")
+
+
+_Made = TypeVar("_Made")
+
+
+def attempted(verb: str) -> Callable[[Callable[_Given, _Made]], Callable[_Given, _Made]]:
+    """A command whose refusal is noted in the site's own log; a dry run attempts nothing."""
+
+    def noting(command: Callable[_Given, _Made]) -> Callable[_Given, _Made]:
+        @wraps(command)
+        def run_command(*args: _Given.args, **given: _Given.kwargs) -> _Made:
+            try:
+                return command(*args, **given)
+            except Refusal as refusal:
+                if not given.get("dry_run"):
+                    texts = {name: given.get(name) for name in ("study", "release_id", "name", "by")}
+                    words = {name: text if isinstance(text, str) else "" for name, text in texts.items()}
+                    home = given.get("home")
+                    desk(home if isinstance(home, Path) else None).note_refusal(
+                        verb,
+                        refusal,
+                        study=words["study"],
+                        release_id=words["release_id"],
+                        who=words["name"] or words["by"],
+                    )
+                raise
+
+        return run_command
+
+    return noting
+
+
+def passphrase(name: str, *, new: bool = False, beside: Iterable[str] = ()) -> str:
+    """An approver's passphrase: from the environment, or asked for on the terminal without an echo.
+
+    ``TRIBUTARY_PASSPHRASE_DR_LIND`` is dr-lind's own variable. ``TRIBUTARY_PASSPHRASE`` opens anybody's key, and
+    therefore not a second person's where two different people must act: whoever knows it would be both.
+
+    Args:
+        beside: the other people who have acted on the same release.
+    Raises: UsageRefusal; ApprovalRefusal.
+    """
+    own = f"{PASSPHRASE_VARIABLE}_{name.upper().replace('-', '_')}"
+    given = os.environ.get(own)
+    if given is not None:
+        return given
+    given = os.environ.get(PASSPHRASE_VARIABLE)
+    others = sorted({other for other in beside if other != name})
+    if given is not None and others:
+        raise ApprovalRefusal(
+            "two different people must act, each with a passphrase of their own",
+            given=f"one shared {PASSPHRASE_VARIABLE} for {name} and {', '.join(others)}",
+            next_step=f"Unset it and let {name} type the passphrase, or set {own} for this one command.",
+        )
+    if given is not None:
+        return given
+    if not sys.stdin.isatty():
+        raise UsageRefusal(
+            f"the passphrase of {name} must be given",
+            given="no terminal to ask on",
+            next_step=f"Run it on a terminal, or set {own} for this one command.",
+        )
+    return str(typer.prompt(f"Passphrase of {name}", hide_input=True, confirmation_prompt=new, err=True))
+
+
+def asked(question: str) -> bool:
+    """A yes or no on the terminal; no where there is none."""
+    return sys.stdin.isatty() and bool(typer.confirm(question, default=False, err=True))
