@@ -526,8 +526,11 @@ def _estimates(
             "levels": levels,
         }
         work = partial(_site_answer, store, releases, taken, question, combined=held.combined, told=told)
-        # The bundles' digests are the table, the plan's hash its levels: nothing else goes into an estimate.
-        key = (plan.hash, str(question), f"{wave}", site, *(release.bundle_sha256 for release in releases))
+        # The bundles' digests are the table, the plan's hash its levels; what was taken back, and whether refreshes are
+        # put together, is what else an answer's own id holds.
+        back = [stone.bundle_sha256 for stone in held.withdrawn if stone.site == site]
+        digests = [release.bundle_sha256 for release in releases]
+        key = (plan.hash, str(question), f"{wave}", f"{held.combined}", site, *digests, "without", *back)
         try:
             answered[site] = kept(key, work) if kept is not None else work()
         except Refusal as refusal:

@@ -11,7 +11,7 @@ persons it has the digest. The attack audit's values stay where they are; the le
 
 Entries of the site's other studies are there as digests and tags: the chain holds, and nothing of them is told. No
 entry of this study can be passed off as one of those, because each carries the tag of its study from the day it was
-written (docs/decisions/0009).
+written (docs/decisions/0011).
 """
 
 from __future__ import annotations

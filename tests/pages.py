@@ -1,4 +1,8 @@
-"""A terminal that runs a page of the documentation as it is written: real processes, one shell for all blocks."""
+"""A terminal that runs a page of the documentation as it is written: real processes, one shell for all blocks.
+
+A page has some sixty commands. They are forked from the zygote (`theatre`), which has the libraries imported already;
+the shell, its pipes and exit codes, and the server, which is started anew, are those that a reader would have.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +14,24 @@ import sys
 import time
 from pathlib import Path
 
+from theatre import zygote
+
 ROOT = Path(__file__).resolve().parent.parent
 PROGRAMS = {"site-agent": "site_agent.cli", "coordinator": "coordinator.cli", "analyst": "coordinator.client"}
 SERVER = "coordinator serve"
+ASK = """
+import json, os, socket, sys
+line = socket.socket(socket.AF_UNIX)
+line.connect(sys.argv[1])
+order = {"module": sys.argv[2], "argv": sys.argv[3:], "env": dict(os.environ), "cwd": os.getcwd()}
+socket.send_fds(line, [json.dumps(order).encode() + b"\\n"], [0, 1, 2])
+said = b""
+while more := line.recv(64):
+    said += more
+code = int(said.split(b"\\n")[1])
+sys.exit(code if code >= 0 else 128 - code)
+"""
+"""In place of a program: have the zygote fork it, with this process's streams; its exit code."""
 
 
 class Terminal:
@@ -21,11 +40,13 @@ class Terminal:
     def __init__(self, folder: Path) -> None:
         self.folder, self.state, self.log = folder, folder / "terminal", folder / "serve.log"
         (folder / "deploy").symlink_to(ROOT / "deploy")
-        programs = folder / "bin"
+        programs, python = folder / "bin", shlex.quote(sys.executable)
         programs.mkdir()
+        (folder / "ask.py").write_text(ASK)
+        ask = f"{python} -I -S {shlex.quote(str(folder / 'ask.py'))} {shlex.quote(str(zygote()))}"
         for name, module in {**PROGRAMS, "python": ""}.items():
-            started = f"{shlex.quote(sys.executable)} {f'-m {module} ' if module else ''}"
-            (programs / name).write_text(f'#!/bin/sh\nexec {started}"$@"\n')
+            started = f"{ask} {module}" if module else python
+            (programs / name).write_text(f'#!/bin/sh\nexec {started} "$@"\n')
             (programs / name).chmod(0o755)
         self.state.write_text(f"cd {shlex.quote(str(folder))}\n")
         with socket.socket() as probe:
@@ -54,7 +75,7 @@ class Terminal:
     def run(self, block: str) -> str:
         print(f"$ {block}")
         ran = subprocess.run(
-            self.script(block), env=self.env, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120
+            self.script(block), env=self.env, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=600
         )
         assert ran.returncode == 0, f"{block}\n{ran.stdout}\n{ran.stderr}"
         print(ran.stdout)
@@ -62,7 +83,9 @@ class Terminal:
 
     def start(self, block: str) -> subprocess.Popen[bytes]:
         # exec, so that the process that is stopped at the end is the server and not a shell around it.
-        command = ["bash", "-euc", f". {shlex.quote(str(self.state))}\nexec {block}"]
+        program, _, words = block.strip().partition(" ")
+        started = f"{shlex.quote(sys.executable)} -m {PROGRAMS[program]} {words}"
+        command = ["bash", "-euc", f". {shlex.quote(str(self.state))}\nexec {started}"]
         with self.log.open("wb") as log:
             return subprocess.Popen(command, env=self.env, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
 

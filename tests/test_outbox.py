@@ -309,7 +309,7 @@ def test_a_whole_file_without_its_seal_is_burnt_and_deleted(outbox, template):
 def test_recovery_keeps_what_is_sealed(outbox, template):
     sealed(outbox, template)
     files = {path.name: path.read_bytes() for path in outbox.folder("r").iterdir()}
-    assert set(files) == {"bundle.zip", "statement.json", "checks.json", "audit.json"}
+    assert set(files) == {"bundle.zip", "statement.json", "checks.json", "audit.json", "outcomes.json"}
     outbox.recover()
     assert {path.name: path.read_bytes() for path in outbox.folder("r").iterdir()} == files
 

@@ -13,13 +13,14 @@ import pytest
 from site_desk import Hub
 from test_pipeline import deliver
 
-from shared import privacy, release
+from shared import privacy
 from shared.dictionary import Column, Dictionary
 from shared.encoding import Encoder
 from shared.errors import PlanRefusal, PolicyRefusal, ReceiptRefusal, SmallN, TrainingRefusal
 from shared.flows import to_arrays
 from shared.keys import SigningKey
 from shared.plan import Budget, Floors, LatentNoisePlan, PrivateTraining, Reference, StudyPlan, Training, Wave
+from shared.prescriptions import latent_noise
 from shared.prescriptions.latent_noise import mechanism
 from shared.randomness import seeded_rng
 from shared.release import planned_event, read_bundle
@@ -284,11 +285,11 @@ def test_machines_whose_solvers_differ_in_the_last_digits_charge_the_same_event_
     posture, monkeypatch
 ):
     plan = study(posture, release=LatentNoisePlan(epsilon=9.0))
-    here, solved = planned_event(plan, 4), release._solved
+    here, solved = planned_event(plan), latent_noise._solved
     for last_digits in (1 - 1e-12, 1 + 1e-12):
-        monkeypatch.setattr(release, "_solved", lambda *asked, by=last_digits: by * solved(*asked))
-        assert planned_event(plan, 4) == here
-    assert mechanism(plan).w <= solved(9.0, plan.budget.delta, mechanism(plan).radius, release._training(plan))
+        monkeypatch.setattr(latent_noise, "_solved", lambda *asked, by=last_digits: by * solved(*asked))
+        assert planned_event(plan) == here
+    assert mechanism(plan).w <= solved(9.0, plan.budget.delta, mechanism(plan).radius, latent_noise._training(plan))
 
 
 def test_training_that_leaves_nothing_of_the_target_is_refused_with_what_to_change():

@@ -506,18 +506,19 @@ def _die_with_parent() -> None:
         ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)
 
 
-def _perform(order: dict[str, Any]) -> None:
-    """Be the command."""
+def _perform(order: dict[str, Any], handles: list[int]) -> None:
+    """Be the command, with these as its standard streams where there are any."""
     import importlib
 
     _die_with_parent()
     os.environ.clear()
     os.environ.update(order["env"])
     os.chdir(order["cwd"])
-    for number, (name, flags) in enumerate(
-        ((os.devnull, os.O_RDONLY), (order["out"], os.O_WRONLY | os.O_CREAT), (order["err"], os.O_WRONLY | os.O_CREAT))
-    ):
-        handle = os.open(name, flags, 0o600)
+    if not handles:
+        written = os.O_WRONLY | os.O_CREAT
+        opened = ((os.devnull, os.O_RDONLY), (order["out"], written), (order["err"], written))
+        handles = [os.open(name, flags, 0o600) for name, flags in opened]
+    for number, handle in enumerate(handles):
         os.dup2(handle, number)
         os.close(handle)
     if order.get("file_size"):
@@ -559,13 +560,15 @@ def _zygote(path: str) -> None:
         _die_with_parent()
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         server.close()
-        order = b""
+        order, handles, _, _ = socket.recv_fds(line, 1 << 16, 3)
         while not order.endswith(b"\n"):
             order += line.recv(1 << 16)
         child = os.fork()
         if not child:
             line.close()
-            _perform(json.loads(order))
+            _perform(json.loads(order), handles)
+        for handle in handles:
+            os.close(handle)
         line.sendall(b"%d\n" % child)
         _, status = os.waitpid(child, 0)
         with contextlib.suppress(OSError):
