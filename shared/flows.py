@@ -32,6 +32,7 @@ from shared.errors import ParameterError, SchemaRefusal
 
 __all__ = [
     "SCALE_FLOOR",
+    "SPLINE_BOUND",
     "AffineAutoregressiveFlow",
     "Bijection",
     "Composed",
@@ -161,20 +162,27 @@ class Identity(_Base):
 # -- the flow ---------------------------------------------------------------------------------------------------
 @dataclass(frozen=True, kw_only=True, eq=False)
 class MaskedLayer:
-    r"""One masked affine autoregressive step, from data to noise: u_i = s_i(v_{<i}) v_i + t_i(v_{<i}).
+    r"""One masked autoregressive step, from data to noise: u_i is an increasing function of v_i, chosen by v_{<i}.
+
+    Affine (no bins): u_i = s_i v_i + t_i with
 
     .. math:: s_i = \mathrm{softplus}(a_i) + 10^{-3}, \qquad (a_i, t_i) = \text{rows } 2i, 2i + 1 \text{ of a network}
+
+    With B bins it is nflows' rational-quadratic spline on [-5, 5], the identity beyond; 3B - 1 rows of the network are
+    its widths, heights and slopes.
 
     Args:
         order: the permutation in which the layer reads the columns; v is `columns[order]`.
         weights: matrices of the network, (units out, units in), masks already applied.
         biases: one vector per matrix.
-    Raises: SchemaRefusal, if the shapes do not fit, or if s_i or t_i could depend on v_i or a later column.
+        bins: of a spline; 0 is affine.
+    Raises: SchemaRefusal, if the shapes do not fit, or if the function of v_i could depend on v_i or a later column.
     """
 
     order: NDArray[np.int64]
     weights: tuple[Array, ...]
     biases: tuple[Array, ...]
+    bins: int = 0
     _steps: tuple[tuple[_Step, ...], ...] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -186,15 +194,18 @@ class MaskedLayer:
         weights = tuple(_frozen(w, "a weight", 2) for w in self.weights)
         biases = tuple(_frozen(b, "a bias", 1) for b in self.biases)
         widths = [d, *(len(b) for b in biases)]
-        if len(weights) != len(biases) or len(weights) < 2 or widths[-1] != 2 * d:
-            raise SchemaRefusal(f"a masked network must have a hidden layer and {2 * d} outputs")
+        if self.bins not in (0, *range(2, 65)):
+            raise SchemaRefusal("the bins of a spline must be 2 to 64, or 0 for none")
+        each = 3 * self.bins - 1 if self.bins else 2
+        if len(weights) != len(biases) or len(weights) < 2 or widths[-1] != each * d:
+            raise SchemaRefusal(f"a masked network must have a hidden layer and {each * d} outputs")
         if any(w.shape != (widths[k + 1], widths[k]) for k, w in enumerate(weights)):
             raise SchemaRefusal("the matrices of a masked network must fit one another")
         # reads[u]: how many leading variables a unit can see (0: none), followed along non-zero weights.
         reads = [np.arange(1, d + 1)]
         for w in weights:
             reads.append(np.where(w != 0, reads[-1][None, :], 0).max(axis=1, initial=0))
-        if (reads[-1] > np.repeat(np.arange(d), 2)).any():
+        if (reads[-1] > np.repeat(np.arange(d), each)).any():
             raise SchemaRefusal("a masked network must be autoregressive")
         for name, value in (
             ("order", order),
@@ -213,8 +224,11 @@ class MaskedLayer:
             hidden += b[:, None]
             act(hidden, out=hidden)
         out = self.weights[-1] @ hidden + self.biases[-1][:, None]
-        scale = _softplus(out[0::2]) + SCALE_FLOOR
         u = np.empty_like(v)
+        if self.bins:
+            u[self.order], log_slope = _spline(out.reshape(len(v), -1, v.shape[1]), v[self.order], self.bins)
+            return u, log_slope.sum(axis=0)
+        scale = _softplus(out[0::2]) + SCALE_FLOOR
         u[self.order] = scale * v[self.order] + out[1::2]
         return u, np.log(scale).sum(axis=0)
 
@@ -234,8 +248,11 @@ class MaskedLayer:
                     act(new, out=new)
                 below = units
             last = steps[-1]
-            a, t = last.weight @ below[: last.weight.shape[1]] + last.bias
-            v[i] = (u[self.order[i]] - t) / (_softplus(a) + SCALE_FLOOR)
+            rows = last.weight @ below[: last.weight.shape[1]] + last.bias
+            if self.bins:
+                v[i] = _spline(rows, u[self.order[i]], self.bins, back=True)[0]
+            else:
+                v[i] = (u[self.order[i]] - rows[1]) / (_softplus(rows[0]) + SCALE_FLOOR)
         out = np.empty_like(v)
         out[self.order] = v
         return out
@@ -264,11 +281,64 @@ def _steps(
         for k, (w, b) in enumerate(zip(weights, biases, strict=True)):
             seen = sorts[k][: int((reads[k] <= i).sum())]
             last = k == len(weights) - 1
-            new = np.array([2 * i, 2 * i + 1]) if last else np.flatnonzero(reads[k + 1] == i)
+            each = len(w) // d
+            new = np.arange(each * i, each * (i + 1)) if last else np.flatnonzero(reads[k + 1] == i)
             start = 0 if last else int((reads[k + 1] < i).sum())
             parts.append(_Step(start, np.ascontiguousarray(w[np.ix_(new, seen)]), b[new, None]))
         out.append(tuple(parts))
     return tuple(out)
+
+
+SPLINE_BOUND, _LEAST = 5.0, 1e-3
+"""A spline bends within ±5; least share of a bin, least slope at a knot: as nflows 0.14 has them."""
+
+
+def _spline(rows: Array, v: Array, bins: int, back: bool = False) -> tuple[Array, Array]:
+    """Rational-quadratic splines and the logarithm of their slope at v.
+
+    Args:
+        rows: (…, 3 bins - 1, n), what the network says of widths, heights and inner slopes.
+        v: (…, n).
+        back: the reverse: v is the spline's value, and what it is the value of is returned.
+    Source: Durkan et al. 2019, equations 4 to 8 and appendix A.2.
+    """
+
+    def knots(part: Array) -> Array:
+        share = special.softmax(part, axis=-2)
+        share = _LEAST + (1 - _LEAST * bins) * share
+        edges = np.zeros((*part.shape[:-2], bins + 1, part.shape[-1]))
+        np.cumsum(share, axis=-2, out=edges[..., 1:, :])
+        edges[..., -1, :] = 1.0
+        return (2 * edges - 1) * SPLINE_BOUND
+
+    x, y = knots(rows[..., :bins, :]), knots(rows[..., bins : 2 * bins, :])
+    inner = _LEAST + _softplus(rows[..., 2 * bins :, :])
+    ends = np.ones_like(inner[..., :1, :])
+    slopes = np.concatenate([ends, inner, ends], axis=-2)
+    inside = np.abs(v) <= SPLINE_BOUND
+    at = np.where(inside, v, 0.0)
+    place = ((y if back else x)[..., 1:-1, :] <= at[..., None, :]).sum(axis=-2, keepdims=True)
+
+    def take(values: Array, after: int = 0) -> Array:
+        return np.take_along_axis(values, place + after, axis=-2)[..., 0, :]
+
+    left, bottom = take(x), take(y)
+    width, height = take(x, 1) - left, take(y, 1) - bottom
+    first, second = take(slopes), take(slopes, 1)
+    rise = height / width
+    bend = first + second - 2 * rise
+    if back:
+        above = at - bottom
+        b = height * first - above * bend
+        a, c = above * bend + height * (rise - first), -rise * above
+        part = 2 * c / (-b - np.sqrt(np.maximum(b * b - 4 * a * c, 0.0)))
+        value = left + part * width
+    else:
+        part = (at - left) / width
+        value = bottom + height * (rise * part**2 + first * part * (1 - part)) / (rise + bend * part * (1 - part))
+    mixed = part * (1 - part)
+    slope = rise**2 * (second * part**2 + 2 * rise * mixed + first * (1 - part) ** 2) / (rise + bend * mixed) ** 2
+    return np.where(inside, value, v), np.where(inside, np.log(slope), 0.0)
 
 
 def _softplus(a: Array) -> Array:
@@ -295,7 +365,7 @@ class AffineAutoregressiveFlow(_Base):
 
     .. math:: x = L y + m, \qquad z = (T_K \circ \dots \circ T_1)(y)
 
-    with `T_k` the masked affine layers (`MaskedLayer`), whose scale is nflows 0.14's.
+    with `T_k` the masked layers (`MaskedLayer`), affine or splines, parametrised as in nflows 0.14.
 
     Args:
         mean: m, (d,).
@@ -373,6 +443,8 @@ class AffineAutoregressiveFlow(_Base):
             "activation": np.array(sorted(_ACTIVATIONS).index(self.activation), dtype=np.int64),
             "depths": np.array([len(layer.weights) for layer in self.layers], dtype=np.int64),
         }
+        if any(layer.bins for layer in self.layers):
+            out["bins"] = np.array([layer.bins for layer in self.layers], dtype=np.int64)
         for k, layer in enumerate(self.layers):
             out[f"order{k}"] = layer.order
             for j, (w, b) in enumerate(zip(layer.weights, layer.biases, strict=True)):
@@ -391,7 +463,12 @@ class AffineAutoregressiveFlow(_Base):
         names |= {
             f"{kind}{k}_{j}" for k, depth in enumerate(depths) for j in range(depth) for kind in ("weight", "bias")
         }
+        bins = [0] * len(depths)
+        if "bins" in arrays:
+            names, bins = names | {"bins"}, [int(count) for count in np.asarray(arrays["bins"]).reshape(-1)]
         _closed(arrays, names, cls.kind)
+        if len(bins) != len(depths):
+            raise SchemaRefusal("every layer must say how many bins it has")
         code = np.asarray(arrays["activation"]).reshape(-1)
         if code.size != 1 or int(code[0]) not in (0, 1):
             raise SchemaRefusal("the activation code must be 0 or 1")
@@ -400,6 +477,7 @@ class AffineAutoregressiveFlow(_Base):
                 order=np.asarray(arrays[f"order{k}"]),
                 weights=tuple(np.asarray(arrays[f"weight{k}_{j}"]) for j in range(depth)),
                 biases=tuple(np.asarray(arrays[f"bias{k}_{j}"]) for j in range(depth)),
+                bins=bins[k],
             )
             for k, depth in enumerate(depths)
         )

@@ -55,6 +55,8 @@ class Training:
         validation: share of records held back for early stopping.
         patience: epochs without improvement before training stops.
         margins: ``normal_scores`` maps every margin to N(0, 1) first; ``none`` leaves it to the flow.
+        family: ``affine`` layers, or ``spline``: rational-quadratic ones, slower to train.
+        spectral: no weight matrix has a singular value above 1. A restraint on the fit, of which no guarantee is made.
     """
 
     flows: int = 4
@@ -65,6 +67,8 @@ class Training:
     validation: float = 0.25
     patience: int = 12
     margins: Literal["normal_scores", "none"] = "normal_scores"
+    family: Literal["affine", "spline"] = "affine"
+    spectral: bool = False
 
     def __post_init__(self) -> None:
         for name, most in (("flows", 20), ("hidden", 1024), ("layers", 4), ("epochs", 10_000), ("patience", 10_000)):
@@ -73,6 +77,9 @@ class Training:
         must(0 < self.learning_rate <= 1, "training.learning_rate must be in (0, 1]", self.learning_rate)
         must(0 < self.validation < 0.9, "training.validation must be in (0, 0.9)", self.validation)
         must(self.margins in ("normal_scores", "none"), "training.margins is unknown", self.margins)
+        must(self.family in ("affine", "spline"), "training.family must be 'affine' or 'spline'", self.family)
+        must(not self.spectral or self.family == "affine", "training.spectral must go with affine layers", self.family)
+        must(isinstance(self.spectral, bool), "training.spectral must be true or false", self.spectral)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -262,6 +269,11 @@ class StudyPlan:
             not self.reference or self.posture in ("public", "private"),
             "[reference] must be given with posture 'public' or 'private' only: the others fit the start to records",
             f"posture {self.posture!r}",
+        )
+        must(
+            self.posture != "private" or self.training.family == "affine",
+            "training.family must be 'affine' with posture 'private': training with noise knows no other",
+            repr(self.training.family),
         )
         must(self.returning in ("append", "refresh", "frozen"), "returning is unknown", repr(self.returning))
         known = self.dictionary.person is not None

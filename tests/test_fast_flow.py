@@ -11,10 +11,12 @@ import numpy as np
 import pytest
 import torch
 
-from shared.flows import AffineAutoregressiveFlow, MaskedLayer
+from shared.errors import SchemaRefusal
+from shared.flows import AffineAutoregressiveFlow, MaskedLayer, from_arrays, to_arrays
+from shared.plan import Training
 from shared.randomness import seeded_rng
-from site_agent.models.fast_flow import Adam, FusedFlow, first_layers
-from site_agent.models.flow import FlowSettings, fit_flow
+from site_agent.models.fast_flow import Adam, FusedFlow, first_layers, masks
+from site_agent.models.flow import SPLINE_BINS, FlowSettings, fit_flow
 from site_agent.models.reference_flow import NflowsFlow, torch_session
 
 CASES = [
@@ -145,13 +147,30 @@ def test_scales_far_out_neither_overflow_nor_lose_their_gradient(dtype):
         assert np.isfinite(flow.differentiate(y[None])).all()
 
 
-def test_another_mask_and_other_orders_in_a_stack_are_refused():
+def test_splines_another_mask_and_other_orders_in_a_stack_are_refused():
     (layer,) = start(3, flows=1)
     free = replace(layer, weights=(np.where(layer.weights[0] == 0, 0.0, 1.0)[::-1].copy(), layer.weights[1] * 0))
     with pytest.raises(ValueError, match="masked"):
         FusedFlow([(free,)])
+    with pytest.raises(ValueError, match="affine"):
+        FusedFlow([spline(3)])
     with pytest.raises(ValueError, match="orders"):
         FusedFlow([(layer,), (replace(layer, order=np.roll(layer.order, 1)),)])
+
+
+def test_spectral_normalisation_holds_every_matrix_to_one_and_the_flow_still_gains():
+    rng = np.random.default_rng(1)
+    a = rng.normal(size=800)
+    x = np.column_stack([a, a**2 + 0.3 * rng.normal(size=800)])
+    settings = FlowSettings(flows=2, hidden=16, epochs=12, margins="none", learning_rate=0.02)
+    free, held = (fit_flow(x, replace(settings, spectral=s), seeded_rng(1)) for s in (False, True))
+    assert max(_largest(layer) for layer in free.flow.first.layers) > 1.2
+    assert max(_largest(layer) for layer in held.flow.first.layers) < 1 + 1e-5
+    assert free.report.best_nll < held.report.best_nll < held.report.start_nll - 0.1
+
+
+def _largest(layer: MaskedLayer) -> float:
+    return max(float(np.linalg.norm(weight, 2)) for weight in layer.weights)
 
 
 def test_both_engines_fit_the_same_flow():
@@ -159,7 +178,7 @@ def test_both_engines_fit_the_same_flow():
     a = rng.normal(size=800)
     x = np.column_stack([a, a**2 + 0.3 * rng.normal(size=800), rng.normal(size=800)])
     settings = FlowSettings(flows=2, hidden=16, epochs=8, final_steps=5, margins="none")
-    fast, nflows = (fit_flow(x, replace(settings, engine=e), seeded_rng(1)) for e in ("fast", "nflows"))
+    fast, nflows = (fit_flow(x, replace(settings, engine=e), seeded_rng(1)) for e in ("auto", "nflows"))
     assert fast.report.epochs == nflows.report.epochs > 0
     assert fast.report.best_nll == pytest.approx(nflows.report.best_nll, abs=1e-4)
     assert np.allclose(fast.flow.log_prob(x), nflows.flow.log_prob(x), rtol=0, atol=2e-3)
@@ -175,3 +194,47 @@ def test_a_fit_loads_no_torch():
         "assert not {'torch', 'nflows'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).resolve().parent.parent)
+
+
+def spline(d=4, seed=1) -> tuple[MaskedLayer, ...]:
+    """Spline layers away from the identity."""
+    rng = np.random.default_rng(seed)
+    layers = first_layers(d, flows=2, hidden=8, layers=1, generator=rng, bins=6)
+    out = []
+    for layer, mask in zip(layers, [masks(d, 8, 1, 17)[-1]] * 2, strict=True):
+        last = mask * rng.normal(0, 0.5, mask.shape)
+        bias = layer.biases[-1] + rng.normal(0, 0.5, len(mask))
+        out.append(
+            replace(layer, order=rng.permutation(d), weights=(layer.weights[0], last), biases=(layer.biases[0], bias))
+        )
+    return tuple(out)
+
+
+@pytest.mark.parametrize("d", [1, 4])
+def test_a_spline_as_plain_arrays_is_that_of_nflows_both_ways(d):
+    layers, y = spline(d), 1.5 * records(400, d)
+    assert (np.abs(y) > 5).any()  # where it is the identity
+    nflows = NflowsFlow(layers, double=True)
+    flow = AffineAutoregressiveFlow(mean=np.zeros(d), scale=np.eye(d), layers=nflows.layers())
+    assert np.allclose(flow.log_prob(y), -nflows.nll(y), rtol=0, atol=1e-6)
+    z = np.random.default_rng(3).normal(0, 2, (400, d))
+    assert np.allclose(flow.inverse(flow.forward(z)), z, rtol=0, atol=1e-6)
+    assert np.allclose(flow.forward(flow.inverse(y)), y, rtol=0, atol=1e-6)
+    again = from_arrays(to_arrays(flow))
+    assert np.array_equal(again.forward(z), flow.forward(z))
+    with pytest.raises(SchemaRefusal, match="bins"):
+        from_arrays({**to_arrays(flow), "bins": np.array([6])})
+
+
+def test_a_spline_starts_as_the_identity_and_is_trained_by_nflows():
+    rng = np.random.default_rng(1)
+    start = first_layers(3, flows=2, hidden=8, layers=1, generator=rng, bins=8)
+    flow = AffineAutoregressiveFlow(mean=np.zeros(3), scale=np.eye(3), layers=start)
+    z = rng.normal(size=(50, 3))
+    assert np.allclose(flow.forward(z), z, atol=1e-9)
+    a = rng.normal(size=600)
+    x = np.column_stack([a, a**2 + 0.3 * rng.normal(size=600)])
+    plan = Training(flows=2, hidden=16, epochs=4, learning_rate=0.01, margins="none", family="spline")
+    fitted = fit_flow(x, plan, seeded_rng(1))
+    assert fitted.report.best_nll < fitted.report.start_nll - 0.1
+    assert {layer.bins for layer in fitted.flow.first.layers} == {SPLINE_BINS}

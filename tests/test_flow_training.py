@@ -140,7 +140,7 @@ def test_plain_arrays_agree_with_nflows(activation, layers):
     assert np.allclose(ours.forward(x), back, rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("engine", ["fast", "nflows"])
+@pytest.mark.parametrize("engine", ["auto", "nflows"])
 def test_the_trainers_own_likelihood_is_the_flows(engine):
     from shared.flows import AffineAutoregressiveFlow
 
@@ -309,6 +309,8 @@ def test_a_diverging_likelihood_is_refused(monkeypatch):
         {"batch": 0},
         {"threads": 0},
         {"engine": "zuko"},
+        {"family": "cubic"},
+        {"spectral": True, "engine": "nflows"},
     ],
 )
 def test_settings_outside_their_domain_are_refused(wrong):

@@ -71,6 +71,8 @@ def test_a_plan_written_by_hand_has_one_canonical_form():
         ('coordinator = "hub"', "", "coordinator"),
         ('study = "mini"', 'study = "../mini"', "plain word"),
         ('purpose = "To', 'posture = "private"\npurpose = "To', "[private] must be given"),
+        ('purpose = "To', 'training = {family = "spline", spectral = true}\npurpose = "To', "must go with affine"),
+        ('purpose = "To', 'training = {family = "cubic"}\npurpose = "To', "'affine' or 'spline'"),
     ],
 )
 def test_an_impossible_plan_is_refused_with_the_reason(old, new, says):
@@ -78,6 +80,14 @@ def test_an_impossible_plan_is_refused_with_the_reason(old, new, says):
     with pytest.raises(PlanRefusal) as caught:
         StudyPlan.from_toml(TOML.replace(old, new, 1))
     assert says in str(caught.value)
+
+
+def test_training_with_noise_knows_affine_layers_only():
+    section = 'posture = "private"\nprivate = {rate = 0.1, noise_multiplier = 1.0, steps = 5}\npurpose = "To'
+    private = TOML.replace('purpose = "To', section)
+    assert StudyPlan.from_toml(private).training.family == "affine"
+    with pytest.raises(PlanRefusal, match="knows no other"):
+        StudyPlan.from_toml('training = {family = "spline"}\n' + private)
 
 
 def test_a_dictionary_error_names_its_column():

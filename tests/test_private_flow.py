@@ -16,7 +16,7 @@ from shared.plan import PrivateTraining, Training
 from shared.randomness import seeded_rng
 from site_agent.models import private_flow
 from site_agent.models.fast_flow import Adam, FusedFlow, first_layers, masks
-from site_agent.models.private_flow import ROOM, clipped_sum, noisy, private_layers
+from site_agent.models.private_flow import ROOM, Ahead, clipped_sum, noisy, private_layers
 from site_agent.models.reference_flow import NflowsFlow, torch_session
 
 ALPHA = 1e-6
@@ -141,6 +141,26 @@ def test_the_noise_has_the_standard_deviation_that_is_charged_and_lies_on_the_gr
     assert stats.chi2.cdf(square / 1.1**2, noise.size) < ALPHA
     assert stats.chi2.sf(square * 1.1**2, noise.size) < ALPHA
     assert np.array_equal(np.rint(noise * 2.0**30), noise * 2.0**30)
+
+
+def test_noise_drawn_ahead_is_handed_out_once_each_value_and_no_more_is_drawn(monkeypatch):
+    monkeypatch.setattr(private_flow, "_BLOCK", 3000)
+    asked = []
+
+    class Counting:
+        def lattice_gaussian_steps(self, sigma, shape, grid):
+            asked.append(shape)
+            first = sum(math.prod(before) for before in asked[:-1])
+            return first + np.arange(math.prod(shape)).reshape(shape)
+
+    ahead = Ahead(Counting(), 7)
+    values = np.concatenate([ahead.lattice_gaussian_steps(1.0, (1000,), 2.0**-10) for _ in range(7)])
+    assert asked == [(3, 1000), (3, 1000), (1, 1000)]
+    assert np.array_equal(np.sort(values), np.arange(7000))
+    assert np.array_equal(
+        Ahead(seeded_rng(1), 1).lattice_gaussian_steps(1.0, (9000,), 2.0**-10),
+        seeded_rng(1).lattice_gaussian_steps(1.0, (9000,), 2.0**-10),
+    )
 
 
 def test_noise_goes_on_every_weight_that_is_used_and_on_no_masked_one():

@@ -41,10 +41,10 @@ _CHUNK = 1024
 """Records at a time where no gradient is asked for: what a step works on then stays in the processor's cache."""
 
 
-def masks(d: int, hidden: int, layers: int) -> tuple[NDArray[np.bool_], ...]:
+def masks(d: int, hidden: int, layers: int, each: int = 2) -> tuple[NDArray[np.bool_], ...]:
     """Which weights of a masked network are used, inputs in the order in which they are read: as nflows has them.
 
-    Returns: per linear map (units out, units in); rows 2i and 2i + 1 of the last are scale and shift of variable i.
+    Returns: per linear map (units out, units in); the last has `each` rows per variable, scale and shift if it is 2.
 
     >>> [mask.astype(int).tolist() for mask in masks(2, 2, 1)]
     [[[1, 0], [1, 0]], [[0, 0], [0, 0], [1, 1], [1, 1]]]
@@ -54,17 +54,21 @@ def masks(d: int, hidden: int, layers: int) -> tuple[NDArray[np.bool_], ...]:
     unit = np.arange(hidden) % max(1, d - 1) + min(1, d - 1)
     degrees = [inputs, *(unit,) * layers]
     inside = [above[:, None] >= below[None, :] for below, above in itertools.pairwise(degrees)]
-    return (*inside, np.repeat(inputs, 2)[:, None] > unit[None, :])
+    return (*inside, np.repeat(inputs, each)[:, None] > unit[None, :])
 
 
 def first_layers(
-    d: int, *, flows: int, hidden: int, layers: int, generator: np.random.Generator
+    d: int, *, flows: int, hidden: int, layers: int, generator: np.random.Generator, bins: int = 0
 ) -> tuple[MaskedLayer, ...]:
     """Layers to start from: each is the identity, its hidden units drawn as torch draws those of a linear map.
 
-    Every second layer reads the columns backwards.
+    Every second layer reads the columns backwards. With `bins` they are splines.
     """
-    drawn = masks(d, hidden, layers)
+    each = 3 * bins - 1 if bins else 2
+    drawn = masks(d, hidden, layers, each)
+    # Affine: softplus(a) + floor = 1 and a shift of 0. A spline: even bins, slopes of 1.
+    unit = math.log(math.expm1(1 - SCALE_FLOOR))
+    last = [*(0.0,) * 2 * bins, *(unit,) * (bins - 1)] if bins else [unit, 0.0]
     out = []
     for k in range(flows):
         weights, biases = [], []
@@ -73,10 +77,9 @@ def first_layers(
             weights.append(generator.uniform(-reach, reach, mask.shape) * mask)
             biases.append(generator.uniform(-reach, reach, len(mask)))
         weights[-1] = np.zeros_like(weights[-1])
-        # softplus(a) + floor = 1 and a shift of 0.
-        biases[-1] = np.tile([math.log(math.expm1(1 - SCALE_FLOOR)), 0.0], d)
+        biases[-1] = np.tile(last, d)
         order = np.arange(d) if k % 2 == 0 else np.arange(d)[::-1]
-        out.append(MaskedLayer(order=order, weights=tuple(weights), biases=tuple(biases)))
+        out.append(MaskedLayer(order=order, weights=tuple(weights), biases=tuple(biases), bins=bins))
     return tuple(out)
 
 
@@ -159,6 +162,8 @@ class FusedFlow:
     def load(self, place: int, layers: tuple[MaskedLayer, ...]) -> None:
         """Put these layers in that place of the stack."""
         for k, layer in enumerate(layers):
+            if layer.bins:
+                raise ValueError("the layers must be affine")
             if not np.array_equal(layer.order, self.orders[k]):
                 raise ValueError("the flows of a stack must read their columns in the same orders")
             joined = [np.column_stack([w, b]) for w, b in zip(layer.weights, layer.biases, strict=True)]
@@ -208,6 +213,14 @@ class FusedFlow:
             np.matmul(linear.back, linear.given.transpose(0, 2, 1), out=linear.gradient)
         self.gradient *= self._keep
         return self.gradient
+
+    def normalise(self) -> None:
+        """Divide every matrix (not its biases) by its largest singular value where that is above 1."""
+        for views in self._weights:
+            for view in views:
+                matrix = view[:, :, :-1]
+                largest = np.linalg.norm(matrix, 2, axis=(1, 2))
+                matrix /= np.maximum(largest, 1)[:, None, None]
 
     def linears(self, y: Array, weight: float = 1.0) -> list[Linear]:
         """Every linear map's input and output gradient, the loss being `weight` times the sum over records.

@@ -65,6 +65,7 @@ __all__ = [
 
 Array = NDArray[np.float64]
 Records = NDArray[np.floating[Any]]
+SPLINE_BINS = 8
 Progress = Callable[[str, float, float | None], None]
 """(stage, share done in [0, 1], seconds left or None): stages are `margins`, `train`, `refit`, `done`."""
 
@@ -90,7 +91,11 @@ class FlowSettings:
         modelled_levels: a dequantised column with at most so many levels is modelled given the others
             (`shared.flows.Levels`); 0 models none. Only with ``normal_scores``.
         activation: ``tanh`` or ``relu``.
-        engine: ``fast`` is `site_agent.models.fast_flow`, ``nflows`` the reference. Both take the same steps.
+        spectral: every weight matrix is held to a largest singular value of at most 1, after each step (Theorem 2). The
+            networks are then 1-Lipschitz; f⁻¹ is not, as whitening alone expands. No guarantee here rests on it.
+        family: ``affine`` layers, or ``spline``: rational-quadratic ones with `SPLINE_BINS` bins.
+        engine: ``auto`` takes `site_agent.models.fast_flow` where it applies (affine) and nflows elsewhere; ``nflows``
+            takes the reference always. Both take the same steps.
         threads: torch threads while nflows trains; what was set before is restored.
     Raises: ParameterError.
     """
@@ -110,7 +115,9 @@ class FlowSettings:
     margins: Literal["normal_scores", "none"] = "normal_scores"
     modelled_levels: int = 12
     activation: Literal["tanh", "relu"] = "tanh"
-    engine: Literal["fast", "nflows"] = "fast"
+    spectral: bool = False
+    family: Literal["affine", "spline"] = "affine"
+    engine: Literal["auto", "nflows"] = "auto"
     threads: int = 1
 
     def __post_init__(self) -> None:
@@ -132,8 +139,17 @@ class FlowSettings:
             raise ParameterError("margins must be 'normal_scores' or 'none'", given=repr(self.margins))
         if self.activation not in ("tanh", "relu"):
             raise ParameterError("activation must be 'tanh' or 'relu'", given=repr(self.activation))
-        if self.engine not in ("fast", "nflows"):
-            raise ParameterError("engine must be 'fast' or 'nflows'", given=repr(self.engine))
+        if self.family not in ("affine", "spline"):
+            raise ParameterError("family must be 'affine' or 'spline'", given=repr(self.family))
+        if self.engine not in ("auto", "nflows"):
+            raise ParameterError("engine must be 'auto' or 'nflows'", given=repr(self.engine))
+        if self.spectral and not self.by_hand:
+            raise ParameterError("spectral must be false where nflows trains", given="true")
+
+    @property
+    def by_hand(self) -> bool:
+        """Whether the fast path applies."""
+        return self.engine == "auto" and self.family == "affine"
 
     @classmethod
     def of(cls, given: FlowSettings | Training) -> FlowSettings:
@@ -676,8 +692,10 @@ class Engine(Protocol):
 class _Fused:
     """One flow of `site_agent.models.fast_flow` with its optimiser."""
 
-    def __init__(self, layers: tuple[MaskedLayer, ...], activation: str) -> None:
-        self.flow = FusedFlow([layers], activation=activation)
+    def __init__(self, layers: tuple[MaskedLayer, ...], activation: str, spectral: bool) -> None:
+        self.flow, self.spectral = FusedFlow([layers], activation=activation), spectral
+        if spectral:
+            self.flow.normalise()
         self.begin()
 
     def nll(self, y: Records) -> Array:
@@ -689,6 +707,8 @@ class _Fused:
 
     def step(self, y: Records, rate: float) -> None:
         self.adam.step(self.flow.differentiate(y[None]), rate)
+        if self.spectral:
+            self.flow.normalise()
 
     def copy(self) -> Any:
         return self.flow.theta.copy()
@@ -701,15 +721,15 @@ class _Fused:
 
 
 def _engine(layers: tuple[MaskedLayer, ...], settings: FlowSettings) -> Engine:
-    if settings.engine == "nflows":
+    if not settings.by_hand:
         from site_agent.models.reference_flow import NflowsFlow
 
         return NflowsFlow(layers, activation=settings.activation)
-    return _Fused(layers, settings.activation)
+    return _Fused(layers, settings.activation, settings.spectral)
 
 
 def _session(settings: FlowSettings) -> AbstractContextManager[None]:
-    if settings.engine != "nflows":
+    if settings.by_hand:
         return nullcontext()
     from site_agent.models.reference_flow import torch_session
 
@@ -726,7 +746,12 @@ class Trainer:
         self.generator = np.random.default_rng(seed)
         self.settings, self.d = settings, d
         layers = first_layers(
-            d, flows=settings.flows, hidden=settings.hidden, layers=settings.layers, generator=self.generator
+            d,
+            flows=settings.flows,
+            hidden=settings.hidden,
+            layers=settings.layers,
+            generator=self.generator,
+            bins=SPLINE_BINS if settings.family == "spline" else 0,
         )
         self.engine = _engine(layers, settings)
 

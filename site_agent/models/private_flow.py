@@ -28,6 +28,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,7 +39,7 @@ from shared.plan import PrivateTraining, Training
 from shared.randomness import Noise, grid_for
 from site_agent.models.fast_flow import Adam, FusedFlow, first_layers
 
-__all__ = ["clipped_sum", "noisy", "private_layers", "seconds_per_step", "start"]
+__all__ = ["Ahead", "clipped_sum", "noisy", "private_layers", "seconds_per_step", "start"]
 
 Array = NDArray[np.float64]
 
@@ -46,6 +47,8 @@ ROOM = 2.0**-20
 """Share of the clipping norm that is kept for rounding."""
 LARGEST_BATCH = 40_000
 """Records in a step on average. By the usual bound on the error of a sum, twice as many could use up that room."""
+_BLOCK = 1 << 17
+"""Values of noise drawn in one go, or those of one step if they are more."""
 _CHUNK = 1024
 """Records at a time: a large sample needs no more memory than this many."""
 
@@ -82,11 +85,12 @@ def private_layers(
     flow = start(d, training, int(rng.generator.integers(2**62)))
     optimiser = Adam(flow.theta)
     gradient = np.zeros_like(flow.theta)
+    noise = Ahead(rng, private.steps)
     for step in range(private.steps):
         rows = np.flatnonzero(rng.chosen(private.rate, n))
         total = clipped_sum(flow, y[rows], private.clip * (1 - ROOM))[0]
         # On every weight that is used and on no masked one.
-        gradient[0, flow.used] = noisy(total, private, rng) / (private.rate * n)
+        gradient[0, flow.used] = noisy(total, private, noise) / (private.rate * n)
         optimiser.step(gradient, training.learning_rate * _falling(step / private.steps))
         if progress is not None:
             progress((step + 1) / private.steps)
@@ -100,7 +104,38 @@ def start(d: int, training: Training, seed: int) -> FusedFlow:
     return FusedFlow([layers], dtype=np.float64)
 
 
-def noisy(total: Array, private: PrivateTraining, rng: Noise) -> Array:
+class Lattice(Protocol):
+    """A source of lattice noise: `shared.randomness.Noise`, or one of these that draws ahead."""
+
+    def lattice_gaussian_steps(self, sigma: float, shape: tuple[int, ...], grid: float) -> NDArray[np.int64]:
+        """See `Noise.lattice_gaussian_steps`."""
+        ...
+
+
+class Ahead:
+    """The noise of several steps, drawn in one go: each value is handed out once.
+
+    In portions of a few thousand most of the time goes on the last few values of each, whose digits take longest.
+
+    Args:
+        rng: draws it.
+        portions: how many will be asked for; no more are drawn. All have one sigma, shape and grid.
+    """
+
+    def __init__(self, rng: Noise, portions: int) -> None:
+        self._rng, self._left = rng, portions
+        self._drawn: list[NDArray[np.int64]] = []
+
+    def lattice_gaussian_steps(self, sigma: float, shape: tuple[int, ...], grid: float) -> NDArray[np.int64]:
+        """The next portion. Its law is that of `Noise.lattice_gaussian_steps`."""
+        if not self._drawn:
+            portions = max(1, min(self._left, _BLOCK // max(1, math.prod(shape))))
+            self._drawn = list(self._rng.lattice_gaussian_steps(sigma, (portions, *shape), grid))
+            self._left -= portions
+        return self._drawn.pop()
+
+
+def noisy(total: Array, private: PrivateTraining, rng: Lattice) -> Array:
     """A clipped sum of p entries plus N(0, (noise_multiplier · clip)²), both on a grid: exact multiples of it."""
     sigma = private.noise_multiplier * private.clip
     finest = private.clip * ROOM / 2 / math.sqrt(max(1, total.size))

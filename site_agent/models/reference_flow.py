@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shared.flows import MaskedLayer
+from shared.flows import SPLINE_BOUND, MaskedLayer
 
 __all__ = ["NflowsFlow", "torch_session"]
 
@@ -48,21 +48,29 @@ class NflowsFlow:
 
     def __init__(self, layers: tuple[MaskedLayer, ...], *, activation: str = "tanh", double: bool = False) -> None:
         import torch
-        from nflows.transforms.autoregressive import MaskedAffineAutoregressiveTransform
+        from nflows.transforms.autoregressive import (
+            MaskedAffineAutoregressiveTransform,
+            MaskedPiecewiseRationalQuadraticAutoregressiveTransform,
+        )
 
-        self.orders = [np.array(layer.order) for layer in layers]
+        self.orders, self.bins = [np.array(layer.order) for layer in layers], [layer.bins for layer in layers]
         self.d = self.orders[0].size
         self.dtype = torch.float64 if double else torch.float32
         self.modules = torch.nn.ModuleList()
         for layer in layers:
-            module = MaskedAffineAutoregressiveTransform(
-                features=self.d,
-                hidden_features=len(layer.biases[0]),
-                num_blocks=len(layer.weights) - 2,
-                use_residual_blocks=False,
-                activation=torch.tanh if activation == "tanh" else torch.relu,
+            shape = {
+                "features": self.d,
+                "hidden_features": len(layer.biases[0]),
+                "num_blocks": len(layer.weights) - 2,
+                "use_residual_blocks": False,
+                "activation": torch.tanh if activation == "tanh" else torch.relu,
+            }
+            spline = {"num_bins": layer.bins, "tails": "linear", "tail_bound": SPLINE_BOUND}
+            self.modules.append(
+                MaskedPiecewiseRationalQuadraticAutoregressiveTransform(**shape, **spline)
+                if layer.bins
+                else MaskedAffineAutoregressiveTransform(**shape)
             )
-            self.modules.append(module)
         self.modules.to(self.dtype)
         with torch.no_grad():
             for layer, linears in zip(layers, self.linears(), strict=True):
@@ -148,6 +156,7 @@ class NflowsFlow:
                 order=order,
                 weights=tuple((m.weight * m.mask).detach().double().numpy() for m in linears),
                 biases=tuple(m.bias.detach().double().numpy() for m in linears),
+                bins=bins,
             )
-            for order, linears in zip(self.orders, self.linears(), strict=True)
+            for order, bins, linears in zip(self.orders, self.bins, self.linears(), strict=True)
         )
