@@ -334,6 +334,7 @@ def production() -> list[tuple[str, ast.Module]]:
 
 
 COMPUTE = {
+    "shared/mechanisms/moments.py",  # the noise that a plan's ε asks for: test_moments.py computes the ε of it
     "shared/release.py",  # the receipt, and its recomputation
     "site_agent/ledger.py",  # what is shown of a single charge
     "site_agent/holds.py",  # the price of a charge

@@ -63,12 +63,13 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from shared import privacy
 from shared.canonical import canonical_json, closed, parse_json
 from shared.dictionary import NUMERIC, Column, Dictionary
 from shared.errors import DictionaryRefusal, MissingRefusal, PlanRefusal, SchemaRefusal
 from shared.generators.margins import Margin, bin_edges, fitted_margin
 from shared.generators.outcomes import Outcome, fitted_survival, from_margin
-from shared.privacy import Composition, Gaussian, calibrate
+from shared.privacy import Composition, Gaussian
 from shared.randomness import Noise
 
 __all__ = ["Design", "Lens", "MomentsRelease", "MomentsSpec", "Shares", "event", "moments", "read"]
@@ -248,7 +249,7 @@ def event(spec: MomentsSpec) -> Composition:
     >>> round(epsilon(event(spec), 1e-6), 6)
     1.0
     """
-    unit = calibrate(Gaussian, spec.epsilon, spec.delta, sensitivity=1.0)
+    unit = privacy.calibrate(Gaussian, spec.epsilon, spec.delta, sensitivity=1.0)
     # A hair less than the whole, so that the sum of the parts is not above it by a rounding error.
     mu = (1 - 1e-10) / unit.sigma
     p = len(spec.covariates)
