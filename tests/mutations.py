@@ -116,8 +116,8 @@ MUTATIONS: tuple[Mutation, ...] = (
         "half the noise, in the moments",
         (
             MOMENTS,
-            "lattice_gaussian_steps(_sigma(spec, block), sums",
-            "lattice_gaussian_steps(_sigma(spec, block) / 2, sums",
+            "lattice_gaussian_steps(sigma_of(spec, block), sums",
+            "lattice_gaussian_steps(sigma_of(spec, block) / 2, sums",
         ),
         tests=["test_noise_levels.py::test_ten_thousand_draws_have_the_scale_that_the_event_claims"],
     ),
