@@ -27,6 +27,7 @@ soak: $(STAMP)
 	@TRIBUTARY_SOAK=1 $(BIN)/python -m pytest -m soak
 	@$(BIN)/python -m tests.benchmarks.coverage
 	@$(BIN)/python -m tests.benchmarks.interval_coverage
+	@$(BIN)/python -m tests.benchmarks.honest 100
 
 check: $(STAMP)
 	@$(BIN)/ruff format --check .

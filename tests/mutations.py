@@ -60,6 +60,7 @@ def mutation(name: str, *edits: tuple[str, str, str], tests: Sequence[str]) -> M
 
 
 LATENT = "shared/mechanisms/latent_noise.py"
+MOMENTS = "shared/mechanisms/moments.py"
 RANDOM = "shared/randomness.py"
 PRIVACY = "shared/privacy.py"
 RELEASE = "shared/release.py"
@@ -113,6 +114,39 @@ MUTATIONS: tuple[Mutation, ...] = (
         (LATENT, "length = np.minimum(norm, self.radius)", "length = norm"),
         (LATENT, "most = math.floor((Fraction(self._reach) / Fraction(grid)) ** 2)", "most = 2**80"),
         tests=["test_two_worlds.py::test_latent_noise_keeps_its_claim"],
+    ),
+    mutation(
+        "half the noise, in the moments",
+        (
+            MOMENTS,
+            "lattice_gaussian_steps(sigma_of(spec, block), sums",
+            "lattice_gaussian_steps(sigma_of(spec, block) / 2, sums",
+        ),
+        tests=["test_noise_levels.py::test_ten_thousand_draws_have_the_scale_that_the_event_claims"],
+    ),
+    mutation(
+        "a record counted in one cell of a histogram, not in two",
+        (MOMENTS, "diameters = (math.sqrt(2 * spec.tables)", "diameters = (math.sqrt(spec.tables)"),
+        tests=["test_moments.py::test_no_two_records_are_further_apart_than_the_event_says"],
+    ),
+    mutation(
+        "the moments' diameter without the features that change sign",
+        (MOMENTS, "h * (w2 + f), f * g2 + h * w2)\n\n\ndef _diameter", "h * w2, f * g2 + h * w2)\n\n\ndef _diameter"),
+        tests=["test_moments.py::test_the_diameter_of_the_moments_is_that_of_all_pairs_of_corners"],
+    ),
+    mutation(
+        "the products' diameter at half the pairs",
+        (MOMENTS, "math.sqrt(4 * (p * p // 4) + p", "math.sqrt(2 * (p * p // 4) + p"),
+        tests=["test_moments.py::test_no_two_records_are_further_apart_than_the_event_says"],
+    ),
+    mutation(
+        "a score that is not held in its box",
+        (
+            MOMENTS,
+            "np.clip(np.rint(rows * most).astype(np.int64), -most, most)",
+            "np.rint(2 * rows * most).astype(np.int64)",
+        ),
+        tests=["test_moments.py::test_no_two_records_are_further_apart_than_the_event_says"],
     ),
     mutation(
         "the signal left off the grid",

@@ -335,6 +335,7 @@ def production() -> list[tuple[str, ast.Module]]:
 
 
 COMPUTE = {
+    "shared/mechanisms/moments.py",  # the noise that a plan's ε asks for: test_moments.py computes the ε of it
     "shared/release.py",  # the receipt, and its recomputation
     "shared/prescriptions/latent_noise.py",  # the w that an ε asks for, and the paper's figure
     "shared/prescriptions/tables.py",  # the noise that an ε asks for
@@ -425,6 +426,7 @@ FROM = {
     "w_for_8": "Cost.w_for_8",
     "spent": "a study's total",
     "all_waves": "a study's total with all planned waves",
+    "with_waves_to_come": "a study's total with the planned waves that are still to come",
     "eps": "a point of the curve of weights",
     "least": "the least that a receipt's total can be",
     "together": "what somebody in all of a site's releases would have spent",

@@ -488,8 +488,10 @@ def put_back_twice(theatre: Theatre, site: str, witnessing: str) -> Counter:
     found = theatre.agent(site, "ledger", "recover").json
     assert found["state"] == "counted"
     assert theatre.agent(site, "ledger", "recover").json["fingerprint"] == found["fingerprint"]
-    [counted] = [body for kind, body in theatre.entries(site) if kind == "recovered"]
-    assert waiting in [charge["release_id"] for charge in counted["charges"]]
+    found_there = theatre.entries(site)
+    assert [kind for kind, _ in found_there].count("recovered") == 1
+    charges = [charge for kind, body in found_there if kind == "lost" for charge in body["charges"]]
+    assert waiting in [charge["release_id"] for charge in charges]
     theatre.coordinator("reanchor", site, "--fingerprint", found["fingerprint"])
     answer = theatre.agent(site, "ledger", "recover", expect=None, env={"TRIBUTARY_FAILPOINT": witnessing})
     assert answer.code == KILLED, f"{witnessing}: {answer}"

@@ -27,7 +27,7 @@ from coordinator.waves import STATES, draft, grid, reminder, scheduled
 from shared.canonical import parse_json
 from shared.errors import EstimateRefusal, ParameterError, PlanRefusal, StateRefusal
 from shared.estimands import estimate, parse_estimand
-from shared.keys import SigningKey
+from shared.keys import Envelope, SigningKey
 from shared.plan import StudyPlan, Wave, sign_plan
 
 QUESTION = "cox(time, cvd) ~ sbp/10"
@@ -469,6 +469,24 @@ def test_a_lead_killed_after_a_note_finds_it_once_when_the_verb_is_run_again(stu
     assert len(study.store.results()) == (place == "result.saved")
 
 
+def test_the_end_of_a_standing_approval_is_kept_when_the_coordinator_dies_before_it_can_say_so(study):
+    code = (
+        "import datetime, pathlib, sys\n"
+        "from coordinator.store import Store\n"
+        "from shared.keys import Envelope\n"
+        "said = Envelope.from_bytes(sys.stdin.buffer.read())\n"
+        "Store.open(pathlib.Path(sys.argv[1])).revoke_standing('alpha', 'ab' * 32, said, datetime.date(2026, 1, 5))\n"
+    )
+    said = Envelope.sign("application/json", b"{}", [study.keys["alpha"]]).to_bytes()
+    command = [sys.executable, "-c", code, str(study.home)]
+    env = {**os.environ, "TRIBUTARY_FAILPOINT": "standing.revoked"}
+    assert not study.store.standing_revoked("alpha", "ab" * 32)
+    killed = subprocess.run(command, input=said, env=env, capture_output=True, cwd=ROOT)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()
+    assert study.store.standing_revoked("alpha", "ab" * 32)
+    assert subprocess.run(command, input=said, capture_output=True, cwd=ROOT).returncode == 0, "again changes nothing"
+
+
 def test_every_failpoint_of_the_coordinator_is_one_at_which_it_is_killed():
     """Those of collect.py: test_collect.py and test_withdrawal.py; the lead's own: the two tests above."""
     from test_collect import failpoints
@@ -477,6 +495,7 @@ def test_every_failpoint_of_the_coordinator_is_one_at_which_it_is_killed():
     names = set(re.findall(r'\breach\("([^"]+)"\)', text))
     assert len(re.findall(r"\breach\(", text)) == len(re.findall(r'\breach\("', text)), "each name is written out"
     own = {"wave.before_event", "wave.before_commit", "wave.closed", "wave.reopened", "wave.reminded", "result.saved"}
+    own |= {"standing.revoked"}
     assert names == {*failpoints("ingest"), *failpoints("withdraw"), *own}
 
 

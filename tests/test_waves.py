@@ -35,6 +35,7 @@ from shared.errors import (
 from shared.keys import SigningKey
 from shared.plan import Budget, LatentNoisePlan, Wave
 from shared.release import read_bundle
+from site_agent import drawing as mechanisms
 from site_agent import lasting, pipeline, waves
 from site_agent.composition import Charge, Composition
 from site_agent.holds import LOST_CAP, Lost
@@ -234,7 +235,7 @@ def test_append_draws_each_person_once_through_the_first_flow_for_one_price(quic
     first = release(many, site, source(tmp_path, grown(300)))
     deliver(site, first)
     price = site.ledger.study_total("mini", 1e-6).epsilon
-    monkeypatch.setattr(drawing, "_fit", lambda *_: pytest.fail("nothing is refitted"))
+    monkeypatch.setattr(mechanisms, "_fit", lambda *_: pytest.fail("nothing is refitted"))
     changed = grown(300, 80)
     changed.loc[:99, "sbp"] = 200.0  # a changed record changes nothing until a refresh
     second = release(many, site, source(tmp_path, changed), wave=2)
@@ -662,7 +663,7 @@ def test_a_pause_ends_a_fit_within_moments_and_keeps_the_reservation(quick, tmp_
             progress(k / 100)
         raise AssertionError("the fit went on")
 
-    monkeypatch.setattr(drawing, "_fit", fit)
+    monkeypatch.setattr(mechanisms, "_fit", fit)
     with pytest.raises(Refusal, match="paused"):
         release(plan, replace(site, paused=lambda: bool(paused)), source(tmp_path, table))
     assert site.ledger.holds()[-1].state == "anchored"

@@ -43,7 +43,17 @@ from shared.errors import ParameterError
 from shared.estimands import Estimate
 from shared.generators.margins import Margin, product_moments
 from shared.generators.outcomes import Linear
-from shared.mechanisms.moments import _SQUARE, Design, Lens, MomentsRelease, _grids, _sigma, moments, read, score_reach
+from shared.mechanisms.moments import (
+    SQUARE,
+    Design,
+    Lens,
+    MomentsRelease,
+    grids_of,
+    moments,
+    read,
+    score_reach,
+    sigma_of,
+)
 from shared.questions import Scale
 from shared.randomness import Noise
 from shared.regression import generalised, least_squares
@@ -281,23 +291,23 @@ class _Fitted:
 def _observed(release: MomentsRelease, lens: Lens, scored: Score | None) -> tuple[Array, Array]:
     """The moments in the units of `_Model.predict`, and the variances of their noise."""
     spec, n, p = lens.design.spec, release.n, lens.design.p
-    grids = _grids(spec)
+    grids = grids_of(spec)
     block = release.moments / n
-    block_sd = _sigma(spec, 1) / (grids[1] * n)
+    block_sd = sigma_of(spec, 1) / (grids[1] * n)
     constant = lens.weights[-1] * lens.gains[1:]
     products = release.products * grids[2] / n
-    product_sd = _sigma(spec, 2) / n
-    values = [block[-1, 1:] / constant, products[:p] / _SQUARE, products[p:], block[:-1].ravel()]
+    product_sd = sigma_of(spec, 2) / n
+    values = [block[-1, 1:] / constant, products[:p] / SQUARE, products[p:], block[:-1].ravel()]
     noise = [
         block_sd / constant,
-        np.full(p, product_sd / _SQUARE),
+        np.full(p, product_sd / SQUARE),
         np.full(len(products) - p, product_sd),
         np.full(block[:-1].size, block_sd),
     ]
     if scored is not None:
         reach = score_reach(len(release.score))
         values.append(release.score / (reach * n))
-        noise.append(np.full(len(release.score), _sigma(spec, 3) / (grids[3] * reach * n)))
+        noise.append(np.full(len(release.score), sigma_of(spec, 3) / (grids[3] * reach * n)))
     return np.concatenate(values), np.concatenate(noise) ** 2
 
 

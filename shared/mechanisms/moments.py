@@ -63,15 +63,33 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from shared import privacy
 from shared.canonical import canonical_json, closed, parse_json
 from shared.dictionary import NUMERIC, Column, Dictionary
 from shared.errors import DictionaryRefusal, MissingRefusal, PlanRefusal, SchemaRefusal
 from shared.generators.margins import Margin, bin_edges, fitted_margin
 from shared.generators.outcomes import Outcome, fitted_survival, from_margin
-from shared.privacy import Composition, Gaussian, calibrate
+from shared.privacy import Composition, Gaussian
 from shared.randomness import Noise
 
-__all__ = ["Design", "Lens", "MomentsRelease", "MomentsSpec", "Shares", "event", "moments", "read"]
+__all__ = [
+    "SQUARE",
+    "Design",
+    "Lens",
+    "MomentsRelease",
+    "MomentsSpec",
+    "Shares",
+    "event",
+    "grids_of",
+    "moments",
+    "noised",
+    "product_steps",
+    "read",
+    "score_reach",
+    "score_steps",
+    "sigma_of",
+    "squared_diameter",
+]
 
 Array = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -82,7 +100,8 @@ VERSION = 1
 MOST_COVARIATES = 15
 _WIDE = 1.75
 _LATTICE = 1024
-_SQUARE = 5 / 8
+SQUARE = 5 / 8
+"""Weight of a square beside a product, in block 3."""
 _BESIDE = 0.55
 """Gain of a covariate that is not the study's exposure."""
 _STEPS = 2**22
@@ -248,11 +267,11 @@ def event(spec: MomentsSpec) -> Composition:
     >>> round(epsilon(event(spec), 1e-6), 6)
     1.0
     """
-    unit = calibrate(Gaussian, spec.epsilon, spec.delta, sensitivity=1.0)
+    unit = privacy.calibrate(Gaussian, spec.epsilon, spec.delta, sensitivity=1.0)
     # A hair less than the whole, so that the sum of the parts is not above it by a rounding error.
     mu = (1 - 1e-10) / unit.sigma
     p = len(spec.covariates)
-    diameters = (math.sqrt(2 * spec.tables), 1.0, math.sqrt(4 * (p * p // 4) + p * _SQUARE**2), 1.0)
+    diameters = (math.sqrt(2 * spec.tables), 1.0, math.sqrt(4 * (p * p // 4) + p * SQUARE**2), 1.0)
     return Composition(
         events=tuple(
             Gaussian(sigma=_up(diameter) / (mu * math.sqrt(share)), sensitivity=_up(diameter))
@@ -267,7 +286,7 @@ def _up(value: float) -> float:
     return value if value == 1 else math.nextafter(value, math.inf)
 
 
-def _grids(spec: MomentsSpec) -> tuple[float, ...]:
+def grids_of(spec: MomentsSpec) -> tuple[float, ...]:
     """Grid of each block: whole counts, and the steps that the whole numbers of the others stand for."""
     return (1.0, 1 / _STEPS, float(_LATTICE) ** -2, 1 / _STEPS)[: 4 if spec.declared else 3]
 
@@ -397,7 +416,7 @@ class Design:
 
     def lens(self, release: MomentsRelease) -> Lens:
         """What the histograms say: free of budget, and the same at site and coordinator."""
-        sigma = _sigma(self.spec, 0)
+        sigma = sigma_of(self.spec, 0)
         margins = tuple(
             fitted_margin(release.histograms[j].astype(float), release.n, sigma, self.edges[j], column)
             for j, column in enumerate(self.covariates)
@@ -414,7 +433,8 @@ def _cells(values: Array, edges: Array) -> Integers:
     return np.clip(np.searchsorted(edges, values, side="right") - 1, 0, len(edges) - 2).astype(np.int64)
 
 
-def _sigma(spec: MomentsSpec, block: int) -> float:
+def sigma_of(spec: MomentsSpec, block: int) -> float:
+    """Standard deviation of a block's noise, in the unit of its event's sensitivity."""
     part = event(spec).events[block]
     assert isinstance(part, Gaussian)
     return part.sigma
@@ -603,8 +623,8 @@ def read(data: bytes, design: Design) -> MomentsRelease:
     shapes: list[tuple[int, ...]] = [(len(edges) - 1,) for edges in design.edges]
     tables = given["histograms"]
     must(isinstance(tables, list) and len(tables) == p + 1, f"have {p + 1} histograms")
-    grids = _grids(spec)
-    sigmas = [_sigma(spec, k) for k in range(len(grids))]
+    grids = grids_of(spec)
+    sigmas = [sigma_of(spec, k) for k in range(len(grids))]
     parts: list[Integers] = []
     for item, shape, block, reach in (
         *((table, shape, 0, 1.0) for table, shape in zip(tables, [*shapes, design.outcome_shape], strict=True)),
@@ -632,7 +652,7 @@ def _is_whole(item: Any, shape: tuple[int, ...]) -> bool:
 
 def noised(spec: MomentsSpec, block: int, sums: Integers, noise: Noise) -> Integers:
     """Sums of a block, in steps, with the noise that its event states."""
-    return sums + noise.lattice_gaussian_steps(_sigma(spec, block), sums.shape, _grids(spec)[block])
+    return sums + noise.lattice_gaussian_steps(sigma_of(spec, block), sums.shape, grids_of(spec)[block])
 
 
 def moments(checked: pd.DataFrame, design: Design, noise: Noise) -> MomentsRelease:

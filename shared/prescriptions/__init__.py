@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from shared.errors import PlanRefusal
 
 if TYPE_CHECKING:
+    import numpy as np
     import pandas as pd
 
     from shared.estimands import Estimand, Estimate
@@ -140,14 +141,14 @@ class Figures(Prescription):
         raise NotImplementedError
 
     def synthetic(
-        self, plan: StudyPlan, tables: Sequence[tuple[pd.DataFrame, int]], *, draws: int, seed: int
+        self, plan: StudyPlan, tables: Sequence[tuple[pd.DataFrame, int]], *, draws: int, rng: np.random.Generator
     ) -> list[pd.DataFrame]:
         """Synthetic tables of the dictionary, fitted to released figures: post-processing.
 
         Args:
             tables: released figures and their n, of releases of different persons.
             draws: how many tables.
-            seed: of the drawing; the same seed gives the same tables.
+            rng: of the drawing.
         """
         raise NotImplementedError
 
