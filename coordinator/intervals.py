@@ -31,8 +31,11 @@ the rows, and at the sites of one study often has one sign. Where it is known to
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
+import threading
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -46,12 +49,12 @@ from shared.errors import ParameterError, Refusal
 from shared.estimands import Estimand, Estimate, influence
 from shared.questions import INTERCEPT, MODELS, SURVIVAL, Kind
 
-__all__ = ["Draw", "combine_draws", "effective_order", "parts", "stand_in", "with_release_variance"]
+__all__ = ["Draw", "StandIn", "combine_draws", "effective_order", "parts", "with_release_variance"]
 
 Array = NDArray[np.float64]
 
-STAND_IN_ROWS = 2000
-"""Rows of each of the two tables by which the order of a question is found."""
+STAND_IN_ROWS, MORE_ROWS = 512, 2048
+"""Rows of each of the two tables by which the order of a question is found; and where these are too few for it."""
 _SEED = 20260105
 _LEAST_R = 0.5
 COX_ATTENUATION = 0.08
@@ -60,6 +63,7 @@ COX_ATTENUATION = 0.08
 on every draw. At other w it is taken to be in proportion to the noise (tests/benchmarks/interval_coverage.py)."""
 TOO_MUCH = 0.5
 """A bias beyond so many standard errors brings a 95 % interval below 92 %."""
+_PAIRS_KEPT = 16
 _EVERY_ORDER = math.inf
 """Order of what forgets at once: its noise is counted in full."""
 
@@ -167,31 +171,51 @@ def combine_draws(
 
 # -- the order of a question -----------------------------------------------------------------------------------
 def effective_order(
-    table: pd.DataFrame, question: Estimand, w: float, *, levels: Mapping[str, Sequence[Any]] | None = None
+    table: pd.DataFrame,
+    question: Estimand,
+    w: float,
+    *,
+    levels: Mapping[str, Sequence[Any]] | None = None,
+    stand_in: StandIn | None = None,
 ) -> dict[str, float]:
     """Term -> k such that estimates from two tables whose latents correlate by r correlate by about r^k, at r = w.
 
     A term that is not in the answer has none: its noise must be counted in full. Other kinds than models are asked
     about through the model that has their influence (a difference of means through least squares), and have one order
     for all terms, under the blank name; kinds that have none (km, rmst) have no order.
+
+    Args:
+        stand_in: of this very table, from an earlier question; the orders are the same without it.
     Raises: nothing of the question: a stand-in that does not support it answers nothing.
     """
     asked = _as_model(question)
     if asked is None or not len(table):
         return {}
     r = max(w, _LEAST_R)
-    try:
-        first, second = (influence(made, asked, levels=levels) for made in stand_in(table[list(asked.columns)], r))
-    except Refusal:
-        return {}
-    out = {}
-    for label in first.keys() & second.keys():
-        size = math.sqrt(float((first[label] ** 2).sum() * (second[label] ** 2).sum()))
-        if size > 0:
-            correlation = float(first[label] @ second[label]) / size
-            out[label] = math.log(min(max(correlation, 0.01), r)) / math.log(r)
+    stand_in = stand_in or StandIn()
+    out: dict[str, float] = {}
+    for rows in (STAND_IN_ROWS, MORE_ROWS):
+        with contextlib.suppress(Refusal):
+            pushes = influence(stand_in.draw(table, asked.columns, r, rows), asked, levels=levels)
+            shares = {label: _share(push, len(asked.columns), r) for label, push in pushes.items() if push.any()}
+            out = {label: math.log(min(max(share, 0.01), r)) / math.log(r) for label, share in shares.items()}
+        if set(asked.labels) <= out.keys():
+            break
     slopes = [order for label, order in out.items() if label != INTERCEPT] or list(out.values())
     return out if question.kind in MODELS or not slopes else {"": max(slopes)}
+
+
+def _share(push: Array, d: int, r: float) -> float:
+    """Correlation of the influences of the rows of two tables, (2m,) one below the other, whose latents correlate by r.
+
+    On the polynomials of orders 1 and 2 in the latents it is r and r² without error; what is left over is counted.
+    """
+    m = len(push) // 2
+    _, basis, dual, degree = _latents(d, m, r)
+    found = dual @ push
+    rest = push - basis @ found
+    together = float(found**2 @ r**degree) + float(rest[:m] @ rest[m:]) / m
+    return together / (float(found @ found) + float(rest @ rest) / (2 * m))
 
 
 def _as_model(question: Estimand) -> Estimand | None:
@@ -219,36 +243,74 @@ def _as_model(question: Estimand) -> Estimand | None:
     return None
 
 
-def stand_in(table: pd.DataFrame, r: float, rows: int = STAND_IN_ROWS) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Two tables like the given one, whose rows' latents correlate by r: a Gaussian copula with its margins.
+class StandIn:
+    """Draws tables like a given one: a Gaussian copula with its margins. Safe for many threads.
 
-    A missing value is drawn as often as the table has one. The draws are the same at every call: an answer that is
-    asked for twice is the same answer.
+    What is worked out of each column, and the tables drawn last, are kept for the next question to the same table.
     """
-    n, d = table.shape
-    jitter, z, fresh = _fixed_draws(n, d, rows)
-    order = np.empty((n, d), dtype=np.int64)
-    scores = np.empty((n, d))
-    middle = special.ndtri((np.arange(n) + 0.5) / n)
-    for j, name in enumerate(table.columns):
-        order[:, j] = np.lexsort((jitter[:, j], _key(table[name])))
-        scores[order[:, j], j] = middle
-    correlation = np.atleast_2d(np.corrcoef(scores, rowvar=False))
-    root = np.linalg.cholesky(0.999 * np.nan_to_num(correlation, nan=1.0) + 0.001 * np.eye(d))
-    made = []
-    for latents in (z, r * z + math.sqrt(1 - r * r) * fresh):
-        place = np.minimum((special.ndtr(latents @ root.T) * n).astype(np.int64), n - 1)
-        columns = {
-            name: table[name].take(order[place[:, j], j]).reset_index(drop=True) for j, name in enumerate(table.columns)
-        }
-        made.append(pd.DataFrame(columns))
-    return made[0], made[1]
+
+    def __init__(self) -> None:
+        self._margins: dict[str, tuple[pd.Series, Array]] = {}
+        self._drawn: OrderedDict[tuple[tuple[str, ...], float, int], pd.DataFrame] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def draw(self, table: pd.DataFrame, columns: Sequence[str], r: float, rows: int = STAND_IN_ROWS) -> pd.DataFrame:
+        """Two tables of `rows` rows, one below the other, whose latents correlate by r, row by row.
+
+        A missing value is drawn as often as the table has one. The draws are the same at every call: an answer that
+        is asked for twice is the same answer.
+
+        Args:
+            table: (n, …); the same at every call.
+        """
+        place = (tuple(columns), r, rows)
+        with self._lock:
+            if place not in self._drawn:
+                self._drawn[place] = self._draw(table, *place)
+                while len(self._drawn) > _PAIRS_KEPT:
+                    self._drawn.popitem(last=False)
+            self._drawn.move_to_end(place)
+            return self._drawn[place]
+
+    def _draw(self, table: pd.DataFrame, columns: tuple[str, ...], r: float, rows: int) -> pd.DataFrame:
+        n, d = len(table), len(columns)
+        for name in columns:
+            if name not in self._margins:
+                self._margins[name] = _margin(table, name)
+        scores = np.stack([self._margins[name][1] for name in columns])
+        with np.errstate(all="ignore"):
+            correlation = np.atleast_2d(np.corrcoef(scores))
+        root = np.linalg.cholesky(0.999 * np.nan_to_num(correlation, nan=1.0) + 0.001 * np.eye(d))
+        uniform = special.ndtr(_latents(d, rows, r)[0] @ root.T)
+        at = np.minimum((uniform * n).astype(np.int64), n - 1)
+        return pd.DataFrame({name: self._margins[name][0].array.take(at[:, j]) for j, name in enumerate(columns)})
 
 
-@functools.lru_cache(maxsize=4)
-def _fixed_draws(n: int, d: int, rows: int) -> tuple[Array, Array, Array]:
+def _margin(table: pd.DataFrame, name: str) -> tuple[pd.Series, Array]:
+    """A column sorted, and the normal score of each row of the table; ties are broken by lot, for each column anew."""
+    n = len(table)
+    lots = np.random.default_rng([_SEED, list(table.columns).index(name)]).random(n)
+    order = np.lexsort((lots, _key(table[name])))
+    scores = np.empty(n)
+    scores[order] = special.ndtri((np.arange(n) + 0.5) / n)
+    return table[name].take(order), scores
+
+
+@functools.lru_cache(maxsize=32)
+def _latents(d: int, rows: int, r: float) -> tuple[Array, Array, Array, Array]:
+    """Latents (2 rows, d) of two tables; Hermite polynomials of orders 1 and 2 at them, the least-squares map, orders.
+
+    Of so many columns that a coefficient would have fewer than ten rows, order 1 alone, or none.
+    """
     rng = np.random.default_rng(_SEED)
-    return rng.random((n, d)), rng.standard_normal((rows, d)), rng.standard_normal((rows, d))
+    z, fresh = rng.standard_normal((2, rows, d))
+    latents = np.concatenate([z, r * z + math.sqrt(1 - r * r) * fresh])
+    i, j = np.tril_indices(d, -1)
+    first, second = latents, np.hstack([(latents**2 - 1) / math.sqrt(2), latents[:, i] * latents[:, j]])
+    parts_ = [part for most, part in ((d, first), (d + second.shape[1], second)) if 10 * most <= 2 * rows]
+    basis = np.hstack([np.ones((2 * rows, 1)), *parts_])
+    degree = np.repeat(np.arange(1.0, 1 + len(parts_)), [part.shape[1] for part in parts_])
+    return latents, basis[:, 1:], np.linalg.pinv(basis)[1:], degree
 
 
 def _key(column: pd.Series) -> Array:
@@ -288,6 +350,7 @@ def with_release_variance(
     levels: Mapping[str, Sequence[Any]] | None = None,
     copies: bool = False,
     postures: Sequence[str] = (),
+    stand_in: StandIn | None = None,
 ) -> list[Estimate]:
     """The same estimates with the variance of the patients behind the rows; the rows' own stays as `vi_naive`.
 
@@ -296,10 +359,13 @@ def with_release_variance(
         draws: where its rows came from.
         copies: as in `parts`.
         postures: of the releases: some have an error that no variance holds.
+        stand_in: as in `effective_order`.
     """
     weights = {draw.w for draw in draws if draw.w > 0}
     asked = any(row.yi is not None for row in estimates)
-    orders = effective_order(table, question, max(weights), levels=levels) if weights and asked else {}
+    orders = {}
+    if weights and asked:
+        orders = effective_order(table, question, max(weights), levels=levels, stand_in=stand_in)
     out = []
     for row in estimates:
         if row.vi_sampling is None:

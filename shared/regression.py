@@ -98,7 +98,7 @@ def newton(
     >>> beta, cov, converged
     (array([2.]), array([[0.5]]), True)
     """
-    current, converged = value(beta), False
+    current, converged, information = value(beta), False, None
     if not np.isfinite(current):
         beta = np.zeros(len(beta))
         current = value(beta)
@@ -118,7 +118,8 @@ def newton(
         else:
             break
         beta, current = beta + step, new
-    _, information = derivatives(beta)
+    if not converged or information is None:  # else that of a step ago, which was the smallest that counts
+        _, information = derivatives(beta)
     try:
         cov = np.asarray(np.linalg.inv(information), dtype=float)
     except np.linalg.LinAlgError:

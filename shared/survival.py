@@ -64,87 +64,96 @@ def cox(
 
     # A block is one time in one stratum; a sum over its risk set is a running sum within the stratum,
     # up to the block's last row.
-    new_stratum = np.r_[True, group[1:] != group[:-1]]
-    new_block = new_stratum | np.r_[True, time[1:] != time[:-1]]
+    new_stratum = np.diff(group, prepend=group[:1] - 1) != 0
+    new_block = new_stratum.copy()
+    new_block[1:] |= time[1:] != time[:-1]
     block = np.cumsum(new_block) - 1
-    last = np.r_[np.flatnonzero(new_block)[1:] - 1, n - 1]
+    last = np.append(np.flatnonzero(new_block)[1:] - 1, n - 1)
     blocks = len(last)
 
     deaths = np.flatnonzero(event > 0)
-    count = np.bincount(block[deaths], minlength=blocks)
-    weight_at = np.bincount(block[deaths], weights=w[deaths], minlength=blocks)
     at = block[deaths]
-    first = np.r_[0, np.cumsum(count)[:-1]]
-    share = (np.arange(len(deaths)) - first[at]) / count[at] if ties == "efron" else np.zeros(len(deaths))
+    end = last[at]
+    heads = np.flatnonzero(np.diff(at, prepend=-1))  # where a block's deaths begin
+    count = np.bincount(at, minlength=blocks)
+    weight_at = np.bincount(at, weights=w[deaths], minlength=blocks)
+    if ties == "efron":
+        share = (np.arange(len(deaths)) - np.repeat(heads, count[at[heads]])) / count[at]
+    else:
+        share = np.zeros(len(deaths))
+    thins = bool(share.any())
     mass = weight_at[at] / count[at]
-    target = (w[deaths, None] * x[deaths]).sum(axis=0)
+    across = np.ascontiguousarray(x.T)  # sums run along the rows of it, which lie together in memory
+    target = across[:, deaths] @ w[deaths]
 
     # Summed stratum by stratum: one running total over all would lose a small stratum's digits behind a large one's.
-    row_edges = np.r_[np.flatnonzero(new_stratum), n]
-    block_edges = np.r_[block[row_edges[:-1]], blocks]
+    row_edges = np.append(np.flatnonzero(new_stratum), n)
+    block_edges = np.append(block[row_edges[:-1]], blocks)
 
     def running(values: Array, edges: NDArray[np.int64]) -> Array:
+        if len(edges) == 2:
+            return np.asarray(np.cumsum(values, axis=-1))
         out = np.empty_like(values)
         for a, b in pairwise(edges):
-            np.cumsum(values[a:b], axis=0, out=out[a:b])
+            np.cumsum(values[..., a:b], axis=-1, out=out[..., a:b])
         return out
 
-    def risk(values: Array) -> Array:
-        return running(values, row_edges)[last]
+    def onwards(values: Array) -> Array:
+        """For each row the sum over the blocks at or before its time: its own, and those after it in its stratum."""
+        return np.asarray(running(values[..., ::-1], blocks - block_edges[::-1])[..., ::-1][..., block])
 
-    def shifted(eta: Array) -> tuple[Array, Array]:
-        top = np.maximum.reduceat(eta, row_edges[:-1])
-        tops = np.repeat(top, np.diff(row_edges))
-        return w * np.exp(eta - tops), tops
-
-    def tied(values: Array) -> Array:
-        out = np.zeros((blocks, *values.shape[1:]))
-        np.add.at(out, at, values[deaths])
+    def by_block(values: Array) -> Array:
+        out = np.zeros((*values.shape[:-1], blocks))
+        out[..., at[heads]] = np.add.reduceat(values, heads, axis=-1) if len(heads) else 0.0
         return out
 
-    def value(eta: Array) -> float:
-        theta, tops = shifted(eta)
-        inside = risk(theta)[at] - share * tied(theta)[at]
-        return float((w * event) @ eta - mass @ (np.log(inside) + tops[deaths]))
+    known: list[tuple[Array, tuple[Array, Array, Array, Array]]] = []
 
-    def derivatives(eta: Array) -> tuple[Array, Array, Array]:
-        theta, _ = shifted(eta)
-        weighted = theta[:, None] * x
-        inside = risk(theta)[at] - share * tied(theta)[at]
-        mean = (risk(weighted)[at] - share[:, None] * tied(weighted)[at]) / inside[:, None]
-        hazard = np.bincount(at, weights=mass / inside, minlength=blocks).astype(float)
-        thinned = np.bincount(at, weights=mass * share / inside, minlength=blocks)
-        # A row is at risk in the blocks at or before its time: its own, and those after it up to the stratum's end.
-        cumulative = running(hazard[::-1], blocks - block_edges[::-1])[::-1][block]
-        exposure = theta * (cumulative - event * thinned[block])
-        gradient = target - exposure @ x
-        information = (x * exposure[:, None]).T @ x - (mean * mass[:, None]).T @ mean
-        return gradient, information, exposure
+    def at_risk(beta: Array) -> tuple[Array, Array, Array, Array]:
+        """θ, the logarithm it was divided by, and at each death its risk set's sum of θ and mean of x."""
+        if not (known and np.array_equal(known[0][0], beta)):  # a step's value and its derivatives are one sum
+            eta = shift + x @ beta
+            if len(row_edges) == 2:
+                tops = np.full(n, eta.max())
+            else:
+                tops = np.repeat(np.maximum.reduceat(eta, row_edges[:-1]), np.diff(row_edges))
+            theta = w * np.exp(eta - tops)
+            summed = np.concatenate([theta[None], theta * across])
+            sums = running(summed, row_edges)[:, end]
+            if thins:
+                sums = sums - share * by_block(summed[:, deaths])[:, at]
+            known[:] = [(beta.copy(), (theta, eta[deaths] - tops[deaths], sums[0], sums[1:] / sums[0]))]
+        return known[0][1]
 
-    def scores(eta: Array, exposure: Array) -> Array:
-        """Score residuals: w_i (x_i - mean at its event) less what it was exposed to, (x_i - mean) dH summed."""
-        theta, _ = shifted(eta)
-        inside = risk(theta)[at] - share * tied(theta)[at]
-        mean = (risk(theta[:, None] * x)[at] - share[:, None] * tied(theta[:, None] * x)[at]) / inside[:, None]
-        moved, thinned = np.zeros((blocks, p)), np.zeros((blocks, p))
-        np.add.at(moved, at, (mass / inside)[:, None] * mean)
-        np.add.at(thinned, at, (mass * share / inside)[:, None] * mean)
-        cumulative = running(moved[::-1], blocks - block_edges[::-1])[::-1][block]
-        out = theta[:, None] * (cumulative - event[:, None] * thinned[block]) - exposure[:, None] * x
+    def value(beta: Array) -> float:
+        _, eta, inside, _ = at_risk(beta)
+        return float(w[deaths] @ eta - mass @ np.log(inside))
+
+    def exposed(beta: Array) -> Array:
+        theta, _, inside, _ = at_risk(beta)
+        hazard = onwards(by_block(mass / inside))
+        if thins:
+            hazard -= event * by_block(mass * share / inside)[block]
+        return np.asarray(theta * hazard)
+
+    def derivatives(beta: Array) -> tuple[Array, Array]:
+        mean, exposure = at_risk(beta)[3], exposed(beta)
+        return target - across @ exposure, (across * exposure) @ x - (mean * mass) @ mean.T
+
+    def scores(beta: Array) -> Array:
+        """(p, n) score residuals: w_i (x_i - mean at its event) less what it was exposed to, (x_i - mean) dH summed."""
+        theta, _, inside, mean = at_risk(beta)
+        hazard = onwards(by_block(mass / inside * mean))
+        if thins:
+            hazard -= event * by_block(mass * share / inside * mean)[:, block]
+        out = theta * hazard - exposed(beta) * across
         # Tied deaths share the means of their block: each takes the mean of them.
-        tie_mean = np.zeros((blocks, p))
-        np.add.at(tie_mean, at, mean / count[at][:, None])
-        out[deaths] += w[deaths, None] * (x[deaths] - tie_mean[at])
-        return out
+        out[:, deaths] += w[deaths] * (across[:, deaths] - by_block(mean / count[at])[:, at])
+        return np.asarray(out)
 
     with np.errstate(all="ignore"):
-        beta, cov, reached, converged = newton(
-            lambda b: value(shift + x @ b),
-            lambda b: derivatives(shift + x @ b)[:2],
-            np.zeros(p),
-            iterations=iterations,
-        )
-        residual = scores(shift + x @ beta, derivatives(shift + x @ beta)[2])
+        beta, cov, reached, converged = newton(value, derivatives, np.zeros(p), iterations=iterations)
+        residual = scores(beta).T
     eta, influence = np.empty(n), np.empty((n, p))
     eta[order], influence[order] = x @ beta, residual @ cov
     return Fit(beta=beta, cov=cov, converged=converged, fitted=eta, loglik=reached, influence=influence)

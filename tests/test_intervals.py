@@ -16,7 +16,7 @@ from rich.console import Console
 
 from coordinator.authority import Authority
 from coordinator.client import pooled_data, show_pooled
-from coordinator.intervals import Draw, combine_draws, effective_order, parts, stand_in, too_much, with_release_variance
+from coordinator.intervals import Draw, StandIn, combine_draws, effective_order, parts, too_much, with_release_variance
 from coordinator.pooling import pool, pool_estimates
 from coordinator.queries import ask
 from coordinator.store import Store
@@ -152,12 +152,33 @@ def test_a_mean_is_of_order_one_a_slope_of_two_and_an_event_of_more():
 def test_the_stand_in_has_the_margins_and_forgets_as_told():
     table = cohort(700, 1)
     table["arm"] = pd.Categorical.from_codes(np.arange(700) % 3 - 1, ["a", "b"])
-    first, second = stand_in(table, 0.8)
-    assert dict(first.dtypes) == dict(table.dtypes)
+    kept = StandIn()
+    both = kept.draw(table, list(table.columns), 0.8, 2000)
+    first, second = both[:2000], both[2000:]
+    assert dict(both.dtypes) == dict(table.dtypes)
     assert first.cvd.mean() == pytest.approx(table.cvd.mean(), abs=0.05)
     assert first.arm.isna().mean() == pytest.approx(1 / 3, abs=0.06)
     assert np.corrcoef(first.chol, second.chol)[0, 1] == pytest.approx(0.8, abs=0.05)
-    assert stand_in(table, 0.8)[0].equals(first)
+    assert StandIn().draw(table, list(table.columns), 0.8, 2000).equals(both)
+    # What was kept of the columns for one question makes no other draws for the next.
+    assert kept.draw(table, ["sbp", "cvd"], 0.5).equals(StandIn().draw(table, ["sbp", "cvd"], 0.5))
+
+
+@pytest.mark.parametrize("w", [0.5, 0.8])
+def test_few_rows_find_the_order_that_many_find_without_the_polynomials(w):
+    table = cohort(1000, 3)
+    question = parse_estimand("cox(time, cvd) ~ sbp/10 + age")
+    rows = 40_000
+    found = effective_order(table, question, w)
+    for label, pushes in influence(StandIn().draw(table, question.columns, w, rows), question).items():
+        alike = float(np.corrcoef(pushes[:rows], pushes[rows:])[0, 1])
+        assert w ** found[label] == pytest.approx(alike, abs=0.06)
+
+
+def test_a_rare_event_is_asked_of_more_rows():
+    table = cohort(4000, 5)
+    table["cvd"] = (np.arange(4000) % 250 == 0).astype(int)  # four events in the first 1,024 rows: too few for a model
+    assert set(effective_order(table, parse_estimand("cox(time, cvd) ~ sbp"), 0.8)) == {"sbp"}
 
 
 def test_a_question_without_an_order_has_its_noise_in_full():
