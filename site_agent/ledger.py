@@ -1043,7 +1043,8 @@ class Ledger:
         with self._transaction() as book:
             found = book.of(study)
             total = shown = book.composition(study).total(delta)
-        if len(found) == 1:
+        # Of a lost draw (wave 0) nobody knows which event it was: its curve is that of several.
+        if len(found) == 1 and found[0].wave:
             from shared import privacy
 
             shown = min(total, privacy.epsilon(privacy.from_canonical(found[0].event), delta))
