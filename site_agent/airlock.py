@@ -237,6 +237,8 @@ def approve(
         hold = at.outbox.get(release_id)
         if hold.state not in ("approved", "delivered") or _stands(hold):
             key = open_key()
+            # Asked again: the plan's approval may have been taken back while the passphrase was typed.
+            at.ledger.require_plan(hold)
             pipeline.record_decision(at.outbox, release_id, name=name, key=key, ticked=ticked, today=today)
             at.outbox.approve(release_id, key, name)
             hold = at.outbox.get(release_id)
@@ -264,7 +266,8 @@ def _sent(at: Desk, hold: Hold, *, today: dt.date, again: str) -> Approved:
     standing = _still_standing(at, hold, today)
     envelope, bundle = at.outbox.envelope(hold.release_id), at.outbox.bundle(hold.release_id)
     try:
-        with at.egress() as egress:
+        with at.egress(allowed=lambda: at.ledger.require_plan(hold)) as egress:
+            at.ledger.require_plan(hold)
             if standing is None:
                 acceptance = egress.send(envelope, bundle)
             else:

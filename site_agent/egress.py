@@ -206,6 +206,7 @@ class Egress:
         sleep: waits between attempts; a test's may return at once.
         witness: checks and keeps what the coordinator acknowledges; without one its word is taken.
         paused: whether the steward has paused the site; `send` asks before each attempt and each piece of a bundle.
+        allowed: refuses what must not be sent any more (the plan's approval was taken back); asked as often.
     Raises: CertificateRefusal, when the certificate is expired.
     """
 
@@ -222,8 +223,10 @@ class Egress:
         sleep: Callable[[float], None] = time.sleep,
         witness: Witness | None = None,
         paused: Callable[[], bool] = lambda: False,
+        allowed: Callable[[], None] = lambda: None,
     ) -> None:
-        self._timeout, self._attempts, self._sleep, self._paused = timeout, attempts, sleep, paused
+        self._timeout, self._attempts, self._sleep = timeout, attempts, sleep
+        self._paused, self._allowed = paused, allowed
         self._witness = witness
         self._client = Client(
             address=address,
@@ -456,6 +459,7 @@ class Egress:
                 given=f"a pause, with {sent:,} of {total:,} bytes sent",
                 next_step="After site-agent resume --as NAME, approve it again: the same bytes are sent on from there.",
             )
+        self._allowed()
 
     def _ask(self, method: str, request: Any) -> Any:
         try:

@@ -230,6 +230,7 @@ class Lost:
     """Charges that a restored ledger no longer knows, at the full price of `event`.
 
     Args:
+        others: events that each may have been instead, where nobody knows; no order is then charged less than any.
         count: how many; at most `LOST_CAP`, further ones stand as another `Lost`.
         wave: of a release that the coordinator holds; 0 where nobody knows.
         release_id: the same; blank where nobody knows, or where `count` is not 1.
@@ -242,6 +243,7 @@ class Lost:
     delta: float
     cap_epsilon: float
     uncovered: tuple[str, ...] = ()
+    others: tuple[Mapping[str, Any], ...] = ()
     count: int = 1
     wave: int = 0
     release_id: str = ""
@@ -299,18 +301,26 @@ def decided_by(site: str, entry: Entry, approvers: Mapping[str, PublicKey]) -> b
     return key.verifies(bytes.fromhex(body.get("signature", "")), message)
 
 
-def price_of(event: Mapping[str, Any], delta: float) -> dict[str, Any]:
-    """What an event costs, as an entry keeps it. Raises: UnknownEvent."""
+def price_of(event: Mapping[str, Any], delta: float, others: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
+    """What an event costs, as an entry keeps it. Raises: UnknownEvent.
+
+    Args:
+        others: events of which it may have been one instead: the price is then the largest at each order, the largest
+            pure ε if all have one, and the largest ε at `delta`, each of which bounds whichever it was.
+    """
     from shared import privacy
 
-    charged = privacy.from_canonical(event)
-    return {
-        "event": charged.to_canonical(),
+    events = [privacy.from_canonical(one) for one in (event, *others)]
+    pure = [privacy.pure_epsilon(one) for one in events]
+    curve = [max(values) for values in zip(*(privacy.rdp(one) for one in events), strict=True)]
+    price = {
+        "event": events[0].to_canonical(),
         "delta": delta,
-        "epsilon": privacy.epsilon(charged, delta),
-        "epsilon_pure": privacy.pure_epsilon(charged),
-        "rdp": [float(value) if math.isfinite(value) else None for value in privacy.rdp(charged)],
+        "epsilon": max(privacy.epsilon(one, delta) for one in events),
+        "epsilon_pure": None if None in pure else max(one for one in pure if one is not None),
+        "rdp": [float(value) if math.isfinite(value) else None for value in curve],
     }
+    return {**price, "others": [one.to_canonical() for one in events[1:]]} if others else price
 
 
 def _curve(price: Mapping[str, Any]) -> tuple[float, ...]:
@@ -335,7 +345,7 @@ def lost_bodies(lost: Sequence[Lost]) -> list[dict[str, Any]]:
             "release_id": one.release_id,
             "log_index": one.log_index,
         }
-        price = price_of(one.event, one.delta)
+        price = price_of(one.event, one.delta, one.others)
         if size >= _LOST_BYTES:
             bodies.append({"prices": [], "charges": []})
             size = 0

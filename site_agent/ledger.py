@@ -536,12 +536,13 @@ class Ledger:
             persons: pseudonyms of those whose records enter the draw; None where they cannot be told apart, and then
                 the charge counts against everybody.
             space: by what those are told apart (`site_agent.records.person_space`).
-        Raises: StateRefusal, unless the hold is anchored and nobody has started drawing; DifferencingRefusal, when a
-            release of new persons holds one who was touched before; IntegrityRefusal (a list of persons is lost or
-            was edited); StorageRefusal.
+        Raises: ApprovalRefusal, PlanChanged (see `require_plan`); StateRefusal, unless the hold is anchored and nobody
+            has started drawing; DifferencingRefusal, when a release of new persons holds one who was touched before;
+            IntegrityRefusal (a list of persons is lost or was edited); StorageRefusal.
         """
         with self._transaction(write=True) as book:
             found = book.hold(hold.release_id)
+            book.require_plan(found)
             if found.state == "reserved":
                 raise StateRefusal(
                     "a reservation must be anchored at the coordinator before noise is drawn",
@@ -649,10 +650,12 @@ class Ledger:
             standing: digest of the standing approval that stands in for the signature, which is empty then. A person's
                 own signature takes its place later.
         Raises: StateRefusal; IntegrityRefusal (other bytes); ApprovalRefusal (this approver has already signed, or
-        had the release made where the two must be different people, or the standing approval is not in force).
+        had the release made where the two must be different people, or the standing approval is not in force); and
+        what `require_plan` raises.
         """
         with self._transaction(write=True) as book:
             found = book.hold(hold.release_id)
+            book.require_plan(found)
             _require_same_bundle(found, bundle_sha256)
             signed = [given for given in found.approvals if standing or not given.standing]
             if any(given.name == name or given.key == key for given in signed):
@@ -883,6 +886,17 @@ class Ledger:
         with self._transaction() as book:
             return book.revoked.get(study) == version
 
+    def require_plan(self, hold: Hold) -> None:
+        """Refuse what is drawn, approved or sent while the plan of a release is not the one approved last here.
+
+        `start_drawing` and `approve` ask it in their own transaction: a revocation stands before them or after them.
+        What has no plan noted (a sandbox, a ledger by itself) is not refused.
+
+        Raises: ApprovalRefusal (the approval was taken back), PlanChanged (another plan was approved since).
+        """
+        with self._transaction() as book:
+            book.require_plan(book.hold(hold.release_id))
+
     # -- approvals given in advance ---------------------------------------------------------------------------------
     def add_standing(self, *, study: str, name: str, envelope: Envelope) -> Noted:
         """Note a signed standing approval (`shared.standing`), the document itself included."""
@@ -1043,7 +1057,8 @@ class Ledger:
         with self._transaction() as book:
             found = book.of(study)
             total = shown = book.composition(study).total(delta)
-        if len(found) == 1:
+        # Of a lost draw (wave 0) nobody knows which event it was: its curve is that of several.
+        if len(found) == 1 and found[0].wave:
             from shared import privacy
 
             shown = min(total, privacy.epsilon(privacy.from_canonical(found[0].event), delta))
@@ -1245,6 +1260,22 @@ class _Book:
             raise StateRefusal(
                 "the release must be in the ledger", given=release_id, next_step="See site-agent outbox list."
             ) from None
+
+    def require_plan(self, hold: Hold) -> None:
+        if hold.study in self.revoked:
+            raise ApprovalRefusal(
+                "the plan must be approved at this site",
+                given=f"version {self.revoked[hold.study]}, its approval taken back",
+                next_step=f"Run site-agent plan show {hold.study}, then plan approve {hold.study} --as NAME.",
+            )
+        noted = self.plans.get(hold.study)
+        if noted is not None and noted[1] != hold.plan_hash:
+            raise PlanChanged(
+                "a release must be of the plan that is approved now",
+                given="a release of an earlier plan",
+                next_step=f"Give it up with site-agent withdraw {hold.release_id[:8]} --as NAME --reason policy, and "
+                "release again.",
+            )
 
     def move(self, release_id: str, kind: str, body: Mapping[str, Any], kept: Mapping[str, Any] | None = None) -> Hold:
         self.hold(release_id)

@@ -8,18 +8,26 @@ that it holds. Both are turned into charges that are never too few:
   which. A draw needs a reservation, and the agent notes an acknowledged anchor and the start of the drawing before the
   next reservation is anchored: `g` missing entries hold at most ⌊(g + 2) / 3⌋ draws.
 
-The price is the full one of the study's plan, at its dearest version known. Nothing is taken on the coordinator's
-word: the last head and every release count only with the signature of this site's own release key under them, so a
-hostile coordinator cannot invent a release or a later head. It can hide some. A hidden release is then counted among
-the draws that nobody can name, at the full price in every study: the site only spends more carefully. A hidden last
-head hides that the ledger is an old copy; against that stands only the log that other people keep.
+A release that the coordinator holds is priced by the plan that its statement names, which this site signed. A draw that
+nobody can name may have been of any version: it is charged the largest of their Rényi curves, order by order, and the
+largest pure ε. Whichever plan each draw was of, it lost no more than that at any order, and composition adds order by
+order, so that the sum bounds every mixture. No version by itself need be the dearest at all orders. Where a plan is not
+known, nothing is counted, because any price would be a guess.
+
+Nothing is taken on the coordinator's word: plans count with the study lead's signature, the last head and every release
+with the one of this site's own release key, so that a hostile coordinator cannot invent a release or a later head. It
+can hide some. A hidden release is counted among the draws that nobody can name, in every study. Two things nobody can
+find out here: a last head that is hidden (the ledger is then not known for an old copy), and a dearer version that is
+hidden together with every release made under it. So the versions are shown, and the study lead, who signed them, hears
+of them before the site may go on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol
+import contextlib
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Protocol
 
 from shared.errors import IntegrityRefusal, LedgerRefusal, PlanRefusal, Refusal, StateRefusal
 from shared.keys import Envelope
@@ -31,7 +39,6 @@ from site_agent.ledger import Ledger, Lost
 if TYPE_CHECKING:
     from shared.keys import PublicKey
     from shared.plan import StudyPlan
-    from shared.privacy import Event
     from site_agent.plans import Plans
 
 __all__ = ["Coordinator", "Recovery", "draws_within", "recover", "survey"]
@@ -62,6 +69,7 @@ class Recovery:
         lost: the charges.
         accepted: log place of each release that is known here as well, by id, and that the coordinator accepted.
         fingerprint: of the ledger's head once counted, for the study lead.
+        priced: the plan versions of each study that the charges were priced by.
     """
 
     state: str
@@ -72,6 +80,7 @@ class Recovery:
     lost: tuple[Lost, ...] = ()
     accepted: tuple[tuple[str, int], ...] = ()
     fingerprint: str = ""
+    priced: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
 
 def draws_within(entries: int) -> int:
@@ -89,10 +98,10 @@ def survey(ledger: Ledger, plans: Plans, door: Coordinator, studies: Iterable[st
     Args:
         studies: all studies that the site was invited to; those of the ledger are added.
     Raises: LedgerRefusal, when the copy is from before an earlier recovery: its charges cannot be bounded by counting;
-        IntegrityRefusal, when the last head shown is not signed by this site; any refusal of the coordinator or of a
-        plan.
+        IntegrityRefusal, when the last head shown is not signed by this site; StateRefusal, when the plan of a release
+        or of a study is not known, so that it cannot be priced; any refusal of the coordinator or of a plan.
     """
-    names = sorted({*studies, *(hold.study for hold in ledger.holds())})
+    names = sorted({*studies, *plans.studies(), *(hold.study for hold in ledger.holds())})
     if not names:
         raise StateRefusal("a site must take part in a study", given="none", next_step="See site-agent status.")
     answers = {study: door.holdings(study) for study in names}
@@ -116,20 +125,27 @@ def survey(ledger: Ledger, plans: Plans, door: Coordinator, studies: Iterable[st
             given=f"{witnessed.seq - known}",
             next_step="Restore a later backup of ledger.db and ledger.head; call the study lead.",
         )
-    here = {hold.release_id for hold in ledger.holds()}
-    held = [holding for study in names for holding in _own(ledger, study, answers[study])]
-    away = [holding for holding in held if holding.release_id not in here]
+    here = {hold.release_id: hold for hold in ledger.holds()}
+    held = [one for study in names for one in _own(ledger, study, answers[study])]
+    away = [(holding, said) for holding, said in held if holding.release_id not in here]
     unknown = max(draws_within(witnessed.seq - known) - len(away), 0)
     lost: list[Lost] = []
+    priced: dict[str, tuple[int, ...]] = {}
     for study in names:
-        priced = _dearest(plans, door, study)
-        mine = [holding for holding in away if holding.study == study]
-        if priced is None:
-            if mine:
-                raise StateRefusal("the plan of a held release must be known", given=f"none of {study}")
-            continue  # without a signed plan nothing was ever reserved
-        lost += [_named(priced, holding) for holding in mine]
-        lost += [_named(priced, None, count=min(LOST_CAP, unknown - k)) for k in range(0, unknown, LOST_CAP)]
+        by_hash = _known(plans, door, study)
+        _require_known(ledger, study, by_hash, [said for _, said in held if said.study == study])
+        lost += [_named(by_hash[said.plan_hash], holding) for holding, said in away if said.study == study]
+        if unknown and not by_hash:
+            raise StateRefusal(
+                "what the missing entries may have drawn must be charged in every study, at the price of its plan",
+                given=f"no plan of {study} here, and none from the coordinator",
+                next_step=f"{_by_hand(study, None)} Only if it never had one: take {study} out of `studies` in "
+                "site.toml.",
+            )
+        if by_hash:
+            mine = [hold.event for hold in here.values() if hold.study == study]
+            lost += _unnamed(list(by_hash.values()), mine, unknown)
+            priced[study] = tuple(sorted(plan.version for plan in by_hash.values()))
     return Recovery(
         state="to count",
         witnessed=witnessed,
@@ -137,7 +153,10 @@ def survey(ledger: Ledger, plans: Plans, door: Coordinator, studies: Iterable[st
         missing=witnessed.seq - known,
         unknown=unknown,
         lost=tuple(lost),
-        accepted=tuple((h.release_id, h.log_index) for h in held if h.release_id in here and h.log_index is not None),
+        accepted=tuple(
+            (h.release_id, h.log_index) for h, _ in held if h.release_id in here and h.log_index is not None
+        ),
+        priced=priced,
     )
 
 
@@ -160,9 +179,9 @@ def _own_head(ledger: Ledger, answer: Holdings) -> AnchorReceipt | None:
     return told
 
 
-def _own(ledger: Ledger, study: str, answer: Holdings) -> list[Holding]:
+def _own(ledger: Ledger, study: str, answer: Holdings) -> list[tuple[Holding, Statement]]:
     """The releases that this site has signed, each once; what cannot be shown so is not counted as one of them."""
-    found: dict[str, Holding] = {}
+    found: dict[str, tuple[Holding, Statement]] = {}
     for holding in answer.holdings:
         try:
             envelope = Envelope.from_bytes(holding.statement)
@@ -172,7 +191,8 @@ def _own(ledger: Ledger, study: str, answer: Holdings) -> list[Holding]:
         named = (ledger.site, study, holding.study, holding.wave, holding.release_id)
         if (said.site, said.study, said.study, said.wave, said.release_id) == named:
             kept = found.get(said.release_id)
-            found[said.release_id] = holding if kept is None or kept.log_index is None else kept
+            if kept is None or kept[0].log_index is None:
+                found[said.release_id] = (holding, said)
     return list(found.values())
 
 
@@ -203,36 +223,73 @@ def recover(ledger: Ledger, plans: Plans, door: Coordinator, studies: Iterable[s
     return replace(found, state=state, fingerprint=fingerprint)
 
 
-def _dearest(plans: Plans, door: Coordinator, study: str) -> StudyPlan | None:
-    from shared import privacy
-
+def _known(plans: Plans, door: Coordinator, study: str) -> dict[str, StudyPlan]:
+    """Every version of a study's plan that lies here or that the coordinator offers, by hash, lowest first."""
     found = list(plans.filed(study))
-    try:
+    with contextlib.suppress(PlanRefusal):  # what needs a plan is refused without one
         found.append(plans.opened(study, door.fetch_plan(study)))
-    except PlanRefusal:
-        if not found and plans.highest(study):
-            raise
-    return max(found, key=lambda plan: privacy.epsilon(_event(plan), plan.budget.delta), default=None)
+    return {plan.hash: plan for plan in sorted(found, key=lambda plan: plan.version)}
 
 
-def _event(plan: StudyPlan) -> Event:
-    from shared.release import planned_event
+def _require_known(ledger: Ledger, study: str, known: Collection[str], said: Iterable[Statement]) -> None:
+    """Refuse to price anything while a plan that this site has signed something under is not known."""
+    noted = ledger.approved_plan(study)
+    used = {statement.plan_hash: statement.plan_version for statement in said}
+    for plan_hash, version in used.items() | ({(noted[1], noted[0])} if noted else set()):
+        if plan_hash not in known:
+            raise StateRefusal(
+                "the plan of everything that this site has signed must be known, or its price is not",
+                given=f"version {version} of {study} ({plan_hash[:12]}), neither here nor offered by the coordinator",
+                next_step=_by_hand(study, version),
+            )
 
-    return planned_event(plan)
+
+def _by_hand(study: str, version: int | None) -> str:
+    which, name = (f"version {version} of it", version) if version else ("its newest version", "N")
+    return (
+        f"Ask the study lead for {which} as signed, put it into plans/{study}/plan-{name}.json, and run "
+        "site-agent ledger recover again."
+    )
 
 
-def _named(plan: StudyPlan, holding: Holding | None, count: int = 1) -> Lost:
-    from shared.release import coverage
+def _named(plan: StudyPlan, holding: Holding) -> Lost:
+    """The charge of a release that the coordinator holds, by its own plan."""
+    from shared.release import coverage, planned_event
 
     return Lost(
         study=plan.study,
         plan_hash=plan.hash,
-        event=_event(plan).to_canonical(),
+        event=planned_event(plan).to_canonical(),
         delta=plan.budget.delta,
         cap_epsilon=plan.budget.epsilon,
         uncovered=coverage(plan)[1],
-        count=count,
-        wave=holding.wave if holding else 0,
-        release_id=holding.release_id if holding else "",
-        log_index=holding.log_index if holding else None,
+        wave=holding.wave,
+        release_id=holding.release_id,
+        log_index=holding.log_index,
     )
+
+
+def _unnamed(known: Sequence[StudyPlan], charged: Iterable[Mapping[str, Any]], count: int) -> list[Lost]:
+    """The charges of draws that may have been of any version of a study's plan, lowest version first.
+
+    Args:
+        charged: what the study was charged for here, as canonical events; those are drawn again at no lower price.
+    """
+    from shared import privacy
+    from shared.release import coverage, planned_event
+
+    delta = min(plan.budget.delta for plan in known)
+    events = {*(planned_event(plan) for plan in known), *map(privacy.from_canonical, charged)}
+    # The dearest at one δ stands first, for the eye; the price is that of all of them (`site_agent.holds.price_of`).
+    dearest, *others = sorted(events, key=lambda event: (-privacy.epsilon(event, delta), repr(event)))
+    newest = known[-1]
+    lost = Lost(
+        study=newest.study,
+        plan_hash=newest.hash,
+        event=dearest.to_canonical(),
+        others=tuple(event.to_canonical() for event in others),
+        delta=delta,
+        cap_epsilon=newest.budget.epsilon,
+        uncovered=tuple(dict.fromkeys(line for plan in known for line in coverage(plan)[1])),
+    )
+    return [replace(lost, count=min(LOST_CAP, count - k)) for k in range(0, count, LOST_CAP)]

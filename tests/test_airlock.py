@@ -12,11 +12,14 @@ from conftest import make_table
 from site_desk import PASSPHRASE, Hospital, hospital  # noqa: F401
 
 from shared.canonical import parse_json
+from shared.errors import ApprovalRefusal
 from shared.keys import Envelope, PublicKey, SigningKey
 from shared.plan import Budget, Floors
 from shared.release import STATEMENT_TYPE, Statement
 from shared.wire import WITHDRAWAL_TYPE
+from site_agent import airlock, drawing, pipeline
 from site_agent.config import Config
+from site_agent.desk import Desk, agent_version, today
 
 
 @pytest.fixture
@@ -291,6 +294,72 @@ def test_a_revoked_plan_makes_and_sends_nothing_until_it_is_approved_again(ready
     assert "the ethics board asks" in ready("history")
     ready("plan", "approve", "mini", "--as", "dr-lind", "--understood", "local")
     assert approve(ready, release_id)["state"] == "delivered"
+
+
+def revoke(site: Hospital) -> None:
+    """Take the plan's approval back at a desk of its own, as another process would."""
+    at = Desk(site.home)
+    airlock.revoke_plan(at, "mini", name="dr-berg", reason="stop", open_key=lambda: key_of(site, "dr-berg"))
+
+
+def whole(site: Hospital, folder) -> None:
+    """The site's own audit, and what a stranger makes of its export."""
+    assert site.json("audit", "verify")["ok"] is True
+    site("audit", "export", "mini", "--out", str(folder))
+
+
+def test_a_plan_revoked_while_the_passphrase_is_typed_is_not_approved_under(ready, tmp_path):
+    release_id = released(ready)
+    at = Desk(ready.home)
+
+    def typing():
+        revoke(ready)
+        return key_of(ready, "dr-lind")
+
+    words = {"name": "dr-lind", "agent_version": agent_version(), "today": today()}
+    ticks = [check.name for check in pipeline.open_release(at.outbox, release_id).warnings]
+    with pytest.raises(ApprovalRefusal, match="taken back"):
+        airlock.approve(at, release_id, ticked=ticks, open_key=typing, **words)
+    assert (ready.hub.sent, state(ready, release_id)) == ([], "held")
+    with pytest.raises(ApprovalRefusal, match="taken back"):
+        at.outbox.approve(release_id, key_of(ready, "dr-lind"), "dr-lind")
+    whole(ready, tmp_path / "record")
+
+
+def test_a_plan_revoked_between_the_approval_and_the_first_byte_sends_nothing(ready, tmp_path, monkeypatch):
+    release_id = released(ready)
+    opened, asked = Desk.egress, []
+
+    def opening(at, **settings):
+        asked.append(settings["allowed"])
+        revoke(ready)
+        return opened(at, **settings)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Desk, "egress", opening)
+        approve(ready, release_id, expect=12)
+    assert (ready.hub.sent, state(ready, release_id)) == ([], "approved")
+    with pytest.raises(ApprovalRefusal):
+        asked[0]()  # what the door asks before each piece
+    whole(ready, tmp_path / "record")
+
+
+def test_a_plan_revoked_while_the_flow_is_fitted_draws_nothing(ready, tmp_path, monkeypatch):
+    fit = drawing._fit
+
+    def fitting(*words):
+        revoke(ready)
+        return fit(*words)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(drawing, "_fit", fitting)
+        ready.refused("release", "mini", "--wave", "1", expect=12)
+    at = Desk(ready.home)
+    assert "drawing" not in [entry.kind for entry in at.ledger.entries()]
+    assert [hold.state for hold in at.ledger.holds()] == ["anchored"], "charged, and kept for when it is approved again"
+    whole(ready, tmp_path / "record")
+    ready("plan", "approve", "mini", "--as", "dr-lind", "--understood", "local")
+    assert state(ready, released(ready)) == "held"
 
 
 # -- leaving --------------------------------------------------------------------------------------------------------

@@ -7,17 +7,19 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from service import LEAD, SMALL, Hub, small_table
 from test_ledger import deliver
 
 from shared import privacy
-from shared.errors import BudgetRefusal, LedgerRefusal, StateRefusal
+from shared.errors import BudgetRefusal, LedgerRefusal, PlanRefusal, StateRefusal
 from shared.plan import Budget, LatentNoisePlan, StudyPlan, Wave, sign_plan
 from shared.release import planned_event
+from site_agent.holds import _curve, price_of
 from site_agent.ledger import Ledger, Lost
 from site_agent.plans import Plans
-from site_agent.recovery import draws_within, recover, survey
+from site_agent.recovery import draws_within, recover
 
 TODAY = dt.date(2026, 5, 1)
 PLAN = StudyPlan(
@@ -87,6 +89,27 @@ class Agent:
 
     def spent(self) -> float:
         return self.ledger.study_total("mini", PLAN.budget.delta).epsilon
+
+
+class Offering:
+    """The coordinator, but for the plan that it offers."""
+
+    def __init__(self, door, plan) -> None:
+        self.door, self.plan = door, plan
+        self.anchor, self.holdings = door.anchor, door.holdings
+
+    def fetch_plan(self, study: str):
+        if self.plan is None or study != "mini":
+            raise PlanRefusal("a study must have a plan", given="none")
+        return self.plan
+
+
+class Everywhere(Offering):
+    """The same, in more studies than one."""
+
+    def __init__(self, door, plan) -> None:
+        super().__init__(door, plan)
+        self.holdings = lambda study: door.holdings("mini")
 
 
 @pytest.fixture
@@ -172,17 +195,71 @@ def test_what_was_open_in_the_backup_is_closed_and_a_delivered_release_is_known_
     assert agent.ledger.study_total("mini", PLAN.budget.delta).releases == 2 + draws_within(found.missing)
 
 
-def test_the_dearest_known_version_of_the_plan_is_the_price(agent):
+def test_a_draw_nobody_can_name_costs_at_no_order_less_than_under_any_known_version(agent):
+    """Two curves that cross: whichever plan were taken for the dearest, some order would be charged too little."""
+    steep = privacy.Gaussian(sigma=1.0, sensitivity=1.0)
+    flat = privacy.ExponentialMechanism(epsilon=4.0)
+    above = privacy.rdp(steep) > privacy.rdp(flat)
+    assert above.any()
+    assert not above.all()
+    price = price_of(steep.to_canonical(), 1e-6, [flat.to_canonical()])
+    assert np.array_equal(_curve(price), np.maximum(privacy.rdp(steep), privacy.rdp(flat)))
+    assert price["epsilon"] == max(privacy.epsilon(steep, 1e-6), privacy.epsilon(flat, 1e-6))
+    assert price["epsilon_pure"] is None, "one of them has none"
+
     agent.back_up()
     agent.drawn(1)
-    dearer = replace(PLAN, version=2, release=LatentNoisePlan(w=0.8))
     agent.put_back()
-    agent.plans.receive("mini", sign_plan(PLAN, [LEAD]), today=TODAY)
-    agent.hub.store.add_plan(sign_plan(dearer, [LEAD]), dearer)
-    (one,) = survey(agent.ledger, agent.plans, agent.door, ["mini"]).lost
-    assert one.plan_hash == dearer.hash
-    delta = PLAN.budget.delta
-    assert privacy.epsilon(privacy.from_canonical(one.event), delta) > privacy.epsilon(EVENT, delta)
+    # By its own δ the first looks dearer than the second, which loses more at every order.
+    cheap = replace(PLAN, budget=Budget(epsilon=5000.0, delta=1e-9))
+    dear = replace(PLAN, version=2, release=LatentNoisePlan(w=0.52), budget=Budget(epsilon=5000.0, delta=1e-3))
+    spent = [privacy.epsilon(planned_event(plan), plan.budget.delta) for plan in (cheap, dear)]
+    assert spent[0] > spent[1]
+    agent.plans.receive("mini", sign_plan(cheap, [LEAD]), today=TODAY)
+    agent.hub.store.add_plan(sign_plan(dear, [LEAD]), dear)
+    found = agent.recover()
+    (one,) = found.lost
+    assert (one.event, found.priced) == (planned_event(dear).to_canonical(), {"mini": (1, 2)})
+    for delta in (1e-9, 1e-6, 1e-3):
+        least = privacy.epsilon_from_rdp(privacy.rdp(planned_event(dear)), delta)
+        assert agent.ledger.study_total("mini", delta).epsilon >= least
+        assert agent.ledger.study_total("mini", delta).shown >= least
+
+
+def test_a_release_is_charged_by_the_plan_that_was_signed_and_by_no_cheaper_one_that_is_offered(agent):
+    dear = replace(PLAN, version=2, release=LatentNoisePlan(w=0.9))
+    agent.back_up()
+    hold = agent.drawn(1)
+    sealed = agent.hub.seal("north", release_id=hold.release_id, plan=dear)
+    agent.hub.store.add_plan(sign_plan(dear, [LEAD]), dear)
+    agent.door.send(sealed.envelope, sealed.path)
+    agent.put_back()
+    door = Offering(agent.door, sign_plan(PLAN, [LEAD]))
+    for begun in (False, True):
+        if begun:
+            agent.plans.receive("mini", sign_plan(PLAN, [LEAD]), today=TODAY)
+        with pytest.raises(StateRefusal, match="version 2") as caught:
+            recover(agent.ledger, agent.plans, door, ["mini"])
+        assert "plan-2.json" in caught.value.next_step
+    assert agent.ledger.recoveries() == 0
+    agent.plans.receive("mini", sign_plan(dear, [LEAD]), today=TODAY)
+    found = recover(agent.ledger, agent.plans, door, ["mini"])
+    named = next(one for one in found.lost if one.release_id)
+    assert (named.plan_hash, named.event) == (dear.hash, planned_event(dear).to_canonical())
+
+
+def test_nothing_is_counted_as_nothing_where_the_plan_and_the_releases_are_hidden(agent):
+    """A backup from before the first plan was filed, and a coordinator that knows of no plan and no release."""
+    agent.back_up()
+    agent.drawn(1)
+    agent.put_back()
+    with pytest.raises(StateRefusal, match="no plan of mini") as caught:
+        recover(agent.ledger, agent.plans, Offering(agent.door, None), ["mini"])
+    assert "study lead" in caught.value.next_step
+    with pytest.raises(StateRefusal, match="no plan of second"):
+        recover(agent.ledger, agent.plans, Everywhere(agent.door, sign_plan(PLAN, [LEAD])), ["mini", "second"])
+    assert agent.ledger.recoveries() == 0
+    assert agent.recover().lost
 
 
 def test_lost_charges_stand_beyond_the_cap_and_then_nothing_more_is_released(agent):

@@ -236,6 +236,7 @@ def audit_verify(home: Home = None, json: Json = False) -> None:
 
 
 @ledger_app.command("recover")
+@attempted("ledger recover")
 def ledger_recover(home: Home = None, json: Json = False, dry_run: Dry = False) -> None:
     """After a restored backup: count as spent whatever may be missing, and show what the study lead must allow."""
     from site_agent.lock import StateLock
@@ -257,6 +258,7 @@ def ledger_recover(home: Home = None, json: Json = False, dry_run: Dry = False) 
             {"study": one.study, "count": one.count, "wave": one.wave or None, "release_id": one.release_id or None}
             for one in found.lost
         ],
+        "plan_versions": {study: list(versions) for study, versions in found.priced.items()},
         "fingerprint": found.fingerprint,
         "dry_run": dry_run,
     }
@@ -281,7 +283,11 @@ def ledger_recover(home: Home = None, json: Json = False, dry_run: Dry = False) 
                 for one in found.lost
             ]
             out.print(table(("charged to study", "times", "wave", "release"), rows, right=("times", "wave")))
-            out.print("Each at the full price of the study's plan. Whatever was open here is closed, its charge kept.")
+            out.print("A named release at the price of its own plan, every other at the dearest of all versions known:")
+            for study, versions in found.priced.items():
+                out.print(f"  {study}: version {', '.join(map(str, versions))}")
+            out.print("If the study lead has signed another version, stop and call: it may be dearer.")
+            out.print("Whatever was open here is closed, its charge kept.")
             out.print(
                 "Whom they drew nobody knows: each counts against everybody, and an append may draw them once more."
             )
