@@ -1325,6 +1325,7 @@ class Store:
                     "log_index": one.log_index,
                     "accepted_day": one.accepted_day,
                     "withdrawn": bool(one.withdrawn),
+                    "statement": one.envelope.to_bytes().decode(),
                 }
                 for one in self.releases(study, site=site, withdrawn=True)
             ],

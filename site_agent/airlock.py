@@ -886,7 +886,7 @@ def verify(at: Desk) -> dict[str, Any]:
     for entry in at.ledger.entries():
         # Entries from before there were tags were not signed by persons.
         if "tags" in entry.body and (entry.kind in SIGNED or (entry.kind == "paused" and "signature" in entry.body)):
-            if not decided_by(at.config.site, entry, at.outbox.approvers):
+            if not decided_by(at.config.site, entry, at.config.signers):
                 raise IntegrityRefusal(
                     f"entry {entry.seq} ({entry.kind.replace('_', ' ')}) must be signed by the approver it names",
                     given="no such signature",

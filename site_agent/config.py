@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from types import MappingProxyType
@@ -184,6 +184,8 @@ class Config:
         threshold: lead signatures a plan must carry.
         studies: studies this site is invited to.
         approvers: names of the people who may approve here, with their public keys.
+        retired_approvers: names of people who could, with every key that was theirs: what they signed then is verified
+            with it, and nothing is approved with it any more.
         floors: what this site tightens.
         budget: what all studies together may cost.
         data: study to table.
@@ -200,6 +202,7 @@ class Config:
     threshold: int = 1
     studies: tuple[str, ...] = ()
     approvers: Mapping[str, str] = field(default_factory=dict)
+    retired_approvers: Mapping[str, Sequence[str]] = field(default_factory=dict)
     floors: SiteFloors = field(default_factory=SiteFloors)
     budget: SiteBudget = field(default_factory=SiteBudget)
     data: Mapping[str, Source] = field(default_factory=dict)
@@ -222,15 +225,20 @@ class Config:
             "threshold must be between 1 and the number of leads",
             self.threshold,
         )
-        for name, key in [*(("a lead", key) for key in self.leads), *self.approvers.items()]:
+        retired = [(name, key) for name, keys in self.retired_approvers.items() for key in keys]
+        for name, key in [*(("a lead", key) for key in self.leads), *self.approvers.items(), *retired]:
             try:
                 PublicKey(key)
             except (Refusal, TypeError):
                 _must(False, f"the key of {name} must be 64 hexadecimal digits", "another form")
-        _must("agent" not in self.approvers, "no approver may be called 'agent'", "'agent'")
-        for name in [*self.approvers, *self.studies, *self.data]:
+        for name, key in retired:
+            _must(key not in self.approvers.values(), "a retired key must not approve here as well", name)
+        named = {*self.approvers, *self.retired_approvers}
+        _must("agent" not in named, "no approver may be called 'agent'", "'agent'")
+        for name in [*named, *self.studies, *self.data]:
             _must(_plain_word(name), "names of approvers and studies must be plain words", repr(name))
-        for name in ("approvers", "data"):
+        object.__setattr__(self, "retired_approvers", {n: tuple(keys) for n, keys in self.retired_approvers.items()})
+        for name in ("approvers", "retired_approvers", "data"):
             object.__setattr__(self, name, MappingProxyType(dict(getattr(self, name))))
 
     # -- where things are ---------------------------------------------------------------------------------------
@@ -296,6 +304,18 @@ class Config:
 
         return {key.key_id: key for key in map(PublicKey, self.leads)}
 
+    @property
+    def signers(self) -> dict[str, tuple[PublicKey, ...]]:
+        """Every key under which a person's signature was ever good here, by name: to verify, never to approve."""
+        from shared.keys import PublicKey
+
+        names = {**self.approvers, **self.retired_approvers}
+        current = {name: (key,) for name, key in self.approvers.items()}
+        return {
+            name: tuple(map(PublicKey, (*current.get(name, ()), *self.retired_approvers.get(name, ()))))
+            for name in names
+        }
+
     def source(self, study: str) -> Source:
         """The table of a study. Raises: StateRefusal."""
         if study not in self.data:
@@ -344,8 +364,15 @@ class Config:
             texts = isinstance(given_list, list) and all(isinstance(item, str) for item in given_list)
             _must(texts, f"{name} must be a list of texts", type(given_list).__name__)
             values[name] = tuple(given_list)
-        for name in ("approvers", "floors", "budget", "data"):
+        for name in ("approvers", "retired_approvers", "floors", "budget", "data"):
             _must(isinstance(values.get(name, {}), dict), f"[{name}] must be a table", type(values.get(name)).__name__)
+        values["retired_approvers"] = {
+            name: (keys,) if isinstance(keys, str) else keys
+            for name, keys in values.get("retired_approvers", {}).items()
+        }
+        for keys in values["retired_approvers"].values():
+            texts = isinstance(keys, (list, tuple)) and all(isinstance(key, str) for key in keys)
+            _must(texts, "[retired_approvers] must set each name to a key, or a list of keys", type(keys).__name__)
         values["floors"] = _section(SiteFloors, values.get("floors", {}), "[floors]")
         caps = values.get("budget", {})
         closed(caps, {"site_epsilon", "site_delta"}, where="[budget]", refusal=ConfigRefusal)
@@ -369,6 +396,13 @@ class Config:
             "",
             "[approvers]",
             *(f"{_quoted(name)} = {_quoted(key)}" for name, key in sorted(self.approvers.items())),
+            "",
+            "# Who approved here and no longer does, with the key: what they signed stays verified.",
+            "[retired_approvers]",
+            *(
+                f"{_quoted(n)} = [{', '.join(map(_quoted, keys))}]"
+                for n, keys in sorted(self.retired_approvers.items())
+            ),
             "",
             "# The stricter of these and the plan's is in force: persons, rare_level, membership_auc,",
             "# own_row_linkage, extreme_linkage, approvals, author_apart.",

@@ -98,6 +98,7 @@ class Desk:
             leads=self.config.pinned_leads,
             threshold=self.config.threshold,
             approvers={name: PublicKey(key) for name, key in self.config.approvers.items()},
+            signers=self.config.signers,
             memory=self.ledger,
         )
 

@@ -146,6 +146,7 @@ def _keys(at: Desk, study: str) -> dict[str, Any]:
         "ca_fingerprint": config.ca_fingerprint,
         "release_key": at.release_key.public.hex,
         "approvers": dict(config.approvers),
+        "retired_approvers": {name: list(keys) for name, keys in config.retired_approvers.items()},
         "leads": {key.key_id: key.hex for key in config.pinned_leads.values()},
         "threshold": config.threshold,
     }

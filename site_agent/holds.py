@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -291,14 +291,12 @@ def decision_message(site: str, kind: str, previous: str, body: Mapping[str, Any
     return Envelope.encoding(DECISION_TYPE, payload)
 
 
-def decided_by(site: str, entry: Entry, approvers: Mapping[str, PublicKey]) -> bool:
-    """Whether the person whom an entry names has signed it with the registered key."""
+def decided_by(site: str, entry: Entry, signers: Mapping[str, Collection[PublicKey]]) -> bool:
+    """Whether the person whom an entry names has signed it, with a key that is or was registered for them."""
     body = entry.body
-    key = approvers.get(body.get("name", ""))
-    if key is None or body.get("key") != key.hex:
-        return False
     message = decision_message(site, entry.kind, entry.previous, body)
-    return key.verifies(bytes.fromhex(body.get("signature", "")), message)
+    own = [key for key in signers.get(body.get("name", ""), ()) if key.hex == body.get("key")]
+    return any(key.verifies(bytes.fromhex(body.get("signature", "")), message) for key in own)
 
 
 def price_of(event: Mapping[str, Any], delta: float, others: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:

@@ -11,8 +11,8 @@ files does not make an old plan the newest again.
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -95,6 +95,7 @@ class Plans:
         threshold: lead signatures a plan must carry.
         approvers: this site's approvers, name to key.
         memory: where approvals are noted beside their files.
+        signers: every key under which an approval was ever good here, by name; the approvers' where none are given.
     """
 
     folder: Path
@@ -103,6 +104,7 @@ class Plans:
     threshold: int
     approvers: Mapping[str, PublicKey]
     memory: Memory
+    signers: Mapping[str, Sequence[PublicKey]] = field(default_factory=dict)
 
     # -- plans --------------------------------------------------------------------------------------------------
     def receive(self, study: str, envelope: Envelope, *, today: dt.date, keep: bool = True) -> StudyPlan:
@@ -270,9 +272,11 @@ class Plans:
         )
         return plan
 
-    def approval(self, study: str, version: int) -> PlanApproval | None:
+    def approval(self, study: str, version: int, *, current: bool = False) -> PlanApproval | None:
         """The filed approval of a version, verified; None where nobody approved it, or somebody revoked it.
 
+        Args:
+            current: whether it must be of somebody who approves here today: only then may it be acted upon.
         Raises: ApprovalRefusal.
         """
         if self.memory.plan_revoked(study, version):
@@ -281,12 +285,14 @@ class Plans:
             data = self._approval_path(study, version).read_bytes()
         except FileNotFoundError:
             return None
-        trusted = {key.key_id: key for key in self.approvers.values()}
+        own = {name: (key,) for name, key in self.approvers.items()}
+        signers = own if current else {**own, **self.signers}
+        trusted = {key.key_id: key for keys in signers.values() for key in keys}
         try:
             envelope = Envelope.from_bytes(data)
             approval = PlanApproval.from_bytes(envelope.require(APPROVAL_TYPE, trusted))
-            signer = self.approvers[approval.approver]
-            if signer.key_id not in envelope.verified_by(trusted) or approval.study != study:
+            signed = {key.key_id for key in signers[approval.approver]} & {*envelope.verified_by(trusted)}
+            if not signed or approval.study != study:
                 raise SchemaRefusal("an approval must be signed by the approver it names")
         except (Refusal, KeyError, TypeError, ValueError):
             raise ApprovalRefusal(
@@ -304,7 +310,7 @@ class Plans:
         """
         plan = self.plan(study)
         plan.require_current(today)
-        approval = self.approval(study, plan.version)
+        approval = self.approval(study, plan.version, current=True)
         again = f"Run site-agent plan show {study}, then plan approve {study} --as NAME."
         if approval is None:
             raise ApprovalRefusal(

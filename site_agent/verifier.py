@@ -2,15 +2,20 @@
 
 Run ``python verify.py`` in the folder it lies in. It reads the other files and nothing else, opens no connection and
 changes nothing. What it shows: the record was signed entry by entry by one key; no entry was changed, reordered or, if
-it is about this study, left out; each release was drawn under a plan that the keys named as the lead's had signed and
-a named person had approved, ticks included, and was approved by named people, over the bytes named, before it was
-delivered. ``--coordinator-list FILE`` takes what the coordinator signed of this site (there: ``coordinator log list
-SITE STUDY --out FILE``), and shows that the record is the whole of it: every head that the coordinator witnessed is one
-of this ledger, every release it accepted is told here, and the site names no more studies than it takes part in.
+it is about this study, left out; what became of each charge follows the agent's own rules, step by step; each release
+was drawn under a plan that the keys named as the lead's had signed and that a person had approved, the signed approval
+in the ledger with its tick on what the posture leaves open; and each delivery that the ledger notes was approved before
+by named people, over the bytes named, a tick on each warning that the outcomes name.
+
+``--coordinator-list FILE`` takes what the coordinator signed of this site (there: ``coordinator log list SITE STUDY
+--out FILE``), and shows that the record is the whole of it: every head that the coordinator witnessed is one of this
+ledger, every release it accepted is told here, and the site names no more studies than it takes part in.
 
 What it cannot show: whose the keys are (compare the fingerprints with the hospital, the study lead and the
-coordinator), what the released rows are (they are not in the export; name bundle files on the command line to check
-theirs), what was done outside the agent, or that an ε is right (recompute it from the receipt's event).
+coordinator); that the site's software was ours, wrote down what it found and asked the person who ticked, because an
+agent that lies from the start signs its lies as it goes; what the released rows are (they are not in the export; name
+bundle files on the command line to check theirs); what was done outside the agent; or that an ε is right (recompute it
+from the receipt's event). Where it does not know, a line begins with "!".
 """
 
 from __future__ import annotations
@@ -31,6 +36,21 @@ TYPE = "application/vnd.tributary.%s+json"
 FORMATS = ("tributary-ledger/2", "tributary-ledger/3")
 LEAVES_PERSONS_OPEN = ("local", "holdout")
 """Postures that must be approved with a tick on what they leave open."""
+MOVES: dict[str, tuple[set[str], str]] = {
+    "anchor": ({"reserved", "anchored"}, "anchored"),
+    "carry": ({"reserved", "anchored"}, "anchored"),
+    "drawing": ({"anchored"}, "drawing"),
+    "seal": ({"drawing"}, "sealed"),
+    "hold": ({"sealed", "held", "sent_back"}, "held"),
+    "send_back": ({"held", "sent_back"}, "sent_back"),
+    "approve": ({"held", "sent_back", "approved"}, "held"),
+    "commit": ({"approved"}, "delivered"),
+    "reject": ({"sealed", "held", "sent_back"}, "rejected"),
+    "burn": ({"reserved", "anchored", "drawing", "sealed", "held", "sent_back", "approved"}, "burnt"),
+    "withdraw": ({"reserved", "anchored", "sealed", "held", "sent_back", "approved", "delivered"}, "burnt"),
+    "tombstone": ({"withdrawn", "burnt"}, "withdrawn"),
+}
+"""Each step of a charge: the states it may follow, and the state it leads to."""
 NOTHING = "0" * 64
 Body = dict[str, Any]
 Files = dict[str, bytes]
@@ -66,7 +86,15 @@ def signed(key: str, signature: bytes, kind: str, payload: bytes) -> bool:
     return True
 
 
-def opened(name: str, data: bytes, kind: str, keys: dict[str, str]) -> tuple[Any, set[str], bytes]:
+def people(keys: Body) -> dict[str, list[str]]:
+    """The keys of each person who may sign: of those who approve here, and of those who did and no longer do."""
+    out = {name: [key] for name, key in keys["approvers"].items()}
+    for name, former in keys.get("retired_approvers", {}).items():
+        out[name] = [*out.get(name, []), *former]
+    return out
+
+
+def opened(name: str, data: bytes, kind: str, keys: dict[str, list[str]]) -> tuple[Any, set[str], bytes]:
     """An envelope's content, the names of those of `keys` that signed it, and its bytes."""
     body = json.loads(data)
     must(body["payloadType"] == TYPE % kind, f"{name} must be a {kind}")
@@ -74,7 +102,7 @@ def opened(name: str, data: bytes, kind: str, keys: dict[str, str]) -> tuple[Any
     content = json.loads(payload)
     must(canonical(content) == payload, f"{name} must be in canonical form")
     values = [base64.b64decode(given["sig"], validate=True) for given in body["signatures"]]
-    names = {name for name, key in keys.items() if any(signed(key, v, TYPE % kind, payload) for v in values)}
+    names = {n for n, own in keys.items() if any(signed(key, v, TYPE % kind, payload) for key in own for v in values)}
     return content, names, payload
 
 
@@ -117,8 +145,11 @@ def ledger(files: Files, keys: Body, study: str) -> list[Body]:
         must(
             whole or not tagged or (about and tag not in about), f"entry {number} is about this study, and must be told"
         )
-        here = not whole or not tagged or entry["body"].get("study", study) != study or not about or tag in about
-        must(here, f"entry {number} must carry the tag of its study")
+        if whole and tagged:
+            of = [entry["body"]["study"]] if "study" in entry["body"] else []
+            of += [charge["study"] for charge in entry["body"].get("charges", ())] if entry["kind"] == "lost" else []
+            must(study not in of or tag in (about or []), f"entry {number} must carry the tag of its study")
+            must(set(of) <= {study}, f"entry {number} must name the study whose tag it carries")
     first = entries[0].get("body", {})
     must(
         first.get("release_key") == keys["release_key"] and first.get("site") == keys["site"],
@@ -181,7 +212,7 @@ class Plans:
         self.known: dict[str, Body] = {}
         self.at: list[tuple[int, str, Body | None]] = []
         for name, data in named(files, "plans/plan-"):
-            plan, leads, payload = opened(name, data, "plan", keys["leads"])
+            plan, leads, payload = opened(name, data, "plan", {n: [key] for n, key in keys["leads"].items()})
             must(len(leads) >= keys["threshold"], f"{name} must be signed by the study lead")
             here = (plan["study"], plan["coordinator"]) == (study, keys["coordinator"])
             must(here, f"{name} must be of this study and its coordinator")
@@ -192,9 +223,10 @@ class Plans:
             if entry.get("kind") == "plan_approved":
                 what = f"entry {entry['seq']}: the approval of a plan"
                 must(body["plan_hash"] in self.known, f"{what} must be of a plan that is here")
+                must("envelope" in body or "tags" not in entry, f"{what} must hold what the person signed")
                 said = None
                 if "envelope" in body:
-                    said, names, payload = opened(what, body["envelope"].encode(), "plan-approval", keys["approvers"])
+                    said, names, payload = opened(what, body["envelope"].encode(), "plan-approval", people(keys))
                     must(
                         body["name"] == said["approver"] and body["name"] in names,
                         f"{what} must be signed by the person it names",
@@ -206,7 +238,7 @@ class Plans:
                 self.at.append((entry["seq"], "", None))
         before = {(body["version"], body["plan_hash"], body["name"]): place for place, body in self.of_old(entries)}
         for name, data in named(files, "plans/approval-"):
-            said, names, payload = opened(name, data, "plan-approval", keys["approvers"])
+            said, names, payload = opened(name, data, "plan-approval", people(keys))
             must(said["approver"] in names and said["plan_hash"] in self.known, f"{name} must be a signed approval")
             own = (said["plan_version"], said["plan_hash"], said["approver"])
             must(sha(payload) in noted or own in before, f"{name} must be an approval that the ledger has noted")
@@ -253,7 +285,7 @@ def standings(entries: list[Body], keys: Body) -> dict[str, Body]:
         body = entry.get("body", {})
         if entry.get("kind") == "standing":
             what = f"entry {entry['seq']}: a standing approval"
-            said, names, payload = opened(what, body["envelope"].encode(), "standing", keys["approvers"])
+            said, names, payload = opened(what, body["envelope"].encode(), "standing", people(keys))
             must(sha(payload) == body["standing"], f"{what} must be as noted")
             must(
                 body["name"] == said["approver"] and body["name"] in names,
@@ -281,7 +313,7 @@ def decided(entries: list[Body], keys: Body) -> int:
             continue
         said = {name: value for name, value in body.items() if name not in ("salt", "key", "signature")}
         payload = canonical({"site": keys["site"], "kind": kind, "previous": before["hash"], "body": said})
-        own = body.get("name") in keys["approvers"] and keys["approvers"][body["name"]] == body.get("key")
+        own = body.get("key") in people(keys).get(body.get("name"), [])
         own = own and signed(body["key"], bytes.fromhex(body["signature"]), TYPE % "site-decision", payload)
         must(own, f"entry {entry['seq']} ({kind}) must be signed by the person it names")
         found += 1
@@ -292,7 +324,9 @@ def decided(entries: list[Body], keys: Body) -> int:
 class Release:
     """One sealed release: its entries in order, and its files.
 
-    Once the site has left the study its files are gone (`gone`), and the ledger names them.
+    Once the site has left the study its files are gone (`gone`), and the ledger names them. Where the ledger was put
+    back and knows of the delivery from the coordinator alone (`put_back`), the approvals may be in what the coordinator
+    was sent (`sent`), if its list has that; where nothing shows them it is `open` who approved.
     """
 
     def __init__(self, name: str, files: Files, told: list[Body], gone: bool) -> None:
@@ -306,12 +340,14 @@ class Release:
         for entry in told:
             if entry["kind"] == "carry" and entry["seq"] < self.by["seal"]["seq"]:
                 self.start = entry
-                self.charged |= {item: entry["body"][item] for item in ("wave", "plan_hash")}
+                self.charged |= {item: entry["body"][item] for item in ("wave", "plan_hash", "cap_epsilon")}
         self.receipt: Body | None = json.loads(self.files["receipt.json"]) if "receipt.json" in self.files else None
         self.outcomes: list[Body] = []
         if "outcomes.json" in self.files:
             self.outcomes = json.loads(self.files["outcomes.json"])["content"]["checks"]
         self.stated: Body = {}
+        self.put_back, self.open = False, False
+        self.sent: bytes | None = None
 
     def must(self, holds: object, what: str) -> None:
         """Stop, naming the release."""
@@ -348,9 +384,9 @@ class Release:
         Args:
             delivered: whether it arrived, by the ledger or by the coordinator's list.
         """
-        people, agent = keys["approvers"], {"agent": keys["release_key"]}
+        persons, agent = people(keys), {"agent": [keys["release_key"]]}
         self.stated, signers, payload = opened(
-            "statement.json", self.files["statement.json"], "release", people | agent
+            "statement.json", self.files["statement.json"], "release", persons | agent
         )
         stated, by = self.stated, self.by
         self.must("agent" in signers, "the statement must be signed by the site")
@@ -368,23 +404,26 @@ class Release:
         self.must(stated["recipient"] == keys["coordinator"], "it must be for the site's coordinator")
 
         plans.in_force(self.charged["plan_hash"], self.start["seq"], self.name)
+        budget = plans.known[self.charged["plan_hash"]]["budget"]
+        same = (self.charged["cap_epsilon"], self.charged["delta"]) == (budget["epsilon"], budget["delta"])
+        self.must(same, "its charge must be held to the plan's budget")
         drawn = by["drawing"]["seq"]
         witnessed = any(e["kind"] == "anchor" and self.told[0]["seq"] <= e["body"]["seq"] < drawn for e in self.told)
         self.must(witnessed, "its charge must have been witnessed before it was drawn")
         approval = plans.in_force(self.charged["plan_hash"], drawn, self.name)
-        self.declines(people)
+        self.declines(persons)
         self.papers(approval, plans.known[self.charged["plan_hash"]])
-        self.approvals(keys, plans, signers, payload, delivered)
-        self.withdrawal(people | agent)
+        self.approvals(persons, plans, signers, payload, delivered)
+        self.withdrawal(persons | agent)
 
-    def declines(self, people: dict[str, str]) -> None:
+    def declines(self, persons: dict[str, list[str]]) -> None:
         """Who rejected it or sent it back signed that."""
         for entry in self.told:
             if entry["kind"] in ("reject", "send_back"):
                 body = entry["body"]
                 said = {"release_id": self.name, "bundle_sha256": self.seal["bundle_sha256"], "decision": entry["kind"]}
                 said |= {"by": body["by"], "reason_sha256": sha(body["reason"].encode())}
-                own = people.get(body["by"]) == body.get("key") and body.get("key")
+                own = body.get("key") in persons.get(body["by"], [])
                 own = own and signed(body["key"], bytes.fromhex(body["signature"]), TYPE % "decline", canonical(said))
                 self.must(own, "who declines must be a registered person, and sign it")
 
@@ -406,6 +445,9 @@ class Release:
                 open_ends = plan["posture"] in LEAVES_PERSONS_OPEN
                 same = not open_ends or receipt["not_covered"] == approval["understood"]
                 self.must(same, "what its receipt leaves open must have been ticked with the plan")
+        for entry in self.told:
+            bound = entry["kind"] != "hold" or "tags" not in entry or "outcomes.json" in entry["body"]["documents"]
+            self.must(bound, "the outcomes of its checks must be among the documents shown")
         shown = self.by["hold"]["body"]["documents"] if "hold" in self.by else {}
         self.must(self.gone or not shown or "outcomes.json" in self.files, "the outcomes of its checks must be here")
         if "outcomes.json" in self.files:
@@ -417,15 +459,17 @@ class Release:
             same = (body["release_id"], body["bundle_sha256"]) == (self.name, self.stated["bundle_sha256"])
             self.must(same, "the outcomes must be of these bytes")
 
-    def approvals(self, keys: Body, plans: Plans, signers: set[str], payload: bytes, delivered: bool) -> None:
+    def approvals(
+        self, persons: dict[str, list[str]], plans: Plans, signers: set[str], payload: bytes, delivered: bool
+    ) -> None:
         """Who approved it: registered people, over these bytes, with every tick, under the plan as approved then."""
-        people, commit = keys["approvers"], self.by.get("commit")
+        commit = self.by.get("commit")
         agreed = self.agreed(commit["seq"] if commit else self.told[-1]["seq"] + 1)
         warnings = {check["name"] for check in self.outcomes if check["outcome"] == "warning"}
         decided = {}
         for name in self.files:
             if name.startswith("decision-"):
-                said, names, _ = opened(name, self.files[name], "decision", people)
+                said, names, _ = opened(name, self.files[name], "decision", persons)
                 self.must(said["approver"] in names, "a decision must be signed by the person it names")
                 same = (said["bundle_sha256"], said["release_id"]) == (self.stated["bundle_sha256"], self.name)
                 self.must(same, "a decision must be about these bytes")
@@ -434,7 +478,7 @@ class Release:
             plans.in_force(self.charged["plan_hash"], seq, self.name)
             if body.get("standing"):
                 continue
-            own = people.get(body["name"]) == body["key"]
+            own = body["key"] in persons.get(body["name"], [])
             own = own and signed(body["key"], bytes.fromhex(body["signature"]), TYPE % "release", payload)
             self.must(own, "each approval must be of a registered person, over the statement")
             said = decided.get(body["name"])
@@ -451,14 +495,22 @@ class Release:
         self.must(apart, "whoever had it made must not have approved it")
         plan = plans.known[self.charged["plan_hash"]]
         needed = max(1, self.seal["approvals"], plan["floors"]["approvals"])
-        self.must(not delivered or len(names) >= needed, "enough people must have approved before delivery")
+        if delivered and self.put_back and not commit:
+            # The ledger was put back to before its approval: then only what the coordinator was sent shows it.
+            if self.sent is not None:
+                _, also, sent = opened("what the coordinator was sent", self.sent, "release", persons)
+                self.must(sent == payload, "what the coordinator was sent must be the sealed statement")
+                names |= also
+            self.open = len(names) < needed
+        enough = not delivered or self.open or len(names) >= needed
+        self.must(enough, "enough people must have approved before delivery")
         failed = any(check["outcome"] not in ("passed", "warning") for check in self.outcomes)
         self.must(not agreed or not failed, "what failed a check must not be approved")
         if commit:
             same = commit["body"]["bundle_sha256"] == self.stated["bundle_sha256"]
             self.must(same, "what arrived must be what was sealed")
 
-    def withdrawal(self, keys: dict[str, str]) -> None:
+    def withdrawal(self, keys: dict[str, list[str]]) -> None:
         """Where it was taken back, agent and approver signed that."""
         self.must("withdraw" not in self.by or "withdrawal.json" in self.files, "its withdrawal must be here")
         if "withdrawal.json" in self.files:
@@ -467,6 +519,97 @@ class Release:
             self.must({"agent", by} <= names, "a withdrawal must carry two signatures")
             same = (said["release_id"], said["bundle_sha256"]) == (self.name, self.stated["bundle_sha256"])
             self.must(same, "a withdrawal must be of this release")
+
+
+# -- what became of each charge -------------------------------------------------------------------------------------
+def lives(entries: list[Body]) -> list[str]:
+    """Replay every charge that is told, as the agent does. Returns: deliveries that were noted during a pause.
+
+    Raises: Wrong: a step that may not follow the one before, or a draw or an approval while the site was paused.
+    """
+    states: dict[str, str] = {}
+    needed: dict[str, int] = {}
+    given: dict[str, list[Body]] = {}
+    taken_back: set[str] = set()
+    paused, late = False, []
+    for entry in entries:
+        body, kind = entry.get("body", {}), entry.get("kind", "")
+        if kind in ("paused", "resumed"):
+            paused = kind == "paused"
+        elif kind in ("lost", "recovered"):
+            for charge in body["charges"]:
+                name = charge["release_id"]
+                must(name not in states, f"entry {entry['seq']}: a lost release must be one that the ledger lacks")
+                states |= {name: "burnt" if charge["log_index"] is None else "delivered"} if name else {}
+            states |= {name: "delivered" for name in body.get("accepted", ()) if name in states}
+            states |= {name: "burnt" for name in body.get("burnt", ()) if name in states}
+        elif kind == "reserve":
+            must(body["release_id"] not in states, f"{body['release_id']}: it must be charged once")
+            states[body["release_id"]] = "reserved"
+        elif "release_id" in body:
+            name = body["release_id"]
+            state = states.get(name, "unknown")
+            allowed, following = MOVES.get(kind, (set(), ""))
+            must(state in allowed, f"{name}: entry {entry['seq']} ({kind}) must not follow when it is {state}")
+            calm = not paused or kind not in ("drawing", "approve")
+            must(calm, f"{name}: entry {entry['seq']} ({kind}) must not stand in a pause")
+            if kind == "carry":
+                following = state
+            elif kind == "seal":
+                needed[name], given[name] = body["approvals"], []
+            elif kind in ("hold", "send_back"):
+                given[name] = []
+            elif kind == "approve":
+                # A person takes the place of a standing approval: of their own, or of one that did not serve.
+                over = state == "approved" and not body.get("standing")
+                must(
+                    state != "approved" or (over and any(one.get("standing") for one in given[name])),
+                    f"{name}: it must need no further approval",
+                )
+                kept = [
+                    one for one in given[name] if not (one.get("standing") and (over or one["name"] == body["name"]))
+                ]
+                given[name] = [*kept, body]
+                following = "approved" if len(given[name]) >= needed[name] else following
+            elif kind == "withdraw":
+                taken_back.add(name)
+                following = "withdrawn" if state == "delivered" else following
+            elif kind == "tombstone":
+                must(name in taken_back, f"{name}: a tombstone must follow a withdrawal")
+                following = state if body["log_index"] is None else following
+            elif kind == "commit" and paused:
+                # What was sent before may be acknowledged after.
+                late.append(name)
+            states[name] = following
+    return late
+
+
+def counted(entries: list[Body], study: str) -> tuple[dict[str, int | None], int]:
+    """What ledgers that were put back have counted: releases by name and place in the log, and draws without a name.
+
+    Raises: Wrong: one that says it was put back, and has counted nothing.
+    """
+    named: dict[str, int | None] = {}
+    nameless = 0
+    for place, entry in enumerate(entries):
+        if entry.get("kind") not in ("lost", "recovered"):
+            continue
+        for charge in entry["body"]["charges"]:
+            if charge["release_id"]:
+                named[charge["release_id"]] = charge["log_index"]
+            elif charge["study"] == study:
+                nameless += charge["count"]
+        if entry["kind"] == "recovered":
+            named |= entry["body"]["accepted"]
+            # Its charges stand just before it; those of other studies are not told here.
+            before = entries[place - 1]
+            some = (
+                entry["body"]["charges"]
+                or "body" not in before
+                or (before["kind"] == "lost" and before["body"]["charges"])
+            )
+            must(some, f"entry {entry['seq']}: a ledger that was put back must count what it lacks")
+    return named, nameless
 
 
 def stood_in(
@@ -485,7 +628,7 @@ def stood_in(
         given["from"] < seq < given["to"]
         and (given["site"], given["study"]) == (keys["site"], charged["study"])
         and given["approver"] == body["name"]
-        and keys["approvers"].get(given["approver"]) == body["key"]
+        and body["key"] in people(keys).get(given["approver"], [])
         and given["plan_hash"] == charged["plan_hash"]
         and charged["epsilon"] <= given["max_epsilon"]
         and entries[seq - 1]["time"][:10] <= given["until"] <= plan["expires"]
@@ -523,7 +666,7 @@ def listed(
 ) -> Body:
     """Hold the record against what the coordinator signed of the site: nothing it witnessed or accepted is missing."""
     must(keys["witness_key"], "the site must have pinned the coordinator's key")
-    body, names, _ = opened("the coordinator's list", data, "site-list", {"coordinator": keys["witness_key"]})
+    body, names, _ = opened("the coordinator's list", data, "site-list", {"coordinator": [keys["witness_key"]]})
     must(names, "the coordinator's list must be signed by the key that the site has pinned")
     must(
         (body["site"], body["study"]) == (keys["site"], study), "the coordinator's list must be of this site and study"
@@ -538,6 +681,7 @@ def listed(
         counted = line < newest and of and (of[-1]["seq"], of[-1]["head"]) in left
         must(not lacks or counted, "every head that the coordinator witnessed must be one of this ledger")
     known = {(head["seq"], head["head"]) for head in heads}
+    must(left <= known, "a ledger that was put back must name a head that the coordinator has witnessed")
     for entry in entries:
         if entry.get("kind") == "anchor" and entry["body"]["index"] < body["size"]:
             here = (entry["body"]["seq"], entry["body"]["head"]) in known
@@ -548,6 +692,9 @@ def listed(
         if entry.get("kind") in ("lost", "recovered")
         for charge in entry["body"]["charges"]
     }
+    # Reserved here, and drawn in the time that a ledger that was put back has forgotten.
+    closed = {name for one in recoveries(entries) for what in ("accepted", "burnt") for name in one["body"][what]}
+    counted_lost |= closed & (told.keys() - sealed.keys())
     accepted = {}
     for one in [*body["releases"], *body["quarantined"]]:
         name = one["release_id"]
@@ -556,6 +703,8 @@ def listed(
     for one in body["releases"]:
         name = one["release_id"]
         accepted[name] = one
+        if name in sealed and "statement" in one:
+            sealed[name].sent = one["statement"].encode()
         gone = one["withdrawn"] and name in sealed
         taken = not gone or "withdraw" in sealed[name].by
         must(taken, f"{name}: its withdrawal at the coordinator must be told here")
@@ -603,8 +752,10 @@ def examine(files: Files, study: str, coordinator_list: bytes | None = None) -> 
             for one in json.loads(base64.b64decode(json.loads(coordinator_list)["payload"]))["releases"]
         }
     signatures = 0
+    back = {name for one in recoveries(entries) for name in one["body"]["accepted"]}
     for name, release in releases.items():
-        release.check(keys, plans, name in arrived)
+        release.put_back = name in back
+        release.check(keys, plans, name in arrived | back)
         signatures += sum("signature" in entry["body"] for entry in release.told)
     for release in releases.values():
         for seq, body in release.agreed(len(entries) + 1):
@@ -618,10 +769,11 @@ def examine(files: Files, study: str, coordinator_list: bytes | None = None) -> 
             follows = receipt is None or receipt["previous"] == previous
             must(follows, f"{entry['body']['release_id']}: its receipt must follow that of the release before")
             previous = entry["body"]["receipt_sha256"] or NOTHING
-    must(
-        accepted.keys() <= commits.keys() or recoveries(entries),
-        "every delivery that the coordinator acknowledged must be told here",
-    )
+    interrupted = lives(entries)
+    found_back, nameless = counted(entries, study)
+    missing = [(name, at) for (name, digest), at in accepted.items() if (name, digest) not in commits]
+    whole = sum(found_back.get(name) != at for name, at in missing) <= nameless
+    must(whole, "every delivery that the coordinator acknowledged must be told here")
     for key, entry in commits.items():
         same = accepted.get(key, entry["body"]["log_index"]) == entry["body"]["log_index"]
         must(same, f"{key[0]}: its delivery must stand where the coordinator has logged it")
@@ -647,6 +799,8 @@ def examine(files: Files, study: str, coordinator_list: bytes | None = None) -> 
         "deliveries": len(commits),
         "countersigned": sum(key in accepted for key in commits),
         "late": late,
+        "interrupted": interrupted,
+        "open": [name for name, release in releases.items() if release.open],
         "forks": len(forks),
     }
 
@@ -655,7 +809,7 @@ def check(folder: Path, bundles: list[Path], coordinator_list: Path | None = Non
     """Check everything; the sentences to print. Raises: Wrong."""
     paths = [path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts]
     files = {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
-    agent = {"agent": json.loads(files["keys.json"])["release_key"]}
+    agent = {"agent": [json.loads(files["keys.json"])["release_key"]]}
     manifest, names, _ = opened("manifest.json", files.pop("manifest.json"), "audit-export", agent)
     must(names, "the list of files must be signed by the site's release key")
     must(files.keys() == manifest["files"].keys(), "the folder must hold exactly the files of its list")
@@ -670,6 +824,8 @@ def check(folder: Path, bundles: list[Path], coordinator_list: Path | None = Non
         must(sha(path.read_bytes()) in found["digests"], f"{path.name} must be one of the sealed bundles")
     whose = {"site": keys["release_key"], **{f"study lead {name}": key for name, key in keys["leads"].items()}}
     whose |= {f"approver {name}": key for name, key in keys["approvers"].items()}
+    for name, former in keys.get("retired_approvers", {}).items():
+        whose |= {f"former approver {name}{f' ({place})' if place else ''}": key for place, key in enumerate(former)}
     whose |= {"coordinator": keys["witness_key"]} if keys.get("witness_key") else {}
     lines = [
         f"{len(manifest['files'])} files are as they were exported.",
@@ -700,6 +856,12 @@ def check(folder: Path, bundles: list[Path], coordinator_list: Path | None = Non
         )
     for name in found["late"]:
         lines.append(f"! {name}: its delivery was noted after its plan's approval was revoked")
+    for name in found["interrupted"]:
+        lines.append(f"! {name}: its delivery was noted during a pause")
+    for name in found["open"]:
+        lines.append(
+            f"! {name}: the ledger was put back, and nothing here shows who approved it before it was delivered"
+        )
     return [
         *lines,
         "Compare these keys with the people they belong to:",

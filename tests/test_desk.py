@@ -62,11 +62,11 @@ def test_each_decision_about_the_site_is_signed_in_its_entry_by_whom_it_names(re
     decided = {entry.kind: entry for entry in at.ledger.entries() if entry.kind in {*SIGNED, "paused"}}
     assert set(decided) == {*SIGNED, "paused"} - {"standing_revoked"}
     for entry in decided.values():
-        assert decided_by("north", entry, at.outbox.approvers), entry.kind
-        assert not decided_by("south", entry, at.outbox.approvers), "of another site"
+        assert decided_by("north", entry, at.config.signers), entry.kind
+        assert not decided_by("south", entry, at.config.signers), "of another site"
         for change in ({"name": "dr-lind" if entry.body["name"] == "dr-berg" else "dr-berg"}, {"reason": "another"}):
-            assert not decided_by("north", replace(entry, body={**entry.body, **change}), at.outbox.approvers)
-        assert not decided_by("north", replace(entry, previous="ab" * 32), at.outbox.approvers), "at another place"
+            assert not decided_by("north", replace(entry, body={**entry.body, **change}), at.config.signers)
+        assert not decided_by("north", replace(entry, previous="ab" * 32), at.config.signers), "at another place"
     assert ready.json("audit", "verify")["decisions"] == 5
     assert {row["kind"]: row["who"] for row in ready.json("history")["entries"]}["resumed"] == "dr-berg"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ast
 import copy
+import functools
 import json
 import shutil
 import subprocess
@@ -20,13 +21,14 @@ from site_desk import PASSPHRASE, Hospital, hospital  # noqa: F401
 
 from shared.canonical import canonical_json, sha256_hex
 from shared.chain import GENESIS, extend_head
-from shared.errors import IntegrityRefusal
+from shared.errors import ConfigRefusal, IntegrityRefusal
 from shared.keys import Envelope, SigningKey
 from shared.merkle import leaf_hash, node_hash
 from shared.plan import Budget
 from shared.wire import Acceptance, AnchorReceipt, countersigned
-from site_agent import cli, verifier
+from site_agent import cli, holds, verifier
 from site_agent import ledger as ledger_module
+from site_agent.config import Config
 from site_agent.egress import Witness
 from site_agent.export import EXPORT_TYPE, _line
 from site_agent.holds import Entry, link_of
@@ -149,6 +151,8 @@ def resigned(site: Hospital, folder: Path, change) -> str:
     change(folder)
     if getattr(change, "chained", False):
         chained(folder, key)
+    if getattr(change, "relived", False):
+        relive(folder, site.home / "keys")
     body = json.loads(Envelope.from_bytes((folder / "manifest.json").read_bytes()).payload)
     body["head"] = json.loads((folder / "ledger.json").read_bytes())[-1]["hash"]
     body["files"] = {
@@ -189,6 +193,125 @@ def chained(folder: Path, key: SigningKey) -> None:
         payload = canonical_json({"site": "north", "seq": number, "head": head})
         entry["signature"] = key.sign(Envelope.encoding(HEAD_TYPE, payload)).hex()
     (folder / "ledger.json").write_bytes(canonical_json(entries))
+
+
+@functools.cache
+def key_of(path: Path) -> SigningKey:
+    return SigningKey.load(path, PASSPHRASE if path.parent.name == "approvers" else None)
+
+
+def relived(change):
+    """The ledger changed as an agent that lies would have written it on the day: heads, statements, signatures fit."""
+    work = rewritten("ledger.json", change) if change.__code__.co_varnames[0] == "e" else change
+    work.relived = True
+    return work
+
+
+def relive(folder: Path, keys: Path) -> None:
+    entries, release = json.loads((folder / "ledger.json").read_bytes()), key_of(keys / "release.pem")
+    head, moved, stated = GENESIS, {}, {}
+    for number, entry in enumerate(entries, start=1):
+        old, body = entry["hash"], entry["body"]
+        entry["seq"] = number
+        if entry["kind"] == "anchor":
+            body["seq"], body["head"] = moved[body["head"]]
+        if entry["kind"] == "approve":
+            message = Envelope.encoding(STATED, canonical_json(stated[body["release_id"]]))
+            body["signature"] = key_of(keys / "approvers" / f"{body['name']}.pem").sign(message).hex()
+        inner = sha256_hex(canonical_json({name: entry[name] for name in ("time", "kind", "body")}))
+        link = sha256_hex(canonical_json({"seq": number, "tags": entry["tags"], "told": inner}))
+        entry["hash"] = head = extend_head(head, [link])
+        payload = canonical_json({"site": "north", "seq": number, "head": head})
+        entry["signature"] = release.sign(Envelope.encoding(HEAD_TYPE, payload)).hex()
+        moved.setdefault(old, (number, head))
+        if entry["kind"] == "seal":
+            path = folder / "releases" / body["release_id"] / "statement.json"
+            said = json.loads(Envelope.from_bytes(path.read_bytes()).payload)
+            stated[body["release_id"]] = {**said, "ledger_head": head}
+    for name, said in stated.items():
+        who = {e["body"]["name"] for e in entries if e["kind"] == "approve" and e["body"]["release_id"] == name}
+        signers = [release, *(key_of(keys / "approvers" / f"{one}.pem") for one in sorted(who))]
+        path = folder / "releases" / name / "statement.json"
+        path.write_bytes(Envelope.sign(STATED, canonical_json(said), signers).to_bytes())
+    (folder / "ledger.json").write_bytes(canonical_json(entries))
+
+
+def put(kind: str, where: str, body, *, tags: list[str] | None = None, turned: int = 1):
+    """Insert an entry of `kind` before the first one of kind `where` (turned: the last), about the same release."""
+
+    def change(e: list) -> None:
+        first = of_kind(e[::turned], where)
+        said = body(first) if callable(body) else body
+        said = said if tags is not None else {"release_id": first["body"]["release_id"], **said}
+        made = {"kind": kind, "time": first["time"], "body": {**said, "salt": "00" * 16}, "hash": ""}
+        e.insert(e.index(first), made | {"tags": first["tags"] if tags is None else tags})
+
+    return relived(change)
+
+
+def rejected(first: dict) -> dict:
+    """What dr-lind signs who rejects."""
+    key, named = (
+        key_of(PEOPLE[0] / "dr-lind.pem"),
+        {name: first["body"][name] for name in ("release_id", "bundle_sha256")},
+    )
+    said = {**named, "decision": "reject", "by": "dr-lind", "reason_sha256": sha256_hex(b"no")}
+    signature = key.sign(Envelope.encoding("application/vnd.tributary.decline+json", canonical_json(said)))
+    return {**named, "by": "dr-lind", "reason": "no", "key": key.public.hex, "signature": signature.hex()}
+
+
+def again(*kinds: str, before: str):
+    """Entries of the first drawn release, once more before its entry of kind `before`."""
+
+    def change(e: list) -> None:
+        place = e.index(of_kind(e, before))
+        for kind in kinds:
+            made = copy.deepcopy(of_kind(e, kind)) | {"hash": ""}
+            made["body"] |= {"receipt_sha256": "", "bundle_sha256": "cd" * 32} if kind == "seal" else {}
+            e.insert(place, made)
+            place += 1
+
+    return relived(change)
+
+
+def approval_kept_out(folder: Path) -> None:
+    rewritten("ledger.json", lambda e: of_kind(e, "plan_approved")["body"].pop("envelope"))(folder)
+    (folder / "plans" / "approval-1.json").unlink()
+
+
+def outcomes_invented(folder: Path) -> None:
+    entries = json.loads((folder / "ledger.json").read_bytes())
+    shown = of_kind(entries, "hold")["body"]
+    del shown["documents"]["outcomes.json"]
+    (folder / "ledger.json").write_bytes(canonical_json(entries))
+    where = folder / "releases" / shown["release_id"]
+    said = json.loads((where / "outcomes.json").read_bytes())
+    for check in said["content"]["checks"]:
+        check["outcome"] = "passed"
+    (where / "outcomes.json").write_bytes(canonical_json(said))
+    path = next(where.glob("decision-*.json")).relative_to(folder).as_posix()
+    signed_again(path, "decision", lambda d: d.update(documents=shown["documents"], ticked=[]))(folder)
+
+
+def withdrawn_first(e: list) -> None:
+    entry = of_kind(e, "withdraw")
+    e.remove(entry)
+    e.insert(
+        next(
+            place
+            for place, one in enumerate(e)
+            if one["kind"] == "commit" and one["body"]["release_id"] == entry["body"]["release_id"]
+        ),
+        entry,
+    )
+
+
+def put_back(e: list, **more) -> None:
+    """A delivery taken out, and a recovery made up that is to excuse it."""
+    entry = of_kind(e, "commit")
+    e.remove(entry)
+    body = {"seq": 1, "head": "ab" * 32, "after": 0, "prices": [], "charges": [], "accepted": {}, "burnt": []}
+    e.append(entry | {"kind": "recovered", "tags": [], "hash": "", "body": {**body, **more, "salt": "00" * 16}})
 
 
 def of_kind(entries: list, kind: str) -> dict:
@@ -234,6 +357,7 @@ def signed_again(name: str, kind: str, change):
     return work
 
 
+STATED = "application/vnd.tributary.release+json"
 PEOPLE: list[Path] = []
 OTHER = ["ab" * 32]
 FALSIFIED = [
@@ -270,6 +394,25 @@ FALSIFIED = [
     ),
     (rewritten("keys.json", lambda k: k.update(approvers={})), "signed by the person"),
     (lambda f: shutil.rmtree(sorted((f / "releases").glob("*"))[0]), "every sealed release"),
+    (forged(lambda e: of_kind(e, "plan_approved")["body"].update(study="other")), "the study whose tag it carries"),
+    (relived(approval_kept_out), "must hold what the person signed"),
+    (relived(outcomes_invented), "outcomes of its checks must be among the documents shown"),
+    (relived(lambda e: of_kind(e, "reserve")["body"].update(cap_epsilon=1e9)), "held to the plan's budget"),
+    (again("reserve", before="anchor"), "must be charged once"),
+    (again("drawing", before="drawing"), "(drawing) must not follow when it is drawing"),
+    (again("seal", "drawing", before="seal"), "(drawing) must not follow when it is sealed"),
+    (
+        put("burn", "approve", {"reason": "refused after sealing: E_AUDIT"}),
+        "(approve) must not follow when it is burnt",
+    ),
+    (put("reject", "approve", rejected), "(approve) must not follow when it is rejected"),
+    (put("reject", "commit", rejected), "(reject) must not follow when it is approved"),
+    (again("approve", before="commit"), "it must need no further approval"),
+    (relived(withdrawn_first), "(commit) must not follow when it is burnt"),
+    (put("tombstone", "reject", {"log_index": 9}), "(tombstone) must not follow when it is held"),
+    (put("paused", "drawing", {"name": "", "reason": "stop"}, tags=[]), "(drawing) must not stand in a pause"),
+    (put("paused", "approve", {"name": "", "reason": "stop"}, tags=[]), "(approve) must not stand in a pause"),
+    (relived(lambda e: put_back(e)), "a ledger that was put back must count what it lacks"),
 ]
 
 
@@ -281,6 +424,17 @@ def test_a_record_falsified_by_the_site_itself_is_found(ready, exported, tmp_pat
         shutil.copytree(exported, falsified)
         found = resigned(ready, falsified, change)
         assert said in found, (number, said, found)
+
+
+def test_the_script_replays_a_charge_by_the_moves_that_the_agent_allows():
+    assert {kind: (set(allowed), following) for kind, (allowed, following) in holds._MOVES.items()} == verifier.MOVES
+
+
+def test_a_delivery_acknowledged_after_the_site_was_paused_is_told_as_that(ready, exported):
+    assert resigned(ready, exported, lambda folder: None) == ""
+    paused = put("paused", "commit", {"name": "", "reason": "stop"}, tags=[], turned=-1)
+    assert resigned(ready, exported, paused) == "", "what was sent before may be acknowledged after"
+    assert any("its delivery was noted during a pause" in line for line in verifier.check(exported, []))
 
 
 def test_no_value_of_a_record_is_in_it(ready, exported):
@@ -404,6 +558,12 @@ def test_what_the_coordinator_signed_is_in_it_and_checked(ready, tmp_path):
     assert "pinned key" in resigned(ready, out, changed)
     nowhere = countersigned(AnchorReceipt(seq=0, head="ab" * 32, index=0, log_root=roots[0].hex()), hub, "north")
     line = {"kind": "AnchorReceipt", **asdict(nowhere), "signature": nowhere.signature.hex()}
+    for study, said in (("mini", ""), ("other", "every delivery that the coordinator acknowledged")):
+        charges = [{"release_id": "", "study": study, "count": 1, "log_index": None}]
+        ready("audit", "export", "mini", "--out", str(tmp_path / study))
+        excused = relived(lambda e, charges=charges: put_back(e, charges=charges))
+        found = resigned(ready, tmp_path / study, excused)
+        assert found.partition(" must")[0] == said, "one draw counted excuses one delivery"
     ready("audit", "export", "mini", "--out", str(tmp_path / "none"))
     added = rewritten("acknowledged.json", lambda said: said.append(line))
     assert "must be one of this ledger" in resigned(ready, tmp_path / "none", added)
@@ -443,6 +603,71 @@ def coordinators(site: Hospital, path: Path, change=lambda body: None, key: Sign
     kind = "application/vnd.tributary.site-list+json"
     path.write_bytes(Envelope.sign(kind, canonical_json(body), [key or site.lead]).to_bytes())
     return path
+
+
+def test_what_the_coordinator_has_and_a_ledger_put_back_has_not_is_no_fault_of_the_sites(ready, tmp_path):
+    made = ready.json("release", "mini", "--wave", "4")
+    for name in ("ledger.db", "ledger.head"):
+        shutil.copy(ready.home / name, tmp_path)
+    ready("approve", made["release_id"], "--as", "dr-lind", *ticks(made))
+    sent, _ = ready.hub.sent[-1]
+    ready.hub.anchor(cli.desk(ready.home).ledger.anchor_envelope())
+    for name in ("ledger.db", "ledger.head"):
+        shutil.copy(tmp_path / name, ready.home)
+    ready.hub.allowed = ready.json("ledger", "recover")["fingerprint"]
+    ready("ledger", "recover")
+    assert ready.json("audit", "verify")["ok"]
+    out = tmp_path / "record"
+    ready("audit", "export", "mini", "--out", str(out))
+    unknown = f"{made['release_id']}: the ledger was put back, and nothing here shows who approved it"
+    assert any(unknown in line for line in verifier.check(out, []))
+
+    def told(*statements, witnessed=True):
+        def change(body: dict) -> None:
+            body["anchors"][-1]["line"] = 1
+            if not witnessed:
+                body["anchors"].pop(-2)
+            for statement in statements:
+                body["releases"][-1]["statement"] = statement.to_bytes().decode()
+
+        return coordinators(ready, tmp_path / "list.json", change)
+
+    assert any(unknown in line for line in verifier.check(out, [], told()))
+    assert not any(unknown in line for line in verifier.check(out, [], told(sent)))
+    other = json.loads(sent.payload) | {"wave": 3}
+    with pytest.raises(verifier.Wrong, match="must be the sealed statement"):
+        verifier.check(out, [], told(Envelope.sign(STATED, canonical_json(other), [ready.lead])))
+    with pytest.raises(verifier.Wrong, match="must name a head that the coordinator has witnessed"):
+        verifier.check(out, [], told(witnessed=False))
+
+
+def test_what_an_approver_signed_who_has_left_or_has_a_new_key_stays_verified(ready, tmp_path):
+    toml = ready.home / "site.toml"
+    config = Config.load(ready.home)
+    lind, berg = config.approvers["dr-lind"], config.approvers["dr-berg"]
+    newer = SigningKey.generate().public.hex
+    left = replace(config, approvers={"dr-berg": newer}, retired_approvers={"dr-lind": [lind], "dr-berg": [berg]})
+    replace(left, retired_approvers={}).save()
+    ready.refused("audit", "verify", expect=12)
+    left.save()
+    assert Config.load(ready.home) == left
+    toml.write_text(toml.read_text().replace(f'"dr-lind" = ["{lind}"]', f'"dr-lind" = "{lind}"'))
+    assert Config.load(ready.home) == left, "one key need not be a list"
+    assert ready.json("audit", "verify")["signatures"] == 4
+    ready("audit", "export", "mini", "--out", str(tmp_path / "record"))
+    lines = verifier.check(tmp_path / "record", [])
+    for whose, key in {
+        "former approver dr-lind": lind,
+        "former approver dr-berg": berg,
+        "approver dr-berg": newer,
+    }.items():
+        assert f"  {whose}: {verifier.mark(key)}" in lines
+    body = ready.refused("release", "mini", "--wave", "4", expect=12)
+    assert "signed by an approver of this site" in body["must"], (
+        "nothing goes on under the approval of one who has left"
+    )
+    with pytest.raises(ConfigRefusal):
+        replace(config, retired_approvers={"dr-lind": [lind]})
 
 
 def last_release(entries: list) -> list:

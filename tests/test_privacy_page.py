@@ -16,6 +16,7 @@ import pytest
 from shared import privacy
 from shared.errors import PlanRefusal
 from shared.plan import POSTURES, PrivateTraining, StudyPlan
+from shared.prescriptions.tables import TablesPlan
 from shared.release import Receipt, planned_event, write_receipt
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -115,20 +116,29 @@ def test_the_receipt_is_the_one_that_is_written_today_and_every_line_is_explaine
     assert [name for name, (_, words) in found.items() if len(words.split()) < 4] == []
 
 
-def test_the_page_says_of_each_posture_whether_it_is_offered():
-    text = PAGE.read_text(encoding="utf-8")
-    said = dict(re.findall(r"^\| `(\w+)` \|.*\| (yes|no) \|$", text.split(BEGIN)[0], flags=re.MULTILINE))
-    assert set(said) == set(POSTURES)
+def test_the_page_says_of_each_posture_and_mechanism_whether_it_is_offered():
+    text = PAGE.read_text(encoding="utf-8").split(BEGIN)[0]
+    said = {
+        (posture, mechanism): offered
+        for posture, mechanism, offered in re.findall(
+            r"^\| `(\w+)` \| `(\w+)` \|.*\| (yes|no) \|$", text, flags=re.MULTILINE
+        )
+    }
     plan = StudyPlan.from_toml((ROOT / "deploy" / "studies" / "first.toml").read_text())
     training = PrivateTraining(rate=0.1, noise_multiplier=2.0, steps=10)
-    for posture, offered in said.items():
-        private = training if posture == "private" else None
-        try:
-            replace(plan, posture=posture, private=private)
-        except PlanRefusal:
-            assert offered == "no", posture
-        else:
-            assert offered == "yes", posture
+    releases = {"latent_noise": (plan.release, training), "tables": (TablesPlan(epsilon=1.0), None)}
+    assert {mechanism for _, mechanism in said} == set(releases)
+    assert {posture for posture, _ in said} == set(POSTURES)
+    for mechanism, (release, fitted) in releases.items():
+        for posture in POSTURES:
+            private = fitted if posture == "private" else None
+            try:
+                replace(plan, posture=posture, private=private, release=release)
+            except PlanRefusal:
+                offered = "no"
+            else:
+                offered = "yes"
+            assert said.get((posture, mechanism), "no") == offered, (posture, mechanism)
 
 
 if __name__ == "__main__":
