@@ -32,6 +32,7 @@ from coordinator.store import Release, Store, remember
 from shared.canonical import canonical_json, parse_json, sha256_hex
 from shared.errors import AccessRefusal, EstimateRefusal, PolicyRefusal, RateRefusal, Refusal, RoleRefusal, StateRefusal
 from shared.plan import StudyPlan
+from shared.prescriptions import Figures
 from shared.terminal import plain
 from shared.transport import MESSAGE_CAP, Call, Handler
 from shared.wire import (
@@ -193,6 +194,9 @@ class AnalysisService:
             known = self._missing.get(release.bundle_sha256)
         if known is None:
             table = self._store.table(release)
+            plan = self._store.plan(release.study, release.plan_version).plan
+            if isinstance(plan.release, Figures):
+                [table] = plan.release.synthetic(plan, [(table, release.receipt.n)], draws=1, seed=0)
             known = {str(name): float(share) for name, share in table.isna().mean().items()}
             with self._guard:
                 self._missing[release.bundle_sha256] = known

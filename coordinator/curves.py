@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any
 from coordinator import queries
 from shared.errors import EstimateRefusal, ParameterError, Refusal
 from shared.estimands import Estimand, parse_estimand, survival_curves
+from shared.prescriptions import Figures
 from shared.survival import GridCurve, public_times
 
 if TYPE_CHECKING:
-    from coordinator.store import Store
+    from coordinator.store import Release, Store
 
 __all__ = ["Curves", "curves"]
 
@@ -124,6 +125,12 @@ def curves(
     left_out: dict[str, str] = {}
     for site in sorted(sites or releases):
         try:
+            if any(_noisy(store, release) for release in releases[site]):
+                raise EstimateRefusal(
+                    "a whole curve must come from released rows",
+                    given="noisy figures",
+                    next_step="Ask km(..., at = 5) for one time.",
+                )
             tables = [store.table(release) for release in releases[site]]
             table = tables[0] if len(tables) == 1 else pd.concat(tables, ignore_index=True)
             for group, curve in survival_curves(table, question, levels).items():
@@ -145,6 +152,10 @@ def curves(
         axis=_upper(f"{follow_up.label or follow_up.name}{unit}"),
         event=(event.label or event.name) if event else question.event,
     )
+
+
+def _noisy(store: Store, release: Release) -> bool:
+    return isinstance(store.plan(release.study, release.plan_version).plan.release, Figures)
 
 
 def _upper(text: str) -> str:

@@ -567,6 +567,8 @@ def _site_answer(
     if isinstance(plan.release, Figures):
         if combined and len(releases) > 1 and plan.redraws:
             raise EstimateRefusal("several refreshes of figures must not be put together", given=f"{len(releases)}")
+        if any(store.plan(one.study, one.plan_version).plan.release != plan.release for one in releases):
+            raise EstimateRefusal("a site's releases must be of one [release] to be added up", given="several")
         figures = [(_table(store, [release], taken), release.receipt.n) for release in releases]
         return plan.release.answer(plan, figures, question, **told)
     table = _table(store, releases, taken)

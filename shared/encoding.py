@@ -29,7 +29,7 @@ from shared.dictionary import NUMERIC, Column, Dictionary
 from shared.errors import SchemaRefusal
 from shared.randomness import Noise
 
-__all__ = ["ENCODER_VERSION", "Encoder", "scaled"]
+__all__ = ["ENCODER_VERSION", "Encoder", "scaled", "typed"]
 
 Array = NDArray[np.float64]
 
@@ -49,6 +49,30 @@ def scaled(column: Column, share: Array) -> Array:
         return np.asarray(2 * share - 1)
     share = EDGE + (1 - 2 * EDGE) * np.clip(share, 0, 1)
     return np.asarray(np.log(share) - np.log1p(-share))
+
+
+def typed(column: Column, values: Array) -> pd.Series:
+    """Canonical values as they are released: rounded, within the bounds, and of the column's dtype.
+
+    Args:
+        values: (n,) numbers, or codes of the levels; NaN where missing. Numbers may lie outside the bounds.
+
+    >>> sex = Column(name="sex", kind="binary", levels=("female", "male"), missing="level")
+    >>> typed(sex, np.array([1.0, np.nan])).tolist()
+    ['male', nan]
+    """
+    if column.kind in NUMERIC:
+        if column.kind == "integer":
+            values = np.floor(values)
+        elif column.decimals is not None:
+            values = np.round(values, column.decimals)
+        return pd.Series(np.clip(values, *column.span)).astype(column.dtype)
+    absent = np.isnan(values)
+    level = np.where(absent, 0, values).astype(np.int64)
+    if isinstance(column.dtype, pd.CategoricalDtype):
+        return pd.Series(pd.Categorical.from_codes(np.where(absent, -1, level), dtype=column.dtype))
+    plain = np.asarray(column.levels, dtype=np.float64)[level]
+    return pd.Series(np.where(absent, np.nan, plain)).astype(column.dtype)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,17 +168,11 @@ class Encoder:
                 if column.missing == "level":
                     absent = x[:, at] >= 1
                     at += 1
-                out[column.name] = pd.Series(np.where(absent, np.nan, value)).astype(column.dtype)
+                out[column.name] = typed(column, np.where(absent, np.nan, value))
                 continue
             known = len(column.levels)
-            level = np.clip(np.floor(code), 0, known if column.missing == "level" else known - 1).astype(np.int64)
-            absent = level == known
-            if isinstance(column.dtype, pd.CategoricalDtype):
-                codes = np.where(absent, -1, level)
-                out[column.name] = pd.Series(pd.Categorical.from_codes(codes, dtype=column.dtype))
-            else:
-                plain = np.asarray(column.levels, dtype=np.float64)[np.minimum(level, known - 1)]
-                out[column.name] = pd.Series(np.where(absent, np.nan, plain)).astype(column.dtype)
+            level = np.clip(np.floor(code), 0, known if column.missing == "level" else known - 1)
+            out[column.name] = typed(column, np.where(level == known, np.nan, level))
         return pd.DataFrame(out)
 
     def _denumeric(self, column: Column, code: Array) -> Array:
@@ -165,7 +183,4 @@ class Encoder:
             share = (code + 1) / 2
         else:
             share = (1 / (1 + np.exp(-np.clip(code, -700, 700))) - EDGE) / (1 - 2 * EDGE)
-        value = lower + np.clip(share, 0, 1) * (upper - lower)
-        if column.decimals is not None:
-            value = np.round(value, column.decimals)
-        return np.clip(value, lower, upper)
+        return np.asarray(lower + np.clip(share, 0, 1) * (upper - lower))

@@ -53,7 +53,12 @@ class Attribute:
     @property
     def size(self) -> int:
         """How many cells it has."""
-        return math.prod(map(_size, self.columns, self.bins))
+        return math.prod(self.shape)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """How many cells each of its columns has."""
+        return tuple(map(_size, self.columns, self.bins))
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -67,12 +72,31 @@ class Attribute:
             out = out * _size(column, bins) + _codes(column, bins, records[column.name].to_numpy(dtype=np.float64))
         return out
 
-    def values(self, codes: Codes, draws: np.random.Generator) -> dict[str, NDArray[np.float64]]:
-        """Canonical values of each column for (n,) cells: level codes, uniform numbers in the bin, NaN for missing."""
+    def values(
+        self,
+        codes: Codes,
+        draws: np.random.Generator,
+        shares: NDArray[np.float64] | None = None,
+        groups: Codes | None = None,
+    ) -> dict[str, NDArray[np.float64]]:
+        """Canonical values of each column for (n,) cells: level codes, numbers in the bin, NaN for missing.
+
+        Args:
+            shares: (G, cells) probabilities in each group; within its bin, a number then follows the straight line that
+                they suggest. Uniform without them.
+            groups: (n,) which of them is each person's.
+        """
+        places = np.unravel_index(codes, self.shape)
         out: dict[str, NDArray[np.float64]] = {}
-        for column, bins in zip(reversed(self.columns), reversed(self.bins), strict=True):
-            codes, own = np.divmod(codes, _size(column, bins))
-            out[column.name] = _values(column, bins, own, draws)
+        for axis, (column, bins) in enumerate(zip(self.columns, self.bins, strict=True)):
+            within = draws.random(len(codes))
+            if bins and shares is not None and groups is not None:
+                # A histogram along this column, for each group and each cell of the other column.
+                lines = np.moveaxis(shares.reshape(-1, *self.shape), axis + 1, -1)[..., :bins]
+                line = np.ravel_multi_index((groups, *(p for k, p in enumerate(places) if k != axis)), lines.shape[:-1])
+                density = lines.reshape(-1, bins) / np.diff(_edges(column, bins))
+                within = _within(density, line, np.minimum(places[axis], bins - 1), within)
+            out[column.name] = _values(column, bins, places[axis], within)
         return out
 
 
@@ -227,13 +251,31 @@ def _codes(column: Column, bins: int, values: NDArray[np.float64]) -> Codes:
     return np.where(absent, _size(column, bins) - 1, code).astype(np.int64)
 
 
-def _values(column: Column, bins: int, codes: Codes, draws: np.random.Generator) -> NDArray[np.float64]:
+def _values(column: Column, bins: int, codes: Codes, within: NDArray[np.float64]) -> NDArray[np.float64]:
     absent = (codes == _size(column, bins) - 1) & (column.missing == "level")
     if not bins:
         return np.where(absent, np.nan, codes.astype(np.float64))
     edges = _edges(column, bins)
     at = np.minimum(codes, bins - 1)
-    value = edges[at] + draws.random(len(codes)) * (edges[at + 1] - edges[at])
+    value = edges[at] + within * (edges[at + 1] - edges[at])
     if column.kind == "integer":
         value = np.minimum(np.floor(value), edges[at + 1] - 1)
     return np.where(absent, np.nan, value)
+
+
+def _within(
+    density: NDArray[np.float64], line: Codes, bins: Codes, uniforms: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """(n,) places in [0, 1) within a bin, by a density that is straight there and meets its neighbours half-way.
+
+    Args:
+        density: (lines, bins) histograms. line, bins: (n,) the histogram and the bin of each number.
+    """
+    between = (density[:, 1:] + density[:, :-1]) / 2
+    first = np.maximum(1.5 * density[:, :1] - 0.5 * density[:, 1:2], 0.0)
+    last = np.maximum(1.5 * density[:, -1:] - 0.5 * density[:, -2:-1], 0.0)
+    ends = np.concatenate([first, between, last], axis=1) + 1e-12
+    left, right = ends[line, bins], ends[line, bins + 1]
+    left, right = 2 * left / (left + right), 2 * right / (left + right)
+    # The inverse of left·u + (right − left)·u²/2, in the form that does not cancel where the line is flat.
+    return np.minimum(2 * uniforms / (left + np.sqrt(left**2 + 2 * (right - left) * uniforms)), 1 - 2.0**-53)

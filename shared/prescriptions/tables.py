@@ -11,11 +11,13 @@ import numpy as np
 import pandas as pd
 
 from shared import privacy
-from shared.errors import ParameterError, PlanRefusal, SchemaRefusal
+from shared.errors import EstimateRefusal, ParameterError, PlanRefusal, SchemaRefusal
 from shared.mechanisms.tables import Attribute, Tables, attributes, sensitivity
 from shared.prescriptions import Facts, Figures, must
 
 if TYPE_CHECKING:
+    from shared.estimands import Estimand, Estimate
+    from shared.generators.one_step import Released
     from shared.plan import StudyPlan
     from shared.randomness import Noise
 
@@ -137,6 +139,43 @@ class TablesPlan(Figures):
             out.append(flat[at : at + size].reshape(one.shape))
             at += size
         return out
+
+    def released(self, plan: StudyPlan, tables: Sequence[tuple[pd.DataFrame, int]]) -> Released:
+        """The counts of releases of different persons, added up. Raises: EstimateRefusal, if they count other cells."""
+        from shared.generators.one_step import Released
+
+        names, cells = self._labels(plan)
+        for table, _ in tables:
+            if table["table"].tolist() != names or table["cell"].tolist() != cells:
+                raise EstimateRefusal(
+                    "a site's releases must count the cells of its newest plan version",
+                    given="tables of an earlier version",
+                )
+        sums = [sum(parts) for parts in zip(*(self.counts(plan, table) for table, _ in tables), strict=True)]
+        return Released(tables=self.tables(plan), counts=tuple(sums), n=sum(n for _, n in tables), releases=len(tables))
+
+    def synthetic(
+        self, plan: StudyPlan, tables: Sequence[tuple[pd.DataFrame, int]], *, draws: int, seed: int
+    ) -> list[pd.DataFrame]:
+        """Rows of latent classes fitted to the counts: see `shared.generators.latent_class`."""
+        from shared.generators.one_step import fitted, synthetic
+
+        return synthetic(fitted(self.released(plan, tables)), plan.dictionary, draws=draws, seed=seed)
+
+    def answer(
+        self,
+        plan: StudyPlan,
+        tables: Sequence[tuple[pd.DataFrame, int]],
+        question: Estimand,
+        *,
+        levels: Mapping[str, Any],
+        **told: Any,
+    ) -> list[Estimate]:
+        """The synthetic rows' answer and one step to the counts: see `shared.generators.one_step`."""
+        from shared.generators.one_step import answer, fitted
+
+        released = self.released(plan, tables)
+        return answer(released, fitted(released), plan.dictionary, question, levels=levels, **told)
 
     def validate(self, plan: StudyPlan, table: pd.DataFrame, n: int) -> None:
         """Exactly the plan's tables and cells, in order; whole counts that n persons and this noise can give."""
