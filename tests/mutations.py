@@ -66,6 +66,7 @@ PRIVACY = "shared/privacy.py"
 RELEASE = "shared/release.py"
 PRESCRIBED = "shared/prescriptions/latent_noise.py"
 TABLES = "shared/mechanisms/tables.py"
+SLICING = "shared/mechanisms/slicing.py"
 DRAWING = "site_agent/drawing.py"
 LEDGER = "site_agent/ledger.py"
 HOLDS = "site_agent/holds.py"
@@ -371,6 +372,42 @@ MUTATIONS: tuple[Mutation, ...] = (
         tests=[
             "test_tables.py::test_no_replacement_of_one_record_moves_the_counts_by_more_than_the_sensitivity_and_some_does"
         ],
+    ),
+    mutation(
+        "slicing: half the noise",
+        (SLICING, "rng.lattice_gaussian_steps(self.sigma, signal", "rng.lattice_gaussian_steps(self.sigma / 2, signal"),
+        tests=["test_noise_levels.py::test_ten_thousand_draws_have_the_scale_that_the_event_claims[slicing]"],
+    ),
+    mutation(
+        "slicing: directions longer than the law that is charged",
+        (SLICING, "math.nextafter(1 / math.sqrt(self.d), 0.0)", "math.nextafter(1.0, 0.0)"),
+        tests=["test_slicing.py::test_the_law_of_what_a_replacement_moves_is_the_one_that_is_charged"],
+    ),
+    mutation(
+        "slicing: numbers no further apart than levels",
+        (SLICING, "+ 4 * numeric)", "+ 2 * numeric)"),
+        tests=["test_slicing.py::test_no_two_records_are_further_apart_than_the_diameter_and_some_are_that_far"],
+    ),
+    mutation(
+        "slicing: rows of any length",
+        (SLICING, "        over = length > 1\n", "        over = length > np.inf\n"),
+        tests=["test_slicing.py::test_longer_rows_are_scaled_to_length_one_and_counted"],
+    ),
+    mutation(
+        "slicing: a row past its bounds",
+        (
+            SLICING,
+            "share = np.clip((np.where(absent, lower, value) - lower) / (upper - lower), 0.0, 1.0)",
+            "share = (np.where(absent, lower, value) - lower) / (upper - lower)",
+        ),
+        tests=[
+            "test_slicing.py::test_a_value_past_its_bounds_is_taken_at_the_bound_and_a_code_that_is_no_level_is_refused"
+        ],
+    ),
+    mutation(
+        "slicing: rounded directions for free",
+        (SLICING, "distance=_up(distance * math.sqrt(1 + eta))", "distance=distance"),
+        tests=["test_slicing.py::test_rounded_directions_cost_what_is_charged_for_them_and_hardly_anything"],
     ),
     # -- the postures ---------------------------------------------------------------------------------------------
     mutation(

@@ -336,6 +336,7 @@ def production() -> list[tuple[str, ast.Module]]:
 
 COMPUTE = {
     "shared/mechanisms/moments.py",  # the noise that a plan's ε asks for: test_moments.py computes the ε of it
+    "shared/mechanisms/slicing.py",  # likewise, with U's rounding in it: test_slicing.py
     "shared/release.py",  # the receipt, and its recomputation
     "shared/prescriptions/latent_noise.py",  # the w that an ε asks for, and the paper's figure
     "shared/prescriptions/tables.py",  # the noise that an ε asks for

@@ -27,6 +27,7 @@ from shared.flows import Identity
 from shared.mechanisms import moments
 from shared.mechanisms.latent_noise import LatentNoise
 from shared.mechanisms.moments import MomentsSpec
+from shared.mechanisms.slicing import Slicing, noise_for
 from shared.mechanisms.tables import Tables, attributes, sensitivity
 from shared.plan import PrivateTraining
 from shared.privacy import Composition, Event, Gaussian, Laplace, SubsampledGaussian
@@ -134,6 +135,17 @@ def noisy_tables(n: int, rng: Any) -> Drawn:
     return Drawn(noise.astype(np.float64), event.sigma, "gaussian")
 
 
+def sliced_rows(n: int, rng: Any) -> Drawn:
+    """Every noisy sum of a hundred rows, against the sums along the released directions, as NumPy has them."""
+    m = Slicing(d=5, slices=100, sigma=noise_for(2.0, 1e-6, d=5, slices=100, distance=2.0))
+    x = np.random.default_rng(6).uniform(-0.4, 0.4, (n // 100, 5))
+    directions, lines = m.release(x, rng)
+    charged = m.event.events[0]
+    assert isinstance(charged, privacy.Slicing)
+    # A row's own rounding to its grid is the only other difference, below a ten-thousandth of the noise.
+    return Drawn(lines - x @ directions, charged.sigma, "gaussian")
+
+
 def moments_block(block: int) -> Callable[[int, Any], Drawn]:
     """One block of a moments release, in the unit of its event's sensitivity."""
 
@@ -159,6 +171,7 @@ MECHANISMS: dict[str, Callable[[int, Any], Drawn]] = {
     "latent noise, clipped": clipped_latent_noise,
     "DP-SGD, one step": training_step,
     "noisy tables": noisy_tables,
+    "slicing": sliced_rows,
     "moments, histograms": moments_block(0),
     "moments, moments": moments_block(1),
     "moments, products": moments_block(2),
@@ -240,6 +253,7 @@ def test_a_million_draws_have_the_scale_that_the_event_claims(name, record_prope
 DRAWN_IN = {
     "shared/mechanisms/latent_noise.py",
     "shared/mechanisms/tables.py",
+    "shared/mechanisms/slicing.py",
     "shared/mechanisms/moments.py",
     "site_agent/models/private_flow.py",
 }
@@ -248,13 +262,17 @@ MADE_IN: dict[type[Event], set[str]] = {
     Gaussian: {
         "shared/mechanisms/latent_noise.py",
         "shared/mechanisms/moments.py",
+        "shared/mechanisms/slicing.py",
         "shared/mechanisms/tables.py",
         "shared/prescriptions/latent_noise.py",  # there to solve for w
     },
     SubsampledGaussian: {"shared/prescriptions/latent_noise.py"},
+    # The mechanism of that name is made beside its event and in the prescription.
+    privacy.Slicing: {"shared/mechanisms/slicing.py", "shared/prescriptions/slicing.py"},
     # The site's own class of that name, which adds up charges, is made in the last three.
     Composition: {
         "shared/mechanisms/moments.py",
+        "shared/mechanisms/slicing.py",
         "shared/prescriptions/latent_noise.py",
         "site_agent/composition.py",
         "site_agent/ledger.py",

@@ -1,0 +1,259 @@
+"""Slicing: what a row becomes, what a release costs, and its way through a site and a coordinator."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy import optimize, stats
+from service import SMALL, Hub
+from test_pipeline import release, site, source  # noqa: F401
+
+from shared import privacy
+from shared.dictionary import Column, Dictionary
+from shared.errors import ParameterError, PlanRefusal, SchemaRefusal
+from shared.mechanisms.slicing import ROW_STEP, RowCode, Slicing, event, noise_for, theorem1_epsilon
+from shared.plan import Budget, StudyPlan
+from shared.prescriptions.slicing import SlicingPlan
+from shared.randomness import seeded_rng
+from shared.release import read_bundle
+
+TINY = Dictionary(
+    name="tiny",
+    version=1,
+    columns=(
+        Column(name="years", kind="time", upper=4, event="died"),
+        Column(name="died", kind="event"),
+        Column(name="dose", kind="continuous", lower=0, upper=3, missing="level"),
+        Column(name="visits", kind="integer", lower=0, upper=2),
+        Column(name="clinic", kind="nominal", levels=("north", "south", "west"), missing="level"),
+    ),
+)
+CODE = RowCode(dictionary=TINY)
+
+
+def corners() -> pd.DataFrame:
+    """Every record whose numbers lie at a bound, in the middle or nowhere."""
+    parts = ([0.0, 2.0, 4.0], [0.0, 1.0], [0.0, 1.5, 3.0, np.nan], [0.0, 2.0], [0.0, 1.0, 2.0, np.nan])
+    names = ("years", "died", "dose", "visits", "clinic")
+    return pd.DataFrame([dict(zip(names, one, strict=True)) for one in itertools.product(*parts)])
+
+
+@pytest.fixture(scope="module")
+def study(plan) -> StudyPlan:
+    return replace(plan, release=SlicingPlan(epsilon=5.1), posture="private", budget=Budget(epsilon=8.0, delta=1e-6))
+
+
+# -- rows --------------------------------------------------------------------------------------------------------
+def test_no_two_records_are_further_apart_than_the_diameter_and_some_are_that_far():
+    rows = CODE.encode(corners()) * ROW_STEP
+    assert rows.shape[1] == CODE.d == 1 + 2 + 2 + 1 + 4
+    apart = max(float(((rows - row) ** 2).sum(axis=1).max()) for row in rows)
+    assert apart == pytest.approx(CODE.distance**2, rel=1e-12)
+    assert apart <= CODE.distance**2
+    assert (rows**2).sum(axis=1).max() <= 1
+    levels = Dictionary(name="levels", version=1, columns=(TINY.columns[1], TINY.columns[4]))
+    assert RowCode(dictionary=levels).distance == pytest.approx(math.sqrt(2), rel=1e-3)  # one level on in each
+
+
+def test_a_value_past_its_bounds_is_taken_at_the_bound_and_a_code_that_is_no_level_is_refused():
+    frame = corners().iloc[:2].copy()
+    frame["years"] = [-1e9, 1e300]
+    np.testing.assert_array_equal(CODE.encode(frame)[:, 0] * ROW_STEP, [-CODE.unit, CODE.unit])
+    for name, value in (("died", 2.0), ("clinic", 0.5), ("years", np.nan)):
+        with pytest.raises(ParameterError, match=name):
+            CODE.encode(frame.assign(**{name: value}))
+
+
+def test_longer_rows_are_scaled_to_length_one_and_counted():
+    mechanism = Slicing(d=3, slices=3, sigma=1.0)
+    rows = np.array([[0.6, 0.8, 0.0], [0.3, 0.0, 0.0], [3.0, -4.0, 0.0], [1e300, 1e300, 1e300]])
+    steps, clipped = mechanism.clip(rows)
+    assert clipped == 2
+    assert (steps**2).sum(axis=1).max() <= ROW_STEP**-2
+    np.testing.assert_allclose(steps * ROW_STEP, [*rows[:2], [0.6, -0.8, 0], [3**-0.5] * 3], atol=2 * ROW_STEP)
+    many = np.random.default_rng(1).normal(size=(5000, 3))
+    assert (mechanism.clip(many)[0] ** 2).sum(axis=1).max() <= ROW_STEP**-2
+    with pytest.raises(ParameterError, match="finite"):
+        mechanism.clip(np.array([[np.nan, 0.0, 0.0]]))
+    assert mechanism.release(np.ones((0, 3)), seeded_rng(1))[1].shape == (0, 3)
+
+
+def test_where_the_distance_is_a_code_s_diameter_other_rows_are_refused():
+    mechanism = Slicing(d=CODE.d, slices=2 * CODE.d, sigma=1.0, distance=CODE.distance)
+    rows = CODE.encode(corners())
+    assert mechanism.release(rows, seeded_rng(1))[1].shape == (len(rows), 2 * CODE.d)
+    for other in (rows * ROW_STEP, rows * 3):
+        with pytest.raises(ParameterError, match="of a code"):
+            mechanism.release(other, seeded_rng(1))
+
+
+# -- what it costs -----------------------------------------------------------------------------------------------
+def silent() -> object:
+    """A source whose noise is zero and whose directions are drawn: what is left is the signal."""
+
+    class Source:
+        inner = seeded_rng(5)
+        drawn = 0
+
+        def lattice_gaussian_steps(self, sigma, shape, grid):
+            self.drawn += 1
+            return self.inner.lattice_gaussian_steps(sigma, shape, grid) * (self.drawn == 1)
+
+    return Source()
+
+
+def test_given_the_directions_no_replacement_moves_a_line_further_than_rows_are_apart_along_them():
+    """Over all pairs of records: what the signal moves by, against U's longest stretch of the diameter."""
+    mechanism = Slicing(d=CODE.d, slices=8 * CODE.d, sigma=2.0**-9, distance=CODE.distance)
+    rows = CODE.encode(corners())
+    directions, lines = mechanism.release(rows, silent())
+    np.testing.assert_allclose(lines, rows @ directions * ROW_STEP, atol=mechanism.grid)
+    moved = max(float(((lines - line) ** 2).sum(axis=1).max()) ** 0.5 for line in lines)
+    reach = CODE.distance * np.linalg.norm(directions, 2)
+    assert 0.3 * reach < moved <= reach + mechanism.grid * math.sqrt(mechanism.slices)
+
+
+def test_the_law_of_what_a_replacement_moves_is_the_one_that_is_charged():
+    """‖(x − x')U‖² d / D² over 2,000 groups of directions follows χ² with their number; half of it does not."""
+    mechanism = Slicing(d=4, slices=12_000, sigma=4.0)
+    far = np.array([[0.5] * 4, [-0.5] * 4])
+    directions, _ = mechanism.release(far[:0], seeded_rng(7))
+    along = ((far[0] - far[1]) @ directions) ** 2 * mechanism.d / mechanism.distance**2
+    moved = along.reshape(-1, 6).sum(axis=1)
+    assert stats.kstest(moved, stats.chi2(6).cdf).pvalue > 1e-6
+    assert stats.kstest(moved / 2, stats.chi2(6).cdf).pvalue < 1e-6
+
+
+def test_rounded_directions_cost_what_is_charged_for_them_and_hardly_anything():
+    d, slices, distance = 51, 408, math.sqrt(2)
+    charged = event(d=d, slices=slices, sigma=5.0, distance=distance)
+    formula = privacy.Slicing(d=d, slices=slices, sigma=5.0, distance=distance)
+    assert 1 < privacy.epsilon(charged, 1e-5) / privacy.epsilon(formula, 1e-5) < 1.001
+    # The bound behind it, at the law's own small, usual and large r.
+    step = 2.0**-20
+    c = distance * math.sqrt(d * slices) * step / 2
+    sliced, rounding = charged.events
+    for quantile in (1e-12, 0.5, 1 - 1e-12):
+        share = stats.chi2(slices).ppf(quantile) / d
+        assert (distance * math.sqrt(share) + c) ** 2 <= sliced.distance**2 * share + rounding.sensitivity**2
+
+
+@pytest.mark.parametrize(("slices", "bar"), [(30, 0.75), (3000, 0.85)])
+def test_the_integral_needs_less_noise_than_the_paper_s_theorem(slices, bar):
+    """Under the paper's own neighbours (rows replaced by nothing: distance 1), at its ε of 5.1."""
+    for d in (30, 40):
+        if slices < d:
+            continue
+        exact = noise_for(5.1, 1e-5, d=d, slices=slices, distance=1.0)
+        scale = math.sqrt(slices / d)
+        paper = optimize.brentq(
+            lambda s, d=d: theorem1_epsilon(d=d, slices=slices, sigma=s, delta=1e-5) - 5.1, 0.3 * scale, 50 * scale
+        )
+        assert 0.5 < exact / paper <= bar
+
+
+@pytest.mark.parametrize("epsilon", [0.01, 5.1, 50.0])
+def test_the_noise_of_a_price_costs_that_price_and_no_more(epsilon):
+    sigma = noise_for(epsilon, 1e-6, d=20, slices=160, distance=2.0)
+    assert 0.998 * epsilon < privacy.epsilon(event(d=20, slices=160, sigma=sigma, distance=2.0), 1e-6) <= epsilon
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"epsilon": 1.0, "sigma": 2.0}, "either epsilon or sigma"),
+        ({}, "either epsilon or sigma"),
+        ({"epsilon": 0.0}, r"in \(0, 50\]"),
+        ({"epsilon": 50.1}, r"in \(0, 50\]"),
+        ({"epsilon": "1"}, r"in \(0, 50\]"),
+        ({"sigma": math.inf}, "release.sigma"),
+        ({"sigma": 1e9}, "sigma must be in"),
+        ({"epsilon": 1.0, "slices": 0}, "1..4095"),
+        ({"epsilon": 1.0, "slices": 5000}, "1..4095"),
+        ({"epsilon": 1.0, "slices": 10}, "at least as many slices"),
+        ({"epsilon": 1e-9}, "within what can be drawn"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused_with_the_plan(plan, settings, words):
+    with pytest.raises(PlanRefusal, match=words):
+        replace(plan, release=SlicingPlan(**settings), posture="private")
+
+
+# -- its way -----------------------------------------------------------------------------------------------------
+def test_a_site_releases_noisy_sums_in_no_order(tmp_path, study, site, table):  # noqa: F811
+    table = table.sort_values("sbp").reset_index(drop=True)
+    made = release(study, site, source(tmp_path, table))
+    assert made.hold.state == "held"
+    receipt = read_bundle(site.outbox.bundle(made.hold.release_id), cap=1 << 26).receipt
+    receipt.require_true(study)
+    assert (receipt.mechanism, receipt.n, receipt.posture, receipt.model) == ("slicing", 300, "private", "local")
+    assert receipt.neighbours == "replace_one"
+    assert 5.09 < receipt.epsilon <= 5.1
+    assert {check.outcome for check in made.checks} == {"passed"}
+    directions, lines = study.release.projections(study, made.table)
+    code = study.release.code(study)
+    signal = code.encode(study.dictionary.check(table)) * ROW_STEP @ directions
+    sigma = receipt.parameters["sigma"]
+    # In the order of the records there would be no more than the noise; shuffled, the signal's own spread is added.
+    spread = float((signal - signal.mean(axis=0)).std())
+    assert (lines - signal).std() == pytest.approx(math.sqrt(sigma**2 + 2 * spread**2), rel=0.02)
+    assert lines.std() == pytest.approx(math.sqrt(sigma**2 + float(signal.var())), rel=0.02)
+    assert StudyPlan.from_bytes(study.canonical) == study
+    assert any("in no order" in sentence for sentence in study.release.covered(study))
+
+
+def test_a_coordinator_accepts_the_release_of_a_plan_and_no_other(tmp_path, plan):
+    small = replace(plan, dictionary=SMALL, release=SlicingPlan(epsilon=2.0), posture="private", estimands={})
+    records = pd.DataFrame({"sbp": np.linspace(80, 200, 50), "sex": [0.0, 1.0] * 25})
+    table = small.release.draw(small, records, seeded_rng(2))
+    hub = Hub(tmp_path / "hub", small, "north")
+    people = {"n": 50, "drawn": 50}
+    with hub.serve(), hub.egress("north") as egress:
+        wrong = hub.seal(
+            "north", table=table.assign(p1=table["p1"] + 0.1), release_id="cd" * 16, receipt_changes=people
+        )
+        with pytest.raises(SchemaRefusal, match="grid"):
+            egress.send(wrong.envelope, wrong.path)
+        sealed = hub.seal("north", table=table, receipt_changes=people)
+        egress.send(sealed.envelope, sealed.path)
+        [(_, receipt, held)] = hub.store.tables("mini", 1)
+        assert receipt.mechanism == "slicing"
+        pd.testing.assert_frame_equal(held, table)
+    hub.store.close()
+
+
+def changed(place: tuple[int, int], value: float):
+    def spoil(table: pd.DataFrame) -> pd.DataFrame:
+        table = table.copy()
+        table.iloc[place] = value
+        return table
+
+    return spoil
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (lambda t: t.rename(columns={"p1": "q1"}), "columns"),
+        (lambda t: t.iloc[:-1], "lines"),
+        (lambda t: t.assign(q9=0.0), "columns"),
+        (lambda t: t.iloc[::-1].reset_index(drop=True), "directions"),
+        (lambda t: t.assign(p2=t["p2"].astype("float32")), "numbers"),
+        (changed((0, 1), math.nan), "finite"),
+        (changed((-1, 1), math.inf), "finite"),
+        (changed((0, 1), 64.0), "possible"),
+        (changed((-1, 1), 2.0**20), "possible"),
+        (changed((0, 1), 2.0**-30), "grid"),
+        (changed((-1, 1), 2.0**-30), "grid"),
+    ],
+)
+def test_the_coordinator_takes_no_other_lines_than_the_plan_s(study, table, spoil, words):
+    drawn = study.release.draw(study, study.dictionary.check(table.iloc[:30]), seeded_rng(1))
+    study.release.validate(study, drawn, 30)
+    with pytest.raises(SchemaRefusal, match=words):
+        study.release.validate(study, spoil(drawn), 30)
