@@ -185,9 +185,10 @@ def answer(
             privacy += UNSEEN_ERROR**2 * moved.beyond + (STEP_ERROR * moved.by) ** 2
             how = f"{draws} synthetic tables and one step to the released counts; noise exact, model error allowed for"
             if moved.beyond > _LOST * moved.whole:
+                share = 100 * moved.beyond / moved.whole
                 warnings.append(
-                    f"About {100 * moved.beyond / moved.whole:.0f} % of what decides this answer lies in three or more columns "
-                    "together or within the bins, which tables do not count: of the model's error there, the interval "
+                    f"About {share:.0f} % of what decides this answer lies in three or more columns together "
+                    "or within the bins, which tables do not count: of the model's error there, the interval "
                     "holds only a small part."
                 )
         else:
