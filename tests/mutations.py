@@ -65,6 +65,7 @@ RANDOM = "shared/randomness.py"
 PRIVACY = "shared/privacy.py"
 RELEASE = "shared/release.py"
 PRESCRIBED = "shared/prescriptions/latent_noise.py"
+DENSITY = "shared/mechanisms/density.py"
 TABLES = "shared/mechanisms/tables.py"
 DRAWING = "site_agent/drawing.py"
 LEDGER = "site_agent/ledger.py"
@@ -371,6 +372,27 @@ MUTATIONS: tuple[Mutation, ...] = (
         tests=[
             "test_tables.py::test_no_replacement_of_one_record_moves_the_counts_by_more_than_the_sensitivity_and_some_does"
         ],
+    ),
+    mutation(
+        "the sensitivity of one density for all of them",
+        (DENSITY, "coordinates=2 * len(self.grids)", "coordinates=2"),
+        tests=[
+            "test_densities.py::test_no_replacement_moves_more_counts_than_are_charged_nor_any_by_more_than_one_and_some_moves_them_all"
+        ],
+    ),
+    mutation(
+        "half the noise, in the densities",
+        (DENSITY, "lattice_laplace_steps(self.scale,", "lattice_laplace_steps(self.scale / 2,"),
+        tests=["test_noise_levels.py::test_ten_thousand_draws_have_the_scale_that_the_event_claims"],
+    ),
+    mutation(
+        "somebody counted twice in a density",
+        (
+            DENSITY,
+            "return np.bincount(self.codes(records), minlength=self.size)",
+            "return np.bincount(np.append(self.codes(records), 0), minlength=self.size)",
+        ),
+        tests=["test_densities.py::test_everybody_is_counted_once_in_every_grid_on_edges_outside_and_missing"],
     ),
     # -- the postures ---------------------------------------------------------------------------------------------
     mutation(

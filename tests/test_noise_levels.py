@@ -25,6 +25,7 @@ from shared import privacy
 from shared.dictionary import Column, Dictionary
 from shared.flows import Identity
 from shared.mechanisms import moments
+from shared.mechanisms.density import Densities, Grid
 from shared.mechanisms.latent_noise import LatentNoise
 from shared.mechanisms.moments import MomentsSpec
 from shared.mechanisms.tables import Tables, attributes, sensitivity
@@ -134,6 +135,17 @@ def noisy_tables(n: int, rng: Any) -> Drawn:
     return Drawn(noise.astype(np.float64), event.sigma, "gaussian")
 
 
+def noisy_densities(n: int, rng: Any) -> Drawn:
+    """Every count of two columns' grid, against the true counts, at the noise that a small price asks for."""
+    columns = tuple(Column(name=name, kind="continuous", lower=0, upper=1) for name in ("a", "b"))
+    event = privacy.calibrate(Laplace, 0.01, 0.0, sensitivity=1.0, coordinates=2)
+    m = Densities(grids=(Grid(columns=columns, level=math.ceil(math.log2(n) / 2)),), scale=event.scale)
+    assert m.event == event
+    records = pd.DataFrame(np.random.default_rng(5).random((1000, 2)), columns=["a", "b"])
+    noise = (m.release(records, rng)[0] - m.counts(records)[0])[::-1][:n]
+    return Drawn(noise.astype(np.float64), event.scale, "laplace")
+
+
 def moments_block(block: int) -> Callable[[int, Any], Drawn]:
     """One block of a moments release, in the unit of its event's sensitivity."""
 
@@ -159,6 +171,7 @@ MECHANISMS: dict[str, Callable[[int, Any], Drawn]] = {
     "latent noise, clipped": clipped_latent_noise,
     "DP-SGD, one step": training_step,
     "noisy tables": noisy_tables,
+    "noisy densities": noisy_densities,
     "moments, histograms": moments_block(0),
     "moments, moments": moments_block(1),
     "moments, products": moments_block(2),
@@ -238,6 +251,7 @@ def test_a_million_draws_have_the_scale_that_the_event_claims(name, record_prope
 
 # -- nothing draws, and nothing is charged, that is not tested here -----------------------------------------------
 DRAWN_IN = {
+    "shared/mechanisms/density.py",
     "shared/mechanisms/latent_noise.py",
     "shared/mechanisms/tables.py",
     "shared/mechanisms/moments.py",
@@ -251,6 +265,7 @@ MADE_IN: dict[type[Event], set[str]] = {
         "shared/mechanisms/tables.py",
         "shared/prescriptions/latent_noise.py",  # there to solve for w
     },
+    Laplace: {"shared/mechanisms/density.py"},
     SubsampledGaussian: {"shared/prescriptions/latent_noise.py"},
     # The site's own class of that name, which adds up charges, is made in the last three.
     Composition: {

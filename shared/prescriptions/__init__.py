@@ -34,6 +34,7 @@ __all__ = ["Facts", "Figures", "Prescription", "kind", "must", "plain", "unit"]
 _KINDS: Mapping[str, str] = {
     "latent_noise": "shared.prescriptions.latent_noise:LatentNoisePlan",
     "tables": "shared.prescriptions.tables:TablesPlan",
+    "densities": "shared.prescriptions.densities:DensitiesPlan",
 }
 
 
