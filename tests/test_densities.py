@@ -8,8 +8,10 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 import pytest
+from service import Hub
 from test_pipeline import release, site, source  # noqa: F401
 
+from coordinator.queries import site_estimates
 from shared import privacy
 from shared.dictionary import Column
 from shared.errors import EstimateRefusal, ParameterError, PlanRefusal, SchemaRefusal
@@ -119,7 +121,7 @@ def test_settings_that_cannot_be_are_refused_with_the_plan(plan, settings, words
         replace(plan, release=DensitiesPlan(**{"epsilon": 1.0, **settings}), posture="private")
 
 
-def test_a_site_releases_densities_and_a_coordinator_answers_from_them(tmp_path, study, site, table):  # noqa: F811
+def test_a_site_releases_densities_in_a_few_kilobytes(tmp_path, study, site, table):  # noqa: F811
     made = release(study, site, source(tmp_path, table))
     assert made.hold.state == "held"
     assert {check.outcome for check in made.checks} == {"passed"}
@@ -133,6 +135,25 @@ def test_a_site_releases_densities_and_a_coordinator_answers_from_them(tmp_path,
     noise = real - made.table["count"].to_numpy()
     assert np.abs(noise).mean() / receipt.parameters["scale"] == pytest.approx(1, abs=0.4)
     study.release.validate(study, made.table, receipt.n)
+
+
+def test_a_coordinator_over_the_wire_takes_the_plan_s_figures_and_no_others_and_answers_from_them(tmp_path, study):
+    hub = Hub(tmp_path / "hub", study, "north")
+    n = study.release.mechanism_of(study).cells  # the helper takes a table's lines for its persons
+    drawn = study.release.draw(study, study.dictionary.check(make_table(n)), seeded_rng(2))
+    with hub.serve():
+        with hub.egress("north") as egress:
+            wrong = hub.seal("north", table=drawn.assign(cell="x"), release_id="cd" * 16)
+            with pytest.raises(SchemaRefusal, match="in order"):
+                egress.send(wrong.envelope, wrong.path)
+            right = hub.seal("north", table=drawn)
+            egress.send(right.envelope, right.path)
+        (found,) = site_estimates(hub.store, study.study, 1, "mean(sbp)")
+        (other,) = site_estimates(hub.store, study.study, 1, "proportion(sex == 'male')")
+    assert found.yi == pytest.approx(130, abs=6 * found.vi**0.5)
+    assert found.receipts == (right.receipt.hash,)
+    assert "Densities answer" in other.reason
+    hub.store.close()
 
 
 @pytest.mark.parametrize(
