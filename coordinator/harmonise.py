@@ -7,7 +7,8 @@ histogram once (`shared.mechanisms.density`); everything here is made of those f
 *Density.* The noise of each count is known, so the coefficients of the histogram in a cosine basis are shrunk shell by
 shell (James and Stein, positive part) as far as noise and sampling explain them, and the result is projected onto the
 densities (non-negative, adding up to 1). *Map.* On one axis the map is exact: one cumulative sum, then the other's
-quantiles. *Uncertainty.* All of it is repeated on figures drawn anew from the estimate, with fresh noise.
+quantiles; of two or three columns together it is entropic transport on a grid. *Uncertainty.* On one axis, all of it
+is repeated on figures drawn anew from the estimate, with fresh noise.
 
 A map made of two distributions cannot tell a laboratory's scale from its patients. Where the patients really differ it
 does harm: it takes the difference away. So the view says what it did beside what would have come out without it, and
@@ -40,7 +41,17 @@ if TYPE_CHECKING:
     from coordinator.store import Release, Store
     from shared.questions import Estimand
 
-__all__ = ["Harmonised", "Map", "Noisy", "bootstrap", "case_mix_warning", "densities", "distance", "harmonised"]
+__all__ = [
+    "GridMap",
+    "Harmonised",
+    "Map",
+    "Noisy",
+    "bootstrap",
+    "case_mix_warning",
+    "densities",
+    "distance",
+    "harmonised",
+]
 __all__ += ["on_simplex"]
 
 Floats = NDArray[np.float64]
@@ -98,22 +109,7 @@ class Noisy:
 
         Half a person of the uniform law is added, so that a map has neither flat pieces nor jumps.
         """
-        bins = len(self.counts)
-        even = 1 / bins
-        raw = self.counts / self.persons
-        # What is known is worth more than what is noised: the shares add up to 1.
-        raw = raw + (1 - raw.sum()) / bins
-        variance = self.noise / self.persons**2 + even / self.persons
-        waves = fft.dct(raw - even, norm="ortho")
-        waves[0] = 0.0
-        for start, stop in _shells(bins):
-            size = stop - start
-            energy = float((waves[start:stop] ** 2).sum())
-            reach = (size - 2 if size > 2 else size / 2) * variance
-            waves[start:stop] *= max(0.0, 1 - reach / energy) if energy > 0 else 0.0
-        shares = on_simplex(even + fft.idct(waves, norm="ortho"))
-        little = min(0.1, max(1e-5, 0.5 / self.persons))
-        return np.asarray((1 - little) * shares + little * even)
+        return _shares(self.counts, self.persons, self.noise)
 
     @cached_property
     def cumulative(self) -> Floats:
@@ -181,6 +177,60 @@ class Map:
         """How many values lie outside the source's bounds, and are mapped as its bounds are."""
         values = np.asarray(values, dtype=np.float64)
         return int(((values < self.source.edges[0]) | (values > self.source.edges[-1])).sum())
+
+
+class GridMap:
+    """The transport map between two densities of two or three columns together, on a grid of the unit square or cube.
+
+    Entropic transport for the squared distance of rescaled columns, its blur made smaller step by step, read off as the
+    mean place to which a place's mass goes, less what the same does from the source to itself: so that a site mapped
+    onto itself stays where it is.
+
+    Args:
+        source, target: (k, ...) noisy counts on equal bins of [0, 1], of the same number of columns.
+        persons: of each.
+        scale: of the Laplace noise on both; 0 for none.
+        side: cells of the grid along a column.
+        blur: the last one, in squared units of a rescaled column.
+    Raises: ParameterError: one column, more than three, or another number in the target.
+    """
+
+    def __init__(
+        self,
+        source: Floats,
+        target: Floats,
+        *,
+        persons: tuple[float, float],
+        scale: float,
+        side: int = 0,
+        blur: float = 2e-3,
+    ) -> None:
+        d = np.ndim(source)
+        if d not in (2, 3) or np.ndim(target) != d:
+            raise ParameterError(
+                "a map on a grid must be of two or three columns on both sides",
+                given=f"{d} and {np.ndim(target)}",
+                next_step="One column has an exact map (Map); four have more cells than a study has persons.",
+            )
+        side = side or (64 if d == 2 else 32)
+        noise = rounded_laplace_variance(scale) if scale else 0.0
+        both = [
+            _refined(_shares(np.asarray(counts, dtype=np.float64), n, noise), side)
+            for counts, n in zip((source, target), persons, strict=True)
+        ]
+        self._centres = (np.arange(side) + 0.5) / side
+        there, stay = (_barycentric(both[0], onto, self._centres, blur) for onto in (both[1], both[0]))
+        self._moves = there - stay
+
+    def __call__(self, points: Floats) -> Floats:
+        """(n, d) places in [0, 1]^d to where they go, within it; linear between the cells' centres."""
+        from scipy.interpolate import RegularGridInterpolator
+
+        points = np.clip(np.asarray(points, dtype=np.float64), 0.0, 1.0)
+        d = points.shape[1]
+        inner = np.clip(points, self._centres[0], self._centres[-1])
+        moves = RegularGridInterpolator((self._centres,) * d, np.moveaxis(self._moves, 0, -1))(inner)
+        return np.asarray(np.clip(points + moves, 0.0, 1.0))
 
 
 def bootstrap(source: Noisy, target: Noisy, *, draws: int, rng: np.random.Generator) -> list[Map]:
@@ -514,6 +564,69 @@ def _notes(column: str, to: str, source: str, alike: tuple[str, ...], outside: M
         f"{judged}.",
         *([f"Outside the bounds of the densities, and mapped as the bounds are: {beyond}."] if beyond else []),
     )
+
+
+def _refined(shares: Floats, side: int) -> Floats:
+    """Probabilities on a finer grid, spread evenly within each cell."""
+    for axis, bins in enumerate(shares.shape):
+        share = np.zeros((side, bins))
+        edges = np.linspace(0, bins, side + 1)
+        for k in range(bins):
+            share[:, k] = np.clip(np.minimum(edges[1:], k + 1) - np.maximum(edges[:-1], k), 0, None)
+        shares = np.moveaxis(np.tensordot(share, shares, axes=(1, axis)), 0, axis)
+    return np.asarray(shares / shares.sum())
+
+
+def _smeared(logs: Floats, kernel: Floats) -> Floats:
+    """log of the sum over all cells of exp(logs) times a product of one kernel per axis, line by line from its top."""
+    for axis in range(logs.ndim):
+        top = logs.max(axis=axis, keepdims=True)
+        total = np.moveaxis(np.tensordot(kernel, np.exp(logs - top), axes=(1, axis)), 0, axis)
+        logs = np.log(np.maximum(total, 1e-300)) + top
+    return logs
+
+
+def _barycentric(a: Floats, b: Floats, centres: Floats, blur: float) -> Floats:
+    """(d, ...) the mean place where mass of each cell of `a` goes in the entropic transport onto `b`.
+
+    Source: Sinkhorn's iteration with a blur that is halved from 1; separable kernels, one matrix per axis.
+    """
+    log_a, log_b = np.log(a), np.log(b)
+    f, g = np.zeros_like(a), np.zeros_like(b)
+    steps = [max(blur, 2.0**-k) for k in range(math.ceil(-math.log2(blur)) + 1)]
+    apart = (centres[:, None] - centres[None, :]) ** 2 / 2
+    now = steps[0]
+    for step in steps:
+        f, g, now = f * (now / step), g * (now / step), step
+        kernel = np.exp(-apart / step)
+        for _ in range(60 if step == steps[-1] else 8):
+            g = -_smeared(f + log_a, kernel)
+            f = -_smeared(g + log_b, kernel)
+    place = [np.reshape(np.log(centres), [-1 if i == k else 1 for i in range(a.ndim)]) for k in range(a.ndim)]
+    return np.stack([np.exp(f + _smeared(g + log_b + where, kernel)) for where in place])
+
+
+def _shares(counts: Floats, persons: float, noise: float) -> Floats:
+    """Noisy counts of any shape to probabilities of that shape: shrunk by shells, projected, none of them 0."""
+    even = 1 / counts.size
+    raw = counts / persons
+    # What is known is worth more than what is noised: the shares add up to 1.
+    raw = raw + (1 - raw.sum()) * even
+    variance = noise / persons**2 + even / persons
+    waves = fft.dctn(raw - even, norm="ortho")
+    frequency = sum(np.square(np.indices(counts.shape), dtype=np.float64))
+    order = np.argsort(np.ravel(frequency), kind="stable")
+    sorted_ = waves.ravel()[order]
+    sorted_[0] = 0.0
+    for start, stop in _shells(counts.size):
+        size = stop - start
+        energy = float((sorted_[start:stop] ** 2).sum())
+        reach = (size - 2 if size > 2 else size / 2) * variance
+        sorted_[start:stop] *= max(0.0, 1 - reach / energy) if energy > 0 else 0.0
+    waves.ravel()[order] = sorted_
+    shares = on_simplex(even + fft.idctn(waves, norm="ortho"))
+    little = min(0.1, max(1e-5, 0.5 / persons))
+    return np.asarray((1 - little) * shares + little * even)
 
 
 def _shells(bins: int) -> list[tuple[int, int]]:

@@ -9,6 +9,7 @@ import pytest
 
 from coordinator.authority import Authority
 from coordinator.harmonise import (
+    GridMap,
     Map,
     Noisy,
     bootstrap,
@@ -164,6 +165,37 @@ def test_a_warning_needs_patients_that_differ_and_says_which_column_shows_it():
     assert distance(mild["a"]["age"], mild["a"]["age"]) == 0
     with pytest.raises(ParameterError, match="reference"):
         case_mix_warning(mild, "chol", "e")
+
+
+def on_grid(points: np.ndarray, bins: int = 16) -> np.ndarray:
+    return np.histogramdd(points, bins=[np.linspace(0, 1, bins + 1)] * points.shape[1])[0]
+
+
+def test_a_map_of_two_columns_leaves_a_site_on_itself_and_is_the_two_single_maps_where_the_columns_are_unrelated():
+    rng = np.random.default_rng(2)
+    here = np.stack([rng.beta(4, 4, 40_000), rng.beta(5, 4, 40_000)], axis=1)
+    there = np.stack([0.2 + 0.7 * rng.beta(4, 4, 40_000), rng.beta(5, 4, 40_000) ** 0.7], axis=1)
+    n = (40_000.0, 40_000.0)
+    points = np.clip(here[:300], 0.15, 0.85)
+    itself = GridMap(on_grid(here), on_grid(here), persons=n, scale=2.0)
+    assert np.abs(itself(points) - points).max() <= 1e-10
+    one = GridMap(on_grid(here), on_grid(there), persons=n, scale=0.0)(points)
+    truth = np.stack([0.2 + 0.7 * points[:, 0], points[:, 1] ** 0.7], axis=1)
+    assert np.sqrt(np.mean((one - truth) ** 2)) < 0.02
+    noise = [seeded_rng(k).lattice_laplace_steps(2.0, (16, 16), 1.0) for k in (1, 2)]
+    noised = GridMap(on_grid(here) + noise[0], on_grid(there) + noise[1], persons=n, scale=2.0)(points)
+    assert np.sqrt(np.mean((noised - truth) ** 2)) < 0.03
+
+
+def test_three_columns_and_odd_figures_give_finite_maps_and_four_columns_a_refusal():
+    rng = np.random.default_rng(5)
+    cube = on_grid(rng.beta(3, 4, (5000, 3)), 8)
+    moved = GridMap(cube, np.full((8, 8, 8), -3.0), persons=(5000.0, 50.0), scale=2.0, side=16)(rng.random((50, 3)))
+    assert np.isfinite(moved).all()
+    assert (moved >= 0).all()
+    for shape in ((8,), (3, 3, 3, 3)):
+        with pytest.raises(ParameterError, match="two or three columns"):
+            GridMap(np.ones(shape), np.ones(shape), persons=(9.0, 9.0), scale=1.0)
 
 
 @pytest.mark.parametrize(

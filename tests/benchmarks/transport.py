@@ -197,20 +197,17 @@ def main() -> None:
     parser.add_argument("--dry", action="store_true", help="print, write nothing")
     given = parser.parse_args()
     runs, seed = given.runs, given.seed
-    results = {
-        "one_map": one_map(runs, (1000, 10_000, 100_000), 1.0, seed),
-        "laboratories": [
-            five_sites(runs, 20_000, 1.0, 0.0, True, seed),
-            five_sites(runs, 2000, 1.0, 0.0, True, seed),
-            five_sites(runs, 20_000, 1.0, 0.4, True, seed),
-        ],
-        "control": [
-            five_sites(5 * runs, n, 1.0, shift, False, seed) for n in (2000, 5000) for shift in (0.0, 0.4, 0.8, 1.5)
-        ],
-    }
+    results: dict[str, dict[str, Any]] = {"one map": {}, "laboratories": {}, "control": {}}
+    for row in one_map(runs, (1000, 10_000, 100_000), 1.0, seed):
+        results["one map"][f"{row['source']}, n={row['n']}"] = row
+    for n, shift in ((20_000, 0.0), (2000, 0.0), (20_000, 0.4)):
+        results["laboratories"][f"n={n}, shift={shift}"] = five_sites(2 * runs, n, 1.0, shift, True, seed)
+    for n in (2000, 5000):
+        for shift in (0.0, 0.4, 0.8, 1.5):
+            results["control"][f"n={n}, shift={shift}"] = five_sites(3 * runs, n, 1.0, shift, False, seed)
     for name, rows in results.items():
-        for row in rows:
-            print(name, row, flush=True)
+        for place, row in rows.items():
+            print(name, place, row, flush=True)
     if not given.dry:
         print(record.write("transport", results, seed=seed))
 
