@@ -196,7 +196,11 @@ class AnalysisService:
             table = self._store.table(release)
             plan = self._store.plan(release.study, release.plan_version).plan
             if isinstance(plan.release, Figures):
-                [table] = plan.release.synthetic(plan, [(table, release.receipt.n)], draws=1, seed=0)
+                import numpy as np
+
+                [table] = plan.release.synthetic(
+                    plan, [(table, release.receipt.n)], draws=1, rng=np.random.default_rng(0)
+                )
             known = {str(name): float(share) for name, share in table.isna().mean().items()}
             with self._guard:
                 self._missing[release.bundle_sha256] = known

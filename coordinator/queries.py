@@ -52,7 +52,7 @@ __all__ = [
     "question",
     "resolve",
 ]
-__all__ += ["no_column", "site_estimates"]
+__all__ += ["no_column", "rows_of", "site_answer", "site_estimates"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -469,7 +469,8 @@ def moved() -> StateRefusal:
     )
 
 
-def _table(store: Store, releases: Sequence[Release], gone: Collection[str]) -> pd.DataFrame:
+def rows_of(store: Store, releases: Sequence[Release], gone: Collection[str]) -> pd.DataFrame:
+    """The rows of several releases of one site, those of `gone` (bundles that were taken back) left out."""
     import pandas as pd
 
     tables = [store.table(release, gone=gone) for release in releases]
@@ -525,7 +526,7 @@ def _estimates(
             "receipts": tuple(release.receipt.hash for release in releases),
             "levels": levels,
         }
-        work = partial(_site_answer, store, releases, taken, question, combined=held.combined, told=told)
+        work = partial(site_answer, store, releases, taken, question, combined=held.combined, told=told)
         # The bundles' digests are the table, the plan's hash its levels; what was taken back, and whether refreshes are
         # put together, is what else an answer's own id holds.
         back = [stone.bundle_sha256 for stone in held.withdrawn if stone.site == site]
@@ -544,7 +545,7 @@ def _estimates(
     return [row for site in sorted(answered) for row in answered[site]], question, planned, tuple(sources)
 
 
-def _site_answer(
+def site_answer(
     store: Store,
     releases: Sequence[Release],
     taken: Collection[str],
@@ -552,9 +553,12 @@ def _site_answer(
     *,
     combined: bool,
     told: dict[str, Any],
+    through: Callable[[pd.DataFrame], pd.DataFrame] | None = None,
 ) -> list[Estimate]:
     """One site's estimates, one per term, from its table or from its noisy figures.
 
+    Args:
+        through: what is done to its rows first; figures have none.
     Raises: EstimateRefusal (a column its plan version did not have, figures beside rows), and what `estimate` raises.
     """
     plan = store.plan(releases[-1].study, releases[-1].plan_version).plan
@@ -569,9 +573,10 @@ def _site_answer(
             raise EstimateRefusal("several refreshes of figures must not be put together", given=f"{len(releases)}")
         if any(store.plan(one.study, one.plan_version).plan.release != plan.release for one in releases):
             raise EstimateRefusal("a site's releases must be of one [release] to be added up", given="several")
-        figures = [(_table(store, [release], taken), release.receipt.n) for release in releases]
+        figures = [(rows_of(store, [release], taken), release.receipt.n) for release in releases]
         return plan.release.answer(plan, figures, question, **told)
-    table = _table(store, releases, taken)
+    table = rows_of(store, releases, taken)
+    table = table if through is None else through(table)
     return with_release_variance(
         estimate(table, question, **told),
         table,

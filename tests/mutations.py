@@ -65,6 +65,7 @@ RANDOM = "shared/randomness.py"
 PRIVACY = "shared/privacy.py"
 RELEASE = "shared/release.py"
 PRESCRIBED = "shared/prescriptions/latent_noise.py"
+DENSITY = "shared/mechanisms/density.py"
 TABLES = "shared/mechanisms/tables.py"
 SLICING = "shared/mechanisms/slicing.py"
 DRAWING = "site_agent/drawing.py"
@@ -408,6 +409,27 @@ MUTATIONS: tuple[Mutation, ...] = (
         "slicing: rounded directions for free",
         (SLICING, "distance=_up(distance * math.sqrt(1 + eta))", "distance=distance"),
         tests=["test_slicing.py::test_rounded_directions_cost_what_is_charged_for_them_and_hardly_anything"],
+    ),
+    mutation(
+        "the sensitivity of one density for all of them",
+        (DENSITY, "coordinates=2 * len(self.grids)", "coordinates=2"),
+        tests=[
+            "test_densities.py::test_no_replacement_moves_more_counts_than_are_charged_nor_any_by_more_than_one_and_some_moves_them_all"
+        ],
+    ),
+    mutation(
+        "half the noise, in the densities",
+        (DENSITY, "lattice_laplace_steps(self.scale,", "lattice_laplace_steps(self.scale / 2,"),
+        tests=["test_noise_levels.py::test_ten_thousand_draws_have_the_scale_that_the_event_claims"],
+    ),
+    mutation(
+        "somebody counted twice in a density",
+        (
+            DENSITY,
+            "return np.bincount(self.codes(records), minlength=self.size)",
+            "return np.bincount(np.append(self.codes(records), 0), minlength=self.size)",
+        ),
+        tests=["test_densities.py::test_everybody_is_counted_once_in_every_grid_on_edges_outside_and_missing"],
     ),
     # -- the postures ---------------------------------------------------------------------------------------------
     mutation(

@@ -94,7 +94,7 @@ def test_a_planted_dependence_survives_noise(clean):
         counts=tuple(c + seeded_rng(4).lattice_gaussian_steps(20.0, c.shape, 1.0) for c in clean.counts),
         tables=replace(clean.tables, sigma=20.0),
     )
-    rows = pd.concat(synthetic(fitted(noisy), MIXED, draws=5, seed=3))
+    rows = pd.concat(synthetic(fitted(noisy), MIXED, draws=5, rng=np.random.default_rng(3)))
     assert np.corrcoef(rows.dose.fillna(0), rows.visits)[0, 1] > 0.2
 
 
@@ -115,13 +115,16 @@ def test_the_gradient_is_that_of_the_loss():
 
     given = released(400, 5.0)
     problem = _Problem(given.tables, given.counts, given.n, 25.0, 3, ())
-    theta = problem.start(1) + 0.1 * np.random.default_rng(2).standard_normal(len(problem.start(1)))
+    theta = problem.start() + 0.1 * np.random.default_rng(2).standard_normal(len(problem.start()))
     size = np.linalg.norm(problem(theta)[1])
     assert check_grad(lambda t: problem(t)[0], lambda t: problem(t)[1], theta) < 1e-4 * size
 
 
 def test_the_same_release_has_the_same_rows_and_they_fit_the_dictionary(clean):
-    twice = [synthetic(fit(clean.tables, clean.counts, clean.n), MIXED, draws=2, seed=7, rows=500) for _ in range(2)]
+    twice = [
+        synthetic(fit(clean.tables, clean.counts, clean.n), MIXED, draws=2, rng=np.random.default_rng(7), rows=500)
+        for _ in range(2)
+    ]
     for one, other in zip(*twice, strict=True):
         pd.testing.assert_frame_equal(one, other)
         MIXED.validate_release(one)
@@ -138,7 +141,7 @@ def test_structural_zeros_are_never_drawn_and_leave_the_rest(clean):
     place = [table.of for table in clean.tables.tables].index((arm, grade))
     counts[place][1, 2] = 40  # as noise has it
     model = fit(clean.tables, counts, clean.n, zeros=[zero])
-    [rows] = synthetic(model, MIXED, draws=1, seed=1, rows=4000)
+    [rows] = synthetic(model, MIXED, draws=1, rng=np.random.default_rng(1), rows=4000)
     both = pd.crosstab(rows.arm, rows.grade)
     assert both.loc["drug", "high"] == 0
     assert both.loc["control", "high"] > 200
@@ -148,7 +151,7 @@ def test_structural_zeros_are_never_drawn_and_leave_the_rest(clean):
 
 
 def test_a_number_follows_its_histogram_within_a_bin_and_an_integer_stays_whole(clean):
-    [rows] = synthetic(fitted(clean), MIXED, draws=1, seed=5, rows=8000)
+    [rows] = synthetic(fitted(clean), MIXED, draws=1, rng=np.random.default_rng(5), rows=8000)
     inside = rows.dose[(rows.dose > 0.8) & (rows.dose < 1.6)]
     # The normal density falls by half over this bin: its mean lies left of the middle.
     assert inside.mean() < 1.19

@@ -25,6 +25,7 @@ from shared import privacy
 from shared.dictionary import Column, Dictionary
 from shared.flows import Identity
 from shared.mechanisms import moments
+from shared.mechanisms.density import Densities, Grid
 from shared.mechanisms.latent_noise import LatentNoise
 from shared.mechanisms.moments import MomentsSpec
 from shared.mechanisms.slicing import Slicing, noise_for
@@ -146,6 +147,17 @@ def sliced_rows(n: int, rng: Any) -> Drawn:
     return Drawn(lines - x @ directions, charged.sigma, "gaussian")
 
 
+def noisy_densities(n: int, rng: Any) -> Drawn:
+    """Every count of two columns' grid, against the true counts, at the noise that a small price asks for."""
+    columns = tuple(Column(name=name, kind="continuous", lower=0, upper=1) for name in ("a", "b"))
+    event = privacy.calibrate(Laplace, 0.01, 0.0, sensitivity=1.0, coordinates=2)
+    m = Densities(grids=(Grid(columns=columns, level=math.ceil(math.log2(n) / 2)),), scale=event.scale)
+    assert m.event == event
+    records = pd.DataFrame(np.random.default_rng(5).random((1000, 2)), columns=["a", "b"])
+    noise = (m.release(records, rng)[0] - m.counts(records)[0])[::-1][:n]
+    return Drawn(noise.astype(np.float64), event.scale, "laplace")
+
+
 def moments_block(block: int) -> Callable[[int, Any], Drawn]:
     """One block of a moments release, in the unit of its event's sensitivity."""
 
@@ -172,6 +184,7 @@ MECHANISMS: dict[str, Callable[[int, Any], Drawn]] = {
     "DP-SGD, one step": training_step,
     "noisy tables": noisy_tables,
     "slicing": sliced_rows,
+    "noisy densities": noisy_densities,
     "moments, histograms": moments_block(0),
     "moments, moments": moments_block(1),
     "moments, products": moments_block(2),
@@ -251,6 +264,7 @@ def test_a_million_draws_have_the_scale_that_the_event_claims(name, record_prope
 
 # -- nothing draws, and nothing is charged, that is not tested here -----------------------------------------------
 DRAWN_IN = {
+    "shared/mechanisms/density.py",
     "shared/mechanisms/latent_noise.py",
     "shared/mechanisms/tables.py",
     "shared/mechanisms/slicing.py",
@@ -266,6 +280,7 @@ MADE_IN: dict[type[Event], set[str]] = {
         "shared/mechanisms/tables.py",
         "shared/prescriptions/latent_noise.py",  # there to solve for w
     },
+    Laplace: {"shared/mechanisms/density.py"},
     SubsampledGaussian: {"shared/prescriptions/latent_noise.py"},
     # The mechanism of that name is made beside its event and in the prescription.
     privacy.Slicing: {"shared/mechanisms/slicing.py", "shared/prescriptions/slicing.py"},

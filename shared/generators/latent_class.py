@@ -99,7 +99,7 @@ class LatentClasses:
     def codes(self, n: int, draws: np.random.Generator) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """(n,) classes and (n, attributes) cells of n persons.
 
-        The same seed gives the same persons as far as two models agree: what differs between them is the models.
+        The same draws give the same persons as far as two models agree: what differs between them is the models.
         """
         cumulative = [np.cumsum(self.profile(a), axis=1) for a in range(len(self.attributes))]
         out = np.empty((n, len(self.attributes)), dtype=np.int64)
@@ -249,9 +249,9 @@ class _Problem:
         )
         return loss, gradient
 
-    def start(self, seed: int) -> Array:
+    def start(self) -> Array:
         """Classes spread along the leading directions in which the released tables depart from independence."""
-        rng = np.random.default_rng(seed)
+        rng = np.random.default_rng(0)  # public: where the search begins
         scale = np.sqrt(np.maximum(self.margin, 1 / (4 * self.d)))
         departure = np.where(self.weight > 0, self.target - np.outer(self.margin, self.margin), 0.0)
         values, vectors = np.linalg.eigh(departure / np.outer(scale, scale))
@@ -294,7 +294,6 @@ def fit(
     releases: int = 1,
     classes: int = CLASSES,
     zeros: Sequence[Zero] = (),
-    seed: int = 0,
     start: Array | None = None,
 ) -> LatentClasses:
     """The mixture of products whose expected tables are nearest to the released ones.
@@ -306,7 +305,6 @@ def fit(
         releases: how many releases were added up: the variances of their noise add.
         classes: H.
         zeros: structural zeros.
-        seed: of the start.
         start: `theta` of a fit to similar tables with as many classes.
     Raises: ParameterError (n, classes or releases below 1); EstimateRefusal (no optimum).
     """
@@ -314,7 +312,7 @@ def fit(
         raise ParameterError("n, classes and releases must be at least 1", given=f"{n}, {classes}, {releases}")
     variance = releases * tables.sigma**2
     problem = _Problem(tables, counts, n, variance, classes, zeros)
-    begin = problem.start(seed) if start is None else start
+    begin = problem.start() if start is None else start
     found = optimize.minimize(
         problem, begin, jac=True, method="L-BFGS-B", options={"maxiter": _STEPS, "maxcor": 20, "ftol": 1e-9}
     )

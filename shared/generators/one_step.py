@@ -127,13 +127,12 @@ def fitted(released: Released) -> LatentClasses:
 
 
 def synthetic(
-    model: LatentClasses, dictionary: Dictionary, *, draws: int, seed: int, rows: int | None = None
+    model: LatentClasses, dictionary: Dictionary, *, draws: int, rng: np.random.Generator, rows: int | None = None
 ) -> list[pd.DataFrame]:
     """`draws` synthetic tables, of as many rows as there are persons unless told otherwise."""
     if draws < 1:
         raise ParameterError("draws must be at least 1", given=f"{draws}")
-    streams = np.random.SeedSequence(seed).spawn(draws)
-    return [model.rows(rows or model.n, dictionary, np.random.default_rng(stream)) for stream in streams]
+    return [model.rows(rows or model.n, dictionary, stream) for stream in rng.spawn(draws)]
 
 
 def answer(
@@ -157,7 +156,7 @@ def answer(
     if draws < 5:
         raise ParameterError("draws must be at least 5 to be combined", given=f"{draws}")
     rows = min(released.n, MOST_ROWS)
-    tables = synthetic(model, dictionary, draws=draws, seed=_SEED, rows=rows)
+    tables = synthetic(model, dictionary, draws=draws, rng=np.random.default_rng(_SEED), rows=rows)
     each = [estimate(table, question, levels=levels, **told) for table in tables]
     pushes = _influences(question, tables, each[0], levels or {})
     step = _Step(released, tables, dictionary) if pushes else None

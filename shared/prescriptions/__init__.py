@@ -35,6 +35,7 @@ _KINDS: Mapping[str, str] = {
     "latent_noise": "shared.prescriptions.latent_noise:LatentNoisePlan",
     "tables": "shared.prescriptions.tables:TablesPlan",
     "slicing": "shared.prescriptions.slicing:SlicingPlan",
+    "densities": "shared.prescriptions.densities:DensitiesPlan",
 }
 
 

@@ -121,8 +121,8 @@ class SlicingPlan(Figures):
         return (
             *super().covered(plan),
             f"Each released line is of one {whose}: sums of the coded record with noise on each, in no order. Undone "
-            f"as far as can be, it is the record with noise of about {self.row_noise(plan):.2g} on every level that is 0 "
-            "or 1. Nobody outside, the coordinator included, holds anything of a record but that.",
+            f"as far as can be, it is the record with noise of about {self.row_noise(plan):.2g} on every level that "
+            "is 0 or 1. Nobody outside, the coordinator included, holds anything of a record but that.",
         )
 
     def draw(self, plan: StudyPlan, records: pd.DataFrame, rng: Noise) -> pd.DataFrame:

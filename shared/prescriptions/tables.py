@@ -155,12 +155,12 @@ class TablesPlan(Figures):
         return Released(tables=self.tables(plan), counts=tuple(sums), n=sum(n for _, n in tables), releases=len(tables))
 
     def synthetic(
-        self, plan: StudyPlan, tables: Sequence[tuple[pd.DataFrame, int]], *, draws: int, seed: int
+        self, plan: StudyPlan, tables: Sequence[tuple[pd.DataFrame, int]], *, draws: int, rng: np.random.Generator
     ) -> list[pd.DataFrame]:
         """Rows of latent classes fitted to the counts: see `shared.generators.latent_class`."""
         from shared.generators.one_step import fitted, synthetic
 
-        return synthetic(fitted(self.released(plan, tables)), plan.dictionary, draws=draws, seed=seed)
+        return synthetic(fitted(self.released(plan, tables)), plan.dictionary, draws=draws, rng=rng)
 
     def answer(
         self,

@@ -113,7 +113,7 @@ def independent(real, sigma, rng):
     """Rows from noisy one-way tables alone: what a release without pairs would give at the same noise."""
     mechanism = Tables(attributes=attributes(DICTIONARY), sigma=sigma, pairs=())
     released = Released(tables=mechanism, counts=tuple(mechanism.release(real, rng)), n=len(real))
-    [rows] = synthetic(fitted(released), DICTIONARY, draws=1, seed=1)
+    [rows] = synthetic(fitted(released), DICTIONARY, draws=1, rng=np.random.default_rng(1))
     return rows
 
 
@@ -136,7 +136,7 @@ def main():
             start = time.process_time()
             model = fitted(released)
             seconds.append(time.process_time() - start)
-            [rows] = synthetic(model, DICTIONARY, draws=1, seed=seed)
+            [rows] = synthetic(model, DICTIONARY, draws=1, rng=np.random.default_rng(seed))
             found[f"epsilon={epsilon:g}"].append(quality(real, rows, others))
             if epsilon == EPSILONS[0]:
                 alone = privacy.calibrate(privacy.Gaussian, epsilon, DELTA, sensitivity=sensitivity(len(columns))).sigma

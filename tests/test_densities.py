@@ -1,0 +1,233 @@
+"""Noisy densities: what is counted, what it costs, the way of such a release, and what it can be asked."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import pytest
+from service import Hub
+from test_pipeline import release, site, source  # noqa: F401
+
+from coordinator.queries import site_estimates
+from shared import privacy
+from shared.dictionary import Column
+from shared.errors import EstimateRefusal, ParameterError, PlanRefusal, SchemaRefusal
+from shared.mechanisms.density import Densities, Grid, rounded_laplace_variance
+from shared.plan import Budget, StudyPlan
+from shared.prescriptions.densities import DensitiesPlan, level_for
+from shared.questions import parse_estimand
+from shared.randomness import seeded_rng
+from shared.release import read_bundle
+from tests.conftest import make_table
+
+DOSE = Column(name="dose", kind="continuous", lower=0, upper=4, missing="level")
+YEARS = Column(name="years", kind="time", upper=8)
+VISITS = Column(name="visits", kind="integer", lower=0, upper=2)
+SEVERAL = (
+    Grid(columns=(DOSE,), level=2),
+    Grid(columns=(YEARS, VISITS), level=1),
+    Grid(columns=(DOSE, YEARS, VISITS), level=1),
+)
+
+
+@pytest.fixture(scope="module")
+def study(plan) -> StudyPlan:
+    prescribed = DensitiesPlan(densities=[["sbp"], ["chol"], ["sbp", "time"]], epsilon=1.5, persons=300)
+    return replace(plan, release=prescribed, posture="private", budget=Budget(epsilon=4.0, delta=1e-6))
+
+
+def every_record() -> pd.DataFrame:
+    """One record for each combination of cells, on edges where there are any."""
+    parts = ([0.0, 1.0, 2.0, 4.0, np.nan], [0.0, 4.0, 8.0], [0.0, 1.0, 2.0])
+    return pd.DataFrame(list(itertools.product(*parts)), columns=["dose", "years", "visits"])
+
+
+def test_everybody_is_counted_once_in_every_grid_on_edges_outside_and_missing():
+    frame = every_record()
+    outside = pd.DataFrame({"dose": [-1.0, 9.0], "years": [-1.0, 99.0], "visits": [-3.0, 7.0]})
+    for grid in SEVERAL:
+        assert grid.counts(frame).sum() == len(frame)
+        assert len(grid.labels) == grid.size == len(set(grid.labels))
+        assert set(grid.codes(frame)) == set(range(grid.size)), grid.name
+        np.testing.assert_array_equal(grid.codes(outside), [0, np.prod(grid.shape) - 1])
+    assert SEVERAL[1].shape == (2, 2)
+    np.testing.assert_array_equal(SEVERAL[1].edges[1], [-0.5, 1.5, 2.5])
+
+
+def test_no_replacement_moves_more_counts_than_are_charged_nor_any_by_more_than_one_and_some_moves_them_all():
+    """A search over every pair of records: the charged sensitivity is met exactly, never exceeded."""
+    frame = every_record()
+    mechanism = Densities(grids=SEVERAL, scale=1.0)
+    each = [np.concatenate(mechanism.counts(frame.iloc[[i]].reset_index(drop=True))) for i in range(len(frame))]
+    moved = [np.abs(one - other) for one, other in itertools.combinations(each, 2)]
+    assert {int(step.max()) for step in moved} <= {0, 1}
+    assert mechanism.event.sensitivity == 1
+    furthest = max(int(step.sum()) for step in moved)
+    assert furthest == mechanism.event.coordinates == 2 * len(SEVERAL)
+
+
+@pytest.mark.parametrize("epsilon", [0.01, 0.7, 1.0, 3.0, 10 / 3])
+@pytest.mark.parametrize("groups", [1, 3, 7])
+def test_the_plan_s_epsilon_is_the_total_of_all_groups_and_never_less_noise_than_it_asks_for(plan, epsilon, groups):
+    columns = [["sbp"], ["chol"], ["time"], ["visits"], ["sbp", "chol"], ["time", "sbp"], ["parity"]][:groups]
+    prescribed = DensitiesPlan(densities=columns, epsilon=epsilon)
+    made = replace(plan, release=prescribed, posture="private")
+    event = prescribed.event(made)
+    paid = privacy.pure_epsilon(event)
+    assert paid is not None
+    assert epsilon * (1 - 1e-4) < paid <= epsilon
+    assert privacy.epsilon(event, 1e-6) <= epsilon
+    assert StudyPlan.from_bytes(made.canonical) == made
+    assert prescribed.facts(made).parameters["scale"] == event.scale
+
+
+def test_the_variance_of_the_noise_that_estimates_are_given_is_that_of_the_noise_that_is_drawn():
+    for scale in (0.3, 2.0, 40.0):
+        noise = seeded_rng(5).lattice_laplace_steps(scale, 40_000, 1.0)
+        # The variance of a Laplace sample of this size is known to 1.2 %: five and a half of them.
+        assert noise.var() == pytest.approx(rounded_laplace_variance(scale), rel=0.065)
+    k = np.arange(1, 4000)
+    exact = 2 * (np.exp(-k / 7.0) * np.sinh(0.5 / 7.0) * k**2).sum()
+    assert rounded_laplace_variance(7.0) == pytest.approx(exact, rel=1e-12)
+
+
+def test_the_level_looks_at_the_plan_alone():
+    assert [level_for(d, n, 2.0) for d in (1, 2, 3) for n in (50, 10**6)] == [6, 6, 3, 4, 3, 3]
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"densities": [["sbp", "chol", "time", "visits"]]}, "1 to 3 columns"),
+        ({"densities": [["sex"]]}, "numeric columns"),
+        ({"densities": [["weight"]]}, "must name columns"),
+        ({"densities": [["sbp", "sbp"]]}, "different columns"),
+        ({"densities": [["sbp"], ["sbp"]]}, "different grids"),
+        ({"densities": []}, "groups of columns"),
+        ({"densities": ["sbp"]}, "groups of columns"),
+        ({"densities": [["sbp"]], "epsilon": 0.0}, "positive and finite"),
+        ({"densities": [["sbp"]], "epsilon": float("inf")}, "positive and finite"),
+        ({"densities": [["sbp"]], "persons": 0}, "at least 1"),
+        ({"densities": [["sbp", "time"]], "alike": ["time"]}, "of their own"),
+        ({"densities": [["sbp"]], "level": 9}, "2..8"),
+        ({"densities": [["sbp", "chol", "time"]], "level": 5}, "2..4"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused_with_the_plan(plan, settings, words):
+    with pytest.raises((PlanRefusal, ParameterError), match=words):
+        replace(plan, release=DensitiesPlan(**{"epsilon": 1.0, **settings}), posture="private")
+
+
+def test_a_site_releases_densities_in_a_few_kilobytes(tmp_path, study, site, table):  # noqa: F811
+    made = release(study, site, source(tmp_path, table))
+    assert made.hold.state == "held"
+    assert {check.outcome for check in made.checks} == {"passed"}
+    bundle = site.outbox.bundle(made.hold.release_id)
+    assert bundle.stat().st_size < 12_000
+    receipt = read_bundle(bundle, cap=1 << 26).receipt
+    receipt.require_true(study)
+    assert (receipt.mechanism, receipt.n, receipt.posture, receipt.model) == ("densities", 300, "private", "central")
+    assert receipt.epsilon <= 1.5
+    real = np.concatenate(study.release.mechanism_of(study).counts(study.dictionary.check(table)))
+    noise = real - made.table["count"].to_numpy()
+    assert np.abs(noise).mean() / receipt.parameters["scale"] == pytest.approx(1, abs=0.4)
+    study.release.validate(study, made.table, receipt.n)
+
+
+def test_a_coordinator_over_the_wire_takes_the_plan_s_figures_and_no_others_and_answers_from_them(tmp_path, study):
+    hub = Hub(tmp_path / "hub", study, "north")
+    n = study.release.mechanism_of(study).cells  # the helper takes a table's lines for its persons
+    drawn = study.release.draw(study, study.dictionary.check(make_table(n)), seeded_rng(2))
+    with hub.serve():
+        with hub.egress("north") as egress:
+            wrong = hub.seal("north", table=drawn.assign(cell="x"), release_id="cd" * 16)
+            with pytest.raises(SchemaRefusal, match="in order"):
+                egress.send(wrong.envelope, wrong.path)
+            right = hub.seal("north", table=drawn)
+            egress.send(right.envelope, right.path)
+        (found,) = site_estimates(hub.store, study.study, 1, "mean(sbp)")
+        (other,) = site_estimates(hub.store, study.study, 1, "proportion(sex == 'male')")
+    assert found.yi == pytest.approx(130, abs=6 * found.vi**0.5)
+    assert found.receipts == (right.receipt.hash,)
+    assert "Densities answer" in other.reason
+    hub.store.close()
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (lambda t: t.rename(columns={"count": "n"}), "columns"),
+        (lambda t: t.iloc[:-1], "lines"),
+        (lambda t: t.assign(count=t["count"].astype(float)), "whole numbers"),
+        (lambda t: t.assign(cell="x"), "in order"),
+        (lambda t: t.iloc[::-1].reset_index(drop=True), "in order"),
+        (lambda t: t.assign(count=t["count"].where(t.index > 0, 10**6)), "possible"),
+        (lambda t: t.assign(count=300), "possible"),
+    ],
+)
+def test_the_coordinator_takes_no_other_figures_than_the_plan_s(study, table, spoil, words):
+    drawn = study.release.draw(study, study.dictionary.check(table), seeded_rng(1))
+    study.release.validate(study, drawn, len(table))
+    with pytest.raises(SchemaRefusal, match=words):
+        study.release.validate(study, spoil(drawn), len(table))
+
+
+def test_a_mean_and_a_share_have_their_whole_variance(plan):
+    """Over 80 draws of the noise, errors in units of what the estimate claims of the noise: mean square 1 ± 5 sd."""
+    made = replace(plan, release=DensitiesPlan(densities=[["chol"], ["visits"]], epsilon=1.0), posture="private")
+    records = made.dictionary.check(make_table(2000, seed=3))
+    rng = seeded_rng(8)
+    mechanism = made.release.mechanism_of(made)
+    true = [count.astype(np.int64) for count in mechanism.counts(records)]
+    names = made.release.draw(made, records, rng)
+    exact = names.assign(count=np.concatenate(true))
+    told = {"study": "mini", "site": "north", "wave": 1}
+    texts = ("mean(chol)", "proportion(chol > 230)", "proportion(visits >= 3)", "proportion(visits < 3)")
+    released = [names.assign(count=np.concatenate(mechanism.release(records, rng))) for _ in range(80)]
+    for text in texts:
+        question = parse_estimand(text)
+        (known,) = made.release.answer(made, [(exact, 2000)], question, levels={}, **told)
+        found = [made.release.answer(made, [(one, 2000)], question, levels={}, **told)[0] for one in released]
+        scores = [(row.yi - known.yi) ** 2 / row.vi_privacy for row in found]
+        assert np.mean(scores) == pytest.approx(1, abs=0.8), text
+        column = records["chol"].dropna() if "chol" in text else records["visits"]
+        plainly = {
+            "mean(chol)": column.mean(),
+            "proportion(chol > 230)": (column > 230).mean(),
+            "proportion(visits >= 3)": (column >= 3).mean(),
+            "proportion(visits < 3)": (column < 3).mean(),
+        }[text]
+        value = known.yi if "mean" in text else 1 / (1 + np.exp(-known.yi))
+        exactly = "visits" in text
+        assert value == pytest.approx(plainly, abs=1e-12 if exactly else 0.6 if "mean" in text else 0.02)
+        assert bool(known.warnings) == (not exactly)
+        assert known.n == len(column)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "mean(chol, subset = sbp > 3)",
+        "ols(sbp) ~ chol",
+        "proportion(sex == 'male')",
+        "mean(parity)",
+        "km(time, cvd, at = 5)",
+    ],
+)
+def test_what_a_density_does_not_hold_is_refused_with_what_it_is_for(study, table, text):
+    drawn = study.release.draw(study, study.dictionary.check(table), seeded_rng(1))
+    with pytest.raises(EstimateRefusal, match="Densities answer"):
+        study.release.answer(study, [(drawn, 300)], parse_estimand(text), levels={}, study="mini", site="north", wave=1)
+
+
+def test_fifty_persons_at_a_hundredth_of_an_epsilon_get_a_wide_answer_or_a_refusal(plan):
+    made = replace(plan, release=DensitiesPlan(densities=[["sbp"]], epsilon=0.01), posture="private")
+    drawn = made.release.draw(made, made.dictionary.check(make_table(50)), seeded_rng(4))
+    told = {"levels": {}, "study": "mini", "site": "north", "wave": 1}
+    (found,) = made.release.answer(made, [(drawn, 50)], parse_estimand("mean(sbp)"), **told)
+    assert found.vi_privacy**0.5 > 1000
+    with pytest.raises(EstimateRefusal, match="noise"):
+        made.release.answer(made, [(drawn, 50)], parse_estimand("proportion(sbp > 130)"), **told)

@@ -1,0 +1,291 @@
+"""Transport maps between sites: their laws, what noise does to them, and the view that is never silent."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from coordinator.authority import Authority
+from coordinator.harmonise import (
+    GridMap,
+    Map,
+    Noisy,
+    bootstrap,
+    case_mix_warning,
+    densities,
+    distance,
+    harmonised,
+    on_simplex,
+)
+from coordinator.store import Store
+from shared.errors import EstimateRefusal, ParameterError
+from shared.keys import SigningKey
+from shared.plan import Budget, sign_plan
+from shared.prescriptions.densities import DensitiesPlan
+from shared.randomness import seeded_rng
+from tests.delivered import cohort, cohort_plan, deliver, join
+
+EDGES = np.linspace(40.0, 700.0, 65)
+
+
+def noisy(values: np.ndarray, epsilon: float, seed: int, edges: np.ndarray = EDGES) -> Noisy:
+    """A density as a site would release it."""
+    counts = np.histogram(values, edges)[0]
+    scale = 2 / epsilon
+    counts = counts + seeded_rng(seed).lattice_laplace_steps(scale, counts.shape, 1.0)
+    return Noisy(counts=counts, edges=edges, persons=len(values), scale=scale)
+
+
+def bent(values: np.ndarray) -> np.ndarray:
+    """Another laboratory's scale: not affine."""
+    return 40 + 660 * ((values - 40) / 660) ** 0.6
+
+
+def stretched(values: np.ndarray) -> np.ndarray:
+    """A laboratory that saturates; where most patients are, a unit of it is about half a unit."""
+    return 40 + 660 * np.sin(np.pi / 2 * np.minimum(1.4 * (values - 40) / 660, 1.0))
+
+
+def chol(n: int, seed: int, shift: float = 0.0) -> np.ndarray:
+    return np.random.default_rng(seed).normal(210 + 35 * shift, 35, n).clip(40, 700)
+
+
+ODD = {
+    "empty": np.zeros(64),
+    "all negative": np.full(64, -40.0),
+    "one atom": np.eye(64)[20] * 500,
+    "two atoms": np.eye(64)[3] * 250 + np.eye(64)[60] * 250,
+    "noise alone": np.random.default_rng(1).laplace(scale=200, size=64).round(),
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+@pytest.mark.parametrize("scale", [0.0, 2.0, 200.0])
+def test_whatever_is_released_gives_a_density_and_increasing_maps_that_can_be_undone(name, scale):
+    odd = Noisy(counts=ODD[name], edges=EDGES, persons=500, scale=scale)
+    assert odd.shares.min() > 0
+    assert odd.shares.sum() == pytest.approx(1, abs=1e-12)
+    there = Map(odd, noisy(chol(500, 2), 1.0, 3))
+    points = np.linspace(40, 700, 999)
+    for one in (there, there.inverse):
+        assert np.isfinite(one(points)).all()
+        assert (np.diff(one(points)) > 0).all()
+    # To 1e-10 of the range where a site meets itself; there and back through steep pieces loses more digits.
+    assert np.abs(Map(odd, odd)(points) - points).max() <= 1e-10 * 660
+    assert np.abs(there.inverse(there(points)) - points).max() <= 1e-6 * 660
+
+
+def test_a_site_mapped_onto_itself_stays_where_it_is():
+    for n in (50, 2000, 10**6):
+        one = noisy(chol(n, 4), 1.0, 5)
+        points = np.linspace(40, 700, 2001)
+        assert np.abs(Map(one, one)(points) - points).max() <= 1e-10 * 660
+
+
+def test_outside_values_are_counted_and_mapped_as_the_bounds_and_missing_ones_stay_missing():
+    one = Map(noisy(chol(2000, 1), 1.0, 1), noisy(chol(2000, 2), 1.0, 2))
+    values = np.array([0.0, 40.0, 700.0, 900.0, np.nan])
+    mapped = one(values)
+    np.testing.assert_array_equal(mapped[:4], [40, 40, 700, 700])
+    assert np.isnan(mapped[4])
+    assert one.outside(values) == 2
+
+
+@pytest.mark.parametrize("distortion", [lambda v: 60 + 0.8 * v, bent], ids=["affine", "bent"])
+def test_a_known_distortion_is_undone_the_better_the_more_there_is_of_n_and_epsilon(distortion):
+    """Error of the map back to the true scale over the middle 90 %, in the column's standard deviations."""
+    errors = []
+    points = np.quantile(chol(100_000, 9), np.linspace(0.05, 0.95, 91))
+    for n, epsilon in ((500, 0.5), (5000, 1.0), (200_000, 5.0)):
+        here, there = [], []
+        for seed in range(4):
+            back = Map(noisy(distortion(chol(n, seed)), epsilon, seed), noisy(chol(n, 100 + seed), epsilon, 50 + seed))
+            here.append(np.sqrt(np.mean((back(distortion(points)) - points) ** 2)) / 35)
+            there.append(np.sqrt(np.mean((back.inverse(points) - distortion(points)) ** 2)) / 35)
+        errors.append((np.mean(here), np.mean(there)))
+    assert errors[0][0] > errors[1][0] > errors[2][0]
+    assert max(errors[2]) < 0.05
+    assert max(errors[1]) < 0.2
+
+
+def test_shrinking_brings_the_density_nearer_to_the_truth_and_to_even_where_there_is_only_noise():
+    sure = np.histogram(chol(2_000_000, 8), EDGES)[0] / 2_000_000
+    gain = []
+    for seed in range(20):
+        one = noisy(chol(1000, seed), 1.0, seed)
+        gain.append([((one.shares - sure) ** 2).sum(), ((one.counts / 1000 - sure) ** 2).sum()])
+    shrunk, raw = np.mean(gain, axis=0)
+    assert shrunk < 0.5 * raw
+    lost = noisy(chol(50, 1), 0.01, 7)
+    assert np.abs(lost.shares - 1 / 64).sum() < np.abs(lost.counts / 50 - 1 / 64).sum() / 50
+
+
+def test_the_projection_is_the_nearest_probability():
+    rng = np.random.default_rng(3)
+    for values in rng.normal(scale=2, size=(20, 6)):
+        best = on_simplex(values)
+        others = rng.dirichlet(np.ones(6), 300)
+        assert ((best - values) ** 2).sum() <= ((others - values) ** 2).sum(axis=1).min() + 1e-12
+
+
+def test_the_bootstrap_s_band_is_as_wide_as_maps_really_vary():
+    rng = np.random.default_rng(6)
+    source, target = noisy(bent(chol(5000, 1)), 1.0, 1), noisy(chol(5000, 2), 1.0, 2)
+    at = np.quantile(bent(chol(5000, 1)), [0.2, 0.5, 0.8])
+    claimed = np.std([one(at) for one in bootstrap(source, target, draws=60, rng=rng)], axis=0)
+    really = np.std(
+        [Map(noisy(bent(chol(5000, s)), 1.0, s), noisy(chol(5000, 500 + s), 1.0, 900 + s))(at) for s in range(60)],
+        axis=0,
+    )
+    assert (claimed / really > 0.6).all()
+    assert (claimed / really < 1.7).all()
+    with pytest.raises(ParameterError, match="two draws"):
+        bootstrap(source, target, draws=1, rng=rng)
+
+
+def test_a_warning_needs_patients_that_differ_and_says_which_column_shows_it():
+    age = np.linspace(15, 110, 65)
+
+    def site(shift: float, seed: int) -> dict[str, Noisy]:
+        ages = np.random.default_rng(seed).normal(55 + 8 * shift, 8, 5000).clip(15, 110)
+        return {"chol": noisy(bent(chol(5000, seed, shift)), 1.0, seed), "age": noisy(ages, 1.0, seed + 90, age)}
+
+    mild = {"a": site(0.0, 1), "b": site(0.4, 2), "c": site(-0.4, 3)}
+    assert case_mix_warning(mild, "chol", "a") == ()
+    far = {**mild, "d": site(1.5, 4)}
+    (said,) = case_mix_warning(far, "chol", "a")
+    assert said.startswith("d and a lie 1.")
+    assert "age is measured alike" in said
+    # Without such a column the distortion itself looks the same as other patients, and the sentence says so.
+    alone = {"a": {"chol": noisy(chol(5000, 1), 1.0, 1)}, "b": {"chol": far["b"]["chol"]}}
+    (said,) = case_mix_warning(alone, "chol", "a")
+    assert "no column that should not differ" in said
+    assert distance(mild["a"]["age"], mild["a"]["age"]) == 0
+    with pytest.raises(ParameterError, match="reference"):
+        case_mix_warning(mild, "chol", "e")
+
+
+def on_grid(points: np.ndarray, bins: int = 16) -> np.ndarray:
+    return np.histogramdd(points, bins=[np.linspace(0, 1, bins + 1)] * points.shape[1])[0]
+
+
+def test_a_map_of_two_columns_leaves_a_site_on_itself_and_is_the_two_single_maps_where_the_columns_are_unrelated():
+    rng = np.random.default_rng(2)
+    here = np.stack([rng.beta(4, 4, 40_000), rng.beta(5, 4, 40_000)], axis=1)
+    there = np.stack([0.2 + 0.7 * rng.beta(4, 4, 40_000), rng.beta(5, 4, 40_000) ** 0.7], axis=1)
+    n = (40_000.0, 40_000.0)
+    points = np.clip(here[:300], 0.15, 0.85)
+    itself = GridMap(on_grid(here), on_grid(here), persons=n, scale=2.0)
+    assert np.abs(itself(points) - points).max() <= 1e-10
+    one = GridMap(on_grid(here), on_grid(there), persons=n, scale=0.0)(points)
+    truth = np.stack([0.2 + 0.7 * points[:, 0], points[:, 1] ** 0.7], axis=1)
+    assert np.sqrt(np.mean((one - truth) ** 2)) < 0.02
+    noise = [seeded_rng(k).lattice_laplace_steps(2.0, (16, 16), 1.0) for k in (1, 2)]
+    noised = GridMap(on_grid(here) + noise[0], on_grid(there) + noise[1], persons=n, scale=2.0)(points)
+    assert np.sqrt(np.mean((noised - truth) ** 2)) < 0.03
+
+
+def test_three_columns_and_odd_figures_give_finite_maps_and_four_columns_a_refusal():
+    rng = np.random.default_rng(5)
+    cube = on_grid(rng.beta(3, 4, (5000, 3)), 8)
+    moved = GridMap(cube, np.full((8, 8, 8), -3.0), persons=(5000.0, 50.0), scale=2.0, side=16)(rng.random((50, 3)))
+    assert np.isfinite(moved).all()
+    assert (moved >= 0).all()
+    for shape in ((8,), (3, 3, 3, 3)):
+        with pytest.raises(ParameterError, match="two or three columns"):
+            GridMap(np.ones(shape), np.ones(shape), persons=(9.0, 9.0), scale=1.0)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"counts": np.ones(1)}, {"counts": np.full(64, np.nan)}, {"edges": EDGES[::-1]}, {"scale": np.inf}],
+)
+def test_a_histogram_that_is_none_is_refused(wrong):
+    with pytest.raises(ParameterError, match="histogram"):
+        Noisy(**{"counts": np.ones(64), "edges": EDGES, "persons": 64, **wrong})
+
+
+def test_a_column_that_nobody_has_is_refused():
+    with pytest.raises(EstimateRefusal, match="somebody with a value"):
+        Noisy(counts=np.ones(64), edges=EDGES, persons=-3.0)
+
+
+@pytest.fixture(scope="module")
+def hub(tmp_path_factory):
+    """Three sites with released rows, one of them with another assay, and a second study with their densities."""
+    home = tmp_path_factory.mktemp("hub")
+    lead = SigningKey.generate()
+    authority = Authority.create(home, coordinator="tributary-hub", names=("localhost",))
+    store = Store.open(home)
+    rows = cohort_plan()
+    prescribed = DensitiesPlan(densities=[["chol"], ["age"]], epsilon=2.0, alike=["age"])
+    beside = replace(
+        rows, study="cvd-densities", release=prescribed, posture="private", budget=Budget(epsilon=4.0), estimands={}
+    )
+    for plan in (rows, beside):
+        store.add_plan(sign_plan(plan, [lead]), plan)
+    for seed, site in enumerate(("north", "south", "west", "east")):
+        invitation = authority.invite(
+            site, ["cvd", "cvd-densities"], address="localhost:1", leads=[lead.public], days=9
+        )
+        store.add_invitation(invitation)
+        key = join(store, invitation)
+        table = cohort(3000, seed)
+        rng = np.random.default_rng(seed)
+        table["hdl"] = (50 + 0.1 * (table["chol"] - 210) + rng.normal(0, 6, len(table))).clip(5, 250)
+        if site == "south":
+            table["chol"] = stretched(table["chol"].to_numpy()).round(0)
+        deliver(store, rows, site, key, table)
+        if site == "east":  # never released a density
+            continue
+        records = table.assign(person=range(len(table)))
+        drawn = prescribed.draw(beside, beside.dictionary.check(records), seeded_rng(seed))
+        prescribed.validate(beside, drawn, len(table))
+        deliver(store, beside, site, key, drawn, n=len(table))
+    yield store
+    store.close()
+
+
+def test_the_view_shows_the_answer_raw_with_intercepts_and_harmonised_and_says_what_it_did(hub):
+    seen = harmonised(hub, "cvd", "chol", to="north", estimand="ols(hdl) ~ chol/10", term="chol", draws=5)
+    slopes = {row.site: row.yi for row in seen.harmonised.estimates}
+    assert slopes["south"] == pytest.approx(1.0, abs=0.12)
+    crooked = {row.site: row.yi for row in seen.intercepts.estimates}
+    assert abs(crooked["south"] - 1.0) > 0.2
+    assert slopes["north"] == pytest.approx(crooked["north"], abs=1e-9)
+    assert seen.raw.yi is not None
+    assert abs(seen.raw.yi - 1) > 0.2
+    assert seen.map_variance > 0
+    low, high = seen.interval
+    assert low < seen.harmonised.ci_lb < seen.harmonised.ci_ub < high
+    assert [left.label for left in seen.harmonised.excluded] == ["east"]
+    assert seen.warnings == ()
+    text = "\n".join(seen.lines)
+    for said in (
+        "all rows together",
+        "site by site",
+        "harmonised",
+        "assumes that the sites' patients are alike",
+        "age",
+    ):
+        assert said in text
+    points, lower, upper = seen.bands["south"]
+    inside = (lower <= seen.maps["south"](points) + 1e-6) & (seen.maps["south"](points) - 1e-6 <= upper)
+    assert inside.mean() > 0.7
+
+
+def test_what_cannot_be_harmonised_is_refused_with_what_to_do(hub):
+    asked = {"estimand": "ols(hdl) ~ chol", "draws": 2}
+    with pytest.raises(EstimateRefusal, match="must have released a density of chol") as caught:
+        harmonised(hub, "cvd", "chol", to="east", **asked)
+    assert "north, south, west" in str(caught.value)
+    with pytest.raises(EstimateRefusal, match="must have released a density of hdl"):
+        harmonised(hub, "cvd", "hdl", to="north", **asked)
+    with pytest.raises(ParameterError, match="about the mapped column"):
+        harmonised(hub, "cvd", "chol", to="north", estimand="mean(hdl)")
+    with pytest.raises(EstimateRefusal, match="must release densities"):
+        densities(hub, "cvd")
+    with pytest.raises(ParameterError, match="two draws"):
+        harmonised(hub, "cvd", "chol", to="north", estimand="mean(chol)", draws=1)
