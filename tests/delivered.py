@@ -72,9 +72,13 @@ def deliver(
     wave: int = 1,
     drawn: int | None = None,
     flow_of: str = "",
+    n: int | None = None,
 ) -> str:
-    """Put one release into the store as if it had been uploaded and verified; returns its id."""
-    statement, envelope, receipt, data = _release(plan, site, key, table, wave, drawn, flow_of)
+    """Put one release into the store as if it had been uploaded and verified; returns its id.
+
+    Of noisy figures, `n` says how many persons they are of.
+    """
+    statement, envelope, receipt, data = _release(plan, site, key, table, wave, drawn, flow_of, n)
     store.bundles.mkdir(parents=True, exist_ok=True)
     (store.bundles / f"{statement.bundle_sha256}.zip").write_bytes(data)
     store.accept_release(statement=statement, envelope=envelope, receipt=receipt, today=TODAY)
@@ -89,7 +93,7 @@ def quarantine(store: Store, plan: StudyPlan, site: str, key: SigningKey, table:
     return statement.release_id
 
 
-def _release(plan, site, key, table, wave, drawn=None, flow_of=""):
+def _release(plan, site, key, table, wave, drawn=None, flow_of="", n=None):
     from shared.canonical import sha256_hex
 
     release_id = sha256_hex(f"{plan.hash}{site}{wave}{len(table)}".encode())[:32]
@@ -99,7 +103,7 @@ def _release(plan, site, key, table, wave, drawn=None, flow_of=""):
         site=site,
         release_id=release_id,
         agent_version="0.1.0",
-        n=len(table),
+        n=len(table) if n is None else n,
         study_epsilon=218.0,
         previous="0" * 64,
         drawn=drawn,

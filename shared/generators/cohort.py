@@ -457,6 +457,7 @@ def fit(release: MomentsRelease, design: Design, *, rng: Noise | None = None, bo
         theta=theta,
         sampling=sampling[index, index] * np.outer(unit, unit),
         privacy=privacy[index, index] * np.outer(unit, unit),
+        wobble=fitted.gain * np.sqrt(fitted.noise),
         bootstrapped=0,
     )
     if rng is None or cohort.events >= FEW_EVENTS:
@@ -481,6 +482,7 @@ class Cohort:
     Args:
         n: public number of records.
         sampling, privacy: (p, p) covariances of `effects`: from sampling patients, from the noise.
+        wobble: (parameters, figures) what one standard deviation of each figure's noise moves the parameters by.
         bootstrapped: releases in the bootstrap behind the covariances; 0: the linearised formula.
     """
 
@@ -490,6 +492,7 @@ class Cohort:
     theta: _Parameters
     sampling: Array
     privacy: Array
+    wobble: Array
     bootstrapped: int
 
     @property
@@ -529,7 +532,18 @@ class Cohort:
         total = np.sqrt(np.diag(self.sampling + self.privacy))
         factor = np.maximum(spread / np.maximum(total, 1e-300), 1.0)
         stretch = np.outer(factor, factor)
-        return replace(self, sampling=self.sampling * stretch, privacy=self.privacy * stretch, bootstrapped=times)
+        return replace(
+            self,
+            sampling=self.sampling * stretch,
+            privacy=self.privacy * stretch,
+            wobble=self.wobble * factor.max(),
+            bootstrapped=times,
+        )
+
+    def redrawn(self, rng: np.random.Generator) -> Cohort:
+        """This cohort with its parameters moved as another draw of the release's noise would have moved them."""
+        moved = self.theta.flat + self.wobble @ rng.standard_normal(self.wobble.shape[1])
+        return replace(self, theta=self.theta.like(moved))
 
     def estimates(self, *, study: str, site: str, wave: int, receipts: tuple[str, ...] = ()) -> tuple[Estimate, ...]:
         """One `Estimate` per covariate, with its total variance in its two parts."""
