@@ -13,6 +13,7 @@ from delivered import STUDIES, cohort, deliver, join
 from test_pipeline import release, site, source  # noqa: F401
 
 from coordinator.authority import Authority
+from coordinator.planning import prices
 from coordinator.queries import ask
 from coordinator.store import Store
 from shared import privacy
@@ -104,6 +105,29 @@ def test_the_plan_s_epsilon_is_the_price_and_the_plan_survives_being_written_dow
 def test_settings_that_cannot_be_are_refused_with_the_plan(changes, words):
     with pytest.raises(PlanRefusal, match=words):
         study_plan(**changes)
+
+
+def test_the_price_list_names_every_mechanism_with_its_epsilon_and_what_it_covers(study):
+    listed = {price.name: price for price in prices(study)}
+    assert list(listed) == [
+        "latent noise, w = 0.8",
+        "latent noise, flow trained with noise",
+        "noisy tables",
+        "noisy moments",
+        "noisy moments, sbp declared",
+    ]
+    latent = listed["latent noise, w = 0.8"]
+    assert latent.epsilon > 100
+    assert "not covered" in latent.covered
+    assert latent.width == pytest.approx(math.sqrt(2 - 0.8**2))
+    for name in ("noisy tables", "noisy moments", "noisy moments, sbp declared"):
+        assert 0.99 < listed[name].epsilon <= 1.0
+        assert listed[name].width is None
+    assert 7.9 < listed["latent noise, flow trained with noise"].epsilon <= 8.0
+    # A study of latent noise has the same list, by its own model.
+    shipped = StudyPlan.from_toml((STUDIES / "cvd.toml").read_text())
+    assert [price.name for price in prices(shipped)][:4] == list(listed)[:4]
+    assert [price.epsilon is None for price in prices(shipped)] == [False] * 5
 
 
 # -- the released table ------------------------------------------------------------------------------------------

@@ -36,7 +36,6 @@ from shared.generators.cohort import FEW_EVENTS, Cohort, fit
 from shared.mechanisms.moments import Design, MomentsRelease, MomentsSpec, event, moments, read, sigma_of
 from shared.prescriptions import Facts, Figures, must
 from shared.privacy import Event
-from shared.randomness import seeded_rng
 
 if TYPE_CHECKING:
     from shared.plan import StudyPlan
@@ -280,7 +279,7 @@ def _cells(column: Column, edges: Any) -> list[str]:
 def _fitted(data: bytes, design: Design, bootstrap: bool) -> Cohort:
     try:
         # Simulation, not noise that protects anybody: the seed is the release itself, so an answer stays the same.
-        rng = seeded_rng(_seed(data)) if bootstrap else None
+        rng = np.random.default_rng(_seed(data)) if bootstrap else None
         found = fit(read(data, design), design, rng=rng, bootstrap=BOOTSTRAP)
     except (np.linalg.LinAlgError, FloatingPointError) as error:
         raise EstimateRefusal("the figures must determine a cohort", given=type(error).__name__) from None
