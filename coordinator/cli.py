@@ -12,7 +12,7 @@ import difflib
 import os
 import sys
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -243,6 +243,37 @@ def plan_check(context: typer.Context, file: PlanFile, json: Json = False) -> No
     emit(answer, as_json=json, show=show)
     if not good:
         raise typer.Exit(PlanRefusal.exit_code)
+
+
+@plan_app.command("prices")
+def plan_prices(file: PlanFile, json: Json = False) -> None:
+    """The study's price list: what each mechanism would cost a person, what that covers, how wide intervals are."""
+    from coordinator.client import number
+    from coordinator.planning import prices
+    from shared.plan import StudyPlan
+
+    plan = StudyPlan.from_toml(_text(file))
+    listed = prices(plan)
+
+    def show(out: Console) -> None:
+        rows = [
+            [
+                price.name,
+                "–" if price.epsilon is None else number(price.epsilon),
+                price.covered,
+                "not known before" if price.width is None else f"{price.width:.2f}",
+            ]
+            for price in listed
+        ]
+        out.print(table(["mechanism", "ε of one wave", "what it covers", "width"], rows, right=["ε of one wave"]))
+        out.print(
+            f"ε is exact, at δ {plan.budget.delta:g}. width: of a coefficient's interval, in widths of the same "
+            "interval on the records themselves.",
+            style="dim",
+        )
+
+    found = {"study": plan.study, "delta": plan.budget.delta, "prices": [plain(asdict(one)) for one in listed]}
+    emit(found, as_json=json, show=show)
 
 
 @plan_app.command("cost")

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from shared.errors import ParameterError, Refusal
 from shared.plan import Floors, StudyPlan
 from shared.terminal import Check
 
-__all__ = ["Cost", "WaveCost", "changes", "cost", "review", "template"]
+__all__ = ["Cost", "Price", "WaveCost", "changes", "cost", "prices", "review", "template"]
 
 MEANINGFUL = 10.0
 """Above this ε a guarantee is called what it is: none worth the name."""
@@ -473,6 +473,123 @@ def _last_affordable(curve: Any, delta: float, cap: float) -> int:
         middle = (low + high) // 2
         low, high = (middle, high) if fits(middle) else (low, middle)
     return low
+
+
+# -- what would the other mechanisms cost? -----------------------------------------------------------------------
+@dataclass(frozen=True, kw_only=True)
+class Price:
+    """One way to release a study, beside the others.
+
+    Args:
+        name: the mechanism and its setting.
+        epsilon: exact ε of one wave; None where the study cannot be released so, and `covered` says why.
+        covered: what the ε is about.
+        width: an interval of a regression coefficient, in widths of the same interval on the records, where that can be
+            known before anything runs; else None.
+    """
+
+    name: str
+    epsilon: float | None
+    covered: str
+    width: float | None
+
+
+PAPER_W = 0.8
+_STEPS = (0.1, 2.2, 150)
+"""Rate, noise multiplier and steps of the training in the price list, where the plan has none: those of
+deploy/studies/first-private.toml."""
+_OUTCOMES = {"cox": "survival", "logistic": "binary", "poisson": "count", "ols": "linear"}
+
+
+def prices(plan: StudyPlan, *, figures: float = 1.0, private: float = 8.0) -> tuple[Price, ...]:
+    """The study's price list, by mechanism: what one wave would cost a person, and what that covers.
+
+    Args:
+        figures: ε of the mechanisms that release noisy figures; a plan's own is taken where it prescribes one.
+        private: ε of latent noise with everything covered.
+    """
+    from shared.plan import LatentNoisePlan, PrivateTraining
+    from shared.prescriptions.moments import MomentsPlan
+    from shared.prescriptions.tables import TablesPlan
+
+    own = plan.release
+    w = own.w if isinstance(own, LatentNoisePlan) and own.w is not None else PAPER_W
+    if isinstance(own, MomentsPlan | TablesPlan) and own.epsilon is not None:
+        figures = own.epsilon
+    everything = "every person, and all that looks at a record"
+    bare: dict[str, Any] = {"private": None, "reference": {}, "posture": "private"}
+    rate, noise, steps = _STEPS
+    training = plan.private or PrivateTraining(rate=rate, noise_multiplier=noise, steps=steps)
+    lines = [
+        _priced(
+            f"latent noise, w = {w:.4g}",
+            plan,
+            {"release": LatentNoisePlan(w=w), "posture": "local", "private": None, "reference": {}},
+            "each released row, given the flow; the flow's own fit is not covered",
+            _latent_width(w),
+        ),
+        _priced(
+            "latent noise, flow trained with noise",
+            plan,
+            {**bare, "release": LatentNoisePlan(epsilon=private), "private": training},
+            everything,
+        ),
+        _priced("noisy tables", plan, {**bare, "release": TablesPlan(epsilon=figures)}, everything),
+    ]
+    model = own if isinstance(own, MomentsPlan) else _moments(plan, figures)
+    if model is None:
+        why = "no planned model uses every column of the dictionary"
+        return *lines, Price(name="noisy moments", epsilon=None, covered=why, width=None)
+    focus = model.declared or model.exposures or model.covariates[:1]
+    for name, declared in (("noisy moments", ()), (f"noisy moments, {' and '.join(focus)} declared", focus)):
+        release = replace(model, declared=declared, shares={})
+        lines.append(_priced(name, plan, {**bare, "release": release}, everything))
+    return tuple(lines)
+
+
+def _priced(name: str, plan: StudyPlan, changes: Mapping[str, Any], covered: str, width: float | None = None) -> Price:
+    from shared import privacy
+    from shared.release import planned_event
+
+    try:
+        other = replace(plan, **changes)
+        return Price(
+            name=name, epsilon=privacy.epsilon(planned_event(other), plan.budget.delta), covered=covered, width=width
+        )
+    except Refusal as refusal:
+        return Price(name=name, epsilon=None, covered=f"not for this study: {refusal.must}", width=None)
+
+
+def _latent_width(w: float) -> float:
+    """Of a regression coefficient, whose order is 2 (`coordinator.intervals`), at posture local."""
+    from coordinator.intervals import Draw, parts
+
+    draw = Draw(rows=1, w=w, fitted_on=1)
+    return float(sum(parts(1.0, [draw], 2.0)) ** 0.5)
+
+
+def _moments(plan: StudyPlan, epsilon: float) -> Any:
+    """The moments release of the first planned model that gives every column a role; None without one."""
+    from shared.estimands import parse_estimand
+    from shared.prescriptions.moments import MomentsPlan
+
+    for formula in plan.estimands.values():
+        try:
+            question = parse_estimand(formula)
+            if question.kind not in _OUTCOMES:
+                continue
+            responses = (question.duration, question.event) if question.kind == "cox" else (question.outcome,)
+            prescribed = MomentsPlan(
+                epsilon=epsilon,
+                outcome=_OUTCOMES[question.kind],  # type: ignore[arg-type]
+                responses=responses,
+                covariates=[name for name in question.columns if name not in responses],
+            )
+            prescribed.design(plan)
+        except Refusal:
+            continue
+        return prescribed
+    return None
 
 
 # -- what changed? ------------------------------------------------------------------------------------------------

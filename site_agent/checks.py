@@ -28,6 +28,7 @@ from shared.canonical import canonical_json, parse_json
 from shared.dictionary import LEVELLED, NUMERIC, Dictionary
 from shared.encoding import Encoder
 from shared.errors import ChecksRefusal, DictionaryRefusal, DifferencingRefusal, Refusal, SchemaRefusal, SmallN
+from shared.prescriptions import Figures
 from shared.randomness import secure_rng
 from site_agent.config import Limits
 
@@ -235,7 +236,14 @@ def check_figures(plan: StudyPlan, released: pd.DataFrame, *, n: int, limits: Li
         exact = Check(name="figures", rule=rule, outcome="failed", detail=str(refusal))
     else:
         exact = Check(name="figures", rule=rule, outcome="passed", detail=f"{len(released)} figures")
-    return exact, _persons(n, n, limits)
+    found = (exact, _persons(n, n, limits))
+    if exact.outcome != "passed" or not isinstance(plan.release, Figures):
+        return found
+    doubt = plan.release.doubt(plan, released, n)
+    if not doubt:
+        return found
+    rule = "the figures must say more of the patients than of the noise"
+    return *found, Check(name="too_few_for_the_price", rule=rule, outcome="warning", detail=doubt)
 
 
 def tool_versions(agent_version: str) -> dict[str, str]:

@@ -124,7 +124,19 @@ MUTATIONS: tuple[Mutation, ...] = (
             "lattice_gaussian_steps(sigma_of(spec, block), sums",
             "lattice_gaussian_steps(sigma_of(spec, block) / 2, sums",
         ),
-        tests=["test_noise_levels.py::test_ten_thousand_draws_have_the_scale_that_the_event_claims"],
+        tests=[
+            "test_noise_levels.py::test_ten_thousand_draws_have_the_scale_that_the_event_claims",
+            "test_moments_study.py::test_a_site_releases_figures_and_no_row",
+        ],
+    ),
+    mutation(
+        "a moments release charged at a larger δ than the plan's",
+        (
+            "shared/prescriptions/moments.py",
+            "return event(self.spec(plan.budget.delta))",
+            "return event(self.spec(1e-3))",
+        ),
+        tests=["test_moments_study.py::test_the_plan_s_epsilon_is_the_price_and_the_plan_survives_being_written_down"],
     ),
     mutation(
         "a record counted in one cell of a histogram, not in two",

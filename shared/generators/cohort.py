@@ -30,7 +30,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from typing import Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 import pandas as pd
@@ -434,7 +434,23 @@ def _complete(release: MomentsRelease, design: Design) -> _Fitted:
     return _joint(fitted.model, fitted.theta, observed, noise, score, 2)
 
 
-def fit(release: MomentsRelease, design: Design, *, rng: Noise | None = None, bootstrap: int = 40) -> Cohort:
+class _Simulated:
+    """Noise on synthetic tables: repeatable and in floating point, hence good for a bootstrap and for no record."""
+
+    def __init__(self, generator: np.random.Generator) -> None:
+        self.generator = generator
+
+    def lattice_gaussian_steps(self, sigma: float, shape: int | tuple[int, ...], grid: float) -> Any:
+        return np.rint(self.generator.normal(0.0, sigma / grid, shape)).astype(np.int64)
+
+
+def fit(
+    release: MomentsRelease,
+    design: Design,
+    *,
+    rng: Noise | np.random.Generator | None = None,
+    bootstrap: int = 40,
+) -> Cohort:
     """Fit a cohort to a release.
 
     Args:
@@ -457,6 +473,7 @@ def fit(release: MomentsRelease, design: Design, *, rng: Noise | None = None, bo
         theta=theta,
         sampling=sampling[index, index] * np.outer(unit, unit),
         privacy=privacy[index, index] * np.outer(unit, unit),
+        wobble=fitted.gain * np.sqrt(fitted.noise),
         bootstrapped=0,
     )
     if rng is None or cohort.events >= FEW_EVENTS:
@@ -481,6 +498,7 @@ class Cohort:
     Args:
         n: public number of records.
         sampling, privacy: (p, p) covariances of `effects`: from sampling patients, from the noise.
+        wobble: (parameters, figures) what one standard deviation of each figure's noise moves the parameters by.
         bootstrapped: releases in the bootstrap behind the covariances; 0: the linearised formula.
     """
 
@@ -490,6 +508,7 @@ class Cohort:
     theta: _Parameters
     sampling: Array
     privacy: Array
+    wobble: Array
     bootstrapped: int
 
     @property
@@ -510,18 +529,19 @@ class Cohort:
             return self.n * min(mean, 1 - mean)
         return float(self.n)
 
-    def bootstrap(self, rng: Noise, times: int = 40) -> Cohort:
+    def bootstrap(self, rng: Noise | np.random.Generator, times: int = 40) -> Cohort:
         """With covariances from `times` releases and fits of synthetic tables, never below the linearised ones.
 
         The spread is a median absolute deviation: a site far too small for its ε now and then sends a fit to the edge
         of the prior. Both parts keep their share of the whole.
         """
-        draws = np.random.default_rng(rng.generator.integers(2**63))
+        source = cast(Noise, _Simulated(rng)) if isinstance(rng, np.random.Generator) else rng
+        draws = np.random.default_rng(source.generator.integers(2**63))
         names = (*self.design.spec.covariates, *self.design.spec.responses)
         found = []
         for _ in range(times):
             x, y = _drawn(self.model, self.theta, draws.random((self.n, self.design.p + 3)))
-            again = moments(pd.DataFrame(np.column_stack([x, y]), columns=list(names)), self.design, rng)
+            again = moments(pd.DataFrame(np.column_stack([x, y]), columns=list(names)), self.design, source)
             refit = _complete(again, self.design)
             found.append(refit.theta.effects[0, 1:] * refit.model.outcome.unit / refit.model.lens.scale)
         effects = np.array(found)
@@ -529,7 +549,18 @@ class Cohort:
         total = np.sqrt(np.diag(self.sampling + self.privacy))
         factor = np.maximum(spread / np.maximum(total, 1e-300), 1.0)
         stretch = np.outer(factor, factor)
-        return replace(self, sampling=self.sampling * stretch, privacy=self.privacy * stretch, bootstrapped=times)
+        return replace(
+            self,
+            sampling=self.sampling * stretch,
+            privacy=self.privacy * stretch,
+            wobble=self.wobble * factor.max(),
+            bootstrapped=times,
+        )
+
+    def redrawn(self, rng: np.random.Generator) -> Cohort:
+        """This cohort with its parameters moved as another draw of the release's noise would have moved them."""
+        moved = self.theta.flat + self.wobble @ rng.standard_normal(self.wobble.shape[1])
+        return replace(self, theta=self.theta.like(moved))
 
     def estimates(self, *, study: str, site: str, wave: int, receipts: tuple[str, ...] = ()) -> tuple[Estimate, ...]:
         """One `Estimate` per covariate, with its total variance in its two parts."""

@@ -33,6 +33,7 @@ __all__ = ["Facts", "Figures", "Prescription", "kind", "must", "plain", "unit"]
 
 _KINDS: Mapping[str, str] = {
     "latent_noise": "shared.prescriptions.latent_noise:LatentNoisePlan",
+    "moments": "shared.prescriptions.moments:MomentsPlan",
     "tables": "shared.prescriptions.tables:TablesPlan",
     "slicing": "shared.prescriptions.slicing:SlicingPlan",
     "densities": "shared.prescriptions.densities:DensitiesPlan",
@@ -141,6 +142,13 @@ class Figures(Prescription):
     def draw(self, plan: StudyPlan, records: pd.DataFrame, rng: Noise) -> pd.DataFrame:
         """The noisy figures of checked records (`Dictionary.check`): the one draw."""
         raise NotImplementedError
+
+    def doubt(self, plan: StudyPlan, table: pd.DataFrame, n: int) -> str:
+        """Why figures of so few persons under so much noise say little, in a sentence; empty where they say enough.
+
+        It is read from the released figures alone, and costs nothing.
+        """
+        return ""
 
     def synthetic(
         self, plan: StudyPlan, tables: Sequence[tuple[pd.DataFrame, int]], *, draws: int, rng: np.random.Generator

@@ -1,0 +1,265 @@
+"""A study of noisy moments from the hospitals' tables to a pooled effect: plan, site, coordinator, answers."""
+
+from __future__ import annotations
+
+import math
+from contextlib import closing
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import pytest
+from delivered import STUDIES, cohort, deliver, join
+from test_pipeline import release, site, source  # noqa: F401
+
+from coordinator.authority import Authority
+from coordinator.planning import prices
+from coordinator.queries import ask
+from coordinator.store import Store
+from shared import privacy
+from shared.errors import EstimateRefusal, PlanRefusal, SchemaRefusal
+from shared.estimands import estimate, parse_estimand
+from shared.keys import SigningKey
+from shared.plan import Budget, StudyPlan, sign_plan
+from shared.prescriptions.moments import COLUMNS, MomentsPlan
+from shared.randomness import seeded_rng
+from shared.release import read_bundle
+
+PERSONS = {"alpha": 9000, "beta": 7000, "gamma": 6000}
+ADJUSTED = "cox(time, cvd) ~ sbp/10 + age/10 + chol/40 + hdl/15"
+SETTINGS = {
+    "epsilon": 1.0,
+    "outcome": "survival",
+    "responses": ["time", "cvd"],
+    "covariates": ["age", "chol", "hdl", "sbp"],
+    "exposures": ["sbp"],
+    "declared": ["sbp"],
+    "horizon": 25.0,
+}
+
+
+def study_plan(**changes) -> StudyPlan:
+    """The shipped cohort study with moments in place of latent noise."""
+    plan = StudyPlan.from_toml((STUDIES / "cvd.toml").read_text())
+    prescribed = MomentsPlan(**{**SETTINGS, **changes})
+    return replace(plan, release=prescribed, posture="private", budget=Budget(epsilon=4.0, delta=1e-6))
+
+
+@pytest.fixture(scope="module")
+def study() -> StudyPlan:
+    return study_plan()
+
+
+def with_persons(table: pd.DataFrame, name: str = "p") -> pd.DataFrame:
+    return table.assign(person=[f"{name}{k}" for k in range(len(table))])
+
+
+@pytest.fixture(scope="module")
+def tables() -> dict[str, pd.DataFrame]:
+    return {name: with_persons(cohort(n, seed)) for seed, (name, n) in enumerate(PERSONS.items())}
+
+
+@pytest.fixture(scope="module")
+def drawn(study, tables) -> dict[str, pd.DataFrame]:
+    """What each site released."""
+    return {
+        name: study.release.draw(study, study.dictionary.check(table), seeded_rng(k))
+        for k, (name, table) in enumerate(tables.items())
+    }
+
+
+def answer(plan, table, n, question):
+    levels = {column.name: column.levels for column in plan.dictionary.released if column.levels}
+    return plan.release.answer(
+        plan, [(table, n)], parse_estimand(question), levels=levels, study="cvd", site="alpha", wave=1
+    )
+
+
+# -- the plan ----------------------------------------------------------------------------------------------------
+def test_the_plan_s_epsilon_is_the_price_and_the_plan_survives_being_written_down(study):
+    paid = privacy.epsilon(study.release.event(study), 1e-6)
+    assert 0.9999 < paid <= 1.0
+    assert StudyPlan.from_bytes(study.canonical) == study
+    shares = {"histograms": 0.2, "moments": 0.3, "products": 0.2, "score": 0.3}
+    other = study_plan(shares=shares)
+    assert StudyPlan.from_bytes(other.canonical) == other
+    assert [part.mu for part in other.release.event(other).events] != [
+        part.mu for part in study.release.event(study).events
+    ]
+    assert 0.9999 < privacy.epsilon(other.release.event(other), 1e-6) <= 1.0
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"epsilon": 0.0}, "epsilon"),
+        ({"covariates": "sbp"}, "list of columns"),
+        ({"covariates": ["age", "chol", "hdl"], "declared": [], "exposures": []}, "must have a role"),
+        ({"declared": ["weight"]}, "must be covariates"),
+        ({"horizon": 100.0}, "must reach the horizon"),
+        ({"responses": ["time"]}, "has 2 columns"),
+        ({"shares": {"histograms": 1.0}}, "shares"),
+        ({"shares": {"histograms": 0.5, "moments": 0.3, "products": 0.2}}, "share if and only if"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused_with_the_plan(changes, words):
+    with pytest.raises(PlanRefusal, match=words):
+        study_plan(**changes)
+
+
+def test_the_price_list_names_every_mechanism_with_its_epsilon_and_what_it_covers(study):
+    listed = {price.name: price for price in prices(study)}
+    assert list(listed) == [
+        "latent noise, w = 0.8",
+        "latent noise, flow trained with noise",
+        "noisy tables",
+        "noisy moments",
+        "noisy moments, sbp declared",
+    ]
+    latent = listed["latent noise, w = 0.8"]
+    assert latent.epsilon > 100
+    assert "not covered" in latent.covered
+    assert latent.width == pytest.approx(math.sqrt(2 - 0.8**2))
+    for name in ("noisy tables", "noisy moments", "noisy moments, sbp declared"):
+        assert 0.99 < listed[name].epsilon <= 1.0
+        assert listed[name].width is None
+    assert 7.9 < listed["latent noise, flow trained with noise"].epsilon <= 8.0
+    # A study of latent noise has the same list, by its own model.
+    shipped = StudyPlan.from_toml((STUDIES / "cvd.toml").read_text())
+    assert [price.name for price in prices(shipped)][:4] == list(listed)[:4]
+    assert [price.epsilon is None for price in prices(shipped)] == [False] * 5
+
+
+# -- the released table ------------------------------------------------------------------------------------------
+def test_every_figure_has_a_line_of_its_own_and_reads_back_exactly(study, drawn):
+    table = drawn["alpha"]
+    assert tuple(table.columns) == COLUMNS
+    assert not table.duplicated(["block", "figure"]).any()
+    back = study.release.release(study, table, PERSONS["alpha"])
+    pd.testing.assert_frame_equal(study.release.lines(study, back), table)
+    assert set(table["block"]) == {"histogram", "moment", "product", "score"}
+    figures = set(table["figure"])
+    assert {"sbp", "event × sbp", "everybody × age", "age squared", "age × sbp"} <= figures
+    # Those with the event stand in the lines that say so: far fewer than those without, or the words are wrong.
+    seen = {level: int(table["value"][table["figure"].str.endswith(f", cvd = {level}")].sum()) for level in (0, 1)}
+    assert abs(sum(seen.values()) - PERSONS["alpha"]) < 600
+    events = cohort(PERSONS["alpha"], 0)["cvd"].sum()
+    assert abs(seen[1] - events) < 400
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (lambda t: t.rename(columns={"value": "n"}), "columns"),
+        (lambda t: t.iloc[:-1], "lines"),
+        (lambda t: t.assign(value=t["value"].astype(float)), "whole numbers"),
+        (lambda t: t.assign(figure="x"), "in order"),
+        (lambda t: t.iloc[::-1].reset_index(drop=True), "in order"),
+        (lambda t: t.assign(value=t["value"].where(t["block"] != "histogram", 10**9)), "its records can make"),
+        (lambda t: t.assign(value=t["value"].where(t["block"] != "score", 2**61)), "its records can make"),
+        (lambda t: t.assign(value=t["value"].where(t["block"] != "histogram", -5000)), "possible"),
+    ],
+)
+def test_the_coordinator_takes_no_other_figures_than_the_plan_s(study, drawn, spoil, words):
+    study.release.validate(study, drawn["alpha"], PERSONS["alpha"])
+    with pytest.raises(SchemaRefusal, match=words):
+        study.release.validate(study, spoil(drawn["alpha"]), PERSONS["alpha"])
+
+
+def test_a_site_releases_figures_and_no_row(tmp_path, study, site, tables):  # noqa: F811
+    made = release(study, site, source(tmp_path, tables["gamma"]))
+    assert made.hold.state == "held"
+    assert tuple(made.table.columns) == COLUMNS
+    receipt = read_bundle(site.outbox.bundle(made.hold.release_id), cap=1 << 26).receipt
+    receipt.require_true(study)
+    assert (receipt.mechanism, receipt.n, receipt.posture) == ("moments", PERSONS["gamma"], "private")
+    assert receipt.parameters["figures"] == len(made.table)
+    # The counts alone tell the noise within a third (one in 10⁶ would not): half of it, or twice, is found.
+    design = study.release.design(study)
+    true = design.counts(*design.matrices(study.dictionary.check(tables["gamma"])))
+    counts = made.table["value"][made.table["block"] == "histogram"].to_numpy()
+    noise = counts - np.concatenate([np.ravel(part) for part in true])
+    assert abs(noise.std() / receipt.parameters["sigma_histograms"] - 1) < 0.33
+    assert {check.outcome for check in made.checks} == {"passed"}
+
+
+def test_a_site_too_small_for_the_price_is_told_of_before_it_leaves(tmp_path, study, site):  # noqa: F811
+    made = release(study, site, source(tmp_path, with_persons(cohort(300, 4))))
+    (warning,) = made.warnings
+    assert warning.name == "too_few_for_the_price"
+    assert "interval of sbp" in warning.detail
+    assert "300 persons" in warning.detail
+
+
+# -- the answers -------------------------------------------------------------------------------------------------
+def test_a_coefficient_of_the_planned_model_has_the_variance_of_patients_and_of_noise(study, tables, drawn):
+    rows = answer(study, drawn["alpha"], PERSONS["alpha"], ADJUSTED)
+    real = estimate(tables["alpha"], parse_estimand(ADJUSTED), study="cvd", site="alpha", wave=1)
+    assert [row.term for row in rows] == [row.term for row in real] == ["sbp/10", "age/10", "chol/40", "hdl/15"]
+    for ours, theirs in zip(rows, real, strict=True):
+        # The gap to the site's own table is noise alone: five of its standard deviations are a false alarm in 10⁶.
+        assert abs(ours.yi - theirs.yi) < 5 * math.sqrt(ours.vi_privacy) + 0.01, ours.term
+        assert 0.8 < math.sqrt(ours.vi_sampling / theirs.vi_sampling) < 1.6
+        assert ours.vi_privacy > 0
+        assert (ours.scale, ours.n) == ("log", PERSONS["alpha"])
+    assert answer(study, drawn["alpha"], PERSONS["alpha"], ADJUSTED) == rows
+
+
+@pytest.mark.parametrize(
+    "question", ["mean(sbp)", "km(time, cvd, at = 10)", "cox(time, cvd) ~ sbp/10", "ols(sbp) ~ age"]
+)
+def test_another_question_is_answered_from_synthetic_rows_and_says_so(study, tables, drawn, question):
+    (row,) = answer(study, drawn["alpha"], PERSONS["alpha"], question)
+    (real,) = estimate(tables["alpha"], parse_estimand(question), study="cvd", site="alpha", wave=1)
+    assert row.term == real.term
+    assert "synthetic tables" in row.how
+    assert "Gaussian copula" in row.warnings[-1]
+    assert row.vi_privacy > 0
+    assert row.vi_sampling == pytest.approx(real.vi_sampling, rel=0.4)
+    assert abs(row.yi - real.yi) < 5 * math.sqrt(row.vi)
+
+
+def test_an_interaction_is_refused_because_the_figures_hold_none(study, drawn):
+    with pytest.raises(EstimateRefusal, match="no interaction"):
+        answer(study, drawn["alpha"], PERSONS["alpha"], "cox(time, cvd) ~ sbp * age")
+
+
+def test_releases_of_different_persons_weigh_by_their_variance_and_their_rows_are_put_together(study, drawn):
+    levels = {"cvd": (0, 1)}
+    told = {"study": "cvd", "site": "both", "wave": 2, "levels": levels}
+    pair = [(drawn[name], PERSONS[name]) for name in ("alpha", "beta")]
+    alone = [study.release.answer(study, [one], parse_estimand(ADJUSTED), **told)[0] for one in pair]
+    both = study.release.answer(study, pair, parse_estimand(ADJUSTED), **told)[0]
+    weights = np.array([1 / row.vi for row in alone])
+    assert both.yi == pytest.approx(weights @ [row.yi for row in alone] / weights.sum())
+    assert both.vi == pytest.approx(1 / weights.sum())
+    assert both.n == PERSONS["alpha"] + PERSONS["beta"]
+    mean = study.release.answer(study, pair, parse_estimand("mean(sbp)"), **told)[0]
+    assert mean.n == both.n
+    assert mean.vi_naive > mean.vi_sampling > 0
+
+
+def test_synthetic_tables_fit_the_dictionary(study, drawn):
+    made = study.release.synthetic(study, [(drawn["gamma"], PERSONS["gamma"])], draws=2, rng=np.random.default_rng(1))
+    assert [len(one) for one in made] == [PERSONS["gamma"]] * 2
+    for one in made:
+        study.dictionary.check(with_persons(one))
+
+
+def test_three_sites_are_pooled_by_the_coordinator_from_their_figures_alone(tmp_path, study, tables, drawn):
+    lead = SigningKey.generate()
+    authority = Authority.create(tmp_path, coordinator="tributary-hub", names=("localhost",))
+    with closing(Store.open(tmp_path)) as store:
+        store.add_plan(sign_plan(study, [lead]), study)
+        for name, table in drawn.items():
+            invitation = authority.invite(name, ["cvd"], address="localhost:1", leads=[lead.public], days=300)
+            store.add_invitation(invitation)
+            deliver(store, study, name, join(store, invitation), table, n=PERSONS[name])
+        told = ask(store, "cvd", 1, ADJUSTED, term="sbp", method="REML", test="adhoc")
+    assert told.result.k == 3
+    assert told.result.method == "REML"
+    assert [row.n for row in told.estimates] == [PERSONS[name] for name in sorted(PERSONS)]
+    assert all(row.vi == row.vi_sampling + row.vi_privacy for row in told.estimates)
+    # 0.15 is the truth behind all three tables.
+    assert told.result.ci_lb < 0.15 < told.result.ci_ub
+    assert told.result.se < 0.05
