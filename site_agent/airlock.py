@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from shared.errors import (
     ApprovalRefusal,
     IntegrityRefusal,
+    LedgerRefusal,
     NetworkRefusal,
     PlanChanged,
     PlanRefusal,
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from shared.standing import Standing
     from site_agent.checks import Check
     from site_agent.desk import Desk
-    from site_agent.ledger import Hold, Noted
+    from site_agent.ledger import AnchorReceipt, Hold, Noted
     from site_agent.pipeline import Release
 
 __all__ = [
@@ -65,9 +66,12 @@ __all__ = [
     "totals",
     "verify",
     "withdraw",
+    "witnessed",
 ]
 
 OpenKey = Callable[[], "SigningKey"]
+WITNESS_SECONDS = 2.0
+"""Longest wait for one answer when a decision is witnessed: a person waits, and the next round of `run` tries again."""
 SHIFTS = 3
 """Columns that are named when two releases are held side by side."""
 
@@ -268,6 +272,7 @@ def _sent(at: Desk, hold: Hold, *, today: dt.date, again: str) -> Approved:
     try:
         with at.egress(allowed=lambda: at.ledger.require_plan(hold)) as egress:
             at.ledger.require_plan(hold)
+            _require_no_old_copy(at, egress.witnessed(hold.study))
             if standing is None:
                 acceptance = egress.send(envelope, bundle)
             else:
@@ -282,6 +287,16 @@ def _sent(at: Desk, hold: Hold, *, today: dt.date, again: str) -> Approved:
     return Approved(hold=hold, sent={"log_index": acceptance.log_index, "accepted_day": acceptance.accepted_day})
 
 
+def _require_no_old_copy(at: Desk, last: AnchorReceipt | None) -> None:
+    """Refuse to send by a ledger that was put back: a pause or a rejection since then would be forgotten."""
+    if last is not None and not at.ledger.holds_head(last):
+        raise LedgerRefusal(
+            f"the ledger must hold entry {last.seq}, which the coordinator has witnessed",
+            given="an old copy, or another history",
+            next_step="Nothing is sent. Run site-agent ledger recover, and read what was decided since then.",
+        )
+
+
 def decline(at: Desk, release_id: str, *, name: str, reason: str, open_key: OpenKey, for_good: bool) -> Hold:
     """Reject sealed bytes for good, or send them back with a question; the charge stays either way.
 
@@ -294,7 +309,9 @@ def decline(at: Desk, release_id: str, *, name: str, reason: str, open_key: Open
     at.outbox.get(release_id)
     key = open_key()
     with at.locked():
-        return at.outbox.decline(release_id, key, name, reason=reason, for_good=for_good)
+        hold = at.outbox.decline(release_id, key, name, reason=reason, for_good=for_good)
+    witnessed(at)
+    return hold
 
 
 def _apart(at: Desk, plan: StudyPlan) -> bool:
@@ -340,7 +357,9 @@ def revoke_plan(at: Desk, study: str, *, name: str, reason: str, open_key: OpenK
     for noted in at.ledger.standing(study):
         if not noted.revoked:
             _revoke_standing(at, noted, name=name, reason=reason, key=key)
-    return at.plans.revoke(study, name=name, key=key, reason=reason)
+    revoked = at.plans.revoke(study, name=name, key=key, reason=reason)
+    witnessed(at)
+    return revoked
 
 
 def consent_withdrawn(at: Desk, study: str, persons: Collection[str], *, name: str, open_key: OpenKey) -> int:
@@ -354,7 +373,45 @@ def consent_withdrawn(at: Desk, study: str, persons: Collection[str], *, name: s
     at.config.approver_key(name)
     key = _signer(at, name, open_key)
     with at.locked():
-        return at.ledger.note_persons(study, persons, name=name, key=key)
+        added = at.ledger.note_persons(study, persons, name=name, key=key)
+    witnessed(at)
+    return added
+
+
+def witnessed(at: Desk) -> bool:
+    """Have the coordinator witness the last decision, if it can be reached within seconds; also during a pause.
+
+    What was witnessed, no older copy of the ledger can undo unnoticed. It sends the ledger's head, digests alone, and
+    decides nothing: the decision holds either way, and `site-agent run` asks again. Never while another agent holds the
+    folder, or a head could overtake the one that a draw is about to have witnessed, and burn its charge.
+
+    Returns: whether no decision waits to be witnessed.
+    """
+    from shared.errors import Refusal
+
+    try:
+        require_witnessed(at)
+    except (Refusal, OSError):
+        return False
+    return True
+
+
+def require_witnessed(at: Desk) -> None:
+    """As `witnessed`, for whoever wants to know why not.
+
+    Raises: NetworkRefusal, LedgerRefusal (this ledger is an old copy), LockedRefusal, StateRefusal (not joined).
+    """
+    from site_agent.holds import DECISIONS
+    from site_agent.lock import StateLock
+
+    entries = at.ledger.entries()
+    last = max((entry.seq for entry in entries if entry.kind in DECISIONS), default=0)
+    # By its hash: a ledger that was put back has other entries of the same numbers.
+    seen = at.acknowledged()
+    if last <= max((entry.seq for entry in entries if entry.hash in seen), default=0):
+        return
+    with StateLock(at.home), at.egress(timeout=WITNESS_SECONDS, attempts=1) as egress:
+        egress.anchor(at.ledger.anchor_envelope())
 
 
 # -- approving in advance ---------------------------------------------------------------------------------------
@@ -437,7 +494,9 @@ def revoke_standing(at: Desk, digest: str, *, name: str, reason: str, open_key: 
             next_step="See site-agent standing list.",
         )
     key = _signer(at, name, open_key)
-    return _revoke_standing(at, found[0], name=name, reason=reason, key=key)
+    revoked = _revoke_standing(at, found[0], name=name, reason=reason, key=key)
+    witnessed(at)
+    return revoked
 
 
 def _revoke_standing(at: Desk, noted: Noted, *, name: str, reason: str, key: SigningKey) -> Noted:
@@ -618,7 +677,9 @@ def withdraw(at: Desk, release_id: str, *, name: str, reason_code: str, note: st
         if hold.withdrawal is None:
             reason = note.strip() or reason_code
             hold = at.outbox.withdraw(release_id, open_key(), name, reason_code=reason_code, reason=reason)
-        return _bury(at, hold)
+    witnessed(at)
+    with at.locked():
+        return _bury(at, at.ledger.hold(release_id))
 
 
 def bury(at: Desk, release_id: str) -> Hold:
@@ -746,6 +807,7 @@ def leave(
             given=f"{len(remains)} left",
             next_step=f"Check the permissions in sealed/, then run site-agent leave {study} again.",
         )
+    witnessed(at)
     return tuple(files)
 
 
@@ -834,7 +896,8 @@ def _shifts(then: pd.DataFrame, now: pd.DataFrame) -> tuple[str, ...]:
 def pause(at: Desk, reason: str, *, name: str = "", open_key: OpenKey | None = None) -> bool:
     """Stop at once: nothing is drawn, approved or sent until `resume`. Works without a network, and without a key.
 
-    Stopping waits for nobody: the site stops first. Then the ledger notes it, signed where a person is named.
+    Stopping waits for nobody: the site stops first. Then the ledger notes it, signed where a person is named, and the
+    coordinator witnesses that if it answers within seconds.
 
     Returns: whether the ledger could note it; where it could not, the pause holds all the same.
     Raises: ConfigRefusal, SignatureRefusal, ApprovalRefusal (the key of `name`); the site is paused by then.
@@ -855,6 +918,8 @@ def pause(at: Desk, reason: str, *, name: str = "", open_key: OpenKey | None = N
             noted = True
         except Refusal:
             noted = False
+        if noted:
+            witnessed(at)
     return noted
 
 
@@ -868,6 +933,7 @@ def resume(at: Desk, *, name: str, open_key: OpenKey, reason: str = "") -> None:
         return
     at.ledger.resume(name=name, reason=reason, key=_signer(at, name, open_key))
     at.config.pause_file.unlink(missing_ok=True)
+    witnessed(at)
 
 
 def verify(at: Desk) -> dict[str, Any]:

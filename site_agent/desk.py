@@ -114,6 +114,34 @@ class Desk:
         """Whether the site is paused: by the file that stops it at once, or by the ledger, which no hand unlinks."""
         return self.config.pause_file.exists() or self.ledger.paused()
 
+    def stopped(self) -> Callable[[], bool]:
+        """Whether the site is paused, for whoever asks often: the ledger is read again only when its head has changed.
+
+        What asks while it works must hear of both: a hand that unlinks the file ends no pause.
+        """
+        known: dict[bytes, bool] = {}
+
+        def asked() -> bool:
+            if self.config.pause_file.exists():
+                return True
+            try:
+                head = self.ledger.head_path.read_bytes()
+            except OSError:  # the ledger itself says what is wrong
+                return self.ledger.paused()
+            if head not in known:
+                known.clear()
+                known[head] = self.ledger.paused()
+            return known[head]
+
+        return asked
+
+    def acknowledged(self) -> frozenset[str]:
+        """Heads of the ledger that the coordinator has acknowledged, by the answers kept here."""
+        from site_agent.egress import Witness
+
+        kept = Witness(self.release_key.public, self.config.site, self.config.home / "acknowledged.jsonl").replies()
+        return frozenset(str(said["head"]) for said in kept if said["kind"] == "AnchorReceipt")
+
     def note_refusal(
         self,
         verb: str,
@@ -159,7 +187,7 @@ class Desk:
         """The one door. Raises: StateRefusal (not joined), CertificateRefusal."""
         if not self.config.certificate.exists():
             raise StateRefusal("this site must have joined", given="no certificate", next_step="Run site-agent join.")
-        return door(self.config, **settings)
+        return door(self.config, **{"paused": self.stopped(), **settings})
 
     def approver(self, name: str, *, beside: Iterable[str] = ()) -> SigningKey:
         """An approver's key, opened with the passphrase.
@@ -216,14 +244,13 @@ def door(config: Config, **settings: Any) -> Egress:
         key = PublicKey(pinned.read_text().strip())
         witness = Witness(key, config.site, config.home / "acknowledged.jsonl")
     return Egress(
+        **{"paused": config.pause_file.exists, **settings},
         witness=witness,
         address=config.address,
         server_name=config.server_name,
         ca_pem=config.ca.read_text(),
         cert_pem=config.certificate.read_text(),
         key_pem=config.tls_key.read_text(),
-        paused=config.pause_file.exists,
-        **settings,
     )
 
 

@@ -292,7 +292,8 @@ class Egress:
 
     def witnessed(self, study: str) -> AnchorReceipt | None:
         """The last head of this site's ledger that the coordinator has witnessed; asked as a member of `study`."""
-        return self.holdings(study).anchored
+        answer: Holdings = self._retried(lambda: self.holdings(study))
+        return answer.anchored
 
     def reanchored(self, study: str) -> int:
         """How often the study lead has let this site's ledger begin anew."""

@@ -21,6 +21,7 @@ from shared.errors import ParameterError, StateRefusal
 from shared.keys import Envelope, PublicKey
 
 __all__ = [
+    "DECISIONS",
     "DECISION_TYPE",
     "LOST_CAP",
     "SIGNED",
@@ -47,6 +48,8 @@ _LOST_BYTES = 1 << 18
 DECISION_TYPE = "application/vnd.tributary.site-decision+json"
 SIGNED = frozenset({"plan_revoked", "standing_revoked", "persons_withdrew", "left", "resumed"})
 """Kinds of entry that a person signs; one of kind ``paused`` may be signed, because stopping waits for nobody."""
+DECISIONS = SIGNED | {"paused", "reject", "send_back", "withdraw"}
+"""Kinds of entry by which somebody stops something: an older copy of the ledger must not undo them unnoticed."""
 Touches = Literal["everybody", "new"]
 State = Literal[
     "reserved",

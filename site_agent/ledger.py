@@ -31,6 +31,7 @@ for people. Order is `seq`; no decision depends on a clock.
 from __future__ import annotations
 
 import contextlib
+import copy
 import datetime as dt
 import hashlib
 import math
@@ -38,11 +39,11 @@ import os
 import re
 import secrets
 import sqlite3
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 from shared.canonical import canonical_json, parse_json, sha256_hex
 from shared.chain import GENESIS, extend_head, head_fingerprint
@@ -1128,7 +1129,7 @@ class Ledger:
         Returns: number of entries.
         Raises: LedgerRefusal.
         """
-        with self._transaction() as book:
+        with self._transaction(cached=False) as book:
             report = [str(row[0]) for row in book.connection.execute("PRAGMA integrity_check(1)")]
             if report != ["ok"]:
                 raise _broken("ledger.db must be an intact database", "a damaged page")
@@ -1148,7 +1149,7 @@ class Ledger:
 
     # -- transactions -----------------------------------------------------------------------------------------------
     @contextlib.contextmanager
-    def _transaction(self, *, write: bool = False) -> Iterator[_Book]:
+    def _transaction(self, *, write: bool = False, cached: bool = True) -> Iterator[_Book]:
         # The head is read before the database, so that it never leads, whoever writes meanwhile.
         head = self._read_head()
         # mode=rw: a missing file is refused, where the default would quietly make an empty one.
@@ -1163,7 +1164,7 @@ class Ledger:
             # Without it INSERT OR REPLACE deletes a row and passes by the trigger that forbids it.
             connection.execute("PRAGMA recursive_triggers = ON")
             connection.execute("BEGIN IMMEDIATE" if write else "BEGIN")
-            book = _Book(connection, self.signer, self.site, _read(connection), self.path)
+            book = _Book(connection, self.signer, self.site, _read(connection, cached), self.path)
             self._require_head(book.entries, head)
             known = len(book.entries)
             yield book
@@ -1510,13 +1511,14 @@ def _head_payload(site: str, seq: int, head: str) -> bytes:
     return canonical_json({"site": site, "seq": seq, "head": head})
 
 
-def _read(connection: sqlite3.Connection) -> list[Entry]:
-    """All entries, the chain checked."""
+def _read(connection: sqlite3.Connection, cached: bool = True) -> list[Entry]:
+    """All entries, the chain checked; each row anew unless it may be `cached`."""
+    read: Callable[..., Entry] = _entry if cached else _entry.__wrapped__
     entries: list[Entry] = []
     previous = GENESIS
     rows = connection.execute("SELECT seq, time, kind, body, previous, hash, signature FROM entries ORDER BY seq")
     for number, row in enumerate(rows, start=1):
-        entries.append(_entry(number, previous, *row))
+        entries.append(read(number, previous, *row))
         previous = entries[-1].hash
     return entries
 
@@ -1525,7 +1527,10 @@ def _read(connection: sqlite3.Connection) -> list[Entry]:
 def _entry(
     number: int, previous: str, seq: int, time: str, kind: str, raw: bytes, before: str, digest: str, signature: bytes
 ) -> Entry:
-    """One row, checked against the hash before it. A function of these bytes alone: they are not looked at twice."""
+    """One row, checked against the hash before it. A function of these bytes alone: they are not looked at twice.
+
+    Whoever reads shares the one body, which therefore cannot be changed.
+    """
     try:
         body = parse_json(bytes(raw))
         head = hashlib.sha256(bytes.fromhex(previous) + bytes.fromhex(link_of(seq, time, kind, body))).hexdigest()
@@ -1535,7 +1540,37 @@ def _entry(
         raise _broken(f"entry {number} must be readable", "damaged bytes") from None
     if seq != number or before != previous or digest != head or not whole:
         raise _broken(f"entry {number} must follow from the one before it", "another hash")
-    return Entry(seq=seq, time=time, kind=kind, body=body, previous=before, hash=digest, signature=signature)
+    return Entry(seq=seq, time=time, kind=kind, body=_frozen(body), previous=before, hash=digest, signature=signature)
+
+
+def _unchangeable(self: object, *_: object, **__: object) -> NoReturn:
+    raise TypeError("what stands in the ledger cannot be changed")
+
+
+class _FrozenDict(dict[str, Any]):
+    """A dict for JSON, `==` and `|`, and a plain one once copied, that nobody changes."""
+
+    __setitem__ = __delitem__ = __ior__ = _unchangeable
+    clear = pop = popitem = setdefault = update = _unchangeable
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> dict[str, Any]:
+        return {name: copy.deepcopy(value, memo) for name, value in self.items()}
+
+
+class _FrozenList(list[Any]):
+    """The same of a list."""
+
+    __setitem__ = __delitem__ = __iadd__ = __imul__ = _unchangeable
+    append = clear = extend = insert = pop = remove = reverse = sort = _unchangeable
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> list[Any]:
+        return [copy.deepcopy(value, memo) for value in self]
+
+
+def _frozen(value: Any) -> Any:
+    if isinstance(value, dict):
+        return _FrozenDict({name: _frozen(item) for name, item in value.items()})
+    return _FrozenList(map(_frozen, value)) if isinstance(value, list) else value
 
 
 def _resumed(hold: Hold, *, plan_hash: str, event: Mapping[str, Any], delta: float) -> Hold:

@@ -25,7 +25,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from shared.errors import ApprovalRefusal, NetworkRefusal, Refusal, SmallN
+from shared.errors import ApprovalRefusal, IntegrityRefusal, LockedRefusal, NetworkRefusal, Refusal, SmallN
 from shared.plan import StudyPlan, Wave
 
 if TYPE_CHECKING:
@@ -58,6 +58,7 @@ _VERBS = {
     "not released": "release",
     "withdrawal not told": "withdraw",
     "revocation not told": "standing revoke",
+    "decision not witnessed": "run",
 }
 """What was tried, for the log of refusals, by what `attend` says of it."""
 _RESUMED = ("due", "reserved", "sealed, not yet checked")
@@ -234,6 +235,13 @@ def attend(
         if not dry_run and not isinstance(refusal, NetworkRefusal):
             at.note_refusal(_VERBS[what], refusal, study=study, release_id=release_id, agent=True)
 
+    if not dry_run:
+        try:
+            airlock.require_witnessed(at)
+        except Refusal as refusal:
+            # That nobody answers, or that another agent is at work, the round itself will say.
+            if isinstance(refusal, IntegrityRefusal) and not isinstance(refusal, LockedRefusal):
+                told("", "decision not witnessed", refusal)
     if at.paused:
         say(Event(study="", what="paused", detail="Nothing is drawn or sent until site-agent resume --as NAME."))
         return

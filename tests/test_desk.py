@@ -3,6 +3,9 @@
 # ruff: noqa: F811  (a fixture is imported by its name)
 from __future__ import annotations
 
+import shutil
+import sqlite3
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,8 +17,9 @@ from shared.errors import IntegrityRefusal
 from shared.keys import SigningKey
 from shared.plan import sign_plan
 from shared.wire import Reminder
-from site_agent import cli, export, refusals, verifier
+from site_agent import cli, drawing, export, refusals, verifier
 from site_agent.holds import SIGNED, decided_by
+from site_agent.lock import StateLock
 from site_agent.refusals import Refusals
 
 CANARY = "CANARY-4711"
@@ -142,6 +146,66 @@ def test_stopping_waits_for_nobody_and_starting_again_is_signed(ready, monkeypat
     assert ready.json("status")["paused"] is True
 
 
+def copied(site: Hospital, folder: Path) -> Path:
+    """The ledger's two files, as a backup has them; an open log is written home first."""
+    folder.mkdir(exist_ok=True)
+    with closing(sqlite3.connect(site.home / "ledger.db")) as connection:
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    for name in ("ledger.db", "ledger.head"):
+        shutil.copy(site.home / name, folder / name)
+    return folder
+
+
+@pytest.mark.parametrize("decision", ["pause", "reject", "plan revoke"])
+def test_a_copy_of_the_ledger_that_is_put_back_undoes_no_decision_unnoticed(ready, tmp_path, decision):
+    made = ready.json("release", "mini", "--wave", "1")
+    ticks = [word for warning in made["warnings"] for word in ("--tick", warning["name"])]
+    backup = copied(ready, tmp_path / "backup")
+    target = {"pause": [], "reject": [made["release_id"]], "plan revoke": ["mini"]}[decision]
+    ready(*decision.split(), *target, "--as", "dr-lind", "--reason", "stop")
+    assert ready.hub.anchored[-1]["seq"] == len(cli.desk(ready.home).ledger.entries())
+    (ready.home / "paused").unlink(missing_ok=True)
+    for extra in ready.home.glob("ledger.db-*"):
+        extra.unlink()
+    for path in backup.iterdir():
+        shutil.copy(path, ready.home / path.name)
+    assert cli.desk(ready.home).paused is False, "an old copy knows of nothing"
+    assert ready.refused("approve", made["release_id"], "--as", "dr-lind", *ticks, expect=30)["code"] == "E_LEDGER"
+    assert ready.hub.sent == []
+
+
+def test_a_decision_that_could_not_be_witnessed_is_witnessed_by_the_next_round_also_during_the_pause(ready):
+    ready.hub.down = True
+    assert ready.json("pause")["noted"] is True
+    decided = cli.desk(ready.home).ledger.entries()[-1]
+    assert decided.kind == "paused"
+    ready("run", "--once")
+    assert ready.hub.anchored == []
+    ready.hub.down = False
+    assert "paused" in ready("run", "--once")
+    assert (ready.hub.anchored[-1]["seq"], ready.hub.anchored[-1]["head"]) == (decided.seq, decided.hash)
+
+
+def test_no_head_is_witnessed_beside_an_agent_that_draws(ready):
+    with StateLock(ready.home):
+        assert ready.json("pause")["noted"] is True
+    assert ready.hub.anchored == []
+
+
+def test_a_pause_whose_file_was_unlinked_stops_a_fit_under_way(ready, monkeypatch):
+    fit = drawing._fit
+
+    def fitting(*words):
+        at = cli.desk(ready.home)
+        assert at.stopped()() is False
+        at.ledger.pause(name="", reason="now")
+        return fit(*words)
+
+    monkeypatch.setattr(drawing, "_fit", fitting)
+    assert ready.refused("release", "mini", "--wave", "1", expect=10)["code"] == "E_PAUSED"
+    assert "drawing" not in [entry.kind for entry in cli.desk(ready.home).ledger.entries()]
+
+
 # -- what was refused -----------------------------------------------------------------------------------------------
 def test_every_refused_attempt_leaves_one_line_that_says_what_and_who(ready, ids, monkeypatch):
     attempts = [
@@ -155,7 +219,10 @@ def test_every_refused_attempt_leaves_one_line_that_says_what_and_who(ready, ids
         (("leave", CANARY, "--as", "dr-lind"), 2, ("leave", "E_STATE")),
         (("resume", "--as", CANARY), 2, ("resume", "E_CONFIG")),
         (("withdraw-person", "mini", "--as", CANARY, "--id-file", str(ids)), 2, ("withdraw-person", "E_CONFIG")),
+        (("ledger", "recover"), 30, ("ledger recover", "E_INTEGRITY")),
     ]
+    # As if the coordinator had witnessed more of this ledger than is here, and shown no proof of it.
+    ready.hub.anchored.append({"seq": 900, "head": "ab" * 32})
     for words, code, _ in attempts:
         ready(*words, expect=code)
         ready(*words, "--dry-run", expect=code)

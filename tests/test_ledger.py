@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import random
@@ -304,6 +305,30 @@ def test_a_seal_binds_one_digest_and_a_commit_only_that(ledger):
         ledger.commit(hold, Accepted("another"))
     done = ledger.commit(hold, Accepted(hold.release_id))
     assert ledger.commit(hold, Accepted(hold.release_id)) == done
+
+
+def test_what_the_ledger_hands_out_changes_no_total_and_no_proof(ledger):
+    hold = reserve(ledger)
+    before = ledger.study_total("heart", DELTA)
+    body = ledger.entries()[-1].body
+    for change in (
+        lambda: body["rdp"].__setitem__(slice(None), [0.0] * 289),
+        lambda: body["rdp"].clear(),
+        lambda: body.update(epsilon=0.0),
+        lambda: ledger.hold(hold.release_id).event.update(sigma=1e9),
+    ):
+        with pytest.raises(TypeError, match="cannot be changed"):
+            change()
+    assert ledger.study_total("heart", DELTA) == before
+    mine = copy.deepcopy(body)
+    mine["rdp"].clear()
+    assert json.loads(json.dumps(body)) == body, "as any other JSON"
+    # By force all the same: what was read before is not believed where the ledger is verified.
+    last = ledger.entries()[-1]
+    object.__setattr__(last, "signature", b"")
+    with pytest.raises(LedgerRefusal):
+        ledger.holds()
+    assert ledger.verify() == last.seq
 
 
 def test_recovery_burns_what_was_drawing_and_resumes_the_rest(ledger):

@@ -324,7 +324,7 @@ def working_site(at: Desk, witness: Any) -> Site:
         witness=witness,
         snapshot_key=at.config.snapshot_key.read_bytes(),
         floors=at.config.floors,
-        paused=at.config.pause_file.exists,
+        paused=at.stopped(),
         budget=at.config.budget,
     )
 
