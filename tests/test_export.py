@@ -605,20 +605,36 @@ def coordinators(site: Hospital, path: Path, change=lambda body: None, key: Sign
     return path
 
 
+def approved_and_forgotten(site: Hospital, made: dict, backup: Path) -> Path:
+    """Approve and deliver, put the ledger back as in `backup`, count what is missing; the record of it."""
+    site("approve", made["release_id"], "--as", "dr-lind", *ticks(made))
+    site.hub.anchor(cli.desk(site.home).ledger.anchor_envelope())
+    for name in ("ledger.db", "ledger.head"):
+        shutil.copy(backup / name, site.home)
+    site.hub.allowed = site.json("ledger", "recover")["fingerprint"]
+    site("ledger", "recover")
+    assert site.json("audit", "verify")["ok"]
+    site("audit", "export", "mini", "--out", str(backup / "record"))
+    return backup / "record"
+
+
+def test_what_was_reserved_here_and_drawn_in_the_time_that_was_forgotten_is_told(ready, tmp_path):
+    ready.hub.down = True
+    ready("release", "mini", "--wave", "4", expect=20)
+    for name in ("ledger.db", "ledger.head"):
+        shutil.copy(ready.home / name, tmp_path)
+    ready.hub.down = False
+    out = approved_and_forgotten(ready, ready.json("release", "mini", "--wave", "4"), tmp_path)
+    listed = coordinators(ready, tmp_path / "list.json", lambda body: body["anchors"][-1].update(line=1))
+    assert any("told here, and no other" in line for line in verifier.check(out, [], listed))
+
+
 def test_what_the_coordinator_has_and_a_ledger_put_back_has_not_is_no_fault_of_the_sites(ready, tmp_path):
     made = ready.json("release", "mini", "--wave", "4")
     for name in ("ledger.db", "ledger.head"):
         shutil.copy(ready.home / name, tmp_path)
-    ready("approve", made["release_id"], "--as", "dr-lind", *ticks(made))
+    out = approved_and_forgotten(ready, made, tmp_path)
     sent, _ = ready.hub.sent[-1]
-    ready.hub.anchor(cli.desk(ready.home).ledger.anchor_envelope())
-    for name in ("ledger.db", "ledger.head"):
-        shutil.copy(tmp_path / name, ready.home)
-    ready.hub.allowed = ready.json("ledger", "recover")["fingerprint"]
-    ready("ledger", "recover")
-    assert ready.json("audit", "verify")["ok"]
-    out = tmp_path / "record"
-    ready("audit", "export", "mini", "--out", str(out))
     unknown = f"{made['release_id']}: the ledger was put back, and nothing here shows who approved it"
     assert any(unknown in line for line in verifier.check(out, []))
 
