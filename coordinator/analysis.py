@@ -253,7 +253,7 @@ class AnalysisService:
         }
         asked |= {"level": request.level, "wave": held.wave, "as_of": request.as_of, "combine": request.combine}
         gone = [stone.bundle_sha256 for stone in held.withdrawn]
-        rests = {"used": held.used, "withdrawn": gone, "revisions": plain(held.revisions)}
+        rests = {"used": held.rests, "withdrawn": gone, "revisions": plain(held.revisions)}
         made_by = {"plan": plan.hash, "code": versions()}
         result_id = sha256_hex(canonical_json({"study": study, "question": asked, **rests, **made_by}))[:32]
         call.digest = result_id
@@ -263,7 +263,7 @@ class AnalysisService:
                 "study": study,
                 "kind": "query",
                 "subject": result_id,
-                "question": {**told["asked"], "beta": told["pooled"]["beta"], "rests_on": _set_hash(held.used)},
+                "question": {**told["asked"], "beta": told["pooled"]["beta"], "rests_on": _set_hash(held.rests)},
                 "label": request.label,
                 "planned": told["planned"] or "",
                 "today": self._today(),
@@ -286,7 +286,7 @@ class AnalysisService:
                         test=request.test,  # type: ignore[arg-type]
                         level=request.level,
                     )
-                    told = self._told(answer, result_id, plan)
+                    told = self._told(answer, result_id, plan, held.rests)
                 saved = functools.partial(
                     remember,
                     study=study,
@@ -301,9 +301,12 @@ class AnalysisService:
         self._analysts.note(who, **line(parse_json(data, cap=MESSAGE_CAP)))
         return Document(json=data)
 
-    def _told(self, answer: queries.Answer, result_id: str, plan: StudyPlan) -> dict[str, Any]:
+    def _told(
+        self, answer: queries.Answer, result_id: str, plan: StudyPlan, rests: Mapping[str, str]
+    ) -> dict[str, Any]:
         provenance = {
             "bundles": answer.used,
+            "rests_on": rests,
             "receipts": sorted({source.receipt for source in answer.sources}),
             "plan": {"version": plan.version, "hash": plan.hash},
             "code": versions(),
@@ -366,28 +369,29 @@ class AnalysisService:
             {
                 "result": result_id,
                 "answer": told,
-                "stale": self._stale(request.study, told["asked"], used),
+                "stale": self._stale(request.study, told["asked"], told["provenance"]),
                 "releases": releases,
                 "plan": self._store.plan(request.study, version).plan.to_canonical(),
                 "asked_by": self._record(request.study, subject=result_id),
             }
         )
 
-    def _stale(self, study: str, asked: Mapping[str, Any], used: Mapping[str, str]) -> list[str]:
+    def _stale(self, study: str, asked: Mapping[str, Any], provenance: Mapping[str, Any]) -> list[str]:
         """Why the same question would be answered from other releases today, in sentences."""
+        used, rests = provenance["bundles"], provenance.get("rests_on", provenance["bundles"])
         gone = {stone.bundle_sha256: stone for stone in self._store.withdrawals(study)}
         why = [
             f"{site} has withdrawn its release of wave {gone[digest].wave}"
             for digest, site in sorted(used.items(), key=lambda item: item[1])
             if digest in gone
         ]
-        now = self._held(self._store.plan(study).plan, asked["wave"], asked["as_of"], asked["combined"]).used
+        now = self._held(self._store.plan(study).plan, asked["wave"], asked["as_of"], asked["combined"])
         why += [
             f"a release of {site} was replaced by a later one"
             for digest, site in sorted(used.items(), key=lambda item: item[1])
-            if digest not in now and digest not in gone
+            if digest not in now.used and digest not in gone
         ]
-        why += [f"{site} has delivered since" for digest, site in sorted(now.items()) if digest not in used]
+        why += [f"{site} has delivered since" for digest, site in sorted(now.rests.items()) if digest not in rests]
         return why
 
     # -- the record ---------------------------------------------------------------------------------------------
@@ -412,7 +416,7 @@ class AnalysisService:
             if line.kind == "query":
                 place = (asked["wave"], asked["as_of"], asked["combined"])
                 if place not in now:
-                    now[place] = _set_hash(self._held(self._store.plan(study).plan, *place).used)
+                    now[place] = _set_hash(self._held(self._store.plan(study).plan, *place).rests)
                 stale = now[place] != asked["rests_on"]
             told.append({**plain(line), "stale": stale})
         return told

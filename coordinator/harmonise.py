@@ -416,7 +416,6 @@ def harmonised(
     test: Test = "adhoc",
     level: float = 0.95,
     draws: int = 20,
-    seed: int = 1,
 ) -> Harmonised:
     """Put a question to the released rows as they are, and with `column` mapped onto the scale of the site `to`.
 
@@ -444,7 +443,7 @@ def harmonised(
     beside = queries.ask(store, study, held.wave, question, held=held, term=term, method=method, test=test, level=level)
     taken = {stone.bundle_sha256 for stone in store.withdrawals(study)}
     levels = {one.name: one.levels for one in plan.dictionary.released if one.levels}
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(1)  # public: the noise that is drawn here hides nothing
     target = known[to][column]
     targets = [target.again(rng) for _ in range(draws)]
     maps: dict[str, Map] = {}
@@ -465,7 +464,8 @@ def harmonised(
             if site == to:  # it is its own scale, whatever the noise
                 again = [here] * draws
             through = partial(_mapped, column=column, through=here)
-            mapped = queries.site_answer(store, releases, taken, question, combined=False, told=told, through=through)
+            how: dict[str, Any] = {"behind": held.behind[site], "combined": False, "stand_in": None}
+            mapped = queries.site_answer(store, releases, taken, question, **how, told=told, through=through)
         except Refusal as refusal:
             found.append(_lacks(study, site, held.wave, beside.term, question, str(refusal).rstrip(".")))
             continue

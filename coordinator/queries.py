@@ -23,7 +23,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from coordinator.intervals import Draw, with_release_variance
+from coordinator.intervals import Draw, StandIn, with_release_variance
 from coordinator.pooling import Method, PooledResult, Test, pool_estimates
 from shared.errors import EstimateRefusal, ParameterError, Refusal, StateRefusal
 from shared.estimands import Estimand, Estimate, estimate, parse_estimand, parse_formula
@@ -192,6 +192,7 @@ class Holding:
         wave: the table as of this wave.
         as_of, combined: as of `Answer`.
         parts: site to the releases whose rows together are its table.
+        behind: site to its further releases whose receipts tell where these rows came from (`_behind`).
         withdrawn: releases of waves up to it that their sites took back.
         revisions: as of `Answer`.
     """
@@ -200,6 +201,7 @@ class Holding:
     as_of: int | None
     combined: bool
     parts: Mapping[str, tuple[Release, ...]]
+    behind: Mapping[str, tuple[Release, ...]]
     withdrawn: tuple[Tombstone, ...]
     revisions: Mapping[int, int | None]
 
@@ -208,21 +210,31 @@ class Holding:
         """SHA-256 of every bundle, with its site."""
         return {release.bundle_sha256: site for site, releases in self.parts.items() for release in releases}
 
+    @property
+    def rests(self) -> dict[str, str]:
+        """SHA-256 of every bundle that an answer depends on, be it for its receipt alone, with its site."""
+        behind = {release.bundle_sha256: site for site, releases in self.behind.items() for release in releases}
+        return behind | self.used
+
 
 class Kept:
     """Sites' estimates that were worked out lately: another pooling, or another site's new release, fits none again.
 
+    And what was worked out of their tables for any question, so that the next one finds it.
+
     Args:
         most: how many sites' answers are kept.
+        tables: of how many sites' tables something is kept.
 
     >>> kept = Kept(most=1)
     >>> kept(("a",), list), kept(("b",), list), len(kept)
     ([], [], 1)
     """
 
-    def __init__(self, most: int = 4096) -> None:
-        self._most = most
+    def __init__(self, most: int = 4096, tables: int = 64) -> None:
+        self._most, self._tables = most, tables
         self._known: OrderedDict[tuple[str, ...], list[Estimate]] = OrderedDict()
+        self._stand_ins: OrderedDict[tuple[str, ...], StandIn] = OrderedDict()
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
@@ -242,6 +254,21 @@ class Kept:
                 self._known.popitem(last=False)
         return found
 
+    def stand_in(self, bundles: tuple[str, ...]) -> StandIn:
+        """The stand-in of the table that is made of these bundles."""
+        with self._lock:
+            found = self._stand_ins.setdefault(bundles, StandIn())
+            self._stand_ins.move_to_end(bundles)
+            while len(self._stand_ins) > self._tables:
+                self._stand_ins.popitem(last=False)
+        return found
+
+    def forget(self, taken: Collection[str]) -> None:
+        """Keep nothing of tables with a bundle that its site took back."""
+        with self._lock:
+            for bundles in [key for key in self._stand_ins if not set(taken).isdisjoint(key)]:
+                del self._stand_ins[bundles]
+
 
 def newest(store: Store, study: str) -> int:
     """The newest wave that has an accepted release. Raises: EstimateRefusal (none has)."""
@@ -258,11 +285,18 @@ def holding(store: Store, study: str, wave: int = 0, *, as_of: int | None = None
     """
     wave = wave or newest(store, study)
     cut = _cut(store, study, wave, as_of, combine)
+    parts = {site: tuple(releases) for site, releases in sorted(_as_of_wave(store, study, wave, cut).items())}
+    known = [
+        release
+        for release in store.releases(study, withdrawn=True)
+        if cut.last is None or release.log_index <= cut.last
+    ]
     return Holding(
         wave=wave,
         as_of=as_of,
         combined=combine,
-        parts={site: tuple(releases) for site, releases in sorted(_as_of_wave(store, study, wave, cut).items())},
+        parts=parts,
+        behind={site: _behind(releases, [r for r in known if r.site == site]) for site, releases in parts.items()},
         withdrawn=tuple(stone for stone in store.withdrawals(study) if stone.wave <= wave),
         revisions=cut.revisions,
     )
@@ -517,6 +551,8 @@ def _estimates(
     taken = {stone.bundle_sha256 for stone in store.withdrawals(study)}
     if not taken.isdisjoint(held.used):
         raise moved()
+    if kept is not None:
+        kept.forget(taken)
     for site, releases in held.parts.items():
         sources += [_source(store, release, question) for release in releases]
         told = {
@@ -526,14 +562,20 @@ def _estimates(
             "receipts": tuple(release.receipt.hash for release in releases),
             "levels": levels,
         }
-        work = partial(site_answer, store, releases, taken, question, combined=held.combined, told=told)
-        # The bundles' digests are the table, the plan's hash its levels; what was taken back, and whether refreshes are
-        # put together, is what else an answer's own id holds.
+        behind = held.behind[site]
+        digests = tuple(release.bundle_sha256 for release in releases)
+        stand_in = None if kept is None else kept.stand_in(digests)
+        how: dict[str, Any] = {"behind": behind, "combined": held.combined, "stand_in": stand_in, "told": told}
+        work = partial(site_answer, store, releases, taken, question, **how)
+        # The bundles' digests are the table, the plan's hash its levels, what is behind them its variance; what was
+        # taken back, and whether refreshes are put together, is what else an answer's own id holds.
         back = [stone.bundle_sha256 for stone in held.withdrawn if stone.site == site]
-        digests = [release.bundle_sha256 for release in releases]
-        key = (plan.hash, str(question), f"{wave}", f"{held.combined}", site, *digests, "without", *back)
+        further = [release.bundle_sha256 for release in behind]
+        key = (plan.hash, str(question), f"{wave}", f"{held.combined}", site, *digests, "behind", *further)
         try:
-            answered[site] = kept(key, work) if kept is not None else work()
+            for release in releases:  # a kept number is no reason to look away from its bundle
+                store.check(release, gone=taken)
+            answered[site] = kept((*key, "without", *back), work) if kept is not None else work()
         except Refusal as refusal:
             failed[site] = str(refusal)
     if any(stone.bundle_sha256 in held.used for stone in store.withdrawals(study)):
@@ -551,7 +593,9 @@ def site_answer(
     taken: Collection[str],
     question: Estimand,
     *,
+    behind: Sequence[Release],
     combined: bool,
+    stand_in: StandIn | None,
     told: dict[str, Any],
     through: Callable[[pd.DataFrame], pd.DataFrame] | None = None,
 ) -> list[Estimate]:
@@ -581,27 +625,43 @@ def site_answer(
         estimate(table, question, **told),
         table,
         question,
-        _draws(store, releases),
+        _draws(releases, behind),
         levels=told["levels"],
         copies=combined and len(releases) > 1 and any(release.receipt.returning != "append" for release in releases),
         postures=[release.receipt.posture for release in releases],
+        stand_in=stand_in,
     )
 
 
-def _draws(store: Store, releases: Sequence[Release]) -> list[Draw]:
+def _behind(releases: Sequence[Release], known: Sequence[Release]) -> tuple[Release, ...]:
+    """Which others of a site's `known` releases tell where the rows of these came from, withdrawn ones too, by wave.
+
+    Whose flow drew them, and under ``frozen`` those whose rows were copied.
+    """
+    held = {release.release_id for release in releases}
+    copied = [
+        earlier
+        for earlier in known
+        for release in releases
+        if release.receipt.returning == "frozen" and earlier.wave < release.wave
+    ]
+    flows = {release.receipt.flow_of for release in (*releases, *copied)} | {other.release_id for other in copied}
+    return tuple(other for other in known if other.release_id in flows and other.release_id not in held)
+
+
+def _draws(releases: Sequence[Release], behind: Sequence[Release]) -> list[Draw]:
     """Through which flows the rows of a site's table were drawn, by the receipts.
 
     A copied row (``frozen``) was drawn at the w of the release it was drawn for; receipts of earlier releases say how
-    many there are, those of withdrawn ones too.
+    many there are.
     """
-    study, site = releases[0].study, releases[0].site
-    all_of_it = [found for found in store.releases(study, withdrawn=True) if found.site == site]
+    all_of_it = sorted((*releases, *behind), key=lambda release: release.wave)
     known = {found.release_id: found.receipt for found in all_of_it}
     out = []
     for release in releases:
         receipt = release.receipt
         left = receipt.n
-        copied = [known[found.release_id] for found in all_of_it if found.wave < release.wave]
+        copied = [found.receipt for found in all_of_it if found.wave < release.wave]
         for earlier in copied if receipt.returning == "frozen" else []:
             if earlier.mechanism != receipt.mechanism:
                 continue

@@ -1267,6 +1267,18 @@ class Store:
         with self._kept.turn(release.bundle_sha256):
             return self._table(release)
 
+    def check(self, release: Release, *, gone: Collection[str]) -> None:
+        """That a release's bundle is the accepted one: read again only when its file was touched since it last was.
+
+        Args, Raises: as `table`.
+        """
+        try:
+            file = self.path(release).stat()
+        except OSError:
+            file = None
+        if file is None or release.bundle_sha256 in gone or not self._kept.checked(release.bundle_sha256, file):
+            self.table(release, gone=gone)
+
     def _table(self, release: Release) -> pd.DataFrame:
         from shared.release import read_bundle
 
@@ -1444,6 +1456,7 @@ class _Tables:
 
     def __init__(self) -> None:
         self._tables: OrderedDict[str, tuple[tuple[int, ...], int, pd.DataFrame]] = OrderedDict()
+        self._checked: dict[str, tuple[int, ...]] = {}
         self._lock = threading.Lock()
         self._turns = tuple(threading.Lock() for _ in range(64))
 
@@ -1462,13 +1475,20 @@ class _Tables:
     def keep(self, digest: str, file: os.stat_result, table: pd.DataFrame) -> pd.DataFrame:
         size = int(table.memory_usage(deep=True).sum())
         with self._lock:
+            self._checked[digest] = _touched(file)
             self._tables[digest] = (_touched(file), size, table)
             while sum(size for _, size, _ in self._tables.values()) > TABLES_KEPT:
                 self._tables.popitem(last=False)
         return table.copy(deep=False)
 
+    def checked(self, digest: str, file: os.stat_result) -> bool:
+        """Whether the file, as it is, was found to be the accepted one, however long ago."""
+        with self._lock:
+            return self._checked.get(digest) == _touched(file)
+
     def forget(self, digest: str) -> None:
         with self._lock:
+            self._checked.pop(digest, None)
             self._tables.pop(digest, None)
 
 

@@ -18,7 +18,7 @@ from coordinator.authority import Authority
 from coordinator.client import pooled_data, show_pooled
 from coordinator.intervals import Draw, StandIn, combine_draws, effective_order, parts, too_much, with_release_variance
 from coordinator.pooling import pool, pool_estimates
-from coordinator.queries import ask
+from coordinator.queries import Kept, ask, holding
 from coordinator.store import Store
 from shared.errors import ParameterError
 from shared.estimands import Estimate, estimate, influence, parse_estimand
@@ -272,6 +272,25 @@ def test_a_frozen_table_counts_its_copies_and_the_persons_of_its_flow(tmp_path):
     flow = {"w": w, "flow": "the first wave's", "fitted_on": 500}
     draws = [Draw(rows=500, **flow), Draw(rows=120, **flow)]
     assert (row.vi_sampling, row.vi_privacy) == pytest.approx(parts(alone.vi, draws, order))
+
+
+def test_a_late_release_that_a_frozen_one_copied_changes_the_answer_and_what_it_rests_on(tmp_path):
+    third = "opens = 2027-01-01\ncloses = 2035-12-31\n\n[[waves]]\nnumber = 3\nopens = 2028-01-01"
+    frozen = 'returning = "frozen"\nposture = "local"'
+    plan = cohort_plan(**{'posture = "local"': frozen, "opens = 2027-01-01": third})
+    with hub(tmp_path, plan, cohort(500, 1)) as (store, (key,)):
+        (first,) = store.releases("cvd")
+        deliver(store, plan, "site-0", key, cohort(700, 2), wave=3, drawn=80, flow_of=first.release_id)
+        kept = Kept()
+        before, (early,) = holding(store, "cvd", 3), ask(store, "cvd", 3, HAZARD, kept=kept).estimates
+        deliver(store, plan, "site-0", key, cohort(620, 3), wave=2, drawn=120)
+        after, (late,) = holding(store, "cvd", 3), ask(store, "cvd", 3, HAZARD, kept=kept).estimates
+        assert before.used == after.used
+        assert before.rests.keys() < after.rests.keys()
+        assert (early.yi, early.naive) == (late.yi, late.naive)
+        # 120 of its rows came through a flow of their own, whose 120 persons are further ones.
+        assert late.vi_sampling < early.vi_sampling
+        assert ask(store, "cvd", 3, HAZARD).estimates == (late,)
 
 
 def test_a_posture_whose_flow_saw_no_patient_says_so(tmp_path):

@@ -7,7 +7,7 @@ import pytest
 from delivered import STUDIES, cohort, cohort_plan, deliver, join, quarantine
 
 from coordinator.authority import Authority
-from coordinator.queries import ask, pooled, resolve, site_estimates
+from coordinator.queries import Kept, ask, pooled, resolve, site_estimates
 from coordinator.store import Store
 from shared.encoding import Encoder
 from shared.errors import EstimateRefusal, ParameterError, PlanRefusal
@@ -130,9 +130,11 @@ def test_a_damaged_bundle_excludes_its_site_with_the_reason_and_hides_no_other(o
     plan = cohort_plan()
     for seed, site in enumerate(("alpha", "beta", "gamma")):
         add(plan, site, cohort(400, seed))
+    kept = Kept()
+    assert ask(store, "cvd", 1, "adjusted", kept=kept).result.labels == ("alpha", "beta", "gamma")
     victim = next(release for release in store.releases() if release.site == "beta")
     store.path(victim).write_bytes(b"damaged" * 100)
-    answer = ask(store, "cvd", 1, "adjusted")
+    answer = ask(store, "cvd", 1, "adjusted", kept=kept)  # an estimate that was kept stands for no other bytes
     assert answer.result.labels == ("alpha", "gamma")
     (left_out,) = answer.result.excluded
     assert left_out.label == "beta"
