@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from shared.errors import PlanRefusal
 
 if TYPE_CHECKING:
-    import numpy as np
     import pandas as pd
 
     from shared.estimands import Estimand, Estimate
@@ -142,14 +141,14 @@ class Figures(Prescription):
         raise NotImplementedError
 
     def synthetic(
-        self, plan: StudyPlan, tables: Sequence[tuple[pd.DataFrame, int]], *, draws: int, rng: np.random.Generator
+        self, plan: StudyPlan, tables: Sequence[tuple[pd.DataFrame, int]], *, draws: int, seed: int
     ) -> list[pd.DataFrame]:
         """Synthetic tables of the dictionary, fitted to released figures: post-processing.
 
         Args:
             tables: released figures and their n, of releases of different persons.
             draws: how many tables.
-            rng: of the drawing.
+            seed: of the drawing; the same one gives the same tables.
         """
         raise NotImplementedError
 
