@@ -39,6 +39,8 @@ Array = NDArray[np.float64]
 CLASSES = 6
 _RIDGE = 1.5
 """Standard deviation of the prior of a class' deviation, on the scale of logits."""
+_USUAL = (0.06, 0.05)
+"""Variance of a number within its class, and how far it may be from that: public bounds are about four deviations."""
 _STEPS = 400
 DRAWS, AGAIN = 5, 12
 """Synthetic tables of an answer, and how often it is found again from rows of the model."""
@@ -169,6 +171,10 @@ def fit(code: RowCode, found: Moments, *, classes: int = CLASSES, start: Array |
             share = max(float(weights @ present), 1e-3)
             between = float(weights @ (means[:, block.at] ** 2 / np.maximum(present, 1e-3)))
             within = (float(found.second[block.at, block.at]) - between) / share
+            # A variance is known worse than a mean: where noise drowns it, it is drawn to that of a usual number.
+            own = float(found.noise[block.at, block.at]) + max(float(found.second[block.at, block.at]), 0.02)
+            known, usual = found.n / (2 * own**2), 1 / _USUAL[1] ** 2
+            within = (known * within + usual * _USUAL[0]) / (known + usual)
             spread[block.at] = math.sqrt(min(max(within, 1e-3), 0.4))
     return Mixture(code=code, weights=weights, means=means, spread=spread, theta=done.x)
 
