@@ -253,7 +253,7 @@ class _Noisy(Drawing):
         """What the price already says of every attack: there is no row to link, and no fit to probe."""
         return {
             "sentences": [
-                "No attack was tried: noisy figures leave, and no row of anybody.",
+                "No attack was tried: what leaves is noised for everybody alike, by the price that is stated.",
                 "The price in words bounds what any attack can learn of a person, those alike that nobody has thought "
                 "of yet.",
             ]

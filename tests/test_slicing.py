@@ -15,7 +15,9 @@ from test_pipeline import release, site, source  # noqa: F401
 
 from shared import privacy
 from shared.dictionary import Column, Dictionary
-from shared.errors import ParameterError, PlanRefusal, SchemaRefusal
+from shared.errors import EstimateRefusal, ParameterError, PlanRefusal, SchemaRefusal
+from shared.estimands import parse_estimand
+from shared.generators import projections
 from shared.mechanisms.slicing import ROW_STEP, RowCode, Slicing, event, noise_for, theorem1_epsilon
 from shared.plan import Budget, StudyPlan
 from shared.prescriptions.slicing import SlicingPlan
@@ -257,3 +259,79 @@ def test_the_coordinator_takes_no_other_lines_than_the_plan_s(study, table, spoi
     study.release.validate(study, drawn, 30)
     with pytest.raises(SchemaRefusal, match=words):
         study.release.validate(study, spoil(drawn), 30)
+
+
+# -- afterwards --------------------------------------------------------------------------------------------------
+PAIR = Dictionary(
+    name="pair",
+    version=1,
+    columns=(
+        Column(name="sbp", kind="continuous", lower=70, upper=270),
+        Column(name="sex", kind="binary"),
+        Column(name="clinic", kind="nominal", levels=("north", "south", "west"), missing="level"),
+        Column(name="never", kind="ordered", levels=("no", "rarely", "always")),
+        Column(name="parity", kind="integer", lower=0, upper=15, missing="level"),
+    ),
+)
+
+
+def pairs(n: int) -> pd.DataFrame:
+    """Checked records in which men have higher pressure; one level is never seen, and one column is constant."""
+    rng = np.random.default_rng(4)
+    sex = (rng.random(n) < 0.4).astype(float)
+    clinic = np.where(rng.random(n) < 0.3 + 0.4 * sex, 2.0, 0.0)
+    parity = np.where(rng.random(n) < 0.5 * sex, np.nan, rng.integers(0, 4, n))
+    sbp = (140 + 40 * sex + rng.normal(0, 20, n)).clip(70, 270)
+    return pd.DataFrame({"sbp": sbp, "sex": sex, "clinic": clinic, "never": 0.0, "parity": parity})
+
+
+@pytest.mark.parametrize("classes", [1, 3])
+def test_the_gradient_of_the_fit_is_the_derivative_of_its_distance(classes):
+    code = RowCode(dictionary=PAIR)
+    rows = code.encode(pairs(200)) * ROW_STEP / code.unit
+    problem = projections._Problem(code, projections._of_rows(rows, np.eye(code.d)), classes)
+    theta = np.random.default_rng(1).normal(size=problem.start().size)
+    gap = optimize.check_grad(lambda t: problem(t)[0], lambda t: problem(t)[1], theta)
+    assert gap < 1e-4 * np.linalg.norm(problem(theta)[1])
+
+
+def test_moments_are_freed_of_the_noise():
+    """Every mean and second moment within six of its own standard errors, of 20,000 records."""
+    code, records = RowCode(dictionary=PAIR), pairs(20_000)
+    mechanism = Slicing(d=code.d, slices=2 * code.d, sigma=1.0, distance=code.distance)
+    rows = code.encode(records)
+    found = projections.moments(code, [mechanism.release(rows, seeded_rng(6))], 1.0)
+    with pytest.raises(EstimateRefusal, match="noise of"):
+        projections.moments(code, [mechanism.release(rows, seeded_rng(6))], 1.1)
+    x = rows * ROW_STEP / code.unit
+    se = np.sqrt(np.diag(found.noise) / found.n)
+    assert np.all(np.abs(found.mean - x.mean(axis=0)) < 6 * se)
+    own = np.sqrt(np.diag(found.noise) + 1)
+    assert np.all(np.abs(found.second - x.T @ x / found.n) < 6 * 1.5 * np.outer(own, own) / math.sqrt(found.n))
+
+
+@pytest.mark.parametrize("n", [20_000, 50, 3])
+def test_synthetic_rows_have_the_dictionary_s_columns_and_the_records_dependence(plan, n):
+    study = replace(plan, dictionary=PAIR, release=SlicingPlan(sigma=1.0), posture="private", estimands={})
+    records = pairs(n)
+    table = study.release.draw(study, records, seeded_rng(8))
+    one, other = study.release.synthetic(study, [(table, n)], draws=2, rng=np.random.default_rng(1))
+    for made in (one, other):
+        PAIR.validate_release(made)
+        assert len(made) == n
+    assert not one.equals(other)
+    if n == 20_000:
+        gap = one.loc[one["sex"] == 1, "sbp"].mean() - one.loc[one["sex"] == 0, "sbp"].mean()
+        assert gap == pytest.approx(40, abs=8)
+        assert (one["never"] == "no").mean() > 0.9
+        assert one.loc[one["sex"] == 1, "parity"].isna().mean() == pytest.approx(0.5, abs=0.12)
+
+
+def test_an_answer_comes_with_the_noise_and_the_fit_in_its_variance(plan):
+    study = replace(plan, dictionary=PAIR, release=SlicingPlan(sigma=1.0), posture="private", estimands={})
+    records = pairs(4000)
+    table = study.release.draw(study, records, seeded_rng(9))
+    told = {"study": "mini", "site": "north", "wave": 1, "receipts": ()}
+    [row] = study.release.answer(study, [(table, 4000)], parse_estimand("mean(sbp)"), levels={}, **told)
+    assert row.yi == pytest.approx(records["sbp"].mean(), abs=5 * math.sqrt(row.vi))
+    assert row.vi > row.vi_naive > 0

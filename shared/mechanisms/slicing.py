@@ -229,13 +229,9 @@ class Slicing:
         over = length > 1
         rows = np.where(over[:, None], rows / np.where(over, length, 1.0)[:, None], rows)
         steps = np.trunc(rows / ROW_STEP).astype(np.int64)
-        # In whole numbers the norm is exact; what division has rounded up by a hair is taken back a step.
-        reach = round(ROW_STEP**-2)
-        while True:
-            long = (steps**2).sum(axis=1) > reach
-            if not long.any():
-                return steps, int(over.sum())
-            steps[long] -= np.sign(steps[long])
+        # The squares add up to a whole number of steps: a length that is 1 but for the last digits of a division
+        # cannot reach the next one above.
+        return steps, int(over.sum())
 
     def release(self, rows: Floats | Integers, rng: Noise) -> tuple[Floats, Floats]:
         """(U, XU + V): (d, slices) directions and (n, slices) noisy sums.

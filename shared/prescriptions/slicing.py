@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -10,11 +11,13 @@ import numpy as np
 import pandas as pd
 
 from shared import privacy
-from shared.errors import ParameterError, PlanRefusal, SchemaRefusal
+from shared.errors import EstimateRefusal, ParameterError, PlanRefusal, SchemaRefusal
 from shared.mechanisms.slicing import RowCode, Slicing, noise_for
 from shared.prescriptions import Facts, Figures, must, unit
 
 if TYPE_CHECKING:
+    from shared.estimands import Estimand, Estimate
+    from shared.generators.projections import Moments
     from shared.plan import StudyPlan
     from shared.randomness import Noise
 
@@ -139,6 +142,43 @@ class SlicingPlan(Figures):
         values = table.iloc[:, 1:].to_numpy(dtype=np.float64)
         d = self.code(plan).d
         return values[:d], values[d:]
+
+    def synthetic(
+        self, plan: StudyPlan, tables: Sequence[tuple[pd.DataFrame, int]], *, draws: int, rng: np.random.Generator
+    ) -> list[pd.DataFrame]:
+        """Rows of a mixture of products fitted to the lines' moments: see `shared.generators.projections`."""
+        from shared.generators.projections import fit
+
+        found = self._moments(plan, tables)
+        model = fit(self.code(plan), found)
+        return [model.rows(found.n, rng)[1] for _ in range(draws)]
+
+    def answer(
+        self,
+        plan: StudyPlan,
+        tables: Sequence[tuple[pd.DataFrame, int]],
+        question: Estimand,
+        *,
+        levels: Mapping[str, Any],
+        **told: Any,
+    ) -> list[Estimate]:
+        """Five synthetic tables' answers together: see `shared.generators.projections`."""
+        from shared.generators.projections import answer
+
+        return answer(self.code(plan), self._moments(plan, tables), question, levels=levels, **told)
+
+    def _moments(self, plan: StudyPlan, tables: Sequence[tuple[pd.DataFrame, int]]) -> Moments:
+        from shared.generators.projections import moments
+
+        slicing = self.slicing(plan)
+        for table, _ in tables:
+            if table.shape[1] != slicing.slices + 1 or int((table["line"] == DIRECTION).sum()) != slicing.d:
+                raise EstimateRefusal(
+                    "a site's releases must be projections as its newest plan version has them",
+                    given="those of an earlier version",
+                )
+        releases = [self.projections(plan, table) for table, _ in tables]
+        return moments(self.code(plan), releases, slicing.sigma)
 
     def validate(self, plan: StudyPlan, table: pd.DataFrame, n: int) -> None:
         """Exactly the plan's directions and n lines: numbers on their grids that this noise can give."""

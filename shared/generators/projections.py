@@ -1,0 +1,318 @@
+r"""From noisy projections to persons: deconvolved moments, and a mixture of products fitted to them. Free of budget.
+
+The lines of a slicing release are undone as far as can be, :math:`(XU + V) U^+ = X + E`, where a row of E has the known
+covariance :math:`N = \sigma^2 (U U^\top)^{-1}`. So the first and second moments of what was undone, the second less N,
+are without bias those of the coded records: the share of every level, every two-way table, and the means, squares
+and products of numbers.
+
+The model that is fitted to them has H unseen classes, within which columns are independent:
+:math:`\mu = \sum_h w_h p_h` and :math:`M = \sum_h w_h p_h p_h^\top` between different columns, in closed form. The fit
+minimises squared distances in units of their standard errors, plus a prior that draws the classes together where noise
+drowns what tells them apart: with little data or a small ε the columns become independent, never wild.
+
+How far an answer from such rows can be off is found by doing it all again on rows of the model: persons, noise, fit.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+from scipy import optimize
+
+from shared.encoding import typed
+from shared.errors import EstimateRefusal, ParameterError
+from shared.mechanisms.slicing import Block, RowCode
+
+if TYPE_CHECKING:
+    from shared.estimands import Estimand, Estimate
+
+__all__ = ["Mixture", "Moments", "answer", "fit", "moments"]
+
+Array = NDArray[np.float64]
+
+CLASSES = 6
+_RIDGE = 1.5
+"""Standard deviation of the prior of a class' deviation, on the scale of logits."""
+_USUAL = (0.06, 0.05)
+"""Variance of a number within its class, and how far it may be from that: public bounds are about four deviations."""
+_STEPS = 400
+DRAWS, AGAIN = 5, 12
+"""Synthetic tables of an answer, and how often it is found again from rows of the model."""
+_SEED = 20241019
+
+
+@dataclass(frozen=True, kw_only=True)
+class Moments:
+    """Of coded records in units of a level, freed of the noise: (d,) means, (d, d) second moments.
+
+    `noise` is the (d, d) covariance of what is left on a row, `n` how many rows there were.
+    """
+
+    mean: Array
+    second: Array
+    noise: Array
+    n: int
+
+
+def moments(code: RowCode, releases: Sequence[tuple[Array, Array]], sigma: float) -> Moments:
+    """The moments of all rows of several releases of different persons.
+
+    Args:
+        releases: (directions (d, m'), lines (n, m')) of each.
+        sigma: of the noise on a line.
+    Raises: EstimateRefusal (no rows, directions that leave out an entry).
+    """
+    parts = [_moments(directions, lines, sigma, code.unit) for directions, lines in releases if len(lines)]
+    if not parts:
+        raise EstimateRefusal("there must be released lines", given="none")
+    n = sum(part.n for part in parts)
+    share = [part.n / n for part in parts]
+    return Moments(
+        mean=np.sum([s * part.mean for s, part in zip(share, parts, strict=True)], axis=0),
+        second=np.sum([s * part.second for s, part in zip(share, parts, strict=True)], axis=0),
+        noise=np.sum([s * part.noise for s, part in zip(share, parts, strict=True)], axis=0),
+        n=n,
+    )
+
+
+def _moments(directions: Array, lines: Array, sigma: float, unit: float) -> Moments:
+    gram = directions @ directions.T
+    if np.linalg.cond(gram) > 1e10:
+        raise EstimateRefusal("the directions must span the entries of a row", given="they do not")
+    undone = np.asarray(np.linalg.solve(gram, directions @ lines.T).T, dtype=np.float64)
+    free = lines.size - undone.size
+    if free > 0:
+        # What no row can explain is noise alone: lines of a plan version with another sigma show it here.
+        left = float(((lines - undone @ directions) ** 2).sum()) / free / sigma**2
+        if abs(left - 1) > 8 * math.sqrt(2 / free) + 1e-3:
+            raise EstimateRefusal(
+                "released lines must have the noise of the site's newest plan version",
+                given=f"{left:.3g} of its variance",
+            )
+    noise = np.asarray(sigma**2 / unit**2 * np.linalg.inv(gram), dtype=np.float64)
+    return _of_rows(undone / unit, noise)
+
+
+def _of_rows(rows: Array, noise: Array) -> Moments:
+    return Moments(mean=rows.mean(axis=0), second=rows.T @ rows / len(rows) - noise, noise=noise, n=len(rows))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mixture:
+    """A fitted mixture of products.
+
+    Args:
+        weights: (H,) of the classes. means: (H, d) of a coded row in each. spread: (d,) of numbers within a class.
+        theta: the parameters, a start for a similar fit.
+    """
+
+    code: RowCode
+    weights: Array
+    means: Array
+    spread: Array
+    theta: Array
+
+    def rows(self, n: int, draws: np.random.Generator) -> tuple[Array, pd.DataFrame]:
+        """((n, d) coded rows in units of a level, the same as a table of the dictionary)."""
+        if n < 1:
+            raise ParameterError("a synthetic table must have at least one row", given=f"{n}")
+        classes = np.minimum((draws.random((n, 1)) > np.cumsum(self.weights)).sum(axis=1), len(self.weights) - 1)
+        out, table = np.zeros((n, self.code.d)), {}
+        for block in self.code.blocks:
+            own = self.means[classes][:, block.place]
+            if block.numeric:
+                gone = own[:, 1] if block.size == 2 else np.zeros(n)
+                absent = draws.random(n) < gone
+                centre = own[:, 0] / np.maximum(1 - gone, 1e-9)
+                value = _folded(centre + self.spread[block.at] * draws.standard_normal(n))
+                out[:, block.at] = np.where(absent, 0.0, value)
+                if block.size == 2:
+                    out[:, block.at + 1] = absent
+                lower, upper = block.column.span
+                number = lower + (value + 1) / 2 * (upper - lower)
+                if block.column.kind == "integer":
+                    number = np.round(number)
+                canonical = np.where(absent, np.nan, number)
+            else:
+                rising = np.cumsum(own, axis=1)
+                level = np.minimum((draws.random((n, 1)) > rising).sum(axis=1), block.size - 1)
+                out[np.arange(n), block.at + level] = 1
+                canonical = np.where(level == len(block.column.levels), np.nan, level)
+            table[block.column.name] = typed(block.column, canonical)
+        return out, pd.DataFrame(table)
+
+
+def _folded(value: Array) -> Array:
+    """Into [-1, 1], past a bound mirrored at it: no heap of values at the bounds."""
+    return np.asarray(1 - np.abs((value + 1) % 4 - 2))
+
+
+def fit(code: RowCode, found: Moments, *, classes: int = CLASSES, start: Array | None = None) -> Mixture:
+    """The mixture of products nearest to deconvolved moments; the same moments give the same mixture.
+
+    Args:
+        start: parameters of a similar fit, for a quicker one.
+    """
+    problem = _Problem(code, found, classes)
+    theta = problem.start() if start is None else start
+    steps = _STEPS if start is None else _STEPS // 4
+    done = optimize.minimize(problem, theta, jac=True, method="L-BFGS-B", options={"maxiter": steps, "maxcor": 20})
+    weights, means = problem.means(done.x)
+    spread = np.zeros(code.d)
+    for block in code.blocks:
+        if block.numeric:
+            present = 1 - (means[:, block.at + 1] if block.size == 2 else np.zeros(classes))
+            share = max(float(weights @ present), 1e-3)
+            between = float(weights @ (means[:, block.at] ** 2 / np.maximum(present, 1e-3)))
+            within = (float(found.second[block.at, block.at]) - between) / share
+            # A variance is known worse than a mean: where noise drowns it, it is drawn to that of a usual number.
+            own = float(found.noise[block.at, block.at]) + max(float(found.second[block.at, block.at]), 0.02)
+            known, usual = found.n / (2 * own**2), 1 / _USUAL[1] ** 2
+            within = (known * within + usual * _USUAL[0]) / (known + usual)
+            spread[block.at] = math.sqrt(min(max(within, 1e-3), 0.4))
+    return Mixture(code=code, weights=weights, means=means, spread=spread, theta=done.x)
+
+
+class _Problem:
+    """Distance and gradient at θ: (H,) log weights, (d,) a common profile and (H, d) the classes' deviations."""
+
+    def __init__(self, code: RowCode, found: Moments, classes: int) -> None:
+        self.blocks: tuple[Block, ...] = code.blocks
+        self.d, self.h, self.found = code.d, classes, found
+        own = np.diag(found.noise) + np.clip(np.diag(found.second), 0.02, 1.0)
+        self.mean_weight = found.n / own
+        self.weight = found.n / np.outer(own, own)
+        for block in self.blocks:
+            self.weight[block.place, block.place] = 0  # entries of one column say nothing of dependence
+
+    def start(self) -> Array:
+        profile = np.zeros(self.d)
+        for block in self.blocks:
+            mean = self.found.mean[block.place]
+            if block.numeric:
+                gone = min(max(float(mean[1]), 0.01), 0.9) if block.size == 2 else 0.0
+                profile[block.at] = math.atanh(min(max(float(mean[0]) / (1 - gone), -0.95), 0.95))
+                if block.size == 2:
+                    profile[block.at + 1] = math.log(gone / (1 - gone))
+            else:
+                profile[block.place] = np.log(np.clip(mean, 0.01, 1.0))
+        deviations = 0.3 * np.random.default_rng(_SEED).standard_normal((self.h, self.d))
+        return np.concatenate([np.zeros(self.h), profile, deviations.ravel()])
+
+    def means(self, theta: Array) -> tuple[Array, Array]:
+        weights = np.exp(theta[: self.h] - theta[: self.h].max())
+        logits = theta[self.h : self.h + self.d] + theta[self.h + self.d :].reshape(self.h, self.d)
+        means = np.empty((self.h, self.d))
+        for block in self.blocks:
+            own = logits[:, block.place]
+            if block.numeric:
+                means[:, block.at] = np.tanh(own[:, 0])
+                if block.size == 2:
+                    gone = 0.5 * (1 + np.tanh(own[:, 1] / 2))
+                    means[:, block.at] *= 1 - gone
+                    means[:, block.at + 1] = gone
+            else:
+                rising = np.exp(own - own.max(axis=1, keepdims=True))
+                means[:, block.place] = rising / rising.sum(axis=1, keepdims=True)
+        return weights / weights.sum(), means
+
+    def __call__(self, theta: Array) -> tuple[float, Array]:
+        w, p = self.means(theta)
+        off = w @ p - self.found.mean
+        pull = self.mean_weight * off
+        apart = (p * w[:, None]).T @ p - self.found.second
+        push = self.weight * apart
+        deviations = theta[self.h + self.d :].reshape(self.h, self.d)
+        loss = 0.5 * off @ pull + 0.25 * float((apart * push).sum()) + 0.5 * float((deviations**2).sum()) / _RIDGE**2
+        loss += 0.5 * float((theta[: self.h] ** 2).sum())
+        through = p @ push
+        by_weight = p @ pull + 0.5 * (through * p).sum(axis=1)
+        by_mean = w[:, None] * (pull + through)
+        by_logit = np.empty_like(p)
+        for block in self.blocks:
+            g, own = by_mean[:, block.place], p[:, block.place]
+            if not block.numeric:
+                by_logit[:, block.place] = own * (g - (own * g).sum(axis=1, keepdims=True))
+            elif block.size == 1:
+                by_logit[:, block.at] = (1 - own[:, 0] ** 2) * g[:, 0]
+            else:
+                gone = own[:, 1]
+                centre = own[:, 0] / np.maximum(1 - gone, 1e-12)
+                by_logit[:, block.at] = (1 - centre**2) * (1 - gone) * g[:, 0]
+                by_logit[:, block.at + 1] = gone * (1 - gone) * (g[:, 1] - centre * g[:, 0])
+        gradient = np.concatenate(
+            [
+                w * (by_weight - w @ by_weight) + theta[: self.h],
+                by_logit.sum(axis=0),
+                (by_logit + deviations / _RIDGE**2).ravel(),
+            ]
+        )
+        return float(loss), gradient
+
+
+def answer(
+    code: RowCode,
+    found: Moments,
+    question: Estimand,
+    *,
+    levels: Mapping[str, Any],
+    draws: int = DRAWS,
+    **told: Any,
+) -> list[Estimate]:
+    """One estimate per term from m synthetic tables, with a variance found by doing all of it again.
+
+    The mean of m answers from tables of n rows. Again: n persons of the model, noise as the release's, the same fit, a
+    table of n rows. How these answers scatter holds patients, noise, fit and one table's draw; from it the patients'
+    share, `vi_naive` as a table of n patients would have it, is `vi_sampling`, and what is left is `vi_privacy`.
+    What the model cannot say is in no variance.
+
+    Args:
+        draws: m, at least 5.
+        levels: as of `estimate`. told: its study, site, wave and receipts.
+    Raises: ParameterError (m < 5); EstimateRefusal, as `estimate`.
+    """
+    from shared.estimands import estimate
+
+    if draws < 5:
+        raise ParameterError("draws must be at least 5 to be combined", given=f"{draws}")
+    model, rng = fit(code, found), np.random.default_rng(_SEED)
+    each = [estimate(model.rows(found.n, rng)[1], question, levels=levels, **told) for _ in range(draws)]
+    root = np.linalg.cholesky(found.noise)
+    again = []
+    for _ in range(AGAIN):
+        rows, _ = model.rows(found.n, rng)
+        drawn = _of_rows(rows + rng.standard_normal(rows.shape) @ root.T, found.noise)
+        other = fit(code, drawn, start=model.theta)
+        again.append(estimate(other.rows(found.n, rng)[1], question, levels=levels, **told))
+    out = []
+    for row in each[0]:
+        same, repeated = (
+            [one for one in (next((r for r in many if r.term == row.term), None) for many in sets) if one is not None]
+            for sets in (each, again)
+        )
+        values = [one.yi for one in same if one.yi is not None]
+        scatter = [one.yi for one in repeated if one.yi is not None]
+        if len(values) < draws or len(scatter) < AGAIN:
+            reason = f"the term is in {len(values) + len(scatter)} of {draws + AGAIN} synthetic tables only"
+            out.append(replace(row, yi=None, vi_sampling=None, vi_privacy=0.0, reason=row.reason or reason))
+            continue
+        naive = float(np.mean([one.vi_sampling for one in same if one.vi_sampling is not None]))
+        whole = float(np.var(scatter, ddof=1)) * (AGAIN + 1) / (AGAIN - 1)  # a dozen repetitions know it that well
+        out.append(
+            replace(
+                row,
+                yi=float(np.mean(values)),
+                vi_sampling=naive,
+                vi_privacy=max(whole - 2 * naive, 0.0) + naive / draws,
+                vi_naive=naive,
+                how=f"{draws} synthetic tables; persons, noise and fit done again {AGAIN} times",
+                warnings=("What a mixture of products cannot say of how columns depend is in no variance.",),
+            )
+        )
+    return out
