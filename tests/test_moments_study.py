@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import math
 from contextlib import closing
 from dataclasses import replace
@@ -12,6 +13,7 @@ import pytest
 from delivered import STUDIES, cohort, deliver, join
 from test_pipeline import release, site, source  # noqa: F401
 
+from coordinator import demo
 from coordinator.authority import Authority
 from coordinator.planning import prices
 from coordinator.queries import ask
@@ -128,6 +130,16 @@ def test_the_price_list_names_every_mechanism_with_its_epsilon_and_what_it_cover
     shipped = StudyPlan.from_toml((STUDIES / "cvd.toml").read_text())
     assert [price.name for price in prices(shipped)][:4] == list(listed)[:4]
     assert [price.epsilon is None for price in prices(shipped)] == [False] * 5
+
+
+def test_the_demo_sets_the_shipped_plan_beside_latent_noise_at_the_epsilon_it_was_asked_for():
+    study, plans = demo._two_plans((STUDIES / "cohorts.toml").read_text(), dt.date(2030, 1, 1), 0.5)
+    ours, rows = (StudyPlan.from_toml(text) for text in plans.values())
+    assert (study, ours.study, rows.study) == ("cohorts", "cohorts", "cohorts-rows")
+    assert (ours.release.epsilon, ours.budget.epsilon, ours.posture) == (0.5, 4.0, "private")
+    assert (rows.release.w, rows.posture) == (0.8, "local")
+    assert ours.dictionary == rows.dictionary
+    assert ours.estimands == rows.estimands
 
 
 # -- the released table ------------------------------------------------------------------------------------------
