@@ -55,6 +55,7 @@ from shared.errors import (
     LedgerRefusal,
     LockedRefusal,
     ParameterError,
+    PausedRefusal,
     PlanChanged,
     PlanRollback,
     Refusal,
@@ -537,12 +538,13 @@ class Ledger:
             persons: pseudonyms of those whose records enter the draw; None where they cannot be told apart, and then
                 the charge counts against everybody.
             space: by what those are told apart (`site_agent.records.person_space`).
-        Raises: ApprovalRefusal, PlanChanged (see `require_plan`); StateRefusal, unless the hold is anchored and nobody
+        Raises: PausedRefusal; ApprovalRefusal, PlanChanged (see `require_plan`); StateRefusal, unless the hold is anchored and nobody
             has started drawing; DifferencingRefusal, when a release of new persons holds one who was touched before;
             IntegrityRefusal (a list of persons is lost or was edited); StorageRefusal.
         """
         with self._transaction(write=True) as book:
             found = book.hold(hold.release_id)
+            book.require_running()
             book.require_plan(found)
             if found.state == "reserved":
                 raise StateRefusal(
@@ -656,6 +658,7 @@ class Ledger:
         """
         with self._transaction(write=True) as book:
             found = book.hold(hold.release_id)
+            book.require_running()
             book.require_plan(found)
             _require_same_bundle(found, bundle_sha256)
             signed = [given for given in found.approvals if standing or not given.standing]
@@ -1261,6 +1264,12 @@ class _Book:
             raise StateRefusal(
                 "the release must be in the ledger", given=release_id, next_step="See site-agent outbox list."
             ) from None
+
+    def require_running(self) -> None:
+        if self.paused:
+            raise PausedRefusal(
+                "this site must not be paused", given="a pause", next_step="Run site-agent resume when it may go on."
+            )
 
     def require_plan(self, hold: Hold) -> None:
         if hold.study in self.revoked:
