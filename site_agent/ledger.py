@@ -538,9 +538,9 @@ class Ledger:
             persons: pseudonyms of those whose records enter the draw; None where they cannot be told apart, and then
                 the charge counts against everybody.
             space: by what those are told apart (`site_agent.records.person_space`).
-        Raises: PausedRefusal; ApprovalRefusal, PlanChanged (see `require_plan`); StateRefusal, unless the hold is anchored and nobody
-            has started drawing; DifferencingRefusal, when a release of new persons holds one who was touched before;
-            IntegrityRefusal (a list of persons is lost or was edited); StorageRefusal.
+        Raises: PausedRefusal; ApprovalRefusal, PlanChanged (see `require_plan`); StateRefusal, unless the hold is
+            anchored and nobody has started drawing; DifferencingRefusal, when a release of new persons holds one who
+            was touched before; IntegrityRefusal (a list of persons is lost or was edited); StorageRefusal.
         """
         with self._transaction(write=True) as book:
             found = book.hold(hold.release_id)

@@ -12,7 +12,7 @@ from conftest import make_table
 from site_desk import PASSPHRASE, Hospital, hospital  # noqa: F401
 
 from shared.canonical import parse_json
-from shared.errors import ApprovalRefusal
+from shared.errors import ApprovalRefusal, PausedRefusal
 from shared.keys import Envelope, PublicKey, SigningKey
 from shared.plan import Budget, Floors
 from shared.release import STATEMENT_TYPE, Statement
@@ -323,6 +323,22 @@ def test_a_plan_revoked_while_the_passphrase_is_typed_is_not_approved_under(read
     assert (ready.hub.sent, state(ready, release_id)) == ([], "held")
     with pytest.raises(ApprovalRefusal, match="taken back"):
         at.outbox.approve(release_id, key_of(ready, "dr-lind"), "dr-lind")
+    whole(ready, tmp_path / "record")
+
+
+def test_a_pause_that_is_noted_while_the_passphrase_is_typed_stops_the_approval(ready, tmp_path):
+    release_id = released(ready)
+    at = Desk(ready.home)
+
+    def typing():
+        airlock.pause(Desk(ready.home), "a doubt")
+        return key_of(ready, "dr-lind")
+
+    words = {"name": "dr-lind", "agent_version": agent_version(), "today": today()}
+    ticks = [check.name for check in pipeline.open_release(at.outbox, release_id).warnings]
+    with pytest.raises(PausedRefusal):
+        airlock.approve(at, release_id, ticked=ticks, open_key=typing, **words)
+    assert (ready.hub.sent, state(ready, release_id)) == ([], "held")
     whole(ready, tmp_path / "record")
 
 
