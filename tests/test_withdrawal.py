@@ -350,6 +350,7 @@ def test_a_stewards_withdrawal_reaches_the_coordinator_and_every_signature_is_ch
         assert verified["verified"]
         assert verified["signed"] == verified["size"] >= 3
         lines = (theatre.home("north") / "acknowledged.jsonl").read_text().splitlines()
-        assert [json.loads(line)["kind"] for line in lines][-2:] == ["Acceptance", "Withdrawn"]
+        # The decision itself is witnessed first, before the coordinator is asked to bury anything.
+        assert [json.loads(line)["kind"] for line in lines][-3:] == ["Acceptance", "AnchorReceipt", "Withdrawn"]
     finally:
         theatre.close()
