@@ -16,6 +16,10 @@ import pytest
 from shared import privacy
 from shared.errors import PlanRefusal
 from shared.plan import POSTURES, PrivateTraining, StudyPlan
+from shared.prescriptions import _KINDS
+from shared.prescriptions.densities import DensitiesPlan
+from shared.prescriptions.moments import MomentsPlan
+from shared.prescriptions.slicing import SlicingPlan
 from shared.prescriptions.tables import TablesPlan
 from shared.release import Receipt, planned_event, write_receipt
 
@@ -126,7 +130,15 @@ def test_the_page_says_of_each_posture_and_mechanism_whether_it_is_offered():
     }
     plan = StudyPlan.from_toml((ROOT / "deploy" / "studies" / "first.toml").read_text())
     training = PrivateTraining(rate=0.1, noise_multiplier=2.0, steps=10)
-    releases = {"latent_noise": (plan.release, training), "tables": (TablesPlan(epsilon=1.0), None)}
+    moments = MomentsPlan(epsilon=1.0, outcome="binary", responses=["died"], covariates=["age", "sex", "sbp"])
+    releases = {
+        "latent_noise": (plan.release, training),
+        "tables": (TablesPlan(epsilon=1.0), None),
+        "densities": (DensitiesPlan(densities=[["sbp"]], epsilon=1.0, persons=300), None),
+        "moments": (moments, None),
+        "slicing": (SlicingPlan(epsilon=5.0), None),
+    }
+    assert set(releases) == set(_KINDS)
     assert {mechanism for _, mechanism in said} == set(releases)
     assert {posture for posture, _ in said} == set(POSTURES)
     for mechanism, (release, fitted) in releases.items():
