@@ -1,4 +1,8 @@
-"""Latent noise as a plan prescribes it: w and R, and by the posture what the price does and does not cover."""
+"""Latent noise as a plan prescribes it: w and R, and by the posture what the price does and does not cover.
+
+Every plan names this module, and many commands only read their plan: the accountant, the flows and SciPy behind them
+take longer to import than all else, and are imported where a figure is worked out.
+"""
 
 from __future__ import annotations
 
@@ -9,16 +13,15 @@ from decimal import ROUND_DOWN, Context
 from functools import lru_cache
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from shared import privacy
-from shared.encoding import Encoder
 from shared.errors import PlanRefusal, SchemaRefusal
-from shared.flows import Bijection, Identity
-from shared.mechanisms.latent_noise import LatentNoise, default_radius
 from shared.prescriptions import Facts, Prescription, must, unit
 
 if TYPE_CHECKING:
     import pandas as pd
 
+    from shared import privacy
+    from shared.flows import Bijection
+    from shared.mechanisms.latent_noise import LatentNoise
     from shared.plan import StudyPlan
 
 __all__ = ["CONDITIONAL_ON", "LatentNoisePlan", "mechanism"]
@@ -75,6 +78,8 @@ class LatentNoisePlan(Prescription):
 
     def event(self, plan: StudyPlan) -> privacy.Event:
         """Noise on the rows, and the training of the flow where that is priced."""
+        from shared import privacy
+
         noise, training = mechanism(plan).event, _training(plan)
         return noise if training is None else privacy.Composition(events=(training, noise))
 
@@ -176,6 +181,10 @@ def mechanism(plan: StudyPlan, flow: Bijection | None = None) -> LatentNoise:
             figures: they depend on neither a flow nor a record.
     Raises: PlanRefusal, if the plan's training leaves nothing of its release.epsilon.
     """
+    from shared.encoding import Encoder
+    from shared.flows import Identity
+    from shared.mechanisms.latent_noise import LatentNoise, default_radius
+
     if flow is None:
         flow = Identity(d=Encoder(dictionary=plan.dictionary).d)
     release = plan.release
@@ -193,6 +202,8 @@ def mechanism(plan: StudyPlan, flow: Bijection | None = None) -> LatentNoise:
 
 def _training(plan: StudyPlan) -> privacy.SubsampledGaussian | None:
     """What fitting the flow costs: nothing but under posture ``private``."""
+    from shared import privacy
+
     if plan.private is None:
         return None
     return privacy.SubsampledGaussian(
@@ -203,6 +214,8 @@ def _training(plan: StudyPlan) -> privacy.SubsampledGaussian | None:
 @lru_cache(maxsize=64)
 def _solved(target: float, delta: float, radius: float, training: privacy.SubsampledGaussian | None) -> float:
     """The largest w (to a tenth of a percent under ``private``, where it has no closed form) that costs `target`."""
+    from shared import privacy
+
     alone = privacy.w_for_epsilon(target, delta, radius)
     if training is None:
         return alone
@@ -227,6 +240,8 @@ def _solved(target: float, delta: float, radius: float, training: privacy.Subsam
 
 def _paper(plan: StudyPlan, noise: LatentNoise) -> float | None:
     """Theorem 2's ε*, beside the exact one so that readers of the paper find their number; it knows no training."""
+    from shared import privacy
+
     if plan.posture == "private":
         return None
     return privacy.theorem2_epsilon(w=noise.w, C=2 * noise.radius, delta=plan.budget.delta)
