@@ -173,6 +173,10 @@ class AnalysisService:
         newest = {release.site: release for release in self._store.releases(request.study)}
         with self._place():
             shares = {site: self._shares(release) for site, release in sorted(newest.items())}
+            holds = {
+                site: self._store.plan(release.study, release.plan_version).plan.dictionary.names
+                for site, release in sorted(newest.items())
+            }
         told = []
         for column in columns:
             facts = {
@@ -183,7 +187,7 @@ class AnalysisService:
                 {
                     **facts,
                     "missing_share": {s: row[column.name] for s, row in shares.items() if column.name in row},
-                    "lacking": [site for site, row in shares.items() if column.name not in row],
+                    "lacking": [site for site, names in holds.items() if column.name not in names],
                 }
             )
         return _document({"study": request.study, "version": plan.version, "columns": told})
@@ -198,9 +202,11 @@ class AnalysisService:
             if isinstance(plan.release, Figures):
                 import numpy as np
 
-                [table] = plan.release.synthetic(
-                    plan, [(table, release.receipt.n)], draws=1, rng=np.random.default_rng(0)
-                )
+                figures = [(table, release.receipt.n)]
+                try:
+                    [table] = plan.release.synthetic(plan, figures, draws=1, rng=np.random.default_rng(0))
+                except EstimateRefusal:  # densities hold no rows: what is missing is not known column by column
+                    table = table.iloc[:0, :0]
             known = {str(name): float(share) for name, share in table.isna().mean().items()}
             with self._guard:
                 self._missing[release.bundle_sha256] = known

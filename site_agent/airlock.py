@@ -829,7 +829,7 @@ def planned(plan: StudyPlan, made: Release) -> tuple[tuple[str, bool], ...]:
             ("every value within the dictionary's bounds and levels", within),
         )
     else:
-        form = (("exactly the planned figures, each possible for the plan's noise, and no row of anybody", within),)
+        form = (("exactly the planned figures, each possible for the plan's noise", within),)
     return (
         *form,
         (f"sent to {plan.coordinator} and nobody else", made.receipt.recipient == plan.coordinator),

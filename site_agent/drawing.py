@@ -207,7 +207,7 @@ class _Rows(Drawing):
 
 
 class _Noisy(Drawing):
-    """Noisy figures of the records, taken in one step; nothing is fitted, and no row of anybody leaves."""
+    """Noisy figures of the records, taken in one step; nothing is fitted."""
 
     def __init__(self, plan: StudyPlan, figures: Figures) -> None:
         super().__init__(plan)
@@ -250,7 +250,7 @@ class _Noisy(Drawing):
         return check_figures(self.plan, table, n=self.n, limits=limits)
 
     def attack(self, limits: Limits, rng: Noise, told: Told) -> dict[str, Any]:
-        """What the price already says of every attack: there is no row to link, and no fit to probe."""
+        """What the price already says of every attack: nothing was fitted that one could probe."""
         return {
             "sentences": [
                 "No attack was tried: what leaves is noised for everybody alike, by the price that is stated.",

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from coordinator.analysis import AnalysisService
 from coordinator.authority import Authority
 from coordinator.harmonise import (
     GridMap,
@@ -246,6 +248,15 @@ def hub(tmp_path_factory):
         deliver(store, beside, site, key, drawn, n=len(table))
     yield store
     store.close()
+
+
+def test_a_study_of_densities_is_described_without_rows_that_it_does_not_hold(hub):
+    plan = hub.plan("cvd-densities").plan
+    release = next(iter(hub.releases("cvd-densities")))
+    with pytest.raises(EstimateRefusal, match="draw rows"):
+        plan.release.synthetic(plan, [(hub.table(release), 3000)], draws=1, rng=np.random.default_rng(1))
+    service = AnalysisService(hub, today=lambda: dt.date(2026, 1, 5))
+    assert service._shares(release) == {}, "what is missing cannot be told column by column"
 
 
 def test_the_view_shows_the_answer_raw_with_intercepts_and_harmonised_and_says_what_it_did(hub):

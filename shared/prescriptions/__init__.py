@@ -14,11 +14,12 @@ from the checked records; whatever is made of them afterwards (`synthetic`, `ans
 from __future__ import annotations
 
 import importlib
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from shared.errors import PlanRefusal
+from shared.errors import EstimateRefusal, PlanRefusal
 
 if TYPE_CHECKING:
     import numpy as np
@@ -62,7 +63,7 @@ class Facts:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Prescription:
+class Prescription(ABC):
     """Settings of one mechanism, as a plan fixes them.
 
     `mechanism` is its name in plans and receipts, `title` what people call it.
@@ -75,33 +76,34 @@ class Prescription:
 
     def require(self, plan: StudyPlan) -> None:
         """Refuse a plan that this mechanism cannot serve. Raises: PlanRefusal."""
+        return
 
+    @abstractmethod
     def event(self, plan: StudyPlan) -> Event:
         """What one release is charged as, known before it runs."""
-        raise NotImplementedError
 
+    @abstractmethod
     def facts(self, plan: StudyPlan) -> Facts:
         """The receipt's facts."""
-        raise NotImplementedError
 
+    @abstractmethod
     def covered(self, plan: StudyPlan) -> tuple[str, ...]:
         """What the price covers, in sentences for a steward."""
-        raise NotImplementedError
 
     def not_covered(self, plan: StudyPlan) -> tuple[str, ...]:
         """What this mechanism leaves open, beyond what every release does."""
         return ()
 
+    @abstractmethod
     def validate(self, plan: StudyPlan, table: pd.DataFrame, n: int) -> None:
         """Refuse a released table that this mechanism could not have made of `n` persons' records.
 
         Raises: DictionaryRefusal, SchemaRefusal. The agent asks before it seals, the coordinator before it accepts.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def details(self, plan: StudyPlan) -> str:
         """The settings in half a line."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,9 +141,9 @@ class Figures(Prescription):
             "from the plan. What is made of the figures afterwards costs nothing more.",
         )
 
+    @abstractmethod
     def draw(self, plan: StudyPlan, records: pd.DataFrame, rng: Noise) -> pd.DataFrame:
         """The noisy figures of checked records (`Dictionary.check`): the one draw."""
-        raise NotImplementedError
 
     def doubt(self, plan: StudyPlan, table: pd.DataFrame, n: int) -> str:
         """Why figures of so few persons under so much noise say little, in a sentence; empty where they say enough.
@@ -159,9 +161,15 @@ class Figures(Prescription):
             tables: released figures and their n, of releases of different persons.
             draws: how many tables.
             rng: of the drawing.
+        Raises: EstimateRefusal, where the figures hold no rows.
         """
-        raise NotImplementedError
+        raise EstimateRefusal(
+            f"release.mechanism {self.mechanism!r} must hold enough to draw rows from",
+            given="figures of single columns or groups",
+            next_step="Ask for rows from a study of tables, moments or latent noise.",
+        )
 
+    @abstractmethod
     def answer(
         self,
         plan: StudyPlan,
@@ -179,7 +187,6 @@ class Figures(Prescription):
             told: study, site, wave and receipts for the estimates.
         Raises: EstimateRefusal.
         """
-        raise NotImplementedError
 
 
 def unit(plan: StudyPlan) -> str:
