@@ -49,7 +49,7 @@ def write(answers: Mapping[str, Answer], play: Play, out: Path) -> None:
             figures.forest(
                 answer.arms[first],
                 title=answer.title,
-                note=f"{answer.question}; ε{whose} at the plan's δ, {play.covers}. Real records: only in this demo.",
+                note=f"{answer.question}; ε at the plan's δ{whose}, {play.covers}. Real records: only in this demo.",
                 xlabel=f"{unit} (log scale)" if ratio else unit,
                 columns={"Posture": dict(answer.posture), "ε": prices},
                 name=first,
