@@ -15,12 +15,13 @@ import pandas as pd
 
 from shared.dictionary import Column, Dictionary
 from shared.estimands import estimate, parse_estimand
-from shared.generators.cohort import fit
+from shared.generators.cohort import FEW_EVENTS, fit
 from shared.mechanisms.moments import Design, MomentsSpec, moments
 from shared.randomness import seeded_rng
 from tests.benchmarks import record
 
 SIZES = (300, 3000, 40_000)
+BOOTSTRAP = 40
 BETA = {"binary": 0.15, "count": 0.08, "linear": 1.2}
 """True coefficients of 10 mmHg: log odds, log rate, points."""
 KINDS = {"binary": "logistic", "count": "poisson", "linear": "ols"}
@@ -82,6 +83,8 @@ def measured(outcome, n, epsilons, seed):
             plan = design(outcome, epsilon, declared)
             began = time.process_time()
             cohort = fit(moments(table, plan, seeded_rng(seed)), plan)
+            if cohort.events < FEW_EVENTS:
+                cohort = cohort.bootstrap(seeded_rng(seed + 1), BOOTSTRAP)
             row = next(one for one in cohort.estimates(study="s", site="a", wave=1) if one.term == "sbp")
             name = f"epsilon={epsilon:g} {'declared' if declared else 'plain'}"
             told = None if row.yi is None else (10 * row.yi, 100 * row.vi)
