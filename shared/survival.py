@@ -61,7 +61,7 @@ def cox(
     else:
         order = np.lexsort((-time, strata))
         group = strata[order]
-    across = np.take(x.T, order, axis=1)  # sums run along its rows, which lie together in memory
+    across = x.T.take(order, axis=1)  # sums run along its rows, which lie together in memory
     x, time, event = np.ascontiguousarray(across.T), time[order], event[order]
     w = np.ones(n) if weights is None else weights[order]
     shift = np.zeros(n) if offset is None else offset[order]
@@ -86,7 +86,7 @@ def cox(
     w_deaths = w[deaths]
     weight_at = np.add.reduceat(w_deaths, heads)
     mass = (weight_at / count)[block]
-    target = np.take(across, deaths, axis=1) @ w_deaths
+    target = across.take(deaths, axis=1) @ w_deaths
     if ties == "breslow":
         tied = tied[:0]
     share = (tied - heads[block[tied]]) / count[block[tied]]
@@ -125,17 +125,18 @@ def cox(
         """(…, deaths): sums over the risk set of each death's time, of (…, n) values."""
         cut = values[..., : ends[-1]] if one else values
         sums = running(np.add.reduceat(cut, cuts, axis=-1)[..., own], block_edges)
-        return np.take(sums, block, axis=-1)
+        return np.asarray(sums.take(block, axis=-1))
 
     def onwards(values: Array) -> Array:
         """For each row the sum over deaths at or before its time, in its stratum, of (…, deaths) values."""
         by_block = np.add.reduceat(values, heads, axis=-1)
         sums = running(by_block[..., ::-1], blocks - block_edges[::-1])[..., ::-1]
-        return np.take(np.concatenate([sums, np.zeros((*sums.shape[:-1], 1))], axis=-1), stretch, axis=-1)
+        none = np.zeros((*sums.shape[:-1], 1))
+        return np.asarray(np.concatenate([sums, none], axis=-1).take(stretch, axis=-1))
 
     def by_knot(values: Array) -> Array:
         """For each tied death the sum over those it is tied with, of (…, tied) values."""
-        return np.take(np.add.reduceat(values, knots, axis=-1), knot, axis=-1)
+        return np.asarray(np.add.reduceat(values, knots, axis=-1).take(knot, axis=-1))
 
     known: list[tuple[Array, tuple[Array, Array, Array, Array]]] = []
 
@@ -153,7 +154,7 @@ def cox(
             np.multiply(theta, across, out=summed[1:])
             sums = at_risks(summed)
             if thins:
-                sums[:, tied] -= share * by_knot(np.take(summed, deaths[tied], axis=1))
+                sums[:, tied] -= share * by_knot(summed.take(deaths[tied], axis=1))
             known[:] = [(beta.copy(), (theta, eta[deaths], sums[0], sums[1:] / sums[0]))]
         return known[0][1]
 
@@ -167,7 +168,7 @@ def cox(
         hazards = mass / inside * weight
         hazard = onwards(hazards)
         if thins:  # of its own time a tied death is there in part
-            hazard[..., deaths[tied]] -= by_knot(share * np.take(hazards, tied, axis=-1))
+            hazard[..., deaths[tied]] -= by_knot(share * hazards.take(tied, axis=-1))
         return np.asarray(theta * hazard)
 
     def derivatives(beta: Array) -> tuple[Array, Array]:
@@ -180,8 +181,8 @@ def cox(
         out = exposed(beta, mean) - exposed(beta, np.ones(1)) * across
         if thins:  # tied deaths share the means of their block: each takes the mean of them
             mean = mean.copy()
-            mean[:, tied] = by_knot(np.take(mean, tied, axis=1)) / count[block[tied]]
-        out[:, deaths] += w_deaths * (np.take(across, deaths, axis=1) - mean)
+            mean[:, tied] = by_knot(mean.take(tied, axis=1)) / count[block[tied]]
+        out[:, deaths] += w_deaths * (across.take(deaths, axis=1) - mean)
         return np.asarray(out)
 
     with np.errstate(all="ignore"):
