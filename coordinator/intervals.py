@@ -50,7 +50,7 @@ from shared.estimands import Estimand, Estimate, influence
 from shared.formulas import Rows
 from shared.questions import INTERCEPT, MODELS, SURVIVAL, Kind
 
-__all__ = ["Draw", "StandIn", "combine_draws", "effective_order", "parts", "with_release_variance"]
+__all__ = ["Draw", "StandIn", "combine_draws", "effective_order", "inflation", "parts", "with_release_variance"]
 
 Array = NDArray[np.float64]
 
@@ -136,6 +136,15 @@ def parts(naive: float, draws: Sequence[Draw], order: float, *, copies: bool = F
     sampling += sum(weight**2 / m for _, weight, _, m in known)
     sampling += sum(2 * weight * a / total for draw, weight, a, _ in known if draw.among)
     return row * sampling, privacy
+
+
+def inflation(draws: Sequence[Draw], *, copies: bool = False) -> float:
+    """How many times the variance that the rows claim an estimate of no known order has: its noise counted in full.
+
+    >>> inflation([Draw(rows=500, w=0.5, fitted_on=500)])
+    2.0
+    """
+    return sum(parts(1.0, draws, _EVERY_ORDER, copies=copies))
 
 
 def _kept(w: float, order: float) -> float:

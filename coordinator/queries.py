@@ -23,7 +23,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from coordinator.intervals import Draw, StandIn, with_release_variance
+from coordinator.intervals import Draw, StandIn, inflation, with_release_variance
 from coordinator.pooling import Method, PooledResult, Test, pool_estimates
 from shared.errors import EstimateRefusal, ParameterError, Refusal, StateRefusal
 from shared.estimands import Estimand, Estimate, estimate, parse_estimand, parse_formula
@@ -53,7 +53,7 @@ __all__ = [
     "question",
     "resolve",
 ]
-__all__ += ["no_column", "rows_of", "site_answer", "site_estimates"]
+__all__ += ["no_column", "released_inflation", "rows_of", "site_answer", "site_estimates"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -658,10 +658,20 @@ def site_answer(
         question,
         _draws(releases, behind),
         levels=told["levels"],
-        copies=combined and len(releases) > 1 and any(release.receipt.returning != "append" for release in releases),
+        copies=_copies(releases, combined),
         postures=[release.receipt.posture for release in releases],
         stand_in=stand_in,
     )
+
+
+def released_inflation(releases: Sequence[Release], behind: Sequence[Release], combined: bool) -> float:
+    """How many times the variance that a site's released rows claim a share of them has (`intervals.inflation`)."""
+    return inflation(_draws(releases, behind), copies=_copies(releases, combined))
+
+
+def _copies(releases: Sequence[Release], combined: bool) -> bool:
+    """Whether a site's rows hold the same persons more than once."""
+    return combined and len(releases) > 1 and any(release.receipt.returning != "append" for release in releases)
 
 
 def _behind(releases: Sequence[Release], known: Sequence[Release]) -> tuple[Release, ...]:

@@ -223,13 +223,16 @@ class Curve:
         k = int(np.searchsorted(self.time, time, side="right"))
         return (1.0, 0.0) if k == 0 else (float(self.survival[k - 1]), float(self.log_variance[k - 1]))
 
-    def read_off(self, times: Sequence[float], *, label: str = "", level: float = 0.95) -> GridCurve:
+    def read_off(
+        self, times: Sequence[float], *, label: str = "", level: float = 0.95, inflation: float = 1.0
+    ) -> GridCurve:
         """The curve at given times, which must not come from its rows (`public_times`).
 
         Args:
             times: (g,), rising.
             label: what the curve is called.
             level: coverage of the pointwise intervals.
+            inflation: how many times the variance that the rows claim the curve has: 1 for patients.
         Raises: ParameterError: times that do not rise from 0, or a level outside (0, 1).
         """
         from scipy.special import expit, logit, ndtri
@@ -252,7 +255,7 @@ class Curve:
             known = time <= last or (value == 0 and k > 0 and grid[k - 1] < last)
             survival.append(value if known else None)
             if known and 0 < value < 1:
-                half = z * math.sqrt(variance) / (1 - value)
+                half = z * math.sqrt(inflation * variance) / (1 - value)
                 ends.append((float(expit(logit(value) - half)), float(expit(logit(value) + half))))
             else:
                 ends.append((None, None))
@@ -265,6 +268,7 @@ class Curve:
             upper=tuple(high for _, high in ends),
             at_risk=tuple(left),
             events=tuple(int(count) for count in past),
+            inflation=inflation,
         )
 
 
@@ -285,6 +289,7 @@ class GridCurve:
             survival is 0, 1 or unknown.
         at_risk: (g,) rows still followed just before each time.
         events: (g,) events up to and including each time.
+        inflation: how many times the variance that the rows claim stands behind the limits.
     Raises: ParameterError: parts of different lengths.
     """
 
@@ -296,6 +301,7 @@ class GridCurve:
     upper: tuple[float | None, ...]
     at_risk: tuple[int, ...]
     events: tuple[int, ...]
+    inflation: float = 1.0
 
     def __post_init__(self) -> None:
         for name in ("time", "survival", "lower", "upper", "at_risk", "events"):
