@@ -34,7 +34,18 @@ if TYPE_CHECKING:
     from coordinator.pooling import PooledResult
     from coordinator.remote import Table
 
-__all__ = ["app", "connect", "draw", "main", "number", "pooled_data", "read_table", "show_pooled"]
+__all__ = [
+    "app",
+    "check_figure",
+    "connect",
+    "draw",
+    "main",
+    "number",
+    "pooled_data",
+    "read_table",
+    "show_pooled",
+    "sides",
+]
 
 TOKEN_VARIABLE = "TRIBUTARY_ANALYST_TOKEN"
 TOKEN_FILE = "analyst.token.json"
@@ -52,6 +63,7 @@ Exp = Annotated[bool, typer.Option("--exp", help="Show ratios: the estimates are
 Json = Annotated[bool, typer.Option("--json", help="Answer as JSON.")]
 Mods = Annotated[list[str] | None, typer.Option("--mods", help="A moderator of a meta-regression; repeat for several.")]
 Subgroup = Annotated[str, typer.Option("--subgroup", help="Pool each of its levels apart, and compare them.")]
+Favours = Annotated[str, typer.Option("--favours", help='Sides of the null line: "Favours drug|Favours placebo".')]
 Bayes = Annotated[bool, typer.Option("--bayes", help="Also the posterior under a half-normal prior on τ.")]
 Scale = Annotated[float, typer.Option("--scale", help="Scale of that prior; 0.5 suits log ratios.")]
 Exact = Annotated[bool, typer.Option("--exact", help="Also intervals made for few studies.")]
@@ -196,6 +208,8 @@ def export(
     subject: Annotated[str, typer.Argument(help="The id of a result, or of a release.")],
     out: Annotated[Path, typer.Option("--out", help="A table, .json or a figure; rows: .csv or .parquet.")],
     kind: Annotated[str, typer.Option("--kind", help="Of a figure: as of analyst forest, or curve.")] = "forest",
+    subgroup: Annotated[str, typer.Option("--subgroup", help="Of a forest plot: posture; its levels apart.")] = "",
+    favours: Favours = "",
     token: Token = Path(TOKEN_FILE),
     dry_run: DryRun = False,
     json: Json = False,
@@ -207,7 +221,13 @@ def export(
             _rows(mine, subject, out, dry_run, json)
             return
         found = mine.result(subject)
-        if not dry_run:
+        if subgroup or favours:
+            check_figure(out, kind)
+            if kind == "curve":
+                raise ParameterError("subgroups and favours must be of a forest plot", given=repr(kind))
+            if not dry_run:
+                found.forest(out, kind, subgroups=subgroup, favours=sides(favours))
+        elif not dry_run:
             found.export(out, kind)
     made = {"file": str(out), "result": found.id, "written": not dry_run}
     words = f"{'would write' if dry_run else 'wrote'} {out}: result {found.id}"
@@ -410,7 +430,7 @@ def tables(
 @app.command()
 def forest(
     file: File,
-    out: Annotated[Path, typer.Option("--out", help="Figure to write: .svg, .pdf or .png.")],
+    out: Annotated[Path, typer.Option("--out", help="Figure to write: .svg, .pdf or .png; its numbers: .csv.")],
     yi: Yi = "yi",
     vi: Vi = "vi",
     labels: Labels = "",
@@ -420,21 +440,48 @@ def forest(
     exp: Exp = False,
     title: Annotated[str, typer.Option("--title", help="Title of the figure.")] = "",
     kind: Kind = "forest",
+    subgroup: Subgroup = "",
+    favours: Favours = "",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Pool, but write no file.")] = False,
     json: Json = False,
 ) -> None:
     """Draw the forest plot of a table, or one of the figures beside it."""
     result = _pool(file, yi=yi, vi=vi, labels=labels, method=method, test=test, level=level)
     written = {"figure": str(out), "kind": kind, "rows": result.k, "written": not dry_run}
-    if out.suffix.lower() not in (".svg", ".pdf", ".png"):
-        raise ParameterError("a figure must end in .svg, .pdf or .png", given=repr(out.name))
-    draw(result, kind, title=title, ratio=exp or None, path=None if dry_run else out)
+    check_figure(out, kind)
+    group = (subgroup, _facts(file, labels, [subgroup])[subgroup]) if subgroup else None
+    more: dict[str, Any] = {"group": group, "favours": sides(favours)}
+    draw(result, kind, title=title, ratio=exp or None, path=None if dry_run else out, **more)
     emit(written, as_json=json, show=lambda shown: shown.print(f"{'would write' if dry_run else 'wrote'} {out}"))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The `analyst` command; returns its exit code."""
     return run(app, name="analyst", argv=argv)
+
+
+def check_figure(path: Path, kind: str) -> None:
+    """Refuse a file that no figure of this kind can be written to, with a ParameterError."""
+    if path.suffix.lower() not in (".svg", ".pdf", ".png", *([".csv"] if kind == "forest" else [])):
+        raise ParameterError(
+            "a figure must end in .svg, .pdf or .png",
+            given=repr(path.name),
+            next_step="The numbers of a forest plot are written as .csv.",
+        )
+
+
+def sides(text: str) -> tuple[str, str] | None:
+    """What lies left and right of a null line. Raises: ParameterError: not two texts.
+
+    >>> sides("Favours drug | Favours placebo")
+    ('Favours drug', 'Favours placebo')
+    """
+    if not text:
+        return None
+    left, bar, right = (part.strip() for part in text.partition("|"))
+    if not (left and bar and right) or "|" in right:
+        raise ParameterError("--favours must name both sides", given=repr(text), next_step='As in "left|right".')
+    return left, right
 
 
 def draw(
@@ -454,6 +501,7 @@ def draw(
     Args:
         group: name and (label -> level) of the subgroups of a forest plot.
         favours: what lies left and right of its null line.
+        path: of a forest plot it may end in .csv: then its numbers are written, mark by mark.
     Raises: ParameterError: an unknown kind or suffix, or subgroups or sides of another figure than the forest plot.
     """
     if kind == "forest":
@@ -469,6 +517,10 @@ def draw(
 
             name, levels = group
             more |= {"groups": subgroups(result, [levels.get(label) for label in result.labels]), "by": name}
+        if path is not None and path.suffix.lower() == ".csv":
+            shown = {name: more[name] for name in ("groups", "by") if name in more}
+            write_table(figures.forest_table(result, ratio=ratio, **shown), path)
+            return
         figures.forest(result, title=title, note=note, ratio=ratio, columns=columns, path=path, **more)
         return
     if group is not None or favours is not None:

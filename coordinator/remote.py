@@ -564,6 +564,8 @@ class Result(_Shown):
     ) -> Path | Picture:
         """Draw the forest plot (or funnel, leave-one-out, cumulative, baujat, influence) to .svg, .pdf or .png.
 
+        A forest plot's numbers, mark by mark, are written to .csv.
+
         Args:
             path: the file; without one it is a picture that a notebook shows.
             subgroups: ``posture``, or any fact about the sites, site -> level: each level with its own diamond.
@@ -580,7 +582,7 @@ class Result(_Shown):
                 f"subgroups must be one of {', '.join(told['columns'])}, or site -> level", given=repr(subgroups)
             )
         how["group"] = group if subgroups else None
-        return _drawn(lambda file: draw(self.pooled, kind, path=file, **how), title, path)
+        return _drawn(lambda file: draw(self.pooled, kind, path=file, **how), title, path, kind)
 
     def curves(self) -> Table:
         """Of a km question: the share without the event at public times, with the rows at risk, site by site.
@@ -714,17 +716,18 @@ class Picture:
         return self.svg
 
 
-def _drawn(draw: Callable[[Path], object], title: str, path: str | Path | None) -> Path | Picture:
+def _drawn(draw: Callable[[Path], object], title: str, path: str | Path | None, kind: str = "") -> Path | Picture:
     """What `draw` writes: a file, or without one a picture. Raises: ParameterError: another suffix."""
     from tempfile import TemporaryDirectory
+
+    from coordinator.client import check_figure
 
     if path is None:
         with TemporaryDirectory() as folder:
             draw(Path(folder) / "figure.svg")
             return Picture(title, (Path(folder) / "figure.svg").read_text(encoding="utf-8"))
     path = Path(path)
-    if path.suffix.lower() not in (".svg", ".pdf", ".png"):
-        raise ParameterError("a figure must end in .svg, .pdf or .png", given=repr(path.name))
+    check_figure(path, kind)
     draw(path)
     return path
 
