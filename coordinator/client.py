@@ -112,6 +112,10 @@ def _how(
     subset: Subset = "",
     label: Label = "exploratory",
     forest: Figure = None,
+    subgroup: Annotated[str, typer.Option("--subgroup", help="posture: pool its levels apart, and compare them.")] = "",
+    bayes: Bayes = False,
+    exact: Exact = False,
+    diagnostics: Diagnostics = False,
     token: Token = Path(TOKEN_FILE),
     json: Json = False,
 ) -> dict[str, Any]:
@@ -130,7 +134,8 @@ def _asks(verb: Callable[..., Result]) -> Callable[..., None]:
     def command(**given: Any) -> None:
         mine = {item.name: given.pop(item.name) for item in own}
         with connect(given["token"]) as connection:
-            _answered(verb(connection[given["study"]], **mine, **_how(**given)), given["forest"], given["json"])
+            more = {name: given[name] for name in ("bayes", "exact", "diagnostics")} | {"subgroups": given["subgroup"]}
+            _answered(verb(connection[given["study"]], **mine, **_how(**given)), given["forest"], given["json"], more)
 
     command.__annotations__ = {item.name: item.annotation for item in shown}
     command.__signature__ = Signature(shown)  # type: ignore[attr-defined]
@@ -200,6 +205,83 @@ def rmst(
 def logrank(study: Study, formula: Question, **how: Any) -> Result:
     """Log-rank comparison at every site, pooled as log hazard ratios: "Surv(time, event) ~ arm"."""
     return study.logrank(formula, **how)
+
+
+@app.command(rich_help_panel=ASK)
+@_asks
+def ols(study: Study, formula: Question, **how: Any) -> Result:
+    """Linear regression at every site, pooled: "sbp ~ age + C(sex)"."""
+    return study.ols(formula, **how)
+
+
+@app.command(rich_help_panel=ASK)
+@_asks
+def logistic(study: Study, formula: Question, **how: Any) -> Result:
+    """Logistic regression at every site, pooled as log odds ratios: "died ~ age"."""
+    return study.logistic(formula, **how)
+
+
+@app.command(rich_help_panel=ASK)
+@_asks
+def poisson(study: Study, formula: Question, **how: Any) -> Result:
+    """Poisson regression at every site, pooled as log rate ratios: "count ~ age + offset(log(years))"."""
+    return study.poisson(formula, **how)
+
+
+@app.command("two-by-two", rich_help_panel=ASK)
+@_asks
+def two_by_two(
+    study: Study,
+    formula: Question,
+    measure: Annotated[str, typer.Option("--measure", help="OR, RR or RD.")] = "OR",
+    **how: Any,
+) -> Result:
+    """Two groups and an outcome at every site, pooled: "died ~ arm"."""
+    return study.two_by_two(formula, measure=measure, **how)
+
+
+@app.command(rich_help_panel=ASK)
+@_asks
+def difference(study: Study, formula: Question, **how: Any) -> Result:
+    """Difference of means to the first group at every site, pooled: "sbp ~ arm"."""
+    return study.difference(formula, **how)
+
+
+@app.command(rich_help_panel=ASK)
+@_asks
+def ratio(study: Study, formula: Question, **how: Any) -> Result:
+    """Ratio of means to the first group at every site, pooled: "sbp ~ arm"."""
+    return study.ratio(formula, **how)
+
+
+@app.command(rich_help_panel=ASK)
+@_asks
+def mean(study: Study, column: Annotated[str, typer.Argument(help='A column, as in "sbp".')], **how: Any) -> Result:
+    """Mean of a column at every site, pooled."""
+    return study.mean(column, **how)
+
+
+@app.command(rich_help_panel=ASK)
+@_asks
+def proportion(
+    study: Study, outcome: Annotated[str, typer.Argument(help='What holds or not, as in "sbp > 140".')], **how: Any
+) -> Result:
+    """Share of rows for which something holds at every site, pooled on the logit scale."""
+    return study.proportion(outcome, **how)
+
+
+@app.command(rich_help_panel=ASK)
+@_asks
+def correlation(
+    study: Study,
+    columns: Annotated[list[str], typer.Argument(help="Two columns; more with --structure cs.")],
+    structure: Annotated[
+        str, typer.Option("--structure", help="pearson, or cs: one correlation of all, of equal variance.")
+    ] = "pearson",
+    **how: Any,
+) -> Result:
+    """Correlation at every site, pooled on Fisher's scale."""
+    return study.correlation(*columns, structure=structure, **how)
 
 
 @app.command(rich_help_panel=ASK)
@@ -281,15 +363,18 @@ def _rows(study: Study, release: str, out: Path, dry_run: bool, json: bool) -> N
     emit(made, as_json=json, show=lambda shown: shown.print(words))
 
 
-def _answered(result: Result, forest: Path | None, json: bool) -> None:
+def _answered(result: Result, forest: Path | None, json: bool, more: Mapping[str, Any]) -> None:
     if forest is not None:
-        result.forest(forest)
+        result.forest(forest, subgroups=more["subgroups"])
+    further = result.further(**more) if any(more.values()) else None
 
     def show(out: Console) -> None:
         result.show(out)
         result.meta().show(out)
+        if further is not None:
+            further.show(out)
 
-    emit(result.document, as_json=json, show=show)
+    emit({**result.document, **(further.document if further else {})}, as_json=json, show=show)
 
 
 def _emit(found: Table, json: bool) -> None:
