@@ -1072,6 +1072,7 @@ def figure(
     favours: Annotated[
         str, typer.Option("--favours", help='Sides of the null line: "Favours drug|Favours placebo".')
     ] = "",
+    sort: Annotated[str, typer.Option("--sort", help="Rows of a forest plot by name, estimate or weight.")] = "",
     dry_run: DryRun = False,
     json: Json = False,
 ) -> None:
@@ -1087,8 +1088,8 @@ def figure(
     path = None if dry_run else out
     made: dict[str, Any] = {"figure": str(out), "kind": kind, "written": not dry_run}
     words = f"{'would write' if dry_run else 'wrote'} {out}"
-    if (subgroup or favours) and kind != "forest":
-        raise ParameterError("subgroups and favours must be of a forest plot", given=repr(kind))
+    if (subgroup or favours or sort) and kind != "forest":
+        raise ParameterError("subgroups, favours and an order must be of a forest plot", given=repr(kind))
     if kind == "budget":
         from coordinator.spending import spending
 
@@ -1139,6 +1140,7 @@ def figure(
             columns=answer.columns,
             group=(subgroup, _known(answer, [subgroup], facts)[subgroup]) if subgroup else None,
             favours=sides(favours),
+            sort=sort,
             path=out,
         )
         before = _save(context, answer, "figure", figure=str(out))

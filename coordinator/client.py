@@ -64,6 +64,8 @@ Json = Annotated[bool, typer.Option("--json", help="Answer as JSON.")]
 Mods = Annotated[list[str] | None, typer.Option("--mods", help="A moderator of a meta-regression; repeat for several.")]
 Subgroup = Annotated[str, typer.Option("--subgroup", help="Pool each of its levels apart, and compare them.")]
 Favours = Annotated[str, typer.Option("--favours", help='Sides of the null line: "Favours drug|Favours placebo".')]
+Sort = Annotated[str, typer.Option("--sort", help="Rows of a forest plot by name, estimate or weight.")]
+Columns = Annotated[list[str] | None, typer.Option("--column", help="A column to show beside the rows; repeatable.")]
 Bayes = Annotated[bool, typer.Option("--bayes", help="Also the posterior under a half-normal prior on τ.")]
 Scale = Annotated[float, typer.Option("--scale", help="Scale of that prior; 0.5 suits log ratios.")]
 Exact = Annotated[bool, typer.Option("--exact", help="Also intervals made for few studies.")]
@@ -527,6 +529,8 @@ def forest(
     kind: Kind = "forest",
     subgroup: Subgroup = "",
     favours: Favours = "",
+    sort: Sort = "",
+    column: Columns = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Pool, but write no file.")] = False,
     json: Json = False,
 ) -> None:
@@ -534,8 +538,10 @@ def forest(
     result = _pool(file, yi=yi, vi=vi, labels=labels, method=method, test=test, level=level)
     written = {"figure": str(out), "kind": kind, "rows": result.k, "written": not dry_run}
     check_figure(out, kind)
-    group = (subgroup, _facts(file, labels, [subgroup])[subgroup]) if subgroup else None
-    more: dict[str, Any] = {"group": group, "favours": sides(favours)}
+    facts = _facts(file, labels, [*([subgroup] if subgroup else []), *(column or [])])
+    group = (subgroup, facts[subgroup]) if subgroup else None
+    more: dict[str, Any] = {"group": group, "favours": sides(favours), "sort": sort}
+    more["columns"] = {name: {row: str(value) for row, value in facts[name].items()} for name in column or []}
     draw(result, kind, title=title, ratio=exp or None, path=None if dry_run else out, **more)
     emit(written, as_json=json, show=lambda shown: shown.print(f"{'would write' if dry_run else 'wrote'} {out}"))
 
@@ -579,6 +585,7 @@ def draw(
     columns: dict[str, dict[str, str]] | None = None,
     group: tuple[str, Mapping[str, Any]] | None = None,
     favours: tuple[str, str] | None = None,
+    sort: str = "",
     path: Path | None = None,
 ) -> None:
     """Draw the forest plot or one of its companions.
@@ -586,12 +593,15 @@ def draw(
     Args:
         group: name and (label -> level) of the subgroups of a forest plot.
         favours: what lies left and right of its null line.
+        sort: order of its rows (`coordinator.pooling.ordered`); as they are when empty.
         path: of a forest plot it may end in .csv: then its numbers are written, mark by mark.
     Raises: ParameterError: an unknown kind or suffix, or subgroups or sides of another figure than the forest plot.
     """
     if kind == "forest":
         from coordinator import figures
+        from coordinator.pooling import ordered
 
+        result = ordered(result, sort) if sort else result
         # In one order, whether the columns come from the program or from a document, whose keys are sorted.
         columns = {
             head.replace("posture", "Posture"): (columns or {})[head] for head in sorted(columns or {}, reverse=True)
@@ -608,8 +618,8 @@ def draw(
             return
         figures.forest(result, title=title, note=note, ratio=ratio, columns=columns, path=path, **more)
         return
-    if group is not None or favours is not None:
-        raise ParameterError("subgroups and favours must be of a forest plot", given=repr(kind))
+    if group is not None or favours is not None or sort:
+        raise ParameterError("subgroups, favours and an order must be of a forest plot", given=repr(kind))
     from coordinator import companion_figures
     from coordinator.diagnostics import trim_and_fill
 

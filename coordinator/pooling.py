@@ -55,6 +55,7 @@ __all__ = [
     "check_level",
     "cumulative",
     "leave_one_out",
+    "ordered",
     "pool",
     "pool_estimates",
     "pool_many",
@@ -521,6 +522,29 @@ def leave_one_out(result: PooledResult) -> tuple[tuple[str, PooledResult], ...]:
         return ()
     everyone = range(result.k)
     return tuple((result.labels[i], _subset(result, [j for j in everyone if j != i])) for i in everyone)
+
+
+def ordered(result: PooledResult, by: str) -> PooledResult:
+    """The same result with its rows by ``name``, ``estimate`` (lowest first) or ``weight`` (heaviest first).
+
+    Raises: ParameterError: another order.
+
+    >>> ordered(pool([0.5, 0.1, 0.3], [0.1, 0.2, 0.3], labels=["B", "C", "A"]), "estimate").labels
+    ('C', 'A', 'B')
+    """
+    keys: dict[str, Sequence[Any]] = {"name": result.labels, "estimate": result.yi}
+    keys["weight"] = [-weight for weight in result.weights]
+    if by not in keys:
+        raise ParameterError(f"rows must be sorted by one of {', '.join(keys)}", given=repr(by))
+    rows = sorted(range(result.k), key=lambda i: keys[by][i])
+    return replace(
+        result,
+        labels=tuple(result.labels[i] for i in rows),
+        yi=tuple(result.yi[i] for i in rows),
+        vi=tuple(result.vi[i] for i in rows),
+        weights=tuple(result.weights[i] for i in rows),
+        estimates=tuple(result.estimates[i] for i in rows) if result.estimates else (),
+    )
 
 
 def cumulative(result: PooledResult, order: Sequence[int] | None = None) -> tuple[tuple[str, PooledResult], ...]:

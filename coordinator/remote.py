@@ -550,6 +550,7 @@ class Result(_Shown):
         *,
         subgroups: str | Mapping[str, Any] = "",
         favours: tuple[str, str] | None = None,
+        sort: str = "",
     ) -> Path: ...
     @overload
     def forest(
@@ -560,6 +561,7 @@ class Result(_Shown):
         *,
         subgroups: str | Mapping[str, Any] = "",
         favours: tuple[str, str] | None = None,
+        sort: str = "",
     ) -> Picture: ...
     def forest(
         self,
@@ -569,6 +571,7 @@ class Result(_Shown):
         *,
         subgroups: str | Mapping[str, Any] = "",
         favours: tuple[str, str] | None = None,
+        sort: str = "",
     ) -> Path | Picture:
         """Draw the forest plot (or funnel, leave-one-out, cumulative, baujat, influence) to .svg, .pdf or .png.
 
@@ -578,12 +581,13 @@ class Result(_Shown):
             path: the file; without one it is a picture that a notebook shows.
             subgroups: ``posture``, or any fact about the sites, site -> level: each level with its own diamond.
             favours: what lies left and right of the null line.
+            sort: its rows by ``name``, ``estimate`` or ``weight``; as the sites stand when blank.
         """
         from coordinator.client import draw
 
         told = self.document
         title = title or told["title"]
-        how = {"title": title, "note": told["told"], "columns": told["columns"], "favours": favours}
+        how = {"title": title, "note": told["told"], "columns": told["columns"], "favours": favours, "sort": sort}
         how["group"] = self._group(subgroups)
         return _drawn(lambda file: draw(self.pooled, kind, path=file, **how), title, path, kind)
 

@@ -130,8 +130,18 @@ def test_a_forest_plot_has_subgroups_and_sides_and_its_numbers_can_be_written(cs
     assert answer(capsys, "forest", csv, "--out", numbers, *more)[0] == 0
     rows = pd.read_csv(numbers)
     assert rows[rows["row"] == "group"]["label"].tolist() == ["era forties", "era later"]
+    assert answer(capsys, "forest", csv, "--out", numbers, "--labels", "trial", "--sort", "estimate")[0] == 0
+    assert pd.read_csv(numbers)["label"].tolist()[:4] == ["Beta", "Delta", "Gamma", "Alpha"]
+    assert answer(capsys, "forest", csv, "--out", out, "--sort", "weight", "--column", "year", *more)[0] == 0
+    assert "1977" in out.read_text()
     assert rows[rows["label"] == "era forties"]["yi"].item() == pool(ROWS["yi"][:2], ROWS["vi"][:2]).beta
-    for wrong in (("--kind", "funnel", *more), ("--favours", "one side"), ("--subgroup", "eraa")):
+    for wrong in (
+        ("--sort", "size"),
+        ("--kind", "funnel", "--sort", "name"),
+        ("--kind", "funnel", *more),
+        ("--favours", "one side"),
+        ("--subgroup", "eraa"),
+    ):
         assert main(["forest", str(csv), "--out", str(out), *wrong]) == 2
     assert main(["forest", str(csv), "--out", str(numbers), "--kind", "funnel"]) == 2
 
