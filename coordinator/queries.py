@@ -52,7 +52,7 @@ __all__ = [
     "question",
     "resolve",
 ]
-__all__ += ["no_column", "rows_of", "site_answer", "site_estimates"]
+__all__ += ["draws_of", "no_column", "rows_of", "site_answer", "site_estimates"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -625,7 +625,7 @@ def site_answer(
         estimate(table, question, **told),
         table,
         question,
-        _draws(releases, behind),
+        draws_of(releases, behind),
         levels=told["levels"],
         copies=combined and len(releases) > 1 and any(release.receipt.returning != "append" for release in releases),
         postures=[release.receipt.posture for release in releases],
@@ -649,7 +649,7 @@ def _behind(releases: Sequence[Release], known: Sequence[Release]) -> tuple[Rele
     return tuple(other for other in known if other.release_id in flows and other.release_id not in held)
 
 
-def _draws(releases: Sequence[Release], behind: Sequence[Release]) -> list[Draw]:
+def draws_of(releases: Sequence[Release], behind: Sequence[Release]) -> list[Draw]:
     """Through which flows the rows of a site's table were drawn, by the receipts.
 
     A copied row (``frozen``) was drawn at the w of the release it was drawn for; receipts of earlier releases say how
