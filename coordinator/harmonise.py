@@ -582,7 +582,7 @@ def harmonised(
             value = next(each.yi for each in redone if each.term == mine.term)
             values.append(mine.yi if value is None else value)
             row.append(replace(mine, yi=values[-1]))
-        spreads[site] = float(np.var(values, ddof=1))
+        spreads[site] = 0.0 if site == to else float(np.var(values, ddof=1))
     judged = {site: {name: has[name] for name in (column, *alike) if name in has} for site, has in known.items()}
     pools = [pool_estimates(row, **pooling).beta for row in moved if row]
     variance = float(np.var(pools, ddof=1)) if pools else 0.0

@@ -7,12 +7,14 @@ import json
 from dataclasses import replace
 
 import numpy as np
+import pandas as pd
 import pytest
 from test_analysis import Desk
 
 from coordinator import client
 from coordinator.analysis import AnalysisService
 from coordinator.client import connect
+from coordinator.demo.play import Asked, play_of, pooled_real
 from coordinator.harmonise import (
     GridMap,
     Map,
@@ -26,7 +28,7 @@ from coordinator.harmonise import (
 )
 from coordinator.remote import Harmonised
 from shared.errors import AccessRefusal, EstimateRefusal, ParameterError, SchemaRefusal
-from shared.plan import Budget
+from shared.plan import Budget, StudyPlan
 from shared.prescriptions.densities import DensitiesPlan
 from shared.randomness import seeded_rng
 from tests.delivered import cohort, cohort_plan, deliver, join, take_back
@@ -277,7 +279,7 @@ def test_the_view_shows_the_answer_raw_with_intercepts_and_harmonised_and_says_w
     assert seen.harmonised.se**2 - without.se**2 == pytest.approx(seen.map_variance)
     assert seen.harmonised.ci_lb < without.ci_lb < without.ci_ub < seen.harmonised.ci_ub
     assert seen.harmonised.fixed.se > without.fixed.se
-    assert seen.site_map_variance["north"] == 0
+    assert seen.site_map_variance["north"] == 0, "it is its own scale"
     assert seen.site_map_variance["south"] > 0
     assert [left.label for left in seen.harmonised.excluded] == ["east"]
     assert seen.warnings == ()
@@ -372,3 +374,25 @@ def test_a_withdrawn_density_makes_what_rested_on_it_stale(desk):
         after = study.harmonise("chol", to="north")
         assert after.id != found.id
         assert {row.label for row in after.harmonised.excluded} == {"east", "west"}
+
+
+def test_the_demo_of_two_assays_has_plans_that_fit_its_tables_and_knows_the_truth(tmp_path):
+    """The shipped plans take the simulated tables, whose slopes agree on one assay and do not on two."""
+    play = play_of(Asked(study="assay", scale=0.5))
+    files = play.tables(tmp_path)
+    plans = {name: StudyPlan.from_toml(text) for name, text in play.plans(dt.date.today()).items()}
+    assert list(plans) == ["assay", "assay-densities"]
+    assert plans["assay-densities"].release.alike == ("age",)
+    [formula] = plans["assay"].estimands.values()
+    slopes = []
+    for tables in (files, play.truth):
+        found = pooled_real(tables, plans["assay"], formula, "chol/40")
+        slopes.append(dict(zip(found.labels, found.yi, strict=True)))
+    two, one = slopes
+    assert two["budapest"] < 0.75 * one["budapest"]
+    assert one["cleveland"] == two["cleveland"]
+    assert all(value == pytest.approx(6, abs=1.5) for value in one.values())
+    records = pd.read_csv(files["budapest"])
+    densities_plan = plans["assay-densities"]
+    checked = densities_plan.dictionary.check(records[["person", "age", "chol"]].astype({"person": "string"}))
+    assert (densities_plan.release.mechanism_of(densities_plan).counts(checked)[0].sum()) == len(records)
