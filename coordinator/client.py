@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from coordinator.remote import Result, Study, connect, write_table
+from coordinator.remote import Harmonised, Result, Study, connect, write_table
 from shared.errors import DataFileRefusal, ParameterError
 from shared.terminal import application, emit, run, table
 
@@ -287,6 +287,24 @@ def correlation(
 
 
 @app.command(rich_help_panel=ASK)
+@_asks
+def harmonise(
+    study: Study,
+    column: Annotated[str, typer.Argument(help="What hospitals measure differently.")],
+    to: Annotated[str, typer.Option("--to", help="The site whose scale counts.")],
+    question: Annotated[
+        str, typer.Option("--question", help="As of query; the one planned analysis with the column if left out.")
+    ] = "",
+    densities: Annotated[
+        str, typer.Option("--densities", help="Study of densities; STUDY-densities if left out.")
+    ] = "",
+    **how: Any,
+) -> Result:
+    """Ask as released and with a column on one site's scale, side by side; nothing is spent, nothing is hidden."""
+    return study.harmonise(column, to=to, formula=question, densities=densities, **how)
+
+
+@app.command(rich_help_panel=ASK)
 def export(
     study: StudyName,
     subject: Annotated[str, typer.Argument(help="The id of a result, or of a release.")],
@@ -372,7 +390,8 @@ def _answered(result: Result, forest: Path | None, json: bool, more: Mapping[str
 
     def show(out: Console) -> None:
         result.show(out)
-        result.meta().show(out)
+        if not isinstance(result, Harmonised):  # it shows its three answers itself
+            result.meta().show(out)
         if further is not None:
             further.show(out)
 

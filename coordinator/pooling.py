@@ -133,6 +133,8 @@ class PooledResult:
         excluded: rows that were not used, each with its reason.
         notes: sentences a reader of the result must see.
         term, scale, estimates: set when the rows came from `shared.estimands`.
+        shared: variance of the pooled estimate that all rows have in common, as by a map onto one site's scale; it
+            is in no row, in no weight and not in tau2, and no further site would lower it.
     """
 
     labels: tuple[str, ...]
@@ -153,6 +155,7 @@ class PooledResult:
     term: str = ""
     scale: Scale = "identity"
     estimates: tuple[Estimate, ...] = ()
+    shared: float = 0.0
 
     @property
     def k(self) -> int:
@@ -173,7 +176,8 @@ class PooledResult:
     def se(self) -> float:
         """Standard error under `test`."""
         factor = {"knha": self.s2w, "adhoc": max(1.0, self.s2w)}.get(self.test, 1.0)
-        return self.se_model * math.sqrt(factor)
+        own = self.se_model * math.sqrt(factor)
+        return math.hypot(own, math.sqrt(self.shared)) if self.shared else own
 
     @property
     def zval(self) -> float:

@@ -53,7 +53,7 @@ __all__ = [
     "question",
     "resolve",
 ]
-__all__ += ["no_column", "released_inflation", "rows_of", "site_answer", "site_estimates"]
+__all__ += ["draws_of", "no_column", "released_inflation", "rows_of", "site_answer", "site_estimates"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -656,7 +656,7 @@ def site_answer(
         estimate(table, question, **told),
         table,
         question,
-        _draws(releases, behind),
+        draws_of(releases, behind),
         levels=told["levels"],
         copies=_copies(releases, combined),
         postures=[release.receipt.posture for release in releases],
@@ -666,7 +666,7 @@ def site_answer(
 
 def released_inflation(releases: Sequence[Release], behind: Sequence[Release], combined: bool) -> float:
     """How many times the variance that a site's released rows claim a share of them has (`intervals.inflation`)."""
-    return inflation(_draws(releases, behind), copies=_copies(releases, combined))
+    return inflation(draws_of(releases, behind), copies=_copies(releases, combined))
 
 
 def _copies(releases: Sequence[Release], combined: bool) -> bool:
@@ -690,7 +690,7 @@ def _behind(releases: Sequence[Release], known: Sequence[Release]) -> tuple[Rele
     return tuple(other for other in known if other.release_id in flows and other.release_id not in held)
 
 
-def _draws(releases: Sequence[Release], behind: Sequence[Release]) -> list[Draw]:
+def draws_of(releases: Sequence[Release], behind: Sequence[Release]) -> list[Draw]:
     """Through which flows the rows of a site's table were drawn, by the receipts.
 
     A copied row (``frozen``) was drawn at the w of the release it was drawn for; receipts of earlier releases say how

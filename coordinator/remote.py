@@ -31,9 +31,10 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from coordinator.pooling import PooledResult
+    from shared.estimands import Estimate
     from shared.transport import Client
 
-__all__ = ["Connection", "Log", "Pass", "Picture", "Result", "Study", "Table", "connect", "write_table"]
+__all__ = ["Connection", "Harmonised", "Log", "Pass", "Picture", "Result", "Study", "Table", "connect", "write_table"]
 
 PATIENCE = 120.0
 _ON_CURVES = ("time", "survival", "lower", "upper", "at_risk", "events")
@@ -392,11 +393,14 @@ class Study(_Shown):
         told = self.explain(result_id).document["answer"]
         asked = told["asked"]
         how = {name: asked[name] for name in ("term", "method", "test", "level", "wave", "as_of")}
+        how |= {"combine": asked["combined"]}
+        if "harmonised" in asked:
+            how |= {"harmonise": asked["harmonised"], "to": asked["to"], "densities": asked["densities"]}
 
         def again(**changed: Any) -> Result:
-            return self.query("", asked["estimand"], **{**how, "combine": asked["combined"], **changed})
+            return self.query("", asked["estimand"], **{**how, **changed})
 
-        return Result(self, told, again)
+        return _result(self, told, again)
 
     # -- questions ----------------------------------------------------------------------------------------------
     def query(self, kind: str, formula: str, *, term: str = "", **how: Any) -> Result:
@@ -412,7 +416,7 @@ class Study(_Shown):
         """
         from shared.wire import QueryRequest
 
-        known = ("method", "test", "level", "wave", "as_of", "combine", "label")
+        known = ("method", "test", "level", "wave", "as_of", "combine", "label", "harmonise", "to", "densities")
         settings = {name: value for name, value in how.items() if name in known}
         options = {name: str(value) for name, value in how.items() if name not in known}
         request = QueryRequest(study=self.name, kind=kind, formula=formula, term=term, options=options, **settings)
@@ -420,7 +424,39 @@ class Study(_Shown):
         def again(**changed: Any) -> Result:
             return self.query(kind, formula, **{"term": term, **how, **changed})
 
-        return Result(self, self._connection.ask("Query", request), again)
+        return _result(self, self._connection.ask("Query", request), again)
+
+    def harmonise(
+        self, column: str, *, to: str, formula: str = "", kind: str = "", densities: str = "", **how: Any
+    ) -> Harmonised:
+        """Ask a question as it stands, and with a column mapped onto one site's scale, side by side.
+
+        The maps are made of the noisy densities of a study beside this one, so nothing more is spent. They assume that
+        the sites' patients are alike in the column: read the warnings.
+
+        Args:
+            column: what hospitals measure differently.
+            to: the site whose scale counts.
+            formula, kind: the question, as of `query`; the planned analysis that the column stands in when left out.
+            densities: the study of densities; ``STUDY-densities`` when left out.
+            how: as of `query`.
+        Raises: ParameterError (none or several planned analyses hold the column), and the coordinator's refusals.
+        """
+        if not formula:
+            from shared.questions import parse_estimand
+
+            planned = self.facts()["estimands"]
+            holding = [name for name, text in planned.items() if column in parse_estimand(text).columns]
+            if len(holding) != 1:
+                raise ParameterError(
+                    f"the question must be named, unless {column} stands in one planned analysis",
+                    given=", ".join(holding) or "in none",
+                    next_step="Give formula=, a planned analysis or a question.",
+                )
+            [formula] = holding
+        found = self.query(kind, formula, harmonise=column, to=to, densities=densities, **how)
+        assert isinstance(found, Harmonised)
+        return found
 
     def planned(self, name: str, *, term: str = "", **how: Any) -> Result:
         """Ask a planned analysis by its name; the record says ``confirmatory`` unless told otherwise."""
@@ -516,16 +552,17 @@ class Result(_Shown):
     @property
     def pooled(self) -> PooledResult:
         """Pooled again from the sites' estimates that were sent. Raises: IntegrityRefusal (another number)."""
+        return self._pooled(self.document)
+
+    def _pooled(self, told: Mapping[str, Any]) -> PooledResult:
         from math import isclose
 
         from coordinator.pooling import pool_estimates
-        from shared.estimands import Estimate
 
-        told = self.document
-        rows = [Estimate(**{**row, "receipts": tuple(row["receipts"])}) for row in told["estimates"]]
-        how = told["asked"]
+        how = self.document["asked"]
+        rows = [_estimate(row) for row in told["estimates"]]
         found = pool_estimates(rows, method=how["method"], test=how["test"], level=how["level"])
-        if not isclose(found.beta, self.beta, rel_tol=1e-6, abs_tol=1e-9):
+        if not isclose(found.beta, told["pooled"]["beta"], rel_tol=1e-6, abs_tol=1e-9):
             raise IntegrityRefusal(
                 "this computer must pool to the number that was sent",
                 given="another",
@@ -737,6 +774,115 @@ class Result(_Shown):
     def _repr_html_(self) -> str:
         told = self.document
         return _html(f"{told['term']} in {told['estimand']}", self.to_frame(), _line(told))
+
+
+class Harmonised(Result):
+    """An answer as it stands, and beside it what a column mapped onto one site's scale makes of it.
+
+    All of `Result` is about the answer as it stands: nobody sees the harmonised one alone.
+    """
+
+    @property
+    def told(self) -> Mapping[str, Any]:
+        """What harmonising made of it: the maps, the estimates, the pooled result, the warnings."""
+        found: Mapping[str, Any] = self.document["harmonised"]
+        return found
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What speaks against harmonising, in sentences."""
+        return tuple(self.told["warnings"])
+
+    @property
+    def raw(self) -> float | None:
+        """The estimate of all rows in one table, as if one laboratory had measured them."""
+        value = self.told["raw"]["yi"]
+        return None if value is None else float(value)
+
+    @property
+    def harmonised(self) -> PooledResult:
+        """Pooled again as `Result.pooled`, from the mapped rows' estimates; its interval holds the maps' variance."""
+        from dataclasses import replace
+
+        return replace(self._pooled(self.told), shared=float(self.told["map_variance"]))
+
+    def forest(self, path: Any = None, kind: str = "forest", title: str = "", **how: Any) -> Any:
+        """Draw the three answers in one forest plot; of another kind, the figure of the answer as it stands.
+
+        Args: as of `Result.forest`; there are no subgroups and sides beside the three answers.
+        Raises: ParameterError.
+        """
+        if kind != "forest" or any(how.values()):
+            return super().forest(path, kind, title, **how)
+        from coordinator.harmonise import draw
+
+        told = self.told
+        title = (
+            title or f"{self.document['study']}: {self.document['term']}, {told['column']} on the scale of {told['to']}"
+        )
+        words = {"title": title, "question": self.document["estimand"], "warnings": self.warnings}
+        arms = (self.pooled, self.harmonised, _estimate(told["raw"]))
+        return _drawn(lambda file: draw(*arms, map_variance=told["site_map_variance"], path=file, **words), title, path)
+
+    def show(self, out: Console) -> None:
+        """Draw it."""
+        from coordinator.client import number
+        from shared.terminal import table
+
+        told, mine = self.told, self.document
+        out.print(told["lines"][0], style="bold")
+        out.print(f"{mine['study']}, wave {mine['wave']}. {mine['told']}", style="dim")
+        mapped = {row["site"]: row for row in told["estimates"]}
+        rows = []
+        for row in mine["estimates"]:
+            other = mapped.get(row["site"], row)
+            spread = told["site_map_variance"].get(row["site"])
+            cells = [_value(row, mine["scale"]), _value(other, mine["scale"])]
+            why = row["reason"] or other["reason"]
+            rows.append([row["site"], *cells, None if spread is None else number(spread**0.5), row["n"] or None, why])
+        heads = ["site", "as released", "harmonised", "se of map", "n", "left out because"]
+        out.print(table(heads, rows, right=heads[1:5]))
+        for line in told["lines"][1:]:
+            out.print(line, style="yellow" if line.startswith("warning") else None)
+        out.print(f"result {self.id}", style="dim")
+
+    def _repr_html_(self) -> str:
+        return _html(self.told["lines"][0], self.to_frame(), *self.told["lines"][1:])
+
+    def to_frame(self) -> pd.DataFrame:
+        """One row per site: the estimate as released and its variance, and the same after mapping."""
+        frame = super().to_frame()
+        mapped = {row["site"]: row for row in self.told["estimates"]}
+        known = [mapped.get(site, {"yi": None, "vi_sampling": None, "vi_privacy": 0.0}) for site in frame["site"]]
+        frame["yi_harmonised"] = [row["yi"] for row in known]
+        frame["vi_harmonised"] = [
+            None if row["yi"] is None else row["vi_sampling"] + row["vi_privacy"] for row in known
+        ]
+        frame["vi_map"] = [self.told["site_map_variance"].get(site) for site in frame["site"]]
+        return frame
+
+
+def _result(study: Study, document: Mapping[str, Any], again: Callable[..., Result]) -> Result:
+    """The answer as its kind of object."""
+    return (Harmonised if "harmonised" in document else Result)(study, document, again)
+
+
+def _estimate(row: Mapping[str, Any]) -> Estimate:
+    from shared.estimands import Estimate
+
+    return Estimate(**{**row, "receipts": tuple(row["receipts"]), "warnings": tuple(row["warnings"])})
+
+
+def _value(row: Mapping[str, Any], scale: str) -> str | None:
+    """An estimate with its standard error, a ratio as one."""
+    from math import exp
+
+    from coordinator.client import number
+
+    if row["yi"] is None:
+        return None
+    shown = exp(row["yi"]) if scale == "log" else row["yi"]
+    return f"{number(shown)} ({number((row['vi_sampling'] + row['vi_privacy']) ** 0.5)})"
 
 
 class Picture:

@@ -45,6 +45,7 @@ PLAYS: Mapping[str, str] = {
     "cohorts": "coordinator.demo.cohorts:Moments",
     "heart": "coordinator.demo.cohorts:Heart",
     "registry": "coordinator.demo.registries:Registries",
+    "assay": "coordinator.demo.assay:Assay",
 }
 """Name of a study to its play."""
 
