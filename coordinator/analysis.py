@@ -80,7 +80,7 @@ class AnalysisService:
         *,
         rate: int = 600,
         burst: int = 100,
-        at_once: int = 4,
+        at_once: int = 1,
         today: Callable[[], dt.date],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:

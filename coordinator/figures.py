@@ -222,11 +222,17 @@ def describe(result: PooledResult, *, ratio: bool | None = None, groups: Subgrou
     return ". ".join(parts) + "."
 
 
-def forest_table(result: PooledResult, *, ratio: bool | None = None) -> pd.DataFrame:
+def forest_table(
+    result: PooledResult, *, ratio: bool | None = None, groups: Subgroups | None = None, by: str = ""
+) -> pd.DataFrame:
     """Every number of the forest plot, one line per mark, for CSV export.
 
-    Returns: columns ``row`` (site, fixed, random, prediction, excluded), ``label``, ``n``, ``estimate ci_lb ci_ub``
-        as shown on the plot, ``yi se`` on the analysis scale, ``weight`` and ``noise_share`` in percent, ``reason``.
+    Args:
+        result, ratio, groups, by: as in `forest`.
+    Returns: columns ``row`` (site, fixed, random, prediction, excluded; with groups also group and between), ``label``,
+        ``n``, ``estimate ci_lb ci_ub`` as shown on the plot, ``yi se`` on the analysis scale, ``weight`` and
+        ``noise_share`` in percent, ``reason`` (of a group its heterogeneity, of ``between`` the tests for a
+        difference), and with groups ``group``. Sites stand in the order of the plot.
 
     >>> from coordinator.pooling import pool
     >>> forest_table(pool([0.1, 0.3, 0.5], [0.02, 0.03, 0.04]))["row"].tolist()
@@ -260,8 +266,25 @@ def forest_table(result: PooledResult, *, ratio: bool | None = None) -> pd.DataF
         rows.append({"row": "prediction", "label": "Prediction interval", **ends_shown})
     rows += [{"row": "excluded", "label": row.label, "reason": row.reason} for row in result.excluded]
     names = ["row", "label", "n", "estimate", "ci_lb", "ci_ub", "yi", "se", "weight", "noise_share", "reason"]
+    if groups is not None:
+        own = {row["label"]: row for row in rows if row["row"] == "site"}
+        grouped: list[dict[str, Any]] = []
+        for level, model in groups.groups.items():
+            grouped += [{**own.pop(label), "group": level} for label in model.labels]
+            found: dict[str, Any] = {"row": "group", "label": f"{by} {level}".strip(), "group": level}
+            if model.k == 1:
+                grouped.append({**found, "reason": "one site: nothing was pooled"})
+                continue
+            numbers = {"estimate": show(model.beta), "ci_lb": show(model.ci_lb), "ci_ub": show(model.ci_ub)}
+            found |= {**numbers, "yi": model.beta, "se": model.se, "reason": _short_heterogeneity(model)}
+            grouped.append(found)
+        between = [{"row": "between", "label": by, "reason": text} for _, text, _ in _between(groups, by)]
+        rows = [*grouped, *own.values(), *(row for row in rows if row["row"] != "site"), *between]
+        names.append("group")
     table = pd.DataFrame([{"reason": ""} | row for row in rows], columns=names)
     table["n"] = table["n"].astype("Int64")
+    if groups is not None:
+        table["group"] = table["group"].fillna("")
     return table
 
 

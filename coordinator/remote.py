@@ -509,9 +509,17 @@ class Study(_Shown):
         """Proportion of rows for which something holds, as in ``sbp > 140``."""
         return self.query("proportion", outcome, **how)
 
-    def correlation(self, one: str, other: str, **how: Any) -> Result:
-        """Correlation of two columns."""
-        return self.query("correlation", f"{one} ~ {other}", **how)
+    def difference(self, formula: str, *, term: str = "", **how: Any) -> Result:
+        """Difference of means to the first group: ``sbp ~ arm``."""
+        return self.query("difference", formula, term=term, **how)
+
+    def ratio(self, formula: str, *, term: str = "", **how: Any) -> Result:
+        """Ratio of means to the first group: ``sbp ~ arm``."""
+        return self.query("ratio", formula, term=term, **how)
+
+    def correlation(self, *columns: str, structure: str = "pearson", **how: Any) -> Result:
+        """Correlation of two columns; with structure ``cs`` the one correlation of all of them, of equal variance."""
+        return self.query("correlation", f"~ {' + '.join(columns)}", structure=structure, **how)
 
 
 class Result(_Shown):
@@ -579,6 +587,7 @@ class Result(_Shown):
         *,
         subgroups: str | Mapping[str, Any] = "",
         favours: tuple[str, str] | None = None,
+        sort: str = "",
     ) -> Path: ...
     @overload
     def forest(
@@ -589,6 +598,7 @@ class Result(_Shown):
         *,
         subgroups: str | Mapping[str, Any] = "",
         favours: tuple[str, str] | None = None,
+        sort: str = "",
     ) -> Picture: ...
     def forest(
         self,
@@ -598,26 +608,59 @@ class Result(_Shown):
         *,
         subgroups: str | Mapping[str, Any] = "",
         favours: tuple[str, str] | None = None,
+        sort: str = "",
     ) -> Path | Picture:
         """Draw the forest plot (or funnel, leave-one-out, cumulative, baujat, influence) to .svg, .pdf or .png.
+
+        A forest plot's numbers, mark by mark, are written to .csv.
 
         Args:
             path: the file; without one it is a picture that a notebook shows.
             subgroups: ``posture``, or any fact about the sites, site -> level: each level with its own diamond.
             favours: what lies left and right of the null line.
+            sort: its rows by ``name``, ``estimate`` or ``weight``; as the sites stand when blank.
         """
         from coordinator.client import draw
 
         told = self.document
         title = title or told["title"]
-        how = {"title": title, "note": told["told"], "columns": told["columns"], "favours": favours}
-        group = ("", subgroups) if isinstance(subgroups, Mapping) else (subgroups, told["columns"].get(subgroups, {}))
+        how = {"title": title, "note": told["told"], "columns": told["columns"], "favours": favours, "sort": sort}
+        how["group"] = self._group(subgroups)
+        return _drawn(lambda file: draw(self.pooled, kind, path=file, **how), title, path, kind)
+
+    def further(
+        self,
+        *,
+        mods: Mapping[str, Mapping[str, Any]] | None = None,
+        subgroups: str | Mapping[str, Any] = "",
+        bayes: bool = False,
+        scale: float = 0.5,
+        exact: bool = False,
+        diagnostics: bool = False,
+    ) -> Further:
+        """What may be asked of a pooled result beyond itself, worked out here from the sites' estimates.
+
+        Args:
+            mods: moderator -> (site -> value): one meta-regression on all of them.
+            subgroups: as in `forest`.
+            bayes: the posterior under a half-normal prior of this `scale` on tau.
+            exact: the intervals for few studies.
+            diagnostics: leave-one-out, influence, Egger, Begg, trim-and-fill.
+        """
+        from coordinator.analyses import Asked, analyse
+        from shared.terminal import plain
+
+        group = self._group(subgroups)
+        asked = Asked(mods=mods or {}, group=group, bayes=bayes, scale=scale, exact=exact, diagnostics=diagnostics)
+        return Further(self, analyse(self.pooled, asked), plain)
+
+    def _group(self, subgroups: str | Mapping[str, Any]) -> tuple[str, Mapping[str, Any]] | None:
+        """Name and levels of subgroups. Raises: ParameterError: no such fact about the sites."""
+        told = self.document["columns"]
+        group = ("", subgroups) if isinstance(subgroups, Mapping) else (subgroups, told.get(subgroups, {}))
         if subgroups and not group[1]:
-            raise ParameterError(
-                f"subgroups must be one of {', '.join(told['columns'])}, or site -> level", given=repr(subgroups)
-            )
-        how["group"] = group if subgroups else None
-        return _drawn(lambda file: draw(self.pooled, kind, path=file, **how), title, path)
+            raise ParameterError(f"subgroups must be one of {', '.join(told)}, or site -> level", given=repr(subgroups))
+        return group if subgroups else None
 
     def curves(self) -> Table:
         """Of a km question: the share without the event at public times, with the rows at risk, site by site.
@@ -860,17 +903,18 @@ class Picture:
         return self.svg
 
 
-def _drawn(draw: Callable[[Path], object], title: str, path: str | Path | None) -> Path | Picture:
+def _drawn(draw: Callable[[Path], object], title: str, path: str | Path | None, kind: str = "") -> Path | Picture:
     """What `draw` writes: a file, or without one a picture. Raises: ParameterError: another suffix."""
     from tempfile import TemporaryDirectory
+
+    from coordinator.client import check_figure
 
     if path is None:
         with TemporaryDirectory() as folder:
             draw(Path(folder) / "figure.svg")
             return Picture(title, (Path(folder) / "figure.svg").read_text(encoding="utf-8"))
     path = Path(path)
-    if path.suffix.lower() not in (".svg", ".pdf", ".png"):
-        raise ParameterError("a figure must end in .svg, .pdf or .png", given=repr(path.name))
+    check_figure(path, kind)
     draw(path)
     return path
 
@@ -903,6 +947,23 @@ class Meta(_Shown):
         from coordinator.client import show_pooled
 
         show_pooled(out, self.result.pooled, exp=self.document["scale"] == "log")
+
+
+class Further(_Shown):
+    """Answers beyond the pooled result: `document` holds them as plain values, `answers` as the library gave them."""
+
+    def __init__(self, result: Result, answers: dict[str, Any], plain: Callable[[Any], Any]) -> None:
+        self._result, self.answers = result, answers
+        self.document: dict[str, Any] = plain(answers)
+
+    def __getitem__(self, name: str) -> Any:
+        return self.answers[name]
+
+    def show(self, out: Console) -> None:
+        """Draw them."""
+        from coordinator.analyses import show
+
+        show(out, self._result.pooled, self.answers, exp=self._result.document["scale"] == "log")
 
 
 class Explanation(_Shown):
