@@ -18,6 +18,7 @@ and against the same Haar release as it comes. The rule looks at the number of p
 from __future__ import annotations
 
 import argparse
+import json
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -236,27 +237,28 @@ def draw(told: dict[str, Any], path: Path) -> None:
     mpl.use("Agg")
     import matplotlib.pyplot as plt
 
-    from coordinator.drawing import COLOURS, save
+    from coordinator.drawing import save
 
     mpl.rcParams["font.family"] = "DejaVu Sans"
     made, both = plt.subplots(1, 2, figsize=(9.2, 4.2))
+    shades = ("#08306b", "#2171b5", "#4a9bd1", "#85bcdc", "#8c96a3")
     for axes, d in zip(both, (2, 3), strict=True):
         rows = {int(place.split("n=")[1]): row for place, row in told.items() if place.startswith(f"d={d},")}
-        names = list(dict.fromkeys(name for row in rows.values() for name in row))
-        colours = iter(COLOURS)
-        for name in names:
-            ns = [n for n, row in rows.items() if name in row]
-            values = [rows[n][name] for n in ns]
-            style: dict[str, Any] = {"color": "black", "linestyle": "--"} if name == "OT" else {}
-            if name == "EOT":
-                style = {"color": "#9b1c1c", "linestyle": "--"}
-            if name.startswith("ours"):
-                style = {"color": "#009E73", "linewidth": 2.2, "marker": "o", "markersize": 4}
-            if not style:
-                style = {"color": next(colours), "marker": ".", "linewidth": 1.2}
-            label = name.replace("epsilon=", "ε = ").replace("inf", "∞").replace("OT", "OT").replace("paper, ", "")
-            label = {"OT": "OT, not private", "EOT": "entropic OT, not private"}.get(name, label)
-            axes.plot(ns, values, label=label, **style)
+        ns = sorted(rows)
+        papers = sorted({name for row in rows.values() for name in row if "paper" in name}, key=_epsilon)
+        [mine] = {name for row in rows.values() for name in row if "ours" in name}
+        lines: list[tuple[str, str, dict[str, Any]]] = []
+        for name, shade in zip(papers, (*shades[: len(papers) - 1], shades[-1]), strict=True):
+            value = _epsilon(name)
+            label = f"paper, ε = {value:g}" if np.isfinite(value) else "the same, not private"
+            lines.append((name, label, {"color": shade, "marker": ".", "linewidth": 1.3}))
+        lines.append(("OT", "empirical OT, not private", {"color": "#1b1f24", "linestyle": "--", "linewidth": 1.1}))
+        lines.append(("EOT", "entropic OT, not private", {"color": "#9b1c1c", "linestyle": "--", "linewidth": 1.1}))
+        bold = {"color": "#D55E00", "linewidth": 2.2, "marker": "o", "markersize": 4}
+        lines.append((mine, f"ours, ε = {_epsilon(mine):g}", bold))
+        for name, label, style in lines:
+            known = [n for n in ns if name in rows[n]]
+            axes.plot(known, [rows[n][name] for n in known], label=label, **style)
         axes.set(xscale="log", yscale="log", xlabel="persons per site", ylabel="mean squared error of the map")
         axes.set_title(f"d = {d}, uniform to uniform", fontsize=10, loc="left", weight="bold")
         axes.legend(fontsize=7, frameon=False)
@@ -265,11 +267,16 @@ def draw(told: dict[str, Any], path: Path) -> None:
     made.text(
         0.01,
         0.005,
-        "N = 2, J = 2 with the paper's sensitivity; ours: Haar at the level of the rule, shrunk.",
+        "N = 2, J = 2 with the paper's sensitivity; ours: Haar at the level of the rule, shrunk "
+        "(towards the uniform law, which here is the truth).",
         fontsize=7.5,
     )
     made.tight_layout(rect=(0, 0.03, 1, 1))
     save(made, path, title="Error of private transport maps", description="The paper's Figure 1, redrawn.")
+
+
+def _epsilon(name: str) -> float:
+    return float(name.split("=")[1])
 
 
 def main() -> None:
@@ -279,7 +286,12 @@ def main() -> None:
     parser.add_argument("--timed", type=int, default=3)
     parser.add_argument("--seed", type=int, default=9)
     parser.add_argument("--dry", action="store_true", help="print, write nothing")
+    parser.add_argument("--figure", action="store_true", help="only draw the figure again, from what was measured")
     given = parser.parse_args()
+    if given.figure:
+        told = json.loads((RESULTS / "transport_grid.json").read_text())["results"]["figure 1"]
+        draw(told, RESULTS / "transport_figure1.svg")
+        return
     results: dict[str, Any] = {"resampling": resampling(given.draws, given.timed, given.seed)}
     print(results["resampling"], flush=True)
     results["level"] = levels(given.runs, given.seed)
