@@ -19,6 +19,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from shared import privacy
 from shared.errors import ParameterError
 from shared.mechanisms.density import Grid, rounded_laplace_variance
 from shared.privacy import Laplace, RandomisedResponse
@@ -40,7 +41,7 @@ def better(epsilon: float, cells: int) -> How:
     """
     odds = math.exp(min(epsilon, 700.0))
     response = (odds + cells - 2) / (odds - 1) ** 2
-    return "randomised response" if response <= 8 / epsilon**2 else "Laplace"
+    return "randomised response" if response <= 2 * _one_hot(epsilon).scale ** 2 else "Laplace"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +71,7 @@ class LocalCounts:
     def event(self) -> Laplace | RandomisedResponse:
         """What one record's report costs its person."""
         if self.how == "Laplace":
-            return Laplace(scale=2 / self.epsilon, sensitivity=1.0, coordinates=2)
+            return _one_hot(self.epsilon)
         return RandomisedResponse(epsilon=self.epsilon)
 
     @property
@@ -87,9 +88,10 @@ class LocalCounts:
             other = (codes + 1 + rng.uniform(k - 1, len(codes))) % k
             return np.bincount(np.where(rng.chosen(self.truth, len(codes)), codes, other), minlength=k).astype(np.int64)
         out = np.bincount(codes, minlength=k).astype(np.int64)
+        scale = _one_hot(self.epsilon).scale
         for start in range(0, len(codes), _ROWS):
             rows = min(_ROWS, len(codes) - start)
-            out += rng.lattice_laplace_steps(2 / self.epsilon, (rows, k), 1.0).sum(axis=0)
+            out += rng.lattice_laplace_steps(scale, (rows, k), 1.0).sum(axis=0)
         return out
 
     def release(self, records: pd.DataFrame, rng: Noise) -> Counts:
@@ -107,7 +109,12 @@ class LocalCounts:
     def variance(self, persons: int, share: float = 0.0) -> float:
         """Of a count's noise, where `share` of the records are in its cell."""
         if self.how == "Laplace":
-            return persons * rounded_laplace_variance(2 / self.epsilon)
+            return persons * rounded_laplace_variance(_one_hot(self.epsilon).scale)
         other = (1 - self.truth) / (self.grid.size - 1)
         each = share * self.truth * (1 - self.truth) + (1 - share) * other * (1 - other)
         return persons * each / (self.truth - other) ** 2
+
+
+def _one_hot(epsilon: float) -> Laplace:
+    """Noise on a one-hot row, of which another record moves two entries by 1."""
+    return privacy.calibrate(Laplace, epsilon, 0.0, sensitivity=1.0, coordinates=2)
