@@ -1149,6 +1149,56 @@ def figure(
 
 
 @app.command(rich_help_panel="Answers")
+def harmonise(
+    context: typer.Context,
+    study: Study,
+    column: Annotated[str, typer.Argument(help="What hospitals measure differently.")],
+    to: Annotated[str, typer.Option("--to", help="The site whose scale counts.")],
+    wave: Annotated[int, typer.Option("--wave", help="The table as of this wave; the newest if left out.")] = 0,
+    estimand: Planned = "",
+    formula: Formula = "",
+    term: Term = "",
+    method: Method = "REML",
+    test: Test = "adhoc",
+    level: Level = 0.95,
+    densities: Annotated[
+        str, typer.Option("--densities", help="Study of densities; STUDY-densities if left out.")
+    ] = "",
+    forest: Annotated[Path | None, typer.Option("--forest", help="Also draw all answers: .svg, .pdf or .png.")] = None,
+    json: Json = False,
+) -> None:
+    """Ask as released and with a column on one site's scale, side by side. No site is contacted; it costs no ε."""
+    from coordinator import harmonise as maps
+
+    if forest is not None and forest.suffix.lower() not in (".svg", ".pdf", ".png"):
+        raise ParameterError("a figure must end in .svg, .pdf or .png", given=repr(forest.name))
+    pooling: Any = {"term": term, "method": method, "test": test, "level": level}
+    with _open(Config.load(context.obj)) as store:
+        asked = _one_question(store, study, estimand, formula)
+        seen = maps.harmonised(store, study, column, to=to, estimand=asked, source=densities, wave=wave, **pooling)
+        if forest is not None:
+            seen.figure(forest)
+        store.save_result(
+            study=study,
+            wave=seen.answer.wave,
+            kind="harmonised",
+            question=seen.asked,
+            used={**seen.answer.used, **seen.used},
+            numbers={**seen.answer.numbers, "harmonised": seen.harmonised.beta},
+            figure=str(forest or ""),
+            today=_today(),
+        )
+
+    def show(out: Console) -> None:
+        first, *more = seen.lines
+        out.print(first, style="bold")
+        for line in more:
+            out.print(line, style="yellow" if line.startswith("warning") else None)
+
+    emit(seen.document, as_json=json, show=show)
+
+
+@app.command(rich_help_panel="Answers")
 def results(
     context: typer.Context,
     study: Annotated[str, typer.Option("--study", help="Only this study.")] = "",

@@ -66,6 +66,9 @@ PRIVACY = "shared/privacy.py"
 RELEASE = "shared/release.py"
 PRESCRIBED = "shared/prescriptions/latent_noise.py"
 DENSITY = "shared/mechanisms/density.py"
+SCALING = "shared/mechanisms/scaling.py"
+LOCAL = "shared/mechanisms/local.py"
+QUANTILES = "shared/mechanisms/quantiles.py"
 TABLES = "shared/mechanisms/tables.py"
 SLICING = "shared/mechanisms/slicing.py"
 DRAWING = "site_agent/drawing.py"
@@ -442,6 +445,32 @@ MUTATIONS: tuple[Mutation, ...] = (
             "return np.bincount(np.append(self.codes(records), 0), minlength=self.size)",
         ),
         tests=["test_densities.py::test_everybody_is_counted_once_in_every_grid_on_edges_outside_and_missing"],
+    ),
+    mutation(
+        "smooth densities: one person's half of the sensitivity",
+        (SCALING, "return 2 * int(np.abs(", "return int(np.abs("),
+        tests=[
+            "test_scaling.py::test_replacing_a_person_moves_no_sums_further_than_is_charged_which_is_a_part_of_the_paper_s_bound"
+        ],
+    ),
+    mutation(
+        "smooth densities: the noise of another number of columns",
+        (SCALING, "rng.lattice_laplace_steps(self.scale,", "rng.lattice_laplace_steps(self.scale / self.columns,"),
+        tests=["test_noise_levels.py::test_ten_thousand_draws_have_the_scale_that_the_event_claims"],
+    ),
+    mutation(
+        "local: a response true too often",
+        (LOCAL, "(1 - 2.0**-40) * odds / (odds + self.grid.size - 1)", "odds / (odds + self.grid.size - 2)"),
+        tests=[
+            "test_local_and_quantiles.py::test_no_report_is_likelier_from_one_person_than_from_another_by_more_than_the_price"
+        ],
+    ),
+    mutation(
+        "quantiles: charged as adding or removing a person",
+        (QUANTILES, "/ (4 * self.depth)", "/ (2 * self.depth)"),
+        tests=[
+            "test_local_and_quantiles.py::test_odd_columns_give_borders_in_order_within_the_bounds",
+        ],
     ),
     # -- the postures ---------------------------------------------------------------------------------------------
     mutation(

@@ -340,6 +340,7 @@ COMPUTE = {
     "shared/release.py",  # the receipt, and its recomputation
     "shared/prescriptions/latent_noise.py",  # the w that an ε asks for, and the paper's figure
     "shared/prescriptions/densities.py",  # the noise that an ε asks for
+    "shared/mechanisms/local.py",  # the noise that a report's ε asks for
     "shared/prescriptions/tables.py",  # the noise that an ε asks for
     "site_agent/ledger.py",  # what is shown of a single charge
     "site_agent/holds.py",  # the price of a charge

@@ -27,7 +27,9 @@ from shared.flows import Identity
 from shared.mechanisms import moments
 from shared.mechanisms.density import Densities, Grid
 from shared.mechanisms.latent_noise import LatentNoise
+from shared.mechanisms.local import LocalCounts
 from shared.mechanisms.moments import MomentsSpec
+from shared.mechanisms.scaling import Basis, Coefficients
 from shared.mechanisms.slicing import Slicing, noise_for
 from shared.mechanisms.tables import Tables, attributes, sensitivity
 from shared.plan import PrivateTraining
@@ -158,6 +160,30 @@ def noisy_densities(n: int, rng: Any) -> Drawn:
     return Drawn(noise.astype(np.float64), event.scale, "laplace")
 
 
+def smooth_densities(n: int, rng: Any) -> Drawn:
+    """Every noisy sum of a three-column basis, against the true sums; its scale is in steps of 2⁻²⁴."""
+    basis = Basis(order=2, level=5 if n <= BAR else 7)
+    sensitivity = Coefficients(basis=basis, columns=3, scale=1.0).sensitivity
+    event = privacy.calibrate(Laplace, 8.0, 0.0, sensitivity=float(sensitivity))
+    m = Coefficients(basis=basis, columns=3, scale=event.scale)
+    assert m.event == event
+    points = np.random.default_rng(5).random((50, 3))
+    return Drawn((m.release(points, rng) - m.sums(points)).ravel()[:n].astype(np.float64), event.scale, "laplace")
+
+
+def local_reports(n: int, rng: Any) -> Drawn:
+    """Every cell of one record's report under local privacy, against its true cell."""
+    m = LocalCounts(
+        grid=Grid(columns=(Column(name="a", kind="continuous", lower=0, upper=1),), level=math.ceil(math.log2(n))),
+        epsilon=0.01,
+    )
+    event = m.event
+    assert isinstance(event, Laplace)
+    assert privacy.pure_epsilon(event) == pytest.approx(0.01)
+    noise = m.report(np.zeros(1, dtype=np.int64), rng)[1 : n + 1]
+    return Drawn(noise.astype(np.float64), event.scale, "laplace")
+
+
 def moments_block(block: int) -> Callable[[int, Any], Drawn]:
     """One block of a moments release, in the unit of its event's sensitivity."""
 
@@ -185,6 +211,8 @@ MECHANISMS: dict[str, Callable[[int, Any], Drawn]] = {
     "noisy tables": noisy_tables,
     "slicing": sliced_rows,
     "noisy densities": noisy_densities,
+    "smooth densities": smooth_densities,
+    "local reports": local_reports,
     "moments, histograms": moments_block(0),
     "moments, moments": moments_block(1),
     "moments, products": moments_block(2),
@@ -266,6 +294,8 @@ def test_a_million_draws_have_the_scale_that_the_event_claims(name, record_prope
 DRAWN_IN = {
     "shared/mechanisms/density.py",
     "shared/mechanisms/latent_noise.py",
+    "shared/mechanisms/local.py",
+    "shared/mechanisms/scaling.py",
     "shared/mechanisms/tables.py",
     "shared/mechanisms/slicing.py",
     "shared/mechanisms/moments.py",
@@ -280,13 +310,17 @@ MADE_IN: dict[type[Event], set[str]] = {
         "shared/mechanisms/tables.py",
         "shared/prescriptions/latent_noise.py",  # there to solve for w
     },
-    Laplace: {"shared/mechanisms/density.py"},
+    Laplace: {"shared/mechanisms/density.py", "shared/mechanisms/local.py", "shared/mechanisms/scaling.py"},
+    # Choices have no scale: tests/test_local_and_quantiles.py holds their odds against their price.
+    privacy.RandomisedResponse: {"shared/mechanisms/local.py"},
+    privacy.ExponentialMechanism: {"shared/mechanisms/quantiles.py"},
     SubsampledGaussian: {"shared/prescriptions/latent_noise.py"},
     # The mechanism of that name is made beside its event and in the prescription.
     privacy.Slicing: {"shared/mechanisms/slicing.py", "shared/prescriptions/slicing.py"},
     # The site's own class of that name, which adds up charges, is made in the last three.
     Composition: {
         "shared/mechanisms/moments.py",
+        "shared/mechanisms/quantiles.py",
         "shared/mechanisms/slicing.py",
         "shared/prescriptions/latent_noise.py",
         "site_agent/composition.py",
