@@ -694,7 +694,11 @@ def _base(ledger: Ledger, plan: StudyPlan, wave: int) -> Hold | None:
 
     Raises: StateRefusal, when the wave is out of turn. Turns follow the ledger's order, never a clock.
     """
-    mine = [hold for hold in ledger.holds(plan.study) if hold.phase != "burnt" and hold.state != "withdrawn"]
+    mine = [
+        hold
+        for hold in ledger.holds(plan.study)
+        if hold.phase != "burnt" and hold.state != "withdrawn" and not hold.rounds
+    ]
     later = [hold for hold in mine if hold.wave > wave]
     if later:
         raise StateRefusal(

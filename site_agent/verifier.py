@@ -40,14 +40,18 @@ MOVES: dict[str, tuple[set[str], str]] = {
     "anchor": ({"reserved", "anchored"}, "anchored"),
     "carry": ({"reserved", "anchored"}, "anchored"),
     "drawing": ({"anchored"}, "drawing"),
+    "train": ({"anchored"}, "training"),
+    "round": ({"training"}, "training"),
+    "answer": ({"training"}, "training"),
+    "trained": ({"training"}, "trained"),
     "seal": ({"drawing"}, "sealed"),
     "hold": ({"sealed", "held", "sent_back"}, "held"),
     "send_back": ({"held", "sent_back"}, "sent_back"),
     "approve": ({"held", "sent_back", "approved"}, "held"),
     "commit": ({"approved"}, "delivered"),
     "reject": ({"sealed", "held", "sent_back"}, "rejected"),
-    "burn": ({"reserved", "anchored", "drawing", "sealed", "held", "sent_back", "approved"}, "burnt"),
-    "withdraw": ({"reserved", "anchored", "sealed", "held", "sent_back", "approved", "delivered"}, "burnt"),
+    "burn": ({"reserved", "anchored", "drawing", "training", "sealed", "held", "sent_back", "approved"}, "burnt"),
+    "withdraw": ({"reserved", "anchored", "training", "sealed", "held", "sent_back", "approved", "delivered"}, "burnt"),
     "tombstone": ({"withdrawn", "burnt"}, "withdrawn"),
 }
 """Each step of a charge: the states it may follow, and the state it leads to."""
@@ -551,7 +555,7 @@ def lives(entries: list[Body]) -> list[str]:
             state = states.get(name, "unknown")
             allowed, following = MOVES.get(kind, (set(), ""))
             must(state in allowed, f"{name}: entry {entry['seq']} ({kind}) must not follow when it is {state}")
-            calm = not paused or kind not in ("drawing", "approve")
+            calm = not paused or kind not in ("drawing", "train", "round", "approve")
             must(calm, f"{name}: entry {entry['seq']} ({kind}) must not stand in a pause")
             if kind == "carry":
                 following = state
