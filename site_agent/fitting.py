@@ -19,7 +19,7 @@ A role here is a hash of the person's own pseudonym, which is itself keyed with 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -41,6 +41,7 @@ __all__ = [
     "estimate_seconds",
     "fit",
     "public_flow",
+    "public_start",
     "released_rows",
     "require_roles_kept",
     "sealed",
@@ -172,7 +173,12 @@ def _split(share: float | None) -> str:
 
 
 def public_flow(plan: StudyPlan, encoder: Encoder) -> Composed:
-    """The flow that the dictionary and the plan's reference figures give: independent columns, no record read.
+    """The flow that the dictionary and the plan's reference figures give: see `public_start`."""
+    return public_start(encoder, plan.reference)
+
+
+def public_start(encoder: Encoder, reference: Mapping[str, Reference]) -> Composed:
+    """The flow that the dictionary and published figures give: independent columns, no record read.
 
     A numeric column follows the beta law on its public bounds that has the reference's mean and standard deviation;
     without a reference the middle and a quarter of the range. A binary column has the reference's share of ones, any
@@ -183,7 +189,7 @@ def public_flow(plan: StudyPlan, encoder: Encoder) -> Composed:
     knots: list[tuple[Array, Array] | None] = []
     models: list[LevelModel] = []
     for column in encoder.dictionary.released:
-        known = plan.reference.get(column.name)
+        known = reference.get(column.name)
         if column.kind in NUMERIC:
             knots.append(_margin(column, known))
             if column.missing == "level":

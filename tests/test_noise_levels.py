@@ -281,7 +281,7 @@ MADE_IN: dict[type[Event], set[str]] = {
         "shared/prescriptions/latent_noise.py",  # there to solve for w
     },
     Laplace: {"shared/mechanisms/density.py"},
-    SubsampledGaussian: {"shared/prescriptions/latent_noise.py"},
+    SubsampledGaussian: {"shared/federated.py", "shared/prescriptions/latent_noise.py"},
     # The mechanism of that name is made beside its event and in the prescription.
     privacy.Slicing: {"shared/mechanisms/slicing.py", "shared/prescriptions/slicing.py"},
     # The site's own class of that name, which adds up charges, is made in the last three.

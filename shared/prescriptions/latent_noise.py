@@ -65,12 +65,13 @@ class LatentNoisePlan(Prescription):
             must(self.radius > 0 and math.isfinite(self.radius), "release.radius must be positive", self.radius)
 
     def require(self, plan: StudyPlan) -> None:
-        """[private] with its posture, and only with it."""
+        """[private] with its posture, and only with it; or in its place a flow that several sites have trained."""
         must(
-            (plan.private is not None) == (plan.posture == "private"),
-            "[private] must be given with posture 'private', and only with it",
+            (plan.private is not None or bool(plan.flow)) == (plan.posture == "private"),
+            "[private] must be given with posture 'private', and only with it; or flow in its place",
             f"posture {plan.posture!r}, {'no ' if plan.private is None else ''}[private]",
         )
+        must(plan.private is None or not plan.flow, "[private] must not be given with flow", "both")
 
     @property
     def _both(self) -> str:
