@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from shared.federated import FederatedFlow
+    from shared.federated import Federated, FederatedFlow
     from shared.plan import StudyPlan
     from shared.randomness import Noise
     from shared.wire import RoundReceipt
@@ -122,16 +122,11 @@ def part(ledger: Ledger, plan: StudyPlan, approver: str = "") -> Part:
     """Where the site stands in the training of an approved plan. Raises: PlanRefusal (it has none)."""
     from shared import privacy
 
-    if plan.federated is None:
-        raise PlanRefusal(
-            "the approved plan must have [federated] for the site to take part in a training",
-            given="none",
-            next_step=f"See site-agent plan show {plan.study}.",
-        )
+    federated = _training(plan)
     facts: dict[str, Any] = {
         "study": plan.study,
-        "rounds": plan.federated.rounds,
-        "epsilon": privacy.epsilon(plan.federated.event, plan.budget.delta),
+        "rounds": federated.rounds,
+        "epsilon": privacy.epsilon(federated.event, plan.budget.delta),
         "delta": plan.budget.delta,
         "approver": approver,
     }
@@ -178,7 +173,7 @@ def take_part(
     """
     from shared.randomness import secure_rng
 
-    part(site.ledger, plan)  # refuses a plan without a training
+    _training(plan)
     plan.require_current(today)
     work = _Work(plan, source, site, door, home, secure_rng() if rng is None else rng, told)
     until, pause = time.monotonic() + wait, SOONEST
@@ -240,8 +235,7 @@ class _Work:
     # -- one question -------------------------------------------------------------------------------------------
     def answer(self, said: Asked, content: bytes) -> None:
         """Answer a verified question, once."""
-        federated = self.plan.federated
-        assert federated is not None
+        federated = _training(self.plan)
         if said.round > federated.rounds:
             raise RoundsRefusal(
                 f"a training must have at most the {federated.rounds} rounds that were charged",
@@ -291,11 +285,7 @@ class _Work:
 
     def _paid(self) -> Hold:
         """The training's hold, charged and witnessed, its persons bound: before its first round, and once."""
-        from shared.release import unit
-
         plan, ledger = self.plan, self.ledger
-        federated = plan.federated
-        assert federated is not None
         before = _charged(ledger, plan)
         if before is not None and before.phase == "burnt":
             raise StateRefusal(
@@ -303,19 +293,7 @@ class _Work:
                 given=f"one that was: {before.reason or before.state}",
                 next_step="Its charge stays. To take part again needs a new version of the plan, and a new charge.",
             )
-        hold = ledger.reserve(
-            study=plan.study,
-            plan_hash=plan.hash,
-            wave=0,
-            release_id=secrets.token_hex(16),
-            event=federated.event.to_canonical(),
-            delta=plan.budget.delta,
-            cap_epsilon=plan.budget.epsilon,
-            uncovered=UNCOVERED if unit(plan) == "patient" else (*UNCOVERED, _ROWS),
-            site_cap_epsilon=self.at.budget.epsilon,
-            site_delta=self.at.budget.delta,
-            rounds=federated.rounds,
-        )
+        hold = self._reserved() if before is None else before
         reach("federate.reserved")
         if hold.state == "reserved":
             hold = ledger.mark_anchored(hold, self.door.anchor(ledger.anchor_envelope()))
@@ -330,6 +308,24 @@ class _Work:
                 next_step="See site-agent budget.",
             )
         return hold
+
+    def _reserved(self) -> Hold:
+        from shared.release import unit
+
+        plan, federated = self.plan, _training(self.plan)
+        return self.ledger.reserve(
+            study=plan.study,
+            plan_hash=plan.hash,
+            wave=0,
+            release_id=secrets.token_hex(16),
+            event=federated.event.to_canonical(),
+            delta=plan.budget.delta,
+            cap_epsilon=plan.budget.epsilon,
+            uncovered=UNCOVERED if unit(plan) == "patient" else (*UNCOVERED, _ROWS),
+            site_cap_epsilon=self.at.budget.epsilon,
+            site_delta=self.at.budget.delta,
+            rounds=federated.rounds,
+        )
 
     def _bound(self, hold: Hold) -> Hold:
         from site_agent import records
@@ -414,8 +410,7 @@ class _Work:
 
     def seal(self, hold: Hold, said: Asked, weights: NDArray[np.float64]) -> None:
         """An answer on disk, and in the ledger: only then may it leave."""
-        federated = self.plan.federated
-        assert federated is not None
+        federated = _training(self.plan)
         assert self._encoded is not None
         content = pack(weights, {"n": len(self._encoded), "steps": federated.local_steps})
         folder = self.ledger.folder(hold)
@@ -496,6 +491,16 @@ class _Source:
 
 
 _ROWS = "A person with several rows: the study has no person column, so the guarantee is for one row."
+
+
+def _training(plan: StudyPlan) -> Federated:
+    if plan.federated is None:
+        raise PlanRefusal(
+            "the approved plan must have [federated] for the site to take part in a training",
+            given="none",
+            next_step=f"See site-agent plan show {plan.study}.",
+        )
+    return plan.federated
 
 
 def _charged(ledger: Ledger, plan: StudyPlan) -> Hold | None:

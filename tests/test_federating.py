@@ -8,27 +8,38 @@ from __future__ import annotations
 
 import dataclasses
 import datetime as dt
+import json
 import secrets
 import threading
 from contextlib import nullcontext
-from pathlib import Path
 
 import numpy as np
 import pytest
 from service import SMALL, Hub, small_table
 
-from coordinator.dialled import dialled_grid, nodes, train
+import coordinator.rounds
+from coordinator.dialled import train
 from coordinator.rounds import LetterBoxes
 from shared import privacy
 from shared.canonical import sha256_hex
 from shared.dictionary import Column
-from shared.errors import NetworkRefusal, PlanRefusal, ReplayRefusal, RoundsRefusal, StateRefusal
+from shared.errors import (
+    BudgetRefusal,
+    NetworkRefusal,
+    PlanRefusal,
+    ReplayRefusal,
+    RoundsRefusal,
+    SignatureRefusal,
+    SmallN,
+    StateRefusal,
+)
 from shared.federated import Federated, FederatedFlow
+from shared.keys import SigningKey
 from shared.plan import Budget, LatentNoisePlan, StudyPlan, Training, Wave
-from shared.randomness import seeded_rng
-from shared.rounds import Asked, unpack
+from shared.rounds import Answered, Asked, pack, unpack
+from site_agent import egress as egress_module
 from site_agent import rounds
-from site_agent.config import SiteFloors, Source
+from site_agent.config import SiteBudget, SiteFloors, Source
 from site_agent.ledger import Ledger
 from site_agent.outbox import Outbox
 from site_agent.pipeline import Site
@@ -194,20 +205,36 @@ def dying(monkeypatch, hospital: Hospital, place: str, time: int = 1) -> None:
         monkeypatch.setattr(module, "reach", reach)
 
 
+QUICK = {
+    "federate.reserved",
+    "federate.begun",
+    "federate.answer.before_rename",
+    "federate.sealed",
+    "federate.after_send",
+}
+
+
 @pytest.mark.parametrize(
     ("place", "time", "lost"),
     [
-        ("federate.reserved", 1, ()),
-        ("federate.anchored", 1, ()),
-        ("federate.bound", 1, ()),
-        ("federate.begun", 2, (2,)),
-        ("federate.witnessed", 2, (2,)),
-        ("federate.answer.before_fsync", 2, (2,)),
-        ("federate.answer.after_fsync", 2, (2,)),
-        ("federate.sealed", 2, ()),
-        ("federate.before_send", 2, ()),
-        ("federate.after_send", 2, ()),
-        ("federate.ended", 1, ()),
+        pytest.param(place, time, lost, marks=() if place in QUICK else pytest.mark.soak)
+        for place, time, lost in (
+            ("federate.reserved", 1, ()),
+            ("federate.anchored", 1, ()),
+            ("federate.bound", 1, ()),
+            ("federate.begun", 2, (2,)),
+            ("federate.witnessed", 2, (2,)),
+            ("federate.answer.before_write", 2, (2,)),
+            ("federate.answer.before_fsync", 2, (2,)),
+            ("federate.answer.before_rename", 2, (2,)),
+            ("federate.answer.after_rename", 2, (2,)),
+            ("federate.answer.after_fsync", 2, (2,)),
+            ("federate.sealed", 2, ()),
+            ("federate.before_send", 2, ()),
+            ("federate.after_send", 2, ()),
+            ("federate.flow.before_rename", 1, ()),
+            ("federate.ended", 1, ()),
+        )
     ],
 )
 def test_a_site_killed_anywhere_answers_with_the_same_bytes_or_not_at_all(
@@ -215,17 +242,15 @@ def test_a_site_killed_anywhere_answers_with_the_same_bytes_or_not_at_all(
 ):
     victim, *others = hospitals
     threads = [other.start() for other in others]
-    runner = threading.Thread(target=lambda: flows.append(coordinate(hub)))
-    flows: list[FederatedFlow] = []
-    runner.start()
-    victim.thread = threading.Thread(target=lambda: _die(victim))
+    runner, flows = running(hub)
+    victim.thread = threading.Thread(target=lambda: attempt(victim))
     dying(monkeypatch, victim, place, time)
     victim.thread.start()
     victim.thread.join()
     assert isinstance(victim.failed, Dies), place
     assert victim.charged >= WHOLE  # from the first moment on, whatever becomes of it
     monkeypatch.undo()
-    left = _answers(hub, victim)
+    left = answers(hub, victim)
     victim.ledger.recover()
     victim.take_part()
     for thread in (*threads, runner):
@@ -234,20 +259,269 @@ def test_a_site_killed_anywhere_answers_with_the_same_bytes_or_not_at_all(
     assert flow.sites[victim.name]["answered"] == 3 - len(lost)
     assert victim.hold.state == "trained"
     assert tuple(k for k, one in victim.hold.begun.items() if not one.answer) == lost
-    after = _answers(hub, victim)
+    after = answers(hub, victim)
     assert {k: after[k] for k in left} == left  # nothing that had left was changed
     assert victim.charged == pytest.approx(others[0].charged)
     assert victim.ledger.verify()
 
 
-def _die(hospital: Hospital) -> None:
+def test_these_are_all_the_places_at_which_a_site_may_be_killed():
+    import re
+    from pathlib import Path
+
+    text = "".join(Path(file).read_text() for file in (rounds.__file__, egress_module.__file__))
+    here = set(re.findall(r'reach\("(federate\.[a-z_.]+)"', text)) | {
+        f"{place}.{step}"
+        for place in re.findall(r'write_whole\([^)]*"(federate\.[a-z_]+)"\)', text)
+        for step in ("before_write", "before_fsync", "before_rename", "after_rename", "after_fsync")
+    }
+    [mark] = [m for m in test_a_site_killed_anywhere_answers_with_the_same_bytes_or_not_at_all.pytestmark if m.args]
+    tried = {case.values[0] for case in mark.args[1]}
+    assert {place for place in here if not place.startswith("federate.flow.")} <= tried
+
+
+def attempt(hospital: Hospital) -> None:
     try:
         hospital.take_part()
     except Exception as error:
         hospital.failed = error
 
 
-def _answers(hub: Hub, hospital: Hospital) -> dict[int, bytes]:
+def running(hub: Hub, timeout: float = 20.0) -> tuple[threading.Thread, list[FederatedFlow]]:
+    """The coordinator's part in a thread; run again where too few answered in time, as a study lead would."""
+    flows: list[FederatedFlow] = []
+
+    def run() -> None:
+        for _ in range(10):
+            try:
+                flows.append(coordinate(hub, timeout))
+                return
+            except NetworkRefusal:
+                continue
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    return thread, flows
+
+
+def answers(hub: Hub, hospital: Hospital) -> dict[int, bytes]:
     boxes = LetterBoxes(hub.store)
     given = {k: boxes.answers(PLAN.study, PLAN.hash, k).get(hospital.name) for k in (1, 2, 3)}
     return {k: answer.content for k, answer in given.items() if answer is not None}
+
+
+@pytest.mark.parametrize(
+    "place", ["rounds.before_ask", pytest.param("rounds.after_ask", marks=pytest.mark.soak)], ids=str
+)
+def test_a_coordinator_killed_in_a_round_goes_on_with_it_and_nobody_pays_twice(monkeypatch, hub, hospitals, place):
+    threads = [hospital.start() for hospital in hospitals]
+    seen: list[str] = []
+
+    def reach(name: str) -> None:
+        seen.append(name)
+        if name == place and seen.count(name) == 2:
+            raise Dies(name)
+
+    monkeypatch.setattr(coordinator.rounds, "reach", reach)
+    with pytest.raises(Dies):
+        coordinate(hub)
+    monkeypatch.undo()
+    flow = coordinate(hub)
+    for thread in threads:
+        thread.join()
+    assert {said["answered"] for said in flow.sites.values()} == {3}
+    for hospital in hospitals:
+        assert [round_ for what, round_ in hospital.said if what == "answered"] == [1, 2, 3]
+        assert len(hospital.ledger.holds()) == 1
+
+
+class Lying:
+    """A hospital's door of its own making."""
+
+    def __init__(self, egress, change) -> None:
+        self.egress, self.change = egress, change
+
+    def __getattr__(self, name: str):
+        return getattr(self.egress, name)
+
+    def answer_round(self, envelope, content, key):
+        content = self.change(content)
+        said = dataclasses.replace(
+            Answered(**json.loads(envelope.payload)),
+            content_sha256=sha256_hex(content),
+            content_bytes=len(content),
+        )
+        return self.egress.answer_round(said.sign(self.key), content, self.key.public)
+
+
+def test_a_lie_is_refused_by_name_and_the_others_train_on(hub, hospitals):
+    """Not a number, far too many numbers, and an old answer signed anew: each costs the site that sent it."""
+    liar, *others = hospitals
+    first: list[bytes] = []
+
+    def change(content: bytes) -> bytes:
+        weights, numbers = unpack(content)
+        first.append(content)
+        if len(first) == 1:
+            spoilt = weights.tobytes()[:-8] + np.array([np.nan]).tobytes()
+            return content[: -weights.nbytes] + spoilt
+        return pack(np.zeros(300_000), numbers) if len(first) == 2 else first[2]
+
+    def door(egress):
+        lying = Lying(egress, change)
+        lying.key = liar.keys.release
+        return lying
+
+    threads = [liar.start(door=door), *(other.start() for other in others)]
+    flow = coordinate(hub)
+    for thread in threads:
+        thread.join()
+    assert flow.sites[liar.name]["answered"] == 1
+    assert flow.sites[liar.name]["refused"] == ["E_SCHEMA", "E_TOO_LARGE"]
+    assert {flow.sites[other.name]["answered"] for other in others} == {3}
+    assert np.isfinite(flow.weights).all()
+    assert liar.charged >= WHOLE
+
+
+def test_an_answer_sent_before_is_no_answer_to_the_next_round(hub, hospitals):
+    liar, *others = hospitals
+    first: list[bytes] = []
+
+    def door(egress):
+        lying = Lying(egress, lambda content: first.append(content) or first[0])
+        lying.key = liar.keys.release
+        return lying
+
+    threads = [liar.start(door=door), *(other.start() for other in others)]
+    flow = coordinate(hub)
+    for thread in threads:
+        thread.join()
+    assert (flow.sites[liar.name]["answered"], flow.sites[liar.name]["refused"]) == (1, ["E_REPLAY"])
+
+
+def test_a_site_without_a_network_for_two_rounds_is_back_for_the_third(hub, hospitals):
+    cut, *others = hospitals
+    boxes = LetterBoxes(hub.store)
+
+    class Cut(Lying):
+        def _up(self) -> None:
+            found = boxes.progress(PLAN.study)
+            if found is None or found.round < 3:
+                raise NetworkRefusal("the coordinator must be reachable", given="no connection")
+
+        def next_round(self, study):
+            self._up()
+            return self.egress.next_round(study)
+
+        def anchor(self, envelope):
+            self._up()
+            return self.egress.anchor(envelope)
+
+        def answer_round(self, envelope, content, key):
+            self._up()
+            return self.egress.answer_round(envelope, content, key)
+
+    threads = [cut.start(door=lambda egress: Cut(egress, None), wait=60.0), *(one.start(wait=60.0) for one in others)]
+    runner, flows = running(hub, timeout=4.0)
+    for thread in (*threads, runner):
+        thread.join()
+    [flow] = flows
+    assert flow.sites[cut.name]["answered"] <= 1
+    assert cut.hold.state == "trained"
+    assert min(flow.sites[other.name]["answered"] for other in others) >= 2
+    assert [hospital.charged for hospital in hospitals] == pytest.approx([cut.charged] * 3)
+
+
+# -- what a site refuses ------------------------------------------------------------------------------------------
+def ask(hub: Hub, number: int = 1, *, seed: int = 0, key: SigningKey | None = None) -> Asked:
+    """A question as a coordinator would ask it, or a stranger with its database."""
+    from shared.encoding import Encoder
+    from shared.federated import Shape, first_weights
+
+    content = pack(first_weights(Shape.of(Encoder(dictionary=PERSONS).d, PLAN.training), seed), {})
+    said = Asked(
+        study=PLAN.study,
+        plan_hash=PLAN.hash,
+        kind="train",
+        round=number,
+        content_sha256=sha256_hex(content),
+        content_bytes=len(content),
+    )
+    LetterBoxes(hub.store).ask(said, content, NAMES, key or hub.authority.witness)
+    return said
+
+
+def test_a_round_beyond_the_charge_is_refused_before_anything_is_charged(hub, hospitals):
+    ask(hub, 4)
+    with pytest.raises(RoundsRefusal, match="at most the 3 rounds"):
+        hospitals[0].take_part(wait=0)
+    assert hospitals[0].ledger.holds() == []
+
+
+def test_a_round_that_was_answered_is_not_answered_again_to_other_weights(hub, hospitals):
+    """A coordinator that begins anew, or wants to hear twice, hears nothing: the second draw is not paid for."""
+    [hospital] = hospitals[:1]
+    ask(hub, 1)
+    hospital.take_part(wait=0)
+    import sqlalchemy as sa
+
+    hub.store._write(lambda c: [c.execute(sa.text(f"DELETE FROM {name}")) for name in ("round_of", "round_asked")])
+    ask(hub, 1, seed=1)
+    before = len(hospital.ledger.entries())
+    with pytest.raises(ReplayRefusal, match="asked with before"):
+        hospital.take_part(wait=0)
+    assert len(hospital.ledger.entries()) == before
+
+
+def test_a_question_that_the_pinned_key_did_not_sign_is_not_answered(monkeypatch, hub, hospitals):
+    ask(hub, key=SigningKey.generate())
+    with pytest.raises(SignatureRefusal):
+        hospitals[0].take_part(wait=0)
+    assert hospitals[0].ledger.holds() == []
+
+
+def test_what_the_site_does_not_allow_is_not_charged(hub, hospitals):
+    ask(hub)
+    [hospital] = hospitals[:1]
+    with pytest.raises(PlanRefusal, match="federated"):
+        hospital.take_part(dataclasses.replace(PLAN, federated=None), wait=0)
+    assert hospital.ledger.holds() == []
+
+
+def test_a_table_that_has_changed_since_the_first_round_trains_no_further(hub, hospitals):
+    [hospital] = hospitals[:1]
+    ask(hub, 1)
+    hospital.take_part(wait=0)
+    hospital.table.write_text(hospital.table.read_text().replace("north-1,", "north-x,"))
+    ask(hub, 2)
+    with pytest.raises(StateRefusal, match="must not change"):
+        hospital.take_part(wait=0)
+    assert list(hospital.hold.begun) == [1]
+
+
+def test_a_site_of_few_persons_takes_no_part_and_keeps_its_reservation(hub, hospitals):
+    [hospital] = hospitals[:1]
+    hospital.table.write_text("\n".join(hospital.table.read_text().splitlines()[:31]) + "\n")
+    ask(hub)
+    with pytest.raises(SmallN):
+        hospital.take_part(wait=0)
+    assert hospital.hold.state == "anchored"
+    assert hospital.charged >= WHOLE
+
+
+def test_a_budget_that_does_not_hold_the_whole_training_holds_none_of_it(hub, hospitals):
+    [hospital] = hospitals[:1]
+    ask(hub)
+    with hub.egress(hospital.name) as egress:
+        site = dataclasses.replace(hospital.site(egress), budget=SiteBudget(epsilon=WHOLE / 2, delta=DELTA))
+        with pytest.raises(BudgetRefusal):
+            rounds.take_part(
+                plan=PLAN,
+                source=Source(path=hospital.table),
+                site=site,
+                door=egress,
+                home=hospital.home,
+                today=TODAY,
+                locked=nullcontext,
+            )
+    assert hospital.ledger.holds() == []
