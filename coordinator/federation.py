@@ -49,6 +49,7 @@ from shared.federated import (
     Shape,
     first_weights,
     from_text,
+    price,
     stated,
     to_text,
     usable,
@@ -235,8 +236,6 @@ def _read(path: Path) -> bytes:
 
 
 def _flow(plan: StudyPlan, shape: Shape, state: _State) -> FederatedFlow:
-    from shared import privacy
-
     assert plan.federated is not None
     event = plan.federated.event
     return FederatedFlow(
@@ -249,7 +248,7 @@ def _flow(plan: StudyPlan, shape: Shape, state: _State) -> FederatedFlow:
         rounds=state.round,
         event=event.to_canonical(),
         delta=plan.budget.delta,
-        epsilon=privacy.epsilon(event, plan.budget.delta),
+        epsilon=price(event, plan.budget.delta),
         sites={
             site: {
                 "n": progress.n,

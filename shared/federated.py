@@ -29,7 +29,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -55,9 +55,12 @@ __all__ = [
     "from_text",
     "open_flow",
     "pack",
+    "price",
     "sign_flow",
+    "stated",
     "to_text",
     "unpack",
+    "usable",
 ]
 
 Array = NDArray[np.float64]
@@ -411,19 +414,25 @@ class FederatedFlow:
 
     def require_true(self, plan: StudyPlan) -> None:
         """Recompute the price, and everything else that the training's plan decides. Raises: ReceiptRefusal."""
-        from shared import privacy
-
         if plan.federated is None or self.plan_hash != plan.hash:
             raise ReceiptRefusal("the trained flow must be that of this plan", given=f"plan {self.plan_hash[:12]}…")
         event = plan.federated.event
         if (
             dict(self.event) != event.to_canonical()
-            or not math.isclose(self.epsilon, privacy.epsilon(event, plan.budget.delta), rel_tol=1e-9)
+            or not math.isclose(self.epsilon, price(event, plan.budget.delta), rel_tol=1e-9)
             or self.delta != plan.budget.delta
             or self.dictionary_hash != plan.dictionary.hash
             or {site: dict(known) for site, known in self.reference.items()} != stated(plan)
         ):
             raise ReceiptRefusal("the flow's receipt must be what its plan gives", given="another value")
+
+
+@lru_cache(maxsize=64)
+def price(event: Event, delta: float) -> float:
+    """`shared.privacy.epsilon` of a training, worked out once."""
+    from shared import privacy
+
+    return privacy.epsilon(event, delta)
 
 
 def stated(plan: StudyPlan) -> dict[str, dict[str, tuple[float, float]]]:

@@ -23,6 +23,7 @@ from scipy import stats
 
 from shared import privacy
 from shared.dictionary import Column, Dictionary
+from shared.federated import Federated, Shape
 from shared.flows import Identity
 from shared.mechanisms import moments
 from shared.mechanisms.density import Densities, Grid
@@ -30,7 +31,7 @@ from shared.mechanisms.latent_noise import LatentNoise
 from shared.mechanisms.moments import MomentsSpec
 from shared.mechanisms.slicing import Slicing, noise_for
 from shared.mechanisms.tables import Tables, attributes, sensitivity
-from shared.plan import PrivateTraining
+from shared.plan import PrivateTraining, Training
 from shared.privacy import Composition, Event, Gaussian, Laplace, SubsampledGaussian
 from shared.randomness import Noise, grid_for, seeded_rng
 
@@ -72,6 +73,9 @@ class Scaled:
 
     def lattice_laplace_steps(self, scale: float, shape: Any, grid: float) -> Any:
         return self.inner.lattice_laplace_steps(scale * self.factor, shape, grid)
+
+    def chosen(self, rate: float, count: int) -> Any:
+        return self.inner.chosen(rate, count)
 
 
 def latent_noise(w: float) -> Callable[[int, Any], Drawn]:
@@ -120,6 +124,26 @@ def training_step(n: int, rng: Any) -> Drawn:
     assert isinstance(event, SubsampledGaussian)
     total = np.random.default_rng(4).normal(size=n)
     return Drawn(noisy(total, plan.private, rng) - total, event.noise_multiplier * plan.private.clip, "gaussian")
+
+
+def federated_round(n: int, rng: Any) -> Drawn:
+    """What a site sends in a round, when no record was sampled: against the event that the whole training charges."""
+    from site_agent.federation import local_round
+
+    federated = Federated(
+        rounds=5, local_steps=2, rate=1e-9, noise_multiplier=1.4, clip=0.6, step_size=1e-9, strategy="fedavg"
+    )
+    event = federated.event
+    assert isinstance(event, SubsampledGaussian)
+    assert event.steps == 10
+    plan = SimpleNamespace(federated=federated, training=Training(flows=4, hidden=64))
+    shape = Shape.of(5, plan.training)
+    start, y, noise = np.zeros(shape.weights), np.zeros((100, 5)), []
+    while sum(map(len, noise)) < n:
+        noise.append(local_round(plan, shape, start, 1, y, rng) - start)
+    # Two steps, each divided by the expected sample of 1e-7 records and multiplied by the step size.
+    scale = event.noise_multiplier * federated.clip * math.sqrt(2) * 1e-9 / 1e-7
+    return Drawn(np.concatenate(noise)[:n], scale, "gaussian")
 
 
 def noisy_tables(n: int, rng: Any) -> Drawn:
@@ -182,6 +206,7 @@ MECHANISMS: dict[str, Callable[[int, Any], Drawn]] = {
     "latent noise, w = 0.9": latent_noise(0.9),
     "latent noise, clipped": clipped_latent_noise,
     "DP-SGD, one step": training_step,
+    "federated training, one round": federated_round,
     "noisy tables": noisy_tables,
     "slicing": sliced_rows,
     "noisy densities": noisy_densities,
