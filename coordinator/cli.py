@@ -1192,7 +1192,6 @@ def federate_run(
     """Train the plan's flow with the sites that dial in; stopped, it goes on where it was. Beside coordinator serve."""
     from coordinator.authority import Authority
     from coordinator.dialled import nodes, train
-    from shared import privacy
 
     config = Config.load(context.obj)
     with _open(config) as store:
@@ -1210,7 +1209,7 @@ def federate_run(
             "sites": sorted(sites),
             "quorum": plan.federated.quorum,
             "rounds": plan.federated.rounds,
-            "epsilon": privacy.epsilon(plan.federated.event, plan.budget.delta),
+            "epsilon": plan.federated.epsilon(plan.budget.delta),
             "delta": plan.budget.delta,
             "flow": None,
             "dry_run": dry_run,

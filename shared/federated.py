@@ -142,6 +142,12 @@ class Federated:
 
         return SubsampledGaussian(rate=self.rate, noise_multiplier=self.noise_multiplier, steps=self.steps)
 
+    def epsilon(self, delta: float) -> float:
+        """ε of the whole training at δ: what is charged before round 1."""
+        from shared import privacy
+
+        return privacy.epsilon(self.event, delta)
+
     @property
     def private(self) -> PrivateTraining:
         """The same, as a site's trainer takes it."""

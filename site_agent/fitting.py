@@ -9,7 +9,9 @@ answers it by its posture; this module is where the answer is enforced.
 - ``public``: nothing looks at a record. The flow is written down from the dictionary's bounds and the plan's
   reference figures.
 - ``private``: that public flow is the start, and masked layers are trained in front of it by DP-SGD. Every person
-  trains and is released, and the price of the training is part of the release's.
+  trains and is released, and the price of the training is part of the release's. Where the plan names a flow that
+  several sites have trained (`site_agent.rounds`), that one is used, and nothing is fitted here: its price was charged
+  when it was trained.
 
 The trap avoided under ``holdout``: a role that depended on the other persons present (a shuffle, a sorted half) would
 change for everybody when one person joins, and in the next wave a person who trained the sealed flow could be released.
@@ -90,6 +92,8 @@ def fit(
     persons: Sequence[str] | None,
     rng: Noise,
     progress: Progress = lambda share: None,
+    *,
+    trained: Bijection | None = None,
 ) -> Fitted:
     """Fit the flow of a plan by its posture's rule.
 
@@ -100,8 +104,13 @@ def fit(
         persons: pseudonym of each row's person, in the order of the rows; None without a person column.
         rng: see the posture's trainer; under ``private`` its noise is the guarantee's.
         progress: called with the share done.
+        trained: the flow that the plan names, if it names one.
     Raises: TrainingRefusal; PlanRefusal (no person column under ``holdout``).
     """
+    if plan.flow:
+        if trained is None:
+            raise PlanRefusal("the flow that the plan names must be used", given="none")
+        return Fitted(mechanism=mechanism(plan, trained), released=released_rows(plan, len(x), persons))
     return {"local": _local, "holdout": _holdout, "public": _public, "private": _private}[plan.posture](
         plan, encoder, x, persons, rng, progress
     )

@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from site_agent.ledger import AnchorReceipt, Hold, Ledger
     from site_agent.pipeline import Site
 
-__all__ = ["FLOWS", "UNCOVERED", "Part", "fetch", "flow_path", "kept_flow", "part", "take_part"]
+__all__ = ["FLOWS", "UNCOVERED", "Part", "charge_of", "fetch", "flow_path", "kept_flow", "part", "take_part"]
 
 FLOWS = "flows"
 """Folder of the trained flows that came back, each named by its digest."""
@@ -120,13 +120,11 @@ the round."""
 
 def part(ledger: Ledger, plan: StudyPlan, approver: str = "") -> Part:
     """Where the site stands in the training of an approved plan. Raises: PlanRefusal (it has none)."""
-    from shared import privacy
-
     federated = _training(plan)
     facts: dict[str, Any] = {
         "study": plan.study,
         "rounds": federated.rounds,
-        "epsilon": privacy.epsilon(federated.event, plan.budget.delta),
+        "epsilon": federated.epsilon(plan.budget.delta),
         "delta": plan.budget.delta,
         "approver": approver,
     }
@@ -196,6 +194,28 @@ def take_part(
             return
         time.sleep(pause)
         pause = min(1.5 * pause, LATEST)
+
+
+def charge_of(ledger: Ledger, flow: FederatedFlow) -> dict[str, Any]:
+    """What this site was charged for a trained flow, when, and by whose approval; empty where it took no part."""
+    mine = [hold for hold in ledger.holds() if hold.rounds and hold.plan_hash == flow.plan_hash and hold.drawn]
+    if not mine:
+        return {}
+    hold = mine[-1]
+    approved = [
+        entry.body["name"]
+        for entry in ledger.entries()
+        if entry.kind == "plan_approved" and entry.body["plan_hash"] == hold.plan_hash and entry.seq < hold.reserved_seq
+    ]
+    return {
+        "release_id": hold.release_id,
+        "plan_hash": hold.plan_hash,
+        "day": hold.day,
+        "approver": approved[-1] if approved else "agent",
+        "rounds": hold.rounds,
+        "epsilon": hold.epsilon,
+        "delta": hold.delta,
+    }
 
 
 def fetch(plan: StudyPlan, door: Door, home: Path) -> bool:
