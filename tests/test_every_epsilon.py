@@ -351,7 +351,6 @@ COMPUTE = {
     "site_agent/recovery.py",  # the dearest plan of a study, when a ledger was put back
     "coordinator/planning.py",  # a plan's price before it is signed
     "shared/federated.py",  # what a training by all sites is charged
-    "coordinator/federation.py",  # the same, on the flow's own receipt
 }
 """The only files that ask the accountant for an ε. What they ask about is held to a real release above."""
 ACCOUNTANT = {"epsilon", "epsilon_from_rdp", "pure_epsilon", "theorem2_epsilon", "w_for_epsilon", "calibrate"}
