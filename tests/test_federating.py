@@ -525,3 +525,61 @@ def test_a_budget_that_does_not_hold_the_whole_training_holds_none_of_it(hub, ho
                 locked=nullcontext,
             )
     assert hospital.ledger.holds() == []
+
+
+# -- processes ----------------------------------------------------------------------------------------------------
+@pytest.mark.soak
+def test_real_processes_killed_with_9_in_the_middle_still_train_one_flow(tmp_path):
+    """A site, the trainer and the server each die by SIGKILL in a round; started again, they end with one flow."""
+    from test_survival import cohort
+    from theatre import Theatre, plan_toml
+
+    text = plan_toml("storm").replace("[budget]", FEDERATED + "\n[budget]", 1)
+    stage = Theatre(tmp_path)
+    try:
+        stage.open(text)
+        for k, site in enumerate(("north", "south")):
+            table = tmp_path / f"{site}.csv"
+            cohort(120).iloc[60 * k : 60 * k + 60].to_csv(table, index=False)
+            stage.join(site, table, "storm")
+
+        def dial(site: str, failpoint: str = ""):
+            env = {"TRIBUTARY_SITE_HOME": str(stage.home(site))}
+            env |= {"TRIBUTARY_FAILPOINT": failpoint} if failpoint else {}
+            return stage.start("site_agent.cli", "federate", "storm", "--wait", "2", "--json", env=env)
+
+        def trainer(failpoint: str = ""):
+            argv = ("--home", stage.hub, "federate", "run", "storm", "--timeout", "2", "--json")
+            return stage.start("coordinator.cli", *argv, env={"TRIBUTARY_FAILPOINT": failpoint} if failpoint else {})
+
+        stage.stop()
+        server = stage.serve("rounds.before_answer:4")  # the second answer to round 2
+        sites = {"north": dial("north", "federate.sealed:2"), "south": dial("south")}
+        lead = trainer("rounds.after_ask:3")
+        assert sites["north"].wait() == -9
+        sites["north"] = dial("north")  # sends the sealed bytes again
+        assert server.wait() == -9
+        stage.serve()
+        assert lead.wait() == -9
+        lead = trainer()
+        assert lead.wait() == 0, lead.err.read_text()
+        for site, command in sites.items():
+            assert command.wait() == 0, command.err.read_text()
+            kinds = [kind for kind, _ in stage.entries(site)]
+            assert kinds.count("reserve") == 1
+            assert kinds.count("round") == kinds.count("answer") == 3
+            assert kinds[-1] == "trained"
+        said = json.loads(lead.out.read_text())
+        assert {site: one["answered"] for site, one in said["answered"].items()} == {"north": 3, "south": 3}
+    finally:
+        stage.close()
+
+
+FEDERATED = """
+[federated]
+rounds = 3
+local_steps = 2
+rate = 0.2
+noise_multiplier = 1.0
+quorum = 2
+"""
