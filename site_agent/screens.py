@@ -319,12 +319,16 @@ def budget(out: Console, lines: Sequence[StatementLine], totals: Sequence[Mappin
                 [
                     (
                         line.date,
-                        line.wave,
+                        line.wave or "training",
                         line.release_id[:8],
                         f"{line.epsilon:.4g}",
                         f"{line.total:.4g}",
                         Text(
-                            "delivered, taken back" if line.detail.startswith("taken back") else states[line.state],
+                            "delivered, taken back"
+                            if line.detail.startswith("taken back")
+                            else line.detail
+                            if line.detail in ("training", "trained")
+                            else states[line.state],
                             style="yellow" if line.state == "burnt" else "",
                         ),
                     )

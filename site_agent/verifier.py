@@ -535,6 +535,8 @@ def lives(entries: list[Body]) -> list[str]:
     needed: dict[str, int] = {}
     given: dict[str, list[Body]] = {}
     taken_back: set[str] = set()
+    rounds: dict[str, int] = {}
+    begun: dict[str, dict[int, bool]] = {}
     paused, late = False, []
     for entry in entries:
         body, kind = entry.get("body", {}), entry.get("kind", "")
@@ -550,6 +552,7 @@ def lives(entries: list[Body]) -> list[str]:
         elif kind == "reserve":
             must(body["release_id"] not in states, f"{body['release_id']}: it must be charged once")
             states[body["release_id"]] = "reserved"
+            rounds[body["release_id"]], begun[body["release_id"]] = body.get("rounds", 0), {}
         elif "release_id" in body:
             name = body["release_id"]
             state = states.get(name, "unknown")
@@ -557,8 +560,19 @@ def lives(entries: list[Body]) -> list[str]:
             must(state in allowed, f"{name}: entry {entry['seq']} ({kind}) must not follow when it is {state}")
             calm = not paused or kind not in ("drawing", "train", "round", "approve")
             must(calm, f"{name}: entry {entry['seq']} ({kind}) must not stand in a pause")
+            apart = kind not in (("train",) if not rounds[name] else ("carry", "drawing"))
+            must(apart, f"{name}: entry {entry['seq']} ({kind}) must be of the sort that was charged")
             if kind == "carry":
                 following = state
+            elif kind == "round":
+                number = body["number"]
+                within = max(begun[name], default=0) < number <= rounds[name]
+                must(within, f"{name}: round {number} must be in its turn, and one that was charged")
+                begun[name][number] = False
+            elif kind == "answer":
+                once = begun[name].get(body["number"]) is False
+                must(once, f"{name}: round {body['number']} must be begun before it is answered, and answered once")
+                begun[name][body["number"]] = True
             elif kind == "seal":
                 needed[name], given[name] = body["approvals"], []
             elif kind in ("hold", "send_back"):

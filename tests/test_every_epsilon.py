@@ -338,6 +338,7 @@ COMPUTE = {
     "shared/mechanisms/moments.py",  # the noise that a plan's ε asks for: test_moments.py computes the ε of it
     "shared/mechanisms/slicing.py",  # likewise, with U's rounding in it: test_slicing.py
     "shared/release.py",  # the receipt, and its recomputation
+    "shared/federated.py",  # the receipt of a training by all sites: test_federation.py
     "shared/prescriptions/latent_noise.py",  # the w that an ε asks for, and the paper's figure
     "shared/prescriptions/densities.py",  # the noise that an ε asks for
     "shared/prescriptions/tables.py",  # the noise that an ε asks for
@@ -350,7 +351,6 @@ COMPUTE = {
     "site_agent/cli/plan.py",  # a plan's price before it is approved
     "site_agent/recovery.py",  # the dearest plan of a study, when a ledger was put back
     "coordinator/planning.py",  # a plan's price before it is signed
-    "shared/federated.py",  # what a training by all sites is charged
 }
 """The only files that ask the accountant for an ε. What they ask about is held to a real release above."""
 ACCOUNTANT = {"epsilon", "epsilon_from_rdp", "pure_epsilon", "theorem2_epsilon", "w_for_epsilon", "calibrate"}

@@ -35,11 +35,13 @@ from shared.errors import (
 )
 from shared.federated import Federated, FederatedFlow
 from shared.keys import SigningKey
-from shared.plan import Budget, LatentNoisePlan, StudyPlan, Training, Wave
+from shared.plan import Budget, Floors, LatentNoisePlan, StudyPlan, Training, Wave
 from shared.rounds import Answered, Asked, pack, unpack
 from site_agent import egress as egress_module
 from site_agent import rounds
 from site_agent.config import SiteBudget, SiteFloors, Source
+from site_agent.federation import federated_flow
+from site_agent.lasting import read_fit
 from site_agent.ledger import Ledger
 from site_agent.outbox import Outbox
 from site_agent.pipeline import Site
@@ -525,6 +527,61 @@ def test_a_budget_that_does_not_hold_the_whole_training_holds_none_of_it(hub, ho
                 locked=nullcontext,
             )
     assert hospital.ledger.holds() == []
+
+
+# -- afterwards ---------------------------------------------------------------------------------------------------
+def test_a_later_plan_releases_through_the_flow_and_its_receipt_names_the_trainings_charge(hub, hospitals):
+    from shared.encoding import Encoder
+    from shared.errors import PlanChanged, ReceiptRefusal
+    from shared.release import TRAINED, Receipt
+    from site_agent.pipeline import make_release
+
+    victim = hospitals[0]
+    victim.ledger.approve_plan(study=PLAN.study, version=1, plan_hash=PLAN.hash, approver="lind")
+    flow = together(hub, hospitals)
+    later = dataclasses.replace(
+        PLAN, version=2, posture="private", federated=None, flow=flow.name, floors=Floors(membership_auc=1.0)
+    )
+
+    def released(hospital: Hospital, plan: StudyPlan):
+        source = Source(path=hospital.table)
+        with hub.egress(hospital.name) as egress:
+            return make_release(plan=plan, wave=1, source=source, site=hospital.site(egress), today=TODAY)
+
+    victim.ledger.approve_plan(study=PLAN.study, version=2, plan_hash=later.hash, approver="lind")
+    made = released(victim, later)
+    charge = made.receipt.trained
+    assert set(charge) == set(TRAINED)
+    assert (charge["approver"], charge["rounds"], charge["plan_hash"]) == ("lind", 3, PLAN.hash)
+    assert (charge["day"], charge["release_id"]) == (victim.ledger.holds()[0].day, victim.ledger.holds()[0].release_id)
+    assert charge["epsilon"] == pytest.approx(WHOLE)
+    assert made.receipt.conditional_on.startswith("nothing: the flow was trained with noise")
+    # The price of the rows is theirs alone; the study's total holds both.
+    assert made.receipt.epsilon == pytest.approx(privacy.epsilon(later.release.event(later), DELTA))
+    assert made.receipt.study_epsilon > max(made.receipt.epsilon, WHOLE)
+    assert Receipt.from_bytes(made.receipt.to_bytes()) == made.receipt
+    made.receipt.require_true(later)
+    for wrong in ({**charge, "epsilon": 0.0}, {**charge, "by": "x"}, {**charge, "approver": "a b"}):
+        with pytest.raises(ReceiptRefusal):
+            dataclasses.replace(made.receipt, trained=wrong).require_true(later)
+    # The sealed flow is the trained one, behind this site's own public start.
+    fitted = read_fit(victim.ledger.folder(made.hold), made.hold).flow
+    same = federated_flow(flow, Encoder(dictionary=PERSONS), victim.name)
+    rows = np.random.default_rng(1).normal(size=(5, 2))
+    assert np.allclose(fitted.forward(rows), same.forward(rows))
+    # Another file under that name is another flow, and one that is not there is fetched first.
+    other = hospitals[1]
+    path = rounds.flow_path(other.home, flow.digest)
+    path.write_bytes(flow.canonical.replace(b'"rounds":3', b'"rounds":4'))
+    with pytest.raises(PlanChanged):
+        released(other, later)
+    path.unlink()
+    with pytest.raises(StateRefusal, match="federate"):
+        released(other, later)
+    assert len(other.ledger.holds()) == 1  # nothing but the training was charged
+    with hub.egress(other.name) as egress:
+        assert rounds.fetch(later, egress, other.home)
+        assert not rounds.fetch(later, egress, other.home)
 
 
 # -- processes ----------------------------------------------------------------------------------------------------

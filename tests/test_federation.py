@@ -7,6 +7,7 @@ import datetime as dt
 import logging
 import math
 import os
+import tomllib
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
@@ -722,6 +723,14 @@ def test_a_plan_with_federated_survives_being_written_down_and_one_without_keeps
     assert StudyPlan.from_bytes(plan.canonical) == plan
     assert plan.federated.reference["north"]["age"].sd == 9.0
     assert not {"federated", "flow"} & set(made(None).to_canonical())
+
+
+def test_the_example_of_the_page_is_a_plan():
+    page = (Path(__file__).parent.parent / "docs" / "federated.md").read_text(encoding="utf-8")
+    given = tomllib.loads(page.split("```toml")[1].split("```")[0])
+    plan = StudyPlan.from_canonical({**made(None).to_canonical(), **given})
+    assert plan.federated.event.steps == 200
+    assert plan.federated.reference["north"]["age"] == Reference(mean=54.0, sd=6.0)
 
 
 @pytest.mark.parametrize(

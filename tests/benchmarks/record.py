@@ -23,6 +23,7 @@ PACKAGES = (
     "zuko",
     "grpcio",
     "statsmodels",
+    "flwr",
 )
 
 
