@@ -105,10 +105,10 @@ class Federated(Cohorts):
 
         training = StudyPlan.from_toml(self.text)
         assert training.federated is not None
-        price = training.federated.epsilon(training.budget.delta)
+        epsilon = training.federated.epsilon(training.budget.delta)
         return (
             f"gap: to the real records. ε is that of the rows, whatever the flow; the training of the flow was charged "
-            f"before it began, ε = {price:.2g} to every participant of every cohort. Nothing was fitted beside that."
+            f"before it began, ε = {epsilon:.2g} to every participant of every cohort. Nothing was fitted beside that."
         )
 
 
