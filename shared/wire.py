@@ -672,7 +672,8 @@ class Withdrawal:
         _must(all(isinstance(text, str) for text in texts), "a withdrawal's ids must be text")
         _must(all(map(_is_word, texts[:3])), "study, site and release id must be plain words")
         _must(_is_digest(self.bundle_sha256), "a withdrawal must name its bundle's SHA-256")
-        _must(type(self.wave) is int and self.wave >= 1, "a withdrawal's wave must be a count")
+        # A site's part in a training has no wave; its withdrawal stays at the site.
+        _must(type(self.wave) is int and self.wave >= 0, "a withdrawal's wave must be a count")
         _must(self.reason_code in REASONS, f"a withdrawal's reason must be one of {', '.join(REASONS)}")
 
     def to_bytes(self) -> bytes:
