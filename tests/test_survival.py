@@ -53,7 +53,8 @@ def written_failpoints() -> set[str]:
     # One of the seven is no step of a release: test_waves kills `withdraw` at each of its places. Nor are three of
     # a training that several sites run: test_federating kills that at each of its places.
     assert len(re.findall(r"write_whole\(", text)) == 1 + 7 + 3, "a new writer needs its place in this test"
-    plain = {name for name in names if "{" not in name and not name.startswith("federate.")}
+    names = {name for name in names if not name.startswith("federate.")}
+    plain = {name for name in names if "{" not in name}
     return plain | {name.replace("{place}", place) for name in names - plain for place in PLACES}
 
 
