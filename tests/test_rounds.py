@@ -32,6 +32,7 @@ from shared.errors import (
 from shared.keys import SigningKey
 from shared.rounds import Answered, Asked, node_id, open_answer, open_asked, pack, unpack
 from shared.wire import ROUND_CAP, RoundAnswer
+from site_agent import verifier
 from site_agent.ledger import Ledger
 
 __all__ = ["plan"]  # the fixture
@@ -354,3 +355,28 @@ def test_a_copy_of_the_ledger_cannot_begin_the_same_round_unnoticed(ledger):
     assert heads[0].seq == heads[1].seq
     assert heads[0].head != heads[1].head
     assert isinstance(heads[0], Anchored)
+
+
+def test_a_stranger_with_the_record_finds_a_round_too_many_out_of_turn_or_answered_twice(ledger):
+    hold = begun(ledger)
+    for number in (1, 3):
+        ledger.begin_round(hold, number, DIGEST)
+        ledger.seal_round(hold, number, DIGEST)
+    told = [{"seq": one.seq, "kind": one.kind, "body": dict(one.body)} for one in ledger.entries()]
+    assert verifier.lives(told) == []
+
+    def more(kind: str, **body) -> list[dict]:
+        return [*told, {"seq": len(told) + 1, "kind": kind, "body": {"release_id": "training", **body}}]
+
+    assert verifier.lives(more("round", number=4)) == []
+    for wrong in (
+        more("round", number=2),
+        more("round", number=3),
+        more("round", number=5),
+        more("answer", number=3),
+        more("answer", number=4),
+        more("drawing"),
+        more("seal", approvals=1),
+    ):
+        with pytest.raises(verifier.Wrong):
+            verifier.lives(wrong)
