@@ -23,6 +23,7 @@ from scipy import stats
 
 from shared import privacy
 from shared.dictionary import Column, Dictionary
+from shared.federated import Federated, Shape
 from shared.flows import Identity
 from shared.mechanisms import moments
 from shared.mechanisms.density import Densities, Grid
@@ -32,7 +33,7 @@ from shared.mechanisms.moments import MomentsSpec
 from shared.mechanisms.scaling import Basis, Coefficients
 from shared.mechanisms.slicing import Slicing, noise_for
 from shared.mechanisms.tables import Tables, attributes, sensitivity
-from shared.plan import PrivateTraining
+from shared.plan import PrivateTraining, Training
 from shared.privacy import Composition, Event, Gaussian, Laplace, SubsampledGaussian
 from shared.randomness import Noise, grid_for, seeded_rng
 
@@ -74,6 +75,9 @@ class Scaled:
 
     def lattice_laplace_steps(self, scale: float, shape: Any, grid: float) -> Any:
         return self.inner.lattice_laplace_steps(scale * self.factor, shape, grid)
+
+    def chosen(self, rate: float, count: int) -> Any:
+        return self.inner.chosen(rate, count)
 
 
 def latent_noise(w: float) -> Callable[[int, Any], Drawn]:
@@ -122,6 +126,26 @@ def training_step(n: int, rng: Any) -> Drawn:
     assert isinstance(event, SubsampledGaussian)
     total = np.random.default_rng(4).normal(size=n)
     return Drawn(noisy(total, plan.private, rng) - total, event.noise_multiplier * plan.private.clip, "gaussian")
+
+
+def federated_round(n: int, rng: Any) -> Drawn:
+    """What a site sends in a round, when no record was sampled: against the event that the whole training charges."""
+    from site_agent.federation import local_round
+
+    federated = Federated(
+        rounds=5, local_steps=2, rate=1e-9, noise_multiplier=1.4, clip=0.6, step_size=1e-9, strategy="fedavg"
+    )
+    event = federated.event
+    assert isinstance(event, SubsampledGaussian)
+    assert event.steps == 10
+    plan = SimpleNamespace(federated=federated, training=Training(flows=4, hidden=64))
+    shape = Shape.of(5, plan.training)
+    start, y, noise = np.zeros(shape.weights), np.zeros((100, 5)), []
+    while sum(map(len, noise)) < n:
+        noise.append(local_round(plan, shape, start, 1, y, rng) - start)
+    # Two steps, each divided by the expected sample of 1e-7 records and multiplied by the step size.
+    scale = event.noise_multiplier * federated.clip * math.sqrt(2) * 1e-9 / 1e-7
+    return Drawn(np.concatenate(noise)[:n], scale, "gaussian")
 
 
 def noisy_tables(n: int, rng: Any) -> Drawn:
@@ -208,6 +232,7 @@ MECHANISMS: dict[str, Callable[[int, Any], Drawn]] = {
     "latent noise, w = 0.9": latent_noise(0.9),
     "latent noise, clipped": clipped_latent_noise,
     "DP-SGD, one step": training_step,
+    "federated training, one round": federated_round,
     "noisy tables": noisy_tables,
     "slicing": sliced_rows,
     "noisy densities": noisy_densities,
@@ -314,7 +339,7 @@ MADE_IN: dict[type[Event], set[str]] = {
     # Choices have no scale: tests/test_local_and_quantiles.py holds their odds against their price.
     privacy.RandomisedResponse: {"shared/mechanisms/local.py"},
     privacy.ExponentialMechanism: {"shared/mechanisms/quantiles.py"},
-    SubsampledGaussian: {"shared/prescriptions/latent_noise.py"},
+    SubsampledGaussian: {"shared/federated.py", "shared/prescriptions/latent_noise.py"},
     # The mechanism of that name is made beside its event and in the prescription.
     privacy.Slicing: {"shared/mechanisms/slicing.py", "shared/prescriptions/slicing.py"},
     # The site's own class of that name, which adds up charges, is made in the last three.

@@ -44,6 +44,7 @@ PLAYS: Mapping[str, str] = {
     "cvd": "coordinator.demo.cohorts:Cohorts",
     "cohorts": "coordinator.demo.cohorts:Moments",
     "heart": "coordinator.demo.cohorts:Heart",
+    "federated": "coordinator.demo.federated:Federated",
     "registry": "coordinator.demo.registries:Registries",
     "assay": "coordinator.demo.assay:Assay",
 }

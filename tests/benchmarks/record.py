@@ -24,6 +24,7 @@ PACKAGES = (
     "grpcio",
     "statsmodels",
     "POT",
+    "flwr",
 )
 
 
