@@ -269,7 +269,7 @@ def make_release(
     reach("pipeline.anchored")
 
     clock.enter(Stage.READ)
-    table = records.read(source, plan.dictionary, key=site.snapshot_key)
+    table = records.read(source, plan.dictionary, key=site.snapshot_key, rules=plan.release.edges)
     everyone = records.row_pseudonyms(table, plan.dictionary, key=site.snapshot_key)
     space = records.person_space(source, plan.dictionary, key=site.snapshot_key)
     ledger.require_same_persons(hold, space)
@@ -398,7 +398,7 @@ def _taken_up(hold: Hold, plan: StudyPlan, source: Source, site: Site, rng: Nois
     from site_agent.drawing import drawing_of
 
     folder = site.ledger.folder(hold)
-    table = records.read(source, plan.dictionary, key=site.snapshot_key)
+    table = records.read(source, plan.dictionary, key=site.snapshot_key, rules=plan.release.edges)
     if table.snapshot != lasting.read_rows(folder, hold).snapshot:
         raise StateRefusal(
             "a sealed release must be audited on the table it was drawn from",
