@@ -26,6 +26,7 @@ from shared.dictionary import Column, Dictionary
 from shared.flows import Identity
 from shared.mechanisms import moments
 from shared.mechanisms.density import Densities, Grid
+from shared.mechanisms.grand import NodePrivate
 from shared.mechanisms.latent_noise import LatentNoise
 from shared.mechanisms.moments import MomentsSpec
 from shared.mechanisms.slicing import Slicing, noise_for
@@ -72,6 +73,13 @@ class Scaled:
 
     def lattice_laplace_steps(self, scale: float, shape: Any, grid: float) -> Any:
         return self.inner.lattice_laplace_steps(scale * self.factor, shape, grid)
+
+    def named(self, names: Any) -> list[Any]:
+        sources = []
+        for inner in self.inner.named(names):
+            sources.append(Scaled(self.factor, 0))
+            sources[-1].inner = inner
+        return sources
 
 
 def latent_noise(w: float) -> Callable[[int, Any], Drawn]:
@@ -158,6 +166,13 @@ def noisy_densities(n: int, rng: Any) -> Drawn:
     return Drawn(noise.astype(np.float64), event.scale, "laplace")
 
 
+def node_coordinates(n: int, rng: Any) -> Drawn:
+    """Every released node's noise, in ranks, at the scale by which its event divides."""
+    m = NodePrivate(epsilon=3.0, p=100)
+    noise = m.noise([str(name) for name in range(math.ceil(n / 100))], rng).ravel()[:n]
+    return Drawn(noise, m.event.scale / m.event.sensitivity, "laplace")
+
+
 def moments_block(block: int) -> Callable[[int, Any], Drawn]:
     """One block of a moments release, in the unit of its event's sensitivity."""
 
@@ -185,6 +200,7 @@ MECHANISMS: dict[str, Callable[[int, Any], Drawn]] = {
     "noisy tables": noisy_tables,
     "slicing": sliced_rows,
     "noisy densities": noisy_densities,
+    "coordinates of nodes": node_coordinates,
     "moments, histograms": moments_block(0),
     "moments, moments": moments_block(1),
     "moments, products": moments_block(2),
@@ -265,6 +281,7 @@ def test_a_million_draws_have_the_scale_that_the_event_claims(name, record_prope
 # -- nothing draws, and nothing is charged, that is not tested here -----------------------------------------------
 DRAWN_IN = {
     "shared/mechanisms/density.py",
+    "shared/mechanisms/grand.py",
     "shared/mechanisms/latent_noise.py",
     "shared/mechanisms/tables.py",
     "shared/mechanisms/slicing.py",
@@ -280,7 +297,7 @@ MADE_IN: dict[type[Event], set[str]] = {
         "shared/mechanisms/tables.py",
         "shared/prescriptions/latent_noise.py",  # there to solve for w
     },
-    Laplace: {"shared/mechanisms/density.py"},
+    Laplace: {"shared/mechanisms/density.py", "shared/mechanisms/grand.py"},
     SubsampledGaussian: {"shared/prescriptions/latent_noise.py"},
     # The mechanism of that name is made beside its event and in the prescription.
     privacy.Slicing: {"shared/mechanisms/slicing.py", "shared/prescriptions/slicing.py"},
