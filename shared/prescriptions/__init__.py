@@ -38,6 +38,7 @@ _KINDS: Mapping[str, str] = {
     "tables": "shared.prescriptions.tables:TablesPlan",
     "slicing": "shared.prescriptions.slicing:SlicingPlan",
     "densities": "shared.prescriptions.densities:DensitiesPlan",
+    "grand": "shared.prescriptions.grand:GrandPlan",
 }
 
 
