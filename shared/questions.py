@@ -58,7 +58,7 @@ NETWORK: Mapping[str, str] = {
     "edge": "share of pairs that are connected",
     "v_shape": "share of the possible V-shapes (one person connected with two others) that are there",
     "triangle": "share of triples of which all three pairs are connected",
-    "three_star": "share of the possible 3-stars (one person connected with three others) that are there",
+    "star3": "share of the possible 3-stars (one person connected with three others) that are there",
     "transitivity": "share of V-shapes that are closed to a triangle",
     "mean_degree": "mean number of connections of a person",
     "degree_cv": "coefficient of variation of the number of connections",

@@ -42,6 +42,7 @@ PLAYS: Mapping[str, str] = {
     "cvd": "coordinator.demo.cohorts:Cohorts",
     "cohorts": "coordinator.demo.cohorts:Moments",
     "heart": "coordinator.demo.cohorts:Heart",
+    "network": "coordinator.demo.network:Network",
 }
 """Name of a study to its play."""
 
