@@ -20,7 +20,7 @@ import pandas as pd
 from shared.canonical import canonical_json, parse_json
 from shared.encoding import Encoder
 from shared.errors import TrainingRefusal
-from shared.prescriptions.grand import NEIGHBOURS, GrandPlan
+from shared.prescriptions.grand import NEIGHBOURS, GrandPlan, adjacency
 from site_agent import lasting
 from site_agent.drawing import Drawing, Told
 
@@ -39,7 +39,7 @@ __all__ = ["HELD", "LEAST_HELD_OUT", "MOST_COMPARED", "drawing"]
 HELD = "held.json"
 LEAST_HELD_OUT = 50
 """Fewer persons held out, and what the release says of each of them would be too near to themselves."""
-MOST_COMPARED = 4000
+MOST_COMPARED = 2000
 """Larger networks are compared on so many persons of each, because shortest paths are counted."""
 
 
@@ -148,6 +148,7 @@ class _Network(Drawing):
     def checks(self, table: pd.DataFrame, limits: Limits) -> tuple[Check, ...]:
         from site_agent.checks import check_network
 
+        self._sealed = table
         return check_network(
             self.plan,
             table,
@@ -159,9 +160,68 @@ class _Network(Drawing):
 
     def attack(self, limits: Limits, rng: Noise, told: Told) -> dict[str, Any]:
         """No attack: the price bounds all of them. What the network is worth, beside what it could be."""
-        return {"sentences": list(_TRIED)}
+        found = self._utility(rng, told)
+        # Whoever is held out has no guarantee: what the model says of them ends here.
+        del self._space, self._frame, self._latents, self._framed, self._held, self._ties, self._back, self._whole
+        return {"sentences": [*_TRIED, *_in_words(found)], "utility": found}
+
+    def _utility(self, rng: Noise, told: Told) -> dict[str, dict[str, float]]:
+        """Statistic to arm to the distance of the arm's network from the real one of the released persons."""
+        from shared.networks import compare, node_statistics, simple
+
+        draws = rng.generator
+        space, frame, latents = self._space, self._frame, self._latents
+        n, m = self.n, len(frame)
+        size = min(n, MOST_COMPARED)
+
+        def some(network: Any, count: int) -> dict[str, Any]:
+            """Statistics of a network, of so many of its persons."""
+            chosen = np.sort(draws.permutation(network.shape[0])[:count])
+            return node_statistics(simple(network if count == network.shape[0] else network[chosen][:, chosen]))
+
+        real = self._whole[self._own_rows][:, self._own_rows]
+        mechanism = self._release.mechanism_of(self.plan, latent=space.d)
+        low, high = frame.min(axis=0), frame.max(axis=0)
+        # As if each coordinate were released by itself within the range of the held-out: what adding noise costs.
+        plain = np.clip(latents, low, high) + draws.laplace(size=latents.shape) * (high - low) * mechanism.scale
+        arms = {
+            "released": adjacency(self._sealed, directed=self._release.directed),
+            "without noise": space.draw(latents, draws.bytes(32)),
+            "from the held-out alone": space.draw(frame[draws.integers(0, m, n)], draws.bytes(32)),
+            "plain noise": space.draw(plain, draws.bytes(32)),
+        }
+        truth = some(real, size)
+        found: dict[str, dict[str, float]] = {}
+        for place, (arm, network) in enumerate(arms.items()):
+            for statistic, distance in compare(some(network, size), truth).items():
+                found.setdefault(statistic, {})[arm] = float(f"{distance:.4g}")
+            told((place + 1) / (len(arms) + 1))
+        # Two parts of the real network: what no release can be nearer than, but by chance.
+        both = min(size, m)
+        for statistic, distance in compare(some(self._held, both), some(real, both)).items():
+            found[statistic]["two parts of the real one"] = float(f"{distance:.4g}")
+        return found
 
 
+def _in_words(found: Mapping[str, Mapping[str, float]]) -> list[str]:
+    said = [
+        "How far the released network is from the real one, by five statistics of its persons (1-Wasserstein distance, "
+        "counts on a log scale; the smaller the nearer), beside what it could have been. These figures stay here."
+    ]
+    for statistic, arms in found.items():
+        said.append(
+            f"{_STATISTICS[statistic]}: " + ", ".join(f"{arm} {value:.3g}" for arm, value in arms.items()) + "."
+        )
+    return said
+
+
+_STATISTICS = {
+    "degree": "Contacts of a person",
+    "v_shape": "Pairs of contacts of a person",
+    "triangle": "Triangles of a person",
+    "eigenvector": "Eigenvector centrality",
+    "harmonic": "Harmonic centrality",
+}
 _TRIED = (
     "No attack was tried on the persons who are released: the price that is stated bounds what any attack can learn of "
     "one of them, those alike that nobody has thought of yet.",
