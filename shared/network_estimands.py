@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 __all__ = ["answer", "figure"]
 
 _FOR = "A network answers network(…), and mean(x) and proportion(x > value) of the attributes."
+_DRAWN_TOWARDS_ZERO = (
+    "drawn towards 0: what an attribute has to do with the edges is kept only nearly, and less in a smaller site"
+)
 _HOW = "node jackknife of the released network, times 1 + n/m"
 
 
@@ -72,6 +75,7 @@ def answer(
             n=total,
             scale=question.scale,
             how=_HOW,
+            warnings=(_DRAWN_TOWARDS_ZERO,) if question.outcome == "assortativity" else (),
             **told,
         )
     ]

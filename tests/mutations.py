@@ -69,6 +69,8 @@ DENSITY = "shared/mechanisms/density.py"
 TABLES = "shared/mechanisms/tables.py"
 SLICING = "shared/mechanisms/slicing.py"
 DRAWING = "site_agent/drawing.py"
+NETWORKS = "site_agent/networks.py"
+NETWORK_PLAN = "shared/prescriptions/grand.py"
 LEDGER = "site_agent/ledger.py"
 HOLDS = "site_agent/holds.py"
 COMPOSED = "site_agent/composition.py"
@@ -116,6 +118,34 @@ MUTATIONS: tuple[Mutation, ...] = (
         (LATENT, "length = np.minimum(norm, self.radius)", "length = norm"),
         (LATENT, "most = math.floor((Fraction(self._reach) / Fraction(grid)) ** 2)", "most = 2**80"),
         tests=["test_two_worlds.py::test_latent_noise_keeps_its_claim"],
+    ),
+    mutation(
+        "a tenth of the noise, in the drawing of a network",
+        (NETWORKS, "mechanism.noise(self._names, rng))", "mechanism.noise(self._names, rng) / 10)"),
+        tests=[
+            "test_network_release.py::test_every_coordinate_of_every_released_person_gets_the_noise_that_is_charged"
+        ],
+    ),
+    mutation(
+        "the noise of the dimension that was chosen, where the largest was charged",
+        (NETWORK_PLAN, "epsilon=self.epsilon * fewer / p, p=fewer", "epsilon=self.epsilon, p=fewer"),
+        tests=[
+            "test_network_release.py::test_a_smaller_dimension_than_the_plan_s_largest_has_the_same_noise_and_pays_less"
+        ],
+    ),
+    mutation(
+        "attributes of a network for nothing",
+        (NETWORK_PLAN, "attributes = Encoder(dictionary=plan.dictionary).d", "attributes = 0"),
+        tests=["test_network_release.py::test_the_price_is_exactly_epsilon_and_p_stands_on_the_receipt"],
+    ),
+    mutation(
+        "a model of everybody's ties",
+        (
+            NETWORKS,
+            "self._held = from_held[:, held]",
+            "self._held = whole[rows + held][:, rows + held][: len(held), : len(held)]",
+        ),
+        tests=["test_network_release.py::test_ties_among_the_released_are_never_read"],
     ),
     mutation(
         "half the noise, in the moments",

@@ -190,6 +190,10 @@ def test_a_site_releases_a_network_of_the_persons_who_are_not_held_out(ward, stu
     assert made.hold.state == "held"
     assert made.receipt.n == made.receipt.drawn == int((~held).sum())
     assert {check.outcome for check in made.checks} == {"passed"}
+    assert set(made.audit["utility"]) == {"degree", "v_shape", "triangle", "eigenvector", "harmonic"}
+    degree = made.audit["utility"]["degree"]
+    assert degree["released"] < degree["plain noise"] / 3
+    assert set(degree) > {"without noise", "from the held-out alone", "two parts of the real one"}
     bundle = read_bundle(site.outbox.bundle(made.hold.release_id), cap=1 << 26)
     bundle.receipt.require_true(study)
     assert (bundle.receipt.epsilon, bundle.receipt.posture) == (2.0, "holdout")
@@ -222,6 +226,24 @@ def test_ties_among_the_released_are_never_read(ward, study):
     assert among.sum() > 200
     pd.testing.assert_frame_equal(tables[0], tables[1])
     pd.testing.assert_frame_equal(tables[0], tables[2])
+
+
+def test_every_coordinate_of_every_released_person_gets_the_noise_that_is_charged(ward, study, monkeypatch):
+    """834 draws of Lap(b): the mean of |e| is within 25 % of b but once in a thousand million, and half of it is not."""
+    from shared.mechanisms.grand import NodePrivate
+
+    given, privatise = [], NodePrivate.privatise
+
+    def watched(self, latents, frame, noise):
+        given.append((latents.shape, noise))
+        return privatise(self, latents, frame, noise)
+
+    monkeypatch.setattr(NodePrivate, "privatise", watched)
+    made = ward.release(study)
+    [(shape, noise)] = given
+    assert shape == noise.shape == (made.receipt.n, made.receipt.parameters["p"])
+    assert np.abs(noise).mean() == pytest.approx(made.receipt.parameters["scale"], rel=0.25)
+    assert len(np.unique(noise)) > 0.99 * noise.size
 
 
 def test_a_second_wave_releases_new_persons_only_and_keeps_everybody_s_role(ward, study):

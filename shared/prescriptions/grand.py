@@ -175,9 +175,9 @@ class GrandPlan(Figures):
         return (
             "Every person who is released, with all edges and attributes together (replace-one node): replacing the "
             "edges and the attributes of one of them by any others changes the probability of any released network "
-            f"by a factor of at most e^ε, with δ = 0. Laplace noise of scale p/ε = {noise.scale:.4g} is added to each "
-            f"of p = {noise.p} coordinates of a person, and together they cost exactly the stated ε. Edges between "
-            "released persons are never read: the released ones are drawn anew.",
+            f"by a factor of at most e^ε, with δ = 0. Laplace noise of scale {noise.scale:.4g}, which is p/ε, is added "
+            f"to each of p = {noise.p} coordinates of a person, and together they cost exactly the stated ε. Edges "
+            "between released persons are never read: the released ones are drawn anew.",
         )
 
     def not_covered(self, plan: StudyPlan) -> tuple[str, ...]:
