@@ -12,9 +12,9 @@ Each is a function of a few counts, and what a count loses when node i is remove
 
 .. math:: C = \frac{n - 1}{n} \sum_i (\theta_{(-i)} - \bar\theta)(\theta_{(-i)} - \bar\theta)^T
 
-is the node jackknife of all of them together, without leaving any node out. A network drawn by GRAND follows the law of
-its *frame* of m hold-out nodes, so that two samples stand behind it: its covariance is (1 + n/m) C. Densities are pooled
-on the log scale, where the covariance is :math:`C_{ab} / (\theta_a \theta_b)`.
+is the node jackknife of all of them together, without leaving any node out. A network drawn by GRAND follows the law
+of its *frame* of m hold-out nodes, so that two samples stand behind it: its covariance is (1 + n/m) C. Densities are
+pooled on the log scale, where the covariance is :math:`C_{ab} / (\theta_a \theta_b)`.
 
 *Triangles* are counted on sets of 256 nodes, as bits: common neighbours of two nodes are four words and a population
 count. In the order of degrees every triangle has a lowest, a middle and a highest node; one pass over the ties counts

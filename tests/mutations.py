@@ -66,6 +66,9 @@ PRIVACY = "shared/privacy.py"
 RELEASE = "shared/release.py"
 PRESCRIBED = "shared/prescriptions/latent_noise.py"
 DENSITY = "shared/mechanisms/density.py"
+GRAND = "shared/mechanisms/grand.py"
+LATENTS = "site_agent/models/latent_space.py"
+NETWORKS = "shared/networks.py"
 TABLES = "shared/mechanisms/tables.py"
 SLICING = "shared/mechanisms/slicing.py"
 DRAWING = "site_agent/drawing.py"
@@ -472,6 +475,61 @@ MUTATIONS: tuple[Mutation, ...] = (
             "return np.bincount(np.append(self.codes(records), 0), minlength=self.size)",
         ),
         tests=["test_densities.py::test_everybody_is_counted_once_in_every_grid_on_edges_outside_and_missing"],
+    ),
+    # -- networks -------------------------------------------------------------------------------------------------
+    mutation(
+        "half the noise, in the coordinates of nodes",
+        (GRAND, "own.lattice_laplace_steps(self.scale,", "own.lattice_laplace_steps(self.scale / 2,"),
+        tests=["test_noise_levels.py::test_ten_thousand_draws_have_the_scale_that_the_event_claims"],
+    ),
+    mutation(
+        "the paper's scale at the price of p / ε",
+        (GRAND, "scale = self.p / self.epsilon", "scale = 1 / self.epsilon"),
+        tests=[
+            "test_grand.py::test_the_price_of_a_node_is_epsilon_whatever_the_number_of_coordinates_and_known_before_it_runs"
+        ],
+    ),
+    mutation(
+        "the sensitivity of one coordinate for all of them",
+        (GRAND, "sensitivity=1.0, coordinates=self.p)", "sensitivity=1.0, coordinates=1)"),
+        tests=[
+            "test_grand.py::test_the_price_of_a_node_is_epsilon_whatever_the_number_of_coordinates_and_known_before_it_runs"
+        ],
+    ),
+    mutation(
+        "α and the other direction privatised and not counted",
+        (
+            GRAND,
+            'return (d + (model == "inner_product")) * (2 if directed else 1) + attributes',
+            "return d + attributes",
+        ),
+        tests=["test_grand.py::test_coordinates_count_the_degree_both_directions_and_every_attribute"],
+    ),
+    mutation(
+        "half the noise that was drawn, added",
+        (GRAND, "np.round(u / grid) * grid + noise", "np.round(u / grid) * grid + noise / 2"),
+        tests=[
+            "test_grand.py::test_an_attack_finds_no_more_than_epsilon_and_more_than_it_where_the_scale_is_the_papers"
+        ],
+    ),
+    mutation(
+        "one noise for all nodes",
+        (RANDOM, "hashlib.blake2b(name.encode(), key=key", 'hashlib.blake2b(b"", key=key'),
+        tests=["test_grand.py::test_noise_lies_on_the_grid_and_is_each_nodes_own_whoever_else_is_there"],
+    ),
+    mutation(
+        "a node that goes on as long as its neighbours in the table do",
+        (LATENTS, "beta += np.where(moving[:, None], step, 0.0)", "beta += step"),
+        tests=[
+            "test_grand.py::test_changing_a_nodes_ties_leaves_every_other_private_coordinate_the_same_to_the_last_bit"
+        ],
+    ),
+    mutation(
+        "a released network taken for one as observed",
+        (NETWORKS, "return 1 + n / frame", "return 1.0"),
+        tests=[
+            "test_networks.py::test_the_closed_form_is_the_jackknife_of_leaving_every_node_out_and_grows_with_the_frame"
+        ],
     ),
     # -- the postures ---------------------------------------------------------------------------------------------
     mutation(
