@@ -72,7 +72,7 @@ NETWORKS = "shared/networks.py"
 TABLES = "shared/mechanisms/tables.py"
 SLICING = "shared/mechanisms/slicing.py"
 DRAWING = "site_agent/drawing.py"
-NETWORKS = "site_agent/networks.py"
+NETWORK_SITE = "site_agent/networks.py"
 NETWORK_PLAN = "shared/prescriptions/grand.py"
 LEDGER = "site_agent/ledger.py"
 HOLDS = "site_agent/holds.py"
@@ -124,7 +124,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     mutation(
         "a tenth of the noise, in the drawing of a network",
-        (NETWORKS, "mechanism.noise(self._names, rng))", "mechanism.noise(self._names, rng) / 10)"),
+        (NETWORK_SITE, "mechanism.noise(self._names, rng))", "mechanism.noise(self._names, rng) / 10)"),
         tests=[
             "test_network_release.py::test_every_coordinate_of_every_released_person_gets_the_noise_that_is_charged"
         ],
@@ -144,7 +144,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     mutation(
         "a model of everybody's ties",
         (
-            NETWORKS,
+            NETWORK_SITE,
             "self._held = from_held[:, held]",
             "self._held = whole[rows + held][:, rows + held][: len(held), : len(held)]",
         ),

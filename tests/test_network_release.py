@@ -229,7 +229,7 @@ def test_ties_among_the_released_are_never_read(ward, study):
 
 
 def test_every_coordinate_of_every_released_person_gets_the_noise_that_is_charged(ward, study, monkeypatch):
-    """834 draws of Lap(b): the mean of |e| is within 25 % of b but once in a thousand million, and half of it is not."""
+    """834 draws of Lap(b): the mean of |e| is within 25 % of b but once in a thousand million."""
     from shared.mechanisms.grand import NodePrivate
 
     given, privatise = [], NodePrivate.privatise

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from coordinator.demo.play import PLAYS, STUDIES, Asked, play_of
+from coordinator.demo.play import PLAYS, Asked, play_of
 from coordinator.demo.stage import STATE_MARK, Stage
-from shared.errors import ParameterError, StateRefusal
+from shared.errors import ParameterError
 from shared.terminal import application, console, run
 
 if TYPE_CHECKING:
@@ -47,10 +47,6 @@ def demo(
     """Run a study from the hospitals' tables to a forest plot: coordinator and agents as separate processes."""
     asked = Asked(study=study, seed=seed, scale=scale, sites=sites, data=data, epsilon=epsilon)
     shown = play_of(asked)
-    if not (STUDIES / f"{study}.toml").is_file():
-        raise StateRefusal(
-            "the demo must run from a checkout", given="no deploy/studies", next_step="Clone the repository; make demo."
-        )
     if epsilon is not None and study != "cohorts":
         raise ParameterError("--epsilon must come with --study cohorts", given=study)
     out.mkdir(parents=True, exist_ok=True)

@@ -31,6 +31,10 @@ def write(answers: Mapping[str, Answer], play: Play, out: Path) -> None:
         first, *others = answer.arms
         ratio = answer.arms[first].scale == "log"
         unit = play.unit(answer)
+        prices = _words(answer.epsilon)
+        for other in answer.others.values():
+            prices = {site: f"{price} / {_words(other).get(site, '–')}" for site, price in prices.items()}
+        whose = f" ({' / '.join([first, *answer.others])})" if answer.others else ""
         for label in answer.arms if answer.others else ():
             figures.forest(
                 answer.arms[label],
@@ -45,12 +49,9 @@ def write(answers: Mapping[str, Answer], play: Play, out: Path) -> None:
             figures.forest(
                 answer.arms[first],
                 title=answer.title,
-                note=f"{answer.question}; ε at the plan's δ, {play.covers}. Real records: only in this demo.",
+                note=f"{answer.question}; ε at the plan's δ{whose}, {play.covers}. Real records: only in this demo.",
                 xlabel=f"{unit} (log scale)" if ratio else unit,
-                columns={
-                    "Posture": dict(answer.posture),
-                    "ε": _words(answer.epsilon),
-                },
+                columns={"Posture": dict(answer.posture), "ε": prices},
                 name=first,
                 compare={label: answer.arms[label] for label in others},
                 path=out / f"forest_{key}.{suffix}",

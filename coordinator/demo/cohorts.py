@@ -9,25 +9,20 @@ from __future__ import annotations
 
 import datetime as dt
 import re
-from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from coordinator.demo.play import BASELINE, REAL, STUDIES, Answer, Play, around, pooled_real, setting
+from coordinator.demo.play import BASELINE, STUDIES, Answer, SideBySide, around, setting
 from shared.errors import ParameterError
 
 if TYPE_CHECKING:
-    from coordinator.demo.stage import Stage
     from shared.plan import StudyPlan
 
 __all__ = ["Cohorts", "Heart", "Moments"]
 
 
-class _Rows(Play):
-    """Latent noise, beside the same plan with w = 0.
-
-    `focus` are the terms that the study is about; the others are adjusted for.
-    """
+class _Rows(SideBySide):
+    """Latent noise, beside the same plan with w = 0."""
 
     focus: ClassVar[tuple[str, ...]] = ("sbp/10",)
     covers = "given the flow"
@@ -37,39 +32,6 @@ class _Rows(Play):
         study = setting(text, "study").strip('"')
         baseline = re.sub(r"^w = \S+", "w = 0.0", text, count=1, flags=re.MULTILINE)
         return {study: text, f"{study}-w0": baseline.replace(f'study = "{study}"', f'study = "{study}-w0"', 1)}
-
-    def answers(self, stage: Stage) -> dict[str, Answer]:
-        """Every planned question and focus term: pooled from both plans' releases and from the real records."""
-        from coordinator.config import Config
-        from coordinator.queries import ask
-        from coordinator.store import Store
-        from shared.plan import StudyPlan
-
-        plans = {study: StudyPlan.from_toml(text) for study, text in stage.plans.items()}
-        shown, other = plans
-        label, beside = self.labels(*plans.values())
-        answers: dict[str, Answer] = {}
-        with closing(Store.open(stage.hub, Config.load(stage.hub).store)) as store:
-            for name, formula in plans[shown].estimands.items():
-                for term in self.focus:
-                    told = {study: ask(store, study, 1, formula, term=term) for study in plans}
-                    sources = {source.site: source for source in told[shown].sources}
-                    others = {source.site: source.epsilon for source in told[other].sources}
-                    key = f"{name}_{re.sub(r'[^a-z0-9]+', '', term)}" if len(self.focus) > 1 else name
-                    answers[key] = Answer(
-                        title=f"{plans[shown].title}: {name}" + (f", {term}" if "_" in key else ""),
-                        question=formula,
-                        term=term,
-                        arms={
-                            label: told[shown].result,
-                            beside: told[other].result,
-                            REAL: pooled_real(stage.tables, plans[shown], formula, term),
-                        },
-                        epsilon={site: source.epsilon for site, source in sources.items()},
-                        posture={site: source.posture for site, source in sources.items()},
-                        others={} if beside == BASELINE else {beside: others},
-                    )
-        return answers
 
     def labels(self, shown: StudyPlan, other: StudyPlan) -> tuple[str, str]:
         """What the two plans' releases are called."""

@@ -10,11 +10,12 @@ import importlib
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from shared.errors import ParameterError
+from shared.errors import ParameterError, StateRefusal
 
 if TYPE_CHECKING:
     from coordinator.demo.stage import Stage
@@ -30,6 +31,7 @@ __all__ = [
     "Answer",
     "Asked",
     "Play",
+    "SideBySide",
     "around",
     "play_of",
     "pooled_real",
@@ -43,6 +45,7 @@ PLAYS: Mapping[str, str] = {
     "cohorts": "coordinator.demo.cohorts:Moments",
     "heart": "coordinator.demo.cohorts:Heart",
     "network": "coordinator.demo.network:Network",
+    "registry": "coordinator.demo.registries:Registries",
 }
 """Name of a study to its play."""
 
@@ -69,9 +72,11 @@ class Asked:
 class Play(ABC):
     """One study of the demo.
 
-    `covers` ends the sentence "ε at the plan's δ, …" below a figure.
+    `shipped` names the file of its plan in deploy/studies, where that is not the study's name. `covers` ends the
+    sentence "ε at the plan's δ, …" below a figure.
     """
 
+    shipped: ClassVar[str] = ""
     covers: ClassVar[str] = "every record covered"
 
     def __init__(self, asked: Asked) -> None:
@@ -79,8 +84,15 @@ class Play(ABC):
 
     @property
     def text(self) -> str:
-        """The study's plan, as it is shipped."""
-        return (STUDIES / f"{self.asked.study}.toml").read_text(encoding="utf-8")
+        """The study's plan, as it is shipped. Raises: StateRefusal."""
+        try:
+            return (STUDIES / f"{self.shipped or self.asked.study}.toml").read_text(encoding="utf-8")
+        except FileNotFoundError:
+            raise StateRefusal(
+                "the demo must run from a checkout",
+                given="no deploy/studies",
+                next_step="Clone the repository; make demo.",
+            ) from None
 
     @abstractmethod
     def tables(self, folder: Path) -> dict[str, Path]:
@@ -145,6 +157,52 @@ class Answer:
     def priced(self, label: str) -> Mapping[str, float]:
         """ε per site of an arm."""
         return self.others.get(label, self.epsilon)
+
+
+class SideBySide(Play):
+    """Two plans of the same questions, beside the real records.
+
+    `focus` are the terms that the study is about; the others are adjusted for.
+    """
+
+    focus: ClassVar[tuple[str, ...]]
+
+    @abstractmethod
+    def labels(self, shown: StudyPlan, other: StudyPlan) -> tuple[str, str]:
+        """What the two plans' releases are called."""
+
+    def answers(self, stage: Stage) -> dict[str, Answer]:
+        """Every planned question and focus term: pooled from both plans' releases and from the real records."""
+        from coordinator.config import Config
+        from coordinator.queries import ask
+        from coordinator.store import Store
+        from shared.plan import StudyPlan
+
+        plans = {study: StudyPlan.from_toml(text) for study, text in stage.plans.items()}
+        shown, other = plans
+        label, beside = self.labels(*plans.values())
+        answers: dict[str, Answer] = {}
+        with closing(Store.open(stage.hub, Config.load(stage.hub).store)) as store:
+            for name, formula in plans[shown].estimands.items():
+                for term in self.focus:
+                    told = {study: ask(store, study, 1, formula, term=term) for study in plans}
+                    sources = {source.site: source for source in told[shown].sources}
+                    others = {source.site: source.epsilon for source in told[other].sources}
+                    key = f"{name}_{re.sub(r'[^a-z0-9]+', '', term)}" if len(self.focus) > 1 else name
+                    answers[key] = Answer(
+                        title=f"{plans[shown].title}: {name}" + (f", {term}" if "_" in key else ""),
+                        question=formula,
+                        term=term,
+                        arms={
+                            label: told[shown].result,
+                            beside: told[other].result,
+                            REAL: pooled_real(stage.tables, plans[shown], formula, term),
+                        },
+                        epsilon={site: source.epsilon for site, source in sources.items()},
+                        posture={site: source.posture for site, source in sources.items()},
+                        others={} if beside == BASELINE else {beside: others},
+                    )
+        return answers
 
 
 def play_of(asked: Asked) -> Play:
