@@ -191,11 +191,7 @@ class GrandPlan(Figures):
             "That a person is in the network at all: two networks of the same size are compared, with one person "
             "replaced; who is a member, and how many there are, is not hidden.",
             f"That a row means somebody: with noise of scale {noise.scale:.3g} on values between 0 and 1, "
-            + (
-                "a released row says next to nothing of the person behind it. "
-                if noise.scale >= 1
-                else "a released row still says something of the person behind it. "
-            )
+            + f"a released row says {_says(noise.scale)} of the person behind it. "
             + "The release keeps the distribution of the network; at small ε individual correspondence is gone, and no "
             "row may be read as a person's.",
         )
@@ -264,6 +260,11 @@ class GrandPlan(Figures):
             raise EstimateRefusal("rows must have attributes", given="a network of persons without any")
         rows = pd.concat([table[list(plan.dictionary.names)] for table, _ in tables], ignore_index=True)
         return [rows.copy() for _ in range(draws)]
+
+
+def _says(scale: float) -> str:
+    """How much a rank between 0 and 1 still says of a person under noise of this scale."""
+    return "next to nothing" if scale >= 3 else "little" if scale >= 1 else "something"
 
 
 def held_out(plan: StudyPlan, n: int) -> int:
