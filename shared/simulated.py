@@ -21,9 +21,11 @@ __all__ = [
     "COHORTS",
     "CVD_HAZARD_RATIO",
     "Cohort",
+    "assay_hospitals",
     "cvd_cohorts",
     "gaussian_table",
     "linear_studies",
+    "registries",
     "small_hospitals",
 ]
 
@@ -207,3 +209,66 @@ def small_hospitals(rng: np.random.Generator, sites: int = 3, n: int = 400) -> d
             }
         )
     return out
+
+
+def registries(rng: np.random.Generator, scale: float = 1.0) -> dict[str, pd.DataFrame]:
+    """Four admission registries: `person`, `age` (years), `sex`, `sbp` (mmHg), `smoker`, `ward` and `died` (0 or 1).
+
+    The log odds of death rise by 0.5 per 10 years of age, fall by 0.15 per 10 mmHg, and are higher by 0.4 in smokers.
+
+    Args:
+        scale: share of the sizes 16,000, 12,000, 8,000 and 5,000.
+
+    >>> tables = registries(np.random.default_rng(1), scale=0.01)
+    >>> {name: len(table) for name, table in tables.items()}
+    {'north': 160, 'south': 120, 'east': 80, 'west': 50}
+    """
+    out = {}
+    for k, (name, size) in enumerate({"north": 16_000, "south": 12_000, "east": 8_000, "west": 5_000}.items()):
+        n = round(size * scale)
+        age = np.clip(rng.normal(63 + k, 13, n), 18, 100).round()
+        male = rng.random(n) < 0.52
+        smoker = rng.random(n) < np.where(male, 0.3, 0.2) - 0.002 * (age - 63)
+        sbp = np.clip(rng.normal(114 + 0.3 * age + 3 * male + 3 * smoker, 17), 60, 260).round()
+        ward = rng.choice(3, n, p=(0.5, 0.3, 0.2))
+        odds = -2.0 + 0.05 * (age - 63) - 0.015 * (sbp - 135) + 0.4 * smoker + np.array([0.0, -0.3, 0.5])[ward]
+        died = rng.random(n) < 1 / (1 + np.exp(-(odds + 0.1 * rng.standard_normal())))
+        out[name] = pd.DataFrame(
+            {
+                "person": [f"{name}-{i:05d}" for i in range(n)],
+                "age": age,
+                "sex": np.where(male, "male", "female"),
+                "sbp": sbp,
+                "smoker": smoker.astype(np.int64),
+                "ward": np.array(["medical", "surgical", "emergency"])[ward],
+                "died": died.astype(np.int64),
+            }
+        )
+    return out
+
+
+def assay_hospitals(rng: np.random.Generator, n: int = 2500) -> tuple[dict[str, pd.DataFrame], dict[str, pd.DataFrame]]:
+    """Three hospitals with like patients, one of which measures cholesterol by another assay.
+
+    Columns are `person`, `age` (years), `chol` (mg/dL) and `sbp` (mmHg), which rises by 6 per 40 mg/dL and by 4 per 10
+    years. The assay of Budapest reads 210 (x / 210)^1.8 where the others read x.
+
+    Returns: the tables as the hospitals have them, and the same persons with the cholesterol of one assay everywhere.
+
+    >>> tables, truth = assay_hospitals(np.random.default_rng(1), n=100)
+    >>> list(tables), tables["zurich"].equals(truth["zurich"])
+    (['cleveland', 'budapest', 'zurich'], True)
+    >>> bool(truth["budapest"]["chol"].std() < tables["budapest"]["chol"].std())
+    True
+    """
+    tables, truth = {}, {}
+    for k, name in enumerate(("cleveland", "budapest", "zurich")):
+        persons = n + 200 * k
+        age = np.clip(rng.normal(58, 9, persons), 20, 100).round(1)
+        chol = np.clip(210 + 0.6 * (age - 58) + rng.normal(0, 34, persons), 90, 380).round()
+        sbp = np.clip(130 + 0.15 * (chol - 210) + 0.4 * (age - 58) + rng.normal(0, 15, persons), 70, 260).round()
+        person = [f"{name}-{i:05d}" for i in range(persons)]
+        truth[name] = pd.DataFrame({"person": person, "age": age, "chol": chol, "sbp": sbp})
+        read = (210 * (chol / 210) ** 1.8).round() if name == "budapest" else chol
+        tables[name] = truth[name].assign(chol=read)
+    return tables, truth

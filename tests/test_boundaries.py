@@ -16,7 +16,7 @@ FIGURES = (
     *(f"coordinator/{name}.py" for name in ("drawing", "figures", "companion_figures", "time_figures")),
 )
 HEAVY = {"torch", "nflows", "matplotlib", "flwr", "grpc", "statsmodels", "starlette", "uvicorn", "jinja2"}
-SOCKETS = {"shared/transport.py", "coordinator/demo.py"}  # the demo looks for a free port
+SOCKETS = {"shared/transport.py", "coordinator/demo/stage.py"}  # the demo looks for a free port
 
 
 def sources() -> list[Path]:

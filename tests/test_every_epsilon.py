@@ -260,8 +260,8 @@ def test_what_a_plan_says_it_will_cost_is_what_its_release_costs(released):
 
 
 def test_analysts_and_the_demo_are_shown_the_epsilon_of_the_receipts(tmp_path):
-    from coordinator import demo
     from coordinator.authority import Authority
+    from coordinator.demo import answers, play
     from coordinator.queries import ask
     from coordinator.store import Store
 
@@ -279,10 +279,10 @@ def test_analysts_and_the_demo_are_shown_the_epsilon_of_the_receipts(tmp_path):
     assert shown == {site: receipt.epsilon for site, receipt in receipts.items()}
     d = Encoder(dictionary=plan.dictionary).d
     assert set(shown.values()) == {epsilon(planned_event(plan), plan.budget.delta)}
-    row = demo._row("q", "released", answer.result, answer.result, shown)
+    row = answers.row("q", "released", answer.result, answer.result, shown)
     assert row["epsilon_per_site"] == f"{shown['alpha']:.0f}"
     # The comparison arm is w = 0: a draw from the flow alone costs nothing beyond the flow.
-    assert demo._row("q", demo.BASELINE, answer.result, answer.result, shown)["epsilon_per_site"] == "0"
+    assert answers.row("q", play.BASELINE, answer.result, answer.result, shown)["epsilon_per_site"] == "0"
     assert epsilon(LatentNoise(flow=narrow(d), w=0.0, radius=3.0).event, plan.budget.delta) == 0
 
 

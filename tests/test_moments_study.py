@@ -13,8 +13,8 @@ import pytest
 from delivered import STUDIES, cohort, deliver, join
 from test_pipeline import release, site, source  # noqa: F401
 
-from coordinator import demo
 from coordinator.authority import Authority
+from coordinator.demo.play import Asked, play_of
 from coordinator.planning import prices
 from coordinator.queries import ask
 from coordinator.store import Store
@@ -133,9 +133,9 @@ def test_the_price_list_names_every_mechanism_with_its_epsilon_and_what_it_cover
 
 
 def test_the_demo_sets_the_shipped_plan_beside_latent_noise_at_the_epsilon_it_was_asked_for():
-    study, plans = demo._two_plans((STUDIES / "cohorts.toml").read_text(), dt.date(2030, 1, 1), 0.5)
+    plans = play_of(Asked(study="cohorts", epsilon=0.5)).plans(dt.date(2030, 1, 1))
     ours, rows = (StudyPlan.from_toml(text) for text in plans.values())
-    assert (study, ours.study, rows.study) == ("cohorts", "cohorts", "cohorts-rows")
+    assert (*plans, ours.study, rows.study) == ("cohorts", "cohorts-rows", "cohorts", "cohorts-rows")
     assert (ours.release.epsilon, ours.budget.epsilon, ours.posture) == (0.5, 4.0, "private")
     assert (rows.release.w, rows.posture) == (0.8, "local")
     assert ours.dictionary == rows.dictionary

@@ -335,3 +335,29 @@ def test_an_answer_comes_with_the_noise_and_the_fit_in_its_variance(plan):
     [row] = study.release.answer(study, [(table, 4000)], parse_estimand("mean(sbp)"), levels={}, **told)
     assert row.yi == pytest.approx(records["sbp"].mean(), abs=5 * math.sqrt(row.vi))
     assert row.vi > row.vi_naive > 0
+
+
+@pytest.mark.parametrize("sigma", [0.25, 4.0])
+def test_an_answer_is_not_drawn_to_no_association_by_what_noise_drowns(plan, sigma):
+    """One straight step to the lines' moments: near the records' own answer, as far as its interval says."""
+    study = replace(plan, dictionary=PAIR, release=SlicingPlan(sigma=sigma), posture="private", estimands={})
+    records = pairs(4000)
+    table = study.release.draw(study, records, seeded_rng(10))
+    told = {"study": "mini", "site": "north", "wave": 1, "receipts": ()}
+    question = parse_estimand("ols(sbp) ~ sex")
+    [row] = study.release.answer(study, [(table, 4000)], question, levels={"sex": (0, 1)}, **told)
+    real = np.polyfit(records["sex"], records["sbp"], 1)[0]
+    assert abs(row.yi - real) < 3 * math.sqrt(row.vi)
+    assert math.sqrt(row.vi) < (4 if sigma < 1 else 30)
+    assert row.yi > (35 if sigma < 1 else 0)
+
+
+def test_classes_do_not_stand_further_apart_than_a_number_varies(plan):
+    study = replace(plan, dictionary=PAIR, release=SlicingPlan(sigma=8.0), posture="private", estimands={})
+    records = pairs(1500)
+    table = study.release.draw(study, records, seeded_rng(11))
+    model = projections.fit(study.release.code(study), study.release._moments(study, [(table, 1500)]))
+    rows, _ = model.rows(20_000, np.random.default_rng(1))
+    at = next(block.at for block in model.code.blocks if block.column.name == "sbp")
+    assert rows[:, at].std() < 0.5
+    assert 0 < model.doubt[at] <= 1

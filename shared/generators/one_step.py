@@ -59,7 +59,7 @@ from shared.generators.latent_class import LatentClasses, fit
 from shared.mechanisms.tables import Tables
 from shared.questions import INTERCEPT, MODELS
 
-__all__ = ["Released", "answer", "fitted", "synthetic"]
+__all__ = ["MODEL_ERROR", "STEP_ERROR", "UNSEEN_ERROR", "Released", "answer", "fitted", "influences", "synthetic"]
 
 Array = NDArray[np.float64]
 
@@ -158,7 +158,7 @@ def answer(
     rows = min(released.n, MOST_ROWS)
     tables = synthetic(model, dictionary, draws=draws, rng=np.random.default_rng(_SEED), rows=rows)
     each = [estimate(table, question, levels=levels, **told) for table in tables]
-    pushes = _influences(question, tables, each[0], levels or {})
+    pushes = influences(question, tables, each[0], levels or {})
     step = _Step(released, tables, dictionary) if pushes else None
     spread = None if pushes else _Refits(released, model, dictionary, question, rows, each, levels or {})
     unseen = _unreleased(released.tables, question)
@@ -288,10 +288,14 @@ def _canonical(values: pd.Series, levels: Sequence[Any]) -> Array:
     return np.where(np.isnan(numbers), np.nan, np.argsort(known)[np.minimum(places, len(known) - 1)])
 
 
-def _influences(
+def influences(
     question: Estimand, tables: Sequence[pd.DataFrame], rows: Sequence[Estimate], levels: Mapping[str, Sequence[Any]]
 ) -> list[Array]:
-    """φ of each term on all rows of the tables, one after the other; none where the question has no such function."""
+    """φ of each term on all rows of the tables, one after the other; none where the question has no such function.
+
+    Args:
+        rows: the estimates of one of the tables: their terms, in order.
+    """
     parts: list[list[Array]] = [[] for _ in rows]
     for table in tables:
         try:

@@ -10,7 +10,18 @@ The model that is fitted to them has H unseen classes, within which columns are 
 minimises squared distances in units of their standard errors, plus a prior that draws the classes together where noise
 drowns what tells them apart: with little data or a small ε the columns become independent, never wild.
 
-How far an answer from such rows can be off is found by doing it all again on rows of the model: persons, noise, fit.
+A prior that draws classes together draws every association towards none, and an answer from such rows with it. As with
+noisy tables (`shared.generators.one_step`, whose rule this is) the answer is put right by one straight step: with φ its
+influence function,
+
+.. math:: \hat\theta = \theta(P) + \langle g, \; \bar f - f_P \rangle, \qquad
+          \min_g \; s^2 \, E_P (\varphi - g \cdot f)^2 + g^\top S g
+
+where f are the entries of the question's columns and their products, f̄ their means over the rows that were undone,
+freed of the noise and so without bias, and S the covariance of these means, seen in the lines themselves. What noise
+drowns of φ stays with the model, and s = 0.4 says how far that may be off.
+
+For an answer without an influence function it is all done again on rows of the model: persons, noise, fit.
 """
 
 from __future__ import annotations
@@ -27,6 +38,7 @@ from scipy import optimize
 
 from shared.encoding import typed
 from shared.errors import EstimateRefusal, ParameterError
+from shared.generators.one_step import MODEL_ERROR, STEP_ERROR, UNSEEN_ERROR, influences
 from shared.mechanisms.slicing import Block, RowCode
 
 if TYPE_CHECKING:
@@ -37,8 +49,8 @@ __all__ = ["Mixture", "Moments", "answer", "fit", "moments"]
 Array = NDArray[np.float64]
 
 CLASSES = 6
-_RIDGE = 1.5
-"""Standard deviation of the prior of a class' deviation, on the scale of logits."""
+_RIDGE, _RIDGE_OF_NUMBERS = 1.5, 0.35
+"""Standard deviation of the prior of a class' deviation: of logits; of a number's atanh, whose bounds are far out."""
 _USUAL = (0.06, 0.05)
 """Variance of a number within its class, and how far it may be from that: public bounds are about four deviations."""
 _STEPS = 400
@@ -51,13 +63,15 @@ _SEED = 20241019
 class Moments:
     """Of coded records in units of a level, freed of the noise: (d,) means, (d, d) second moments.
 
-    `noise` is the (d, d) covariance of what is left on a row, `n` how many rows there were.
+    `noise` is the (d, d) covariance of what is left on a row, `n` how many rows there were; `parts` are the rows of
+    each release, undone, and what is left on them.
     """
 
     mean: Array
     second: Array
     noise: Array
     n: int
+    parts: tuple[tuple[Array, Array], ...]
 
 
 def moments(code: RowCode, releases: Sequence[tuple[Array, Array]], sigma: float) -> Moments:
@@ -78,6 +92,7 @@ def moments(code: RowCode, releases: Sequence[tuple[Array, Array]], sigma: float
         second=np.sum([s * part.second for s, part in zip(share, parts, strict=True)], axis=0),
         noise=np.sum([s * part.noise for s, part in zip(share, parts, strict=True)], axis=0),
         n=n,
+        parts=tuple(one for part in parts for one in part.parts),
     )
 
 
@@ -100,7 +115,8 @@ def _moments(directions: Array, lines: Array, sigma: float, unit: float) -> Mome
 
 
 def _of_rows(rows: Array, noise: Array) -> Moments:
-    return Moments(mean=rows.mean(axis=0), second=rows.T @ rows / len(rows) - noise, noise=noise, n=len(rows))
+    second = rows.T @ rows / len(rows) - noise
+    return Moments(mean=rows.mean(axis=0), second=second, noise=noise, n=len(rows), parts=((rows, noise),))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,6 +125,7 @@ class Mixture:
 
     Args:
         weights: (H,) of the classes. means: (H, d) of a coded row in each. spread: (d,) of numbers within a class.
+        doubt: (d,) relative standard error of the spread's square.
         theta: the parameters, a start for a similar fit.
     """
 
@@ -116,6 +133,7 @@ class Mixture:
     weights: Array
     means: Array
     spread: Array
+    doubt: Array
     theta: Array
 
     def rows(self, n: int, draws: np.random.Generator) -> tuple[Array, pd.DataFrame]:
@@ -164,7 +182,7 @@ def fit(code: RowCode, found: Moments, *, classes: int = CLASSES, start: Array |
     steps = _STEPS if start is None else _STEPS // 4
     done = optimize.minimize(problem, theta, jac=True, method="L-BFGS-B", options={"maxiter": steps, "maxcor": 20})
     weights, means = problem.means(done.x)
-    spread = np.zeros(code.d)
+    spread, doubt = np.zeros(code.d), np.zeros(code.d)
     for block in code.blocks:
         if block.numeric:
             present = 1 - (means[:, block.at + 1] if block.size == 2 else np.zeros(classes))
@@ -175,8 +193,10 @@ def fit(code: RowCode, found: Moments, *, classes: int = CLASSES, start: Array |
             own = float(found.noise[block.at, block.at]) + max(float(found.second[block.at, block.at]), 0.02)
             known, usual = found.n / (2 * own**2), 1 / _USUAL[1] ** 2
             within = (known * within + usual * _USUAL[0]) / (known + usual)
-            spread[block.at] = math.sqrt(min(max(within, 1e-3), 0.4))
-    return Mixture(code=code, weights=weights, means=means, spread=spread, theta=done.x)
+            within = min(max(within, 1e-3), 0.4)
+            spread[block.at] = math.sqrt(within)
+            doubt[block.at] = min(1 / math.sqrt(known + usual) / within, 1.0)
+    return Mixture(code=code, weights=weights, means=means, spread=spread, doubt=doubt, theta=done.x)
 
 
 class _Problem:
@@ -188,8 +208,16 @@ class _Problem:
         own = np.diag(found.noise) + np.clip(np.diag(found.second), 0.02, 1.0)
         self.mean_weight = found.n / own
         self.weight = found.n / np.outer(own, own)
+        self.second = found.second.copy()
+        self.ridge = np.full(self.d, _RIDGE)
         for block in self.blocks:
             self.weight[block.place, block.place] = 0  # entries of one column say nothing of dependence
+            if block.numeric:
+                # But classes must not stand further apart than the number varies, less what is usual within them.
+                at = block.at
+                self.second[at, at] -= _USUAL[0]
+                self.weight[at, at] = 2 / (_USUAL[1] ** 2 + 2 * own[at] ** 2 / found.n)
+                self.ridge[at] = _RIDGE_OF_NUMBERS
 
     def start(self) -> Array:
         profile = np.zeros(self.d)
@@ -202,7 +230,7 @@ class _Problem:
                     profile[block.at + 1] = math.log(gone / (1 - gone))
             else:
                 profile[block.place] = np.log(np.clip(mean, 0.01, 1.0))
-        deviations = 0.3 * np.random.default_rng(_SEED).standard_normal((self.h, self.d))
+        deviations = 0.2 * self.ridge * np.random.default_rng(_SEED).standard_normal((self.h, self.d))
         return np.concatenate([np.zeros(self.h), profile, deviations.ravel()])
 
     def means(self, theta: Array) -> tuple[Array, Array]:
@@ -226,11 +254,11 @@ class _Problem:
         w, p = self.means(theta)
         off = w @ p - self.found.mean
         pull = self.mean_weight * off
-        apart = (p * w[:, None]).T @ p - self.found.second
+        apart = (p * w[:, None]).T @ p - self.second
         push = self.weight * apart
         deviations = theta[self.h + self.d :].reshape(self.h, self.d)
-        loss = 0.5 * off @ pull + 0.25 * float((apart * push).sum()) + 0.5 * float((deviations**2).sum()) / _RIDGE**2
-        loss += 0.5 * float((theta[: self.h] ** 2).sum())
+        loss = 0.5 * off @ pull + 0.25 * float((apart * push).sum())
+        loss += 0.5 * float(((deviations / self.ridge) ** 2).sum()) + 0.5 * float((theta[: self.h] ** 2).sum())
         through = p @ push
         by_weight = p @ pull + 0.5 * (through * p).sum(axis=1)
         by_mean = w[:, None] * (pull + through)
@@ -250,7 +278,7 @@ class _Problem:
             [
                 w * (by_weight - w @ by_weight) + theta[: self.h],
                 by_logit.sum(axis=0),
-                (by_logit + deviations / _RIDGE**2).ravel(),
+                (by_logit + deviations / self.ridge**2).ravel(),
             ]
         )
         return float(loss), gradient
@@ -265,12 +293,15 @@ def answer(
     draws: int = DRAWS,
     **told: Any,
 ) -> list[Estimate]:
-    """One estimate per term from m synthetic tables, with a variance found by doing all of it again.
+    """One estimate per term: the mean of m synthetic tables' answers, and one step from there to the lines' moments.
 
-    The mean of m answers from tables of n rows. Again: n persons of the model, noise as the release's, the same fit, a
-    table of n rows. How these answers scatter holds patients, noise, fit and one table's draw; from it the patients'
-    share, `vi_naive` as a table of n patients would have it, is `vi_sampling`, and what is left is `vi_privacy`.
-    What the model cannot say is in no variance.
+    As in `shared.generators.one_step`, with v̄ the mean variance that tables of n rows claim:
+
+        vi_sampling = v̄ + E(φ − g·f)² / (m n)
+        vi_privacy  = gᵀSg − Var(g·f) / n + s² E(φ₂ − g·f)² + 0.05² E(φ − φ₂)² + (step · b)²
+
+    where b² is 1/9 and the doubt about the spread of the question's numbers, and φ₂ what entries and their products
+    can follow of φ. What scatters gᵀSg are persons and noise together: the persons' part of it is in v̄ already.
 
     Args:
         draws: m, at least 5.
@@ -282,37 +313,120 @@ def answer(
     if draws < 5:
         raise ParameterError("draws must be at least 5 to be combined", given=f"{draws}")
     model, rng = fit(code, found), np.random.default_rng(_SEED)
-    each = [estimate(model.rows(found.n, rng)[1], question, levels=levels, **told) for _ in range(draws)]
-    root = np.linalg.cholesky(found.noise)
-    again = []
-    for _ in range(AGAIN):
-        rows, _ = model.rows(found.n, rng)
-        drawn = _of_rows(rows + rng.standard_normal(rows.shape) @ root.T, found.noise)
-        other = fit(code, drawn, start=model.theta)
-        again.append(estimate(other.rows(found.n, rng)[1], question, levels=levels, **told))
+    drawn = [model.rows(found.n, rng) for _ in range(draws)]
+    tables = [table for _, table in drawn]
+    each = [estimate(table, question, levels=levels, **told) for table in tables]
+    pushes = influences(question, tables, each[0], levels)
+    step = _Step(model, found, question, np.concatenate([coded for coded, _ in drawn])) if pushes else None
+    again = [] if pushes else _again(code, found, model, question, rng, levels=levels, **told)
     out = []
-    for row in each[0]:
+    for k, row in enumerate(each[0]):
         same, repeated = (
             [one for one in (next((r for r in many if r.term == row.term), None) for many in sets) if one is not None]
             for sets in (each, again)
         )
         values = [one.yi for one in same if one.yi is not None]
         scatter = [one.yi for one in repeated if one.yi is not None]
-        if len(values) < draws or len(scatter) < AGAIN:
-            reason = f"the term is in {len(values) + len(scatter)} of {draws + AGAIN} synthetic tables only"
+        if len(values) < draws or len(scatter) < len(again):
+            reason = f"the term is in {len(values) + len(scatter)} of {draws + len(again)} synthetic tables only"
             out.append(replace(row, yi=None, vi_sampling=None, vi_privacy=0.0, reason=row.reason or reason))
             continue
         naive = float(np.mean([one.vi_sampling for one in same if one.vi_sampling is not None]))
-        whole = float(np.var(scatter, ddof=1)) * (AGAIN + 1) / (AGAIN - 1)  # a dozen repetitions know it that well
+        point = float(np.mean(values))
+        if step is not None:
+            by, drawing, privacy = step(pushes[k])
+            point, sampling = point + by, naive + drawing
+            how = f"{draws} synthetic tables and one step to the lines' moments; noise seen, model error allowed for"
+        else:
+            whole = float(np.var(scatter, ddof=1)) * (AGAIN + 1) / (AGAIN - 1)  # a dozen repetitions know it that well
+            sampling, privacy = naive, max(whole - 2 * naive, 0.0) + naive / draws
+            how = f"{draws} synthetic tables; persons, noise and fit done again {AGAIN} times"
         out.append(
             replace(
                 row,
-                yi=float(np.mean(values)),
-                vi_sampling=naive,
-                vi_privacy=max(whole - 2 * naive, 0.0) + naive / draws,
+                yi=point,
+                vi_sampling=sampling,
+                vi_privacy=privacy,
                 vi_naive=naive,
-                how=f"{draws} synthetic tables; persons, noise and fit done again {AGAIN} times",
-                warnings=("What a mixture of products cannot say of how columns depend is in no variance.",),
+                how=how,
+                warnings=("Of how three or more columns depend together, only a small error is in the interval.",)
+                if step is not None
+                else ("What a mixture of products cannot say of how columns depend is in no variance.",),
             )
         )
+    return out
+
+
+class _Step:
+    """From an influence function on synthetic rows to a step: of one question, for all its terms.
+
+    Args:
+        coded: (rows, d) of all synthetic tables, in order.
+    """
+
+    def __init__(self, model: Mixture, found: Moments, question: Estimand, coded: Array) -> None:
+        asked = [block for block in model.code.blocks if block.column.name in question.columns]
+        # An answer per unit of a number is as wrong as the model's spread of that number, however straight the step.
+        self._bent = math.hypot(STEP_ERROR, max((float(model.doubt[block.at]) for block in asked), default=0.0))
+        self._entries = [i for block in asked for i in range(block.at, block.at + block.size)]
+        own = [k for k, block in enumerate(asked) for _ in range(block.size)]
+        number = [block.numeric and i == block.at for block in asked for i in range(block.at, block.at + block.size)]
+        # Within a levelled column a product of two entries is 0 or the entry itself.
+        pairs = [
+            (i, j) for i in range(len(own)) for j in range(i, len(own)) if own[i] != own[j] or (i == j and number[i])
+        ]
+        self._left, self._right = (np.array([pair[side] for pair in pairs], dtype=np.int64) for side in (0, 1))
+        features = self._features(coded)
+        self._centred = features - features.mean(axis=0)
+        self._square = self._centred.T @ self._centred / len(coded)
+        self._rows, self._n = len(coded), found.n
+        total, scatter = np.zeros(features.shape[1]), np.zeros_like(self._square)
+        for rows, noise in found.parts:
+            seen = self._features(rows, noise)
+            total += seen.sum(axis=0)
+            scatter += np.cov(seen, rowvar=False, ddof=1).reshape(scatter.shape) * len(rows)
+        self._gap = total / found.n - features.mean(axis=0)
+        self._scatter = scatter / found.n**2
+
+    def _features(self, rows: Array, noise: Array | None = None) -> Array:
+        """Entries and their products, the latter less what noise adds to them on average."""
+        entries = rows[:, self._entries]
+        products = entries[:, self._left] * entries[:, self._right]
+        if noise is not None:
+            products -= noise[np.ix_(self._entries, self._entries)][self._left, self._right]
+        return np.concatenate([entries, products], axis=1)
+
+    def __call__(self, phi: Array) -> tuple[float, float, float]:
+        """(the step, what the draw of rows adds to the variance of patients, what noise and model error do)."""
+        along = self._centred.T @ phi / self._rows
+        g = np.linalg.solve(self._square + self._scatter / MODEL_ERROR**2, along)
+        reach = self._centred @ np.linalg.lstsq(self._square, along, rcond=1e-10)[0]
+        near = self._centred @ g
+        by = float(g @ self._gap)
+        seen = float(g @ self._scatter @ g) - float(near @ near) / self._rows / self._n
+        drowned, beyond = float(((reach - near) ** 2).mean()), float(((phi - reach) ** 2).mean())
+        privacy = max(seen, 0.0) + MODEL_ERROR**2 * drowned + UNSEEN_ERROR**2 * beyond + (self._bent * by) ** 2
+        return by, float(((phi - near) ** 2).mean()) / self._rows, privacy
+
+
+def _again(
+    code: RowCode,
+    found: Moments,
+    model: Mixture,
+    question: Estimand,
+    rng: np.random.Generator,
+    *,
+    levels: Mapping[str, Any],
+    **told: Any,
+) -> list[list[Estimate]]:
+    """The answers of `AGAIN` repetitions of all that happened, on rows of the model."""
+    from shared.estimands import estimate
+
+    root = np.linalg.cholesky(found.noise)
+    out = []
+    for _ in range(AGAIN):
+        rows, _ = model.rows(found.n, rng)
+        drawn = _of_rows(rows + rng.standard_normal(rows.shape) @ root.T, found.noise)
+        other = fit(code, drawn, start=model.theta)
+        out.append(estimate(other.rows(found.n, rng)[1], question, levels=levels, **told))
     return out

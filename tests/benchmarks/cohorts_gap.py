@@ -1,5 +1,8 @@
 """Twelve full-size cohorts through encoder, flow and latent noise: pooled adjusted HR, released against real.
 
+And the share of events and the Kaplan-Meier curve of every cohort, at a quarter, a half and three quarters of its
+longest follow-up.
+
 python -m tests.benchmarks.cohorts_gap [first seed] [seeds]
 """
 
@@ -14,11 +17,13 @@ from shared.encoding import Encoder
 from shared.mechanisms.latent_noise import LatentNoise, default_radius
 from shared.randomness import seeded_rng
 from shared.simulated import cvd_cohorts
+from shared.survival import kaplan_meier
 from site_agent.models.flow import FlowSettings, fit_flow
 from tests.benchmarks import record
 from tests.benchmarks.lni_pooling import dersimonian_laird
 
 WEIGHTS = (0.0, 0.8)
+HORIZONS = (0.25, 0.5, 0.75)
 ADJUSTED = ["sbp", "age", "chol", "hdl"]
 
 
@@ -50,6 +55,13 @@ def log_hr(table) -> tuple[float, float]:
     return float(fit.params[0]), float(fit.bse[0]) ** 2
 
 
+def still_without(table, times) -> np.ndarray:
+    """Kaplan-Meier at `times`."""
+    curve = kaplan_meier(table["time"].to_numpy(dtype=float), table["cvd"].to_numpy(dtype=float))
+    steps = np.searchsorted(curve.time, times, side="right")
+    return np.concatenate([[1.0], curve.survival])[steps]
+
+
 def one(seed: int, settings: FlowSettings) -> dict:
     """One draw of the twelve cohorts."""
     rng = seeded_rng(seed)
@@ -70,6 +82,7 @@ def one(seed: int, settings: FlowSettings) -> dict:
             "n": len(table),
             "events": float(table["cvd"].mean()),
             "log_hr": real[-1][0],
+            "curve": still_without(table, times := table["time"].max() * np.array(HORIZONS)).tolist(),
             "epochs": fitted.report.epochs,
             "gain": fitted.report.gain,
             "cpu_seconds": spent,
@@ -79,6 +92,7 @@ def one(seed: int, settings: FlowSettings) -> dict:
             out = encoder.decode(mechanism.release(x, rng))
             released[w].append(log_hr(out))
             site[f"events w={w}"] = float(out["cvd"].mean())
+            site[f"curve w={w}"] = still_without(out, times).tolist()
             site[f"log_hr w={w}"] = released[w][-1][0]
         sites[name] = site
     pooled = {"real": dersimonian_laird(real)[0], **{f"w={w}": dersimonian_laird(released[w])[0] for w in WEIGHTS}}
@@ -93,6 +107,10 @@ def one(seed: int, settings: FlowSettings) -> dict:
         "event_share_gap": {
             f"w={w}": max(abs(s[f"events w={w}"] - s["events"]) for s in sites.values()) for w in WEIGHTS
         },
+        "curve_gap": {
+            f"w={w}": max(float(np.abs(np.subtract(s[f"curve w={w}"], s["curve"])).max()) for s in sites.values())
+            for w in WEIGHTS
+        },
         "training_cpu_seconds": cpu,
         "sites": sites,
     }
@@ -100,18 +118,25 @@ def one(seed: int, settings: FlowSettings) -> dict:
 
 def main() -> None:
     first = int(sys.argv[1]) if len(sys.argv) > 1 else 1
-    seeds = int(sys.argv[2]) if len(sys.argv) > 2 else 3
+    seeds = int(sys.argv[2]) if len(sys.argv) > 2 else 10
     runs = []
     for seed in range(first, first + seeds):
         runs.append(one(seed, FlowSettings()))
         print({k: v for k, v in runs[-1].items() if k != "sites"}, flush=True)
     gaps = {f"w={w}": [run["gap"][f"w={w}"] for run in runs] for w in WEIGHTS}
+
+    def largest(name: str) -> dict[str, float]:
+        return {w: max(run[name][w] for run in runs) for w in gaps}
+
     print(
         record.write(
             "cohorts_gap",
             {
                 "runs": runs,
                 "mean_absolute_gap": {w: float(np.mean(np.abs(g))) for w, g in gaps.items()},
+                "largest_event_share_gap": largest("event_share_gap"),
+                "largest_curve_gap": largest("curve_gap"),
+                "mean_largest_curve_gap": {w: float(np.mean([run["curve_gap"][w] for run in runs])) for w in gaps},
                 "largest_absolute_gap": {w: float(np.max(np.abs(g))) for w, g in gaps.items()},
             },
             seed=first,

@@ -1,0 +1,115 @@
+"""`tributary demo`: the whole product on one machine, as separate processes, with real keys and real budgets.
+
+A coordinator and one agent per hospital run on loopback and talk mutual TLS, exactly as they would across a city
+(`stage`). What only a demo may do is pool the *real* tables too, because here they are simulated (or public), so that
+the released answer can be held against the true one. What is shown is a `play.Play`, one per study; `answers` draws it.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from coordinator.demo.play import PLAYS, Asked, play_of
+from coordinator.demo.stage import STATE_MARK, Stage
+from shared.errors import ParameterError
+from shared.terminal import application, console, run
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+__all__ = ["app", "main"]
+
+app = application("Tributary on one machine.", bare=True)
+
+
+@app.callback()
+def tributary() -> None:
+    """Federated multi-site meta-analysis: see the demo, then `site-agent`, `coordinator` and `analyst`."""
+
+
+@app.command()
+def demo(
+    study: Annotated[str, typer.Option(help=f"Which study: {', '.join(PLAYS)}.")] = "cvd",
+    data: Annotated[Path | None, typer.Option(help="Folder of the hospitals' CSV files (heart).")] = None,
+    out: Annotated[Path, typer.Option(help="Folder for figures and tables.")] = Path("demo-output"),
+    seed: Annotated[int, typer.Option(help="Seed of the simulated tables.")] = 1,
+    scale: Annotated[float, typer.Option(help="Share of the simulated tables' sizes.")] = 1.0,
+    sites: Annotated[int | None, typer.Option(help="Only the largest so many hospitals.")] = None,
+    workers: Annotated[int, typer.Option(help="Hospitals at work at the same time.")] = 2,
+    epsilon: Annotated[float | None, typer.Option(help="ε of a release of noisy moments (cohorts).")] = None,
+) -> None:
+    """Run a study from the hospitals' tables to a forest plot: coordinator and agents as separate processes."""
+    asked = Asked(study=study, seed=seed, scale=scale, sites=sites, data=data, epsilon=epsilon)
+    shown = play_of(asked)
+    if epsilon is not None and study != "cohorts":
+        raise ParameterError("--epsilon must come with --study cohorts", given=study)
+    out.mkdir(parents=True, exist_ok=True)
+    state = out / STATE_MARK
+    if state.exists():
+        shutil.rmtree(state)
+    tables = shown.tables(state / "tables")
+    if not tables:
+        raise ParameterError("there must be at least one hospital's table", given="none")
+    started = time.monotonic()
+    with _progress() as report:
+        stage = Stage(out=out, play=shown, tables=tables, workers=workers, report=report)
+        stage.run()
+        report(stage.steps, stage.steps, "asking the coordinator, drawing the figures")
+        from coordinator.demo import answers
+
+        found = shown.answers(stage)
+        answers.write(found, shown, out)
+    answers.show(found, shown, out, time.monotonic() - started)
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[int, int, str], None]]:
+    """A bar with the stage and the time left; plain lines where there is no terminal."""
+    screen = console()
+    if not screen.is_terminal:
+        begun, told = time.monotonic(), -1
+
+        def line(done: int, steps: int, what: str) -> None:
+            nonlocal told
+            if done != told:
+                told = done
+                screen.print(f"{time.monotonic() - begun:5.0f} s  {done:3d}/{steps}  {what}", highlight=False)
+
+        yield line
+        return
+    from rich.progress import (
+        BarColumn,
+        Progress,
+        TaskProgressColumn,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    with Progress(
+        TextColumn("[bold]tributary[/]"),
+        BarColumn(),
+        TaskProgressColumn(),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+        TextColumn("{task.description}"),
+        console=screen,
+    ) as bar:
+        task = bar.add_task("starting", total=None)
+        yield lambda done, steps, what: bar.update(task, completed=done, total=steps, description=what)
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Entry point of ``tributary``."""
+    raise SystemExit(run(app, name="tributary", argv=argv))
+
+
+if __name__ == "__main__":
+    main()

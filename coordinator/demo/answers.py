@@ -1,0 +1,128 @@
+"""How the demo shows what it found: figures, one table of all pooled values, and the same on the terminal."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from coordinator.demo.play import BASELINE, REAL, Answer, Play
+from shared.terminal import console
+
+if TYPE_CHECKING:
+    from coordinator.pooling import PooledResult
+
+__all__ = ["row", "show", "write"]
+
+
+def write(answers: Mapping[str, Answer], play: Play, out: Path) -> None:
+    """Figures (SVG, PDF, PNG), one table of all pooled values (CSV), and the same as JSON."""
+    import pandas as pd
+
+    from coordinator import figures
+    from coordinator.client import pooled_data
+    from shared.terminal import plain
+
+    rows: list[dict[str, Any]] = []
+    document: dict[str, Any] = {}
+    for key, answer in answers.items():
+        first, *others = answer.arms
+        ratio = answer.arms[first].scale == "log"
+        unit = play.unit(answer)
+        prices = _words(answer.epsilon)
+        for other in answer.others.values():
+            prices = {site: f"{price} / {_words(other).get(site, '–')}" for site, price in prices.items()}
+        whose = f" ({' / '.join([first, *answer.others])})" if answer.others else ""
+        for label in answer.arms if answer.others else ():
+            figures.forest(
+                answer.arms[label],
+                title=f"{answer.title}: {label}",
+                note=answer.question,
+                xlabel=f"{unit} (log scale)" if ratio else unit,
+                columns={} if label == REAL else {"ε": _words(answer.priced(label))},
+                name=label,
+                path=out / f"forest_{key}_{re.sub(r'[^a-z0-9]+', '_', label)}.svg",
+            )
+        for suffix in ("svg", "pdf", "png"):
+            figures.forest(
+                answer.arms[first],
+                title=answer.title,
+                note=f"{answer.question}; ε at the plan's δ{whose}, {play.covers}. Real records: only in this demo.",
+                xlabel=f"{unit} (log scale)" if ratio else unit,
+                columns={"Posture": dict(answer.posture), "ε": prices},
+                name=first,
+                compare={label: answer.arms[label] for label in others},
+                path=out / f"forest_{key}.{suffix}",
+            )
+        document[key] = {"question": answer.question, "term": answer.term, "epsilon": dict(answer.epsilon)}
+        document[key]["arms"] = {label: plain(pooled_data(result)) for label, result in answer.arms.items()}
+        real = answer.arms.get(REAL)
+        for label, result in answer.arms.items():
+            rows.append(row(key, label, result, real, answer.priced(label)))
+    pd.DataFrame(rows).to_csv(out / "results.csv", index=False)
+    (out / "results.json").write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def _words(epsilon: Mapping[str, float]) -> dict[str, str]:
+    """ε per site as it is printed: whole from 10 upwards, two digits below."""
+    return {site: f"{value:.0f}" if value >= 10 else f"{value:.2g}" for site, value in epsilon.items()}
+
+
+def row(
+    key: str, label: str, result: PooledResult, real: PooledResult | None, epsilon: Mapping[str, float]
+) -> dict[str, Any]:
+    """One line of the table: the pooled ratio, its interval, its distance to the real one, and the price."""
+    import math
+
+    show: Callable[[float], float] = math.exp if result.scale == "log" else float
+    costs = sorted(set(_words(epsilon).values()), key=float)
+    cost = costs[0] if len(costs) == 1 else f"{costs[0]} to {costs[-1]}"
+    return {
+        "question": key,
+        "tables": label,
+        "sites": result.k,
+        "estimate": round(show(result.beta), 4),
+        "ci_lb": round(show(result.ci_lb), 4),
+        "ci_ub": round(show(result.ci_ub), 4),
+        "gap_to_real": None if real is None else round(show(result.beta) - show(real.beta), 4),
+        "tau2": round(result.tau2, 5),
+        "I2_percent": round(result.I2, 1),
+        "epsilon_per_site": {REAL: "not private", BASELINE: "0"}.get(label, cost),
+        "excluded": "; ".join(f"{one.label}: {one.reason}" for one in result.excluded),
+    }
+
+
+def show(answers: Mapping[str, Answer], play: Play, out: Path, seconds: float) -> None:
+    """The table of answers on the terminal, and where to look."""
+    from rich import box
+    from rich.table import Table
+
+    screen = console()
+    table = Table(
+        title="Pooled by random effects (REML, ad hoc Knapp-Hartung)", title_justify="left", box=box.SIMPLE_HEAD
+    )
+    for heading in ("question", "tables", "estimate", "95 % interval", "gap", "I²", "ε"):
+        justify: Literal["left", "right"] = "left" if heading in ("question", "tables") else "right"
+        table.add_column(heading, justify=justify, no_wrap=True)
+    for key, answer in answers.items():
+        for label, result in answer.arms.items():
+            line = row(key, label, result, answer.arms.get(REAL), answer.priced(label))
+            table.add_row(
+                key if label == next(iter(answer.arms)) else "",
+                label,
+                f"{line['estimate']:.3f}",
+                f"{line['ci_lb']:.3f} to {line['ci_ub']:.3f}",
+                "" if label == REAL or line["gap_to_real"] is None else f"{line['gap_to_real']:+.3f}",
+                f"{line['I2_percent']:.0f} %",
+                line["epsilon_per_site"],
+            )
+        table.add_section()
+    screen.print(table)
+    screen.print(play.note, style="dim")
+    excluded = {f"{r.label}: {r.reason}" for a in answers.values() for arm in a.arms.values() for r in arm.excluded}
+    for text in sorted(excluded):
+        screen.print(f"excluded  {text}", style="dim", highlight=False)
+    figures = sorted(path.name for path in out.glob("forest_*.svg"))
+    screen.print(f"done in {seconds:.0f} s. Look at {out}/: {', '.join(figures)}, results.csv", highlight=False)

@@ -1,0 +1,247 @@
+"""What a demo study is: its tables, its plans, what its hospitals do, and what is asked in the end.
+
+A new study is a subclass of `Play` in a module of its own, named in `PLAYS`.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import importlib
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+from shared.errors import ParameterError, StateRefusal
+
+if TYPE_CHECKING:
+    from coordinator.demo.stage import Stage
+    from coordinator.pooling import PooledResult
+    from shared.estimands import Estimate
+    from shared.plan import StudyPlan
+
+__all__ = [
+    "BASELINE",
+    "PLAYS",
+    "REAL",
+    "STUDIES",
+    "Answer",
+    "Asked",
+    "Play",
+    "SideBySide",
+    "around",
+    "play_of",
+    "pooled_real",
+    "setting",
+]
+
+STUDIES = Path(__file__).resolve().parents[2] / "deploy" / "studies"
+REAL, BASELINE = "real records", "released, w = 0"
+PLAYS: Mapping[str, str] = {
+    "cvd": "coordinator.demo.cohorts:Cohorts",
+    "cohorts": "coordinator.demo.cohorts:Moments",
+    "heart": "coordinator.demo.cohorts:Heart",
+    "registry": "coordinator.demo.registries:Registries",
+    "assay": "coordinator.demo.assay:Assay",
+}
+"""Name of a study to its play."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """What was asked for on the command line.
+
+    Args:
+        study: a name of `PLAYS`.
+        seed, scale, sites: of simulated tables: the seed, the share of their sizes, and how many hospitals.
+        data: folder of the hospitals' own files.
+        epsilon: in place of the plan's.
+    """
+
+    study: str
+    seed: int = 1
+    scale: float = 1.0
+    sites: int | None = None
+    data: Path | None = None
+    epsilon: float | None = None
+
+
+class Play(ABC):
+    """One study of the demo.
+
+    `shipped` names the file of its plan in deploy/studies, where that is not the study's name. `covers` ends the
+    sentence "ε at the plan's δ, …" below a figure.
+    """
+
+    shipped: ClassVar[str] = ""
+    covers: ClassVar[str] = "every record covered"
+
+    def __init__(self, asked: Asked) -> None:
+        self.asked = asked
+
+    @property
+    def text(self) -> str:
+        """The study's plan, as it is shipped. Raises: StateRefusal."""
+        try:
+            return (STUDIES / f"{self.shipped or self.asked.study}.toml").read_text(encoding="utf-8")
+        except FileNotFoundError:
+            raise StateRefusal(
+                "the demo must run from a checkout",
+                given="no deploy/studies",
+                next_step="Clone the repository; make demo.",
+            ) from None
+
+    @abstractmethod
+    def tables(self, folder: Path) -> dict[str, Path]:
+        """The hospitals' tables, written below `folder` or found: hospital name to file. Raises: ParameterError."""
+
+    def plans(self, today: dt.date) -> dict[str, str]:
+        """Name of a study to its plan (TOML) with a calendar around `today`; the one that is shown comes first."""
+        return {setting(self.text, "study").strip('"'): around(self.text, today)}
+
+    def steps(self, stage: Stage) -> int:
+        """How many steps `act` tells of."""
+        return len(stage.tables) * (2 + 2 * len(stage.plans))
+
+    def act(self, stage: Stage, everywhere: Callable[[Callable[[str], None]], None]) -> None:
+        """What happens once the coordinator serves; `everywhere` has all hospitals do the same, a few at a time."""
+
+        def hospital(site: str) -> None:
+            stage.join(site)
+            stage.release(site)
+
+        everywhere(hospital)
+
+    def add_data(self, stage: Stage, site: str, study: str) -> None:
+        """A hospital says where its table is."""
+        added = stage.agent(site, "data", "add", str(stage.tables[site]), "--as", study)
+        if added["not_mapped"]:  # columns of the file that the study does not use
+            stage.agent(site, "data", "map", study, "--ignore-rest")
+
+    @abstractmethod
+    def answers(self, stage: Stage) -> dict[str, Answer]:
+        """What was asked, by a short name that files can bear."""
+
+    @abstractmethod
+    def unit(self, answer: Answer) -> str:
+        """What an answer's axis measures."""
+
+    @property
+    @abstractmethod
+    def note(self) -> str:
+        """What must be said below the table of answers."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """One question, pooled three ways.
+
+    Args:
+        title, question, term: of the figure; the formula; what is pooled of it.
+        arms: label to pooled result; the released one first.
+        epsilon, posture: per site, of the released arm.
+        others: per site, of an arm with a price of its own; each such study draws a figure per arm.
+    """
+
+    title: str
+    question: str
+    term: str
+    arms: Mapping[str, PooledResult]
+    epsilon: Mapping[str, float]
+    posture: Mapping[str, str]
+    others: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+
+    def priced(self, label: str) -> Mapping[str, float]:
+        """ε per site of an arm."""
+        return self.others.get(label, self.epsilon)
+
+
+class SideBySide(Play):
+    """Two plans of the same questions, beside the real records.
+
+    `focus` are the terms that the study is about; the others are adjusted for.
+    """
+
+    focus: ClassVar[tuple[str, ...]]
+
+    @abstractmethod
+    def labels(self, shown: StudyPlan, other: StudyPlan) -> tuple[str, str]:
+        """What the two plans' releases are called."""
+
+    def answers(self, stage: Stage) -> dict[str, Answer]:
+        """Every planned question and focus term: pooled from both plans' releases and from the real records."""
+        from coordinator.config import Config
+        from coordinator.queries import ask
+        from coordinator.store import Store
+        from shared.plan import StudyPlan
+
+        plans = {study: StudyPlan.from_toml(text) for study, text in stage.plans.items()}
+        shown, other = plans
+        label, beside = self.labels(*plans.values())
+        answers: dict[str, Answer] = {}
+        with closing(Store.open(stage.hub, Config.load(stage.hub).store)) as store:
+            for name, formula in plans[shown].estimands.items():
+                for term in self.focus:
+                    told = {study: ask(store, study, 1, formula, term=term) for study in plans}
+                    sources = {source.site: source for source in told[shown].sources}
+                    others = {source.site: source.epsilon for source in told[other].sources}
+                    key = f"{name}_{re.sub(r'[^a-z0-9]+', '', term)}" if len(self.focus) > 1 else name
+                    answers[key] = Answer(
+                        title=f"{plans[shown].title}: {name}" + (f", {term}" if "_" in key else ""),
+                        question=formula,
+                        term=term,
+                        arms={
+                            label: told[shown].result,
+                            beside: told[other].result,
+                            REAL: pooled_real(stage.tables, plans[shown], formula, term),
+                        },
+                        epsilon={site: source.epsilon for site, source in sources.items()},
+                        posture={site: source.posture for site, source in sources.items()},
+                        others={} if beside == BASELINE else {beside: others},
+                    )
+        return answers
+
+
+def play_of(asked: Asked) -> Play:
+    """The play of a study. Raises: ParameterError."""
+    if asked.study not in PLAYS:
+        raise ParameterError(f"the study must be one of {', '.join(PLAYS)}", given=repr(asked.study)[:40])
+    module, name = PLAYS[asked.study].split(":")
+    made: type[Play] = getattr(importlib.import_module(module), name)
+    return made(asked)
+
+
+def around(text: str, today: dt.date) -> str:
+    """The text of a plan with a calendar around today."""
+    start, end = today.replace(month=1, day=1), today.replace(year=today.year + 1, month=12, day=31)
+    for name, value in (("expires", end), ("opens", start), ("closes", end)):
+        text = re.sub(rf"^{name} = \S+", f"{name} = {value}", text, flags=re.MULTILINE)
+    return text
+
+
+def setting(text: str, name: str) -> str:
+    """What stands for `name` in the text of a plan. Raises: ParameterError."""
+    found = re.search(rf"^{name} = (\S+)", text, flags=re.MULTILINE)
+    if found is None:
+        raise ParameterError(f"the plan must set {name} on a line of its own", given="none")
+    return found[1]
+
+
+def pooled_real(tables: Mapping[str, Path], plan: StudyPlan, formula: str, term: str) -> PooledResult:
+    """Pool the real tables: possible here only because they are simulated or public."""
+    import pandas as pd
+
+    from coordinator.pooling import pool_estimates
+    from shared.estimands import estimate, parse_estimand
+
+    question = parse_estimand(formula)
+    rows: list[Estimate] = []
+    for site, path in sorted(tables.items()):
+        source = pd.read_csv(path, dtype="string")
+        known = [column.name for column in plan.dictionary.columns if column.name in source.columns]
+        table = plan.dictionary.check(source[known])
+        rows += estimate(table[list(plan.dictionary.names)], question, study=plan.study, site=site, wave=1)
+    return pool_estimates([row for row in rows if row.term == term])

@@ -1,0 +1,71 @@
+"""The demo's ``registry``: one dictionary and one question, answered from noisy tables and from the slicing mechanism.
+
+Noisy tables trust the hospital to add up its own records; slicing noises every row by itself and needs a larger ε for
+less. The figures say how much less.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from coordinator.demo.play import Answer, SideBySide, around
+
+if TYPE_CHECKING:
+    from shared.plan import StudyPlan
+
+__all__ = ["Registries"]
+
+SLICING_EPSILON = 20.0
+
+
+class Registries(SideBySide):
+    """Four registries; with `Asked.sites` the largest so many."""
+
+    shipped = "registries"
+    focus = ("smoker", "sbp/10")
+
+    def tables(self, folder: Path) -> dict[str, Path]:
+        """The tables as CSV files."""
+        import numpy as np
+
+        from shared.simulated import registries
+
+        made = registries(np.random.default_rng(self.asked.seed), scale=self.asked.scale)
+        folder.mkdir(parents=True, exist_ok=True)
+        out: dict[str, Path] = {}
+        for name in list(made)[: self.asked.sites]:
+            out[name] = folder / f"{name}.csv"
+            made[name].to_csv(out[name], index=False)
+        return out
+
+    def plans(self, today: dt.date) -> dict[str, str]:
+        """The shipped plan of tables, and the same with the slicing mechanism: a plan has one mechanism."""
+        text = around(self.text, today)
+        release = f'[release]\nmechanism = "slicing"\nepsilon = {SLICING_EPSILON}\n'
+        sliced = re.sub(r"^\[release\]\n(?:.+\n)+", release, text, count=1, flags=re.MULTILINE)
+        return {
+            "registry": text,
+            "registry-slicing": sliced.replace('study = "registry"', 'study = "registry-slicing"'),
+        }
+
+    def labels(self, shown: StudyPlan, other: StudyPlan) -> tuple[str, str]:
+        """The two mechanisms' names."""
+        return shown.release.title, other.release.title
+
+    def unit(self, answer: Answer) -> str:
+        """What the axis measures."""
+        return (
+            "Odds ratio of death, smokers to others" if answer.term == "smoker" else "Odds ratio of death per 10 mmHg"
+        )
+
+    @property
+    def note(self) -> str:
+        """What each ε covers."""
+        return (
+            "gap: to the real records. Both ε cover every record and all that looked at it. Tables are added up inside "
+            "the hospital and noised once; slicing noises every row, so that even the sums need not be trusted, and "
+            "says far less at a far larger ε."
+        )
