@@ -12,6 +12,7 @@ import math
 import tomllib
 from collections.abc import Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields
+from functools import cached_property
 from typing import Any, Literal
 
 from shared.canonical import canonical_json, closed, parse_json, sha256_hex
@@ -302,7 +303,7 @@ class StudyPlan:
         """Canonical JSON of the plan: what is hashed and signed."""
         return canonical_json(self.to_canonical())
 
-    @property
+    @cached_property
     def hash(self) -> str:
         """SHA-256 of the canonical bytes: the plan's only name."""
         return sha256_hex(self.canonical)

@@ -13,6 +13,7 @@ import difflib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
 from typing import Any, Literal, get_args
 
 from shared.errors import ParameterError
@@ -251,7 +252,7 @@ class Estimand:
 
     def label(self, term: str) -> str:
         """The term as it stands in the text, with its units."""
-        return f"{term}/{Node('number', self.per[term])}" if term in self.per else term
+        return f"{term}/{_shown(self.per[term])}" if term in self.per else term
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -269,7 +270,7 @@ class Estimand:
             return "fisher_z"
         return _SCALES.get(self.kind, "identity")
 
-    @property
+    @cached_property
     def columns(self) -> tuple[str, ...]:
         """Columns it reads, each once: outcome first."""
         outcome = "" if self.kind == "network" else self.outcome
@@ -311,6 +312,11 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "measure": ("OR", "RR", "RD"),
     "structure": ("pearson", "cs"),
 }
+
+
+@lru_cache(maxsize=256)
+def _shown(number: float) -> str:
+    return str(Node("number", number))
 
 
 def _side(text: str) -> Node:

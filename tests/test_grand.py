@@ -235,6 +235,16 @@ def test_a_tiny_frame_and_a_single_coordinate_give_an_answer(m):
         assert ((out >= FRAME[:m, :p].min(axis=0)) & (out <= FRAME[:m, :p].max(axis=0))).all()
 
 
+def test_private_ranks_can_be_placed_in_another_frame_for_nothing_more():
+    mechanism = NodePrivate(epsilon=1.0, p=3)
+    noise = mechanism.noise(NAMES, seeded_rng(1))
+    ranks = mechanism.ranks(NODES, FRAME, noise)
+    np.testing.assert_array_equal(mechanism.placed(ranks, FRAME), mechanism.privatise(NODES, FRAME, noise))
+    later = mechanism.privatise(NODES, FRAME, noise, into=2 * FRAME[:200])
+    np.testing.assert_array_equal(later, mechanism.placed(ranks, 2 * FRAME[:200]))
+    assert ((later >= 2 * FRAME.min(axis=0)) & (later <= 2 * FRAME.max(axis=0))).all()
+
+
 def test_shapes_that_do_not_fit_and_a_frame_with_a_hole_are_refused():
     mechanism = NodePrivate(epsilon=1.0, p=3)
     noise = mechanism.noise(NAMES, seeded_rng(1))

@@ -199,6 +199,36 @@ def test_the_dimension_is_chosen_on_hidden_pairs_of_the_hold_out_block():
     assert choose_dimension(space.draw(space.positions, KEY)[:3][:, :3], model="rdpg", rng=rng()) == 1
 
 
+@pytest.mark.parametrize("directed", [False, True])
+def test_deconvolved_positions_have_the_laws_spread_and_the_fits_density(directed):
+    """Drawing from estimates as they are counts each node's estimation error as if nodes differed that much."""
+    space = truth("inner_product", directed, 320)
+    ties = space.draw(space.positions, KEY)
+    fitted = fit(ties, model="inner_product", d=2, directed=directed, rng=rng())
+    free = fitted.deconvolved()
+
+    def logits(positions: np.ndarray) -> float:
+        half = positions.shape[1] // 2 if directed else positions.shape[1]
+        source, target = positions[:, :half], positions[:, -half:]
+        return float(np.std(source[:, :1] + target[:, 0] + source[:, 1:] @ target[:, 1:].T))
+
+    raw, less, true = (logits(one) for one in (fitted.positions, free, space.positions))
+    assert raw > 1.08 * true
+    assert abs(less / true - 1) < 0.5 * (raw / true - 1)
+    density = [fitted.probabilities(one, one).mean() for one in (free, fitted.positions)]
+    assert density[0] == pytest.approx(density[1], rel=1e-3)
+    isolated = fit(
+        sparse.csr_array(sparse.block_diag([ties, np.zeros((5, 5))])),
+        model="inner_product",
+        d=2,
+        directed=directed,
+        rng=rng(),
+    )
+    assert np.isfinite(isolated.deconvolved()).all()
+    product = truth("rdpg", directed, 30)
+    np.testing.assert_array_equal(product.deconvolved(), product.positions)
+
+
 # -- drawing -------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("directed", [False, True])
 def test_every_pair_is_tied_with_its_probability_independently_over_keys(directed):

@@ -140,7 +140,7 @@ class NodePrivate:
             row[:] = own.lattice_laplace_steps(self.scale, self.p, self._grid) * self._grid
         return out
 
-    def privatise(self, latents: Array, frame: Array, noise: Array) -> Array:
+    def privatise(self, latents: Array, frame: Array, noise: Array, into: Array | None = None) -> Array:
         """(n, p) coordinates of released nodes to (n, p) private ones.
 
         Row i of the result comes from row i of `latents` and of `noise` and from the frame, and from nothing else.
@@ -149,9 +149,11 @@ class NodePrivate:
             latents: (n, p), the nodes' own; a value that is not a number counts as 0.
             frame: (m, p), of the hold-out nodes, m ≥ 1; finite.
             noise: from :meth:`noise`.
+            into: (m', p), another table of hold-out nodes that private ranks are placed in; the frame by default. A
+                model that knows its estimation error gives positions without it.
         Raises: ParameterError, for shapes that do not fit or a frame that is not finite.
         """
-        return self.placed(self.ranks(latents, frame, noise), frame)
+        return self.placed(self.ranks(latents, frame, noise), frame if into is None else into)
 
     def ranks(self, latents: Array, frame: Array, noise: Array) -> Array:
         """v = G(F(Z) + e), (n, p) in [0, 1]: what is private; a later wave may place it in a newer frame for free."""

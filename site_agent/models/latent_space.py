@@ -54,6 +54,7 @@ _LOGIT = 30.0
 _RIDGE = 1e-6
 _STEPS, _STRIDE, _STILL = 25, 3.0, 1e-5
 _PASSES = 60
+_ROUNDS = 60
 _TESTED, _MOST_TESTED = 0.05, 200_000
 
 
@@ -117,6 +118,81 @@ class LatentSpace:
             else:
                 found.append(_least_squares(ties, other * self._signed))
         return np.hstack(found)
+
+    def deconvolved(self) -> Array:
+        """(m, p): the hold-out positions without the spread that estimating each from m ties has added.
+
+        Estimates scatter about their nodes, so that a network drawn from them is more uneven than the one they came
+        from, and has more triangles. Here each position moves towards the mean by what its own precision asks for,
+        until all have the covariance of the law behind them (a normal law, by the EM algorithm); α is then shifted
+        until the expected density is again the fit's. Made of the hold-out nodes alone: private coordinates are placed
+        in it for free. For the dot product graphs it made networks worse: there positions are returned as they are.
+        """
+        if self.model != "inner_product":
+            return self.positions
+        x, noise = self.positions, self._errors()
+        mean = x.mean(axis=0)
+        centred, least = x - mean, 1e-9 * np.eye(self.p)
+        law = centred.T @ centred / self.m + least
+        for _ in range(_ROUNDS):
+            gain = law @ np.linalg.inv(law + noise)
+            guess = (gain @ centred[:, :, None])[:, :, 0]
+            new = guess.T @ guess / self.m + (law - gain @ law).mean(axis=0) + least
+            new, before = (new + new.T) / 2, law
+            law = new
+            if np.abs(new - before).max() < 1e-4 * np.abs(new).max():
+                break
+        values, axes = np.linalg.eigh(law)
+        root = axes * np.sqrt(np.maximum(values, 1e-12)) @ axes.T
+        white = np.linalg.inv(root)
+        # In units of the law an estimate has covariance 1 + N; its inverse root takes that back to 1.
+        spread, turns = np.linalg.eigh(np.eye(self.p) + white @ noise @ white)
+        y = np.einsum("iba,ib->ia", turns, centred @ white) / np.sqrt(np.maximum(spread, 1.0))
+        return self._at_density(mean + np.einsum("iab,ib->ia", turns, y) @ root)
+
+    def _errors(self) -> Array:
+        """(m, p, p): covariance of each position's estimation error, given the others; logistic models only."""
+        half = self.p // 2 if self.directed else self.p
+        out = np.zeros((self.m, self.p, self.p))
+        sides = [slice(0, half)] + ([slice(half, self.p)] if self.directed else [])
+        upper, diagonal = np.triu_indices(half), np.arange(half)
+        for own, other in zip(sides, sides[::-1], strict=True):
+            offset, design = self.positions[:, other][:, 0], self.positions[:, other].copy()
+            design[:, 0] = 1
+            products = (design[:, upper[0]] * design[:, upper[1]]).astype(np.float32)
+            left = np.column_stack([self.positions[:, own], np.ones(self.m)]).astype(np.float32)
+            right = np.ascontiguousarray(np.column_stack([design, offset]).T.astype(np.float32))
+            found = np.empty((self.m, half, half))
+            for start in range(0, self.m, _ROWS):
+                rows = slice(start, start + _ROWS)
+                t = self._linked(left[rows] @ right)
+                t -= t * t
+                found[rows][:, upper[0], upper[1]] = found[rows][:, upper[1], upper[0]] = t @ products
+            # An isolate's precision is next to nothing: a prior observation keeps its error finite.
+            found[:, diagonal, diagonal] += 1.0
+            out[:, own, own] = np.linalg.inv(found)
+        return out
+
+    def _at_density(self, latents: Array) -> Array:
+        """The same coordinates with α shifted, in Newton's steps on the logit scale, to the fit's expected density."""
+        target, out = self._mean_probability(self.positions), latents.copy()
+        for _ in range(8):
+            now = self._mean_probability(out)
+            shift = np.log(target / (1 - target)) - np.log(now / (1 - now))
+            out[:, 0] += shift / 2
+            if self.directed:
+                out[:, self.p // 2] += shift / 2
+            if abs(shift) < 1e-4:
+                break
+        return out
+
+    def _mean_probability(self, latents: Array) -> float:
+        left, right = self._designs(latents)
+        total = sum(
+            float(self._linked(left[start : start + _ROWS] @ right.T).sum(dtype=np.float64))
+            for start in range(0, len(left), _ROWS)
+        )
+        return float(np.clip(total / len(left) ** 2, 1e-9, 1 - 1e-9))
 
     @property
     def _signed(self) -> Array:
@@ -364,7 +440,8 @@ def choose_dimension(
 
 
 def _checked(holdout: Matrix, directed: bool) -> Matrix:
-    holdout = sparse.csr_array(holdout, dtype=np.float64)
+    holdout = sparse.csr_array(holdout, dtype=np.float64, copy=True)
+    holdout.eliminate_zeros()
     rows, columns = holdout.shape
     if rows != columns or rows < 2:
         raise ParameterError(

@@ -28,20 +28,20 @@ def simulated(
         z = rng.random((nodes, d))
         z *= np.sqrt(density * nodes**2 / (z.sum(axis=0) ** 2).sum())
         return LatentSpace(model="rdpg", d=d, directed=False, positions=z)
-    noise = rng.standard_normal((8 * nodes, d))
+    noise = rng.standard_normal((4 * nodes, d))
     centres = rng.uniform(-1, 1, (groups, d))
     kept = noise[(np.abs(noise) <= 2).all(axis=1)]
     while len(kept) < nodes:
-        noise = rng.standard_normal((8 * nodes, d))
+        noise = rng.standard_normal((4 * nodes, d))
         kept = np.vstack([kept, noise[(np.abs(noise) <= 2).all(axis=1)]])
     z = centres[rng.integers(0, groups, nodes)] + kept[:nodes]
     z -= z.mean(axis=0)
     z *= np.sqrt(nodes / np.linalg.norm(z.T @ z))
     alpha = -rng.uniform(0.5, 1.5, nodes)
-    some = rng.permutation(nodes)[:2000]
+    some = rng.permutation(nodes)[:1500]
     logit = alpha[some][:, None] + alpha[some] + z[some] @ z[some].T
     shift = 0.0
-    for _ in range(30):
+    for _ in range(12):
         shift += np.log(density / (1 / (1 + np.exp(-logit - shift))).mean())
     return LatentSpace(model="inner_product", d=d, directed=False, positions=np.column_stack([alpha + shift / 2, z]))
 
@@ -64,11 +64,19 @@ def estimated(ties: Any, m: int, model: str, d: int, rng: np.random.Generator) -
     return space, space.nodes(across)
 
 
-def private(space: LatentSpace, latents: Any, epsilon: float, seed: int, kind: type[NodePrivate] = NodePrivate) -> Any:
-    """(n, p) private coordinates at `epsilon`."""
+def private(
+    space: LatentSpace,
+    latents: Any,
+    epsilon: float,
+    seed: int,
+    kind: type[NodePrivate] = NodePrivate,
+    placed: Any = None,
+) -> Any:
+    """(n, p) private coordinates at `epsilon`, placed in the deconvolved frame, or the one given."""
     mechanism = kind(epsilon=epsilon, p=space.p)
-    noise = mechanism.noise([str(node) for node in range(len(latents))], seeded_rng(seed))
-    return mechanism.privatise(latents, space.positions, noise)
+    # One stream for all nodes: the law is that of a substream for each, at a hundredth of the time.
+    noise = seeded_rng(seed).lattice_laplace(mechanism.scale, latents.shape, 2.0**-20)
+    return mechanism.privatise(latents, space.positions, noise, into=space.deconvolved() if placed is None else placed)
 
 
 def resumed(path: Path, tasks: Iterable[Any], work: Callable[[Any], dict[str, Any]]) -> list[dict[str, Any]]:

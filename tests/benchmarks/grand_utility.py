@@ -5,14 +5,15 @@ python -m tests.benchmarks.grand_utility [NETWORKS] [NODES] [DENSITY] [SCRATCH]
 NETWORKS (10) networks of NODES (4000) nodes, half of them held out, at DENSITY (0.05), for both models and d = 3, 6.
 SCRATCH is a folder for partial results: a run that was stopped goes on from there. Mean 1-Wasserstein distances of
 
-    hat        a network drawn from the hold-out fit against the hold-out network (no privacy)
-    refit      one drawn from the released nodes' own estimates against their network (no privacy)
-    grand      the release at ε in all, Lap(p/ε) on each coordinate
-    paper_mode the release at pε in all, as the paper prints it, ε = 1
-    laplace    the estimates plus Lap(max|Z| p/ε): no guarantee, as its scale is taken from the data; a straw man
-    synthetic  one drawn from hold-out positions resampled with replacement: costs a released node nothing
-    sampling   the hold-out network against the released nodes' one: two samples of nodes
-    floor      a second draw of the true probabilities against the first
+    hat            a network drawn from the hold-out fit against the hold-out network (no privacy)
+    refit          one drawn from the released nodes' own estimates against their network (no privacy)
+    grand          the release at ε in all, Lap(p/ε) on each coordinate
+    paper_mode     the release at pε in all, as the paper prints it, ε = 1
+    laplace        the estimates plus Lap(max|Z| p/ε): no guarantee, as its scale is taken from the data; a straw man
+    undeconvolved  the release at ε = 1 placed in the raw frame, as the paper has it
+    synthetic      one drawn from hold-out positions (deconvolved) resampled with replacement: costs no released node
+    sampling       the hold-out network against the released nodes' one: two samples of nodes
+    floor          a second draw of the true probabilities against the first
 """
 
 from __future__ import annotations
@@ -63,6 +64,7 @@ def one(family: str, d: int, number: int, nodes: int, density: float) -> dict[st
     real, _, holdout = halves(ties, nodes // 2)
     space, latents = estimated(ties, nodes // 2, FAMILIES[family], d, rng)
     n = len(latents)
+    frame = space.deconvolved()
     released, held = node_statistics(real), node_statistics(holdout)
 
     def arm(coordinates: np.ndarray, against: dict[str, np.ndarray] = released) -> dict[str, float]:
@@ -71,16 +73,17 @@ def one(family: str, d: int, number: int, nodes: int, density: float) -> dict[st
     out = {
         "hat": arm(space.positions, held),
         "refit": arm(latents),
-        "synthetic": arm(space.positions[rng.integers(0, space.m, n)]),
+        "synthetic": arm(frame[rng.integers(0, space.m, n)]),
         "sampling": compare(held, released),
         "floor": compare(node_statistics(truth.draw(truth.positions[:n], rng.bytes(32))), released),
     }
     seed = 100 * number + d
     for epsilon in EPSILONS:
-        out[f"grand {epsilon:g}"] = arm(private(space, latents, epsilon, seed))
+        out[f"grand {epsilon:g}"] = arm(private(space, latents, epsilon, seed, placed=frame))
         noise = rng.laplace(0, 1, latents.shape) * np.abs(latents).max(axis=0) * space.p / epsilon
         out[f"laplace {epsilon:g}"] = arm(latents + noise)
-    out["paper_mode 1"] = arm(private(space, latents, 1.0, seed, PaperModeAtPTimesEpsilon))
+    out["paper_mode 1"] = arm(private(space, latents, 1.0, seed, PaperModeAtPTimesEpsilon, frame))
+    out["undeconvolved 1"] = arm(private(space, latents, 1.0, seed, placed=space.positions))
     return out
 
 
@@ -102,9 +105,9 @@ def main() -> None:
                 for arm, v in values.items()
             }
     arms = list(next(iter(table.values())))
-    print(f"{'':20s}" + "".join(f"{arm:>13s}" for arm in arms))
+    print(f"{'':20s}" + "".join(f"{arm:>16s}" for arm in arms))
     for name, row in table.items():
-        print(f"{name:20s}" + "".join(f"{row[arm]['mean']:13.3f}" for arm in arms))
+        print(f"{name:20s}" + "".join(f"{row[arm]['mean']:16.3f}" for arm in arms))
     bars = {
         f"{statistic} {kind}": {
             "bar": bar,
