@@ -109,11 +109,14 @@ class _Network(Drawing):
         ties = (self._ties,) if self._back is None else (self._ties, self._back)
         self._latents = np.hstack([self._space.nodes(*ties), self._x])
         self._frame = np.hstack([self._space.positions, self._framed])
+        # Where private ranks are placed: the same persons, without what estimating each of them has added.
+        self._into = np.hstack([self._space.deconvolved(), self._framed])
         told(1.0)
 
     def draw(self, rng: Noise) -> None:
         mechanism = self._release.mechanism_of(self.plan, latent=self._space.d)
-        self._private = mechanism.privatise(self._latents, self._frame, mechanism.noise(self._names, rng))
+        noise = mechanism.noise(self._names, rng)
+        self._private = mechanism.privatise(self._latents, self._frame, noise, self._into)
 
     def released(self, rng: Noise) -> pd.DataFrame:
         # Shuffled before the edges are drawn, so that a row, and a place in a list of edges, says nothing.
@@ -162,7 +165,8 @@ class _Network(Drawing):
         """No attack: the price bounds all of them. What the network is worth, beside what it could be."""
         found = self._utility(rng, told)
         # Whoever is held out has no guarantee: what the model says of them ends here.
-        del self._space, self._frame, self._latents, self._framed, self._held, self._ties, self._back, self._whole
+        del self._space, self._frame, self._into, self._latents, self._framed
+        del self._held, self._ties, self._back, self._whole, self._beside
         return {"sentences": [*_TRIED, *_in_words(found)], "utility": found}
 
     def _utility(self, rng: Noise, told: Told) -> dict[str, dict[str, float]]:
@@ -187,7 +191,7 @@ class _Network(Drawing):
         arms = {
             "released": adjacency(self._sealed, directed=self._release.directed),
             "without noise": space.draw(latents, draws.bytes(32)),
-            "from the held-out alone": space.draw(frame[draws.integers(0, m, n)], draws.bytes(32)),
+            "from the held-out alone": space.draw(self._into[draws.integers(0, m, n)], draws.bytes(32)),
             "plain noise": space.draw(plain, draws.bytes(32)),
         }
         truth = some(real, size)

@@ -124,7 +124,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     mutation(
         "a tenth of the noise, in the drawing of a network",
-        (NETWORK_SITE, "mechanism.noise(self._names, rng))", "mechanism.noise(self._names, rng) / 10)"),
+        (NETWORK_SITE, "noise = mechanism.noise(self._names, rng)", "noise = mechanism.noise(self._names, rng) / 10"),
         tests=[
             "test_network_release.py::test_every_coordinate_of_every_released_person_gets_the_noise_that_is_charged"
         ],

@@ -234,9 +234,9 @@ def test_every_coordinate_of_every_released_person_gets_the_noise_that_is_charge
 
     given, privatise = [], NodePrivate.privatise
 
-    def watched(self, latents, frame, noise):
+    def watched(self, latents, frame, noise, into):
         given.append((latents.shape, noise))
-        return privatise(self, latents, frame, noise)
+        return privatise(self, latents, frame, noise, into)
 
     monkeypatch.setattr(NodePrivate, "privatise", watched)
     made = ward.release(study)
@@ -361,7 +361,7 @@ def test_an_approver_is_warned_of_a_release_that_copies_the_persons_held_out(war
     tall = replace(ward, nodes=ward.nodes.assign(height=rng.normal(170, 10, len(ward.nodes))))
     assert "copies-of-held-out" not in [check.name for check in tall.release(plan, tall.site("fair")).warnings]
     monkeypatch.setattr(
-        NodePrivate, "privatise", lambda self, z, frame, noise: frame[rng.integers(0, len(frame), len(z))]
+        NodePrivate, "privatise", lambda self, z, frame, noise, into: into[rng.integers(0, len(into), len(z))]
     )
     assert "copies-of-held-out" in [check.name for check in tall.release(plan).warnings]
 
