@@ -170,7 +170,7 @@ def review(text: str, *, today: dt.date, recipient: str = "") -> tuple[StudyPlan
     lines = [
         Check(name="plan", detail=f"{plan.study}, version {plan.version}, hash {plan.hash[:12]}"),
         _recipient(plan, recipient),
-        Check(name="posture", detail=f"{plan.posture}: {_POSTURES[plan.posture]}"),
+        Check(name="posture", detail=f"{plan.posture}: {_POSTURES[plan.posture].replace('flow', plan.release.fits)}"),
         *_dictionary(plan),
         *(_estimand(plan, name, formula) for name, formula in plan.estimands.items()),
         *_calendar(plan, today),

@@ -248,8 +248,8 @@ class Dictionary:
         names = [column.name for column in self.columns]
         if len(set(names)) != len(names):
             raise DictionaryRefusal("column names must differ", given=f"{len(names) - len(set(names))} repeated")
-        if not self.names:
-            raise DictionaryRefusal("a dictionary must have at least one column to release", given="none")
+        if not self.columns:
+            raise DictionaryRefusal("a dictionary must have at least one column", given="none")
         if sum(column.kind == "person" for column in self.columns) > 1:
             raise DictionaryRefusal("a dictionary must have at most one person column", given="several")
         for column in self.columns:

@@ -410,6 +410,10 @@ def _curves(result: _Result) -> pd.DataFrame:
 
 def _answers(table: Rows, estimand: Estimand, levels: dict[str, Sequence[Any]], floors: _Floors) -> _Result:
     kind = estimand.kind
+    if kind == "network":
+        raise EstimateRefusal(
+            "a network question must be asked of a study that releases networks", given="a table without edges"
+        )
     labels = estimand.labels
     absent = [name for name in estimand.columns if name not in table]
     if absent:

@@ -300,6 +300,11 @@ class StudyPlan:
         numbers = [wave.number for wave in self.waves]
         must(numbers == list(range(1, len(numbers) + 1)) and bool(numbers), "waves must be numbered 1, 2, …", numbers)
         self._require_federated()
+        must(
+            bool(self.dictionary.names) or self.release.edges is not None,
+            "a dictionary must have at least one column to release",
+            "none",
+        )
         self.release.require(self)
 
     def _require_federated(self) -> None:

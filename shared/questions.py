@@ -21,7 +21,8 @@ from shared.formulas import Node, RightSide, check_arithmetic, is_logical, names
 from shared.regression import Robust
 from shared.survival import Ties
 
-__all__ = ["GROUPED", "INTERCEPT", "MODELS", "SURVIVAL", "Estimand", "Kind", "Scale", "parse_estimand", "parse_formula"]
+__all__ = ["GROUPED", "INTERCEPT", "MODELS", "NETWORK", "SURVIVAL", "Estimand", "Kind", "Scale"]
+__all__ += ["parse_estimand", "parse_formula"]
 
 Kind = Literal[
     "mean",
@@ -37,6 +38,7 @@ Kind = Literal[
     "km",
     "rmst",
     "logrank",
+    "network",
 ]
 Scale = Literal["identity", "log", "logit", "fisher_z"]
 Measure = Literal["OR", "RR", "RD"]
@@ -51,7 +53,19 @@ _SCALES: dict[str, Scale] = {
     "cox": "log",
     "km": "logit",
     "logrank": "log",
+    "network": "log",
 }
+NETWORK: Mapping[str, str] = {
+    "edge": "share of pairs that are connected",
+    "v_shape": "share of the possible V-shapes (one person connected with two others) that are there",
+    "triangle": "share of triples of which all three pairs are connected",
+    "star3": "share of the possible 3-stars (one person connected with three others) that are there",
+    "transitivity": "share of V-shapes that are closed to a triangle",
+    "mean_degree": "mean number of connections of a person",
+    "degree_cv": "coefficient of variation of the number of connections",
+    "assortativity": "correlation of an attribute across edges",
+}
+"""What may be asked of a network, in words."""
 SURVIVAL = ("cox", "km", "rmst", "logrank")
 MODELS = ("ols", "logistic", "poisson", "cox")
 GROUPED = ("difference", "ratio", "two_by_two", "logrank")
@@ -73,10 +87,10 @@ class Estimand:
     """A question to one table.
 
     Attributes:
-        kind: one of the thirteen kinds.
+        kind: one of the fourteen kinds.
         terms: terms as in a formula: ``age``, ``C(arm)``, ``log(x)``, ``age:C(arm)``; the columns of a correlation;
             the one group column of a comparison; empty for an intercept only.
-        outcome: column, or a comparison such as ``num > 0``.
+        outcome: column, or a comparison such as ``num > 0``; of ``network`` the statistic, one of `NETWORK`.
         duration, event: of a survival question; `event` may be a comparison.
         per: column -> units per coefficient: ``{"sbp": 10}`` reports the effect of ten units.
         strata: columns whose levels have baseline hazards of their own (cox, logrank).
@@ -141,7 +155,9 @@ class Estimand:
             raise ParameterError(f"{kind} must compare the groups of one column", given=f"{len(self.terms)} terms")
         if len(set(self.terms)) < len(self.terms):
             raise ParameterError("each term may stand once", given=", ".join(self.terms))
-        for text in filter(None, (self.outcome, self.event)):
+        if kind == "network" and parse(self.outcome).kind == "text":
+            object.__setattr__(self, "outcome", str(parse(self.outcome).value))
+        for text in filter(None, (self.outcome if kind != "network" else "", self.event)):
             node = _side(text)
             binary = survival or kind in ("proportion", "logistic", "two_by_two")
             if is_logical(node) and not binary:
@@ -156,7 +172,29 @@ class Estimand:
                 raise ParameterError("units can only be given for a numeric term of a model", given=repr(name))
             if not (math.isfinite(units) and units > 0):
                 raise ParameterError(f"units of {name!r} must be positive", given=f"{units}")
+        if kind == "network":
+            self._check_network()
         self._check_options()
+
+    def _check_network(self) -> None:
+        if self.outcome not in NETWORK:
+            near = difflib.get_close_matches(self.outcome, NETWORK, n=1)
+            raise ParameterError(
+                f"a network question must be about one of {', '.join(NETWORK)}",
+                given=repr(self.outcome)[:60],
+                next_step=f"Did you mean {near[0]!r}?" if near else "Write for example: network(triangle).",
+            )
+        across = self.outcome == "assortativity"
+        if len(self.terms) != across or (across and parse(self.terms[0]).kind != "name"):
+            raise ParameterError(
+                "network(assortativity) must name one column after ~"
+                if across
+                else "network takes no terms after ~ but for assortativity",
+                given=", ".join(self.terms) or "none",
+                next_step="Write for example: network(assortativity) ~ ward.",
+            )
+        if self.subset:
+            raise ParameterError("network takes no subset: a part of a network is another network", given=self.subset)
 
     def _check_options(self) -> None:
         if self.strata and self.kind not in ("cox", "logrank"):
@@ -192,6 +230,8 @@ class Estimand:
             inside = list(self.terms)
         elif self.kind in SURVIVAL:
             inside = [self.duration, str(_side(self.event))]
+        elif self.kind == "network":
+            inside = [self.outcome]
         else:
             inside = [str(_side(self.outcome))]
         for name, default in _DEFAULTS.items():
@@ -204,7 +244,9 @@ class Estimand:
         right = [self.label(term) for term in self.terms]
         right += [f"strata({name})" for name in self.strata]
         right += [f"offset({self.offset})"] if self.offset else []
-        if self.kind in ("mean", "proportion", "correlation") or (self.kind in ("km", "rmst") and not right):
+        if self.kind in ("mean", "proportion", "correlation"):
+            return left
+        if self.kind in ("km", "rmst", "network") and not right:
             return left
         return f"{left} ~ " + (" + ".join(right) or "1") + ("" if self.intercept else " - 1")
 
@@ -215,7 +257,8 @@ class Estimand:
     @property
     def labels(self) -> tuple[str, ...]:
         """Names of its answers, as far as they are known without a table (a column of levels has one for each)."""
-        whole = self.kind in ("mean", "proportion", "correlation") or (self.kind in ("km", "rmst") and not self.terms)
+        whole = self.kind in ("mean", "proportion", "correlation", "network")
+        whole = whole or (self.kind in ("km", "rmst") and not self.terms)
         return (str(self),) if whole else tuple(self.label(term) for term in self.terms) or (INTERCEPT,)
 
     @property
@@ -223,12 +266,15 @@ class Estimand:
         """The scale of its estimates."""
         if self.kind == "two_by_two":
             return "identity" if self.measure == "RD" else "log"
+        if self.kind == "network" and self.outcome == "assortativity":
+            return "fisher_z"
         return _SCALES.get(self.kind, "identity")
 
     @cached_property
     def columns(self) -> tuple[str, ...]:
         """Columns it reads, each once: outcome first."""
-        pieces = (self.outcome, self.event, self.duration, *self.terms, *self.strata, self.offset)
+        outcome = "" if self.kind == "network" else self.outcome
+        pieces = (outcome, self.event, self.duration, *self.terms, *self.strata, self.offset)
         texts = (text for text in (*pieces, self.weights, self.subset) if text)
         return tuple(dict.fromkeys(name for text in texts for name in names(parse(text))))
 
@@ -247,6 +293,7 @@ _NEEDS = {
     "km": "a duration and an event",
     "rmst": "a duration and an event",
     "logrank": "a duration and an event",
+    "network": "what to ask of the network",
 }
 _DEFAULTS: dict[str, Any] = {
     "weights": "",
@@ -319,7 +366,7 @@ def parse_estimand(text: str) -> Estimand:
             f"{kind} must name {_NEEDS[kind]} in its brackets", given=repr(str(left)[:80]), next_step=_HINT
         )
     needs_terms = kind in MODELS or kind in GROUPED
-    takes_terms = needs_terms or kind in ("km", "rmst")
+    takes_terms = needs_terms or kind in ("km", "rmst", "network")
     if (needs_terms and right is None) or (right is not None and not takes_terms):
         must = f"{kind} must have terms after ~" if needs_terms else f"{kind} takes no terms after ~"
         raise ParameterError(must, given=repr(text[:80]), next_step=_HINT)

@@ -214,7 +214,8 @@ def in_words(plan: StudyPlan, event: privacy.Event) -> str:
     if plan.posture == "local":
         return f"Given the {plan.release.facts(plan).conditional_on}, which this does not cover: {words}"
     if plan.posture == "holdout":
-        return f"For the persons who are released; those who trained the flow are not covered: {words}"
+        trained = f"those who trained the {plan.release.fits} are not covered"
+        return f"For the persons who are released; {trained}: {words}"
     return words
 
 

@@ -22,6 +22,7 @@ __all__ = [
     "CVD_HAZARD_RATIO",
     "Cohort",
     "assay_hospitals",
+    "contact_networks",
     "cvd_cohorts",
     "gaussian_table",
     "linear_studies",
@@ -208,6 +209,51 @@ def small_hospitals(rng: np.random.Generator, sites: int = 3, n: int = 400) -> d
                 "died": (rng.random(n) < odds / (1 + odds)).astype(np.int64),
             }
         )
+    return out
+
+
+def contact_networks(
+    rng: np.random.Generator, sites: int = 3, n: int = 1200, mean_degree: float = 24.0
+) -> dict[str, tuple[pd.DataFrame, pd.DataFrame]]:
+    """Who was in contact with whom in each hospital: a node table and an edge list, undirected.
+
+    Three wards; people of one ward meet more often, younger ones a little more than older ones, and staff more than
+    patients: σ(α_i + α_j + Z_i · Z_j) with positions Z around their ward's, degrees α, and α_0 for the mean degree.
+
+    Args:
+        n: persons of the first hospital; each further one has a fifth fewer.
+        mean_degree: expected contacts of a person in the first hospital; the others have the same share of pairs.
+    Returns: name to (nodes, edges): `person`, `ward`, `staff` (0 or 1), `age` (18 to 95); `from`, `to`.
+
+    >>> nodes, edges = contact_networks(np.random.default_rng(1), sites=1, n=200)["harbour"]
+    >>> list(nodes.columns), list(edges.columns), len(nodes)
+    (['person', 'ward', 'staff', 'age'], ['from', 'to'], 200)
+    """
+    names = ("harbour", "valley", "forest", "meadow", "coast")
+    wards = np.array(["medicine", "surgery", "maternity"])
+    centres = 1.1 * np.array([[1.0, 0.0], [-0.5, 0.87], [-0.5, -0.87]])
+    density = mean_degree / (n - 1)
+    out = {}
+    for k in range(sites):
+        count = round(n * 0.8**k)
+        name = names[k] if k < len(names) else f"hospital-{k + 1}"
+        ward = rng.choice(3, count, p=[0.45, 0.35, 0.2])
+        staff = rng.random(count) < 0.25
+        age = np.where(staff, rng.normal(42, 11, count), rng.normal(61, 17, count)).clip(18, 95).round()
+        z = centres[ward] + 0.45 * rng.standard_normal((count, 2))
+        alpha = 0.35 * staff - 0.008 * (age - 55) + 0.35 * rng.standard_normal(count)
+        logit = z @ z.T + alpha[:, None] + alpha[None, :]
+        i, j = np.triu_indices(count, 1)
+        low, high = -20.0, 10.0
+        for _ in range(40):
+            level = (low + high) / 2
+            share = 1 / (1 + np.exp(-(level + logit[i, j])))
+            low, high = (level, high) if share.mean() < density else (low, level)
+        met = rng.random(len(i)) < share
+        person = np.array([f"{name}-{row:04d}" for row in range(count)], dtype=object)
+        nodes = pd.DataFrame({"person": person, "ward": wards[ward], "staff": staff.astype(np.int64), "age": age})
+        nodes["age"] = nodes["age"].astype(np.int64)
+        out[name] = (nodes, pd.DataFrame({"from": person[i[met]], "to": person[j[met]]}))
     return out
 
 

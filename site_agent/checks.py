@@ -16,9 +16,10 @@ in a table with one truly continuous column both are 0 and a single hit is.
 
 from __future__ import annotations
 
+import math
 import platform
 from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -35,12 +36,14 @@ from site_agent.config import Limits
 if TYPE_CHECKING:
     from shared.plan import StudyPlan
 
-__all__ = ["Check", "CheckReport", "before_draw", "check_figures", "check_rows", "tool_versions"]
+__all__ = ["Check", "CheckReport", "before_draw", "check_figures", "check_network", "check_rows", "tool_versions"]
 
 FORMAT = "tributary-checks/1"
 CHANCE = 1e-3
 """How often a harmless release would fail the equal-rows check."""
 CLIPPED_WARNING = 0.05
+DEGREES_WARNING = 1.5
+"""Factor by which a released network may have more or fewer edges before an approver must tick it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -244,6 +247,91 @@ def check_figures(plan: StudyPlan, released: pd.DataFrame, *, n: int, limits: Li
         return found
     rule = "the figures must say more of the patients than of the noise"
     return *found, Check(name="too_few_for_the_price", rule=rule, outcome="warning", detail=doubt)
+
+
+def check_network(
+    plan: StudyPlan,
+    released: pd.DataFrame,
+    *,
+    real: pd.DataFrame,
+    beside: pd.DataFrame,
+    density: float,
+    limits: Limits,
+) -> tuple[Check, ...]:
+    """Hold a sealed network against the plan, the persons behind it, and the persons held out.
+
+    Args:
+        released: the table as read back from the sealed bundle: attributes, and `neighbours`.
+        real: (n, columns) canonical values of the released persons.
+        beside: (m, columns) canonical values of the persons held out.
+        density: edges for each pair of a released person and one held out; a directed pair can have two.
+    """
+    rule = "a row per person, attributes within the dictionary, and edges that a network of so many persons can have"
+    try:
+        plan.release.validate(plan, released, len(real))
+    except Refusal as refusal:
+        exact = Check(name="network", rule=rule, outcome="failed", detail=str(refusal))
+    else:
+        exact = Check(name="network", rule=rule, outcome="passed", detail=f"{len(released)} persons")
+    persons = Check(
+        name="persons",
+        rule=f"a release must hold at least {limits.persons} persons, and as many must be held out",
+        outcome="passed" if min(len(real), len(beside)) >= limits.persons else "failed",
+        measured=float(min(len(real), len(beside))),
+        threshold=float(limits.persons),
+        policy=float(limits.persons),
+    )
+    found: tuple[Check, ...] = (exact, persons)
+    if exact.outcome != "passed":
+        return found
+    names = list(plan.dictionary.names)
+    if names:
+        rows = released[names]
+        # A warning, no refusal: they have no guarantee, and columns with few values hit many of them by chance.
+        copied = _equal_rows(rows, beside, plan.dictionary)
+        copied = replace(
+            copied,
+            name="copies-of-held-out",
+            rule="no released row should equal that of one person held out, beyond chance",
+            outcome="warning" if copied.outcome == "failed" else copied.outcome,
+        )
+        found += (copied, _rare_levels(rows, plan.dictionary, limits))
+    directed = plan.release.edges is not None and plan.release.edges.directed
+    return (*found, *_degrees(released, density, len(real), directed=directed))
+
+
+def _degrees(released: pd.DataFrame, density: float, n: int, *, directed: bool) -> tuple[Check, ...]:
+    """Whether the model drew a network like the real one, and nobody who is connected with everybody."""
+    from shared.prescriptions.grand import NEIGHBOURS
+
+    lists = released[NEIGHBOURS].tolist()
+    degrees = np.fromiter(map(len, lists), dtype=np.int64, count=n)
+    if n and len(lists):
+        degrees = degrees + np.bincount(np.concatenate(lists).astype(np.int64), minlength=n)
+    expected = density * (n - 1)
+    mean = float(degrees.mean()) if n else 0.0
+    ratio = mean / expected if expected > 0 else math.inf
+    most = (n - 1) * (2 if directed else 1)
+    everybody = int((degrees >= most).sum()) if expected < most / 2 else 0
+    return (
+        Check(
+            name="degrees",
+            rule="a released person should have about as many edges as the real ones have to those held out",
+            outcome="passed" if 1 / DEGREES_WARNING <= ratio <= DEGREES_WARNING else "warning",
+            measured=ratio,
+            threshold=DEGREES_WARNING,
+            detail=f"{mean:.3g} edges a person",
+            policy=DEGREES_WARNING,
+        ),
+        Check(
+            name="hubs",
+            rule="nobody should be connected with everybody in a network where most pairs are not",
+            outcome="passed" if not everybody else "warning",
+            measured=float(everybody),
+            threshold=0.0,
+            policy=0.0,
+        ),
+    )
 
 
 def tool_versions(agent_version: str) -> dict[str, str]:

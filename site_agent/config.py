@@ -23,12 +23,13 @@ if TYPE_CHECKING:
     from shared.keys import PublicKey
     from shared.plan import Floors
 
-__all__ = ["FILE_NAME", "HOME_VARIABLE", "Config", "Limits", "SiteFloors", "Source", "default_home"]
+__all__ = ["FILE_NAME", "HOME_VARIABLE", "Config", "Edges", "Limits", "SiteFloors", "Source", "default_home"]
 
 FILE_NAME = "site.toml"
 HOME_VARIABLE = "TRIBUTARY_SITE_HOME"
 ENCODINGS = ("utf-8", "utf-8-sig", "utf-16", "cp1252", "latin-1")
-FORMATS = {".csv": "csv", ".tsv": "csv", ".txt": "csv", ".parquet": "parquet", ".pq": "parquet"}
+FORMATS = {".csv": "csv", ".tsv": "csv", ".txt": "csv", ".parquet": "parquet", ".pq": "parquet", ".graphml": "graphml"}
+Format = Literal["csv", "parquet", "graphml"]
 
 
 def default_home() -> Path:
@@ -45,17 +46,74 @@ def _plain_word(value: str) -> bool:
     return value.isascii() and value.replace("-", "").replace("_", "").isalnum() and len(value) <= 64
 
 
+def _must_be_a_table(path: Path, encoding: str, delimiter: str) -> None:
+    """A file of this machine that can be read as a table."""
+    text = str(path)
+    remote = "://" in text or text.startswith(("\\\\", "//")) or ":/" in text[2:]
+    _must(not remote, "a table must be a local file", "an address", "Give the path of a file on this machine.")
+    _must(
+        PurePosixPath(text).is_absolute() or PureWindowsPath(text).is_absolute(),
+        "the path of a table must be absolute",
+        repr(text),
+    )
+    kinds = ", ".join(FORMATS)
+    _must(path.suffix.lower() in FORMATS, f"a table must end in {kinds}", repr(path.suffix))
+    _must(encoding in ENCODINGS, f"encoding must be one of {', '.join(ENCODINGS)}", repr(encoding))
+    _must(len(delimiter) == 1, "delimiter must be one character", f"{len(delimiter)} characters")
+
+
+def _format(path: Path) -> Format:
+    found: Format = FORMATS[path.suffix.lower()]  # type: ignore[assignment]
+    return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class Edges:
+    """Where the edge list of a study's network lies; its other columns are not read.
+
+    Args:
+        path: a local file, CSV, Parquet or GraphML by its name; it is read in place and never copied.
+        encoding, delimiter: of a CSV file.
+        start, end: names in the file of the columns that hold the two persons of an edge, as the node table writes
+            them; of a directed network the edge goes from `start` to `end`. GraphML has no such columns.
+    Raises: ConfigRefusal, at construction.
+
+    >>> Edges(path=Path("/data/contacts.csv"), start="a", end="b").format
+    'csv'
+    """
+
+    path: Path
+    encoding: str = "utf-8"
+    delimiter: str = ","
+    start: str = "from"
+    end: str = "to"
+
+    def __post_init__(self) -> None:
+        _must_be_a_table(self.path, self.encoding, self.delimiter)
+        _must(
+            bool(self.start and self.end) and self.start != self.end,
+            "an edge must have two columns",
+            f"{self.start!r} and {self.end!r}",
+        )
+
+    @property
+    def format(self) -> Format:
+        """What kind of file it is, by its name."""
+        return _format(self.path)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Source:
     """Where a study's table lies, and which of its columns are which.
 
     Args:
-        path: a local file, CSV or Parquet by its name; it is read in place and never copied.
+        path: a local file, CSV, Parquet or GraphML by its name; it is read in place and never copied.
         encoding: of a CSV file; ``utf-8`` also reads a file with a byte order mark.
         delimiter: of a CSV file, one character.
         columns: name in the file to name in the dictionary, where the two differ.
         ignore: columns of the file that the study does not use. They are named one by one, so that a new column in
             the hospital's export is noticed instead of dropped.
+        edges: of a study of a network, its edge list; a GraphML file holds its own.
     Raises: ConfigRefusal, at construction.
 
     >>> Source(path=Path("/data/cohort.csv"), columns={"SBP": "sbp"}).format
@@ -67,34 +125,22 @@ class Source:
     delimiter: str = ","
     columns: Mapping[str, str] = field(default_factory=dict)
     ignore: tuple[str, ...] = ()
+    edges: Edges | None = None
 
     def __post_init__(self) -> None:
-        text = str(self.path)
-        remote = "://" in text or text.startswith(("\\\\", "//")) or ":/" in text[2:]
-        _must(not remote, "a table must be a local file", "an address", "Give the path of a file on this machine.")
-        _must(
-            PurePosixPath(text).is_absolute() or PureWindowsPath(text).is_absolute(),
-            "the path of a table must be absolute",
-            repr(text),
-        )
-        kinds = ", ".join(FORMATS)
-        _must(self.path.suffix.lower() in FORMATS, f"a table must end in {kinds}", repr(self.path.suffix))
-        _must(
-            self.encoding in ENCODINGS,
-            f"encoding must be one of {', '.join(ENCODINGS)}",
-            repr(self.encoding),
-        )
-        _must(len(self.delimiter) == 1, "delimiter must be one character", f"{len(self.delimiter)} characters")
+        _must_be_a_table(self.path, self.encoding, self.delimiter)
         twice = sorted({to for to in self.columns.values() if list(self.columns.values()).count(to) > 1})
         _must(not twice, "a dictionary column must come from one source column", ", ".join(twice))
         both = sorted(set(self.columns) & set(self.ignore))
         _must(not both, "a source column must be mapped or ignored, not both", ", ".join(both))
         object.__setattr__(self, "columns", MappingProxyType(dict(self.columns)))
+        if self.edges is None and self.format == "graphml":
+            object.__setattr__(self, "edges", Edges(path=self.path))
 
     @property
-    def format(self) -> Literal["csv", "parquet"]:
+    def format(self) -> Format:
         """What kind of file it is, by its name."""
-        return "parquet" if FORMATS[self.path.suffix.lower()] == "parquet" else "csv"
+        return _format(self.path)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -426,6 +472,13 @@ class Config:
             lines.append(f"ignore = [{', '.join(map(_quoted, source.ignore))}]")
             lines += ["", f"[data.{_quoted(study)}.columns]        # name in the file = name in the dictionary"]
             lines += [f"{_quoted(name)} = {_quoted(to)}" for name, to in source.columns.items()]
+            edges = source.edges
+            if edges is not None and edges != Edges(path=source.path):
+                lines += ["", f"[data.{_quoted(study)}.edges]        # who is connected with whom: two of its columns"]
+                lines += [f"path = {_quoted(str(edges.path))}"]
+                if edges.format == "csv":
+                    lines += [f"encoding = {_quoted(edges.encoding)}", f"delimiter = {_quoted(edges.delimiter)}"]
+                lines += [f"from = {_quoted(edges.start)}", f"to = {_quoted(edges.end)}"]
         return "\n".join(lines) + "\n"
 
     def save(self) -> None:
@@ -450,9 +503,23 @@ def _source(study: str, given: Any) -> Source:
     _must(texts, f"{where}.columns must map names to names", type(columns).__name__)
     for name in ("encoding", "delimiter"):
         _must(isinstance(values.get(name, ""), str), f"{where}.{name} must be text", type(values.get(name)).__name__)
+    if "edges" in values:
+        values["edges"] = _edges(where, values["edges"])
     source = _section(Source, values, where)
     assert isinstance(source, Source)
     return source
+
+
+def _edges(where: str, given: Any) -> Edges:
+    where = f"{where}.edges"
+    _must(isinstance(given, dict), f"{where} must be a table of settings", type(given).__name__)
+    closed(given, {"path", "encoding", "delimiter", "from", "to"}, where=where, refusal=ConfigRefusal)
+    _must(isinstance(given.get("path"), str), f"{where} must set path", "none")
+    for name, value in given.items():
+        _must(isinstance(value, str), f"{where}.{name} must be text", type(value).__name__)
+    names = {"from": "start", "to": "end"}
+    values: dict[str, Any] = {names.get(name, name): value for name, value in given.items()}
+    return Edges(**{**values, "path": Path(given["path"])})
 
 
 def _quoted(text: str) -> str:

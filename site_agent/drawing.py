@@ -1,8 +1,9 @@
 """What one mechanism does between the table that was read and the bytes that are sealed, and with these afterwards.
 
 The pipeline owns the order, the ledger and the stages; a `Drawing` owns what differs between mechanisms. Latent noise
-fits a flow and noises every record; a `shared.prescriptions.Figures` takes noisy figures of all of them. Both draw
-once: `draw` is called between the witnessed *drawing* entry and the seal, and never again for the same charge.
+fits a flow and noises every record; a `shared.prescriptions.Figures` takes noisy figures of all of them; a network
+(`site_agent.networks`) is fitted on some persons and drawn for the others. All draw once: `draw` is called between the
+witnessed *drawing* entry and the seal, and never again for the same charge.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from shared.prescriptions import Figures
+from shared.prescriptions.grand import GrandPlan
 from site_agent import lasting
 
 if TYPE_CHECKING:
@@ -95,6 +97,10 @@ def drawing_of(plan: StudyPlan, trained: Bijection | None = None) -> Drawing:
     Args:
         trained: the flow that the plan names (`StudyPlan.flow`), if it names one.
     """
+    if isinstance(plan.release, GrandPlan):
+        from site_agent import networks
+
+        return networks.drawing(plan, plan.release)
     return _Noisy(plan, plan.release) if isinstance(plan.release, Figures) else _Rows(plan, trained)
 
 

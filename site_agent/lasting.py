@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from site_agent.ledger import Hold
 
-__all__ = ["FIT", "ROWS", "Fit", "Rows", "fitted_by", "read_fit", "read_rows"]
+__all__ = ["CAP", "FIT", "ROWS", "Fit", "Rows", "fitted_by", "read_fit", "read_rows", "read_sealed"]
 
 FIT, ROWS = "fit.npz", "rows.json"
 FORMAT = "tributary-fit/1"
@@ -175,15 +175,16 @@ class Rows:
 
 def read_fit(folder: Path, hold: Hold) -> Fit:
     """The fit that was sealed with a release. Raises: IntegrityRefusal (lost or edited), SchemaRefusal."""
-    return Fit.from_bytes(_sealed(folder, hold, FIT))
+    return Fit.from_bytes(read_sealed(folder, hold, FIT))
 
 
 def read_rows(folder: Path, hold: Hold) -> Rows:
     """Whose the rows of a sealed release are. Raises: IntegrityRefusal (lost or edited), SchemaRefusal."""
-    return Rows.from_bytes(_sealed(folder, hold, ROWS))
+    return Rows.from_bytes(read_sealed(folder, hold, ROWS))
 
 
-def _sealed(folder: Path, hold: Hold, name: str) -> bytes:
+def read_sealed(folder: Path, hold: Hold, name: str) -> bytes:
+    """A file that was sealed with a release. Raises: IntegrityRefusal (lost or edited)."""
     try:
         data = (folder / name).read_bytes()
     except FileNotFoundError:

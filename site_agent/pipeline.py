@@ -21,7 +21,7 @@ import datetime as dt
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -38,7 +38,7 @@ from shared.errors import (
 from shared.failpoints import reach
 from shared.keys import Envelope, SigningKey, write_private
 from shared.plan import StudyPlan
-from site_agent.config import Limits, SiteBudget, SiteFloors, Source
+from site_agent.config import Edges, Limits, SiteBudget, SiteFloors, Source
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -61,6 +61,7 @@ __all__ = [
     "Site",
     "Stage",
     "estimate",
+    "made_up_edges",
     "made_up_table",
     "make_release",
     "open_release",
@@ -271,7 +272,7 @@ def make_release(
     reach("pipeline.anchored")
 
     clock.enter(Stage.READ)
-    table = records.read(source, plan.dictionary, key=site.snapshot_key)
+    table = records.read(source, plan.dictionary, key=site.snapshot_key, rules=plan.release.edges)
     everyone = records.row_pseudonyms(table, plan.dictionary, key=site.snapshot_key)
     space = records.person_space(source, plan.dictionary, key=site.snapshot_key)
     ledger.require_same_persons(hold, space)
@@ -424,7 +425,7 @@ def _taken_up(hold: Hold, plan: StudyPlan, source: Source, site: Site, rng: Nois
     from site_agent.drawing import drawing_of
 
     folder = site.ledger.folder(hold)
-    table = records.read(source, plan.dictionary, key=site.snapshot_key)
+    table = records.read(source, plan.dictionary, key=site.snapshot_key, rules=plan.release.edges)
     if table.snapshot != lasting.read_rows(folder, hold).snapshot:
         raise StateRefusal(
             "a sealed release must be audited on the table it was drawn from",
@@ -488,6 +489,9 @@ def estimate(plan: StudyPlan, source: Source) -> Estimate:
 
     d = Encoder(dictionary=plan.dictionary).d
     n = records.count(source)
+    if plan.release.edges is not None:
+        # Every pair of persons is gone through once to fit and once to draw; three more times for the figures.
+        return Estimate(seconds=5.0 + 2e-6 * n * n, memory_mb=300.0 + 2e-2 * n, n=n, d=d)
     if not plan.release.draws_rows:
         return Estimate(seconds=2.0 + 1e-5 * n * d, memory_mb=150.0 + 2e-5 * n * d, n=n, d=d)  # reading, and counting
     seconds, megabytes = estimate_seconds(plan, n, d)
@@ -559,7 +563,12 @@ def rehearse(
     source = Source(path=(folder / "made-up.csv").resolve())
     # Under `holdout` both those who train and those who are released must be enough.
     split = min(plan.holdout, 1 - plan.holdout) if plan.posture == "holdout" else 1.0
-    made_up_table(plan, round(max(4 * limits.persons, 300) / split), rng).to_csv(source.path, index=False)
+    made_up = made_up_table(plan, round(max(4 * limits.persons, 300) / split), rng)
+    made_up.to_csv(source.path, index=False)
+    if plan.release.edges is not None:
+        edges = Edges(path=(folder / "made-up-edges.csv").resolve())
+        made_up_edges(list(made_up[plan.dictionary.person]), rng).to_csv(edges.path, index=False)
+        source = replace(source, edges=edges)
     ledger = Ledger.create(folder / "ledger.db", SigningKey.generate(), site=name)
     site = Site(
         name=name,
@@ -618,6 +627,20 @@ def made_up_table(plan: StudyPlan, n: int, rng: Noise) -> pd.DataFrame:
             values[hit] = int(spare) if column.kind == "integer" and spare is not None else spare
         out[column.name] = values
     return pd.DataFrame(out)
+
+
+def made_up_edges(persons: Sequence[str], rng: Noise) -> pd.DataFrame:
+    """An edge list made of nothing: some of the persons meet more people than others, about ten each."""
+    import numpy as np
+    import pandas as pd
+
+    draws = rng.generator
+    n = len(persons)
+    busy = draws.uniform(0.3, 1.7, n)
+    i, j = np.triu_indices(n, 1)
+    met = draws.random(len(i)) < np.minimum(10 / n * busy[i] * busy[j], 1)
+    names = np.array(persons, dtype=object)
+    return pd.DataFrame({"from": names[i[met]], "to": names[j[met]]})
 
 
 # -- inside -----------------------------------------------------------------------------------------------------

@@ -15,13 +15,17 @@ import hmac
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
 from shared.dictionary import Dictionary
-from shared.errors import DataFileRefusal, DataRefusal, DictionaryRefusal, MissingRefusal
+from shared.errors import DataFileRefusal, DataRefusal, DictionaryRefusal, MissingRefusal, StateRefusal
 from site_agent.config import Source
+
+if TYPE_CHECKING:
+    from shared.prescriptions import EdgeRules
+    from site_agent.contacts import Contacts
 
 __all__ = [
     "Records",
@@ -33,6 +37,7 @@ __all__ = [
     "pseudonym",
     "pseudonyms",
     "read",
+    "require_edges",
     "row_pseudonyms",
     "suggestions",
 ]
@@ -47,12 +52,15 @@ class Records:
     Args:
         table: (n, columns), canonical values as `Dictionary.check` returns them.
         rows: rows of the source file; `rows - n` were left out as incomplete.
-        snapshot: keyed hash of the source file's bytes; says at this site, and only here, which file was read.
+        snapshot: keyed hash of the bytes of the source file, and of the edge list where there is one; says at this
+            site, and only here, which files were read.
+        contacts: of a study of a network, who is connected with whom.
     """
 
     table: pd.DataFrame
     rows: int
     snapshot: str
+    contacts: Contacts | None = None
 
     @property
     def n(self) -> int:
@@ -63,29 +71,38 @@ class Records:
         return f"Records({self.table.shape[1]} columns)"
 
 
-def read(source: Source, dictionary: Dictionary, *, key: bytes) -> Records:
-    """Read a study's table and hold it against the dictionary.
+def read(source: Source, dictionary: Dictionary, *, key: bytes, rules: EdgeRules | None = None) -> Records:
+    """Read a study's table, and its network, and hold them against the dictionary and the plan.
 
     Args:
-        source: the file and its column mapping.
+        source: the file and its column mapping, and the edge list.
         dictionary: of the approved plan.
         key: the site's snapshot key.
-    Raises: DataFileRefusal (absent, empty, truncated, wrong encoding), DictionaryRefusal (a column or value outside
-        the dictionary), MissingRefusal, DuplicatePerson.
+        rules: what the plan says of edges (`Prescription.edges`); None where it is of no network.
+    Raises: DataFileRefusal (absent, empty, truncated, wrong encoding), DictionaryRefusal (a column, value or edge
+        outside the dictionary), MissingRefusal, DuplicatePerson, StateRefusal (no edge list, or one too many).
     """
+    require_edges(source, rules)
     table = _mapped(source, dictionary)
+    checked = _checked(table, dictionary)
+    contacts = None if rules is None else _contacts(source, table, checked, dictionary, rules)
     digest = hmac.new(key, digestmod=hashlib.sha256)
-    with source.path.open("rb") as file:
-        while block := file.read(BLOCK):
-            digest.update(block)
-    return Records(table=_checked(table, dictionary), rows=len(table), snapshot=digest.hexdigest())
+    paths = [source.path] if source.edges is None else [source.path, source.edges.path]
+    for place, path in enumerate(paths):
+        if place:  # where one file ends and the next begins is part of what was read
+            digest.update(b"\0edges\0" + paths[0].stat().st_size.to_bytes(8, "big"))
+        with path.open("rb") as file:
+            while block := file.read(BLOCK):
+                digest.update(block)
+    return Records(table=checked, rows=len(table), snapshot=digest.hexdigest(), contacts=contacts)
 
 
-def problems(source: Source, dictionary: Dictionary) -> tuple[DataRefusal, ...]:
+def problems(source: Source, dictionary: Dictionary, *, rules: EdgeRules | None = None) -> tuple[DataRefusal, ...]:
     """Everything that is wrong with a table, column by column, where `read` would stop at the first.
 
     Returns: refusals, each with its rule and count; empty when `read` would succeed.
     """
+    require_edges(source, rules)
     try:
         table = _mapped(source, dictionary)
     except DataRefusal as refusal:
@@ -105,7 +122,24 @@ def problems(source: Source, dictionary: Dictionary) -> tuple[DataRefusal, ...]:
             _checked(part, alone)
         except DataRefusal as refusal:
             found.append(refusal)
+    if rules is not None and not found:
+        try:
+            _contacts(source, table, _checked(table, dictionary), dictionary, rules)
+        except DataRefusal as refusal:
+            found.append(refusal)
     return tuple(found)
+
+
+def require_edges(source: Source, rules: EdgeRules | None) -> None:
+    """An edge list for a network, and for nothing else. Raises: StateRefusal."""
+    if (source.edges is None) != (rules is None):
+        raise StateRefusal(
+            "a study of a network must have an edge list" if rules else "a study without a network must have no edges",
+            given="none" if rules else "an edge list",
+            next_step="Run site-agent data add FILE --edges FILE --as STUDY."
+            if rules
+            else "Run site-agent data add FILE --as STUDY with the table alone.",
+        )
 
 
 def header(source: Source) -> tuple[str, ...]:
@@ -113,6 +147,8 @@ def header(source: Source) -> tuple[str, ...]:
     _must_be_a_file(source)
     if source.format == "parquet":
         return tuple(str(name) for name in _parquet(source).schema_arrow.names)
+    if source.format == "graphml":
+        return tuple(str(name) for name in _graphml_table(source).columns)
     try:
         with source.path.open(encoding=_encoding(source), newline="") as file:
             first = next(csv.reader(file, delimiter=source.delimiter), [])
@@ -144,6 +180,8 @@ def count(source: Source) -> int:
     header(source)
     if source.format == "parquet":
         return int(_parquet(source).metadata.num_rows)
+    if source.format == "graphml":
+        return len(_graphml_table(source))
     try:
         with source.path.open(encoding=_encoding(source), newline="") as file:
             return sum(1 for line in csv.reader(file, delimiter=source.delimiter) if line) - 1
@@ -213,9 +251,10 @@ def _mapped(source: Source, dictionary: Dictionary) -> pd.DataFrame:
     _check_columns(source, names, renamed, dictionary)
     expected = {column.name for column in dictionary.columns}
     wanted = [i for i, name in enumerate(names) if name not in source.ignore and renamed[i] in expected]
-    table = _parquet_table(source, [names[i] for i in wanted]) if source.format == "parquet" else _csv_table(source)
-    if source.format == "csv":
-        table = table.iloc[:, wanted]
+    if source.format == "parquet":
+        table = _parquet_table(source, [names[i] for i in wanted])
+    else:
+        table = (_csv_table(source) if source.format == "csv" else _graphml_table(source)).iloc[:, wanted]
     table.columns = pd.Index([renamed[i] for i in wanted])
     if len(table) == 0:
         raise DataFileRefusal("the table must hold records", given="0 rows", next_step="Check the export.")
@@ -327,6 +366,34 @@ def _parquet_table(source: Source, names: list[str]) -> pd.DataFrame:
         return _parquet(source).read(columns=names).to_pandas()[names].reset_index(drop=True)
     except (pa.ArrowException, OSError, ValueError, KeyError) as error:
         raise _unreadable(source, error) from None
+
+
+def _graphml_table(source: Source) -> pd.DataFrame:
+    """The nodes of a GraphML file: their ids as ``id``, and their attributes."""
+    from site_agent import contacts
+
+    found = contacts.graph(source.path)
+    table = pd.DataFrame.from_records([dict(told) for _, told in found.nodes(data=True)])
+    table = table.reindex(range(found.number_of_nodes()))
+    if "id" in table.columns:
+        raise DataFileRefusal(
+            "a GraphML file's attributes must not be called 'id'",
+            given="one that is",
+            next_step="Rename it at the source: the node's own id has that name.",
+        )
+    table.insert(0, "id", [str(node) for node in found.nodes()])
+    return table
+
+
+def _contacts(
+    source: Source, table: pd.DataFrame, checked: pd.DataFrame, dictionary: Dictionary, rules: EdgeRules
+) -> Contacts:
+    from site_agent import contacts
+
+    assert source.edges is not None, "require_edges"
+    assert dictionary.person is not None, "a plan of a network has a person column"
+    everyone = table[dictionary.person].astype("string").str.strip()
+    return contacts.read(source.edges, list(checked[dictionary.person]), list(everyone), rules)
 
 
 def _must_be_a_file(source: Source) -> None:

@@ -69,9 +69,14 @@ DENSITY = "shared/mechanisms/density.py"
 SCALING = "shared/mechanisms/scaling.py"
 LOCAL = "shared/mechanisms/local.py"
 QUANTILES = "shared/mechanisms/quantiles.py"
+GRAND = "shared/mechanisms/grand.py"
+LATENTS = "site_agent/models/latent_space.py"
+NETWORKS = "shared/networks.py"
 TABLES = "shared/mechanisms/tables.py"
 SLICING = "shared/mechanisms/slicing.py"
 DRAWING = "site_agent/drawing.py"
+NETWORK_SITE = "site_agent/networks.py"
+NETWORK_PLAN = "shared/prescriptions/grand.py"
 LEDGER = "site_agent/ledger.py"
 HOLDS = "site_agent/holds.py"
 COMPOSED = "site_agent/composition.py"
@@ -122,6 +127,34 @@ MUTATIONS: tuple[Mutation, ...] = (
         (LATENT, "length = np.minimum(norm, self.radius)", "length = norm"),
         (LATENT, "most = math.floor((Fraction(self._reach) / Fraction(grid)) ** 2)", "most = 2**80"),
         tests=["test_two_worlds.py::test_latent_noise_keeps_its_claim"],
+    ),
+    mutation(
+        "a tenth of the noise, in the drawing of a network",
+        (NETWORK_SITE, "noise = mechanism.noise(self._names, rng)", "noise = mechanism.noise(self._names, rng) / 10"),
+        tests=[
+            "test_network_release.py::test_every_coordinate_of_every_released_person_gets_the_noise_that_is_charged"
+        ],
+    ),
+    mutation(
+        "the noise of the dimension that was chosen, where the largest was charged",
+        (NETWORK_PLAN, "epsilon=self.epsilon * fewer / p, p=fewer", "epsilon=self.epsilon, p=fewer"),
+        tests=[
+            "test_network_release.py::test_a_smaller_dimension_than_the_plan_s_largest_has_the_same_noise_and_pays_less"
+        ],
+    ),
+    mutation(
+        "attributes of a network for nothing",
+        (NETWORK_PLAN, "attributes = Encoder(dictionary=plan.dictionary).d", "attributes = 0"),
+        tests=["test_network_release.py::test_the_price_is_exactly_epsilon_and_p_stands_on_the_receipt"],
+    ),
+    mutation(
+        "a model of everybody's ties",
+        (
+            NETWORK_SITE,
+            "self._held = from_held[:, held]",
+            "self._held = whole[rows + held][:, rows + held][: len(held), : len(held)]",
+        ),
+        tests=["test_network_release.py::test_ties_among_the_released_are_never_read"],
     ),
     mutation(
         "half the noise, in the moments",
@@ -473,6 +506,61 @@ MUTATIONS: tuple[Mutation, ...] = (
         (QUANTILES, "/ (4 * self.depth)", "/ (2 * self.depth)"),
         tests=[
             "test_local_and_quantiles.py::test_odd_columns_give_borders_in_order_within_the_bounds",
+        ],
+    ),
+    # -- networks -------------------------------------------------------------------------------------------------
+    mutation(
+        "half the noise, in the coordinates of nodes",
+        (GRAND, "own.lattice_laplace_steps(self.scale,", "own.lattice_laplace_steps(self.scale / 2,"),
+        tests=["test_noise_levels.py::test_ten_thousand_draws_have_the_scale_that_the_event_claims"],
+    ),
+    mutation(
+        "the paper's scale at the price of p / ε",
+        (GRAND, "scale = self.p / self.epsilon", "scale = 1 / self.epsilon"),
+        tests=[
+            "test_grand.py::test_the_price_of_a_node_is_epsilon_whatever_the_number_of_coordinates_and_known_before_it_runs"
+        ],
+    ),
+    mutation(
+        "the sensitivity of one coordinate for all of them",
+        (GRAND, "sensitivity=1.0, coordinates=self.p)", "sensitivity=1.0, coordinates=1)"),
+        tests=[
+            "test_grand.py::test_the_price_of_a_node_is_epsilon_whatever_the_number_of_coordinates_and_known_before_it_runs"
+        ],
+    ),
+    mutation(
+        "α and the other direction privatised and not counted",
+        (
+            GRAND,
+            'return (d + (model == "inner_product")) * (2 if directed else 1) + attributes',
+            "return d + attributes",
+        ),
+        tests=["test_grand.py::test_coordinates_count_the_degree_both_directions_and_every_attribute"],
+    ),
+    mutation(
+        "half the noise that was drawn, added",
+        (GRAND, "np.round(u / grid) * grid + noise", "np.round(u / grid) * grid + noise / 2"),
+        tests=[
+            "test_grand.py::test_an_attack_finds_no_more_than_epsilon_and_more_than_it_where_the_scale_is_the_papers"
+        ],
+    ),
+    mutation(
+        "one noise for all nodes",
+        (RANDOM, "hashlib.blake2b(name.encode(), key=key", 'hashlib.blake2b(b"", key=key'),
+        tests=["test_grand.py::test_noise_lies_on_the_grid_and_is_each_nodes_own_whoever_else_is_there"],
+    ),
+    mutation(
+        "a node that goes on as long as its neighbours in the table do",
+        (LATENTS, "beta += np.where(moving[:, None], step, 0.0)", "beta += step"),
+        tests=[
+            "test_grand.py::test_changing_a_nodes_ties_leaves_every_other_private_coordinate_the_same_to_the_last_bit"
+        ],
+    ),
+    mutation(
+        "a released network taken for one as observed",
+        (NETWORKS, "return 1 + n / frame", "return 1.0"),
+        tests=[
+            "test_networks.py::test_the_closed_form_is_the_jackknife_of_leaving_every_node_out_and_grows_with_the_frame"
         ],
     ),
     # -- the postures ---------------------------------------------------------------------------------------------

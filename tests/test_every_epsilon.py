@@ -392,6 +392,13 @@ def test_nobody_does_arithmetic_with_an_epsilon():
         ("site_agent/screens.py", "total['epsilon'] / total['cap']"),  # the length of a bar
         ("site_agent/page.py", "total['epsilon'] / cap"),  # the same on the page
         ("site_agent/page.py", "cap - total['epsilon']"),  # what is left of a cap
+        (
+            "shared/mechanisms/grand.py",
+            "self.p / self.epsilon",
+        ),  # the noise: its event is asked in test_network_release
+        ("shared/mechanisms/grand.py", "1 / self.epsilon"),  # the noise as the paper prints it
+        ("shared/mechanisms/grand.py", "self.p * self.epsilon"),  # what that really costs
+        ("shared/prescriptions/grand.py", "self.epsilon * fewer"),  # the same noise on fewer coordinates
     }
     found = set()
     for place, tree in production():

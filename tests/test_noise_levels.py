@@ -27,6 +27,7 @@ from shared.federated import Federated, Shape
 from shared.flows import Identity
 from shared.mechanisms import moments
 from shared.mechanisms.density import Densities, Grid
+from shared.mechanisms.grand import NodePrivate
 from shared.mechanisms.latent_noise import LatentNoise
 from shared.mechanisms.local import LocalCounts
 from shared.mechanisms.moments import MomentsSpec
@@ -78,6 +79,13 @@ class Scaled:
 
     def chosen(self, rate: float, count: int) -> Any:
         return self.inner.chosen(rate, count)
+
+    def named(self, names: Any) -> list[Any]:
+        sources = []
+        for inner in self.inner.named(names):
+            sources.append(Scaled(self.factor, 0))
+            sources[-1].inner = inner
+        return sources
 
 
 def latent_noise(w: float) -> Callable[[int, Any], Drawn]:
@@ -208,6 +216,13 @@ def local_reports(n: int, rng: Any) -> Drawn:
     return Drawn(noise.astype(np.float64), event.scale, "laplace")
 
 
+def node_coordinates(n: int, rng: Any) -> Drawn:
+    """Every released node's noise, in ranks, at the scale by which its event divides."""
+    m = NodePrivate(epsilon=3.0, p=100)
+    noise = m.noise([str(name) for name in range(math.ceil(n / 100))], rng).ravel()[:n]
+    return Drawn(noise, m.event.scale / m.event.sensitivity, "laplace")
+
+
 def moments_block(block: int) -> Callable[[int, Any], Drawn]:
     """One block of a moments release, in the unit of its event's sensitivity."""
 
@@ -238,6 +253,7 @@ MECHANISMS: dict[str, Callable[[int, Any], Drawn]] = {
     "noisy densities": noisy_densities,
     "smooth densities": smooth_densities,
     "local reports": local_reports,
+    "coordinates of nodes": node_coordinates,
     "moments, histograms": moments_block(0),
     "moments, moments": moments_block(1),
     "moments, products": moments_block(2),
@@ -318,6 +334,7 @@ def test_a_million_draws_have_the_scale_that_the_event_claims(name, record_prope
 # -- nothing draws, and nothing is charged, that is not tested here -----------------------------------------------
 DRAWN_IN = {
     "shared/mechanisms/density.py",
+    "shared/mechanisms/grand.py",
     "shared/mechanisms/latent_noise.py",
     "shared/mechanisms/local.py",
     "shared/mechanisms/scaling.py",
@@ -335,7 +352,12 @@ MADE_IN: dict[type[Event], set[str]] = {
         "shared/mechanisms/tables.py",
         "shared/prescriptions/latent_noise.py",  # there to solve for w
     },
-    Laplace: {"shared/mechanisms/density.py", "shared/mechanisms/local.py", "shared/mechanisms/scaling.py"},
+    Laplace: {
+        "shared/mechanisms/density.py",
+        "shared/mechanisms/grand.py",
+        "shared/mechanisms/local.py",
+        "shared/mechanisms/scaling.py",
+    },
     # Choices have no scale: tests/test_local_and_quantiles.py holds their odds against their price.
     privacy.RandomisedResponse: {"shared/mechanisms/local.py"},
     privacy.ExponentialMechanism: {"shared/mechanisms/quantiles.py"},

@@ -18,6 +18,7 @@ from shared.errors import PlanRefusal
 from shared.plan import POSTURES, PrivateTraining, StudyPlan
 from shared.prescriptions import _KINDS
 from shared.prescriptions.densities import DensitiesPlan
+from shared.prescriptions.grand import GrandPlan
 from shared.prescriptions.moments import MomentsPlan
 from shared.prescriptions.slicing import SlicingPlan
 from shared.prescriptions.tables import TablesPlan
@@ -137,6 +138,7 @@ def test_the_page_says_of_each_posture_and_mechanism_whether_it_is_offered():
         "densities": (DensitiesPlan(densities=[["sbp"]], epsilon=1.0, persons=300), None),
         "moments": (moments, None),
         "slicing": (SlicingPlan(epsilon=5.0), None),
+        "grand": (GrandPlan(epsilon=1.0, d=2), None),
     }
     assert set(releases) == set(_KINDS)
     assert {mechanism for _, mechanism in said} == set(releases)

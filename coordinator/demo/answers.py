@@ -70,6 +70,15 @@ def _words(epsilon: Mapping[str, float]) -> dict[str, str]:
     return {site: f"{value:.0f}" if value >= 10 else f"{value:.2g}" for site, value in epsilon.items()}
 
 
+def _rounded(value: float) -> float:
+    """Four decimals; of a density that is a few in ten thousand, four digits."""
+    return round(value, 4) if abs(value) >= 0.01 else float(f"{value:.4g}")
+
+
+def _printed(value: float, sign: str = "") -> str:
+    return f"{value:{sign}.3f}" if abs(value) >= 0.001 or value == 0 else f"{value:{sign}.1g}"
+
+
 def row(
     key: str, label: str, result: PooledResult, real: PooledResult | None, epsilon: Mapping[str, float]
 ) -> dict[str, Any]:
@@ -83,10 +92,10 @@ def row(
         "question": key,
         "tables": label,
         "sites": result.k,
-        "estimate": round(show(result.beta), 4),
-        "ci_lb": round(show(result.ci_lb), 4),
-        "ci_ub": round(show(result.ci_ub), 4),
-        "gap_to_real": None if real is None else round(show(result.beta) - show(real.beta), 4),
+        "estimate": _rounded(show(result.beta)),
+        "ci_lb": _rounded(show(result.ci_lb)),
+        "ci_ub": _rounded(show(result.ci_ub)),
+        "gap_to_real": None if real is None else _rounded(show(result.beta) - show(real.beta)),
         "tau2": round(result.tau2, 5),
         "I2_percent": round(result.I2, 1),
         "epsilon_per_site": {REAL: "not private", BASELINE: "0"}.get(label, cost),
@@ -112,9 +121,9 @@ def show(answers: Mapping[str, Answer], play: Play, out: Path, seconds: float) -
             table.add_row(
                 key if label == next(iter(answer.arms)) else "",
                 label,
-                f"{line['estimate']:.3f}",
-                f"{line['ci_lb']:.3f} to {line['ci_ub']:.3f}",
-                "" if label == REAL or line["gap_to_real"] is None else f"{line['gap_to_real']:+.3f}",
+                _printed(line["estimate"]),
+                f"{_printed(line['ci_lb'])} to {_printed(line['ci_ub'])}",
+                "" if label == REAL or line["gap_to_real"] is None else _printed(line["gap_to_real"], "+"),
                 f"{line['I2_percent']:.0f} %",
                 line["epsilon_per_site"],
             )

@@ -171,7 +171,8 @@ class Stage:
         for study in self.plans:
             self.agent(site, "plan", "fetch", study)
             self.play.add_data(self, site, study)
-            open_questions = ["--understood", "local"] if 'posture = "local"' in self.plans[study] else []
+            posture = next((p for p in ("local", "holdout") if f'posture = "{p}"' in self.plans[study]), "")
+            open_questions = ["--understood", posture] if posture else []
             self.agent(site, "plan", "approve", study, "--as", "steward", *open_questions)
         self.step(f"{site}: table found, plans approved by the steward")
 

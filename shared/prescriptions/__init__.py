@@ -17,7 +17,7 @@ import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from shared.errors import EstimateRefusal, PlanRefusal
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from shared.privacy import Event
     from shared.randomness import Noise
 
-__all__ = ["Facts", "Figures", "Prescription", "kind", "must", "plain", "unit"]
+__all__ = ["EdgeRules", "Facts", "Figures", "Prescription", "kind", "must", "plain", "unit"]
 
 _KINDS: Mapping[str, str] = {
     "latent_noise": "shared.prescriptions.latent_noise:LatentNoisePlan",
@@ -38,6 +38,7 @@ _KINDS: Mapping[str, str] = {
     "tables": "shared.prescriptions.tables:TablesPlan",
     "slicing": "shared.prescriptions.slicing:SlicingPlan",
     "densities": "shared.prescriptions.densities:DensitiesPlan",
+    "grand": "shared.prescriptions.grand:GrandPlan",
 }
 
 
@@ -63,6 +64,19 @@ class Facts:
 
 
 @dataclass(frozen=True, kw_only=True)
+class EdgeRules:
+    """What a plan says of the network between the rows of a table.
+
+    Args:
+        directed: whether an edge from a to b differs from one from b to a.
+        strangers: an edge with an end outside the node table is refused, or left out and counted.
+    """
+
+    directed: bool = False
+    strangers: Literal["refuse", "leave_out"] = "refuse"
+
+
+@dataclass(frozen=True, kw_only=True)
 class Prescription(ABC):
     """Settings of one mechanism, as a plan fixes them.
 
@@ -73,6 +87,13 @@ class Prescription(ABC):
     title: ClassVar[str] = ""
     draws_rows: ClassVar[bool] = False
     """Whether the released table holds synthetic rows of the dictionary."""
+    fits: ClassVar[str] = "flow"
+    """What is fitted on the persons who train, where there are such."""
+
+    @property
+    def edges(self) -> EdgeRules | None:
+        """The network that is read beside the table; None where there is none."""
+        return None
 
     def require(self, plan: StudyPlan) -> None:
         """Refuse a plan that this mechanism cannot serve. Raises: PlanRefusal."""

@@ -21,21 +21,36 @@ __all__ = ["data_add", "data_check", "data_map"]
 
 @data_app.command("add")
 def data_add(
-    file: Annotated[Path, typer.Argument(help="CSV or Parquet file; it is read in place, never copied.")],
+    file: Annotated[Path, typer.Argument(help="CSV, Parquet or GraphML file; it is read in place, never copied.")],
     study: Annotated[str, typer.Option("--as", metavar="STUDY", help="The study it is for.")],
     encoding: Annotated[str, typer.Option(help="Of a CSV file.")] = "utf-8",
     delimiter: Annotated[str | None, typer.Option(help="Of a CSV file; tab for .tsv, else a comma.")] = None,
+    edges: Annotated[
+        Path | None, typer.Option(help="Of a study of a network: the edge list; CSV, Parquet or GraphML.")
+    ] = None,
+    start: Annotated[str, typer.Option("--from", help="Column of the edge list: the person an edge starts at.")] = (
+        "from"
+    ),
+    end: Annotated[str, typer.Option("--to", help="Column of the edge list: the person it ends at.")] = "to",
     home: Home = None,
     json: Json = False,
     dry_run: Dry = False,
 ) -> None:
     """Say where a study's table lies, and see its columns beside the dictionary's."""
-    from site_agent.config import Source
+    from site_agent.config import Edges, Source
 
     at = desk(home)
-    between = delimiter or ("\t" if file.suffix.lower() == ".tsv" else ",")
-    source = Source(path=file.expanduser().absolute(), encoding=encoding, delimiter=between.replace("\\t", "\t"))
-    _show_mapping(at, study, source, json=json, dry_run=dry_run)
+
+    def placed(path: Path) -> dict[str, Any]:
+        between = delimiter or ("\t" if path.suffix.lower() == ".tsv" else ",")
+        return {
+            "path": path.expanduser().absolute(),
+            "encoding": encoding,
+            "delimiter": between.replace("\\t", "\t"),
+        }
+
+    listed = None if edges is None else Edges(**placed(edges), start=start, end=end)
+    _show_mapping(at, study, Source(**placed(file), edges=listed), json=json, dry_run=dry_run)
 
 
 @data_app.command("map")
@@ -86,6 +101,7 @@ def _show_mapping(at: Desk, study: str, source: Any, *, json: bool, dry_run: boo
     from site_agent import records
 
     plan = at.plans.plan(study)
+    records.require_edges(source, plan.release.edges)
     trusted, names = records.named(source, plan.dictionary)
     known = {column.name: column for column in plan.dictionary.columns}
     target = {name: source.columns.get(name, name if name in known else "") for name in names}
@@ -97,6 +113,7 @@ def _show_mapping(at: Desk, study: str, source: Any, *, json: bool, dry_run: boo
     answer = {
         "study": study,
         "file": source.path,
+        "edges": None if source.edges is None else source.edges.path,
         "columns": {name: to for name, to in target.items() if to},
         "ignored": source.ignore,
         "not_mapped": free,
@@ -147,15 +164,19 @@ def data_check(study: Study, home: Home = None, json: Json = False) -> None:
     at = desk(home)
     plan = at.plans.plan(study)
     source = at.config.source(study)
-    found = records.problems(source, plan.dictionary)
+    rules = plan.release.edges
+    found = records.problems(source, plan.dictionary, rules=rules)
     rows = left_out = 0
+    network: dict[str, int] | None = None
     if not found:
-        table = records.read(source, plan.dictionary, key=at.config.snapshot_key.read_bytes())
+        table = records.read(source, plan.dictionary, key=at.config.snapshot_key.read_bytes(), rules=rules)
         rows, left_out = table.rows, table.rows - table.n
+        network = None if table.contacts is None else table.contacts.counts
     answer = {
         "study": study,
         "rows": rows,
         "left_out": left_out,
+        "network": network,
         "problems": [
             {"code": p.code, "must": p.must, "given": p.given, "next_step": p.next_step, "fixer": p.fixer}
             for p in found
@@ -170,7 +191,11 @@ def data_check(study: Study, home: Home = None, json: Json = False) -> None:
         if found:
             checklist(out, [Check.of(problem.code, problem) for problem in found])
             return
-        checklist(out, [Check(name="within the dictionary", detail=f"{rows} rows, {left_out} incomplete left out")])
+        lines = [Check(name="within the dictionary", detail=f"{rows} rows, {left_out} incomplete left out")]
+        if network is not None:
+            said = ", ".join(f"{count} {what}" for what, count in network.items())
+            lines.append(Check(name="a network by the plan's rules", detail=said))
+        checklist(out, lines)
         screens.next_step(out, f"site-agent plan show {study}", f"site-agent try {study}")
 
     emit(answer, as_json=json, show=show)

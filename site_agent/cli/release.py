@@ -448,7 +448,8 @@ def outbox_figures(
     title = f"{made.hold.study}, wave {made.hold.wave}"
     audited = AuditReport.from_canonical(made.audit) if "membership" in made.audit else None
     source = at.config.source(made.hold.study)
-    table = records.read(source, plan.dictionary, key=at.config.snapshot_key.read_bytes())
+    key = at.config.snapshot_key.read_bytes()
+    table = records.read(source, plan.dictionary, key=key, rules=plan.release.edges)
     drawn: dict[Path, tuple[str, Any]] = {}
     told: list[str] = []
     if made.snapshot and made.snapshot != table.snapshot:

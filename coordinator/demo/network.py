@@ -1,0 +1,129 @@
+"""The demo's contact networks: three simulated hospitals, each released as a node-private network (GRAND)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from coordinator.demo.play import REAL, Answer, Play
+from shared.errors import ParameterError
+
+if TYPE_CHECKING:
+    from coordinator.demo.stage import Stage
+    from coordinator.pooling import PooledResult
+    from shared.plan import StudyPlan
+
+__all__ = ["Network"]
+
+_UNITS = {
+    "contacts": "Share of pairs in contact",
+    "triangles": "Share of triples all in contact",
+    "closure": "Transitivity",
+    "wards": "Assortativity by ward (Fisher z)",
+}
+
+
+class Network(Play):
+    """Wards of three hospitals; with `Asked.sites` the largest so many."""
+
+    covers = "every released person covered, the persons held out not"
+
+    def tables(self, folder: Path) -> dict[str, Path]:
+        """Node tables as CSV files, each beside its edge list."""
+        import numpy as np
+
+        from shared.simulated import contact_networks
+
+        n = round(1200 * self.asked.scale)
+        if n < 250:
+            raise ParameterError(
+                "scale must leave enough persons to hold half of them out", given=f"{self.asked.scale}"
+            )
+        sites = 3 if self.asked.sites is None else self.asked.sites
+        folder.mkdir(parents=True, exist_ok=True)
+        out: dict[str, Path] = {}
+        for name, (nodes, edges) in contact_networks(np.random.default_rng(self.asked.seed), sites, n).items():
+            out[name] = folder / f"{name}.csv"
+            nodes.to_csv(out[name], index=False)
+            edges.to_csv(_edges(out[name]), index=False)
+        return out
+
+    def add_data(self, stage: Stage, site: str, study: str) -> None:
+        """A hospital names its node table and its edge list."""
+        path = stage.tables[site]
+        stage.agent(site, "data", "add", str(path), "--as", study, "--edges", str(_edges(path)))
+
+    def answers(self, stage: Stage) -> dict[str, Answer]:
+        """Every planned question, pooled from the releases and from the real networks."""
+        from coordinator.config import Config
+        from coordinator.queries import ask
+        from coordinator.store import Store
+        from shared.plan import StudyPlan
+
+        [(study, text)] = stage.plans.items()
+        plan = StudyPlan.from_toml(text)
+        found: dict[str, Answer] = {}
+        with closing(Store.open(stage.hub, Config.load(stage.hub).store)) as store:
+            for name, formula in plan.estimands.items():
+                told = ask(store, study, 1, formula)
+                sources = {source.site: source for source in told.sources}
+                found[name] = Answer(
+                    title=f"{plan.title}: {name}",
+                    question=formula,
+                    term=told.term,
+                    arms={plan.release.title: told.result, REAL: _real(stage.tables, plan, formula)},
+                    epsilon={site: source.epsilon for site, source in sources.items()},
+                    posture={site: source.posture for site, source in sources.items()},
+                )
+        return found
+
+    def unit(self, answer: Answer) -> str:
+        """What the axis measures."""
+        return _UNITS.get(answer.title.rpartition(": ")[2], answer.question)
+
+    @property
+    def note(self) -> str:
+        """Who is covered."""
+        return (
+            "gap: to the real networks, released persons and held-out ones together. ε is exact for each released "
+            "person with all contacts and attributes; the persons held out have no guarantee. No row is a person's."
+        )
+
+
+def _edges(nodes: Path) -> Path:
+    return nodes.with_name(f"{nodes.stem}-contacts.csv")
+
+
+def _real(tables: Mapping[str, Path], plan: StudyPlan, formula: str) -> PooledResult:
+    """Pool the real networks, all persons of them: possible here only because they are simulated."""
+    import numpy as np
+    import pandas as pd
+    from scipy.sparse import csr_array
+
+    from coordinator.pooling import pool_estimates
+    from shared.estimands import Estimate, parse_estimand
+    from shared.network_estimands import figure
+
+    question = parse_estimand(formula)
+    rows = []
+    for site, path in sorted(tables.items()):
+        nodes, edges = pd.read_csv(path), pd.read_csv(_edges(path))
+        n = len(nodes)
+        places = [pd.Index(nodes["person"]).get_indexer(edges[end]) for end in ("from", "to")]
+        network = csr_array((np.ones(len(edges)), tuple(places)), shape=(n, n))
+        yi, vi = figure(network, nodes, question, plan.dictionary)
+        rows.append(
+            Estimate(
+                study=plan.study,
+                site=site,
+                wave=1,
+                term=question.labels[0],
+                yi=yi,
+                vi_sampling=vi,
+                n=n,
+                scale=question.scale,
+            )
+        )
+    return pool_estimates(rows)

@@ -1,0 +1,120 @@
+r"""From released networks to one number per site: motif densities, transitivity, degrees, assortativity.
+
+What a network says is one draw of a law that was learned from the m persons held out, so that two samples stand behind
+every figure: the variance is :math:`(1 + n/m)` times the node jackknife's (`shared.networks`), of which the first part
+is what somebody who takes the network for the real one would state. Densities and ratios are pooled as logarithms,
+assortativity as Fisher's z, both by the delta method.
+
+Where a study appends waves, a site has several networks of different persons. Their figures are averaged by n; the
+parts of their variances that come from persons held out are added as if they were the same persons, which they mostly
+are. Of a directed network, motifs are those of the network without directions.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+
+from shared.dictionary import LEVELLED, Dictionary
+from shared.errors import EstimateRefusal
+from shared.estimands import Estimand, Estimate
+from shared.prescriptions.grand import GrandPlan, adjacency, held_out
+
+if TYPE_CHECKING:
+    from shared.plan import StudyPlan
+
+__all__ = ["answer", "figure"]
+
+_FOR = (
+    "A network answers network(…), such as network(triangle). Attributes are noised one after the other, and their "
+    "means can be off by a standard error: ask for them in a study of tables."
+)
+_DRAWN_TOWARDS_ZERO = (
+    "drawn towards 0: what an attribute has to do with the edges is kept only nearly, and less in a smaller site"
+)
+_HOW = "node jackknife of the released network, times 1 + n/m"
+
+
+def answer(
+    plan: StudyPlan,
+    tables: Sequence[tuple[pd.DataFrame, int]],
+    question: Estimand,
+    *,
+    levels: Mapping[str, Any],
+    **told: Any,
+) -> list[Estimate]:
+    """One site's estimate from its released networks.
+
+    Args:
+        tables: released tables and their n, in the order of their waves, of different persons.
+        levels, told: as of `shared.prescriptions.Figures.answer`.
+    Raises: EstimateRefusal: a motif that is not there, an attribute without a correlation, a question of another kind.
+    """
+    assert isinstance(plan.release, GrandPlan)
+    if question.kind != "network":
+        raise EstimateRefusal("the question must be one that a network answers", given=str(question), next_step=_FOR)
+    directed = plan.release.directed
+    total = sum(n for _, n in tables)
+    yi = own = shared_ = 0.0
+    so_far = 0
+    for table, n in tables:
+        so_far += n
+        value, variance = figure(adjacency(table, directed=directed), table, question, plan.dictionary)
+        share = n / total
+        yi += share * value
+        own += share**2 * variance
+        shared_ += share * math.sqrt(variance * n / held_out(plan, so_far))
+    return [
+        Estimate(
+            term=question.labels[0],
+            yi=yi,
+            vi_sampling=own + shared_**2,
+            vi_naive=own,
+            n=total,
+            scale=question.scale,
+            how=_HOW,
+            warnings=(_DRAWN_TOWARDS_ZERO,) if question.outcome == "assortativity" else (),
+            **told,
+        )
+    ]
+
+
+def figure(network: Any, rows: pd.DataFrame, question: Estimand, dictionary: Dictionary | None) -> tuple[float, float]:
+    """One figure of one network and its jackknife variance, both on the scale they are pooled on.
+
+    Args:
+        network: (n, n) sparse, 0 and 1, without loops.
+        rows: (n, …) attributes in the dictionary's own spelling; asked for assortativity alone.
+        question: of kind ``network``.
+    Raises: EstimateRefusal.
+
+    >>> import numpy as np
+    >>> from scipy.sparse import csr_array
+    >>> from shared.questions import parse_estimand
+    >>> wheel = np.roll(np.eye(8), 1, axis=0)
+    >>> wheel[0, 1:] = 1
+    >>> value, _ = figure(csr_array(wheel), pd.DataFrame(), parse_estimand("network(mean_degree)"), dictionary=None)
+    >>> round(math.exp(value), 4)
+    3.25
+    """
+    from shared.networks import assortativity, motifs, simple
+
+    plain = simple(network)
+    n = plain.shape[0]
+    if question.outcome == "assortativity":
+        assert dictionary is not None, "assortativity is of a column"
+        column = dictionary.column(question.terms[0])
+        found = assortativity(
+            plain,
+            column.check(rows[column.name]).to_numpy(),
+            levels=len(column.levels) if column.kind in LEVELLED else None,
+        )
+        if not abs(found.yi) < 1:
+            raise EstimateRefusal("assortativity must lie within -1 and 1", given="a correlation of one or less")
+        return math.atanh(found.yi), found.vi / (1 - found.yi**2) ** 2
+    of = "edge" if question.outcome == "mean_degree" else question.outcome
+    moment = motifs(plain).log(of)
+    return moment.yi + (math.log(n - 1) if question.outcome == "mean_degree" else 0.0), moment.vi

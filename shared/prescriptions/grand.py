@@ -1,0 +1,312 @@
+"""GRAND as a plan prescribes it: a node-private network, of the persons who are released, and none of the others.
+
+Posture ``holdout`` is what this mechanism is: a share of the persons, drawn for life by a keyed hash of the identifier,
+shapes a latent space model and is never released, and no noise is promised to them. Each other person's coordinates are
+read off their own ties to those persons (and their own attributes), go through noise of scale b = p/ε each, and a new
+network is drawn among them. Ties between released persons are never read.
+
+A release is one table with a row per released person: the dictionary's columns, and ``neighbours``, the places of the
+rows that the row has an edge to. An undirected edge stands once, at the smaller place. Places are shuffled before the
+draw, so that a row says nothing by where it stands.
+
+How many persons were held out is not told: a reader takes what the plan's share gives (`held_out`), which changes the
+(1 + n/m) of a standard error by little. Nor is the latent dimension told, where the plan lets the hold-out choose it:
+noise is made for the largest one, so that price and receipt follow from the plan.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from shared.errors import EstimateRefusal, ParameterError, PlanRefusal, SchemaRefusal
+from shared.prescriptions import EdgeRules, Facts, Figures, must
+
+if TYPE_CHECKING:
+    import numpy as np
+    import pandas as pd
+
+    from shared.estimands import Estimand, Estimate
+    from shared.mechanisms.grand import NodePrivate
+    from shared.plan import StudyPlan
+    from shared.privacy import Event
+    from shared.randomness import Noise
+
+__all__ = ["NEIGHBOURS", "GrandPlan", "adjacency", "held_out"]
+
+NEIGHBOURS = "neighbours"
+"""The column of a released table that holds the edges."""
+MOST_EDGES = 1 << 28
+_MODELS = ("inner_product", "rdpg", "grdpg")
+_MODEL_WORDS = {
+    "inner_product": "inner-product latent space model",
+    "rdpg": "random dot product graph",
+    "grdpg": "generalised random dot product graph",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class GrandPlan(Figures):
+    """A node-private network by GRAND.
+
+    Args:
+        epsilon: of one released person, all p coordinates together; pure, exactly what is charged.
+        model: ``inner_product``, ``rdpg`` or ``grdpg`` (`site_agent.models.latent_space`).
+        d: latent dimension; None lets each site choose it on its hold-out persons, up to `most`.
+        most: the largest dimension that may be chosen; noise is made for it.
+        directed: whether an edge from a to b differs from one from b to a.
+        strangers: an edge with an end outside the node table is refused, or left out and counted.
+    """
+
+    epsilon: float
+    model: str = "inner_product"
+    d: int | None = None
+    most: int = 6
+    directed: bool = False
+    strangers: str = "refuse"
+    mechanism: Literal["grand"] = "grand"
+    title: ClassVar[str] = "node-private network"
+    fits: ClassVar[str] = "model"
+
+    def __post_init__(self) -> None:
+        must(
+            isinstance(self.epsilon, int | float)
+            and not isinstance(self.epsilon, bool)
+            and 0 < self.epsilon < math.inf,
+            "release.epsilon must be positive and finite",
+            self.epsilon,
+        )
+        object.__setattr__(self, "epsilon", float(self.epsilon))
+        must(self.model in _MODELS, f"release.model must be one of {', '.join(_MODELS)}", repr(self.model)[:40])
+        for name, value in (("d", self.d), ("most", self.most)):
+            whole = isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= 32
+            must(whole or (name == "d" and value is None), f"release.{name} must be a whole number in 1..32", value)
+        must(isinstance(self.directed, bool), "release.directed must be true or false", self.directed)
+        must(
+            self.model != "grdpg" or not self.directed,
+            "release.model must not be 'grdpg' for a directed network: its two positions have signs of their own",
+            "grdpg, directed",
+            'Write model = "rdpg".',
+        )
+        known = ("refuse", "leave_out")
+        must(self.strangers in known, f"release.strangers must be one of {', '.join(known)}", repr(self.strangers)[:40])
+
+    @property
+    def edges(self) -> EdgeRules:
+        """The network that is read beside the node table."""
+        return EdgeRules(directed=self.directed, strangers="refuse" if self.strangers == "refuse" else "leave_out")
+
+    def require(self, plan: StudyPlan) -> None:
+        """Posture ``holdout``, persons, and waves of which each is a fit of its own."""
+        must(plan.private is None, f"[private] must not be given with release.mechanism {self.mechanism!r}", "one")
+        must(not plan.reference, f"[reference] must not be given with release.mechanism {self.mechanism!r}", "one")
+        must(
+            plan.posture == "holdout",
+            "release.mechanism 'grand' must have posture 'holdout': its model is fitted on persons who are not "
+            "released, and no noise is promised to them",
+            repr(plan.posture),
+            'Write posture = "holdout" and a holdout, the share of the persons who are held out.',
+        )
+        names = plan.dictionary.names
+        must(NEIGHBOURS not in names, f"a column must not be called {NEIGHBOURS!r}: it holds the edges", NEIGHBOURS)
+        must(plan.returning != "frozen" or len(plan.waves) == 1, "a network must append or refresh", "frozen")
+        sealed = [wave.number for wave in plan.waves if wave.number > 1 and not wave.refit]
+        must(
+            plan.returning != "refresh" or not sealed,
+            "every later wave of a network that refreshes must have refit = true: what the model knew of the persons "
+            "held out is deleted with each run, and no later wave can go on from it",
+            f"wave {sealed[0] if sealed else ''} without",
+            'Write refit = true for each later wave, which charges everybody again; or returning = "append".',
+        )
+        try:
+            noise = self.mechanism_of(plan)
+        except ParameterError as error:
+            raise PlanRefusal(error.must, given=error.given, next_step=error.next_step or "Correct the plan.") from None
+        must(noise.p <= 200, "a network must have at most 200 coordinates", noise.p)
+
+    @property
+    def widest(self) -> int:
+        """The latent dimension that noise is made for."""
+        return self.most if self.d is None else self.d
+
+    def mechanism_of(self, plan: StudyPlan, *, latent: int | None = None) -> NodePrivate:
+        """The mechanism of a plan: its noise is made for the largest dimension that the plan allows.
+
+        Args:
+            latent: the dimension that was chosen on the hold-out; fewer coordinates then pay less than the plan's ε,
+                under the same noise on each.
+        Raises: ParameterError.
+        """
+        from shared.encoding import Encoder
+        from shared.mechanisms.grand import NodePrivate, coordinates
+
+        attributes = Encoder(dictionary=plan.dictionary).d
+        p, fewer = (
+            coordinates(self.model, d, directed=self.directed, attributes=attributes)
+            for d in (self.widest, self.widest if latent is None else latent)
+        )
+        return NodePrivate(epsilon=self.epsilon * fewer / p, p=fewer)
+
+    def event(self, plan: StudyPlan) -> Event:
+        """p coordinates, each moved by at most 1, under Laplace noise of scale p/ε: exactly ε."""
+        return self.mechanism_of(plan).event
+
+    def facts(self, plan: StudyPlan) -> Facts:
+        """p, the scale of the noise, the latent dimension, and the share that is held out."""
+        noise = self.mechanism_of(plan)
+        return Facts(
+            d=noise.p,
+            parameters={
+                "p": float(noise.p),
+                "scale": noise.scale,
+                "latent": float(self.widest),
+                "directed": float(self.directed),
+                "holdout": plan.holdout,
+            },
+            conditional_on="nothing: the model was fitted on other persons, who are not covered",
+            model="local",
+        )
+
+    def covered(self, plan: StudyPlan) -> tuple[str, ...]:
+        """Released persons, with all their edges and attributes."""
+        noise = self.mechanism_of(plan)
+        return (
+            "Every person who is released, with all edges and attributes together (replace-one node): replacing the "
+            "edges and the attributes of one of them by any others changes the probability of any released network "
+            f"by a factor of at most e^ε, with δ = 0. Laplace noise of scale {noise.scale:.4g}, which is p/ε, is added "
+            f"to each of p = {noise.p} coordinates of a person, and together they cost exactly the stated ε. Edges "
+            "between released persons are never read: the released ones are drawn anew.",
+        )
+
+    def not_covered(self, plan: StudyPlan) -> tuple[str, ...]:
+        """The persons held out, membership; and what such a network does not say."""
+        noise = self.mechanism_of(plan)
+        return (
+            f"The persons who are held out, about {100 * plan.holdout:g} % of the table: they have NO guarantee at "
+            "all. Their edges and attributes shape the model without noise, and released values lie between theirs "
+            "and can come near to copying them. Who is held out is decided by a keyed hash of the person's "
+            "identifier, for life; whoever is held out is never released in this study.",
+            "That a person is in the network at all: two networks of the same size are compared, with one person "
+            "replaced; who is a member, and how many there are, is not hidden.",
+            f"That a row means somebody: with noise of scale {noise.scale:.3g} on values between 0 and 1, "
+            + f"a released row says {_says(noise.scale)} of the person behind it. "
+            + "The release keeps the distribution of the network; at small ε individual correspondence is gone, and no "
+            "row may be read as a person's.",
+        )
+
+    def details(self, plan: StudyPlan) -> str:
+        """Model, dimension, coordinates and noise."""
+        noise = self.mechanism_of(plan)
+        latent = f"d = {self.d}" if self.d is not None else f"d chosen on the hold-out, at most {self.most}"
+        kind = "directed, " if self.directed else ""
+        return (
+            f"{kind}{_MODEL_WORDS[self.model]}, {latent}, p = {noise.p}, noise of scale {noise.scale:.4g} on each rank"
+        )
+
+    def draw(self, plan: StudyPlan, records: pd.DataFrame, rng: Noise) -> pd.DataFrame:
+        """A network is fitted and drawn at its site, from its edges: `site_agent.drawing`."""
+        raise NotImplementedError("a network is drawn by its site's drawing")
+
+    def validate(self, plan: StudyPlan, table: pd.DataFrame, n: int) -> None:
+        """A row for each of n persons: the dictionary's columns, and sorted places of other rows, each edge once."""
+        if tuple(table.columns) != (*plan.dictionary.names, NEIGHBOURS) or len(table) != n:
+            raise SchemaRefusal(
+                f"a released network must have the dictionary's columns, {NEIGHBOURS}, and one row per person",
+                given=f"{len(table)} rows for {n}",
+            )
+        plan.dictionary.validate_release(table[list(plan.dictionary.names)])
+        _, places, owners = _flat(table)
+        if self.directed:
+            wrong = int(((places < 0) | (places >= n) | (places == owners)).sum())
+        else:
+            wrong = int(((places <= owners) | (places >= n)).sum())
+        same = owners[1:] == owners[:-1]
+        wrong += int((same & (places[1:] <= places[:-1])).sum())
+        if wrong:
+            raise SchemaRefusal(
+                "neighbours must be places of other rows, ascending, each edge once",
+                given=f"{wrong} that are not",
+            )
+
+    def answer(
+        self,
+        plan: StudyPlan,
+        tables: Sequence[tuple[pd.DataFrame, int]],
+        question: Estimand,
+        *,
+        levels: Mapping[str, Any],
+        **told: Any,
+    ) -> list[Estimate]:
+        """A ``network`` question of the released networks, and no other.
+
+        The release is a draw from a distribution that m persons gave: every variance is multiplied by 1 + n/m
+        (`shared.network_estimands`).
+
+        Raises: EstimateRefusal.
+        """
+        from shared.network_estimands import answer
+
+        return answer(plan, tables, question, levels=levels, **told)
+
+    def synthetic(
+        self, plan: StudyPlan, tables: Sequence[tuple[pd.DataFrame, int]], *, draws: int, rng: np.random.Generator
+    ) -> list[pd.DataFrame]:
+        """The released attributes themselves, without their edges: there is nothing to draw anew."""
+        import pandas as pd
+
+        if not plan.dictionary.names:
+            raise EstimateRefusal("rows must have attributes", given="a network of persons without any")
+        rows = pd.concat([table[list(plan.dictionary.names)] for table, _ in tables], ignore_index=True)
+        return [rows.copy() for _ in range(draws)]
+
+
+def _says(scale: float) -> str:
+    """How much a rank between 0 and 1 still says of a person under noise of this scale."""
+    return "next to nothing" if scale >= 3 else "little" if scale >= 1 else "something"
+
+
+def held_out(plan: StudyPlan, n: int) -> int:
+    """m: how many persons were held out where n are released, by the plan's share.
+
+    >>> from types import SimpleNamespace
+    >>> held_out(SimpleNamespace(holdout=0.25), 300)
+    100
+    """
+    return max(1, round(n * plan.holdout / (1 - plan.holdout)))
+
+
+def adjacency(table: pd.DataFrame, *, directed: bool) -> Any:
+    """A released table as a sparse matrix: (n, n) csr_array of int8, symmetric where it is undirected.
+
+    Args:
+        table: as `GrandPlan.validate` accepts it.
+    """
+    import numpy as np
+    from scipy.sparse import csr_array
+
+    starts, places, _ = _flat(table)
+    n = len(table)
+    ones = np.ones(len(places), dtype=np.int8)
+    if directed:
+        return csr_array((ones, places.astype(np.int32), starts), shape=(n, n))
+    upper = csr_array((ones, places.astype(np.int32), starts), shape=(n, n))
+    whole = (upper + upper.T).tocsr()
+    whole.sort_indices()
+    return whole
+
+
+def _flat(table: pd.DataFrame) -> tuple[Any, Any, Any]:
+    """Where each row's edges start, their places, and the row that each belongs to. Raises: SchemaRefusal."""
+    import numpy as np
+
+    lists = table[NEIGHBOURS].tolist()
+    plain = all(isinstance(one, np.ndarray) and one.ndim == 1 and one.dtype == np.int32 for one in lists)
+    if not plain:
+        raise SchemaRefusal(f"{NEIGHBOURS} must be lists of 32-bit whole numbers", given="other values")
+    sizes = np.fromiter((len(one) for one in lists), dtype=np.int64, count=len(lists))
+    if int(sizes.sum()) > MOST_EDGES:
+        raise SchemaRefusal(f"a released network must have at most {MOST_EDGES} edges", given=f"{sizes.sum()}")
+    places = np.concatenate(lists).astype(np.int64) if lists else np.empty(0, dtype=np.int64)
+    return np.concatenate([[0], np.cumsum(sizes)]), places, np.repeat(np.arange(len(lists)), sizes)

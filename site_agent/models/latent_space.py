@@ -1,0 +1,669 @@
+r"""Latent space models of a network: fitted to the hold-out block alone, then one released node at a time.
+
+=================  ==========================================================  =======================
+model              probability of a tie                                        coordinates of a node
+=================  ==========================================================  =======================
+inner_product      σ(α_i + α_j + Z_i · Z_j)                                    α, Z: d + 1
+rdpg               Z_i · Z_j, cut to [0, 1]                                    Z: d
+grdpg              Z_i · S Z_j, S = diag(±1), cut to [0, 1]                    Z: d
+directed           σ(α_i + β_j + X_i · Y_j);   X_i · Y_j, cut to [0, 1]        α, X, β, Y: 2d + 2;  2d
+=================  ==========================================================  =======================
+
+*Fit.* :func:`fit` sees the block A²² between hold-out nodes and nothing else. The random dot product graphs are leading
+eigenvectors (singular vectors); a direction that a graph does not have stays 0. The inner-product model starts from the
+spectrum of the degree-corrected adjacency matrix and goes on by L-BFGS on the likelihood, in units of each node's own
+curvature. Everything of size m × m is made in tiles and thrown away. An isolate's α would run to −∞, a complete graph's
+to +∞: a ridge of 10⁻⁶ per pair, too weak to pull anything else, and logits cut at ±30 keep them finite.
+
+*Nodes.* :meth:`LatentSpace.nodes` estimates each released node from its own row of A¹² alone: Newton's method for all
+nodes at once, every node stopping by itself, or least squares. The block A¹¹ between released nodes is never asked for.
+The arithmetic of a row is the same whatever the other rows hold, to the last bit: nothing is compacted or reordered by
+what has converged.
+
+*Draw.* :meth:`LatentSpace.draw` makes a sparse network out of coordinates, tile by tile. Whether i and j are tied is
+decided by a keyed pseudo-random number of the *pair*, whoever else is there: in a later wave a tie moves only where its
+probability does.
+
+Sources: Ma, Ma & Yuan (2020) for the model; Li, Levina & Zhu (2020) for the choice of d by edge cross-validation.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import optimize, sparse
+from scipy.sparse.linalg import ArpackError, LinearOperator, eigsh, svds
+
+from shared.errors import ParameterError
+from shared.mechanisms.grand import coordinates
+
+__all__ = ["LatentSpace", "choose_dimension", "draw_pairs", "fit"]
+
+Array = NDArray[np.float64]
+Singles = NDArray[np.float32]
+Words = NDArray[np.uint64]
+Matrix: TypeAlias = sparse.csr_array
+
+_ROWS, _TILE = 256, 1 << 16
+_LOGIT = 30.0
+_RIDGE = 1e-6
+_STEPS, _STRIDE, _STILL = 25, 3.0, 1e-5
+_PASSES = 60
+_ROUNDS = 60
+_TESTED, _MOST_TESTED = 0.05, 200_000
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class LatentSpace:
+    """A fitted model: what it says of the hold-out nodes, and how it reads and draws others.
+
+    Args:
+        model: one of `shared.mechanisms.grand.MODELS`.
+        d: latent dimension.
+        directed: whether a tie has a direction.
+        positions: (m, p) coordinates of the hold-out nodes, in the order of the module's table.
+        signs: (d,) of the directions, all 1 but in the generalised model.
+    """
+
+    model: str
+    d: int
+    directed: bool
+    positions: Array
+    signs: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "signs", tuple(self.signs) or (1,) * self.d)
+        positions = np.asarray(self.positions, dtype=np.float64)
+        if positions.ndim != 2 or positions.shape[1] != self.p or not np.isfinite(positions).all():
+            raise ParameterError(f"positions must be finite, in {self.p} columns", given=f"shape {positions.shape}")
+        if len(self.signs) != self.d or not set(self.signs) <= {-1, 1}:
+            raise ParameterError("signs must be d times 1 or -1", given=str(self.signs)[:40])
+        object.__setattr__(self, "positions", positions)
+
+    @property
+    def p(self) -> int:
+        """Coordinates of a node, attributes left out."""
+        return coordinates(self.model, self.d, directed=self.directed)
+
+    @property
+    def m(self) -> int:
+        """Hold-out nodes."""
+        return len(self.positions)
+
+    def nodes(self, rows: Matrix, columns: Matrix | None = None) -> Array:
+        """(n, p) coordinates of other nodes, each from its own ties to the hold-out nodes.
+
+        Args:
+            rows: (n, m), 1 where node i is tied to hold-out node j; directed: from i to j.
+            columns: (n, m), directed only: 1 where hold-out node j has a tie to i.
+        Raises: ParameterError, for shapes that do not fit.
+        """
+        given = [rows] if columns is None else [rows, columns]
+        if len(given) != 1 + self.directed or any(one.ndim != 2 or one.shape[1] != self.m for one in given):
+            raise ParameterError(
+                f"ties must be given as {1 + self.directed} tables of {self.m} columns",
+                given=f"{[tuple(one.shape) for one in given]}",
+            )
+        half = self.p // 2 if self.directed else self.p
+        own = [self.positions[:, :half], self.positions[:, -half:]]
+        found = []
+        for ties, other in zip(given, own[::-1], strict=False):
+            if self.model == "inner_product":
+                found.append(_logistic(ties, other[:, 1:], other[:, 0]))
+            else:
+                found.append(_least_squares(ties, other * self._signed))
+        return np.hstack(found)
+
+    def deconvolved(self) -> Array:
+        """(m, p): the hold-out positions without the spread that estimating each from m ties has added.
+
+        Estimates scatter about their nodes, so that a network drawn from them is more uneven than the one they came
+        from, and has more triangles. Here each position moves towards the mean by what its own precision asks for,
+        until all have the covariance of the law behind them (a normal law, by the EM algorithm); α is then shifted
+        until the expected density is again the fit's. Made of the hold-out nodes alone: private coordinates are placed
+        in it for free. For the dot product graphs it made networks worse: there positions are returned as they are.
+        """
+        if self.model != "inner_product":
+            return self.positions
+        x, noise = self.positions, self._errors()
+        mean = x.mean(axis=0)
+        centred, least = x - mean, 1e-9 * np.eye(self.p)
+        law = centred.T @ centred / self.m + least
+        for _ in range(_ROUNDS):
+            gain = law @ np.linalg.inv(law + noise)
+            guess = (gain @ centred[:, :, None])[:, :, 0]
+            new = guess.T @ guess / self.m + (law - gain @ law).mean(axis=0) + least
+            new, before = (new + new.T) / 2, law
+            law = new
+            if np.abs(new - before).max() < 1e-4 * np.abs(new).max():
+                break
+        values, axes = np.linalg.eigh(law)
+        root = axes * np.sqrt(np.maximum(values, 1e-12)) @ axes.T
+        white = np.linalg.inv(root)
+        # In units of the law an estimate has covariance 1 + N; its inverse root takes that back to 1.
+        spread, turns = np.linalg.eigh(np.eye(self.p) + white @ noise @ white)
+        y = np.einsum("iba,ib->ia", turns, centred @ white) / np.sqrt(np.maximum(spread, 1.0))
+        return self._at_density(mean + np.einsum("iab,ib->ia", turns, y) @ root)
+
+    def _errors(self) -> Array:
+        """(m, p, p): covariance of each position's estimation error, given the others; logistic models only."""
+        half = self.p // 2 if self.directed else self.p
+        out = np.zeros((self.m, self.p, self.p))
+        sides = [slice(0, half)] + ([slice(half, self.p)] if self.directed else [])
+        upper, diagonal = np.triu_indices(half), np.arange(half)
+        for own, other in zip(sides, sides[::-1], strict=True):
+            offset, design = self.positions[:, other][:, 0], self.positions[:, other].copy()
+            design[:, 0] = 1
+            products = (design[:, upper[0]] * design[:, upper[1]]).astype(np.float32)
+            left = np.column_stack([self.positions[:, own], np.ones(self.m)]).astype(np.float32)
+            right = np.ascontiguousarray(np.column_stack([design, offset]).T.astype(np.float32))
+            found = np.empty((self.m, half, half))
+            for start in range(0, self.m, _ROWS):
+                rows = slice(start, start + _ROWS)
+                t = self._linked(left[rows] @ right)
+                t -= t * t
+                found[rows][:, upper[0], upper[1]] = found[rows][:, upper[1], upper[0]] = t @ products
+            # An isolate's precision is next to nothing: a prior observation keeps its error finite.
+            found[:, diagonal, diagonal] += 1.0
+            out[:, own, own] = np.linalg.inv(found)
+        return out
+
+    def _at_density(self, latents: Array) -> Array:
+        """The same coordinates with α shifted, in Newton's steps on the logit scale, to the fit's expected density."""
+        target, out = self._mean_probability(self.positions), latents.copy()
+        for _ in range(8):
+            now = self._mean_probability(out)
+            shift = np.log(target / (1 - target)) - np.log(now / (1 - now))
+            out[:, 0] += shift / 2
+            if self.directed:
+                out[:, self.p // 2] += shift / 2
+            if abs(shift) < 1e-4:
+                break
+        return out
+
+    def _mean_probability(self, latents: Array) -> float:
+        left, right = self._designs(latents)
+        total = sum(
+            float(self._linked(left[start : start + _ROWS] @ right.T).sum(dtype=np.float64))
+            for start in range(0, len(left), _ROWS)
+        )
+        return float(np.clip(total / len(left) ** 2, 1e-9, 1 - 1e-9))
+
+    @property
+    def _signed(self) -> Array:
+        return np.asarray(self.signs, dtype=np.float64)
+
+    def _designs(self, latents: Array) -> tuple[Singles, Singles]:
+        """Two (n, k) tables whose inner products are the logits, or the probabilities, of a tie."""
+        latents = np.asarray(latents, dtype=np.float64)[:, : self.p]
+        half = self.p // 2 if self.directed else self.p
+        source, target = latents[:, :half], latents[:, -half:]
+        if self.model == "inner_product":
+            one = np.ones(len(latents))
+            left = np.column_stack([source[:, 0], one, source[:, 1:]])
+            right = np.column_stack([one, target[:, 0], target[:, 1:]])
+        else:
+            left, right = source, target * self._signed
+        return np.ascontiguousarray(left, np.float32), np.ascontiguousarray(right, np.float32)
+
+    def probabilities(self, left: Array, right: Array) -> Array:
+        """(a, b) probabilities of a tie from each of `left` (a, ≥ p) to each of `right` (b, ≥ p)."""
+        return self._linked(self._designs(left)[0] @ self._designs(right)[1].T).astype(np.float64)
+
+    def _linked(self, t: Singles) -> Singles:
+        """Probabilities in place of inner products."""
+        if self.model != "inner_product":
+            return np.clip(t, 0, 1, out=t)
+        np.clip(t, -_LOGIT, _LOGIT, out=t)
+        np.negative(t, out=t)
+        np.exp(t, out=t)
+        t += 1
+        return np.reciprocal(t, out=t)
+
+    def draw(self, latents: Array, key: bytes, names: Sequence[str] | None = None) -> Matrix:
+        """A network of n nodes: (n, n) sparse, 0 and 1, no loops, symmetric unless directed.
+
+        Args:
+            latents: (n, ≥ p) coordinates; columns after the first p are attributes, and are not looked at.
+            key: 16 to 64 bytes. The same key, names and coordinates draw the same ties.
+            names: (n,) different, lasting names of the nodes; their numbers by default.
+        """
+        left, right = self._designs(latents)
+        return draw_pairs(
+            lambda i, j: self._linked(left[i] @ right[j].T), len(left), key, names, directed=self.directed
+        )
+
+
+def draw_pairs(
+    probability: Callable[[slice, slice], Singles],
+    n: int,
+    key: bytes,
+    names: Sequence[str] | None = None,
+    *,
+    directed: bool = False,
+) -> Matrix:
+    """Independent ties with the probabilities of a function of two slices, decided by each pair's own keyed number.
+
+    Args:
+        probability: (rows, columns) float32 of two slices of nodes.
+        n: number of nodes.
+        key, names, directed: as in :meth:`LatentSpace.draw`.
+    Raises: ParameterError, for a key of another length or names that are not n different ones.
+
+    >>> draw_pairs(lambda i, j: np.ones((i.stop - i.start, j.stop - j.start), np.float32), 3, bytes(16)).toarray()
+    array([[0, 1, 1],
+           [1, 0, 1],
+           [1, 1, 0]], dtype=int32)
+    """
+    names = [str(number) for number in range(n)] if names is None else names
+    if len(names) != n or len(set(names)) != n:
+        raise ParameterError("each node must have a name of its own", given=f"{len(set(names))} names of {n} nodes")
+    if not 16 <= len(key) <= 64:
+        raise ParameterError("a key must have 16 to 64 bytes", given=f"{len(key)}")
+    left = _hashed(names, key, b"source" if directed else b"both")
+    right = _hashed(names, key, b"target") if directed else left
+    found: list[tuple[NDArray[np.int32], NDArray[np.int32]]] = []
+    side = max(1, min(n, 1024))
+    high = max(1, _TILE // side)
+    for top in range(0, n, high):
+        i = slice(top, min(n, top + high))
+        for start in range(0 if directed else top - top % side, n, side):
+            j = slice(start, min(n, start + side))
+            hit = np.flatnonzero(_uniform(left[i], right[j]) < probability(i, j))
+            row, column = np.divmod(hit, j.stop - j.start)
+            row, column = row + i.start, column + j.start
+            keep = row != column if directed else row < column
+            found.append((row[keep].astype(np.int32), column[keep].astype(np.int32)))
+    row = np.concatenate([one for one, _ in found]) if found else np.empty(0, np.int32)
+    column = np.concatenate([one for _, one in found]) if found else np.empty(0, np.int32)
+    found.clear()
+    made = sparse.csr_array((np.ones(len(row), np.int32), (row, column)), shape=(n, n))
+    return made if directed else sparse.csr_array(made + made.T)
+
+
+def _hashed(names: Sequence[str], key: bytes, purpose: bytes) -> Words:
+    digests = (hashlib.blake2b(name.encode(), key=key, person=purpose, digest_size=8).digest() for name in names)
+    return np.frombuffer(b"".join(digests), dtype="<u8").astype(np.uint64)
+
+
+def _uniform(left: Words, right: Words) -> Singles:
+    """(a, b) numbers strictly between 0 and 1, each of its pair: the sum of two keyed hashes, thoroughly mixed.
+
+    The sum makes it symmetric. What decides a tie carries no guarantee (a released network is post-processing of
+    private coordinates), so that a mixer of two multiplications does.
+    """
+    x = left[:, None] + right[None, :]
+    y = x >> np.uint64(32)
+    x ^= y
+    x *= np.uint64(0xD6E8FEB86659FD93)
+    np.right_shift(x, np.uint64(32), out=y)
+    x ^= y
+    x *= np.uint64(0xD6E8FEB86659FD93)
+    x >>= np.uint64(40)
+    u = x.astype(np.float32)
+    u += np.float32(0.5)  # never 0: where hardly a tie is likely, 2⁻²⁴ of all pairs would be tied regardless
+    u *= np.float32(2.0**-24)
+    return u
+
+
+# -- one released node at a time -----------------------------------------------------------------------------------
+def _logistic(ties: Matrix, design: Array, offset: Array) -> Array:
+    """(n, d + 1) intercepts and slopes of n logistic regressions on the same (m, d) design: row i from row i alone."""
+    n, m = ties.shape
+    x = np.column_stack([np.ones(m), design])
+    k = x.shape[1]
+    single = np.ascontiguousarray(x, np.float32)
+    across = np.ascontiguousarray(single.T)
+    upper = np.triu_indices(k)
+    products = np.ascontiguousarray(single[:, upper[0]] * single[:, upper[1]])
+    shift = offset.astype(np.float32)
+    sums = np.asarray(ties @ x)
+    out = np.zeros((n, k))
+    degree = np.clip(sums[:, 0], 0.5, m - 0.5)
+    out[:, 0] = np.log(degree / (m - degree)) - np.mean(offset)
+    for start in range(0, n, _ROWS):
+        rows = slice(start, min(n, start + _ROWS))
+        beta, moving = out[rows], np.ones(len(out[rows]), dtype=bool)
+        for _ in range(_STEPS):
+            t = beta.astype(np.float32) @ across
+            t += shift
+            np.clip(t, -_LOGIT, _LOGIT, out=t)
+            np.negative(t, out=t)
+            np.exp(t, out=t)
+            t += 1
+            np.reciprocal(t, out=t)
+            gradient = sums[rows] - (t @ single) - _RIDGE * m * beta
+            t -= t * t
+            hessian = np.empty((len(beta), k, k))
+            hessian[:, upper[0], upper[1]] = hessian[:, upper[1], upper[0]] = t @ products
+            hessian[:, np.arange(k), np.arange(k)] += _RIDGE * m
+            step = np.linalg.solve(hessian, gradient[:, :, None])[:, :, 0]
+            length = np.sqrt((step**2).sum(axis=1))
+            step *= np.minimum(1, _STRIDE / np.maximum(length, 1e-12))[:, None]
+            # Each node stops by itself. A common criterion would let one node's ties move another's last digits.
+            beta += np.where(moving[:, None], step, 0.0)
+            moving &= length > _STILL
+            if not moving.any():
+                break
+    np.clip(out, -_LOGIT, _LOGIT, out=out)
+    return out
+
+
+def _least_squares(ties: Matrix, design: Array) -> Array:
+    """(n, d) coefficients of n regressions on the same (m, d) design; a direction without extent gets 0."""
+    return np.asarray(ties @ np.linalg.pinv(design, rcond=1e-9).T)
+
+
+# -- the fit to the hold-out block ---------------------------------------------------------------------------------
+def fit(
+    holdout: Matrix, *, model: str, d: int | None, directed: bool = False, rng: np.random.Generator, most: int = 8
+) -> LatentSpace:
+    """Fit a model to the ties between hold-out nodes; of other nodes it is told nothing.
+
+    Args:
+        holdout: (m, m) 0 and 1, no loops; symmetric unless directed.
+        model: one of `shared.mechanisms.grand.MODELS`.
+        d: latent dimension, below m; None chooses 1 to `most` by :func:`choose_dimension`.
+        directed: whether a tie has a direction.
+        rng: starting points and the pairs of the cross-validation: no guarantee rests on it.
+        most: largest dimension to choose from.
+    Raises: ParameterError.
+
+    >>> ties = sparse.csr_array(np.ones((30, 30), np.int32) - np.eye(30, dtype=np.int32))
+    >>> space = fit(ties, model="rdpg", d=1, rng=np.random.default_rng(1))
+    >>> round(float(space.probabilities(space.positions, space.positions).mean()), 2)
+    0.97
+    """
+    holdout = _checked(holdout, directed)
+    m = holdout.shape[0]
+    if d is None:
+        d = choose_dimension(holdout, model=model, directed=directed, rng=rng, most=most)
+    coordinates(model, d, directed=directed)
+    if d >= m:
+        raise ParameterError(
+            "the latent dimension must be below the number of hold-out nodes",
+            given=f"d = {d}, m = {m}",
+            next_step="Hold out more nodes, or plan a smaller dimension.",
+        )
+    return _fitted(holdout, model, d, directed, rng, None, 1.0)
+
+
+def choose_dimension(
+    holdout: Matrix, *, model: str, directed: bool = False, rng: np.random.Generator, most: int = 8
+) -> int:
+    """The dimension, 1 to `most`, that predicts left-out pairs of hold-out nodes best.
+
+    One pair in twenty (200,000 at most) is left out of the fit; a dimension is judged by the deviance of those pairs,
+    for the dot product graphs by their squared error. A larger one must be better by a thousandth, and the search ends
+    after two that are not.
+    Raises: ParameterError.
+    """
+    holdout = _checked(holdout, directed)
+    m = holdout.shape[0]
+    if not 1 <= most <= 32:
+        raise ParameterError("the largest dimension must be in 1..32", given=repr(most))
+    coordinates(model, 1, directed=directed)
+    pairs = m * (m - 1) // (1 if directed else 2)
+    count = min(int(_TESTED * pairs), _MOST_TESTED)
+    if count < 1 or m < 4:
+        return 1
+    i, j = rng.integers(0, m, 2 * count), rng.integers(0, m, 2 * count)
+    i, j = (i, j) if directed else (np.minimum(i, j), np.maximum(i, j))
+    code = np.unique((i * m + j)[i != j])
+    code = rng.permutation(code)[:count]
+    i, j = np.divmod(np.sort(code), m)
+    tie = np.asarray(holdout[i, j], dtype=np.float64).ravel()
+    left_out = sparse.csr_array((tie, (i, j)), shape=(m, m))
+    kept = sparse.csr_array(holdout - (left_out if directed else left_out + left_out.T))
+    kept.eliminate_zeros()
+    best, chosen = np.inf, 1
+    for d in range(1, min(most, m - 1) + 1):
+        space = _fitted(kept, model, d, directed, rng, (i, j), 1 - len(i) / pairs)
+        half = space.p // 2 if directed else space.p
+        source, target = space.positions[i, :half], space.positions[j, -half:]
+        if model == "inner_product":
+            t = np.clip(source[:, 0] + target[:, 0] + (source[:, 1:] * target[:, 1:]).sum(1), -_LOGIT, _LOGIT)
+            loss = float((np.logaddexp(0, t) - tie * t).mean())
+        else:
+            guess = np.clip((source * space._signed * target).sum(1), 0, 1)
+            loss = float(((tie - guess) ** 2).mean())
+        if loss < best * (1 - 1e-3):
+            best, chosen = loss, d
+        elif d >= chosen + 2:
+            break
+    return chosen
+
+
+def _checked(holdout: Matrix, directed: bool) -> Matrix:
+    holdout = sparse.csr_array(holdout, dtype=np.float64, copy=True)
+    holdout.eliminate_zeros()
+    rows, columns = holdout.shape
+    if rows != columns or rows < 2:
+        raise ParameterError(
+            "the hold-out block must be square, of at least two nodes",
+            given=f"shape {holdout.shape}",
+            next_step="Hold out more nodes.",
+        )
+    if not (holdout.data == 1).all() or holdout.diagonal().any():
+        raise ParameterError("the hold-out block must hold ties of 1 and no loops", given="other values")
+    if not directed and (holdout != holdout.T).nnz:
+        raise ParameterError("the ties of an undirected network must be symmetric", given="some that are not")
+    return holdout
+
+
+Pairs = tuple[NDArray[np.int64], NDArray[np.int64]]
+
+
+def _fitted(
+    ties: Matrix, model: str, d: int, directed: bool, rng: np.random.Generator, hidden: Pairs | None, kept: float
+) -> LatentSpace:
+    """Fit with the pairs `hidden` left out; `kept` is the share of all pairs that is left."""
+    if model == "inner_product":
+        return LatentSpace(model=model, d=d, directed=directed, positions=_likelihood(ties, d, directed, rng, hidden))
+    scaled = ties / kept
+    if directed:
+        u, s, v = _singular(scaled, d, rng)
+        return LatentSpace(model=model, d=d, directed=True, positions=np.hstack([u * np.sqrt(s), v * np.sqrt(s)]))
+    values, vectors = _eigen(scaled, d, "LA" if model == "rdpg" else "LM", rng)
+    if model == "rdpg":
+        values = np.maximum(values, 0)
+    signs = tuple(-1 if value < 0 else 1 for value in values)
+    return LatentSpace(
+        model=model, d=d, directed=False, positions=_oriented(vectors * np.sqrt(np.abs(values))), signs=signs
+    )
+
+
+def _eigen(operator: Matrix | LinearOperator, d: int, which: str, rng: np.random.Generator) -> tuple[Array, Array]:
+    """The d leading eigenvalues, largest first (in size, for "LM"), and their vectors."""
+    m = operator.shape[0]
+    if d >= m - 1 or m <= 32:
+        dense = operator @ np.eye(m)
+        values, vectors = np.linalg.eigh((dense + dense.T) / 2)
+    else:
+        try:
+            values, vectors = eigsh(operator, k=d, which=which, v0=rng.standard_normal(m), tol=1e-6)
+        except ArpackError as error:  # a network without ties, or with eigenvalues too alike to be told apart
+            values, vectors = (
+                getattr(error, "eigenvalues", np.zeros(0)),
+                getattr(error, "eigenvectors", np.zeros((m, 0))),
+            )
+            lack = d - len(values)
+            values, vectors = np.append(values, np.zeros(lack)), np.hstack([vectors, np.zeros((m, lack))])
+    order = np.argsort(-np.abs(values) if which == "LM" else -values, kind="stable")[:d]
+    return values[order], vectors[:, order]
+
+
+def _singular(operator: Matrix | LinearOperator, d: int, rng: np.random.Generator) -> tuple[Array, Array, Array]:
+    """The d leading singular values, and both sides' vectors, oriented together."""
+    m = operator.shape[0]
+    if d >= m - 1 or m <= 32:
+        u, s, vt = np.linalg.svd(operator @ np.eye(m))
+    else:
+        try:
+            u, s, vt = svds(operator, k=d, v0=rng.standard_normal(m))
+        except ArpackError:
+            u, s, vt = np.zeros((m, d)), np.zeros(d), np.zeros((d, m))
+    order = np.argsort(-s, kind="stable")[:d]
+    u, v = u[:, order], vt[order].T
+    flip = np.where((u**3).sum(axis=0) + (v**3).sum(axis=0) < 0, -1.0, 1.0)
+    return u * flip, s[order], v * flip
+
+
+def _oriented(z: Array) -> Array:
+    """Columns turned so that their third moment is not negative: an eigenvector's sign is an accident."""
+    return z * np.where((z**3).sum(axis=0) < 0, -1.0, 1.0)
+
+
+def _start(ties: Matrix, d: int, directed: bool, rng: np.random.Generator) -> tuple[Array, Array]:
+    """(m, d + 1) tables of sources and targets to begin with: log degrees, and what ties exceed them by."""
+    m = ties.shape[0]
+    degrees = [np.asarray(ties.sum(axis=axis)).ravel() for axis in (1, 0)]
+    total = max(float(degrees[0].sum()), 1.0)
+    alphas, roots = [], []
+    for degree in degrees:
+        share = np.clip(degree, 0.5, m - 1.5) / (m - 1)
+        alphas.append(np.log(share / (1 - share)))
+        roots.append(1 / np.sqrt(degree + degree.mean() + 1))
+    overall = np.log(min(total / (m * (m - 1)), 1 - 0.5 / m) / (1 - min(total / (m * (m - 1)), 1 - 0.5 / m)))
+    alphas = [alpha - overall / 2 for alpha in alphas]
+    left, right = roots
+
+    def forward(x: Array) -> Array:
+        x = np.asarray(x).ravel()
+        return left * (ties @ (right * x) - degrees[0] * float(degrees[1] @ (right * x)) / total)
+
+    def backward(x: Array) -> Array:
+        x = np.asarray(x).ravel()
+        return right * (ties.T @ (left * x) - degrees[1] * float(degrees[0] @ (left * x)) / total)
+
+    # A tie beyond the product of degrees, in units of that product; less where most pairs are tied anyway.
+    weight = total / max(1 - total / (m * (m - 1)), 0.5)
+    excess = LinearOperator((m, m), matvec=forward, rmatvec=backward, dtype=np.float64)
+    if directed:
+        u, s, v = _singular(excess, d, rng)
+    else:
+        s, u = _eigen(excess, d, "LA", rng)
+        v = u
+    size = np.sqrt(np.maximum(s, 0) * weight)
+    x, y = u * size * left[:, None], v * size * right[:, None]
+    # A direction that starts at zero has no gradient and would stay there.
+    dead = size <= 1e-6
+    x[:, dead] = y[:, dead] = 1e-2 * rng.standard_normal((m, int(dead.sum())))
+    limit = np.maximum(1.0, np.sqrt((x**2).sum(1)))[:, None] / 3
+    x, y = x / np.maximum(1, limit), y / np.maximum(1, limit)
+    return np.column_stack([alphas[0], x]), np.column_stack([alphas[1], y])
+
+
+def _likelihood(ties: Matrix, d: int, directed: bool, rng: np.random.Generator, hidden: Pairs | None) -> Array:
+    """(m, p) coordinates that maximise the likelihood of all pairs but the hidden ones."""
+    m = ties.shape[0]
+    source, target = _start(ties, d, directed, rng)
+    sides = [source, target] if directed else [source]
+    degrees = [np.asarray(ties.sum(axis=axis)).ravel() for axis in ((1, 0) if directed else (1,))]
+    # Newton's step of a node is about its gradient over d_i (1 - d_i / m): in these units all nodes are alike.
+    units = np.concatenate(
+        [np.repeat(1 / np.sqrt(degree * (1 - degree / m) + 1)[:, None], d + 1, axis=1).ravel() for degree in degrees]
+    )
+    pairs = m * (m - 1) / (1 if directed else 2)
+
+    def objective(scaled: Array) -> tuple[float, Array]:
+        tables = (scaled * units).reshape(len(sides), m, d + 1)
+        loss, gradients = _deviance(ties, tables, hidden)
+        ridge = _RIDGE * m
+        loss += 0.5 * ridge * float((tables**2).sum())
+        gradient = np.concatenate([(one + ridge * own).ravel() for one, own in zip(gradients, tables, strict=True)])
+        return loss / pairs, gradient * units / pairs
+
+    start = np.concatenate([side.ravel() for side in sides]) / units
+    found = optimize.minimize(
+        objective,
+        start,
+        jac=True,
+        method="L-BFGS-B",
+        options={"maxiter": _PASSES, "maxcor": 10, "ftol": 1e-8, "gtol": 1e-12},
+    )
+    tables = (found.x * units).reshape(len(sides), m, d + 1)
+    return _principal(tables)
+
+
+def _principal(tables: Array) -> Array:
+    """The same probabilities in coordinates that are determined: centred, on principal axes, signs settled."""
+    source, target = tables[0].copy(), tables[-1].copy()
+    x, y = source[:, 1:], target[:, 1:]
+    cx, cy = x.mean(axis=0), y.mean(axis=0)
+    source[:, 0] += x @ cy - cx @ cy / 2
+    target[:, 0] += y @ cx - cx @ cy / 2
+    x, y = x - cx, y - cy
+    if len(tables) == 1:
+        _, _, axes = np.linalg.svd(x, full_matrices=False)
+        axes = axes[: x.shape[1]]
+        return np.column_stack([source[:, 0], _oriented(x @ axes.T)])
+    # X Yᵀ = U S Vᵀ through two thin factorisations: both sides get the root of S.
+    qx, rx = np.linalg.qr(x)
+    qy, ry = np.linalg.qr(y)
+    u, s, vt = np.linalg.svd(rx @ ry.T)
+    x, y = qx @ u * np.sqrt(s), qy @ vt.T * np.sqrt(s)
+    flip = np.where((x**3).sum(0) + (y**3).sum(0) < 0, -1.0, 1.0)
+    gap = (source[:, 0].mean() - target[:, 0].mean()) / 2
+    return np.column_stack([source[:, 0] - gap, x * flip, target[:, 0] + gap, y * flip])
+
+
+def _deviance(ties: Matrix, tables: Array, hidden: Pairs | None) -> tuple[float, list[Array]]:
+    """Minus the log likelihood, and its gradients: (1 or 2, m, d + 1) tables of intercepts and positions.
+
+    Logits in single precision and tiles of rows; for an undirected network only the tiles on and above the diagonal.
+    """
+    symmetric = len(tables) == 1
+    source, target = tables[0], tables[-1]
+    m = len(source)
+    one = np.ones(m)
+    left = np.column_stack([source[:, 0], one, source[:, 1:]]).astype(np.float32)
+    right = np.column_stack([one, target[:, 0], target[:, 1:]]).astype(np.float32)
+    across = np.ascontiguousarray(right.T)
+    # What multiplies a residual in the gradient: 1 for an intercept, the other side's position.
+    by_source = np.column_stack([one, target[:, 1:]])
+    by_target = np.column_stack([one, source[:, 1:]])
+    by_source32, by_target32 = by_source.astype(np.float32), by_target.astype(np.float32)
+    expected = [np.zeros((m, source.shape[1])), np.zeros((m, source.shape[1]))]
+    loss = 0.0
+    for start in range(0, m, _ROWS):
+        stop = min(m, start + _ROWS)
+        first, width, diagonal = (start if symmetric else 0), stop - start, np.arange(stop - start)
+        t = left[start:stop] @ across[:, first:]
+        np.clip(t, -_LOGIT, _LOGIT, out=t)
+        np.exp(t, out=t)
+        t += 1
+        t[diagonal, diagonal + start - first] = 1
+        terms = np.log(t)
+        if symmetric:
+            loss += float(terms[:, width:].sum(dtype=np.float64)) + float(terms[:, :width].sum(dtype=np.float64)) / 2
+        else:
+            loss += float(terms.sum(dtype=np.float64))
+        np.reciprocal(t, out=t)
+        np.subtract(1, t, out=t)
+        expected[0][start:stop] += t @ by_source32[first:]
+        if symmetric:
+            expected[0][stop:] += t[:, width:].T @ by_target32[start:stop]
+        else:
+            expected[1] += t.T @ by_target32[start:stop]
+    if hidden is not None:
+        i, j = hidden
+        t = source[i, 0] + target[j, 0] + (source[i, 1:] * target[j, 1:]).sum(axis=1)
+        t = np.clip(t, -_LOGIT, _LOGIT)
+        loss -= float(np.logaddexp(0, t).sum())
+        chance = sparse.csr_array((1 / (1 + np.exp(-t)), (i, j)), shape=(m, m))
+        expected[0] -= chance @ by_source
+        expected[0 if symmetric else 1] -= chance.T @ by_target
+    seen = ties @ by_source
+    loss -= float((seen[:, 0] * source[:, 0]).sum())
+    loss -= float((seen[:, 1:] * source[:, 1:]).sum()) / (2 if symmetric else 1)
+    if symmetric:
+        return loss, [expected[0] - seen]
+    back = ties.T @ by_target
+    loss -= float((back[:, 0] * target[:, 0]).sum())
+    return loss, [expected[0] - seen, expected[1] - back]

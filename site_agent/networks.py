@@ -1,0 +1,241 @@
+"""A node-private network at work: split before anything is fitted, fitted on persons who never leave, drawn once.
+
+Three blocks of one matrix are told apart. Ties among the persons held out (A²²) are what the model is fitted to. Ties
+of a released person to those (A¹²) are what that person's coordinates are read off, person by person. Ties among the
+released (A¹¹) are looked at by nothing that leaves: only the figures for the steward, which are made after the seal and
+stay here, hold the released network beside them.
+
+Nothing of the fit is kept. Whoever is held out has no guarantee, so that what the model says of them is deleted with
+the run; a run that was killed after its seal fits once more for the steward's figures alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+
+from shared.canonical import canonical_json, parse_json
+from shared.encoding import Encoder
+from shared.errors import TrainingRefusal
+from shared.prescriptions.grand import NEIGHBOURS, GrandPlan, adjacency
+from site_agent import lasting
+from site_agent.drawing import Drawing, Told
+
+if TYPE_CHECKING:
+    from shared.plan import StudyPlan
+    from shared.randomness import Noise
+    from site_agent.checks import Check
+    from site_agent.config import Limits
+    from site_agent.ledger import Hold
+    from site_agent.models.latent_space import LatentSpace
+    from site_agent.pipeline import Chosen
+    from site_agent.records import Records
+
+__all__ = ["HELD", "LEAST_HELD_OUT", "MOST_COMPARED", "drawing"]
+
+HELD = "held.json"
+LEAST_HELD_OUT = 50
+"""Fewer persons held out, and what the release says of each of them would be too near to themselves."""
+MOST_COMPARED = 2000
+"""Larger networks are compared on so many persons of each, because shortest paths are counted."""
+
+
+def drawing(plan: StudyPlan, release: GrandPlan) -> Drawing:
+    """The drawing of a network: see `site_agent.drawing`."""
+    return _Network(plan, release)
+
+
+class _Network(Drawing):
+    """GRAND on the persons who are released, with a model of those who are not."""
+
+    def __init__(self, plan: StudyPlan, release: GrandPlan) -> None:
+        super().__init__(plan)
+        self._release = release
+        self._encoder = Encoder(dictionary=plan.dictionary)
+
+    def take(self, table: Records, persons: Sequence[str] | None, chosen: Chosen, base: lasting.Fit | None) -> None:
+        assert persons is not None, "posture holdout has a person column"
+        self._split(table, list(chosen.rows), list(chosen.train))
+        self._names = [persons[i] for i in chosen.rows]
+        self._chosen, self._snapshot = chosen, table.snapshot
+        self.drawn = self.n = len(chosen.rows)
+        self.left_out = table.rows - table.n
+
+    def _split(self, table: Records, rows: list[int], held: list[int]) -> None:
+        assert table.contacts is not None, "records.read with the plan's rules"
+        if len(held) < LEAST_HELD_OUT:
+            raise TrainingRefusal(
+                f"a network must have at least {LEAST_HELD_OUT} persons who are held out",
+                given=f"{len(held)} at a share of {self.plan.holdout:g}",
+                next_step="Wait for more records, or ask the study lead for a larger holdout.",
+            )
+        whole = table.contacts.matrix
+        from_held = whole[held]
+        self._held = from_held[:, held]
+        self._ties = whole[rows][:, held]
+        self._back = from_held[:, rows].T.tocsr() if self._release.directed else None
+        self._whole, self._own_rows, self._held_rows = whole, rows, held
+        self._real = table.table.iloc[rows].reset_index(drop=True)
+        self._beside = table.table.iloc[held].reset_index(drop=True)
+        if not self._held.nnz:
+            raise TrainingRefusal(
+                "the persons who are held out must have an edge among themselves",
+                given="none",
+                next_step="Ask the study lead for a larger holdout, or whether this network is too sparse for one.",
+            )
+
+    def encode(self, rng: Noise) -> None:
+        self._x, self._framed = (self._encoded(table, rng) for table in (self._real, self._beside))
+
+    def _encoded(self, table: pd.DataFrame, rng: Noise) -> Any:
+        return self._encoder.encode(table, rng) if self._encoder.d else np.empty((len(table), 0))
+
+    def fit(self, rng: Noise, told: Told) -> None:
+        from site_agent.models import latent_space
+
+        release = self._release
+        self._space: LatentSpace = latent_space.fit(
+            self._held,
+            model=release.model,
+            d=release.d,
+            directed=release.directed,
+            rng=rng.generator,
+            most=release.most,
+        )
+        told(0.7)
+        ties = (self._ties,) if self._back is None else (self._ties, self._back)
+        self._latents = np.hstack([self._space.nodes(*ties), self._x])
+        self._frame = np.hstack([self._space.positions, self._framed])
+        # Where private ranks are placed: the same persons, without what estimating each of them has added.
+        self._into = np.hstack([self._space.deconvolved(), self._framed])
+        told(1.0)
+
+    def draw(self, rng: Noise) -> None:
+        mechanism = self._release.mechanism_of(self.plan, latent=self._space.d)
+        noise = mechanism.noise(self._names, rng)
+        self._private = mechanism.privatise(self._latents, self._frame, noise, self._into)
+
+    def released(self, rng: Noise) -> pd.DataFrame:
+        # Shuffled before the edges are drawn, so that a row, and a place in a list of edges, says nothing.
+        order = [int(k) for k in rng.generator.permutation(self.n)]
+        z = self._private[order]
+        network = self._space.draw(z, rng.generator.bytes(32))
+        table = pd.DataFrame(index=range(self.n))
+        if self._encoder.d:
+            table = self._encoder.decode(z[:, self._space.p :])
+        table[NEIGHBOURS] = _lists(network, directed=self._release.directed)
+        self.rows = lasting.Rows(
+            snapshot=self._snapshot,
+            source=tuple(self._chosen.rows[k] for k in order),
+            persons=tuple(self._names[k] for k in order),
+        )
+        return table
+
+    def files(self, release_id: str) -> Mapping[str, bytes]:
+        # Who was held out, by place: a run that is killed after the seal compares with the same persons.
+        held = canonical_json({"held": [int(row) for row in self._held_rows]})
+        return {lasting.ROWS: self.rows.to_bytes(), HELD: held}
+
+    def again(self, table: Records, hold: Hold, folder: Any, rng: Noise) -> None:
+        self.rows = lasting.read_rows(folder, hold)
+        body = parse_json(lasting.read_sealed(folder, hold, HELD), cap=lasting.CAP)
+        self._split(table, sorted(self.rows.source), [int(row) for row in body["held"]])
+        self.drawn = self.n = len(self.rows.source)
+        self.left_out = table.rows - table.n
+        self.encode(rng)
+        self.fit(rng, lambda share: None)
+
+    def checks(self, table: pd.DataFrame, limits: Limits) -> tuple[Check, ...]:
+        from site_agent.checks import check_network
+
+        self._sealed = table
+        return check_network(
+            self.plan,
+            table,
+            real=self._real,
+            beside=self._beside,
+            density=(self._ties.nnz + (0 if self._back is None else self._back.nnz)) / np.prod(self._ties.shape),
+            limits=limits,
+        )
+
+    def attack(self, limits: Limits, rng: Noise, told: Told) -> dict[str, Any]:
+        """No attack: the price bounds all of them. What the network is worth, beside what it could be."""
+        found = self._utility(rng, told)
+        # Whoever is held out has no guarantee: what the model says of them ends here.
+        del self._space, self._frame, self._into, self._latents, self._framed
+        del self._held, self._ties, self._back, self._whole, self._beside
+        return {"sentences": [*_TRIED, *_in_words(found)], "utility": found}
+
+    def _utility(self, rng: Noise, told: Told) -> dict[str, dict[str, float]]:
+        """Statistic to arm to the distance of the arm's network from the real one of the released persons."""
+        from shared.networks import compare, node_statistics, simple
+
+        draws = rng.generator
+        space, frame, latents = self._space, self._frame, self._latents
+        n, m = self.n, len(frame)
+        size = min(n, MOST_COMPARED)
+
+        def some(network: Any, count: int) -> dict[str, Any]:
+            """Statistics of a network, of so many of its persons."""
+            chosen = np.sort(draws.permutation(network.shape[0])[:count])
+            return node_statistics(simple(network if count == network.shape[0] else network[chosen][:, chosen]))
+
+        real = self._whole[self._own_rows][:, self._own_rows]
+        mechanism = self._release.mechanism_of(self.plan, latent=space.d)
+        low, high = frame.min(axis=0), frame.max(axis=0)
+        # As if each coordinate were released by itself within the range of the held-out: what adding noise costs.
+        plain = np.clip(latents, low, high) + draws.laplace(size=latents.shape) * (high - low) * mechanism.scale
+        arms = {
+            "released": adjacency(self._sealed, directed=self._release.directed),
+            "without noise": space.draw(latents, draws.bytes(32)),
+            "from the held-out alone": space.draw(self._into[draws.integers(0, m, n)], draws.bytes(32)),
+            "plain noise": space.draw(plain, draws.bytes(32)),
+        }
+        truth = some(real, size)
+        found: dict[str, dict[str, float]] = {}
+        for place, (arm, network) in enumerate(arms.items()):
+            for statistic, distance in compare(some(network, size), truth).items():
+                found.setdefault(statistic, {})[arm] = float(f"{distance:.4g}")
+            told((place + 1) / (len(arms) + 1))
+        # Two parts of the real network: what no release can be nearer than, but by chance.
+        both = min(size, m)
+        for statistic, distance in compare(some(self._held, both), some(real, both)).items():
+            found[statistic]["two parts of the real one"] = float(f"{distance:.4g}")
+        return found
+
+
+def _in_words(found: Mapping[str, Mapping[str, float]]) -> list[str]:
+    said = [
+        "How far the released network is from the real one, by five statistics of its persons (1-Wasserstein distance, "
+        "counts on a log scale; the smaller the nearer), beside what it could have been. These figures stay here."
+    ]
+    for statistic, arms in found.items():
+        said.append(
+            f"{_STATISTICS[statistic]}: " + ", ".join(f"{arm} {value:.3g}" for arm, value in arms.items()) + "."
+        )
+    return said
+
+
+_STATISTICS = {
+    "degree": "Contacts of a person",
+    "v_shape": "Pairs of contacts of a person",
+    "triangle": "Triangles of a person",
+    "eigenvector": "Eigenvector centrality",
+    "harmonic": "Harmonic centrality",
+}
+_TRIED = (
+    "No attack was tried on the persons who are released: the price that is stated bounds what any attack can learn of "
+    "one of them, those alike that nobody has thought of yet.",
+    "No attack was tried on the persons who are held out either: no guarantee is theirs, and the model is of them.",
+)
+
+
+def _lists(network: Any, *, directed: bool) -> list[Any]:
+    from scipy.sparse import triu
+
+    kept = network if directed else triu(network, k=1, format="csr")
+    kept.sort_indices()
+    return np.split(kept.indices.astype(np.int32), kept.indptr[1:-1])

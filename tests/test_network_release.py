@@ -1,0 +1,443 @@
+"""The way of a network through a site: who is split off, what is read, what leaves, and what a reader may take."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from site_desk import Hub
+from test_pipeline import deliver
+
+from shared import privacy
+from shared.dictionary import Column, Dictionary
+from shared.errors import PlanRefusal, Refusal, SchemaRefusal, SmallN, TrainingRefusal
+from shared.keys import SigningKey
+from shared.mechanisms.grand import coordinates
+from shared.plan import Budget, StudyPlan, Wave
+from shared.prescriptions.grand import NEIGHBOURS, GrandPlan, adjacency, held_out
+from shared.randomness import seeded_rng
+from shared.release import in_words, read_bundle, write_bundle, write_receipt
+from shared.simulated import contact_networks
+from site_agent import fitting, records
+from site_agent.config import Edges, SiteFloors, Source
+from site_agent.ledger import Ledger
+from site_agent.outbox import Outbox
+from site_agent.pipeline import Site, make_release, rehearse
+
+TODAY = dt.date(2026, 1, 5)
+KEY = b"k" * 32
+DAYS = {"opens": dt.date(2000, 1, 1), "closes": dt.date(2999, 1, 1)}
+
+
+def contacts_plan(**changes: object) -> StudyPlan:
+    settings: dict[str, object] = {
+        "study": "contacts",
+        "version": 1,
+        "title": "Contacts on the wards",
+        "purpose": "To see how contacts differ between hospitals.",
+        "coordinator": "hub",
+        "expires": dt.date(2999, 12, 31),
+        "release": GrandPlan(epsilon=2.0, d=2),
+        "posture": "holdout",
+        "budget": Budget(epsilon=8.0, delta=1e-6),
+        "waves": (Wave(number=1, **DAYS),),
+        "dictionary": Dictionary(
+            name="contacts",
+            version=1,
+            columns=(
+                Column(name="person", kind="person"),
+                Column(name="ward", kind="nominal", levels=("medicine", "surgery", "maternity")),
+                Column(name="staff", kind="binary"),
+                Column(name="age", kind="integer", lower=18, upper=110),
+            ),
+        ),
+    }
+    return StudyPlan(**{**settings, **changes})
+
+
+@pytest.fixture(scope="module")
+def study() -> StudyPlan:
+    return contacts_plan()
+
+
+@dataclass(frozen=True)
+class Ward:
+    """A hospital's two files and its agent."""
+
+    folder: Path
+    nodes: pd.DataFrame
+    edges: pd.DataFrame
+
+    @property
+    def source(self) -> Source:
+        self.nodes.to_csv(self.folder / "nodes.csv", index=False)
+        self.edges.to_csv(self.folder / "edges.csv", index=False)
+        return Source(path=self.folder / "nodes.csv", edges=Edges(path=self.folder / "edges.csv"))
+
+    def site(self, name: str = "home") -> Site:
+        ledger = Ledger.create(self.folder / name / "ledger.db", SigningKey.generate(), site="north")
+        return Site(
+            name="north",
+            agent_version="0.1.0",
+            ledger=ledger,
+            outbox=Outbox(self.folder / name, ledger),
+            witness=Hub(),
+            snapshot_key=KEY,
+            floors=SiteFloors(),
+            paused=lambda: False,
+        )
+
+    def release(self, plan: StudyPlan, site: Site | None = None, wave: int = 1, seed: int | None = None):
+        rng = None if seed is None else seeded_rng(seed)
+        site = site or self.site()
+        return make_release(plan=plan, wave=wave, source=self.source, site=site, today=TODAY, rng=rng)
+
+    def roles(self, plan: StudyPlan) -> np.ndarray:
+        """Whether each person is held out."""
+        return np.array([fitting.trains(plan, records.pseudonym(name, key=KEY)) for name in self.nodes["person"]])
+
+
+@pytest.fixture
+def ward(tmp_path) -> Ward:
+    return Ward(tmp_path, *contact_networks(np.random.default_rng(1), sites=1, n=300, mean_degree=14)["harbour"])
+
+
+# -- the plan -------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("release", "p"),
+    [
+        (GrandPlan(epsilon=1.0, d=3), 3 + 1 + 3),
+        (GrandPlan(epsilon=1.0, d=3, model="rdpg"), 3 + 3),
+        (GrandPlan(epsilon=1.0, d=3, directed=True), 2 * 4 + 3),
+        (GrandPlan(epsilon=1.0, d=3, model="rdpg", directed=True), 6 + 3),
+        (GrandPlan(epsilon=1.0, most=5), 5 + 1 + 3),
+    ],
+)
+def test_the_price_is_exactly_epsilon_and_p_stands_on_the_receipt(study, release, p):
+    plan = replace(study, release=release)
+    facts = release.facts(plan)
+    assert (facts.d, facts.parameters["p"], facts.parameters["scale"]) == (p, p, p / 1.0)
+    assert privacy.pure_epsilon(release.event(plan)) == pytest.approx(1.0, rel=1e-12)
+    assert privacy.epsilon(release.event(plan), 1e-6) <= 1.0
+    assert StudyPlan.from_bytes(plan.canonical) == plan
+    assert f"p = {p}" in release.details(plan)
+
+
+def test_a_smaller_dimension_than_the_plan_s_largest_has_the_same_noise_and_pays_less(study):
+    plan = replace(study, release=GrandPlan(epsilon=1.0, most=6))
+    most, chosen = plan.release.mechanism_of(plan), plan.release.mechanism_of(plan, latent=2)
+    assert chosen.scale >= most.scale * (1 - 1e-15)
+    assert chosen.p == coordinates("inner_product", 2, attributes=3)
+    assert chosen.epsilon == pytest.approx(6 / 10)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"release": {"epsilon": 0.0}}, "positive and finite"),
+        ({"release": {"epsilon": float("inf")}}, "positive and finite"),
+        ({"release": {"epsilon": True}}, "positive and finite"),
+        ({"release": {"epsilon": 1e-9, "d": 2}}, "noise of each coordinate"),
+        ({"release": {"epsilon": 1.0, "model": "sbm"}}, "one of inner_product"),
+        ({"release": {"epsilon": 1.0, "d": 0}}, r"1\.\.32"),
+        ({"release": {"epsilon": 1.0, "most": 64}}, r"1\.\.32"),
+        ({"release": {"epsilon": 1.0, "model": "grdpg", "directed": True}}, "grdpg"),
+        ({"release": {"epsilon": 1.0, "strangers": "keep"}}, "refuse, leave_out"),
+        ({"posture": "local"}, "posture 'holdout'"),
+        ({"posture": "private"}, "posture 'holdout'"),
+        ({"returning": "refresh", "waves": (Wave(number=1, **DAYS), Wave(number=2, **DAYS))}, "deleted with each run"),
+        ({"returning": "frozen", "waves": (Wave(number=1, **DAYS), Wave(number=2, **DAYS))}, "append or refresh"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused_with_the_plan(changes, words):
+    given = changes.get("release")
+    with pytest.raises(PlanRefusal, match=words):
+        contacts_plan(**{**changes, "release": GrandPlan(**given) if given else GrandPlan(epsilon=1.0, d=2)})
+
+
+def test_a_column_of_neighbours_and_a_table_without_anything_to_release_are_refused(plan):
+    person = Column(name="person", kind="person")
+    taken = Dictionary(name="c", version=1, columns=(person, Column(name=NEIGHBOURS, kind="binary")))
+    with pytest.raises(PlanRefusal, match="holds the edges"):
+        contacts_plan(dictionary=taken)
+    bare = Dictionary(name="c", version=1, columns=(person,))
+    assert contacts_plan(dictionary=bare).dictionary.names == ()
+    with pytest.raises(PlanRefusal, match="at least one column to release"):
+        replace(plan, dictionary=bare)
+
+
+def test_a_receipt_says_in_plain_words_who_is_not_covered_and_what_a_row_is_not(study):
+    covered, not_covered = " ".join(study.release.covered(study)), " ".join(study.release.not_covered(study))
+    assert "replace-one node" in covered
+    assert "p = 6 coordinates" in covered
+    assert "NO guarantee at all" in not_covered
+    assert "about 50 %" in not_covered
+    assert "who is a member, and how many there are, is not hidden" in not_covered
+    assert "at small ε individual correspondence is gone" in not_covered
+    assert "those who trained the model are not covered" in in_words(study, study.release.event(study))
+
+
+# -- the site -------------------------------------------------------------------------------------------------------
+def test_a_site_releases_a_network_of_the_persons_who_are_not_held_out(ward, study):
+    site = ward.site()
+    made = ward.release(study, site, seed=5)
+    held = ward.roles(study)
+    assert made.hold.state == "held"
+    assert made.receipt.n == made.receipt.drawn == int((~held).sum())
+    assert {check.outcome for check in made.checks} == {"passed"}
+    assert set(made.audit["utility"]) == {"degree", "v_shape", "triangle", "eigenvector", "harmonic"}
+    degree = made.audit["utility"]["degree"]
+    assert degree["released"] < degree["plain noise"] / 3
+    assert set(degree) > {"without noise", "from the held-out alone", "two parts of the real one"}
+    bundle = read_bundle(site.outbox.bundle(made.hold.release_id), cap=1 << 26)
+    bundle.receipt.require_true(study)
+    assert (bundle.receipt.epsilon, bundle.receipt.posture) == (2.0, "holdout")
+    study.release.validate(study, bundle.table, made.receipt.n)
+    network = adjacency(bundle.table, directed=False)
+    assert (network != network.T).nnz == 0
+    assert network.diagonal().sum() == 0
+    # As many edges as the true ones among them, up to what 139 persons of one distribution and others differ by.
+    own = read_records(ward, study).contacts.matrix[~held][:, ~held]
+    assert network.sum() == pytest.approx(own.sum(), rel=0.4)
+    folder = site.outbox.folder(made.hold.release_id)
+    assert not (folder / "fit.npz").exists()
+    assert all(b"harbour" not in path.read_bytes() for path in folder.iterdir())
+
+
+def read_records(ward: Ward, plan: StudyPlan) -> records.Records:
+    return records.read(ward.source, plan.dictionary, key=KEY, rules=plan.release.edges)
+
+
+def test_ties_among_the_released_are_never_read(ward, study):
+    """A¹¹ is poisoned: every two released persons are tied; what leaves is the same, row by row and edge by edge."""
+    held = dict(zip(ward.nodes["person"], ward.roles(study), strict=True))
+    among = np.array([not held[a] and not held[b] for a, b in ward.edges.itertuples(index=False)])
+    free = [name for name, out in held.items() if not out]
+    every = pd.DataFrame([(a, b) for k, a in enumerate(free) for b in free[k + 1 :]], columns=["from", "to"])
+    tables = []
+    for name, edges in (("a", ward.edges), ("b", pd.concat([ward.edges[~among], every]))):
+        one = replace(ward, edges=edges)
+        tables.append(one.release(study, one.site(name), seed=3).table)
+    assert among.sum() > 200
+    pd.testing.assert_frame_equal(tables[0], tables[1])
+
+
+def test_every_coordinate_of_every_released_person_gets_the_noise_that_is_charged(ward, study, monkeypatch):
+    """834 draws of Lap(b): the mean of |e| is within 25 % of b but once in a thousand million."""
+    from shared.mechanisms.grand import NodePrivate
+
+    given, privatise = [], NodePrivate.privatise
+
+    def watched(self, latents, frame, noise, into):
+        given.append((latents.shape, noise))
+        return privatise(self, latents, frame, noise, into)
+
+    monkeypatch.setattr(NodePrivate, "privatise", watched)
+    made = ward.release(study)
+    [(shape, noise)] = given
+    assert shape == noise.shape == (made.receipt.n, made.receipt.parameters["p"])
+    assert np.abs(noise).mean() == pytest.approx(made.receipt.parameters["scale"], rel=0.25)
+    assert len(np.unique(noise)) > 0.99 * noise.size
+
+
+def test_a_second_wave_releases_new_persons_only_and_keeps_everybody_s_role(ward, study):
+    two = replace(study, waves=(*study.waves, Wave(number=2, **DAYS)))
+    site = ward.site()
+    nodes, edges = contact_networks(np.random.default_rng(1), sites=1, n=600, mean_degree=14)["harbour"]
+    first = set(nodes["person"][:300])
+    early = edges[edges["from"].isin(first) & edges["to"].isin(first)]
+    deliver(site, replace(ward, nodes=nodes[:300], edges=early).release(two, site))
+    made = replace(ward, nodes=nodes, edges=edges).release(two, site, wave=2)
+    held = replace(ward, nodes=nodes).roles(two)
+    assert made.receipt.n == int((~held[300:]).sum())
+    assert made.receipt.study_epsilon <= 2.0 + 1e-9
+    other = replace(two, holdout=0.3, version=2)
+    with pytest.raises(Refusal, match="who trains and who is released must stay"):
+        fitting.require_roles_kept(other, [made.receipt])
+
+
+def test_a_refresh_charges_everybody_again(ward, study):
+    plan = replace(study, returning="refresh", waves=(*study.waves, Wave(number=2, refit=True, **DAYS)))
+    site = ward.site()
+    first = ward.release(plan, site)
+    deliver(site, first)
+    made = ward.release(plan, site, wave=2)
+    assert made.receipt.n == first.receipt.n
+    assert first.receipt.study_epsilon < made.receipt.study_epsilon <= 4.0
+
+
+def test_a_run_that_was_killed_after_its_seal_is_checked_by_the_next_one(ward, study, monkeypatch):
+    from site_agent import pipeline
+
+    site = ward.site()
+    with monkeypatch.context() as broken:
+        broken.setattr(pipeline, "_finish", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            ward.release(study, site)
+    made = ward.release(study, site)
+    assert made.hold.state == "held"
+    assert {check.outcome for check in made.checks} == {"passed"}
+    assert [entry.kind for entry in site.ledger.entries()].count("drawing") == 1
+
+
+def test_a_directed_network_and_one_without_attributes_go_the_same_way(ward, study):
+    bare = Dictionary(name="c", version=1, columns=(Column(name="person", kind="person"),))
+    plan = replace(study, dictionary=bare, release=GrandPlan(epsilon=50.0, d=1, directed=True, model="rdpg"))
+    plan = replace(plan, budget=Budget(epsilon=60.0, delta=1e-6))
+    made = replace(ward, nodes=ward.nodes[["person"]]).release(plan)
+    assert list(made.table.columns) == [NEIGHBOURS]
+    network = adjacency(made.table, directed=True)
+    assert (network != network.T).nnz > 0
+    assert made.receipt.parameters["p"] == 2
+
+
+def test_the_hold_out_may_choose_the_dimension_and_the_receipt_is_the_plan_s(ward, study):
+    plan = replace(study, release=GrandPlan(epsilon=3.0, model="rdpg", most=3))
+    made = ward.release(plan)
+    made.receipt.require_true(plan)
+    assert made.receipt.parameters["p"] == 6
+
+
+def test_a_rehearsal_draws_a_network_from_the_dictionary_alone(tmp_path, study):
+    done = rehearse(
+        plan=study, folder=tmp_path / "r", name="north", agent_version="0.1.0", floors=SiteFloors(), today=TODAY
+    )
+    assert done.refused is None
+    assert NEIGHBOURS in done.release.table.columns
+
+
+# -- refusals before the draw cost nothing -----------------------------------------------------------------------------
+def complete(people: list[str]) -> pd.DataFrame:
+    return pd.DataFrame([(a, b) for k, a in enumerate(people) for b in people[k + 1 :]], columns=["from", "to"])
+
+
+@pytest.mark.parametrize(
+    ("change", "refusal"),
+    [
+        (lambda w, p: replace(w, nodes=w.nodes[:1], edges=w.edges[:0].assign(x=1)), Refusal),
+        (lambda w, p: replace(w, edges=w.edges[:0]), Refusal),
+        (lambda w, p: replace(w, nodes=w.nodes[:40], edges=complete(list(w.nodes["person"][:40]))), SmallN),
+        (
+            lambda w, p: replace(w, nodes=w.nodes[~w.roles(p) | (w.roles(p).cumsum() <= 20)], edges=None),
+            TrainingRefusal,
+        ),
+        (lambda w, p: replace(w, edges=complete(list(w.nodes["person"][~w.roles(p)]))), TrainingRefusal),
+        (lambda w, p: replace(w, nodes=w.nodes.assign(age=200)), Refusal),
+    ],
+    ids=["one node", "no edge", "forty nodes", "twenty held out", "no edge among them", "outside the kind"],
+)
+def test_what_no_network_can_be_made_of_is_refused_before_the_draw(ward, study, change, refusal):
+    changed = change(ward, study)
+    if changed.edges is None:
+        changed = replace(changed, edges=complete(list(changed.nodes["person"])))
+    site = ward.site()
+    with pytest.raises(refusal):
+        changed.release(study, site)
+    assert "drawing" not in [entry.kind for entry in site.ledger.entries()]
+
+
+@pytest.mark.parametrize(("model", "epsilon"), [("inner_product", 1e-3), ("rdpg", 1e3), ("grdpg", 1e3)])
+def test_a_complete_network_and_extreme_prices_give_a_network_that_is_possible(ward, study, model, epsilon):
+    plan = replace(study, release=GrandPlan(epsilon=epsilon, d=1, model=model), budget=Budget(epsilon=2e3, delta=1e-6))
+    whole = replace(ward, edges=complete(list(ward.nodes["person"])))
+    made = whole.release(plan)
+    network = adjacency(made.table, directed=False)
+    n = made.receipt.n
+    assert network.nnz / (n * (n - 1)) > 0.9
+
+
+def test_an_approver_is_warned_of_a_release_that_copies_the_persons_held_out(ward, study, monkeypatch):
+    from shared.mechanisms.grand import NodePrivate
+
+    columns = (*study.dictionary.columns, Column(name="height", kind="continuous", lower=100, upper=220))
+    plan = replace(study, dictionary=replace(study.dictionary, columns=columns))
+    rng = np.random.default_rng(2)
+    tall = replace(ward, nodes=ward.nodes.assign(height=rng.normal(170, 10, len(ward.nodes))))
+    monkeypatch.setattr(
+        NodePrivate, "privatise", lambda self, z, frame, noise, into: into[rng.integers(0, len(into), len(z))]
+    )
+    assert "copies-of-held-out" in [check.name for check in tall.release(plan).warnings]
+
+
+# -- the reader -------------------------------------------------------------------------------------------------------
+@pytest.fixture(scope="module")
+def released(study) -> pd.DataFrame:
+    """Sixty persons, drawn by hand, as the wire gives them back."""
+    rng = np.random.default_rng(4)
+    n = 60
+    lists = [np.flatnonzero(rng.random(n - 1 - i) < 0.2).astype(np.int32) + np.int32(i + 1) for i in range(n)]
+    table = pd.DataFrame(
+        {
+            "ward": pd.Categorical(
+                rng.choice(["medicine", "surgery", "maternity"], n), ["medicine", "surgery", "maternity"]
+            ),
+            "staff": rng.integers(0, 2, n),
+            "age": rng.integers(18, 90, n),
+        }
+    )
+    table[NEIGHBOURS] = lists
+    return table
+
+
+def test_a_network_goes_through_a_bundle_and_comes_back(tmp_path, study, released):
+    receipt = write_receipt(
+        plan=study,
+        wave=1,
+        site="north",
+        release_id="ab" * 16,
+        agent_version="0.1.0",
+        n=60,
+        study_epsilon=2.0,
+        previous="0" * 64,
+    )
+    path = tmp_path / "bundle.zip"
+    path.write_bytes(write_bundle(receipt, released))
+    back = read_bundle(path, cap=1 << 24).table
+    study.release.validate(study, back, 60)
+    assert (adjacency(back, directed=False) != adjacency(released, directed=False)).nnz == 0
+    assert path.read_bytes() == write_bundle(receipt, back)
+
+
+def lists(change):
+    def spoil(table: pd.DataFrame) -> pd.DataFrame:
+        own = [one.copy() for one in table[NEIGHBOURS]]
+        return table.assign(**{NEIGHBOURS: change(own)})
+
+    return spoil
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (lambda t: t.drop(columns=NEIGHBOURS), "dictionary's columns"),
+        (lambda t: t.assign(name="x"), "dictionary's columns"),
+        (lambda t: t.iloc[:-1], "one row per person"),
+        (lambda t: t.assign(age=200), "within the dictionary"),
+        (lists(lambda own: [one.astype(np.int64) for one in own]), "32-bit"),
+        (lists(lambda own: [one.astype(np.float32) for one in own]), "32-bit"),
+        (lists(lambda own: ["1, 2", *own[1:]]), "32-bit"),
+        (lists(lambda own: [np.array([[1]], dtype=np.int32), *own[1:]]), "32-bit"),
+        (lists(lambda own: [*own[:-1], np.array([0], dtype=np.int32)]), "ascending"),
+        (lists(lambda own: [np.array([0], dtype=np.int32), *own[1:]]), "ascending"),
+        (lists(lambda own: [np.array([3, 2], dtype=np.int32), *own[1:]]), "ascending"),
+        (lists(lambda own: [np.array([2, 2], dtype=np.int32), *own[1:]]), "ascending"),
+        (lists(lambda own: [np.array([60], dtype=np.int32), *own[1:]]), "ascending"),
+        (lists(lambda own: [np.array([-1], dtype=np.int32), *own[1:]]), "ascending"),
+    ],
+)
+def test_a_hostile_site_may_send_no_other_network(study, released, spoil, words):
+    study.release.validate(study, released, 60)
+    with pytest.raises(Refusal, match=words) as caught:
+        study.release.validate(study, spoil(released), 60)
+    assert isinstance(caught.value, SchemaRefusal) or "dictionary" in str(caught.value)
+
+
+def test_how_many_were_held_out_follows_from_the_plan_s_share(study):
+    assert held_out(study, 239) == 239
+    assert held_out(replace(study, holdout=0.2), 400) == 100
+    assert json.loads(study.canonical)["release"]["mechanism"] == "grand"
