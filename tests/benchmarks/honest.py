@@ -210,7 +210,6 @@ def main():
     results = {"repetitions": len(runs), "bootstrap": bootstrap, "world": given.world, "cells": summary(runs)}
     name = "honest" if given.world == "fits" else "honest_misfit"
     name += "_bootstrap" if given.bootstrap else ""
-    name += "_bootstrap" if given.bootstrap else ""
     print(record.write(name, results, seed=given.first))
 
 
