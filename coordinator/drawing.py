@@ -140,20 +140,23 @@ def view_of(results: Sequence[PooledResult], ratio: bool | None, null: float | s
     Args:
         results: of one scale.
         ratio: show exp(yi); by default as the scale says.
-        null: place of the line of no effect; None for none; ``auto``: 0, and none for a mean or a proportion.
+        null: place of the line of no effect; None for none; ``auto``: 0, and none for a mean, a
+            proportion or a network's density.
     """
     scale = results[0].scale
     if ratio is not None:
         scale = "log" if ratio else ("identity" if scale == "log" else scale)
+    # A density of a network is pooled by its logarithm, and compares nothing with 1.
+    density = scale == "log" and results[0].term.startswith("network(")
     line: float | None
     if null == "auto":
-        line = None if scale == "logit" or results[0].term.startswith("mean(") else 0.0
+        line = None if scale == "logit" or results[0].term.startswith("mean(") or density else 0.0
     else:
         line = null  # type: ignore[assignment]
     typical = float(np.median([math.sqrt(v) for row in results for v in row.vi]))
     functions: dict[str, tuple[Callable[[float], float], str]] = {
         "identity": (float, "Estimate"),
-        "log": (lambda x: math.exp(min(x, 700.0)), "Ratio (log scale)"),
+        "log": (lambda x: math.exp(min(x, 700.0)), f"{'Estimate' if density else 'Ratio'} (log scale)"),
         "logit": (lambda x: 1 / (1 + math.exp(-max(min(x, 700.0), -700.0))), "Proportion (logit scale)"),
         "fisher_z": (math.tanh, "Correlation (Fisher z scale)"),
     }

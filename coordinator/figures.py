@@ -122,7 +122,7 @@ def forest(
         note: one line under the title: units, and what a positive value means.
         ratio: show exp(yi) on a log axis; by default as the result's scale says.
         null: where the line of no effect stands on the analysis scale; None draws none. ``auto``: 0, and none for
-            a mean or a proportion.
+            a mean, a proportion or a network's density.
         columns: heading -> (site label -> text), drawn beside the sites: posture, epsilon.
         compare: name -> result of the same question, drawn beside `result` in another colour and shape.
         name: what `result` is called in the legend when there is a comparison.

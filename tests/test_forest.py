@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 import xml.etree.ElementTree as ElementTree
@@ -9,6 +10,7 @@ import xml.etree.ElementTree as ElementTree
 import numpy as np
 import pytest
 
+from coordinator.drawing import view_of
 from coordinator.figures import describe, forest, forest_table
 from coordinator.moderators import subgroups
 from coordinator.pooling import pool, pool_estimates
@@ -384,3 +386,11 @@ def test_groups_are_of_the_result_that_is_drawn_and_stand_without_a_comparison(r
         forest(result, groups=groups, compare={"real": result})
     with pytest.raises(ParameterError, match="of the same result"):
         forest(pool([0.1, 0.2], [0.1, 0.1]), groups=groups)
+
+
+def test_a_network_s_density_is_compared_with_nothing():
+    """Its logarithm is pooled, but 1 is no line of no effect, and a density no ratio."""
+    density = dataclasses.replace(pool([-2.5, -2.4, -2.6], [0.01, 0.02, 0.01]), scale="log")
+    assert view_of([density], None, "auto").null == 0
+    shown = view_of([dataclasses.replace(density, term="network(transitivity)")], None, "auto")
+    assert (shown.null, shown.name) == (None, "Estimate (log scale)")
