@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from coordinator.rounds import Answer, LetterBoxes
 from shared.canonical import sha256_hex
-from shared.errors import CATALOGUE, PlanRefusal, Refusal, StateRefusal, TooLarge
+from shared.errors import CATALOGUE, PlanRefusal, Refusal, SchemaRefusal, StateRefusal, TooLarge
 from shared.rounds import Asked, node_id, pack, unpack
 from shared.wire import ROUND_CAP
 
@@ -201,8 +201,10 @@ def dialled_grid(
                         flower.CONFIG: ConfigRecord(config),
                     }
                 )
-            except Refusal as refusal:
-                given = flower.refused(refusal)
+            except Exception as error:
+                # An answer is taken once: one that broke this process would break it at every attempt to go on.
+                told = error if isinstance(error, Refusal) else SchemaRefusal("an answer must be readable", given="not")
+                given = flower.refused(told)
             assert isinstance(given, RecordDict | Error)
             return flower.addressed(
                 given,

@@ -19,7 +19,7 @@ from shared.canonical import sha256_hex
 from shared.errors import ReplayRefusal, RoleRefusal, RoundsRefusal, StateRefusal
 from shared.failpoints import reach
 from shared.keys import Envelope, SigningKey
-from shared.rounds import Answered, Asked, open_answer, open_asked
+from shared.rounds import Answered, Asked, open_answer, open_asked, unpack
 from shared.wire import ROUND_CAP, RoundAnswer, RoundReceipt, RoundReply
 
 __all__ = ["Answer", "LetterBoxes", "Progress"]
@@ -189,6 +189,8 @@ class LetterBoxes:
         said = open_answer(given.envelope, given.content, site.release_key)
         if said.site != site.site:
             raise ReplayRefusal("an answer must be the calling site's", given="another site's")
+        if not said.code:
+            unpack(given.content)  # an answer is taken once: what cannot be read later must not be in the box
 
         def take(c: sa.Connection) -> None:
             mine = (_asked.c.study == said.study) & (_asked.c.kind == "train")

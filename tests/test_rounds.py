@@ -36,6 +36,7 @@ from site_agent.ledger import Ledger
 
 __all__ = ["plan"]  # the fixture
 WEIGHTS = np.linspace(-1, 1, 50)
+MINE, OTHER = pack(WEIGHTS, {"n": 60, "steps": 2}), pack(2 * WEIGHTS, {"n": 60, "steps": 2})
 TRAINING = privacy.SubsampledGaussian(rate=0.1, noise_multiplier=1.2, steps=40)
 
 
@@ -66,6 +67,10 @@ def described(**changes) -> bytes:
         described(code="import os"),
         described(numbers={"steps": "4"}),
         described(numbers={"../steps": 4}),
+        described(numbers={"n": 2**53}),
+        described().replace(b'"numbers":{}', b'"numbers":{"n":1' + b"0" * 400 + b"}"),  # larger than any double
+        described().replace(b'"numbers":{}', b'"numbers":{"n":1e999}'),
+        described().replace(b'"numbers":{}', b'"numbers":{"n":' + b"[" * 2000 + b"]" * 2000 + b"}"),
         b"tributary-weights/1\n" + b" " * 5000 + b"\n",
     ],
 )
@@ -130,12 +135,12 @@ class Training:
         self.boxes.ask(said, content, sites, self.hub.authority.witness)
         return said
 
-    def answer(self, said: Asked, content: bytes = b"mine", site: str = "north", **changes):
+    def answer(self, said: Asked, content: bytes = MINE, site: str = "north", **changes):
         given = {"study": said.study, "plan_hash": said.plan_hash, "site": site, "round": said.round}
         given |= {"asked": said.digest, "content_sha256": sha256_hex(content), "content_bytes": len(content)}
         return Answered(**{**given, **changes}).sign(self.hub.sites[site].release)
 
-    def send(self, envelope, content: bytes = b"mine", site: str = "north"):
+    def send(self, envelope, content: bytes = MINE, site: str = "north"):
         with self.hub.egress(site, attempts=1) as egress:
             return egress.answer_round(envelope, content, self.hub.sites[site].release.public)
 
@@ -158,7 +163,7 @@ def test_a_round_goes_out_comes_back_once_and_the_flow_reaches_every_site(traini
     assert training.next() is None
     assert training.boxes.progress(said.study).waiting == ("south",)
     [(site, answer)] = training.boxes.answers(said.study, said.plan_hash, 1).items()
-    assert (site, answer.content, answer.said.site) == ("north", b"mine", "north")
+    assert (site, answer.content, answer.said.site) == ("north", MINE, "north")
     done = training.ask(1, b"flow", "finished", sites=())
     assert {training.next(site) for site in ("north", "south", "west")} == {(done, b"flow")}
     assert training.boxes.progress(said.study).finished == sha256_hex(b"flow")
@@ -176,9 +181,9 @@ def test_other_bytes_for_an_answered_round_are_a_replay(training):
     said = training.ask()
     training.send(training.answer(said))
     with pytest.raises(ReplayRefusal, match="once"):
-        training.send(training.answer(said, b"other"), b"other")
+        training.send(training.answer(said, OTHER), OTHER)
     [answer] = training.boxes.answers(said.study, said.plan_hash, 1).values()
-    assert answer.content == b"mine"
+    assert answer.content == MINE
 
 
 def test_an_answer_is_worth_nothing_elsewhere(training, service):
@@ -195,7 +200,7 @@ def test_an_answer_is_worth_nothing_elsewhere(training, service):
         with pytest.raises(refusal):
             training.send(envelope, site="north")
     with service.client("south") as client, pytest.raises(SignatureRefusal):  # another site's envelope
-        client.call("UploadRound", RoundAnswer(envelope=early.to_bytes(), content=b"mine"), timeout=10.0)
+        client.call("UploadRound", RoundAnswer(envelope=early.to_bytes(), content=MINE), timeout=10.0)
     with pytest.raises(RoleRefusal):
         training.send(training.answer(second, site="west"), site="west")
     with pytest.raises(StateRefusal, match="next"):  # the round it slept through
@@ -231,10 +236,19 @@ def test_an_answer_of_ten_gigabytes_does_not_get_through_the_door(training, serv
     assert training.boxes.progress(said.study).answered == {}
 
 
+def test_what_cannot_be_read_is_refused_at_the_door_and_leaves_the_box_open(training):
+    said = training.ask()
+    for content in (b"mine", MINE.replace(b'"n":60', b'"n":1' + b"0" * 400)):
+        with pytest.raises(SchemaRefusal):
+            training.send(training.answer(said, content), content)
+    assert training.boxes.progress(said.study).answered == {}
+    training.send(training.answer(said))
+
+
 def test_a_paused_site_answers_nothing(training, service):
     said = training.ask()
     with service.egress("north", paused=lambda: True) as egress, pytest.raises(PausedRefusal):
-        egress.answer_round(training.answer(said), b"mine", service.sites["north"].release.public)
+        egress.answer_round(training.answer(said), MINE, service.sites["north"].release.public)
     assert training.boxes.progress(said.study).answered == {}
 
 
