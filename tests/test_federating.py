@@ -24,7 +24,9 @@ from shared import privacy
 from shared.canonical import sha256_hex
 from shared.dictionary import Column
 from shared.errors import (
+    ApprovalRefusal,
     BudgetRefusal,
+    LedgerRefusal,
     NetworkRefusal,
     PlanRefusal,
     ReplayRefusal,
@@ -172,7 +174,7 @@ def test_three_hospitals_train_one_flow_and_each_is_charged_once_before_it(hub, 
         assert hospital.ledger.verify() == len(hospital.ledger.entries())
         assert rounds.kept_flow(hospital.home, flow.name).canonical == flow.canonical
         kinds = [entry.kind for entry in hospital.ledger.entries()]
-        assert kinds == ["genesis", "reserve", "anchor", "train", *["round", "answer"] * 3, "trained"]
+        assert kinds == ["genesis", "reserve", "anchor", "train", *["round", "witnessed", "answer"] * 3, "trained"]
         # What left is what the ledger names, and nothing was sent that it does not.
         sealed = {number: one.answer for number, one in hospital.hold.begun.items()}
         boxes = LetterBoxes(hub.store)
@@ -225,6 +227,7 @@ QUICK = {
             ("federate.anchored", 1, ()),
             ("federate.bound", 1, ()),
             ("federate.begun", 2, (2,)),
+            ("federate.anchored_round", 2, (2,)),
             ("federate.witnessed", 2, (2,)),
             ("federate.answer.before_write", 2, (2,)),
             ("federate.answer.before_fsync", 2, (2,)),
@@ -337,14 +340,18 @@ def test_a_coordinator_killed_in_a_round_goes_on_with_it_and_nobody_pays_twice(m
         assert len(hospital.ledger.holds()) == 1
 
 
-class Lying:
-    """A hospital's door of its own making."""
+class Through:
+    """A hospital's door, to be told otherwise in one thing."""
 
-    def __init__(self, egress, change) -> None:
+    def __init__(self, egress, change=None) -> None:
         self.egress, self.change = egress, change
 
     def __getattr__(self, name: str):
         return getattr(self.egress, name)
+
+
+class Lying(Through):
+    """A door of the hospital's own making: what leaves is changed first."""
 
     def answer_round(self, envelope, content, key):
         content = self.change(content)
@@ -529,6 +536,112 @@ def test_a_budget_that_does_not_hold_the_whole_training_holds_none_of_it(hub, ho
     assert hospital.ledger.holds() == []
 
 
+def test_an_old_acknowledgement_begins_no_round(hub, hospitals):
+    """Two copies of a home and a coordinator that shows both one receipt: without this, two draws for one charge."""
+    [hospital] = hospitals[:1]
+    ask(hub)
+
+    class Shows(Through):
+        def anchor(self, envelope):
+            self.change.append(self.egress.anchor(envelope))
+            return self.change[0]
+
+    with pytest.raises(LedgerRefusal, match="include the beginning of round 1"):
+        hospital.take_part(wait=0, door=lambda egress: Shows(egress, []))
+    assert not hospital.hold.begun[1].witnessed
+    assert answers(hub, hospital) == {}
+    assert hospital.charged >= WHOLE
+
+
+def pseudonyms(hospital: Hospital) -> list[str]:
+    from site_agent import records
+
+    table = records.read(Source(path=hospital.table), PERSONS, key=hospital.secret)
+    return records.row_pseudonyms(table, PERSONS, key=hospital.secret)
+
+
+def test_whoever_withdraws_trains_no_further_and_no_number_tells_of_it(monkeypatch, hub, hospitals):
+    """In the process that has read the table, and in the next one: 60 is said in every round, and fewer train."""
+    [hospital] = hospitals[:1]
+    used: list[tuple[int, int]] = []
+    seen = rounds._Source.records
+
+    def records_of(self):
+        found = seen(self)
+        used.append((len(found), int(np.isfinite(found).all(axis=1).sum())))
+        return found
+
+    monkeypatch.setattr(rounds._Source, "records", records_of)
+    people = pseudonyms(hospital)
+    ask(hub, 1)
+    hospital.take_part(wait=0)
+    hospital.ledger.note_persons(PLAN.study, people[:1])
+    ask(hub, 2)
+
+    class Later(Through):
+        """Two more withdraw while the process that answered round 2 waits for round 3."""
+
+        def next_round(self, study):
+            found = self.egress.next_round(study)
+            if found is None and len(used) == 2:
+                hospital.ledger.note_persons(study, people[:3])
+                ask(hub, 3)
+                return self.egress.next_round(study)
+            return found
+
+    hospital.take_part(wait=0, door=lambda egress: Later(egress))
+    assert used == [(60, 60), (60, 59), (60, 57)]
+    assert [unpack(content)[1]["n"] for content in answers(hub, hospital).values()] == [60, 60, 60]
+    assert hospital.hold.persons == 60
+
+
+def test_two_people_must_approve_a_plan_whose_rounds_no_person_sees(hub, hospitals):
+    [hospital] = hospitals[:1]
+    ask(hub)
+
+    def take_part(floors: SiteFloors) -> None:
+        with hub.egress(hospital.name) as egress:
+            rounds.take_part(
+                plan=PLAN,
+                source=Source(path=hospital.table),
+                site=dataclasses.replace(hospital.site(egress), floors=floors),
+                door=egress,
+                home=hospital.home,
+                today=TODAY,
+                locked=nullcontext,
+            )
+
+    noted = {"study": PLAN.study, "version": 1, "plan_hash": PLAN.hash}
+    hospital.ledger.approve_plan(**noted, approver="lind")
+    hospital.ledger.approve_plan(**noted, approver="lind")
+    for floors in (SiteFloors(approvals=2), SiteFloors(author_apart=True)):
+        with pytest.raises(ApprovalRefusal, match="2 people"):
+            take_part(floors)
+    hospital.ledger.revoke_plan(**noted, approver="lind", reason="not yet")
+    hospital.ledger.approve_plan(**noted, approver="berg")
+    with pytest.raises(ApprovalRefusal, match="1: berg"):
+        take_part(SiteFloors(approvals=2))
+    assert hospital.ledger.holds() == []
+    hospital.ledger.approve_plan(**noted, approver="lind")
+    take_part(SiteFloors(approvals=2, author_apart=True))
+    assert len(answers(hub, hospital)) == 1
+
+
+def test_a_question_that_is_asked_for_ever_keeps_nobody(hub, hospitals):
+    [hospital] = hospitals[:1]
+    ask(hub)
+    asked: list[object] = []
+
+    class Again(Through):
+        def next_round(self, study):
+            asked.append(self.egress.next_round(study) or asked[0])
+            assert len(asked) < 5
+            return asked[-1]
+
+    hospital.take_part(wait=0, door=lambda egress: Again(egress))
+    assert hospital.said == [("charged", 0), ("answered", 1), ("sent again", 1)]
+
+
 # -- afterwards ---------------------------------------------------------------------------------------------------
 def test_a_later_plan_releases_through_the_flow_and_its_receipt_names_the_trainings_charge(hub, hospitals):
     from shared.encoding import Encoder
@@ -569,6 +682,14 @@ def test_a_later_plan_releases_through_the_flow_and_its_receipt_names_the_traini
     same = federated_flow(flow, Encoder(dictionary=PERSONS), victim.name)
     rows = np.random.default_rng(1).normal(size=(5, 2))
     assert np.allclose(fitted.forward(rows), same.forward(rows))
+    # A flow of the same training that is not the one it ended with here is not this charge's.
+    for change in ({"weights": np.full(flow.shape.weights, 9.0)}, {"epsilon": 1e-9}):
+        forged = dataclasses.replace(flow, **change)
+        rounds.flow_path(victim.home, forged.digest).write_bytes(forged.canonical)
+        before = len(victim.ledger.entries())
+        with pytest.raises(PlanChanged, match="ended with"):
+            released(victim, dataclasses.replace(later, flow=forged.name))
+        assert len(victim.ledger.entries()) == before
     # Another file under that name is another flow, and one that is not there is fetched first.
     other = hospitals[1]
     path = rounds.flow_path(other.home, flow.digest)

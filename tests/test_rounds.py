@@ -19,6 +19,7 @@ from shared.canonical import canonical_json, sha256_hex
 from shared.errors import (
     BudgetRefusal,
     IntegrityRefusal,
+    LedgerRefusal,
     PausedRefusal,
     ReplayRefusal,
     RoleRefusal,
@@ -282,7 +283,10 @@ def test_the_whole_training_is_charged_before_its_first_round(ledger):
     hold = begun(ledger)
     for number in (1, 2, 3, 4):
         ledger.begin_round(hold, number, DIGEST)
+        ledger.witness_round(hold, number, acknowledge(ledger))
         ledger.seal_round(hold, number, DIGEST)
+    assert ledger.anchored() == len(ledger.entries()) - 2  # a backup lacks what came since, and no round before it
+    assert len(json.loads(ledger.anchor_payload())["links"]) == 2
     ledger.end_training(hold, "f" * 64)
     assert ledger.study_total("heart", DELTA).epsilon == whole.epsilon
     assert ledger.verify() == len(ledger.entries())
@@ -306,11 +310,21 @@ def test_no_round_goes_beyond_the_charge_or_back(ledger):
     ledger.begin_round(hold, 4, DIGEST)
 
 
-def test_a_round_is_sealed_once_and_only_when_it_was_begun(ledger):
+def test_a_round_is_sealed_once_and_only_when_its_beginning_was_witnessed(ledger):
     hold = begun(ledger)
+    earlier = acknowledge(ledger)
     with pytest.raises(StateRefusal):
         ledger.seal_round(hold, 1, DIGEST)
+    with pytest.raises(StateRefusal):
+        ledger.witness_round(hold, 1, earlier)
     ledger.begin_round(hold, 1, "d" * 64)
+    with pytest.raises(StateRefusal, match="witnessed"):
+        ledger.seal_round(hold, 1, DIGEST)
+    with pytest.raises(LedgerRefusal, match="include the beginning of round 1"):
+        ledger.witness_round(hold, 1, earlier)  # genuine, and of before
+    with pytest.raises(LedgerRefusal, match="agree with the anchor"):
+        ledger.witness_round(hold, 1, Anchored(seq=len(ledger.entries()), head="e" * 64))
+    ledger.witness_round(hold, 1, acknowledge(ledger))
     assert ledger.recover()[0].begun[1].answer == ""  # killed in between: not burnt, and not drawn again
     with pytest.raises(ReplayRefusal):
         ledger.begin_round(hold, 1, "d" * 64)
@@ -368,3 +382,24 @@ def test_a_copy_of_the_ledger_cannot_begin_the_same_round_unnoticed(ledger):
     assert heads[0].seq == heads[1].seq
     assert heads[0].head != heads[1].head
     assert isinstance(heads[0], Anchored)
+
+
+def test_an_auditor_sees_a_round_that_was_answered_unwitnessed(ledger):
+    """The verifier replays it by itself: each round begun, witnessed at or after that entry, and answered."""
+    from site_agent.verifier import Wrong, lives
+
+    hold = begun(ledger)
+    for number in (1, 2):
+        ledger.begin_round(hold, number, DIGEST)
+        ledger.witness_round(hold, number, acknowledge(ledger))
+        ledger.seal_round(hold, number, DIGEST)
+    told = [{"seq": entry.seq, "kind": entry.kind, "body": dict(entry.body)} for entry in ledger.entries()]
+    assert lives(told) == []
+    for number, entry in enumerate(told):
+        if entry["kind"] in ("round", "witnessed"):
+            with pytest.raises(Wrong):
+                lives(told[:number] + told[number + 1 :])
+    [_, late] = [entry for entry in told if entry["kind"] == "witnessed"]
+    late["body"]["seq"] -= 1
+    with pytest.raises(Wrong, match="witnessed"):
+        lives(told)
