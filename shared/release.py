@@ -226,7 +226,9 @@ def _is_charge(given: Mapping[str, Any]) -> bool:
         given.keys() == set(TRAINED)
         and all(isinstance(number, float) and 0 < number < math.inf for number in numbers)
         and type(given["rounds"]) is int
+        and given["rounds"] >= 1
         and all(isinstance(text, str) and _WORD.fullmatch(text) for text in texts)
+        and bool(_DIGEST.fullmatch(given["plan_hash"]))
     )
 
 

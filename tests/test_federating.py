@@ -18,6 +18,8 @@ import pytest
 from service import SMALL, Hub, small_table
 
 import coordinator.rounds
+from coordinator import dialled
+from coordinator.collect import CollectionService
 from coordinator.dialled import train
 from coordinator.rounds import LetterBoxes
 from shared import privacy
@@ -27,6 +29,7 @@ from shared.errors import (
     ApprovalRefusal,
     BudgetRefusal,
     LedgerRefusal,
+    LockedRefusal,
     NetworkRefusal,
     PlanRefusal,
     ReplayRefusal,
@@ -38,7 +41,8 @@ from shared.errors import (
 from shared.federated import Federated, FederatedFlow
 from shared.keys import SigningKey
 from shared.plan import Budget, Floors, LatentNoisePlan, StudyPlan, Training, Wave
-from shared.rounds import Answered, Asked, pack, unpack
+from shared.rounds import Answered, Asked, open_asked, pack, unpack
+from shared.wire import RoundAnswer
 from site_agent import egress as egress_module
 from site_agent import rounds
 from site_agent.config import SiteBudget, SiteFloors, Source
@@ -151,10 +155,10 @@ def coordinate(hub: Hub, timeout: float = 20.0) -> FederatedFlow:
     return train(home=hub.home, store=hub.store, plan=PLAN, key=hub.authority.witness, timeout=timeout)
 
 
-def together(hub: Hub, hospitals: list[Hospital], **settings) -> FederatedFlow:
-    threads = [hospital.start(**settings) for hospital in hospitals]
+def together(hub: Hub, hospitals: list[Hospital], timeout: float = 20.0) -> FederatedFlow:
+    threads = [hospital.start() for hospital in hospitals]
     try:
-        return coordinate(hub)
+        return coordinate(hub, timeout)
     finally:
         for thread in threads:
             thread.join()
@@ -338,6 +342,69 @@ def test_a_coordinator_killed_in_a_round_goes_on_with_it_and_nobody_pays_twice(m
     for hospital in hospitals:
         assert [round_ for what, round_ in hospital.said if what == "answered"] == [1, 2, 3]
         assert len(hospital.ledger.holds()) == 1
+
+
+def test_a_training_goes_on_with_the_sites_that_are_there_when_it_does(hub, hospitals):
+    """Too few came to round 1; one site has joined when it is run again, and is asked the open round as well."""
+    with pytest.raises(NetworkRefusal, match="at least 2 of 3"):
+        coordinate(hub, 0.1)
+    hub.join("east")
+    with dialled._alone(hub.home / "federated" / PLAN.study / PLAN.hash[:16]), pytest.raises(LockedRefusal):
+        coordinate(hub)
+    flow = together(hub, [hospitals[0], Hospital(hub, "east")], 4.0)
+    assert {site: said["answered"] for site, said in flow.sites.items() if said["answered"]} == {"north": 3, "east": 3}
+
+
+def test_the_quorum_is_waited_for_and_a_minute_for_others_and_nobody_who_never_comes(monkeypatch, hub):
+    """Of three sites one never answers: from the fourth round on it costs no time. What was read is not read again."""
+    from shared import flower
+
+    flower.prepare()
+    from flwr.app import ArrayRecord, ConfigRecord, RecordDict
+
+    boxes, joined, now = LetterBoxes(hub.store), {site.site: site for site in hub.store.sites()}, [0.0]
+    nodes = dialled.nodes(hub.store, PLAN.study)
+    read: list[set[str]] = []
+    answered = boxes.answers
+    monkeypatch.setattr(
+        boxes, "answers", lambda *given, among: read.append(set(among)) or answered(*given, among=among)
+    )
+
+    def sleep(seconds: float) -> None:
+        """Two seconds go by, and two sites answer what is open."""
+        now[0] += 10 * seconds
+        for site in NAMES[:2]:
+            asked = boxes.next(joined[site], PLAN.study)
+            if asked.envelope:
+                said = open_asked(asked.envelope, asked.content, hub.authority.witness.public)
+                content = pack(np.full(3, len(site)), {"n": 60, "steps": 2})
+                answer = Answered(
+                    study=PLAN.study,
+                    plan_hash=PLAN.hash,
+                    site=site,
+                    round=said.round,
+                    asked=said.digest,
+                    content_sha256=sha256_hex(content),
+                    content_bytes=len(content),
+                )
+                envelope = answer.sign(hub.sites[site].release).to_bytes()
+                boxes.answer(joined[site], RoundAnswer(envelope=envelope, content=content))
+
+    by_node = {node: site for site, node in nodes.items()}
+    key = hub.authority.witness
+    grid = dialled.dialled_grid(boxes, PLAN, by_node, key, sleep=sleep, clock=lambda: now[0])
+    lengths = []
+    for number in (1, 2, 3, 4):
+        arrays = ArrayRecord({flower.WEIGHTS: flower.vector(np.full(3, float(number)))})
+        config = ConfigRecord({"plan": PLAN.hash, "server-round": number})
+        content = RecordDict({flower.ARRAYS: arrays, flower.CONFIG: config})
+        began, asked = now[0], [grid.create_message(content, "train", node, str(number)) for node in by_node]
+        assert len(list(grid.send_and_receive(asked, timeout=3600.0))) == 2
+        lengths.append(now[0] - began)
+    assert all(60 < length < 70 for length in lengths[:3]), lengths
+    assert lengths[3] < 5
+    assert read.count(set(NAMES)) == 8  # before and after the answers of each round
+    assert {frozenset(among) for among in read} == {frozenset(NAMES), frozenset({"west"})}
 
 
 class Through:
@@ -674,9 +741,18 @@ def test_a_later_plan_releases_through_the_flow_and_its_receipt_names_the_traini
     assert made.receipt.study_epsilon > max(made.receipt.epsilon, WHOLE)
     assert Receipt.from_bytes(made.receipt.to_bytes()) == made.receipt
     made.receipt.require_true(later)
-    for wrong in ({**charge, "epsilon": 0.0}, {**charge, "by": "x"}, {**charge, "approver": "a b"}):
+    forms = ({"epsilon": 0.0}, {"by": "x"}, {"approver": "a b"}, {"rounds": -5}, {"plan_hash": "nonsense"})
+    for wrong in ({**charge, **form} for form in forms):
         with pytest.raises(ReceiptRefusal):
             dataclasses.replace(made.receipt, trained=wrong).require_true(later)
+    # The coordinator knows the training: what is told of it is held against that, and it must be told.
+    service = CollectionService(home=hub.home, store=hub.store, authority=hub.authority)
+    service._require_trained(made.receipt, later)
+    lies = ({"epsilon": 1e-12}, {"rounds": 2}, {"plan_hash": "a" * 64}, {"delta": 1e-9})
+    for wrong in ({}, *({**charge, **lie} for lie in lies)):
+        with pytest.raises(ReceiptRefusal):
+            service._require_trained(dataclasses.replace(made.receipt, trained=wrong), later)
+    service._require_trained(dataclasses.replace(made.receipt, trained={}, site="guest"), later)  # it took no part
     # The sealed flow is the trained one, behind this site's own public start.
     fitted = read_fit(victim.ledger.folder(made.hold), made.hold).flow
     same = federated_flow(flow, Encoder(dictionary=PERSONS), victim.name)

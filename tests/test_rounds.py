@@ -212,10 +212,38 @@ def test_an_answer_is_worth_nothing_elsewhere(training, service):
 def test_a_round_is_asked_once_with_one_content(training):
     said = training.ask()
     assert training.ask() == said  # whoever runs it was killed, and asks again
-    for change in ({"content": b"other"}, {"sites": ("north",)}):
-        with pytest.raises(ReplayRefusal, match="asked once"):
-            training.ask(**change)
+    with pytest.raises(ReplayRefusal, match="asked once"):
+        training.ask(content=b"other")
     assert training.next() == (said, b"weights")
+    # Sites come and go: one that has joined since is asked the same, and nobody loses a box.
+    assert training.next("west") is None
+    training.ask(sites=("north", "west"))
+    assert training.next("west") == (said, b"weights")
+    assert training.boxes.progress(said.study).waiting == ("north", "south", "west")
+
+
+def test_an_answer_stays_that_of_the_key_it_came_under_and_a_damaged_one_hides_no_other(training, service):
+    import sqlalchemy as sa
+
+    said = training.ask()
+    for site in ("north", "south"):
+        training.send(training.answer(said, site=site), site=site)
+    row = f"site = '{{}}' AND asked = (SELECT number FROM round_asked WHERE plan_hash = '{said.plan_hash}')"
+    service.store._write(
+        lambda c: c.execute(sa.text(f"UPDATE round_of SET content = X'78' WHERE {row.format('south')}"))
+    )
+    found = training.boxes.answers(said.study, said.plan_hash, 1)
+    assert found["north"].content == MINE
+    assert isinstance(found["south"], IntegrityRefusal)
+    assert set(training.boxes.answers(said.study, said.plan_hash, 1, among=["south"])) == {"south"}
+    other = SigningKey.generate().public.hex  # a site that has enrolled anew signs with another key from then on
+    mine = service.sites["north"].release.public.hex
+    service.store._write(
+        lambda c: c.execute(
+            sa.text(f"UPDATE round_of SET key = '{other}' WHERE key = '{mine}' AND {row.format('north')}")
+        )
+    )
+    assert isinstance(training.boxes.answers(said.study, said.plan_hash, 1)["north"], SignatureRefusal)
 
 
 def test_an_answer_of_ten_gigabytes_does_not_get_through_the_door(training, service):
