@@ -28,6 +28,10 @@ soak: $(STAMP)
 	@$(BIN)/python -m tests.benchmarks.coverage
 	@$(BIN)/python -m tests.benchmarks.interval_coverage
 	@$(BIN)/python -m tests.benchmarks.honest 100
+	@$(BIN)/python -m tests.benchmarks.honest 30 --epsilon 1 --bootstrap 30
+	@$(BIN)/python -m tests.benchmarks.honest 100 --epsilon 1 --world misfit
+	@$(BIN)/python -m tests.benchmarks.honest_outcomes
+	@$(BIN)/python -m tests.benchmarks.honest_comparison 20
 
 check: $(STAMP)
 	@$(BIN)/ruff format --check .

@@ -22,7 +22,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
 from coordinator import queries
@@ -47,6 +47,9 @@ from shared.wire import (
     RowsRequest,
     StudiesRequest,
 )
+
+if TYPE_CHECKING:
+    from shared.questions import Estimand
 
 __all__ = ["LONGEST", "REQUEST_CAP", "WAITING", "AnalysisService"]
 
@@ -77,7 +80,7 @@ class AnalysisService:
         *,
         rate: int = 600,
         burst: int = 100,
-        at_once: int = 4,
+        at_once: int = 1,
         today: Callable[[], dt.date],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -251,6 +254,16 @@ class AnalysisService:
         question = queries.question(request.kind, request.formula, request.options)
         found, _ = queries.resolve(plan, question, lack=lambda name: queries.lacking(self._store, study, name))
         held = self._held(plan, request.wave, request.as_of, request.combine)
+        rests, gone = dict(held.rests), [stone.bundle_sha256 for stone in held.withdrawn]
+        maps: dict[str, str] = {}
+        if request.harmonise:
+            from coordinator.harmonise import beside
+
+            maps = {"harmonised": request.harmonise, "to": request.to, "densities": request.densities or beside(study)}
+            self._for(call, maps["densities"])
+            drawn = self._held(self._store.plan(maps["densities"]).plan, 0, None, combine=False)
+            rests |= drawn.rests
+            gone += [stone.bundle_sha256 for stone in drawn.withdrawn]
         asked: dict[str, Any] = {
             "estimand": str(found),
             "term": request.term,
@@ -258,10 +271,9 @@ class AnalysisService:
             "test": request.test,
         }
         asked |= {"level": request.level, "wave": held.wave, "as_of": request.as_of, "combine": request.combine}
-        gone = [stone.bundle_sha256 for stone in held.withdrawn]
-        rests = {"used": held.rests, "withdrawn": gone, "revisions": plain(held.revisions)}
+        state = {"used": rests, "withdrawn": gone, "revisions": plain(held.revisions)}
         made_by = {"plan": plan.hash, "code": versions()}
-        result_id = sha256_hex(canonical_json({"study": study, "question": asked, **rests, **made_by}))[:32]
+        result_id = sha256_hex(canonical_json({"study": study, "question": asked | maps, **state, **made_by}))[:32]
         call.digest = result_id
 
         def line(told: Mapping[str, Any]) -> dict[str, Any]:
@@ -269,7 +281,7 @@ class AnalysisService:
                 "study": study,
                 "kind": "query",
                 "subject": result_id,
-                "question": {**told["asked"], "beta": told["pooled"]["beta"], "rests_on": _set_hash(held.rests)},
+                "question": {**told["asked"], "beta": told["pooled"]["beta"], "rests_on": _set_hash(rests)},
                 "label": request.label,
                 "planned": told["planned"] or "",
                 "today": self._today(),
@@ -279,27 +291,22 @@ class AnalysisService:
         with self._turn(result_id):
             data = self._analysts.answer(study, result_id)
             if data is None:
+                how: dict[str, Any] = {"held": held, "kept": self._kept, "term": request.term, "level": request.level}
+                how |= {"method": request.method, "test": request.test}  # checked where they are used
                 with self._place():
-                    answer = queries.ask(
-                        self._store,
-                        study,
-                        held.wave,
-                        found,
-                        held=held,
-                        kept=self._kept,
-                        term=request.term,
-                        method=request.method,  # type: ignore[arg-type]  # checked where it is used
-                        test=request.test,  # type: ignore[arg-type]
-                        level=request.level,
-                    )
-                    told = self._told(answer, result_id, plan, held.rests)
+                    if maps:
+                        told, answer, used = self._harmonised(study, found, maps, how)
+                    else:
+                        answer = queries.ask(self._store, study, held.wave, found, **how)
+                        told, used = {"asked": answer.asked, **answer.document}, answer.used
+                    told = self._told(answer, told, result_id, plan, used, rests)
                 saved = functools.partial(
                     remember,
                     study=study,
                     wave=answer.wave,
                     kind="analysis",
-                    question=answer.asked,
-                    used=answer.used,
+                    question=told["asked"],
+                    used=used,
                     numbers=answer.numbers,
                     today=self._today(),
                 )
@@ -307,17 +314,34 @@ class AnalysisService:
         self._analysts.note(who, **line(parse_json(data, cap=MESSAGE_CAP)))
         return Document(json=data)
 
+    def _harmonised(
+        self, study: str, question: Estimand, maps: Mapping[str, str], how: Mapping[str, Any]
+    ) -> tuple[dict[str, Any], queries.Answer, dict[str, str]]:
+        """The document, the answer as released that stands in it, and the bundles of both studies."""
+        from coordinator.harmonise import harmonised
+
+        seen = harmonised(
+            self._store, study, maps["harmonised"], to=maps["to"], source=maps["densities"], estimand=question, **how
+        )
+        return {"asked": seen.asked, **seen.document}, seen.answer, {**seen.answer.used, **seen.used}
+
     def _told(
-        self, answer: queries.Answer, result_id: str, plan: StudyPlan, rests: Mapping[str, str]
+        self,
+        answer: queries.Answer,
+        document: Mapping[str, Any],
+        result_id: str,
+        plan: StudyPlan,
+        used: Mapping[str, str],
+        rests: Mapping[str, str],
     ) -> dict[str, Any]:
         provenance = {
-            "bundles": answer.used,
+            "bundles": used,
             "rests_on": rests,
             "receipts": sorted({source.receipt for source in answer.sources}),
             "plan": {"version": plan.version, "hash": plan.hash},
             "code": versions(),
         }
-        told = {"result": result_id, "asked": answer.asked, **answer.document, "provenance": provenance}
+        told = {"result": result_id, **document, "provenance": provenance}
         if answer.estimand.startswith("km("):
             told["curves"] = self._curves(answer)
         return dict(plain(told))
@@ -365,9 +389,11 @@ class AnalysisService:
             )
         told = parse_json(data, cap=MESSAGE_CAP)
         used = told["provenance"]["bundles"]
+        studies = [request.study, *([told["asked"]["densities"]] if "densities" in told["asked"] else [])]
         releases = [
             _release(release)
-            for release in self._store.releases(request.study, withdrawn=True)
+            for study in studies
+            for release in self._store.releases(study, withdrawn=True)
             if release.bundle_sha256 in used
         ]
         version = told["provenance"]["plan"]["version"]
@@ -385,20 +411,35 @@ class AnalysisService:
     def _stale(self, study: str, asked: Mapping[str, Any], provenance: Mapping[str, Any]) -> list[str]:
         """Why the same question would be answered from other releases today, in sentences."""
         used, rests = provenance["bundles"], provenance.get("rests_on", provenance["bundles"])
-        gone = {stone.bundle_sha256: stone for stone in self._store.withdrawals(study)}
+        gone = {
+            stone.bundle_sha256: stone
+            for one in (study, asked.get("densities", study))
+            for stone in self._store.withdrawals(one)
+        }
         why = [
             f"{site} has withdrawn its release of wave {gone[digest].wave}"
             for digest, site in sorted(used.items(), key=lambda item: item[1])
             if digest in gone
         ]
-        now = self._held(self._store.plan(study).plan, asked["wave"], asked["as_of"], asked["combined"])
+        now_used, now_rests = self._now(study, asked)
         why += [
             f"a release of {site} was replaced by a later one"
             for digest, site in sorted(used.items(), key=lambda item: item[1])
-            if digest not in now.used and digest not in gone
+            if digest not in now_used and digest not in gone
         ]
-        why += [f"{site} has delivered since" for digest, site in sorted(now.rests.items()) if digest not in rests]
+        why += [f"{site} has delivered since" for digest, site in sorted(now_rests.items()) if digest not in rests]
         return why
+
+    def _now(self, study: str, asked: Mapping[str, Any]) -> tuple[dict[str, str], dict[str, str]]:
+        """The bundles that the same question would be answered from today, and all that it would depend on."""
+        now = self._held(self._store.plan(study).plan, asked["wave"], asked["as_of"], asked["combined"])
+        if "densities" not in asked:
+            return now.used, now.rests
+        try:
+            maps = self._held(self._store.plan(asked["densities"]).plan, 0, None, combine=False)
+        except EstimateRefusal:  # none is left
+            return now.used, now.rests
+        return {**now.used, **maps.used}, {**now.rests, **maps.rests}
 
     # -- the record ---------------------------------------------------------------------------------------------
     def log(self, call: Call, request: LogRequest) -> Document:
@@ -414,15 +455,15 @@ class AnalysisService:
 
     def _lines(self, study: str, lines: Iterable[Asked]) -> list[dict[str, Any]]:
         """Lines as plain values; a question that would be answered from other releases today is stale."""
-        now: dict[tuple[int, int | None, bool], str] = {}
+        now: dict[tuple[int, int | None, bool, str], str] = {}
         told = []
         for line in lines:
             asked = line.question
             stale = False
             if line.kind == "query":
-                place = (asked["wave"], asked["as_of"], asked["combined"])
+                place = (asked["wave"], asked["as_of"], asked["combined"], asked.get("densities", ""))
                 if place not in now:
-                    now[place] = _set_hash(self._held(self._store.plan(study).plan, *place).rests)
+                    now[place] = _set_hash(self._now(study, asked)[1])
                 stale = now[place] != asked["rests_on"]
             told.append({**plain(line), "stale": stale})
         return told
@@ -548,6 +589,8 @@ def versions() -> dict[str, str]:
 def _tried(request: QueryRequest, refusal: Refusal) -> dict[str, Any]:
     """A refused question for the record: as it was written, cut where it is longer than a person would read."""
     how = {name: getattr(request, name) for name in ("kind", "term", "method", "test", "wave", "as_of")}
+    if request.harmonise:
+        how |= {"harmonised": request.harmonise, "to": request.to, "densities": request.densities}
     options = {name[:KEPT]: value[:KEPT] for name, value in sorted(request.options.items())[:8]}
     return {**how, "formula": request.formula[:KEPT], "options": options, "why": str(refusal)[:KEPT]}
 

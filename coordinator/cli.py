@@ -1054,7 +1054,9 @@ def pool(
 def figure(
     context: typer.Context,
     study: Study,
-    out: Annotated[Path, typer.Option("--out", help="Figure to write: .svg, .pdf or .png.")],
+    out: Annotated[
+        Path, typer.Option("--out", help="Figure to write: .svg, .pdf or .png; a forest plot's numbers: .csv.")
+    ],
     wave: Annotated[int, typer.Option("--wave", help="The table as of this wave; the newest if left out.")] = 0,
     as_of: AsOf = None,
     combine: Combine = False,
@@ -1072,13 +1074,15 @@ def figure(
     favours: Annotated[
         str, typer.Option("--favours", help='Sides of the null line: "Favours drug|Favours placebo".')
     ] = "",
+    sort: Annotated[str, typer.Option("--sort", help="Rows of a forest plot by name, estimate or weight.")] = "",
     dry_run: DryRun = False,
     json: Json = False,
 ) -> None:
     """Draw the forest plot of a pooled answer, one of the figures beside it, survival curves, or the budget."""
-    if out.suffix.lower() not in (".svg", ".pdf", ".png"):
-        raise ParameterError("a figure must end in .svg, .pdf or .png", given=repr(out.name))
+    from coordinator.client import check_figure
     from coordinator.companion_figures import KINDS
+
+    check_figure(out, kind)
 
     kinds = ("forest", *KINDS, "waves", "km", "budget")
     if kind not in kinds:
@@ -1086,8 +1090,8 @@ def figure(
     path = None if dry_run else out
     made: dict[str, Any] = {"figure": str(out), "kind": kind, "written": not dry_run}
     words = f"{'would write' if dry_run else 'wrote'} {out}"
-    if (subgroup or favours) and kind != "forest":
-        raise ParameterError("subgroups and favours must be of a forest plot", given=repr(kind))
+    if (subgroup or favours or sort) and kind != "forest":
+        raise ParameterError("subgroups, favours and an order must be of a forest plot", given=repr(kind))
     if kind == "budget":
         from coordinator.spending import spending
 
@@ -1128,7 +1132,7 @@ def figure(
         made["waves"] = _by_wave(context, answer, title or f"{study}: {answer.term} in {answer.estimand}", path)
         before = None if dry_run else _save(context, answer, "figure", figure=str(out))
     elif not dry_run:
-        from coordinator.client import draw
+        from coordinator.client import draw, sides
 
         draw(
             answer.result,
@@ -1137,7 +1141,8 @@ def figure(
             note=answer.provenance,
             columns=answer.columns,
             group=(subgroup, _known(answer, [subgroup], facts)[subgroup]) if subgroup else None,
-            favours=_sides(favours),
+            favours=sides(favours),
+            sort=sort,
             path=out,
         )
         before = _save(context, answer, "figure", figure=str(out))
@@ -1722,13 +1727,6 @@ def _known(answer: Answer, names: Sequence[str], facts: Path | None) -> dict[str
             )
     sites = dict(zip(answer.result.labels, (row.site for row in answer.result.estimates), strict=True))
     return {name: {label: values.get(site) for label, site in sites.items()} for name, values in known.items()}
-
-
-def _sides(text: str) -> tuple[str, str] | None:
-    left, bar, right = text.partition("|")
-    if text and not (bar and left.strip() and right.strip()):
-        raise ParameterError('favours must name both sides, as in "Favours drug|Favours placebo"', given=repr(text))
-    return (left.strip(), right.strip()) if text else None
 
 
 def _estimates(answer: Answer) -> pd.DataFrame:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from coordinator.remote import Result, Study, connect, write_table
+from coordinator.remote import Harmonised, Result, Study, connect, write_table
 from shared.errors import DataFileRefusal, ParameterError
 from shared.terminal import application, emit, run, table
 
@@ -34,7 +34,18 @@ if TYPE_CHECKING:
     from coordinator.pooling import PooledResult
     from coordinator.remote import Table
 
-__all__ = ["app", "connect", "draw", "main", "number", "pooled_data", "read_table", "show_pooled"]
+__all__ = [
+    "app",
+    "check_figure",
+    "connect",
+    "draw",
+    "main",
+    "number",
+    "pooled_data",
+    "read_table",
+    "show_pooled",
+    "sides",
+]
 
 TOKEN_VARIABLE = "TRIBUTARY_ANALYST_TOKEN"
 TOKEN_FILE = "analyst.token.json"
@@ -52,6 +63,9 @@ Exp = Annotated[bool, typer.Option("--exp", help="Show ratios: the estimates are
 Json = Annotated[bool, typer.Option("--json", help="Answer as JSON.")]
 Mods = Annotated[list[str] | None, typer.Option("--mods", help="A moderator of a meta-regression; repeat for several.")]
 Subgroup = Annotated[str, typer.Option("--subgroup", help="Pool each of its levels apart, and compare them.")]
+Favours = Annotated[str, typer.Option("--favours", help='Sides of the null line: "Favours drug|Favours placebo".')]
+Sort = Annotated[str, typer.Option("--sort", help="Rows of a forest plot by name, estimate or weight.")]
+Columns = Annotated[list[str] | None, typer.Option("--column", help="A column to show beside the rows; repeatable.")]
 Bayes = Annotated[bool, typer.Option("--bayes", help="Also the posterior under a half-normal prior on τ.")]
 Scale = Annotated[float, typer.Option("--scale", help="Scale of that prior; 0.5 suits log ratios.")]
 Exact = Annotated[bool, typer.Option("--exact", help="Also intervals made for few studies.")]
@@ -100,6 +114,10 @@ def _how(
     subset: Subset = "",
     label: Label = "exploratory",
     forest: Figure = None,
+    subgroup: Annotated[str, typer.Option("--subgroup", help="posture: pool its levels apart, and compare them.")] = "",
+    bayes: Bayes = False,
+    exact: Exact = False,
+    diagnostics: Diagnostics = False,
     token: Token = Path(TOKEN_FILE),
     json: Json = False,
 ) -> dict[str, Any]:
@@ -118,7 +136,8 @@ def _asks(verb: Callable[..., Result]) -> Callable[..., None]:
     def command(**given: Any) -> None:
         mine = {item.name: given.pop(item.name) for item in own}
         with connect(given["token"]) as connection:
-            _answered(verb(connection[given["study"]], **mine, **_how(**given)), given["forest"], given["json"])
+            more = {name: given[name] for name in ("bayes", "exact", "diagnostics")} | {"subgroups": given["subgroup"]}
+            _answered(verb(connection[given["study"]], **mine, **_how(**given)), given["forest"], given["json"], more)
 
     command.__annotations__ = {item.name: item.annotation for item in shown}
     command.__signature__ = Signature(shown)  # type: ignore[attr-defined]
@@ -191,11 +210,108 @@ def logrank(study: Study, formula: Question, **how: Any) -> Result:
 
 
 @app.command(rich_help_panel=ASK)
+@_asks
+def ols(study: Study, formula: Question, **how: Any) -> Result:
+    """Linear regression at every site, pooled: "sbp ~ age + C(sex)"."""
+    return study.ols(formula, **how)
+
+
+@app.command(rich_help_panel=ASK)
+@_asks
+def logistic(study: Study, formula: Question, **how: Any) -> Result:
+    """Logistic regression at every site, pooled as log odds ratios: "died ~ age"."""
+    return study.logistic(formula, **how)
+
+
+@app.command(rich_help_panel=ASK)
+@_asks
+def poisson(study: Study, formula: Question, **how: Any) -> Result:
+    """Poisson regression at every site, pooled as log rate ratios: "count ~ age + offset(log(years))"."""
+    return study.poisson(formula, **how)
+
+
+@app.command("two-by-two", rich_help_panel=ASK)
+@_asks
+def two_by_two(
+    study: Study,
+    formula: Question,
+    measure: Annotated[str, typer.Option("--measure", help="OR, RR or RD.")] = "OR",
+    **how: Any,
+) -> Result:
+    """Two groups and an outcome at every site, pooled: "died ~ arm"."""
+    return study.two_by_two(formula, measure=measure, **how)
+
+
+@app.command(rich_help_panel=ASK)
+@_asks
+def difference(study: Study, formula: Question, **how: Any) -> Result:
+    """Difference of means to the first group at every site, pooled: "sbp ~ arm"."""
+    return study.difference(formula, **how)
+
+
+@app.command(rich_help_panel=ASK)
+@_asks
+def ratio(study: Study, formula: Question, **how: Any) -> Result:
+    """Ratio of means to the first group at every site, pooled: "sbp ~ arm"."""
+    return study.ratio(formula, **how)
+
+
+@app.command(rich_help_panel=ASK)
+@_asks
+def mean(study: Study, column: Annotated[str, typer.Argument(help='A column, as in "sbp".')], **how: Any) -> Result:
+    """Mean of a column at every site, pooled."""
+    return study.mean(column, **how)
+
+
+@app.command(rich_help_panel=ASK)
+@_asks
+def proportion(
+    study: Study, outcome: Annotated[str, typer.Argument(help='What holds or not, as in "sbp > 140".')], **how: Any
+) -> Result:
+    """Share of rows for which something holds at every site, pooled on the logit scale."""
+    return study.proportion(outcome, **how)
+
+
+@app.command(rich_help_panel=ASK)
+@_asks
+def correlation(
+    study: Study,
+    columns: Annotated[list[str], typer.Argument(help="Two columns; more with --structure cs.")],
+    structure: Annotated[
+        str, typer.Option("--structure", help="pearson, or cs: one correlation of all, of equal variance.")
+    ] = "pearson",
+    **how: Any,
+) -> Result:
+    """Correlation at every site, pooled on Fisher's scale."""
+    return study.correlation(*columns, structure=structure, **how)
+
+
+@app.command(rich_help_panel=ASK)
+@_asks
+def harmonise(
+    study: Study,
+    column: Annotated[str, typer.Argument(help="What hospitals measure differently.")],
+    to: Annotated[str, typer.Option("--to", help="The site whose scale counts.")],
+    question: Annotated[
+        str, typer.Option("--question", help="As of query; the one planned analysis with the column if left out.")
+    ] = "",
+    densities: Annotated[
+        str, typer.Option("--densities", help="Study of densities; STUDY-densities if left out.")
+    ] = "",
+    **how: Any,
+) -> Result:
+    """Ask as released and with a column on one site's scale, side by side; nothing is spent, nothing is hidden."""
+    return study.harmonise(column, to=to, formula=question, densities=densities, **how)
+
+
+@app.command(rich_help_panel=ASK)
 def export(
     study: StudyName,
     subject: Annotated[str, typer.Argument(help="The id of a result, or of a release.")],
     out: Annotated[Path, typer.Option("--out", help="A table, .json or a figure; rows: .csv or .parquet.")],
     kind: Annotated[str, typer.Option("--kind", help="Of a figure: as of analyst forest, or curve.")] = "forest",
+    subgroup: Annotated[str, typer.Option("--subgroup", help="Of a forest plot: posture; its levels apart.")] = "",
+    favours: Favours = "",
     token: Token = Path(TOKEN_FILE),
     dry_run: DryRun = False,
     json: Json = False,
@@ -207,7 +323,13 @@ def export(
             _rows(mine, subject, out, dry_run, json)
             return
         found = mine.result(subject)
-        if not dry_run:
+        if subgroup or favours:
+            check_figure(out, kind)
+            if kind == "curve":
+                raise ParameterError("subgroups and favours must be of a forest plot", given=repr(kind))
+            if not dry_run:
+                found.forest(out, kind, subgroups=subgroup, favours=sides(favours))
+        elif not dry_run:
             found.export(out, kind)
     made = {"file": str(out), "result": found.id, "written": not dry_run}
     words = f"{'would write' if dry_run else 'wrote'} {out}: result {found.id}"
@@ -261,15 +383,19 @@ def _rows(study: Study, release: str, out: Path, dry_run: bool, json: bool) -> N
     emit(made, as_json=json, show=lambda shown: shown.print(words))
 
 
-def _answered(result: Result, forest: Path | None, json: bool) -> None:
+def _answered(result: Result, forest: Path | None, json: bool, more: Mapping[str, Any]) -> None:
     if forest is not None:
-        result.forest(forest)
+        result.forest(forest, subgroups=more["subgroups"])
+    further = result.further(**more) if any(more.values()) else None
 
     def show(out: Console) -> None:
         result.show(out)
-        result.meta().show(out)
+        if not isinstance(result, Harmonised):  # it shows its three answers itself
+            result.meta().show(out)
+        if further is not None:
+            further.show(out)
 
-    emit(result.document, as_json=json, show=show)
+    emit({**result.document, **(further.document if further else {})}, as_json=json, show=show)
 
 
 def _emit(found: Table, json: bool) -> None:
@@ -410,7 +536,7 @@ def tables(
 @app.command()
 def forest(
     file: File,
-    out: Annotated[Path, typer.Option("--out", help="Figure to write: .svg, .pdf or .png.")],
+    out: Annotated[Path, typer.Option("--out", help="Figure to write: .svg, .pdf or .png; its numbers: .csv.")],
     yi: Yi = "yi",
     vi: Vi = "vi",
     labels: Labels = "",
@@ -420,21 +546,52 @@ def forest(
     exp: Exp = False,
     title: Annotated[str, typer.Option("--title", help="Title of the figure.")] = "",
     kind: Kind = "forest",
+    subgroup: Subgroup = "",
+    favours: Favours = "",
+    sort: Sort = "",
+    column: Columns = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Pool, but write no file.")] = False,
     json: Json = False,
 ) -> None:
     """Draw the forest plot of a table, or one of the figures beside it."""
     result = _pool(file, yi=yi, vi=vi, labels=labels, method=method, test=test, level=level)
     written = {"figure": str(out), "kind": kind, "rows": result.k, "written": not dry_run}
-    if out.suffix.lower() not in (".svg", ".pdf", ".png"):
-        raise ParameterError("a figure must end in .svg, .pdf or .png", given=repr(out.name))
-    draw(result, kind, title=title, ratio=exp or None, path=None if dry_run else out)
+    check_figure(out, kind)
+    facts = _facts(file, labels, [*([subgroup] if subgroup else []), *(column or [])])
+    group = (subgroup, facts[subgroup]) if subgroup else None
+    more: dict[str, Any] = {"group": group, "favours": sides(favours), "sort": sort}
+    more["columns"] = {name: {row: str(value) for row, value in facts[name].items()} for name in column or []}
+    draw(result, kind, title=title, ratio=exp or None, path=None if dry_run else out, **more)
     emit(written, as_json=json, show=lambda shown: shown.print(f"{'would write' if dry_run else 'wrote'} {out}"))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The `analyst` command; returns its exit code."""
     return run(app, name="analyst", argv=argv)
+
+
+def check_figure(path: Path, kind: str) -> None:
+    """Refuse a file that no figure of this kind can be written to, with a ParameterError."""
+    if path.suffix.lower() not in (".svg", ".pdf", ".png", *([".csv"] if kind == "forest" else [])):
+        raise ParameterError(
+            "a figure must end in .svg, .pdf or .png",
+            given=repr(path.name),
+            next_step="The numbers of a forest plot are written as .csv.",
+        )
+
+
+def sides(text: str) -> tuple[str, str] | None:
+    """What lies left and right of a null line. Raises: ParameterError: not two texts.
+
+    >>> sides("Favours drug | Favours placebo")
+    ('Favours drug', 'Favours placebo')
+    """
+    if not text:
+        return None
+    left, bar, right = (part.strip() for part in text.partition("|"))
+    if not (left and bar and right) or "|" in right:
+        raise ParameterError("--favours must name both sides", given=repr(text), next_step='As in "left|right".')
+    return left, right
 
 
 def draw(
@@ -447,6 +604,7 @@ def draw(
     columns: dict[str, dict[str, str]] | None = None,
     group: tuple[str, Mapping[str, Any]] | None = None,
     favours: tuple[str, str] | None = None,
+    sort: str = "",
     path: Path | None = None,
 ) -> None:
     """Draw the forest plot or one of its companions.
@@ -454,11 +612,15 @@ def draw(
     Args:
         group: name and (label -> level) of the subgroups of a forest plot.
         favours: what lies left and right of its null line.
+        sort: order of its rows (`coordinator.pooling.ordered`); as they are when empty.
+        path: of a forest plot it may end in .csv: then its numbers are written, mark by mark.
     Raises: ParameterError: an unknown kind or suffix, or subgroups or sides of another figure than the forest plot.
     """
     if kind == "forest":
         from coordinator import figures
+        from coordinator.pooling import ordered
 
+        result = ordered(result, sort) if sort else result
         # In one order, whether the columns come from the program or from a document, whose keys are sorted.
         columns = {
             head.replace("posture", "Posture"): (columns or {})[head] for head in sorted(columns or {}, reverse=True)
@@ -469,10 +631,14 @@ def draw(
 
             name, levels = group
             more |= {"groups": subgroups(result, [levels.get(label) for label in result.labels]), "by": name}
+        if path is not None and path.suffix.lower() == ".csv":
+            shown = {name: more[name] for name in ("groups", "by") if name in more}
+            write_table(figures.forest_table(result, ratio=ratio, **shown), path)
+            return
         figures.forest(result, title=title, note=note, ratio=ratio, columns=columns, path=path, **more)
         return
-    if group is not None or favours is not None:
-        raise ParameterError("subgroups and favours must be of a forest plot", given=repr(kind))
+    if group is not None or favours is not None or sort:
+        raise ParameterError("subgroups, favours and an order must be of a forest plot", given=repr(kind))
     from coordinator import companion_figures
     from coordinator.diagnostics import trim_and_fill
 

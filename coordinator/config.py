@@ -48,7 +48,8 @@ class Config:
             answered, and the port stays closed.
         analyst_rate: questions a minute that one analyst may ask.
         analyst_burst: questions that one analyst may ask at once.
-        analyst_places: questions that are computed at the same time.
+        analyst_places: questions that are computed at the same time. They share one interpreter, and get in each
+            other's way: one at a time, ten that wait have all been answered sooner (tests/benchmarks/analysis_load.py).
     Raises: ConfigRefusal, at construction.
 
     >>> Config(home=Path("."), name="tributary", address="hub.example.org:8443").max_bundle
@@ -68,7 +69,7 @@ class Config:
     analysts: str = ""
     analyst_rate: int = 600
     analyst_burst: int = 100
-    analyst_places: int = 4
+    analyst_places: int = 1
 
     def __post_init__(self) -> None:
         def must(holds: bool, rule: str, given: object) -> None:

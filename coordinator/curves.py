@@ -91,7 +91,7 @@ def curves(
         estimand: ``km(time, event) ~ 1``, ``~ arm``, or a planned analysis; its time, if any, is not used.
         as_of, combine: as in `coordinator.queries.ask`.
         sites: only these; all when empty.
-        level: coverage of the pointwise intervals.
+        level: coverage of the pointwise intervals, which hold the noise of the releases in full.
     Raises: what `queries.resolve` and `queries.holding` raise; ParameterError (another kind of question, an unknown
         site); EstimateRefusal (no site has a curve).
     """
@@ -111,9 +111,7 @@ def curves(
     follow_up = columns[question.duration]
     times = public_times(follow_up.span[1])
     levels = {column.name: column.levels for column in plan.dictionary.released if column.levels}
-    releases: dict[str, list[Any]] = {}
-    for digest, site in held.used.items():
-        releases.setdefault(site, []).append(store.by_bundle(digest))
+    releases = held.parts
     unknown = [site for site in sites if site not in releases]
     if unknown:
         raise ParameterError(
@@ -132,10 +130,11 @@ def curves(
                     next_step="Ask km(..., at = 5) for one time.",
                 )
             tables = [store.table(release) for release in releases[site]]
+            more = queries.released_inflation(releases[site], held.behind[site], held.combined)
             table = tables[0] if len(tables) == 1 else pd.concat(tables, ignore_index=True)
             for group, curve in survival_curves(table, question, levels).items():
                 name = f"{site}, {group}" if group else site
-                found.append(curve.read_off(times, label=name, level=level))
+                found.append(curve.read_off(times, label=name, level=level, inflation=more))
         except Refusal as refusal:
             left_out[site] = str(refusal).rstrip(".")
     if not found:

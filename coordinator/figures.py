@@ -56,6 +56,7 @@ if TYPE_CHECKING:
 
 __all__ = ["describe", "forest", "forest_table", "save"]
 
+ALARM = "#9b1c1c"
 _SQUARE = 0.155  # side of the heaviest site's square, inches
 
 
@@ -109,6 +110,8 @@ def forest(
     groups: Subgroups | None = None,
     by: str = "",
     favours: tuple[str, str] | None = None,
+    whole: Mapping[str, PooledResult] | None = None,
+    warnings: Sequence[str] = (),
     path: str | Path | None = None,
 ) -> Figure:
     """Draw one meta-analysis: sites, both models, prediction interval, heterogeneity, and who is missing.
@@ -127,9 +130,12 @@ def forest(
             heterogeneity, and the tests for a difference below. A group of one site has no diamond.
         by: what the groups differ in, as in ``posture``.
         favours: what lies left and right of the null line, as in ("Favours drug", "Favours placebo").
+        whole: name -> result of one row, of the same question put to all sites' rows in one table: a diamond of its
+            own below the pooled ones.
+        warnings: sentences below the figure, after its own.
         path: written when given; the suffix chooses SVG, PDF or PNG.
-    Returns: the figure. Its marks carry gids: ``site-0``, ``fixed``, ``random``, ``prediction``, ``null``,
-        ``pooled``, ``group-0`` for the groups' diamonds; with a comparison the number of the series follows:
+    Returns: the figure. Its marks carry gids: ``site-0``, ``fixed``, ``random``, ``whole``, ``prediction``,
+        ``null``, ``pooled``, ``group-0`` for the groups' diamonds; with a comparison the number of the series follows:
         ``site-0-1``. Sites are numbered as in `result`, whatever group they stand in.
     Raises: ParameterError: too many series, an unknown suffix, a comparison on another scale or with groups, groups
         of another result, or sides of a null line that is not drawn.
@@ -138,12 +144,14 @@ def forest(
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
+    whole = whole or {}
     series = {name: result, **(compare or {})}
-    if len(series) != 1 + len(compare or {}) or len(series) > len(SERIES):
+    named = {*series, *whole}
+    if len(named) != 1 + len(compare or {}) + len(whole) or len(named) > len(SERIES):
         raise ParameterError(
-            f"a forest plot must have up to {len(SERIES)} series with different names", given=", ".join(series)
+            f"a forest plot must have up to {len(SERIES)} series with different names", given=", ".join(sorted(named))
         )
-    if len({row.scale for row in series.values()}) > 1:
+    if len({row.scale for row in (*series.values(), *whole.values())}) > 1:
         raise ParameterError("compared results must share one scale", given="several")
     results = list(series.values())
     view = view_of(results, ratio, null)
@@ -155,6 +163,9 @@ def forest(
     if favours is not None and view.null is None:
         raise ParameterError("the sides of a null line must have the line", given="none", next_step="Give null=.")
     headings, rows = _rows(results, columns or {}, groups, by)
+    for number, (label, row) in enumerate(whole.items(), start=len(series)):
+        lane = _Lane(number, row.beta, row.ci_lb, row.ci_ub)
+        rows.append(_Row("diamond", label[:1].upper() + label[1:], (lane,), gid="whole"))
     with mpl.rc_context({"font.family": FONT, "axes.unicode_minus": True}):
         return _draw(
             Figure,
@@ -169,6 +180,8 @@ def forest(
             groups=groups,
             by=by,
             favours=favours,
+            whole=whole,
+            warnings=warnings,
             path=path,
         )
 
@@ -209,11 +222,17 @@ def describe(result: PooledResult, *, ratio: bool | None = None, groups: Subgrou
     return ". ".join(parts) + "."
 
 
-def forest_table(result: PooledResult, *, ratio: bool | None = None) -> pd.DataFrame:
+def forest_table(
+    result: PooledResult, *, ratio: bool | None = None, groups: Subgroups | None = None, by: str = ""
+) -> pd.DataFrame:
     """Every number of the forest plot, one line per mark, for CSV export.
 
-    Returns: columns ``row`` (site, fixed, random, prediction, excluded), ``label``, ``n``, ``estimate ci_lb ci_ub``
-        as shown on the plot, ``yi se`` on the analysis scale, ``weight`` and ``noise_share`` in percent, ``reason``.
+    Args:
+        result, ratio, groups, by: as in `forest`.
+    Returns: columns ``row`` (site, fixed, random, prediction, excluded; with groups also group and between), ``label``,
+        ``n``, ``estimate ci_lb ci_ub`` as shown on the plot, ``yi se`` on the analysis scale, ``weight`` and
+        ``noise_share`` in percent, ``reason`` (of a group its heterogeneity, of ``between`` the tests for a
+        difference), and with groups ``group``. Sites stand in the order of the plot.
 
     >>> from coordinator.pooling import pool
     >>> forest_table(pool([0.1, 0.3, 0.5], [0.02, 0.03, 0.04]))["row"].tolist()
@@ -247,8 +266,25 @@ def forest_table(result: PooledResult, *, ratio: bool | None = None) -> pd.DataF
         rows.append({"row": "prediction", "label": "Prediction interval", **ends_shown})
     rows += [{"row": "excluded", "label": row.label, "reason": row.reason} for row in result.excluded]
     names = ["row", "label", "n", "estimate", "ci_lb", "ci_ub", "yi", "se", "weight", "noise_share", "reason"]
+    if groups is not None:
+        own = {row["label"]: row for row in rows if row["row"] == "site"}
+        grouped: list[dict[str, Any]] = []
+        for level, model in groups.groups.items():
+            grouped += [{**own.pop(label), "group": level} for label in model.labels]
+            found: dict[str, Any] = {"row": "group", "label": f"{by} {level}".strip(), "group": level}
+            if model.k == 1:
+                grouped.append({**found, "reason": "one site: nothing was pooled"})
+                continue
+            numbers = {"estimate": show(model.beta), "ci_lb": show(model.ci_lb), "ci_ub": show(model.ci_ub)}
+            found |= {**numbers, "yi": model.beta, "se": model.se, "reason": _short_heterogeneity(model)}
+            grouped.append(found)
+        between = [{"row": "between", "label": by, "reason": text} for _, text, _ in _between(groups, by)]
+        rows = [*grouped, *own.values(), *(row for row in rows if row["row"] != "site"), *between]
+        names.append("group")
     table = pd.DataFrame([{"reason": ""} | row for row in rows], columns=names)
     table["n"] = table["n"].astype("Int64")
+    if groups is not None:
+        table["group"] = table["group"].fillna("")
     return table
 
 
@@ -398,6 +434,8 @@ def _draw(
     groups: Subgroups | None,
     by: str,
     favours: tuple[str, str] | None,
+    whole: Mapping[str, PooledResult],
+    warnings: Sequence[str],
     path: str | Path | None,
 ) -> Figure:
     results = list(series.values())
@@ -436,6 +474,7 @@ def _draw(
 
     body = width - 2 * MARGIN
     foot = [*(_between(groups, by) if groups else []), *_footer(series, view)]
+    foot += [("Warning", text, False) for text in warnings]
     indent = max([0.0, *(text_width(called, SMALL, True) + 0.12 for called, _, _ in foot if called)])
     wrapped: list[tuple[str, str, bool]] = []
     for called, text, aside in foot:
@@ -463,7 +502,7 @@ def _draw(
     under = 0.16 * max(map(len, favoured), default=0) + (0.04 if favoured else 0.0)
     y_foot = y_axis + 0.62 + under
     paragraph = 0.07
-    height = y_foot + 0.175 * len(wrapped) + paragraph * (len(series) - 1) + MARGIN * 0.75
+    height = y_foot + 0.175 * len(wrapped) + paragraph * (len(series) - 1 + len(warnings)) + MARGIN * 0.75
 
     figure: Figure = new_figure(figsize=(width, height), facecolor="white")
     new_canvas(figure)
@@ -471,7 +510,7 @@ def _draw(
     page.set(xlim=(0, width), ylim=(height, 0))
     page.axis("off")
     axes = figure.add_axes((plot / width, 1 - y_axis / height, PLOT / width, (y_axis - y_rule) / height))
-    low, high = _span(results, rows, view.null)
+    low, high = _span([*results, *whole.values()], rows, view.null)
     axes.set(xlim=(low, high), ylim=(y_axis, y_rule))
     axes.patch.set_alpha(0)
 
@@ -486,7 +525,7 @@ def _draw(
         cursor += step
     if several:
         x = MARGIN
-        for s, called in enumerate(series):
+        for s, called in enumerate((*series, *whole)):
             colour, marker = SERIES[s]
             page.plot([x + 0.06], [y_head + 0.1], marker, color=colour, markersize=6.5)
             say(x + 0.18, y_head + 0.1, called, color=darker(colour, 0.78), weight="bold")
@@ -521,7 +560,7 @@ def _draw(
         for i, row in enumerate(rows)
         for j, lane in enumerate(row.lanes)
     ]
-    own_diamond = max(i for i, row in enumerate(rows) if row.kind == "diamond")
+    own_diamond = max(i for i, row in enumerate(rows) if row.kind == "diamond" and row.gid != "whole")
     own = centres[own_diamond] - LANE * (len(results) - 1) / 2
     if view.null is not None and low <= view.null <= high:
         axes.plot([view.null] * 2, [y_rule, y_axis], color=GREY, linewidth=0.9, zorder=1, gid="null")
@@ -540,7 +579,7 @@ def _draw(
     for row, lane, at in lanes_of:
         colour, marker = SERIES[lane.series]
         gid = row.gid or row.kind
-        if several and row.kind != "excluded":
+        if several and row.kind != "excluded" and row.gid != "whole":
             gid += f"-{lane.series}"
         _mark(axes, row.kind, lane, at, colour, marker, (low, high), gid)
         words = _three(lane, view)
@@ -573,7 +612,7 @@ def _draw(
             arrowed = f"← {line}" if (hand, j) == ("left", 0) else f"{line} →" if (hand, j) == ("right", 0) else line
             say(x, y_axis + 0.3 + 0.16 * j, arrowed, fontsize=SMALL, ha=hand, gid=f"favours-{hand}")
 
-    tints = {called: darker(SERIES[s][0], 0.78) for s, called in enumerate(series)}
+    tints = {called: darker(SERIES[s][0], 0.78) for s, called in enumerate(series)} | {"Warning": ALARM}
     for line_number, (called, text, aside) in enumerate(wrapped):
         if called and line_number:
             y_foot += paragraph
@@ -584,7 +623,7 @@ def _draw(
     if path is not None:
         description = " ".join(
             f"{called}: {describe(row)}" if several else describe(row, groups=groups, by=by)
-            for called, row in series.items()
+            for called, row in {**series, **whole}.items()
         )
         save(figure, path, title=title or "Forest plot", description=description)
     return figure

@@ -18,7 +18,7 @@ warns where columns that no laboratory distorts, such as age, differ between the
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 from scipy import fft
 
 from coordinator import queries
+from coordinator.intervals import with_release_variance
 from coordinator.pooling import Method, PooledResult, Test, pool_estimates
 from shared.errors import EstimateRefusal, ParameterError, Refusal
 from shared.estimands import Estimate, estimate
@@ -36,23 +37,29 @@ from shared.prescriptions import Figures
 from shared.prescriptions.densities import DensitiesPlan
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import pandas as pd
 
     from coordinator.store import Release, Store
     from shared.questions import Estimand
 
 __all__ = [
+    "ARMS",
     "GridMap",
     "Harmonised",
     "Map",
     "Noisy",
+    "beside",
     "bootstrap",
     "case_mix_warning",
     "densities",
     "distance",
+    "draw",
     "harmonised",
+    "on_simplex",
+    "said_of",
 ]
-__all__ += ["on_simplex"]
 
 Floats = NDArray[np.float64]
 ALIKE = 1.0
@@ -304,70 +311,156 @@ class Harmonised:
     """One question three times, side by side: nothing is harmonised without showing what it changed.
 
     Args:
-        study, densities: where rows and densities came from.
+        densities: the study that the densities came from.
         column, to: what was mapped, onto which site's scale.
-        estimand, term: the question.
-        raw: all rows in one table, as if one laboratory had measured them; its variance is what the rows claim.
-        intercepts: each site by itself, then pooled: every site has an intercept and its own scale.
-        harmonised: the same, each site's rows mapped first; the variance of the maps is not in it.
+        answer: the question as it stands, each site by itself, then pooled: every site has an intercept and its own
+            scale. Also who asked what of which releases.
+        raw: all rows in one table, as if one laboratory had measured them.
+        estimates: one per site with its rows mapped first, excluded ones with their reason.
+        harmonised: those pooled; the variance of the maps is in its interval.
         map_variance: of the pooled estimate, by the densities' noise and size (bootstrap).
+        site_map_variance: the same of each site's estimate.
         maps: site to its map.
         bands: site to (3, points): values on its scale, and between what its map lies there (95 %).
         outside: site to how many rows were mapped as its bounds are.
         warnings: what speaks against harmonising (`case_mix_warning`).
         notes: what a reader must know of the way it was made.
+        used: SHA-256 of the bundles with densities, with their site.
     """
 
-    study: str
     densities: str
     column: str
     to: str
-    estimand: str
-    term: str
+    answer: queries.Answer
     raw: Estimate
-    intercepts: PooledResult
+    estimates: tuple[Estimate, ...]
     harmonised: PooledResult
     map_variance: float
+    site_map_variance: Mapping[str, float]
     maps: Mapping[str, Map]
     bands: Mapping[str, Floats]
     outside: Mapping[str, int]
     warnings: tuple[str, ...]
     notes: tuple[str, ...]
+    used: Mapping[str, str]
 
     @property
-    def se(self) -> float:
-        """Standard error of the harmonised pool, the maps' uncertainty included."""
-        return math.sqrt(self.harmonised.se**2 + self.map_variance)
+    def intercepts(self) -> PooledResult:
+        """The answer as released, site by site."""
+        return self.answer.result
 
     @property
-    def interval(self) -> tuple[float, float]:
-        """Confidence interval of the harmonised pool, widened for the maps' uncertainty."""
-        result = self.harmonised
-        wider = self.se / result.se
-        return result.beta - (result.beta - result.ci_lb) * wider, result.beta + (result.ci_ub - result.beta) * wider
+    def asked(self) -> dict[str, Any]:
+        """The question as plain values."""
+        return {**self.answer.asked, "harmonised": self.column, "to": self.to, "densities": self.densities}
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """The whole answer: that of the question as released, and beside it what harmonising makes of it."""
+        from coordinator.client import pooled_data
+        from shared.terminal import plain
+
+        told = {name: getattr(self, name) for name in ("densities", "column", "to", "raw", "outside", "used")}
+        told |= {"warnings": self.warnings, "about": self.notes, "lines": self.lines, "estimates": self.estimates}
+        told |= {"map_variance": self.map_variance, "site_map_variance": self.site_map_variance}
+        told |= pooled_data(self.harmonised)
+        told["maps"] = {
+            site: {"value": band[0], "mapped": self.maps[site](band[0]), "lower": band[1], "upper": band[2]}
+            for site, band in self.bands.items()
+        }
+        return {**self.answer.document, "harmonised": plain(told)}
 
     @property
     def lines(self) -> tuple[str, ...]:
         """The three answers, the warnings and the notes, in words."""
-        low, high = self.interval
-        beside = self.intercepts
-        raw = "none: " + self.raw.reason if self.raw.yi is None else f"{self.raw.yi:.4g}"
+        said = said_of(self.raw, self.intercepts, self.harmonised)
         return (
-            f"{self.term} in {self.estimand}, {self.column} mapped onto the scale of {self.to}",
-            f"as released, all rows together: {raw}",
-            f"as released, site by site: {beside.beta:.4g} ({beside.ci_lb:.4g} to {beside.ci_ub:.4g})",
-            f"harmonised, site by site: {self.harmonised.beta:.4g} ({low:.4g} to {high:.4g})",
+            f"{self.answer.term} in {self.answer.estimand}, {self.column} mapped onto the scale of {self.to}",
+            *(f"{what}: {words}" for what, words in said.items()),
+            f"of the last one's standard error {math.sqrt(self.map_variance):.2g} is the maps'",
             *(f"warning: {text}" for text in self.warnings),
             *self.notes,
         )
 
+    def figure(self, path: str | Path, *, title: str = "") -> None:
+        """Draw the three answers in one forest plot. Raises: ParameterError: an unknown suffix."""
+        draw(
+            self.intercepts,
+            self.harmonised,
+            self.raw,
+            title=title or f"{self.answer.study}: {self.answer.term}, {self.column} on the scale of {self.to}",
+            question=self.answer.estimand,
+            map_variance=self.site_map_variance,
+            warnings=self.warnings,
+            path=path,
+        )
 
-def densities(store: Store, study: str, wave: int = 0) -> tuple[dict[str, dict[str, Noisy]], tuple[str, ...]]:
+
+ARMS = ("all rows in one table", "site by site", "harmonised")
+"""The three answers, in the order in which they are told."""
+
+
+def said_of(raw: Estimate, intercepts: PooledResult, mapped: PooledResult) -> dict[str, str]:
+    """The three answers on the scale that people read, each with its interval, by the name of its arm."""
+    view: Callable[[float], float] = math.exp if mapped.scale == "log" else float
+    said = {ARMS[0]: f"none: {raw.reason}"}
+    results = {ARMS[1]: intercepts, ARMS[2]: mapped}
+    if raw.yi is not None:
+        results = {ARMS[0]: pool_estimates([raw], level=mapped.level), **results}
+    for what, row in results.items():
+        said[what] = f"{view(row.beta):.4g} ({view(row.ci_lb):.4g} to {view(row.ci_ub):.4g})"
+    return said
+
+
+def draw(
+    intercepts: PooledResult,
+    mapped: PooledResult,
+    raw: Estimate,
+    *,
+    title: str,
+    question: str,
+    map_variance: Mapping[str, float],
+    warnings: tuple[str, ...],
+    path: str | Path,
+) -> None:
+    """One forest plot: every site as released and harmonised, both pooled, and all rows in one table below them.
+
+    Args:
+        map_variance: site to the variance that its map adds to its harmonised estimate: a column beside the sites.
+        warnings: stand under the figure.
+    Raises: ParameterError: an unknown suffix.
+    """
+    from coordinator import figures
+
+    shown = {site: f"{math.sqrt(value):.2g}" for site, value in map_variance.items()}
+    figures.forest(
+        intercepts,
+        title=title,
+        note=f"{question}; the pooled harmonised intervals hold the maps' uncertainty",
+        name=ARMS[1],
+        compare={ARMS[2]: mapped},
+        columns={"Map SE": shown},
+        whole={} if raw.yi is None else {ARMS[0]: pool_estimates([raw], level=mapped.level)},
+        warnings=warnings,
+        path=path,
+    )
+
+
+def beside(study: str) -> str:
+    """What the study of densities is called that stands beside a study with rows."""
+    return f"{study}-densities"
+
+
+def densities(
+    store: Store, study: str, held: queries.Holding | None = None
+) -> tuple[dict[str, dict[str, Noisy]], tuple[str, ...]]:
     """Site to column to density of the accepted releases of a study of densities, and the columns measured alike.
 
+    Args:
+        held: what `queries.holding` gave for it, when it was asked already.
     Raises: EstimateRefusal: the study releases something else.
     """
-    held = queries.holding(store, study, wave)
+    held = held or queries.holding(store, study)
     taken = {stone.bundle_sha256 for stone in store.withdrawals(study)}
     out: dict[str, dict[str, Noisy]] = {}
     alike: tuple[str, ...] = ()
@@ -408,10 +501,12 @@ def harmonised(
     column: str,
     *,
     to: str,
-    estimand: str,
+    estimand: str | Estimand,
     term: str = "",
     source: str = "",
     wave: int = 0,
+    held: queries.Holding | None = None,
+    kept: queries.Kept | None = None,
     method: Method = "REML",
     test: Test = "adhoc",
     level: float = 0.95,
@@ -421,26 +516,29 @@ def harmonised(
 
     Args:
         study: with released rows.
-        source: the study of densities; ``STUDY-densities`` if it is not given.
+        source: the study of densities; `beside` the study if it is not given.
+        held, kept: as of `queries.ask`.
         draws: of the bootstrap of the maps.
     Raises: EstimateRefusal (no density of the column at the reference, no site with both), ParameterError,
         and what `queries.ask` raises.
     """
     if draws < 2:
         raise ParameterError("the bootstrap of the maps must have at least two draws", given=f"{draws}")
-    source = source or f"{study}-densities"
-    known, alike = densities(store, source)
+    source = source or beside(study)
+    drawn = queries.holding(store, source)
+    known, alike = densities(store, source, drawn)
     if column not in known.get(to, {}):
         having = ", ".join(sorted(site for site, has in known.items() if column in has)) or "none"
         raise EstimateRefusal(
             f"the reference must have released a density of {column}", given=to, next_step=f"Sites that have: {having}."
         )
-    held = queries.holding(store, study, wave)
+    held = held or queries.holding(store, study, wave)
     plan = store.plan(study).plan
     question, _ = queries.resolve(plan, estimand, lack=lambda name: queries.lacking(store, study, name))
     if column not in question.columns:
         raise ParameterError("the question must be about the mapped column", given=str(question))
-    beside = queries.ask(store, study, held.wave, question, held=held, term=term, method=method, test=test, level=level)
+    pooling: dict[str, Any] = {"method": method, "test": test, "level": level}
+    answer = queries.ask(store, study, held.wave, question, held=held, kept=kept, term=term, **pooling)
     taken = {stone.bundle_sha256 for stone in store.withdrawals(study)}
     levels = {one.name: one.levels for one in plan.dictionary.released if one.levels}
     rng = np.random.default_rng(1)  # public: the noise that is drawn here hides nothing
@@ -452,6 +550,7 @@ def harmonised(
     tables: dict[str, pd.DataFrame] = {}
     found: list[Estimate] = []
     moved: list[list[Estimate]] = [[] for _ in range(draws)]
+    spreads: dict[str, float] = {}
     for site, releases in held.parts.items():
         told: dict[str, Any] = {"study": study, "site": site, "wave": held.wave, "levels": levels}
         told["receipts"] = tuple(release.receipt.hash for release in releases)
@@ -464,42 +563,47 @@ def harmonised(
             if site == to:  # it is its own scale, whatever the noise
                 again = [here] * draws
             through = partial(_mapped, column=column, through=here)
-            how: dict[str, Any] = {"behind": held.behind[site], "combined": False, "stand_in": None}
+            how: dict[str, Any] = {"behind": held.behind[site], "combined": held.combined, "stand_in": None}
             mapped = queries.site_answer(store, releases, taken, question, **how, told=told, through=through)
         except Refusal as refusal:
-            found.append(_lacks(study, site, held.wave, beside.term, question, str(refusal).rstrip(".")))
+            found.append(_lacks(study, site, held.wave, answer.term, question, str(refusal).rstrip(".")))
             continue
         maps[site], outside[site] = here, here.outside(rows[column].to_numpy(dtype=np.float64, na_value=np.nan))
         points = np.linspace(here.source.edges[0], here.source.edges[-1], 65)
         spread = np.quantile([one(points) for one in again], [0.025, 0.975], axis=0)
         bands[site] = np.vstack([points, spread])
-        mine = next(row for row in mapped if row.term == beside.term)
+        mine = next(row for row in mapped if row.term == answer.term)
         found.append(mine)
         if mine.yi is None:
             continue
+        values: list[float] = []
         for row, one in zip(moved, again, strict=True):
             redone = estimate(_mapped(rows, column=column, through=one), question, levels=levels)
-            value = next(each for each in redone if each.term == mine.term)
-            row.append(replace(mine, yi=mine.yi if value.yi is None else value.yi))
+            value = next(each.yi for each in redone if each.term == mine.term)
+            values.append(mine.yi if value is None else value)
+            row.append(replace(mine, yi=values[-1]))
+        spreads[site] = 0.0 if site == to else float(np.var(values, ddof=1))
     judged = {site: {name: has[name] for name in (column, *alike) if name in has} for site, has in known.items()}
-    result = pool_estimates(found, method=method, test=test, level=level)
-    pools = [pool_estimates(row, method=method, test=test, level=level).beta for row in moved]
+    pools = [pool_estimates(row, **pooling).beta for row in moved if row]
+    variance = float(np.var(pools, ddof=1)) if pools else 0.0
+    if not {stone.bundle_sha256 for stone in store.withdrawals(source)}.isdisjoint(drawn.used):
+        raise queries.moved()
     return Harmonised(
-        study=study,
         densities=source,
         column=column,
         to=to,
-        estimand=str(question),
-        term=beside.term,
-        raw=_stacked(tables, question, beside.term, study, held.wave, levels),
-        intercepts=beside.result,
-        harmonised=result,
-        map_variance=float(np.var(pools, ddof=1)),
+        answer=answer,
+        raw=_stacked(held, tables, question, answer.term, study, levels),
+        estimates=tuple(found),
+        harmonised=replace(pool_estimates(found, **pooling), shared=variance),
+        map_variance=variance,
+        site_map_variance=spreads,
         maps=maps,
         bands=bands,
         outside=outside,
         warnings=case_mix_warning(judged, column, to),
         notes=_notes(column, to, source, alike, outside),
+        used=drawn.used,
     )
 
 
@@ -531,28 +635,24 @@ def _lacks(study: str, site: str, wave: int, term: str, question: Estimand, reas
 
 
 def _stacked(
+    held: queries.Holding,
     tables: Mapping[str, pd.DataFrame],
     question: Estimand,
     term: str,
     study: str,
-    wave: int,
     levels: Mapping[str, Any],
 ) -> Estimate:
+    """The answer of all sites' rows in one table, with the variance of the patients behind them."""
     import pandas as pd
 
-    together = "all sites together"
     try:
-        rows = estimate(
-            pd.concat(list(tables.values()), ignore_index=True),
-            question,
-            study=study,
-            site=together,
-            wave=wave,
-            levels=levels,
-        )
-        return next(row for row in rows if row.term == term)
+        rows = pd.concat(list(tables.values()), ignore_index=True)
+        naive = estimate(rows, question, study=study, site=ARMS[0], wave=held.wave, levels=levels)
+        draws = [one for site in tables for one in queries.draws_of(held.parts[site], held.behind[site])]
+        known = with_release_variance([row for row in naive if row.term == term], rows, question, draws, levels=levels)
+        return known[0]
     except Refusal as refusal:
-        return _lacks(study, together, wave, term, question, str(refusal).rstrip("."))
+        return _lacks(study, ARMS[0], held.wave, term, question, str(refusal).rstrip("."))
 
 
 def _notes(column: str, to: str, source: str, alike: tuple[str, ...], outside: Mapping[str, int]) -> tuple[str, ...]:

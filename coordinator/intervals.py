@@ -47,9 +47,10 @@ from scipy import special
 
 from shared.errors import ParameterError, Refusal
 from shared.estimands import Estimand, Estimate, influence
+from shared.formulas import Rows
 from shared.questions import INTERCEPT, MODELS, SURVIVAL, Kind
 
-__all__ = ["Draw", "StandIn", "combine_draws", "effective_order", "parts", "with_release_variance"]
+__all__ = ["Draw", "StandIn", "combine_draws", "effective_order", "inflation", "parts", "with_release_variance"]
 
 Array = NDArray[np.float64]
 
@@ -137,6 +138,15 @@ def parts(naive: float, draws: Sequence[Draw], order: float, *, copies: bool = F
     return row * sampling, privacy
 
 
+def inflation(draws: Sequence[Draw], *, copies: bool = False) -> float:
+    """How many times the variance that the rows claim an estimate of no known order has: its noise counted in full.
+
+    >>> inflation([Draw(rows=500, w=0.5, fitted_on=500)])
+    2.0
+    """
+    return sum(parts(1.0, draws, _EVERY_ORDER, copies=copies))
+
+
 def _kept(w: float, order: float) -> float:
     """a = w^{k/2}: share of itself that the patients' part keeps."""
     return 0.0 if w == 0 or math.isinf(order) else float(w ** (order / 2))
@@ -171,7 +181,7 @@ def combine_draws(
 
 # -- the order of a question -----------------------------------------------------------------------------------
 def effective_order(
-    table: pd.DataFrame,
+    table: pd.DataFrame | Rows,
     question: Estimand,
     w: float,
     *,
@@ -196,7 +206,7 @@ def effective_order(
     out: dict[str, float] = {}
     for rows in (STAND_IN_ROWS, MORE_ROWS):
         with contextlib.suppress(Refusal):
-            pushes = influence(stand_in.draw(table, asked.columns, r, rows), asked, levels=levels)
+            pushes = influence(stand_in.rows(table, asked.columns, r, rows), asked, levels=levels)
             shares = {label: _share(push, len(asked.columns), r) for label, push in pushes.items() if push.any()}
             out = {label: math.log(min(max(share, 0.01), r)) / math.log(r) for label, share in shares.items()}
         if set(asked.labels) <= out.keys():
@@ -222,7 +232,7 @@ def _as_model(question: Estimand) -> Estimand | None:
     """The model whose coefficients have the influence of the question."""
     kind = question.kind
     if kind in MODELS:
-        return replace(question, robust="")
+        return replace(question, robust="") if question.robust else question
     within = question.subset
     if kind in ("mean", "proportion"):
         return Estimand(kind="ols" if kind == "mean" else "logistic", outcome=question.outcome, subset=within)
@@ -251,10 +261,12 @@ class StandIn:
 
     def __init__(self) -> None:
         self._margins: dict[str, tuple[pd.Series, Array]] = {}
-        self._drawn: OrderedDict[tuple[tuple[str, ...], float, int], pd.DataFrame] = OrderedDict()
+        self._drawn: OrderedDict[tuple[tuple[str, ...], float, int], tuple[pd.DataFrame, Rows]] = OrderedDict()
         self._lock = threading.Lock()
 
-    def draw(self, table: pd.DataFrame, columns: Sequence[str], r: float, rows: int = STAND_IN_ROWS) -> pd.DataFrame:
+    def draw(
+        self, table: pd.DataFrame | Rows, columns: Sequence[str], r: float, rows: int = STAND_IN_ROWS
+    ) -> pd.DataFrame:
         """Two tables of `rows` rows, one below the other, whose latents correlate by r, row by row.
 
         A missing value is drawn as often as the table has one. The draws are the same at every call: an answer that
@@ -263,16 +275,23 @@ class StandIn:
         Args:
             table: (n, …); the same at every call.
         """
-        place = (tuple(columns), r, rows)
+        return self._pair(table, (tuple(columns), r, rows))[0]
+
+    def rows(self, table: pd.DataFrame | Rows, columns: Sequence[str], r: float, rows: int = STAND_IN_ROWS) -> Rows:
+        """`draw`, as questions read it."""
+        return self._pair(table, (tuple(columns), r, rows))[1]
+
+    def _pair(self, table: pd.DataFrame | Rows, place: tuple[tuple[str, ...], float, int]) -> tuple[pd.DataFrame, Rows]:
         with self._lock:
             if place not in self._drawn:
-                self._drawn[place] = self._draw(table, *place)
+                drawn = self._draw(table, *place)
+                self._drawn[place] = drawn, Rows(drawn)
                 while len(self._drawn) > _PAIRS_KEPT:
                     self._drawn.popitem(last=False)
             self._drawn.move_to_end(place)
             return self._drawn[place]
 
-    def _draw(self, table: pd.DataFrame, columns: tuple[str, ...], r: float, rows: int) -> pd.DataFrame:
+    def _draw(self, table: pd.DataFrame | Rows, columns: tuple[str, ...], r: float, rows: int) -> pd.DataFrame:
         n, d = len(table), len(columns)
         for name in columns:
             if name not in self._margins:
@@ -286,7 +305,7 @@ class StandIn:
         return pd.DataFrame({name: self._margins[name][0].array.take(at[:, j]) for j, name in enumerate(columns)})
 
 
-def _margin(table: pd.DataFrame, name: str) -> tuple[pd.Series, Array]:
+def _margin(table: pd.DataFrame | Rows, name: str) -> tuple[pd.Series, Array]:
     """A column sorted, and the normal score of each row of the table; ties are broken by lot, for each column anew."""
     n = len(table)
     lots = np.random.default_rng([_SEED, list(table.columns).index(name)]).random(n)
@@ -343,7 +362,7 @@ _BIAS = (
 # -- estimates ---------------------------------------------------------------------------------------------------
 def with_release_variance(
     estimates: Sequence[Estimate],
-    table: pd.DataFrame,
+    table: pd.DataFrame | Rows,
     question: Estimand,
     draws: Sequence[Draw],
     *,

@@ -52,8 +52,10 @@ __all__ = [
     "PooledResult",
     "Test",
     "check",
+    "check_level",
     "cumulative",
     "leave_one_out",
+    "ordered",
     "pool",
     "pool_estimates",
     "pool_many",
@@ -64,6 +66,10 @@ __all__ = [
 Array = NDArray[np.float64]
 # Outside this range squares and inverses of the weights would overflow; no effect measure lives there.
 _LARGEST_ESTIMATE, _SMALLEST_VARIANCE, _LARGEST_VARIANCE = 1e50, 1e-100, 1e100
+# Rows so unlike in size cannot be held in one sum: the median standard error tells which of them are the odd ones.
+_FARTHEST, _MOST_UNLIKE = 1e12, 1e8
+_UNLIKE = "its scale is beyond any that the other sites have: check its unit"
+_LEAST_LEVEL = 0.5
 _DOMINANT, _HETEROGENEOUS, _FEW = 50.0, 75.0, 5  # percent of weight, percent of variance, sites
 
 
@@ -127,6 +133,8 @@ class PooledResult:
         excluded: rows that were not used, each with its reason.
         notes: sentences a reader of the result must see.
         term, scale, estimates: set when the rows came from `shared.estimands`.
+        shared: variance of the pooled estimate that all rows have in common, as by a map onto one site's scale; it
+            is in no row, in no weight and not in tau2, and no further site would lower it.
     """
 
     labels: tuple[str, ...]
@@ -147,6 +155,7 @@ class PooledResult:
     term: str = ""
     scale: Scale = "identity"
     estimates: tuple[Estimate, ...] = ()
+    shared: float = 0.0
 
     @property
     def k(self) -> int:
@@ -167,7 +176,8 @@ class PooledResult:
     def se(self) -> float:
         """Standard error under `test`."""
         factor = {"knha": self.s2w, "adhoc": max(1.0, self.s2w)}.get(self.test, 1.0)
-        return self.se_model * math.sqrt(factor)
+        own = self.se_model * math.sqrt(factor)
+        return math.hypot(own, math.sqrt(self.shared)) if self.shared else own
 
     @property
     def zval(self) -> float:
@@ -263,7 +273,10 @@ class PooledResult:
     @property
     def I2_interval(self) -> Interval:
         """I2 at both ends of `tau2_interval`."""
-        return self.tau2_interval.map(lambda tau2: _i2(tau2, self.typical_v))
+        ends = self.tau2_interval.map(lambda tau2: _i2(tau2, self.typical_v))
+        if ends.lb is not None and ends.ub is not None and ends.ub <= ends.lb and ends.ub > 0:
+            return Interval(None, None, "both ends are 100 % to the last digit")
+        return ends
 
     @property
     def H2_interval(self) -> Interval:
@@ -290,9 +303,10 @@ class PooledResult:
             critical = -float(special.stdtrit(self.k - 2, tail))
         elif kind == "simple":
             critical, spread = -float(special.ndtri(tail)), self.tau
-            if spread == 0:
-                return Interval(None, None, "τ² is 0: an interval of τ alone has no width")
-        return Interval(self.beta - critical * spread, self.beta + critical * spread)
+        lb, ub = self.beta - critical * spread, self.beta + critical * spread
+        if not lb < ub:
+            return Interval(None, None, "τ² is 0, or next to it: an interval of τ alone has no width")
+        return Interval(lb, ub)
 
     @cached_property
     def fixed(self) -> PooledResult:
@@ -326,9 +340,12 @@ class PooledResult:
         """The same pooling by somebody who takes released rows for patients; None where no row is of a release."""
         if not any(row.vi_naive is not None for row in self.estimates):
             return None
-        return pool(
-            self.yi, [row.naive for row in self.estimates], method=self.method, test=self.test, level=self.level
-        )
+        try:
+            return pool(
+                self.yi, [row.naive for row in self.estimates], method=self.method, test=self.test, level=self.level
+            )
+        except EstimateRefusal:  # no row claims a variance
+            return None
 
     @property
     def receipts(self) -> tuple[str, ...]:
@@ -385,7 +402,7 @@ def pool(
         labels: (K,) names of the rows, used in messages and figures.
         mods: moderators make it a meta-regression: see `coordinator.moderators.regress`.
     Raises:
-        ParameterError: unknown method or test, level outside (0, 1), or arguments of different lengths.
+        ParameterError: unknown method or test, level outside [0.5, 1), or arguments of different lengths.
         EstimateRefusal: no row can be used.
     Source: metafor's ``rma.uni``; DerSimonian and Laird 1986; Paule and Mandel 1982; Sidik and Jonkman 2005;
         Knapp and Hartung 2003; Roever, Knapp and Friede 2015 (the ad hoc floor).
@@ -460,7 +477,7 @@ def pool_estimates(
             labels=[labels[i] for i in present],
         )
     except EstimateRefusal:
-        rejected = [Excluded(labels[i], _reason(estimates[i].yi, estimates[i].vi)) for i in present]
+        rejected = [Excluded(labels[i], _reason(estimates[i].yi, estimates[i].vi) or _UNLIKE) for i in present]
         raise _nothing_left((*absent.values(), *rejected)) from None
     used = dict(zip(labels, estimates, strict=True))
     order = {label: i for i, label in enumerate(labels)}
@@ -509,6 +526,29 @@ def leave_one_out(result: PooledResult) -> tuple[tuple[str, PooledResult], ...]:
         return ()
     everyone = range(result.k)
     return tuple((result.labels[i], _subset(result, [j for j in everyone if j != i])) for i in everyone)
+
+
+def ordered(result: PooledResult, by: str) -> PooledResult:
+    """The same result with its rows by ``name``, ``estimate`` (lowest first) or ``weight`` (heaviest first).
+
+    Raises: ParameterError: another order.
+
+    >>> ordered(pool([0.5, 0.1, 0.3], [0.1, 0.2, 0.3], labels=["B", "C", "A"]), "estimate").labels
+    ('C', 'A', 'B')
+    """
+    keys: dict[str, Sequence[Any]] = {"name": result.labels, "estimate": result.yi}
+    keys["weight"] = [-weight for weight in result.weights]
+    if by not in keys:
+        raise ParameterError(f"rows must be sorted by one of {', '.join(keys)}", given=repr(by))
+    rows = sorted(range(result.k), key=lambda i: keys[by][i])
+    return replace(
+        result,
+        labels=tuple(result.labels[i] for i in rows),
+        yi=tuple(result.yi[i] for i in rows),
+        vi=tuple(result.vi[i] for i in rows),
+        weights=tuple(result.weights[i] for i in rows),
+        estimates=tuple(result.estimates[i] for i in rows) if result.estimates else (),
+    )
 
 
 def cumulative(result: PooledResult, order: Sequence[int] | None = None) -> tuple[tuple[str, PooledResult], ...]:
@@ -577,6 +617,7 @@ def pool_many(
     with np.errstate(invalid="ignore"):
         good &= (v >= _SMALLEST_VARIANCE) & (v <= _LARGEST_VARIANCE) & (np.abs(y) <= _LARGEST_ESTIMATE)
         good &= np.sqrt(np.maximum(v, 0)) > 8 * np.finfo(float).eps * np.abs(y)
+    good &= ~_unlike(y, v, good)
     count = good.sum(axis=1)
     order = np.argsort(~good, axis=1, kind="stable")  # usable rows first, in their order
     y, v = np.take_along_axis(y, order, 1), np.take_along_axis(v, order, 1)
@@ -629,13 +670,22 @@ def _many(y: Array, v: Array, method: Method, test: Test, level: float) -> dict[
 
 # -- arguments, checked once -------------------------------------------------------------------------------
 def check(method: str, test: str, level: float) -> None:
-    """Refuse an unknown method or test, or a level outside (0, 1), with a ParameterError."""
+    """Refuse an unknown method or test, or a level outside [0.5, 1), with a ParameterError."""
     if method not in get_args(Method):
         raise ParameterError(f"method must be one of {', '.join(get_args(Method))}", given=repr(method))
     if test not in get_args(Test):
         raise ParameterError(f"test must be one of {', '.join(get_args(Test))}", given=repr(test))
+    check_level(level)
+
+
+def check_level(level: float) -> None:
+    """Refuse a coverage outside [0.5, 1) with a ParameterError."""
     if not 0 < level < 1:
         raise ParameterError("level must be in (0, 1)", given=f"{level}", next_step="A 95 % interval is 0.95.")
+    if level < _LEAST_LEVEL:  # far below, an interval has no width that a number could show
+        raise ParameterError(
+            f"level must be at least {_LEAST_LEVEL}", given=f"{level}", next_step="A 95 % interval is 0.95."
+        )
 
 
 def usable(
@@ -652,6 +702,10 @@ def usable(
     if len(names) != len(estimates):
         raise ParameterError("labels must name every row", given=f"{len(names)} labels for {len(estimates)} rows")
     reasons = [_reason(y, v) for y, v in zip(estimates, variances, strict=True)]
+    sound = np.array([not reason for reason in reasons], dtype=bool)
+    if sound.sum() > 1:
+        odd = _unlike(estimates[None], variances[None], sound[None])[0]
+        reasons = [_UNLIKE if apart else reason for apart, reason in zip(odd, reasons, strict=True)]
     keep = [i for i, reason in enumerate(reasons) if not reason]
     excluded = tuple(Excluded(names[i], reason) for i, reason in enumerate(reasons) if reason)
     if not keep:
@@ -768,6 +822,30 @@ def _reason(y: float | None, v: float | None) -> str:
     if math.sqrt(v) <= 8 * np.finfo(float).eps * abs(y):
         return "the standard error is below the rounding error of the estimate"
     return ""
+
+
+def _unlike(y: Array, v: Array, good: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """(B, K) which of the `good` rows are of another order of magnitude than the median of theirs.
+
+    Of two rows the smaller one is the median: what a site reports in another unit by mistake is rarely too small.
+    """
+    out = np.zeros(good.shape, dtype=bool)
+    size = np.sqrt(np.where(good, v, np.nan))
+    place = np.where(good, y, np.nan)
+    with np.errstate(invalid="ignore"):
+        top, bottom = np.where(good, size, 0.0).max(-1, initial=0), np.where(good, size, np.inf).min(-1, initial=np.inf)
+        reach = np.where(good, np.abs(y), 0.0).max(-1, initial=0)
+        asked = np.flatnonzero((good.sum(-1) > 1) & ((top > _MOST_UNLIKE * bottom) | (reach > _FARTHEST / 2 * bottom)))
+        if not len(asked):
+            return out
+        middle = (good[asked].sum(-1) - 1) // 2
+        each = np.arange(len(asked))
+        usual = np.sort(size[asked], axis=-1)[each, middle][:, None]
+        centre = np.sort(place[asked], axis=-1)[each, middle][:, None]
+        off = (size[asked] > _MOST_UNLIKE * usual) | (size[asked] * _MOST_UNLIKE < usual)
+        off |= np.abs(place[asked] - centre) > _FARTHEST * usual
+    out[asked] = off & good[asked]
+    return out
 
 
 def _nothing_left(excluded: tuple[Excluded, ...]) -> EstimateRefusal:

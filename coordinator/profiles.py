@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy import optimize, special
 
 from coordinator.few_studies import Summary
-from coordinator.pooling import Interval
+from coordinator.pooling import Interval, check_level
 from shared.errors import EstimateRefusal, ParameterError
 from shared.estimands import Estimate
 
@@ -210,12 +210,17 @@ def pool_profiles(profiles: Sequence[Profile], *, level: float = 0.95) -> Pooled
     inside = beta if beta is not None else float(x[top])
     lb = ub = None
     missing = []
-    if above[0] > 0 and spline(inside) > floor:
-        lb = float(optimize.brentq(lambda t: float(spline(t)) - floor, x[above[0] - 1], min(x[above[0]], inside)))
+    if len(above):
+        first, last = int(above[0]), int(above[-1])
+    else:  # so many events that the likelihood is narrower than the grid: both ends lie between two of its points
+        first = int(np.searchsorted(x, inside))
+        last = first - 1
+    if first > 0 and spline(inside) > floor:
+        lb = float(optimize.brentq(lambda t: float(spline(t)) - floor, x[first - 1], min(x[first], inside)))
     else:
         missing.append("lower")
-    if above[-1] < len(x) - 1 and spline(inside) > floor:
-        ub = float(optimize.brentq(lambda t: float(spline(t)) - floor, max(x[above[-1]], inside), x[above[-1] + 1]))
+    if last < len(x) - 1 and spline(inside) > floor:
+        ub = float(optimize.brentq(lambda t: float(spline(t)) - floor, max(x[last], inside), x[last + 1]))
     else:
         missing.append("upper")
     words = f"the {' and the '.join(missing)} limit lies beyond the grid" if missing else ""
@@ -300,8 +305,7 @@ def pool_profiles_random(
 # -- parts ---------------------------------------------------------------------------------------------------
 def _joined(profiles: Sequence[Profile], level: float) -> tuple[Array, list[Array], list[str]]:
     """One grid over the range that all share, every curve on it with its maximum at 0, and notes."""
-    if not 0 < level < 1:
-        raise ParameterError("level must be in (0, 1)", given=f"{level}", next_step="A 95 % interval is 0.95.")
+    check_level(level)
     if not profiles:
         raise ParameterError("there must be a profile", given="none")
     names = [row.site for row in profiles]

@@ -23,10 +23,11 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from coordinator.intervals import Draw, StandIn, with_release_variance
+from coordinator.intervals import Draw, StandIn, inflation, with_release_variance
 from coordinator.pooling import Method, PooledResult, Test, pool_estimates
 from shared.errors import EstimateRefusal, ParameterError, Refusal, StateRefusal
 from shared.estimands import Estimand, Estimate, estimate, parse_estimand, parse_formula
+from shared.formulas import Rows
 from shared.prescriptions import Figures
 from shared.questions import SURVIVAL
 from shared.terminal import plain
@@ -52,7 +53,7 @@ __all__ = [
     "question",
     "resolve",
 ]
-__all__ += ["no_column", "rows_of", "site_answer", "site_estimates"]
+__all__ += ["draws_of", "no_column", "released_inflation", "rows_of", "site_answer", "site_estimates"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -225,16 +226,18 @@ class Kept:
     Args:
         most: how many sites' answers are kept.
         tables: of how many sites' tables something is kept.
+        cells: rows times columns of the tables that are kept themselves, at most.
 
     >>> kept = Kept(most=1)
     >>> kept(("a",), list), kept(("b",), list), len(kept)
     ([], [], 1)
     """
 
-    def __init__(self, most: int = 4096, tables: int = 64) -> None:
-        self._most, self._tables = most, tables
+    def __init__(self, most: int = 4096, tables: int = 64, cells: int = 1 << 24) -> None:
+        self._most, self._tables, self._cells = most, tables, cells
         self._known: OrderedDict[tuple[str, ...], list[Estimate]] = OrderedDict()
         self._stand_ins: OrderedDict[tuple[str, ...], StandIn] = OrderedDict()
+        self._rows: OrderedDict[tuple[str, ...], Rows] = OrderedDict()
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
@@ -263,11 +266,28 @@ class Kept:
                 self._stand_ins.popitem(last=False)
         return found
 
+    def rows(self, bundles: tuple[str, ...], read: Callable[[], pd.DataFrame]) -> Rows:
+        """The table that is made of these bundles, as questions read it; `read` gives it where it is not kept."""
+        with self._lock:
+            known = self._rows.get(bundles)
+            if known is not None:
+                self._rows.move_to_end(bundles)
+                return known
+        found = Rows(read())
+        with self._lock:
+            self._rows[bundles] = found
+            while len(self._rows) > self._tables or sum(rows.cells for rows in self._rows.values()) > self._cells:
+                self._rows.popitem(last=False)
+        return found
+
     def forget(self, taken: Collection[str]) -> None:
         """Keep nothing of tables with a bundle that its site took back."""
+        if not taken:
+            return
         with self._lock:
-            for bundles in [key for key in self._stand_ins if not set(taken).isdisjoint(key)]:
-                del self._stand_ins[bundles]
+            for kept in (self._stand_ins, self._rows):
+                for bundles in [key for key in kept if not set(taken).isdisjoint(key)]:
+                    del kept[bundles]
 
 
 def newest(store: Store, study: str) -> int:
@@ -548,6 +568,8 @@ def _estimates(
             given=f"none but {gone} withdrawn" if gone else "none",
             next_step="See coordinator releases.",
         )
+    versions = {releases[-1].plan_version for releases in held.parts.values()}
+    plans = {version: store.plan(study, version).plan for version in versions}
     taken = {stone.bundle_sha256 for stone in store.withdrawals(study)}
     if not taken.isdisjoint(held.used):
         raise moved()
@@ -566,6 +588,9 @@ def _estimates(
         digests = tuple(release.bundle_sha256 for release in releases)
         stand_in = None if kept is None else kept.stand_in(digests)
         how: dict[str, Any] = {"behind": behind, "combined": held.combined, "stand_in": stand_in, "told": told}
+        how |= {"plan": plans[releases[-1].plan_version]}
+        if kept is not None:
+            how |= {"rows": partial(kept.rows, digests, partial(rows_of, store, releases, taken))}
         work = partial(site_answer, store, releases, taken, question, **how)
         # The bundles' digests are the table, the plan's hash its levels, what is behind them its variance; what was
         # taken back, and whether refreshes are put together, is what else an answer's own id holds.
@@ -598,14 +623,18 @@ def site_answer(
     stand_in: StandIn | None,
     told: dict[str, Any],
     through: Callable[[pd.DataFrame], pd.DataFrame] | None = None,
+    plan: StudyPlan | None = None,
+    rows: Callable[[], Rows] | None = None,
 ) -> list[Estimate]:
     """One site's estimates, one per term, from its table or from its noisy figures.
 
     Args:
         through: what is done to its rows first; figures have none.
+        plan: of the last of the releases, where the caller has it.
+        rows: gives the releases' rows, where the caller keeps them.
     Raises: EstimateRefusal (a column its plan version did not have, figures beside rows), and what `estimate` raises.
     """
-    plan = store.plan(releases[-1].study, releases[-1].plan_version).plan
+    plan = plan or store.plan(releases[-1].study, releases[-1].plan_version).plan
     absent = [name for name in question.columns if name not in plan.dictionary.names]
     if absent:
         raise EstimateRefusal(f"its plan version {releases[-1].receipt.plan_version} has no column {', '.join(absent)}")
@@ -619,18 +648,30 @@ def site_answer(
             raise EstimateRefusal("a site's releases must be of one [release] to be added up", given="several")
         figures = [(rows_of(store, [release], taken), release.receipt.n) for release in releases]
         return plan.release.answer(plan, figures, question, **told)
-    table = rows_of(store, releases, taken)
-    table = table if through is None else through(table)
+    if through is not None:
+        table = Rows(through(rows_of(store, releases, taken)))
+    else:
+        table = rows() if rows is not None else Rows(rows_of(store, releases, taken))
     return with_release_variance(
         estimate(table, question, **told),
         table,
         question,
-        _draws(releases, behind),
+        draws_of(releases, behind),
         levels=told["levels"],
-        copies=combined and len(releases) > 1 and any(release.receipt.returning != "append" for release in releases),
+        copies=_copies(releases, combined),
         postures=[release.receipt.posture for release in releases],
         stand_in=stand_in,
     )
+
+
+def released_inflation(releases: Sequence[Release], behind: Sequence[Release], combined: bool) -> float:
+    """How many times the variance that a site's released rows claim a share of them has (`intervals.inflation`)."""
+    return inflation(draws_of(releases, behind), copies=_copies(releases, combined))
+
+
+def _copies(releases: Sequence[Release], combined: bool) -> bool:
+    """Whether a site's rows hold the same persons more than once."""
+    return combined and len(releases) > 1 and any(release.receipt.returning != "append" for release in releases)
 
 
 def _behind(releases: Sequence[Release], known: Sequence[Release]) -> tuple[Release, ...]:
@@ -649,7 +690,7 @@ def _behind(releases: Sequence[Release], known: Sequence[Release]) -> tuple[Rele
     return tuple(other for other in known if other.release_id in flows and other.release_id not in held)
 
 
-def _draws(releases: Sequence[Release], behind: Sequence[Release]) -> list[Draw]:
+def draws_of(releases: Sequence[Release], behind: Sequence[Release]) -> list[Draw]:
     """Through which flows the rows of a site's table were drawn, by the receipts.
 
     A copied row (``frozen``) was drawn at the w of the release it was drawn for; receipts of earlier releases say how

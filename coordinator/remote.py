@@ -31,9 +31,10 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from coordinator.pooling import PooledResult
+    from shared.estimands import Estimate
     from shared.transport import Client
 
-__all__ = ["Connection", "Log", "Pass", "Picture", "Result", "Study", "Table", "connect", "write_table"]
+__all__ = ["Connection", "Harmonised", "Log", "Pass", "Picture", "Result", "Study", "Table", "connect", "write_table"]
 
 PATIENCE = 120.0
 _ON_CURVES = ("time", "survival", "lower", "upper", "at_risk", "events")
@@ -392,11 +393,14 @@ class Study(_Shown):
         told = self.explain(result_id).document["answer"]
         asked = told["asked"]
         how = {name: asked[name] for name in ("term", "method", "test", "level", "wave", "as_of")}
+        how |= {"combine": asked["combined"]}
+        if "harmonised" in asked:
+            how |= {"harmonise": asked["harmonised"], "to": asked["to"], "densities": asked["densities"]}
 
         def again(**changed: Any) -> Result:
-            return self.query("", asked["estimand"], **{**how, "combine": asked["combined"], **changed})
+            return self.query("", asked["estimand"], **{**how, **changed})
 
-        return Result(self, told, again)
+        return _result(self, told, again)
 
     # -- questions ----------------------------------------------------------------------------------------------
     def query(self, kind: str, formula: str, *, term: str = "", **how: Any) -> Result:
@@ -412,7 +416,7 @@ class Study(_Shown):
         """
         from shared.wire import QueryRequest
 
-        known = ("method", "test", "level", "wave", "as_of", "combine", "label")
+        known = ("method", "test", "level", "wave", "as_of", "combine", "label", "harmonise", "to", "densities")
         settings = {name: value for name, value in how.items() if name in known}
         options = {name: str(value) for name, value in how.items() if name not in known}
         request = QueryRequest(study=self.name, kind=kind, formula=formula, term=term, options=options, **settings)
@@ -420,7 +424,39 @@ class Study(_Shown):
         def again(**changed: Any) -> Result:
             return self.query(kind, formula, **{"term": term, **how, **changed})
 
-        return Result(self, self._connection.ask("Query", request), again)
+        return _result(self, self._connection.ask("Query", request), again)
+
+    def harmonise(
+        self, column: str, *, to: str, formula: str = "", kind: str = "", densities: str = "", **how: Any
+    ) -> Harmonised:
+        """Ask a question as it stands, and with a column mapped onto one site's scale, side by side.
+
+        The maps are made of the noisy densities of a study beside this one, so nothing more is spent. They assume that
+        the sites' patients are alike in the column: read the warnings.
+
+        Args:
+            column: what hospitals measure differently.
+            to: the site whose scale counts.
+            formula, kind: the question, as of `query`; the planned analysis that the column stands in when left out.
+            densities: the study of densities; ``STUDY-densities`` when left out.
+            how: as of `query`.
+        Raises: ParameterError (none or several planned analyses hold the column), and the coordinator's refusals.
+        """
+        if not formula:
+            from shared.questions import parse_estimand
+
+            planned = self.facts()["estimands"]
+            holding = [name for name, text in planned.items() if column in parse_estimand(text).columns]
+            if len(holding) != 1:
+                raise ParameterError(
+                    f"the question must be named, unless {column} stands in one planned analysis",
+                    given=", ".join(holding) or "in none",
+                    next_step="Give formula=, a planned analysis or a question.",
+                )
+            [formula] = holding
+        found = self.query(kind, formula, harmonise=column, to=to, densities=densities, **how)
+        assert isinstance(found, Harmonised)
+        return found
 
     def planned(self, name: str, *, term: str = "", **how: Any) -> Result:
         """Ask a planned analysis by its name; the record says ``confirmatory`` unless told otherwise."""
@@ -473,9 +509,17 @@ class Study(_Shown):
         """Proportion of rows for which something holds, as in ``sbp > 140``."""
         return self.query("proportion", outcome, **how)
 
-    def correlation(self, one: str, other: str, **how: Any) -> Result:
-        """Correlation of two columns."""
-        return self.query("correlation", f"{one} ~ {other}", **how)
+    def difference(self, formula: str, *, term: str = "", **how: Any) -> Result:
+        """Difference of means to the first group: ``sbp ~ arm``."""
+        return self.query("difference", formula, term=term, **how)
+
+    def ratio(self, formula: str, *, term: str = "", **how: Any) -> Result:
+        """Ratio of means to the first group: ``sbp ~ arm``."""
+        return self.query("ratio", formula, term=term, **how)
+
+    def correlation(self, *columns: str, structure: str = "pearson", **how: Any) -> Result:
+        """Correlation of two columns; with structure ``cs`` the one correlation of all of them, of equal variance."""
+        return self.query("correlation", f"~ {' + '.join(columns)}", structure=structure, **how)
 
 
 class Result(_Shown):
@@ -508,16 +552,17 @@ class Result(_Shown):
     @property
     def pooled(self) -> PooledResult:
         """Pooled again from the sites' estimates that were sent. Raises: IntegrityRefusal (another number)."""
+        return self._pooled(self.document)
+
+    def _pooled(self, told: Mapping[str, Any]) -> PooledResult:
         from math import isclose
 
         from coordinator.pooling import pool_estimates
-        from shared.estimands import Estimate
 
-        told = self.document
-        rows = [Estimate(**{**row, "receipts": tuple(row["receipts"])}) for row in told["estimates"]]
-        how = told["asked"]
+        how = self.document["asked"]
+        rows = [_estimate(row) for row in told["estimates"]]
         found = pool_estimates(rows, method=how["method"], test=how["test"], level=how["level"])
-        if not isclose(found.beta, self.beta, rel_tol=1e-6, abs_tol=1e-9):
+        if not isclose(found.beta, told["pooled"]["beta"], rel_tol=1e-6, abs_tol=1e-9):
             raise IntegrityRefusal(
                 "this computer must pool to the number that was sent",
                 given="another",
@@ -542,6 +587,7 @@ class Result(_Shown):
         *,
         subgroups: str | Mapping[str, Any] = "",
         favours: tuple[str, str] | None = None,
+        sort: str = "",
     ) -> Path: ...
     @overload
     def forest(
@@ -552,6 +598,7 @@ class Result(_Shown):
         *,
         subgroups: str | Mapping[str, Any] = "",
         favours: tuple[str, str] | None = None,
+        sort: str = "",
     ) -> Picture: ...
     def forest(
         self,
@@ -561,26 +608,59 @@ class Result(_Shown):
         *,
         subgroups: str | Mapping[str, Any] = "",
         favours: tuple[str, str] | None = None,
+        sort: str = "",
     ) -> Path | Picture:
         """Draw the forest plot (or funnel, leave-one-out, cumulative, baujat, influence) to .svg, .pdf or .png.
+
+        A forest plot's numbers, mark by mark, are written to .csv.
 
         Args:
             path: the file; without one it is a picture that a notebook shows.
             subgroups: ``posture``, or any fact about the sites, site -> level: each level with its own diamond.
             favours: what lies left and right of the null line.
+            sort: its rows by ``name``, ``estimate`` or ``weight``; as the sites stand when blank.
         """
         from coordinator.client import draw
 
         told = self.document
         title = title or told["title"]
-        how = {"title": title, "note": told["told"], "columns": told["columns"], "favours": favours}
-        group = ("", subgroups) if isinstance(subgroups, Mapping) else (subgroups, told["columns"].get(subgroups, {}))
+        how = {"title": title, "note": told["told"], "columns": told["columns"], "favours": favours, "sort": sort}
+        how["group"] = self._group(subgroups)
+        return _drawn(lambda file: draw(self.pooled, kind, path=file, **how), title, path, kind)
+
+    def further(
+        self,
+        *,
+        mods: Mapping[str, Mapping[str, Any]] | None = None,
+        subgroups: str | Mapping[str, Any] = "",
+        bayes: bool = False,
+        scale: float = 0.5,
+        exact: bool = False,
+        diagnostics: bool = False,
+    ) -> Further:
+        """What may be asked of a pooled result beyond itself, worked out here from the sites' estimates.
+
+        Args:
+            mods: moderator -> (site -> value): one meta-regression on all of them.
+            subgroups: as in `forest`.
+            bayes: the posterior under a half-normal prior of this `scale` on tau.
+            exact: the intervals for few studies.
+            diagnostics: leave-one-out, influence, Egger, Begg, trim-and-fill.
+        """
+        from coordinator.analyses import Asked, analyse
+        from shared.terminal import plain
+
+        group = self._group(subgroups)
+        asked = Asked(mods=mods or {}, group=group, bayes=bayes, scale=scale, exact=exact, diagnostics=diagnostics)
+        return Further(self, analyse(self.pooled, asked), plain)
+
+    def _group(self, subgroups: str | Mapping[str, Any]) -> tuple[str, Mapping[str, Any]] | None:
+        """Name and levels of subgroups. Raises: ParameterError: no such fact about the sites."""
+        told = self.document["columns"]
+        group = ("", subgroups) if isinstance(subgroups, Mapping) else (subgroups, told.get(subgroups, {}))
         if subgroups and not group[1]:
-            raise ParameterError(
-                f"subgroups must be one of {', '.join(told['columns'])}, or site -> level", given=repr(subgroups)
-            )
-        how["group"] = group if subgroups else None
-        return _drawn(lambda file: draw(self.pooled, kind, path=file, **how), title, path)
+            raise ParameterError(f"subgroups must be one of {', '.join(told)}, or site -> level", given=repr(subgroups))
+        return group if subgroups else None
 
     def curves(self) -> Table:
         """Of a km question: the share without the event at public times, with the rows at risk, site by site.
@@ -696,6 +776,115 @@ class Result(_Shown):
         return _html(f"{told['term']} in {told['estimand']}", self.to_frame(), _line(told))
 
 
+class Harmonised(Result):
+    """An answer as it stands, and beside it what a column mapped onto one site's scale makes of it.
+
+    All of `Result` is about the answer as it stands: nobody sees the harmonised one alone.
+    """
+
+    @property
+    def told(self) -> Mapping[str, Any]:
+        """What harmonising made of it: the maps, the estimates, the pooled result, the warnings."""
+        found: Mapping[str, Any] = self.document["harmonised"]
+        return found
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What speaks against harmonising, in sentences."""
+        return tuple(self.told["warnings"])
+
+    @property
+    def raw(self) -> float | None:
+        """The estimate of all rows in one table, as if one laboratory had measured them."""
+        value = self.told["raw"]["yi"]
+        return None if value is None else float(value)
+
+    @property
+    def harmonised(self) -> PooledResult:
+        """Pooled again as `Result.pooled`, from the mapped rows' estimates; its interval holds the maps' variance."""
+        from dataclasses import replace
+
+        return replace(self._pooled(self.told), shared=float(self.told["map_variance"]))
+
+    def forest(self, path: Any = None, kind: str = "forest", title: str = "", **how: Any) -> Any:
+        """Draw the three answers in one forest plot; of another kind, the figure of the answer as it stands.
+
+        Args: as of `Result.forest`; there are no subgroups and sides beside the three answers.
+        Raises: ParameterError.
+        """
+        if kind != "forest" or any(how.values()):
+            return super().forest(path, kind, title, **how)
+        from coordinator.harmonise import draw
+
+        told = self.told
+        title = (
+            title or f"{self.document['study']}: {self.document['term']}, {told['column']} on the scale of {told['to']}"
+        )
+        words = {"title": title, "question": self.document["estimand"], "warnings": self.warnings}
+        arms = (self.pooled, self.harmonised, _estimate(told["raw"]))
+        return _drawn(lambda file: draw(*arms, map_variance=told["site_map_variance"], path=file, **words), title, path)
+
+    def show(self, out: Console) -> None:
+        """Draw it."""
+        from coordinator.client import number
+        from shared.terminal import table
+
+        told, mine = self.told, self.document
+        out.print(told["lines"][0], style="bold")
+        out.print(f"{mine['study']}, wave {mine['wave']}. {mine['told']}", style="dim")
+        mapped = {row["site"]: row for row in told["estimates"]}
+        rows = []
+        for row in mine["estimates"]:
+            other = mapped.get(row["site"], row)
+            spread = told["site_map_variance"].get(row["site"])
+            cells = [_value(row, mine["scale"]), _value(other, mine["scale"])]
+            why = row["reason"] or other["reason"]
+            rows.append([row["site"], *cells, None if spread is None else number(spread**0.5), row["n"] or None, why])
+        heads = ["site", "as released", "harmonised", "se of map", "n", "left out because"]
+        out.print(table(heads, rows, right=heads[1:5]))
+        for line in told["lines"][1:]:
+            out.print(line, style="yellow" if line.startswith("warning") else None)
+        out.print(f"result {self.id}", style="dim")
+
+    def _repr_html_(self) -> str:
+        return _html(self.told["lines"][0], self.to_frame(), *self.told["lines"][1:])
+
+    def to_frame(self) -> pd.DataFrame:
+        """One row per site: the estimate as released and its variance, and the same after mapping."""
+        frame = super().to_frame()
+        mapped = {row["site"]: row for row in self.told["estimates"]}
+        known = [mapped.get(site, {"yi": None, "vi_sampling": None, "vi_privacy": 0.0}) for site in frame["site"]]
+        frame["yi_harmonised"] = [row["yi"] for row in known]
+        frame["vi_harmonised"] = [
+            None if row["yi"] is None else row["vi_sampling"] + row["vi_privacy"] for row in known
+        ]
+        frame["vi_map"] = [self.told["site_map_variance"].get(site) for site in frame["site"]]
+        return frame
+
+
+def _result(study: Study, document: Mapping[str, Any], again: Callable[..., Result]) -> Result:
+    """The answer as its kind of object."""
+    return (Harmonised if "harmonised" in document else Result)(study, document, again)
+
+
+def _estimate(row: Mapping[str, Any]) -> Estimate:
+    from shared.estimands import Estimate
+
+    return Estimate(**{**row, "receipts": tuple(row["receipts"]), "warnings": tuple(row["warnings"])})
+
+
+def _value(row: Mapping[str, Any], scale: str) -> str | None:
+    """An estimate with its standard error, a ratio as one."""
+    from math import exp
+
+    from coordinator.client import number
+
+    if row["yi"] is None:
+        return None
+    shown = exp(row["yi"]) if scale == "log" else row["yi"]
+    return f"{number(shown)} ({number((row['vi_sampling'] + row['vi_privacy']) ** 0.5)})"
+
+
 class Picture:
     """A figure that a notebook shows.
 
@@ -714,17 +903,18 @@ class Picture:
         return self.svg
 
 
-def _drawn(draw: Callable[[Path], object], title: str, path: str | Path | None) -> Path | Picture:
+def _drawn(draw: Callable[[Path], object], title: str, path: str | Path | None, kind: str = "") -> Path | Picture:
     """What `draw` writes: a file, or without one a picture. Raises: ParameterError: another suffix."""
     from tempfile import TemporaryDirectory
+
+    from coordinator.client import check_figure
 
     if path is None:
         with TemporaryDirectory() as folder:
             draw(Path(folder) / "figure.svg")
             return Picture(title, (Path(folder) / "figure.svg").read_text(encoding="utf-8"))
     path = Path(path)
-    if path.suffix.lower() not in (".svg", ".pdf", ".png"):
-        raise ParameterError("a figure must end in .svg, .pdf or .png", given=repr(path.name))
+    check_figure(path, kind)
     draw(path)
     return path
 
@@ -757,6 +947,23 @@ class Meta(_Shown):
         from coordinator.client import show_pooled
 
         show_pooled(out, self.result.pooled, exp=self.document["scale"] == "log")
+
+
+class Further(_Shown):
+    """Answers beyond the pooled result: `document` holds them as plain values, `answers` as the library gave them."""
+
+    def __init__(self, result: Result, answers: dict[str, Any], plain: Callable[[Any], Any]) -> None:
+        self._result, self.answers = result, answers
+        self.document: dict[str, Any] = plain(answers)
+
+    def __getitem__(self, name: str) -> Any:
+        return self.answers[name]
+
+    def show(self, out: Console) -> None:
+        """Draw them."""
+        from coordinator.analyses import show
+
+        show(out, self._result.pooled, self.answers, exp=self._result.document["scale"] == "log")
 
 
 class Explanation(_Shown):

@@ -102,10 +102,16 @@ def km_figure(
         f"Steps stand at the ends of intervals of {times[1]:g}; the curve is read off at those times and holds no row.",
     ]
     if shaded:
-        foot.append(
-            f"Shaded: pointwise {100 * level:g} % intervals (logit scale), which take the rows as real: the noise of "
-            "the release is not in them."
-        )
+        most = max(curve.inflation for curve in curves)
+        held = "which take the rows as real: the noise of the release is not in them."
+        if most > 1:
+            least = min(curve.inflation for curve in curves)
+            times_ = f"{most:.2g}" if f"{least:.2g}" == f"{most:.2g}" else f"{least:.2g} to {most:.2g}"
+            held = (
+                f"with the noise of the release counted in full and the fit of its flow: {times_} times the variance "
+                "that the rows claim. The flow's bias is not in them."
+            )
+        foot.append(f"Shaded: pointwise {100 * level:g} % intervals (logit scale), {held}")
     still = [curve.label for curve in curves if curve.survival[1] is None]
     foot += [f"{label}: no row is followed beyond {times[1]:g}." for label in still]
     foot += [f"{curve.label}: no event." for curve in curves if curve.label not in still and not curve.events[last]]

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import special
 
-from coordinator.pooling import Excluded, Interval
+from coordinator.pooling import Excluded, Interval, check_level
 from shared.errors import EstimateRefusal, ParameterError
 
 __all__ = ["CountsResult", "EffectSizes", "Measure", "Tables", "effect_sizes", "mantel_haenszel", "peto"]
@@ -187,7 +187,7 @@ def mantel_haenszel(tables: Tables, measure: Literal["OR", "RR", "RD"] = "OR", *
     (-1.422, 0.36)
     """
     _known(measure, ("OR", "RR", "RD"), "measure")
-    _level(level)
+    check_level(level)
     empty = _double_zero(tables)
     keep = ~empty if measure != "RD" else np.ones_like(empty)
     a, b, c, d = (cell[keep] for cell in tables.cells)
@@ -224,7 +224,7 @@ def peto(tables: Tables, *, level: float = 0.95) -> CountsResult:
     >>> round(peto(Tables(ai=[4, 6], bi=[119, 300], ci=[11, 29], di=[128, 274])).beta, 3)
     -1.24
     """
-    _level(level)
+    check_level(level)
     excess, var = _hypergeometric(*tables.cells)
     total = float(var.sum())
     beta = float(excess.sum()) / total if total > 0 else math.nan
@@ -353,8 +353,3 @@ def _log_ratio(top: float, bottom: float) -> float:
 def _known(value: str, allowed: Sequence[str], name: str) -> None:
     if value not in allowed:
         raise ParameterError(f"{name} must be one of {', '.join(allowed)}", given=repr(value))
-
-
-def _level(level: float) -> None:
-    if not 0 < level < 1:
-        raise ParameterError("level must be in (0, 1)", given=f"{level}", next_step="A 95 % interval is 0.95.")

@@ -39,10 +39,9 @@ from shared.errors import EstimateRefusal, ParameterError
 from shared.formulas import (
     CATEGORY,
     Node,
-    is_category,
+    Rows,
     is_logical,
     names,
-    numbers,
     parse,
     right_side,
     values,
@@ -179,7 +178,7 @@ class _Result:
 
 @overload
 def estimate(
-    table: pd.DataFrame,
+    table: pd.DataFrame | Rows,
     question: Estimand,
     formula: None = None,
     *,
@@ -193,11 +192,13 @@ def estimate(
     min_events: int = ...,
 ) -> list[Estimate]: ...
 @overload
-def estimate(table: pd.DataFrame, question: str, formula: str, *, term: str, **more: Any) -> Estimate: ...
+def estimate(table: pd.DataFrame | Rows, question: str, formula: str, *, term: str, **more: Any) -> Estimate: ...
 @overload
-def estimate(table: pd.DataFrame, question: str, formula: str, *, term: None = None, **more: Any) -> pd.DataFrame: ...
 def estimate(
-    table: pd.DataFrame,
+    table: pd.DataFrame | Rows, question: str, formula: str, *, term: None = None, **more: Any
+) -> pd.DataFrame: ...
+def estimate(
+    table: pd.DataFrame | Rows,
     question: Estimand | str,
     formula: str | None = None,
     *,
@@ -215,7 +216,8 @@ def estimate(
     """Answer one question from one table: one estimate per term.
 
     Args:
-        table: rows of one release. Rows with a missing value in a column of the question are not used.
+        table: rows of one release; as `Rows` when more questions are put to it. Rows with a missing value in a column
+            of the question are not used.
         question: an `Estimand` (`parse_estimand` reads one from text), or a kind with a `formula` as in R.
         term: with a formula: the one term wanted, as the question writes it (``sbp/10``), as R prints it
             (``smokingformer``), or its column; for km and rmst without groups it may be left as ``""``.
@@ -239,6 +241,7 @@ def estimate(
     >>> estimate(table, "ols", "y ~ dose").beta.round(2).to_dict()
     {'(Intercept)': -0.72, 'dose': 1.36}
     """
+    rows = Rows.of(table)
     if isinstance(question, Estimand):
         if options or formula is not None or term is not None:
             raise ParameterError("an Estimand carries its own options", given=", ".join(options) or "a formula")
@@ -247,8 +250,8 @@ def estimate(
         if formula is None:
             raise ParameterError("a kind must come with a formula", given=repr(question), next_step=_HINT)
         estimand = parse_formula(question, formula, **options)
-        _known(estimand, table)
-    result = _answers(table, estimand, dict(levels or {}), _Floors(min_residual_df, min_events))
+        _known(estimand, rows)
+    result = _answers(rows, estimand, dict(levels or {}), _Floors(min_residual_df, min_events))
     noise = dict(vi_privacy or {})
 
     def row(label: str) -> Estimate:
@@ -287,7 +290,7 @@ def estimate(
 
 
 def influence(
-    table: pd.DataFrame, question: Estimand, *, levels: Mapping[str, Sequence[Any]] | None = None
+    table: pd.DataFrame | Rows, question: Estimand, *, levels: Mapping[str, Sequence[Any]] | None = None
 ) -> dict[str, Array]:
     """What each row of the table moves each term of a model by, to first order; 0 for rows that are not used.
 
@@ -299,7 +302,7 @@ def influence(
     Returns: label -> (n,), of the terms that the table supports.
     Raises: as `estimate`.
     """
-    found = _answers(table, question, dict(levels or {}), _Floors(MIN_RESIDUAL_DF, MIN_EVENTS))
+    found = _answers(Rows.of(table), question, dict(levels or {}), _Floors(MIN_RESIDUAL_DF, MIN_EVENTS))
     return {label: pushes for label, pushes in found.influence.items() if not isinstance(found.answers[label], str)}
 
 
@@ -309,10 +312,10 @@ def _finite(answer: _Answer) -> _Answer:
     return answer
 
 
-def _known(estimand: Estimand, table: pd.DataFrame) -> None:
-    columns = [str(name) for name in table.columns]
+def _known(estimand: Estimand, rows: Rows) -> None:
+    columns = list(rows.columns)
     for name in estimand.columns:
-        if name not in table.columns:
+        if name not in rows:
             near = difflib.get_close_matches(name, columns, n=3, cutoff=0.4)
             raise ParameterError(
                 "the table must have the column",
@@ -370,7 +373,7 @@ def survival_curves(
     """
     if question.kind != "km":
         raise ParameterError("a curve must be asked by km", given=str(question))
-    result = _answers(table, question, dict(levels or {}), _Floors(MIN_RESIDUAL_DF, MIN_EVENTS))
+    result = _answers(Rows(table), question, dict(levels or {}), _Floors(MIN_RESIDUAL_DF, MIN_EVENTS))
     if not result.curves:
         raise EstimateRefusal("a curve must have rows", given=str(next(iter(result.answers.values()), "none")))
     return result.curves
@@ -405,23 +408,23 @@ def _curves(result: _Result) -> pd.DataFrame:
     return pd.concat(parts)
 
 
-def _answers(table: pd.DataFrame, estimand: Estimand, levels: dict[str, Sequence[Any]], floors: _Floors) -> _Result:
+def _answers(table: Rows, estimand: Estimand, levels: dict[str, Sequence[Any]], floors: _Floors) -> _Result:
     kind = estimand.kind
     labels = estimand.labels
-    absent = [name for name in estimand.columns if name not in table.columns]
+    absent = [name for name in estimand.columns if name not in table]
     if absent:
         return _Result(answers=dict.fromkeys(labels, f"the release has no column {', '.join(absent)}"), n=0)
     outside = 0
     if estimand.subset:
         inside = values(parse(estimand.subset), table) == 1
         outside = int((~inside).sum())
-        table = table[inside]
+        table = table.part(inside)
     else:
         inside = np.ones(len(table), dtype=bool)
     if kind in MODELS:
         result = _model(table, estimand, levels, floors)
     elif kind == "correlation":
-        x = np.column_stack([numbers(table[name]) for name in estimand.terms])
+        x = np.column_stack([table.numbers(name) for name in estimand.terms])
         x = x[np.isfinite(x).all(axis=1)]
         solve_ = _correlation if estimand.structure == "pearson" else _compound_symmetry
         result = _Result(
@@ -495,11 +498,11 @@ def _compound_symmetry(x: Array, floors: _Floors) -> _Answer:
 
 
 # -- comparisons of groups -----------------------------------------------------------------------------------
-def _groups(table: pd.DataFrame, estimand: Estimand, levels: dict[str, Sequence[Any]], floors: _Floors) -> _Result:
+def _groups(table: Rows, estimand: Estimand, levels: dict[str, Sequence[Any]], floors: _Floors) -> _Result:
     """Kinds that compare the groups of one column; the first level is the reference."""
     kind, survival = estimand.kind, estimand.kind in SURVIVAL
     y = _outcome(table, estimand.event if survival else estimand.outcome, binary=survival or kind == "two_by_two")
-    duration = numbers(table[estimand.duration]) if survival else np.zeros(len(table))
+    duration = table.numbers(estimand.duration) if survival else np.zeros(len(table))
     strata, strata_used = _strata(table, estimand)
     if estimand.terms:
         term = estimand.terms[0]
@@ -573,9 +576,7 @@ def _groups(table: pd.DataFrame, estimand: Estimand, levels: dict[str, Sequence[
     return result
 
 
-def _membership(
-    node: Node, table: pd.DataFrame, levels: dict[str, Sequence[Any]]
-) -> tuple[list[Any], NDArray[np.int64]]:
+def _membership(node: Node, table: Rows, levels: dict[str, Sequence[Any]]) -> tuple[list[Any], NDArray[np.int64]]:
     """Levels of a group column, and each row's place among them; −1 where missing."""
     if node.kind == "call" and node.value in CATEGORY:
         node = node.parts[0]
@@ -691,10 +692,10 @@ def _log_rank(
     return result
 
 
-def _strata(table: pd.DataFrame, estimand: Estimand) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+def _strata(table: Rows, estimand: Estimand) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
     if not estimand.strata:
         return np.zeros(len(table), dtype=np.int64), np.ones(len(table), dtype=bool)
-    columns = table[list(estimand.strata)]
+    columns = pd.DataFrame({name: table[name] for name in estimand.strata})
     codes = columns.groupby(list(estimand.strata), observed=True, sort=True).ngroup()
     whole: NDArray[np.bool_] = np.asarray(columns.notna().all(axis=1), dtype=bool)
     return np.asarray(codes, dtype=np.int64), whole
@@ -717,7 +718,7 @@ _Piece = tuple[str, str, Array]
 """Label, name in R, column."""
 
 
-def _design(table: pd.DataFrame, estimand: Estimand, levels: dict[str, Sequence[Any]]) -> _Design:
+def _design(table: Rows, estimand: Estimand, levels: dict[str, Sequence[Any]]) -> _Design:
     design = _Design()
     terms = [right_side(parse(term)).terms[0] for term in estimand.terms]
     # R's rule: a factor loses its reference level in a term when the term without that factor is in the model too.
@@ -751,21 +752,21 @@ def _cross(a: _Piece, b: _Piece) -> _Piece:
     return f"{a[0]}:{b[0]}", f"{a[1]}:{b[1]}", a[2] * b[2]
 
 
-def _is_levelled(node: Node, table: pd.DataFrame) -> bool:
+def _is_levelled(node: Node, table: Rows) -> bool:
     if node.kind == "name":
-        return is_category(table[str(node.value)])
+        return table.is_category(str(node.value))
     return node.kind == "call" and node.value in CATEGORY
 
 
 def _factor(
-    node: Node, table: pd.DataFrame, levels: dict[str, Sequence[Any]], contrasts: bool, design: _Design
+    node: Node, table: Rows, levels: dict[str, Sequence[Any]], contrasts: bool, design: _Design
 ) -> list[_Piece]:
     text = str(node)
     if not _is_levelled(node, table):
         column = values(node, table)
         if node.kind != "name":
             whole: NDArray[np.bool_] = np.all(
-                [np.isfinite(numbers(table[name])) for name in _numeric(node, table)], axis=0
+                [np.isfinite(table.numbers(name)) for name in _numeric(node, table)], axis=0
             )
             design.broken[text] = whole & ~np.isfinite(column)
         truth = node.kind == "call" and node.value == "I" and is_logical(node.parts[0])
@@ -786,12 +787,12 @@ def _factor(
     return shown
 
 
-def _numeric(node: Node, table: pd.DataFrame) -> list[str]:
+def _numeric(node: Node, table: Rows) -> list[str]:
     """Columns of a piece of arithmetic that hold numbers (others are only compared with a level)."""
-    return [name for name in names(node) if not is_category(table[name])]
+    return [name for name in names(node) if not table.is_category(name)]
 
 
-def _outcome(table: pd.DataFrame, text: str, *, binary: bool) -> Array:
+def _outcome(table: Rows, text: str, *, binary: bool) -> Array:
     node = parse(text)
     column = values(node, table)
     wrong = int((np.isfinite(column) & ~np.isin(column, (0.0, 1.0))).sum())
@@ -819,6 +820,8 @@ class _Data:
     place: NDArray[np.int64]
 
     def rows(self, keep: NDArray[np.bool_]) -> _Data:
+        if keep.all():
+            return self
         return _Data(
             x=self.x[keep],
             y=self.y[keep],
@@ -830,7 +833,7 @@ class _Data:
         )
 
 
-def _model(table: pd.DataFrame, estimand: Estimand, levels: dict[str, Sequence[Any]], floors: _Floors) -> _Result:
+def _model(table: Rows, estimand: Estimand, levels: dict[str, Sequence[Any]], floors: _Floors) -> _Result:
     kind, is_cox = estimand.kind, estimand.kind == "cox"
     constant = estimand.intercept and not is_cox
     y = _outcome(table, estimand.event if is_cox else estimand.outcome, binary=kind in ("logistic", "cox"))
@@ -838,14 +841,14 @@ def _model(table: pd.DataFrame, estimand: Estimand, levels: dict[str, Sequence[A
         raise EstimateRefusal(
             f"outcome {estimand.outcome!r} must be a count", given=f"{int((y < 0).sum())} negative values"
         )
-    duration = numbers(table[estimand.duration]) if is_cox else np.ones(len(table))
+    duration = table.numbers(estimand.duration) if is_cox else np.ones(len(table))
     design = _design(table, estimand, levels)
     strata, used = _strata(table, estimand)
     data = _Data(
         x=np.column_stack([*design.columns, np.zeros((len(table), 0))]),
         y=y,
         duration=duration,
-        weights=numbers(table[estimand.weights]) if estimand.weights else np.ones(len(table)),
+        weights=table.numbers(estimand.weights) if estimand.weights else np.ones(len(table)),
         offset=values(parse(estimand.offset), table) if estimand.offset else np.zeros(len(table)),
         strata=strata,
         place=np.arange(len(table)),
@@ -853,7 +856,7 @@ def _model(table: pd.DataFrame, estimand: Estimand, levels: dict[str, Sequence[A
     others = np.isfinite(y) & np.isfinite(duration) & np.isfinite(data.weights) & used
     if estimand.offset:
         node = parse(estimand.offset)
-        whole: NDArray[np.bool_] = np.all([np.isfinite(numbers(table[name])) for name in _numeric(node, table)], axis=0)
+        whole: NDArray[np.bool_] = np.all([np.isfinite(table.numbers(name)) for name in _numeric(node, table)], axis=0)
         design.broken[f"offset({estimand.offset})"] = whole & ~np.isfinite(data.offset)
     broken = {text: int((bad & others).sum()) for text, bad in design.broken.items() if (bad & others).any()}
     data = data.rows(others & np.isfinite(data.x).all(axis=1) & np.isfinite(data.offset))
@@ -937,8 +940,14 @@ def _unseen(x: Array, constant: bool = True) -> list[list[int]]:
     That is so exactly when no vector of the null space of x, beside a constant if there is one, touches the column.
     """
     centre = x.mean(axis=0) if constant else np.zeros(x.shape[1])
-    scale = np.sqrt(((x - centre) ** 2).mean(axis=0))
-    standard = (x - centre) / np.where(scale > 0, scale, 1.0)
+    apart = x - centre
+    scale = np.sqrt((apart**2).mean(axis=0))
+    standard = apart / np.where(scale > 0, scale, 1.0)
+    if scale.all():
+        # Squares lose half the digits, and few columns are near enough to each other for that to be too few.
+        together = standard.T @ standard / len(x)
+        if np.linalg.eigvalsh(together)[:1].min(initial=1.0) > 1e-6:
+            return [[] for _ in range(x.shape[1])]
     standard[:, scale <= 1e-12 * (np.abs(x).max(axis=0, initial=0.0) + 1e-300)] = 0.0
     standard = np.column_stack([np.full(len(x), float(constant)), standard])
     # The triangular factor has the singular values and right vectors of the whole, in p rows instead of n.
@@ -950,8 +959,8 @@ def _unseen(x: Array, constant: bool = True) -> list[list[int]]:
     touched = np.abs(null) > 1e-6
     groups = []
     for j in range(x.shape[1]):
-        together = touched[touched[:, j]].any(axis=0) if touched[:, j].any() else np.zeros(x.shape[1], dtype=bool)
-        groups.append([int(i) for i in np.flatnonzero(together)])
+        joined = touched[touched[:, j]].any(axis=0) if touched[:, j].any() else np.zeros(x.shape[1], dtype=bool)
+        groups.append([int(i) for i in np.flatnonzero(joined)])
     return groups
 
 
@@ -978,6 +987,7 @@ def _fit(
     moved: dict[str, Array],
     place: NDArray[np.int64],
     seen: Array | None = None,
+    groups: list[list[int]] | None = None,
 ) -> dict[str, _Answer]:
     """Fit the identified columns, the span of the others kept as nuisance; `why` words the exclusion of a column.
 
@@ -986,17 +996,20 @@ def _fit(
         moved: takes each label's (2, n): where its rows stand in the table, and what each moves the estimate by.
         place: where the rows of x stand in the table.
         seen: what the likelihood sees of x, where that is less (a Cox model within strata).
+        groups: `_unseen` of that, where the caller knows it already.
     """
     look = x if seen is None else seen
     see_constant = constant or seen is not None
-    groups = _unseen(look, see_constant)
+    groups = _unseen(look, see_constant) if groups is None else groups
     answers: dict[str, _Answer] = {names_[j]: why(j, group) for j, group in enumerate(groups) if group}
     kept = [j for j, group in enumerate(groups) if not group]
     basis = _independent(look, kept, see_constant)
     # Centred and scaled columns: a blood pressure in mmHg and a rate per day fit equally well.
-    centre = x[:, basis].mean(axis=0) if see_constant else np.zeros(len(basis))
-    scale = np.sqrt(((x[:, basis] - centre) ** 2).mean(axis=0))
-    standard = (x[:, basis] - centre) / scale
+    chosen = x if len(basis) == x.shape[1] else x[:, basis]
+    centre = chosen.mean(axis=0) if see_constant else np.zeros(len(basis))
+    standard = chosen - centre
+    scale = np.sqrt((standard**2).mean(axis=0))
+    standard /= scale
     fit = run(np.column_stack([np.ones(len(x)), standard]) if constant else standard)
     back = np.diag(1 / scale)
     if constant:
@@ -1097,7 +1110,7 @@ def _logistic(
     converged: list[bool] = []
     before = _unseen(data.x, constant)
     why = _confounded(names_)
-    answers = _fit(names_, data.x, why, run(rows), constant=constant, moved=moved, place=data.place)
+    answers = _fit(names_, data.x, why, run(rows), constant=constant, moved=moved, place=data.place, groups=before)
     nowhere = f"the likelihood has no maximum: {_FAR}"
     if not sure and names_:  # fitted means at the edge: perhaps separation, perhaps only strong effects
         rows = every.copy()
@@ -1139,8 +1152,10 @@ def _cox(
     while found:  # a level without events: its rows leave every risk set in the limit
         found = False
         for j in (j for j in range(x.shape[1]) if j not in separated):
-            distinct = np.unique(x[rows, j])
-            events = [int(y[rows & (x[:, j] == value)].sum()) for value in distinct] if len(distinct) == 2 else []
+            column = x[:, j] if rows.all() else x[rows, j]
+            distinct = column.min(initial=np.inf), column.max(initial=-np.inf)
+            two = distinct[0] < distinct[1] and bool(((column == distinct[0]) | (column == distinct[1])).all())
+            events = [int(y[rows & (x[:, j] == value)].sum()) for value in distinct] if two else []
             if 0 in events:
                 rows &= x[:, j] != distinct[events.index(0)]
                 separated.add(j)
@@ -1174,7 +1189,8 @@ def _cox(
     if all(groups):
         return {name: exclusion(j, groups[j]) for j, name in enumerate(names_)}
     try:
-        return _fit(names_, part.x, exclusion, run, constant=False, moved=moved, place=part.place, seen=seen)
+        more: dict[str, Any] = {"moved": moved, "place": part.place, "seen": seen, "groups": groups}
+        return _fit(names_, part.x, exclusion, run, constant=False, **more)
     except _NoMaximum:
         return dict.fromkeys(names_, f"the partial likelihood has no maximum: {_FAR}")
 

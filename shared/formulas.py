@@ -27,7 +27,18 @@ from numpy.typing import NDArray
 
 from shared.errors import EstimateRefusal, ParameterError
 
-__all__ = ["DEEPEST", "LONGEST", "MOST_TERMS", "MOST_TOKENS", "Node", "RightSide", "names", "parse", "right_side"]
+__all__ = [
+    "DEEPEST",
+    "LONGEST",
+    "MOST_TERMS",
+    "MOST_TOKENS",
+    "Node",
+    "RightSide",
+    "Rows",
+    "names",
+    "parse",
+    "right_side",
+]
 
 Array = NDArray[np.float64]
 
@@ -446,30 +457,111 @@ def is_logical(node: Node) -> bool:
 
 
 # -- columns --------------------------------------------------------------------------------------------------
-def values(node: Node, table: pd.DataFrame) -> Array:
+class Rows:
+    """What questions read of a table: each column looked up once, and worked out as numbers once.
+
+    A filtered part shares that with the whole, so a second question to the same rows, or to others of them, finds it.
+    Safe for many threads; nothing of it may be written to, and the arrays refuse.
+
+    Args:
+        table: (n, …); it must not change afterwards.
+
+    >>> rows = Rows(pd.DataFrame({"age": [40, 50, 60]}))
+    >>> rows.part(np.array([True, False, True])).numbers("age")
+    array([40., 60.])
+    """
+
+    def __init__(self, table: pd.DataFrame) -> None:
+        self.columns: tuple[str, ...] = tuple(str(name) for name in table.columns)
+        self._table, self._size = table, len(table)
+        self._whole: Rows | None = None
+        self._inside: NDArray[np.bool_] | None = None
+        self._series: dict[str, pd.Series] = {}
+        self._known: dict[str, Array] = {}
+        self._words: dict[str, bool] = {}
+
+    @classmethod
+    def of(cls, table: pd.DataFrame | Rows) -> Rows:
+        """The rows of a table; itself where it is that already."""
+        return table if isinstance(table, Rows) else cls(table)
+
+    def __len__(self) -> int:
+        return self._size
+
+    @property
+    def cells(self) -> int:
+        """Rows times columns."""
+        return self._size * len(self.columns)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.columns
+
+    def __getitem__(self, name: str) -> pd.Series:
+        """One column as the table has it."""
+        found = self._series.get(name)
+        if found is None:
+            whole = self._whole
+            found = self._table[name] if whole is None or self._inside is None else whole[name].loc[self._inside]
+            self._series[name] = found
+        return found
+
+    def part(self, inside: NDArray[np.bool_]) -> Rows:
+        """The rows for which the (n,) mask holds; all of them are the rows themselves."""
+        if inside.all():
+            return self
+        part = Rows.__new__(Rows)
+        part.columns, part._table, part._size = self.columns, self._table, int(np.count_nonzero(inside))
+        part._whole, part._inside = self, inside
+        part._series, part._known, part._words = {}, {}, {}
+        return part
+
+    def is_category(self, name: str) -> bool:
+        """`is_category` of a column."""
+        found = self._words.get(name)
+        if found is None:
+            found = (self._whole is None or self._whole.is_category(name)) and is_category(self[name])
+            self._words[name] = found
+        return found
+
+    def numbers(self, name: str) -> Array:
+        """`numbers` of a column, read-only. Raises: EstimateRefusal: a column of words."""
+        found = self._known.get(name)
+        if found is None:
+            whole = self._whole
+            if whole is None or self._inside is None or whole.is_category(name):
+                found = numbers(self[name])
+            else:
+                found = whole.numbers(name)[self._inside]
+            found.flags.writeable = False
+            self._known[name] = found
+        return found
+
+
+def values(node: Node, rows: Rows) -> Array:
     """Work out one piece for every row: (n,) float64, NaN where missing; true is 1 and false is 0.
 
     A missing operand makes the result missing, except where the other operand of ``&`` or ``|`` decides alone.
+    The result may be one that `rows` keeps: it is not to be written to.
     Raises: EstimateRefusal: words where numbers must stand, a level that does not exist.
     """
     with np.errstate(all="ignore"):
-        return _values(node, table)
+        return _values(node, rows)
 
 
-def _values(node: Node, table: pd.DataFrame) -> Array:
+def _values(node: Node, rows: Rows) -> Array:
     if node.kind == "number":
-        return np.full(len(table), node.value)
+        return np.full(len(rows), node.value)
     if node.kind == "name":
-        return numbers(table[str(node.value)])
+        return rows.numbers(str(node.value))
     if node.kind == "call":
-        return np.asarray(FUNCTIONS[node.value](_values(node.parts[0], table)), dtype=float)
+        return np.asarray(FUNCTIONS[node.value](_values(node.parts[0], rows)), dtype=float)
     if node.kind == "unary":
-        part = _values(node.parts[0], table)
+        part = _values(node.parts[0], rows)
         return -part if node.value == "-" else np.where(np.isnan(part), np.nan, (part == 0).astype(float))
     left, right = node.parts
     if node.binding == _COMPARISON and left.kind == "name":
-        return compared(table[str(left.value)], node.value, right, table)
-    a, b = _values(left, table), _values(right, table)
+        return _compared(str(left.value), node.value, right, rows)
+    a, b = _values(left, rows), _values(right, rows)
     if node.value in _LOGIC:
         decided = 0.0 if node.value == "&" else 1.0
         result = ((a != 0) & (b != 0)) if node.value == "&" else ((a != 0) | (b != 0))
@@ -499,21 +591,22 @@ def _apply(op: str, a: Array, b: Array) -> Array:
     return np.where(np.isnan(a) | np.isnan(b), np.nan, compare[op](a, b).astype(float))
 
 
-def compared(column: pd.Series, op: str, right: Node, table: pd.DataFrame) -> Array:
+def _compared(name: str, op: str, right: Node, rows: Rows) -> Array:
     """A column compared with a quoted level or with numbers; numeric levels compare as numbers."""
-    category = column.dtype if isinstance(column.dtype, pd.CategoricalDtype) else None
-    if right.kind == "text":
+    column = rows[name] if right.kind == "text" or rows.is_category(name) else None
+    category = column.dtype if column is not None and isinstance(column.dtype, pd.CategoricalDtype) else None
+    if column is not None and right.kind == "text":
         if category is not None and right.value not in [str(level) for level in category.categories]:
             raise EstimateRefusal(
-                f"column {column.name!r} must have the level it is compared with",
+                f"column {name!r} must have the level it is compared with",
                 given=repr(right.value),
                 next_step=f"Its levels are {', '.join(str(level) for level in category.categories)}.",
             )
         same = (column.astype("string") == right.value).fillna(False).to_numpy(dtype=float)
         return np.where(column.isna().to_numpy(), np.nan, same if op == "==" else 1 - same)
-    if category is not None and pd.api.types.is_numeric_dtype(category.categories):
-        column = column.astype("float64")
-    return _apply(op, numbers(column), _values(right, table))
+    if column is not None and category is not None and pd.api.types.is_numeric_dtype(category.categories):
+        return _apply(op, numbers(column.astype("float64")), _values(right, rows))
+    return _apply(op, rows.numbers(name), _values(right, rows))
 
 
 def is_category(column: pd.Series) -> bool:

@@ -13,6 +13,7 @@ import difflib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
 from typing import Any, Literal, get_args
 
 from shared.errors import ParameterError
@@ -209,7 +210,7 @@ class Estimand:
 
     def label(self, term: str) -> str:
         """The term as it stands in the text, with its units."""
-        return f"{term}/{Node('number', self.per[term])}" if term in self.per else term
+        return f"{term}/{_shown(self.per[term])}" if term in self.per else term
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -224,7 +225,7 @@ class Estimand:
             return "identity" if self.measure == "RD" else "log"
         return _SCALES.get(self.kind, "identity")
 
-    @property
+    @cached_property
     def columns(self) -> tuple[str, ...]:
         """Columns it reads, each once: outcome first."""
         pieces = (self.outcome, self.event, self.duration, *self.terms, *self.strata, self.offset)
@@ -264,6 +265,11 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "measure": ("OR", "RR", "RD"),
     "structure": ("pearson", "cs"),
 }
+
+
+@lru_cache(maxsize=256)
+def _shown(number: float) -> str:
+    return str(Node("number", number))
 
 
 def _side(text: str) -> Node:

@@ -21,6 +21,7 @@ __all__ = [
     "COHORTS",
     "CVD_HAZARD_RATIO",
     "Cohort",
+    "assay_hospitals",
     "cvd_cohorts",
     "gaussian_table",
     "linear_studies",
@@ -244,3 +245,30 @@ def registries(rng: np.random.Generator, scale: float = 1.0) -> dict[str, pd.Dat
             }
         )
     return out
+
+
+def assay_hospitals(rng: np.random.Generator, n: int = 2500) -> tuple[dict[str, pd.DataFrame], dict[str, pd.DataFrame]]:
+    """Three hospitals with like patients, one of which measures cholesterol by another assay.
+
+    Columns are `person`, `age` (years), `chol` (mg/dL) and `sbp` (mmHg), which rises by 6 per 40 mg/dL and by 4 per 10
+    years. The assay of Budapest reads 210 (x / 210)^1.8 where the others read x.
+
+    Returns: the tables as the hospitals have them, and the same persons with the cholesterol of one assay everywhere.
+
+    >>> tables, truth = assay_hospitals(np.random.default_rng(1), n=100)
+    >>> list(tables), tables["zurich"].equals(truth["zurich"])
+    (['cleveland', 'budapest', 'zurich'], True)
+    >>> bool(truth["budapest"]["chol"].std() < tables["budapest"]["chol"].std())
+    True
+    """
+    tables, truth = {}, {}
+    for k, name in enumerate(("cleveland", "budapest", "zurich")):
+        persons = n + 200 * k
+        age = np.clip(rng.normal(58, 9, persons), 20, 100).round(1)
+        chol = np.clip(210 + 0.6 * (age - 58) + rng.normal(0, 34, persons), 90, 380).round()
+        sbp = np.clip(130 + 0.15 * (chol - 210) + 0.4 * (age - 58) + rng.normal(0, 15, persons), 70, 260).round()
+        person = [f"{name}-{i:05d}" for i in range(persons)]
+        truth[name] = pd.DataFrame({"person": person, "age": age, "chol": chol, "sbp": sbp})
+        read = (210 * (chol / 210) ** 1.8).round() if name == "budapest" else chol
+        tables[name] = truth[name].assign(chol=read)
+    return tables, truth

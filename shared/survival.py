@@ -56,56 +56,87 @@ def cox(
     Returns: `converged` is False when the partial likelihood has no maximum.
     """
     n, p = x.shape
-    group = np.zeros(n, dtype=np.int64) if strata is None else np.asarray(strata, dtype=np.int64)
-    order = np.lexsort((-event, -time, group))
-    x, time, event, group = x[order], time[order], event[order], group[order]
+    if strata is None or not strata.any():
+        order, group = np.argsort(-time, kind="stable"), np.zeros(n, dtype=np.int64)
+    else:
+        order = np.lexsort((-time, strata))
+        group = strata[order]
+    across = x.T.take(order, axis=1)  # sums run along its rows, which lie together in memory
+    x, time, event = np.ascontiguousarray(across.T), time[order], event[order]
     w = np.ones(n) if weights is None else weights[order]
     shift = np.zeros(n) if offset is None else offset[order]
 
-    # A block is one time in one stratum; a sum over its risk set is a running sum within the stratum,
-    # up to the block's last row.
-    new_stratum = np.diff(group, prepend=group[:1] - 1) != 0
-    new_block = new_stratum.copy()
-    new_block[1:] |= time[1:] != time[:-1]
-    block = np.cumsum(new_block) - 1
-    last = np.append(np.flatnonzero(new_block)[1:] - 1, n - 1)
-    blocks = len(last)
-
+    # A block is the deaths at one time in one stratum. Between the last rows of two blocks lies a stretch of rows that
+    # enter both blocks' sums alike, so a sum over a risk set is a running sum of stretches, within the stratum.
+    new_stratum = np.append(True, group[1:] != group[:-1])
+    new_time = new_stratum.copy()
+    new_time[1:] |= time[1:] != time[:-1]
     deaths = np.flatnonzero(event > 0)
-    at = block[deaths]
-    end = last[at]
-    heads = np.flatnonzero(np.diff(at, prepend=-1))  # where a block's deaths begin
-    count = np.bincount(at, minlength=blocks)
-    weight_at = np.bincount(at, weights=w[deaths], minlength=blocks)
-    if ties == "efron":
-        share = (np.arange(len(deaths)) - np.repeat(heads, count[at[heads]])) / count[at]
-    else:
-        share = np.zeros(len(deaths))
-    thins = bool(share.any())
-    mass = weight_at[at] / count[at]
-    across = np.ascontiguousarray(x.T)  # sums run along the rows of it, which lie together in memory
-    target = across[:, deaths] @ w[deaths]
+    if not len(deaths):
+        none, nowhere = np.full((p, p), np.nan), np.zeros((n, p))
+        return Fit(beta=np.zeros(p), cov=none, converged=False, fitted=np.zeros(n), loglik=0.0, influence=nowhere)
+    times = np.cumsum(new_time) - 1
+    at = times[deaths]
+    heads = np.flatnonzero(np.append(True, at[1:] != at[:-1]))  # where a block's deaths begin
+    last = np.append(np.flatnonzero(new_time)[1:], n)[at[heads]] - 1
+    blocks = len(heads)
+    count = np.diff(np.append(heads, len(deaths)))
+    block = np.repeat(np.arange(blocks), count)  # of each death
+    tied = np.flatnonzero(count[block] > 1)  # deaths that share their time
+    w_deaths = w[deaths]
+    weight_at = np.add.reduceat(w_deaths, heads)
+    mass = (weight_at / count)[block]
+    target = across.take(deaths, axis=1) @ w_deaths
+    if ties == "breslow":
+        tied = tied[:0]
+    share = (tied - heads[block[tied]]) / count[block[tied]]
+    thins = len(tied) > 0
+    if thins:
+        knots = np.flatnonzero(np.append(True, block[tied][1:] != block[tied][:-1]))  # where tied blocks begin
+        knot = np.repeat(np.arange(len(knots)), np.diff(np.append(knots, len(tied))))  # of each tied death
 
     # Summed stratum by stratum: one running total over all would lose a small stratum's digits behind a large one's.
     row_edges = np.append(np.flatnonzero(new_stratum), n)
-    block_edges = np.append(block[row_edges[:-1]], blocks)
+    one = len(row_edges) == 2
+    block_edges = np.searchsorted(last, row_edges)
+    starts = np.append(0, last[:-1] + 1)
+    starts[block_edges[:-1][block_edges[:-1] < block_edges[1:]]] = row_edges[:-1][block_edges[:-1] < block_edges[1:]]
+    # Rows that leave before the first death of their stratum are in no risk set: they end what stands before them.
+    ends = last + 1
+    stretch = np.searchsorted(last, np.arange(n))  # of each row; `blocks` for such a row
+    own: slice | NDArray[np.int64] = slice(None)
+    if one:
+        cuts = starts
+        stretch[ends[-1] :] = blocks
+    else:
+        stretch[stretch >= block_edges[1:][np.cumsum(new_stratum) - 1]] = blocks
+        cuts = np.unique(np.concatenate([starts, ends[ends < n]]))
+        own = np.searchsorted(cuts, starts)
 
     def running(values: Array, edges: NDArray[np.int64]) -> Array:
-        if len(edges) == 2:
-            return np.asarray(np.cumsum(values, axis=-1))
+        if one:
+            return np.asarray(values.cumsum(axis=-1))
         out = np.empty_like(values)
         for a, b in pairwise(edges):
-            np.cumsum(values[..., a:b], axis=-1, out=out[..., a:b])
+            values[..., a:b].cumsum(axis=-1, out=out[..., a:b])
         return out
+
+    def at_risks(values: Array) -> Array:
+        """(…, deaths): sums over the risk set of each death's time, of (…, n) values."""
+        cut = values[..., : ends[-1]] if one else values
+        sums = running(np.add.reduceat(cut, cuts, axis=-1)[..., own], block_edges)
+        return np.asarray(sums.take(block, axis=-1))
 
     def onwards(values: Array) -> Array:
-        """For each row the sum over the blocks at or before its time: its own, and those after it in its stratum."""
-        return np.asarray(running(values[..., ::-1], blocks - block_edges[::-1])[..., ::-1][..., block])
+        """For each row the sum over deaths at or before its time, in its stratum, of (…, deaths) values."""
+        by_block = np.add.reduceat(values, heads, axis=-1)
+        sums = running(by_block[..., ::-1], blocks - block_edges[::-1])[..., ::-1]
+        none = np.zeros((*sums.shape[:-1], 1))
+        return np.asarray(np.concatenate([sums, none], axis=-1).take(stretch, axis=-1))
 
-    def by_block(values: Array) -> Array:
-        out = np.zeros((*values.shape[:-1], blocks))
-        out[..., at[heads]] = np.add.reduceat(values, heads, axis=-1) if len(heads) else 0.0
-        return out
+    def by_knot(values: Array) -> Array:
+        """For each tied death the sum over those it is tied with, of (…, tied) values."""
+        return np.asarray(np.add.reduceat(values, knots, axis=-1).take(knot, axis=-1))
 
     known: list[tuple[Array, tuple[Array, Array, Array, Array]]] = []
 
@@ -113,42 +144,45 @@ def cox(
         """θ, the logarithm it was divided by, and at each death its risk set's sum of θ and mean of x."""
         if not (known and np.array_equal(known[0][0], beta)):  # a step's value and its derivatives are one sum
             eta = shift + x @ beta
-            if len(row_edges) == 2:
-                tops = np.full(n, eta.max())
+            if one:
+                eta -= eta.max()
             else:
-                tops = np.repeat(np.maximum.reduceat(eta, row_edges[:-1]), np.diff(row_edges))
-            theta = w * np.exp(eta - tops)
-            summed = np.concatenate([theta[None], theta * across])
-            sums = running(summed, row_edges)[:, end]
+                eta -= np.repeat(np.maximum.reduceat(eta, row_edges[:-1]), np.diff(row_edges))
+            theta = w * np.exp(eta)
+            summed = np.empty((p + 1, n))
+            summed[0] = theta
+            np.multiply(theta, across, out=summed[1:])
+            sums = at_risks(summed)
             if thins:
-                sums = sums - share * by_block(summed[:, deaths])[:, at]
-            known[:] = [(beta.copy(), (theta, eta[deaths] - tops[deaths], sums[0], sums[1:] / sums[0]))]
+                sums[:, tied] -= share * by_knot(summed.take(deaths[tied], axis=1))
+            known[:] = [(beta.copy(), (theta, eta[deaths], sums[0], sums[1:] / sums[0]))]
         return known[0][1]
 
     def value(beta: Array) -> float:
         _, eta, inside, _ = at_risk(beta)
-        return float(w[deaths] @ eta - mass @ np.log(inside))
+        return float(w_deaths @ eta - mass @ np.log(inside))
 
-    def exposed(beta: Array) -> Array:
+    def exposed(beta: Array, weight: Array) -> Array:
+        """(…, n): what each row was exposed to, of (…, deaths) weights of its hazard at each death."""
         theta, _, inside, _ = at_risk(beta)
-        hazard = onwards(by_block(mass / inside))
-        if thins:
-            hazard -= event * by_block(mass * share / inside)[block]
+        hazards = mass / inside * weight
+        hazard = onwards(hazards)
+        if thins:  # of its own time a tied death is there in part
+            hazard[..., deaths[tied]] -= by_knot(share * hazards.take(tied, axis=-1))
         return np.asarray(theta * hazard)
 
     def derivatives(beta: Array) -> tuple[Array, Array]:
-        mean, exposure = at_risk(beta)[3], exposed(beta)
+        mean, exposure = at_risk(beta)[3], exposed(beta, np.ones(1))
         return target - across @ exposure, (across * exposure) @ x - (mean * mass) @ mean.T
 
     def scores(beta: Array) -> Array:
         """(p, n) score residuals: w_i (x_i - mean at its event) less what it was exposed to, (x_i - mean) dH summed."""
-        theta, _, inside, mean = at_risk(beta)
-        hazard = onwards(by_block(mass / inside * mean))
-        if thins:
-            hazard -= event * by_block(mass * share / inside * mean)[:, block]
-        out = theta * hazard - exposed(beta) * across
-        # Tied deaths share the means of their block: each takes the mean of them.
-        out[:, deaths] += w[deaths] * (across[:, deaths] - by_block(mean / count[at])[:, at])
+        mean = at_risk(beta)[3]
+        out = exposed(beta, mean) - exposed(beta, np.ones(1)) * across
+        if thins:  # tied deaths share the means of their block: each takes the mean of them
+            mean = mean.copy()
+            mean[:, tied] = by_knot(mean.take(tied, axis=1)) / count[block[tied]]
+        out[:, deaths] += w_deaths * (across.take(deaths, axis=1) - mean)
         return np.asarray(out)
 
     with np.errstate(all="ignore"):
@@ -189,13 +223,16 @@ class Curve:
         k = int(np.searchsorted(self.time, time, side="right"))
         return (1.0, 0.0) if k == 0 else (float(self.survival[k - 1]), float(self.log_variance[k - 1]))
 
-    def read_off(self, times: Sequence[float], *, label: str = "", level: float = 0.95) -> GridCurve:
+    def read_off(
+        self, times: Sequence[float], *, label: str = "", level: float = 0.95, inflation: float = 1.0
+    ) -> GridCurve:
         """The curve at given times, which must not come from its rows (`public_times`).
 
         Args:
             times: (g,), rising.
             label: what the curve is called.
             level: coverage of the pointwise intervals.
+            inflation: how many times the variance that the rows claim the curve has: 1 for patients.
         Raises: ParameterError: times that do not rise from 0, or a level outside (0, 1).
         """
         from scipy.special import expit, logit, ndtri
@@ -218,7 +255,7 @@ class Curve:
             known = time <= last or (value == 0 and k > 0 and grid[k - 1] < last)
             survival.append(value if known else None)
             if known and 0 < value < 1:
-                half = z * math.sqrt(variance) / (1 - value)
+                half = z * math.sqrt(inflation * variance) / (1 - value)
                 ends.append((float(expit(logit(value) - half)), float(expit(logit(value) + half))))
             else:
                 ends.append((None, None))
@@ -231,6 +268,7 @@ class Curve:
             upper=tuple(high for _, high in ends),
             at_risk=tuple(left),
             events=tuple(int(count) for count in past),
+            inflation=inflation,
         )
 
 
@@ -251,6 +289,7 @@ class GridCurve:
             survival is 0, 1 or unknown.
         at_risk: (g,) rows still followed just before each time.
         events: (g,) events up to and including each time.
+        inflation: how many times the variance that the rows claim stands behind the limits.
     Raises: ParameterError: parts of different lengths.
     """
 
@@ -262,6 +301,7 @@ class GridCurve:
     upper: tuple[float | None, ...]
     at_risk: tuple[int, ...]
     events: tuple[int, ...]
+    inflation: float = 1.0
 
     def __post_init__(self) -> None:
         for name in ("time", "survival", "lower", "upper", "at_risk", "events"):

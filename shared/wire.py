@@ -472,6 +472,8 @@ class QueryRequest:
         as_of: a revision of the wave.
         combine: put all refreshes of a site together.
         label: one of `LABELS`.
+        harmonise: a column to be mapped onto the scale of the site `to`, beside the answer as it stands; or empty.
+        densities: the study that the maps are made of; the one beside the study when empty.
     """
 
     study: str
@@ -486,16 +488,23 @@ class QueryRequest:
     as_of: int | None = None
     combine: bool = False
     label: str = "exploratory"
+    harmonise: str = ""
+    to: str = ""
+    densities: str = ""
 
     def __post_init__(self) -> None:
         _must_be_study(self.study)
+        if self.densities:
+            _must_be_study(self.densities)
+        _must(bool(self.harmonise) == bool(self.to), "harmonising must name a column and a site")
+        _must(bool(self.harmonise) or not self.densities, "a study of densities must come with a column to map")
         if len(self.formula) > FORMULA_CAP:
             raise TooLarge(f"a formula must have at most {FORMULA_CAP} letters", given=f"{len(self.formula)}")
         _must(bool(self.formula.strip()), "a question must have a formula, or the name of a planned analysis")
         _must(not self.kind or _is_word(self.kind), "the kind of a question must be a plain word")
         short = all(_is_word(name) and len(text) <= FORMULA_CAP for name, text in self.options.items())
         _must(len(self.options) <= 16 and short, "the options of a question must be few and short")
-        for name in ("term", "method", "test"):
+        for name in ("term", "method", "test", "harmonise", "to"):
             _must(len(getattr(self, name)) <= 256, f"a {name} must be short")
         _must(0 < self.level < 1, "a level must lie in (0, 1)")
         _must(0 <= self.wave < 1 << 31 and (self.as_of is None or 0 <= self.as_of < 1 << 31), "a wave is a number")

@@ -126,9 +126,11 @@ def _release(plan, site, key, table, wave, drawn=None, flow_of="", n=None):
     return statement, statement.sign([key, APPROVERS[key.public.key_id]]), receipt, data
 
 
-def take_back(store: Store, site: str, key: SigningKey, *, wave: int = 1, reason: str = "consent") -> str:
+def take_back(
+    store: Store, site: str, key: SigningKey, *, wave: int = 1, reason: str = "consent", study: str | None = None
+) -> str:
     """Withdraw a site's release as if it had asked; the digest of the bundle."""
-    [release] = [found for found in store.releases(wave=wave) if found.site == site]
+    [release] = [found for found in store.releases(study, wave=wave) if found.site == site]
     document = Withdrawal(
         study=release.study,
         site=site,

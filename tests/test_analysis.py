@@ -33,6 +33,7 @@ from coordinator.client import connect
 from coordinator.collect import Coordinator
 from coordinator.config import FILE_NAME, Config
 from coordinator.curves import curves as made_curves
+from coordinator.pooling import pool_estimates
 from coordinator.remote import Pass, Study
 from coordinator.store import Store
 from shared.errors import (
@@ -758,10 +759,52 @@ def test_survival_questions_give_the_same_numbers_from_python_and_the_command_li
             "Surv(time, cvd) ~ sbp/10", subset="age >= 50"
         ),
     }
+    asked |= {
+        ("ols", "sbp ~ age/10", "--term", "age"): study.ols("sbp ~ age/10", term="age"),
+        ("logistic", "cvd ~ age/10"): study.logistic("cvd ~ age/10"),
+        ("poisson", "cvd ~ age + offset(log(time))"): study.poisson("cvd ~ age + offset(log(time))"),
+        ("two-by-two", "cvd ~ I(age > 55)", "--measure", "RR"): study.two_by_two("cvd ~ I(age > 55)", measure="RR"),
+        ("difference", "sbp ~ I(age > 55)"): study.difference("sbp ~ I(age > 55)"),
+        ("ratio", "sbp ~ I(age > 55)"): study.ratio("sbp ~ I(age > 55)"),
+        ("mean", "sbp"): study.mean("sbp"),
+        ("proportion", "sbp > 140"): study.proportion("sbp > 140"),
+        ("correlation", "sbp", "age"): study.correlation("sbp", "age"),
+        ("correlation", "sbp", "age", "hdl", "--structure", "cs"): study.correlation(
+            "sbp", "age", "hdl", structure="cs"
+        ),
+    }
     for (kind, *rest), answer in asked.items():
         assert client.main([kind, "cvd", *rest, "--token", file, "--json"]) == 0
         assert json.loads(capsys.readouterr().out) == answer.document
         assert answer.document["k"] == 3, answer
+
+
+def test_what_may_be_asked_of_a_pooled_result_may_be_asked_of_an_answer(desk, study, tmp_path, capsys):
+    file = str(desk.save(desk.admit("fur")))
+    answer = study.cox(ADJUSTED)
+    levels = {"alpha": "north", "beta": "north", "gamma": "south"}
+    years = {"alpha": 1990, "beta": 2000, "gamma": 2020}
+    found = answer.further(subgroups=levels, mods={"year": years}, bayes=True, exact=True, diagnostics=True)
+    assert list(found["leave_one_out"]) == list(SITES)
+    north = found["subgroups"]["groups"]["north"]
+    assert (
+        north["pooled"]["beta"] == pool_estimates([row for row in answer.pooled.estimates if row.site != "gamma"]).beta
+    )
+    assert found["regression"]["terms"] == ("intercept", "year")
+    assert "subgroups by" in repr(found)
+    argv = ["cox", "cvd", ADJUSTED, "--diagnostics", "--bayes", "--subgroup", "posture", "--token", file]
+    drawn = str(tmp_path / "f.csv")
+    assert client.main([*argv, "--forest", drawn, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["leave_one_out"] == json.loads(json.dumps(found.document["leave_one_out"]))
+    assert set(told["subgroups"]["groups"]) == {"local"}
+    assert "posture local" in Path(drawn).read_text()
+    assert client.main(argv) == 0
+    assert "without each site" in capsys.readouterr().out
+    out = ["--out", drawn, "--subgroup", "posture", "--favours", "less|more", "--token", file]
+    assert client.main(["export", "cvd", answer.id, *out]) == 0
+    with pytest.raises(ParameterError, match="site -> level"):
+        answer.further(subgroups="size")
 
 
 def test_a_fault_that_nobody_foresaw_says_nothing_of_what_it_met(desk, study, monkeypatch, caplog):

@@ -120,6 +120,32 @@ def test_a_forest_plot_is_written(csv, tmp_path, capsys, suffix):
     assert out.stat().st_size > 1000
 
 
+def test_a_forest_plot_has_subgroups_and_sides_and_its_numbers_can_be_written(csv, tmp_path, capsys):
+    out, numbers = tmp_path / "forest.svg", tmp_path / "forest.csv"
+    facts = pd.read_csv(csv).assign(era=["forties", "forties", "later", "later", "later", "later"])
+    facts.to_csv(csv, index=False)
+    more = ("--subgroup", "era", "--favours", "Favours drug|Favours placebo", "--labels", "trial")
+    assert answer(capsys, "forest", csv, "--out", out, *more)[0] == 0
+    assert "era later" in out.read_text()
+    assert answer(capsys, "forest", csv, "--out", numbers, *more)[0] == 0
+    rows = pd.read_csv(numbers)
+    assert rows[rows["row"] == "group"]["label"].tolist() == ["era forties", "era later"]
+    assert answer(capsys, "forest", csv, "--out", numbers, "--labels", "trial", "--sort", "estimate")[0] == 0
+    assert pd.read_csv(numbers)["label"].tolist()[:4] == ["Beta", "Delta", "Gamma", "Alpha"]
+    assert answer(capsys, "forest", csv, "--out", out, "--sort", "weight", "--column", "year", *more)[0] == 0
+    assert "1977" in out.read_text()
+    assert rows[rows["label"] == "era forties"]["yi"].item() == pool(ROWS["yi"][:2], ROWS["vi"][:2]).beta
+    for wrong in (
+        ("--sort", "size"),
+        ("--kind", "funnel", "--sort", "name"),
+        ("--kind", "funnel", *more),
+        ("--favours", "one side"),
+        ("--subgroup", "eraa"),
+    ):
+        assert main(["forest", str(csv), "--out", str(out), *wrong]) == 2
+    assert main(["forest", str(csv), "--out", str(numbers), "--kind", "funnel"]) == 2
+
+
 def test_a_dry_run_of_a_figure_writes_nothing(csv, tmp_path, capsys):
     out = tmp_path / "forest.svg"
     code, said = answer(capsys, "forest", csv, "--out", out, "--dry-run")

@@ -223,6 +223,14 @@ def test_a_sum_that_rises_to_the_edge_has_a_one_sided_answer_with_the_reason():
     assert "flat" in flat.reason
 
 
+def test_a_likelihood_narrower_than_its_grid_has_an_interval_within_two_points_of_it():
+    grid = np.linspace(-4, 4, 161)
+    counts = [(573625, 132712, 603475, 63646), (400000, 100000, 600000, 80000), (300000, 90000, 500000, 60000)]
+    found = pool_profiles([counts_profile(f"h{i}", *cells, grid) for i, cells in enumerate(counts)])
+    assert found.interval.lb < found.beta < found.interval.ub
+    assert found.interval.ub - found.interval.lb < 2 * (grid[1] - grid[0])
+
+
 def test_profiles_that_cannot_be_added_are_refused():
     one = Profile(site="A", grid=[0, 1, 2, 3, 4], log_likelihood=[0] * 5, n=1)
     far = Profile(site="B", grid=[10, 11, 12, 13, 14], log_likelihood=[0] * 5, n=1)

@@ -286,6 +286,23 @@ def test_the_table_holds_what_the_plot_shows(result):
     assert table.to_csv(index=False).startswith("row,label,n,estimate,ci_lb,ci_ub,yi,se,weight,noise_share,reason")
 
 
+def test_the_table_of_a_plot_with_subgroups_has_their_diamonds_and_the_test_for_a_difference(result):
+    groups = subgroups(result, LEVELS | {"Freiburg": "public"})
+    table = forest_table(result, groups=groups, by="posture")
+    heads = ["site"] * 3 + ["group"] + ["site"] * 2 + ["group"] + ["site", "group"]
+    assert table["row"].tolist() == [*heads, "fixed", "random", "prediction", "excluded", "between"]
+    local = groups.groups["local"]
+    diamond = table[table["label"] == "posture local"].iloc[0]
+    assert (diamond["yi"], diamond["ci_ub"]) == pytest.approx((local.beta, math.exp(local.ci_ub)))
+    assert diamond["reason"].startswith("τ² = ")
+    assert table[table["group"] == "local"]["label"].tolist() == [*local.labels, "posture local"]
+    alone = table[table["label"] == "posture public"].iloc[0]
+    assert (alone["reason"], math.isnan(alone["yi"])) == ("one site: nothing was pooled", True)
+    assert "Difference between groups (posture): Q = " in table.iloc[-1]["reason"]
+    unknown = forest_table(result, groups=subgroups(result, {"Aachen": "local"}))
+    assert unknown["row"].tolist()[:3] == ["site", "group", "site"]
+
+
 def test_the_description_names_sites_models_and_the_missing(result):
     text = describe(result)
     for part in ("6 sites: Aachen 1.00", "Fixed effect", "Random effects", "Prediction interval", "Excluded: Zürich"):

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import datetime as dt
+import json
 from dataclasses import replace
 
 import numpy as np
+import pandas as pd
 import pytest
+from test_analysis import Desk
 
+from coordinator import client
 from coordinator.analysis import AnalysisService
-from coordinator.authority import Authority
+from coordinator.client import connect
+from coordinator.demo.play import Asked, play_of, pooled_real
 from coordinator.harmonise import (
     GridMap,
     Map,
@@ -21,13 +26,12 @@ from coordinator.harmonise import (
     harmonised,
     on_simplex,
 )
-from coordinator.store import Store
-from shared.errors import EstimateRefusal, ParameterError
-from shared.keys import SigningKey
-from shared.plan import Budget, sign_plan
+from coordinator.remote import Harmonised
+from shared.errors import AccessRefusal, EstimateRefusal, ParameterError, SchemaRefusal
+from shared.plan import Budget, StudyPlan
 from shared.prescriptions.densities import DensitiesPlan
 from shared.randomness import seeded_rng
-from tests.delivered import cohort, cohort_plan, deliver, join
+from tests.delivered import cohort, cohort_plan, deliver, join, take_back
 
 EDGES = np.linspace(40.0, 700.0, 65)
 
@@ -215,39 +219,41 @@ def test_a_column_that_nobody_has_is_refused():
 
 
 @pytest.fixture(scope="module")
-def hub(tmp_path_factory):
+def desk(tmp_path_factory):
     """Three sites with released rows, one of them with another assay, and a second study with their densities."""
-    home = tmp_path_factory.mktemp("hub")
-    lead = SigningKey.generate()
-    authority = Authority.create(home, coordinator="tributary-hub", names=("localhost",))
-    store = Store.open(home)
-    rows = cohort_plan()
+    made = Desk(tmp_path_factory.mktemp("hub"))
+    rows = cohort_plan(**{'"cox(time, cvd) ~ sbp/10 + age/10 + chol/40 + hdl/15"': '"ols(hdl) ~ chol/10"'})
     prescribed = DensitiesPlan(densities=[["chol"], ["age"]], epsilon=2.0, alike=["age"])
     beside = replace(
         rows, study="cvd-densities", release=prescribed, posture="private", budget=Budget(epsilon=4.0), estimands={}
     )
     for plan in (rows, beside):
-        store.add_plan(sign_plan(plan, [lead]), plan)
+        made.publish(plan)
     for seed, site in enumerate(("north", "south", "west", "east")):
-        invitation = authority.invite(
-            site, ["cvd", "cvd-densities"], address="localhost:1", leads=[lead.public], days=9
+        invitation = made.authority.invite(
+            site, ["cvd", "cvd-densities"], address="localhost:1", leads=[made.lead.public], days=9
         )
-        store.add_invitation(invitation)
-        key = join(store, invitation)
+        made.store.add_invitation(invitation)
+        key = made.keys[site] = join(made.store, invitation)
         table = cohort(3000, seed)
         rng = np.random.default_rng(seed)
         table["hdl"] = (50 + 0.1 * (table["chol"] - 210) + rng.normal(0, 6, len(table))).clip(5, 250)
         if site == "south":
             table["chol"] = stretched(table["chol"].to_numpy()).round(0)
-        deliver(store, rows, site, key, table)
+        deliver(made.store, rows, site, key, table)
         if site == "east":  # never released a density
             continue
         records = table.assign(person=range(len(table)))
         drawn = prescribed.draw(beside, beside.dictionary.check(records), seeded_rng(seed))
         prescribed.validate(beside, drawn, len(table))
-        deliver(store, beside, site, key, drawn, n=len(table))
-    yield store
-    store.close()
+        deliver(made.store, beside, site, key, drawn, n=len(table))
+    yield made.start()
+    made.stop()
+
+
+@pytest.fixture(scope="module")
+def hub(desk):
+    return desk.store
 
 
 def test_a_study_of_densities_is_described_without_rows_that_it_does_not_hold(hub):
@@ -269,13 +275,17 @@ def test_the_view_shows_the_answer_raw_with_intercepts_and_harmonised_and_says_w
     assert seen.raw.yi is not None
     assert abs(seen.raw.yi - 1) > 0.2
     assert seen.map_variance > 0
-    low, high = seen.interval
-    assert low < seen.harmonised.ci_lb < seen.harmonised.ci_ub < high
+    without = replace(seen.harmonised, shared=0.0)
+    assert seen.harmonised.se**2 - without.se**2 == pytest.approx(seen.map_variance)
+    assert seen.harmonised.ci_lb < without.ci_lb < without.ci_ub < seen.harmonised.ci_ub
+    assert seen.harmonised.fixed.se > without.fixed.se
+    assert seen.site_map_variance["north"] == 0, "it is its own scale"
+    assert seen.site_map_variance["south"] > 0
     assert [left.label for left in seen.harmonised.excluded] == ["east"]
     assert seen.warnings == ()
     text = "\n".join(seen.lines)
     for said in (
-        "all rows together",
+        "all rows in one table",
         "site by site",
         "harmonised",
         "assumes that the sites' patients are alike",
@@ -300,3 +310,89 @@ def test_what_cannot_be_harmonised_is_refused_with_what_to_do(hub):
         densities(hub, "cvd")
     with pytest.raises(ParameterError, match="two draws"):
         harmonised(hub, "cvd", "chol", to="north", estimand="mean(chol)", draws=1)
+
+
+def test_service_client_and_command_line_give_the_same_three_answers_and_the_record_tells_of_them(
+    desk, tmp_path, capsys
+):
+    token = desk.save(desk.admit("ada", studies=("cvd", "cvd-densities")))
+    here = harmonised(desk.store, "cvd", "chol", to="north", estimand="adjusted")
+    with connect(token) as connection:
+        study = connection["cvd"]
+        found = study.harmonise("chol", to="north")
+        plain = study.query("", "adjusted")
+        log = study.log()
+        explained = study.explain(found.id)
+        again = study.result(found.id)
+        picture = found.forest(tmp_path / "three.svg").read_text()
+    code = client.main(["harmonise", "cvd", "chol", "--to", "north", "--token", str(token), "--json"])
+    said = json.loads(capsys.readouterr().out)
+    assert code == 0
+    told = json.loads(json.dumps(here.document["harmonised"]))
+    for other in (found.told, said["harmonised"], again.told):
+        for name in ("pooled", "raw", "map_variance", "maps", "lines", "warnings", "site_map_variance", "excluded"):
+            assert other[name] == told[name], name
+    assert found.harmonised.ci_ub == here.harmonised.ci_ub
+    assert found.beta == plain.beta == here.intercepts.beta
+    assert found.raw == here.raw.yi
+    assert plain.id != found.id == said["result"]
+    assert isinstance(again, Harmonised)
+    line = next(row for row in log.document["lines"] if row["subject"] == found.id)
+    assert (line["question"]["harmonised"], line["question"]["to"], line["stale"]) == ("chol", "north", False)
+    assert len(explained.document["releases"]) == 4 + 3, "rows and densities"
+    assert explained.stale == ()
+    assert list(found.to_frame()["yi_harmonised"].notna()) == [False, True, True, True]
+    for words in ("All rows in one table", "harmonised", "site by site", "Map SE", "east"):
+        assert words in picture
+    assert client.main(["harmonise", "cvd", "chol", "--to", "north", "--token", str(token)]) == 0
+    shown = capsys.readouterr().out
+    for words in ("as released", "all rows in one table", "site by site", "assumes that the sites' patients are alike"):
+        assert words in " ".join(shown.split())
+
+
+def test_a_token_for_the_rows_alone_sees_no_densities_and_a_question_must_be_named(desk):
+    with connect(desk.admit("bea")) as connection:
+        with pytest.raises(AccessRefusal, match="one that the token is for"):
+            connection["cvd"].harmonise("chol", to="north")
+        with pytest.raises(ParameterError, match="one planned analysis"):
+            connection["cvd"].harmonise("age", to="north")
+        with pytest.raises(SchemaRefusal, match="a column and a site"):
+            connection["cvd"].query("", "adjusted", harmonise="chol")
+        lines = connection["cvd"].log().document["lines"]
+    assert lines[-1]["kind"] == "refused"
+    assert lines[-1]["question"]["harmonised"] == "chol"
+
+
+def test_a_withdrawn_density_makes_what_rested_on_it_stale(desk):
+    with connect(desk.admit("cleo", studies=("cvd", "cvd-densities"))) as connection:
+        study = connection["cvd"]
+        found = study.harmonise("chol", to="north")
+        take_back(desk.store, "west", desk.keys["west"], study="cvd-densities")
+        (why,) = study.explain(found.id).stale
+        assert "west has withdrawn" in why
+        assert all(row["stale"] for row in study.log().document["lines"] if row["subject"] == found.id)
+        after = study.harmonise("chol", to="north")
+        assert after.id != found.id
+        assert {row.label for row in after.harmonised.excluded} == {"east", "west"}
+
+
+def test_the_demo_of_two_assays_has_plans_that_fit_its_tables_and_knows_the_truth(tmp_path):
+    """The shipped plans take the simulated tables, whose slopes agree on one assay and do not on two."""
+    play = play_of(Asked(study="assay", scale=0.5))
+    files = play.tables(tmp_path)
+    plans = {name: StudyPlan.from_toml(text) for name, text in play.plans(dt.date.today()).items()}
+    assert list(plans) == ["assay", "assay-densities"]
+    assert plans["assay-densities"].release.alike == ("age",)
+    [formula] = plans["assay"].estimands.values()
+    slopes = []
+    for tables in (files, play.truth):
+        found = pooled_real(tables, plans["assay"], formula, "chol/40")
+        slopes.append(dict(zip(found.labels, found.yi, strict=True)))
+    two, one = slopes
+    assert two["budapest"] < 0.75 * one["budapest"]
+    assert one["cleveland"] == two["cleveland"]
+    assert all(value == pytest.approx(6, abs=1.5) for value in one.values())
+    records = pd.read_csv(files["budapest"])
+    densities_plan = plans["assay-densities"]
+    checked = densities_plan.dictionary.check(records[["person", "age", "chol"]].astype({"person": "string"}))
+    assert (densities_plan.release.mechanism_of(densities_plan).counts(checked)[0].sum()) == len(records)

@@ -11,9 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinator.pooling import cumulative, leave_one_out, pool, pool_estimates, tau2_dl
+from coordinator.client import pooled_data
+from coordinator.pooling import cumulative, leave_one_out, pool, pool_estimates, pool_many, tau2_dl
 from shared.errors import EstimateRefusal, ParameterError
 from shared.estimands import Estimate
+from shared.terminal import plain
 
 REFERENCE = json.loads((Path(__file__).parent / "reference" / "metafor_public.json").read_text())
 DATASETS = REFERENCE["datasets"]
@@ -243,7 +245,7 @@ def test_identical_estimates_give_no_interval_of_width_zero(method, test):
 def test_residuals_of_rounding_noise_give_no_width_either(yi, vi, method):
     result = pool(yi, vi, method=method, test="knha")
     assert result.ci_lb < result.beta < result.ci_ub
-    if result.tau2 == 0:
+    if result.k > 1 and result.tau2 == 0:
         assert result.test == "adhoc"
 
 
@@ -306,28 +308,66 @@ def test_strong_heterogeneity_is_said():
     assert any("differ strongly" in note for note in pool([0, 1, 2, 3, 4], [0.01] * 5).notes)
 
 
+def told(value):
+    """Every number of a document, and every pair of interval ends in it, by its place."""
+    if isinstance(value, dict):
+        ends = [name for name in (("ci_lb", "ci_ub"), ("lb", "ub")) if set(name) <= value.keys()]
+        yield from ((float(value[lb]), float(value[ub])) for lb, ub in ends if value[lb] is not None)
+        value = list(value.values())
+    if isinstance(value, list | tuple):
+        for part in value:
+            yield from told(part)
+    elif isinstance(value, float):
+        yield value
+
+
+SIZES = st.tuples(st.integers(-60, 60), st.floats(-9.9, 9.9)).map(lambda parts: parts[1] * 10.0 ** parts[0])
+EVEN = st.tuples(SIZES, st.lists(st.tuples(st.floats(-3, 3), st.floats(1e-6, 10)), max_size=5)).map(
+    lambda made: [(made[0] * y, made[0] ** 2 * v) for y, v in made[1]]
+)
+
+
 @given(
-    st.lists(
-        st.tuples(
-            st.floats(allow_nan=True, allow_infinity=True) | st.none(), st.floats(allow_nan=True, allow_infinity=True)
-        ),
-        max_size=6,
-    ),
+    st.lists(st.tuples(st.floats() | st.none() | SIZES, st.floats() | SIZES.map(abs)), max_size=6)
+    | EVEN
+    | st.tuples(SIZES, st.lists(SIZES.map(abs), max_size=4)).map(lambda made: [(made[0], v) for v in made[1]]),
     st.sampled_from(["FE", *METHODS]),
     st.sampled_from(TESTS),
 )
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=400, deadline=None)
 def test_whatever_comes_in_no_nan_and_no_empty_width_comes_out(rows, method, test):
     yi, vi = [y for y, _ in rows], [v for _, v in rows]
     try:
         result = pool(yi, vi, method=method, test=test)
     except EstimateRefusal:
         return
-    numbers = [getattr(result, name) for name in ("beta", "se", "pval", "ci_lb", "ci_ub", "tau2", "I2", "H2", "QEp")]
-    assert all(math.isfinite(number) for number in numbers)
-    assert result.ci_lb < result.ci_ub
+    document = plain(pooled_data(result))
+    for name in ("tau2_interval", "I2_interval", "H2_interval"):  # that of tau2 may be [0, small]
+        ends = document.pop(name)
+        assert ends["lb"] is None or 0 <= ends["lb"] <= ends["ub"] < math.inf
+    for found in told(document):
+        assert math.isfinite(found) if isinstance(found, float) else found[0] < found[1]
+    assert result.ci_lb < result.beta < result.ci_ub
     assert len(result.excluded) + result.k == len(rows)
-    assert result.tau2_interval.empty or math.isfinite(result.tau2_interval.ub)
+    assert all(row.reason for row in result.excluded)
+    many = pool_many([[math.nan if y is None else y for y in yi]], [vi], method=method, test=test)
+    assert many.k.tolist() == [result.k]
+
+
+def test_a_site_that_reports_in_another_unit_by_mistake_is_left_out_with_the_reason():
+    result = pool([0.1, 0.2, 3e14], [0.01, 0.02, 1e28], labels=["A", "B", "C"])
+    assert result.labels == ("A", "B")
+    assert "check its unit" in result.excluded[0].reason
+    assert result.beta == pool([0.1, 0.2], [0.01, 0.02]).beta
+    with pytest.raises(EstimateRefusal, match="check its unit"):
+        pool([1e13, 0.0], [1.0, 1e18])
+
+
+def test_estimates_that_claim_no_variance_have_no_naive_result():
+    rows = [
+        Estimate(study="s", site=site, wave=1, term="t", yi=0.1, vi_sampling=0.1, vi_naive=0.0, n=9) for site in "AB"
+    ]
+    assert pool_estimates(rows).naive is None
 
 
 @pytest.mark.parametrize(
@@ -336,6 +376,7 @@ def test_whatever_comes_in_no_nan_and_no_empty_width_comes_out(rows, method, tes
         ({"method": "reml"}, "method must be one of"),
         ({"test": "hksj"}, "test must be one of"),
         ({"level": 95}, r"level must be in \(0, 1\)"),
+        ({"level": 1e-9}, r"level must be at least 0.5"),
         ({"labels": ["A"]}, "labels must name every row"),
     ],
 )

@@ -33,6 +33,7 @@ from shared.errors import (
 from shared.keys import SigningKey
 from shared.rounds import Answered, Asked, node_id, open_answer, open_asked, pack, unpack
 from shared.wire import ROUND_CAP, RoundAnswer
+from site_agent import verifier
 from site_agent.ledger import Ledger
 
 __all__ = ["plan"]  # the fixture
@@ -412,22 +413,33 @@ def test_a_copy_of_the_ledger_cannot_begin_the_same_round_unnoticed(ledger):
     assert isinstance(heads[0], Anchored)
 
 
-def test_an_auditor_sees_a_round_that_was_answered_unwitnessed(ledger):
-    """The verifier replays it by itself: each round begun, witnessed at or after that entry, and answered."""
-    from site_agent.verifier import Wrong, lives
-
+def test_a_stranger_with_the_record_finds_a_round_too_many_out_of_turn_or_answered_twice(ledger):
     hold = begun(ledger)
-    for number in (1, 2):
+    for number in (1, 3):
         ledger.begin_round(hold, number, DIGEST)
         ledger.witness_round(hold, number, acknowledge(ledger))
         ledger.seal_round(hold, number, DIGEST)
-    told = [{"seq": entry.seq, "kind": entry.kind, "body": dict(entry.body)} for entry in ledger.entries()]
-    assert lives(told) == []
-    for number, entry in enumerate(told):
+    told = [{"seq": one.seq, "kind": one.kind, "body": dict(one.body)} for one in ledger.entries()]
+    assert verifier.lives(told) == []
+
+    def more(kind: str, **body) -> list[dict]:
+        return [*told, {"seq": len(told) + 1, "kind": kind, "body": {"release_id": "training", **body}}]
+
+    assert verifier.lives(more("round", number=4)) == []
+    for number, entry in enumerate(told):  # each round begun, and witnessed at or after that entry
         if entry["kind"] in ("round", "witnessed"):
-            with pytest.raises(Wrong):
-                lives(told[:number] + told[number + 1 :])
-    [_, late] = [entry for entry in told if entry["kind"] == "witnessed"]
-    late["body"]["seq"] -= 1
-    with pytest.raises(Wrong, match="witnessed"):
-        lives(told)
+            early = {**entry, "body": {**entry["body"], "seq": entry["body"].get("seq", 0) - 1}}
+            for instead in ([], [early][: entry["kind"] == "witnessed"]):
+                with pytest.raises(verifier.Wrong):
+                    verifier.lives([*told[:number], *instead, *told[number + 1 :]])
+    for wrong in (
+        more("round", number=2),
+        more("round", number=3),
+        more("round", number=5),
+        more("answer", number=3),
+        more("answer", number=4),
+        more("drawing"),
+        more("seal", approvals=1),
+    ):
+        with pytest.raises(verifier.Wrong):
+            verifier.lives(wrong)

@@ -18,6 +18,7 @@ from coordinator.curves import curves
 from coordinator.drawing import COLOURS, DASHES, SERIES
 from coordinator.planning import cost
 from coordinator.pooling import pool_estimates
+from coordinator.queries import ask
 from coordinator.spending import Budget, Spending, _planned, spending
 from coordinator.store import Store
 from coordinator.time_figures import MOST_CURVES, km_figure, waves_figure
@@ -345,12 +346,24 @@ def test_the_curves_of_a_wave_are_those_of_the_releases_it_holds(filled):
     both = pd.concat([tables["north", 1], tables["north", 2]])  # the study appends: wave 2 adds rows to wave 1
     for one, table in zip(found.curves, (both, tables["south", 1]), strict=True):
         whole = kaplan_meier(table["time"].to_numpy(float), table["cvd"].to_numpy(float))
-        assert one == whole.read_off(public_times(45.0), label=one.label)
+        assert one == whole.read_off(public_times(45.0), label=one.label, inflation=2.0)  # posture local: 2 - w^k
     assert curves(store, "cvd", 1, "km(time, cvd) ~ 1").curves[0].n == 201
     drawn = found.figure()
     assert drawn.figure.axes[1].get_xlabel() == "Time to first event or end of follow-up (years)"
     assert drawn.figure.axes[1].get_ylabel() == "Share without cardiovascular event"
     assert_tidy(drawn)
+
+
+def test_the_limits_of_a_curve_hold_what_those_of_the_question_about_one_time_hold(filled):
+    store, _, _ = filled
+    found = curves(store, "cvd", 1, "km(time, cvd) ~ 1", level=0.9)
+    k = found.curves[0].time.index(9.0)
+    for row, one in zip(ask(store, "cvd", 1, "km(time, cvd, at = 9)").estimates, found.curves, strict=True):
+        half = 1.6448536269514722 * math.sqrt(row.vi)
+        ends = [1 / (1 + math.exp(-x)) for x in (row.yi - half, row.yi + half)]
+        assert (one.lower[k], one.upper[k]) == pytest.approx(ends)
+        assert row.vi == pytest.approx(2 * row.vi_naive)
+    assert "2 times the variance that the rows claim" in " ".join(texts(found.figure()))
 
 
 def test_a_curve_of_each_group_is_named_after_site_and_group(filled):

@@ -46,6 +46,7 @@ PLAYS: Mapping[str, str] = {
     "heart": "coordinator.demo.cohorts:Heart",
     "federated": "coordinator.demo.federated:Federated",
     "registry": "coordinator.demo.registries:Registries",
+    "assay": "coordinator.demo.assay:Assay",
 }
 """Name of a study to its play."""
 

@@ -25,7 +25,7 @@ class ReleasesRequest(_message.Message):
     def __init__(self, study: _Optional[str] = ...) -> None: ...
 
 class QueryRequest(_message.Message):
-    __slots__ = ("study", "kind", "formula", "options", "term", "method", "test", "level", "wave", "as_of", "combine", "label")
+    __slots__ = ("study", "kind", "formula", "options", "term", "method", "test", "level", "wave", "as_of", "combine", "label", "harmonise", "to", "densities")
     class OptionsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -45,6 +45,9 @@ class QueryRequest(_message.Message):
     AS_OF_FIELD_NUMBER: _ClassVar[int]
     COMBINE_FIELD_NUMBER: _ClassVar[int]
     LABEL_FIELD_NUMBER: _ClassVar[int]
+    HARMONISE_FIELD_NUMBER: _ClassVar[int]
+    TO_FIELD_NUMBER: _ClassVar[int]
+    DENSITIES_FIELD_NUMBER: _ClassVar[int]
     study: str
     kind: str
     formula: str
@@ -57,7 +60,10 @@ class QueryRequest(_message.Message):
     as_of: int
     combine: bool
     label: str
-    def __init__(self, study: _Optional[str] = ..., kind: _Optional[str] = ..., formula: _Optional[str] = ..., options: _Optional[_Mapping[str, str]] = ..., term: _Optional[str] = ..., method: _Optional[str] = ..., test: _Optional[str] = ..., level: _Optional[float] = ..., wave: _Optional[int] = ..., as_of: _Optional[int] = ..., combine: _Optional[bool] = ..., label: _Optional[str] = ...) -> None: ...
+    harmonise: str
+    to: str
+    densities: str
+    def __init__(self, study: _Optional[str] = ..., kind: _Optional[str] = ..., formula: _Optional[str] = ..., options: _Optional[_Mapping[str, str]] = ..., term: _Optional[str] = ..., method: _Optional[str] = ..., test: _Optional[str] = ..., level: _Optional[float] = ..., wave: _Optional[int] = ..., as_of: _Optional[int] = ..., combine: _Optional[bool] = ..., label: _Optional[str] = ..., harmonise: _Optional[str] = ..., to: _Optional[str] = ..., densities: _Optional[str] = ...) -> None: ...
 
 class RowsRequest(_message.Message):
     __slots__ = ("study", "release_id")

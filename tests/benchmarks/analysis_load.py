@@ -129,7 +129,13 @@ def main() -> None:
                         "answers_a_second": len(waited) / (time.perf_counter() - begun),
                         "load_average_before": load,
                     }
-            rounds["cold_one_analyst"] = {"seconds": shares(ask(0, questions(0, 2 * EACH)))}
+            load, before = os.getloadavg()[0], spent(pid)
+            waited = ask(0, questions(0, 2 * EACH))
+            rounds["cold_one_analyst"] = {
+                "seconds": shares(waited),
+                "cpu_seconds_each": (spent(pid) - before) / len(waited),
+                "load_average_before": load,
+            }
             for connection in connections:
                 connection.close()
         desk.stop()

@@ -5,13 +5,17 @@ are beside those of the real data. Fresh cohorts in every repetition. In the wor
 assumes holds: a t copula, curved and interacting effects, a hazard that is not proportional in age, and censoring that
 hangs on the covariates; the Cox coefficient there has no agreed truth, so only the gap to the real data is told.
 
-python -m tests.benchmarks.honest [repetitions] [first seed] [--epsilon 0.5,1,3] [--bootstrap 30] [--world fits|misfit]
+With a folder, every repetition is kept there, and a run that was stopped goes on where it was.
+
+python -m tests.benchmarks.honest [repetitions] [first seed] [--epsilon 0.5,1,3] [--world fits|misfit]
+  [--bootstrap 30] [--bootstrap-at 1] [--folder FOLDER]
 """
 
 import argparse
 import json
 import math
 import time
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -125,14 +129,18 @@ def one(tables, epsilon, declared, rng, bootstrap, **more):
 
 
 def measured(seed, epsilons, bootstrap, world="fits", **more):
-    """One repetition: real and released estimates of every site, as plain numbers."""
+    """One repetition: real and released estimates of every site, as plain numbers.
+
+    Args:
+        bootstrap: refits of a site of few events, by ε; none where it is not named.
+    """
     rng = np.random.default_rng(10_000 + seed)
     tables = cvd_cohorts(rng) if world == "fits" else misfit(rng)
     out = {"seed": seed, "truth": log_hrs(seed).tolist() if world == "fits" else None, "cells": {}}
-    out["real"] = [real(table) for table in tables.values()]
+    out["real"] = [[float(value) for value in real(table)] for table in tables.values()]
     for epsilon in epsilons:
         for declared in (False, True):
-            rows, boots, cpu = one(tables, epsilon, declared, seeded_rng(seed), bootstrap, **more)
+            rows, boots, cpu = one(tables, epsilon, declared, seeded_rng(seed), bootstrap.get(epsilon, 0), **more)
             name = f"epsilon={epsilon:g} {'declared' if declared else 'plain'}"
             out["cells"][name] = {"sites": rows.tolist(), "bootstrapped": boots, "cpu": cpu}
     return out
@@ -178,17 +186,31 @@ def main():
     parser.add_argument("repetitions", nargs="?", type=int, default=100)
     parser.add_argument("first", nargs="?", type=int, default=1)
     parser.add_argument("--epsilon", default="0.5,1,3")
-    parser.add_argument("--bootstrap", type=int, default=30, help="0: the linearised variances everywhere")
+    parser.add_argument(
+        "--bootstrap", type=int, default=0, help="refits of sites of few events; 0: linearised variances"
+    )
+    parser.add_argument("--bootstrap-at", default="1", help="the ε at which: a refit takes as long as a fit")
+    parser.add_argument("--folder", type=Path, help="keep every repetition here, and go on from what is there")
     parser.add_argument("--world", choices=("fits", "misfit"), default="fits")
     given = parser.parse_args()
     epsilons = [float(text) for text in given.epsilon.split(",")]
+    bootstrap = {float(text): given.bootstrap for text in given.bootstrap_at.split(",")}
     runs = []
     for seed in range(given.first, given.first + given.repetitions):
-        runs.append(measured(seed, epsilons, given.bootstrap, given.world))
+        kept = given.folder / f"{given.world}-{seed}.json" if given.folder else None
+        if kept is not None and kept.is_file():
+            runs.append(json.loads(kept.read_text()))
+            continue
+        runs.append(measured(seed, epsilons, bootstrap, given.world))
+        if kept is not None:
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            kept.write_text(json.dumps(runs[-1]))
         if len(runs) % 10 == 0 or seed == given.first:
             print(len(runs), json.dumps(summary(runs)), flush=True)
-    results = {"repetitions": len(runs), "bootstrap": given.bootstrap, "world": given.world, "cells": summary(runs)}
+    results = {"repetitions": len(runs), "bootstrap": bootstrap, "world": given.world, "cells": summary(runs)}
     name = "honest" if given.world == "fits" else "honest_misfit"
+    name += "_bootstrap" if given.bootstrap else ""
+    name += "_bootstrap" if given.bootstrap else ""
     print(record.write(name, results, seed=given.first))
 
 
