@@ -661,6 +661,14 @@ class Ledger:
             body = {"number": number, "answer_sha256": answer_sha256}
             return book.move(hold.release_id, "answer", body)
 
+    def sealed_round(self, plan_hash: str, number: int) -> str:
+        """SHA-256 of the answer that was sealed for a round of a plan's training; blank where there is none."""
+        with self._transaction() as book:
+            for hold in book.holds.values():
+                if hold.rounds and hold.plan_hash == plan_hash and number in hold.begun and hold.state == "training":
+                    return hold.begun[number].answer
+        return ""
+
     def end_training(self, hold: Hold, flow_sha256: str) -> Hold:
         """Note the flow that came of a training; the same again changes nothing. Raises: StateRefusal."""
         _require_digest(flow_sha256, "flow_sha256")

@@ -58,14 +58,15 @@ if TYPE_CHECKING:
     from site_agent.ledger import AnchorReceipt, Hold, Ledger
     from site_agent.pipeline import Site
 
-__all__ = ["FLOWS", "UNCOVERED", "Part", "charge_of", "fetch", "flow_path", "kept_flow", "part", "take_part"]
+__all__ = ["FLOWS", "Part", "charge_of", "fetch", "flow_path", "kept_flow", "part", "take_part", "uncovered"]
 
 FLOWS = "flows"
 """Folder of the trained flows that came back, each named by its digest."""
-UNCOVERED = (
+_ALWAYS = (
     "The number of persons who train: it follows from the plan's eligibility rule and is public.",
     "A person who is a patient of several hospitals: losses add up, and no hospital can see it.",
     "Rounding in the arithmetic of the training: its gradients are floating-point numbers. Its noise is drawn exactly.",
+    "How long a round's steps take: it grows with the size of the sample, and an answer comes when they are done.",
 )
 GIVEN_UP = TrainingRefusal.code
 """What the coordinator is told of a round that was begun and has no answer: nothing about why."""
@@ -376,8 +377,6 @@ class _Work:
             )
 
     def _reserved(self) -> Hold:
-        from shared.release import unit
-
         plan, federated = self.plan, _training(self.plan)
         return self.ledger.reserve(
             study=plan.study,
@@ -387,7 +386,7 @@ class _Work:
             event=federated.event.to_canonical(),
             delta=plan.budget.delta,
             cap_epsilon=plan.budget.epsilon,
-            uncovered=UNCOVERED if unit(plan) == "patient" else (*UNCOVERED, _ROWS),
+            uncovered=uncovered(plan),
             site_cap_epsilon=self.at.budget.epsilon,
             site_delta=self.at.budget.delta,
             rounds=federated.rounds,
@@ -589,6 +588,14 @@ class _Source:
 def _belongs(person: str, bound: frozenset[str] | None, gone: frozenset[str]) -> bool:
     """Whether a person trains: of those who were bound before the first round, and before it of all who are left."""
     return person not in gone if bound is None else person in bound
+
+
+def uncovered(plan: StudyPlan) -> tuple[str, ...]:
+    """What the guarantee of a plan's training does not cover, in sentences for a steward."""
+    from shared.release import left_out, unit
+
+    rows = () if unit(plan) == "patient" else (_ROWS,)
+    return _ALWAYS + rows + left_out(plan)
 
 
 _ROWS = "A person with several rows: the study has no person column, so the guarantee is for one row."

@@ -28,6 +28,7 @@ from shared.dictionary import Column
 from shared.errors import (
     ApprovalRefusal,
     BudgetRefusal,
+    IntegrityRefusal,
     LedgerRefusal,
     LockedRefusal,
     NetworkRefusal,
@@ -691,6 +692,23 @@ def test_two_people_must_approve_a_plan_whose_rounds_no_person_sees(hub, hospita
     assert hospital.ledger.holds() == []
     hospital.ledger.approve_plan(**noted, approver="lind")
     take_part(SiteFloors(approvals=2, author_apart=True))
+    assert len(answers(hub, hospital)) == 1
+
+
+def test_no_answer_leaves_that_the_ledger_does_not_name(hub, hospitals):
+    [hospital] = hospitals[:1]
+    ask(hub)
+
+    def door(egress):
+        egress._sealed = hospital.ledger.sealed_round
+        lying = Lying(egress, lambda content: pack(2 * unpack(content)[0], unpack(content)[1]))
+        lying.key = hospital.keys.release
+        return lying
+
+    with pytest.raises(IntegrityRefusal, match="ledger names"):
+        hospital.take_part(wait=0, door=door)
+    assert answers(hub, hospital) == {}
+    hospital.take_part(wait=0)
     assert len(answers(hub, hospital)) == 1
 
 
