@@ -1293,6 +1293,8 @@ def federate_run(
         if answer["flow"] is None:
             out.print("dry run: nothing was asked")
             return
+        counted = ", ".join(f"{site} {said['n']:,}" for site, said in answer["answered"].items())
+        _facts(out, ("records, as each site says", counted))
         out.print(f"The flow is trained, and up for the sites: {answer['flow']}", soft_wrap=True)
         words = 'next: a plan version with posture = "private" and this flow, then coordinator plan sign'
         out.print(words, style="cyan")

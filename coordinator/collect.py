@@ -19,6 +19,7 @@ import fcntl
 import hashlib
 import itertools
 import logging
+import math
 import os
 import shutil
 import signal
@@ -607,6 +608,7 @@ class CollectionService:
             if receipt.n < plan.floors.persons:
                 raise SmallN(f"a release must have at least {plan.floors.persons} persons", given=f"{receipt.n}")
             self._require_history(receipt, plan)
+            self._require_trained(receipt, plan)
             plan.release.validate(plan, bundle.table, receipt.n)
             return receipt
         except (Refusal, MemoryError, OSError):
@@ -615,6 +617,29 @@ class CollectionService:
             # Content that breaks a reader in a way we did not foresee is content, not a fault of ours to repeat.
             logging.getLogger("tributary.collect").error("unexpected %s in a bundle", type(error).__name__)
             raise SchemaRefusal("a bundle's content must be readable", given="another form") from None
+
+    def _require_trained(self, receipt: Receipt, plan: StudyPlan) -> None:
+        """Hold what a receipt says of the training of its flow against that training. Raises: ReceiptRefusal.
+
+        A flow that was not trained here has nothing to be held against. A site whose ledger began anew may have
+        forgotten what it was charged for; its charge is counted there as a lost one.
+        """
+        flow = self._boxes.flow(plan.flow) if plan.flow else None
+        if flow is None:
+            return
+        said = receipt.trained
+        if not said:
+            *_, begun_anew = self._store.witnessed(receipt.site)
+            if flow.sites.get(receipt.site, {}).get("answered") and not begun_anew:
+                raise ReceiptRefusal(
+                    "a receipt of a site that trained the plan's flow must name its charge for that", given="none"
+                )
+            return
+        for name in ("plan_hash", "rounds", "delta", "epsilon"):
+            told, true = said[name], getattr(flow, name)
+            same = math.isclose(told, true, rel_tol=1e-9) if isinstance(true, float) else told == true
+            if not same:
+                raise ReceiptRefusal(f"a receipt's {name} of the training must be the training's", given="another")
 
     def _require_history(self, receipt: Receipt, plan: StudyPlan) -> None:
         """Hold what a receipt says of earlier releases against those that arrived here. Raises: ReceiptRefusal.

@@ -7,14 +7,16 @@ stops: asked again, a round is the same round, and the answers to it are in the 
 
 from __future__ import annotations
 
+import contextlib
+import math
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from coordinator.rounds import Answer, LetterBoxes
 from shared.canonical import sha256_hex
-from shared.errors import CATALOGUE, PlanRefusal, Refusal, StateRefusal, TooLarge
+from shared.errors import CATALOGUE, LockedRefusal, PlanRefusal, Refusal, SchemaRefusal, StateRefusal, TooLarge
 from shared.rounds import Asked, node_id, pack, unpack
 from shared.wire import ROUND_CAP
 
@@ -31,6 +33,9 @@ if TYPE_CHECKING:
 __all__ = ["dialled_grid", "nodes", "train"]
 
 POLL = 0.2
+GRACE, MISSES = 60.0, 3
+"""Seconds that the others are given at least once the quorum has answered; rounds missed in a row after which nobody
+waits for a site."""
 FOLDER = "federated"
 
 
@@ -57,9 +62,10 @@ def train(
         home: the coordinator's folder; state and flow are kept in ``federated/<study>/<plan hash>``.
         plan: with [federated].
         key: the coordinator's witness key, which signs every round.
-        timeout: seconds that a round waits for the last site.
+        timeout: seconds that a round waits for its quorum.
         told: see `coordinator.federation.run`.
-    Raises: see `coordinator.federation.run`; TooLarge (a flow that one message does not hold); StateRefusal (no site).
+    Raises: see `coordinator.federation.run`; TooLarge (a flow that one message does not hold); StateRefusal (no site);
+        LockedRefusal (another process runs it).
     """
     from coordinator import federation
 
@@ -69,19 +75,39 @@ def train(
     if not sites:
         raise StateRefusal("a site must have joined the study", given="none", next_step="coordinator invite SITE.")
     boxes = LetterBoxes(store)
-    flow = federation.run(
-        dialled_grid(boxes, plan, {node: site for site, node in sites.items()}, key),
-        plan,
-        sites,
-        home / FOLDER / plan.study / plan.hash[:16],
-        timeout=timeout,
-        told=told,
-    )
+    folder = home / FOLDER / plan.study / plan.hash[:16]
+    with _alone(folder):
+        flow = federation.run(
+            dialled_grid(boxes, plan, {node: site for site, node in sites.items()}, key),
+            plan,
+            sites,
+            folder,
+            timeout=timeout,
+            told=told,
+        )
     content = flow.canonical
     _require_room(len(content))
     said = _asked(plan, "finished", flow.rounds, content)
     boxes.ask(said, content, (), key)
     return flow
+
+
+@contextlib.contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Hold a training's folder: two that run it would take different answers of one round. Raises: LockedRefusal."""
+    import fcntl
+
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise LockedRefusal(
+                "one process must run a training",
+                given="another one that does",
+                next_step="Let it go on, or stop it first: coordinator federate status shows how far it is.",
+            ) from None
+        yield
 
 
 def dialled_grid(
@@ -91,6 +117,7 @@ def dialled_grid(
     key: SigningKey,
     *,
     sleep: Callable[[float], None] = time.sleep,
+    clock: Callable[[], float] = time.monotonic,
 ) -> Grid:
     """Flower's grid over letter boxes.
 
@@ -98,9 +125,11 @@ def dialled_grid(
         sites: node id to site.
         key: signs what is asked.
         sleep: waits between two looks into the boxes.
+        clock: seconds, for how long.
     """
     from shared import flower
 
+    quorum = 1 if plan.federated is None else plan.federated.quorum
     flower.prepare()
     from flwr.app import ArrayRecord, ConfigRecord, Error, MetricRecord, RecordDict
     from flwr.serverapp import Grid
@@ -110,6 +139,7 @@ def dialled_grid(
 
         def __init__(self) -> None:
             self._open: dict[str, Message] = {}
+            self._missed: dict[str, int] = {}
 
         def set_run(self, run: Any) -> None:
             """There is only one."""
@@ -152,38 +182,51 @@ def dialled_grid(
         def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
             """What has been answered of these."""
             found: list[Message] = []
-            known: dict[int, dict[str, Answer]] = {}
+            waiting: dict[str, dict[str, Message]] = {}
             for name in message_ids:
-                message = self._open.get(name)
-                if message is None:
-                    continue
-                number, content = _question(plan, message)
-                if number not in known:
-                    known[number] = boxes.answers(plan.study, plan.hash, number)
-                answer = known[number].get(sites[message.metadata.dst_node_id])
-                if answer is not None:
-                    found.append(self._reply(message, answer, content))
-                    del self._open[name]
+                if name in self._open:
+                    message = self._open[name]
+                    waiting.setdefault(message.metadata.group_id, {})[sites[message.metadata.dst_node_id]] = message
+            for group, messages in waiting.items():
+                # An answer is read once: what has been taken before is not read again at every look.
+                answers = boxes.answers(plan.study, plan.hash, int(group), among=messages)
+                for site, answer in answers.items():
+                    message = messages[site]
+                    found.append(self._reply(message, answer, _question(plan, message)[1]))
+                    del self._open[message.metadata.message_id]
             return found
 
         def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
-            """Wait until all have answered, or the time is over; who has not is a straggler."""
+            """Wait until all have answered, or the time is over; who has not is a straggler.
+
+            Once the quorum has answered the others are given as long again, and a minute at least. A site that missed
+            three rounds in a row is asked like all, and not waited for.
+            """
             names = list(self.push_messages(messages))
-            until = None if timeout is None else time.monotonic() + timeout
+            began, reached = clock(), math.inf
+            until = math.inf if timeout is None else began + timeout
             found: list[Message] = []
-            while len(found) < len(names):
+            while True:
                 found += self.pull_messages(names)
-                if len(found) == len(names) or (until is not None and time.monotonic() >= until):
+                now = clock()
+                if sum(not message.has_error() for message in found) >= quorum:
+                    reached = min(reached, now)
+                left = {sites[self._open[name].metadata.dst_node_id] for name in names if name in self._open}
+                late = now >= min(until, reached + max(GRACE, reached - began))
+                if not left or late or (reached <= now and all(self._missed.get(site, 0) >= MISSES for site in left)):
                     break
                 sleep(POLL)
             for name in names:
-                self._open.pop(name, None)
+                site = name.partition(":")[2]
+                self._missed[site] = self._missed.get(site, 0) + 1 if self._open.pop(name, None) else 0
             return found
 
-        def _reply(self, message: Message, answer: Answer, content: bytes) -> Message:
+        def _reply(self, message: Message, answer: Answer | Refusal, content: bytes) -> Message:
             """What a site signed, as a message of Flower's: the checks on the weights are the strategy's."""
-            said = answer.said
             try:
+                if isinstance(answer, Refusal):
+                    raise answer
+                said = answer.said
                 if said.code:
                     raise _given_up(said.code)
                 weights, numbers = unpack(answer.content)
@@ -201,8 +244,10 @@ def dialled_grid(
                         flower.CONFIG: ConfigRecord(config),
                     }
                 )
-            except Refusal as refusal:
-                given = flower.refused(refusal)
+            except Exception as error:
+                # An answer is taken once: one that broke this process would break it at every attempt to go on.
+                told = error if isinstance(error, Refusal) else SchemaRefusal("an answer must be readable", given="not")
+                given = flower.refused(told)
             assert isinstance(given, RecordDict | Error)
             return flower.addressed(
                 given,

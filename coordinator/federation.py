@@ -6,7 +6,7 @@
 * **Nothing believed.** An answer is taken only if it is of this plan and round, to these weights, one vector of the
   right length with finite entries, no further away than the training can move it, and was not sent before. The reason
   of every refusal is kept by site and round. A site's weight in the mean is its number of records, said once and for
-  all.
+  all, and no more than the plan lets a site count for.
 * **Quorum.** A round that fewer sites answer stops the training with a reason; stragglers are asked again in the next.
 * **A state on disk**, whole after every round. `run` goes on where it stopped, after a crash of either side: a site
   that has answered the round gives the same answer again, and nothing is charged twice.
@@ -45,6 +45,7 @@ from shared.errors import (
 )
 from shared.federated import (
     FLOW_CAP,
+    MOST_RECORDS,
     FederatedFlow,
     Shape,
     first_weights,
@@ -68,7 +69,6 @@ Array = NDArray[np.float64]
 STATE, FLOW = "training.json", "flow.json"
 """Files in the training's folder: the state after the last whole round, and the flow when all are done."""
 FORMAT = "tributary-federated-state/1"
-MOST_RECORDS = 100_000_000
 _REMEMBERED = 16
 """Hexadecimal digits of an answer's digest that are kept, to know it again."""
 
@@ -366,7 +366,7 @@ def _strategies() -> Mapping[str, Callable[..., Any]]:
                 reply.content = RecordDict(
                     {
                         flower.ARRAYS: ArrayRecord({flower.WEIGHTS: flower.vector(weights)}),
-                        flower.FIGURES: MetricRecord({"n": progress.n}),
+                        flower.FIGURES: MetricRecord({"n": min(progress.n, federated.most_records)}),
                     }
                 )
                 found[site] = reply

@@ -2,25 +2,30 @@
 
 The sites dial in and empty their box; nothing here reaches out. Every question and every answer is in the database
 before anybody is told that it is, so that the server, and whoever runs the training, may stop at any moment and go on
-where they were. Two rules hold whatever is sent: a round is asked once, with one content (what a round was about never
+where they were. Two rules hold whatever is sent: a round is asked with one content (what a round was about never
 changes while answers to it are on their way), and a site answers a round once (the same bytes again get the same
-receipt, other bytes are refused as a replay).
+receipt, other bytes are refused as a replay). Sites come and go meanwhile: who joins is asked the open round as well,
+and who has left does not answer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import sqlalchemy as sa
 
 from coordinator.store import Site, Store
 from shared.canonical import sha256_hex
-from shared.errors import ReplayRefusal, RoleRefusal, RoundsRefusal, StateRefusal
+from shared.errors import Refusal, ReplayRefusal, RoleRefusal, RoundsRefusal, StateRefusal
 from shared.failpoints import reach
-from shared.keys import Envelope, SigningKey
-from shared.rounds import Answered, Asked, open_answer, open_asked
+from shared.keys import Envelope, PublicKey, SigningKey
+from shared.rounds import Answered, Asked, open_answer, open_asked, unpack
 from shared.wire import ROUND_CAP, RoundAnswer, RoundReceipt, RoundReply
+
+if TYPE_CHECKING:
+    from shared.federated import FederatedFlow
 
 __all__ = ["Answer", "LetterBoxes", "Progress"]
 
@@ -47,12 +52,13 @@ _of = sa.Table(
     sa.Column("site", _word, primary_key=True),
     sa.Column("envelope", sa.LargeBinary(16 << 10)),
     sa.Column("content", _content),
+    sa.Column("key", _digest),  # under which it was taken: the site may have another one by the time it is read
 )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """One site's answer to one round, as it signed it."""
+    """One site's answer to one round, as it signed it with the key that it had then."""
 
     said: Answered
     content: bytes = field(repr=False)
@@ -91,11 +97,13 @@ class LetterBoxes:
 
     # -- the coordinator's side ---------------------------------------------------------------------------------
     def ask(self, said: Asked, content: bytes, sites: Sequence[str], key: SigningKey) -> None:
-        """Put a round into the boxes of `sites`, or a finished flow up for all; again changes nothing.
+        """Put a round into the boxes of `sites`, or a finished flow up for all.
+
+        Again adds the sites that have no box of this round yet, and changes nothing else.
 
         Args:
             key: the coordinator's witness key.
-        Raises: ReplayRefusal, where the round was asked before with another content, or of other sites.
+        Raises: ReplayRefusal, where the round was asked before with another content.
         """
         envelope = said.sign(key).to_bytes()
         open_asked(envelope, content, key.public)
@@ -108,13 +116,16 @@ class LetterBoxes:
                 )
             ).first()
             if found is not None:
-                boxes = c.execute(sa.select(_of.c.site).where(_of.c.asked == found.number)).scalars()
-                if found.digest != said.digest or sorted(boxes) != sorted(sites):
+                if found.digest != said.digest:
                     raise ReplayRefusal(
-                        f"round {said.round} must be asked once, with one content, of the same sites",
+                        f"round {said.round} must be asked once, with one content",
                         given="another question",
                         next_step="Go on from the training's own folder; a training is not begun anew under one plan.",
                     )
+                known = set(c.execute(sa.select(_of.c.site).where(_of.c.asked == found.number)).scalars())
+                new = [{"asked": found.number, "site": site} for site in sites if site not in known]
+                if new:
+                    c.execute(_of.insert(), new)
                 return
             values = {"study": said.study, "plan_hash": said.plan_hash, "kind": said.kind, "round": said.round}
             made = c.execute(
@@ -128,22 +139,41 @@ class LetterBoxes:
         self._write(put)
         reach("rounds.after_ask")
 
-    def answers(self, study: str, plan_hash: str, number: int) -> dict[str, Answer]:
-        """What the sites have answered to a round, by site."""
+    def answers(
+        self, study: str, plan_hash: str, number: int, *, among: Collection[str] | None = None
+    ) -> dict[str, Answer | Refusal]:
+        """What the sites have answered to a round, by site; or why what lies in a site's box cannot be taken.
+
+        Args:
+            among: of these sites only; the others' answers are not read.
+        """
         query = (
-            sa.select(_of.c.site, _of.c.envelope, _of.c.content)
+            sa.select(_of.c.site, _of.c.envelope, _of.c.content, _of.c.key)
             .join(_asked, _asked.c.number == _of.c.asked)
             .where((_asked.c.study == study) & (_asked.c.plan_hash == plan_hash) & (_asked.c.round == number))
             .where((_asked.c.kind == "train") & _of.c.envelope.is_not(None))
         )
-        rows = self._read(lambda c: c.execute(query).all())
-        keys = {site: self._store.enrolment(site).release_key for site in {row.site for row in rows}}
-        return {
-            row.site: Answer(
-                said=open_answer(bytes(row.envelope), bytes(row.content), keys[row.site]), content=bytes(row.content)
-            )
-            for row in rows
-        }
+        if among is not None:
+            query = query.where(_of.c.site.in_(sorted(among)))
+        out: dict[str, Answer | Refusal] = {}
+        for row in self._read(lambda c: c.execute(query).all()):
+            content = bytes(row.content)
+            try:
+                said = open_answer(bytes(row.envelope), content, PublicKey(row.key))
+                out[row.site] = Answer(said=said, content=content)
+            except Refusal as refusal:  # one damaged row must not hide the others
+                out[row.site] = refusal
+        return out
+
+    def flow(self, name: str) -> FederatedFlow | None:
+        """The finished flow of that name (``federated:<digest>``); None where none of the trainings here gave it."""
+        from shared.federated import PREFIX, FederatedFlow
+
+        query = sa.select(_asked.c.content).where(_asked.c.kind == "finished")
+        for content in self._read(lambda c: c.execute(query).scalars().all()):
+            if PREFIX + sha256_hex(bytes(content)) == name:
+                return FederatedFlow.from_bytes(bytes(content))
+        return None
 
     def progress(self, study: str) -> Progress | None:
         """How far the newest training of a study is; None where none was begun."""
@@ -189,6 +219,10 @@ class LetterBoxes:
         said = open_answer(given.envelope, given.content, site.release_key)
         if said.site != site.site:
             raise ReplayRefusal("an answer must be the calling site's", given="another site's")
+        if not said.code:
+            unpack(given.content)  # an answer is taken once: what cannot be read later must not be in the box
+
+        taken = {"envelope": given.envelope, "content": given.content, "key": site.release_key.hex}
 
         def take(c: sa.Connection) -> None:
             mine = (_asked.c.study == said.study) & (_asked.c.kind == "train")
@@ -213,7 +247,7 @@ class LetterBoxes:
             if row.number != last.number or self._is_finished(c, said):
                 raise StateRefusal("a round must be answered before the next is asked", given="an answer too late")
             reach("rounds.before_answer")
-            c.execute(_of.update().where(place).values(envelope=given.envelope, content=given.content))
+            c.execute(_of.update().where(place).values(**taken))
 
         self._write(take)
         reach("rounds.after_answer")

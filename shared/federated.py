@@ -70,6 +70,7 @@ FORMAT = "tributary-federated-flow/1"
 PREFIX = "federated:"
 """A plan that uses a trained flow names it by this and the SHA-256 of its canonical bytes."""
 MOST_WEIGHTS = 2_000_000
+MOST_RECORDS = 100_000_000
 FLOW_CAP = 32 << 20
 LARGEST_WEIGHT = 1e6
 """A weight beyond it is no weight of a usable flow; the sites and the coordinator both refuse it."""
@@ -94,6 +95,7 @@ class Federated:
         server_rate: Adam's step size at the coordinator; falls by a cosine to 2 %. Not used by ``fedavg``.
         floor: of Adam's divisor, so that weights which hardly move are not moved by noise alone.
         quorum: sites whose answers a round needs.
+        most_records: as how many records a site counts in the mean at most, however many it says that it has.
         reference: site to column to what is published about that site; goes before the plan's ``[reference]``.
 
     >>> Federated(rounds=20, local_steps=10, rate=0.1, noise_multiplier=1.5).event.steps
@@ -110,10 +112,16 @@ class Federated:
     server_rate: float = 0.01
     floor: float = 1e-3
     quorum: int = 1
+    most_records: int = MOST_RECORDS
     reference: Mapping[str, Mapping[str, Reference]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name, most in (("rounds", 10_000), ("local_steps", 10_000), ("quorum", 10_000)):
+        for name, most in (
+            ("rounds", 10_000),
+            ("local_steps", 10_000),
+            ("quorum", 10_000),
+            ("most_records", MOST_RECORDS),
+        ):
             value = getattr(self, name)
             must(
                 isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= most,

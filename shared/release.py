@@ -86,10 +86,15 @@ def coverage(plan: StudyPlan) -> tuple[tuple[str, ...], tuple[str, ...]]:
             "A person with several rows: the study has no person column, so the guarantee is for one row, and the "
             "losses of a person's rows add up.",
         )
+    return plan.release.covered(plan), plan.release.not_covered(plan) + always + left_out(plan)
+
+
+def left_out(plan: StudyPlan) -> tuple[str, ...]:
+    """That the number of rows tells how many had a missing value, where a plan leaves those out."""
     complete_case = tuple(c.name for c in plan.dictionary.released if c.missing == "complete_case")
-    if complete_case:
-        always += (f"How many rows had a missing value in {', '.join(complete_case)}: those rows are left out.",)
-    return plan.release.covered(plan), plan.release.not_covered(plan) + always
+    if not complete_case:
+        return ()
+    return (f"How many rows had a missing value in {', '.join(complete_case)}: those rows are left out.",)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -227,7 +232,9 @@ def _is_charge(given: Mapping[str, Any]) -> bool:
         given.keys() == set(TRAINED)
         and all(isinstance(number, float) and 0 < number < math.inf for number in numbers)
         and type(given["rounds"]) is int
+        and given["rounds"] >= 1
         and all(isinstance(text, str) and _WORD.fullmatch(text) for text in texts)
+        and bool(_DIGEST.fullmatch(given["plan_hash"]))
     )
 
 

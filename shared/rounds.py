@@ -45,6 +45,8 @@ FORMAT = b"tributary-weights/1\n"
 HEADER_CAP = 4096
 NUMBERS_CAP = 16
 MOST_ROUNDS = 10_000
+MOST = 1 << 53
+"""A count in a header is below it. JSON has integers that no double holds: turned into one, they are an error."""
 _NUMBER = re.compile("[a-z][a-z0-9_-]{0,31}")
 _DIGEST, _WORD = re.compile("[0-9a-f]{64}"), re.compile("[A-Za-z0-9_-]{1,64}")
 
@@ -229,10 +231,17 @@ def unpack(content: bytes) -> tuple[NDArray[np.floating[Any]], dict[str, float]]
     _must(whole and said["dtype"] in ("<f4", "<f8"), "weights must be described by type, count and numbers")
     numbers, count = said["numbers"], said["count"]
     _must(isinstance(numbers, dict) and len(numbers) <= NUMBERS_CAP, f"at most {NUMBERS_CAP} numbers may come along")
-    plain = all(type(value) in (int, float) and math.isfinite(value) for value in numbers.values())
-    _must(plain and all(map(_NUMBER.fullmatch, numbers)), "what comes along must be named numbers")
+    _must(all(map(_plain, numbers.values())), f"what comes along must be finite numbers, counts below {MOST}")
+    _must(all(map(_NUMBER.fullmatch, numbers)), "what comes along must be named numbers")
     start = end + 1
     width = int(said["dtype"][-1])
     if type(count) is not int or count < 1 or count * width != len(content) - start:
         raise SchemaRefusal("as many weights must come as are claimed", given="another number of bytes")
     return np.frombuffer(content, dtype=said["dtype"], offset=start).astype(said["dtype"][1:]), numbers
+
+
+def _plain(value: object) -> bool:
+    """Whether this is a finite number, and a count one that a double holds."""
+    if isinstance(value, float):
+        return math.isfinite(value)
+    return type(value) is int and abs(value) < MOST

@@ -187,7 +187,7 @@ class Desk:
         """The one door. Raises: StateRefusal (not joined), CertificateRefusal."""
         if not self.config.certificate.exists():
             raise StateRefusal("this site must have joined", given="no certificate", next_step="Run site-agent join.")
-        return door(self.config, **{"paused": self.stopped(), **settings})
+        return door(self.config, **{"paused": self.stopped(), "sealed": self.ledger.sealed_round, **settings})
 
     def approver(self, name: str, *, beside: Iterable[str] = ()) -> SigningKey:
         """An approver's key, opened with the passphrase.

@@ -216,6 +216,8 @@ class Egress:
         witness: checks and keeps what the coordinator acknowledges; without one its word is taken.
         paused: whether the steward has paused the site; `send` asks before each attempt and each piece of a bundle.
         allowed: refuses what must not be sent any more (the plan's approval was taken back); asked as often.
+        sealed: SHA-256 of the answer that the ledger names for a training's plan and round; blank for none. No other
+            answer leaves.
     Raises: CertificateRefusal, when the certificate is expired.
     """
 
@@ -233,9 +235,10 @@ class Egress:
         witness: Witness | None = None,
         paused: Callable[[], bool] = lambda: False,
         allowed: Callable[[], None] = lambda: None,
+        sealed: Callable[[str, int], str] | None = None,
     ) -> None:
         self._timeout, self._attempts, self._sleep = timeout, attempts, sleep
-        self._paused, self._allowed = paused, allowed
+        self._paused, self._allowed, self._sealed = paused, allowed, sealed
         self._witness = witness
         self._client = Client(
             address=address,
@@ -379,6 +382,12 @@ class Egress:
         """
         data = answer.to_bytes()
         said: Answered = open_answer(data, content, key)
+        if content and self._sealed is not None and self._sealed(said.plan_hash, said.round) != said.content_sha256:
+            raise IntegrityRefusal(
+                "what leaves in a round must be the answer that the ledger names",
+                given="other bytes",
+                next_step="Nothing was sent. Call the study lead.",
+            )
 
         def deliver() -> RoundReceipt:
             self._require_running(0, len(content))

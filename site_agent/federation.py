@@ -77,7 +77,10 @@ class Source(Protocol):
         ...
 
     def records(self) -> Array:
-        """(n, d) encoded records; n is public. The same ones in every round."""
+        """(n, d) encoded records; n is public. The same ones in every round.
+
+        A row that is not a number is a person who has withdrawn since: counted, and no part of any step.
+        """
         ...
 
     def noise(self) -> Noise:

@@ -78,6 +78,7 @@ _MOVES: dict[str, tuple[frozenset[State], State]] = {
     # A training that the sites run together: charged whole, then round by round, each begun once and answered once.
     "train": (frozenset({"anchored"}), "training"),
     "round": (frozenset({"training"}), "training"),
+    "witnessed": (frozenset({"training"}), "training"),
     "answer": (frozenset({"training"}), "training"),
     "trained": (frozenset({"training"}), "trained"),
     "seal": (frozenset({"drawing"}), "sealed"),
@@ -164,10 +165,14 @@ class Round:
     Args:
         asked: digest of the question (`shared.rounds.Asked.digest`), the global weights with it.
         answer: SHA-256 of the answer's content, once it is sealed; blank where the round was begun and nothing sealed.
+        seq: number of the entry that began it.
+        witnessed: whether the coordinator has acknowledged a head with that entry: before it nothing is sealed.
     """
 
     asked: str
     answer: str = ""
+    seq: int = 0
+    witnessed: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -431,7 +436,7 @@ def fold(holds: dict[str, Hold], entry: Entry) -> None:
         }
         change["space"] = body.get("space", "")
         change["snapshot"] = body.get("kept", body).get("snapshot", "")
-    elif entry.kind in ("round", "answer"):
+    elif entry.kind in ("round", "witnessed", "answer"):
         change["begun"] = {**hold.begun, body["number"]: _rounded(hold, entry)}
     elif entry.kind == "trained":
         change["flow"] = body["flow_sha256"]
@@ -484,12 +489,16 @@ def fold(holds: dict[str, Hold], entry: Entry) -> None:
 
 
 def _rounded(hold: Hold, entry: Entry) -> Round:
-    """A round after its entry: begun in its turn and within what was charged, or sealed once."""
+    """A round after its entry: begun in its turn and within what was charged, then witnessed, then sealed once."""
     body = entry.body
     number, known = body["number"], hold.begun.get(body["number"])
+    if entry.kind == "witnessed":
+        if known is None or known.answer or body["seq"] < known.seq:
+            raise StateRefusal("a round must be witnessed after it was begun, and before its answer", given=f"{number}")
+        return replace(known, witnessed=True)
     if entry.kind == "answer":
-        if known is None or known.answer:
-            raise StateRefusal("a round must be begun before it is answered, and answered once", given=f"{number}")
+        if known is None or known.answer or not known.witnessed:
+            raise StateRefusal("a round must be begun and witnessed before its answer, and have one", given=f"{number}")
         return replace(known, answer=body["answer_sha256"])
     if number <= max(hold.begun, default=0):
         raise StateRefusal("rounds must be begun once each, and in turn", given=f"round {number}")
@@ -497,7 +506,7 @@ def _rounded(hold: Hold, entry: Entry) -> Round:
         raise StateRefusal(
             f"a training must have at most the {hold.rounds} rounds it was charged for", given=f"{number}"
         )
-    return Round(asked=body["asked"])
+    return Round(asked=body["asked"], seq=entry.seq)
 
 
 def _fold_lost(holds: dict[str, Hold], entry: Entry) -> None:

@@ -11,8 +11,9 @@ A release is a *hold* (`site_agent.holds`) that moves one way::
        └──────────┴──────────┴────────┴───────┴─► burn | reject | withdraw ─► tombstone
 
 A training that the sites run together is a hold as well: charged whole, then ``train`` binds its persons, and each
-round is begun (``round``) before its noise exists and sealed (``answer``) before it leaves; ``trained`` ends it. A
-round that was begun and not sealed is given up: nobody can tell whether its noise was drawn.
+round is begun (``round``) and acknowledged by the coordinator (``witnessed``) before its noise exists, and sealed
+(``answer``) before it leaves; ``trained`` ends it. A round that was begun and not sealed is given up: nobody can tell
+whether its noise was drawn.
 
 The charge counts from `reserve` on and stays, whatever becomes of the hold: nothing is refunded. `start_drawing`
 works once per hold, and only after the coordinator has acknowledged the signed head: a charge buys one draw at most.
@@ -142,6 +143,8 @@ _TRIGGERS = {
     ),
 }
 _SCHEMA = {"entries": _TABLE, **_TRIGGERS}
+_WITNESSED = ("anchor", "witnessed")
+"""Kinds of entry that name a head which the coordinator has acknowledged: of a reservation, of a round."""
 
 
 class AnchorReceipt(Protocol):
@@ -630,15 +633,41 @@ class Ledger:
                     )
             return book.move(hold.release_id, "round", {"number": number, "asked": asked})
 
+    def witness_round(self, hold: Hold, number: int, receipt: AnchorReceipt) -> Hold:
+        """Note that the coordinator has acknowledged a head in which a round is begun: only then is its noise drawn.
+
+        An older acknowledgement, however genuine, is none of this round: with it, two copies of this folder could
+        both draw the round, and the coordinator would have signed nothing that shows it.
+
+        Raises: LedgerRefusal, if the acknowledged head is not this ledger's, or is older than the round; StateRefusal.
+        """
+        with self._transaction(write=True) as book:
+            known = book.hold(hold.release_id).begun.get(number)
+            if known is None:
+                raise StateRefusal("a round must be begun before it is witnessed", given=f"round {number}")
+            _require_receipt(book.entries, receipt)
+            if receipt.seq < known.seq:
+                raise _broken(f"the anchored head must include the beginning of round {number}", f"entry {receipt.seq}")
+            body = {"number": number, "seq": receipt.seq, "head": receipt.head, "index": receipt.index}
+            return book.move(hold.release_id, "witnessed", body)
+
     def seal_round(self, hold: Hold, number: int, answer_sha256: str) -> Hold:
         """Bind a round's answer, which is on disk; from here on it may leave, and no other one may.
 
-        Raises: StateRefusal, where the round was not begun, or has an answer already.
+        Raises: StateRefusal, where the round was not begun and witnessed, or has an answer already.
         """
         _require_digest(answer_sha256, "answer_sha256")
         with self._transaction(write=True) as book:
             body = {"number": number, "answer_sha256": answer_sha256}
             return book.move(hold.release_id, "answer", body)
+
+    def sealed_round(self, plan_hash: str, number: int) -> str:
+        """SHA-256 of the answer that was sealed for a round of a plan's training; blank where there is none."""
+        with self._transaction() as book:
+            for hold in book.holds.values():
+                if hold.rounds and hold.plan_hash == plan_hash and number in hold.begun and hold.state == "training":
+                    return hold.begun[number].answer
+        return ""
 
     def end_training(self, hold: Hold, flow_sha256: str) -> Hold:
         """Note the flow that came of a training; the same again changes nothing. Raises: StateRefusal."""
@@ -1218,7 +1247,7 @@ class Ledger:
                 raise _broken("ledger.db must have the ledger's table and triggers", "another schema")
             for entry in book.entries:
                 self._require_signed(entry)
-                if entry.kind != "anchor":
+                if entry.kind not in _WITNESSED:
                     continue
                 seq = entry.body["seq"]
                 if not 1 <= seq < entry.seq or book.entries[seq - 1].hash != entry.body["head"]:
@@ -1583,7 +1612,7 @@ def _require_new(again: int) -> None:
 
 
 def _anchored(entries: Sequence[Entry]) -> int:
-    return next((int(entry.body["seq"]) for entry in reversed(entries) if entry.kind == "anchor"), 0)
+    return next((int(entry.body["seq"]) for entry in reversed(entries) if entry.kind in _WITNESSED), 0)
 
 
 def _agrees(entries: Sequence[Entry], receipt: AnchorReceipt) -> bool:

@@ -4,8 +4,8 @@ The site asks; the coordinator only ever answers with numbers. When the first qu
 training is charged and witnessed before a record is read. Then, round by round:
 
 1. the question is verified: the pinned coordinator's signature, study, plan, and that its round was paid for;
-2. the round is *begun* in the ledger, and the coordinator witnesses that entry: a ledger that was put back could not
-   begin the same round unnoticed;
+2. the round is *begun* in the ledger, and the coordinator witnesses that very entry, which the ledger notes: a ledger
+   that was put back could not begin the same round unnoticed;
 3. the steps are taken (`site_agent.federation`), and the answer is written to disk whole and *sealed* in the ledger;
 4. it leaves by the one door, signed by the site's release key.
 
@@ -17,6 +17,7 @@ leaves that the ledger does not name. All rounds are of one table: it must not c
 from __future__ import annotations
 
 import datetime as dt
+import math
 import secrets
 import time
 from collections.abc import Callable, Sequence
@@ -27,9 +28,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from shared.canonical import sha256_hex
 from shared.errors import (
+    ApprovalRefusal,
     IntegrityRefusal,
     LockedRefusal,
     NetworkRefusal,
+    PlanChanged,
     PlanRefusal,
     Refusal,
     ReplayRefusal,
@@ -39,6 +42,7 @@ from shared.errors import (
 )
 from shared.failpoints import reach
 from shared.keys import Envelope, PublicKey
+from shared.randomness import secure_rng
 from shared.rounds import Answered, Asked, node_id, pack, unpack
 from site_agent.config import Limits, Source
 from site_agent.ledger import private_folder, write_whole
@@ -54,14 +58,15 @@ if TYPE_CHECKING:
     from site_agent.ledger import AnchorReceipt, Hold, Ledger
     from site_agent.pipeline import Site
 
-__all__ = ["FLOWS", "UNCOVERED", "Part", "charge_of", "fetch", "flow_path", "kept_flow", "part", "take_part"]
+__all__ = ["FLOWS", "Part", "charge_of", "fetch", "flow_path", "kept_flow", "part", "take_part", "uncovered"]
 
 FLOWS = "flows"
 """Folder of the trained flows that came back, each named by its digest."""
-UNCOVERED = (
+_ALWAYS = (
     "The number of persons who train: it follows from the plan's eligibility rule and is public.",
     "A person who is a patient of several hospitals: losses add up, and no hospital can see it.",
     "Rounding in the arithmetic of the training: its gradients are floating-point numbers. Its noise is drawn exactly.",
+    "How long a round's steps take: it grows with the size of the sample, and an answer comes when they are done.",
 )
 GIVEN_UP = TrainingRefusal.code
 """What the coordinator is told of a round that was begun and has no answer: nothing about why."""
@@ -152,6 +157,7 @@ def take_part(
     today: dt.date,
     locked: Callable[[], AbstractContextManager[None]],
     wait: float = 0.0,
+    until: float = math.inf,
     rng: Noise | None = None,
     told: Told = lambda what, round_: None,
 ) -> None:
@@ -163,20 +169,21 @@ def take_part(
         site: ledger, keys and floors.
         door: the connection.
         home: the site's folder; the finished flow is put there.
-        today: UTC date.
+        today: UTC date at the start.
         locked: holds the folder as its only agent, while a round is worked on and not while one is waited for.
         wait: how long to wait for the next question; 0 answers what is asked now.
-        rng: source of the privacy noise; None takes the operating system's.
+        until: nothing is begun after this time (`time.monotonic`).
+        rng: source of the privacy noise; None takes one of the operating system's, keyed anew for each round.
     Raises: any `Refusal`; nothing is lost by it: the next call goes on.
     """
-    from shared.randomness import secure_rng
-
     _training(plan)
-    plan.require_current(today)
-    work = _Work(plan, source, site, door, home, secure_rng() if rng is None else rng, told)
-    until, pause = time.monotonic() + wait, SOONEST
+    work = _Work(plan, source, site, door, home, rng, told)
+    began = time.monotonic()
+    end, pause = began + wait, SOONEST
+    known: set[str] = set()
     while True:
         site.require_running()
+        plan.require_current(today + dt.timedelta(seconds=time.monotonic() - began))
         try:
             found = door.next_round(plan.study)
             if found is not None and found[0].plan_hash == plan.hash:
@@ -185,23 +192,42 @@ def take_part(
                         work.finish(*found)
                         return
                     work.answer(*found)
-                until, pause = time.monotonic() + wait, SOONEST
-                continue
+                # A question that was answered is sent its bytes again, but keeps nobody busy: no new time for it.
+                if found[0].digest not in known:
+                    known.add(found[0].digest)
+                    end, pause = time.monotonic() + wait, SOONEST
+                    if time.monotonic() < until:
+                        continue
         except (NetworkRefusal, LockedRefusal):
-            if time.monotonic() >= until:
+            if time.monotonic() >= min(end, until):
                 raise
-        if time.monotonic() >= until:
+        if time.monotonic() >= min(end, until):
             return
         time.sleep(pause)
         pause = min(1.5 * pause, LATEST)
 
 
 def charge_of(ledger: Ledger, flow: FederatedFlow) -> dict[str, Any]:
-    """What this site was charged for a trained flow, when, and by whose approval; empty where it took no part."""
+    """What this site was charged for a trained flow, when, and by whose approval; empty where it took no part.
+
+    Raises: PlanChanged, where the flow is not the one that this site's training ended with, or not of its charge.
+    """
     mine = [hold for hold in ledger.holds() if hold.rounds and hold.plan_hash == flow.plan_hash and hold.drawn]
     if not mine:
         return {}
     hold = mine[-1]
+    said = (dict(flow.event), flow.delta, flow.rounds, round(flow.epsilon, 9))
+    if hold.flow not in ("", flow.digest) or said != (
+        dict(hold.event),
+        hold.delta,
+        hold.rounds,
+        round(hold.epsilon, 9),
+    ):
+        raise PlanChanged(
+            "a flow of a training in which this site took part must be the one that it ended with, at its price",
+            given=f"{flow.digest[:12]}…" + (f" for {hold.flow[:12]}…" if hold.flow else " with another price"),
+            next_step="Nothing was charged. Ask the study lead which flow the plan should name.",
+        )
     approved = [
         entry.body["name"]
         for entry in ledger.entries()
@@ -244,7 +270,7 @@ class _Work:
     """One process's part in one training: it reads the records once."""
 
     def __init__(
-        self, plan: StudyPlan, source: Source, site: Site, door: Door, home: Path, rng: Noise, told: Told
+        self, plan: StudyPlan, source: Source, site: Site, door: Door, home: Path, rng: Noise | None, told: Told
     ) -> None:
         self.plan, self.source, self.at, self.door, self.home = plan, source, site, door, home
         self.rng, self.told, self.ledger = rng, told, site.ledger
@@ -313,6 +339,7 @@ class _Work:
                 given=f"one that was: {before.reason or before.state}",
                 next_step="Its charge stays. To take part again needs a new version of the plan, and a new charge.",
             )
+        self._require_approvers()
         hold = self._reserved() if before is None else before
         reach("federate.reserved")
         if hold.state == "reserved":
@@ -329,9 +356,27 @@ class _Work:
             )
         return hold
 
-    def _reserved(self) -> Hold:
-        from shared.release import unit
+    def _require_approvers(self) -> None:
+        """Refuse a training with fewer approvers of its plan than a release needs: no person sees its rounds.
 
+        The plan's approval is all that a person ever signs for them. Raises: ApprovalRefusal.
+        """
+        plan, limits = self.plan, self._limits
+        needed = max(limits.approvals, 2 if limits.author_apart else 1)
+        names: set[str] = set()
+        for entry in self.ledger.entries() if needed > 1 else ():
+            if entry.kind == "plan_approved" and entry.body["plan_hash"] == plan.hash:
+                names.add(entry.body["name"])
+            elif entry.kind == "plan_revoked" and entry.body["study"] == plan.study:
+                names.clear()
+        if 1 < needed > len(names):
+            raise ApprovalRefusal(
+                f"{needed} people must have approved the plan: it stands for every round of its training",
+                given=f"{len(names)}: {', '.join(sorted(names)) or 'nobody'}",
+                next_step=f"Another approver runs site-agent plan approve {plan.study} --as NAME.",
+            )
+
+    def _reserved(self) -> Hold:
         plan, federated = self.plan, _training(self.plan)
         return self.ledger.reserve(
             study=plan.study,
@@ -341,7 +386,7 @@ class _Work:
             event=federated.event.to_canonical(),
             delta=plan.budget.delta,
             cap_epsilon=plan.budget.epsilon,
-            uncovered=UNCOVERED if unit(plan) == "patient" else (*UNCOVERED, _ROWS),
+            uncovered=uncovered(plan),
             site_cap_epsilon=self.at.budget.epsilon,
             site_delta=self.at.budget.delta,
             rounds=federated.rounds,
@@ -371,14 +416,43 @@ class _Work:
                 f"site-agent withdraw {hold.release_id[:8]} --as NAME --reason policy. Its charge stays.",
             )
         everyone = records.row_pseudonyms(table, plan.dictionary, key=key)
+        bound = self.ledger.persons(hold) if hold.persons_sha256 else None
+        if hold.persons_sha256 and (bound is None or everyone is None):
+            raise StateRefusal(
+                "persons must be told apart as before the first round",
+                given="another way, or a list that was deleted",
+                next_step="Put mapping and snapshot.key back as they were, or end this site's part.",
+            )
         gone = self.ledger.persons_gone(plan.study)
-        rows = [i for i in range(table.n) if everyone is None or everyone[i] not in gone]
-        limits = Limits.of(plan.floors, self.at.floors)
-        checks.before_draw(n=len(rows), delta=plan.budget.delta, limits=limits)
+        rows = [i for i in range(table.n) if everyone is None or _belongs(everyone[i], bound, gone)]
+        checks.before_draw(n=len(rows), delta=plan.budget.delta, limits=self._limits)
         self._snapshot = table.snapshot
         self._persons: Sequence[str] | None = None if everyone is None else [everyone[i] for i in rows]
         chosen = table.table.iloc[rows].reset_index(drop=True)
-        self._encoded = Encoder(dictionary=plan.dictionary).encode(chosen, self.rng)
+        self._encoded = Encoder(dictionary=plan.dictionary).encode(chosen, self.rng or secure_rng())
+
+    def _present(self) -> NDArray[np.float64]:
+        """The records as of this round: those of persons who have withdrawn since the first are not a number.
+
+        They stay as rows, so that the number of records that goes out is the same in every round and tells of nobody's
+        withdrawal, and what a sampled one adds to a step is nothing (`site_agent.models.private_flow.clipped_sum`).
+        Raises: SmallN, where too few are left.
+        """
+        from site_agent import checks
+
+        assert self._encoded is not None
+        if self._persons is None:
+            return self._encoded
+        gone = self.ledger.persons_gone(self.plan.study)
+        away = [person in gone for person in self._persons]
+        checks.before_draw(n=len(away) - sum(away), delta=self.plan.budget.delta, limits=self._limits)
+        present = self._encoded.copy()
+        present[away] = float("nan")
+        return present
+
+    @property
+    def _limits(self) -> Limits:
+        return Limits.of(self.plan.floors, self.at.floors)
 
     def _train(self, hold: Hold, said: Asked, content: bytes) -> Refusal | None:
         """Have the Flower app take the round's steps; None, or why there is no answer.
@@ -410,7 +484,7 @@ class _Work:
         message = flower.addressed(
             asked, message_type="train", source=0, target=me, name=said.digest, group=str(said.round)
         )
-        mine = _Source(self, hold, said)
+        mine = _Source(self, hold, said, self._present())
         context = Context(run_id=0, node_id=me, node_config={}, state=RecordDict(), run_config={})
         reply = client_app(mine)(message, context)
         if mine.stopped is not None:
@@ -424,7 +498,9 @@ class _Work:
             self.ledger.begin_round(hold, said.round, said.digest)
             self._undrawn.add(said.round)
             reach("federate.begun")
-        self.door.anchor(self.ledger.anchor_envelope())
+        receipt = self.door.anchor(self.ledger.anchor_envelope())
+        reach("federate.anchored_round")
+        self.ledger.witness_round(hold, said.round, receipt)
         self._undrawn.discard(said.round)
         reach("federate.witnessed")
 
@@ -472,8 +548,8 @@ class _Work:
 class _Source:
     """What the Flower app sees of the site (`site_agent.federation.Source`), for one round."""
 
-    def __init__(self, work: _Work, hold: Hold, said: Asked) -> None:
-        self._work, self._hold, self._said = work, hold, said
+    def __init__(self, work: _Work, hold: Hold, said: Asked, present: NDArray[np.float64]) -> None:
+        self._work, self._hold, self._said, self._present = work, hold, said, present
         self.stopped: Exception | None = None
 
     @property
@@ -496,11 +572,10 @@ class _Source:
             raise
 
     def records(self) -> NDArray[np.float64]:
-        assert self._work._encoded is not None
-        return self._work._encoded
+        return self._present
 
     def noise(self) -> Noise:
-        return self._work.rng
+        return self._work.rng or secure_rng()  # keyed anew: an image of this process draws nothing of a round twice
 
     def keep(self, round_: int, asked: str, weights: NDArray[np.float64]) -> None:
         try:
@@ -508,6 +583,19 @@ class _Source:
         except Exception as error:
             self.stopped = error
             raise
+
+
+def _belongs(person: str, bound: frozenset[str] | None, gone: frozenset[str]) -> bool:
+    """Whether a person trains: of those who were bound before the first round, and before it of all who are left."""
+    return person not in gone if bound is None else person in bound
+
+
+def uncovered(plan: StudyPlan) -> tuple[str, ...]:
+    """What the guarantee of a plan's training does not cover, in sentences for a steward."""
+    from shared.release import left_out, unit
+
+    rows = () if unit(plan) == "patient" else (_ROWS,)
+    return _ALWAYS + rows + left_out(plan)
 
 
 _ROWS = "A person with several rows: the study has no person column, so the guarantee is for one row."

@@ -166,7 +166,8 @@ def plan_page(out: Console, page: Mapping[str, Any]) -> None:
     heading(out, "Covered by this price", f"posture {page['posture']}")
     sentences(out, page["covered"], mark="✓", style="green")
     heading(out, "Not covered by this price", f"posture {page['posture']}")
-    sentences(out, page["not_covered"], mark="✗", style="yellow")
+    more = [line for line in (page["training"] or {}).get("not_covered", ()) if line not in page["not_covered"]]
+    sentences(out, [*page["not_covered"], *more], mark="✗", style="yellow")
     heading(out, "Columns")
     rows = []
     for column in page["columns"]:

@@ -42,6 +42,7 @@ MOVES: dict[str, tuple[set[str], str]] = {
     "drawing": ({"anchored"}, "drawing"),
     "train": ({"anchored"}, "training"),
     "round": ({"training"}, "training"),
+    "witnessed": ({"training"}, "training"),
     "answer": ({"training"}, "training"),
     "trained": ({"training"}, "trained"),
     "seal": ({"drawing"}, "sealed"),
@@ -55,6 +56,8 @@ MOVES: dict[str, tuple[set[str], str]] = {
     "tombstone": ({"withdrawn", "burnt"}, "withdrawn"),
 }
 """Each step of a charge: the states it may follow, and the state it leads to."""
+WITNESSED = ("anchor", "witnessed")
+"""Kinds of entry that name a head which the coordinator has witnessed."""
 NOTHING = "0" * 64
 Body = dict[str, Any]
 Files = dict[str, bytes]
@@ -162,7 +165,7 @@ def ledger(files: Files, keys: Body, study: str) -> list[Body]:
     must(first.get("format") in FORMATS, "the ledger must be of a format that this script knows")
     must(first["format"] == FORMATS[0] or "tags" in entries[0], "entry 1 must say which studies it is about")
     for entry in entries:
-        if entry.get("kind") == "anchor":
+        if entry.get("kind") in WITNESSED:
             at = entry["body"]["seq"]
             here = 1 <= at < entry["seq"] and entries[at - 1]["hash"] == entry["body"]["head"]
             must(here, f"entry {entry['seq']} must name a witnessed head of this ledger")
@@ -536,7 +539,7 @@ def lives(entries: list[Body]) -> list[str]:
     given: dict[str, list[Body]] = {}
     taken_back: set[str] = set()
     rounds: dict[str, int] = {}
-    begun: dict[str, dict[int, bool]] = {}
+    begun: dict[str, dict[int, int]] = {}  # by round: the entry that began it; 0 once witnessed, -1 once answered
     paused, late = False, []
     for entry in entries:
         body, kind = entry.get("body", {}), entry.get("kind", "")
@@ -568,11 +571,15 @@ def lives(entries: list[Body]) -> list[str]:
                 number = body["number"]
                 within = max(begun[name], default=0) < number <= rounds[name]
                 must(within, f"{name}: round {number} must be in its turn, and one that was charged")
-                begun[name][number] = False
+                begun[name][number] = entry["seq"]
+            elif kind == "witnessed":
+                seen = 0 <= begun[name].get(body["number"], -1) <= body["seq"]
+                must(seen, f"{name}: round {body['number']} must be witnessed once it is begun")
+                begun[name][body["number"]] = 0
             elif kind == "answer":
-                once = begun[name].get(body["number"]) is False
-                must(once, f"{name}: round {body['number']} must be begun before it is answered, and answered once")
-                begun[name][body["number"]] = True
+                once = begun[name].get(body["number"]) == 0
+                must(once, f"{name}: round {body['number']} must be witnessed before it is answered, and answered once")
+                begun[name][body["number"]] = -1
             elif kind == "seal":
                 needed[name], given[name] = body["approvals"], []
             elif kind in ("hold", "send_back"):
@@ -701,7 +708,7 @@ def listed(
     known = {(head["seq"], head["head"]) for head in heads}
     must(left <= known, "a ledger that was put back must name a head that the coordinator has witnessed")
     for entry in entries:
-        if entry.get("kind") == "anchor" and entry["body"]["index"] < body["size"]:
+        if entry.get("kind") in WITNESSED and entry["body"]["index"] < body["size"]:
             here = (entry["body"]["seq"], entry["body"]["head"]) in known
             must(here, f"entry {entry['seq']} must name a head that the coordinator has witnessed")
     counted_lost = {

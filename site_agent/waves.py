@@ -21,6 +21,7 @@ from __future__ import annotations
 import datetime as dt
 import math
 import secrets
+import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -328,19 +329,22 @@ def attend(
             continue
         send(hold)
 
-    for study in studies:
-        if at.paused:
-            return
+    def prepare(study: str, what: Callable[[StudyPlan], bool]) -> None:
+        """Fetch the flow of a plan, or take part in its training."""
         try:
             plan, _ = at.plans.approved(study, agent_version=agent_version, today=today)
         except Refusal:
-            continue  # said below, where a wave is due
-        if plan.federated is None and not plan.flow:
-            continue
+            return  # said below, where a wave is due
         try:
-            _train(at, plan, site=site, today=today, say=say, dry_run=dry_run)
+            if what(plan):
+                _train(at, plan, site=site, today=today, say=say, dry_run=dry_run)
         except Refusal as refusal:
             told(study, "no part in the training", refusal)
+
+    for study in studies:
+        if at.paused:
+            return
+        prepare(study, lambda plan: bool(plan.flow))
 
     for study in studies:
         if at.paused:
@@ -367,7 +371,15 @@ def attend(
         except Refusal as refusal:
             told(study, "not released", refusal, wave)
 
+    # Last: a training takes as long as its coordinator likes, and nothing that is due waits for it.
+    for study in studies:
+        if at.paused:
+            return
+        prepare(study, lambda plan: plan.federated is not None)
 
+
+LONGEST = 900.0
+"""Seconds that a training may take of one round of the agent: the calendar of all studies is looked at after it."""
 PATIENCE = 60.0
 """Seconds for which one round of the agent waits for the next round of a training; the others' work takes time too."""
 
@@ -397,10 +409,11 @@ def _train(
     if dry_run:
         say(Event(study=plan.study, what="would take part in its training"))
         return
-    began: list[int] = []
+    began: set[tuple[str, int]] = set()
+    limit = time.monotonic() + LONGEST
 
     def told(what: str, number: int) -> None:
-        began.append(number)
+        began.add((what, number))  # the same thing again is no progress, whatever the coordinator asks
         detail = f"round {number}" if number else f"all {plan.federated.rounds if plan.federated else 0} rounds"
         say(Event(study=plan.study, what=f"training {what}", detail=detail))
 
@@ -416,8 +429,9 @@ def _train(
                 today=today,
                 locked=at.locked,
                 # Nothing asked at all: the calendar goes on at once.
-                wait=PATIENCE if began else 0.0,
+                wait=min(PATIENCE, max(0.0, limit - time.monotonic())) if began else 0.0,
                 told=told,
+                until=limit,
             )
-        if len(began) == known or rounds.part(at.ledger, plan).flow:
+        if len(began) == known or time.monotonic() >= limit or rounds.part(at.ledger, plan).flow:
             return

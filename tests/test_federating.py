@@ -18,13 +18,19 @@ import pytest
 from service import SMALL, Hub, small_table
 
 import coordinator.rounds
+from coordinator import dialled
+from coordinator.collect import CollectionService
 from coordinator.dialled import train
 from coordinator.rounds import LetterBoxes
 from shared import privacy
 from shared.canonical import sha256_hex
 from shared.dictionary import Column
 from shared.errors import (
+    ApprovalRefusal,
     BudgetRefusal,
+    IntegrityRefusal,
+    LedgerRefusal,
+    LockedRefusal,
     NetworkRefusal,
     PlanRefusal,
     ReplayRefusal,
@@ -36,7 +42,8 @@ from shared.errors import (
 from shared.federated import Federated, FederatedFlow
 from shared.keys import SigningKey
 from shared.plan import Budget, Floors, LatentNoisePlan, StudyPlan, Training, Wave
-from shared.rounds import Answered, Asked, pack, unpack
+from shared.rounds import Answered, Asked, open_asked, pack, unpack
+from shared.wire import RoundAnswer
 from site_agent import egress as egress_module
 from site_agent import rounds
 from site_agent.config import SiteBudget, SiteFloors, Source
@@ -149,10 +156,10 @@ def coordinate(hub: Hub, timeout: float = 20.0) -> FederatedFlow:
     return train(home=hub.home, store=hub.store, plan=PLAN, key=hub.authority.witness, timeout=timeout)
 
 
-def together(hub: Hub, hospitals: list[Hospital], **settings) -> FederatedFlow:
-    threads = [hospital.start(**settings) for hospital in hospitals]
+def together(hub: Hub, hospitals: list[Hospital], timeout: float = 20.0) -> FederatedFlow:
+    threads = [hospital.start() for hospital in hospitals]
     try:
-        return coordinate(hub)
+        return coordinate(hub, timeout)
     finally:
         for thread in threads:
             thread.join()
@@ -172,7 +179,7 @@ def test_three_hospitals_train_one_flow_and_each_is_charged_once_before_it(hub, 
         assert hospital.ledger.verify() == len(hospital.ledger.entries())
         assert rounds.kept_flow(hospital.home, flow.name).canonical == flow.canonical
         kinds = [entry.kind for entry in hospital.ledger.entries()]
-        assert kinds == ["genesis", "reserve", "anchor", "train", *["round", "answer"] * 3, "trained"]
+        assert kinds == ["genesis", "reserve", "anchor", "train", *["round", "witnessed", "answer"] * 3, "trained"]
         # What left is what the ledger names, and nothing was sent that it does not.
         sealed = {number: one.answer for number, one in hospital.hold.begun.items()}
         boxes = LetterBoxes(hub.store)
@@ -225,6 +232,7 @@ QUICK = {
             ("federate.anchored", 1, ()),
             ("federate.bound", 1, ()),
             ("federate.begun", 2, (2,)),
+            ("federate.anchored_round", 2, (2,)),
             ("federate.witnessed", 2, (2,)),
             ("federate.answer.before_write", 2, (2,)),
             ("federate.answer.before_fsync", 2, (2,)),
@@ -337,14 +345,81 @@ def test_a_coordinator_killed_in_a_round_goes_on_with_it_and_nobody_pays_twice(m
         assert len(hospital.ledger.holds()) == 1
 
 
-class Lying:
-    """A hospital's door of its own making."""
+def test_a_training_goes_on_with_the_sites_that_are_there_when_it_does(hub, hospitals):
+    """Too few came to round 1; one site has joined when it is run again, and is asked the open round as well."""
+    with pytest.raises(NetworkRefusal, match="at least 2 of 3"):
+        coordinate(hub, 0.1)
+    hub.join("east")
+    with dialled._alone(hub.home / "federated" / PLAN.study / PLAN.hash[:16]), pytest.raises(LockedRefusal):
+        coordinate(hub)
+    flow = together(hub, [hospitals[0], Hospital(hub, "east")], 4.0)
+    assert {site: said["answered"] for site, said in flow.sites.items() if said["answered"]} == {"north": 3, "east": 3}
 
-    def __init__(self, egress, change) -> None:
+
+def test_the_quorum_is_waited_for_and_a_minute_for_others_and_nobody_who_never_comes(monkeypatch, hub):
+    """Of three sites one never answers: from the fourth round on it costs no time. What was read is not read again."""
+    from shared import flower
+
+    flower.prepare()
+    from flwr.app import ArrayRecord, ConfigRecord, RecordDict
+
+    boxes, joined, now = LetterBoxes(hub.store), {site.site: site for site in hub.store.sites()}, [0.0]
+    nodes = dialled.nodes(hub.store, PLAN.study)
+    read: list[set[str]] = []
+    answered = boxes.answers
+    monkeypatch.setattr(
+        boxes, "answers", lambda *given, among: read.append(set(among)) or answered(*given, among=among)
+    )
+
+    def sleep(seconds: float) -> None:
+        """Two seconds go by, and two sites answer what is open."""
+        now[0] += 10 * seconds
+        for site in NAMES[:2]:
+            asked = boxes.next(joined[site], PLAN.study)
+            if asked.envelope:
+                said = open_asked(asked.envelope, asked.content, hub.authority.witness.public)
+                content = pack(np.full(3, len(site)), {"n": 60, "steps": 2})
+                answer = Answered(
+                    study=PLAN.study,
+                    plan_hash=PLAN.hash,
+                    site=site,
+                    round=said.round,
+                    asked=said.digest,
+                    content_sha256=sha256_hex(content),
+                    content_bytes=len(content),
+                )
+                envelope = answer.sign(hub.sites[site].release).to_bytes()
+                boxes.answer(joined[site], RoundAnswer(envelope=envelope, content=content))
+
+    by_node = {node: site for site, node in nodes.items()}
+    key = hub.authority.witness
+    grid = dialled.dialled_grid(boxes, PLAN, by_node, key, sleep=sleep, clock=lambda: now[0])
+    lengths = []
+    for number in (1, 2, 3, 4):
+        arrays = ArrayRecord({flower.WEIGHTS: flower.vector(np.full(3, float(number)))})
+        config = ConfigRecord({"plan": PLAN.hash, "server-round": number})
+        content = RecordDict({flower.ARRAYS: arrays, flower.CONFIG: config})
+        began, asked = now[0], [grid.create_message(content, "train", node, str(number)) for node in by_node]
+        assert len(list(grid.send_and_receive(asked, timeout=3600.0))) == 2
+        lengths.append(now[0] - began)
+    assert all(60 < length < 70 for length in lengths[:3]), lengths
+    assert lengths[3] < 5
+    assert read.count(set(NAMES)) == 8  # before and after the answers of each round
+    assert {frozenset(among) for among in read} == {frozenset(NAMES), frozenset({"west"})}
+
+
+class Through:
+    """A hospital's door, to be told otherwise in one thing."""
+
+    def __init__(self, egress, change=None) -> None:
         self.egress, self.change = egress, change
 
     def __getattr__(self, name: str):
         return getattr(self.egress, name)
+
+
+class Lying(Through):
+    """A door of the hospital's own making: what leaves is changed first."""
 
     def answer_round(self, envelope, content, key):
         content = self.change(content)
@@ -529,6 +604,129 @@ def test_a_budget_that_does_not_hold_the_whole_training_holds_none_of_it(hub, ho
     assert hospital.ledger.holds() == []
 
 
+def test_an_old_acknowledgement_begins_no_round(hub, hospitals):
+    """Two copies of a home and a coordinator that shows both one receipt: without this, two draws for one charge."""
+    [hospital] = hospitals[:1]
+    ask(hub)
+
+    class Shows(Through):
+        def anchor(self, envelope):
+            self.change.append(self.egress.anchor(envelope))
+            return self.change[0]
+
+    with pytest.raises(LedgerRefusal, match="include the beginning of round 1"):
+        hospital.take_part(wait=0, door=lambda egress: Shows(egress, []))
+    assert not hospital.hold.begun[1].witnessed
+    assert answers(hub, hospital) == {}
+    assert hospital.charged >= WHOLE
+
+
+def pseudonyms(hospital: Hospital) -> list[str]:
+    from site_agent import records
+
+    table = records.read(Source(path=hospital.table), PERSONS, key=hospital.secret)
+    return records.row_pseudonyms(table, PERSONS, key=hospital.secret)
+
+
+def test_whoever_withdraws_trains_no_further_and_no_number_tells_of_it(monkeypatch, hub, hospitals):
+    """In the process that has read the table, and in the next one: 60 is said in every round, and fewer train."""
+    [hospital] = hospitals[:1]
+    used: list[tuple[int, int]] = []
+    seen = rounds._Source.records
+
+    def records_of(self):
+        found = seen(self)
+        used.append((len(found), int(np.isfinite(found).all(axis=1).sum())))
+        return found
+
+    monkeypatch.setattr(rounds._Source, "records", records_of)
+    people = pseudonyms(hospital)
+    ask(hub, 1)
+    hospital.take_part(wait=0)
+    hospital.ledger.note_persons(PLAN.study, people[:1])
+    ask(hub, 2)
+
+    class Later(Through):
+        """Two more withdraw while the process that answered round 2 waits for round 3."""
+
+        def next_round(self, study):
+            found = self.egress.next_round(study)
+            if found is None and len(used) == 2:
+                hospital.ledger.note_persons(study, people[:3])
+                ask(hub, 3)
+                return self.egress.next_round(study)
+            return found
+
+    hospital.take_part(wait=0, door=lambda egress: Later(egress))
+    assert used == [(60, 60), (60, 59), (60, 57)]
+    assert [unpack(content)[1]["n"] for content in answers(hub, hospital).values()] == [60, 60, 60]
+    assert hospital.hold.persons == 60
+
+
+def test_two_people_must_approve_a_plan_whose_rounds_no_person_sees(hub, hospitals):
+    [hospital] = hospitals[:1]
+    ask(hub)
+
+    def take_part(floors: SiteFloors) -> None:
+        with hub.egress(hospital.name) as egress:
+            rounds.take_part(
+                plan=PLAN,
+                source=Source(path=hospital.table),
+                site=dataclasses.replace(hospital.site(egress), floors=floors),
+                door=egress,
+                home=hospital.home,
+                today=TODAY,
+                locked=nullcontext,
+            )
+
+    noted = {"study": PLAN.study, "version": 1, "plan_hash": PLAN.hash}
+    hospital.ledger.approve_plan(**noted, approver="lind")
+    hospital.ledger.approve_plan(**noted, approver="lind")
+    for floors in (SiteFloors(approvals=2), SiteFloors(author_apart=True)):
+        with pytest.raises(ApprovalRefusal, match="2 people"):
+            take_part(floors)
+    hospital.ledger.revoke_plan(**noted, approver="lind", reason="not yet")
+    hospital.ledger.approve_plan(**noted, approver="berg")
+    with pytest.raises(ApprovalRefusal, match="1: berg"):
+        take_part(SiteFloors(approvals=2))
+    assert hospital.ledger.holds() == []
+    hospital.ledger.approve_plan(**noted, approver="lind")
+    take_part(SiteFloors(approvals=2, author_apart=True))
+    assert len(answers(hub, hospital)) == 1
+
+
+def test_no_answer_leaves_that_the_ledger_does_not_name(hub, hospitals):
+    [hospital] = hospitals[:1]
+    ask(hub)
+
+    def door(egress):
+        egress._sealed = hospital.ledger.sealed_round
+        lying = Lying(egress, lambda content: pack(2 * unpack(content)[0], unpack(content)[1]))
+        lying.key = hospital.keys.release
+        return lying
+
+    with pytest.raises(IntegrityRefusal, match="ledger names"):
+        hospital.take_part(wait=0, door=door)
+    assert answers(hub, hospital) == {}
+    hospital.take_part(wait=0)
+    assert len(answers(hub, hospital)) == 1
+
+
+def test_a_question_that_is_asked_for_ever_keeps_nobody(hub, hospitals):
+    [hospital] = hospitals[:1]
+    ask(hub)
+    asked: list[object] = []
+
+    class Again(Through):
+        def next_round(self, study):
+            asked.append(self.egress.next_round(study) or asked[0])
+            assert len(asked) < 5
+            return asked[-1]
+
+    hospital.take_part(wait=0, door=lambda egress: Again(egress))
+    assert hospital.said == [("charged", 0), ("answered", 1), ("sent again", 1)]
+
+
 # -- afterwards ---------------------------------------------------------------------------------------------------
 def test_a_later_plan_releases_through_the_flow_and_its_receipt_names_the_trainings_charge(hub, hospitals):
     from shared.encoding import Encoder
@@ -561,14 +759,31 @@ def test_a_later_plan_releases_through_the_flow_and_its_receipt_names_the_traini
     assert made.receipt.study_epsilon > max(made.receipt.epsilon, WHOLE)
     assert Receipt.from_bytes(made.receipt.to_bytes()) == made.receipt
     made.receipt.require_true(later)
-    for wrong in ({**charge, "epsilon": 0.0}, {**charge, "by": "x"}, {**charge, "approver": "a b"}):
+    forms = ({"epsilon": 0.0}, {"by": "x"}, {"approver": "a b"}, {"rounds": -5}, {"plan_hash": "nonsense"})
+    for wrong in ({**charge, **form} for form in forms):
         with pytest.raises(ReceiptRefusal):
             dataclasses.replace(made.receipt, trained=wrong).require_true(later)
+    # The coordinator knows the training: what is told of it is held against that, and it must be told.
+    service = CollectionService(home=hub.home, store=hub.store, authority=hub.authority)
+    service._require_trained(made.receipt, later)
+    lies = ({"epsilon": 1e-12}, {"rounds": 2}, {"plan_hash": "a" * 64}, {"delta": 1e-9})
+    for wrong in ({}, *({**charge, **lie} for lie in lies)):
+        with pytest.raises(ReceiptRefusal):
+            service._require_trained(dataclasses.replace(made.receipt, trained=wrong), later)
+    service._require_trained(dataclasses.replace(made.receipt, trained={}, site="guest"), later)  # it took no part
     # The sealed flow is the trained one, behind this site's own public start.
     fitted = read_fit(victim.ledger.folder(made.hold), made.hold).flow
     same = federated_flow(flow, Encoder(dictionary=PERSONS), victim.name)
     rows = np.random.default_rng(1).normal(size=(5, 2))
     assert np.allclose(fitted.forward(rows), same.forward(rows))
+    # A flow of the same training that is not the one it ended with here is not this charge's.
+    for change in ({"weights": np.full(flow.shape.weights, 9.0)}, {"epsilon": 1e-9}):
+        forged = dataclasses.replace(flow, **change)
+        rounds.flow_path(victim.home, forged.digest).write_bytes(forged.canonical)
+        before = len(victim.ledger.entries())
+        with pytest.raises(PlanChanged, match="ended with"):
+            released(victim, dataclasses.replace(later, flow=forged.name))
+        assert len(victim.ledger.entries()) == before
     # Another file under that name is another flow, and one that is not there is fetched first.
     other = hospitals[1]
     path = rounds.flow_path(other.home, flow.digest)

@@ -346,6 +346,24 @@ def test_fedavg_is_the_mean_of_the_sites_weights_by_their_numbers_of_records(tmp
     assert {site: said["n"] for site, said in flow.sites.items()} == dict(zip(NAMES, n, strict=True))
 
 
+def test_a_site_counts_as_the_plan_allows_however_many_records_it_says_that_it_has(tmp_path):
+    plan = made(replace(FEDERATED, strategy="fedavg", rounds=1, most_records=40))
+    _, sites, apps = network(plan)
+    sent = []
+
+    def kept(app):
+        def answer(message):
+            found = app(message)
+            sent.append(flower.weights(found.content["arrays"]["weights"], SHAPE.weights))
+            return found
+
+        return answer
+
+    flow = hub.run(hub.memory_grid({node: kept(app) for node, app in apps.items()}), plan, sites, tmp_path)
+    assert {said["n"] for said in flow.sites.values()} == {40, 50, 60, 70}
+    np.testing.assert_allclose(flow.weights, np.mean(sent, axis=0), rtol=1e-12, atol=1e-14)
+
+
 def test_fedadam_is_adam_on_the_way_to_the_mean(asked, tmp_path):
     """Against the formula of Reddi et al. (2021), algorithm 2, with Flower's correction of the first rounds."""
     sources, sites, apps = network()

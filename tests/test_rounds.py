@@ -19,6 +19,7 @@ from shared.canonical import canonical_json, sha256_hex
 from shared.errors import (
     BudgetRefusal,
     IntegrityRefusal,
+    LedgerRefusal,
     PausedRefusal,
     ReplayRefusal,
     RoleRefusal,
@@ -37,6 +38,7 @@ from site_agent.ledger import Ledger
 
 __all__ = ["plan"]  # the fixture
 WEIGHTS = np.linspace(-1, 1, 50)
+MINE, OTHER = pack(WEIGHTS, {"n": 60, "steps": 2}), pack(2 * WEIGHTS, {"n": 60, "steps": 2})
 TRAINING = privacy.SubsampledGaussian(rate=0.1, noise_multiplier=1.2, steps=40)
 
 
@@ -67,6 +69,10 @@ def described(**changes) -> bytes:
         described(code="import os"),
         described(numbers={"steps": "4"}),
         described(numbers={"../steps": 4}),
+        described(numbers={"n": 2**53}),
+        described().replace(b'"numbers":{}', b'"numbers":{"n":1' + b"0" * 400 + b"}"),  # larger than any double
+        described().replace(b'"numbers":{}', b'"numbers":{"n":1e999}'),
+        described().replace(b'"numbers":{}', b'"numbers":{"n":' + b"[" * 2000 + b"]" * 2000 + b"}"),
         b"tributary-weights/1\n" + b" " * 5000 + b"\n",
     ],
 )
@@ -131,12 +137,12 @@ class Training:
         self.boxes.ask(said, content, sites, self.hub.authority.witness)
         return said
 
-    def answer(self, said: Asked, content: bytes = b"mine", site: str = "north", **changes):
+    def answer(self, said: Asked, content: bytes = MINE, site: str = "north", **changes):
         given = {"study": said.study, "plan_hash": said.plan_hash, "site": site, "round": said.round}
         given |= {"asked": said.digest, "content_sha256": sha256_hex(content), "content_bytes": len(content)}
         return Answered(**{**given, **changes}).sign(self.hub.sites[site].release)
 
-    def send(self, envelope, content: bytes = b"mine", site: str = "north"):
+    def send(self, envelope, content: bytes = MINE, site: str = "north"):
         with self.hub.egress(site, attempts=1) as egress:
             return egress.answer_round(envelope, content, self.hub.sites[site].release.public)
 
@@ -159,7 +165,7 @@ def test_a_round_goes_out_comes_back_once_and_the_flow_reaches_every_site(traini
     assert training.next() is None
     assert training.boxes.progress(said.study).waiting == ("south",)
     [(site, answer)] = training.boxes.answers(said.study, said.plan_hash, 1).items()
-    assert (site, answer.content, answer.said.site) == ("north", b"mine", "north")
+    assert (site, answer.content, answer.said.site) == ("north", MINE, "north")
     done = training.ask(1, b"flow", "finished", sites=())
     assert {training.next(site) for site in ("north", "south", "west")} == {(done, b"flow")}
     assert training.boxes.progress(said.study).finished == sha256_hex(b"flow")
@@ -177,9 +183,9 @@ def test_other_bytes_for_an_answered_round_are_a_replay(training):
     said = training.ask()
     training.send(training.answer(said))
     with pytest.raises(ReplayRefusal, match="once"):
-        training.send(training.answer(said, b"other"), b"other")
+        training.send(training.answer(said, OTHER), OTHER)
     [answer] = training.boxes.answers(said.study, said.plan_hash, 1).values()
-    assert answer.content == b"mine"
+    assert answer.content == MINE
 
 
 def test_an_answer_is_worth_nothing_elsewhere(training, service):
@@ -196,7 +202,7 @@ def test_an_answer_is_worth_nothing_elsewhere(training, service):
         with pytest.raises(refusal):
             training.send(envelope, site="north")
     with service.client("south") as client, pytest.raises(SignatureRefusal):  # another site's envelope
-        client.call("UploadRound", RoundAnswer(envelope=early.to_bytes(), content=b"mine"), timeout=10.0)
+        client.call("UploadRound", RoundAnswer(envelope=early.to_bytes(), content=MINE), timeout=10.0)
     with pytest.raises(RoleRefusal):
         training.send(training.answer(second, site="west"), site="west")
     with pytest.raises(StateRefusal, match="next"):  # the round it slept through
@@ -207,10 +213,38 @@ def test_an_answer_is_worth_nothing_elsewhere(training, service):
 def test_a_round_is_asked_once_with_one_content(training):
     said = training.ask()
     assert training.ask() == said  # whoever runs it was killed, and asks again
-    for change in ({"content": b"other"}, {"sites": ("north",)}):
-        with pytest.raises(ReplayRefusal, match="asked once"):
-            training.ask(**change)
+    with pytest.raises(ReplayRefusal, match="asked once"):
+        training.ask(content=b"other")
     assert training.next() == (said, b"weights")
+    # Sites come and go: one that has joined since is asked the same, and nobody loses a box.
+    assert training.next("west") is None
+    training.ask(sites=("north", "west"))
+    assert training.next("west") == (said, b"weights")
+    assert training.boxes.progress(said.study).waiting == ("north", "south", "west")
+
+
+def test_an_answer_stays_that_of_the_key_it_came_under_and_a_damaged_one_hides_no_other(training, service):
+    import sqlalchemy as sa
+
+    said = training.ask()
+    for site in ("north", "south"):
+        training.send(training.answer(said, site=site), site=site)
+    row = f"site = '{{}}' AND asked = (SELECT number FROM round_asked WHERE plan_hash = '{said.plan_hash}')"
+    service.store._write(
+        lambda c: c.execute(sa.text(f"UPDATE round_of SET content = X'78' WHERE {row.format('south')}"))
+    )
+    found = training.boxes.answers(said.study, said.plan_hash, 1)
+    assert found["north"].content == MINE
+    assert isinstance(found["south"], IntegrityRefusal)
+    assert set(training.boxes.answers(said.study, said.plan_hash, 1, among=["south"])) == {"south"}
+    other = SigningKey.generate().public.hex  # a site that has enrolled anew signs with another key from then on
+    mine = service.sites["north"].release.public.hex
+    service.store._write(
+        lambda c: c.execute(
+            sa.text(f"UPDATE round_of SET key = '{other}' WHERE key = '{mine}' AND {row.format('north')}")
+        )
+    )
+    assert isinstance(training.boxes.answers(said.study, said.plan_hash, 1)["north"], SignatureRefusal)
 
 
 def test_an_answer_of_ten_gigabytes_does_not_get_through_the_door(training, service):
@@ -232,10 +266,19 @@ def test_an_answer_of_ten_gigabytes_does_not_get_through_the_door(training, serv
     assert training.boxes.progress(said.study).answered == {}
 
 
+def test_what_cannot_be_read_is_refused_at_the_door_and_leaves_the_box_open(training):
+    said = training.ask()
+    for content in (b"mine", MINE.replace(b'"n":60', b'"n":1' + b"0" * 400)):
+        with pytest.raises(SchemaRefusal):
+            training.send(training.answer(said, content), content)
+    assert training.boxes.progress(said.study).answered == {}
+    training.send(training.answer(said))
+
+
 def test_a_paused_site_answers_nothing(training, service):
     said = training.ask()
     with service.egress("north", paused=lambda: True) as egress, pytest.raises(PausedRefusal):
-        egress.answer_round(training.answer(said), b"mine", service.sites["north"].release.public)
+        egress.answer_round(training.answer(said), MINE, service.sites["north"].release.public)
     assert training.boxes.progress(said.study).answered == {}
 
 
@@ -269,7 +312,10 @@ def test_the_whole_training_is_charged_before_its_first_round(ledger):
     hold = begun(ledger)
     for number in (1, 2, 3, 4):
         ledger.begin_round(hold, number, DIGEST)
+        ledger.witness_round(hold, number, acknowledge(ledger))
         ledger.seal_round(hold, number, DIGEST)
+    assert ledger.anchored() == len(ledger.entries()) - 2  # a backup lacks what came since, and no round before it
+    assert len(json.loads(ledger.anchor_payload())["links"]) == 2
     ledger.end_training(hold, "f" * 64)
     assert ledger.study_total("heart", DELTA).epsilon == whole.epsilon
     assert ledger.verify() == len(ledger.entries())
@@ -293,11 +339,21 @@ def test_no_round_goes_beyond_the_charge_or_back(ledger):
     ledger.begin_round(hold, 4, DIGEST)
 
 
-def test_a_round_is_sealed_once_and_only_when_it_was_begun(ledger):
+def test_a_round_is_sealed_once_and_only_when_its_beginning_was_witnessed(ledger):
     hold = begun(ledger)
+    earlier = acknowledge(ledger)
     with pytest.raises(StateRefusal):
         ledger.seal_round(hold, 1, DIGEST)
+    with pytest.raises(StateRefusal):
+        ledger.witness_round(hold, 1, earlier)
     ledger.begin_round(hold, 1, "d" * 64)
+    with pytest.raises(StateRefusal, match="witnessed"):
+        ledger.seal_round(hold, 1, DIGEST)
+    with pytest.raises(LedgerRefusal, match="include the beginning of round 1"):
+        ledger.witness_round(hold, 1, earlier)  # genuine, and of before
+    with pytest.raises(LedgerRefusal, match="agree with the anchor"):
+        ledger.witness_round(hold, 1, Anchored(seq=len(ledger.entries()), head="e" * 64))
+    ledger.witness_round(hold, 1, acknowledge(ledger))
     assert ledger.recover()[0].begun[1].answer == ""  # killed in between: not burnt, and not drawn again
     with pytest.raises(ReplayRefusal):
         ledger.begin_round(hold, 1, "d" * 64)
@@ -361,6 +417,7 @@ def test_a_stranger_with_the_record_finds_a_round_too_many_out_of_turn_or_answer
     hold = begun(ledger)
     for number in (1, 3):
         ledger.begin_round(hold, number, DIGEST)
+        ledger.witness_round(hold, number, acknowledge(ledger))
         ledger.seal_round(hold, number, DIGEST)
     told = [{"seq": one.seq, "kind": one.kind, "body": dict(one.body)} for one in ledger.entries()]
     assert verifier.lives(told) == []
@@ -369,6 +426,12 @@ def test_a_stranger_with_the_record_finds_a_round_too_many_out_of_turn_or_answer
         return [*told, {"seq": len(told) + 1, "kind": kind, "body": {"release_id": "training", **body}}]
 
     assert verifier.lives(more("round", number=4)) == []
+    for number, entry in enumerate(told):  # each round begun, and witnessed at or after that entry
+        if entry["kind"] in ("round", "witnessed"):
+            early = {**entry, "body": {**entry["body"], "seq": entry["body"].get("seq", 0) - 1}}
+            for instead in ([], [early][: entry["kind"] == "witnessed"]):
+                with pytest.raises(verifier.Wrong):
+                    verifier.lives([*told[:number], *instead, *told[number + 1 :]])
     for wrong in (
         more("round", number=2),
         more("round", number=3),

@@ -42,6 +42,7 @@ def test_a_steward_sees_the_price_before_and_takes_part_with_one_command(desk):
     shown = " ".join(desk("plan", "show", "mini").split())
     assert f"the training ε = {price:.4g}"[:18] in shown
     assert "2 times the weights of a flow" in shown
+    assert "The number of persons who train" in shown
     dry = desk.json("federate", "mini", "--dry-run")
     assert (dry["state"], dry["approver"], dry["rounds"]) == ("not asked yet", "dr-lind", 2)
     assert desk.json("federate", "mini")["done"] == []  # nothing is asked
@@ -60,6 +61,18 @@ def test_a_steward_sees_the_price_before_and_takes_part_with_one_command(desk):
     refused = desk.json("federate", "mini", expect=2)["refused"]
     assert "ended" in refused["must"]
     assert len(desk.hub.answered) == 1
+
+
+def test_a_question_without_end_holds_up_no_wave_and_ends(desk, monkeypatch):
+    """A broken coordinator, or a hostile one, offers the round that was answered again for ever."""
+    monkeypatch.setattr("site_agent.waves.PATIENCE", 0.0)
+    put(desk, 1)
+    desk.hub.asked *= 50
+    said = [json.loads(line) for line in desk("run", "--once", "--json").splitlines() if line.startswith("{")]
+    kinds = [line["what"] for line in said]
+    assert kinds.index("waits for a person") < kinds.index("training answered")
+    assert len(desk.hub.answered) < 5
+    assert len({content for _, content in desk.hub.answered}) == 1
 
 
 def test_the_agent_takes_part_by_itself_and_says_so(desk, monkeypatch):

@@ -153,11 +153,14 @@ def _training(plan: StudyPlan) -> dict[str, Any] | None:
     """A training that the sites run together: what a steward agrees to with the plan."""
     if plan.federated is None:
         return None
+    from site_agent.rounds import uncovered
+
     return {
         "rounds": plan.federated.rounds,
         "steps": plan.federated.steps,
         "quorum": plan.federated.quorum,
         "epsilon": plan.federated.epsilon(plan.budget.delta),
+        "not_covered": uncovered(plan),
     }
 
 
