@@ -42,11 +42,13 @@ app = application("Collect privatised releases from hospitals, and pool them.")
 plan_app = application("Write, check, price and sign study plans.")
 release_app = application("Look at one release.")
 wave_app = application("The calendar of a study, and who has delivered. Nothing here starts work at a site.")
+federate_app = application("A flow that all sites of a study train together. The sites dial in; no record moves.")
 analyst_app = application("Analysts' tokens: who may ask, in which studies, until when.")
 log_app = application("The append-only log of accepted releases.", bare=True)
 app.add_typer(plan_app, name="plan", rich_help_panel="Set up")
 app.add_typer(release_app, name="release", rich_help_panel="Releases")
 app.add_typer(wave_app, name="wave", rich_help_panel="Releases")
+app.add_typer(federate_app, name="federate", rich_help_panel="Releases")
 app.add_typer(analyst_app, name="analyst", rich_help_panel="Answers")
 app.add_typer(log_app, name="log", rich_help_panel="Releases")
 
@@ -1149,6 +1151,56 @@ def figure(
 
 
 @app.command(rich_help_panel="Answers")
+def harmonise(
+    context: typer.Context,
+    study: Study,
+    column: Annotated[str, typer.Argument(help="What hospitals measure differently.")],
+    to: Annotated[str, typer.Option("--to", help="The site whose scale counts.")],
+    wave: Annotated[int, typer.Option("--wave", help="The table as of this wave; the newest if left out.")] = 0,
+    estimand: Planned = "",
+    formula: Formula = "",
+    term: Term = "",
+    method: Method = "REML",
+    test: Test = "adhoc",
+    level: Level = 0.95,
+    densities: Annotated[
+        str, typer.Option("--densities", help="Study of densities; STUDY-densities if left out.")
+    ] = "",
+    forest: Annotated[Path | None, typer.Option("--forest", help="Also draw all answers: .svg, .pdf or .png.")] = None,
+    json: Json = False,
+) -> None:
+    """Ask as released and with a column on one site's scale, side by side. No site is contacted; it costs no ε."""
+    from coordinator import harmonise as maps
+
+    if forest is not None and forest.suffix.lower() not in (".svg", ".pdf", ".png"):
+        raise ParameterError("a figure must end in .svg, .pdf or .png", given=repr(forest.name))
+    pooling: Any = {"term": term, "method": method, "test": test, "level": level}
+    with _open(Config.load(context.obj)) as store:
+        asked = _one_question(store, study, estimand, formula)
+        seen = maps.harmonised(store, study, column, to=to, estimand=asked, source=densities, wave=wave, **pooling)
+        if forest is not None:
+            seen.figure(forest)
+        store.save_result(
+            study=study,
+            wave=seen.answer.wave,
+            kind="harmonised",
+            question=seen.asked,
+            used={**seen.answer.used, **seen.used},
+            numbers={**seen.answer.numbers, "harmonised": seen.harmonised.beta},
+            figure=str(forest or ""),
+            today=_today(),
+        )
+
+    def show(out: Console) -> None:
+        first, *more = seen.lines
+        out.print(first, style="bold")
+        for line in more:
+            out.print(line, style="yellow" if line.startswith("warning") else None)
+
+    emit(seen.document, as_json=json, show=show)
+
+
+@app.command(rich_help_panel="Answers")
 def results(
     context: typer.Context,
     study: Annotated[str, typer.Option("--study", help="Only this study.")] = "",
@@ -1177,6 +1229,113 @@ def results(
         out.print(table(["no", "study", "wave", "question", "kind", "file", "day", "state"], rows, right=["no"]))
         if any(saved.withdrawn for saved in found):
             out.print("Ask a stale question again: the answer says what changed.", style="cyan")
+
+    emit(answer, as_json=json, show=show)
+
+
+# -- a training that the sites run together -----------------------------------------------------------------------
+@federate_app.command("run")
+def federate_run(
+    context: typer.Context,
+    study: Study,
+    timeout: Annotated[
+        float, typer.Option("--timeout", metavar="MINUTES", min=0.01, help="How long a round waits for its last site.")
+    ] = 60.0,
+    dry_run: DryRun = False,
+    json: Json = False,
+) -> None:
+    """Train the plan's flow with the sites that dial in; stopped, it goes on where it was. Beside coordinator serve."""
+    from coordinator.authority import Authority
+    from coordinator.dialled import nodes, train
+
+    config = Config.load(context.obj)
+    with _open(config) as store:
+        plan = store.plan(study).plan
+        if plan.federated is None:
+            raise PlanRefusal(
+                "the study's newest plan must have [federated] for its sites to train together",
+                given=f"version {plan.version} without it",
+                next_step="See docs/operators-manual.md, A flow trained by all sites.",
+            )
+        sites = nodes(store, study)
+        answer: dict[str, Any] = {
+            "study": study,
+            "plan_hash": plan.hash,
+            "sites": sorted(sites),
+            "quorum": plan.federated.quorum,
+            "rounds": plan.federated.rounds,
+            "epsilon": plan.federated.epsilon(plan.budget.delta),
+            "delta": plan.budget.delta,
+            "flow": None,
+            "dry_run": dry_run,
+        }
+        if not dry_run:
+
+            def told(number: int, progress: Any) -> None:
+                if not json:
+                    here = [site for site, one in progress.items() if number in one.answered]
+                    without = sorted(set(progress) - set(here))
+                    words = f"round {number} of {answer['rounds']}: {len(here)} of {len(progress)} sites"
+                    console(stderr=True).print(words + (f", without {', '.join(without)}" if without else ""))
+
+            key = Authority.load(config.home).witness
+            flow = train(home=config.home, store=store, plan=plan, key=key, timeout=60 * timeout, told=told)
+            answer |= {"flow": flow.name, "answered": {site: dict(said) for site, said in flow.sites.items()}}
+
+    def show(out: Console) -> None:
+        out.print(f"{study}, plan version {plan.version}: a flow in {answer['rounds']} rounds", style="bold")
+        _facts(
+            out,
+            ("sites", ", ".join(sites) or "none has joined"),
+            ("a round needs", f"{answer['quorum']} of them"),
+            ("each patient pays", f"ε {answer['epsilon']:.4g} at δ {answer['delta']:g}, once, before round 1"),
+        )
+        if answer["flow"] is None:
+            out.print("dry run: nothing was asked")
+            return
+        out.print(f"The flow is trained, and up for the sites: {answer['flow']}", soft_wrap=True)
+        words = 'next: a plan version with posture = "private" and this flow, then coordinator plan sign'
+        out.print(words, style="cyan")
+
+    emit(answer, as_json=json, show=show)
+
+
+@federate_app.command("status")
+def federate_status(context: typer.Context, study: Study, json: Json = False) -> None:
+    """How far the study's newest training is: which round, who has answered it, who is waited for."""
+    from coordinator.rounds import LetterBoxes
+
+    with _open(Config.load(context.obj)) as store:
+        found = LetterBoxes(store).progress(study)
+        plans = {stored.plan.hash: stored.plan for stored in store.plans()}
+    plan = None if found is None else plans.get(found.plan_hash)
+    rounds = plan.federated.rounds if plan is not None and plan.federated is not None else None
+    answer: dict[str, Any] = {
+        "study": study,
+        "plan_hash": found.plan_hash if found else None,
+        "rounds": rounds,
+        "round": found.round if found else 0,
+        "answered": sorted(site for site, code in found.answered.items() if not code) if found else [],
+        "without": {site: code for site, code in found.answered.items() if code} if found else {},
+        "waiting": list(found.waiting) if found else [],
+        "flow": f"federated:{found.finished}" if found and found.finished else None,
+    }
+
+    def show(out: Console) -> None:
+        if found is None:
+            out.print(f"{study} has begun no training.")
+            return
+        if answer["flow"]:
+            out.print(f"{study}: trained in {found.round} rounds", style="bold")
+            out.print(str(answer["flow"]), soft_wrap=True)
+            return
+        out.print(f"{study}: round {found.round} of {rounds}", style="bold")
+        _facts(
+            out,
+            ("answered", ", ".join(answer["answered"]) or "nobody yet"),
+            ("gave none", ", ".join(f"{site} ({code})" for site, code in answer["without"].items()) or "nobody"),
+            ("waited for", ", ".join(answer["waiting"]) or "nobody"),
+        )
 
     emit(answer, as_json=json, show=show)
 

@@ -30,7 +30,9 @@ from weakref import WeakValueDictionary
 
 from coordinator.analysis import LONGEST, REQUEST_CAP, WAITING, AnalysisService
 from coordinator.authority import Authority, requested_key
+from coordinator.rounds import LetterBoxes
 from coordinator.store import Site, Store
+from shared.canonical import sha256_hex
 from shared.errors import (
     ApprovalRefusal,
     BudgetRefusal,
@@ -77,6 +79,9 @@ from shared.wire import (
     OfferRequest,
     Reply,
     Revoked,
+    RoundAnswer,
+    RoundReceipt,
+    RoundReply,
     SignedDocument,
     StudyRequest,
     Withdrawal,
@@ -153,6 +158,7 @@ class CollectionService:
         self._store, self._authority, self._today = store, authority, today
         self._max_bundle = max_bundle
         self._home = home
+        self._boxes = LetterBoxes(store)
         self._bundles, self._staging, self._quarantine = store.bundles, home / "staging", home / "quarantine"
         for folder in (self._bundles, self._staging, self._quarantine):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -174,6 +180,8 @@ class CollectionService:
             "Withdraw": self.withdraw,
             "RevokeStanding": self.revoke_standing,
             "Growth": self.growth,
+            "NextRound": self.next_round,
+            "UploadRound": self.upload_round,
         }
 
     # -- joining ------------------------------------------------------------------------------------------------
@@ -253,6 +261,19 @@ class CollectionService:
 
     def _signed_for(self, site: Site, reply: Reply) -> Reply:
         return countersigned(reply, self._authority.witness, site.site)
+
+    # -- a training that the sites run together -------------------------------------------------------------------
+    def next_round(self, call: Call, request: StudyRequest) -> RoundReply:
+        """What a training asks of the calling site now. Raises: RoleRefusal."""
+        site = self._site(call)
+        self._invited(site, request.study)
+        return self._boxes.next(site, request.study)
+
+    def upload_round(self, call: Call, request: RoundAnswer) -> RoundReceipt:
+        """Take a site's answer to a round, once. Raises: see `LetterBoxes.answer`."""
+        site = self._site(call)
+        call.digest = sha256_hex(request.content)
+        return self._boxes.answer(site, request)
 
     # -- withdrawal ---------------------------------------------------------------------------------------------
     def withdraw(self, call: Call, request: SignedDocument) -> Withdrawn:

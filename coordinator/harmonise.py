@@ -64,6 +64,7 @@ __all__ = [
 Floats = NDArray[np.float64]
 ALIKE = 1.0
 """How far apart two sites' patients may lie, in standard deviations, before harmonising them is warned of."""
+_OVER = 1.5  # each step of Sinkhorn's iteration goes so much further
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -210,7 +211,7 @@ class GridMap:
         persons: tuple[float, float],
         scale: float,
         side: int = 0,
-        blur: float = 2e-3,
+        blur: float = 5e-4,
     ) -> None:
         d = np.ndim(source)
         if d not in (2, 3) or np.ndim(target) != d:
@@ -225,18 +226,28 @@ class GridMap:
             _refined(_shares(np.asarray(counts, dtype=np.float64), n, noise), side)
             for counts, n in zip((source, target), persons, strict=True)
         ]
-        self._centres = (np.arange(side) + 0.5) / side
-        there, stay = (_barycentric(both[0], onto, self._centres, blur) for onto in (both[1], both[0]))
+        self._solve(both[0], both[1], blur)
+
+    @classmethod
+    def between(cls, source: Floats, target: Floats, *, blur: float = 5e-4) -> GridMap:
+        """The map between two densities as they are: positive cells of one grid, each adding up to 1."""
+        made = cls.__new__(cls)
+        made._solve(np.asarray(source, dtype=np.float64), np.asarray(target, dtype=np.float64), blur)
+        return made
+
+    def _solve(self, source: Floats, target: Floats, blur: float) -> None:
+        self._centres = (np.arange(len(source)) + 0.5) / len(source)
+        there, stay = (_barycentric(source, onto, self._centres, blur) for onto in (target, source))
         self._moves = there - stay
 
     def __call__(self, points: Floats) -> Floats:
-        """(n, d) places in [0, 1]^d to where they go, within it; linear between the cells' centres."""
+        """(n, d) places in [0, 1]^d to where they go, within it; linear between the cells' centres and beyond them."""
         from scipy.interpolate import RegularGridInterpolator
 
         points = np.clip(np.asarray(points, dtype=np.float64), 0.0, 1.0)
         d = points.shape[1]
-        inner = np.clip(points, self._centres[0], self._centres[-1])
-        moves = RegularGridInterpolator((self._centres,) * d, np.moveaxis(self._moves, 0, -1))(inner)
+        beyond: dict[str, Any] = {"bounds_error": False, "fill_value": None}
+        moves = RegularGridInterpolator((self._centres,) * d, np.moveaxis(self._moves, 0, -1), **beyond)(points)
         return np.asarray(np.clip(points + moves, 0.0, 1.0))
 
 
@@ -689,7 +700,7 @@ def _smeared(logs: Floats, kernel: Floats) -> Floats:
 def _barycentric(a: Floats, b: Floats, centres: Floats, blur: float) -> Floats:
     """(d, ...) the mean place where mass of each cell of `a` goes in the entropic transport onto `b`.
 
-    Source: Sinkhorn's iteration with a blur that is halved from 1; separable kernels, one matrix per axis.
+    Source: Sinkhorn's iteration, over-relaxed, with a blur that is halved from 1; one small matrix per axis.
     """
     log_a, log_b = np.log(a), np.log(b)
     f, g = np.zeros_like(a), np.zeros_like(b)
@@ -699,9 +710,9 @@ def _barycentric(a: Floats, b: Floats, centres: Floats, blur: float) -> Floats:
     for step in steps:
         f, g, now = f * (now / step), g * (now / step), step
         kernel = np.exp(-apart / step)
-        for _ in range(60 if step == steps[-1] else 8):
-            g = -_smeared(f + log_a, kernel)
-            f = -_smeared(g + log_b, kernel)
+        for _ in range(40 if step == steps[-1] else 4):
+            g = (1 - _OVER) * g - _OVER * _smeared(f + log_a, kernel)
+            f = (1 - _OVER) * f - _OVER * _smeared(g + log_b, kernel)
     place = [np.reshape(np.log(centres), [-1 if i == k else 1 for i in range(a.ndim)]) for k in range(a.ndim)]
     return np.stack([np.exp(f + _smeared(g + log_b + where, kernel)) for where in place])
 

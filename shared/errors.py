@@ -7,7 +7,7 @@ wire and stands in the operator's manual), the person who can fix it, and the ex
     ├── UsageRefusal          2   E_PARAMETER  E_CONFIG  E_STATE
     ├── PolicyRefusal        10   E_SMALL_N  E_AUDIT  E_DIFFERENCING  E_CHECKS  E_PAUSED  E_PLAN
     │                             E_PLAN_CHANGED  E_PLAN_ROLLBACK  E_PLAN_EXPIRED  E_ROLE  E_UNKNOWN_EVENT
-    ├── BudgetRefusal        11   E_BUDGET
+    ├── BudgetRefusal        11   E_BUDGET  E_ROUNDS
     ├── ApprovalRefusal      12   E_NOT_APPROVED
     ├── NetworkRefusal       20   E_NETWORK  E_RATE
     ├── CertificateRefusal   21   E_CERT  E_TOKEN  E_ACCESS
@@ -190,6 +190,14 @@ class UnknownEvent(PolicyRefusal):
 
     code, fixer = "E_UNKNOWN_EVENT", "hospital IT (update)"
     meaning = "A privacy event that this version cannot account for."
+
+
+# -- budget -----------------------------------------------------------------------------------------------------
+class RoundsRefusal(BudgetRefusal):
+    """A training asks for more rounds than its charge has bought."""
+
+    code, fixer = "E_ROUNDS", "study lead, by a plan that reserves more"
+    meaning = "A training asks for more rounds than were reserved."
 
 
 # -- certificates and tokens --------------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ reads them and refuses what no fit could have written.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -43,7 +44,9 @@ __all__ = [
     "MaskedLayer",
     "Strata",
     "StratumModel",
+    "first_layers",
     "from_arrays",
+    "masks",
     "to_arrays",
 ]
 
@@ -357,6 +360,48 @@ def _relu(a: Array, out: Array | None = None) -> Array:
 
 
 _ACTIVATIONS: dict[str, Callable[..., Array]] = {"tanh": np.tanh, "relu": _relu}
+
+
+def masks(d: int, hidden: int, layers: int, each: int = 2) -> tuple[NDArray[np.bool_], ...]:
+    """Which weights of a masked network are used, inputs in the order in which they are read: as nflows has them.
+
+    Returns: per linear map (units out, units in); the last has `each` rows per variable, scale and shift if it is 2.
+
+    >>> [mask.astype(int).tolist() for mask in masks(2, 2, 1)]
+    [[[1, 0], [1, 0]], [[0, 0], [0, 0], [1, 1], [1, 1]]]
+    """
+    inputs = np.arange(1, d + 1)
+    # No hidden unit may see the last variable; with one variable, none sees any.
+    unit = np.arange(hidden) % max(1, d - 1) + min(1, d - 1)
+    degrees = [inputs, *(unit,) * layers]
+    inside = [above[:, None] >= below[None, :] for below, above in itertools.pairwise(degrees)]
+    return (*inside, np.repeat(inputs, each)[:, None] > unit[None, :])
+
+
+def first_layers(
+    d: int, *, flows: int, hidden: int, layers: int, generator: np.random.Generator, bins: int = 0
+) -> tuple[MaskedLayer, ...]:
+    """Layers to start from: each is the identity, its hidden units drawn as torch draws those of a linear map.
+
+    Every second layer reads the columns backwards. With `bins` they are splines.
+    """
+    each = 3 * bins - 1 if bins else 2
+    drawn = masks(d, hidden, layers, each)
+    # Affine: softplus(a) + floor = 1 and a shift of 0. A spline: even bins, slopes of 1.
+    unit = math.log(math.expm1(1 - SCALE_FLOOR))
+    last = [*(0.0,) * 2 * bins, *(unit,) * (bins - 1)] if bins else [unit, 0.0]
+    out = []
+    for k in range(flows):
+        weights, biases = [], []
+        for mask in drawn:
+            reach = 1 / math.sqrt(mask.shape[1])
+            weights.append(generator.uniform(-reach, reach, mask.shape) * mask)
+            biases.append(generator.uniform(-reach, reach, len(mask)))
+        weights[-1] = np.zeros_like(weights[-1])
+        biases[-1] = np.tile(last, d)
+        order = np.arange(d) if k % 2 == 0 else np.arange(d)[::-1]
+        out.append(MaskedLayer(order=order, weights=tuple(weights), biases=tuple(biases), bins=bins))
+    return tuple(out)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -25,8 +25,8 @@ import pandas as pd
 
 from shared.dictionary import LEVELLED, Dictionary
 from shared.errors import EstimateRefusal
-from shared.estimands import Estimand, Estimate, estimate
-from shared.prescriptions.grand import NEIGHBOURS, GrandPlan, adjacency, held_out
+from shared.estimands import Estimand, Estimate
+from shared.prescriptions.grand import GrandPlan, adjacency, held_out
 
 if TYPE_CHECKING:
     from shared.networks import Motifs
@@ -34,7 +34,10 @@ if TYPE_CHECKING:
 
 __all__ = ["answer", "figure"]
 
-_FOR = "A network answers network(…), and mean(x) and proportion(x > value) of the attributes."
+_FOR = (
+    "A network answers network(…), such as network(triangle). Attributes are noised one after the other, and their "
+    "means can be off by a standard error: ask for them in a study of tables."
+)
 _DRAWN_TOWARDS_ZERO = (
     "drawn towards 0: what an attribute has to do with the edges is kept only nearly, and less in a smaller site"
 )
@@ -68,8 +71,6 @@ def answer(
     Raises: EstimateRefusal: a motif that is not there, an attribute without a correlation, a question of another kind.
     """
     assert isinstance(plan.release, GrandPlan)
-    if question.kind in ("mean", "proportion"):
-        return _attributes(plan, tables, question, levels, told)
     if question.kind != "network":
         raise EstimateRefusal("the question must be one that a network answers", given=str(question), next_step=_FOR)
     directed = plan.release.directed
@@ -175,29 +176,3 @@ def _variation(found: Motifs, n: int, whole: int) -> tuple[float, float]:
     at = [MOTIFS.index("edge"), MOTIFS.index("degree_cv")]
     slope = np.array([more / edge**2, 2 * cv]) / (2 * square)
     return math.log(square) / 2, float(slope @ found.covariance[np.ix_(at, at)] @ slope)
-
-
-def _attributes(
-    plan: StudyPlan,
-    tables: Sequence[tuple[pd.DataFrame, int]],
-    question: Estimand,
-    levels: Mapping[str, Any],
-    told: dict[str, Any],
-) -> list[Estimate]:
-    """A mean or a share of the released persons: rows of a law that m persons gave."""
-    from dataclasses import replace
-
-    rows = pd.concat([table.drop(columns=NEIGHBOURS) for table, _ in tables], ignore_index=True)
-    n = len(rows)
-    factor = 1 + n / held_out(plan, n)
-    return [
-        row
-        if row.vi_sampling is None
-        else replace(
-            row,
-            vi_sampling=row.vi_sampling * factor,
-            vi_naive=row.vi_sampling,
-            how="variance of the released rows, times 1 + n/m",
-        )
-        for row in estimate(rows, question, levels=levels, **told)
-    ]

@@ -18,6 +18,7 @@ from typing import Any, Literal
 from shared.canonical import canonical_json, closed, parse_json, sha256_hex
 from shared.dictionary import NUMERIC, Dictionary
 from shared.errors import ParameterError, PlanExpired, PlanRefusal
+from shared.federated import PREFIX, Federated, read_reference
 from shared.keys import Envelope, PublicKey, SigningKey
 from shared.prescriptions import Prescription, kind, must
 from shared.prescriptions.latent_noise import LatentNoisePlan
@@ -25,6 +26,7 @@ from shared.prescriptions.latent_noise import LatentNoisePlan
 __all__ = [
     "PLAN_TYPE",
     "Budget",
+    "Federated",
     "Floors",
     "LatentNoisePlan",
     "PrivateTraining",
@@ -230,6 +232,10 @@ class StudyPlan:
         eligibility: the rule that says who is in the table; by it, n is public.
         estimands: planned analyses, name to formula.
         row_download: whether analysts may download the released rows.
+        federated: training of one flow by all sites together; it is charged by itself, and the rows of this plan are
+            not drawn through what comes out.
+        flow: ``federated:<digest>`` of a flow that an earlier plan's sites have trained: with posture ``private``, in
+            the place of [private].
         dictionary: columns, bounds and levels.
 
     `StudyPlan.from_toml(plan.to_toml())` is not promised; `from_bytes(plan.to_bytes())` is the identity.
@@ -255,6 +261,8 @@ class StudyPlan:
     eligibility: str = ""
     estimands: Mapping[str, str] = field(default_factory=dict)
     row_download: bool = False
+    federated: Federated | None = None
+    flow: str = ""
 
     def __post_init__(self) -> None:
         for name in ("study", "coordinator"):
@@ -296,7 +304,27 @@ class StudyPlan:
             "a dictionary must have at least one column to release",
             "none",
         )
+        self._require_federated()
         self.release.require(self)
+
+    def _require_federated(self) -> None:
+        digest = self.flow.removeprefix(PREFIX)
+        named = self.flow.startswith(PREFIX) and len(digest) == 64 and set(digest) <= set("0123456789abcdef")
+        must(not self.flow or named, "flow must be 'federated:' and the digest of a trained flow", repr(self.flow)[:80])
+        must(
+            not self.flow or self.posture == "private",
+            "flow must be given with posture 'private' only: a trained flow has learned from every site's records",
+            f"posture {self.posture!r}",
+        )
+        if self.federated is None:
+            return
+        must(
+            self.training.family == "affine" and not self.training.spectral,
+            "training.family must be 'affine' with [federated], without training.spectral",
+            repr(self.training.family),
+        )
+        for site, table in self.federated.reference.items():
+            _must_be_references({**self.reference, **table}, self.dictionary, f"federated.reference.{site}")
 
     @property
     def canonical(self) -> bytes:
@@ -340,6 +368,10 @@ class StudyPlan:
                 out[item.name] = [_plain(wave) for wave in value]
             elif item.name == "reference":
                 out[item.name] = {column: _plain(known) for column, known in value.items()}
+            elif item.name in ("federated", "flow"):
+                # Absent, not null: plans that know nothing of it keep the hash they were approved by.
+                if value:
+                    out[item.name] = _plain(value)
             else:
                 out[item.name] = _plain(value)
         return out
@@ -359,6 +391,8 @@ class StudyPlan:
             ):
                 if parts.get(name) is not None:
                     parts[name] = _read(kind, parts[name], name)
+            if parts.get("federated") is not None:
+                parts["federated"] = _read(Federated, parts["federated"], "federated")
             references = dict(parts.get("reference", {}))
             parts["reference"] = {str(k): _read(Reference, v, f"reference.{k}") for k, v in references.items()}
             parts["dictionary"] = Dictionary.from_canonical(parts["dictionary"])
@@ -401,24 +435,22 @@ class StudyPlan:
         return plan
 
 
-def _must_be_references(given: Mapping[str, Reference], dictionary: Dictionary) -> None:
+def _must_be_references(given: Mapping[str, Reference], dictionary: Dictionary, where: str = "reference") -> None:
     """What is publicly known of a column must be possible within its public bounds."""
     columns = {column.name: column for column in dictionary.released}
     unknown = sorted(set(given) - set(columns))
-    must(not unknown, "[reference] must name columns of the dictionary", ", ".join(unknown))
+    must(not unknown, f"[{where}] must name columns of the dictionary", ", ".join(unknown))
     for name, known in given.items():
         kind = columns[name].kind
         if kind in ("binary", "event"):
-            must(0 < known.mean < 1, f"reference.{name}.mean must be a share in (0, 1)", known.mean)
+            must(0 < known.mean < 1, f"{where}.{name}.mean must be a share in (0, 1)", known.mean)
             continue
-        must(kind in NUMERIC, f"[reference] must not name {name}: levels have no mean", kind)
+        must(kind in NUMERIC, f"[{where}] must not name {name}: levels have no mean", kind)
         lower, upper = columns[name].span
-        must(lower < known.mean < upper, f"reference.{name}.mean must lie within the public bounds", known.mean)
+        must(lower < known.mean < upper, f"{where}.{name}.mean must lie within the public bounds", known.mean)
         # No law on [lower, upper] with this mean is wider than the one on its two ends.
         widest = math.sqrt((known.mean - lower) * (upper - known.mean))
-        must(
-            0 < known.sd < 0.9 * widest, f"reference.{name}.sd must be positive and below {0.9 * widest:.4g}", known.sd
-        )
+        must(0 < known.sd < 0.9 * widest, f"{where}.{name}.sd must be positive and below {0.9 * widest:.4g}", known.sd)
 
 
 def _mechanism(release: Any) -> type[Prescription]:
@@ -433,7 +465,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, dt.date):
         return value.isoformat()
     if isinstance(value, Mapping):
-        return dict(value)
+        return {key: _plain(item) for key, item in value.items()}
     if hasattr(value, "__dataclass_fields__"):
         return {item.name: _plain(getattr(value, item.name)) for item in fields(value)}
     return value
@@ -452,6 +484,8 @@ def _read(kind: Any, given: Any, where: str) -> Any:
     for key, value in given.items():
         if types[key] == "dt.date":
             value = _date(value)
+        elif kind is Federated and key == "reference":
+            value = read_reference(value, lambda known, place: _read(Reference, known, place))
         elif types[key].startswith("float") and value is not None:
             must(
                 isinstance(value, (int, float)) and not isinstance(value, bool),

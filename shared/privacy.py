@@ -39,6 +39,7 @@ __all__ = [
     "ExponentialMechanism",
     "Gaussian",
     "Laplace",
+    "RandomisedResponse",
     "Slicing",
     "SubsampledGaussian",
     "calibrate",
@@ -199,6 +200,23 @@ class ExponentialMechanism(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
+class RandomisedResponse(Event):
+    """One report of a person's own category, true or any other, whose odds are at most e^ε from person to person.
+
+    Charged as any mechanism with that pure ε and nothing else known of it: the worst there is.
+
+    >>> pure_epsilon([RandomisedResponse(epsilon=0.5)] * 2)
+    1.0
+    """
+
+    kind: ClassVar[str] = "randomised_response"
+    epsilon: float
+
+    def __post_init__(self) -> None:
+        self._real("epsilon", open_=False)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Composition(Event):
     """Several mechanisms that see the same records, all their parameters fixed in advance: one release, one price.
 
@@ -225,7 +243,16 @@ class Composition(Event):
 
 Events = Event | Sequence[Event]
 _REGISTRY: dict[str, type[Event]] = {
-    kind.kind: kind for kind in (Gaussian, Laplace, Slicing, SubsampledGaussian, ExponentialMechanism, Composition)
+    kind.kind: kind
+    for kind in (
+        Gaussian,
+        Laplace,
+        Slicing,
+        SubsampledGaussian,
+        ExponentialMechanism,
+        RandomisedResponse,
+        Composition,
+    )
 }
 
 
@@ -426,6 +453,9 @@ def _rdp(event: Event) -> Floats:
             curve = np.where(share < 1, -event.slices / (2 * (a - 1)) * np.log1p(-share), np.inf)
         elif isinstance(event, SubsampledGaussian):
             curve = event.steps * _subsampled_rdp(event.rate, event.noise_multiplier)
+        elif isinstance(event, RandomisedResponse):
+            # Whatever is ε-DP is ε²/2 zero-concentrated (Bun & Steinke 2016), and never more than ε.
+            curve = np.minimum(a * event.epsilon**2 / 2, event.epsilon)
         else:
             assert isinstance(event, ExponentialMechanism)
             # Bounded range ε: ε²/8 zero-concentrated (Cesar & Rogers 2021), and never more than ε.
@@ -509,7 +539,7 @@ def pure_epsilon(events: Events) -> float | None:
     for event in _listed(events):
         if isinstance(event, Laplace):
             total += event.coordinates * (event.sensitivity / event.scale)
-        elif isinstance(event, ExponentialMechanism):
+        elif isinstance(event, ExponentialMechanism | RandomisedResponse):
             total += event.epsilon
         elif not _is_free(event):
             return None
@@ -603,7 +633,7 @@ def _pld(found: Sequence[Event], delta: float) -> Any:
         elif isinstance(event, Slicing):
             one = _slicing_pld(event, delta, step, pld, pld_pmf)
         else:
-            assert isinstance(event, ExponentialMechanism)
+            assert isinstance(event, ExponentialMechanism | RandomisedResponse)
             one = pld.from_privacy_parameters(
                 common.DifferentialPrivacyParameters(event.epsilon, 0.0), value_discretization_interval=step
             )
@@ -634,7 +664,7 @@ def _largest_loss(event: Event, delta: float) -> float:
         # log(1 + q(e^m − 1)), m the loss of one sum at ten standard deviations if the record is in it.
         m = (1 + 20 * event.noise_multiplier) / (2 * event.noise_multiplier**2)
         return math.log1p(event.rate * math.expm1(m)) if m < 700 else m
-    assert isinstance(event, ExponentialMechanism)
+    assert isinstance(event, ExponentialMechanism | RandomisedResponse)
     return event.epsilon
 
 
@@ -674,8 +704,8 @@ def calibrate(family: str | type[Event], epsilon: float, delta: float, **fixed: 
     delta = _checked_delta(delta)
     if not (math.isfinite(epsilon) and epsilon > 0):
         raise ParameterError("a target epsilon must be positive and finite", given=repr(epsilon))
-    if kind is ExponentialMechanism:
-        return ExponentialMechanism(epsilon=epsilon, **fixed)
+    if kind is ExponentialMechanism or kind is RandomisedResponse:
+        return kind(epsilon=epsilon, **fixed)
     if kind is Laplace:
         unit = Laplace(scale=1.0, **fixed)
         return Laplace(scale=unit.coordinates * unit.sensitivity / epsilon, **fixed)

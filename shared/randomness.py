@@ -292,6 +292,41 @@ class Noise:
             return np.ones(count, dtype=bool)
         return np.asarray(self._words(count) < np.uint64(threshold))
 
+    def uniform(self, bound: int, count: int) -> Integers:
+        """`count` whole numbers in [0, bound), each as likely as the others, exactly.
+
+        Raises: ParameterError, unless 1 <= bound <= 2⁶².
+        """
+        if isinstance(bound, bool) or not isinstance(bound, int | np.integer) or not 1 <= bound <= 1 << 62:
+            raise ParameterError("a bound must be a whole number in 1..2^62", given=repr(bound))
+        return self._uniform_below(count, int(bound))
+
+    def likeliest(self, short: Integers, rate: Fraction) -> int:
+        """One index, drawn with probability proportional to exp(−rate · short[i]), exactly.
+
+        What the exponential mechanism draws, by how much each choice falls short of the best: proposed evenly, taken
+        with that probability. At least one must fall short by 0, or nothing would ever be taken.
+
+        Raises: ParameterError.
+
+        >>> seeded_rng(1).likeliest(np.array([50, 0, 50]), Fraction(1))
+        1
+        """
+        short = np.asarray(short, dtype=np.int64)
+        if short.ndim != 1 or not short.size or short.min() != 0:
+            raise ParameterError("what choices fall short by must begin at 0", given=f"{short.shape}")
+        if not (rate >= 0 and int(short.max()) * rate.numerator < 1 << 62 and rate.denominator <= 1 << 54):
+            raise ParameterError("a rate must be at least 0 and leave room for exact counting", given=f"{rate}")
+        count = 32
+        while True:
+            tried = self._uniform_below(count, short.size)
+            load = short[tried] * rate.numerator
+            whole, rest = load // rate.denominator, load % rate.denominator
+            taken = np.flatnonzero(self._bernoulli_exp(rest, rate.denominator) & (self._geometric(count) >= whole))
+            if taken.size:
+                return int(tried[taken[0]])
+            count = min(2 * count, 4096)
+
     # -- noise ---------------------------------------------------------------------------------------------
     def lattice_gaussian(self, sigma: float, shape: Shape, grid: float) -> Floats:
         r"""Exactly sampled rounded Gaussian noise: grid · round(σN / grid), N exactly standard normal.

@@ -17,7 +17,7 @@ import mmap
 import re
 import zipfile
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
 from typing import IO, Any, cast
@@ -36,6 +36,7 @@ __all__ = [
     "LABEL",
     "LEAVES_PERSONS_OPEN",
     "STATEMENT_TYPE",
+    "TRAINED",
     "Bundle",
     "Receipt",
     "Statement",
@@ -51,6 +52,9 @@ __all__ = [
 STATEMENT_TYPE = "application/vnd.tributary.release+json"
 AGENT = "agent"
 """Author of a release that no person asked for; no approver can have this name."""
+TRAINED = ("release_id", "plan_hash", "day", "approver", "rounds", "epsilon", "delta")
+"""What a receipt says of a training's charge: its place in the ledger, the plan, the day, who had approved it, how many
+rounds, and its whole price."""
 LABEL = "synthetic / privatised, not patient records"
 BUNDLE_FORMAT = "tributary-bundle/1"
 MEMBERS = ("manifest.json", "receipt.json", "table.parquet")
@@ -100,6 +104,8 @@ class Receipt:
         n: persons in the release; of a release of rows, its rows.
         drawn: of these, those drawn for this release; the others are copied from an earlier one (``frozen``).
         flow_of: id of the release for which the flow was fitted; this one's, unless a sealed flow is used again.
+        trained: where the plan names a flow that several sites have trained, and this one was among them: what its
+            ledger was charged for that (`TRAINED`), before the first round; empty otherwise.
     """
 
     study: str
@@ -135,6 +141,7 @@ class Receipt:
     covered: tuple[str, ...]
     not_covered: tuple[str, ...]
     previous: str
+    trained: Mapping[str, Any] = field(default_factory=dict)
 
     @cached_property
     def hash(self) -> str:
@@ -145,7 +152,10 @@ class Receipt:
         """Canonical JSON."""
         # Not asdict, which copies every number of the curve: a table of releases reads a receipt per line.
         body = {item.name: getattr(self, item.name) for item in fields(self)}
-        return canonical_json({**body, "parameters": dict(self.parameters), "event": dict(self.event)})
+        body |= {"parameters": dict(self.parameters), "event": dict(self.event), "trained": dict(self.trained)}
+        if not self.trained:  # absent, as on receipts from before there was such a training
+            del body["trained"]
+        return canonical_json(body)
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Receipt:
@@ -170,6 +180,11 @@ class Receipt:
             raise ReceiptRefusal(
                 "a receipt must say how many of its rows were drawn, and through which release's flow",
                 given=f"{self.drawn} of {self.n} rows",
+            )
+        if self.trained and (not plan.flow or not _is_charge(self.trained)):
+            raise ReceiptRefusal(
+                "a receipt must name a training's charge under a plan that names its flow, and in full",
+                given="another form",
             )
         expected: dict[str, Any] = {
             **_prescribed(plan),
@@ -202,6 +217,18 @@ def in_words(plan: StudyPlan, event: privacy.Event) -> str:
         trained = f"those who trained the {plan.release.fits} are not covered"
         return f"For the persons who are released; {trained}: {words}"
     return words
+
+
+def _is_charge(given: Mapping[str, Any]) -> bool:
+    """Whether this says what a ledger was charged for a training, when, how much and by whose approval."""
+    numbers = [given.get(name) for name in ("epsilon", "delta")]
+    texts = [given.get(name) for name in ("release_id", "plan_hash", "day", "approver")]
+    return (
+        given.keys() == set(TRAINED)
+        and all(isinstance(number, float) and 0 < number < math.inf for number in numbers)
+        and type(given["rounds"]) is int
+        and all(isinstance(text, str) and _WORD.fullmatch(text) for text in texts)
+    )
 
 
 def _prescribed(plan: StudyPlan) -> dict[str, Any]:
@@ -254,6 +281,7 @@ def write_receipt(
     previous: str,
     drawn: int | None = None,
     flow_of: str = "",
+    trained: Mapping[str, Any] | None = None,
 ) -> Receipt:
     """The receipt of a release that this plan prescribes; every figure follows from the parameters.
 
@@ -263,6 +291,7 @@ def write_receipt(
         previous: hash of the site's previous receipt in this study, or 64 zeros.
         drawn: rows drawn for this release; None for all.
         flow_of: release for which the flow was fitted; blank for this one.
+        trained: see `Receipt`.
     """
     event = planned_event(plan)
     return Receipt(
@@ -280,6 +309,7 @@ def write_receipt(
         study_epsilon=study_epsilon,
         translation=in_words(plan, event),
         previous=previous,
+        trained=dict(trained or {}),
     )
 
 
@@ -581,7 +611,10 @@ def _document(data: bytes, kind: Any, what: str) -> dict[str, Any]:
         raise SchemaRefusal(f"{what} must be a JSON object")
     types = {item.name: str(item.type) for item in fields(kind)}
     closed(body, types, where=what, refusal=SchemaRefusal)
+    optional = {item.name for item in fields(kind) if item.default_factory is not MISSING}
     for name, written in types.items():
+        if name in optional and name not in body:
+            continue
         if name not in body or not isinstance(body[name], _JSON_TYPES[written]) or isinstance(body[name], bool):
             raise SchemaRefusal(f"{what} must have {name} of type {written}")
     return body

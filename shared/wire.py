@@ -33,6 +33,7 @@ __all__ = [
     "FORMULA_CAP",
     "LABELS",
     "REASONS",
+    "ROUND_CAP",
     "SERVICE",
     "WITHDRAWAL_TYPE",
     "Acceptance",
@@ -58,6 +59,9 @@ __all__ = [
     "Reminder",
     "Reply",
     "Revoked",
+    "RoundAnswer",
+    "RoundReceipt",
+    "RoundReply",
     "RowsChunk",
     "RowsRequest",
     "SignedDocument",
@@ -82,9 +86,12 @@ CHUNK_BYTES = 256 << 10
 # Longer than any question that the grammar takes; what is longer still is refused before it is read.
 FORMULA_CAP = 4096
 SIGNED_CAP = 4 << 20
+# Most bytes of a flow's weights in one round: with its envelope it must fit into one message.
+ROUND_CAP = 4 << 20
 # Most releases of one site in one study that an answer may name: more would not fit a message, and nobody has them.
 HOLDINGS_CAP = 2048
 HEX = frozenset("0123456789abcdef")
+_ROUND_ENVELOPE = 16 << 10
 
 
 def _must(holds: bool, rule: str) -> None:
@@ -380,6 +387,44 @@ class Holdings:
         _must(len(self.reminders) <= 1000 and len(self.anchor) <= SIGNED_CAP, "an answer must be short")
 
 
+@dataclass(frozen=True, kw_only=True)
+class RoundReply:
+    """What a training asks of a site now (`shared.rounds.Asked`), signed; both parts are empty when it is nothing."""
+
+    envelope: bytes = b""
+    content: bytes = field(default=b"", repr=False)
+
+    def __post_init__(self) -> None:
+        _must(len(self.envelope) <= _ROUND_ENVELOPE, "what a round asks must be a short signed document")
+        _must(len(self.content) <= ROUND_CAP, f"a round's content must have at most {ROUND_CAP} bytes")
+        _must(bool(self.envelope) or not self.content, "a round's content must come with its signed document")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundAnswer:
+    """A site's answer to one round (`shared.rounds.Answered`), signed by its release key."""
+
+    envelope: bytes
+    content: bytes = field(default=b"", repr=False)
+
+    def __post_init__(self) -> None:
+        _must(0 < len(self.envelope) <= _ROUND_ENVELOPE, "an answer to a round must be a short signed document")
+        _must(len(self.content) <= ROUND_CAP, f"a round's content must have at most {ROUND_CAP} bytes")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundReceipt:
+    """The coordinator has the answer on disk; `answer` is the SHA-256 of what the site signed."""
+
+    study: str
+    round: int
+    answer: str
+
+    def __post_init__(self) -> None:
+        _must(_is_word(self.study) and self.round >= 1, "a receipt must name a study and a round")
+        _must(_is_digest(self.answer), "a receipt must name the answer's SHA-256")
+
+
 # -- what analysts say ------------------------------------------------------------------------------------------
 def _must_be_study(study: str) -> None:
     _must(_is_word(study), "a study must be a plain word")
@@ -636,7 +681,8 @@ class Withdrawal:
         _must(all(isinstance(text, str) for text in texts), "a withdrawal's ids must be text")
         _must(all(map(_is_word, texts[:3])), "study, site and release id must be plain words")
         _must(_is_digest(self.bundle_sha256), "a withdrawal must name its bundle's SHA-256")
-        _must(type(self.wave) is int and self.wave >= 1, "a withdrawal's wave must be a count")
+        # A site's part in a training has no wave; its withdrawal stays at the site.
+        _must(type(self.wave) is int and self.wave >= 0, "a withdrawal's wave must be a count")
         _must(self.reason_code in REASONS, f"a withdrawal's reason must be one of {', '.join(REASONS)}")
 
     def to_bytes(self) -> bytes:
@@ -917,6 +963,9 @@ _CODECS: dict[type, tuple[type[Message], Callable[[Any], Message], Callable[[Any
     Revoked: (pb.RevocationReply, _revoked_to, _revoked_from),
     GrowthRequest: (pb.GrowthRequest, _growth_request_to, _growth_request_from),
     Growth: (pb.GrowthReply, _growth_to, _growth_from),
+    RoundReply: _same(RoundReply, pb.RoundReply),
+    RoundAnswer: _same(RoundAnswer, pb.RoundAnswer),
+    RoundReceipt: _same(RoundReceipt, pb.RoundReceipt),
     StudiesRequest: _same(StudiesRequest, analysis.StudiesRequest),
     DescribeRequest: _same(DescribeRequest, analysis.DescribeRequest),
     ReleasesRequest: _same(ReleasesRequest, analysis.ReleasesRequest),
@@ -983,6 +1032,8 @@ COLLECTION: Mapping[str, Method] = {
     "Withdraw": Method(request=SignedDocument, reply=Withdrawn),
     "RevokeStanding": Method(request=SignedDocument, reply=Revoked),
     "Growth": Method(request=GrowthRequest, reply=Growth),
+    "NextRound": Method(request=StudyRequest, reply=RoundReply),
+    "UploadRound": Method(request=RoundAnswer, reply=RoundReceipt),
 }
 
 ANALYSIS: Mapping[str, Method] = {

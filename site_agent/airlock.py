@@ -779,7 +779,7 @@ def leave(
     key = _signer(at, name, open_key)
     for hold in reversed(holds):  # a later one may hold the rows of an earlier one
         unsettled = hold.withdrawal is not None and not hold.withdrawal.settled
-        if hold.state not in ("burnt", "rejected", "withdrawn") or (hold.left and unsettled):
+        if hold.state not in ("burnt", "rejected", "withdrawn", "trained") or (hold.left and unsettled):
             withdraw(
                 at, hold.release_id, name=name, reason_code="other", note=note or "left the study", open_key=lambda: key
             )

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from shared.encoding import Encoder
+    from shared.flows import Bijection
     from shared.plan import StudyPlan
     from shared.randomness import Noise
     from site_agent.checks import Check
@@ -90,22 +91,27 @@ class Drawing(ABC):
         """The audit's outcome, with its ``sentences``. Raises: AuditRefusal."""
 
 
-def drawing_of(plan: StudyPlan) -> Drawing:
-    """The drawing that a plan's mechanism asks for."""
+def drawing_of(plan: StudyPlan, trained: Bijection | None = None) -> Drawing:
+    """The drawing that a plan's mechanism asks for.
+
+    Args:
+        trained: the flow that the plan names (`StudyPlan.flow`), if it names one.
+    """
     if isinstance(plan.release, GrandPlan):
         from site_agent import networks
 
         return networks.drawing(plan, plan.release)
-    return _Noisy(plan, plan.release) if isinstance(plan.release, Figures) else _Rows(plan)
+    return _Noisy(plan, plan.release) if isinstance(plan.release, Figures) else _Rows(plan, trained)
 
 
 class _Rows(Drawing):
     """Latent noise: a flow between records and latents, noise on the latents, one synthetic row per record."""
 
-    def __init__(self, plan: StudyPlan) -> None:
+    def __init__(self, plan: StudyPlan, trained: Bijection | None = None) -> None:
         from shared.encoding import Encoder
 
         super().__init__(plan)
+        self._trained = trained
         self._encoder = Encoder(dictionary=plan.dictionary)
 
     def take(self, table: Records, persons: Sequence[str] | None, chosen: Chosen, base: lasting.Fit | None) -> None:
@@ -130,7 +136,9 @@ class _Rows(Drawing):
     def fit(self, rng: Noise, told: Told) -> None:
         from site_agent import fitting
 
-        if self._base is None:
+        if self.plan.flow:
+            self._fitted = fitting.fit(self.plan, self._encoder, self._x, None, rng, told, trained=self._trained)
+        elif self._base is None:
             names = None if self._persons is None else [self._persons[i] for i in self._present]
             self._fitted = _fit(self.plan, self._encoder, self._x, names, rng, told)
         else:

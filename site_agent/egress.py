@@ -1,9 +1,10 @@
 """The one door. Nothing else in the site's program opens a connection.
 
-What passes here: a request to join, the question for a plan, the head of the ledger, and a release that an approver
-has signed over its exact bytes. The site dials out, to one address, over mutual TLS with a pinned authority. Sending
-is safe to repeat: the door streams the sealed file from disk, goes on from where the coordinator says it stopped,
-and never sends other bytes than those the envelope names.
+What passes here: a request to join, the question for a plan, the head of the ledger, a release that an approver has
+signed over its exact bytes, and the answer to one round of a training that an approved plan asks for. The site dials
+out, to one address, over mutual TLS with a pinned authority. Sending is safe to repeat: the door streams the sealed
+file from disk, goes on from where the coordinator says it stopped, and never sends other bytes than those the envelope
+names.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from shared.failpoints import reach
 from shared.invitation import Invitation
 from shared.keys import Envelope, PublicKey, SigningKey
 from shared.merkle import verify_consistency
+from shared.rounds import Answered, Asked, open_answer, open_asked
 from shared.transport import Client, Credentials
 from shared.wire import (
     CHUNK_BYTES,
@@ -54,6 +56,9 @@ from shared.wire import (
     OfferRequest,
     Reply,
     Revoked,
+    RoundAnswer,
+    RoundReceipt,
+    RoundReply,
     SignedDocument,
     StudyRequest,
     Withdrawal,
@@ -155,6 +160,10 @@ class Witness:
                 )
         self._append(line)
         return reply
+
+    def opened(self, reply: RoundReply) -> Asked:
+        """What a round asks, if the pinned coordinator signed it. Raises: SignatureRefusal, IntegrityRefusal, …"""
+        return open_asked(reply.envelope, reply.content, self._key)
 
     def checkpoint(self) -> tuple[int, str] | None:
         """The longest log that the coordinator has shown: (entries, root)."""
@@ -339,6 +348,50 @@ class Egress:
         if done.standing != said.standing:
             raise IntegrityRefusal("the answer must name this standing approval", given="another")
         _log.info("revoked standing approval %s", said.standing[:12])
+
+    def next_round(self, study: str) -> tuple[Asked, bytes] | None:
+        """What a training asks of this site now, verified, with its content; None where that is nothing.
+
+        Raises: SignatureRefusal, IntegrityRefusal, SchemaRefusal, TooLarge; StateRefusal, where no coordinator's key
+        is pinned; NetworkRefusal.
+        """
+        reply: RoundReply = self._ask("NextRound", StudyRequest(study=study))
+        if not reply.envelope:
+            return None
+        if self._witness is None:
+            raise StateRefusal(
+                "a training must come from the coordinator whose key is pinned",
+                given="no pinned key",
+                next_step="Ask the study lead for a new invitation, and join again.",
+            )
+        said = self._witness.opened(reply)
+        if said.study != study:
+            raise IntegrityRefusal("a round must be of the study that was asked about", given="another")
+        return said, reply.content
+
+    def answer_round(self, answer: Envelope, content: bytes, key: PublicKey) -> RoundReceipt:
+        """Send the answer to one round; safe to repeat, and never with other bytes than those that were signed.
+
+        Args:
+            answer: a `shared.rounds.Answered`, signed by the release key.
+            key: that key.
+        Raises: PausedRefusal; what `allowed` raises; the coordinator's refusal; NetworkRefusal.
+        """
+        data = answer.to_bytes()
+        said: Answered = open_answer(data, content, key)
+
+        def deliver() -> RoundReceipt:
+            self._require_running(0, len(content))
+            reach("federate.before_send")
+            receipt: RoundReceipt = self._ask("UploadRound", RoundAnswer(envelope=data, content=content))
+            reach("federate.after_send")
+            return receipt
+
+        receipt = self._retried(deliver)
+        if (receipt.study, receipt.round, receipt.answer) != (said.study, said.round, answer.digest):
+            raise IntegrityRefusal("the receipt must be of this answer", given="of another")
+        _log.info("answered round %d of %s digest %s", said.round, said.study, said.content_sha256[:12])
+        return receipt
 
     def _kept(self, reply: Reply) -> Reply:
         if self._witness is None:

@@ -9,7 +9,9 @@ answers it by its posture; this module is where the answer is enforced.
 - ``public``: nothing looks at a record. The flow is written down from the dictionary's bounds and the plan's
   reference figures.
 - ``private``: that public flow is the start, and masked layers are trained in front of it by DP-SGD. Every person
-  trains and is released, and the price of the training is part of the release's.
+  trains and is released, and the price of the training is part of the release's. Where the plan names a flow that
+  several sites have trained (`site_agent.rounds`), that one is used, and nothing is fitted here: its price was charged
+  when it was trained.
 
 The trap avoided under ``holdout``: a role that depended on the other persons present (a shuffle, a sorted half) would
 change for everybody when one person joins, and in the next wave a person who trained the sealed flow could be released.
@@ -19,7 +21,7 @@ A role here is a hash of the person's own pseudonym, which is itself keyed with 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -41,6 +43,7 @@ __all__ = [
     "estimate_seconds",
     "fit",
     "public_flow",
+    "public_start",
     "released_rows",
     "require_roles_kept",
     "sealed",
@@ -89,6 +92,8 @@ def fit(
     persons: Sequence[str] | None,
     rng: Noise,
     progress: Progress = lambda share: None,
+    *,
+    trained: Bijection | None = None,
 ) -> Fitted:
     """Fit the flow of a plan by its posture's rule.
 
@@ -99,8 +104,13 @@ def fit(
         persons: pseudonym of each row's person, in the order of the rows; None without a person column.
         rng: see the posture's trainer; under ``private`` its noise is the guarantee's.
         progress: called with the share done.
+        trained: the flow that the plan names, if it names one.
     Raises: TrainingRefusal; PlanRefusal (no person column under ``holdout``).
     """
+    if plan.flow:
+        if trained is None:
+            raise PlanRefusal("the flow that the plan names must be used", given="none")
+        return Fitted(mechanism=mechanism(plan, trained), released=released_rows(plan, len(x), persons))
     return {"local": _local, "holdout": _holdout, "public": _public, "private": _private}[plan.posture](
         plan, encoder, x, persons, rng, progress
     )
@@ -172,7 +182,12 @@ def _split(share: float | None) -> str:
 
 
 def public_flow(plan: StudyPlan, encoder: Encoder) -> Composed:
-    """The flow that the dictionary and the plan's reference figures give: independent columns, no record read.
+    """The flow that the dictionary and the plan's reference figures give: see `public_start`."""
+    return public_start(encoder, plan.reference)
+
+
+def public_start(encoder: Encoder, reference: Mapping[str, Reference]) -> Composed:
+    """The flow that the dictionary and published figures give: independent columns, no record read.
 
     A numeric column follows the beta law on its public bounds that has the reference's mean and standard deviation;
     without a reference the middle and a quarter of the range. A binary column has the reference's share of ones, any
@@ -183,7 +198,7 @@ def public_flow(plan: StudyPlan, encoder: Encoder) -> Composed:
     knots: list[tuple[Array, Array] | None] = []
     models: list[LevelModel] = []
     for column in encoder.dictionary.released:
-        known = plan.reference.get(column.name)
+        known = reference.get(column.name)
         if column.kind in NUMERIC:
             knots.append(_margin(column, known))
             if column.missing == "level":

@@ -29,6 +29,7 @@ __all__ = [
     "Entry",
     "Hold",
     "Lost",
+    "Round",
     "Touches",
     "Withdrawal",
     "decided_by",
@@ -55,11 +56,13 @@ State = Literal[
     "reserved",
     "anchored",
     "drawing",
+    "training",
     "sealed",
     "held",
     "sent_back",
     "approved",
     "delivered",
+    "trained",
     "withdrawn",
     "burnt",
     "rejected",
@@ -72,6 +75,11 @@ _MOVES: dict[str, tuple[frozenset[State], State]] = {
     # The reservation of a wave that has to wait, taken over by a later wave.
     "carry": (frozenset({"reserved", "anchored"}), "anchored"),
     "drawing": (frozenset({"anchored"}), "drawing"),
+    # A training that the sites run together: charged whole, then round by round, each begun once and answered once.
+    "train": (frozenset({"anchored"}), "training"),
+    "round": (frozenset({"training"}), "training"),
+    "answer": (frozenset({"training"}), "training"),
+    "trained": (frozenset({"training"}), "trained"),
     "seal": (frozenset({"drawing"}), "sealed"),
     "hold": (frozenset({"sealed", "held", "sent_back"}), "held"),
     "send_back": (frozenset({"held", "sent_back"}), "sent_back"),
@@ -82,11 +90,14 @@ _MOVES: dict[str, tuple[frozenset[State], State]] = {
     # site gives up on it, for instance after the coordinator quarantined it.
     "reject": (frozenset({"sealed", "held", "sent_back"}), "rejected"),
     "burn": (
-        frozenset({"reserved", "anchored", "drawing", "sealed", "held", "sent_back", "approved"}),
+        frozenset({"reserved", "anchored", "drawing", "training", "sealed", "held", "sent_back", "approved"}),
         "burnt",
     ),
     # A person takes it back, wherever it is; what may have left needs a tombstone at the coordinator as well.
-    "withdraw": (frozenset({"reserved", "anchored", "sealed", "held", "sent_back", "approved", "delivered"}), "burnt"),
+    "withdraw": (
+        frozenset({"reserved", "anchored", "training", "sealed", "held", "sent_back", "approved", "delivered"}),
+        "burnt",
+    ),
     "tombstone": (frozenset({"withdrawn", "burnt"}), "withdrawn"),
 }
 
@@ -147,6 +158,19 @@ class Withdrawal:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Round:
+    """One round of a training that was begun here.
+
+    Args:
+        asked: digest of the question (`shared.rounds.Asked.digest`), the global weights with it.
+        answer: SHA-256 of the answer's content, once it is sealed; blank where the round was begun and nothing sealed.
+    """
+
+    asked: str
+    answer: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Hold:
     """One charge and what became of it.
 
@@ -173,6 +197,11 @@ class Hold:
         author_apart: whether the author must not approve it.
         left: whether it was ever approved, so that its bytes may have left.
         withdrawal: who took it back, and why.
+        rounds: of a training that the sites run together, how many were charged; 0 for a release. A training has no
+            wave: it is charged for everybody in the table, whatever is released later.
+        begun: of those, the rounds that were begun, by number.
+        snapshot: keyed hash of the table that trains; blank while unknown.
+        flow: SHA-256 of the flow that came of it; blank before.
     """
 
     study: str
@@ -212,15 +241,19 @@ class Hold:
     author_apart: bool = False
     left: bool = False
     withdrawal: Withdrawal | None = None
+    rounds: int = 0
+    begun: Mapping[int, Round] = field(default_factory=dict)
+    snapshot: str = ""
+    flow: str = ""
 
     @property
     def phase(self) -> Phase:
         """The state as a bank statement tells it."""
-        if self.state in ("reserved", "anchored", "drawing"):
+        if self.state in ("reserved", "anchored", "drawing", "training"):
             return "held"
         if self.state in ("burnt", "rejected"):
             return "burnt"
-        return "delivered" if self.state in ("delivered", "withdrawn") else "sealed"
+        return "delivered" if self.state in ("delivered", "trained", "withdrawn") else "sealed"
 
     @property
     def may_be_out(self) -> bool:
@@ -382,19 +415,26 @@ def fold(holds: dict[str, Hold], entry: Entry) -> None:
             given=hold.state,
             next_step="See site-agent outbox show." if hold.bundle_sha256 else "See site-agent budget.",
         )
+    if (hold.rounds and entry.kind in ("carry", "drawing")) or (entry.kind == "train" and not hold.rounds):
+        raise StateRefusal("a training must be drawn round by round, and a release at once", given=entry.kind)
     change: dict[str, Any] = {"state": following}
     if following in ("burnt", "rejected") and not hold.closed_seq:
         change["closed_seq"] = entry.seq
     if entry.kind == "carry":
         change |= {name: body[name] for name in ("wave", "plan_hash", "cap_epsilon")}
         change |= {"uncovered": tuple(body["uncovered"]), "merged": (*hold.merged, hold.wave), "state": hold.state}
-    elif entry.kind == "drawing":
+    elif entry.kind in ("drawing", "train"):
         change |= {
             "drawn": True,
             "persons_sha256": body.get("persons_sha256", ""),
             "persons": body.get("kept", body).get("persons"),
         }
         change["space"] = body.get("space", "")
+        change["snapshot"] = body.get("kept", body).get("snapshot", "")
+    elif entry.kind in ("round", "answer"):
+        change["begun"] = {**hold.begun, body["number"]: _rounded(hold, entry)}
+    elif entry.kind == "trained":
+        change["flow"] = body["flow_sha256"]
     elif entry.kind == "seal":
         for name in ("bundle_sha256", "bundle_bytes", "receipt_sha256", "plan_version", "recipient"):
             change[name] = body[name]
@@ -443,6 +483,23 @@ def fold(holds: dict[str, Hold], entry: Entry) -> None:
     holds[hold.release_id] = replace(hold, **change)
 
 
+def _rounded(hold: Hold, entry: Entry) -> Round:
+    """A round after its entry: begun in its turn and within what was charged, or sealed once."""
+    body = entry.body
+    number, known = body["number"], hold.begun.get(body["number"])
+    if entry.kind == "answer":
+        if known is None or known.answer:
+            raise StateRefusal("a round must be begun before it is answered, and answered once", given=f"{number}")
+        return replace(known, answer=body["answer_sha256"])
+    if number <= max(hold.begun, default=0):
+        raise StateRefusal("rounds must be begun once each, and in turn", given=f"round {number}")
+    if number > hold.rounds:
+        raise StateRefusal(
+            f"a training must have at most the {hold.rounds} rounds it was charged for", given=f"{number}"
+        )
+    return Round(asked=body["asked"])
+
+
 def _fold_lost(holds: dict[str, Hold], entry: Entry) -> None:
     body = entry.body
     for number, charge in enumerate(body["charges"]):
@@ -489,6 +546,7 @@ def _new_hold(body: Mapping[str, Any], entry: Entry, *, release_id: str) -> Hold
         touches=body.get("touches", "everybody"),
         day=entry.time[:10],
         reserved_seq=entry.seq,
+        rounds=body.get("rounds", 0),
     )
 
 

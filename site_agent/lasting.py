@@ -136,9 +136,8 @@ class Fit:
 def fitted_by(plan: StudyPlan) -> str:
     """Digest of everything in a plan that decides how a flow is fitted, and so what its receipt says of it."""
     body = plan.to_canonical()
-    return sha256_hex(
-        canonical_json({key: body[key] for key in ("posture", "training", "private", "holdout", "reference")})
-    )
+    said = {key: body[key] for key in ("posture", "training", "private", "holdout", "reference")}
+    return sha256_hex(canonical_json({**said, "flow": plan.flow} if plan.flow else said))
 
 
 @dataclass(frozen=True, kw_only=True)

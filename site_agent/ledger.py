@@ -10,6 +10,10 @@ A release is a *hold* (`site_agent.holds`) that moves one way::
        │          │          │        │       ├─► send_back ─┘ (approve, or hold again)
        └──────────┴──────────┴────────┴───────┴─► burn | reject | withdraw ─► tombstone
 
+A training that the sites run together is a hold as well: charged whole, then ``train`` binds its persons, and each
+round is begun (``round``) before its noise exists and sealed (``answer``) before it leaves; ``trained`` ends it. A
+round that was begun and not sealed is given up: nobody can tell whether its noise was drawn.
+
 The charge counts from `reserve` on and stays, whatever becomes of the hold: nothing is refunded. `start_drawing`
 works once per hold, and only after the coordinator has acknowledged the signed head: a charge buys one draw at most.
 It binds the persons whom the release touches, so that the total is that of the worst class of persons
@@ -59,6 +63,8 @@ from shared.errors import (
     PlanChanged,
     PlanRollback,
     Refusal,
+    ReplayRefusal,
+    RoundsRefusal,
     SchemaRefusal,
     StateRefusal,
     StorageRefusal,
@@ -74,6 +80,7 @@ from site_agent.holds import (
     Hold,
     Lost,
     Phase,
+    Round,
     Touches,
     Withdrawal,
     decision_message,
@@ -94,6 +101,7 @@ __all__ = [
     "Ledger",
     "Lost",
     "Noted",
+    "Round",
     "Spent",
     "StatementLine",
     "Touches",
@@ -418,6 +426,7 @@ class Ledger:
         site_cap_epsilon: float | None = None,
         site_delta: float | None = None,
         carry: bool = False,
+        rounds: int = 0,
     ) -> Hold:
         """Charge a release before anything reads records; or return the open hold of this study and wave.
 
@@ -437,13 +446,14 @@ class Ledger:
             site_delta: the δ of that; `delta` where it is None.
             carry: take over the undrawn reservation of an earlier wave of the study, if there is one at the same
                 price, instead of charging another.
+            rounds: of a training that the sites run together, which has wave 0; `event` is then that of all of them.
         Raises: BudgetRefusal; StateRefusal (this wave is delivered, or is open under another plan or event);
             UnknownEvent; ParameterError; LedgerRefusal; StorageRefusal.
         """
         require_word(study, "study")
         require_word(release_id, "release_id")
-        if not (isinstance(wave, int) and wave >= 1):
-            raise ParameterError("a wave's number must be at least 1", given=repr(wave))
+        if not (isinstance(wave, int) and (wave == 0 if rounds else wave >= 1)):
+            raise ParameterError("a wave's number must be at least 1, and a training has none", given=repr(wave))
         for given in (delta, delta if site_delta is None else site_delta):
             if not 0 < given < 1:
                 raise ParameterError("delta must be in (0, 1)", given=repr(given))
@@ -455,7 +465,10 @@ class Ledger:
 
         with self._transaction(write=True) as book:
             for hold in book.holds.values():
-                if hold.study == study and hold.wave == wave and hold.phase != "burnt":
+                if hold.rounds and rounds and (hold.study, hold.plan_hash) == (study, plan_hash):
+                    if hold.phase != "burnt":
+                        return hold
+                elif not rounds and hold.study == study and hold.wave == wave and hold.phase != "burnt":
                     return _resumed(hold, plan_hash=plan_hash, event=canonical, delta=delta)
             if release_id in book.holds:
                 raise StateRefusal("a release id must be new", given=release_id, next_step="Draw another id.")
@@ -468,6 +481,7 @@ class Ledger:
             waiting = book.waiting(study, wave, event=canonical, delta=delta, touches=touches) if carry else None
             if waiting is None:
                 terms |= {"study": study, "release_id": release_id, "touches": touches, **price}
+                terms |= {"rounds": rounds} if rounds else {}
                 book.append("reserve", terms)
             else:
                 release_id = waiting.release_id
@@ -542,6 +556,21 @@ class Ledger:
             anchored and nobody has started drawing; DifferencingRefusal, when a release of new persons holds one who
             was touched before; IntegrityRefusal (a list of persons is lost or was edited); StorageRefusal.
         """
+        return self._start(hold, "drawing", persons, space, {})
+
+    def start_training(self, hold: Hold, persons: Collection[str] | None, *, space: str, snapshot: str) -> Hold:
+        """Bind whom a training touches, before its first round; works once per hold.
+
+        Args:
+            persons, space: as of `start_drawing`.
+            snapshot: keyed hash of the table: every round is of the same one.
+        Raises: as of `start_drawing`.
+        """
+        return self._start(hold, "train", persons, space, {"snapshot": snapshot})
+
+    def _start(
+        self, hold: Hold, kind: str, persons: Collection[str] | None, space: str, kept: Mapping[str, Any]
+    ) -> Hold:
         with self._transaction(write=True) as book:
             found = book.hold(hold.release_id)
             book.require_running()
@@ -553,13 +582,13 @@ class Ledger:
                     next_step="Restore the connection to the coordinator; the reservation is kept.",
                 )
             body: dict[str, Any] = {}
-            kept: dict[str, Any] = {}
+            kept = dict(kept)
             # Another state is refused by the fold, and must not have its list written over before.
             if persons is not None and found.state == "anchored":
                 book.require_same_persons(found, space)
                 data = canonical_json(sorted(set(persons)))
                 body = {"persons_sha256": sha256_hex(data), "space": space}
-                kept = {"persons": len(set(persons))}
+                kept |= {"persons": len(set(persons))}
                 if found.touches == "new":
                     _require_new(len(set(persons) & book.taken(found)))
                 folder = self.folder(found)
@@ -571,7 +600,54 @@ class Ledger:
                 write_whole(folder / POPULATION, data, "ledger.population")
             elif found.touches == "new" and found.state == "anchored":
                 raise ParameterError("a release of new persons must name them", given="no list")
-            return book.move(found.release_id, "drawing", body, kept)
+            return book.move(found.release_id, kind, body, kept)
+
+    def begin_round(self, hold: Hold, number: int, asked: str) -> Hold:
+        """The last step before a round's noise is drawn; works once per round, and never for one beyond the charge.
+
+        Args:
+            asked: digest of what is asked, the global weights with it.
+        Raises: RoundsRefusal; ReplayRefusal (a round begun before, or passed over); PausedRefusal; ApprovalRefusal,
+            PlanChanged (see `require_plan`); StateRefusal.
+        """
+        _require_digest(asked, "asked")
+        with self._transaction(write=True) as book:
+            found = book.hold(hold.release_id)
+            book.require_running()
+            book.require_plan(found)
+            if found.state == "training":
+                if not 1 <= number <= found.rounds:
+                    raise RoundsRefusal(
+                        f"a training must have at most the {found.rounds} rounds that were charged",
+                        given=f"round {number}",
+                        next_step="Nothing was drawn. More rounds need a new version of the plan, and a new charge.",
+                    )
+                if number <= max(found.begun, default=0):
+                    raise ReplayRefusal(
+                        "rounds must be begun once each, and in turn",
+                        given=f"round {number} after round {max(found.begun)}",
+                        next_step="Nothing was drawn. Tell the study lead.",
+                    )
+            return book.move(hold.release_id, "round", {"number": number, "asked": asked})
+
+    def seal_round(self, hold: Hold, number: int, answer_sha256: str) -> Hold:
+        """Bind a round's answer, which is on disk; from here on it may leave, and no other one may.
+
+        Raises: StateRefusal, where the round was not begun, or has an answer already.
+        """
+        _require_digest(answer_sha256, "answer_sha256")
+        with self._transaction(write=True) as book:
+            body = {"number": number, "answer_sha256": answer_sha256}
+            return book.move(hold.release_id, "answer", body)
+
+    def end_training(self, hold: Hold, flow_sha256: str) -> Hold:
+        """Note the flow that came of a training; the same again changes nothing. Raises: StateRefusal."""
+        _require_digest(flow_sha256, "flow_sha256")
+        with self._transaction(write=True) as book:
+            found = book.hold(hold.release_id)
+            if found.state == "trained" and found.flow == flow_sha256:
+                return found
+            return book.move(hold.release_id, "trained", {"flow_sha256": flow_sha256})
 
     def folder(self, hold: Hold) -> Path:
         """Where the files of a release lie."""
@@ -1062,7 +1138,7 @@ class Ledger:
             found = book.of(study)
             total = shown = book.composition(study).total(delta)
         # Of a lost draw (wave 0) nobody knows which event it was: its curve is that of several.
-        if len(found) == 1 and found[0].wave:
+        if len(found) == 1 and (found[0].wave or found[0].rounds):
             from shared import privacy
 
             shown = min(total, privacy.epsilon(privacy.from_canonical(found[0].event), delta))
@@ -1088,8 +1164,9 @@ class Ledger:
         price = price_of(event, delta)
         with self._transaction() as book:
             charges = list(book.composition(study).charges)
+            trainings = frozenset(k for k, hold in enumerate(book.of(study)) if hold.rounds)
         rdp = tuple(math.inf if value is None else value for value in price["rdp"])
-        beside = frozenset[int]() if touches == "new" else None
+        beside = trainings if touches == "new" else None
         new = Charge(rdp=rdp, pure=price["epsilon_pure"], beside=beside)
         ahead = Composition([*charges, *[new] * more])
         return tuple(ahead.total(delta, len(charges) + k) for k in range(1, more + 1))
@@ -1396,6 +1473,7 @@ class _Book:
             hold
             for hold in self.of(study)
             if hold.wave < wave
+            and not hold.rounds
             and hold.state in ("reserved", "anchored")
             and (dict(hold.event), hold.delta, hold.touches) == (dict(event), delta, touches)
         ]
@@ -1432,11 +1510,14 @@ class _Book:
         return _listed(path, digest, f"the list of persons who withdrew from {study}") if digest else frozenset()
 
     def _beside(self, hold: Hold) -> set[str]:
-        """Drawn releases that a release of new persons may draw again: burnt before it was reserved."""
+        """Whose persons a release of new persons may draw: of those burnt before it was reserved, and of trainings.
+
+        Who trained is charged for it and was released by it to nobody.
+        """
         return {
             other.release_id
             for other in self.of(hold.study)
-            if other.persons_sha256 and 0 < other.closed_seq < hold.reserved_seq
+            if other.persons_sha256 and (other.rounds or 0 < other.closed_seq < hold.reserved_seq)
         }
 
     def composition(self, study: str) -> Composition:

@@ -43,6 +43,7 @@ from site_agent.config import Edges, Limits, SiteBudget, SiteFloors, Source
 if TYPE_CHECKING:
     import pandas as pd
 
+    from shared.flows import Bijection
     from shared.randomness import Noise
     from shared.release import Receipt
     from site_agent.checks import Check
@@ -242,6 +243,7 @@ def make_release(
     require_open(plan, wave, today)
     rng = secure_rng() if rng is None else rng
     base = _base(ledger, plan, wave)
+    trained = _trained(plan, site)  # before anything is charged: it may have to be fetched first
 
     clock.enter(Stage.RESERVE)
     hold = ledger.reserve(
@@ -294,7 +296,7 @@ def make_release(
     sealed = None
     if plan.release.draws_rows and base is not None and not (plan.returning == "refresh" and plan.wave(wave).refit):
         sealed = lasting.read_fit(ledger.folder(base), base)
-    drawing = drawing_of(plan)
+    drawing = drawing_of(plan, trained.flow if trained else None)
     drawing.take(table, everyone, chosen, sealed)
 
     clock.enter(Stage.ENCODE)
@@ -331,6 +333,7 @@ def make_release(
             flow_of=drawing.flow_of,
             study_epsilon=ledger.study_total(plan.study, plan.budget.delta).epsilon,
             previous=ledger.last_receipt(plan.study),
+            trained=trained.charge if trained else None,
         )
         receipt.require_true(plan)
         plan.release.validate(plan, released, receipt.n)
@@ -349,6 +352,29 @@ def make_release(
         raise
     reach("pipeline.sealed")
     return _finish(hold, drawing, plan, site, limits, rng, clock)
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class _Trained:
+    """A flow that several sites have trained, as this one uses it, and what its ledger says of the training."""
+
+    flow: Bijection
+    charge: Mapping[str, Any]
+
+
+def _trained(plan: StudyPlan, site: Site) -> _Trained | None:
+    """The flow that a plan names; None where it names none. Raises: StateRefusal, PlanChanged."""
+    if not plan.flow:
+        return None
+    from shared.encoding import Encoder
+    from site_agent import rounds
+    from site_agent.federation import federated_flow
+
+    known = rounds.kept_flow(site.ledger.path.parent, plan.flow)
+    return _Trained(
+        flow=federated_flow(known, Encoder(dictionary=plan.dictionary), site.name),
+        charge=rounds.charge_of(site.ledger, known),
+    )
 
 
 def touches(plan: StudyPlan) -> Touches:
@@ -498,6 +524,7 @@ def rehearse(
     floors: SiteFloors,
     today: dt.date,
     progress: Progress | None = None,
+    home: Path | None = None,
 ) -> Rehearsal:
     """Run everything on a made-up table in a sandbox: no record is read, no budget is spent, nothing is sent.
 
@@ -509,6 +536,7 @@ def rehearse(
         floors: the site's.
         today: UTC date; a plan whose waves are all closed or not yet open is rehearsed on its first day.
         progress: see `Progress`.
+        home: the site's folder, where the flow lies that a plan may name.
     Raises: any refusal of a step before the attack audit; what the audit says about a made-up table is returned.
     """
     import shutil
@@ -525,6 +553,12 @@ def rehearse(
         shutil.rmtree(folder)
     folder.mkdir(parents=True, mode=0o700)
     (folder / SANDBOX).write_text("Made-up data. This folder is removed by the next rehearsal.\n", encoding="utf-8")
+    if plan.flow and home is not None:
+        from site_agent import rounds
+
+        digest = rounds.kept_flow(home, plan.flow).digest
+        rounds.flow_path(folder, digest).parent.mkdir(mode=0o700)
+        shutil.copy(rounds.flow_path(home, digest), rounds.flow_path(folder, digest))
     rng = secure_rng()
     limits = Limits.of(plan.floors, floors)
     source = Source(path=(folder / "made-up.csv").resolve())
@@ -722,7 +756,11 @@ def _base(ledger: Ledger, plan: StudyPlan, wave: int) -> Hold | None:
 
     Raises: StateRefusal, when the wave is out of turn. Turns follow the ledger's order, never a clock.
     """
-    mine = [hold for hold in ledger.holds(plan.study) if hold.phase != "burnt" and hold.state != "withdrawn"]
+    mine = [
+        hold
+        for hold in ledger.holds(plan.study)
+        if hold.phase != "burnt" and hold.state != "withdrawn" and not hold.rounds
+    ]
     later = [hold for hold in mine if hold.wave > wave]
     if later:
         raise StateRefusal(

@@ -279,7 +279,8 @@ def _unnamed(known: Sequence[StudyPlan], charged: Iterable[Mapping[str, Any]], c
     from shared.release import coverage, planned_event
 
     delta = min(plan.budget.delta for plan in known)
-    events = {*(planned_event(plan) for plan in known), *map(privacy.from_canonical, charged)}
+    trainings = [plan.federated.event for plan in known if plan.federated is not None]
+    events = {*(planned_event(plan) for plan in known), *trainings, *map(privacy.from_canonical, charged)}
     # The dearest at one δ stands first, for the eye; the price is that of all of them (`site_agent.holds.price_of`).
     dearest, *others = sorted(events, key=lambda event: (-privacy.epsilon(event, delta), repr(event)))
     newest = known[-1]

@@ -98,6 +98,19 @@ def epsilon(value: float, delta: float) -> str:
     return f"ε = {value:.4g} at δ = {delta:g}"
 
 
+def _trained_together(page: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Lines about a flow that several sites train, where the plan has one."""
+    if page["training"]:
+        said = page["training"]
+        words = (
+            f"{said['rounds']} times the weights of a flow after a few steps with noise, {said['steps']} steps in all"
+        )
+        return [("and in a training", words)]
+    return (
+        [("drawn through", f"the flow that several sites have trained: {page['flow'][:26]}…")] if page["flow"] else []
+    )
+
+
 def plan_page(out: Console, page: Mapping[str, Any]) -> None:
     """Everything a steward agrees to, on one page."""
     state = f"approved by {page['approved_by']}" if page["approved_by"] else "not approved here"
@@ -113,8 +126,10 @@ def plan_page(out: Console, page: Mapping[str, Any]) -> None:
         (
             (
                 "what leaves",
-                f"{len(page['columns'])} columns of privatised rows, one row per person; no model, no counts",
+                f"{len(page['columns'])} columns of privatised rows, one row per person; no "
+                f"{'counts' if page['training'] else 'model, no counts'}",
             ),
+            *_trained_together(page),
             ("how often", "; ".join(f"wave {w['number']}: {w['opens']} to {w['closes']}" for w in page["waves"])),
             ("to whom", f"{page['recipient']}, and nobody else"),
             (
@@ -131,8 +146,16 @@ def plan_page(out: Console, page: Mapping[str, Any]) -> None:
     settings(
         out,
         (
+            *(
+                [("the training", f"{epsilon(page['training']['epsilon'], price['delta'])}, whole, before round 1")]
+                if page["training"]
+                else []
+            ),
             ("one wave", epsilon(price["epsilon"], price["delta"])),
-            ("all waves", f"{epsilon(price['all_waves'], price['delta'])}, of a budget of {price['cap']:g}"),
+            (
+                "all of it" if page["training"] else "all waves",
+                f"{epsilon(price['all_waves'], price['delta'])}, of a budget of {price['cap']:g}",
+            ),
             ("charged so far", f"{epsilon(page['charged']['epsilon'], price['delta'])}, by every version of the plan"),
             ("with what comes", charged_words(page)),
             ("in words", price["translation"]),
@@ -296,12 +319,16 @@ def budget(out: Console, lines: Sequence[StatementLine], totals: Sequence[Mappin
                 [
                     (
                         line.date,
-                        line.wave,
+                        line.wave or "training",
                         line.release_id[:8],
                         f"{line.epsilon:.4g}",
                         f"{line.total:.4g}",
                         Text(
-                            "delivered, taken back" if line.detail.startswith("taken back") else states[line.state],
+                            "delivered, taken back"
+                            if line.detail.startswith("taken back")
+                            else line.detail
+                            if line.detail in ("training", "trained")
+                            else states[line.state],
                             style="yellow" if line.state == "burnt" else "",
                         ),
                     )

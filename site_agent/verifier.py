@@ -40,14 +40,18 @@ MOVES: dict[str, tuple[set[str], str]] = {
     "anchor": ({"reserved", "anchored"}, "anchored"),
     "carry": ({"reserved", "anchored"}, "anchored"),
     "drawing": ({"anchored"}, "drawing"),
+    "train": ({"anchored"}, "training"),
+    "round": ({"training"}, "training"),
+    "answer": ({"training"}, "training"),
+    "trained": ({"training"}, "trained"),
     "seal": ({"drawing"}, "sealed"),
     "hold": ({"sealed", "held", "sent_back"}, "held"),
     "send_back": ({"held", "sent_back"}, "sent_back"),
     "approve": ({"held", "sent_back", "approved"}, "held"),
     "commit": ({"approved"}, "delivered"),
     "reject": ({"sealed", "held", "sent_back"}, "rejected"),
-    "burn": ({"reserved", "anchored", "drawing", "sealed", "held", "sent_back", "approved"}, "burnt"),
-    "withdraw": ({"reserved", "anchored", "sealed", "held", "sent_back", "approved", "delivered"}, "burnt"),
+    "burn": ({"reserved", "anchored", "drawing", "training", "sealed", "held", "sent_back", "approved"}, "burnt"),
+    "withdraw": ({"reserved", "anchored", "training", "sealed", "held", "sent_back", "approved", "delivered"}, "burnt"),
     "tombstone": ({"withdrawn", "burnt"}, "withdrawn"),
 }
 """Each step of a charge: the states it may follow, and the state it leads to."""
@@ -531,6 +535,8 @@ def lives(entries: list[Body]) -> list[str]:
     needed: dict[str, int] = {}
     given: dict[str, list[Body]] = {}
     taken_back: set[str] = set()
+    rounds: dict[str, int] = {}
+    begun: dict[str, dict[int, bool]] = {}
     paused, late = False, []
     for entry in entries:
         body, kind = entry.get("body", {}), entry.get("kind", "")
@@ -546,15 +552,27 @@ def lives(entries: list[Body]) -> list[str]:
         elif kind == "reserve":
             must(body["release_id"] not in states, f"{body['release_id']}: it must be charged once")
             states[body["release_id"]] = "reserved"
+            rounds[body["release_id"]], begun[body["release_id"]] = body.get("rounds", 0), {}
         elif "release_id" in body:
             name = body["release_id"]
             state = states.get(name, "unknown")
             allowed, following = MOVES.get(kind, (set(), ""))
             must(state in allowed, f"{name}: entry {entry['seq']} ({kind}) must not follow when it is {state}")
-            calm = not paused or kind not in ("drawing", "approve")
+            calm = not paused or kind not in ("drawing", "train", "round", "approve")
             must(calm, f"{name}: entry {entry['seq']} ({kind}) must not stand in a pause")
+            apart = kind not in (("train",) if not rounds[name] else ("carry", "drawing"))
+            must(apart, f"{name}: entry {entry['seq']} ({kind}) must be of the sort that was charged")
             if kind == "carry":
                 following = state
+            elif kind == "round":
+                number = body["number"]
+                within = max(begun[name], default=0) < number <= rounds[name]
+                must(within, f"{name}: round {number} must be in its turn, and one that was charged")
+                begun[name][number] = False
+            elif kind == "answer":
+                once = begun[name].get(body["number"]) is False
+                must(once, f"{name}: round {body['number']} must be begun before it is answered, and answered once")
+                begun[name][body["number"]] = True
             elif kind == "seal":
                 needed[name], given[name] = body["approvals"], []
             elif kind in ("hold", "send_back"):

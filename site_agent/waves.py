@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from shared.errors import ApprovalRefusal, IntegrityRefusal, LockedRefusal, NetworkRefusal, Refusal, SmallN
+from shared.federated import PREFIX
 from shared.plan import StudyPlan, Wave
 
 if TYPE_CHECKING:
@@ -59,6 +60,7 @@ _VERBS = {
     "withdrawal not told": "withdraw",
     "revocation not told": "standing revoke",
     "decision not witnessed": "run",
+    "no part in the training": "federate",
 }
 """What was tried, for the log of refusals, by what `attend` says of it."""
 _RESUMED = ("due", "reserved", "sealed, not yet checked")
@@ -159,7 +161,8 @@ def due(plan: StudyPlan, holds: Iterable[Hold], today: dt.date) -> Wave | None:
 def cost(plan: StudyPlan, event: Any, waves: int | None = None) -> Cost:
     """What `waves` waves of a plan cost (all planned ones by default), by Rényi composition or the pure sum.
 
-    A person is drawn in every wave under ``refresh``, and in one at most under ``append`` and ``frozen``.
+    A person is drawn in every wave under ``refresh``, and in one at most under ``append`` and ``frozen``. A training
+    that the plan asks for comes before them, and is charged to everybody.
     """
     from shared import privacy
     from site_agent.composition import Charge, Composition
@@ -167,10 +170,14 @@ def cost(plan: StudyPlan, event: Any, waves: int | None = None) -> Cost:
 
     many = len(plan.waves) if waves is None else waves
     curve = tuple(float(value) for value in privacy.rdp(event))
-    beside = frozenset[int]() if touches(plan) == "new" else None
+    before = []
+    if plan.federated is not None:
+        training = plan.federated.event
+        before = [Charge(rdp=tuple(float(v) for v in privacy.rdp(training)), pure=privacy.pure_epsilon(training))]
+    beside = frozenset(range(len(before))) if touches(plan) == "new" else None
     charge = Charge(rdp=curve, pure=privacy.pure_epsilon(event), beside=beside)
-    composed = Composition([charge] * many)
-    totals = tuple(composed.total(plan.budget.delta, k) for k in range(1, many + 1))
+    composed = Composition([*before, *[charge] * many])
+    totals = tuple(composed.total(plan.budget.delta, len(before) + k) for k in range(1, many + 1))
     return Cost(totals=totals, affordable=_within(totals, plan.budget.epsilon))
 
 
@@ -324,6 +331,20 @@ def attend(
     for study in studies:
         if at.paused:
             return
+        try:
+            plan, _ = at.plans.approved(study, agent_version=agent_version, today=today)
+        except Refusal:
+            continue  # said below, where a wave is due
+        if plan.federated is None and not plan.flow:
+            continue
+        try:
+            _train(at, plan, site=site, today=today, say=say, dry_run=dry_run)
+        except Refusal as refusal:
+            told(study, "no part in the training", refusal)
+
+    for study in studies:
+        if at.paused:
+            return
         wave: int | None = None
         try:
             plan, _ = at.plans.approved(study, agent_version=agent_version, today=today)
@@ -345,3 +366,58 @@ def attend(
                 say(Event(study=study, what="waits for a person", wave=wave, detail=step))
         except Refusal as refusal:
             told(study, "not released", refusal, wave)
+
+
+PATIENCE = 60.0
+"""Seconds for which one round of the agent waits for the next round of a training; the others' work takes time too."""
+
+
+def _train(
+    at: Desk,
+    plan: StudyPlan,
+    *,
+    site: Callable[[Egress], Site],
+    today: dt.date,
+    say: Callable[[Event], None],
+    dry_run: bool,
+) -> None:
+    """Answer what a training asks, or fetch the flow that a plan names. Raises: any `Refusal`."""
+    from site_agent import rounds
+
+    if plan.flow:
+        if rounds.flow_path(at.home, plan.flow.removeprefix(PREFIX)).exists():
+            return
+        if not dry_run:
+            with at.locked(), at.egress() as egress:
+                rounds.fetch(plan, egress, at.home)
+        say(Event(study=plan.study, what="would fetch its flow" if dry_run else "fetched its flow"))
+        return
+    if rounds.part(at.ledger, plan).flow:
+        return
+    if dry_run:
+        say(Event(study=plan.study, what="would take part in its training"))
+        return
+    began: list[int] = []
+
+    def told(what: str, number: int) -> None:
+        began.append(number)
+        detail = f"round {number}" if number else f"all {plan.federated.rounds if plan.federated else 0} rounds"
+        say(Event(study=plan.study, what=f"training {what}", detail=detail))
+
+    while True:
+        known = len(began)
+        with at.egress() as egress:
+            rounds.take_part(
+                plan=plan,
+                source=at.config.source(plan.study),
+                site=site(egress),
+                door=egress,
+                home=at.home,
+                today=today,
+                locked=at.locked,
+                # Nothing asked at all: the calendar goes on at once.
+                wait=PATIENCE if began else 0.0,
+                told=told,
+            )
+        if len(began) == known or rounds.part(at.ledger, plan).flow:
+            return

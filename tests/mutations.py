@@ -69,6 +69,9 @@ DENSITY = "shared/mechanisms/density.py"
 GRAND = "shared/mechanisms/grand.py"
 LATENTS = "site_agent/models/latent_space.py"
 NETWORKS = "shared/networks.py"
+SCALING = "shared/mechanisms/scaling.py"
+LOCAL = "shared/mechanisms/local.py"
+QUANTILES = "shared/mechanisms/quantiles.py"
 TABLES = "shared/mechanisms/tables.py"
 SLICING = "shared/mechanisms/slicing.py"
 DRAWING = "site_agent/drawing.py"
@@ -80,6 +83,9 @@ COMPOSED = "site_agent/composition.py"
 PIPELINE = "site_agent/pipeline.py"
 FITTING = "site_agent/fitting.py"
 SGD = "site_agent/models/private_flow.py"
+FEDERATED = "shared/federated.py"
+AT_SITES = "site_agent/federation.py"
+AT_HUB = "coordinator/federation.py"
 
 MUTATIONS: tuple[Mutation, ...] = (
     # -- the noise ------------------------------------------------------------------------------------------------
@@ -535,6 +541,32 @@ MUTATIONS: tuple[Mutation, ...] = (
             "test_networks.py::test_the_closed_form_is_the_jackknife_of_leaving_every_node_out_and_grows_with_the_frame"
         ],
     ),
+    mutation(
+        "smooth densities: one person's half of the sensitivity",
+        (SCALING, "return 2 * int(np.abs(", "return int(np.abs("),
+        tests=[
+            "test_scaling.py::test_replacing_a_person_moves_no_sums_further_than_is_charged_which_is_a_part_of_the_paper_s_bound"
+        ],
+    ),
+    mutation(
+        "smooth densities: the noise of another number of columns",
+        (SCALING, "rng.lattice_laplace_steps(self.scale,", "rng.lattice_laplace_steps(self.scale / self.columns,"),
+        tests=["test_noise_levels.py::test_ten_thousand_draws_have_the_scale_that_the_event_claims"],
+    ),
+    mutation(
+        "local: a response true too often",
+        (LOCAL, "(1 - 2.0**-40) * odds / (odds + self.grid.size - 1)", "odds / (odds + self.grid.size - 2)"),
+        tests=[
+            "test_local_and_quantiles.py::test_no_report_is_likelier_from_one_person_than_from_another_by_more_than_the_price"
+        ],
+    ),
+    mutation(
+        "quantiles: charged as adding or removing a person",
+        (QUANTILES, "/ (4 * self.depth)", "/ (2 * self.depth)"),
+        tests=[
+            "test_local_and_quantiles.py::test_odd_columns_give_borders_in_order_within_the_bounds",
+        ],
+    ),
     # -- the postures ---------------------------------------------------------------------------------------------
     mutation(
         "holdout: the flow fitted on released rows too",
@@ -573,6 +605,72 @@ MUTATIONS: tuple[Mutation, ...] = (
         "private: the realised batch as divisor",
         (SGD, "/ (private.rate * n)", "/ max(1, len(rows))"),
         tests=["test_two_worlds.py::test_a_training_step_divides_by_the_expected_batch"],
+    ),
+    mutation(
+        "federated: half the noise at a site",
+        (
+            FEDERATED,
+            "noise_multiplier=self.noise_multiplier, steps=self.steps, clip",
+            "noise_multiplier=self.noise_multiplier / 2, steps=self.steps, clip",
+        ),
+        tests=["test_noise_levels.py::test_ten_thousand_draws_have_the_scale_that_the_event_claims"],
+    ),
+    mutation(
+        "federated: one round charged for all",
+        (
+            FEDERATED,
+            "noise_multiplier=self.noise_multiplier, steps=self.steps)",
+            "noise_multiplier=self.noise_multiplier, steps=self.local_steps)",
+        ),
+        tests=["test_federation.py::test_the_price_is_that_of_all_steps_of_all_rounds_to_everybody"],
+    ),
+    mutation(
+        "federated: a step more than is charged",
+        (AT_SITES, "for _ in range(federated.local_steps):", "for _ in range(federated.local_steps + 1):"),
+        tests=["test_federation.py::test_a_site_takes_as_many_steps_as_are_charged_at_the_planned_rate_and_noise"],
+    ),
+    mutation(
+        "federated: a round answered twice, with other noise",
+        (AT_SITES, "kept = source.answered(round_)", "kept = None"),
+        tests=["test_federation.py::test_a_round_asked_again_gets_the_same_answer_and_with_other_weights_none"],
+    ),
+    mutation(
+        "federated: the first answer sent again, whatever was asked",
+        (AT_SITES, "if kept[0] != asked:", "if False:"),
+        tests=["test_federation.py::test_a_round_asked_again_gets_the_same_answer_and_with_other_weights_none"],
+    ),
+    mutation(
+        "federated: records read before the round is claimed",
+        (
+            AT_SITES,
+            "    source.allow(round_)\n    records = source.records()\n",
+            "    records = source.records()\n    source.allow(round_)\n",
+        ),
+        tests=[
+            "test_federation.py::test_an_answer_is_kept_before_it_is_sent_and_a_claim_stands_before_records_are_read"
+        ],
+    ),
+    mutation(
+        "federated: rounds without end",
+        (AT_SITES, "not 1 <= round_ <= plan.federated.rounds", "round_ < 1"),
+        tests=["test_federation.py::test_a_bad_question_is_refused_before_a_round_is_claimed_or_a_record_is_read"],
+    ),
+    mutation(
+        "federated: an old answer counted again",
+        (AT_HUB, "if mark in progress.seen or np.array_equal(weights, start):", "if np.array_equal(weights, start):"),
+        tests=["test_federation.py::test_an_answer_that_was_sent_before_is_refused_though_it_claims_to_be_new"],
+    ),
+    mutation(
+        "federated: an answer from any distance counted",
+        (AT_HUB, "if moved > reach:", "if False:"),
+        tests=[
+            "test_federation.py::test_an_answer_that_cannot_be_one_is_refused_with_a_reason_and_the_others_train_on"
+        ],
+    ),
+    mutation(
+        "federated: Adam begins anew after a crash",
+        (AT_HUB, "if state.mean is not None and state.square is not None:", "if False:"),
+        tests=["test_federation.py::test_a_training_that_is_killed_goes_on_to_the_very_flow_of_one_that_is_not"],
     ),
     mutation(
         "a receipt believed instead of recomputed",

@@ -59,6 +59,8 @@ class Hub:
     reminders: tuple[Reminder, ...] = ()
     signed: bytes = b""
     ca: tuple[Any, Any] | None = None
+    asked: list[tuple[Any, bytes]] = field(default_factory=list)
+    answered: list[tuple[Envelope, bytes]] = field(default_factory=list)
 
     def __enter__(self):
         return self
@@ -150,6 +152,15 @@ class Hub:
             log_root="ab" * 32,
             accepted_day="2026-01-05",
         )
+
+    def next_round(self, study):
+        self._up()
+        return self.asked[0] if self.asked else None
+
+    def answer_round(self, envelope, content, key):
+        self._up()
+        self.answered.append((envelope, content))
+        self.asked.pop(0)
 
     def revoke_standing(self, envelope):
         self._up()

@@ -617,6 +617,7 @@ def test_every_verb_that_reads_offers_json_and_every_verb_that_changes_something
         "wave reopen",
         "analyst add",
         "analyst revoke",
+        "federate run",
     }
     for verb, options in verbs.items():
         assert verb == "serve" or "--json" in options, verb

@@ -338,8 +338,10 @@ COMPUTE = {
     "shared/mechanisms/moments.py",  # the noise that a plan's ε asks for: test_moments.py computes the ε of it
     "shared/mechanisms/slicing.py",  # likewise, with U's rounding in it: test_slicing.py
     "shared/release.py",  # the receipt, and its recomputation
+    "shared/federated.py",  # the receipt of a training by all sites: test_federation.py
     "shared/prescriptions/latent_noise.py",  # the w that an ε asks for, and the paper's figure
     "shared/prescriptions/densities.py",  # the noise that an ε asks for
+    "shared/mechanisms/local.py",  # the noise that a report's ε asks for
     "shared/prescriptions/tables.py",  # the noise that an ε asks for
     "site_agent/ledger.py",  # what is shown of a single charge
     "site_agent/holds.py",  # the price of a charge

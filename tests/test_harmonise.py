@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 from test_analysis import Desk
 
-from coordinator import client
+from coordinator import cli, client
 from coordinator.analysis import AnalysisService
 from coordinator.client import connect
 from coordinator.demo.play import Asked, play_of, pooled_real
@@ -204,6 +204,19 @@ def test_three_columns_and_odd_figures_give_finite_maps_and_four_columns_a_refus
             GridMap(np.ones(shape), np.ones(shape), persons=(9.0, 9.0), scale=1.0)
 
 
+@pytest.mark.parametrize("name", ODD)
+def test_odd_figures_of_two_columns_give_a_finite_map_within_the_square_and_leave_a_site_on_itself(name):
+    odd = np.outer(ODD[name], ODD[name])[:8, :8] if "atom" not in name else ODD[name].reshape(8, 8)
+    points = np.random.default_rng(1).random((200, 2))
+    for persons, scale in ((50.0, 200.0), (500.0, 2.0)):  # the first as 50 persons at ε = 0.01
+        moved = GridMap(odd, np.outer(np.arange(8.0), np.ones(8)), persons=(persons, 500.0), scale=scale, side=32)
+        assert np.isfinite(moved(points)).all()
+        assert moved(points).min() >= 0
+        assert moved(points).max() <= 1
+    itself = GridMap(odd, odd, persons=(500.0, 500.0), scale=2.0, side=32)
+    assert np.abs(itself(points) - points).max() <= 1e-10
+
+
 @pytest.mark.parametrize(
     "wrong",
     [{"counts": np.ones(1)}, {"counts": np.full(64, np.nan)}, {"edges": EDGES[::-1]}, {"scale": np.inf}],
@@ -328,8 +341,13 @@ def test_service_client_and_command_line_give_the_same_three_answers_and_the_rec
     code = client.main(["harmonise", "cvd", "chol", "--to", "north", "--token", str(token), "--json"])
     said = json.loads(capsys.readouterr().out)
     assert code == 0
+    lead = ["--home", str(desk.home), "harmonise", "cvd", "chol", "--to", "north", "--estimand", "adjusted"]
+    assert cli.main([*lead, "--forest", str(tmp_path / "lead.svg"), "--json"]) == 0
+    led = json.loads(capsys.readouterr().out)
+    assert (tmp_path / "lead.svg").stat().st_size > 1000
+    assert "harmonised" in {saved.kind for saved in desk.store.results("cvd")}
     told = json.loads(json.dumps(here.document["harmonised"]))
-    for other in (found.told, said["harmonised"], again.told):
+    for other in (found.told, said["harmonised"], again.told, led["harmonised"]):
         for name in ("pooled", "raw", "map_variance", "maps", "lines", "warnings", "site_map_variance", "excluded"):
             assert other[name] == told[name], name
     assert found.harmonised.ci_ub == here.harmonised.ci_ub

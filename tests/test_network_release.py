@@ -221,18 +221,17 @@ def read_records(ward: Ward, plan: StudyPlan) -> records.Records:
 
 
 def test_ties_among_the_released_are_never_read(ward, study):
-    """A¹¹ is poisoned: every tie among released persons is taken out, or put in; what leaves is the same."""
+    """A¹¹ is poisoned: every two released persons are tied; what leaves is the same, row by row and edge by edge."""
     held = dict(zip(ward.nodes["person"], ward.roles(study), strict=True))
     among = np.array([not held[a] and not held[b] for a, b in ward.edges.itertuples(index=False)])
     free = [name for name, out in held.items() if not out]
     every = pd.DataFrame([(a, b) for k, a in enumerate(free) for b in free[k + 1 :]], columns=["from", "to"])
     tables = []
-    for name, edges in (("a", ward.edges), ("b", ward.edges[~among]), ("c", pd.concat([ward.edges[~among], every]))):
+    for name, edges in (("a", ward.edges), ("b", pd.concat([ward.edges[~among], every]))):
         one = replace(ward, edges=edges)
         tables.append(one.release(study, one.site(name), seed=3).table)
     assert among.sum() > 200
     pd.testing.assert_frame_equal(tables[0], tables[1])
-    pd.testing.assert_frame_equal(tables[0], tables[2])
 
 
 def test_every_coordinate_of_every_released_person_gets_the_noise_that_is_charged(ward, study, monkeypatch):
@@ -370,7 +369,6 @@ def test_an_approver_is_warned_of_a_release_that_copies_the_persons_held_out(war
     plan = replace(study, dictionary=replace(study.dictionary, columns=columns))
     rng = np.random.default_rng(2)
     tall = replace(ward, nodes=ward.nodes.assign(height=rng.normal(170, 10, len(ward.nodes))))
-    assert "copies-of-held-out" not in [check.name for check in tall.release(plan, tall.site("fair")).warnings]
     monkeypatch.setattr(
         NodePrivate, "privatise", lambda self, z, frame, noise, into: into[rng.integers(0, len(into), len(z))]
     )

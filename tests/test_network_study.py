@@ -188,15 +188,12 @@ def test_a_motif_that_is_not_there_excludes_the_site_with_the_reason():
         plan.release.answer(plan, [(table, 40)], parse_estimand("network(triangle)"), levels={}, **TOLD)
 
 
-@pytest.mark.parametrize("text", ["ols(age) ~ staff", "correlation(age, staff)", "logistic(staff) ~ age"])
-def test_attributes_answer_means_and_shares_with_the_same_factor_and_no_model(text):
+@pytest.mark.parametrize("text", ["mean(age)", "proportion(staff == 1)", "ols(age) ~ staff", "correlation(age, staff)"])
+def test_attributes_answer_no_question_of_their_own(text):
+    """Their intervals were measured, and held too little: tests/benchmarks/network_attributes.py."""
     plan = contacts_plan()
-    table = drawn(60, seed=5)
-    (found,) = plan.release.answer(plan, [(table, 60)], parse_estimand("mean(age)"), levels={}, **TOLD)
-    assert found.yi == pytest.approx(table["age"].mean())
-    assert found.vi == pytest.approx(2 * table["age"].var() / 60)
     with pytest.raises(EstimateRefusal, match="one that a network answers"):
-        plan.release.answer(plan, [(table, 60)], parse_estimand(text), levels={}, **TOLD)
+        plan.release.answer(plan, [(drawn(60, seed=5), 60)], parse_estimand(text), levels={}, **TOLD)
 
 
 # -- the coordinator ----------------------------------------------------------------------------------------------

@@ -23,15 +23,18 @@ from scipy import stats
 
 from shared import privacy
 from shared.dictionary import Column, Dictionary
+from shared.federated import Federated, Shape
 from shared.flows import Identity
 from shared.mechanisms import moments
 from shared.mechanisms.density import Densities, Grid
 from shared.mechanisms.grand import NodePrivate
 from shared.mechanisms.latent_noise import LatentNoise
+from shared.mechanisms.local import LocalCounts
 from shared.mechanisms.moments import MomentsSpec
+from shared.mechanisms.scaling import Basis, Coefficients
 from shared.mechanisms.slicing import Slicing, noise_for
 from shared.mechanisms.tables import Tables, attributes, sensitivity
-from shared.plan import PrivateTraining
+from shared.plan import PrivateTraining, Training
 from shared.privacy import Composition, Event, Gaussian, Laplace, SubsampledGaussian
 from shared.randomness import Noise, grid_for, seeded_rng
 
@@ -80,6 +83,9 @@ class Scaled:
             sources.append(Scaled(self.factor, 0))
             sources[-1].inner = inner
         return sources
+
+    def chosen(self, rate: float, count: int) -> Any:
+        return self.inner.chosen(rate, count)
 
 
 def latent_noise(w: float) -> Callable[[int, Any], Drawn]:
@@ -130,6 +136,26 @@ def training_step(n: int, rng: Any) -> Drawn:
     return Drawn(noisy(total, plan.private, rng) - total, event.noise_multiplier * plan.private.clip, "gaussian")
 
 
+def federated_round(n: int, rng: Any) -> Drawn:
+    """What a site sends in a round, when no record was sampled: against the event that the whole training charges."""
+    from site_agent.federation import local_round
+
+    federated = Federated(
+        rounds=5, local_steps=2, rate=1e-9, noise_multiplier=1.4, clip=0.6, step_size=1e-9, strategy="fedavg"
+    )
+    event = federated.event
+    assert isinstance(event, SubsampledGaussian)
+    assert event.steps == 10
+    plan = SimpleNamespace(federated=federated, training=Training(flows=4, hidden=64))
+    shape = Shape.of(5, plan.training)
+    start, y, noise = np.zeros(shape.weights), np.zeros((100, 5)), []
+    while sum(map(len, noise)) < n:
+        noise.append(local_round(plan, shape, start, 1, y, rng) - start)
+    # Two steps, each divided by the expected sample of 1e-7 records and multiplied by the step size.
+    scale = event.noise_multiplier * federated.clip * math.sqrt(2) * 1e-9 / 1e-7
+    return Drawn(np.concatenate(noise)[:n], scale, "gaussian")
+
+
 def noisy_tables(n: int, rng: Any) -> Drawn:
     """Every count of two columns crossed, against the true counts, at the noise that a small price asks for."""
     side = math.ceil(math.sqrt(n))
@@ -173,6 +199,30 @@ def node_coordinates(n: int, rng: Any) -> Drawn:
     return Drawn(noise, m.event.scale / m.event.sensitivity, "laplace")
 
 
+def smooth_densities(n: int, rng: Any) -> Drawn:
+    """Every noisy sum of a three-column basis, against the true sums; its scale is in steps of 2⁻²⁴."""
+    basis = Basis(order=2, level=5 if n <= BAR else 7)
+    sensitivity = Coefficients(basis=basis, columns=3, scale=1.0).sensitivity
+    event = privacy.calibrate(Laplace, 8.0, 0.0, sensitivity=float(sensitivity))
+    m = Coefficients(basis=basis, columns=3, scale=event.scale)
+    assert m.event == event
+    points = np.random.default_rng(5).random((50, 3))
+    return Drawn((m.release(points, rng) - m.sums(points)).ravel()[:n].astype(np.float64), event.scale, "laplace")
+
+
+def local_reports(n: int, rng: Any) -> Drawn:
+    """Every cell of one record's report under local privacy, against its true cell."""
+    m = LocalCounts(
+        grid=Grid(columns=(Column(name="a", kind="continuous", lower=0, upper=1),), level=math.ceil(math.log2(n))),
+        epsilon=0.01,
+    )
+    event = m.event
+    assert isinstance(event, Laplace)
+    assert privacy.pure_epsilon(event) == pytest.approx(0.01)
+    noise = m.report(np.zeros(1, dtype=np.int64), rng)[1 : n + 1]
+    return Drawn(noise.astype(np.float64), event.scale, "laplace")
+
+
 def moments_block(block: int) -> Callable[[int, Any], Drawn]:
     """One block of a moments release, in the unit of its event's sensitivity."""
 
@@ -197,10 +247,13 @@ MECHANISMS: dict[str, Callable[[int, Any], Drawn]] = {
     "latent noise, w = 0.9": latent_noise(0.9),
     "latent noise, clipped": clipped_latent_noise,
     "DP-SGD, one step": training_step,
+    "federated training, one round": federated_round,
     "noisy tables": noisy_tables,
     "slicing": sliced_rows,
     "noisy densities": noisy_densities,
     "coordinates of nodes": node_coordinates,
+    "smooth densities": smooth_densities,
+    "local reports": local_reports,
     "moments, histograms": moments_block(0),
     "moments, moments": moments_block(1),
     "moments, products": moments_block(2),
@@ -283,6 +336,8 @@ DRAWN_IN = {
     "shared/mechanisms/density.py",
     "shared/mechanisms/grand.py",
     "shared/mechanisms/latent_noise.py",
+    "shared/mechanisms/local.py",
+    "shared/mechanisms/scaling.py",
     "shared/mechanisms/tables.py",
     "shared/mechanisms/slicing.py",
     "shared/mechanisms/moments.py",
@@ -297,13 +352,22 @@ MADE_IN: dict[type[Event], set[str]] = {
         "shared/mechanisms/tables.py",
         "shared/prescriptions/latent_noise.py",  # there to solve for w
     },
-    Laplace: {"shared/mechanisms/density.py", "shared/mechanisms/grand.py"},
-    SubsampledGaussian: {"shared/prescriptions/latent_noise.py"},
+    Laplace: {
+        "shared/mechanisms/density.py",
+        "shared/mechanisms/grand.py",
+        "shared/mechanisms/local.py",
+        "shared/mechanisms/scaling.py",
+    },
+    # Choices have no scale: tests/test_local_and_quantiles.py holds their odds against their price.
+    privacy.RandomisedResponse: {"shared/mechanisms/local.py"},
+    privacy.ExponentialMechanism: {"shared/mechanisms/quantiles.py"},
+    SubsampledGaussian: {"shared/federated.py", "shared/prescriptions/latent_noise.py"},
     # The mechanism of that name is made beside its event and in the prescription.
     privacy.Slicing: {"shared/mechanisms/slicing.py", "shared/prescriptions/slicing.py"},
     # The site's own class of that name, which adds up charges, is made in the last three.
     Composition: {
         "shared/mechanisms/moments.py",
+        "shared/mechanisms/quantiles.py",
         "shared/mechanisms/slicing.py",
         "shared/prescriptions/latent_noise.py",
         "site_agent/composition.py",

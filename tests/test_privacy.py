@@ -25,6 +25,7 @@ from shared.privacy import (
     ExponentialMechanism,
     Gaussian,
     Laplace,
+    RandomisedResponse,
     Slicing,
     SubsampledGaussian,
     calibrate,
@@ -46,6 +47,7 @@ SLICING = Slicing(slices=200, d=50, sigma=8.0, distance=1.0)
 DPSGD = SubsampledGaussian(rate=0.01, noise_multiplier=1.1, steps=2000)
 CHOICE = ExponentialMechanism(epsilon=0.5)
 EVENTS = [GAUSS, LAPLACE, Laplace(scale=4.0, sensitivity=1.0, coordinates=7), SLICING, DPSGD, CHOICE]
+EVENTS += [RandomisedResponse(epsilon=0.5)]
 FAST = [e for e in EVENTS if e is not SLICING]
 """Distributions of several slicing releases take seconds; what one of them costs is held elsewhere."""
 NAMES = [f"{type(e).__name__}{i}" for i, e in enumerate(EVENTS)]

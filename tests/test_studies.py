@@ -46,6 +46,21 @@ def test_every_numeric_column_of_a_shipped_study_has_a_label_and_the_public_boun
             assert column.unit
 
 
+def test_the_federated_study_fits_its_budget_and_its_next_version_names_a_flow():
+    from coordinator.demo.federated import named
+    from shared.release import planned_event
+    from site_agent.waves import cost
+
+    first = plan("federated")
+    assert first.federated.epsilon(first.budget.delta) == pytest.approx(2.0, rel=0.01)
+    totals = cost(first, planned_event(first)).totals
+    assert 2.9 < totals[-1] <= first.budget.epsilon == 3.0  # the training and one wave
+    second = StudyPlan.from_toml(named((STUDIES / "federated.toml").read_text(), "federated:" + "ab" * 32))
+    assert (second.version, second.posture, second.federated) == (2, "private", None)
+    assert second.dictionary == first.dictionary
+    assert len(totals) == len(second.waves)
+
+
 def test_the_cohort_study_encodes_to_six_columns():
     assert plan("cvd").dictionary.names == ("time", "cvd", "age", "chol", "hdl", "sbp")
 

@@ -19,6 +19,7 @@ import site_agent.egress as egress
 from shared.errors import ParameterError, Refusal
 from shared.invitation import Invitation
 from shared.release import Statement
+from shared.rounds import Answered
 
 __all__ = ["plan"]  # the fixture
 CANARY = "CANARY-4711-/srv/cohort.csv-sbp=187.25"
@@ -32,11 +33,13 @@ SAID = {
     "OfferRequest": {"envelope", "standing"},
     "Chunk": {"bundle_sha256", "offset", "data"},
     "GrowthRequest": {"old_size", "size"},
+    "RoundAnswer": {"envelope", "content"},
 }
 SIGNED = {
     "EnrolmentRequest": {"site", "csr_pem", "release_key", "approvers"},
     "AnchorHead": {"site", "seq", "head", "after", "links"},
     "Withdrawal": {"study", "site", "wave", "release_id", "bundle_sha256", "reason_code"},
+    "Answered": {"study", "plan_hash", "site", "round", "asked", "content_sha256", "content_bytes", "code"},
     "Statement": {
         "study",
         "plan_hash",
@@ -66,7 +69,7 @@ def test_everything_that_a_site_says_of_itself_is_on_the_list():
     sent = {method.request.__name__: method.request for method in wire.COLLECTION.values()}
     assert {name: {item.name for item in dataclasses.fields(kind)} for name, kind in sent.items()} == SAID
     for name, expected in SIGNED.items():
-        kind = Statement if name == "Statement" else getattr(wire, name)
+        kind = {"Statement": Statement, "Answered": Answered}.get(name) or getattr(wire, name)
         assert {item.name for item in dataclasses.fields(kind)} == expected
     assert Invitation not in sent.values()
 

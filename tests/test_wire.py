@@ -84,6 +84,10 @@ VALUES = [
     TAKEN_BACK,
     GrowthRequest(old_size=3, size=9),
     Growth(proof=(b"a" * 32, b"b" * 32)),
+    wire.RoundReply(),
+    wire.RoundReply(envelope=b"{}", content=b"\x00\xff"),
+    wire.RoundAnswer(envelope=b"{}", content=b"\x00\xff"),
+    wire.RoundReceipt(study="heart", round=3, answer=DIGEST),
 ]
 
 
@@ -122,6 +126,10 @@ def test_no_method_lets_the_coordinator_start_work_or_send_code():
         "Withdraw",
         "Growth",
         "RevokeStanding",
+        # Asked and answered by a site whose people approved the training, every round of it charged before the first;
+        # what comes is numbers for the flow that the plan describes.
+        "NextRound",
+        "UploadRound",
     }
 
 

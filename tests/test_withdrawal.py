@@ -160,7 +160,7 @@ def test_a_withdrawal_says_one_of_four_reasons_and_nothing_else():
     assert Withdrawal.from_bytes(good.to_bytes()) == good
     assert good.sign([SigningKey.generate()]).payload_type == WITHDRAWAL_TYPE
     assert REASONS == ("consent", "error", "policy", "other")
-    for changes in ({"reason_code": "patient 4711 asked"}, {"wave": 0}, {"site": "a b"}, {"bundle_sha256": "x"}):
+    for changes in ({"reason_code": "patient 4711 asked"}, {"wave": -1}, {"site": "a b"}, {"bundle_sha256": "x"}):
         with pytest.raises(SchemaRefusal):
             dataclasses.replace(good, **changes)
     with pytest.raises(SchemaRefusal):

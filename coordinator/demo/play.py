@@ -45,6 +45,7 @@ PLAYS: Mapping[str, str] = {
     "cohorts": "coordinator.demo.cohorts:Moments",
     "heart": "coordinator.demo.cohorts:Heart",
     "network": "coordinator.demo.network:Network",
+    "federated": "coordinator.demo.federated:Federated",
     "registry": "coordinator.demo.registries:Registries",
     "assay": "coordinator.demo.assay:Assay",
 }

@@ -253,7 +253,7 @@ class GrandPlan(Figures):
         levels: Mapping[str, Any],
         **told: Any,
     ) -> list[Estimate]:
-        """A ``network`` question of the released networks, or one of the released persons' attributes.
+        """A ``network`` question of the released networks, and no other.
 
         The release is a draw from a distribution that m persons gave: every variance is multiplied by 1 + n/m
         (`shared.network_estimands`).

@@ -33,6 +33,8 @@ CONDITIONAL_ON: Mapping[str, str] = {
     "private": "nothing: the price of fitting the flow is included",
 }
 """What a posture's ε takes as given. Encoder, w and R come from the plan in all four."""
+TRAINED_BEFORE = "nothing: the flow was trained with noise, and charged before"
+"""The same, where the plan names a flow that several sites have trained."""
 _SIX_DIGITS = Context(prec=6, rounding=ROUND_DOWN)
 
 
@@ -65,12 +67,13 @@ class LatentNoisePlan(Prescription):
             must(self.radius > 0 and math.isfinite(self.radius), "release.radius must be positive", self.radius)
 
     def require(self, plan: StudyPlan) -> None:
-        """[private] with its posture, and only with it."""
+        """[private] with its posture, and only with it; or in its place a flow that several sites have trained."""
         must(
-            (plan.private is not None) == (plan.posture == "private"),
-            "[private] must be given with posture 'private', and only with it",
+            (plan.private is not None or bool(plan.flow)) == (plan.posture == "private"),
+            "[private] must be given with posture 'private', and only with it; or flow in its place",
             f"posture {plan.posture!r}, {'no ' if plan.private is None else ''}[private]",
         )
+        must(plan.private is None or not plan.flow, "[private] must not be given with flow", "both")
 
     @property
     def _both(self) -> str:
@@ -94,7 +97,7 @@ class LatentNoisePlan(Prescription):
         return Facts(
             d=noise.flow.d,
             parameters=parameters,
-            conditional_on=CONDITIONAL_ON[plan.posture],
+            conditional_on=TRAINED_BEFORE if plan.flow else CONDITIONAL_ON[plan.posture],
             # DP-SGD adds its noise to sums over persons; latent noise alone is added to each row by itself.
             model="local" if plan.private is None else "central",
             epsilon_paper=_paper(plan, noise),
@@ -123,6 +126,13 @@ class LatentNoisePlan(Prescription):
                 f"{everyone}: {promise}. The encoder and the flow were made from the dictionary and from figures that "
                 "were public before; the weight w and the clipping radius R come from the plan. Nothing was fitted on "
                 "a record."
+            )
+        elif plan.flow:
+            covered = (
+                f"{everyone}, in the released rows: {promise}, whatever the flow. The flow was trained before by "
+                "several sites together, with noise (DP-SGD) from a public start. Each of them charged that training "
+                "to every person of its table before the first round: it is in the total of the study that trained, "
+                "and not in this price."
             )
         else:
             covered = (
@@ -154,7 +164,12 @@ class LatentNoisePlan(Prescription):
                 "identifier, for life; whoever trains is never released in this study.",
             )
         if plan.posture == "private":
+            apart = (
+                "The training of the flow, which has a price of its own: a person of a hospital that took part in it "
+                "has lost what was charged then and what is charged now, together.",
+            )
             return (
+                *(apart if plan.flow else ()),
                 "Rounding in the arithmetic of the training: its gradients are floating-point numbers. Its noise is "
                 "drawn exactly, on a grid, and every gradient is clipped a millionth tighter than the plan says to "
                 "leave room for rounding; that the room is enough is our calculation, and nobody else has checked it.",

@@ -194,3 +194,29 @@ class StatusReply(_message.Message):
     anchor: bytes
     reminders: _containers.RepeatedCompositeFieldContainer[StatusReply.Reminder]
     def __init__(self, holdings: _Optional[_Iterable[_Union[StatusReply.Holding, _Mapping]]] = ..., anchored: _Optional[_Union[AnchorReply, _Mapping]] = ..., reanchored: _Optional[int] = ..., anchor: _Optional[bytes] = ..., reminders: _Optional[_Iterable[_Union[StatusReply.Reminder, _Mapping]]] = ...) -> None: ...
+
+class RoundReply(_message.Message):
+    __slots__ = ("envelope", "content")
+    ENVELOPE_FIELD_NUMBER: _ClassVar[int]
+    CONTENT_FIELD_NUMBER: _ClassVar[int]
+    envelope: bytes
+    content: bytes
+    def __init__(self, envelope: _Optional[bytes] = ..., content: _Optional[bytes] = ...) -> None: ...
+
+class RoundAnswer(_message.Message):
+    __slots__ = ("envelope", "content")
+    ENVELOPE_FIELD_NUMBER: _ClassVar[int]
+    CONTENT_FIELD_NUMBER: _ClassVar[int]
+    envelope: bytes
+    content: bytes
+    def __init__(self, envelope: _Optional[bytes] = ..., content: _Optional[bytes] = ...) -> None: ...
+
+class RoundReceipt(_message.Message):
+    __slots__ = ("study", "round", "answer")
+    STUDY_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    ANSWER_FIELD_NUMBER: _ClassVar[int]
+    study: str
+    round: int
+    answer: str
+    def __init__(self, study: _Optional[str] = ..., round: _Optional[int] = ..., answer: _Optional[str] = ...) -> None: ...

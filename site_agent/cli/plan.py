@@ -117,6 +117,8 @@ def plan_facts(at: Desk, plan: StudyPlan) -> dict[str, Any]:
             "row_download": plan.row_download,
             "waves": [asdict(wave) for wave in plan.waves],
             "price": _price(plan, event),
+            "training": _training(plan),
+            "flow": plan.flow,
             "charged": charged(at, plan),
             "posture": plan.posture,
             "covered": covered,
@@ -144,6 +146,18 @@ def _price(plan: StudyPlan, event: Any) -> dict[str, Any]:
         "cap": cap,
         "affordable": planned.affordable,
         "translation": in_words(plan, event),
+    }
+
+
+def _training(plan: StudyPlan) -> dict[str, Any] | None:
+    """A training that the sites run together: what a steward agrees to with the plan."""
+    if plan.federated is None:
+        return None
+    return {
+        "rounds": plan.federated.rounds,
+        "steps": plan.federated.steps,
+        "quorum": plan.federated.quorum,
+        "epsilon": plan.federated.epsilon(plan.budget.delta),
     }
 
 

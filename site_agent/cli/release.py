@@ -90,6 +90,7 @@ def try_(study: Study, home: Home = None, json: Json = False, dry_run: Dry = Fal
             floors=at.config.floors,
             today=today(),
             progress=progress,
+            home=at.home,
         )
     refused = done.refused and {"code": done.refused.code, "must": done.refused.must, "given": done.refused.given}
     rows = 0 if done.release is None else len(done.release.table)

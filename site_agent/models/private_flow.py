@@ -39,7 +39,16 @@ from shared.plan import PrivateTraining, Training
 from shared.randomness import Noise, grid_for
 from site_agent.models.fast_flow import Adam, FusedFlow, first_layers
 
-__all__ = ["Ahead", "clipped_sum", "noisy", "private_layers", "seconds_per_step", "start"]
+__all__ = [
+    "Ahead",
+    "clipped_sum",
+    "noisy",
+    "noisy_gradient",
+    "private_layers",
+    "require_room",
+    "seconds_per_step",
+    "start",
+]
 
 Array = NDArray[np.float64]
 
@@ -76,25 +85,42 @@ def private_layers(
     enter it.
     """
     n, d = y.shape
-    if private.rate * n > LARGEST_BATCH:
-        raise TrainingRefusal(
-            f"a step of training with noise must take at most {LARGEST_BATCH} records on average",
-            given=f"{private.rate * n:.0f}",
-            next_step="Ask the study lead for a plan with a smaller private.rate.",
-        )
+    require_room(n, private.rate)
     flow = start(d, training, int(rng.generator.integers(2**62)))
     optimiser = Adam(flow.theta)
     gradient = np.zeros_like(flow.theta)
     noise = Ahead(rng, private.steps)
     for step in range(private.steps):
-        rows = np.flatnonzero(rng.chosen(private.rate, n))
-        total = clipped_sum(flow, y[rows], private.clip * (1 - ROOM))[0]
         # On every weight that is used and on no masked one.
-        gradient[0, flow.used] = noisy(total, private, noise) / (private.rate * n)
+        gradient[0, flow.used] = noisy_gradient(flow, y, private, rng, noise)
         optimiser.step(gradient, training.learning_rate * _falling(step / private.steps))
         if progress is not None:
             progress((step + 1) / private.steps)
     return flow.layers()
+
+
+def require_room(n: int, rate: float) -> None:
+    """Refuse steps of more records than the room for rounding was calculated for. Raises: TrainingRefusal."""
+    if rate * n > LARGEST_BATCH:
+        raise TrainingRefusal(
+            f"a step of training with noise must take at most {LARGEST_BATCH} records on average",
+            given=f"{rate * n:.0f}",
+            next_step="Ask the study lead for a plan with a smaller rate.",
+        )
+
+
+def noisy_gradient(flow: FusedFlow, y: Array, private: PrivateTraining, rng: Noise, noise: Lattice) -> Array:
+    """One step's release: the noisy mean of clipped gradients over a Poisson sample, one entry per weight in use.
+
+    Args:
+        flow: one flow, in doubles.
+        y: (n, d) records; n is public.
+        rng: draws the sample; noise: draws the noise.
+    """
+    n = len(y)
+    rows = np.flatnonzero(rng.chosen(private.rate, n))
+    total = clipped_sum(flow, y[rows], private.clip * (1 - ROOM))[0]
+    return noisy(total, private, noise) / (private.rate * n)
 
 
 def start(d: int, training: Training, seed: int) -> FusedFlow:

@@ -7,7 +7,8 @@ with it. Four rounds: *cold tables* (the server has just started and has read no
 is another one), *cold* (its tables are in memory; every question is another one again) and *cached* (the questions of
 the round before, asked again). *Pooled otherwise* is the same questions by another method: each site's estimate is
 kept, so none is fitted again. CPU seconds are those of the server's process alone: they say what an answer costs
-however busy the machine is, which the waiting does not.
+however busy the machine is, which the waiting does not. How many cores' worth of time other programs took meanwhile
+stands beside each round: with the two cores of the recorded machine taken by others, waiting says little.
 """
 
 from __future__ import annotations
@@ -70,6 +71,13 @@ def spent(pid: int) -> float:
     return sum(map(int, ticks)) / os.sysconf("SC_CLK_TCK")
 
 
+def taken(pid: int, since: float = 0.0) -> float:
+    """CPU seconds that other programs than this one and `pid` have used on the machine."""
+    user, nice, system, _, _, irq, soft, *_ = map(int, Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:])
+    every = (user + nice + system + irq + soft) / os.sysconf("SC_CLK_TCK")
+    return every - spent(pid) - time.process_time() - since
+
+
 def main() -> None:
     from delivered import cohort, cohort_plan
     from test_analysis import Desk
@@ -120,20 +128,22 @@ def main() -> None:
                     ("cached", EACH, "REML"),
                     ("pooled_otherwise", EACH, "DL"),
                 ):
-                    load, before, begun = os.getloadavg()[0], spent(pid), time.perf_counter()
+                    load, before, others, begun = os.getloadavg()[0], spent(pid), taken(pid), time.perf_counter()
                     asked = [questions(k, start) for k in range(ANALYSTS)]
                     waited = [t for times in pool.map(ask, range(ANALYSTS), asked, [method] * ANALYSTS) for t in times]
                     rounds[name] = {
                         "seconds": shares(waited),
                         "cpu_seconds_each": (spent(pid) - before) / len(waited),
                         "answers_a_second": len(waited) / (time.perf_counter() - begun),
+                        "cores_taken_by_others": taken(pid, others) / (time.perf_counter() - begun),
                         "load_average_before": load,
                     }
-            load, before = os.getloadavg()[0], spent(pid)
+            load, before, others, begun = os.getloadavg()[0], spent(pid), taken(pid), time.perf_counter()
             waited = ask(0, questions(0, 2 * EACH))
             rounds["cold_one_analyst"] = {
                 "seconds": shares(waited),
                 "cpu_seconds_each": (spent(pid) - before) / len(waited),
+                "cores_taken_by_others": taken(pid, others) / (time.perf_counter() - begun),
                 "load_average_before": load,
             }
             for connection in connections:

@@ -15,7 +15,7 @@ from scipy.sparse import csr_array
 from shared.estimands import estimate, parse_estimand
 from shared.network_estimands import figure
 from shared.plan import StudyPlan
-from shared.prescriptions.grand import GrandPlan
+from shared.prescriptions.grand import GrandPlan, held_out
 from shared.randomness import seeded_rng
 from shared.simulated import contact_networks
 from site_agent import networks
@@ -40,6 +40,16 @@ def real(question, nodes, matrix, plan):
     if question.kind == "network":
         return figure(matrix, nodes, question, plan.dictionary)[0]
     return estimate(nodes, question)[0].yi
+
+
+def told(plan, released, question):
+    """Estimate, variance and naive variance of a release; a mean as if the rows were drawn from m persons' law."""
+    if question.kind == "network":
+        [row] = plan.release.answer(plan, released, question, levels={}, study="s", site="a", wave=1)
+        return row.yi, row.vi, row.vi_naive
+    [(table, n)] = released
+    [row] = estimate(table, question)
+    return row.yi, row.vi * (1 + n / held_out(plan, n)), row.vi
 
 
 def main():
@@ -73,8 +83,7 @@ def main():
             drawing.draw(noise)
             released = [(drawing.released(noise), drawing.n)]
             for name, question in asked.items():
-                [row] = plan.release.answer(plan, released, question, levels={}, study="s", site="a", wave=1)
-                found[epsilon][name].append((row.yi, row.vi, row.vi_naive))
+                found[epsilon][name].append(told(plan, released, question))
     results = {"times": TIMES, "n": N, "holdout": study.holdout, "d": 2}
     for epsilon in EPSILONS:
         here = results[f"epsilon={epsilon:g}"] = {}

@@ -23,6 +23,8 @@ PACKAGES = (
     "zuko",
     "grpcio",
     "statsmodels",
+    "POT",
+    "flwr",
 )
 
 

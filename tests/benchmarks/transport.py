@@ -1,8 +1,4 @@
-"""Transport maps from noisy densities against what else could be done: ``python -m tests.benchmarks.transport``.
-
-*One map.* Mean squared error of the map between two distributions on [0, 1]: ours, and private quantiles joined by
-straight lines (the exponential mechanism down a tree of medians, charged as replacing a person costs: one quantile at
-the root, two on every level below), with the number of quantiles that turns out best.
+"""Transport maps between laboratories, and between patients who differ: ``python -m tests.benchmarks.transport``.
 
 *Five laboratories.* Two covariates, each on another nonlinear scale at every site, and slopes of an outcome on both,
 pooled with an intercept per site: on the true scale, on the scales as they are, on z-scores from noisy moments, and on
@@ -34,75 +30,6 @@ def released(values: Floats, scale: float, rng: np.random.Generator, edges: Floa
     """A density as a site releases it; rounded noise from a fast generator, of the law that the product draws."""
     counts = np.histogram(values, edges)[0] + np.round(rng.laplace(scale=scale, size=len(edges) - 1))
     return Noisy(counts=counts, edges=edges, persons=len(values), scale=scale)
-
-
-# -- one map ---------------------------------------------------------------------------------------------------------
-def mixture(u: Floats, rng: np.random.Generator) -> Floats:
-    return np.where(u < 0.6, rng.normal(0.35, 0.08, len(u)), rng.normal(0.7, 0.1, len(u))).clip(0, 1)
-
-
-def uniform(n: int, rng: np.random.Generator) -> Floats:
-    return rng.random(n)
-
-
-def skewed(n: int, rng: np.random.Generator) -> Floats:
-    return rng.beta(2, 5, n)
-
-
-def target(n: int, rng: np.random.Generator) -> Floats:
-    return mixture(rng.random(n), rng)
-
-
-def noisy_quantiles(values: Floats, depth: int, epsilon: float, rng: np.random.Generator) -> Floats:
-    """(2^depth - 1,) quantiles in order, by medians of halves; Kaplan, Schnapp & Stemmer (2022)."""
-    each = epsilon * (1 / (2 * depth - 1))
-
-    def split(part: Floats, low: float, high: float, levels: int) -> list[float]:
-        if not levels:
-            return []
-        points = np.concatenate([[low], part, [high]])
-        score = -np.abs(np.arange(len(part) + 1) - len(part) / 2) * each / 2
-        weight = np.log(np.maximum(np.diff(points), 1e-300)) + score
-        chosen = int(np.argmax(weight + rng.gumbel(size=len(weight))))
-        cut = float(rng.uniform(points[chosen], points[chosen + 1]))
-        at = int(np.searchsorted(part, cut))
-        return [*split(part[:at], low, cut, levels - 1), cut, *split(part[at:], cut, high, levels - 1)]
-
-    return np.array(split(np.sort(values), 0.0, 1.0, depth))
-
-
-def one_map(runs: int, sizes: tuple[int, ...], epsilon: float, seed: int) -> list[dict[str, Any]]:
-    points = (np.arange(2000) + 0.5) / 2000
-    out = []
-    for source in (uniform, skewed):
-        rng = np.random.default_rng(seed)
-        many = np.sort(source(1_000_000, rng))
-        onto = np.sort(target(1_000_000, rng))
-        # Where the source has patients; its own tails beyond the last thousandth are nobody's error.
-        at = np.quantile(many, 0.001 + 0.998 * points)
-        truth = np.quantile(onto, 0.001 + 0.998 * points)
-        for n in sizes:
-            # All patients, and the middle 90 %: lines drawn to the bounds are poor beyond the outermost quantile.
-            parts = {"all": slice(None), "middle": (points > 0.05) & (points < 0.95)}
-            errors: dict[str, dict[str, list[float]]] = {part: {} for part in parts}
-            for _ in range(runs):
-                a, b = source(n, rng), target(n, rng)
-                maps = {"ours": Map(released(a, 2 / epsilon, rng), released(b, 2 / epsilon, rng))(at)}
-                maps["not private"] = np.quantile(b, np.searchsorted(np.sort(a), at) / n)
-                for depth in (3, 4, 5, 6, 7):
-                    q, r = (noisy_quantiles(v, depth, epsilon, rng) for v in (a, b))
-                    maps[f"{2**depth - 1} quantiles"] = np.interp(at, [0.0, *q, 1.0], [0.0, *r, 1.0])
-                for name, mapped in maps.items():
-                    for part, of in parts.items():
-                        errors[part].setdefault(name, []).append(float(np.mean((mapped - truth)[of] ** 2)))
-            row: dict[str, Any] = {"source": source.__name__, "n": n, "epsilon": epsilon, "runs": runs}
-            for part, by_name in errors.items():
-                mse = {name: float(np.mean(values)) for name, values in by_name.items()}
-                best = min((name for name in mse if "quantiles" in name), key=lambda name: mse[name])
-                row[part] = {"mse": mse["ours"], "quantiles": best, "mse_quantiles": mse[best]}
-                row[part] |= {"mse_not_private": mse["not private"], "ratio": mse["ours"] / mse[best]}
-            out.append(row)
-    return out
 
 
 # -- five laboratories -----------------------------------------------------------------------------------------------
@@ -197,9 +124,7 @@ def main() -> None:
     parser.add_argument("--dry", action="store_true", help="print, write nothing")
     given = parser.parse_args()
     runs, seed = given.runs, given.seed
-    results: dict[str, dict[str, Any]] = {"one map": {}, "laboratories": {}, "control": {}}
-    for row in one_map(runs, (1000, 10_000, 100_000), 1.0, seed):
-        results["one map"][f"{row['source']}, n={row['n']}"] = row
+    results: dict[str, dict[str, Any]] = {"laboratories": {}, "control": {}}
     for n, shift in ((20_000, 0.0), (2000, 0.0), (20_000, 0.4)):
         results["laboratories"][f"n={n}, shift={shift}"] = five_sites(2 * runs, n, 1.0, shift, True, seed)
     for n in (2000, 5000):

@@ -1,0 +1,119 @@
+"""The demo's study of a flow that all hospitals train together: train, name the flow in the plan, release through it.
+
+The tables are the twelve simulated cohorts. Each hospital runs one agent for the whole training, which dials in for
+each round; the coordinator's trainer runs beside its server. What is shown is the pooled hazard ratio of rows that were
+drawn through the flow, every record covered, and that of the real records.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+from coordinator.demo.cohorts import Cohorts
+from coordinator.demo.play import REAL, Answer, around, pooled_real, setting
+
+if TYPE_CHECKING:
+    import datetime as dt
+
+    from coordinator.demo.stage import Stage
+
+__all__ = ["Federated"]
+
+WAIT = "10"
+"""Minutes for which a hospital waits for the next round, and the coordinator for the last hospital."""
+
+
+class Federated(Cohorts):
+    """Twelve cohorts train one flow; with `Asked.sites` the largest so many."""
+
+    covers = "every record covered, by this and the training's"
+
+    def plans(self, today: dt.date) -> dict[str, str]:
+        """Version 1: it trains, and releases nothing."""
+        text = around(self.text, today)
+        if self.asked.sites is not None:
+            text = re.sub(r"^quorum = \d+", f"quorum = {max(1, self.asked.sites - 1)}", text, flags=re.MULTILINE)
+        return {setting(text, "study").strip('"'): text}
+
+    def steps(self, stage: Stage) -> int:
+        """Joining, training, and two for each release."""
+        return len(stage.tables) * (2 + 1 + 2) + 2
+
+    def act(self, stage: Stage, everywhere: Callable[[Callable[[str], None]], None]) -> None:
+        """Join; train, all at once; then the plan's next version names the flow, and each hospital releases."""
+        [study] = stage.plans
+        everywhere(stage.join)
+        stage.report(stage.done, stage.steps, "training one flow, all hospitals at once")
+
+        def hospital(site: str) -> None:
+            stage.agent(site, "federate", study, "--wait", WAIT)
+            stage.step(f"{site}: answered its rounds, has the flow")
+
+        with ThreadPoolExecutor(len(stage.tables)) as pool:
+            parts = [pool.submit(hospital, site) for site in stage.tables]
+            trained = stage.coordinator("federate", "run", study, "--timeout", WAIT)
+            for part in parts:
+                part.result()
+        stage.step(f"{trained['rounds']} rounds; the flow has a digest")
+        stage.plans[study] = named(stage.plans[study], trained["flow"])
+        path = stage.state / f"{study}-v2.toml"
+        path.write_text(stage.plans[study], encoding="utf-8")
+        stage.coordinator("plan", "sign", str(path))
+        stage.step("version 2 names the flow, signed by the lead")
+
+        def release(site: str) -> None:
+            stage.agent(site, "plan", "fetch", study)
+            stage.agent(site, "plan", "approve", study, "--as", "steward")
+            stage.release(site)
+
+        everywhere(release)
+
+    def answers(self, stage: Stage) -> dict[str, Answer]:
+        """Every planned question: pooled from the releases and from the real records."""
+        from coordinator.config import Config
+        from coordinator.queries import ask
+        from coordinator.store import Store
+        from shared.plan import StudyPlan
+
+        [(study, text)] = stage.plans.items()
+        plan = StudyPlan.from_toml(text)
+        answers: dict[str, Answer] = {}
+        with closing(Store.open(stage.hub, Config.load(stage.hub).store)) as store:
+            for name, formula in plan.estimands.items():
+                told = ask(store, study, 1, formula, term="sbp/10")
+                answers[name] = Answer(
+                    title=f"{plan.title}: {name}",
+                    question=formula,
+                    term="sbp/10",
+                    arms={
+                        "released through the flow": told.result,
+                        REAL: pooled_real(stage.tables, plan, formula, "sbp/10"),
+                    },
+                    epsilon={source.site: source.epsilon for source in told.sources},
+                    posture={source.site: source.posture for source in told.sources},
+                )
+        return answers
+
+    @property
+    def note(self) -> str:
+        """What each ε covers."""
+        from shared.plan import StudyPlan
+
+        training = StudyPlan.from_toml(self.text)
+        assert training.federated is not None
+        epsilon = training.federated.epsilon(training.budget.delta)
+        return (
+            f"gap: to the real records. ε is that of the rows, whatever the flow; the training of the flow was charged "
+            f"before it began, ε = {epsilon:.2g} to every participant of every cohort. Nothing was fitted beside that."
+        )
+
+
+def named(text: str, flow: str) -> str:
+    """The plan's next version: it names the flow, and trains no more."""
+    text = re.sub(r"^\[federated[^\]]*\]\n(?:(?!\[).*\n)*", "", text, flags=re.MULTILINE)
+    text = re.sub(r"^version = 1$", "version = 2", text, count=1, flags=re.MULTILINE)
+    return re.sub(r"^posture = .*$", f'posture = "private"\nflow = "{flow}"', text, count=1, flags=re.MULTILINE)

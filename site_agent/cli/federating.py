@@ -1,0 +1,87 @@
+"""A training that the sites run together: ``federate``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from shared.terminal import emit, plain
+from site_agent.cli.frame import Dry, Home, Json, Study, app
+from site_agent.cli.release import working_site
+from site_agent.desk import agent_version, attempted, desk, today
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+__all__ = ["federate"]
+
+
+@app.command()
+@attempted("federate")
+def federate(
+    study: Study,
+    wait: Annotated[
+        float, typer.Option("--wait", metavar="MINUTES", min=0.0, help="How long to wait for the next round.")
+    ] = 0.0,
+    home: Home = None,
+    json: Json = False,
+    dry_run: Dry = False,
+) -> None:
+    """Take part in the training that the approved plan asks for. All its rounds are charged before the first."""
+    from dataclasses import asdict
+
+    from site_agent import rounds, screens
+
+    at = desk(home)
+    plan, approval = at.plans.approved(study, agent_version=agent_version(), today=today())
+    done: list[tuple[str, int]] = []
+    fetched = False
+    if plan.flow:
+        if not dry_run:
+            with at.locked(), at.egress() as egress:
+                fetched = rounds.fetch(plan, egress, at.home)
+        facts: dict[str, Any] = {"study": study, "flow": plan.flow, "fetched": fetched, "dry_run": dry_run}
+
+        def show_flow(out: Console) -> None:
+            screens.heading(out, study, "the flow of its plan was trained before")
+            out.print(f"{plan.flow[:26]}… {'was fetched' if fetched else 'is here' if not dry_run else 'is named'}.")
+
+        emit(facts, as_json=json, show=show_flow)
+        return
+    rounds.part(at.ledger, plan)
+    at.require_running()
+    source = at.config.source(study)
+    if not dry_run:
+        with at.egress() as egress:
+            rounds.take_part(
+                plan=plan,
+                source=source,
+                site=working_site(at, egress),
+                door=egress,
+                home=at.home,
+                today=today(),
+                locked=at.locked,
+                wait=60 * wait,
+                told=lambda what, round_: done.append((what, round_)),
+            )
+    part = rounds.part(at.ledger, plan, approval.approver)
+    answer = {**plain(asdict(part)), "done": done, "dry_run": dry_run}
+
+    def show(out: Console) -> None:
+        detail = "dry run: nothing asked, charged or sent" if dry_run else part.state
+        screens.heading(out, f"{study}: a flow trained by all sites", detail)
+        screens.settings(
+            out,
+            [
+                ("price", f"{screens.epsilon(part.epsilon, part.delta)}, for everybody in the table, once"),
+                ("approved by", part.approver),
+                ("charged", part.day or "not yet"),
+                ("answered", f"{len(part.answered)} of {part.rounds} rounds"),
+                *([("given up", ", ".join(map(str, part.given_up)))] if part.given_up else []),
+                *([("flow", part.flow)] if part.flow else []),
+            ],
+        )
+        screens.next_step(out, "site-agent budget" if part.flow else f"site-agent federate {study} --wait 60")
+
+    emit(answer, as_json=json, show=show)

@@ -1,0 +1,642 @@
+"""A training over the sites' own channel, whole: real service, real ledgers, Flower's strategy and app, real DP-SGD.
+
+Three hospitals of sixty patients and a flow of a few weights: what is tested is who was charged, what left, and that a
+fault anywhere ends in a trained flow or in a typed reason, never in a charge too few.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime as dt
+import json
+import secrets
+import threading
+from contextlib import nullcontext
+
+import numpy as np
+import pytest
+from service import SMALL, Hub, small_table
+
+import coordinator.rounds
+from coordinator.dialled import train
+from coordinator.rounds import LetterBoxes
+from shared import privacy
+from shared.canonical import sha256_hex
+from shared.dictionary import Column
+from shared.errors import (
+    BudgetRefusal,
+    NetworkRefusal,
+    PlanRefusal,
+    ReplayRefusal,
+    RoundsRefusal,
+    SignatureRefusal,
+    SmallN,
+    StateRefusal,
+)
+from shared.federated import Federated, FederatedFlow
+from shared.keys import SigningKey
+from shared.plan import Budget, Floors, LatentNoisePlan, StudyPlan, Training, Wave
+from shared.rounds import Answered, Asked, pack, unpack
+from site_agent import egress as egress_module
+from site_agent import rounds
+from site_agent.config import SiteBudget, SiteFloors, Source
+from site_agent.federation import federated_flow
+from site_agent.lasting import read_fit
+from site_agent.ledger import Ledger
+from site_agent.outbox import Outbox
+from site_agent.pipeline import Site
+
+TODAY = dt.date(2026, 6, 1)
+DELTA = 1e-4
+PERSONS = dataclasses.replace(SMALL, columns=(Column(name="person", kind="person"), *SMALL.columns))
+PLAN = StudyPlan(
+    study="shared-flow",
+    version=1,
+    title="A flow of all",
+    purpose="To test a training.",
+    coordinator="hub",
+    expires=dt.date(2999, 1, 1),
+    release=LatentNoisePlan(w=0.8),
+    budget=Budget(epsilon=1e5, delta=DELTA),
+    waves=(Wave(number=1, opens=dt.date(2000, 1, 1), closes=dt.date(2999, 1, 1)),),
+    dictionary=PERSONS,
+    posture="public",
+    training=Training(flows=1, hidden=4, layers=1),
+    federated=Federated(rounds=3, local_steps=2, rate=0.2, noise_multiplier=1.0, quorum=2),
+)
+WHOLE = privacy.epsilon(PLAN.federated.event, DELTA)
+NAMES = ("north", "south", "west")
+
+
+class Hospital:
+    """One site of a hub, with a folder of its own."""
+
+    def __init__(self, hub: Hub, name: str) -> None:
+        self.hub, self.name = hub, name
+        self.home = hub.home.parent / f"site-{name}"
+        self.home.mkdir()
+        self.keys = hub.sites[name]
+        self.ledger = Ledger.create(self.home / "ledger.db", self.keys.release, site=name)
+        table = small_table(60, seed=len(name))
+        table.insert(0, "person", [f"{name}-{k}" for k in range(60)])
+        self.table = self.home / "cohort.csv"
+        table.to_csv(self.table, index=False)
+        self.secret = secrets.token_bytes(32)
+        self.said: list[tuple[str, int]] = []
+        self.failed: Exception | None = None
+
+    def site(self, door) -> Site:
+        return Site(
+            name=self.name,
+            agent_version="0",
+            ledger=self.ledger,
+            outbox=Outbox(self.home, self.ledger),
+            witness=door,
+            snapshot_key=self.secret,
+            floors=SiteFloors(),
+            paused=self.ledger.paused,
+        )
+
+    def take_part(self, plan: StudyPlan = PLAN, *, wait: float = 20.0, door=None, attempts: int = 2) -> None:
+        with self.hub.egress(self.name, attempts=attempts, sleep=lambda _: None) as egress:
+            rounds.take_part(
+                plan=plan,
+                source=Source(path=self.table),
+                site=self.site(egress),
+                door=egress if door is None else door(egress),
+                home=self.home,
+                today=TODAY,
+                locked=nullcontext,
+                wait=wait,
+                told=lambda what, round_: self.said.append((what, round_)),
+            )
+
+    def start(self, **settings) -> threading.Thread:
+        def run() -> None:
+            try:
+                self.take_part(**settings)
+            except Exception as error:
+                self.failed = error
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        return thread
+
+    @property
+    def hold(self):
+        [hold] = self.ledger.holds()
+        return hold
+
+    @property
+    def charged(self) -> float:
+        return self.ledger.study_total(PLAN.study, DELTA).epsilon
+
+
+@pytest.fixture
+def hub(tmp_path):
+    hub = Hub(tmp_path / "hub", PLAN, *NAMES)
+    with hub.serve():
+        yield hub
+    hub.store.close()
+
+
+@pytest.fixture
+def hospitals(hub):
+    return [Hospital(hub, name) for name in NAMES]
+
+
+def coordinate(hub: Hub, timeout: float = 20.0) -> FederatedFlow:
+    return train(home=hub.home, store=hub.store, plan=PLAN, key=hub.authority.witness, timeout=timeout)
+
+
+def together(hub: Hub, hospitals: list[Hospital], **settings) -> FederatedFlow:
+    threads = [hospital.start(**settings) for hospital in hospitals]
+    try:
+        return coordinate(hub)
+    finally:
+        for thread in threads:
+            thread.join()
+
+
+def test_three_hospitals_train_one_flow_and_each_is_charged_once_before_it(hub, hospitals):
+    flow = together(hub, hospitals)
+    flow.require_true(PLAN)
+    assert {site: (said["n"], said["answered"]) for site, said in flow.sites.items()} == dict.fromkeys(NAMES, (60, 3))
+    for hospital in hospitals:
+        assert hospital.failed is None
+        assert hospital.said == [("charged", 0), ("answered", 1), ("answered", 2), ("answered", 3), ("finished", 3)]
+        assert hospital.charged >= WHOLE
+        assert hospital.hold.state == "trained"
+        assert hospital.hold.flow == flow.digest
+        assert hospital.hold.persons == 60
+        assert hospital.ledger.verify() == len(hospital.ledger.entries())
+        assert rounds.kept_flow(hospital.home, flow.name).canonical == flow.canonical
+        kinds = [entry.kind for entry in hospital.ledger.entries()]
+        assert kinds == ["genesis", "reserve", "anchor", "train", *["round", "answer"] * 3, "trained"]
+        # What left is what the ledger names, and nothing was sent that it does not.
+        sealed = {number: one.answer for number, one in hospital.hold.begun.items()}
+        boxes = LetterBoxes(hub.store)
+        left = {k: boxes.answers(PLAN.study, PLAN.hash, k)[hospital.name].content for k in (1, 2, 3)}
+        assert {k: sha256_hex(content) for k, content in left.items()} == sealed
+        assert hospital.ledger.holds()[0].begun[3].asked
+    # Again is free: the coordinator has its flow, and a site has nothing to do.
+    assert coordinate(hub).digest == flow.digest
+    before = [len(hospital.ledger.entries()) for hospital in hospitals]
+    hospitals[0].take_part(wait=0)
+    assert [len(hospital.ledger.entries()) for hospital in hospitals] == before
+
+
+class Dies(Exception):
+    """As if the process had been killed here: nothing after it runs."""
+
+
+def dying(monkeypatch, hospital: Hospital, place: str, time: int = 1) -> None:
+    """Stop one hospital's thread at a failpoint, like a kill: no handler of ours knows the exception."""
+    import site_agent.egress
+    import site_agent.ledger
+
+    seen: list[str] = []
+
+    def reach(name: str) -> None:
+        if threading.current_thread() is hospital.thread:
+            seen.append(name)
+            if name == place and seen.count(name) == time:
+                raise Dies(name)
+
+    for module in (rounds, site_agent.egress, site_agent.ledger):
+        monkeypatch.setattr(module, "reach", reach)
+
+
+QUICK = {
+    "federate.reserved",
+    "federate.begun",
+    "federate.answer.before_rename",
+    "federate.sealed",
+    "federate.after_send",
+}
+
+
+@pytest.mark.parametrize(
+    ("place", "time", "lost"),
+    [
+        pytest.param(place, time, lost, marks=() if place in QUICK else pytest.mark.soak)
+        for place, time, lost in (
+            ("federate.reserved", 1, ()),
+            ("federate.anchored", 1, ()),
+            ("federate.bound", 1, ()),
+            ("federate.begun", 2, (2,)),
+            ("federate.witnessed", 2, (2,)),
+            ("federate.answer.before_write", 2, (2,)),
+            ("federate.answer.before_fsync", 2, (2,)),
+            ("federate.answer.before_rename", 2, (2,)),
+            ("federate.answer.after_rename", 2, (2,)),
+            ("federate.answer.after_fsync", 2, (2,)),
+            ("federate.sealed", 2, ()),
+            ("federate.before_send", 2, ()),
+            ("federate.after_send", 2, ()),
+            ("federate.flow.before_rename", 1, ()),
+            ("federate.ended", 1, ()),
+        )
+    ],
+)
+def test_a_site_killed_anywhere_answers_with_the_same_bytes_or_not_at_all(
+    monkeypatch, hub, hospitals, place, time, lost
+):
+    victim, *others = hospitals
+    threads = [other.start() for other in others]
+    runner, flows = running(hub)
+    victim.thread = threading.Thread(target=lambda: attempt(victim))
+    dying(monkeypatch, victim, place, time)
+    victim.thread.start()
+    victim.thread.join()
+    assert isinstance(victim.failed, Dies), place
+    assert victim.charged >= WHOLE  # from the first moment on, whatever becomes of it
+    monkeypatch.undo()
+    left = answers(hub, victim)
+    victim.ledger.recover()
+    victim.take_part()
+    for thread in (*threads, runner):
+        thread.join()
+    [flow] = flows
+    assert flow.sites[victim.name]["answered"] == 3 - len(lost)
+    assert victim.hold.state == "trained"
+    assert tuple(k for k, one in victim.hold.begun.items() if not one.answer) == lost
+    after = answers(hub, victim)
+    assert {k: after[k] for k in left} == left  # nothing that had left was changed
+    assert victim.charged == pytest.approx(others[0].charged)
+    assert victim.ledger.verify()
+
+
+def test_these_are_all_the_places_at_which_a_site_may_be_killed():
+    import re
+    from pathlib import Path
+
+    text = "".join(Path(file).read_text() for file in (rounds.__file__, egress_module.__file__))
+    here = set(re.findall(r'reach\("(federate\.[a-z_.]+)"', text)) | {
+        f"{place}.{step}"
+        for place in re.findall(r'write_whole\([^)]*"(federate\.[a-z_]+)"\)', text)
+        for step in ("before_write", "before_fsync", "before_rename", "after_rename", "after_fsync")
+    }
+    [mark] = [m for m in test_a_site_killed_anywhere_answers_with_the_same_bytes_or_not_at_all.pytestmark if m.args]
+    tried = {case.values[0] for case in mark.args[1]}
+    assert {place for place in here if not place.startswith("federate.flow.")} <= tried
+
+
+def attempt(hospital: Hospital) -> None:
+    try:
+        hospital.take_part()
+    except Exception as error:
+        hospital.failed = error
+
+
+def running(hub: Hub, timeout: float = 20.0) -> tuple[threading.Thread, list[FederatedFlow]]:
+    """The coordinator's part in a thread; run again where too few answered in time, as a study lead would."""
+    flows: list[FederatedFlow] = []
+
+    def run() -> None:
+        for _ in range(10):
+            try:
+                flows.append(coordinate(hub, timeout))
+                return
+            except NetworkRefusal:
+                continue
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    return thread, flows
+
+
+def answers(hub: Hub, hospital: Hospital) -> dict[int, bytes]:
+    boxes = LetterBoxes(hub.store)
+    given = {k: boxes.answers(PLAN.study, PLAN.hash, k).get(hospital.name) for k in (1, 2, 3)}
+    return {k: answer.content for k, answer in given.items() if answer is not None}
+
+
+@pytest.mark.parametrize(
+    "place", ["rounds.before_ask", pytest.param("rounds.after_ask", marks=pytest.mark.soak)], ids=str
+)
+def test_a_coordinator_killed_in_a_round_goes_on_with_it_and_nobody_pays_twice(monkeypatch, hub, hospitals, place):
+    threads = [hospital.start() for hospital in hospitals]
+    seen: list[str] = []
+
+    def reach(name: str) -> None:
+        seen.append(name)
+        if name == place and seen.count(name) == 2:
+            raise Dies(name)
+
+    monkeypatch.setattr(coordinator.rounds, "reach", reach)
+    with pytest.raises(Dies):
+        coordinate(hub)
+    monkeypatch.undo()
+    flow = coordinate(hub)
+    for thread in threads:
+        thread.join()
+    assert {said["answered"] for said in flow.sites.values()} == {3}
+    for hospital in hospitals:
+        assert [round_ for what, round_ in hospital.said if what == "answered"] == [1, 2, 3]
+        assert len(hospital.ledger.holds()) == 1
+
+
+class Lying:
+    """A hospital's door of its own making."""
+
+    def __init__(self, egress, change) -> None:
+        self.egress, self.change = egress, change
+
+    def __getattr__(self, name: str):
+        return getattr(self.egress, name)
+
+    def answer_round(self, envelope, content, key):
+        content = self.change(content)
+        said = dataclasses.replace(
+            Answered(**json.loads(envelope.payload)),
+            content_sha256=sha256_hex(content),
+            content_bytes=len(content),
+        )
+        return self.egress.answer_round(said.sign(self.key), content, self.key.public)
+
+
+def test_a_lie_is_refused_by_name_and_the_others_train_on(hub, hospitals):
+    """Not a number, far too many numbers, and an old answer signed anew: each costs the site that sent it."""
+    liar, *others = hospitals
+    first: list[bytes] = []
+
+    def change(content: bytes) -> bytes:
+        weights, numbers = unpack(content)
+        first.append(content)
+        if len(first) == 1:
+            spoilt = weights.tobytes()[:-8] + np.array([np.nan]).tobytes()
+            return content[: -weights.nbytes] + spoilt
+        return pack(np.zeros(300_000), numbers) if len(first) == 2 else first[2]
+
+    def door(egress):
+        lying = Lying(egress, change)
+        lying.key = liar.keys.release
+        return lying
+
+    threads = [liar.start(door=door), *(other.start() for other in others)]
+    flow = coordinate(hub)
+    for thread in threads:
+        thread.join()
+    assert flow.sites[liar.name]["answered"] == 1
+    assert flow.sites[liar.name]["refused"] == ["E_SCHEMA", "E_TOO_LARGE"]
+    assert {flow.sites[other.name]["answered"] for other in others} == {3}
+    assert np.isfinite(flow.weights).all()
+    assert liar.charged >= WHOLE
+
+
+def test_an_answer_sent_before_is_no_answer_to_the_next_round(hub, hospitals):
+    liar, *others = hospitals
+    first: list[bytes] = []
+
+    def door(egress):
+        lying = Lying(egress, lambda content: first.append(content) or first[0])
+        lying.key = liar.keys.release
+        return lying
+
+    threads = [liar.start(door=door), *(other.start() for other in others)]
+    flow = coordinate(hub)
+    for thread in threads:
+        thread.join()
+    assert (flow.sites[liar.name]["answered"], flow.sites[liar.name]["refused"]) == (1, ["E_REPLAY"])
+
+
+def test_a_site_without_a_network_for_two_rounds_is_back_for_the_third(hub, hospitals):
+    cut, *others = hospitals
+    boxes = LetterBoxes(hub.store)
+
+    class Cut(Lying):
+        def _up(self) -> None:
+            found = boxes.progress(PLAN.study)
+            if found is None or found.round < 3:
+                raise NetworkRefusal("the coordinator must be reachable", given="no connection")
+
+        def next_round(self, study):
+            self._up()
+            return self.egress.next_round(study)
+
+        def anchor(self, envelope):
+            self._up()
+            return self.egress.anchor(envelope)
+
+        def answer_round(self, envelope, content, key):
+            self._up()
+            return self.egress.answer_round(envelope, content, key)
+
+    threads = [cut.start(door=lambda egress: Cut(egress, None), wait=60.0), *(one.start(wait=60.0) for one in others)]
+    runner, flows = running(hub, timeout=4.0)
+    for thread in (*threads, runner):
+        thread.join()
+    [flow] = flows
+    assert flow.sites[cut.name]["answered"] <= 1
+    assert cut.hold.state == "trained"
+    assert min(flow.sites[other.name]["answered"] for other in others) >= 2
+    assert [hospital.charged for hospital in hospitals] == pytest.approx([cut.charged] * 3)
+
+
+# -- what a site refuses ------------------------------------------------------------------------------------------
+def ask(hub: Hub, number: int = 1, *, seed: int = 0, key: SigningKey | None = None) -> Asked:
+    """A question as a coordinator would ask it, or a stranger with its database."""
+    from shared.encoding import Encoder
+    from shared.federated import Shape, first_weights
+
+    content = pack(first_weights(Shape.of(Encoder(dictionary=PERSONS).d, PLAN.training), seed), {})
+    said = Asked(
+        study=PLAN.study,
+        plan_hash=PLAN.hash,
+        kind="train",
+        round=number,
+        content_sha256=sha256_hex(content),
+        content_bytes=len(content),
+    )
+    LetterBoxes(hub.store).ask(said, content, NAMES, key or hub.authority.witness)
+    return said
+
+
+def test_a_round_beyond_the_charge_is_refused_before_anything_is_charged(hub, hospitals):
+    ask(hub, 4)
+    with pytest.raises(RoundsRefusal, match="at most the 3 rounds"):
+        hospitals[0].take_part(wait=0)
+    assert hospitals[0].ledger.holds() == []
+
+
+def test_a_round_that_was_answered_is_not_answered_again_to_other_weights(hub, hospitals):
+    """A coordinator that begins anew, or wants to hear twice, hears nothing: the second draw is not paid for."""
+    [hospital] = hospitals[:1]
+    ask(hub, 1)
+    hospital.take_part(wait=0)
+    import sqlalchemy as sa
+
+    hub.store._write(lambda c: [c.execute(sa.text(f"DELETE FROM {name}")) for name in ("round_of", "round_asked")])
+    ask(hub, 1, seed=1)
+    before = len(hospital.ledger.entries())
+    with pytest.raises(ReplayRefusal, match="asked with before"):
+        hospital.take_part(wait=0)
+    assert len(hospital.ledger.entries()) == before
+
+
+def test_a_question_that_the_pinned_key_did_not_sign_is_not_answered(monkeypatch, hub, hospitals):
+    ask(hub, key=SigningKey.generate())
+    with pytest.raises(SignatureRefusal):
+        hospitals[0].take_part(wait=0)
+    assert hospitals[0].ledger.holds() == []
+
+
+def test_what_the_site_does_not_allow_is_not_charged(hub, hospitals):
+    ask(hub)
+    [hospital] = hospitals[:1]
+    with pytest.raises(PlanRefusal, match="federated"):
+        hospital.take_part(dataclasses.replace(PLAN, federated=None), wait=0)
+    assert hospital.ledger.holds() == []
+
+
+def test_a_table_that_has_changed_since_the_first_round_trains_no_further(hub, hospitals):
+    [hospital] = hospitals[:1]
+    ask(hub, 1)
+    hospital.take_part(wait=0)
+    hospital.table.write_text(hospital.table.read_text().replace("north-1,", "north-x,"))
+    ask(hub, 2)
+    with pytest.raises(StateRefusal, match="must not change"):
+        hospital.take_part(wait=0)
+    assert list(hospital.hold.begun) == [1]
+
+
+def test_a_site_of_few_persons_takes_no_part_and_keeps_its_reservation(hub, hospitals):
+    [hospital] = hospitals[:1]
+    hospital.table.write_text("\n".join(hospital.table.read_text().splitlines()[:31]) + "\n")
+    ask(hub)
+    with pytest.raises(SmallN):
+        hospital.take_part(wait=0)
+    assert hospital.hold.state == "anchored"
+    assert hospital.charged >= WHOLE
+
+
+def test_a_budget_that_does_not_hold_the_whole_training_holds_none_of_it(hub, hospitals):
+    [hospital] = hospitals[:1]
+    ask(hub)
+    with hub.egress(hospital.name) as egress:
+        site = dataclasses.replace(hospital.site(egress), budget=SiteBudget(epsilon=WHOLE / 2, delta=DELTA))
+        with pytest.raises(BudgetRefusal):
+            rounds.take_part(
+                plan=PLAN,
+                source=Source(path=hospital.table),
+                site=site,
+                door=egress,
+                home=hospital.home,
+                today=TODAY,
+                locked=nullcontext,
+            )
+    assert hospital.ledger.holds() == []
+
+
+# -- afterwards ---------------------------------------------------------------------------------------------------
+def test_a_later_plan_releases_through_the_flow_and_its_receipt_names_the_trainings_charge(hub, hospitals):
+    from shared.encoding import Encoder
+    from shared.errors import PlanChanged, ReceiptRefusal
+    from shared.release import TRAINED, Receipt
+    from site_agent.pipeline import make_release
+
+    victim = hospitals[0]
+    victim.ledger.approve_plan(study=PLAN.study, version=1, plan_hash=PLAN.hash, approver="lind")
+    flow = together(hub, hospitals)
+    later = dataclasses.replace(
+        PLAN, version=2, posture="private", federated=None, flow=flow.name, floors=Floors(membership_auc=1.0)
+    )
+
+    def released(hospital: Hospital, plan: StudyPlan):
+        source = Source(path=hospital.table)
+        with hub.egress(hospital.name) as egress:
+            return make_release(plan=plan, wave=1, source=source, site=hospital.site(egress), today=TODAY)
+
+    victim.ledger.approve_plan(study=PLAN.study, version=2, plan_hash=later.hash, approver="lind")
+    made = released(victim, later)
+    charge = made.receipt.trained
+    assert set(charge) == set(TRAINED)
+    assert (charge["approver"], charge["rounds"], charge["plan_hash"]) == ("lind", 3, PLAN.hash)
+    assert (charge["day"], charge["release_id"]) == (victim.ledger.holds()[0].day, victim.ledger.holds()[0].release_id)
+    assert charge["epsilon"] == pytest.approx(WHOLE)
+    assert made.receipt.conditional_on.startswith("nothing: the flow was trained with noise")
+    # The price of the rows is theirs alone; the study's total holds both.
+    assert made.receipt.epsilon == pytest.approx(privacy.epsilon(later.release.event(later), DELTA))
+    assert made.receipt.study_epsilon > max(made.receipt.epsilon, WHOLE)
+    assert Receipt.from_bytes(made.receipt.to_bytes()) == made.receipt
+    made.receipt.require_true(later)
+    for wrong in ({**charge, "epsilon": 0.0}, {**charge, "by": "x"}, {**charge, "approver": "a b"}):
+        with pytest.raises(ReceiptRefusal):
+            dataclasses.replace(made.receipt, trained=wrong).require_true(later)
+    # The sealed flow is the trained one, behind this site's own public start.
+    fitted = read_fit(victim.ledger.folder(made.hold), made.hold).flow
+    same = federated_flow(flow, Encoder(dictionary=PERSONS), victim.name)
+    rows = np.random.default_rng(1).normal(size=(5, 2))
+    assert np.allclose(fitted.forward(rows), same.forward(rows))
+    # Another file under that name is another flow, and one that is not there is fetched first.
+    other = hospitals[1]
+    path = rounds.flow_path(other.home, flow.digest)
+    path.write_bytes(flow.canonical.replace(b'"rounds":3', b'"rounds":4'))
+    with pytest.raises(PlanChanged):
+        released(other, later)
+    path.unlink()
+    with pytest.raises(StateRefusal, match="federate"):
+        released(other, later)
+    assert len(other.ledger.holds()) == 1  # nothing but the training was charged
+    with hub.egress(other.name) as egress:
+        assert rounds.fetch(later, egress, other.home)
+        assert not rounds.fetch(later, egress, other.home)
+
+
+# -- processes ----------------------------------------------------------------------------------------------------
+@pytest.mark.soak
+def test_real_processes_killed_with_9_in_the_middle_still_train_one_flow(tmp_path):
+    """A site, the trainer and the server each die by SIGKILL in a round; started again, they end with one flow."""
+    from test_survival import cohort
+    from theatre import Theatre, plan_toml
+
+    text = plan_toml("storm").replace("[budget]", FEDERATED + "\n[budget]", 1)
+    stage = Theatre(tmp_path)
+    try:
+        stage.open(text)
+        for k, site in enumerate(("north", "south")):
+            table = tmp_path / f"{site}.csv"
+            cohort(120).iloc[60 * k : 60 * k + 60].to_csv(table, index=False)
+            stage.join(site, table, "storm")
+
+        def dial(site: str, failpoint: str = ""):
+            env = {"TRIBUTARY_SITE_HOME": str(stage.home(site))}
+            env |= {"TRIBUTARY_FAILPOINT": failpoint} if failpoint else {}
+            return stage.start("site_agent.cli", "federate", "storm", "--wait", "2", "--json", env=env)
+
+        def trainer(failpoint: str = ""):
+            argv = ("--home", stage.hub, "federate", "run", "storm", "--timeout", "2", "--json")
+            return stage.start("coordinator.cli", *argv, env={"TRIBUTARY_FAILPOINT": failpoint} if failpoint else {})
+
+        stage.stop()
+        server = stage.serve("rounds.before_answer:4")  # the second answer to round 2
+        sites = {"north": dial("north", "federate.sealed:2"), "south": dial("south")}
+        lead = trainer("rounds.after_ask:3")
+        assert sites["north"].wait() == -9
+        sites["north"] = dial("north")  # sends the sealed bytes again
+        assert server.wait() == -9
+        stage.serve()
+        assert lead.wait() == -9
+        lead = trainer()
+        assert lead.wait() == 0, lead.err.read_text()
+        for site, command in sites.items():
+            assert command.wait() == 0, command.err.read_text()
+            kinds = [kind for kind, _ in stage.entries(site)]
+            assert kinds.count("reserve") == 1
+            assert kinds.count("round") == kinds.count("answer") == 3
+            assert kinds[-1] == "trained"
+        said = json.loads(lead.out.read_text())
+        assert {site: one["answered"] for site, one in said["answered"].items()} == {"north": 3, "south": 3}
+    finally:
+        stage.close()
+
+
+FEDERATED = """
+[federated]
+rounds = 3
+local_steps = 2
+rate = 0.2
+noise_multiplier = 1.0
+quorum = 2
+"""

@@ -1,0 +1,192 @@
+"""Local privacy and private quantiles: what they cost, that they are exact, and which of two ways has less noise."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from fractions import Fraction
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy import stats
+
+from shared import privacy
+from shared.dictionary import Column
+from shared.errors import ParameterError
+from shared.mechanisms.density import Grid
+from shared.mechanisms.local import LocalCounts, better
+from shared.mechanisms.quantiles import CELLS, Quantiles
+from shared.privacy import RandomisedResponse
+from shared.randomness import seeded_rng
+
+ALPHA = 1e-6
+
+
+def grid(level: int) -> Grid:
+    return Grid(columns=(Column(name="x", kind="continuous", lower=0, upper=1),), level=level)
+
+
+# -- exact draws ------------------------------------------------------------------------------------------------------
+def test_a_choice_has_exactly_the_odds_of_the_exponential_mechanism():
+    short, rate = np.array([0, 3, 1, 0, 40]), Fraction(7, 8)
+    rng = seeded_rng(3)
+    drawn = Counter(rng.likeliest(short, rate) for _ in range(1500))
+    weight = np.exp(-float(rate) * short)
+    expected = 1500 * weight / weight.sum()
+    assert drawn[4] == 0
+    seen = np.array([drawn[i] for i in range(4)])
+    assert stats.chi2.sf(((seen - expected[:4]) ** 2 / expected[:4]).sum(), 3) > ALPHA
+
+
+def test_even_draws_are_even_and_what_cannot_be_drawn_is_refused():
+    rng = seeded_rng(4)
+    seen = np.bincount(rng.uniform(7, 14_000), minlength=7)
+    assert stats.chi2.sf(((seen - 2000) ** 2 / 2000).sum(), 6) > ALPHA
+    for bound in (0, -1, 2.5, True):
+        with pytest.raises(ParameterError, match="bound"):
+            rng.uniform(bound, 3)
+    for short, rate in (([], 1), ([1, 2], 1), ([0, 1 << 61], 9), ([0, 1], -1)):
+        with pytest.raises(ParameterError):
+            rng.likeliest(np.array(short, dtype=np.int64), Fraction(rate))
+
+
+# -- local ------------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("k", [2, 3, 64])
+@pytest.mark.parametrize("epsilon", [0.1, 1.0, 4.0])
+def test_no_report_is_likelier_from_one_person_than_from_another_by_more_than_the_price(k, epsilon):
+    made = LocalCounts(grid=grid(int(math.log2(k)) if k != 3 else 2), epsilon=epsilon, how="randomised response")
+    truth, other = made.truth, (1 - made.truth) / (made.grid.size - 1)
+    assert math.log(truth / other) <= epsilon
+    assert math.log(truth / other) > epsilon - 1e-6
+    assert privacy.pure_epsilon(made.event) == epsilon
+    assert privacy.pure_epsilon(LocalCounts(grid=made.grid, epsilon=epsilon).event) == pytest.approx(epsilon)
+    # The whole law of a report costs no more at any Rényi order than it is charged.
+    one, two, rest = math.log(truth), math.log(other), math.log(max(made.grid.size - 2, 1e-300) * other)
+    for a, charged in zip(privacy.ORDERS, privacy.rdp(made.event), strict=True):
+        terms = [a * one + (1 - a) * two, a * two + (1 - a) * one, rest]
+        assert np.logaddexp.reduce(terms) / (a - 1) <= charged + 1e-12
+
+
+@pytest.mark.parametrize("how", ["Laplace", "randomised response"])
+def test_counts_put_right_are_unbiased_with_the_noise_that_is_stated(how):
+    made = LocalCounts(grid=grid(3), epsilon=1.5, how=how)
+    codes = np.repeat(np.arange(8), [160, 120, 40, 32, 24, 16, 8, 0])
+    true = np.bincount(codes, minlength=8)
+    rng = seeded_rng(5)
+    drawn = np.array([made.counts(made.report(codes, rng), len(codes)) for _ in range(100)])
+    stated = np.array([made.variance(len(codes), share) for share in true / len(codes)])
+    z = (drawn.mean(axis=0) - true) / np.sqrt(stated / 100)
+    assert stats.chi2.sf((z**2).sum(), 8) > ALPHA
+    ratio = drawn.var(axis=0, ddof=1) / stated
+    # A variance of 100 draws is known to 14 %: five of them on the mean of eight, which hang together.
+    assert ratio.mean() == pytest.approx(1, abs=0.4)
+    if how == "randomised response":
+        assert made.report(codes, rng).sum() == len(codes)
+
+
+def test_randomised_response_s_truth_is_found_wrong_when_it_is_ten_percent_off():
+    """Level 2: the share of true reports, which is all that its price rests on."""
+    made = LocalCounts(grid=grid(6), epsilon=3.0, how="randomised response")
+    n = 20_000
+    true = int(made.report(np.zeros(n, dtype=np.int64), seeded_rng(6))[0])
+
+    def p(claimed: float) -> float:
+        return float(2 * min(stats.binom.cdf(true, n, claimed), stats.binom.sf(true - 1, n, claimed)))
+
+    assert p(made.truth) > ALPHA
+    assert p(1.1 * made.truth) < ALPHA
+    assert p(0.9 * made.truth) < ALPHA
+
+
+def test_the_better_way_is_the_one_with_less_noise():
+    for k in (8, 64, 256):
+        for epsilon in (0.3, 1.0, 2.0, 3.0, 6.0):
+            both = {
+                how: LocalCounts(grid=grid(int(math.log2(k))), epsilon=epsilon, how=how).variance(1000)
+                for how in ("Laplace", "randomised response")
+            }
+            chosen = better(epsilon, k)
+            # The continuous law decides; rounding adds a twelfth to Laplace's variance.
+            assert both[chosen] <= 1.1 * min(both.values()) + 1000 / 12
+
+
+@pytest.mark.parametrize("wrong", [{"epsilon": 0.0}, {"epsilon": math.inf}, {"how": "Gaussian"}])
+def test_a_report_that_cannot_be_is_refused(wrong):
+    with pytest.raises(ParameterError):
+        LocalCounts(**{"grid": grid(3), "epsilon": 1.0, **wrong})
+
+
+def test_records_are_reported_from_their_cells():
+    made = LocalCounts(grid=grid(2), epsilon=40.0, how="randomised response")
+    frame = pd.DataFrame({"x": [0.1, 0.1, 0.9]})
+    np.testing.assert_array_equal(made.release(frame, seeded_rng(1)), [2, 0, 0, 1])
+    assert isinstance(made.event, RandomisedResponse)
+
+
+# -- quantiles --------------------------------------------------------------------------------------------------------
+def log_law(made: Quantiles, histogram: np.ndarray, low: int, high: int, levels: int, cuts: list[int]) -> float:
+    """Log probability that the tree gives these cuts, worked out from its definition."""
+    if not levels:
+        return 0.0
+    middle = len(cuts) // 2
+    cut = cuts[middle]
+    total = 0.0
+    if high - low >= 2:
+        part = histogram[low:high]
+        score = np.abs(2 * np.cumsum(part)[:-1] - part.sum()) * float(made.rate)
+        total = -score[cut - 1 - low] - np.log(np.exp(-score + score.min()).sum()) + score.min()
+    total += log_law(made, histogram, low, cut, levels - 1, cuts[:middle])
+    return total + log_law(made, histogram, cut, high, levels - 1, cuts[middle + 1 :])
+
+
+def test_no_replacement_changes_the_odds_of_any_answer_by_more_than_the_price_and_some_comes_near():
+    """A search over neighbours and answers; charged as adding or removing a person, half of it would be found wrong."""
+    made = Quantiles(lower=0.0, upper=1.0, depth=2, epsilon=1.0)
+    rng = np.random.default_rng(1)
+    worst = 0.0
+    for _ in range(200):
+        size = int(rng.integers(3, 9))
+        codes = rng.integers(0, 12, size)
+        other = codes.copy()
+        other[0] = rng.integers(0, 12)
+        cuts = sorted(rng.choice(np.arange(1, 12), 3, replace=False).tolist())
+        laws = [log_law(made, np.bincount(c, minlength=12), 0, 12, 2, cuts) for c in (codes, other)]
+        worst = max(worst, abs(laws[0] - laws[1]))
+    assert worst <= privacy.pure_epsilon(made.event) <= 1.0
+    assert worst > 0.5
+
+
+def test_the_draws_of_a_tree_follow_its_law():
+    made = Quantiles(lower=0.0, upper=float(CELLS), depth=1, epsilon=2.0)
+    values = np.repeat([1000.5, 2000.5, 3000.5], [5, 4, 5])
+    rng = seeded_rng(7)
+    drawn = np.array([made.release(values, rng)[0] for _ in range(300)])
+    middle = float(np.mean((drawn > 1000) & (drawn <= 3000)))
+    histogram = np.bincount(np.floor(values).astype(int), minlength=CELLS)
+    law = np.exp([log_law(made, histogram, 0, CELLS, 1, [cut]) for cut in range(1, CELLS)])
+    assert law.sum() == pytest.approx(1, abs=1e-9)
+    expected = law[1000:3000].sum()
+    assert abs(middle - expected) < 5 * math.sqrt(expected * (1 - expected) / 300)
+
+
+@pytest.mark.parametrize("values", [[], [0.5] * 40, [0.0] * 20 + [1.0] * 20, [-5.0, 9.0, 0.3]], ids=len)
+@pytest.mark.parametrize("epsilon", [0.01, 1.0])
+def test_odd_columns_give_borders_in_order_within_the_bounds(values, epsilon):
+    made = Quantiles(lower=0.0, upper=1.0, depth=5, epsilon=epsilon)
+    drawn = made.release(np.array(values), seeded_rng(8))
+    assert drawn.shape == (31,)
+    assert (np.diff(drawn) >= 0).all()
+    assert drawn.min() >= 0
+    assert drawn.max() <= 1
+    assert privacy.pure_epsilon(made.event) <= epsilon
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"lower": 2.0}, {"upper": math.inf}, {"depth": 0}, {"depth": 9}, {"epsilon": 0.0}, {"epsilon": math.nan}]
+)
+def test_quantiles_that_cannot_be_are_refused(wrong):
+    with pytest.raises(ParameterError):
+        Quantiles(**{"lower": 0.0, "upper": 1.0, "depth": 3, "epsilon": 1.0, **wrong})
+    with pytest.raises(ParameterError, match="numbers"):
+        Quantiles(lower=0.0, upper=1.0, depth=3, epsilon=1.0).release(np.array([math.nan]), seeded_rng(1))
