@@ -8,6 +8,11 @@ assortativity as Fisher's z, both by the delta method.
 Where a study appends waves, a site has several networks of different persons. Their figures are averaged by n; the
 parts of their variances that come from persons held out are added as if they were the same persons, which they mostly
 are. Of a directed network, motifs are those of the network without directions.
+
+Densities and transitivity mean the same in a network of some of its persons. Degrees do not: they are stated for the
+hospital's whole network of N persons, released, held out and of all waves, from the density that its released persons
+have among themselves. A mean degree is the density times N − 1; the squared coefficient of variation loses what is
+chance, one over the mean degree, of n persons, and gets that of N.
 """
 
 from __future__ import annotations
@@ -24,6 +29,7 @@ from shared.estimands import Estimand, Estimate
 from shared.prescriptions.grand import GrandPlan, adjacency, held_out
 
 if TYPE_CHECKING:
+    from shared.networks import Motifs
     from shared.plan import StudyPlan
 
 __all__ = ["answer", "figure"]
@@ -35,6 +41,17 @@ _FOR = (
 _DRAWN_TOWARDS_ZERO = (
     "drawn towards 0: what an attribute has to do with the edges is kept only nearly, and less in a smaller site"
 )
+_OF_THE_MODEL = (
+    "as the model has it: what it cannot draw, such as groups in which everybody knows everybody, is kept only nearly; "
+    "no interval covers that"
+)
+_FEW_EDGES = (
+    "too high, perhaps by half: the persons held out have few edges for each latent dimension, from which positions "
+    "are learned badly; more so in a sparser or smaller site"
+)
+LEAST_EDGES = 3.0
+"""Edges among themselves that the held-out need, each and for each latent dimension, for an answer without warning."""
+_SHAPES = ("v_shape", "triangle", "star3", "transitivity", "degree_cv")
 _HOW = "node jackknife of the released network, times 1 + n/m"
 
 
@@ -59,14 +76,21 @@ def answer(
     directed = plan.release.directed
     total = sum(n for _, n in tables)
     yi = own = shared_ = 0.0
-    so_far = 0
+    so_far, fewest = 0, math.inf
     for table, n in tables:
         so_far += n
-        value, variance = figure(adjacency(table, directed=directed), table, question, plan.dictionary)
+        network = adjacency(table, directed=directed)
+        whole = total + held_out(plan, total)
+        value, variance = figure(network, table, question, plan.dictionary, whole=whole)
+        m = held_out(plan, so_far)
+        fewest = min(fewest, network.nnz / max(1, n * (n - 1)) * m / plan.release.widest)
         share = n / total
         yi += share * value
         own += share**2 * variance
-        shared_ += share * math.sqrt(variance * n / held_out(plan, so_far))
+        shared_ += share * math.sqrt(variance * n / m)
+    warnings: tuple[str, ...] = (_DRAWN_TOWARDS_ZERO,) if question.outcome == "assortativity" else ()
+    if question.outcome in _SHAPES:
+        warnings = (_OF_THE_MODEL, *((_FEW_EDGES,) if fewest < LEAST_EDGES else ()))
     return [
         Estimate(
             term=question.labels[0],
@@ -76,19 +100,27 @@ def answer(
             n=total,
             scale=question.scale,
             how=_HOW,
-            warnings=(_DRAWN_TOWARDS_ZERO,) if question.outcome == "assortativity" else (),
+            warnings=warnings,
             **told,
         )
     ]
 
 
-def figure(network: Any, rows: pd.DataFrame, question: Estimand, dictionary: Dictionary | None) -> tuple[float, float]:
+def figure(
+    network: Any,
+    rows: pd.DataFrame,
+    question: Estimand,
+    dictionary: Dictionary | None,
+    *,
+    whole: int | None = None,
+) -> tuple[float, float]:
     """One figure of one network and its jackknife variance, both on the scale they are pooled on.
 
     Args:
         network: (n, n) sparse, 0 and 1, without loops.
         rows: (n, …) attributes in the dictionary's own spelling; asked for assortativity alone.
         question: of kind ``network``.
+        whole: persons of the network whose degrees are meant, of whom these n are a random part; n where None.
     Raises: EstimateRefusal.
 
     >>> import numpy as np
@@ -107,14 +139,40 @@ def figure(network: Any, rows: pd.DataFrame, question: Estimand, dictionary: Dic
     if question.outcome == "assortativity":
         assert dictionary is not None, "assortativity is of a column"
         column = dictionary.column(question.terms[0])
-        found = assortativity(
+        across = assortativity(
             plain,
             column.check(rows[column.name]).to_numpy(),
             levels=len(column.levels) if column.kind in LEVELLED else None,
         )
-        if not abs(found.yi) < 1:
+        if not abs(across.yi) < 1:
             raise EstimateRefusal("assortativity must lie within -1 and 1", given="a correlation of one or less")
-        return math.atanh(found.yi), found.vi / (1 - found.yi**2) ** 2
-    of = "edge" if question.outcome == "mean_degree" else question.outcome
-    moment = motifs(plain).log(of)
-    return moment.yi + (math.log(n - 1) if question.outcome == "mean_degree" else 0.0), moment.vi
+        return math.atanh(across.yi), across.vi / (1 - across.yi**2) ** 2
+    found = motifs(plain)
+    if question.outcome == "degree_cv" and whole is not None:
+        return _variation(found, n, whole)
+    moment = found.log("edge" if question.outcome == "mean_degree" else question.outcome)
+    return moment.yi + (math.log((whole or n) - 1) if question.outcome == "mean_degree" else 0.0), moment.vi
+
+
+def _variation(found: Motifs, n: int, whole: int) -> tuple[float, float]:
+    """The log coefficient of variation of degrees in the whole network, and its variance by the delta method.
+
+    With edge density e, chance adds 1 / (e (n - 1)) to the square of the one that is seen among n persons.
+    """
+    import numpy as np
+
+    from shared.networks import MOTIFS
+
+    edge, cv = (float(found.values[MOTIFS.index(name)]) for name in ("edge", "degree_cv"))
+    found.log("degree_cv")
+    more = 1 / (n - 1) - 1 / (whole - 1)
+    square = cv**2 - more / edge
+    if not square > 0:
+        raise EstimateRefusal(
+            "degrees must vary by more than chance among the released to say how they vary in the whole network",
+            given=f"{n} persons",
+            next_step="Leave the site out of this estimand.",
+        )
+    at = [MOTIFS.index("edge"), MOTIFS.index("degree_cv")]
+    slope = np.array([more / edge**2, 2 * cv]) / (2 * square)
+    return math.log(square) / 2, float(slope @ found.covariance[np.ix_(at, at)] @ slope)

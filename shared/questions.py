@@ -61,8 +61,8 @@ NETWORK: Mapping[str, str] = {
     "triangle": "share of triples of which all three pairs are connected",
     "star3": "share of the possible 3-stars (one person connected with three others) that are there",
     "transitivity": "share of V-shapes that are closed to a triangle",
-    "mean_degree": "mean number of connections of a person",
-    "degree_cv": "coefficient of variation of the number of connections",
+    "mean_degree": "mean number of connections of a person, in the whole network of a site",
+    "degree_cv": "coefficient of variation of the number of connections, in the whole network of a site",
     "assortativity": "correlation of an attribute across edges",
 }
 """What may be asked of a network, in words."""

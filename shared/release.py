@@ -502,7 +502,8 @@ def _read_table(data: memoryview, rows: int, cap: int, forget: Callable[[], None
         parquet = pq.ParquetFile(pa.BufferReader(pa.py_buffer(data)))
         meta = parquet.metadata
         size = sum(meta.row_group(i).total_byte_size for i in range(meta.num_row_groups))
-        if size > cap or meta.num_columns > 4096 or meta.num_rows != rows:
+        # A list's values can be packed a hundred thousand to a byte: what counts is what they take when decoded.
+        if max(size, _listed(meta)) > cap or meta.num_columns > 4096 or meta.num_rows != rows:
             raise SchemaRefusal("the table must have the manifest's rows and fit in memory")
         _require_plain(parquet, data)
         # Whatever dtypes the file claims, `Dictionary.validate_release` decides afterwards.
@@ -518,6 +519,13 @@ def _read_table(data: memoryview, rows: int, cap: int, forget: Callable[[], None
     if len(table) != rows:
         raise SchemaRefusal("the table must have the manifest's rows")
     return table
+
+
+def _listed(meta: Any) -> int:
+    """Bytes that the list columns of a Parquet file take in memory: 8 for each value, 120 for each list."""
+    lists = [k for k in range(meta.num_columns) if meta.schema.column(k).max_repetition_level > 0]
+    values = sum(meta.row_group(i).column(k).num_values for i in range(meta.num_row_groups) for k in lists)
+    return 8 * values + 120 * meta.num_rows * len(lists)
 
 
 def _require_plain(parquet: Any, data: memoryview) -> None:

@@ -42,6 +42,8 @@ FORMAT = "tributary-checks/1"
 CHANCE = 1e-3
 """How often a harmless release would fail the equal-rows check."""
 CLIPPED_WARNING = 0.05
+MODEL_WARNING = 1.5
+"""Factor between a motif's density among those held out and in their model, beyond which an approver must tick it."""
 DEGREES_WARNING = 1.5
 """Factor by which a released network may have more or fewer edges before an approver must tick it."""
 
@@ -143,6 +145,7 @@ def before_draw(
     withdrawn: int = 0,
     leaving: int = 0,
     sizes: Collection[int] = (),
+    held: int | None = None,
 ) -> None:
     """What must hold of the table before anything is fitted or drawn; a refusal here costs nothing.
 
@@ -157,6 +160,7 @@ def before_draw(
         withdrawn: persons who withdrew and would leave the table with this release.
         leaving: all who would.
         sizes: rows of the study's earlier releases, where persons cannot be told apart.
+        held: persons held out of a network, who are what its released persons are drawn from; None of other releases.
     Raises: SmallN, DifferencingRefusal, ChecksRefusal.
     """
     if n < limits.persons:
@@ -171,6 +175,13 @@ def before_draw(
             f"a release must hold at least {limits.persons} persons",
             given=f"{n}",
             next_step="Wait until the table has grown; the reservation is kept and nothing was drawn.",
+        )
+    if held is not None and held < limits.persons:
+        raise SmallN(
+            f"at least {limits.persons} persons must be held out of a network, as many as must be released",
+            given=f"{held}",
+            next_step="Wait until the table has grown, or ask the study lead for a larger holdout; the reservation is "
+            "kept and nothing was drawn.",
         )
     most = n if total is None else total
     if not delta < 1 / (10 * most):
@@ -256,6 +267,7 @@ def check_network(
     real: pd.DataFrame,
     beside: pd.DataFrame,
     density: float,
+    likeness: Mapping[str, tuple[float, float]],
     limits: Limits,
 ) -> tuple[Check, ...]:
     """Hold a sealed network against the plan, the persons behind it, and the persons held out.
@@ -265,6 +277,8 @@ def check_network(
         real: (n, columns) canonical values of the released persons.
         beside: (m, columns) canonical values of the persons held out.
         density: edges for each pair of a released person and one held out; a directed pair can have two.
+        likeness: of a motif, by how much its log density is larger in networks drawn from the model of those held out
+            than in their own, and by how much that varies between draws; made of them alone.
     """
     rule = "a row per person, attributes within the dictionary, and edges that a network of so many persons can have"
     try:
@@ -297,6 +311,18 @@ def check_network(
         )
         found += (copied, _rare_levels(rows, plan.dictionary, limits))
     directed = plan.release.edges is not None and plan.release.edges.directed
+    far = {name: over for name, (over, sd) in likeness.items() if not abs(over) <= math.log(MODEL_WARNING) + 2 * sd}
+    found += (
+        Check(
+            name="model",
+            rule="networks drawn from the model of those held out should be like their own, in edges and triangles",
+            outcome="warning" if far else "passed",
+            measured=math.exp(min(700.0, max((abs(over) for over, _ in likeness.values()), default=0.0))),
+            threshold=MODEL_WARNING,
+            detail=", ".join(f"{name} by a factor of {math.exp(min(700.0, far[name])):.3g}" for name in far),
+            policy=MODEL_WARNING,
+        ),
+    )
     return (*found, *_degrees(released, density, len(real), directed=directed))
 
 

@@ -17,6 +17,7 @@ All of it looks at one edge by itself, so that it belongs to the records of its 
 from __future__ import annotations
 
 import csv
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -164,9 +165,21 @@ def graph(path: Path) -> Any:
             given=f"{path.stat().st_size >> 20} MB",
             next_step="Export an edge list and a node table as CSV or Parquet.",
         )
-    # Entities can make a small file a large one, and no export of a network declares any.
-    if b"<!DOCTYPE" in path.read_bytes() or b"<!ENTITY" in path.read_bytes():
-        raise DataFileRefusal("a GraphML file must not declare a document type", given=f"{path.name}")
+    # Entities can make a small file a large one, and no export of a network declares any. In another encoding they
+    # would not be found.
+    text = path.read_bytes()
+    try:
+        text.decode("utf-8")
+    except UnicodeDecodeError:
+        raise DataFileRefusal("a GraphML file must be UTF-8", given=f"{path.name}", next_step="Export it so.") from None
+    if (
+        b"\0" in text
+        or b"<!DOCTYPE" in text
+        or b"<!ENTITY" in text
+        or _OTHER_ENCODING.search(text[: text.find(b"?>") + 2])
+    ):
+        raise DataFileRefusal("a GraphML file must be UTF-8 and not declare a document type", given=f"{path.name}")
+    del text
     try:
         return networkx.read_graphml(path)
     except Exception as error:  # XML, types and structure fail in a dozen classes, each of which may quote the file
@@ -179,6 +192,7 @@ def graph(path: Path) -> Any:
 
 # -- inside -----------------------------------------------------------------------------------------------------
 _STRANGER, _INCOMPLETE = -1, -2
+_OTHER_ENCODING = re.compile(rb"""encoding\s*=\s*["'](?!utf-8|us-ascii|ascii)""", re.IGNORECASE)
 _Side = tuple[NDArray[np.int32], pd.Index]
 """Codes of a block's lines, and the identifiers they stand for; -1 is blank."""
 

@@ -11,6 +11,7 @@ the run; a run that was killed after its seal fits once more for the steward's f
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -19,8 +20,9 @@ import pandas as pd
 
 from shared.canonical import canonical_json, parse_json
 from shared.encoding import Encoder
-from shared.errors import TrainingRefusal
-from shared.prescriptions.grand import NEIGHBOURS, GrandPlan, adjacency
+from shared.errors import EstimateRefusal, TrainingRefusal
+from shared.networks import MOTIFS
+from shared.prescriptions.grand import MOST_EDGES, NEIGHBOURS, GrandPlan, adjacency
 from site_agent import lasting
 from site_agent.drawing import Drawing, Told
 
@@ -39,6 +41,7 @@ __all__ = ["HELD", "LEAST_HELD_OUT", "MOST_COMPARED", "drawing"]
 HELD = "held.json"
 LEAST_HELD_OUT = 50
 """Fewer persons held out, and what the release says of each of them would be too near to themselves."""
+_LIKENESS, _LIKE = ("edge", "triangle", "transitivity"), 4
 MOST_COMPARED = 2000
 """Larger networks are compared on so many persons of each, because shortest paths are counted."""
 
@@ -86,6 +89,15 @@ class _Network(Drawing):
                 given="none",
                 next_step="Ask the study lead for a larger holdout, or whether this network is too sparse for one.",
             )
+        n, m = len(rows), len(held)
+        # Told by the hold-out alone, before anything is charged; an eighth less, for the draw has more or fewer.
+        expected = self._held.nnz / (1 if self._release.directed else 2) * (n * (n - 1)) / (m * (m - 1))
+        if expected > MOST_EDGES * 7 / 8:
+            raise TrainingRefusal(
+                f"a released network must have at most {MOST_EDGES} edges, or no reader could take it",
+                given=f"about {expected:.2g} expected of {n} persons",
+                next_step="Ask the study lead for a larger holdout, or for edges that mean more.",
+            )
 
     def encode(self, rng: Noise) -> None:
         self._x, self._framed = (self._encoded(table, rng) for table in (self._real, self._beside))
@@ -111,7 +123,24 @@ class _Network(Drawing):
         self._frame = np.hstack([self._space.positions, self._framed])
         # Where private ranks are placed: the same persons, without what estimating each of them has added.
         self._into = np.hstack([self._space.deconvolved(), self._framed])
+        self._likeness = self._like_their_own(rng)
         told(1.0)
+
+    def _like_their_own(self, rng: Noise) -> dict[str, tuple[float, float]]:
+        """Log density in networks drawn from the hold-out's model over that in its own, and the draws' spread.
+
+        Made of the persons held out alone: whether it passes says nothing of anybody who is released.
+        """
+        from shared.networks import motifs, simple
+
+        def logs(network: Any) -> Any:
+            values = motifs(simple(network)).values
+            return np.log(np.maximum(values[[MOTIFS.index(name) for name in _LIKENESS]], 1e-12))
+
+        own = logs(self._held)
+        drawn = np.array([logs(self._space.draw(self._into, rng.generator.bytes(32))) for _ in range(_LIKE)])
+        over, spread = drawn.mean(axis=0) - own, drawn.std(axis=0, ddof=1)
+        return {name: (float(over[k]), float(spread[k])) for k, name in enumerate(_LIKENESS) if np.isfinite(over[k])}
 
     def draw(self, rng: Noise) -> None:
         mechanism = self._release.mechanism_of(self.plan, latent=self._space.d)
@@ -158,6 +187,7 @@ class _Network(Drawing):
             real=self._real,
             beside=self._beside,
             density=(self._ties.nnz + (0 if self._back is None else self._back.nnz)) / np.prod(self._ties.shape),
+            likeness=self._likeness,
             limits=limits,
         )
 
@@ -167,7 +197,11 @@ class _Network(Drawing):
         # Whoever is held out has no guarantee: what the model says of them ends here.
         del self._space, self._frame, self._into, self._latents, self._framed
         del self._held, self._ties, self._back, self._whole, self._beside
-        return {"sentences": [*_TRIED, *_in_words(found)], "utility": found}
+        return {
+            "sentences": [*_TRIED, *_in_words(found), *_densities_in_words(self._densities)],
+            "utility": found,
+            "densities": self._densities,
+        }
 
     def _utility(self, rng: Noise, told: Told) -> dict[str, dict[str, float]]:
         """Statistic to arm to the distance of the arm's network from the real one of the released persons."""
@@ -195,6 +229,7 @@ class _Network(Drawing):
             "plain noise": space.draw(plain, draws.bytes(32)),
         }
         truth = some(real, size)
+        self._densities = _over(arms["released"], real, m)
         found: dict[str, dict[str, float]] = {}
         for place, (arm, network) in enumerate(arms.items()):
             for statistic, distance in compare(some(network, size), truth).items():
@@ -205,6 +240,43 @@ class _Network(Drawing):
         for statistic, distance in compare(some(self._held, both), some(real, both)).items():
             found[statistic]["two parts of the real one"] = float(f"{distance:.4g}")
         return found
+
+
+def _over(released: Any, real: Any, m: int) -> dict[str, dict[str, float]]:
+    """Logarithm of each motif's density in the released network over the real one, beside its standard error."""
+    from shared.networks import motifs, simple
+
+    if released.shape[0] < 5:
+        return {}
+    drawn, own = motifs(simple(released), frame=m), motifs(simple(real))
+    found = {}
+    for name in MOTIFS:
+        try:
+            moment, true = drawn.log(name), own.log(name)
+        except EstimateRefusal:
+            continue
+        found[name] = {"log_ratio": float(f"{moment.yi - true.yi:.4g}"), "se": float(f"{math.sqrt(moment.vi):.4g}")}
+    return found
+
+
+def _densities_in_words(found: Mapping[str, Mapping[str, float]]) -> list[str]:
+    if not found:
+        return []
+    told = ", ".join(
+        f"{_MOTIFS[name]} {math.exp(one['log_ratio']):.3g} times ({one['log_ratio'] / one['se']:+.1f} standard errors)"
+        for name, one in found.items()
+    )
+    return [f"Densities of the released network over those of the real one: {told}. These figures stay here."]
+
+
+_MOTIFS = {
+    "edge": "edges",
+    "v_shape": "V-shapes",
+    "triangle": "triangles",
+    "star3": "3-stars",
+    "transitivity": "transitivity",
+    "degree_cv": "unevenness of degrees",
+}
 
 
 def _in_words(found: Mapping[str, Mapping[str, float]]) -> list[str]:

@@ -291,6 +291,7 @@ def make_release(
         withdrawn=chosen.withdrawn,
         leaving=chosen.leaving,
         sizes=chosen.sizes,
+        held=len(chosen.train) if plan.release.edges is not None else None,
     )
     sealed = None
     if plan.release.draws_rows and base is not None and not (plan.returning == "refresh" and plan.wave(wave).refit):
@@ -637,10 +638,14 @@ def made_up_edges(persons: Sequence[str], rng: Noise) -> pd.DataFrame:
     draws = rng.generator
     n = len(persons)
     busy = draws.uniform(0.3, 1.7, n)
-    i, j = np.triu_indices(n, 1)
-    met = draws.random(len(i)) < np.minimum(10 / n * busy[i] * busy[j], 1)
+    ends: list[Any] = [np.empty((2, 0), dtype=np.int64)]
+    # By rows: all pairs of a site with a high floor at once would be gigabytes.
+    for i in range(n):
+        j = i + 1 + np.flatnonzero(draws.random(n - 1 - i) < np.minimum(10 / n * busy[i] * busy[i + 1 :], 1))
+        ends.append(np.stack([np.full(len(j), i), j]))
+    start, end = np.hstack(ends)
     names = np.array(persons, dtype=object)
-    return pd.DataFrame({"from": names[i[met]], "to": names[j[met]]})
+    return pd.DataFrame({"from": names[start], "to": names[end]})
 
 
 # -- inside -----------------------------------------------------------------------------------------------------

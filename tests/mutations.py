@@ -137,7 +137,11 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     mutation(
         "the noise of the dimension that was chosen, where the largest was charged",
-        (NETWORK_PLAN, "epsilon=self.epsilon * fewer / p, p=fewer", "epsilon=self.epsilon, p=fewer"),
+        (
+            NETWORK_PLAN,
+            "epsilon=self.epsilon * fewer / p, p=fewer, attributes=attributes, fixed=stated",
+            "epsilon=self.epsilon, p=fewer, attributes=attributes",
+        ),
         tests=[
             "test_network_release.py::test_a_smaller_dimension_than_the_plan_s_largest_has_the_same_noise_and_pays_less"
         ],

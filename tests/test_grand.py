@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -243,6 +244,29 @@ def test_private_ranks_can_be_placed_in_another_frame_for_nothing_more():
     later = mechanism.privatise(NODES, FRAME, noise, into=2 * FRAME[:200])
     np.testing.assert_array_equal(later, mechanism.placed(ranks, 2 * FRAME[:200]))
     assert ((later >= 2 * FRAME.min(axis=0)) & (later <= 2 * FRAME.max(axis=0))).all()
+
+
+def test_who_is_near_does_not_depend_on_the_unit_of_an_attribute():
+    plain = NodePrivate(epsilon=1.0, p=3, attributes=2)
+    noise = plain.noise(NAMES, seeded_rng(1))
+    days = np.array([1.0, 365.0, 1.0])
+    in_years = plain.privatise(NODES, FRAME, noise)
+    np.testing.assert_allclose(plain.privatise(NODES * days, FRAME * days, noise), in_years * days, rtol=1e-9)
+    # Positions have one unit among themselves and keep it.
+    latent = NodePrivate(epsilon=1.0, p=3)
+    assert not np.allclose(latent.privatise(NODES * days, FRAME * days, noise), in_years * days)
+    flat = np.column_stack([FRAME[:, :2], np.ones(len(FRAME))])
+    assert np.isfinite(plain.privatise(NODES, flat, noise)).all()
+    with pytest.raises(ParameterError, match="among the p"):
+        NodePrivate(epsilon=1.0, p=3, attributes=4)
+
+
+def test_the_scale_is_never_below_the_exact_quotient():
+    """As fractions, for 1,500 pairs: a rounded test lets a third of them through a last digit too low."""
+    for tenth in range(1, 80):
+        for p in range(1, 20):
+            scale = NodePrivate(epsilon=tenth / 10, p=p).scale
+            assert p / Fraction(scale) <= Fraction(tenth / 10)
 
 
 def test_shapes_that_do_not_fit_and_a_frame_with_a_hole_are_refused():

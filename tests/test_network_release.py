@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import datetime as dt
+import io
 import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from site_desk import Hub
 from test_pipeline import deliver
@@ -131,7 +134,11 @@ def test_the_price_is_exactly_epsilon_and_p_stands_on_the_receipt(study, release
 def test_a_smaller_dimension_than_the_plan_s_largest_has_the_same_noise_and_pays_less(study):
     plan = replace(study, release=GrandPlan(epsilon=1.0, most=6))
     most, chosen = plan.release.mechanism_of(plan), plan.release.mechanism_of(plan, latent=2)
-    assert chosen.scale >= most.scale * (1 - 1e-15)
+    assert chosen.scale == most.scale
+    for epsilon in (0.1, 0.3, 0.7, 1.1, 2.3):  # where a division of its own would round to less than is stated
+        plan = replace(study, release=GrandPlan(epsilon=epsilon, most=6))
+        stated = plan.release.event(plan).scale
+        assert {plan.release.mechanism_of(plan, latent=d).scale for d in range(1, 7)} == {stated}
     assert chosen.p == coordinates("inner_product", 2, attributes=3)
     assert chosen.epsilon == pytest.approx(6 / 10)
 
@@ -324,7 +331,7 @@ def complete(people: list[str]) -> pd.DataFrame:
         (lambda w, p: replace(w, nodes=w.nodes[:40], edges=complete(list(w.nodes["person"][:40]))), SmallN),
         (
             lambda w, p: replace(w, nodes=w.nodes[~w.roles(p) | (w.roles(p).cumsum() <= 20)], edges=None),
-            TrainingRefusal,
+            SmallN,
         ),
         (lambda w, p: replace(w, edges=complete(list(w.nodes["person"][~w.roles(p)]))), TrainingRefusal),
         (lambda w, p: replace(w, nodes=w.nodes.assign(age=200)), Refusal),
@@ -354,7 +361,11 @@ def test_a_complete_network_and_extreme_prices_give_a_network_that_is_possible(w
 def test_an_approver_is_warned_of_a_release_that_copies_the_persons_held_out(ward, study, monkeypatch):
     from shared.mechanisms.grand import NodePrivate
 
-    columns = (*study.dictionary.columns, Column(name="height", kind="continuous", lower=100, upper=220))
+    height = Column(name="height", kind="continuous", lower=100, upper=220)
+    columns = (*study.dictionary.columns, height)
+    with pytest.raises(PlanRefusal, match="must be rounded"):
+        replace(study, dictionary=replace(study.dictionary, columns=columns))
+    columns = (*study.dictionary.columns, replace(height, decimals=2))
     plan = replace(study, dictionary=replace(study.dictionary, columns=columns))
     rng = np.random.default_rng(2)
     tall = replace(ward, nodes=ward.nodes.assign(height=rng.normal(170, 10, len(ward.nodes))))
@@ -362,6 +373,35 @@ def test_an_approver_is_warned_of_a_release_that_copies_the_persons_held_out(war
         NodePrivate, "privatise", lambda self, z, frame, noise, into: into[rng.integers(0, len(into), len(z))]
     )
     assert "copies-of-held-out" in [check.name for check in tall.release(plan).warnings]
+
+
+def test_too_few_held_out_for_the_floor_are_refused_before_anything_is_charged(ward, study):
+    plan = replace(study, holdout=0.2)
+    site = replace(ward.site(), floors=SiteFloors(persons=100))
+    with pytest.raises(SmallN, match="must be held out"):
+        ward.release(plan, site)
+    assert "drawing" not in [entry.kind for entry in site.ledger.entries()]
+    assert [hold.state for hold in site.ledger.holds(plan.study)] == ["anchored"]
+
+
+def test_more_edges_than_a_reader_takes_are_refused_before_anything_is_charged(ward, study, monkeypatch):
+    from site_agent import networks
+
+    monkeypatch.setattr(networks, "MOST_EDGES", 300)
+    site = ward.site()
+    with pytest.raises(TrainingRefusal, match="at most 300 edges"):
+        ward.release(study, site)
+    assert "drawing" not in [entry.kind for entry in site.ledger.entries()]
+
+
+def test_a_model_that_does_not_fit_the_held_out_must_be_ticked(ward, study):
+    """Rooms of fifteen in which nearly everybody knows everybody: two dimensions cannot say that."""
+    names = list(ward.nodes["person"])
+    rooms = pd.concat([complete(names[k : k + 15]) for k in range(0, 300, 15)])
+    made = replace(ward, edges=rooms.sample(frac=0.8, random_state=1)).release(study)
+    assert "model" in [check.name for check in made.warnings]
+    assert made.audit["densities"]["transitivity"]["log_ratio"] < -0.3
+    assert any(said.startswith("Densities of the released network") for said in made.audit["sentences"])
 
 
 # -- the reader -------------------------------------------------------------------------------------------------------
@@ -435,6 +475,24 @@ def test_a_hostile_site_may_send_no_other_network(study, released, spoil, words)
     with pytest.raises(Refusal, match=words) as caught:
         study.release.validate(study, spoil(released), 60)
     assert isinstance(caught.value, SchemaRefusal) or "dictionary" in str(caught.value)
+
+
+def test_a_small_file_that_unpacks_to_a_large_list_is_refused_before_it_is_read(tmp_path):
+    from shared import release as bundles
+
+    for many, refused in ((400_000, True), (100, False)):
+        offsets = pa.array(np.linspace(0, many, 101).astype(np.int32))
+        packed = pa.ListArray.from_arrays(offsets, pa.array(np.zeros(many, np.int32)))
+        table = pa.table({NEIGHBOURS: packed}).replace_schema_metadata({b"label": bundles.LABEL.encode()})
+        sink = io.BytesIO()
+        pq.write_table(table, sink, compression="zstd", write_statistics=False)
+        data = memoryview(sink.getvalue())
+        assert len(data) < 3000
+        if refused:
+            with pytest.raises(SchemaRefusal, match="fit in memory"):
+                bundles._read_table(data, 100, 1 << 20, lambda: None)
+        else:
+            assert len(bundles._read_table(data, 100, 1 << 20, lambda: None)) == 100
 
 
 def test_how_many_were_held_out_follows_from_the_plan_s_share(study):

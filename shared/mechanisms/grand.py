@@ -16,10 +16,12 @@ tables with. α of the inner-product model and every attribute are coordinates a
 
 How it is made safe: F(Z) is rounded to a grid of 2⁻²⁰ or finer, which contains 0 and 1 (no sensitivity is added), and
 noise is drawn exactly on that grid. G and the inverse come after the noise. Conditional distribution functions are
-those of the nearest 5 % of the frame (ℓ₁, unscaled; at least 20 nodes, at most 400): unlike a kernel they never divide
-zero by zero. They interpolate between middle ranks, so that F⁻¹(F(z)) = z and a tie is an interval's middle. Outside
-the frame's range F is 0 or 1. Whether a coordinate is continuous is never read off its values: one tied pair would then
-change the mechanism for everybody. Discrete attributes arrive with their declared kind's uniform noise added.
+those of the nearest 5 % of the frame (at least 20 nodes, at most 400; ℓ₁ on latent positions as they are and on
+attributes in units of their spread in the frame, for years or days would else decide alone): unlike a kernel they never
+divide zero by zero. They interpolate between middle ranks, so that F⁻¹(F(z)) = z and a tie is an interval's middle.
+Outside the frame's range F is 0 or 1. Whether a coordinate is continuous is never read off its values: one tied pair
+would then change the mechanism for everybody. Discrete attributes arrive with their declared kind's uniform noise
+added.
 
 Source: Liu, Bi & Li, GRAND, eq. 7 and 8; the price is ours (Theorem 1 as printed there is false for p > 1).
 """
@@ -29,6 +31,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 
 import numpy as np
 from numpy.typing import NDArray
@@ -80,6 +83,8 @@ class NodePrivate:
     Args:
         epsilon: of one released node, all its coordinates together; replace-one node, pure.
         p: how many coordinates (:func:`coordinates`).
+        attributes: how many of them, the last ones, are attributes, each in a unit of its own.
+        fixed: the scale of the noise where a plan charges for more coordinates than are drawn; p / ε if None.
     Raises: ParameterError, at construction.
 
     >>> from shared.randomness import seeded_rng
@@ -94,6 +99,8 @@ class NodePrivate:
 
     epsilon: float
     p: int
+    attributes: int = 0
+    fixed: float | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.epsilon, bool) or not isinstance(self.epsilon, int | float | np.integer | np.floating):
@@ -103,6 +110,10 @@ class NodePrivate:
             raise ParameterError("epsilon must be positive and finite", given=repr(self.epsilon))
         if isinstance(self.p, bool) or not isinstance(self.p, int | np.integer) or not 1 <= self.p <= 1000:
             raise ParameterError("p must be a whole number in 1..1000", given=repr(self.p))
+        if self.fixed is not None and not self.fixed * (1 + 1e-12) >= self.p / self.epsilon:
+            raise ParameterError("a fixed scale must not be below p / epsilon", given=repr(self.fixed))
+        if not 0 <= self.attributes <= self.p:
+            raise ParameterError("attributes must be among the p coordinates", given=repr(self.attributes))
         if not 2.0**-10 <= self.scale / _FINEST <= 2.0**39:
             raise ParameterError(
                 "the noise of each coordinate must be between 2^-30 and 2^19 of its range",
@@ -112,9 +123,11 @@ class NodePrivate:
 
     @property
     def scale(self) -> float:
-        """b = p / ε, in the unit of F's range; rounded upwards where the division rounds down."""
+        """b = p / ε, in the unit of F's range, rounded upwards: as exact fractions, p / b is at most ε."""
+        if self.fixed is not None:
+            return self.fixed
         scale = self.p / self.epsilon
-        return scale if self.p / scale <= self.epsilon else math.nextafter(scale, math.inf)
+        return scale if self.p <= Fraction(scale) * Fraction(self.epsilon) else math.nextafter(scale, math.inf)
 
     @property
     def total(self) -> float:
@@ -165,9 +178,9 @@ class NodePrivate:
             )
         # Neither is searchable; what a node has instead depends on that node alone.
         latents = np.clip(np.where(np.isnan(latents), 0.0, latents), -_FAR, _FAR)
-        grid, u = self._grid, np.empty_like(latents)
+        grid, u, units = self._grid, np.empty_like(latents), self._units(frame)
         for c in range(self.p):
-            for rows, near in _near(frame, latents, c):
+            for rows, near in _near(frame, latents, c, units):
                 u[rows, c] = _cdf(near, latents[rows, c])
         # On the grid, 0 and 1 included: exact noise on it hides everything that the rounded rank could tell.
         return smoothed_uniform(np.round(u / grid) * grid + noise, self.scale)
@@ -175,10 +188,19 @@ class NodePrivate:
     def placed(self, ranks: Array, frame: Array) -> Array:
         """Ranks (n, p) in [0, 1] as coordinates in a frame: coordinate by coordinate, given the privatised ones."""
         frame, out = self._framed(frame), np.empty(np.shape(ranks))
+        units = self._units(frame)
         for c in range(self.p):
-            for rows, near in _near(frame, out, c):
+            for rows, near in _near(frame, out, c, units):
                 out[rows, c] = _quantile(near, ranks[rows, c])
         return out
+
+    def _units(self, frame: Array) -> Array:
+        """(p,) what distances are measured in: 1 of the model's positions, the frame's own spread of an attribute."""
+        units = np.ones(self.p)
+        if self.attributes:
+            spread = frame[:, -self.attributes :].std(axis=0)
+            units[-self.attributes :] = np.where(spread > 0, spread, 1.0)
+        return units
 
     def _framed(self, frame: Array) -> Array:
         frame = np.asarray(frame, dtype=np.float64)
@@ -242,15 +264,15 @@ def neighbours(m: int) -> int:
     return min(m, max(_LEAST, min(_MOST, math.ceil(_SHARE * m))))
 
 
-def _near(frame: Array, given: Array, c: int) -> Iterator[tuple[slice, Array]]:
+def _near(frame: Array, given: Array, c: int, units: Array) -> Iterator[tuple[slice, Array]]:
     """For each block of rows, its slice and the sorted values of coordinate c near the rows' earlier coordinates."""
     if c == 0:
         yield slice(None), np.sort(frame[:, 0])[None]
         return
-    tree, k = cKDTree(frame[:, :c]), neighbours(len(frame))
+    tree, k = cKDTree(frame[:, :c] / units[:c]), neighbours(len(frame))
     for start in range(0, len(given), _ROWS):
         rows = slice(start, start + _ROWS)
-        _, found = tree.query(given[rows, :c], k=np.arange(1, k + 1), p=1)
+        _, found = tree.query(given[rows, :c] / units[:c], k=np.arange(1, k + 1), p=1)
         yield rows, np.sort(frame[found, c], axis=1)
 
 

@@ -38,7 +38,8 @@ __all__ = ["NEIGHBOURS", "GrandPlan", "adjacency", "held_out"]
 
 NEIGHBOURS = "neighbours"
 """The column of a released table that holds the edges."""
-MOST_EDGES = 1 << 28
+MOST_EDGES = 1 << 25
+"""Of one release: what a reader with a few gigabytes of memory can count the triangles of."""
 _MODELS = ("inner_product", "rdpg", "grdpg")
 _MODEL_WORDS = {
     "inner_product": "inner-product latent space model",
@@ -111,6 +112,14 @@ class GrandPlan(Figures):
         )
         names = plan.dictionary.names
         must(NEIGHBOURS not in names, f"a column must not be called {NEIGHBOURS!r}: it holds the edges", NEIGHBOURS)
+        for column in plan.dictionary.released:
+            must(
+                column.kind not in ("continuous", "time") or column.decimals is not None,
+                f"column {column.name!r} must be rounded: released values lie on or between those of persons held out, "
+                "and unrounded ones could be told to be theirs",
+                "no decimals",
+                "Give the column its decimals in the dictionary.",
+            )
         must(plan.returning != "frozen" or len(plan.waves) == 1, "a network must append or refresh", "frozen")
         sealed = [wave.number for wave in plan.waves if wave.number > 1 and not wave.refit]
         must(
@@ -147,7 +156,9 @@ class GrandPlan(Figures):
             coordinates(self.model, d, directed=self.directed, attributes=attributes)
             for d in (self.widest, self.widest if latent is None else latent)
         )
-        return NodePrivate(epsilon=self.epsilon * fewer / p, p=fewer)
+        # Fewer coordinates have the very scale that the receipt states: dividing anew can round to less.
+        stated = NodePrivate(epsilon=self.epsilon, p=p).scale
+        return NodePrivate(epsilon=self.epsilon * fewer / p, p=fewer, attributes=attributes, fixed=stated)
 
     def event(self, plan: StudyPlan) -> Event:
         """p coordinates, each moved by at most 1, under Laplace noise of scale p/ε: exactly ε."""
@@ -177,7 +188,7 @@ class GrandPlan(Figures):
             "edges and the attributes of one of them by any others changes the probability of any released network "
             f"by a factor of at most e^ε, with δ = 0. Laplace noise of scale {noise.scale:.4g}, which is p/ε, is added "
             f"to each of p = {noise.p} coordinates of a person, and together they cost exactly the stated ε. Edges "
-            "between released persons are never read: the released ones are drawn anew.",
+            "between released persons are read by nothing that is released: the released ones are drawn anew.",
         )
 
     def not_covered(self, plan: StudyPlan) -> tuple[str, ...]:
@@ -185,9 +196,12 @@ class GrandPlan(Figures):
         noise = self.mechanism_of(plan)
         return (
             f"The persons who are held out, about {100 * plan.holdout:g} % of the table: they have NO guarantee at "
-            "all. Their edges and attributes shape the model without noise, and released values lie between theirs "
-            "and can come near to copying them. Who is held out is decided by a keyed hash of the person's "
+            "all. Their edges and attributes shape the model without noise, and released values lie between theirs: "
+            "single values can be exact copies of theirs. Who is held out is decided by a keyed hash of the person's "
             "identifier, for life; whoever is held out is never released in this study.",
+            "What happened on the way: which warnings the release had, and that somebody compared it with the real "
+            "network before letting it go. Both look at released persons without noise; the comparison stays at the "
+            "site, the warnings stand in an export for inspectors.",
             "That a person is in the network at all: two networks of the same size are compared, with one person "
             "replaced; who is a member, and how many there are, is not hidden.",
             f"That a row means somebody: with noise of scale {noise.scale:.3g} on values between 0 and 1, "

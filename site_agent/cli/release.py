@@ -437,7 +437,7 @@ def outbox_figures(
     """Draw for the approver: released columns beside the real ones, and what the attack achieved. They stay here."""
     from shared.encoding import Encoder
     from shared.randomness import secure_rng
-    from site_agent import pipeline, records, screens
+    from site_agent import lasting, pipeline, records, screens
     from site_agent.audit import AuditReport
 
     at = desk(home)
@@ -458,11 +458,19 @@ def outbox_figures(
         from site_agent.figures import attack_figure, margins_figure
 
         encoder = Encoder(dictionary=plan.dictionary)
-        real = encoder.decode(encoder.encode(table.table, secure_rng()))
-        drawn[folder / "columns.svg"] = (
-            "columns",
-            margins_figure(real, made.table, plan.dictionary, title=f"{title}: released columns"),
-        )
+        names = list(plan.dictionary.names)
+        if names:
+            persons = table.table
+            if plan.release.edges is not None and made.snapshot == table.snapshot:
+                # Whoever is held out stands in the table and was never to be released.
+                persons = persons.iloc[list(lasting.read_rows(at.ledger.folder(made.hold), made.hold).source)]
+            real = encoder.decode(encoder.encode(persons.reset_index(drop=True), secure_rng()))
+            drawn[folder / "columns.svg"] = (
+                "columns",
+                margins_figure(real, made.table[names], plan.dictionary, title=f"{title}: released columns"),
+            )
+        else:
+            told.append("This release has no columns to draw: it is a network of persons without attributes.")
         if audited is not None and audited.likelihood is not None:
             drawn[folder / "attack.svg"] = (
                 "attack",

@@ -52,6 +52,8 @@ Matrix: TypeAlias = sparse.csr_array
 _ROWS, _TILE = 256, 1 << 16
 _LOGIT = 30.0
 _RIDGE = 1e-6
+_PRIOR = 1.0
+"""Precision of each latent position; of α none."""
 _STEPS, _STRIDE, _STILL = 25, 3.0, 1e-5
 _PASSES = 60
 _ROUNDS = 60
@@ -168,8 +170,8 @@ class LatentSpace:
                 t = self._linked(left[rows] @ right)
                 t -= t * t
                 found[rows][:, upper[0], upper[1]] = found[rows][:, upper[1], upper[0]] = t @ products
-            # An isolate's precision is next to nothing: a prior observation keeps its error finite.
-            found[:, diagonal, diagonal] += 1.0
+            # The prior's, on α too: an isolate's precision is next to nothing, and its error must be finite.
+            found[:, diagonal, diagonal] += _PRIOR
             out[:, own, own] = np.linalg.inv(found)
         return out
 
@@ -304,10 +306,13 @@ def _uniform(left: Words, right: Words) -> Singles:
     np.right_shift(x, np.uint64(32), out=y)
     x ^= y
     x *= np.uint64(0xD6E8FEB86659FD93)
-    x >>= np.uint64(40)
+    x >>= np.uint64(24)
+    # 40 bits, and never 0: of 24, one in 2²⁴ pairs would be tied, or none, where hardly a tie is likely. Nor ever 1, to
+    # which a float rounds: a complete network stays complete.
     u = x.astype(np.float32)
-    u += np.float32(0.5)  # never 0: where hardly a tie is likely, 2⁻²⁴ of all pairs would be tied regardless
-    u *= np.float32(2.0**-24)
+    u += np.float32(0.5)
+    u *= np.float32(2.0**-40)
+    np.minimum(u, np.float32(1 - 2.0**-24), out=u)
     return u
 
 
@@ -322,7 +327,7 @@ def _logistic(ties: Matrix, design: Array, offset: Array) -> Array:
     upper = np.triu_indices(k)
     products = np.ascontiguousarray(single[:, upper[0]] * single[:, upper[1]])
     shift = offset.astype(np.float32)
-    sums = np.asarray(ties @ x)
+    sums, ridge = np.asarray(ties @ x), _ridge(m, k)
     out = np.zeros((n, k))
     degree = np.clip(sums[:, 0], 0.5, m - 0.5)
     out[:, 0] = np.log(degree / (m - degree)) - np.mean(offset)
@@ -337,11 +342,11 @@ def _logistic(ties: Matrix, design: Array, offset: Array) -> Array:
             np.exp(t, out=t)
             t += 1
             np.reciprocal(t, out=t)
-            gradient = sums[rows] - (t @ single) - _RIDGE * m * beta
+            gradient = sums[rows] - (t @ single) - ridge * beta
             t -= t * t
             hessian = np.empty((len(beta), k, k))
             hessian[:, upper[0], upper[1]] = hessian[:, upper[1], upper[0]] = t @ products
-            hessian[:, np.arange(k), np.arange(k)] += _RIDGE * m
+            hessian[:, np.arange(k), np.arange(k)] += ridge
             step = np.linalg.solve(hessian, gradient[:, :, None])[:, :, 0]
             length = np.sqrt((step**2).sum(axis=1))
             step *= np.minimum(1, _STRIDE / np.maximum(length, 1e-12))[:, None]
@@ -352,6 +357,11 @@ def _logistic(ties: Matrix, design: Array, offset: Array) -> Array:
                 break
     np.clip(out, -_LOGIT, _LOGIT, out=out)
     return out
+
+
+def _ridge(m: int, k: int) -> Array:
+    """(k,) weights of the squares of (α, Z): next to nothing on α, a unit normal prior on each position."""
+    return np.array([_RIDGE * m] + [_PRIOR] * (k - 1))
 
 
 def _least_squares(ties: Matrix, design: Array) -> Array:
@@ -570,12 +580,12 @@ def _likelihood(ties: Matrix, d: int, directed: bool, rng: np.random.Generator, 
         [np.repeat(1 / np.sqrt(degree * (1 - degree / m) + 1)[:, None], d + 1, axis=1).ravel() for degree in degrees]
     )
     pairs = m * (m - 1) / (1 if directed else 2)
+    ridge = _ridge(m, d + 1)
 
     def objective(scaled: Array) -> tuple[float, Array]:
         tables = (scaled * units).reshape(len(sides), m, d + 1)
         loss, gradients = _deviance(ties, tables, hidden)
-        ridge = _RIDGE * m
-        loss += 0.5 * ridge * float((tables**2).sum())
+        loss += 0.5 * float((ridge * tables**2).sum())
         gradient = np.concatenate([(one + ridge * own).ravel() for one, own in zip(gradients, tables, strict=True)])
         return loss / pairs, gradient * units / pairs
 
