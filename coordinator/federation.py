@@ -305,10 +305,10 @@ def _taken(plan: StudyPlan, shape: Shape, start: Array, round_: int, progress: P
     mark = flower.digest(weights)[:_REMEMBERED]
     if mark in progress.seen or np.array_equal(weights, start):
         raise ReplayRefusal("an answer must have noise of its own", given="weights that were seen before")
-    moved, reach = float(np.linalg.norm(weights - start)), federated.reach(round_, n, shape.weights)
-    if moved > reach:
+    moved, most = float(np.linalg.norm(weights - start)), federated.furthest(round_, n, shape.weights)
+    if moved > most:
         raise TooLarge(
-            f"an answer must be at most {reach:.4g} away from the question, as far as a round can move it",
+            f"an answer must be at most {most:.4g} away from the question, as far as a round can move it",
             given=f"{moved:.4g}",
         )
     progress.n = n

@@ -171,7 +171,7 @@ class Federated:
         """A site's step size in a round. Under ``fedadam`` it does not fall: the coordinator's does."""
         return self.step_size * (_falling((round_ - 1) / self.rounds) if self.strategy == "fedavg" else 1.0)
 
-    def reach(self, round_: int, n: int, weights: int) -> float:
+    def furthest(self, round_: int, n: int, weights: int) -> float:
         """How far a site with n records can move the weights in a round, but for a chance below 1e-9.
 
         Every clipped gradient is at most C long, a sample has hardly more than q n + 7 √(q n) + 30 records, and the
@@ -239,11 +239,11 @@ class Shape:
         return self.flows * each
 
 
-def first_weights(shape: Shape, seed: int) -> Array:
-    """The identity, its hidden units drawn from a public seed: what every federated training starts from."""
+def first_weights(shape: Shape, number: int) -> Array:
+    """The identity, its hidden units drawn from a public number: what every federated training starts from."""
     from shared.flows import first_layers
 
-    generator = np.random.default_rng(seed)
+    generator = np.random.default_rng(number)
     return pack(
         first_layers(shape.d, flows=shape.flows, hidden=shape.hidden, layers=shape.layers, generator=generator), shape
     )

@@ -662,7 +662,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     mutation(
         "federated: an answer from any distance counted",
-        (AT_HUB, "if moved > reach:", "if False:"),
+        (AT_HUB, "if moved > most:", "if False:"),
         tests=[
             "test_federation.py::test_an_answer_that_cannot_be_one_is_refused_with_a_reason_and_the_others_train_on"
         ],

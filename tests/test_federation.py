@@ -640,7 +640,7 @@ def test_an_honest_answer_is_within_reach_at_every_size():
         y = 10 * np.random.default_rng(n).standard_normal((n, ENCODER.d))
         for seed in range(5):
             moved = np.linalg.norm(local_round(plan, SHAPE, START, 1, y, seeded_rng(seed)) - START)
-            assert moved <= plan.federated.reach(1, n, SHAPE.weights)
+            assert moved <= plan.federated.furthest(1, n, SHAPE.weights)
 
 
 # -- what comes out -----------------------------------------------------------------------------------------------
