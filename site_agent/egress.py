@@ -43,6 +43,7 @@ from shared.wire import (
     SERVICE,
     WITHDRAWAL_TYPE,
     Acceptance,
+    AnchorHead,
     AnchorReceipt,
     Chunk,
     Enrolment,
@@ -292,11 +293,23 @@ class Egress:
         return Envelope.from_bytes(self._ask("FetchPlan", StudyRequest(study=study)).envelope)
 
     def anchor(self, envelope: Envelope) -> AnchorReceipt:
-        """Have the signed head of the ledger witnessed. Raises: LedgerRefusal: it did not grow from the last one."""
+        """Have the signed head of the ledger witnessed.
+
+        Raises: LedgerRefusal (it did not grow from the last one); IntegrityRefusal (what was acknowledged is another
+            head, as an older one would be: the draw that follows would then have no witness).
+        """
         receipt: AnchorReceipt = self._retried(
             lambda: self._ask("Anchor", SignedDocument(envelope=envelope.to_bytes()))
         )
-        return self._kept(receipt)
+        self._kept(receipt)
+        shown = AnchorHead.from_bytes(envelope.payload)
+        if (receipt.seq, receipt.head) != (shown.seq, shown.head):
+            raise IntegrityRefusal(
+                "the coordinator must acknowledge the very head that it was shown",
+                given=f"entry {receipt.seq} for {shown.seq}",
+                next_step="Nothing is drawn or sent. Call the study lead; acknowledged.jsonl holds the answer.",
+            )
+        return receipt
 
     def status(self, study: str) -> tuple[Holding, ...]:
         """What the coordinator holds of this site in `study`."""

@@ -282,6 +282,17 @@ def test_a_paused_site_answers_nothing(training, service):
     assert training.boxes.progress(said.study).answered == {}
 
 
+def test_an_older_acknowledgement_is_none_of_this_head(service):
+    """Genuine, and worth nothing: with it nobody would have seen the entry before the noise that follows it."""
+    with service.egress("west") as egress:
+        first = egress.anchor(service.anchor("west", 3))
+        ask = egress._ask
+        egress._ask = lambda method, request: first if method == "Anchor" else ask(method, request)
+        assert egress.anchor(service.anchor("west", 3)) == first
+        with pytest.raises(IntegrityRefusal, match="very head"):
+            egress.anchor(service.anchor("west", 5))
+
+
 def test_flowers_number_of_a_site_is_its_keys(service):
     keys = [keys.release.public for keys in service.sites.values()]
     numbers = [node_id(key) for key in keys]
