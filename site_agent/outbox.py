@@ -470,11 +470,11 @@ def outcomes(checks: Mapping[str, Any], audit: Mapping[str, Any], sha256: str) -
     A threshold here is policy's, never what the table at hand made of it: 5 % of the records is a count.
 
     Args:
-        checks, audit: contents of ``checks.json`` and ``audit.json``; of the second only that there was one.
+        checks, audit: contents of ``checks.json`` and ``audit.json``; of the second only whether an attack was tried.
         sha256: of the whole ``checks.json``.
 
     >>> check = {"name": "clipped", "rule": "few", "outcome": "passed", "threshold": 9.0, "policy": 0.05}
-    >>> outcomes({"checks": [check]}, {}, "ab")["checks"]
+    >>> outcomes({"checks": [check]}, {"utility": {}}, "ab")["checks"]
     [{'name': 'clipped', 'outcome': 'passed', 'rule': 'few', 'threshold': 0.05}]
     """
     limits = dict(checks.get("limits", {}))

@@ -151,6 +151,12 @@ def test_damaged_files_are_refused_without_their_words(tmp_path):
     (tmp_path / "e.graphml").write_text('<!DOCTYPE x [<!ENTITY a "aaaa">]><graphml>&a;</graphml>')
     with pytest.raises(DataFileRefusal, match="document type"):
         read(Source(path=source.path, edges=Edges(path=tmp_path / "e.graphml")))
+    # In another encoding a parser would find what a search for ASCII bytes does not.
+    hidden = '<?xml version="1.0" encoding="UTF-16"?><!DOCTYPE x [<!ENTITY a "aaaa">]><graphml/>'
+    for content in (hidden.encode("utf-16"), hidden.encode("utf-16-be"), hidden.replace("UTF-16", "cp037").encode()):
+        (tmp_path / "e.graphml").write_bytes(content)
+        with pytest.raises(DataFileRefusal, match="UTF-8"):
+            read(Source(path=source.path, edges=Edges(path=tmp_path / "e.graphml")))
     with pytest.raises(DataFileRefusal, match="not there"):
         read(Source(path=source.path, edges=Edges(path=tmp_path / "none.csv")))
 

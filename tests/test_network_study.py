@@ -257,6 +257,9 @@ def test_two_files_at_a_hospital_become_an_estimate_at_a_real_coordinator(theatr
     theatre.agent("north", "plan", "approve", "network", "--as", "steward", "--understood", "holdout")
     release = theatre.agent("north", "release", "network", "--wave", 1).json
     shown = theatre.agent("north", "outbox", "show", release["release_id"]).json
+    # Released persons beside the real ones of the same places, and not those who were held out.
+    [figure_file] = theatre.agent("north", "outbox", "figures", release["release_id"]).json["files"]
+    assert figure_file.endswith("columns.svg")
     ticks = [word for warning in release.get("warnings", []) for word in ("--tick", warning["name"])]
     theatre.agent("north", "approve", release["release_id"], "--as", "steward", *ticks)
     [accepted] = theatre.coordinator("releases").json["accepted"]
