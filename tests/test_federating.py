@@ -801,7 +801,8 @@ def test_a_later_plan_releases_through_the_flow_and_its_receipt_names_the_traini
 
 # -- processes ----------------------------------------------------------------------------------------------------
 @pytest.mark.soak
-def test_real_processes_killed_with_9_in_the_middle_still_train_one_flow(tmp_path):
+@pytest.mark.parametrize("place", ["rounds.before_answer", "rounds.after_answer"])
+def test_real_processes_killed_with_9_in_the_middle_still_train_one_flow(tmp_path, place):
     """A site, the trainer and the server each die by SIGKILL in a round; started again, they end with one flow."""
     from test_survival import cohort
     from theatre import Theatre, plan_toml
@@ -825,7 +826,7 @@ def test_real_processes_killed_with_9_in_the_middle_still_train_one_flow(tmp_pat
             return stage.start("coordinator.cli", *argv, env={"TRIBUTARY_FAILPOINT": failpoint} if failpoint else {})
 
         stage.stop()
-        server = stage.serve("rounds.before_answer:4")  # the second answer to round 2
+        server = stage.serve(f"{place}:4")  # the second answer to round 2
         sites = {"north": dial("north", "federate.sealed:2"), "south": dial("south")}
         lead = trainer("rounds.after_ask:3")
         assert sites["north"].wait() == -9

@@ -496,6 +496,12 @@ def test_every_failpoint_of_the_coordinator_is_one_at_which_it_is_killed():
     assert len(re.findall(r"\breach\(", text)) == len(re.findall(r'\breach\("', text)), "each name is written out"
     own = {"wave.before_event", "wave.before_commit", "wave.closed", "wave.reopened", "wave.reminded", "result.saved"}
     own |= {"standing.revoked"}
+    own |= {
+        "rounds.before_ask",
+        "rounds.after_ask",
+        "rounds.before_answer",
+        "rounds.after_answer",
+    }  # test_federating.py
     assert names == {*failpoints("ingest"), *failpoints("withdraw"), *own}
 
 
