@@ -49,7 +49,7 @@ _FEW_EDGES = (
     "too high, perhaps by half: the persons held out have few edges for each latent dimension, from which positions "
     "are learned badly; more so in a sparser or smaller site"
 )
-LEAST_EDGES = 3.0
+LEAST_EDGES = 5.0
 """Edges among themselves that the held-out need, each and for each latent dimension, for an answer without warning."""
 _SHAPES = ("v_shape", "triangle", "star3", "transitivity", "degree_cv")
 _HOW = "node jackknife of the released network, times 1 + n/m"
