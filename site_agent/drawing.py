@@ -266,11 +266,12 @@ class _Noisy(Drawing):
     def attack(self, limits: Limits, rng: Noise, told: Told) -> dict[str, Any]:
         """What the price already says of every attack: nothing was fitted that one could probe."""
         return {
+            "tried": False,
             "sentences": [
                 "No attack was tried: what leaves is noised for everybody alike, by the price that is stated.",
                 "The price in words bounds what any attack can learn of a person, those alike that nobody has thought "
                 "of yet.",
-            ]
+            ],
         }
 
 

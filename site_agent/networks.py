@@ -198,6 +198,7 @@ class _Network(Drawing):
         del self._space, self._frame, self._into, self._latents, self._framed
         del self._held, self._ties, self._back, self._whole, self._beside
         return {
+            "tried": False,
             "sentences": [*_TRIED, *_in_words(found), *_densities_in_words(self._densities)],
             "utility": found,
             "densities": self._densities,
