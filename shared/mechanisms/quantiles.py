@@ -44,8 +44,8 @@ class Quantiles:
 
     >>> from shared.randomness import seeded_rng
     >>> made = Quantiles(lower=0.0, upper=1.0, depth=2, epsilon=50.0)
-    >>> made.release(np.linspace(0, 1, 1001), seeded_rng(1)).round(1).tolist()
-    [0.2, 0.5, 0.7]
+    >>> np.allclose(made.release(np.linspace(0, 1, 1001), seeded_rng(1)), [0.25, 0.5, 0.75], atol=0.05)
+    True
     """
 
     lower: float
