@@ -72,7 +72,7 @@ class Cohorts(_Rows):
 class Moments(Cohorts):
     """The same cohorts as noisy moments, beside latent noise as the paper sets it."""
 
-    covers = "every record covered"
+    covers = "of which the first covers every record, the second each row given the flow"
 
     def plans(self, today: dt.date) -> dict[str, str]:
         """The plan at the ε that was asked for, and latent noise as the paper sets it."""
