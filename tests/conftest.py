@@ -106,7 +106,8 @@ def plan(dictionary: Dictionary) -> StudyPlan:
         purpose="To test the path from a table to a pooled estimate.",
         coordinator="hub",
         expires=dt.date(2999, 12, 31),
-        release=LatentNoisePlan(w=0.8),
+        # R beyond the latents of a later wave through a flow of three passes: else one in a thousand asks for a tick.
+        release=LatentNoisePlan(w=0.8, radius=6.0),
         training=Training(flows=2, hidden=16, epochs=3, patience=2),
         budget=Budget(epsilon=600.0, delta=1e-6),
         floors=Floors(membership_auc=0.75, own_row_linkage=0.95, extreme_linkage=1.0),
