@@ -467,7 +467,10 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: _plain(item) for key, item in value.items()}
     if hasattr(value, "__dataclass_fields__"):
-        return {item.name: _plain(getattr(value, item.name)) for item in fields(value)}
+        # Absent at its default, what came later: plans that know nothing of it keep the hash they were approved by.
+        later = getattr(type(value), "later", ())
+        shown = [item for item in fields(value) if item.name not in later or getattr(value, item.name) != item.default]
+        return {item.name: _plain(getattr(value, item.name)) for item in shown}
     return value
 
 

@@ -17,6 +17,7 @@ from coordinator.client import connect
 from coordinator.demo.play import Asked, play_of, pooled_real
 from coordinator.harmonise import (
     GridMap,
+    Joint,
     Map,
     Noisy,
     bootstrap,
@@ -177,31 +178,36 @@ def on_grid(points: np.ndarray, bins: int = 16) -> np.ndarray:
     return np.histogramdd(points, bins=[np.linspace(0, 1, bins + 1)] * points.shape[1])[0]
 
 
+def joint(counts: np.ndarray, persons: float, scale: float = 2.0) -> Joint:
+    edges = tuple(np.linspace(0, 1, bins + 1) for bins in counts.shape)
+    return Joint(counts=counts, edges=edges, persons=persons, scale=scale)
+
+
 def test_a_map_of_two_columns_leaves_a_site_on_itself_and_is_the_two_single_maps_where_the_columns_are_unrelated():
     rng = np.random.default_rng(2)
     here = np.stack([rng.beta(4, 4, 40_000), rng.beta(5, 4, 40_000)], axis=1)
     there = np.stack([0.2 + 0.7 * rng.beta(4, 4, 40_000), rng.beta(5, 4, 40_000) ** 0.7], axis=1)
-    n = (40_000.0, 40_000.0)
+    n = 40_000.0
     points = np.clip(here[:300], 0.15, 0.85)
-    itself = GridMap(on_grid(here), on_grid(here), persons=n, scale=2.0)
+    itself = GridMap(joint(on_grid(here), n), joint(on_grid(here), n))
     assert np.abs(itself(points) - points).max() <= 1e-10
-    one = GridMap(on_grid(here), on_grid(there), persons=n, scale=0.0)(points)
+    one = GridMap(joint(on_grid(here), n, 0.0), joint(on_grid(there), n, 0.0))(points)
     truth = np.stack([0.2 + 0.7 * points[:, 0], points[:, 1] ** 0.7], axis=1)
     assert np.sqrt(np.mean((one - truth) ** 2)) < 0.02
     noise = [seeded_rng(k).lattice_laplace_steps(2.0, (16, 16), 1.0) for k in (1, 2)]
-    noised = GridMap(on_grid(here) + noise[0], on_grid(there) + noise[1], persons=n, scale=2.0)(points)
+    noised = GridMap(joint(on_grid(here) + noise[0], n), joint(on_grid(there) + noise[1], n))(points)
     assert np.sqrt(np.mean((noised - truth) ** 2)) < 0.03
 
 
 def test_three_columns_and_odd_figures_give_finite_maps_and_four_columns_a_refusal():
     rng = np.random.default_rng(5)
     cube = on_grid(rng.beta(3, 4, (5000, 3)), 8)
-    moved = GridMap(cube, np.full((8, 8, 8), -3.0), persons=(5000.0, 50.0), scale=2.0, side=16)(rng.random((50, 3)))
+    moved = GridMap(joint(cube, 5000.0), joint(np.full((8, 8, 8), -3.0), 50.0))(rng.random((50, 3)))
     assert np.isfinite(moved).all()
     assert (moved >= 0).all()
-    for shape in ((8,), (3, 3, 3, 3)):
-        with pytest.raises(ParameterError, match="two or three columns"):
-            GridMap(np.ones(shape), np.ones(shape), persons=(9.0, 9.0), scale=1.0)
+    for shape, words in (((8,), "two or three columns"), ((3, 3, 3, 3), "histogram")):
+        with pytest.raises(ParameterError, match=words):
+            joint(np.ones(shape), 81.0)
 
 
 @pytest.mark.parametrize("name", ODD)
@@ -209,11 +215,11 @@ def test_odd_figures_of_two_columns_give_a_finite_map_within_the_square_and_leav
     odd = np.outer(ODD[name], ODD[name])[:8, :8] if "atom" not in name else ODD[name].reshape(8, 8)
     points = np.random.default_rng(1).random((200, 2))
     for persons, scale in ((50.0, 200.0), (500.0, 2.0)):  # the first as 50 persons at ε = 0.01
-        moved = GridMap(odd, np.outer(np.arange(8.0), np.ones(8)), persons=(persons, 500.0), scale=scale, side=32)
+        moved = GridMap(joint(odd, persons, scale), joint(np.outer(np.arange(8.0), np.ones(8)), 500.0, scale))
         assert np.isfinite(moved(points)).all()
         assert moved(points).min() >= 0
         assert moved(points).max() <= 1
-    itself = GridMap(odd, odd, persons=(500.0, 500.0), scale=2.0, side=32)
+    itself = GridMap(joint(odd, 500.0), joint(odd, 500.0))
     assert np.abs(itself(points) - points).max() <= 1e-10
 
 
@@ -305,8 +311,9 @@ def test_the_view_shows_the_answer_raw_with_intercepts_and_harmonised_and_says_w
         "age",
     ):
         assert said in text
-    points, lower, upper = seen.bands["south"]
-    inside = (lower <= seen.maps["south"](points) + 1e-6) & (seen.maps["south"](points) - 1e-6 <= upper)
+    points, mapped, lower, upper = seen.bands["south"]["chol"]
+    np.testing.assert_allclose(seen.maps["south"](points[:, None])[:, 0], mapped)
+    inside = (lower <= mapped + 1e-6) & (mapped - 1e-6 <= upper)
     assert inside.mean() > 0.7
 
 
@@ -413,4 +420,4 @@ def test_the_demo_of_two_assays_has_plans_that_fit_its_tables_and_knows_the_trut
     records = pd.read_csv(files["budapest"])
     densities_plan = plans["assay-densities"]
     checked = densities_plan.dictionary.check(records[["person", "age", "chol"]].astype({"person": "string"}))
-    assert (densities_plan.release.mechanism_of(densities_plan).counts(checked)[0].sum()) == len(records)
+    assert densities_plan.release.groups(densities_plan)[0].grid.counts(checked).sum() == len(records)

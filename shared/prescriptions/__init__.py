@@ -87,6 +87,8 @@ class Prescription(ABC):
     title: ClassVar[str] = ""
     draws_rows: ClassVar[bool] = False
     """Whether the released table holds synthetic rows of the dictionary."""
+    later: ClassVar[tuple[str, ...]] = ()
+    """Settings that plans had before they existed: absent from a plan's bytes while they are at their default."""
     fits: ClassVar[str] = "flow"
     """What is fitted on the persons who train, where there are such."""
 
