@@ -68,6 +68,7 @@ __all__ = [
     "bootstrap",
     "case_mix_warning",
     "densities",
+    "density_of",
     "distance",
     "draw",
     "harmonised",
@@ -688,7 +689,7 @@ def densities(
         for i, group in enumerate(plan.release.groups(plan)):
             figures = [(plan.release.figures(plan, table)[i], n) for table, n in zip(tables, persons, strict=True)]
             try:
-                found = _density(group, figures)
+                found = density_of(group, figures)
             except EstimateRefusal:
                 continue  # nobody there has a value: as if it were not measured
             if isinstance(found, Joint):
@@ -699,7 +700,7 @@ def densities(
     return out, alike
 
 
-def _density(group: Group, figures: Sequence[tuple[NDArray[np.int64], int]]) -> Density | Joint:
+def density_of(group: Group, figures: Sequence[tuple[NDArray[np.int64], int]]) -> Density | Joint:
     """What released figures of one group, of all its releases, say. Raises: EstimateRefusal: nobody has a value."""
     n = sum(persons for _, persons in figures)
     if isinstance(group, Cuts):
