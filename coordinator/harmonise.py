@@ -404,10 +404,13 @@ class GridMap:
         low = np.clip(np.floor(at).astype(np.int64), 0, sides[0] - 2)
         part = at - low
         flat = self._moves.reshape(d, -1).T
-        moves = np.zeros_like(points)
+        strides = sides[0] ** np.arange(d - 1, -1, -1)
+        cell, moves = low @ strides, np.zeros_like(points)
         for corner in np.ndindex(*(2,) * d):
-            weight = np.prod(np.where(corner, part, 1 - part), axis=1)
-            moves += weight[:, None] * flat[np.ravel_multi_index(tuple((low + corner).T), tuple(sides))]
+            weight = np.ones(len(points))
+            for axis, up in enumerate(corner):
+                weight *= part[:, axis] if up else 1 - part[:, axis]
+            moves += weight[:, None] * flat[cell + np.array(corner) @ strides]
         return np.asarray(np.clip(points + moves, 0.0, 1.0))
 
 
@@ -1008,13 +1011,13 @@ def _notes(
 
 
 def _refined(shares: Floats, side: int) -> Floats:
-    """Probabilities on a finer grid, spread evenly within each cell."""
+    """Probabilities on a grid of `side` cells along each axis, spread evenly within each cell."""
     for axis, bins in enumerate(shares.shape):
-        share = np.zeros((side, bins))
-        edges = np.linspace(0, bins, side + 1)
-        for k in range(bins):
-            share[:, k] = np.clip(np.minimum(edges[1:], k + 1) - np.maximum(edges[:-1], k), 0, None)
-        shares = np.moveaxis(np.tensordot(share, shares, axes=(1, axis)), 0, axis)
+        if bins == side:
+            continue
+        edges, cells = np.linspace(0, bins, side + 1)[:, None], np.arange(bins)
+        part = np.clip(np.minimum(edges[1:], cells + 1) - np.maximum(edges[:-1], cells), 0, None)
+        shares = np.moveaxis(np.tensordot(part, shares, axes=(1, axis)), 0, axis)
     return np.asarray(shares / shares.sum())
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from dataclasses import replace
 from typing import Any
 
@@ -15,13 +16,14 @@ from test_pipeline import release, site, source  # noqa: F401
 from coordinator.queries import site_estimates
 from shared import privacy
 from shared.dictionary import Column
-from shared.errors import EstimateRefusal, ParameterError, PlanRefusal, SchemaRefusal
+from shared.errors import DictionaryRefusal, EstimateRefusal, ParameterError, PlanRefusal, SchemaRefusal
 from shared.mechanisms.density import Densities, Grid, rounded_laplace_variance
 from shared.plan import Budget, StudyPlan
 from shared.prescriptions.densities import DensitiesPlan, level_for
 from shared.questions import parse_estimand
 from shared.randomness import seeded_rng
 from shared.release import read_bundle
+from site_agent.outbox import outcomes
 from tests.conftest import make_table
 
 DOSE = Column(name="dose", kind="continuous", lower=0, upper=4, missing="level")
@@ -134,6 +136,50 @@ def test_every_way_goes_from_a_file_to_a_sealed_bundle_whose_receipt_is_true_and
     assert made.release.details(made).startswith(f"{len(made.release.densities)} densit")
 
 
+def test_values_beyond_the_bounds_of_a_density_count_at_the_bound_and_the_approver_alone_is_told_how_many(
+    tmp_path,
+    plan,
+    site,  # noqa: F811
+    table,
+):
+    made = formed(plan, "quantiles", basis="haar", bounds={"sbp": [120, 140], "visits": [1, 3]})
+    assert StudyPlan.from_bytes(made.canonical) == made
+    records = made.dictionary.check(table)
+    sbp, visits = records["sbp"], records["visits"]
+    beyond = int(((sbp < 120) | (sbp > 140) | (visits < 1) | (visits > 3)).sum())
+    assert 0 < beyond < len(records)
+    first, second = (group.grid.counts(records) for group in made.release.groups(made))
+    assert first[0] >= (sbp < 120).sum()
+    assert first[-1] >= (sbp > 140).sum()
+    np.testing.assert_array_equal(second, [(visits <= 1).sum(), (visits == 2).sum(), (visits >= 3).sum()])
+    done = release(made, site, source(tmp_path, table))
+    [said] = [check for check in done.checks if check.name == "beyond_bounds"]
+    assert (said.outcome, said.measured) == ("passed", beyond)
+    told = outcomes(json.loads((site.outbox.folder(done.hold.release_id) / "checks.json").read_text()), {}, "ab")
+    assert str(beyond) not in json.dumps([line for line in told["checks"] if line["name"] == "beyond_bounds"])
+    question = parse_estimand("mean(sbp)")
+    told_of = {"levels": {}, "study": "mini", "site": "north", "wave": 1}
+    (found,) = made.release.answer(made, [(done.table, len(records))], question, **told_of)
+    assert any("count at the bound" in warning for warning in found.warnings)
+    for odd in (np.full(50, 300.0), np.linspace(0, 400, 50)):
+        for group in formed(plan, "smooth", bounds={"sbp": [120, 140]}).release.groups(made):
+            drawn = group.draw(pd.DataFrame({"sbp": odd, "time": odd / 100}), seeded_rng(1))
+            assert group.possible(drawn, 50)
+
+
+def test_a_value_beyond_the_dictionary_is_refused_by_count_before_anything_is_drawn(
+    tmp_path,
+    study,
+    site,  # noqa: F811
+    table,
+):
+    spoiled = table.assign(sbp=table["sbp"].where(table.index > 2, 999.0))
+    with pytest.raises(DictionaryRefusal, match="3") as caught:
+        release(study, site, source(tmp_path, spoiled))
+    assert "999" not in str(caught.value)
+    assert [entry.kind for entry in site.ledger.entries() if entry.kind == "drawing"] == []
+
+
 @forms
 def test_no_figures_but_those_that_the_plan_and_its_noise_can_give_are_taken(plan, table, form):
     made = formed(plan, form)
@@ -243,6 +289,10 @@ def test_the_level_looks_at_the_plan_alone():
         ({"densities": [["sbp", "time"]], "alike": ["time"]}, "of their own"),
         ({"densities": [["sbp"]], "level": 9}, "2..8"),
         ({"densities": [["sbp", "chol", "time"]], "level": 5}, "2..4"),
+        ({"densities": [["sbp"]], "bounds": {"sbp": [200, 100]}}, "a lower and a higher"),
+        ({"densities": [["sbp"]], "bounds": {"chol": [100, 200]}}, "columns that have a density"),
+        ({"densities": [["sbp"]], "bounds": {"sbp": [10, 200]}}, "within the dictionary"),
+        ({"densities": [["visits"]], "bounds": {"visits": [1.5, 3]}}, "whole numbers"),
         ({"densities": [["sbp"]], "basis": "wavelets"}, "one of haar"),
         ({"densities": [["sbp"]], "trust": "nobody"}, "central or local"),
         ({"densities": [["sbp"]], "basis": "daubechies2", "trust": "local"}, "cells can be reported"),
@@ -255,7 +305,7 @@ def test_the_level_looks_at_the_plan_alone():
     ],
 )
 def test_settings_that_cannot_be_are_refused_with_the_plan(plan, settings, words):
-    with pytest.raises((PlanRefusal, ParameterError), match=words):
+    with pytest.raises((PlanRefusal, ParameterError, DictionaryRefusal), match=words):
         replace(plan, release=DensitiesPlan(**{"epsilon": 1.0, **settings}), posture="private")
 
 

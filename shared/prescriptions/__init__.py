@@ -168,6 +168,13 @@ class Figures(Prescription):
     def draw(self, plan: StudyPlan, records: pd.DataFrame, rng: Noise) -> pd.DataFrame:
         """The noisy figures of checked records (`Dictionary.check`): the one draw."""
 
+    def clipped(self, plan: StudyPlan, records: pd.DataFrame) -> int | None:
+        """How many checked records have a value beyond bounds of this mechanism's own; None where it has none.
+
+        For the hospital's approver alone: it is counted exactly, and is in no price.
+        """
+        return None
+
     def doubt(self, plan: StudyPlan, table: pd.DataFrame, n: int) -> str:
         """Why figures of so few persons under so much noise say little, in a sentence; empty where they say enough.
 

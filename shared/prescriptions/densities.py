@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 import numpy as np
@@ -95,6 +95,8 @@ class DensitiesPlan(Figures):
             in them is one of patients, and is what harmonising is warned of.
         level: J, 2^J bins or functions a side, or the depth of a tree of quantiles, for every group; None lets
             `level_for` choose.
+        bounds: column to public bounds of its density, within those of the dictionary: values beyond count at the
+            bound, and the hospital's approver is told how many records have such.
         basis: ``haar``, ``daubechies2`` to ``daubechies4``, or ``quantiles``.
         trust: ``central``, or ``local`` for histograms whose every record is noised by itself: by Laplace noise or
             randomised response, whichever has less noise at this ε and number of cells.
@@ -107,9 +109,10 @@ class DensitiesPlan(Figures):
     level: int | None = None
     basis: Basis = "haar"
     trust: Literal["central", "local"] = "central"
+    bounds: Mapping[str, Sequence[float]] = field(default_factory=dict)
     mechanism: Literal["densities"] = "densities"
     title: ClassVar[str] = "noisy densities"
-    later: ClassVar[tuple[str, ...]] = ("basis", "trust")
+    later: ClassVar[tuple[str, ...]] = ("basis", "bounds", "trust")
 
     def __post_init__(self) -> None:
         must(
@@ -146,6 +149,15 @@ class DensitiesPlan(Figures):
             f"{most} columns in a group",
             'Split the group, or write basis = "haar".',
         )
+        used = {name for group in self.densities for name in group}
+        must(
+            isinstance(self.bounds, Mapping)
+            and set(self.bounds) <= used
+            and all(_is_pair(pair) for pair in self.bounds.values()),
+            "release.bounds must give a lower and a higher number for columns that have a density",
+            repr(self.bounds)[:60],
+        )
+        object.__setattr__(self, "bounds", {name: tuple(map(float, pair)) for name, pair in self.bounds.items()})
         if self.level is not None:
             finest = min(_FINEST.get(len(group), 1) for group in self.densities)
             whole = isinstance(self.level, int) and not isinstance(self.level, bool)
@@ -157,6 +169,14 @@ class DensitiesPlan(Figures):
         names = {column.name for column in plan.dictionary.released}
         unknown = sorted({name for group in self.densities for name in group} - names)
         must(not unknown, "release.densities must name columns of the dictionary", ", ".join(unknown))
+        for name, (low, high) in self.bounds.items():
+            column = plan.dictionary.column(name)
+            numeric = column.lower is not None and column.upper is not None
+            must(
+                numeric and column.span[0] <= low and high <= column.span[1],
+                f"release.bounds of {name} must lie within the dictionary's",
+                f"{low:g} to {high:g}",
+            )
         if self.basis != "haar":
             gaps = {
                 name for group in self.densities for name in group if plan.dictionary.column(name).missing == "level"
@@ -176,7 +196,7 @@ class DensitiesPlan(Figures):
 
     def groups(self, plan: StudyPlan) -> tuple[Group, ...]:
         """What is released, group by group. Raises: ParameterError."""
-        columns = [tuple(plan.dictionary.column(name) for name in group) for group in self.densities]
+        columns = [tuple(self._column(plan, name) for name in group) for group in self.densities]
         for one in columns:
             Grid(columns=one, level=1)  # how many columns, and of which kind
         if len(set(self.densities)) < len(columns):
@@ -188,6 +208,22 @@ class DensitiesPlan(Figures):
             if (privacy.pure_epsilon(together(found)) or 0.0) <= self.epsilon:
                 return found
             part *= 1 - 2e-6
+
+    def _column(self, plan: StudyPlan, name: str) -> Column:
+        column = plan.dictionary.column(name)
+        if name not in self.bounds:
+            return column
+        low, high = self.bounds[name]
+        # Follow-up starts at 0 in a dictionary; here it is a number like others.
+        kind = "continuous" if column.kind == "time" else column.kind
+        return replace(column, kind=kind, event="", lower=low, upper=high)
+
+    def clipped(self, plan: StudyPlan, records: pd.DataFrame) -> int | None:
+        """Records with a value beyond `bounds`."""
+        if not self.bounds:
+            return None
+        beyond = [(records[name] < low) | (records[name] > high) for name, (low, high) in self.bounds.items()]
+        return int(np.any(beyond, axis=0).sum())
 
     def _group(self, columns: tuple[Column, ...], part: float) -> Group:
         unit_ = _coarser(privacy.calibrate(privacy.Laplace, part, 0.0, sensitivity=1.0, coordinates=2).scale)
@@ -319,7 +355,8 @@ class DensitiesPlan(Figures):
         group, n = groups[at], sum(persons for _, persons in tables)
         figures = [(self.figures(plan, table)[at], persons) for table, persons in tables]
         if isinstance(group, Smooth):
-            return [_smooth_mean(group, figures, name, question, told)]
+            found = _smooth_mean(group, figures, name, question, told)
+            return [replace(found, warnings=(_AT_BOUNDS.format(name=name),)) if name in self.bounds else found]
         if not isinstance(group, Counted):
             raise EstimateRefusal(
                 "quantiles must be asked for no mean and no share: they are for maps",
@@ -368,6 +405,7 @@ class DensitiesPlan(Figures):
         said = (
             f"read off bins: the {'mean' if above is None else 'share'} can be off by up to {slack:.2g} by them alone"
         )
+        said_of_bounds = (_AT_BOUNDS.format(name=name),) if name in self.bounds else ()
         return [
             Estimate(
                 term=question.labels[0],
@@ -378,10 +416,18 @@ class DensitiesPlan(Figures):
                 n_missing=max(0, n - round(present)),
                 scale=question.scale,
                 how="linear in the noisy counts, whose noise is known",
-                warnings=(said,) if slack else (),
+                warnings=(*((said,) if slack else ()), *said_of_bounds),
                 **told,
             )
         ]
+
+
+def _is_pair(given: object) -> bool:
+    if not isinstance(given, Sequence) or isinstance(given, str) or len(given) != 2:
+        return False
+    if any(isinstance(one, bool) or not isinstance(one, int | float) or not math.isfinite(one) for one in given):
+        return False
+    return bool(given[0] < given[1])
 
 
 def together(groups: Sequence[Group]) -> privacy.Event:
@@ -452,6 +498,7 @@ def _smooth_mean(
     )
 
 
+_AT_BOUNDS = "values of {name} beyond the bounds of its density count at the bound"
 _FOR = "Densities answer mean(x) and proportion(x > value), and map one hospital's column to another's."
 
 
