@@ -33,7 +33,7 @@ from coordinator.pooling import Method, PooledResult, Test, pool_estimates
 from shared.errors import EstimateRefusal, ParameterError, Refusal
 from shared.estimands import Estimate, estimate
 from shared.mechanisms.density import rounded_laplace_variance
-from shared.prescriptions import Figures
+from shared.prescriptions import Answering
 from shared.prescriptions.densities import DensitiesPlan
 
 if TYPE_CHECKING:
@@ -620,7 +620,7 @@ def harmonised(
 
 def _rows(store: Store, releases: tuple[Release, ...], taken: set[str], column: str) -> pd.DataFrame:
     plan = store.plan(releases[-1].study, releases[-1].plan_version).plan
-    if isinstance(plan.release, Figures):
+    if isinstance(plan.release, Answering):
         raise EstimateRefusal("only released rows can be mapped", given=plan.release.title)
     if column not in plan.dictionary.names:
         raise EstimateRefusal(f"the released rows must have the column {column}", given="none")

@@ -28,7 +28,7 @@ from coordinator.pooling import Method, PooledResult, Test, pool_estimates
 from shared.errors import EstimateRefusal, ParameterError, Refusal, StateRefusal
 from shared.estimands import Estimand, Estimate, estimate, parse_estimand, parse_formula
 from shared.formulas import Rows
-from shared.prescriptions import Figures
+from shared.prescriptions import Answering
 from shared.questions import SURVIVAL
 from shared.terminal import plain
 
@@ -641,7 +641,7 @@ def site_answer(
     kinds = {release.receipt.mechanism for release in releases}
     if len(kinds) > 1:
         raise EstimateRefusal("a site's releases must be of one mechanism", given=", ".join(sorted(kinds)))
-    if isinstance(plan.release, Figures):
+    if isinstance(plan.release, Answering):
         if combined and len(releases) > 1 and plan.redraws:
             raise EstimateRefusal("several refreshes of figures must not be put together", given=f"{len(releases)}")
         if any(store.plan(one.study, one.plan_version).plan.release != plan.release for one in releases):

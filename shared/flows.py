@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol, runtime_checkable
@@ -96,12 +97,12 @@ class _Part(Bijection, Protocol):
     def to_arrays(self) -> Arrays: ...
 
 
-class _Base:
+class _Base(ABC):
     """What all bijections of this module share: everything follows from two methods."""
 
+    @abstractmethod
     def inverse_with_log_det(self, x: Array) -> tuple[Array, Array]:
         """(f⁻¹(x), log |det ∂f⁻¹/∂x|): (n, d) and (n,)."""
-        raise NotImplementedError
 
     def inverse(self, x: Array) -> Array:
         """z = f⁻¹(x), (n, d) to (n, d), a new array."""
