@@ -100,30 +100,32 @@ class Survival:
         return self.cumulative / self.cumulative[-1] if self.reached is None else self.reached
 
     def among(self, eta: Array, everybody: Survival) -> Survival:
-        r"""The baselines behind the hazards of everybody, once who is at higher risk is known to leave earlier.
+        r"""The shape of the baselines behind the hazards of everybody: who is at higher risk leaves earlier.
 
         A hazard of everybody still there is the baseline's times their mean relative hazard, which falls with time:
 
-        .. math:: d\Lambda_0(t) = d\Lambda(t) \, \frac{\sum_i S_i(t) G_i(t)}{\sum_i e^{\eta_i} S_i(t) G_i(t)}
+        .. math:: d\Lambda_0(t) \propto d\Lambda(t) \, \frac{\sum_i S_i(t) G_i(t)}{\sum_i e^{\eta_i} S_i(t) G_i(t)}
 
-        with S and G the probabilities of no event and of no censoring, interval by interval from the first.
+        with S and G the probabilities of no event and of no censoring, interval by interval from the first, where the
+        factor is 1. The level is for the moments to tell: a baseline that followed it would leave it undetermined.
 
         Args:
-            eta: (m, 2) linear predictors of points that stand for everybody, levels included.
+            eta: (m, 2) linear predictors of points that stand for everybody; their levels do not matter.
             everybody: with the hazards of everybody, whose ψ stays.
         """
         eta = np.clip(eta, -_MOST, _MOST)
         relative = np.exp(eta)
+        relative /= relative.mean(axis=0)
         steps = np.diff(np.column_stack([everybody.cumulative, -everybody.staying]), axis=0)
-        reached = np.zeros((len(steps) + 1, 2))
+        own, out = np.zeros(2), np.zeros((len(steps) + 1, 2))
         for k, step in enumerate(steps):
             # Half of an interval's hazard is behind who is at risk in its middle.
-            own = reached[k]
+            after = own
             for _ in range(2):
-                there = np.exp(-(relative @ ((reached[k] + own) / 2)))
-                own = reached[k] + step * there.sum() / np.maximum(there @ relative, 1e-300)
-            reached[k + 1] = own
-        return replace(self, cumulative=reached[:, 0], staying=-reached[:, 1], reached=everybody.psi)
+                there = np.exp(-(relative @ ((own + after) / 2)))
+                after = own + step * there.sum() / np.maximum(there @ relative, 1e-300)
+            own = out[k + 1] = after
+        return replace(self, cumulative=out[:, 0], staying=-out[:, 1], reached=everybody.psi)
 
     @property
     def weights(self) -> Array:
