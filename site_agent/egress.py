@@ -60,6 +60,7 @@ from shared.wire import (
     RoundAnswer,
     RoundReceipt,
     RoundReply,
+    RoundRequest,
     SignedDocument,
     StudyRequest,
     Withdrawal,
@@ -365,13 +366,15 @@ class Egress:
             raise IntegrityRefusal("the answer must name this standing approval", given="another")
         _log.info("revoked standing approval %s", said.standing[:12])
 
-    def next_round(self, study: str) -> tuple[Asked, bytes] | None:
+    def next_round(self, study: str, flow: str = "") -> tuple[Asked, bytes] | None:
         """What a training asks of this site now, verified, with its content; None where that is nothing.
 
+        Args:
+            flow: SHA-256 of a finished flow; then that one, whatever else is asked now.
         Raises: SignatureRefusal, IntegrityRefusal, SchemaRefusal, TooLarge; StateRefusal, where no coordinator's key
         is pinned; NetworkRefusal.
         """
-        reply: RoundReply = self._ask("NextRound", StudyRequest(study=study))
+        reply: RoundReply = self._ask("NextRound", RoundRequest(study=study, flow=flow))
         if not reply.envelope:
             return None
         if self._witness is None:
