@@ -311,6 +311,11 @@ def plan_cost(
                 if price.paper is not None
                 else []
             ),
+            *(
+                [("training first", f"ε {number(price.training)}, once, to everybody; in every line below")]
+                if price.training is not None
+                else []
+            ),
             ("budget", f"ε {price.cap:g} at δ {price.delta:g}, all waves"),
         )
         out.print()
@@ -457,6 +462,8 @@ def plan_show(
     price = cost(plan)
     waves = "1 wave" if len(price.waves) == 1 else f"{len(price.waves)} waves"
     charged = f"ε {price.waves[-1].total:.4g} charged for {waves}"
+    if price.training is not None:
+        charged += f" and the training, which alone is ε {price.training:.4g}"
     answer = {"hash": plan.hash, "plan": plan.to_canonical(), "covered": covered, "not_covered": not_covered}
 
     def show(out: Console) -> None:

@@ -370,8 +370,10 @@ class Cost:
         rows: exact ε of the noise on the rows alone; less than `epsilon` under posture ``private`` only.
         paper: the ε the paper's Theorem 2 gives for the rows; looser, never used for charging.
         w_for_8: the w at which the rows of one wave cost ε = 8.
+        training: exact ε of the training by all sites that the plan has, which is charged before its first round to
+            every person of a site; None where it has none. A plan that names a trained flow does not say its price.
         redraws: whether each wave draws a person again.
-        waves: composed totals, wave by wave.
+        waves: composed totals, wave by wave, of a person who takes part in the training as well.
         last_affordable: number of the last wave the budget affords; 0 for none, `MANY` for practically all.
         translation: one wave in plain words.
     """
@@ -390,6 +392,7 @@ class Cost:
     rows: float | None
     paper: float | None
     w_for_8: float | None
+    training: float | None
     redraws: bool
     waves: tuple[WaveCost, ...]
     last_affordable: int
@@ -425,9 +428,12 @@ def cost(plan: StudyPlan, *, waves: int | None = None, persons: int | None = Non
     event, facts = planned_event(plan), plan.release.facts(plan)
     noise = mechanism(plan) if plan.release.draws_rows else None
     curve = privacy.rdp(event)
+    federated = plan.federated
+    before = 0.0 if federated is None else privacy.rdp(federated.event)
     # Under `append` and `frozen` nobody is drawn twice: whoever comes with the third wave pays for the third alone.
     totals = [
-        privacy.epsilon_from_rdp((number if plan.redraws else 1) * curve, delta) for number in range(1, count + 1)
+        privacy.epsilon_from_rdp(before + (number if plan.redraws else 1) * curve, delta)
+        for number in range(1, count + 1)
     ]
     return Cost(
         study=plan.study,
@@ -444,22 +450,23 @@ def cost(plan: StudyPlan, *, waves: int | None = None, persons: int | None = Non
         rows=None if noise is None else privacy.epsilon(noise.event, delta),
         paper=None if noise is None else privacy.theorem2_epsilon(w=noise.w, C=2 * noise.radius, delta=delta),
         w_for_8=None if noise is None else privacy.w_for_epsilon(8.0, delta, noise.radius),
+        training=None if federated is None else federated.epsilon(delta),
         redraws=plan.redraws,
         waves=tuple(
             WaveCost(number=number, total=total, left=cap - total, affordable=total <= cap)
             for number, total in enumerate(totals, start=1)
         ),
-        last_affordable=_last_affordable(curve, delta, cap) if plan.redraws else MANY * (totals[0] <= cap),
+        last_affordable=_last_affordable(curve, delta, cap, before) if plan.redraws else MANY * (totals[0] <= cap),
         translation=in_words(plan, event),
     )
 
 
-def _last_affordable(curve: Any, delta: float, cap: float) -> int:
+def _last_affordable(curve: Any, delta: float, cap: float, before: Any = 0.0) -> int:
     """The largest number of waves whose composed ε fits; totals grow, so a doubling and a bisection find it."""
     from shared import privacy
 
     def fits(number: int) -> bool:
-        return privacy.epsilon_from_rdp(number * curve, delta) <= cap
+        return privacy.epsilon_from_rdp(before + number * curve, delta) <= cap
 
     if not fits(1):
         return 0

@@ -29,6 +29,7 @@ from shared.errors import EstimateRefusal, ParameterError, Refusal, StateRefusal
 from shared.estimands import Estimand, Estimate, estimate, parse_estimand, parse_formula
 from shared.formulas import Rows
 from shared.prescriptions import Answering
+from shared.prescriptions.latent_noise import TRAINED_BEFORE
 from shared.questions import SURVIVAL
 from shared.terminal import plain
 
@@ -718,7 +719,9 @@ def draws_of(releases: Sequence[Release], behind: Sequence[Release]) -> list[Dra
 def _draw(receipt: Receipt, rows: int, known: Mapping[str, Receipt]) -> Draw:
     fitted = known.get(receipt.flow_of, receipt)
     persons: int | None = max(1, fitted.drawn)
-    if receipt.posture == "public":
+    if receipt.posture == "public" or receipt.conditional_on == TRAINED_BEFORE:
+        # Under a plan that names a flow of several sites its error is theirs together, and no part of this site's
+        # interval: a warning says so (`intervals`).
         persons = None
     elif receipt.posture == "holdout":
         share = float(receipt.parameters["holdout"])

@@ -18,7 +18,7 @@ from typing import Any, Literal
 from shared.canonical import canonical_json, closed, parse_json, sha256_hex
 from shared.dictionary import NUMERIC, Dictionary
 from shared.errors import ParameterError, PlanExpired, PlanRefusal
-from shared.federated import PREFIX, Federated, read_reference
+from shared.federated import PREFIX, Federated, Shape, read_reference
 from shared.keys import Envelope, PublicKey, SigningKey
 from shared.prescriptions import Prescription, kind, must
 from shared.prescriptions.latent_noise import LatentNoisePlan
@@ -323,6 +323,10 @@ class StudyPlan:
             "training.family must be 'affine' with [federated], without training.spectral",
             repr(self.training.family),
         )
+        # Known here, before anybody approves or is charged, and not at the first round.
+        from shared.encoding import Encoder
+
+        Shape.of(Encoder(dictionary=self.dictionary).d, self.training)
         for site, table in self.federated.reference.items():
             _must_be_references({**self.reference, **table}, self.dictionary, f"federated.reference.{site}")
 

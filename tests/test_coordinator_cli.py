@@ -29,6 +29,7 @@ from shared.invitation import Invitation
 from shared.keys import Envelope, SigningKey
 from shared.mechanisms.latent_noise import default_radius
 from shared.plan import LatentNoisePlan, StudyPlan, open_plan
+from site_agent.ledger import Ledger
 
 
 @pytest.fixture
@@ -236,6 +237,34 @@ def test_check_and_cost_of_a_plan_say_its_posture_and_what_training_takes(hub, p
     assert price.posture == posture
     assert (price.rows < price.epsilon - 1) == (posture == "private")
     assert 7.98 < price.epsilon <= 8.0 + 1e-6
+
+
+def test_plan_cost_has_the_training_by_all_sites_beside_the_waves_and_in_their_totals(hub, tmp_path):
+    file = STUDIES / "federated.toml"
+    plan = StudyPlan.from_toml(file.read_text())
+    price = planning.cost(plan)
+    training, wave = plan.federated.event, plan.release.event(plan)
+    assert price.training == pytest.approx(privacy.epsilon(training, plan.budget.delta))
+    # What a site's ledger will hold against the budget for somebody who trained and was then drawn.
+    ledger = Ledger.create(tmp_path / "ledger.db", SigningKey.generate(), site="north")
+    for number, (event, rounds) in enumerate(((training, plan.federated.rounds), (wave, 0))):
+        charge = {"event": event.to_canonical(), "delta": plan.budget.delta, "cap_epsilon": plan.budget.epsilon}
+        ledger.reserve(
+            study=plan.study,
+            plan_hash="a" * 64,
+            wave=number,
+            release_id=f"r{number}",
+            uncovered=(),
+            rounds=rounds,
+            **charge,
+        )
+    assert price.waves[0].total == pytest.approx(ledger.study_total(plan.study, plan.budget.delta).epsilon)
+    assert price.waves[0].total > max(price.training, price.epsilon)
+    assert hub("plan", "cost", file)[1]["training"] == pytest.approx(price.training)
+    # Without it the waves alone; and where it leaves nothing for a wave, none is affordable.
+    assert planning.cost(replace(plan, federated=None)).training is None
+    tight = replace(plan, budget=replace(plan.budget, epsilon=max(price.training, price.epsilon)))
+    assert planning.cost(tight).last_affordable == 0
 
 
 def test_plan_cost_refuses_a_delta_too_large_for_the_persons(hub, written):
