@@ -1161,7 +1161,7 @@ def figure(
 def harmonise(
     context: typer.Context,
     study: Study,
-    column: Annotated[str, typer.Argument(help="What hospitals measure differently.")],
+    column: Annotated[str, typer.Argument(help="What hospitals measure differently; chol,hdl: together.")],
     to: Annotated[str, typer.Option("--to", help="The site whose scale counts.")],
     wave: Annotated[int, typer.Option("--wave", help="The table as of this wave; the newest if left out.")] = 0,
     estimand: Planned = "",

@@ -465,13 +465,22 @@ def _required(item: Field[Any]) -> bool:
     return item.default is MISSING and item.default_factory is MISSING
 
 
+def _default(item: Field[Any]) -> Any:
+    return item.default if item.default_factory is MISSING else item.default_factory()
+
+
 def _plain(value: Any) -> Any:
     if isinstance(value, dt.date):
         return value.isoformat()
     if isinstance(value, Mapping):
         return {key: _plain(item) for key, item in value.items()}
     if hasattr(value, "__dataclass_fields__"):
-        return {item.name: _plain(getattr(value, item.name)) for item in fields(value)}
+        # Absent at its default, what came later: plans that know nothing of it keep the hash they were approved by.
+        later = getattr(type(value), "later", ())
+        shown = [
+            item for item in fields(value) if item.name not in later or getattr(value, item.name) != _default(item)
+        ]
+        return {item.name: _plain(getattr(value, item.name)) for item in shown}
     return value
 
 

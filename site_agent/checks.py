@@ -236,12 +236,15 @@ def check_rows(
     )
 
 
-def check_figures(plan: StudyPlan, released: pd.DataFrame, *, n: int, limits: Limits) -> tuple[Check, ...]:
+def check_figures(
+    plan: StudyPlan, released: pd.DataFrame, *, n: int, limits: Limits, clipped: int | None = None
+) -> tuple[Check, ...]:
     """Hold sealed figures against the plan. Whose records they are of cannot be seen in them: the price says so.
 
     Args:
         released: the table as read back from the sealed bundle.
         n: persons whose records they were taken of.
+        clipped: how many of them had a value beyond bounds that the plan sets for the figures; None without such.
     """
     rule = "the figures must be those that the plan names, and possible for so many persons and so much noise"
     try:
@@ -250,7 +253,12 @@ def check_figures(plan: StudyPlan, released: pd.DataFrame, *, n: int, limits: Li
         exact = Check(name="figures", rule=rule, outcome="failed", detail=str(refusal))
     else:
         exact = Check(name="figures", rule=rule, outcome="passed", detail=f"{len(released)} figures")
-    found = (exact, _persons(n, n, limits))
+    found: tuple[Check, ...] = (exact, _persons(n, n, limits))
+    if clipped is not None:
+        # Always passed: an outcome may be told outside, and this one would be a fact of records that nobody priced.
+        rule = "values beyond the bounds of the figures count at their bound"
+        said = f"{clipped} records; the count stays here"
+        found += (Check(name="beyond_bounds", rule=rule, outcome="passed", measured=float(clipped), detail=said),)
     if exact.outcome != "passed" or not isinstance(plan.release, Figures):
         return found
     doubt = plan.release.doubt(plan, released, n)

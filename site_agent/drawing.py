@@ -261,7 +261,8 @@ class _Noisy(Drawing):
     def checks(self, table: pd.DataFrame, limits: Limits) -> tuple[Check, ...]:
         from site_agent.checks import check_figures
 
-        return check_figures(self.plan, table, n=self.n, limits=limits)
+        clipped = self._figures.clipped(self.plan, self._real)
+        return check_figures(self.plan, table, n=self.n, limits=limits, clipped=clipped)
 
     def attack(self, limits: Limits, rng: Noise, told: Told) -> dict[str, Any]:
         """What the price already says of every attack: nothing was fitted that one could probe."""

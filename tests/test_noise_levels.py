@@ -369,6 +369,7 @@ MADE_IN: dict[type[Event], set[str]] = {
         "shared/mechanisms/moments.py",
         "shared/mechanisms/quantiles.py",
         "shared/mechanisms/slicing.py",
+        "shared/prescriptions/densities.py",
         "shared/prescriptions/latent_noise.py",
         "site_agent/composition.py",
         "site_agent/ledger.py",

@@ -88,6 +88,8 @@ class Prescription(ABC):
     title: ClassVar[str] = ""
     draws_rows: ClassVar[bool] = False
     """Whether the released table holds synthetic rows of the dictionary."""
+    later: ClassVar[tuple[str, ...]] = ()
+    """Settings that plans had before they existed: absent from a plan's bytes while they are at their default."""
     fits: ClassVar[str] = "flow"
     """What is fitted on the persons who train, where there are such."""
 
@@ -207,6 +209,13 @@ class Figures(Answering):
     @abstractmethod
     def draw(self, plan: StudyPlan, records: pd.DataFrame, rng: Noise) -> pd.DataFrame:
         """The noisy figures of checked records (`Dictionary.check`): the one draw."""
+
+    def clipped(self, plan: StudyPlan, records: pd.DataFrame) -> int | None:
+        """How many checked records have a value beyond bounds of this mechanism's own; None where it has none.
+
+        For the hospital's approver alone: it is counted exactly, and is in no price.
+        """
+        return None
 
     def doubt(self, plan: StudyPlan, table: pd.DataFrame, n: int) -> str:
         """Why figures of so few persons under so much noise say little, in a sentence; empty where they say enough.
