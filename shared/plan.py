@@ -376,6 +376,9 @@ class StudyPlan:
                 # Absent, not null: plans that know nothing of it keep the hash they were approved by.
                 if value:
                     out[item.name] = _plain(value)
+            elif item.name == "release":
+                # The same of impossible cells: of plans that declare none, no word.
+                out[item.name] = {k: v for k, v in _plain(value).items() if k != "zeros" or v}
             else:
                 out[item.name] = _plain(value)
         return out
