@@ -12,11 +12,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from coordinator.cautions import Condition, theorem3
 from shared.errors import ParameterError, Refusal
 from shared.plan import Floors, StudyPlan
 from shared.terminal import Check
 
-__all__ = ["Cost", "Price", "WaveCost", "changes", "cost", "prices", "review", "template"]
+__all__ = ["Cost", "Price", "WaveCost", "changes", "conditions", "cost", "prices", "review", "template"]
 
 MEANINGFUL = 10.0
 """Above this ε a guarantee is called what it is: none worth the name."""
@@ -81,6 +82,12 @@ membership_auc = 0.55            # membership attack: highest AUC that passes
 own_row_linkage = 0.05           # share of records whose nearest released row is their own
 extreme_linkage = 0.20           # the same among the most extreme records
 approvals = 1                    # people who must sign a release at the site
+
+# How large the study is expected to be. Nobody is held to it: plan check and plan cost warn by it where there are too
+# many sites for their size, or too few, for the paper's theorem on pooled answers.
+# [expected]
+# sites = 12
+# persons = 900                  # of an average site
 
 @WAVES@
 # Planned analyses, name to formula over columns: mean, proportion, correlation, ols, logistic, cox.
@@ -175,6 +182,7 @@ def review(text: str, *, today: dt.date, recipient: str = "") -> tuple[StudyPlan
         *(_estimand(plan, name, formula) for name, formula in plan.estimands.items()),
         *_calendar(plan, today),
         *_price(plan),
+        *_theorem3(plan),
         _floors(plan),
     ]
     if not plan.estimands:
@@ -319,6 +327,29 @@ def _price(plan: StudyPlan) -> list[Check]:
     return lines
 
 
+def conditions(plan: StudyPlan) -> tuple[Condition, ...] | None:
+    """What speaks against Theorem 3 by what the plan expects; None where it expects nothing, or releases no rows.
+
+    That sites differ (τ₀ > 0) no plan can state: an answer is held to it (`coordinator.queries.Answer.cautions`).
+    """
+    if plan.expected is None or plan.release.mechanism != "latent_noise":
+        return None
+    return theorem3(plan.expected.sites, plan.expected.persons)
+
+
+def _theorem3(plan: StudyPlan) -> list[Check]:
+    found = conditions(plan)
+    if found is None or plan.expected is None:
+        return []
+    if not found:
+        size = f"{plan.expected.sites} sites of about {plan.expected.persons:,} persons"
+        return [Check(name="theorem 3", detail=f"{size}; that sites differ (τ₀ > 0) is seen with the answers")]
+    return [
+        Check(name="theorem 3", state="warn", detail=f"{one.given}; it asks that {one.must}", fix=one.fix)
+        for one in found
+    ]
+
+
 def _floors(plan: StudyPlan) -> Check:
     usual, given = Floors(), plan.floors
     looser = [
@@ -374,6 +405,7 @@ class Cost:
         waves: composed totals, wave by wave.
         last_affordable: number of the last wave the budget affords; 0 for none, `MANY` for practically all.
         translation: one wave in plain words.
+        conditions: of Theorem 3, those that the sizes which the plan expects do not meet.
     """
 
     study: str
@@ -394,6 +426,7 @@ class Cost:
     waves: tuple[WaveCost, ...]
     last_affordable: int
     translation: str
+    conditions: tuple[Condition, ...] = ()
 
 
 def cost(plan: StudyPlan, *, waves: int | None = None, persons: int | None = None) -> Cost:
@@ -451,6 +484,7 @@ def cost(plan: StudyPlan, *, waves: int | None = None, persons: int | None = Non
         ),
         last_affordable=_last_affordable(curve, delta, cap) if plan.redraws else MANY * (totals[0] <= cap),
         translation=in_words(plan, event),
+        conditions=conditions(plan) or (),
     )
 
 
