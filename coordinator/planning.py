@@ -68,6 +68,7 @@ mechanism = "latent_noise"
 w = 0.005
 # epsilon = 6.0                  # in place of w: what one release may cost at the budget's δ; w is solved from it
 # radius = 4.5                   # norm to which latents are clipped; left out: from the number of columns
+# shrink = 2.0                   # pulls the latents of unusual records in further than that; the price stays w's and R's
 
 # What one person may be charged by this study, all waves together.
 [budget]

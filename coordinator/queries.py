@@ -741,11 +741,21 @@ def _draw(receipt: Receipt, rows: int, known: Mapping[str, Receipt]) -> Draw:
         persons = max(1, round(fitted.drawn * share / (1 - share)))
     return Draw(
         rows=rows,
-        w=float(receipt.parameters["w"]),
+        w=_weight(receipt),
         flow=receipt.flow_of,
         fitted_on=persons,
         among=receipt.posture != "holdout",
     )
+
+
+def _weight(receipt: Receipt) -> float:
+    """w; of rows whose unusual records were pulled in, the w at which plain rows would tell as little of theirs."""
+    w, shrink = float(receipt.parameters["w"]), float(receipt.parameters.get("shrink", 1.0))
+    if shrink == 1:
+        return w
+    from shared.mechanisms.latent_noise import kept_weight
+
+    return kept_weight(w, float(receipt.parameters["radius"]), shrink, receipt.d)
 
 
 def _source(store: Store, release: Release, question: Estimand) -> Source:

@@ -489,7 +489,10 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: _plain(item) for key, item in value.items()}
     if hasattr(value, "__dataclass_fields__"):
-        return {item.name: _plain(getattr(value, item.name)) for item in fields(value)}
+        unsaid = value.unsaid if isinstance(value, Prescription) else ()
+        said = {item.name: getattr(value, item.name) for item in fields(value)}
+        usual = {item.name for item in fields(value) if item.name in unsaid and said[item.name] == item.default}
+        return {name: _plain(item) for name, item in said.items() if name not in usual}
     return value
 
 

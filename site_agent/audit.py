@@ -70,6 +70,7 @@ __all__ = [
     "signals",
     "table_attacks",
     "trade_off",
+    "weighed",
     "whitening",
 ]
 
@@ -331,15 +332,10 @@ def attack(
     )
     codes = recoded(encoder)
     members, others = (_sample(rows, _MOST_RATIOS // (2 * len(probe)), draws) for rows in (fitted_on, held_back))
-    flow, w = mechanism.flow, mechanism.w
     return replace(
         report,
-        likelihood=likelihood_attack(
-            members=signals(flow, codes(members), w=w, radius=mechanism.radius),
-            held_back=signals(flow, codes(others), w=w, radius=mechanism.radius),
-            released=latents_of(flow, codes(probe)),
-            w=w,
-            bound=trade_off(mechanism.event.mu, FALSE_ALARMS),
+        likelihood=weighed(
+            mechanism, members=codes(members), held_back=codes(others), released=codes(probe), bounded=True
         ),
         tables=table_attacks(
             members=encoder.decode(fitted_on),
@@ -628,11 +624,42 @@ def _standardising(x: Array) -> Any:
 
 
 # -- who holds the flow ------------------------------------------------------------------------------------------
-def signals(flow: Bijection, rows: Array, *, w: float, radius: float) -> Array:
-    """√w clip_R(f⁻¹(x)), (n, d): where the release of each row is centred."""
+def weighed(
+    mechanism: LatentNoise, *, members: Array, held_back: Array, released: Array, bounded: bool = False
+) -> LikelihoodAttack:
+    """`likelihood_attack` by somebody who knows everything about a mechanism but its noise.
+
+    Args:
+        members, held_back, released: (n, d) rows as they are seen, encoded (`recoded`).
+        bounded: whether the report says what no attacker could exceed.
+    """
+    flow, carried = mechanism.flow, mechanism.carried
+    others = [j for j in range(flow.d) if j not in carried]
+    how: dict[str, float] = {"w": mechanism.w, "radius": mechanism.radius, "shrink": mechanism.shrink}
+    inside, outside = (signals(flow, rows, **how, others=others) for rows in (members, held_back))
+    return likelihood_attack(
+        members=inside,
+        held_back=outside,
+        released=mechanism.unrestored(latents_of(flow, released)[:, others]),
+        w=mechanism.w,
+        bound=trade_off(mechanism.event.mu, FALSE_ALARMS) if bounded and not carried else 1.0,
+    )
+
+
+def signals(
+    flow: Bijection,
+    rows: Array,
+    *,
+    w: float,
+    radius: float,
+    shrink: float = 1.0,
+    others: Sequence[int] | None = None,
+) -> Array:
+    """√w a(|z|) z with z = f⁻¹(x), (n, d): where the release of each row is centred; of the columns `others` alone."""
     z = latents_of(flow, rows)
+    z = z if others is None else z[:, list(others)]
     norm = np.linalg.norm(z, axis=1, keepdims=True)
-    return np.asarray(math.sqrt(w) * z * np.minimum(1.0, radius / np.where(norm > 0, norm, 1.0)))
+    return np.asarray(math.sqrt(w) * z * np.minimum(1.0, radius / np.where(norm > 0, norm, 1.0)) ** shrink)
 
 
 def latents_of(flow: Bijection, rows: Array) -> Array:

@@ -206,6 +206,7 @@ class _Rows(Drawing):
             dictionary=self.plan.dictionary,
             limits=limits,
             clipped=self._fitted.mechanism.clipped_count(self._x),
+            beyond=self._fitted.mechanism.beyond,
         )
 
     def attack(self, limits: Limits, rng: Noise, told: Told) -> dict[str, Any]:

@@ -16,7 +16,6 @@ from site_desk import Hospital, hospital  # noqa: F401
 from shared import privacy
 from shared.encoding import Encoder
 from shared.errors import ParameterError, PolicyRefusal
-from shared.mechanisms.latent_noise import default_radius
 from shared.plan import Floors, StudyPlan, Training
 from shared.randomness import seeded_rng
 from site_agent import curve as curves
@@ -46,8 +45,7 @@ def one(study) -> Curve:
 
 
 def test_the_price_and_the_bound_are_the_exact_ones(one, study):
-    d = Encoder(dictionary=study.dictionary).d
-    assert one.radius == default_radius(d)
+    assert one.radius == study.release.radius
     for point in one.points:
         event = privacy.Gaussian(sigma=np.sqrt(1 - point.w), sensitivity=2 * one.radius * np.sqrt(point.w))
         assert point.epsilon == pytest.approx(privacy.epsilon(event, study.budget.delta), rel=1e-9)

@@ -89,6 +89,9 @@ class Prescription(ABC):
     """Whether the released table holds synthetic rows of the dictionary."""
     fits: ClassVar[str] = "flow"
     """What is fitted on the persons who train, where there are such."""
+    unsaid: ClassVar[frozenset[str]] = frozenset()
+    """Settings that a plan does not spell out while they are as they would be anyway: plans from before there was such
+    a setting keep the hash they were approved by."""
 
     @property
     def edges(self) -> EdgeRules | None:

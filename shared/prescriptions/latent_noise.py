@@ -46,15 +46,20 @@ class LatentNoisePlan(Prescription):
         w: weight of the data, in [0, 1).
         epsilon: ε of one release at the budget's δ; w is then solved for (`mechanism`), and under
             posture ``private`` gets what the training leaves. Exactly one of `w` and `epsilon` is given.
-        radius: R, the norm to which latents are clipped; None takes the square root of the 0.99 quantile of χ²_d.
+        radius: R, the norm to which latents are clipped; None takes the square root of the 0.99 quantile of χ²_d, and
+            of the 0.9 quantile where `shrink` is above 1.
+        shrink: p, 1 to 8. Above 1 a latent beyond R is pulled further in than to R, to R (R/r)^{p−1}, so that an
+            unusual record does not stand out in its released row; the price follows from w and R alone, as before.
     """
 
     w: float | None = None
     epsilon: float | None = None
     radius: float | None = None
+    shrink: float = 1.0
     mechanism: Literal["latent_noise"] = "latent_noise"
     title: ClassVar[str] = "latent noise injection"
     draws_rows: ClassVar[bool] = True
+    unsaid: ClassVar[frozenset[str]] = frozenset({"shrink"})
 
     def __post_init__(self) -> None:
         must(self.mechanism == "latent_noise", "release.mechanism must be 'latent_noise'", repr(self.mechanism))
@@ -65,6 +70,7 @@ class LatentNoisePlan(Prescription):
             must(0 < self.epsilon < math.inf, "release.epsilon must be positive and finite", self.epsilon)
         if self.radius is not None:
             must(self.radius > 0 and math.isfinite(self.radius), "release.radius must be positive", self.radius)
+        must(1 <= self.shrink <= 8, "release.shrink must be in [1, 8]", self.shrink, "Take 2, or leave it out.")
 
     def require(self, plan: StudyPlan) -> None:
         """[private] with its posture, and only with it; or in its place a flow that several sites have trained."""
@@ -90,12 +96,14 @@ class LatentNoisePlan(Prescription):
         """w, R, and what the posture adds to them."""
         noise = mechanism(plan)
         parameters = {"w": noise.w, "radius": noise.radius}
+        if noise.shrink > 1:
+            parameters["shrink"] = noise.shrink
         if plan.posture == "holdout":
             parameters["holdout"] = plan.holdout
         if plan.private is not None:
             parameters |= {name: float(value) for name, value in asdict(plan.private).items()}
         return Facts(
-            d=noise.flow.d,
+            d=noise.d,
             parameters=parameters,
             conditional_on=TRAINED_BEFORE if plan.flow else CONDITIONAL_ON[plan.posture],
             # DP-SGD adds its noise to sums over persons; latent noise alone is added to each row by itself.
@@ -140,6 +148,11 @@ class LatentNoisePlan(Prescription):
                 "trained with noise (DP-SGD) from a public start, for a number of steps fixed in the plan, and the "
                 "stated price is that of the training and of the rows."
             )
+        if self.shrink > 1:
+            covered += (
+                " The latents of unusual records, those beyond R, are pulled in towards the middle before the noise "
+                f"(shrink {self.shrink:g}); the noise is the same for everybody, and so is the price."
+            )
         copied: tuple[str, ...] = ()
         if plan.returning == "frozen" and len(plan.waves) > 1:
             copied = (
@@ -183,9 +196,10 @@ class LatentNoisePlan(Prescription):
         plan.dictionary.validate_release(table)
 
     def details(self, plan: StudyPlan) -> str:
-        """w, and R."""
+        """w, R, and what is done beyond it."""
         noise = mechanism(plan)
-        return f"w = {noise.w:.4g}, R = {noise.radius:.4g}"
+        beyond = f", shrink {noise.shrink:g} beyond it" if noise.shrink > 1 else ""
+        return f"w = {noise.w:.4g}, R = {noise.radius:.4g}{beyond}"
 
 
 def mechanism(plan: StudyPlan, flow: Bijection | None = None) -> LatentNoise:
@@ -198,21 +212,23 @@ def mechanism(plan: StudyPlan, flow: Bijection | None = None) -> LatentNoise:
     """
     from shared.encoding import Encoder
     from shared.flows import Identity
-    from shared.mechanisms.latent_noise import LatentNoise, default_radius
+    from shared.mechanisms.latent_noise import INSIDE, INSIDE_SHRUNK, LatentNoise, default_radius
 
     if flow is None:
         flow = Identity(d=Encoder(dictionary=plan.dictionary).d)
     release = plan.release
     if not isinstance(release, LatentNoisePlan):
         raise PlanRefusal("release.mechanism must be latent_noise for a flow to be used", given=repr(release.mechanism))
-    radius = release.radius if release.radius is not None else default_radius(flow.d)
+    radius = release.radius
+    if radius is None:
+        radius = default_radius(flow.d, inside=INSIDE_SHRUNK if release.shrink > 1 else INSIDE)
     w = release.w
     if w is None:
         assert release.epsilon is not None
         # To six digits, towards more noise: a solver's last digits differ between machines, and then two would not
         # agree on one receipt.
         w = float(_SIX_DIGITS.create_decimal(_solved(release.epsilon, plan.budget.delta, radius, _training(plan))))
-    return LatentNoise(flow=flow, w=w, radius=radius)
+    return LatentNoise(flow=flow, w=w, radius=radius, shrink=release.shrink)
 
 
 def _training(plan: StudyPlan) -> privacy.SubsampledGaussian | None:
