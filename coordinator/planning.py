@@ -68,7 +68,8 @@ mechanism = "latent_noise"
 w = 0.005
 # epsilon = 6.0                  # in place of w: what one release may cost at the budget's δ; w is solved from it
 # radius = 4.5                   # norm to which latents are clipped; left out: from the number of columns
-# shrink = 2.0                   # pulls the latents of unusual records in further than that; the price stays w's and R's
+# carry = "died"                 # releases every true value of an event or binary column: no guarantee; posture local
+# shrink = 2.0                   # pulls latents of unusual records in further than that; the price is w's and R's
 
 # What one person may be charged by this study, all waves together.
 [budget]
@@ -186,6 +187,11 @@ def review(text: str, *, today: dt.date, recipient: str = "") -> tuple[StudyPlan
         *_theorem3(plan),
         _floors(plan),
     ]
+    carried = getattr(plan.release, "carry", "")
+    if carried:
+        fix = "Leave release.carry out: the column is then drawn from its law given the noisy others."
+        detail = f"every true {carried} is released as it is: no formal guarantee"
+        lines.append(Check(name="carried", state="warn", detail=detail, fix=fix))
     if not plan.estimands:
         lines.append(Check(name="estimands", state="warn", detail="none planned", fix="Name the planned analyses."))
     if not plan.eligibility.strip():

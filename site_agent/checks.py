@@ -223,6 +223,7 @@ def check_rows(
     limits: Limits,
     clipped: int,
     beyond: float = 0.0,
+    carried: str = "",
 ) -> tuple[Check, ...]:
     """Hold a sealed table of synthetic rows beside the real one.
 
@@ -232,6 +233,7 @@ def check_rows(
         dictionary: of the plan.
         limits: floors in force.
         clipped: records whose latent lay outside the clipping ball.
+        carried: column whose true values are released; blank for none.
         beyond: share of records that the plan means to lie outside it, where it pulls them in (`LatentNoise.shrink`).
     """
     return (
@@ -240,6 +242,7 @@ def check_rows(
         _equal_rows(released, real, dictionary),
         _rare_levels(released, dictionary, limits),
         _clip(clipped, len(real), beyond),
+        *([_carried(carried)] if carried else []),
     )
 
 
@@ -484,6 +487,15 @@ def _rare_levels(released: pd.DataFrame, dictionary: Dictionary, limits: Limits)
         threshold=0.0,
         detail=", ".join(f"{name}: {count} rare" for name, count in rare.items()),
         policy=float(limits.rare_level),
+    )
+
+
+def _carried(column: str) -> Check:
+    return Check(
+        name="carried",
+        rule="no column should be released as it is",
+        outcome="warning",
+        detail=f"every row has its person's true {column}; no formal guarantee covers that column",
     )
 
 

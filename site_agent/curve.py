@@ -28,7 +28,7 @@ from shared.errors import EstimateRefusal, ParameterError, PolicyRefusal
 from shared.estimands import Estimate, estimate, parse_estimand
 from shared.mechanisms.latent_noise import LatentNoise
 from shared.plan import StudyPlan
-from shared.prescriptions.latent_noise import mechanism
+from shared.prescriptions.latent_noise import carried_column, mechanism
 from shared.randomness import Noise
 from site_agent.audit import (
     FALSE_ALARMS,
@@ -198,6 +198,7 @@ def price_curve(
         rng,
         integer_columns=encoder.integer_columns,
         progress=lambda part, share, left: tell(Step.FIT, fitting * share),
+        carried=carried_column(plan),
     )
     prescribed = mechanism(plan)
     radius, planned = prescribed.radius, prescribed.w

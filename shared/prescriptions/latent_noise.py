@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from shared.mechanisms.latent_noise import LatentNoise
     from shared.plan import StudyPlan
 
-__all__ = ["CONDITIONAL_ON", "LatentNoisePlan", "mechanism"]
+__all__ = ["CONDITIONAL_ON", "LatentNoisePlan", "carried_column", "mechanism"]
 
 CONDITIONAL_ON: Mapping[str, str] = {
     "local": "flow, encoder, w and R",
@@ -50,16 +50,19 @@ class LatentNoisePlan(Prescription):
             of the 0.9 quantile where `shrink` is above 1.
         shrink: p, 1 to 8. Above 1 a latent beyond R is pulled further in than to R, to R (R/r)^{p−1}, so that an
             unusual record does not stand out in its released row; the price follows from w and R alone, as before.
+        carry: an event or binary column whose true value is released in every row. No guarantee covers it, and the
+            receipt says so; posture ``local`` only. Blank for none: every column is drawn through the noise.
     """
 
     w: float | None = None
     epsilon: float | None = None
     radius: float | None = None
     shrink: float = 1.0
+    carry: str = ""
     mechanism: Literal["latent_noise"] = "latent_noise"
     title: ClassVar[str] = "latent noise injection"
     draws_rows: ClassVar[bool] = True
-    unsaid: ClassVar[frozenset[str]] = frozenset({"shrink"})
+    unsaid: ClassVar[frozenset[str]] = frozenset({"shrink", "carry"})
 
     def __post_init__(self) -> None:
         must(self.mechanism == "latent_noise", "release.mechanism must be 'latent_noise'", repr(self.mechanism))
@@ -80,6 +83,29 @@ class LatentNoisePlan(Prescription):
             f"posture {plan.posture!r}, {'no ' if plan.private is None else ''}[private]",
         )
         must(plan.private is None or not plan.flow, "[private] must not be given with flow", "both")
+        if self.carry:
+            self._require_carried(plan)
+
+    def _require_carried(self, plan: StudyPlan) -> None:
+        must(
+            plan.posture == "local",
+            "release.carry must be given with posture 'local' only: what is carried over is released without noise, "
+            "and the other postures promise that nobody's record is",
+            f"posture {plan.posture!r}",
+            'Write posture = "local", or leave release.carry out.',
+        )
+        kinds = {column.name: column.kind for column in plan.dictionary.released}
+        must(
+            kinds.get(self.carry) in ("event", "binary"),
+            "release.carry must name a released event or binary column",
+            repr(self.carry)[:60],
+        )
+        must(len(kinds) > 1, "release.carry must leave a column to noise", "one column")
+        must(
+            plan.training.margins == "normal_scores",
+            "training.margins must be 'normal_scores' with release.carry",
+            repr(plan.training.margins),
+        )
 
     @property
     def _both(self) -> str:
@@ -105,24 +131,29 @@ class LatentNoisePlan(Prescription):
         return Facts(
             d=noise.d,
             parameters=parameters,
-            conditional_on=TRAINED_BEFORE if plan.flow else CONDITIONAL_ON[plan.posture],
+            conditional_on=(TRAINED_BEFORE if plan.flow else CONDITIONAL_ON[plan.posture]) + self._also_given,
             # DP-SGD adds its noise to sums over persons; latent noise alone is added to each row by itself.
             model="local" if plan.private is None else "central",
             epsilon_paper=_paper(plan, noise),
         )
+
+    @property
+    def _also_given(self) -> str:
+        return f", and everybody's true {self.carry}" if self.carry else ""
 
     def covered(self, plan: StudyPlan) -> tuple[str, ...]:
         """By posture: a row given its flow, the released persons, or everybody."""
         person = unit(plan) == "patient"
         record = "one person's record" if person else "one row of the hospital's table"
         everyone = "Every person in the table" if person else "Every row of the hospital's table"
+        other = f"any other with the same {self.carry}" if self.carry else "any other"
         promise = (
-            f"replacing {record} by any other changes the probability of any released table by at most the stated "
-            "(ε, δ)"
+            f"replacing {record} by {other} changes the probability of any released table by at most the stated (ε, δ)"
         )
         if plan.posture == "local":
             whose = "Each person's released row" if person else "Each released row"
-            covered = f"{whose}, given the flow, the encoder, the weight w and the clipping radius R: {promise}."
+            but = f" but for {self.carry}" if self.carry else ""
+            covered = f"{whose}{but}, given the flow, the encoder, the weight w and the clipping radius R: {promise}."
         elif plan.posture == "holdout":
             covered = (
                 "Every person who is released: replacing the record of one of them by any other changes the "
@@ -164,8 +195,17 @@ class LatentNoisePlan(Prescription):
     def not_covered(self, plan: StudyPlan) -> tuple[str, ...]:
         """What of the fitting no noise protects."""
         if plan.posture == "local":
+            carried: tuple[str, ...] = ()
+            if self.carry:
+                whose = "Every person's" if unit(plan) == "patient" else "Every row's"
+                carried = (
+                    f"The column {self.carry}: no formal guarantee. {whose} true value of it is carried over to the "
+                    "released row as it is, without noise. The stated ε does not speak of it, and no ε would hold "
+                    f"for it. Whoever tells which row is whose reads the true {self.carry} there.",
+                )
             when = ", of this wave or of the one whose flow is used again" if len(plan.waves) > 1 else ""
             return (
+                *carried,
                 "The flow, its margins and its stopping point: they were fitted on the released records themselves"
                 f"{when} (posture 'local'), and what they carry about a person is not bounded by this ε. The site "
                 "audited the release by the attacks it could try; that is evidence, not a guarantee.",
@@ -199,7 +239,8 @@ class LatentNoisePlan(Prescription):
         """w, R, and what is done beyond it."""
         noise = mechanism(plan)
         beyond = f", shrink {noise.shrink:g} beyond it" if noise.shrink > 1 else ""
-        return f"w = {noise.w:.4g}, R = {noise.radius:.4g}{beyond}"
+        carried = f", {self.carry} carried over as it is" if self.carry else ""
+        return f"w = {noise.w:.4g}, R = {noise.radius:.4g}{beyond}{carried}"
 
 
 def mechanism(plan: StudyPlan, flow: Bijection | None = None) -> LatentNoise:
@@ -221,14 +262,25 @@ def mechanism(plan: StudyPlan, flow: Bijection | None = None) -> LatentNoise:
         raise PlanRefusal("release.mechanism must be latent_noise for a flow to be used", given=repr(release.mechanism))
     radius = release.radius
     if radius is None:
-        radius = default_radius(flow.d, inside=INSIDE_SHRUNK if release.shrink > 1 else INSIDE)
+        radius = default_radius(flow.d - bool(release.carry), inside=INSIDE_SHRUNK if release.shrink > 1 else INSIDE)
     w = release.w
     if w is None:
         assert release.epsilon is not None
         # To six digits, towards more noise: a solver's last digits differ between machines, and then two would not
         # agree on one receipt.
         w = float(_SIX_DIGITS.create_decimal(_solved(release.epsilon, plan.budget.delta, radius, _training(plan))))
-    return LatentNoise(flow=flow, w=w, radius=radius, shrink=release.shrink)
+    carried = carried_column(plan)
+    return LatentNoise(
+        flow=flow, w=w, radius=radius, shrink=release.shrink, carried=() if carried is None else (carried,)
+    )
+
+
+def carried_column(plan: StudyPlan) -> int | None:
+    """Which encoded column a plan carries over as it is; None for none."""
+    from shared.encoding import Encoder
+
+    name = getattr(plan.release, "carry", "")
+    return Encoder(dictionary=plan.dictionary).columns.index(name) if name else None
 
 
 def _training(plan: StudyPlan) -> privacy.SubsampledGaussian | None:
