@@ -337,6 +337,8 @@ def plan_cost(
             out.print("Nobody is drawn twice: whoever comes with a later wave pays for that wave alone.")
         out.print("every wave is affordable" if last == MANY else words, style="bold")
         out.print(price.translation.replace(": At ", ":\nAt ").replace(". With ", ".\nWith "))
+        for condition in price.conditions:
+            out.print(f"note  {condition.sentence}", style="yellow")
         if price.rows is not None and price.rows > 8.001:
             out.print(f"For ε 8 in one wave take w = {price.w_for_8:.2g}.", style="cyan")
         if last:
@@ -1882,6 +1884,8 @@ def _show_answer(out: Console, answer: Answer, changed: Sequence[str] = ()) -> N
             f"note  ε {highest:.4g} is not a meaningful formal guarantee for the persons behind these rows.",
             style="dim",
         )
+    for sentence in answer.cautions:
+        out.print(f"note  {sentence}", style="dim")
     others = [term for term in answer.terms if term != answer.term]
     if others:
         out.print()

@@ -89,7 +89,8 @@ class Prescription(ABC):
     draws_rows: ClassVar[bool] = False
     """Whether the released table holds synthetic rows of the dictionary."""
     later: ClassVar[tuple[str, ...]] = ()
-    """Settings that plans had before they existed: absent from a plan's bytes while they are at their default."""
+    """Settings that a plan does not spell out while they are at their default: plans from before there was such a
+    setting keep the hash they were approved by."""
     fits: ClassVar[str] = "flow"
     """What is fitted on the persons who train, where there are such."""
 
