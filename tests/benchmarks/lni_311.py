@@ -232,7 +232,8 @@ def draw(results):
             axes.set(xlabel="records, thousands", ylabel=ylabel)
             named = {"flow": f"{DRAWN:,} rows of the flow"} | lines
             axes.set_title(named[method], loc="left", weight="bold")
-            axes.legend(ncols=2 if method == "direct" or what == "bias" else 1)
+            if not (what == "bias" and method == "direct"):  # no room, and the colours are those of its neighbour
+                axes.legend(ncols=2 if method == "direct" or what == "bias" else 1)
         finish(
             made,
             f"lni_311_figure{number}",

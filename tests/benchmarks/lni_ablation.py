@@ -3,7 +3,7 @@
 Three worlds: simulation 3.1.1 at n = 10,000, simulation 3.1.2, and the twelve cohorts of section 4. The same tables and
 the same noise in every variant.
 
-python -m tests.benchmarks.lni_ablation [--correlations 20] [--studies 40] [--cohorts 4] [--folder build/lni_ablation]
+python -m tests.benchmarks.lni_ablation [--correlations 15] [--studies 20] [--cohorts 4] [--folder build/lni_ablation]
 """
 
 import argparse
@@ -49,8 +49,9 @@ VARIANTS = {
     "z-score start, no gate": ({"gate": 0.0}, False),
     "no refit": ({"refit": False}, True),
     "z-score start, no gate, no refit": ({"gate": 0.0, "refit": False}, False),
-    "z-score start, spectral norm at most 1": ({"spectral": True}, False),
 }
+# Theorem 2's: costly where steps are many and small.
+SPECTRAL = {"z-score start, spectral norm at most 1": ({"spectral": True}, False)}
 # Of columns that are not Gaussian, which the simulations do not have.
 MORE = {
     "levels not modelled": ({"modelled_levels": 0}, True),
@@ -71,7 +72,7 @@ def correlations(b):
     draws = np.random.default_rng([SEED, 1, b])
     x, z = gaussian_table(draws, 10_000), draws.standard_normal((10_000, 5))
     out = {}
-    for name, (changed, gaussian) in VARIANTS.items():
+    for name, (changed, gaussian) in (VARIANTS | SPECTRAL).items():
         made, spent = fitted(x, FlowSettings(**{"flows": 5, "hidden": 50, "margins": "none"} | changed), gaussian, b)
         out[name] = {"cpu": spent, "left": float(made.epochs > 0)}
         for w in WEIGHTS:
@@ -107,7 +108,7 @@ def cohorts(b):
     real = [log_hr(table, True) for table in tables.values()]
     events = np.array([table["cvd"].mean() for table in tables.values()])
     out = {}
-    for name, (changed, gaussian) in (VARIANTS | MORE).items():
+    for name, (changed, gaussian) in (VARIANTS | SPECTRAL | MORE).items():
         more = {"integer_columns": encoder.integer_columns}
         made = [fitted(x, FlowSettings(**changed), gaussian, 100 * b + k, **more) for k, x in enumerate(xs)]
         row = {"cpu": sum(s for _, s in made), "left": float(np.mean([m.epochs > 0 for m, _ in made]))}
@@ -151,12 +152,12 @@ def summed_up(found):
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--correlations", type=int, default=20)
-    parser.add_argument("--studies", type=int, default=40)
+    parser.add_argument("--correlations", type=int, default=15)
+    parser.add_argument("--studies", type=int, default=20)
     parser.add_argument("--cohorts", type=int, default=4)
     parser.add_argument("--folder", help="keep each repetition here, and go on from those that are there")
     given = parser.parse_args()
-    settings = {"seed": SEED, "variants": VARIANTS | MORE, "weights": WEIGHTS}
+    settings = {"seed": SEED, "variants": VARIANTS | SPECTRAL | MORE, "weights": WEIGHTS}
     with tempfile.TemporaryDirectory() as spare:
         run = partial(repeated, settings=settings)
         folder = given.folder or spare

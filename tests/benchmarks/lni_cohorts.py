@@ -4,7 +4,7 @@ The cohorts have the sizes and margins of the paper's Table 3, and no person of 
 from the paper's grid by held-back likelihood, then the largest w at which the paper's attack stays below 0.55, then
 what the release at that w hides and what it keeps.
 
-python -m tests.benchmarks.lni_cohorts [--draws 5] [--folder build/lni_cohorts] [--draw]
+python -m tests.benchmarks.lni_cohorts [--draws 3] [--folder build/lni_cohorts] [--draw]
 
 The first draw is the one that tables and figures show. ``--draw`` only draws the figures again.
 """
@@ -351,6 +351,7 @@ def draw(results):
         "lni_cohorts_figure14",
         "Twelve simulated cohorts: margins, released beside real",
         "The paper's Figure 14 from simulated cohorts: boxes are quartiles, whiskers the 5th and 95th percentile.",
+        "Boxes: quartiles. Whiskers: 5th and 95th percentile.",
         rect=(0, 0.025, 1, 1),
     )
 
@@ -388,7 +389,7 @@ def draw(results):
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--draws", type=int, default=5)
+    parser.add_argument("--draws", type=int, default=3)
     parser.add_argument("--folder", help="keep each draw here, and go on from those that are there")
     parser.add_argument("--draw", action="store_true", help="only draw the figures again, from what was measured")
     given = parser.parse_args()
