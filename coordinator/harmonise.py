@@ -36,7 +36,7 @@ from shared.estimands import Estimate, estimate
 from shared.mechanisms.density import rounded_laplace_variance
 from shared.mechanisms.groups import Cuts, Histogram, Reports, Smooth, bounds
 from shared.mechanisms.quantiles import CELLS
-from shared.prescriptions import Figures
+from shared.prescriptions import Answering
 from shared.prescriptions.densities import DensitiesPlan
 
 if TYPE_CHECKING:
@@ -940,7 +940,7 @@ def _bands(here: ColumnsMap, again: Sequence[ColumnsMap], columns: tuple[str, ..
 
 def _rows(store: Store, releases: tuple[Release, ...], taken: set[str], columns: tuple[str, ...]) -> pd.DataFrame:
     plan = store.plan(releases[-1].study, releases[-1].plan_version).plan
-    if isinstance(plan.release, Figures):
+    if isinstance(plan.release, Answering):
         raise EstimateRefusal("only released rows can be mapped", given=plan.release.title)
     lacking = [name for name in columns if name not in plan.dictionary.names]
     if lacking:

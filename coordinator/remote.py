@@ -779,6 +779,8 @@ class Result(_Shown):
         head, error = ("ratio", "se of its log") if ratio else ("estimate", "se")
         out.print(table(["site", head, error, "n", "left out because"], rows, right=[head, error, "n"]))
         out.print(_line(told))
+        for sentence in told.get("cautions", ()):
+            out.print(f"note  {sentence}", style="dim")
         out.print(f"result {self.id}", style="dim")
 
     def _repr_html_(self) -> str:

@@ -126,7 +126,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     mutation(
         "clipping skipped",
-        (LATENT, "length = np.minimum(norm, self.radius)", "length = norm"),
+        (LATENT, "length = np.minimum(norm, radius)", "length = norm"),
         (LATENT, "most = math.floor((Fraction(self._reach) / Fraction(grid)) ** 2)", "most = 2**80"),
         tests=["test_two_worlds.py::test_latent_noise_keeps_its_claim"],
     ),

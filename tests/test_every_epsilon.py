@@ -446,6 +446,7 @@ FROM = {
     "least": "the least that a receipt's total can be",
     "together": "what somebody in all of a site's releases would have spent",
     "rows": "Cost.rows: the part of a price that is the rows' noise",
+    "training": "Cost.training: the training by all sites, charged before its first round",
     "total": "Ledger's or Cost's composed total",
     "cap": "the plan's budget",
     "max_epsilon": "the limit that an approver signed in a standing approval",
