@@ -312,6 +312,11 @@ def plan_cost(
                 if price.paper is not None
                 else []
             ),
+            *(
+                [("training first", f"ε {number(price.training)}, once, to everybody; in every line below")]
+                if price.training is not None
+                else []
+            ),
             ("budget", f"ε {price.cap:g} at δ {price.delta:g}, all waves"),
         )
         out.print()
@@ -332,6 +337,8 @@ def plan_cost(
             out.print("Nobody is drawn twice: whoever comes with a later wave pays for that wave alone.")
         out.print("every wave is affordable" if last == MANY else words, style="bold")
         out.print(price.translation.replace(": At ", ":\nAt ").replace(". With ", ".\nWith "))
+        for condition in price.conditions:
+            out.print(f"note  {condition.sentence}", style="yellow")
         if price.rows is not None and price.rows > 8.001:
             out.print(f"For ε 8 in one wave take w = {price.w_for_8:.2g}.", style="cyan")
         if last:
@@ -458,6 +465,8 @@ def plan_show(
     price = cost(plan)
     waves = "1 wave" if len(price.waves) == 1 else f"{len(price.waves)} waves"
     charged = f"ε {price.waves[-1].total:.4g} charged for {waves}"
+    if price.training is not None:
+        charged += f" and the training, which alone is ε {price.training:.4g}"
     answer = {"hash": plan.hash, "plan": plan.to_canonical(), "covered": covered, "not_covered": not_covered}
 
     def show(out: Console) -> None:
@@ -1155,7 +1164,7 @@ def figure(
 def harmonise(
     context: typer.Context,
     study: Study,
-    column: Annotated[str, typer.Argument(help="What hospitals measure differently.")],
+    column: Annotated[str, typer.Argument(help="What hospitals measure differently; chol,hdl: together.")],
     to: Annotated[str, typer.Option("--to", help="The site whose scale counts.")],
     wave: Annotated[int, typer.Option("--wave", help="The table as of this wave; the newest if left out.")] = 0,
     estimand: Planned = "",
@@ -1875,6 +1884,8 @@ def _show_answer(out: Console, answer: Answer, changed: Sequence[str] = ()) -> N
             f"note  ε {highest:.4g} is not a meaningful formal guarantee for the persons behind these rows.",
             style="dim",
         )
+    for sentence in answer.cautions:
+        out.print(f"note  {sentence}", style="dim")
     others = [term for term in answer.terms if term != answer.term]
     if others:
         out.print()

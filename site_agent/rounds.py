@@ -81,8 +81,8 @@ class Door(Protocol):
         """Have the coordinator acknowledge the ledger's head."""
         ...
 
-    def next_round(self, study: str) -> tuple[Asked, bytes] | None:
-        """What is asked now, verified."""
+    def next_round(self, study: str, flow: str = "") -> tuple[Asked, bytes] | None:
+        """What is asked now, or the finished flow of that digest, verified."""
         ...
 
     def answer_round(self, answer: Envelope, content: bytes, key: PublicKey) -> RoundReceipt:
@@ -255,7 +255,7 @@ def fetch(plan: StudyPlan, door: Door, home: Path) -> bool:
     if path.exists():
         kept_flow(home, plan.flow)
         return False
-    found = door.next_round(plan.study)
+    found = door.next_round(plan.study, path.stem)
     if found is None or found[0].kind != "finished":
         raise StateRefusal(
             "the coordinator must have the flow that the plan names", given="none yet", next_step="Ask the study lead."
