@@ -3,8 +3,7 @@
 python -m tests.benchmarks.idle_agent
 
 ``idle``: the agent was started when nothing was due; its first round has asked the coordinator for plans and for the
-training. ``after a release``: the process that has itself made a release keeps what the work has loaded until it is
-started again.
+training. ``after a release``: one that has made a release, and then began anew to wait.
 """
 
 import os
