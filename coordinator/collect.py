@@ -83,6 +83,7 @@ from shared.wire import (
     RoundAnswer,
     RoundReceipt,
     RoundReply,
+    RoundRequest,
     SignedDocument,
     StudyRequest,
     Withdrawal,
@@ -264,11 +265,11 @@ class CollectionService:
         return countersigned(reply, self._authority.witness, site.site)
 
     # -- a training that the sites run together -------------------------------------------------------------------
-    def next_round(self, call: Call, request: StudyRequest) -> RoundReply:
-        """What a training asks of the calling site now. Raises: RoleRefusal."""
+    def next_round(self, call: Call, request: RoundRequest) -> RoundReply:
+        """What a training asks of the calling site now, or the finished flow that it names. Raises: RoleRefusal."""
         site = self._site(call)
         self._invited(site, request.study)
-        return self._boxes.next(site, request.study)
+        return self._boxes.next(site, request.study, request.flow)
 
     def upload_round(self, call: Call, request: RoundAnswer) -> RoundReceipt:
         """Take a site's answer to a round, once. Raises: see `LetterBoxes.answer`."""

@@ -8,31 +8,57 @@ stops: asked again, a round is the same round, and the answers to it are in the 
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from coordinator.rounds import Answer, LetterBoxes
 from shared.canonical import sha256_hex
-from shared.errors import CATALOGUE, LockedRefusal, PlanRefusal, Refusal, SchemaRefusal, StateRefusal, TooLarge
+from shared.errors import (
+    CATALOGUE,
+    LockedRefusal,
+    PlanRefusal,
+    Refusal,
+    RoleRefusal,
+    SchemaRefusal,
+    StateRefusal,
+    TooLarge,
+)
 from shared.rounds import Asked, node_id, pack, unpack
-from shared.wire import ROUND_CAP
+from shared.wire import ROUND_CAP, RoundAnswer, RoundReply
 
 if TYPE_CHECKING:
     from flwr.app import Message, RecordDict
     from flwr.serverapp import Grid
 
     from coordinator.federation import Progress
-    from coordinator.store import Store
+    from coordinator.store import Site, Store
     from shared.federated import FederatedFlow
     from shared.keys import SigningKey
     from shared.plan import StudyPlan
 
-__all__ = ["dialled_grid", "nodes", "train"]
+_log = logging.getLogger("tributary.federate")
+
+__all__ = ["Carrier", "dialled_grid", "nodes", "train"]
 
 POLL = 0.2
+
+
+class Carrier(Protocol):
+    """Another way for the same signed questions and answers, beside the boxes that sites dial into."""
+
+    def ask(self, asked: RoundReply, sites: Sequence[str]) -> None:
+        """Bring a question to these sites, until the next one."""
+        ...
+
+    def answers(self) -> Iterable[tuple[str, RoundAnswer]]:
+        """What has come back since, by site. None of it has been looked at."""
+        ...
+
+
 GRACE, MISSES = 60.0, 3
 """Seconds that the others are given at least once the quorum has answered; rounds missed in a row after which nobody
 waits for a site."""
@@ -55,6 +81,7 @@ def train(
     key: SigningKey,
     timeout: float = 3600.0,
     told: Callable[[int, Mapping[str, Progress]], None] | None = None,
+    carrier: Carrier | None = None,
 ) -> FederatedFlow:
     """Run the training of a plan with the sites that dial in, or go on with it; the flow is then up for all of them.
 
@@ -64,6 +91,7 @@ def train(
         key: the coordinator's witness key, which signs every round.
         timeout: seconds that a round waits for its quorum.
         told: see `coordinator.federation.run`.
+        carrier: another way to the sites; what comes by it is checked like an answer of a site that dials in.
     Raises: see `coordinator.federation.run`; TooLarge (a flow that one message does not hold); StateRefusal (no site);
         LockedRefusal (another process runs it).
     """
@@ -78,7 +106,13 @@ def train(
     folder = home / FOLDER / plan.study / plan.hash[:16]
     with _alone(folder):
         flow = federation.run(
-            dialled_grid(boxes, plan, {node: site for site, node in sites.items()}, key),
+            dialled_grid(
+                boxes,
+                plan,
+                {node: site for site, node in sites.items()},
+                key,
+                carrier=None if carrier is None else (carrier, lambda name: _enrolled(store, name)),
+            ),
             plan,
             sites,
             folder,
@@ -90,6 +124,14 @@ def train(
     said = _asked(plan, "finished", flow.rounds, content)
     boxes.ask(said, content, (), key)
     return flow
+
+
+def _enrolled(store: Store, name: str) -> Site:
+    """A site as it is enrolled now. Raises: RoleRefusal."""
+    for site in store.sites():
+        if site.site == name and site.state == "accepted":
+            return site
+    raise RoleRefusal("an answer must come from a site that has joined", given="one that has left")
 
 
 @contextlib.contextmanager
@@ -116,6 +158,7 @@ def dialled_grid(
     sites: Mapping[int, str],
     key: SigningKey,
     *,
+    carrier: tuple[Carrier, Callable[[str], Site]] | None = None,
     sleep: Callable[[float], None] = time.sleep,
     clock: Callable[[], float] = time.monotonic,
 ) -> Grid:
@@ -124,6 +167,7 @@ def dialled_grid(
     Args:
         sites: node id to site.
         key: signs what is asked.
+        carrier: another way to the sites, and who they are.
         sleep: waits between two looks into the boxes.
         clock: seconds, for how long.
     """
@@ -175,12 +219,22 @@ def dialled_grid(
                 raise StateRefusal("one round must be asked at a time, of all with the same weights", given="another")
             for number, content in rounds:
                 names = sorted(sites[message.metadata.dst_node_id] for message in given)
-                boxes.ask(_asked(plan, "train", number, content), content, names, key)
+                said = _asked(plan, "train", number, content)
+                boxes.ask(said, content, names, key)
+                if carrier is not None:
+                    carrier[0].ask(RoundReply(envelope=said.sign(key).to_bytes(), content=content), names)
             self._open |= {message.metadata.message_id: message for message in given}
             return [message.metadata.message_id for message in given]
 
         def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
             """What has been answered of these."""
+            if carrier is not None:
+                for site, given in carrier[0].answers():
+                    try:
+                        boxes.answer(carrier[1](site), given)
+                    except Exception as error:  # it has no answer in its box: a straggler, as if nothing had come
+                        code = error.code if isinstance(error, Refusal) else type(error).__name__
+                        _log.warning("an answer that %s sent was not taken: %s", site, code)
             found: list[Message] = []
             waiting: dict[str, dict[str, Message]] = {}
             for name in message_ids:

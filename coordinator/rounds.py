@@ -169,11 +169,8 @@ class LetterBoxes:
         """The finished flow of that name (``federated:<digest>``); None where none of the trainings here gave it."""
         from shared.federated import PREFIX, FederatedFlow
 
-        query = sa.select(_asked.c.content).where(_asked.c.kind == "finished")
-        for content in self._read(lambda c: c.execute(query).scalars().all()):
-            if PREFIX + sha256_hex(bytes(content)) == name:
-                return FederatedFlow.from_bytes(bytes(content))
-        return None
+        done = self._finished(name.removeprefix(PREFIX))
+        return None if done is None else FederatedFlow.from_bytes(bytes(done.content))
 
     def progress(self, study: str) -> Progress | None:
         """How far the newest training of a study is; None where none was begun."""
@@ -197,9 +194,13 @@ class LetterBoxes:
         )
 
     # -- a site's side ------------------------------------------------------------------------------------------
-    def next(self, site: Site, study: str) -> RoundReply:
-        """What the newest training of a study asks of a site now; empty where that is nothing."""
-        last = self._last(study)
+    def next(self, site: Site, study: str, flow: str = "") -> RoundReply:
+        """What the newest training of a study asks of a site now; empty where that is nothing.
+
+        Args:
+            flow: SHA-256 of a finished flow that the site needs, whatever other training has begun since.
+        """
+        last = self._finished(flow, study) if flow else self._last(study)
         if last is None:
             return RoundReply()
         if last.kind == "train":
@@ -257,6 +258,16 @@ class LetterBoxes:
     def _last(self, study: str) -> sa.Row[tuple[object, ...]] | None:
         query = sa.select(_asked).where(_asked.c.study == study).order_by(_asked.c.number.desc()).limit(1)
         return self._read(lambda c: c.execute(query).first())
+
+    def _finished(self, digest: str, study: str = "") -> sa.Row[tuple[object, ...]] | None:
+        """The row of a finished flow, of one study or of any."""
+        query = sa.select(_asked).where(_asked.c.kind == "finished")
+        if study:
+            query = query.where(_asked.c.study == study)
+        for row in self._read(lambda c: c.execute(query).all()):
+            if sha256_hex(bytes(row.content)) == digest:
+                return row
+        return None
 
     @staticmethod
     def _is_finished(c: sa.Connection, said: Answered) -> bool:

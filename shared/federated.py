@@ -69,7 +69,8 @@ FLOW_TYPE = "application/vnd.tributary.federated-flow+json"
 FORMAT = "tributary-federated-flow/1"
 PREFIX = "federated:"
 """A plan that uses a trained flow names it by this and the SHA-256 of its canonical bytes."""
-MOST_WEIGHTS = 2_000_000
+MOST_WEIGHTS = 360_000
+"""As many as one message holds (`shared.wire.ROUND_CAP`), written down as the finished flow."""
 MOST_RECORDS = 100_000_000
 FLOW_CAP = 32 << 20
 LARGEST_WEIGHT = 1e6

@@ -33,6 +33,8 @@ __all__ = [
     "FIGURES",
     "WEIGHTS",
     "addressed",
+    "carried",
+    "carrying",
     "digest",
     "prepare",
     "refusal",
@@ -41,6 +43,7 @@ __all__ = [
     "weights",
 ]
 
+ROUND = "round"
 ARRAYS, CONFIG, FIGURES, WEIGHTS = "arrays", "config", "metrics", "weights"
 """Names of the records in a message, and of the one array in ``arrays``."""
 ERROR = 1000
@@ -142,6 +145,35 @@ def digest(weights: NDArray[np.float64]) -> str:
     '374708ff'
     """
     return sha256_hex(np.ascontiguousarray(weights, dtype="<f8").tobytes())
+
+
+# -- what the deployment runtime carries -----------------------------------------------------------------------------
+def carrying(envelope: bytes, content: bytes) -> RecordDict:
+    """Signed bytes and what they are about, as the content of a message."""
+    from flwr.app import ConfigRecord, RecordDict
+
+    return RecordDict({ROUND: ConfigRecord({"envelope": envelope, "content": content})})
+
+
+def carried(message: Message) -> tuple[bytes, bytes]:
+    """The reverse, of a message from anybody: (envelope, content).
+
+    Raises: SchemaRefusal, TooLarge; or the refusal that the message is.
+    """
+    if message.has_error():
+        raise refusal(message.error)
+    from shared.wire import ROUND_CAP, SIGNED_CAP
+
+    records = message.content
+    said = records.config_records.get(ROUND)
+    if set(records) != {ROUND} or said is None or set(said) != {"envelope", "content"}:
+        raise SchemaRefusal("a message must carry an envelope and its content", given="something else")
+    envelope, content = said["envelope"], said["content"]
+    if not isinstance(envelope, bytes) or not isinstance(content, bytes):
+        raise SchemaRefusal("a message must carry bytes", given="something else")
+    if len(envelope) > SIGNED_CAP or len(content) > ROUND_CAP:
+        raise TooLarge(f"a message must carry at most {ROUND_CAP} bytes", given=f"{len(content)}")
+    return envelope, content
 
 
 # -- refusals -----------------------------------------------------------------------------------------------------

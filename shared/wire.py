@@ -62,6 +62,7 @@ __all__ = [
     "RoundAnswer",
     "RoundReceipt",
     "RoundReply",
+    "RoundRequest",
     "RowsChunk",
     "RowsRequest",
     "SignedDocument",
@@ -157,6 +158,18 @@ class StudyRequest:
 
     def __post_init__(self) -> None:
         _must(_is_word(self.study), "a study must be a plain word")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundRequest:
+    """What a training of one study asks now; or the finished flow of that SHA-256, where one is named."""
+
+    study: str
+    flow: str = ""
+
+    def __post_init__(self) -> None:
+        _must(_is_word(self.study), "a study must be a plain word")
+        _must(not self.flow or _is_digest(self.flow), "a trained flow must be named by its SHA-256")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -472,7 +485,8 @@ class QueryRequest:
         as_of: a revision of the wave.
         combine: put all refreshes of a site together.
         label: one of `LABELS`.
-        harmonise: a column to be mapped onto the scale of the site `to`, beside the answer as it stands; or empty.
+        harmonise: a column, or several parted by commas, to be mapped onto the scale of the site `to`, beside the
+            answer as it stands; or empty.
         densities: the study that the maps are made of; the one beside the study when empty.
     """
 
@@ -952,6 +966,11 @@ _CODECS: dict[type, tuple[type[Message], Callable[[Any], Message], Callable[[Any
     EnrolRequest: (pb.EnrolRequest, _enrol_request_to, _enrol_request_from),
     Enrolment: (pb.EnrolReply, _enrolment_to, _enrolment_from),
     StudyRequest: (pb.StudyRequest, _study_to, _study_from),
+    RoundRequest: (
+        pb.RoundRequest,
+        lambda value: pb.RoundRequest(study=value.study, flow=value.flow),
+        lambda message: RoundRequest(study=message.study, flow=message.flow),
+    ),
     SignedDocument: (pb.SignedDocument, _signed_to, _signed_from),
     AnchorReceipt: (pb.AnchorReply, _anchor_to, _anchor_from),
     OfferRequest: (pb.OfferRequest, _offer_to, _offer_from),
@@ -1032,7 +1051,7 @@ COLLECTION: Mapping[str, Method] = {
     "Withdraw": Method(request=SignedDocument, reply=Withdrawn),
     "RevokeStanding": Method(request=SignedDocument, reply=Revoked),
     "Growth": Method(request=GrowthRequest, reply=Growth),
-    "NextRound": Method(request=StudyRequest, reply=RoundReply),
+    "NextRound": Method(request=RoundRequest, reply=RoundReply),
     "UploadRound": Method(request=RoundAnswer, reply=RoundReceipt),
 }
 

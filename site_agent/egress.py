@@ -60,6 +60,7 @@ from shared.wire import (
     RoundAnswer,
     RoundReceipt,
     RoundReply,
+    RoundRequest,
     SignedDocument,
     StudyRequest,
     Withdrawal,
@@ -365,25 +366,34 @@ class Egress:
             raise IntegrityRefusal("the answer must name this standing approval", given="another")
         _log.info("revoked standing approval %s", said.standing[:12])
 
-    def next_round(self, study: str) -> tuple[Asked, bytes] | None:
+    def next_round(self, study: str, flow: str = "") -> tuple[Asked, bytes] | None:
         """What a training asks of this site now, verified, with its content; None where that is nothing.
 
+        Args:
+            flow: SHA-256 of a finished flow; then that one, whatever else is asked now.
         Raises: SignatureRefusal, IntegrityRefusal, SchemaRefusal, TooLarge; StateRefusal, where no coordinator's key
         is pinned; NetworkRefusal.
         """
-        reply: RoundReply = self._ask("NextRound", StudyRequest(study=study))
+        reply: RoundReply = self._ask("NextRound", RoundRequest(study=study, flow=flow))
         if not reply.envelope:
             return None
+        found = self.asked(reply)
+        if found[0].study != study:
+            raise IntegrityRefusal("a round must be of the study that was asked about", given="another")
+        return found
+
+    def asked(self, reply: RoundReply) -> tuple[Asked, bytes]:
+        """A question of a training, by whatever way it came, if the pinned coordinator signed it.
+
+        Raises: SignatureRefusal, IntegrityRefusal, SchemaRefusal, TooLarge, StateRefusal.
+        """
         if self._witness is None:
             raise StateRefusal(
                 "a training must come from the coordinator whose key is pinned",
                 given="no pinned key",
                 next_step="Ask the study lead for a new invitation, and join again.",
             )
-        said = self._witness.opened(reply)
-        if said.study != study:
-            raise IntegrityRefusal("a round must be of the study that was asked about", given="another")
-        return said, reply.content
+        return self._witness.opened(reply), reply.content
 
     def answer_round(self, answer: Envelope, content: bytes, key: PublicKey) -> RoundReceipt:
         """Send the answer to one round; safe to repeat, and never with other bytes than those that were signed.
@@ -393,19 +403,12 @@ class Egress:
             key: that key.
         Raises: PausedRefusal; what `allowed` raises; the coordinator's refusal; NetworkRefusal.
         """
-        data = answer.to_bytes()
-        said: Answered = open_answer(data, content, key)
-        if content and self._sealed is not None and self._sealed(said.plan_hash, said.round) != said.content_sha256:
-            raise IntegrityRefusal(
-                "what leaves in a round must be the answer that the ledger names",
-                given="other bytes",
-                next_step="Nothing was sent. Call the study lead.",
-            )
+        said, given = self.leaving(answer, content, key)
 
         def deliver() -> RoundReceipt:
             self._require_running(0, len(content))
             reach("federate.before_send")
-            receipt: RoundReceipt = self._ask("UploadRound", RoundAnswer(envelope=data, content=content))
+            receipt: RoundReceipt = self._ask("UploadRound", given)
             reach("federate.after_send")
             return receipt
 
@@ -414,6 +417,22 @@ class Egress:
             raise IntegrityRefusal("the receipt must be of this answer", given="of another")
         _log.info("answered round %d of %s digest %s", said.round, said.study, said.content_sha256[:12])
         return receipt
+
+    def leaving(self, answer: Envelope, content: bytes, key: PublicKey) -> tuple[Answered, RoundAnswer]:
+        """An answer as it may leave, by this door or by another carrier: signed, and named by the ledger.
+
+        Raises: PausedRefusal, SignatureRefusal, IntegrityRefusal.
+        """
+        data = answer.to_bytes()
+        said = open_answer(data, content, key)
+        if content and self._sealed is not None and self._sealed(said.plan_hash, said.round) != said.content_sha256:
+            raise IntegrityRefusal(
+                "what leaves in a round must be the answer that the ledger names",
+                given="other bytes",
+                next_step="Nothing was sent. Call the study lead.",
+            )
+        self._require_running(0, len(content))
+        return said, RoundAnswer(envelope=data, content=content)
 
     def _kept(self, reply: Reply) -> Reply:
         if self._witness is None:

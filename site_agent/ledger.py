@@ -1273,7 +1273,7 @@ class Ledger:
             # Without it INSERT OR REPLACE deletes a row and passes by the trigger that forbids it.
             connection.execute("PRAGMA recursive_triggers = ON")
             connection.execute("BEGIN IMMEDIATE" if write else "BEGIN")
-            book = _Book(connection, self.signer, self.site, _read(connection, cached), self.path)
+            book = _Book(connection, self.signer, self.site, _read(connection, cached), self.path, cached)
             self._require_head(book.entries, head)
             known = len(book.entries)
             yield book
@@ -1343,11 +1343,23 @@ class Ledger:
             raise _broken(f"entry {entry.seq} must be signed by the site's release key", "a signature that is not")
 
 
+_STATE = ("holds", "plans", "gone", "revoked", "deleted", "standing", "paused")
+_FOLDED: dict[str, tuple[int, dict[str, Any]]] = {}
+"""Of the last few heads: the number of the entry, and what the ledger amounts to up to it."""
+_MOST_FOLDED = 8
+
+
 class _Book:
     """The entries inside one transaction, and what they amount to."""
 
     def __init__(
-        self, connection: sqlite3.Connection, signer: SigningKey, site: str, entries: list[Entry], path: Path
+        self,
+        connection: sqlite3.Connection,
+        signer: SigningKey,
+        site: str,
+        entries: list[Entry],
+        path: Path,
+        cached: bool = False,
     ) -> None:
         self.connection, self.signer, self.site, self.entries, self.path = connection, signer, site, entries, path
         self.holds: dict[str, Hold] = {}
@@ -1357,11 +1369,36 @@ class _Book:
         self.deleted: set[str] = set()
         self.standing: dict[str, Noted] = {}
         self.paused = False
-        for entry in entries:
+        done = self._remembered() if cached else 0
+        for entry in entries[done:]:
             try:
                 self._fold(entry)
             except (StateRefusal, KeyError, TypeError, ValueError, SchemaRefusal) as error:
                 raise _broken(f"entry {entry.seq} must follow from those before it", type(error).__name__) from None
+        if cached and done < len(entries):
+            _FOLDED[entries[-1].hash] = (len(entries), self._state())
+            while len(_FOLDED) > _MOST_FOLDED:
+                _FOLDED.pop(next(iter(_FOLDED)), None)
+
+    def _state(self) -> dict[str, Any]:
+        """What the entries amount to, in containers of its own; what is in them never changes."""
+        return {name: copy.copy(getattr(self, name)) for name in _STATE}
+
+    def _remembered(self) -> int:
+        """Take what the entries up to one of them amounted to before; the number of that entry.
+
+        The chain has just been read: an entry's hash names all before it. Without this the ledger of a training of
+        a thousand rounds is folded a thousand times.
+        """
+        reached = [
+            known
+            for digest, known in list(_FOLDED.items())
+            if self.entries[known[0] - 1 : known[0]] and self.entries[known[0] - 1].hash == digest
+        ]
+        done, state = max(reached, key=lambda known: known[0], default=(0, {}))
+        for name, value in state.items():
+            setattr(self, name, copy.copy(value))
+        return done
 
     def hold(self, release_id: str) -> Hold:
         try:
@@ -1642,7 +1679,7 @@ def _read(connection: sqlite3.Connection, cached: bool = True) -> list[Entry]:
     return entries
 
 
-@lru_cache(maxsize=2048, typed=True)
+@lru_cache(maxsize=8192, typed=True)
 def _entry(
     number: int, previous: str, seq: int, time: str, kind: str, raw: bytes, before: str, digest: str, signature: bytes
 ) -> Entry:

@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from site_agent.ledger import AnchorReceipt, Hold, Ledger
     from site_agent.pipeline import Site
 
-__all__ = ["FLOWS", "Part", "charge_of", "fetch", "flow_path", "kept_flow", "part", "take_part", "uncovered"]
+__all__ = ["FLOWS", "Part", "charge_of", "ended", "fetch", "flow_path", "kept_flow", "part", "take_part", "uncovered"]
 
 FLOWS = "flows"
 """Folder of the trained flows that came back, each named by its digest."""
@@ -81,8 +81,8 @@ class Door(Protocol):
         """Have the coordinator acknowledge the ledger's head."""
         ...
 
-    def next_round(self, study: str) -> tuple[Asked, bytes] | None:
-        """What is asked now, verified."""
+    def next_round(self, study: str, flow: str = "") -> tuple[Asked, bytes] | None:
+        """What is asked now, or the finished flow of that digest, verified."""
         ...
 
     def answer_round(self, answer: Envelope, content: bytes, key: PublicKey) -> RoundReceipt:
@@ -145,6 +145,12 @@ def part(ledger: Ledger, plan: StudyPlan, approver: str = "") -> Part:
         day=hold.day,
         flow=hold.flow,
     )
+
+
+def ended(ledger: Ledger, plan: StudyPlan) -> bool:
+    """Whether the training has ended at this site. Unlike `part` it prices nothing, which an idle agent need not."""
+    hold = _charged(ledger, plan)
+    return hold is not None and bool(hold.flow)
 
 
 def take_part(
@@ -255,7 +261,7 @@ def fetch(plan: StudyPlan, door: Door, home: Path) -> bool:
     if path.exists():
         kept_flow(home, plan.flow)
         return False
-    found = door.next_round(plan.study)
+    found = door.next_round(plan.study, path.stem)
     if found is None or found[0].kind != "finished":
         raise StateRefusal(
             "the coordinator must have the flow that the plan names", given="none yet", next_step="Ask the study lead."

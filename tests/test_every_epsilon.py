@@ -398,6 +398,10 @@ def test_nobody_does_arithmetic_with_an_epsilon():
         ),  # the noise: its event is asked in test_network_release
         ("shared/mechanisms/grand.py", "1 / self.epsilon"),  # the noise as the paper prints it
         ("shared/mechanisms/grand.py", "self.p * self.epsilon"),  # what that really costs
+        (
+            "shared/prescriptions/densities.py",
+            "self.epsilon / len(columns)",
+        ),  # each group's part: test_densities adds up
         ("shared/prescriptions/grand.py", "self.epsilon * fewer"),  # the same noise on fewer coordinates
     }
     found = set()
@@ -442,6 +446,7 @@ FROM = {
     "least": "the least that a receipt's total can be",
     "together": "what somebody in all of a site's releases would have spent",
     "rows": "Cost.rows: the part of a price that is the rows' noise",
+    "training": "Cost.training: the training by all sites, charged before its first round",
     "total": "Ledger's or Cost's composed total",
     "cap": "the plan's budget",
     "max_epsilon": "the limit that an approver signed in a standing approval",

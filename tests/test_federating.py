@@ -12,6 +12,7 @@ import json
 import secrets
 import threading
 from contextlib import nullcontext
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -729,6 +730,7 @@ def test_a_question_that_is_asked_for_ever_keeps_nobody(hub, hospitals):
 
 # -- afterwards ---------------------------------------------------------------------------------------------------
 def test_a_later_plan_releases_through_the_flow_and_its_receipt_names_the_trainings_charge(hub, hospitals):
+    from coordinator.queries import draws_of
     from shared.encoding import Encoder
     from shared.errors import PlanChanged, ReceiptRefusal
     from shared.release import TRAINED, Receipt
@@ -738,7 +740,12 @@ def test_a_later_plan_releases_through_the_flow_and_its_receipt_names_the_traini
     victim.ledger.approve_plan(study=PLAN.study, version=1, plan_hash=PLAN.hash, approver="lind")
     flow = together(hub, hospitals)
     later = dataclasses.replace(
-        PLAN, version=2, posture="private", federated=None, flow=flow.name, floors=Floors(membership_auc=1.0)
+        PLAN,
+        version=2,
+        posture="private",
+        federated=None,
+        flow=flow.name,
+        floors=Floors(membership_auc=1.0, own_row_linkage=1.0),
     )
 
     def released(hospital: Hospital, plan: StudyPlan):
@@ -771,6 +778,11 @@ def test_a_later_plan_releases_through_the_flow_and_its_receipt_names_the_traini
         with pytest.raises(ReceiptRefusal):
             service._require_trained(dataclasses.replace(made.receipt, trained=wrong), later)
     service._require_trained(dataclasses.replace(made.receipt, trained={}, site="guest"), later)  # it took no part
+    # Its rows were drawn through a flow of all sites: its error is no part of this site's own variance.
+    assert [
+        draw.fitted_on
+        for draw in draws_of([SimpleNamespace(wave=1, release_id=made.hold.release_id, receipt=made.receipt)], [])
+    ] == [None]
     # The sealed flow is the trained one, behind this site's own public start.
     fitted = read_fit(victim.ledger.folder(made.hold), made.hold).flow
     same = federated_flow(flow, Encoder(dictionary=PERSONS), victim.name)

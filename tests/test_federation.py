@@ -728,7 +728,7 @@ def test_packing_keeps_every_weight_that_is_no_masked_one():
     for shape in (SHAPE, Shape(d=1, flows=3, hidden=2, layers=2), Shape(d=7, flows=1, hidden=5, layers=3)):
         values = np.random.default_rng(1).standard_normal(shape.weights)
         assert np.array_equal(pack(unpack(values, shape), shape), values)
-    with pytest.raises(SchemaRefusal, match="at most 2000000 weights"):
+    with pytest.raises(SchemaRefusal, match="at most 360000 weights"):
         Shape(d=5000, flows=20, hidden=1024, layers=4)
     with pytest.raises(SchemaRefusal):
         from_text("AAAA")
@@ -771,6 +771,18 @@ def test_the_example_of_the_page_is_a_plan():
 def test_an_impossible_federated_is_refused_with_the_reason(changed, says):
     with pytest.raises(PlanRefusal, match=says):
         made(replace(FEDERATED, **changed))
+
+
+def test_a_flow_that_no_round_can_carry_is_refused_in_the_plan():
+    from shared.federated import MOST_WEIGHTS
+    from shared.rounds import pack
+    from shared.wire import ROUND_CAP
+
+    with pytest.raises(SchemaRefusal, match="smaller training"):
+        replace(made(), training=Training(flows=20, hidden=1024, layers=4))
+    # The largest flow fits into one message, as weights and as the finished document with room for its sites.
+    largest = np.zeros(MOST_WEIGHTS)
+    assert len(pack(largest, {"n": 1, "steps": 1})) * 4 // 3 + (1 << 18) <= ROUND_CAP
 
 
 def test_a_plan_names_a_trained_flow_by_its_digest_under_posture_private_and_in_the_place_of_private():

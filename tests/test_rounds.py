@@ -171,6 +171,19 @@ def test_a_round_goes_out_comes_back_once_and_the_flow_reaches_every_site(traini
     assert training.boxes.progress(said.study).finished == sha256_hex(b"flow")
 
 
+def test_a_finished_flow_is_had_by_its_name_also_while_another_training_asks(training, service):
+    trained = b"a flow of its own"
+    training.ask(1, trained, "finished", sites=())
+    second = Training(service)
+    said = second.ask()
+    assert second.next() == (said, b"weights")
+    with service.egress("west") as egress:  # which joined later, or has lost its file
+        found, content = egress.next_round(said.study, sha256_hex(trained))
+        assert (found.kind, found.plan_hash, content) == ("finished", training.plan_hash, trained)
+        assert egress.next_round(said.study, sha256_hex(b"another")) is None
+        assert egress.next_round(said.study) is None
+
+
 def test_a_site_that_has_no_answer_says_by_which_code(training):
     said = training.ask()
     training.send(training.answer(said, b"", code="E_STATE"), b"")
@@ -330,6 +343,30 @@ def test_the_whole_training_is_charged_before_its_first_round(ledger):
     ledger.end_training(hold, "f" * 64)
     assert ledger.study_total("heart", DELTA).epsilon == whole.epsilon
     assert ledger.verify() == len(ledger.entries())
+
+
+def test_a_round_is_written_without_folding_all_rounds_before_it_and_verify_folds_all(ledger, monkeypatch):
+    from site_agent import ledger as module
+
+    hold = begun(ledger)
+    seen: list[int] = []
+    real = module.fold
+    monkeypatch.setattr(module, "fold", lambda holds, entry: (seen.append(entry.seq), real(holds, entry)))
+    for number in (1, 2, 3, 4):
+        seen.clear()
+        ledger.begin_round(hold, number, DIGEST)
+        ledger.witness_round(hold, number, acknowledge(ledger))
+        ledger.seal_round(hold, number, DIGEST)
+        assert len(seen) <= 2 * 4, seen  # each entry when it is written, and once when it is read
+    seen.clear()
+    assert ledger.verify() == 16
+    assert seen[:16] == [*range(1, 17)]
+    # What is remembered is of that very chain: another ledger of as many entries is folded on its own.
+    seen.clear()
+    other = Ledger.create(ledger.path.parent / "other" / "ledger.db", ledger.signer, site="north")
+    begun(other)
+    assert {1, 2, 3, 4} <= set(seen)
+    assert other.holds()[0].begun == {}
 
 
 def test_a_training_beyond_the_cap_is_refused_whole(ledger):

@@ -82,3 +82,23 @@ def test_released_with_levels_0_to_3_the_stray_ca_of_budapest_would_be_refused_b
     ca = Column(name="ca", kind="nominal", levels=(0, 1, 2, 3), missing="level")
     with pytest.raises(DictionaryRefusal, match="1 rows that do not"):
         ca.check(hospital("hungarian")["ca"])
+
+
+def test_the_demo_s_table_says_what_an_interval_does_not_hold_and_says_each_sentence_once(tmp_path, capsys):
+    from dataclasses import replace
+    from types import SimpleNamespace
+
+    from coordinator.demo.answers import show
+    from coordinator.demo.play import REAL, Answer
+    from coordinator.intervals import _OPEN
+    from coordinator.pooling import pool
+
+    plain = pool([0.1, 0.3, 0.6], [0.03, 0.03, 0.01])
+    warned = replace(plain, notes=(*plain.notes, f"north: {_OPEN['private']}", "Another note."))
+    given = {"term": "x", "epsilon": {"north": 1.0}, "posture": {"north": "private"}, "question": "y ~ x"}
+    answers = {name: Answer(title=name, arms={"released": warned, REAL: plain}, **given) for name in ("a", "b")}
+    show(answers, SimpleNamespace(note=""), tmp_path, 1.0)
+    said = " ".join(capsys.readouterr().out.split())
+    assert said.count("warning: north: The flow was trained with noise from a public start") == 1
+    assert "Another note" not in said
+    assert all(" not in this interval" in " ".join(sentence.split()) for sentence in _OPEN.values())

@@ -29,6 +29,7 @@ CANARY = "CANARY-4711-/srv/cohort.csv-sbp=187.25"
 SAID = {
     "EnrolRequest": {"token", "envelope"},
     "StudyRequest": {"study"},
+    "RoundRequest": {"study", "flow"},
     "SignedDocument": {"envelope"},
     "OfferRequest": {"envelope", "standing"},
     "Chunk": {"bundle_sha256", "offset", "data"},

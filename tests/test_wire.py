@@ -84,6 +84,8 @@ VALUES = [
     TAKEN_BACK,
     GrowthRequest(old_size=3, size=9),
     Growth(proof=(b"a" * 32, b"b" * 32)),
+    wire.RoundRequest(study="heart"),
+    wire.RoundRequest(study="heart", flow="a" * 64),
     wire.RoundReply(),
     wire.RoundReply(envelope=b"{}", content=b"\x00\xff"),
     wire.RoundAnswer(envelope=b"{}", content=b"\x00\xff"),
@@ -165,6 +167,7 @@ def test_no_truncation_of_a_message_is_anything_but_a_refusal_or_a_message(value
     [
         (StudyRequest(study="heart"), {"study": "../heart"}),
         (StudyRequest(study="heart"), {"study": ""}),
+        (wire.RoundRequest(study="heart"), {"flow": "../heart"}),
         (ACCEPTED, {"bundle_sha256": DIGEST[:-1]}),
         (ACCEPTED, {"log_root": DIGEST.upper()}),
         (ACCEPTED, {"accepted_day": "yesterday"}),

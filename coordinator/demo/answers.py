@@ -130,6 +130,9 @@ def show(answers: Mapping[str, Answer], play: Play, out: Path, seconds: float) -
         table.add_section()
     screen.print(table)
     screen.print(play.note, style="dim")
+    arms = [result for answer in answers.values() for label, result in answer.arms.items() if label != REAL]
+    for text in sorted({note for result in arms for note in result.notes if "not in this interval" in note}):
+        screen.print(f"warning: {text}", style="yellow", highlight=False)
     excluded = {f"{r.label}: {r.reason}" for a in answers.values() for arm in a.arms.values() for r in arm.excluded}
     for text in sorted(excluded):
         screen.print(f"excluded  {text}", style="dim", highlight=False)

@@ -195,6 +195,14 @@ class StatusReply(_message.Message):
     reminders: _containers.RepeatedCompositeFieldContainer[StatusReply.Reminder]
     def __init__(self, holdings: _Optional[_Iterable[_Union[StatusReply.Holding, _Mapping]]] = ..., anchored: _Optional[_Union[AnchorReply, _Mapping]] = ..., reanchored: _Optional[int] = ..., anchor: _Optional[bytes] = ..., reminders: _Optional[_Iterable[_Union[StatusReply.Reminder, _Mapping]]] = ...) -> None: ...
 
+class RoundRequest(_message.Message):
+    __slots__ = ("study", "flow")
+    STUDY_FIELD_NUMBER: _ClassVar[int]
+    FLOW_FIELD_NUMBER: _ClassVar[int]
+    study: str
+    flow: str
+    def __init__(self, study: _Optional[str] = ..., flow: _Optional[str] = ...) -> None: ...
+
 class RoundReply(_message.Message):
     __slots__ = ("envelope", "content")
     ENVELOPE_FIELD_NUMBER: _ClassVar[int]

@@ -1,0 +1,5 @@
+"""Run by the SuperNode of a hospital: its own site agent."""
+
+from site_agent import runtime
+
+app = runtime.app()
