@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from coordinator.queries import Answer
     from coordinator.store import Release, SavedResult, Store
     from coordinator.store import Site as Enrolled
+    from shared.federated import FederatedFlow
     from shared.generators.fits import Progress
     from shared.keys import PublicKey, SigningKey
     from shared.plan import StudyPlan
@@ -1032,12 +1033,25 @@ def pool(
     scale: Scale = 0.5,
     exact: Exact = False,
     diagnostics: Diagnostics = False,
+    again: Annotated[
+        int,
+        typer.Option(
+            "--again",
+            help="Release rows whose flow is public so often again, to tell how far the records' own answer may be.",
+        ),
+    ] = 0,
+    flow: Annotated[
+        Path | None, typer.Option("--flow", help="The trained flow that the plan names, for --again.")
+    ] = None,
     json: Json = False,
 ) -> None:
     """Ask one question of a wave, site by site, and pool the answers. No site is contacted; it costs no ε."""
+    if again and not 2 <= again <= 1000:
+        raise ParameterError("--again must be in 2..1000", given=f"{again}")
     if out is not None and out.suffix.lower() not in (".csv", ".json"):
         raise ParameterError("the table must end in .csv or .json", given=repr(out.name))
-    answer = _ask(context, study, wave, as_of, combine, estimand, formula, term, method, test, level)
+    more = {"again": again, "trained": _trained(flow)}
+    answer = _ask(context, study, wave, as_of, combine, estimand, formula, term, method, test, level, **more)
     before = _save(context, answer, "pool", figure=str(out or ""))
     further = _analyse(
         answer, mods or [], subgroup, facts, bayes=bayes, scale=scale, exact=exact, diagnostics=diagnostics
@@ -1731,13 +1745,25 @@ def _ask(
     method: Any,
     test: Any,
     level: float,
+    **more: Any,
 ) -> Answer:
     from coordinator.queries import ask
 
     with _open(Config.load(context.obj)) as store:
         asked = _one_question(store, study, estimand, formula)
         how = {"term": term, "method": method, "test": test, "level": level}
-        return ask(store, study, wave, asked, as_of=as_of, combine=combine, **how)
+        return ask(store, study, wave, asked, as_of=as_of, combine=combine, **how, **more)
+
+
+def _trained(path: Path | None) -> FederatedFlow | None:
+    """The document of a trained flow. Raises: StateRefusal (no such file), SchemaRefusal."""
+    from shared.federated import FederatedFlow
+
+    if path is None:
+        return None
+    if not path.is_file():
+        raise StateRefusal("the trained flow must be a file", given=f"{path}", next_step="See coordinator federate.")
+    return FederatedFlow.from_bytes(path.read_bytes())
 
 
 def _one_question(store: Store, study: str, estimand: str, formula: str) -> str:

@@ -232,8 +232,9 @@ def dialled_grid(
                 for site, given in carrier[0].answers():
                     try:
                         boxes.answer(carrier[1](site), given)
-                    except Refusal as refusal:  # it has no answer in its box: a straggler, as if nothing had come
-                        _log.warning("an answer that %s sent was not taken: %s", site, refusal.code)
+                    except Exception as error:  # it has no answer in its box: a straggler, as if nothing had come
+                        code = error.code if isinstance(error, Refusal) else type(error).__name__
+                        _log.warning("an answer that %s sent was not taken: %s", site, code)
             found: list[Message] = []
             waiting: dict[str, dict[str, Message]] = {}
             for name in message_ids:

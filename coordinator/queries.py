@@ -24,6 +24,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from coordinator.cautions import theorem3
+from coordinator.gaps import Gap, pooled_gap, released_flow, reperturbed
 from coordinator.intervals import Draw, StandIn, inflation, with_release_variance
 from coordinator.pooling import Method, PooledResult, Test, pool_estimates
 from shared.errors import EstimateRefusal, ParameterError, Refusal, StateRefusal
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from coordinator.store import Release, Store, Tombstone
+    from shared.federated import FederatedFlow
     from shared.plan import StudyPlan
     from shared.release import Receipt
 
@@ -96,6 +98,8 @@ class Answer:
         revisions: wave to its revision in force for this answer; None while a wave is open.
         combined: whether the rows of several refreshes of one site were put together.
         withdrawn: releases of waves up to k that their sites took back: not in the answer.
+        gap: how far the pooled estimate from the records is predicted to lie from this one; None without released rows.
+        flows_known: sites whose rows were released again for it, so that it holds what their flows take away.
         estimand: the question in one spelling.
         planned: name of the planned analysis, or empty: then the question is exploratory.
         term: the term that was pooled.
@@ -118,6 +122,8 @@ class Answer:
     revisions: Mapping[int, int | None] = field(default_factory=dict)
     combined: bool = False
     withdrawn: tuple[Tombstone, ...] = ()
+    gap: Gap | None = None
+    flows_known: tuple[str, ...] = ()
 
     @property
     def used(self) -> dict[str, str]:
@@ -163,9 +169,10 @@ class Answer:
 
     @property
     def cautions(self) -> tuple[str, ...]:
-        """What the pooled answer is to be read with, in sentences: the conditions of Theorem 3 that do not hold.
+        """What the pooled answer is to be read with, in sentences.
 
-        Of released rows alone: the theorem speaks of no other release.
+        How far the records' own may lie, and the conditions of Theorem 3 that do not hold. Of released rows alone: the
+        theorem speaks of no other release.
         """
         drawn = {source.site for source in self.sources if source.mechanism == "latent_noise"}
         used = [row for row in self.result.estimates if row.site in drawn]
@@ -173,7 +180,12 @@ class Answer:
             return ()
         persons = sum(row.n for row in used) / len(used)
         found = theorem3(len(used), persons, tau2=self.result.tau2, common=self.result.method == "FE")
-        return tuple(condition.sentence for condition in found)
+        said = [condition.sentence for condition in found]
+        if self.gap is not None:
+            unseen = {source.site for source in self.sources if source.posture in ("public", "private")}
+            open_ = bool(unseen & drawn - set(self.flows_known))
+            said.insert(0, self.gap.sentence(ratio=self.result.scale == "log", open_=open_))
+        return tuple(said)
 
     @property
     def provenance(self) -> str:
@@ -199,6 +211,8 @@ class Answer:
         told = {name: getattr(self, name) for name in names}
         told |= {"planned": self.planned or None, "estimates": self.estimates, "sources": self.sources}
         told |= {"title": self.title, "columns": self.columns, "told": self.provenance, "cautions": self.cautions}
+        far = None if self.gap is None else {"rms": self.gap.rms, "interval": self.gap.interval, "how": self.gap.how}
+        told |= {"gap": far}
         return {**told, **pooled_data(self.result)}
 
 
@@ -456,6 +470,8 @@ def ask(
     level: float = 0.95,
     held: Holding | None = None,
     kept: Kept | None = None,
+    again: int = 0,
+    trained: FederatedFlow | None = None,
 ) -> Answer:
     """`pooled`, with the estimates and the releases it rests on.
 
@@ -463,6 +479,8 @@ def ask(
         held: what `holding` gave for this study, wave, revision and choice, when the caller has asked it already.
         kept: sites' estimates from earlier questions.
         as_of: a revision of the wave; all there is now when left out.
+        again: how often rows whose flow is public are released again, to see what drawing did to them; 0 for not.
+        trained: the flow that the plan names, for that.
         combine: put the rows of all refreshes of a site together. They are noisy copies of the same persons, who
             are counted once; say so with the result.
     Raises: what `site_estimates` raises; ParameterError (no such term, method, test or revision); StateRefusal (a
@@ -473,6 +491,8 @@ def ask(
     terms = tuple(dict.fromkeys(row.term for row in rows))
     chosen = _term(terms, term)
     estimates = tuple(row for row in rows if row.term == chosen)
+    result = pool_estimates(estimates, method=method, test=test, level=level)
+    known = _released_again(store, study, held, question, chosen, again, trained) if again else {}
     return Answer(
         study=study,
         wave=wave,
@@ -481,7 +501,9 @@ def ask(
         term=chosen,
         terms=terms,
         estimates=estimates,
-        result=pool_estimates(estimates, method=method, test=test, level=level),
+        result=result,
+        gap=pooled_gap(result, _fitted_elsewhere(held), known),
+        flows_known=tuple(known),
         sources=sources,
         as_of=held.as_of,
         revisions=held.revisions,
@@ -749,6 +771,49 @@ def _draw(receipt: Receipt, rows: int, known: Mapping[str, Receipt]) -> Draw:
         fitted_on=persons,
         among=receipt.posture != "holdout",
     )
+
+
+def _fitted_elsewhere(held: Holding) -> dict[str, float | None]:
+    """Site of released rows to the persons, per row, that its flow was fitted on where these are others; else None."""
+    out: dict[str, float | None] = {}
+    for site, releases in held.parts.items():
+        receipt = releases[-1].receipt
+        if receipt.mechanism == "latent_noise":
+            share = float(receipt.parameters.get("holdout", 0.0))
+            out[site] = share / (1 - share) if receipt.posture == "holdout" else None
+    return out
+
+
+def _released_again(
+    store: Store,
+    study: str,
+    held: Holding,
+    question: Estimand,
+    term: str,
+    times: int,
+    trained: FederatedFlow | None,
+) -> dict[str, Gap]:
+    """Site to the gap of its estimate, where its rows' flow is public; a site that cannot answer has none."""
+    from shared.encoding import Encoder
+    from shared.prescriptions.latent_noise import mechanism
+
+    taken = {stone.bundle_sha256 for stone in store.withdrawals(study)}
+    out: dict[str, Gap] = {}
+    for site, releases in held.parts.items():
+        plan = store.plan(study, releases[-1].plan_version).plan
+        encoder = Encoder(dictionary=plan.dictionary)
+        flow = released_flow(plan, encoder, site, trained)
+        if flow is None:
+            continue
+        levels = {column.name: column.levels for column in plan.dictionary.released if column.levels}
+        try:
+            rows = rows_of(store, releases, taken)
+            found = reperturbed(mechanism(plan, flow), encoder, rows, question, levels=levels, times=times)
+        except Refusal:
+            continue  # the answer itself says why the site is not in it
+        if term in found:
+            out[site] = found[term]
+    return out
 
 
 def _weight(receipt: Receipt) -> float:

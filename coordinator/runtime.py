@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shared import flower
-from shared.errors import ConfigRefusal, PlanRefusal, Refusal
+from shared.errors import ConfigRefusal, PlanRefusal
 from shared.wire import RoundAnswer, RoundReply
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ class Carried:
                 envelope, content = flower.carried(reply)
                 found.append((site, RoundAnswer(envelope=envelope, content=content)))
                 self._due.pop(site, None)
-            except Refusal:
+            except Exception:  # whatever a node sent: one that broke this process would break it at every attempt
                 self._due[site] = self._clock() + AGAIN
         self._push()
         return found

@@ -16,13 +16,15 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-import pandas as pd
 
 from shared.canonical import canonical_json, closed, sha256_hex
 from shared.errors import DictionaryRefusal, DuplicatePerson, MissingRefusal
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 __all__ = ["Column", "Dictionary"]
 
@@ -132,6 +134,8 @@ class Column:
 
         (Parquet keeps categories of words and loses categories of numbers.)
         """
+        import pandas as pd
+
         if self.kind in ("continuous", "time"):
             return np.dtype("float64")
         if self.levels and isinstance(self.levels[0], str):
@@ -169,6 +173,8 @@ class Column:
         Returns: (n,) float64; for levelled kinds the index of the level in `levels`.
         Raises: DictionaryRefusal or MissingRefusal with the column, the rule and the count, never a value.
         """
+        import pandas as pd
+
         blank = values.isna() | values.astype("string").str.strip().fillna("").isin(["", "NA", "NaN", "nan"])
         if self.kind in NUMERIC:
             out = pd.to_numeric(values.where(~blank), errors="coerce").astype("float64")
@@ -310,6 +316,8 @@ class Dictionary:
             rows with a missing ``complete_case`` value are left out.
         Raises: DictionaryRefusal (unknown or absent column, value outside), MissingRefusal, DuplicatePerson.
         """
+        import pandas as pd
+
         expected = [column.name for column in self.columns]
         for rule, names in (
             ("every column of the dictionary must be in the table", [n for n in expected if n not in table.columns]),

@@ -20,14 +20,17 @@ missing as a level      of a levelled column: one more level, the last; of a num
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
 from shared.dictionary import NUMERIC, Column, Dictionary
 from shared.errors import SchemaRefusal
 from shared.randomness import Noise
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 __all__ = ["ENCODER_VERSION", "Encoder", "scaled", "typed"]
 
@@ -61,6 +64,8 @@ def typed(column: Column, values: Array) -> pd.Series:
     >>> typed(sex, np.array([1.0, np.nan])).tolist()
     ['male', nan]
     """
+    import pandas as pd
+
     if column.kind in NUMERIC:
         if column.kind == "integer":
             values = np.floor(values)
@@ -79,6 +84,7 @@ def typed(column: Column, values: Array) -> pd.Series:
 class Encoder:
     """The dictionary's columns as a matrix.
 
+    >>> import pandas as pd
     >>> from shared.randomness import seeded_rng
     >>> columns = (Column(name="sbp", kind="continuous", lower=70, upper=270, decimals=0),
     ...            Column(name="cvd", kind="event"))
@@ -154,6 +160,8 @@ class Encoder:
         Any finite x gives a valid table: values are clipped to the bounds, codes to the levels.
         Raises: SchemaRefusal, if x has the wrong shape or a value that is not finite.
         """
+        import pandas as pd
+
         x = np.asarray(x, dtype=np.float64)
         if x.ndim != 2 or x.shape[1] != self.d or not np.isfinite(x).all():
             raise SchemaRefusal(f"an encoded matrix must be finite and have {self.d} columns", given=f"shape {x.shape}")

@@ -29,7 +29,6 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import special
 
 from shared.errors import ParameterError, SchemaRefusal
 
@@ -310,6 +309,8 @@ def _spline(rows: Array, v: Array, bins: int, back: bool = False) -> tuple[Array
     """
 
     def knots(part: Array) -> Array:
+        from scipy import special
+
         share = special.softmax(part, axis=-2)
         share = _LEAST + (1 - _LEAST * bins) * share
         edges = np.zeros((*part.shape[:-2], bins + 1, part.shape[-1]))
@@ -676,6 +677,8 @@ class LevelModel:
     def cumulative(self, y: Array) -> Array:
         """(n, levels + 1): P(level < k | given), k = 0 … levels."""
         logits = self.features(y, self.given, self.counts) @ self.coefficients
+        from scipy import special
+
         share = special.softmax(logits, axis=1)
         # No level vanishes: a width of 1e-12 keeps the map strictly increasing.
         share = np.maximum(share, 1e-12)
@@ -723,6 +726,8 @@ class Levels(_Base):
 
     def forward(self, z: Array) -> Array:
         """Scores to levels plus fractions, (n, d) to (n, d)."""
+        from scipy import special
+
         y = _matrix(z, self.d)
         rows = np.arange(len(y))
         for model in self.models:
@@ -740,6 +745,8 @@ class Levels(_Base):
 
     def inverse_with_log_det(self, x: Array) -> tuple[Array, Array]:
         """(scores, log |det|): (n, d) and (n,)."""
+        from scipy import special
+
         y = _matrix(x, self.d)
         z = y.copy()
         log_det = np.zeros(len(y))

@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from site_agent.ledger import AnchorReceipt, Hold, Ledger
     from site_agent.pipeline import Site
 
-__all__ = ["FLOWS", "Part", "charge_of", "fetch", "flow_path", "kept_flow", "part", "take_part", "uncovered"]
+__all__ = ["FLOWS", "Part", "charge_of", "ended", "fetch", "flow_path", "kept_flow", "part", "take_part", "uncovered"]
 
 FLOWS = "flows"
 """Folder of the trained flows that came back, each named by its digest."""
@@ -145,6 +145,12 @@ def part(ledger: Ledger, plan: StudyPlan, approver: str = "") -> Part:
         day=hold.day,
         flow=hold.flow,
     )
+
+
+def ended(ledger: Ledger, plan: StudyPlan) -> bool:
+    """Whether the training has ended at this site. Unlike `part` it prices nothing, which an idle agent need not."""
+    hold = _charged(ledger, plan)
+    return hold is not None and bool(hold.flow)
 
 
 def take_part(

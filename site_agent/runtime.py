@@ -15,7 +15,7 @@ import time
 from typing import TYPE_CHECKING
 
 from shared import flower
-from shared.errors import LockedRefusal, PlanChanged, Refusal, SchemaRefusal
+from shared.errors import LockedRefusal, PlanChanged, Refusal, SchemaRefusal, StateRefusal
 from shared.wire import RoundAnswer, RoundReply
 
 if TYPE_CHECKING:
@@ -100,6 +100,7 @@ def answered(at: Desk, given: tuple[bytes, bytes]) -> RoundAnswer:
                     today=today(),
                     locked=at.locked,
                 )
+                break
             except LockedRefusal:
                 if time.monotonic() >= until:
                     raise
@@ -107,6 +108,8 @@ def answered(at: Desk, given: tuple[bytes, bytes]) -> RoundAnswer:
             except Refusal:
                 if relay.given is None:  # else the answer is the refusal's code, signed
                     raise
+    if relay.given is None:
+        raise StateRefusal("a round must have an answer that may leave", given="none")
     return relay.given
 
 

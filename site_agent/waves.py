@@ -404,7 +404,7 @@ def _train(
                 rounds.fetch(plan, egress, at.home)
         say(Event(study=plan.study, what="would fetch its flow" if dry_run else "fetched its flow"))
         return
-    if rounds.part(at.ledger, plan).flow:
+    if rounds.ended(at.ledger, plan):
         return
     if dry_run:
         say(Event(study=plan.study, what="would take part in its training"))
@@ -433,5 +433,5 @@ def _train(
                 told=told,
                 until=limit,
             )
-        if len(began) == known or time.monotonic() >= limit or rounds.part(at.ledger, plan).flow:
+        if len(began) == known or time.monotonic() >= limit or rounds.ended(at.ledger, plan):
             return

@@ -74,6 +74,25 @@ def test_nothing_is_evaluated_or_unpickled(path):
                 assert not risky, f"{name(path)} allows pickle"
 
 
+def test_an_idle_site_agent_holds_no_table_no_accountant_and_no_training():
+    """What a round of `site-agent run` imports when nothing is due: 76 MB of pandas would be held for nothing."""
+    code = """
+import sys
+from pathlib import Path
+from site_agent import airlock, egress, outbox, pipeline, plans, rounds, waves
+from shared.plan import StudyPlan
+plan = StudyPlan.from_toml(Path(sys.argv[1]).read_text())
+assert plan.federated and waves and pipeline
+print(*sys.modules)
+"""
+    study = ROOT / "deploy" / "studies" / "federated.toml"
+    words = [sys.executable, "-c", code, str(study)]
+    done = subprocess.run(words, capture_output=True, text=True, check=True, cwd=ROOT)
+    assert not {"pandas", "pyarrow", "scipy", "dp_accounting", "torch", "flwr", "statsmodels"} & set(
+        done.stdout.split()
+    )
+
+
 @pytest.mark.parametrize("module", ["site_agent.cli", "coordinator.cli", "coordinator.client", "coordinator.demo"])
 def test_help_is_instant_because_nothing_heavy_is_imported(module):
     code = f"import sys, {module}; print(' '.join(sorted(m for m in sys.modules if '.' not in m)))"

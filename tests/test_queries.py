@@ -10,10 +10,11 @@ from delivered import STUDIES, cohort, cohort_plan, deliver, join, quarantine
 
 from coordinator.authority import Authority
 from coordinator.cautions import theorem3
+from coordinator.gaps import released_flow
 from coordinator.queries import Kept, ask, draws_of, pooled, resolve, site_estimates
 from coordinator.store import Store
 from shared.encoding import Encoder
-from shared.errors import EstimateRefusal, ParameterError, PlanRefusal
+from shared.errors import EstimateRefusal, ParameterError, PlanChanged, PlanRefusal
 from shared.estimands import estimate, parse_estimand
 from shared.keys import SigningKey
 from shared.mechanisms.latent_noise import default_radius, kept_weight
@@ -234,13 +235,47 @@ def test_rows_whose_unusual_records_were_pulled_in_count_for_the_weight_that_is_
     assert release.receipt.parameters["shrink"] == 2.0
 
 
+def test_rows_whose_flow_follows_from_the_plan_are_released_again_to_tell_how_far_the_records_may_be(other):
+    store, add = other
+    add(cohort_plan(), "closed", cohort(400, 1))
+    public = cohort_plan(**{"version = 1": "version = 2", 'posture = "local"': 'posture = "public"'})
+    add(public, "open", cohort(400, 2))
+    asked = {"method": "FE", "test": "z"}
+    plain = ask(store, "cvd", 1, "unadjusted", **asked)
+    assert plain.gap.how == "linearisation of the release's noise"
+    assert plain.flows_known == ()
+    assert "bias comes on top" in plain.cautions[0]
+    again = ask(store, "cvd", 1, "unadjusted", again=3, **asked)
+    assert again.flows_known == ("open",)
+    assert "releasing its rows again 3 times" in again.gap.how
+    assert "linearisation" in again.gap.how
+    assert again.gap.rms > 0
+    assert "bias comes on top" not in again.cautions[0]
+    assert again.document["gap"]["rms"] == again.gap.rms
+    assert again.result.beta == plain.result.beta  # a caution moves no number
+
+
+def test_a_trained_flow_is_taken_for_the_rows_of_the_plan_that_names_it_and_for_no_other(filled):
+    from types import SimpleNamespace
+
+    plan = filled[1]
+    encoder = Encoder(dictionary=plan.dictionary)
+    assert released_flow(plan, encoder, "alpha") is None  # posture local: its flow stays at the site
+    named = SimpleNamespace(release=plan.release, posture="private", flow="federated:" + "a" * 64)
+    assert released_flow(named, encoder, "alpha") is None
+    other = SimpleNamespace(name="federated:" + "b" * 64, dictionary_hash=plan.dictionary.hash)
+    with pytest.raises(PlanChanged, match="the one that the plan names"):
+        released_flow(named, encoder, "alpha", other)
+
+
 def test_an_answer_says_which_conditions_of_the_paper_s_theorem_it_does_not_meet(filled):
     """Four sites of a few hundred: too few sites for a limit in them, whatever else holds."""
     store = filled[0]
     answer = ask(store, "cvd", 1, "unadjusted")
     persons = np.mean([row.n for row in answer.estimates])
     assert persons / 50 > 4
-    many, *rest = answer.cautions
+    far, many, *rest = answer.cautions
+    assert far.startswith("The estimate from the records themselves is predicted to lie by a factor of 1.0")
     assert "many sites" in many
     assert "there are 4" in many
     assert len(rest) == (answer.result.tau2 == 0)

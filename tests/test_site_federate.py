@@ -5,6 +5,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
+import sys
+import time
 
 import pytest
 from site_desk import hospital  # noqa: F401
@@ -90,6 +93,30 @@ def test_the_agent_takes_part_by_itself_and_says_so(desk, monkeypatch):
     # The wave of the same plan is made as well, by its own charge.
     kinds = [line["what"] for line in said]
     assert "waits for a person" in kinds
+
+
+def test_an_agent_that_has_worked_waits_as_a_fresh_process_under_its_own_id(desk, monkeypatch):
+    began: list[tuple[str, list[str], str]] = []
+
+    def execv(path: str, words: list[str]) -> None:
+        began.append((path, words, os.environ["TRIBUTARY_RESTING"]))
+        raise SystemExit(0)
+
+    monkeypatch.setattr("site_agent.waves.PATIENCE", 0.0)
+    monkeypatch.setattr(os, "execv", execv)
+    monkeypatch.setattr(sys, "argv", ["/opt/bin/site-agent"])
+    monkeypatch.setattr(sys, "orig_argv", ["python", "/opt/bin/site-agent", "run"])
+    put(desk, 1)
+    before = time.monotonic()
+    desk("run")
+    [(path, words, resting)] = began
+    assert (path, words) == (sys.executable, [sys.executable, "/opt/bin/site-agent", "run"])
+    assert before + 3600 <= float(resting.split()[0]) <= time.monotonic() + 3600
+    assert resting.split()[1] == "0"
+    # The fresh one waits first. Its time being over, it makes its round.
+    monkeypatch.setenv("TRIBUTARY_RESTING", f"{time.monotonic()} 0")
+    desk("run", "--once")
+    assert "TRIBUTARY_RESTING" not in os.environ
 
 
 def test_a_plan_without_a_training_has_nothing_to_take_part_in(hospital, plan, table):

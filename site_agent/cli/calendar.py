@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import datetime as dt
+import os
+import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -121,11 +124,19 @@ def run_(
         where = " ".join(part for part in (event.study, f"wave {event.wave}" if event.wave else "") if part)
         typer.echo(f"{stamp}  {': '.join(part for part in (where, event.what) if part)}  {event.detail}".rstrip())
 
+    def rest(until: float, paused: bool) -> None:
+        # The file alone is asked each second: reading the ledger that often is work for nothing.
+        pause = desk(home).config.pause_file
+        while time.monotonic() < until and pause.exists() == paused:
+            time.sleep(min(1.0, max(0.0, until - time.monotonic())))
+
+    if left := os.environ.pop(_RESTING, ""):
+        until, paused = left.split()
+        rest(float(until), paused == "1")
     while True:
         # Opened anew each round: settings and plans may have changed since.
         at = desk(home)
-        # The file alone is asked each second: reading the ledger that often is work for nothing.
-        paused = at.config.pause_file.exists()
+        was_paused = at.config.pause_file.exists()
         attend(
             at,
             site=partial(working_site, at),
@@ -136,9 +147,28 @@ def run_(
         )
         if once or dry_run:
             return
-        until = time.monotonic() + 60 * every
-        while time.monotonic() < until and at.config.pause_file.exists() == paused:
-            time.sleep(min(1.0, max(0.0, until - time.monotonic())))
+        end = time.monotonic() + 60 * every
+        _begin_anew(end, was_paused)
+        rest(end, was_paused)
+
+
+_RESTING = "TRIBUTARY_RESTING"
+"""Until when, on the machine's clock, an agent that began anew waits; and whether it was paused."""
+
+
+def _begin_anew(until: float, paused: bool) -> None:
+    """Put a fresh process in the place of this one, under its id, if a round has loaded what waiting does not need.
+
+    It holds no lock and no connection between two rounds, and opens everything anew for each.
+    """
+    if not {"pandas", "scipy"} & sys.modules.keys() or Path(sys.argv[0]).name not in ("site-agent", "__main__.py"):
+        return
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.environ[_RESTING] = f"{until} {int(paused)}"
+    with suppress(OSError):  # then this process waits
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+    del os.environ[_RESTING]
 
 
 @app.command("withdraw-person")

@@ -11,7 +11,6 @@ those of Table 3 of the paper, from which the cohorts are simulated.
 import datetime as dt
 import math
 import resource
-import subprocess
 import sys
 import tempfile
 import time
@@ -201,25 +200,10 @@ def step_times():
     }
 
 
-def resident():
-    """MB of a Python process: with the site's modules alone, and with Flower's ClientApp imported too."""
-    out = {}
-    for name, code in (
-        ("idle", ""),
-        ("training", "from shared import flower; flower.prepare(); import flwr.clientapp;"),
-    ):
-        program = (
-            f"import site_agent.pipeline; {code} print(open('/proc/self/status').read().split('VmRSS:')[1].split()[0])"
-        )
-        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-        out[name] = int(done.stdout.split()[-1]) / 1024
-    return out
-
-
 def main():
     first = int(sys.argv[1]) if len(sys.argv) > 1 else 1
     seeds = int(sys.argv[2]) if len(sys.argv) > 2 else 2
-    fixed = {"step": step_times(), "resident_mb": resident()}
+    fixed = {"step": step_times()}
     print(fixed, flush=True)
     runs = []
     for seed in range(first, first + seeds):

@@ -1,0 +1,151 @@
+"""How far the records' own estimate is, told without the records: against simulations in which they are there."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from coordinator.gaps import Gap, gap, pooled_gap, reperturbed
+from coordinator.intervals import Draw, with_release_variance
+from coordinator.pooling import pool_estimates
+from shared.dictionary import Column, Dictionary
+from shared.encoding import Encoder
+from shared.errors import ParameterError
+from shared.estimands import Estimate, estimate, parse_estimand
+from shared.flows import AffineAutoregressiveFlow
+from shared.mechanisms.latent_noise import LatentNoise
+from shared.randomness import seeded_rng
+
+QUESTION = parse_estimand("ols(y) ~ x")
+ENCODER = Encoder(
+    dictionary=Dictionary(
+        name="line",
+        version=1,
+        columns=tuple(Column(name=name, kind="continuous", lower=-8, upper=8) for name in ("x", "y")),
+    )
+)
+W, N = 0.5, 400
+
+
+def table(seed, n=N):
+    """Rows of y = x / 2 + noise, as encoded and as they are."""
+    draws = np.random.default_rng(seed)
+    x = draws.normal(size=n)
+    encoded = np.column_stack([x, x / 2 + draws.normal(size=n)]) / 8
+    return encoded, ENCODER.decode(encoded)
+
+
+def gaussian(encoded, *, slope=None):
+    """The flow of maximum likelihood; or one that believes in another slope."""
+    covariance = np.cov(encoded.T)
+    if slope is not None:
+        covariance = np.array([[1.0, slope], [slope, 1.25]]) / 64
+    return AffineAutoregressiveFlow(mean=encoded.mean(axis=0), scale=np.linalg.cholesky(covariance))
+
+
+def slope(rows):
+    (found,) = (row for row in estimate(rows, QUESTION, study="s", site="a", wave=1) if row.term == "x")
+    return found
+
+
+@pytest.fixture(scope="module")
+def drawn():
+    """Of 40 tables: actual distances, and the predictions with and without the flow, by a right and a wrong flow."""
+    out = {}
+    for name, wrong in (("right", None), ("wrong", 0.0)):
+        rows = []
+        for seed in range(40):
+            encoded, real = table(seed)
+            m = LatentNoise(flow=gaussian(encoded, slope=wrong), w=W, radius=9.0)
+            released = ENCODER.decode(m.release(encoded, seeded_rng(seed)))
+            one = slope(released)
+            told = with_release_variance([one], released, QUESTION, [Draw(rows=N, w=W, fitted_on=N)])[0]
+            again = reperturbed(m, ENCODER, released, QUESTION, times=6, seed=seed)["x"]
+            rows.append((one.yi - slope(real).yi, again.rms, gap(told).rms, again.bias))
+        out[name] = np.array(rows)
+    return out
+
+
+def rms(values):
+    return math.sqrt(float(np.mean(np.square(values))))
+
+
+def test_both_predictions_have_the_size_of_the_distance_where_the_flow_is_right(drawn):
+    actual, again, linear, _ = drawn["right"].T
+    # 40 distances tell their size to a ninth; the bounds are three times that.
+    assert 0.7 < rms(again) / rms(actual) < 1.4
+    assert 0.7 < rms(linear) / rms(actual) < 1.4
+
+
+def test_what_a_flow_that_is_wrong_takes_away_is_seen_by_releasing_again_and_not_without_it(drawn):
+    actual, again, linear, bias = drawn["wrong"].T
+    assert abs(actual.mean()) > 0.2
+    assert 0.7 < rms(again) / rms(actual) < 1.4
+    assert rms(linear) / rms(actual) < 0.5
+    assert bias.mean() == pytest.approx(abs(actual.mean()), rel=0.3)
+
+
+def test_an_interval_holds_nine_in_ten_distances(drawn):
+    for name in ("right", "wrong"):
+        actual, again = drawn[name][:, 0], drawn[name][:, 1]
+        inside = [low <= abs(far) <= high for far, (low, high) in zip(actual, map(interval, again), strict=True)]
+        assert np.mean(inside) > 0.75
+
+
+def interval(size):
+    return Gap(bias=0.0, sd=size, how="").interval
+
+
+def test_the_same_rows_give_the_same_prediction_and_the_rows_stay_as_they_were():
+    encoded, real = table(1)
+    m = LatentNoise(flow=gaussian(encoded), w=W, radius=9.0)
+    before = real.copy()
+    first, again = (reperturbed(m, ENCODER, real, QUESTION, times=3) for _ in range(2))
+    assert first == again
+    assert real.equals(before)
+
+
+def test_a_pooled_distance_averages_noise_and_not_bias():
+    def row(site, yi=0.4, attenuation=0.0):
+        return Estimate(
+            study="s",
+            site=site,
+            wave=1,
+            term="x",
+            yi=yi,
+            vi_sampling=0.01,
+            vi_privacy=0.005,
+            vi_naive=0.01,
+            n=500,
+            attenuation=attenuation,
+        )
+
+    four = pool_estimates([row(name) for name in "abcd"], method="FE", test="z")
+    assert pooled_gap(four, dict.fromkeys("abcd")).sd == pytest.approx(math.sqrt(0.005) / 2)
+    biased = pool_estimates([row(name, attenuation=0.1) for name in "abcd"], method="FE", test="z")
+    assert pooled_gap(biased, dict.fromkeys("abcd")).bias == pytest.approx(0.04)
+    assert pooled_gap(four, {}) is None
+
+
+def test_a_flow_of_other_persons_brings_its_own_distance_and_few_persons_more():
+    row = Estimate(
+        study="s", site="a", wave=1, term="x", yi=0.2, vi_sampling=0.02, vi_privacy=0.01, vi_naive=0.01, n=50
+    )
+    # At w = 0 nothing is kept: two independent means of as many persons, and the noise.
+    assert gap(row, fitted_on=1.0).sd == pytest.approx(math.sqrt(0.03))
+    assert gap(row, fitted_on=0.1).sd > gap(row, fitted_on=1.0).sd > gap(row).sd
+
+
+def test_what_has_no_number_or_was_not_released_has_no_distance():
+    none = Estimate(study="s", site="a", wave=1, term="x", yi=None, vi_sampling=None, n=0, reason="no")
+    patients = Estimate(study="s", site="a", wave=1, term="x", yi=0.1, vi_sampling=0.1, n=9)
+    assert gap(none) is None
+    assert gap(patients) is None
+
+
+def test_one_draw_tells_no_spread():
+    encoded, real = table(1, n=60)
+    with pytest.raises(ParameterError, match="twice"):
+        reperturbed(LatentNoise(flow=gaussian(encoded), w=W, radius=9.0), ENCODER, real, QUESTION, times=1)
