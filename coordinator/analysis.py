@@ -32,7 +32,7 @@ from coordinator.store import Release, Store, remember
 from shared.canonical import canonical_json, parse_json, sha256_hex
 from shared.errors import AccessRefusal, EstimateRefusal, PolicyRefusal, RateRefusal, Refusal, RoleRefusal, StateRefusal
 from shared.plan import StudyPlan
-from shared.prescriptions import Figures
+from shared.prescriptions import Answering
 from shared.terminal import plain
 from shared.transport import MESSAGE_CAP, Call, Handler
 from shared.wire import (
@@ -202,7 +202,7 @@ class AnalysisService:
         if known is None:
             table = self._store.table(release)
             plan = self._store.plan(release.study, release.plan_version).plan
-            if isinstance(plan.release, Figures):
+            if isinstance(plan.release, Answering):
                 import numpy as np
 
                 figures = [(table, release.receipt.n)]

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from coordinator.queries import Answer
     from coordinator.store import Release, SavedResult, Store
     from coordinator.store import Site as Enrolled
+    from shared.generators.fits import Progress
     from shared.keys import PublicKey, SigningKey
     from shared.plan import StudyPlan
 
@@ -336,6 +337,8 @@ def plan_cost(
             out.print("Nobody is drawn twice: whoever comes with a later wave pays for that wave alone.")
         out.print("every wave is affordable" if last == MANY else words, style="bold")
         out.print(price.translation.replace(": At ", ":\nAt ").replace(". With ", ".\nWith "))
+        for condition in price.conditions:
+            out.print(f"note  {condition.sentence}", style="yellow")
         if price.rows is not None and price.rows > 8.001:
             out.print(f"For ε 8 in one wave take w = {price.w_for_8:.2g}.", style="cyan")
         if last:
@@ -1161,7 +1164,7 @@ def figure(
 def harmonise(
     context: typer.Context,
     study: Study,
-    column: Annotated[str, typer.Argument(help="What hospitals measure differently.")],
+    column: Annotated[str, typer.Argument(help="What hospitals measure differently; chol,hdl: together.")],
     to: Annotated[str, typer.Option("--to", help="The site whose scale counts.")],
     wave: Annotated[int, typer.Option("--wave", help="The table as of this wave; the newest if left out.")] = 0,
     estimand: Planned = "",
@@ -1205,6 +1208,62 @@ def harmonise(
             out.print(line, style="yellow" if line.startswith("warning") else None)
 
     emit(seen.document, as_json=json, show=show)
+
+
+@app.command(rich_help_panel="Answers")
+def synthetic(
+    context: typer.Context,
+    study: Study,
+    site: Annotated[str, typer.Option("--site", help="Whose figures.")],
+    out: Annotated[Path, typer.Option("--out", help="Table to write: .csv or .parquet; its record goes beside it.")],
+    wave: Annotated[int, typer.Option("--wave", help="As of this wave; the newest if left out.")] = 0,
+    fit: Annotated[
+        str,
+        typer.Option(
+            "--fit",
+            help="Of a slicing release: moments (seconds; if left out), f_divergence or sliced_wasserstein (minutes).",
+        ),
+    ] = "",
+    rows: Annotated[int, typer.Option("--rows", help="How many; as many as persons if left out.")] = 0,
+    seed: Annotated[int, typer.Option("--seed", help="Decides every number; kept in the record.")] = 0,
+    steps: Annotated[int, typer.Option("--steps", help="Of a fit that takes minutes: at most.")] = 3000,
+    checkpoint: Annotated[
+        Path | None, typer.Option("--checkpoint", help="File that such a fit is stopped to, and goes on from.")
+    ] = None,
+    restart: Annotated[bool, typer.Option("--restart", help="Begin anew: do not read the checkpoint.")] = False,
+    dry_run: DryRun = False,
+    json: Json = False,
+) -> None:
+    """Draw synthetic rows from a site's noisy figures, where the plan lets rows leave. It costs no ε."""
+    from coordinator.remote import write_table
+    from coordinator.synthesis import Synthesis
+    from shared.canonical import canonical_json
+
+    if out.suffix.lower() not in (".csv", ".parquet"):
+        raise ParameterError("the table must end in .csv or .parquet", given=repr(out.name))
+    told = console(stderr=True)
+
+    def watch(progress: Progress) -> None:
+        if not json:
+            told.print(
+                f"step {progress.step} of at most {progress.steps}: distance {progress.loss:.5g}, least "
+                f"{progress.best:.5g}, at most {progress.seconds_left:.0f} s left"
+            )
+
+    with _open(Config.load(context.obj)) as store:
+        planned = Synthesis(store, study, site, wave=wave, fit=fit, seed=seed, rows=rows, steps=steps)
+        answer = {**planned.record, "file": str(out), "written": not dry_run}
+        if not dry_run:
+            if restart and checkpoint is not None:
+                checkpoint.unlink(missing_ok=True)
+            drawn = planned.draw(checkpoint=checkpoint, watch=watch)
+            assert drawn.table is not None  # nobody stopped it but by ending the process
+            write_table(drawn.table, out)
+            answer |= drawn.record
+            record = out.with_name(f"{out.name}.record.json")
+            record.write_bytes(canonical_json(drawn.record))
+    words = f"{'would write' if dry_run else 'wrote'} {answer['rows']} synthetic rows, not patient records, to {out}"
+    emit(answer, as_json=json, show=lambda shown: shown.print(words))
 
 
 @app.command(rich_help_panel="Answers")
@@ -1825,6 +1884,8 @@ def _show_answer(out: Console, answer: Answer, changed: Sequence[str] = ()) -> N
             f"note  ε {highest:.4g} is not a meaningful formal guarantee for the persons behind these rows.",
             style="dim",
         )
+    for sentence in answer.cautions:
+        out.print(f"note  {sentence}", style="dim")
     others = [term for term in answer.terms if term != answer.term]
     if others:
         out.print()

@@ -290,7 +290,7 @@ def correlation(
 @_asks
 def harmonise(
     study: Study,
-    column: Annotated[str, typer.Argument(help="What hospitals measure differently.")],
+    column: Annotated[str, typer.Argument(help="What hospitals measure differently; chol,hdl: together.")],
     to: Annotated[str, typer.Option("--to", help="The site whose scale counts.")],
     question: Annotated[
         str, typer.Option("--question", help="As of query; the one planned analysis with the column if left out.")

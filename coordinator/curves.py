@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from coordinator import queries
 from shared.errors import EstimateRefusal, ParameterError, Refusal
 from shared.estimands import Estimand, parse_estimand, survival_curves
-from shared.prescriptions import Figures
+from shared.prescriptions import Answering
 from shared.survival import GridCurve, public_times
 
 if TYPE_CHECKING:
@@ -154,7 +154,7 @@ def curves(
 
 
 def _noisy(store: Store, release: Release) -> bool:
-    return isinstance(store.plan(release.study, release.plan_version).plan.release, Figures)
+    return isinstance(store.plan(release.study, release.plan_version).plan.release, Answering)
 
 
 def _upper(text: str) -> str:

@@ -18,7 +18,8 @@ warns where columns that no laboratory distorts, such as age, differ between the
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
@@ -33,30 +34,45 @@ from coordinator.pooling import Method, PooledResult, Test, pool_estimates
 from shared.errors import EstimateRefusal, ParameterError, Refusal
 from shared.estimands import Estimate, estimate
 from shared.mechanisms.density import rounded_laplace_variance
-from shared.prescriptions import Figures
+from shared.mechanisms.groups import Cuts, Histogram, Reports, Smooth, bounds
+from shared.mechanisms.quantiles import CELLS
+from shared.prescriptions import Answering
 from shared.prescriptions.densities import DensitiesPlan
 
 if TYPE_CHECKING:
+    from fractions import Fraction
     from pathlib import Path
 
     import pandas as pd
 
     from coordinator.store import Release, Store
+    from shared.mechanisms.groups import Group
+    from shared.mechanisms.local import LocalCounts
+    from shared.mechanisms.quantiles import Quantiles
+    from shared.mechanisms.scaling import Coefficients
     from shared.questions import Estimand
 
 __all__ = [
     "ARMS",
+    "ColumnsMap",
+    "Density",
     "GridMap",
     "Harmonised",
+    "Joint",
+    "Known",
+    "Linear",
     "Map",
     "Noisy",
+    "Quantiled",
     "beside",
     "bootstrap",
     "case_mix_warning",
     "densities",
+    "density_of",
     "distance",
     "draw",
     "harmonised",
+    "named",
     "on_simplex",
     "said_of",
 ]
@@ -64,64 +80,37 @@ __all__ = [
 Floats = NDArray[np.float64]
 ALIKE = 1.0
 """How far apart two sites' patients may lie, in standard deviations, before harmonising them is warned of."""
+FINE = 5000
+"""Persons from which a map on a grid is solved finely."""
 _OVER = 1.5  # each step of Sinkhorn's iteration goes so much further
+_SMOOTH_BINS = {1: 64, 2: 32, 3: 16}
+_QUANTILE_PARTS = 1024
 
 
 @dataclass(frozen=True, kw_only=True)
-class Noisy:
-    """A released histogram of one column: what is known of it before anything is made of it.
+class Density(ABC):
+    """One column at one site, as far as its noisy figures tell: shares of parts of its range.
 
     Args:
-        counts: (bins,) noisy whole counts, those of missing values left out.
-        edges: (bins + 1,) increasing.
-        persons: how many have a value: n where none may be missing, else n less the noisy count of those without.
-        noise: variance of the noise of each count; 0 for a histogram without noise.
-        scale: of the Laplace noise, for drawing it again; `noise` is its variance where it is not given.
-        releases: how many releases were added up.
-    Raises: ParameterError (shapes, no number), EstimateRefusal (nobody has a value).
+        edges: (parts + 1,) increasing.
+        persons: how many have a value.
     """
 
-    counts: Floats
     edges: Floats
     persons: float
-    scale: float = 0.0
-    releases: int = 1
-
-    def __post_init__(self) -> None:
-        counts, edges = np.asarray(self.counts, dtype=np.float64), np.asarray(self.edges, dtype=np.float64)
-        if counts.ndim != 1 or len(counts) < 2 or edges.shape != (len(counts) + 1,):
-            raise ParameterError("a histogram must have two or more bins, and an edge more", given=f"{counts.shape}")
-        if not (np.isfinite(counts).all() and np.isfinite(edges).all() and (np.diff(edges) > 0).all()):
-            raise ParameterError("a histogram must have finite counts and increasing edges", given="others")
-        if not (self.scale >= 0 and math.isfinite(self.scale)):
-            raise ParameterError(
-                "the noise of a histogram must have a finite scale of at least 0", given=f"{self.scale}"
-            )
-        if not (math.isfinite(self.persons) and self.persons >= 1):
-            raise EstimateRefusal(
-                "a density must have somebody with a value, as far as the noise lets see",
-                given=f"{self.persons:g} persons",
-                next_step="Ask the site whether it measures the column at all.",
-            )
-        object.__setattr__(self, "counts", counts)
-        object.__setattr__(self, "edges", edges)
 
     @property
-    def noise(self) -> float:
-        """Variance of the noise of each count."""
-        return self.releases * rounded_laplace_variance(self.scale) if self.scale else 0.0
-
-    @cached_property
+    @abstractmethod
     def shares(self) -> Floats:
-        """(bins,) the estimated probabilities: shrunk, on the simplex, and none of them 0.
+        """(parts,) probabilities that add up to 1; none of them is 0, so that a map has neither flats nor jumps."""
 
-        Half a person of the uniform law is added, so that a map has neither flat pieces nor jumps.
-        """
-        return _shares(self.counts, self.persons, self.noise)
+    @abstractmethod
+    def again(self, rng: np.random.Generator) -> Density:
+        """As it might have come out: persons and noise drawn anew from the estimate."""
 
     @cached_property
     def cumulative(self) -> Floats:
-        """(bins + 1,) from 0 to 1, strictly increasing."""
+        """(parts + 1,) from 0 to 1, strictly increasing."""
         total = np.concatenate([[0.0], np.cumsum(self.shares)])
         total[-1] = 1.0
         return total
@@ -133,7 +122,7 @@ class Noisy:
 
     @property
     def sd(self) -> float:
-        """Of the estimated density, its bins spread evenly."""
+        """Of the estimated density, its parts spread evenly."""
         middle = (self.edges[:-1] + self.edges[1:]) / 2
         return math.sqrt(float(self.shares @ ((middle - self.mean) ** 2 + np.diff(self.edges) ** 2 / 12)))
 
@@ -141,13 +130,190 @@ class Noisy:
         """Values below which shares `u` lie."""
         return np.interp(u, self.cumulative, self.edges)
 
+
+@dataclass(frozen=True, kw_only=True)
+class Linear:
+    """Noisy figures that are linear in the persons, of one to three columns, and what is known of their noise.
+
+    Args:
+        counts: noisy counts of persons by cell, those of missing values left out; or sums of smooth functions.
+        persons: how many have a value: n where none may be missing, else n less the noisy count of those without.
+        scale: of the Laplace noise on each; 0 for none.
+        releases: how many releases were added up.
+        local: the way of reporting, where every record was noised by itself.
+        smooth: the mechanism, where the figures are its sums.
+    """
+
+    counts: Floats
+    persons: float
+    scale: float = 0.0
+    releases: int = 1
+    local: LocalCounts | None = None
+    smooth: Coefficients | None = None
+
+    def __post_init__(self) -> None:
+        counts = np.asarray(self.counts, dtype=np.float64)
+        if not (1 <= counts.ndim <= 3 and min(counts.shape) >= 2 and np.isfinite(counts).all()):
+            raise ParameterError("a histogram must have finite counts in two or more bins", given=f"{counts.shape}")
+        if not (self.scale >= 0 and math.isfinite(self.scale)):
+            raise ParameterError(
+                "the noise of a histogram must have a finite scale of at least 0", given=f"{self.scale}"
+            )
+        if not (math.isfinite(self.persons) and self.persons >= 1):
+            raise EstimateRefusal(
+                "a density must have somebody with a value, as far as the noise lets see",
+                given=f"{self.persons:g} persons",
+                next_step="Ask the site whether it measures the column at all.",
+            )
+        object.__setattr__(self, "counts", counts)
+
+    @property
+    def noise(self) -> float:
+        """Variance of the noise of each count."""
+        if self.local is not None:
+            return self.local.variance(round(self.persons), 1 / self.counts.size)
+        return self.releases * rounded_laplace_variance(self.scale) if self.scale else 0.0
+
+    @cached_property
+    def shares(self) -> Floats:
+        """The estimated probabilities of equal cells: shrunk, on the simplex, and none of them 0.
+
+        Half a person of the uniform law is added, so that a map has neither flat pieces nor jumps.
+        """
+        if self.smooth is not None:
+            return _smooth_shares(self.counts * self.smooth.step, self.persons, self.noise, self.smooth)
+        return _shares(self.counts, self.persons, self.noise)
+
+    def _redrawn(self, rng: np.random.Generator) -> dict[str, Any]:
+        whole = max(1, round(self.persons))
+        flat = rng.multinomial(whole, (self.shares / self.shares.sum()).ravel()).astype(np.float64)
+        counts = flat.reshape(self.shares.shape)
+        if self.smooth is not None:
+            for _ in range(counts.ndim):
+                counts = np.tensordot(counts, self.smooth.basis.cells(len(self.shares)), axes=(0, 1))
+            counts = counts / self.smooth.step
+        if self.local is not None:
+            # A sum over so many reports is nearly normal.
+            each = [self.local.variance(whole, float(share)) for share in self.shares.ravel()]
+            counts = counts + rng.normal(scale=np.sqrt(each)).reshape(counts.shape)
+        elif self.scale:
+            for _ in range(self.releases):
+                counts = counts + np.round(rng.laplace(scale=self.scale, size=counts.shape))
+        return {"counts": counts, "persons": float(whole)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Noisy(Linear, Density):
+    """A released histogram of one column, or its smooth density: what is known before anything is made of it.
+
+    Args:
+        counts: (bins,) noisy counts, those of missing values left out; or sums of smooth functions.
+        edges: (bins + 1,) increasing; of smooth functions 65.
+    Raises: ParameterError (shapes, no number), EstimateRefusal (nobody has a value).
+    """
+
+    edges: Floats
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        edges = np.asarray(self.edges, dtype=np.float64)
+        bins = _SMOOTH_BINS[1] if self.smooth is not None else len(self.counts)
+        if self.counts.ndim != 1 or edges.shape != (bins + 1,):
+            raise ParameterError("a histogram must have two or more bins, and an edge more", given=f"{edges.shape}")
+        if not (np.isfinite(edges).all() and (np.diff(edges) > 0).all()):
+            raise ParameterError("a histogram must have finite counts and increasing edges", given="others")
+        object.__setattr__(self, "edges", edges)
+
     def again(self, rng: np.random.Generator) -> Noisy:
         """Figures as they might have come out: persons and noise drawn anew from the estimate."""
-        whole = max(1, round(self.persons))
-        counts = rng.multinomial(whole, self.shares / self.shares.sum()).astype(np.float64)
-        for _ in range(self.releases if self.scale else 0):
-            counts += np.round(rng.laplace(scale=self.scale, size=counts.shape))
-        return Noisy(counts=counts, edges=self.edges, persons=float(whole), scale=self.scale, releases=self.releases)
+        return replace(self, **self._redrawn(rng))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Quantiled(Density):
+    """Private quantiles of one column, as many of each release as its tree has borders: straight lines between them.
+
+    Args:
+        cuts: each release's borders, in whole cells of the range, and its number of persons.
+        tree: the mechanism, on [0, 1].
+    """
+
+    cuts: tuple[tuple[Floats, int], ...]
+    tree: Quantiles
+
+    @classmethod
+    def of(cls, group: Cuts, figures: Sequence[tuple[Floats, int]]) -> Quantiled:
+        """The density of released borders."""
+        lower, upper = bounds(group.of)
+        edges = np.linspace(lower, upper, _QUANTILE_PARTS + 1)
+        return cls(edges=edges, persons=sum(n for _, n in figures), cuts=tuple(figures), tree=group.tree)
+
+    @cached_property
+    def shares(self) -> Floats:
+        """Mass of equal parts of the range: each release's lines, weighted by its persons."""
+        at, total = np.linspace(0, CELLS, _QUANTILE_PARTS + 1), np.zeros(_QUANTILE_PARTS + 1)
+        for borders, n in self.cuts:
+            x = np.concatenate([[0.0], np.asarray(borders, dtype=np.float64), [CELLS]])
+            # Borders may coincide, at a bound too: half a part between two of them lets lines be drawn.
+            x = x + np.arange(len(x)) * 1e-6
+            total += n * np.interp(at, x * (CELLS / x[-1]), np.linspace(0, 1, len(x)))
+        shares = np.diff(total / total[-1])
+        little = min(0.1, max(1e-5, 0.5 / self.persons))
+        return np.asarray((1 - little) * shares / shares.sum() + little / len(shares))
+
+    def again(self, rng: np.random.Generator) -> Quantiled:
+        """Persons drawn anew from the estimate, and borders chosen among them with the odds of the mechanism."""
+        drawn = []
+        for _, n in self.cuts:
+            values = np.interp(rng.random(n), self.cumulative, np.linspace(0, 1, _QUANTILE_PARTS + 1))
+            drawn.append((self.tree.borders(values, _Chance(rng)).astype(np.float64), n))
+        return replace(self, cuts=tuple(drawn))
+
+
+@dataclass(frozen=True)
+class _Chance:
+    """Choices as a tree of medians makes them, for figures that hide nothing: any generator will do."""
+
+    rng: np.random.Generator
+
+    def likeliest(self, short: NDArray[np.int64], rate: Fraction) -> int:
+        """By Gumbel's trick."""
+        return int(np.argmax(self.rng.gumbel(size=len(short)) - float(rate) * short))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Joint(Linear):
+    """Released figures of two or three columns together.
+
+    Args:
+        edges: of each column, increasing; its bins are taken to be equally wide, as nearly all are.
+    Raises: as of `Noisy`.
+    """
+
+    edges: tuple[Floats, ...]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.counts.ndim not in (2, 3) or len(self.edges) != self.counts.ndim:
+            raise ParameterError(
+                "a map on a grid must be of two or three columns on both sides",
+                given=f"{self.counts.ndim}",
+                next_step="One column has an exact map (Map); four have more cells than a study has persons.",
+            )
+
+    def again(self, rng: np.random.Generator) -> Joint:
+        """Figures as they might have come out: persons and noise drawn anew from the estimate."""
+        return replace(self, **self._redrawn(rng))
+
+    def places(self, values: Floats) -> Floats:
+        """(n, d) values as places in [0, 1]^d, those outside as the bounds; the bins are equally wide there."""
+        parts = [np.interp(values[:, i], edges, np.linspace(0, 1, len(edges))) for i, edges in enumerate(self.edges)]
+        return np.stack(parts, axis=1)
+
+    def values(self, places: Floats) -> Floats:
+        """The way back."""
+        parts = [np.interp(places[:, i], np.linspace(0, 1, len(edges)), edges) for i, edges in enumerate(self.edges)]
+        return np.stack(parts, axis=1)
 
 
 @dataclass(frozen=True)
@@ -160,8 +326,8 @@ class Map:
     ([0.5, 2.0], 2.0)
     """
 
-    source: Noisy
-    target: Noisy
+    source: Density
+    target: Density
 
     def __call__(self, values: Floats) -> Floats:
         """(n,) values on the target's scale; outside the source's bounds as at them, missing ones stay missing."""
@@ -192,66 +358,63 @@ class GridMap:
 
     Entropic transport for the squared distance of rescaled columns, its blur made smaller step by step, read off as the
     mean place to which a place's mass goes, less what the same does from the source to itself: so that a site mapped
-    onto itself stays where it is.
+    onto itself stays where it is. Below `FINE` persons the noise of the figures is far larger than what a finer grid
+    and a smaller blur would tell, and a coarse grid does (`coordinator.harmonise._Detail`): the numbers of persons
+    decide it, never the data.
 
     Args:
-        source, target: (k, ...) noisy counts on equal bins of [0, 1], of the same number of columns.
-        persons: of each.
-        scale: of the Laplace noise on both; 0 for none.
-        side: cells of the grid along a column.
-        blur: the last one, in squared units of a rescaled column.
-    Raises: ParameterError: one column, more than three, or another number in the target.
+        source, target: of the same number of columns.
+    Raises: ParameterError: another number in the target.
     """
 
-    def __init__(
-        self,
-        source: Floats,
-        target: Floats,
-        *,
-        persons: tuple[float, float],
-        scale: float,
-        side: int = 0,
-        blur: float = 5e-4,
-    ) -> None:
-        d = np.ndim(source)
-        if d not in (2, 3) or np.ndim(target) != d:
+    def __init__(self, source: Joint, target: Joint) -> None:
+        if source.counts.ndim != target.counts.ndim:
             raise ParameterError(
                 "a map on a grid must be of two or three columns on both sides",
-                given=f"{d} and {np.ndim(target)}",
+                given=f"{source.counts.ndim} and {target.counts.ndim}",
                 next_step="One column has an exact map (Map); four have more cells than a study has persons.",
             )
-        side = side or (64 if d == 2 else 32)
-        noise = rounded_laplace_variance(scale) if scale else 0.0
-        both = [
-            _refined(_shares(np.asarray(counts, dtype=np.float64), n, noise), side)
-            for counts, n in zip((source, target), persons, strict=True)
-        ]
-        self._solve(both[0], both[1], blur)
+        self.source, self.target = source, target
+        detail = _detail(source.counts.ndim, min(source.persons, target.persons))
+        both = [_refined(one.shares, detail.side) for one in (source, target)]
+        self._solve(both[0], both[1], detail)
 
     @classmethod
-    def between(cls, source: Floats, target: Floats, *, blur: float = 5e-4) -> GridMap:
-        """The map between two densities as they are: positive cells of one grid, each adding up to 1."""
+    def between(cls, source: Floats, target: Floats, *, persons: float = math.inf) -> GridMap:
+        """The map between two densities as they are: positive cells of one grid, each adding up to 1.
+
+        Args:
+            persons: behind each; they say how fine the map is to be.
+        """
         made = cls.__new__(cls)
-        made._solve(np.asarray(source, dtype=np.float64), np.asarray(target, dtype=np.float64), blur)
+        detail = _detail(np.ndim(source), persons)
+        both = [_refined(np.asarray(one, dtype=np.float64), min(detail.side, len(one))) for one in (source, target)]
+        made._solve(both[0], both[1], detail)
         return made
 
-    def _solve(self, source: Floats, target: Floats, blur: float) -> None:
-        self._centres = (np.arange(len(source)) + 0.5) / len(source)
-        there, stay = (_barycentric(source, onto, self._centres, blur) for onto in (target, source))
+    def _solve(self, source: Floats, target: Floats, detail: _Detail) -> None:
+        there, stay = _barycentric(source, np.stack([target, source]), detail)
         self._moves = there - stay
 
     def __call__(self, points: Floats) -> Floats:
         """(n, d) places in [0, 1]^d to where they go, within it; linear between the cells' centres and beyond them."""
-        from scipy.interpolate import RegularGridInterpolator
-
         points = np.clip(np.asarray(points, dtype=np.float64), 0.0, 1.0)
-        d = points.shape[1]
-        beyond: dict[str, Any] = {"bounds_error": False, "fill_value": None}
-        moves = RegularGridInterpolator((self._centres,) * d, np.moveaxis(self._moves, 0, -1), **beyond)(points)
+        d, *sides = self._moves.shape
+        at = points * sides[0] - 0.5
+        low = np.clip(np.floor(at).astype(np.int64), 0, sides[0] - 2)
+        part = at - low
+        flat = self._moves.reshape(d, -1).T
+        strides = sides[0] ** np.arange(d - 1, -1, -1)
+        cell, moves = low @ strides, np.zeros_like(points)
+        for corner in np.ndindex(*(2,) * d):
+            weight = np.ones(len(points))
+            for axis, up in enumerate(corner):
+                weight *= part[:, axis] if up else 1 - part[:, axis]
+            moves += weight[:, None] * flat[cell + np.array(corner) @ strides]
         return np.asarray(np.clip(points + moves, 0.0, 1.0))
 
 
-def bootstrap(source: Noisy, target: Noisy, *, draws: int, rng: np.random.Generator) -> list[Map]:
+def bootstrap(source: Density, target: Density, *, draws: int, rng: np.random.Generator) -> list[Map]:
     """Maps as they might have come out, both densities drawn anew (`Noisy.again`).
 
     Raises: ParameterError: fewer than two draws.
@@ -276,7 +439,7 @@ def on_simplex(values: Floats) -> Floats:
     return np.asarray(out / out.sum())
 
 
-def distance(one: Noisy, other: Noisy) -> float:
+def distance(one: Density, other: Density) -> float:
     """How far apart two densities lie: the mean distance of their quantiles, in their common standard deviation."""
     u = (np.arange(400) + 0.5) / 400
     spread = math.sqrt((one.sd**2 + other.sd**2) / 2)
@@ -284,7 +447,7 @@ def distance(one: Noisy, other: Noisy) -> float:
 
 
 def case_mix_warning(
-    densities: Mapping[str, Mapping[str, Noisy]], column: str, to: str, *, limit: float = ALIKE
+    densities: Mapping[str, Mapping[str, Density]], column: str, to: str, *, limit: float = ALIKE
 ) -> tuple[str, ...]:
     """What speaks against harmonising `column` to the site `to`, in sentences; empty where nothing is seen.
 
@@ -303,18 +466,35 @@ def case_mix_warning(
             continue
         alike = sorted(name for name in has if name != column and name in densities[to])
         for name in alike or [column]:
-            if name not in has:
-                continue
-            apart = distance(has[name], densities[to][name])
-            if apart <= limit:
-                continue
-            why = (
-                f"{name} is measured alike, so its patients differ: harmonising takes away a part of what is real"
-                if name != column
-                else "this may be its laboratory or its patients: no column that should not differ was released to tell"
-            )
-            out.append(f"{site} and {to} lie {apart:.1f} standard deviations apart in {name}; {why}.")
+            out += _apart(densities, site, name, to, limit, alike=bool(alike))
     return tuple(out)
+
+
+def _alike_warnings(
+    densities: Mapping[str, Mapping[str, Density]], name: str, to: str, *, limit: float
+) -> tuple[str, ...]:
+    """The same for a column that is measured alike, whatever is harmonised."""
+    out = []
+    for site in sorted(densities):
+        if site != to:
+            out += _apart(densities, site, name, to, limit, alike=True)
+    return tuple(out)
+
+
+def _apart(
+    densities: Mapping[str, Mapping[str, Density]], site: str, name: str, to: str, limit: float, *, alike: bool
+) -> list[str]:
+    if name not in densities[site]:
+        return []
+    apart = distance(densities[site][name], densities[to][name])
+    if apart <= limit:
+        return []
+    why = (
+        f"{name} is measured alike, so its patients differ: harmonising takes away a part of what is real"
+        if alike
+        else "this may be its laboratory or its patients: no column that should not differ was released to tell"
+    )
+    return [f"{site} and {to} lie {apart:.1f} standard deviations apart in {name}; {why}."]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -323,7 +503,7 @@ class Harmonised:
 
     Args:
         densities: the study that the densities came from.
-        column, to: what was mapped, onto which site's scale.
+        columns, to: what was mapped, onto which site's scale.
         answer: the question as it stands, each site by itself, then pooled: every site has an intercept and its own
             scale. Also who asked what of which releases.
         raw: all rows in one table, as if one laboratory had measured them.
@@ -332,7 +512,8 @@ class Harmonised:
         map_variance: of the pooled estimate, by the densities' noise and size (bootstrap).
         site_map_variance: the same of each site's estimate.
         maps: site to its map.
-        bands: site to (3, points): values on its scale, and between what its map lies there (95 %).
+        bands: site to column to (4, points): values on its scale, where they go, and between what that lies (95 %);
+            of several columns mapped together, the others in their middle.
         outside: site to how many rows were mapped as its bounds are.
         warnings: what speaks against harmonising (`case_mix_warning`).
         notes: what a reader must know of the way it was made.
@@ -340,7 +521,7 @@ class Harmonised:
     """
 
     densities: str
-    column: str
+    columns: tuple[str, ...]
     to: str
     answer: queries.Answer
     raw: Estimate
@@ -348,12 +529,21 @@ class Harmonised:
     harmonised: PooledResult
     map_variance: float
     site_map_variance: Mapping[str, float]
-    maps: Mapping[str, Map]
-    bands: Mapping[str, Floats]
+    maps: Mapping[str, ColumnsMap]
+    bands: Mapping[str, Mapping[str, Floats]]
     outside: Mapping[str, int]
     warnings: tuple[str, ...]
     notes: tuple[str, ...]
     used: Mapping[str, str]
+
+    @property
+    def column(self) -> str:
+        """What was mapped, as it was asked for: ``chol``, or ``chol,hdl``."""
+        return ",".join(self.columns)
+
+    @property
+    def _said(self) -> str:
+        return " and ".join(self.columns)
 
     @property
     def intercepts(self) -> PooledResult:
@@ -375,10 +565,13 @@ class Harmonised:
         told |= {"warnings": self.warnings, "about": self.notes, "lines": self.lines, "estimates": self.estimates}
         told |= {"map_variance": self.map_variance, "site_map_variance": self.site_map_variance}
         told |= pooled_data(self.harmonised)
-        told["maps"] = {
-            site: {"value": band[0], "mapped": self.maps[site](band[0]), "lower": band[1], "upper": band[2]}
-            for site, band in self.bands.items()
+        names = ("value", "mapped", "lower", "upper")
+        bands = {
+            site: {name: dict(zip(names, band, strict=True)) for name, band in by_column.items()}
+            for site, by_column in self.bands.items()
         }
+        # Of one column the band stands by itself; of several, each under its name.
+        told["maps"] = bands if len(self.columns) > 1 else {s: band[self.column] for s, band in bands.items()}
         return {**self.answer.document, "harmonised": plain(told)}
 
     @property
@@ -386,7 +579,7 @@ class Harmonised:
         """The three answers, the warnings and the notes, in words."""
         said = said_of(self.raw, self.intercepts, self.harmonised)
         return (
-            f"{self.answer.term} in {self.answer.estimand}, {self.column} mapped onto the scale of {self.to}",
+            f"{self.answer.term} in {self.answer.estimand}, {self._said} mapped onto the scale of {self.to}",
             *(f"{what}: {words}" for what, words in said.items()),
             f"of the last one's standard error {math.sqrt(self.map_variance):.2g} is the maps'",
             *(f"warning: {text}" for text in self.warnings),
@@ -399,7 +592,7 @@ class Harmonised:
             self.intercepts,
             self.harmonised,
             self.raw,
-            title=title or f"{self.answer.study}: {self.answer.term}, {self.column} on the scale of {self.to}",
+            title=title or f"{self.answer.study}: {self.answer.term}, {self._said} on the scale of {self.to}",
             question=self.answer.estimand,
             map_variance=self.site_map_variance,
             warnings=self.warnings,
@@ -462,10 +655,18 @@ def beside(study: str) -> str:
     return f"{study}-densities"
 
 
+@dataclass(frozen=True, kw_only=True)
+class Known:
+    """What is known of one site: densities of single columns by name, of several together by their names in order."""
+
+    single: Mapping[str, Density]
+    joint: Mapping[tuple[str, ...], Joint]
+
+
 def densities(
     store: Store, study: str, held: queries.Holding | None = None
-) -> tuple[dict[str, dict[str, Noisy]], tuple[str, ...]]:
-    """Site to column to density of the accepted releases of a study of densities, and the columns measured alike.
+) -> tuple[dict[str, Known], tuple[str, ...]]:
+    """Site to densities of the accepted releases of a study of densities, and the columns measured alike.
 
     Args:
         held: what `queries.holding` gave for it, when it was asked already.
@@ -473,7 +674,7 @@ def densities(
     """
     held = held or queries.holding(store, study)
     taken = {stone.bundle_sha256 for stone in store.withdrawals(study)}
-    out: dict[str, dict[str, Noisy]] = {}
+    out: dict[str, Known] = {}
     alike: tuple[str, ...] = ()
     for site, releases in held.parts.items():
         plan = store.plan(study, releases[-1].plan_version).plan
@@ -484,32 +685,59 @@ def densities(
                 next_step='Plan a study of its own with release.mechanism = "densities" beside the one with rows.',
             )
         alike = tuple(plan.release.alike)
-        mechanism = plan.release.mechanism_of(plan)
         tables = [queries.rows_of(store, [release], taken) for release in releases]
-        n = sum(release.receipt.n for release in releases)
-        for i, grid in enumerate(mechanism.grids):
-            if len(grid.columns) > 1:
-                continue
-            counts = np.sum([plan.release.counts(plan, table)[i] for table in tables], axis=0).astype(np.float64)
-            here = n - counts[-1] if grid.missing else float(n)
+        persons = [release.receipt.n for release in releases]
+        single: dict[str, Density] = {}
+        joint: dict[tuple[str, ...], Joint] = {}
+        for i, group in enumerate(plan.release.groups(plan)):
+            figures = [(plan.release.figures(plan, table)[i], n) for table, n in zip(tables, persons, strict=True)]
             try:
-                found = Noisy(
-                    counts=counts[: len(grid.edges[0]) - 1],
-                    edges=grid.edges[0],
-                    persons=here,
-                    scale=mechanism.scale,
-                    releases=len(tables),
-                )
+                found = density_of(group, figures)
             except EstimateRefusal:
                 continue  # nobody there has a value: as if it were not measured
-            out.setdefault(site, {})[grid.columns[0].name] = found
+            if isinstance(found, Joint):
+                joint[tuple(column.name for column in group.columns)] = found
+            else:
+                single[group.columns[0].name] = found
+        out[site] = Known(single=single, joint=joint)
     return out, alike
+
+
+def density_of(group: Group, figures: Sequence[tuple[NDArray[np.int64], int]]) -> Density | Joint:
+    """What released figures of one group, of all its releases, say. Raises: EstimateRefusal: nobody has a value."""
+    n = sum(persons for _, persons in figures)
+    if isinstance(group, Cuts):
+        return Quantiled.of(group, [(one.astype(np.float64), persons) for one, persons in figures])
+    told: dict[str, Any] = {"persons": float(n), "releases": len(figures)}
+    if isinstance(group, Smooth):
+        d = len(group.of)
+        sums = np.sum([one for one, _ in figures], axis=0).reshape((2**group.coefficients.basis.level,) * d)
+        told |= {"counts": sums, "smooth": group.coefficients, "scale": group.coefficients.scale}
+        edges = tuple(np.linspace(*bounds(column), _SMOOTH_BINS[d] + 1) for column in group.of)
+    else:
+        assert isinstance(group, Histogram | Reports)
+        counts = np.sum([group.counts(one, persons) for one, persons in figures], axis=0)
+        told["persons"] = float(n - counts[-1]) if group.grid.missing else float(n)
+        told["counts"] = counts[: math.prod(group.grid.shape)].reshape(group.grid.shape)
+        told |= {"local": group.local} if isinstance(group, Reports) else {"scale": group.scale}
+        edges = group.grid.edges
+    return Noisy(edges=edges[0], **told) if len(edges) == 1 else Joint(edges=edges, **told)
+
+
+def named(column: str | Sequence[str]) -> tuple[str, ...]:
+    """The columns of a question to be harmonised: one, or several parted by commas.
+
+    >>> named("chol"), named("chol, hdl"), named(["chol", "hdl"])
+    (('chol',), ('chol', 'hdl'), ('chol', 'hdl'))
+    """
+    parts = column.split(",") if isinstance(column, str) else column
+    return tuple(str(part).strip() for part in parts)
 
 
 def harmonised(
     store: Store,
     study: str,
-    column: str,
+    column: str | Sequence[str],
     *,
     to: str,
     estimand: str | Estimand,
@@ -527,6 +755,7 @@ def harmonised(
 
     Args:
         study: with released rows.
+        column: one column, or two or three whose density was released together: then they are mapped together.
         source: the study of densities; `beside` the study if it is not given.
         held, kept: as of `queries.ask`.
         draws: of the bootstrap of the maps.
@@ -535,28 +764,33 @@ def harmonised(
     """
     if draws < 2:
         raise ParameterError("the bootstrap of the maps must have at least two draws", given=f"{draws}")
+    columns = named(column)
+    if not 1 <= len(set(columns)) == len(columns) <= 3 or not all(columns):
+        raise ParameterError("one to three different columns must be harmonised together", given=", ".join(columns))
+    what = " and ".join(columns)
     source = source or beside(study)
     drawn = queries.holding(store, source)
     known, alike = densities(store, source, drawn)
-    if column not in known.get(to, {}):
-        having = ", ".join(sorted(site for site, has in known.items() if column in has)) or "none"
+    here_known = {site: found_ for site, has in known.items() if (found_ := _of(has, columns)) is not None}
+    if to not in here_known:
+        having = ", ".join(sorted(here_known)) or "none"
         raise EstimateRefusal(
-            f"the reference must have released a density of {column}", given=to, next_step=f"Sites that have: {having}."
+            f"the reference must have released a density of {what}", given=to, next_step=f"Sites that have: {having}."
         )
     held = held or queries.holding(store, study, wave)
     plan = store.plan(study).plan
     question, _ = queries.resolve(plan, estimand, lack=lambda name: queries.lacking(store, study, name))
-    if column not in question.columns:
-        raise ParameterError("the question must be about the mapped column", given=str(question))
+    if not set(columns) <= set(question.columns):
+        raise ParameterError(f"the question must be about the mapped {_columns(columns)}", given=str(question))
     pooling: dict[str, Any] = {"method": method, "test": test, "level": level}
     answer = queries.ask(store, study, held.wave, question, held=held, kept=kept, term=term, **pooling)
     taken = {stone.bundle_sha256 for stone in store.withdrawals(study)}
     levels = {one.name: one.levels for one in plan.dictionary.released if one.levels}
     rng = np.random.default_rng(1)  # public: the noise that is drawn here hides nothing
-    target = known[to][column]
+    target = here_known[to]
     targets = [target.again(rng) for _ in range(draws)]
-    maps: dict[str, Map] = {}
-    bands: dict[str, Floats] = {}
+    maps: dict[str, ColumnsMap] = {}
+    bands: dict[str, dict[str, Floats]] = {}
     outside: dict[str, int] = {}
     tables: dict[str, pd.DataFrame] = {}
     found: list[Estimate] = []
@@ -566,42 +800,39 @@ def harmonised(
         told: dict[str, Any] = {"study": study, "site": site, "wave": held.wave, "levels": levels}
         told["receipts"] = tuple(release.receipt.hash for release in releases)
         try:
-            tables[site] = rows = _rows(store, releases, taken, column)
-            if column not in known.get(site, {}):
-                raise EstimateRefusal(f"{site} must have released a density of {column}", given=f"none in {source}")
-            here = Map(known[site][column], target)
-            again = [Map(known[site][column].again(rng), one) for one in targets]
-            if site == to:  # it is its own scale, whatever the noise
-                again = [here] * draws
-            through = partial(_mapped, column=column, through=here)
+            tables[site] = rows = _rows(store, releases, taken, columns)
+            if site not in here_known:
+                raise EstimateRefusal(f"{site} must have released a density of {what}", given=f"none in {source}")
+            mine = here_known[site]
+            here = ColumnsMap(mine, target)
+            # The reference is its own scale, whatever the noise.
+            again = [here if site == to else ColumnsMap(mine.again(rng), one) for one in targets]
+            through = partial(_mapped, columns=columns, through=here)
             how: dict[str, Any] = {"behind": held.behind[site], "combined": held.combined, "stand_in": None}
             mapped = queries.site_answer(store, releases, taken, question, **how, told=told, through=through)
         except Refusal as refusal:
             found.append(_lacks(study, site, held.wave, answer.term, question, str(refusal).rstrip(".")))
             continue
-        maps[site], outside[site] = here, here.outside(rows[column].to_numpy(dtype=np.float64, na_value=np.nan))
-        points = np.linspace(here.source.edges[0], here.source.edges[-1], 65)
-        spread = np.quantile([one(points) for one in again], [0.025, 0.975], axis=0)
-        bands[site] = np.vstack([points, spread])
-        mine = next(row for row in mapped if row.term == answer.term)
-        found.append(mine)
-        if mine.yi is None:
+        maps[site], outside[site] = here, here.outside(_values(rows, columns))
+        bands[site] = _bands(here, again, columns)
+        row_here = next(row for row in mapped if row.term == answer.term)
+        found.append(row_here)
+        if row_here.yi is None:
             continue
         values: list[float] = []
-        for row, one in zip(moved, again, strict=True):
-            redone = estimate(_mapped(rows, column=column, through=one), question, levels=levels)
-            value = next(each.yi for each in redone if each.term == mine.term)
-            values.append(mine.yi if value is None else value)
-            row.append(replace(mine, yi=values[-1]))
+        for row, other in zip(moved, again, strict=True):
+            redone = estimate(_mapped(rows, columns=columns, through=other), question, levels=levels)
+            value = next(each.yi for each in redone if each.term == row_here.term)
+            values.append(row_here.yi if value is None else value)
+            row.append(replace(row_here, yi=values[-1]))
         spreads[site] = 0.0 if site == to else float(np.var(values, ddof=1))
-    judged = {site: {name: has[name] for name in (column, *alike) if name in has} for site, has in known.items()}
     pools = [pool_estimates(row, **pooling).beta for row in moved if row]
     variance = float(np.var(pools, ddof=1)) if pools else 0.0
     if not {stone.bundle_sha256 for stone in store.withdrawals(source)}.isdisjoint(drawn.used):
         raise queries.moved()
     return Harmonised(
         densities=source,
-        column=column,
+        columns=columns,
         to=to,
         answer=answer,
         raw=_stacked(held, tables, question, answer.term, study, levels),
@@ -612,23 +843,119 @@ def harmonised(
         maps=maps,
         bands=bands,
         outside=outside,
-        warnings=case_mix_warning(judged, column, to),
-        notes=_notes(column, to, source, alike, outside),
+        warnings=_warned(known, columns, alike, to),
+        notes=_notes(columns, to, source, alike, outside),
         used=drawn.used,
     )
 
 
-def _rows(store: Store, releases: tuple[Release, ...], taken: set[str], column: str) -> pd.DataFrame:
+def _columns(columns: Sequence[str]) -> str:
+    return "column" if len(columns) == 1 else "columns"
+
+
+def _of(has: Known, columns: tuple[str, ...]) -> Density | Joint | None:
+    """The density of these columns, in the order in which they were asked for."""
+    if len(columns) == 1:
+        return has.single.get(columns[0])
+    for names, found in has.joint.items():
+        if set(names) == set(columns) and len(names) == len(columns):
+            order = [names.index(name) for name in columns]
+            edges = tuple(found.edges[i] for i in order)
+            return replace(found, counts=np.transpose(found.counts, order), edges=edges)
+    return None
+
+
+def _warned(known: Mapping[str, Known], columns: tuple[str, ...], alike: tuple[str, ...], to: str) -> tuple[str, ...]:
+    """The warnings of each column, once; where no column has a density of its own, those measured alike speak."""
+    out: dict[str, None] = {}
+    for column in columns:
+        named_ = (column, *alike)
+        judged = {
+            site: {name: has.single[name] for name in named_ if name in has.single} for site, has in known.items()
+        }
+        if column in judged[to]:
+            out |= dict.fromkeys(case_mix_warning(judged, column, to))
+        else:
+            for name in judged[to]:
+                out |= dict.fromkeys(_alike_warnings(judged, name, to, limit=ALIKE))
+    return tuple(out)
+
+
+class ColumnsMap:
+    """The map of one column, or of two or three together, from one site's scale to another's, on a table's values."""
+
+    def __init__(self, source: Density | Joint, target: Density | Joint) -> None:
+        self.source, self.target = source, target
+        if isinstance(source, Joint) and isinstance(target, Joint):
+            self._grid: GridMap | None = GridMap(source, target)
+        else:
+            assert not isinstance(source, Joint)
+            assert not isinstance(target, Joint)
+            self._grid, self.line = None, Map(source, target)
+
+    @property
+    def edges(self) -> tuple[Floats, ...]:
+        """Of the source's columns."""
+        return self.source.edges if isinstance(self.source, Joint) else (self.source.edges,)
+
+    def __call__(self, values: Floats) -> Floats:
+        """(n, d) values on the target's scale; a row that lacks one of several has none of them afterwards."""
+        values = np.asarray(values, dtype=np.float64)
+        if self._grid is None:
+            return self.line(values[:, 0])[:, None]
+        assert isinstance(self.source, Joint)
+        assert isinstance(self.target, Joint)
+        whole = ~np.isnan(values).any(axis=1)
+        out = np.full_like(values, np.nan)
+        out[whole] = self.target.values(self._grid(self.source.places(values[whole])))
+        return out
+
+    def outside(self, values: Floats) -> int:
+        """How many rows have a value outside the source's bounds, and are mapped as if it were there."""
+        ends = [(edges[0], edges[-1]) for edges in self.edges]
+        beyond = [(values[:, i] < low) | (values[:, i] > high) for i, (low, high) in enumerate(ends)]
+        return int(np.any(beyond, axis=0).sum())
+
+    def line_of(self, axis: int, parts: int) -> Floats:
+        """(parts, d) values along one column, the others in the middle of the source's density."""
+        at = np.linspace(self.edges[axis][0], self.edges[axis][-1], parts)
+        if not isinstance(self.source, Joint):
+            return at[:, None]
+        out = np.empty((parts, len(self.edges)))
+        for i, edges in enumerate(self.edges):
+            share = self.source.shares.sum(axis=tuple(j for j in range(len(self.edges)) if j != i))
+            total = np.concatenate([[0.0], np.cumsum(share)])
+            out[:, i] = np.interp(0.5, total / total[-1], edges)
+        out[:, axis] = at
+        return out
+
+
+def _bands(here: ColumnsMap, again: Sequence[ColumnsMap], columns: tuple[str, ...]) -> dict[str, Floats]:
+    """Column to (4, points): its values, where they go, and between what that lies (95 %)."""
+    out = {}
+    for axis, name in enumerate(columns):
+        points = here.line_of(axis, 65)
+        spread = np.quantile([one(points)[:, axis] for one in again], [0.025, 0.975], axis=0)
+        out[name] = np.vstack([points[:, axis], here(points)[:, axis], spread])
+    return out
+
+
+def _rows(store: Store, releases: tuple[Release, ...], taken: set[str], columns: tuple[str, ...]) -> pd.DataFrame:
     plan = store.plan(releases[-1].study, releases[-1].plan_version).plan
-    if isinstance(plan.release, Figures):
+    if isinstance(plan.release, Answering):
         raise EstimateRefusal("only released rows can be mapped", given=plan.release.title)
-    if column not in plan.dictionary.names:
-        raise EstimateRefusal(f"the released rows must have the column {column}", given="none")
+    lacking = [name for name in columns if name not in plan.dictionary.names]
+    if lacking:
+        raise EstimateRefusal(f"the released rows must have the column {', '.join(lacking)}", given="none")
     return queries.rows_of(store, releases, taken)
 
 
-def _mapped(table: pd.DataFrame, *, column: str, through: Map) -> pd.DataFrame:
-    return table.assign(**{column: through(table[column].to_numpy(dtype=np.float64, na_value=np.nan))})
+def _values(table: pd.DataFrame, columns: tuple[str, ...]) -> Floats:
+    return np.stack([table[name].to_numpy(dtype=np.float64, na_value=np.nan) for name in columns], axis=1)
+
+
+def _mapped(table: pd.DataFrame, *, columns: tuple[str, ...], through: ColumnsMap) -> pd.DataFrame:
+    return table.assign(**dict(zip(columns, through(_values(table, columns)).T, strict=True)))
 
 
 def _lacks(study: str, site: str, wave: int, term: str, question: Estimand, reason: str) -> Estimate:
@@ -666,26 +993,102 @@ def _stacked(
         return _lacks(study, ARMS[0], held.wave, term, question, str(refusal).rstrip("."))
 
 
-def _notes(column: str, to: str, source: str, alike: tuple[str, ...], outside: Mapping[str, int]) -> tuple[str, ...]:
+def _notes(
+    columns: tuple[str, ...], to: str, source: str, alike: tuple[str, ...], outside: Mapping[str, int]
+) -> tuple[str, ...]:
     judged = f"Patients are compared by {', '.join(alike)}" if alike else "No column was named that is measured alike"
     beyond = ", ".join(f"{count} rows of {site}" for site, count in sorted(outside.items()) if count)
+    said, are = " and ".join(columns), "was" if len(columns) == 1 else "were"
+    it = "it" if len(columns) == 1 else "them"
     return (
-        f"{column} was mapped onto the scale of {to} by the noisy densities of {source}: made of releases that are "
-        "charged already. It assumes that the sites' patients are alike in it; where they are not, harmonising harms.",
+        f"{said} {are} mapped onto the scale of {to} by the noisy densities of {source}: made of releases that are "
+        f"charged already. It assumes that the sites' patients are alike in {it}; where they are not, harmonising "
+        "harms.",
         f"{judged}.",
+        *(["They were mapped together: a row that lacks one of them has lost the others too."] if it == "them" else []),
         *([f"Outside the bounds of the densities, and mapped as the bounds are: {beyond}."] if beyond else []),
     )
 
 
 def _refined(shares: Floats, side: int) -> Floats:
-    """Probabilities on a finer grid, spread evenly within each cell."""
+    """Probabilities on a grid of `side` cells along each axis, spread evenly within each cell."""
     for axis, bins in enumerate(shares.shape):
-        share = np.zeros((side, bins))
-        edges = np.linspace(0, bins, side + 1)
-        for k in range(bins):
-            share[:, k] = np.clip(np.minimum(edges[1:], k + 1) - np.maximum(edges[:-1], k), 0, None)
-        shares = np.moveaxis(np.tensordot(share, shares, axes=(1, axis)), 0, axis)
+        if bins == side:
+            continue
+        edges, cells = np.linspace(0, bins, side + 1)[:, None], np.arange(bins)
+        part = np.clip(np.minimum(edges[1:], cells + 1) - np.maximum(edges[:-1], cells), 0, None)
+        shares = np.moveaxis(np.tensordot(part, shares, axes=(1, axis)), 0, axis)
     return np.asarray(shares / shares.sum())
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Detail:
+    """How finely a map on a grid is solved: cells a side, the last blur, the first, and rounds at each and the last."""
+
+    side: int
+    blur: float
+    first: float
+    rounds: int
+    last: int
+
+
+def _detail(d: int, persons: float) -> _Detail:
+    if persons < FINE:
+        side, blur = (32, 1e-3) if d == 2 else (16, 2e-3)
+        return _Detail(side=side, blur=blur, first=0.25, rounds=2, last=10)
+    return _Detail(side=64 if d == 2 else 32, blur=5e-4, first=1.0, rounds=4, last=40)
+
+
+def _barycentric(a: Floats, onto: Floats, detail: _Detail) -> Floats:
+    """(m, d, ...) the mean place where mass of each cell of `a` goes in the entropic transport onto each of `onto`.
+
+    Source: Sinkhorn's iteration, over-relaxed, with a blur that is halved from the first to the last; one small matrix
+    per axis. With plain kernels where they hold, which costs a tenth; by logarithms where a mass lies so far off that a
+    kernel is 0 there.
+    """
+    side = len(a)
+    centres = (np.arange(side) + 0.5) / side
+    apart = (centres[:, None] - centres[None, :]) ** 2 / 2
+    steps = [detail.first]
+    while steps[-1] > detail.blur:
+        steps.append(max(detail.blur, steps[-1] / 2))
+    with np.errstate(over="ignore", under="ignore", invalid="ignore", divide="ignore"):
+        found = _by_kernels(a, onto, centres, apart, steps, detail)
+    if np.isfinite(found).all():
+        return found
+    return np.stack([_by_logarithms(a, b, centres, apart, steps, detail) for b in onto])
+
+
+def _by_kernels(a: Floats, onto: Floats, centres: Floats, apart: Floats, steps: list[float], detail: _Detail) -> Floats:
+    u, v = np.ones_like(onto), np.ones_like(onto)
+    now = steps[0]
+    kernel = np.empty_like(apart)
+    for step in steps:
+        if step != now:
+            u, v = u ** (now / step), v ** (now / step)
+        now = step
+        kernel = np.exp(-apart / step)
+        kernel[kernel < 1e-290] = 0.0  # numbers that are nearly none are slow
+        for _ in range(detail.last if step == steps[-1] else detail.rounds):
+            # Half a step beyond the one that Sinkhorn takes, by a root in place of logarithms.
+            total = _spread(u * a, kernel)
+            v = 1 / (total * np.sqrt(total * v))
+            total = _spread(v * onto, kernel)
+            u = 1 / (total * np.sqrt(total * u))
+    mass = v * onto
+    kernels = [[kernel * centres if i == k else kernel for i in range(a.ndim)] for k in range(a.ndim)]
+    return np.stack([u * _spread(mass, *each) for each in kernels], axis=1)
+
+
+def _spread(mass: Floats, *kernels: Floats) -> Floats:
+    """(m, ...) sums over all cells of a mass times one kernel per axis, or the same for all."""
+    d = mass.ndim - 1
+    each = kernels if len(kernels) == d else kernels * d
+    out = mass @ each[-1].T
+    out = each[-2] @ out
+    if d == 3:
+        out = (each[0] @ out.reshape(len(mass), mass.shape[1], -1)).reshape(mass.shape)
+    return np.asarray(out)
 
 
 def _smeared(logs: Floats, kernel: Floats) -> Floats:
@@ -697,20 +1100,14 @@ def _smeared(logs: Floats, kernel: Floats) -> Floats:
     return logs
 
 
-def _barycentric(a: Floats, b: Floats, centres: Floats, blur: float) -> Floats:
-    """(d, ...) the mean place where mass of each cell of `a` goes in the entropic transport onto `b`.
-
-    Source: Sinkhorn's iteration, over-relaxed, with a blur that is halved from 1; one small matrix per axis.
-    """
+def _by_logarithms(a: Floats, b: Floats, centres: Floats, apart: Floats, steps: list[float], detail: _Detail) -> Floats:
     log_a, log_b = np.log(a), np.log(b)
     f, g = np.zeros_like(a), np.zeros_like(b)
-    steps = [max(blur, 2.0**-k) for k in range(math.ceil(-math.log2(blur)) + 1)]
-    apart = (centres[:, None] - centres[None, :]) ** 2 / 2
-    now = steps[0]
+    now, kernel = steps[0], apart
     for step in steps:
         f, g, now = f * (now / step), g * (now / step), step
         kernel = np.exp(-apart / step)
-        for _ in range(40 if step == steps[-1] else 4):
+        for _ in range(detail.last if step == steps[-1] else detail.rounds):
             g = (1 - _OVER) * g - _OVER * _smeared(f + log_a, kernel)
             f = (1 - _OVER) * f - _OVER * _smeared(g + log_b, kernel)
     place = [np.reshape(np.log(centres), [-1 if i == k else 1 for i in range(a.ndim)]) for k in range(a.ndim)]
@@ -719,25 +1116,43 @@ def _barycentric(a: Floats, b: Floats, centres: Floats, blur: float) -> Floats:
 
 def _shares(counts: Floats, persons: float, noise: float) -> Floats:
     """Noisy counts of any shape to probabilities of that shape: shrunk by shells, projected, none of them 0."""
-    even = 1 / counts.size
-    raw = counts / persons
-    # What is known is worth more than what is noised: the shares add up to 1.
-    raw = raw + (1 - raw.sum()) * even
-    variance = noise / persons**2 + even / persons
+    even = np.full(counts.shape, 1 / counts.size)
+    shares = _shrunk(counts / persons, even, noise / persons**2 + 1 / (counts.size * persons))
+    return _some(on_simplex(shares), persons)
+
+
+def _smooth_shares(sums: Floats, persons: float, noise: float, of: Coefficients) -> Floats:
+    """Noisy sums of scaling functions to probabilities of equal cells, in the same way."""
+    even, one = np.ones(()), of.basis.polynomial(0)
+    for _ in range(of.columns):
+        even = np.multiply.outer(even, one)
+    found = _shrunk(sums / persons, even, noise * of.step**2 / persons**2 + 1 / persons)
+    bins = _SMOOTH_BINS[of.columns]
+    for _ in range(of.columns):
+        found = np.tensordot(found, of.basis.cells(bins), axes=(0, 0)) / bins
+    return _some(on_simplex(found), persons)
+
+
+def _shrunk(raw: Floats, even: Floats, variance: float) -> Floats:
+    """Coefficients drawn towards those of the uniform law, shell by shell of a cosine basis (James and Stein)."""
+    # What is known is worth more than what is noised: the density adds up to 1.
+    raw = raw + (1 - float((raw * even).sum() / (even**2).sum())) * even
     waves = fft.dctn(raw - even, norm="ortho")
-    frequency = sum(np.square(np.indices(counts.shape), dtype=np.float64))
+    frequency = sum(np.square(np.indices(raw.shape), dtype=np.float64))
     order = np.argsort(np.ravel(frequency), kind="stable")
     sorted_ = waves.ravel()[order]
-    sorted_[0] = 0.0
-    for start, stop in _shells(counts.size):
+    for start, stop in _shells(raw.size):
         size = stop - start
         energy = float((sorted_[start:stop] ** 2).sum())
         reach = (size - 2 if size > 2 else size / 2) * variance
         sorted_[start:stop] *= max(0.0, 1 - reach / energy) if energy > 0 else 0.0
     waves.ravel()[order] = sorted_
-    shares = on_simplex(even + fft.idctn(waves, norm="ortho"))
+    return np.asarray(even + fft.idctn(waves, norm="ortho"))
+
+
+def _some(shares: Floats, persons: float) -> Floats:
     little = min(0.1, max(1e-5, 0.5 / persons))
-    return np.asarray((1 - little) * shares + little * even)
+    return np.asarray((1 - little) * shares + little / shares.size)
 
 
 def _shells(bins: int) -> list[tuple[int, int]]:

@@ -12,11 +12,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from coordinator.cautions import Condition, theorem3
 from shared.errors import ParameterError, Refusal
 from shared.plan import Floors, StudyPlan
 from shared.terminal import Check
 
-__all__ = ["Cost", "Price", "WaveCost", "changes", "cost", "prices", "review", "template"]
+__all__ = ["Cost", "Price", "WaveCost", "changes", "conditions", "cost", "prices", "review", "template"]
 
 MEANINGFUL = 10.0
 """Above this ε a guarantee is called what it is: none worth the name."""
@@ -67,6 +68,8 @@ mechanism = "latent_noise"
 w = 0.005
 # epsilon = 6.0                  # in place of w: what one release may cost at the budget's δ; w is solved from it
 # radius = 4.5                   # norm to which latents are clipped; left out: from the number of columns
+# carry = "died"                 # releases every true value of an event or binary column: no guarantee; posture local
+# shrink = 2.0                   # pulls latents of unusual records in further than that; the price is w's and R's
 
 # What one person may be charged by this study, all waves together.
 [budget]
@@ -81,6 +84,12 @@ membership_auc = 0.55            # membership attack: highest AUC that passes
 own_row_linkage = 0.05           # share of records whose nearest released row is their own
 extreme_linkage = 0.20           # the same among the most extreme records
 approvals = 1                    # people who must sign a release at the site
+
+# How large the study is expected to be. Nobody is held to it: plan check and plan cost warn by it where there are too
+# many sites for their size, or too few, for the paper's theorem on pooled answers.
+# [expected]
+# sites = 12
+# persons = 900                  # of an average site
 
 @WAVES@
 # Planned analyses, name to formula over columns: mean, proportion, correlation, ols, logistic, cox.
@@ -175,8 +184,14 @@ def review(text: str, *, today: dt.date, recipient: str = "") -> tuple[StudyPlan
         *(_estimand(plan, name, formula) for name, formula in plan.estimands.items()),
         *_calendar(plan, today),
         *_price(plan),
+        *_theorem3(plan),
         _floors(plan),
     ]
+    carried = getattr(plan.release, "carry", "")
+    if carried:
+        fix = "Leave release.carry out: the column is then drawn from its law given the noisy others."
+        detail = f"every true {carried} is released as it is: no formal guarantee"
+        lines.append(Check(name="carried", state="warn", detail=detail, fix=fix))
     if not plan.estimands:
         lines.append(Check(name="estimands", state="warn", detail="none planned", fix="Name the planned analyses."))
     if not plan.eligibility.strip():
@@ -319,6 +334,29 @@ def _price(plan: StudyPlan) -> list[Check]:
     return lines
 
 
+def conditions(plan: StudyPlan) -> tuple[Condition, ...] | None:
+    """What speaks against Theorem 3 by what the plan expects; None where it expects nothing, or releases no rows.
+
+    That sites differ (τ₀ > 0) no plan can state: an answer is held to it (`coordinator.queries.Answer.cautions`).
+    """
+    if plan.expected is None or plan.release.mechanism != "latent_noise":
+        return None
+    return theorem3(plan.expected.sites, plan.expected.persons)
+
+
+def _theorem3(plan: StudyPlan) -> list[Check]:
+    found = conditions(plan)
+    if found is None or plan.expected is None:
+        return []
+    if not found:
+        size = f"{plan.expected.sites} sites of about {plan.expected.persons:,} persons"
+        return [Check(name="theorem 3", detail=f"{size}; that sites differ (τ₀ > 0) is seen with the answers")]
+    return [
+        Check(name="theorem 3", state="warn", detail=f"{one.given}; it asks that {one.must}", fix=one.fix)
+        for one in found
+    ]
+
+
 def _floors(plan: StudyPlan) -> Check:
     usual, given = Floors(), plan.floors
     looser = [
@@ -376,6 +414,7 @@ class Cost:
         waves: composed totals, wave by wave, of a person who takes part in the training as well.
         last_affordable: number of the last wave the budget affords; 0 for none, `MANY` for practically all.
         translation: one wave in plain words.
+        conditions: of Theorem 3, those that the sizes which the plan expects do not meet.
     """
 
     study: str
@@ -397,6 +436,7 @@ class Cost:
     waves: tuple[WaveCost, ...]
     last_affordable: int
     translation: str
+    conditions: tuple[Condition, ...] = ()
 
 
 def cost(plan: StudyPlan, *, waves: int | None = None, persons: int | None = None) -> Cost:
@@ -458,6 +498,7 @@ def cost(plan: StudyPlan, *, waves: int | None = None, persons: int | None = Non
         ),
         last_affordable=_last_affordable(curve, delta, cap, before) if plan.redraws else MANY * (totals[0] <= cap),
         translation=in_words(plan, event),
+        conditions=conditions(plan) or (),
     )
 
 

@@ -23,12 +23,13 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from coordinator.cautions import theorem3
 from coordinator.intervals import Draw, StandIn, inflation, with_release_variance
 from coordinator.pooling import Method, PooledResult, Test, pool_estimates
 from shared.errors import EstimateRefusal, ParameterError, Refusal, StateRefusal
 from shared.estimands import Estimand, Estimate, estimate, parse_estimand, parse_formula
 from shared.formulas import Rows
-from shared.prescriptions import Figures
+from shared.prescriptions import Answering
 from shared.prescriptions.latent_noise import TRAINED_BEFORE
 from shared.questions import SURVIVAL
 from shared.terminal import plain
@@ -80,6 +81,7 @@ class Source:
     study_epsilon: float
     delta: float
     posture: str
+    mechanism: str
     censoring: str = ""
 
 
@@ -160,6 +162,20 @@ class Answer:
         }
 
     @property
+    def cautions(self) -> tuple[str, ...]:
+        """What the pooled answer is to be read with, in sentences: the conditions of Theorem 3 that do not hold.
+
+        Of released rows alone: the theorem speaks of no other release.
+        """
+        drawn = {source.site for source in self.sources if source.mechanism == "latent_noise"}
+        used = [row for row in self.result.estimates if row.site in drawn]
+        if not used:
+            return ()
+        persons = sum(row.n for row in used) / len(used)
+        found = theorem3(len(used), persons, tau2=self.result.tau2, common=self.result.method == "FE")
+        return tuple(condition.sentence for condition in found)
+
+    @property
     def provenance(self) -> str:
         """What it rests on, in a sentence."""
         count = len({source.site for source in self.sources})
@@ -182,7 +198,7 @@ class Answer:
         names = ("study", "wave", "estimand", "planned", "as_of", "revisions", "combined", "withdrawn", "terms")
         told = {name: getattr(self, name) for name in names}
         told |= {"planned": self.planned or None, "estimates": self.estimates, "sources": self.sources}
-        told |= {"title": self.title, "columns": self.columns, "told": self.provenance}
+        told |= {"title": self.title, "columns": self.columns, "told": self.provenance, "cautions": self.cautions}
         return {**told, **pooled_data(self.result)}
 
 
@@ -642,7 +658,7 @@ def site_answer(
     kinds = {release.receipt.mechanism for release in releases}
     if len(kinds) > 1:
         raise EstimateRefusal("a site's releases must be of one mechanism", given=", ".join(sorted(kinds)))
-    if isinstance(plan.release, Figures):
+    if isinstance(plan.release, Answering):
         if combined and len(releases) > 1 and plan.redraws:
             raise EstimateRefusal("several refreshes of figures must not be put together", given=f"{len(releases)}")
         if any(store.plan(one.study, one.plan_version).plan.release != plan.release for one in releases):
@@ -728,11 +744,21 @@ def _draw(receipt: Receipt, rows: int, known: Mapping[str, Receipt]) -> Draw:
         persons = max(1, round(fitted.drawn * share / (1 - share)))
     return Draw(
         rows=rows,
-        w=float(receipt.parameters["w"]),
+        w=_weight(receipt),
         flow=receipt.flow_of,
         fitted_on=persons,
         among=receipt.posture != "holdout",
     )
+
+
+def _weight(receipt: Receipt) -> float:
+    """w; of rows whose unusual records were pulled in, the w at which plain rows would tell as little of theirs."""
+    w, shrink = float(receipt.parameters["w"]), float(receipt.parameters.get("shrink", 1.0))
+    if shrink == 1:
+        return w
+    from shared.mechanisms.latent_noise import kept_weight
+
+    return kept_weight(w, float(receipt.parameters["radius"]), shrink, receipt.d)
 
 
 def _source(store: Store, release: Release, question: Estimand) -> Source:
@@ -750,6 +776,7 @@ def _source(store: Store, release: Release, question: Estimand) -> Source:
         study_epsilon=receipt.study_epsilon,
         delta=receipt.delta,
         posture=receipt.posture,
+        mechanism=receipt.mechanism,
         censoring=_censoring(store, release, question),
     )
 

@@ -427,7 +427,14 @@ class Study(_Shown):
         return _result(self, self._connection.ask("Query", request), again)
 
     def harmonise(
-        self, column: str, *, to: str, formula: str = "", kind: str = "", densities: str = "", **how: Any
+        self,
+        column: str | Sequence[str],
+        *,
+        to: str,
+        formula: str = "",
+        kind: str = "",
+        densities: str = "",
+        **how: Any,
     ) -> Harmonised:
         """Ask a question as it stands, and with a column mapped onto one site's scale, side by side.
 
@@ -435,26 +442,29 @@ class Study(_Shown):
         the sites' patients are alike in the column: read the warnings.
 
         Args:
-            column: what hospitals measure differently.
+            column: what hospitals measure differently; two or three columns are mapped together, where their density
+                was released together.
             to: the site whose scale counts.
             formula, kind: the question, as of `query`; the planned analysis that the column stands in when left out.
             densities: the study of densities; ``STUDY-densities`` when left out.
             how: as of `query`.
         Raises: ParameterError (none or several planned analyses hold the column), and the coordinator's refusals.
         """
+        columns = [part.strip() for part in column.split(",")] if isinstance(column, str) else list(column)
+        said = " and ".join(columns)
         if not formula:
             from shared.questions import parse_estimand
 
             planned = self.facts()["estimands"]
-            holding = [name for name, text in planned.items() if column in parse_estimand(text).columns]
+            holding = [name for name, text in planned.items() if set(columns) <= set(parse_estimand(text).columns)]
             if len(holding) != 1:
                 raise ParameterError(
-                    f"the question must be named, unless {column} stands in one planned analysis",
+                    f"the question must be named, unless {said} stands in one planned analysis",
                     given=", ".join(holding) or "in none",
                     next_step="Give formula=, a planned analysis or a question.",
                 )
             [formula] = holding
-        found = self.query(kind, formula, harmonise=column, to=to, densities=densities, **how)
+        found = self.query(kind, formula, harmonise=",".join(columns), to=to, densities=densities, **how)
         assert isinstance(found, Harmonised)
         return found
 
@@ -769,6 +779,8 @@ class Result(_Shown):
         head, error = ("ratio", "se of its log") if ratio else ("estimate", "se")
         out.print(table(["site", head, error, "n", "left out because"], rows, right=[head, error, "n"]))
         out.print(_line(told))
+        for sentence in told.get("cautions", ()):
+            out.print(f"note  {sentence}", style="dim")
         out.print(f"result {self.id}", style="dim")
 
     def _repr_html_(self) -> str:
@@ -817,9 +829,8 @@ class Harmonised(Result):
         from coordinator.harmonise import draw
 
         told = self.told
-        title = (
-            title or f"{self.document['study']}: {self.document['term']}, {told['column']} on the scale of {told['to']}"
-        )
+        what = told["column"].replace(",", " and ")
+        title = title or f"{self.document['study']}: {self.document['term']}, {what} on the scale of {told['to']}"
         words = {"title": title, "question": self.document["estimand"], "warnings": self.warnings}
         arms = (self.pooled, self.harmonised, _estimate(told["raw"]))
         return _drawn(lambda file: draw(*arms, map_variance=told["site_map_variance"], path=file, **words), title, path)

@@ -11,7 +11,8 @@ A fitted flow is a chain, from latents to records:
 law given the other columns, so that neither its frequencies nor its associations depend on how well an affine flow
 draws a staircase; an affine flow alone moves a 4 % event to 10 %. `Strata` gives a column that is another one in
 each level of a third (a time to event or to censoring) a margin and a regression per level. What is left to the flow
-is smooth.
+is smooth. Where a column is carried over as it is, every other column is another one in each of its levels, and the
+flow stands `Beside` it.
 
 Every bijection treats rows one by one and has a closed array form: `to_arrays` gives named arrays, `from_arrays`
 reads them and refuses what no fit could have written.
@@ -21,6 +22,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol, runtime_checkable
@@ -34,6 +36,7 @@ __all__ = [
     "SCALE_FLOOR",
     "SPLINE_BOUND",
     "AffineAutoregressiveFlow",
+    "Beside",
     "Bijection",
     "Composed",
     "Identity",
@@ -95,12 +98,12 @@ class _Part(Bijection, Protocol):
     def to_arrays(self) -> Arrays: ...
 
 
-class _Base:
+class _Base(ABC):
     """What all bijections of this module share: everything follows from two methods."""
 
+    @abstractmethod
     def inverse_with_log_det(self, x: Array) -> tuple[Array, Array]:
         """(f⁻¹(x), log |det ∂f⁻¹/∂x|): (n, d) and (n,)."""
-        raise NotImplementedError
 
     def inverse(self, x: Array) -> Array:
         """z = f⁻¹(x), (n, d) to (n, d), a new array."""
@@ -980,8 +983,70 @@ class Composed(_Base):
         return cls(first=first, second=second)
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Beside(_Base):
+    """A bijection of some columns, beside others that are left as they are: neither side reads the other.
+
+    Args:
+        columns: those that are left alone, ascending.
+        inner: of all others, in their order.
+    Raises: SchemaRefusal, if the columns are none, repeated or not there.
+
+    >>> inner = AffineAutoregressiveFlow(mean=np.array([1.0]), scale=np.array([[2.0]]))
+    >>> Beside(columns=(0,), inner=inner).forward(np.array([[5.0, 3.0]]))
+    array([[5., 7.]])
+    """
+
+    kind: ClassVar[str] = "beside"
+    columns: tuple[int, ...]
+    inner: _Part
+
+    def __post_init__(self) -> None:
+        columns = tuple(self.columns)
+        if not columns or columns != tuple(sorted(set(columns))) or not 0 <= columns[0] <= columns[-1] < self.d:
+            raise SchemaRefusal("columns that a flow leaves alone must be some of its columns", given=f"{columns}")
+
+    @property
+    def d(self) -> int:
+        """Number of columns."""
+        return len(self.columns) + self.inner.d
+
+    @property
+    def others(self) -> list[int]:
+        """The columns of the inner bijection."""
+        return [j for j in range(self.d) if j not in self.columns]
+
+    def forward(self, z: Array) -> Array:
+        """x = f(z), (n, d) to (n, d)."""
+        x = _matrix(z, self.d)
+        x[:, self.others] = self.inner.forward(x[:, self.others])
+        return x
+
+    def inverse_with_log_det(self, x: Array) -> tuple[Array, Array]:
+        """(f⁻¹(x), log |det ∂f⁻¹/∂x|): (n, d) and (n,)."""
+        z = _matrix(x, self.d)
+        z[:, self.others], log_det = self.inner.inverse_with_log_det(z[:, self.others])
+        return z, log_det
+
+    def to_arrays(self) -> Arrays:
+        """The columns, and the inner bijection with `inner.` before its names."""
+        inner = {f"inner.{name}": value for name, value in to_arrays(self.inner).items()}
+        return {"columns": np.array(self.columns, dtype=np.int64), **inner}
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, NDArray[Any]]) -> Beside:
+        """The reverse of `to_arrays`. Raises: SchemaRefusal."""
+        inner = {name.removeprefix("inner."): value for name, value in arrays.items() if name.startswith("inner.")}
+        if set(arrays) - {f"inner.{name}" for name in inner} != {"columns"} or any(n.count("inner.") for n in inner):
+            raise SchemaRefusal(
+                "the arrays of a bijection of kind 'beside' must be its columns and one inner bijection"
+            )
+        columns = tuple(int(c) for c in np.asarray(arrays["columns"]).reshape(-1))
+        return cls(columns=columns, inner=from_arrays(inner))
+
+
 _KINDS: dict[str, type[Any]] = {
-    c.kind: c for c in (Identity, AffineAutoregressiveFlow, Margins, Levels, Strata, Composed)
+    c.kind: c for c in (Identity, AffineAutoregressiveFlow, Margins, Levels, Strata, Composed, Beside)
 }
 _CODES: list[str] = sorted(_KINDS)
 

@@ -67,7 +67,7 @@ def answer(
 
     Args:
         tables: released tables and their n, in the order of their waves, of different persons.
-        levels, told: as of `shared.prescriptions.Figures.answer`.
+        levels, told: as of `shared.prescriptions.Answering.answer`.
     Raises: EstimateRefusal: a motif that is not there, an attribute without a correlation, a question of another kind.
     """
     assert isinstance(plan.release, GrandPlan)

@@ -26,6 +26,7 @@ from shared.prescriptions.latent_noise import LatentNoisePlan
 __all__ = [
     "PLAN_TYPE",
     "Budget",
+    "Expected",
     "Federated",
     "Floors",
     "LatentNoisePlan",
@@ -146,6 +147,24 @@ class Budget:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Expected:
+    """How large the lead expects the study to be: nobody is held to it, and warnings are worked out from it.
+
+    Args:
+        sites: K, sites that will release.
+        persons: persons of an average site.
+    """
+
+    sites: int
+    persons: int
+
+    def __post_init__(self) -> None:
+        for name in ("sites", "persons"):
+            value = getattr(self, name)
+            must(1 <= value <= 1_000_000_000, f"expected.{name} must be in 1..1000000000", value)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Floors:
     """Disclosure floors of the study. A site may tighten them, never loosen them.
 
@@ -236,6 +255,7 @@ class StudyPlan:
             not drawn through what comes out.
         flow: ``federated:<digest>`` of a flow that an earlier plan's sites have trained: with posture ``private``, in
             the place of [private].
+        expected: how large the lead expects the study to be; None where the plan does not say.
         dictionary: columns, bounds and levels.
 
     `StudyPlan.from_toml(plan.to_toml())` is not promised; `from_bytes(plan.to_bytes())` is the identity.
@@ -263,6 +283,7 @@ class StudyPlan:
     row_download: bool = False
     federated: Federated | None = None
     flow: str = ""
+    expected: Expected | None = None
 
     def __post_init__(self) -> None:
         for name in ("study", "coordinator"):
@@ -372,10 +393,13 @@ class StudyPlan:
                 out[item.name] = [_plain(wave) for wave in value]
             elif item.name == "reference":
                 out[item.name] = {column: _plain(known) for column, known in value.items()}
-            elif item.name in ("federated", "flow"):
+            elif item.name in ("federated", "flow", "expected"):
                 # Absent, not null: plans that know nothing of it keep the hash they were approved by.
                 if value:
                     out[item.name] = _plain(value)
+            elif item.name == "release":
+                # The same of impossible cells: of plans that declare none, no word.
+                out[item.name] = {k: v for k, v in _plain(value).items() if k != "zeros" or v}
             else:
                 out[item.name] = _plain(value)
         return out
@@ -392,6 +416,7 @@ class StudyPlan:
                 ("budget", Budget),
                 ("floors", Floors),
                 ("private", PrivateTraining),
+                ("expected", Expected),
             ):
                 if parts.get(name) is not None:
                     parts[name] = _read(kind, parts[name], name)
@@ -465,13 +490,22 @@ def _required(item: Field[Any]) -> bool:
     return item.default is MISSING and item.default_factory is MISSING
 
 
+def _default(item: Field[Any]) -> Any:
+    return item.default if item.default_factory is MISSING else item.default_factory()
+
+
 def _plain(value: Any) -> Any:
     if isinstance(value, dt.date):
         return value.isoformat()
     if isinstance(value, Mapping):
         return {key: _plain(item) for key, item in value.items()}
     if hasattr(value, "__dataclass_fields__"):
-        return {item.name: _plain(getattr(value, item.name)) for item in fields(value)}
+        # Absent at its default, what came later: plans that know nothing of it keep the hash they were approved by.
+        later = getattr(type(value), "later", ())
+        shown = [
+            item for item in fields(value) if item.name not in later or getattr(value, item.name) != _default(item)
+        ]
+        return {item.name: _plain(getattr(value, item.name)) for item in shown}
     return value
 
 

@@ -152,8 +152,10 @@ def _fit(draws: Array, mean: float, sd: float) -> Array:
     return mean + sd * (draws - draws.mean()) / draws.std()
 
 
-def linear_studies(rng: np.random.Generator, studies: int = 10) -> list[Array]:
+def linear_studies(rng: np.random.Generator, studies: int = 10, *, copies: int = 1) -> list[Array]:
     """Section 3.1.2: K studies of X1 … X4 and Y, (n_k, 5) each, n_k uniform on 750 … 1000.
+
+    With `copies` 2, (2 n_k, 5): the second half are other persons of the same study, for an attack to mistake.
 
     Y = β_0k + Σ β_jk X_j + ε, ε ~ N(0, 0.5); coefficients vary around (0, 1, 1, 1, 1) with variances 1e-4, but 5e-3
     for β_1k, and covariances 5e-5.
@@ -166,8 +168,8 @@ def linear_studies(rng: np.random.Generator, studies: int = 10) -> list[Array]:
     for _ in range(studies):
         n = int(rng.integers(750, 1001))
         beta = rng.multivariate_normal(np.array([0.0, 1, 1, 1, 1]), covariance)
-        x = rng.standard_normal((n, 4))
-        y = beta[0] + x @ beta[1:] + rng.normal(0, math.sqrt(0.5), n)
+        x = rng.standard_normal((copies * n, 4))
+        y = beta[0] + x @ beta[1:] + rng.normal(0, math.sqrt(0.5), copies * n)
         out.append(np.column_stack([x, y]))
     return out
 

@@ -485,7 +485,8 @@ class QueryRequest:
         as_of: a revision of the wave.
         combine: put all refreshes of a site together.
         label: one of `LABELS`.
-        harmonise: a column to be mapped onto the scale of the site `to`, beside the answer as it stands; or empty.
+        harmonise: a column, or several parted by commas, to be mapped onto the scale of the site `to`, beside the
+            answer as it stands; or empty.
         densities: the study that the maps are made of; the one beside the study when empty.
     """
 

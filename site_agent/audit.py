@@ -70,6 +70,7 @@ __all__ = [
     "signals",
     "table_attacks",
     "trade_off",
+    "weighed",
     "whitening",
 ]
 
@@ -331,15 +332,10 @@ def attack(
     )
     codes = recoded(encoder)
     members, others = (_sample(rows, _MOST_RATIOS // (2 * len(probe)), draws) for rows in (fitted_on, held_back))
-    flow, w = mechanism.flow, mechanism.w
     return replace(
         report,
-        likelihood=likelihood_attack(
-            members=signals(flow, codes(members), w=w, radius=mechanism.radius),
-            held_back=signals(flow, codes(others), w=w, radius=mechanism.radius),
-            released=latents_of(flow, codes(probe)),
-            w=w,
-            bound=trade_off(mechanism.event.mu, FALSE_ALARMS),
+        likelihood=weighed(
+            mechanism, members=codes(members), held_back=codes(others), released=codes(probe), bounded=True
         ),
         tables=table_attacks(
             members=encoder.decode(fitted_on),
@@ -367,7 +363,7 @@ def run_audit(
     Args:
         x: (n, d) encoded records of the release.
         released: (n, d) its rows before shuffling: row i belongs to record i.
-        latents: (n, d) f⁻¹(x), for finding the most extreme records.
+        latents: (n, …) f⁻¹(x) of the noised columns, for finding the most extreme records.
         fitted_on: (n1, d) records that a second flow was fitted on, for the membership attack.
         held_back: (n0, d) records that it never saw.
         probe: (n1, d) a release of `fitted_on` by that flow.
@@ -376,7 +372,7 @@ def run_audit(
     Raises: ParameterError, if shapes disagree.
     """
     d = x.shape[1]
-    shapes_fit = released.shape == x.shape == latents.shape and probe.shape == fitted_on.shape
+    shapes_fit = released.shape == x.shape and len(latents) == len(x) and probe.shape == fitted_on.shape
     if not shapes_fit or held_back.shape[1] != d or len(held_back) < 2 or len(x) < 2:
         raise ParameterError("records, their release and the held-back records must fit together", given=f"d = {d}")
     if view is not None:
@@ -628,11 +624,45 @@ def _standardising(x: Array) -> Any:
 
 
 # -- who holds the flow ------------------------------------------------------------------------------------------
-def signals(flow: Bijection, rows: Array, *, w: float, radius: float) -> Array:
-    """√w clip_R(f⁻¹(x)), (n, d): where the release of each row is centred."""
+def weighed(
+    mechanism: LatentNoise, *, members: Array, held_back: Array, released: Array, bounded: bool = False
+) -> LikelihoodAttack:
+    """`likelihood_attack` by somebody who knows everything about a mechanism but its noise.
+
+    Args:
+        members, held_back, released: (n, d) rows as they are seen, encoded (`recoded`).
+        bounded: whether the report says what no attacker could exceed.
+    """
+    flow, carried = mechanism.flow, mechanism.carried
+    others = [j for j in range(flow.d) if j not in carried]
+    how: dict[str, float] = {"w": mechanism.w, "radius": mechanism.radius, "shrink": mechanism.shrink}
+    inside, outside = (signals(flow, rows, **how, others=others) for rows in (members, held_back))
+    y = mechanism.unrestored(latents_of(flow, released)[:, others])
+    # What is carried over is seen as it is: a record can only be behind a row that has its own.
+    own, theirs, there = (np.floor(rows[:, list(carried)]) for rows in (members, held_back, released))
+    ratios = [np.full(len(signal), -np.inf) for signal in (inside, outside)]
+    for level in np.unique(there, axis=0) if carried else there[:1]:
+        rows = y[(there == level).all(axis=1)]
+        for ratio, signal, given in zip(ratios, (inside, outside), (own, theirs), strict=True):
+            here = (given == level).all(axis=1)
+            ratio[here] = likelihood_ratios(signal[here], rows, w=mechanism.w)
+    return _attacked(*ratios, bound=trade_off(mechanism.event.mu, FALSE_ALARMS) if bounded and not carried else 1.0)
+
+
+def signals(
+    flow: Bijection,
+    rows: Array,
+    *,
+    w: float,
+    radius: float,
+    shrink: float = 1.0,
+    others: Sequence[int] | None = None,
+) -> Array:
+    """√w a(|z|) z with z = f⁻¹(x), (n, d): where the release of each row is centred; of the columns `others` alone."""
     z = latents_of(flow, rows)
+    z = z if others is None else z[:, list(others)]
     norm = np.linalg.norm(z, axis=1, keepdims=True)
-    return np.asarray(math.sqrt(w) * z * np.minimum(1.0, radius / np.where(norm > 0, norm, 1.0)))
+    return np.asarray(math.sqrt(w) * z * np.minimum(1.0, radius / np.where(norm > 0, norm, 1.0)) ** shrink)
 
 
 def latents_of(flow: Bijection, rows: Array) -> Array:
@@ -685,6 +715,11 @@ def likelihood_attack(
         bound: of `trade_off`, for the report.
     """
     inside, outside = (likelihood_ratios(s, released, w=w) for s in (members, held_back))
+    return _attacked(inside, outside, bound=bound)
+
+
+def _attacked(inside: Array, outside: Array, *, bound: float) -> LikelihoodAttack:
+    """How well members (n1,) and records held back (n0,) are told apart by their likelihood ratios."""
     n1, n0 = len(inside), len(outside)
     threshold = np.sort(outside)[-1 - int(FALSE_ALARMS * n0)]
     return LikelihoodAttack(

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from typing import Any
 
@@ -28,20 +28,18 @@ from shared.errors import EstimateRefusal, ParameterError, PolicyRefusal
 from shared.estimands import Estimate, estimate, parse_estimand
 from shared.mechanisms.latent_noise import LatentNoise
 from shared.plan import StudyPlan
-from shared.prescriptions.latent_noise import mechanism
+from shared.prescriptions.latent_noise import carried_column, mechanism
 from shared.randomness import Noise
 from site_agent.audit import (
     FALSE_ALARMS,
     Rate,
-    latents_of,
-    likelihood_attack,
     linkage,
     membership_auc,
     rate,
     recoded,
     seen,
-    signals,
     trade_off,
+    weighed,
     whitening,
 )
 
@@ -200,6 +198,7 @@ def price_curve(
         rng,
         integer_columns=encoder.integer_columns,
         progress=lambda part, share, left: tell(Step.FIT, fitting * share),
+        carried=carried_column(plan),
     )
     prescribed = mechanism(plan)
     radius, planned = prescribed.radius, prescribed.w
@@ -209,7 +208,7 @@ def price_curve(
     world = _World(encoder, inside, held)
     points = []
     for k, w in enumerate(weights):
-        noise = LatentNoise(flow=fitted.flow, w=w, radius=radius)
+        noise = replace(prescribed, flow=fitted.flow, w=w)
         released = [noise.release(inside, rng) for _ in range(draws)]
         errors = _errors(terms, [_answers(plan, encoder.decode(rows)) for rows in released])
         points.append(
@@ -250,18 +249,12 @@ class _World:
         self.members, self.others = self.codes(inside), self.codes(held)
 
     def attacked(self, mechanism: LatentNoise, released: NDArray[np.float64]) -> dict[str, Rate]:
-        flow, w, radius = mechanism.flow, mechanism.w, mechanism.radius
-        weighed = likelihood_attack(
-            members=signals(flow, self.members, w=w, radius=radius),
-            held_back=signals(flow, self.others, w=w, radius=radius),
-            released=latents_of(flow, self.codes(released)),
-            w=w,
-        )
+        found = weighed(mechanism, members=self.members, held_back=self.others, released=self.codes(released))
         rows = self.whiten(self.view(released))
         return {
-            "hits": weighed.hits,
-            "false_alarms": weighed.false_alarms,
-            "flow_auc": weighed.auc,
+            "hits": found.hits,
+            "false_alarms": found.false_alarms,
+            "flow_auc": found.auc,
             "distance_auc": membership_auc(self.inside, self.held, rows),
             "own_row": rate(linkage(self.inside, rows), chance=1 / len(rows)),
         }

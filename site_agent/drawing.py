@@ -206,6 +206,8 @@ class _Rows(Drawing):
             dictionary=self.plan.dictionary,
             limits=limits,
             clipped=self._fitted.mechanism.clipped_count(self._x),
+            beyond=self._fitted.mechanism.beyond,
+            carried=getattr(self.plan.release, "carry", ""),
         )
 
     def attack(self, limits: Limits, rng: Noise, told: Told) -> dict[str, Any]:
@@ -261,7 +263,8 @@ class _Noisy(Drawing):
     def checks(self, table: pd.DataFrame, limits: Limits) -> tuple[Check, ...]:
         from site_agent.checks import check_figures
 
-        return check_figures(self.plan, table, n=self.n, limits=limits)
+        clipped = self._figures.clipped(self.plan, self._real)
+        return check_figures(self.plan, table, n=self.n, limits=limits, clipped=clipped)
 
     def attack(self, limits: Limits, rng: Noise, told: Told) -> dict[str, Any]:
         """What the price already says of every attack: nothing was fitted that one could probe."""
@@ -314,7 +317,7 @@ def _attack(
     report = attack(
         x=x,
         released=noisy,
-        latents=fitted.mechanism.flow.inverse(x),
+        latents=fitted.mechanism.latents(x),
         fitted_on=inside,
         held_back=held_back,
         probe=stand_in.release(inside, rng),

@@ -34,7 +34,7 @@ from shared.errors import PlanRefusal, PolicyRefusal, TrainingRefusal
 from shared.flows import AffineAutoregressiveFlow, Bijection, Composed, LevelModel, Levels, Margins
 from shared.mechanisms.latent_noise import LatentNoise
 from shared.plan import Reference, StudyPlan
-from shared.prescriptions.latent_noise import mechanism
+from shared.prescriptions.latent_noise import carried_column, mechanism
 from shared.randomness import Noise
 from shared.release import Receipt
 
@@ -248,6 +248,7 @@ def _local(
         rng,
         integer_columns=encoder.integer_columns,
         progress=lambda part, share, left: progress(share),
+        carried=carried_column(plan),
     )
 
     return Fitted(
@@ -270,6 +271,7 @@ def _refit(plan: StudyPlan, encoder: Encoder, epochs: int) -> Callable[[Array, N
             epochs=epochs,
             integer_columns=encoder.integer_columns,
             progress=lambda part, share, left: progress(share),
+            carried=carried_column(plan),
         )
         return mechanism(plan, again.flow)
 

@@ -137,6 +137,9 @@ def fitted_by(plan: StudyPlan) -> str:
     """Digest of everything in a plan that decides how a flow is fitted, and so what its receipt says of it."""
     body = plan.to_canonical()
     said = {key: body[key] for key in ("posture", "training", "private", "holdout", "reference")}
+    # What latents are, and where their noise is centred, besides w and R: absent where a plan does not say it.
+    release = body["release"]
+    said |= {key: release[key] for key in ("shrink", "carry") if key in release}
     return sha256_hex(canonical_json({**said, "flow": plan.flow} if plan.flow else said))
 
 

@@ -69,6 +69,8 @@ DENSITY = "shared/mechanisms/density.py"
 SCALING = "shared/mechanisms/scaling.py"
 LOCAL = "shared/mechanisms/local.py"
 QUANTILES = "shared/mechanisms/quantiles.py"
+GROUPS = "shared/mechanisms/groups.py"
+DENSITIES_PLAN = "shared/prescriptions/densities.py"
 GRAND = "shared/mechanisms/grand.py"
 LATENTS = "site_agent/models/latent_space.py"
 NETWORKS = "shared/networks.py"
@@ -124,7 +126,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     mutation(
         "clipping skipped",
-        (LATENT, "length = np.minimum(norm, self.radius)", "length = norm"),
+        (LATENT, "length = np.minimum(norm, radius)", "length = norm"),
         (LATENT, "most = math.floor((Fraction(self._reach) / Fraction(grid)) ** 2)", "most = 2**80"),
         tests=["test_two_worlds.py::test_latent_noise_keeps_its_claim"],
     ),
@@ -510,6 +512,19 @@ MUTATIONS: tuple[Mutation, ...] = (
         (QUANTILES, "/ (4 * self.depth)", "/ (2 * self.depth)"),
         tests=[
             "test_local_and_quantiles.py::test_odd_columns_give_borders_in_order_within_the_bounds",
+        ],
+    ),
+    mutation(
+        "densities: the price of one group for all",
+        (DENSITIES_PLAN, "coordinates=first.coordinates + sum(one.coordinates for one in alike)", "coordinates=2"),
+        tests=["test_densities.py::test_every_way_of_releasing_is_charged_at_most_the_plan_s_epsilon_and_nearly_that"],
+    ),
+    mutation(
+        "densities: noise for more than the group's part of the price",
+        (GROUPS, "return self._alone.event", "return replace(self, scale=2 * self.scale)._alone.event"),
+        (GROUPS, "from dataclasses import dataclass\n", "from dataclasses import dataclass, replace\n"),
+        tests=[
+            "test_densities.py::test_the_plan_s_epsilon_is_the_total_of_all_groups_and_never_less_noise_than_it_asks_for"
         ],
     ),
     # -- networks -------------------------------------------------------------------------------------------------

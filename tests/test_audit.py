@@ -35,6 +35,7 @@ from site_agent.audit import (
     signals,
     table_attacks,
     trade_off,
+    weighed,
 )
 from site_agent.models.flow import FlowSettings, fit_flow, refit_flow
 
@@ -686,3 +687,16 @@ def test_shapes_that_do_not_fit_are_refused(wrong):
     given[wrong] = given[wrong][:1]
     with pytest.raises(ParameterError, match="fit together"):
         run_audit(**given)
+
+
+def test_who_holds_the_flow_undoes_what_was_done_to_lengths_and_knows_where_records_were_pulled_in():
+    """Weighed with the shrinking, the attack does better than by somebody who takes the rows for clipped ones."""
+    draws = np.random.default_rng(40)
+    x, others = draws.normal(size=(2, 600, 3))
+    m = LatentNoise(flow=Identity(d=3), w=0.99, radius=1.5, shrink=2.0)
+    rows = m.release(x, seeded_rng(41))
+    knows, takes_for_clipped = (
+        weighed(kind, members=x, held_back=others, released=rows).auc.value
+        for kind in (m, dataclasses.replace(m, shrink=1.0))
+    )
+    assert knows > takes_for_clipped + 0.1

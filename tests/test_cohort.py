@@ -152,6 +152,30 @@ def test_the_baseline_is_the_hazard_behind_the_counts():
     assert (np.diff(model.staying) <= 0).all()
 
 
+def test_the_baseline_is_found_behind_persons_of_whom_those_at_risk_leave_first():
+    eta = np.random.default_rng(3).normal([0.0, 0.0], [1.2, 0.5], (4000, 2))
+    edges, k = np.linspace(0, 30, 17), 40
+    fine = np.linspace(0, 30, 16 * k + 1)
+    baseline, leaving = 1.5 * (fine / 30) ** 1.3, 0.8 * fine / 30
+    there = np.exp(-np.exp(eta[:, :1]) * baseline - np.exp(eta[:, 1:]) * leaving)
+    middle = (there[:, 1:] + there[:, :-1]) / 2
+    steps = (
+        np.diff(one) * (np.exp(eta[:, [q]]) * middle).sum(0) / middle.sum(0)
+        for q, one in enumerate((baseline, leaving))
+    )
+    hazard, censoring = (np.r_[0.0, np.cumsum(step)][::k] for step in steps)
+    everybody = Survival(edges, hazard, -censoring, 0.5)
+    found = everybody.among(eta, everybody)
+    # Unaware of who leaves, too large a share of the hazard is reached early.
+    assert np.abs(everybody.psi - baseline[::k] / 1.5).max() > 0.08
+    event, other = np.exp(eta).mean(axis=0)
+    np.testing.assert_allclose(found.cumulative, event * baseline[::k], rtol=0.03, atol=0.02)
+    np.testing.assert_allclose(-found.staying, other * leaving[::k], rtol=0.03, atol=0.02)
+    np.testing.assert_array_equal(found.psi, everybody.psi)
+    higher = everybody.among(eta + 0.5, everybody)
+    np.testing.assert_allclose(higher.cumulative, found.cumulative)
+
+
 # -- effects -----------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("declared", [(), ("sbp",)])
 @pytest.mark.parametrize("outcome", OUTCOMES)

@@ -170,6 +170,37 @@ def test_plan_check_leaves_with_the_code_of_policy_when_a_line_is_red(hub, writt
     assert (code, answer["ok"]) == (10, False)
 
 
+def test_a_plan_that_says_how_large_it_expects_to_be_is_warned_where_the_paper_s_theorem_does_not_reach(hub, written):
+    def conditions(sites, persons):
+        text = without.replace("[budget]", f"[expected]\nsites = {sites}\npersons = {persons}\n\n[budget]")
+        written.write_text(text)
+        code, answer = hub("plan", "check", written)
+        assert (code, answer["ok"]) == (0, True)  # a warning refuses nothing
+        named = [c["name"] for c in hub("plan", "cost", written)[1]["conditions"]]
+        lines = [c for c in answer["checks"] if c["name"] == "theorem 3"]
+        assert [c["state"] for c in lines] == (["warn"] * len(named) or ["ok"])
+        assert all(c["fix"] for c in lines if c["state"] == "warn")
+        return named
+
+    without = written.read_text()
+    assert conditions(12, 900) == []
+    assert conditions(18, 900) == []  # 900 / 50
+    assert conditions(19, 900) == ["K against n"]
+    assert conditions(3, 900) == ["many sites"]
+    assert conditions(4, 100) == ["K against n", "many sites"]
+    written.write_text(without)
+    before = StudyPlan.from_toml(without)
+    assert b"expected" not in before.canonical  # plans that say nothing keep the hash they were approved by
+    assert not [c for c in hub("plan", "check", written)[1]["checks"] if c["name"] == "theorem 3"]
+    assert hub("plan", "cost", written)[1]["conditions"] == []
+
+
+@pytest.mark.parametrize("sites", ["0", "true", "1.5"])
+def test_an_expected_size_that_is_none_is_refused(hub, written, sites):
+    edit(written, "[budget]", f"[expected]\nsites = {sites}\npersons = 900\n\n[budget]")
+    assert hub("plan", "cost", written)[0] == 10
+
+
 def test_an_expired_plan_and_one_that_expires_before_its_last_wave_are_red(written):
     def red(today):
         return [c.name for c in planning.review(written.read_text(), today=today)[1] if c.state == "fail"]
@@ -638,6 +669,7 @@ def test_every_verb_that_reads_offers_json_and_every_verb_that_changes_something
         for sub, leaf in getattr(command, "commands", {"": command}).items():
             verbs[f"{name} {sub}".strip()] = {option for item in leaf.params for option in item.opts}
     changing = {"init", "plan new", "plan amend", "plan sign", "invite", "accept", "revoke", "reanchor", "figure"}
+    changing |= {"synthetic"}
     changing |= {
         "log list",
         "wave schedule",

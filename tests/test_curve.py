@@ -30,7 +30,9 @@ ESTIMANDS = {"pressure": "mean(sbp)", "models": "ols(sbp) ~ visits + C(grade)", 
 
 @pytest.fixture(scope="module")
 def study(plan) -> StudyPlan:
-    return dataclasses.replace(plan, training=Training(flows=1, hidden=8, epochs=1), estimands=ESTIMANDS)
+    usual = dataclasses.replace(plan.release, radius=None)
+    training = Training(flows=1, hidden=8, epochs=1)
+    return dataclasses.replace(plan, release=usual, training=training, estimands=ESTIMANDS)
 
 
 def drawn(study, n=160, seed=1, **more) -> Curve:
@@ -46,8 +48,7 @@ def one(study) -> Curve:
 
 
 def test_the_price_and_the_bound_are_the_exact_ones(one, study):
-    d = Encoder(dictionary=study.dictionary).d
-    assert one.radius == default_radius(d)
+    assert one.radius == default_radius(Encoder(dictionary=study.dictionary).d)
     for point in one.points:
         event = privacy.Gaussian(sigma=np.sqrt(1 - point.w), sensitivity=2 * one.radius * np.sqrt(point.w))
         assert point.epsilon == pytest.approx(privacy.epsilon(event, study.budget.delta), rel=1e-9)

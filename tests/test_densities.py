@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import json
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -14,13 +16,14 @@ from test_pipeline import release, site, source  # noqa: F401
 from coordinator.queries import site_estimates
 from shared import privacy
 from shared.dictionary import Column
-from shared.errors import EstimateRefusal, ParameterError, PlanRefusal, SchemaRefusal
+from shared.errors import DictionaryRefusal, EstimateRefusal, ParameterError, PlanRefusal, SchemaRefusal
 from shared.mechanisms.density import Densities, Grid, rounded_laplace_variance
 from shared.plan import Budget, StudyPlan
 from shared.prescriptions.densities import DensitiesPlan, level_for
 from shared.questions import parse_estimand
 from shared.randomness import seeded_rng
 from shared.release import read_bundle
+from site_agent.outbox import outcomes
 from tests.conftest import make_table
 
 DOSE = Column(name="dose", kind="continuous", lower=0, upper=4, missing="level")
@@ -37,6 +40,10 @@ SEVERAL = (
 def study(plan) -> StudyPlan:
     prescribed = DensitiesPlan(densities=[["sbp"], ["chol"], ["sbp", "time"]], epsilon=1.5, persons=300)
     return replace(plan, release=prescribed, posture="private", budget=Budget(epsilon=4.0, delta=1e-6))
+
+
+def true_counts(plan: StudyPlan, records: pd.DataFrame) -> np.ndarray:
+    return np.concatenate([group.grid.counts(records) for group in plan.release.groups(plan)])
 
 
 def every_record() -> pd.DataFrame:
@@ -69,6 +76,173 @@ def test_no_replacement_moves_more_counts_than_are_charged_nor_any_by_more_than_
     assert furthest == mechanism.event.coordinates == 2 * len(SEVERAL)
 
 
+FORMS: dict[str, dict[str, Any]] = {
+    "smooth": {"basis": "daubechies2", "densities": [["sbp"], ["sbp", "time"]]},
+    "smooth, three together": {"basis": "daubechies3", "densities": [["sbp", "time", "visits"]]},
+    "quantiles": {"basis": "quantiles", "densities": [["sbp"], ["visits"]]},
+    "local, Laplace": {"trust": "local", "densities": [["sbp"], ["sbp", "time"]], "epsilon": 0.5},
+    "local, responses": {"trust": "local", "densities": [["sbp"], ["chol"]], "epsilon": 9.0},
+}
+forms = pytest.mark.parametrize("form", FORMS)
+
+
+def formed(plan: StudyPlan, form: str, **more: Any) -> StudyPlan:
+    prescribed = DensitiesPlan(**{"epsilon": 1.5, "persons": 300, **FORMS[form], **more})
+    return replace(plan, release=prescribed, posture="private", budget=Budget(epsilon=20.0, delta=1e-6))
+
+
+@forms
+@pytest.mark.parametrize("epsilon", [0.01, 0.7, 10 / 3, 7.1])
+def test_every_way_of_releasing_is_charged_at_most_the_plan_s_epsilon_and_nearly_that(plan, form, epsilon):
+    made = formed(plan, form, epsilon=epsilon)
+    event = made.release.event(made)
+    paid = privacy.pure_epsilon(event)
+    assert paid is not None
+    assert epsilon * (1 - 1e-3) < paid <= epsilon
+    assert privacy.epsilon(event, 1e-6) <= epsilon
+    parts = {privacy.pure_epsilon(group.event) for group in made.release.groups(made)}
+    assert sum(parts) * len(made.release.densities) / len(parts) == pytest.approx(paid, rel=1e-3), "an equal part each"
+    assert StudyPlan.from_bytes(made.canonical) == made
+    assert made.hash != formed(plan, "smooth", basis="haar", densities=FORMS[form]["densities"]).hash
+
+
+def test_a_plan_that_says_nothing_of_basis_and_trust_keeps_its_name(plan):
+    made = replace(plan, release=DensitiesPlan(densities=[["sbp"]], epsilon=1.0), posture="private")
+    assert not {"basis", "trust"} & set(made.to_canonical()["release"])
+
+
+@forms
+def test_every_way_goes_from_a_file_to_a_sealed_bundle_whose_receipt_is_true_and_says_what_it_is(
+    tmp_path,
+    plan,
+    site,  # noqa: F811
+    table,
+    form,
+):
+    made = formed(plan, form)
+    done = release(made, site, source(tmp_path, table))
+    assert done.hold.state == "held"
+    assert {check.outcome for check in done.checks} == {"passed"}
+    bundle = site.outbox.bundle(done.hold.release_id)
+    assert bundle.stat().st_size < 12_000
+    receipt = read_bundle(bundle, cap=1 << 26).receipt
+    receipt.require_true(made)
+    assert receipt.model == made.release.trust
+    assert receipt.epsilon_pure is not None
+    assert receipt.epsilon <= receipt.epsilon_pure <= made.release.epsilon
+    assert receipt.study_epsilon <= receipt.epsilon_pure, "Rényi's detour costs nothing where the sum is less"
+    words = {"smooth": "smooth functions", "quantiles": "4,096 borders", "local": "each report alone"}
+    assert words[form.split(",")[0]] in " ".join(receipt.covered)
+    assert made.release.details(made).startswith(f"{len(made.release.densities)} densit")
+
+
+def test_values_beyond_the_bounds_of_a_density_count_at_the_bound_and_the_approver_alone_is_told_how_many(
+    tmp_path,
+    plan,
+    site,  # noqa: F811
+    table,
+):
+    made = formed(plan, "quantiles", basis="haar", bounds={"sbp": [120, 140], "visits": [1, 3]})
+    assert StudyPlan.from_bytes(made.canonical) == made
+    records = made.dictionary.check(table)
+    sbp, visits = records["sbp"], records["visits"]
+    beyond = int(((sbp < 120) | (sbp > 140) | (visits < 1) | (visits > 3)).sum())
+    assert 0 < beyond < len(records)
+    first, second = (group.grid.counts(records) for group in made.release.groups(made))
+    assert first[0] >= (sbp < 120).sum()
+    assert first[-1] >= (sbp > 140).sum()
+    np.testing.assert_array_equal(second, [(visits <= 1).sum(), (visits == 2).sum(), (visits >= 3).sum()])
+    done = release(made, site, source(tmp_path, table))
+    [said] = [check for check in done.checks if check.name == "beyond_bounds"]
+    assert (said.outcome, said.measured) == ("passed", beyond)
+    told = outcomes(json.loads((site.outbox.folder(done.hold.release_id) / "checks.json").read_text()), {}, "ab")
+    assert str(beyond) not in json.dumps([line for line in told["checks"] if line["name"] == "beyond_bounds"])
+    question = parse_estimand("mean(sbp)")
+    told_of = {"levels": {}, "study": "mini", "site": "north", "wave": 1}
+    (found,) = made.release.answer(made, [(done.table, len(records))], question, **told_of)
+    assert any("count at the bound" in warning for warning in found.warnings)
+    for odd in (np.full(50, 300.0), np.linspace(0, 400, 50)):
+        for group in formed(plan, "smooth", bounds={"sbp": [120, 140]}).release.groups(made):
+            drawn = group.draw(pd.DataFrame({"sbp": odd, "time": odd / 100}), seeded_rng(1))
+            assert group.possible(drawn, 50)
+
+
+def test_a_value_beyond_the_dictionary_is_refused_by_count_before_anything_is_drawn(
+    tmp_path,
+    study,
+    site,  # noqa: F811
+    table,
+):
+    spoiled = table.assign(sbp=table["sbp"].where(table.index > 2, 999.0))
+    with pytest.raises(DictionaryRefusal, match="3") as caught:
+        release(study, site, source(tmp_path, spoiled))
+    assert "999" not in str(caught.value)
+    assert [entry.kind for entry in site.ledger.entries() if entry.kind == "drawing"] == []
+
+
+@forms
+def test_no_figures_but_those_that_the_plan_and_its_noise_can_give_are_taken(plan, table, form):
+    made = formed(plan, form)
+    n = len(table)
+    drawn = made.release.draw(made, made.dictionary.check(table), seeded_rng(1))
+    made.release.validate(made, drawn, n)
+    last = drawn.columns[-1]
+    for spoil, words in (
+        (lambda t: t.rename(columns={last: "n"}), "columns"),
+        (lambda t: t.iloc[:-1], "lines"),
+        (lambda t: t.assign(**{last: t[last].astype(float)}), "whole numbers"),
+        (lambda t: t.iloc[::-1].reset_index(drop=True), "in order"),
+        (lambda t: t.assign(**{last: t[last].where(t.index > 0, 2**62)}), "possible"),
+        (lambda t: t.assign(**{last: t[last].where(t.index > 0, -(2**63))}), "possible"),
+    ):
+        with pytest.raises(SchemaRefusal, match=words):
+            made.release.validate(made, spoil(drawn), n)
+    if form == "quantiles":
+        with pytest.raises(SchemaRefusal, match="possible"):
+            made.release.validate(made, drawn.assign(border=drawn["border"].to_numpy()[::-1]), n)
+    if form == "local, responses":
+        with pytest.raises(SchemaRefusal, match="possible"):
+            made.release.validate(made, drawn.assign(count=drawn["count"] + 1), n)
+
+
+@pytest.mark.parametrize("form", ["smooth", "local, Laplace", "local, responses"])
+def test_a_mean_from_every_linear_way_has_its_whole_variance(plan, form):
+    made = formed(plan, form, epsilon=8.0)
+    records = made.dictionary.check(make_table(400, seed=3))
+    rng, told = seeded_rng(8), {"levels": {}, "study": "mini", "site": "north", "wave": 1}
+    question = parse_estimand("mean(chol)" if form == "local, responses" else "mean(sbp)")
+    column = records[question.columns[0]].dropna()
+    found = [
+        made.release.answer(made, [(made.release.draw(made, records, rng), 400)], question, **told)[0]
+        for _ in range(60)
+    ]
+    # Over the draws of the noise alone; a bin's width is a share of what is left.
+    slack = 0.0 if form == "smooth" else 6.0
+    assert np.mean([row.yi for row in found]) == pytest.approx(
+        column.mean(), abs=slack + 5 * (found[0].vi_privacy / 60) ** 0.5
+    )
+    ratio = np.var([row.yi for row in found], ddof=1) / np.mean([row.vi_privacy for row in found])
+    assert ratio == pytest.approx(1, abs=0.9)
+    assert {row.vi_sampling > 0 for row in found} == {True}
+
+
+def test_a_smooth_density_s_mean_is_that_of_the_records_but_for_the_noise(plan):
+    """The functions hold x exactly; what is lost is the snapping to 4,096 cells."""
+    made = formed(plan, "smooth", epsilon=1e6)
+    records = made.dictionary.check(make_table(400, seed=3))
+    drawn = made.release.draw(made, records, seeded_rng(1))
+    told = {"levels": {}, "study": "mini", "site": "north", "wave": 1}
+    (found,) = made.release.answer(made, [(drawn, 400)], parse_estimand("mean(sbp)"), **told)
+    assert found.yi == pytest.approx(records["sbp"].mean(), abs=0.05)
+    assert found.vi_sampling * 400 == pytest.approx(records["sbp"].var(), rel=0.3)
+    with pytest.raises(EstimateRefusal, match="a share has an edge"):
+        made.release.answer(made, [(drawn, 400)], parse_estimand("proportion(sbp > 130)"), **told)
+    cut = formed(plan, "quantiles")
+    drawn = cut.release.draw(cut, records, seeded_rng(1))
+    with pytest.raises(EstimateRefusal, match="they are for maps"):
+        cut.release.answer(cut, [(drawn, 400)], parse_estimand("mean(sbp)"), **told)
+
+
 @pytest.mark.parametrize("epsilon", [0.01, 0.7, 1.0, 3.0, 10 / 3])
 @pytest.mark.parametrize("groups", [1, 3, 7])
 def test_the_plan_s_epsilon_is_the_total_of_all_groups_and_never_less_noise_than_it_asks_for(plan, epsilon, groups):
@@ -82,6 +256,7 @@ def test_the_plan_s_epsilon_is_the_total_of_all_groups_and_never_less_noise_than
     assert privacy.epsilon(event, 1e-6) <= epsilon
     assert StudyPlan.from_bytes(made.canonical) == made
     assert prescribed.facts(made).parameters["scale"] == event.scale
+    assert event.coordinates == 2 * groups
 
 
 def test_the_variance_of_the_noise_that_estimates_are_given_is_that_of_the_noise_that_is_drawn():
@@ -105,7 +280,7 @@ def test_the_level_looks_at_the_plan_alone():
         ({"densities": [["sex"]]}, "numeric columns"),
         ({"densities": [["weight"]]}, "must name columns"),
         ({"densities": [["sbp", "sbp"]]}, "different columns"),
-        ({"densities": [["sbp"], ["sbp"]]}, "different grids"),
+        ({"densities": [["sbp"], ["sbp"]]}, "different columns"),
         ({"densities": []}, "groups of columns"),
         ({"densities": ["sbp"]}, "groups of columns"),
         ({"densities": [["sbp"]], "epsilon": 0.0}, "positive and finite"),
@@ -114,10 +289,23 @@ def test_the_level_looks_at_the_plan_alone():
         ({"densities": [["sbp", "time"]], "alike": ["time"]}, "of their own"),
         ({"densities": [["sbp"]], "level": 9}, "2..8"),
         ({"densities": [["sbp", "chol", "time"]], "level": 5}, "2..4"),
+        ({"densities": [["sbp"]], "bounds": {"sbp": [200, 100]}}, "a lower and a higher"),
+        ({"densities": [["sbp"]], "bounds": {"chol": [100, 200]}}, "columns that have a density"),
+        ({"densities": [["sbp"]], "bounds": {"sbp": [10, 200]}}, "within the dictionary"),
+        ({"densities": [["visits"]], "bounds": {"visits": [1.5, 3]}}, "whole numbers"),
+        ({"densities": [["sbp"]], "basis": "wavelets"}, "one of haar"),
+        ({"densities": [["sbp"]], "trust": "nobody"}, "central or local"),
+        ({"densities": [["sbp"]], "basis": "daubechies2", "trust": "local"}, "cells can be reported"),
+        ({"densities": [["sbp", "time"]], "basis": "quantiles"}, "single columns"),
+        ({"densities": [["chol"]], "basis": "quantiles"}, "without missing values"),
+        ({"densities": [["sbp"], ["chol"]], "basis": "daubechies4"}, "without missing values"),
+        ({"densities": [["sbp"]], "basis": "daubechies4", "level": 2}, "room for both ends"),
+        ({"densities": [["sbp"]], "basis": "quantiles", "epsilon": 1e-9}, "epsilon must be in"),
+        ({"densities": [["sbp"]], "trust": "local", "epsilon": 99.0}, "epsilon of a report"),
     ],
 )
 def test_settings_that_cannot_be_are_refused_with_the_plan(plan, settings, words):
-    with pytest.raises((PlanRefusal, ParameterError), match=words):
+    with pytest.raises((PlanRefusal, ParameterError, DictionaryRefusal), match=words):
         replace(plan, release=DensitiesPlan(**{"epsilon": 1.0, **settings}), posture="private")
 
 
@@ -131,7 +319,7 @@ def test_a_site_releases_densities_in_a_few_kilobytes(tmp_path, study, site, tab
     receipt.require_true(study)
     assert (receipt.mechanism, receipt.n, receipt.posture, receipt.model) == ("densities", 300, "private", "central")
     assert receipt.epsilon <= 1.5
-    real = np.concatenate(study.release.mechanism_of(study).counts(study.dictionary.check(table)))
+    real = true_counts(study, study.dictionary.check(table))
     noise = real - made.table["count"].to_numpy()
     assert np.abs(noise).mean() / receipt.parameters["scale"] == pytest.approx(1, abs=0.4)
     study.release.validate(study, made.table, receipt.n)
@@ -139,7 +327,9 @@ def test_a_site_releases_densities_in_a_few_kilobytes(tmp_path, study, site, tab
 
 def test_a_coordinator_over_the_wire_takes_the_plan_s_figures_and_no_others_and_answers_from_them(tmp_path, study):
     hub = Hub(tmp_path / "hub", study, "north")
-    n = study.release.mechanism_of(study).cells  # the helper takes a table's lines for its persons
+    n = sum(
+        len(group.labels) for group in study.release.groups(study)
+    )  # the helper takes a table's lines for its persons
     drawn = study.release.draw(study, study.dictionary.check(make_table(n)), seeded_rng(2))
     with hub.serve():
         with hub.egress("north") as egress:
@@ -180,13 +370,11 @@ def test_a_mean_and_a_share_have_their_whole_variance(plan):
     made = replace(plan, release=DensitiesPlan(densities=[["chol"], ["visits"]], epsilon=1.0), posture="private")
     records = made.dictionary.check(make_table(2000, seed=3))
     rng = seeded_rng(8)
-    mechanism = made.release.mechanism_of(made)
-    true = [count.astype(np.int64) for count in mechanism.counts(records)]
     names = made.release.draw(made, records, rng)
-    exact = names.assign(count=np.concatenate(true))
+    exact = names.assign(count=true_counts(made, records))
     told = {"study": "mini", "site": "north", "wave": 1}
     texts = ("mean(chol)", "proportion(chol > 230)", "proportion(visits >= 3)", "proportion(visits < 3)")
-    released = [names.assign(count=np.concatenate(mechanism.release(records, rng))) for _ in range(80)]
+    released = [made.release.draw(made, records, rng) for _ in range(80)]
     for text in texts:
         question = parse_estimand(text)
         (known,) = made.release.answer(made, [(exact, 2000)], question, levels={}, **told)

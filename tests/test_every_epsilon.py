@@ -398,6 +398,10 @@ def test_nobody_does_arithmetic_with_an_epsilon():
         ),  # the noise: its event is asked in test_network_release
         ("shared/mechanisms/grand.py", "1 / self.epsilon"),  # the noise as the paper prints it
         ("shared/mechanisms/grand.py", "self.p * self.epsilon"),  # what that really costs
+        (
+            "shared/prescriptions/densities.py",
+            "self.epsilon / len(columns)",
+        ),  # each group's part: test_densities adds up
         ("shared/prescriptions/grand.py", "self.epsilon * fewer"),  # the same noise on fewer coordinates
     }
     found = set()

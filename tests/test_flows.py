@@ -11,6 +11,7 @@ from shared.errors import ParameterError, SchemaRefusal
 from shared.flows import (
     SCALE_FLOOR,
     AffineAutoregressiveFlow,
+    Beside,
     Bijection,
     Composed,
     Identity,
@@ -88,6 +89,7 @@ ALL = {
     "margins": margins(),
     "levels": levels(),
     "strata": strata(),
+    "beside": Beside(columns=(1, 3), inner=autoregressive(d=2)),
     "chain": Composed(
         first=autoregressive(), second=Composed(first=levels(), second=Composed(first=strata(), second=margins()))
     ),

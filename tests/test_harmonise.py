@@ -16,12 +16,15 @@ from coordinator.analysis import AnalysisService
 from coordinator.client import connect
 from coordinator.demo.play import Asked, play_of, pooled_real
 from coordinator.harmonise import (
+    ColumnsMap,
     GridMap,
+    Joint,
     Map,
     Noisy,
     bootstrap,
     case_mix_warning,
     densities,
+    density_of,
     distance,
     harmonised,
     on_simplex,
@@ -177,31 +180,36 @@ def on_grid(points: np.ndarray, bins: int = 16) -> np.ndarray:
     return np.histogramdd(points, bins=[np.linspace(0, 1, bins + 1)] * points.shape[1])[0]
 
 
+def joint(counts: np.ndarray, persons: float, scale: float = 2.0) -> Joint:
+    edges = tuple(np.linspace(0, 1, bins + 1) for bins in counts.shape)
+    return Joint(counts=counts, edges=edges, persons=persons, scale=scale)
+
+
 def test_a_map_of_two_columns_leaves_a_site_on_itself_and_is_the_two_single_maps_where_the_columns_are_unrelated():
     rng = np.random.default_rng(2)
     here = np.stack([rng.beta(4, 4, 40_000), rng.beta(5, 4, 40_000)], axis=1)
     there = np.stack([0.2 + 0.7 * rng.beta(4, 4, 40_000), rng.beta(5, 4, 40_000) ** 0.7], axis=1)
-    n = (40_000.0, 40_000.0)
+    n = 40_000.0
     points = np.clip(here[:300], 0.15, 0.85)
-    itself = GridMap(on_grid(here), on_grid(here), persons=n, scale=2.0)
+    itself = GridMap(joint(on_grid(here), n), joint(on_grid(here), n))
     assert np.abs(itself(points) - points).max() <= 1e-10
-    one = GridMap(on_grid(here), on_grid(there), persons=n, scale=0.0)(points)
+    one = GridMap(joint(on_grid(here), n, 0.0), joint(on_grid(there), n, 0.0))(points)
     truth = np.stack([0.2 + 0.7 * points[:, 0], points[:, 1] ** 0.7], axis=1)
     assert np.sqrt(np.mean((one - truth) ** 2)) < 0.02
     noise = [seeded_rng(k).lattice_laplace_steps(2.0, (16, 16), 1.0) for k in (1, 2)]
-    noised = GridMap(on_grid(here) + noise[0], on_grid(there) + noise[1], persons=n, scale=2.0)(points)
+    noised = GridMap(joint(on_grid(here) + noise[0], n), joint(on_grid(there) + noise[1], n))(points)
     assert np.sqrt(np.mean((noised - truth) ** 2)) < 0.03
 
 
 def test_three_columns_and_odd_figures_give_finite_maps_and_four_columns_a_refusal():
     rng = np.random.default_rng(5)
     cube = on_grid(rng.beta(3, 4, (5000, 3)), 8)
-    moved = GridMap(cube, np.full((8, 8, 8), -3.0), persons=(5000.0, 50.0), scale=2.0, side=16)(rng.random((50, 3)))
+    moved = GridMap(joint(cube, 5000.0), joint(np.full((8, 8, 8), -3.0), 50.0))(rng.random((50, 3)))
     assert np.isfinite(moved).all()
     assert (moved >= 0).all()
-    for shape in ((8,), (3, 3, 3, 3)):
-        with pytest.raises(ParameterError, match="two or three columns"):
-            GridMap(np.ones(shape), np.ones(shape), persons=(9.0, 9.0), scale=1.0)
+    for shape, words in (((8,), "two or three columns"), ((3, 3, 3, 3), "histogram")):
+        with pytest.raises(ParameterError, match=words):
+            joint(np.ones(shape), 81.0)
 
 
 @pytest.mark.parametrize("name", ODD)
@@ -209,11 +217,11 @@ def test_odd_figures_of_two_columns_give_a_finite_map_within_the_square_and_leav
     odd = np.outer(ODD[name], ODD[name])[:8, :8] if "atom" not in name else ODD[name].reshape(8, 8)
     points = np.random.default_rng(1).random((200, 2))
     for persons, scale in ((50.0, 200.0), (500.0, 2.0)):  # the first as 50 persons at ε = 0.01
-        moved = GridMap(odd, np.outer(np.arange(8.0), np.ones(8)), persons=(persons, 500.0), scale=scale, side=32)
+        moved = GridMap(joint(odd, persons, scale), joint(np.outer(np.arange(8.0), np.ones(8)), 500.0, scale))
         assert np.isfinite(moved(points)).all()
         assert moved(points).min() >= 0
         assert moved(points).max() <= 1
-    itself = GridMap(odd, odd, persons=(500.0, 500.0), scale=2.0, side=32)
+    itself = GridMap(joint(odd, 500.0), joint(odd, 500.0))
     assert np.abs(itself(points) - points).max() <= 1e-10
 
 
@@ -236,15 +244,20 @@ def desk(tmp_path_factory):
     """Three sites with released rows, one of them with another assay, and a second study with their densities."""
     made = Desk(tmp_path_factory.mktemp("hub"))
     rows = cohort_plan(**{'"cox(time, cvd) ~ sbp/10 + age/10 + chol/40 + hdl/15"': '"ols(hdl) ~ chol/10"'})
-    prescribed = DensitiesPlan(densities=[["chol"], ["age"]], epsilon=2.0, alike=["age"])
-    beside = replace(
-        rows, study="cvd-densities", release=prescribed, posture="private", budget=Budget(epsilon=4.0), estimands={}
-    )
-    for plan in (rows, beside):
+    ways = {
+        "cvd-densities": DensitiesPlan(densities=[["chol"], ["age"]], epsilon=2.0, alike=["age"]),
+        "cvd-pair": DensitiesPlan(densities=[["chol", "hdl"], ["age"]], epsilon=4.0, alike=["age"], persons=3000),
+        "cvd-quantiles": DensitiesPlan(densities=[["chol"], ["age"]], epsilon=2.0, alike=["age"], basis="quantiles"),
+    }
+    studies = {
+        name: replace(rows, study=name, release=release, posture="private", budget=Budget(epsilon=9.0), estimands={})
+        for name, release in ways.items()
+    }
+    for plan in (rows, *studies.values()):
         made.publish(plan)
     for seed, site in enumerate(("north", "south", "west", "east")):
         invitation = made.authority.invite(
-            site, ["cvd", "cvd-densities"], address="localhost:1", leads=[made.lead.public], days=9
+            site, ["cvd", *studies], address="localhost:1", leads=[made.lead.public], days=9
         )
         made.store.add_invitation(invitation)
         key = made.keys[site] = join(made.store, invitation)
@@ -257,9 +270,10 @@ def desk(tmp_path_factory):
         if site == "east":  # never released a density
             continue
         records = table.assign(person=range(len(table)))
-        drawn = prescribed.draw(beside, beside.dictionary.check(records), seeded_rng(seed))
-        prescribed.validate(beside, drawn, len(table))
-        deliver(made.store, beside, site, key, drawn, n=len(table))
+        for beside in studies.values():
+            drawn = beside.release.draw(beside, beside.dictionary.check(records), seeded_rng(seed))
+            beside.release.validate(beside, drawn, len(table))
+            deliver(made.store, beside, site, key, drawn, n=len(table))
     yield made.start()
     made.stop()
 
@@ -305,9 +319,143 @@ def test_the_view_shows_the_answer_raw_with_intercepts_and_harmonised_and_says_w
         "age",
     ):
         assert said in text
-    points, lower, upper = seen.bands["south"]
-    inside = (lower <= seen.maps["south"](points) + 1e-6) & (seen.maps["south"](points) - 1e-6 <= upper)
+    points, mapped, lower, upper = seen.bands["south"]["chol"]
+    np.testing.assert_allclose(seen.maps["south"](points[:, None])[:, 0], mapped)
+    inside = (lower <= mapped + 1e-6) & (mapped - 1e-6 <= upper)
     assert inside.mean() > 0.7
+
+
+def test_two_columns_are_mapped_together_with_a_band_and_a_variance_of_their_own(desk, tmp_path):
+    with connect(desk.admit("dan", studies=("cvd", "cvd-pair"))) as connection:
+        found = connection["cvd"].harmonise(["chol", "hdl"], to="north", densities="cvd-pair")
+        told = found.told
+        assert told["column"] == "chol,hdl"
+        slopes = {row["site"]: row["yi"] for row in told["estimates"]}
+        crooked = {row["site"]: row["yi"] for row in found.document["estimates"]}
+        assert slopes["north"] == pytest.approx(crooked["north"], abs=1e-6), "it is its own scale"
+        assert abs(slopes["south"] - 1) < 0.6 * abs(crooked["south"] - 1)
+        assert told["site_map_variance"]["north"] == 0
+        assert told["site_map_variance"]["south"] > 0
+        assert found.harmonised.se**2 == pytest.approx(
+            replace(found.harmonised, shared=0.0).se ** 2 + told["map_variance"]
+        )
+        for name in ("chol", "hdl"):
+            band = {key: np.array(values) for key, values in told["maps"]["south"][name].items()}
+            assert (band["lower"] <= band["upper"]).all()
+            assert np.mean((band["lower"] - 1e-6 <= band["mapped"]) & (band["mapped"] <= band["upper"] + 1e-6)) > 0.7
+            itself = told["maps"]["north"][name]
+            np.testing.assert_allclose(itself["mapped"], itself["value"], atol=1e-10 * 660)
+        assert any("mapped together" in line for line in told["lines"])
+        assert "chol and hdl on the scale of north" in found.forest(tmp_path / "pair.svg").read_text()
+        with pytest.raises(EstimateRefusal, match="density of chol and age"):
+            connection["cvd"].harmonise("chol,age", to="north", formula="ols(hdl) ~ chol + age", densities="cvd-pair")
+        with pytest.raises(ParameterError, match="different columns"):
+            connection["cvd"].harmonise("chol,chol", to="north", formula="ols(hdl) ~ chol", densities="cvd-pair")
+
+
+def test_maps_of_private_quantiles_serve_the_same_view(hub):
+    asked = {"estimand": "ols(hdl) ~ chol/10", "term": "chol", "draws": 3}
+    seen = harmonised(hub, "cvd", "chol", to="north", source="cvd-quantiles", **asked)
+    slopes = {row.site: row.yi for row in seen.harmonised.estimates}
+    assert slopes["south"] == pytest.approx(1.0, abs=0.15)
+    assert seen.site_map_variance["south"] > 0
+    assert seen.warnings == ()
+
+
+WAYS: dict[str, dict] = {
+    "smooth": {"basis": "daubechies2"},
+    "smoother": {"basis": "daubechies4"},
+    "quantiles": {"basis": "quantiles"},
+    "local": {"trust": "local", "epsilon": 6.0},
+    "local, Laplace": {"trust": "local", "epsilon": 1.0},
+}
+
+
+def way(plan: StudyPlan, columns: list[str], **settings) -> StudyPlan:
+    prescribed = DensitiesPlan(**{"densities": [columns], "epsilon": 2.0, "persons": 4000, **settings})
+    return replace(plan, release=prescribed, posture="private", budget=Budget(epsilon=9.0))
+
+
+def seen_by(made: StudyPlan, values: dict[str, np.ndarray], seed: int):
+    """The density as a coordinator has it, of records that a site would check."""
+    records = pd.DataFrame(values)
+    [group] = made.release.groups(made)
+    drawn = made.release.draw(made, records, seeded_rng(seed))
+    made.release.validate(made, drawn, len(records))
+    [figures] = made.release.figures(made, drawn)
+    return density_of(group, [(figures, len(records))])
+
+
+@pytest.mark.parametrize("name", WAYS)
+def test_every_way_of_releasing_undoes_a_distortion_and_knows_how_well(plan, name):
+    made = way(plan, ["sbp"], **WAYS[name])
+    rng = np.random.default_rng(1)
+
+    def site(seed, through=lambda v: v):
+        return {"sbp": through(np.random.default_rng(seed).normal(140, 18, 4000).clip(70, 270))}
+
+    def other(v):
+        return 70 + 200 * ((v - 70) / 200) ** 0.7
+
+    here, there = seen_by(made, site(1, other), 1), seen_by(made, site(2), 2)
+    at = np.quantile(site(3)["sbp"], [0.15, 0.3, 0.5, 0.7, 0.85])
+    limit = {"local, Laplace": 1.2, "local": 0.45}.get(name, 0.2)
+    assert np.sqrt(np.mean((Map(here, there)(other(at)) - at) ** 2)) / 18 < limit
+    again = [one(other(at)) for one in bootstrap(here, there, draws=9, rng=rng)]
+    claimed = np.std(again, axis=0).mean()
+    really = np.std(
+        [Map(seen_by(made, site(k, other), k), seen_by(made, site(50 + k), 50 + k))(other(at)) for k in range(9)],
+        axis=0,
+    ).mean()
+    assert 0.4 < claimed / really < 2.5
+    points = np.linspace(70, 270, 999)
+    assert np.abs(Map(here, here)(points) - points).max() <= 1e-10 * 200
+
+
+ODDITIES = {
+    "constant": lambda n: np.full(n, 140.0),
+    "two atoms": lambda n: np.where(np.arange(n) % 2, 80.0, 260.0),
+    "at the bounds": lambda n: np.where(np.arange(n) % 2, 70.0, 270.0),
+}
+
+
+@pytest.mark.parametrize("odd", ODDITIES)
+@pytest.mark.parametrize("name", ["haar", *WAYS])
+def test_odd_records_give_finite_maps_by_every_way_even_for_fifty_persons_at_a_hundredth_of_an_epsilon(plan, name, odd):
+    for n, epsilon in ((50, 0.01), (400, 5.0)):
+        made = way(plan, ["sbp"], **{**WAYS.get(name, {}), "epsilon": epsilon, "persons": n})
+        both = [
+            seen_by(made, {"sbp": values}, k) for k, values in enumerate((ODDITIES[odd](n), np.linspace(70, 270, n)))
+        ]
+        for here, there in (both, both[::-1]):
+            mapped = Map(here, there)(np.linspace(60, 280, 300))
+            assert np.isfinite(mapped).all()
+            assert (np.diff(mapped) >= 0).all()
+            assert mapped.min() >= 70 - 1e-9
+            assert mapped.max() <= 270 + 1e-9
+            assert np.isfinite(Map(here.again(np.random.default_rng(2)), there)(np.array([90.0]))).all()
+
+
+@pytest.mark.parametrize("name", ["haar", "smooth", "local"])
+@pytest.mark.parametrize("columns", [["sbp", "time"], ["sbp", "time", "visits"]], ids=len)
+def test_odd_records_of_several_columns_give_finite_maps_within_the_bounds_and_none_of_themselves(plan, name, columns):
+    for n, epsilon in ((50, 0.01), (400, 5.0)):
+        made = way(plan, columns, **{**WAYS.get(name, {}), "epsilon": epsilon, "persons": n})
+        rng = np.random.default_rng(3)
+        one = {"sbp": np.full(n, 140.0), "time": np.where(np.arange(n) % 2, 0.0, 20.0), "visits": np.full(n, 3.0)}
+        two = {"sbp": rng.uniform(70, 270, n), "time": rng.uniform(0, 20, n), "visits": rng.integers(0, 41, n) * 1.0}
+        both = [seen_by(made, values, k) for k, values in enumerate((one, two))]
+        values = np.stack([two[name_] for name_ in columns], axis=1)
+        for here, there in (both, both[::-1]):
+            mapped = ColumnsMap(here.again(rng), there)(values)
+            assert np.isfinite(mapped).all()
+            for i, edges in enumerate(there.edges):
+                assert mapped[:, i].min() >= edges[0] - 1e-9
+                assert mapped[:, i].max() <= edges[-1] + 1e-9
+            assert np.abs(ColumnsMap(here, here)(values) - values).max() <= 1e-10 * 200
+        gap = values.copy()
+        gap[0, 0] = np.nan
+        assert np.isnan(ColumnsMap(both[0], both[1])(gap)[0]).all()
 
 
 def test_what_cannot_be_harmonised_is_refused_with_what_to_do(hub):
@@ -413,4 +561,4 @@ def test_the_demo_of_two_assays_has_plans_that_fit_its_tables_and_knows_the_trut
     records = pd.read_csv(files["budapest"])
     densities_plan = plans["assay-densities"]
     checked = densities_plan.dictionary.check(records[["person", "age", "chol"]].astype({"person": "string"}))
-    assert (densities_plan.release.mechanism_of(densities_plan).counts(checked)[0].sum()) == len(records)
+    assert densities_plan.release.groups(densities_plan)[0].grid.counts(checked).sum() == len(records)

@@ -19,10 +19,10 @@ from coordinator.store import Store
 from shared.dictionary import Column, Dictionary
 from shared.errors import EstimateRefusal, ParameterError
 from shared.estimands import estimate, parse_estimand
-from shared.generators.latent_class import Zero, consistent, fit
+from shared.generators.latent_class import consistent, fit
 from shared.generators.one_step import Released, answer, fitted, synthetic
 from shared.keys import SigningKey
-from shared.mechanisms.tables import Tables, attributes
+from shared.mechanisms.tables import Tables, Zero, attributes
 from shared.plan import Budget, StudyPlan, sign_plan
 from shared.prescriptions.tables import TablesPlan
 from shared.randomness import seeded_rng
@@ -134,20 +134,31 @@ def test_the_same_release_has_the_same_rows_and_they_fit_the_dictionary(clean):
 
 def test_structural_zeros_are_never_drawn_and_leave_the_rest(clean):
     arm, grade = 3, 4
-    cells = np.zeros((2, 4), dtype=bool)
-    cells[1, 2] = True  # nobody on the drug is of high grade
-    zero = Zero(of=(arm, grade), cells=cells)
+    zero = Zero(of=(arm, grade), rows=(1,), columns=(2,))  # nobody on the drug is of high grade
     counts = [c.copy() for c in clean.counts]
     place = [table.of for table in clean.tables.tables].index((arm, grade))
     counts[place][1, 2] = 40  # as noise has it
-    model = fit(clean.tables, counts, clean.n, zeros=[zero])
+    tables = replace(clean.tables, zeros=(zero,))
+    model = fit(tables, counts, clean.n)
     [rows] = synthetic(model, MIXED, draws=1, rng=np.random.default_rng(1), rows=4000)
     both = pd.crosstab(rows.arm, rows.grade)
     assert both.loc["drug", "high"] == 0
     assert both.loc["control", "high"] > 200
-    nowhere = Zero(of=(arm, grade), cells=np.ones((2, 4), dtype=bool))
+    nowhere = {(arm, grade): np.ones((2, 4), dtype=bool)}
     with pytest.raises(EstimateRefusal, match="structural zeros"):
-        replace(model, zeros=(nowhere,)).codes(10, np.random.default_rng(1))
+        replace(model, zeros=nowhere).codes(10, np.random.default_rng(1))
+    # Another declaration is another fit, for whoever keeps fits by what was released.
+    digests = {Released(tables=one, counts=tuple(counts), n=clean.n).digest for one in (tables, clean.tables)}
+    assert len(digests) == 2
+    with pytest.raises(ParameterError, match="every level possible"):
+        replace(clean.tables, zeros=(zero, Zero(of=(arm, grade), rows=(1,), columns=(0, 1, 3))))
+    for wrong in (
+        Zero(of=(grade, arm), rows=(1,), columns=(1,)),
+        Zero(of=(arm, grade), rows=(), columns=(1,)),
+        Zero(of=(arm, grade), rows=(2,), columns=(1,)),
+    ):
+        with pytest.raises(ParameterError, match="cells of two attributes"):
+            replace(clean.tables, zeros=(wrong,))
 
 
 def test_a_number_follows_its_histogram_within_a_bin_and_an_integer_stays_whole(clean):

@@ -12,7 +12,7 @@ from scipy import stats
 
 from shared.errors import ParameterError
 from shared.flows import Identity
-from shared.mechanisms.latent_noise import LatentNoise, default_radius
+from shared.mechanisms.latent_noise import LatentNoise, default_radius, kept_weight, shrunk
 from shared.privacy import Gaussian, epsilon, w_for_epsilon
 from shared.randomness import Noise, grid_for, seeded_rng
 
@@ -20,8 +20,8 @@ DELTA = 1e-5
 RUNS = 5_000
 
 
-def mechanism(w=0.5, radius=2.0, d=3):
-    return LatentNoise(flow=Identity(d=d), w=w, radius=radius)
+def mechanism(w=0.5, radius=2.0, d=3, shrink=1.0):
+    return LatentNoise(flow=Identity(d=d), w=w, radius=radius, shrink=shrink)
 
 
 # -- the law -----------------------------------------------------------------------------------------------
@@ -91,11 +91,12 @@ def signal(m, z):
 @given(
     w=st.floats(0, 0.999),
     radius=st.floats(1e-3, 50),
+    shrink=st.floats(1, 8),
     rows=st.lists(st.tuples(*[st.floats(allow_nan=True, allow_infinity=True)] * 3), min_size=1, max_size=5),
 )
 @settings(max_examples=300, deadline=None)
-def test_no_signal_is_longer_than_the_event_says_exactly(w, radius, rows):
-    m = mechanism(w=w, radius=radius)
+def test_no_signal_is_longer_than_the_event_says_exactly(w, radius, shrink, rows):
+    m = mechanism(w=w, radius=radius, shrink=shrink)
     steps, grid = signal(m, rows)
     for row in steps:
         square = sum(int(k) ** 2 for k in row) * Fraction(grid) ** 2
@@ -168,6 +169,79 @@ def test_the_default_radius_holds_99_percent_of_normal_latents():
     assert abs(m.clipped_count(z) / 100_000 - 0.01) < 0.002
 
 
+# -- pulled in -------------------------------------------------------------------------------------------------
+@given(
+    shrink=st.floats(1, 8),
+    one=st.tuples(*[st.floats(-1e3, 1e3)] * 3),
+    two=st.tuples(*[st.floats(-1e3, 1e3)] * 3),
+    scale=st.sampled_from([1e-2, 1.0, 1e2]),
+)
+@settings(max_examples=300, deadline=None)
+def test_no_two_records_that_are_pulled_in_differ_by_more_than_the_sensitivity(shrink, one, two, scale):
+    """A search for a pair that breaks C = 2 sup a(r) r √w; on the sphere itself the bound is reached."""
+    m = mechanism(w=0.6, radius=1.5, shrink=shrink)
+    (a, b), grid = signal(m, np.array([one, two]) * scale)
+    square = sum(int(k) ** 2 for k in a - b) * Fraction(grid) ** 2
+    assert square <= Fraction(m.event.sensitivity) ** 2
+    (a, b), _ = signal(m, [[1.5, 0, 0], [-1.5, 0, 0]])
+    assert np.linalg.norm(a - b) * grid == pytest.approx(m.event.sensitivity, rel=1e-2)
+
+
+def test_the_longest_signal_has_the_length_that_the_price_is_for_whatever_the_shrinking():
+    r = np.linspace(0, 100, 100_001)
+    for shrink in (1.0, 1.5, 2.0, 3.0, 8.0):
+        length = shrunk(r, 2.0, shrink)
+        assert length.max() == 2.0
+        inside = r <= 2.0
+        np.testing.assert_array_equal(length[inside], r[inside])
+        np.testing.assert_allclose(length[~inside], 2.0 * (2.0 / r[~inside]) ** (shrink - 1))
+        assert mechanism(shrink=shrink).event == mechanism().event
+
+
+def test_a_record_at_infinity_is_drawn_at_the_centre_where_others_are_pulled_in():
+    steps, _ = signal(mechanism(shrink=2.0), [[np.inf, 1, 2], [1e308, -1e308, 1e308], [np.nan, 1, 1]])
+    np.testing.assert_array_equal(steps, 0)
+
+
+@pytest.mark.parametrize(("d", "w"), [(1, 0.5), (2, 0.9), (5, 0.8), (20, 0.2)])
+def test_the_rows_of_normal_latents_that_were_pulled_in_are_normal_again(d, w):
+    m = LatentNoise(flow=Identity(d=d), w=w, radius=default_radius(d, inside=0.9), shrink=2.0)
+    z = np.random.default_rng(30).normal(size=(40_000, d))
+    y = m.release(z, seeded_rng(31))
+    short = m.unrestored(y)
+    assert (short**2).mean() < (y**2).mean() < 1.02
+    assert abs((y**2).mean() - 1) < 0.02
+    assert abs((y**4).mean() - 3) < 0.25  # five standard errors at d = 1
+    # The law of a length is the χ law, to the error of a map with a hundred knots.
+    assert stats.kstest((y**2).sum(axis=1), stats.chi2(d).cdf).statistic < 0.012
+    np.testing.assert_allclose(m.restored(short), y, atol=1e-9)
+
+
+def test_putting_lengths_right_looks_at_no_record():
+    """Post-processing: the same noisy latents give the same rows, whatever they were drawn from."""
+    m = mechanism(shrink=2.0)
+    far, farther = (m.release(x, seeded_rng(32)) for x in (np.full((50, 3), np.nan), np.full((50, 3), np.inf)))
+    np.testing.assert_array_equal(far, farther)
+    assert mechanism(w=0.0, shrink=2.0).release(np.ones((9, 3)), seeded_rng(1)).tobytes() == (
+        mechanism(w=0.0).release(np.ones((9, 3)), seeded_rng(1)).tobytes()
+    )
+
+
+def test_what_is_told_of_records_that_are_pulled_in_falls_with_the_shrinking_and_is_w_without():
+    radius = default_radius(5, inside=0.9)
+    told = [kept_weight(0.8, radius, shrink, 5) for shrink in (1.0, 2.0, 4.0)]
+    assert told[0] == 0.8
+    assert 0.7 < told[1] < 0.8
+    assert told[2] < told[1]
+    assert kept_weight(0.0, radius, 2.0, 5) == 0.0
+
+
+@pytest.mark.parametrize("shrink", [0.5, 9.0, math.nan, math.inf, None])
+def test_a_shrinking_that_would_push_out_or_means_nothing_is_refused(shrink):
+    with pytest.raises(ParameterError, match="shrink must be"):
+        mechanism(shrink=shrink)
+
+
 # -- the event ---------------------------------------------------------------------------------------------
 def test_the_event_is_known_before_anything_runs():
     assert mechanism(w=0.8, radius=3.0).event == Gaussian(
@@ -212,7 +286,8 @@ def attacked_epsilon(m, rng):
     bound on both error rates gives one on μ, and μ gives ε.
     """
     x = np.zeros((RUNS, 2))
-    x[:, 0] = 100.0  # far outside the ball, where missing clipping shows
+    # Far outside the ball, where missing clipping shows; but what is pulled in is longest on the sphere itself.
+    x[:, 0] = 100.0 if m.shrink == 1 else m.radius
     hits = int((m.release(x, rng)[:, 0] > 0).sum())
     alarms = int((m.release(-x, rng)[:, 0] > 0).sum())
     power = stats.beta.ppf(5e-7, hits, RUNS - hits + 1) if hits else 0.0
@@ -229,9 +304,9 @@ def weight_for(mu, radius):
 RADIUS = 0.25
 
 
-@pytest.mark.parametrize("mu", [0.5, 0.75, 1.0])
-def test_the_best_attack_stays_under_the_receipt(mu):
-    m = mechanism(w=weight_for(mu, RADIUS), radius=RADIUS, d=2)
+@pytest.mark.parametrize(("mu", "shrink"), [(0.5, 1.0), (0.75, 1.0), (1.0, 1.0), (0.75, 2.0)])
+def test_the_best_attack_stays_under_the_receipt(mu, shrink):
+    m = mechanism(w=weight_for(mu, RADIUS), radius=RADIUS, d=2, shrink=shrink)
     claim = epsilon(m.event, DELTA)
     bound = attacked_epsilon(m, seeded_rng(20))
     assert bound <= claim
@@ -277,8 +352,8 @@ MUTANTS = {
 }
 
 
-@pytest.mark.parametrize("name", MUTANTS)
-def test_the_attack_beats_the_receipt_of_a_broken_mechanism(name):
+@pytest.mark.parametrize(("name", "shrink"), [*((name, 1.0) for name in MUTANTS), ("noise halved", 2.0)])
+def test_the_attack_beats_the_receipt_of_a_broken_mechanism(name, shrink):
     kind, rng = MUTANTS[name]
-    m = kind(flow=Identity(d=2), w=weight_for(0.75, RADIUS), radius=RADIUS)
+    m = kind(flow=Identity(d=2), w=weight_for(0.75, RADIUS), radius=RADIUS, shrink=shrink)
     assert attacked_epsilon(m, rng()) > epsilon(m.event, DELTA)

@@ -112,6 +112,18 @@ def clipped_latent_noise(n: int, rng: Any) -> Drawn:
     return Drawn(m.release(x, rng) - np.array([0.6, 0.8]) * event.sensitivity / 2, event.sigma, "gaussian")
 
 
+def pulled_in_latent_noise(n: int, rng: Any) -> Drawn:
+    """Records twice as far out as the radius, pulled in to a quarter of it: what is left when lengths are put back."""
+    m = LatentNoise(flow=Identity(d=2), w=0.3, radius=1.5, shrink=3.0)
+    event = m.event
+    assert isinstance(event, Gaussian)
+    x = np.tile([1.8, 2.4], (n // 2, 1))
+    # R (R/r)² is a quarter of R; the event's sensitivity is the whole diameter.
+    return Drawn(
+        m.unrestored(m.release(x, rng)) - np.array([0.6, 0.8]) * event.sensitivity / 8, event.sigma, "gaussian"
+    )
+
+
 def plain_gaussian(n: int, rng: Any) -> Drawn:
     event = privacy.calibrate(Gaussian, 1.0, 1e-6, sensitivity=0.7)
     grid = grid_for(event.sigma)
@@ -246,6 +258,7 @@ MECHANISMS: dict[str, Callable[[int, Any], Drawn]] = {
     "latent noise, w = 0.5": latent_noise(0.5),
     "latent noise, w = 0.9": latent_noise(0.9),
     "latent noise, clipped": clipped_latent_noise,
+    "latent noise, pulled in": pulled_in_latent_noise,
     "DP-SGD, one step": training_step,
     "federated training, one round": federated_round,
     "noisy tables": noisy_tables,
@@ -369,6 +382,7 @@ MADE_IN: dict[type[Event], set[str]] = {
         "shared/mechanisms/moments.py",
         "shared/mechanisms/quantiles.py",
         "shared/mechanisms/slicing.py",
+        "shared/prescriptions/densities.py",
         "shared/prescriptions/latent_noise.py",
         "site_agent/composition.py",
         "site_agent/ledger.py",

@@ -1,18 +1,22 @@
 """A question to the accepted releases: every site answers for itself, and the answer names its receipts."""
 
+import math
 from contextlib import closing
 
+import numpy as np
 import pandas as pd
 import pytest
 from delivered import STUDIES, cohort, cohort_plan, deliver, join, quarantine
 
 from coordinator.authority import Authority
-from coordinator.queries import Kept, ask, pooled, resolve, site_estimates
+from coordinator.cautions import theorem3
+from coordinator.queries import Kept, ask, draws_of, pooled, resolve, site_estimates
 from coordinator.store import Store
 from shared.encoding import Encoder
 from shared.errors import EstimateRefusal, ParameterError, PlanRefusal
 from shared.estimands import estimate, parse_estimand
 from shared.keys import SigningKey
+from shared.mechanisms.latent_noise import default_radius, kept_weight
 from shared.plan import StudyPlan, sign_plan
 from shared.randomness import seeded_rng
 
@@ -216,6 +220,39 @@ def test_the_four_hospitals_pool_to_the_published_figures_when_rows_pass_through
     assert round(exang.I2) == 60
     assert [row.label for row in sex.excluded] == ["switzerland"]
     assert "separates" in sex.excluded[0].reason
+
+
+def test_rows_whose_unusual_records_were_pulled_in_count_for_the_weight_that_is_left(other):
+    """Their noise is larger than w says, and intervals have to hold it."""
+    store, add = other
+    plan = cohort_plan(**{"w = 0.8  ": "shrink = 2.0\nw = 0.8  "})
+    assert plan.release.shrink == 2.0
+    add(plan, "near", cohort(400, 1))
+    (release,) = store.releases("cvd")
+    (draw,) = draws_of([release], [])
+    assert draw.w == kept_weight(0.8, default_radius(6, inside=0.9), 2.0, 6) < 0.8
+    assert release.receipt.parameters["shrink"] == 2.0
+
+
+def test_an_answer_says_which_conditions_of_the_paper_s_theorem_it_does_not_meet(filled):
+    """Four sites of a few hundred: too few sites for a limit in them, whatever else holds."""
+    store = filled[0]
+    answer = ask(store, "cvd", 1, "unadjusted")
+    persons = np.mean([row.n for row in answer.estimates])
+    assert persons / 50 > 4
+    many, *rest = answer.cautions
+    assert "many sites" in many
+    assert "there are 4" in many
+    assert len(rest) == (answer.result.tau2 == 0)
+    common = ask(store, "cvd", 1, "unadjusted", method="FE")
+    assert any("τ₀ > 0" in sentence and "common" in sentence for sentence in common.cautions)
+    assert common.document["cautions"] == common.cautions
+
+
+@pytest.mark.parametrize(("sites", "persons"), [(0, 10.0), (3, 0.0), (3, math.nan), (3, math.inf)])
+def test_theorem_3_of_no_site_or_no_person_is_no_question(sites, persons):
+    with pytest.raises(ParameterError, match="positive"):
+        theorem3(sites, persons)
 
 
 @pytest.mark.parametrize(

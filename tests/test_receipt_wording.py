@@ -53,6 +53,8 @@ PLANS = {
     "private, rows without persons": study("private", person=False),
     "local, complete cases": study("local", complete_case=True),
     "local, large epsilon": replace(study("local"), release=LatentNoisePlan(w=0.8)),
+    "local, the event carried over": replace(study("local"), release=LatentNoisePlan(epsilon=6.0, carry="died")),
+    "local, unusual records pulled in": replace(study("local"), release=LatentNoisePlan(w=0.8, shrink=2.0)),
 }
 
 

@@ -111,6 +111,13 @@ def test_the_plan_s_epsilon_is_the_price_and_the_noise_is_rounded_up(study):
         ({"epsilon": 1.0, "pairs": [["time", "cvd"]]}, "different columns"),
         ({"epsilon": 1.0, "pairs": [["sbp", "sex"], ["sex", "sbp"]]}, "different pairs"),
         ({"epsilon": 1.0, "pairs": ["sbp"]}, "pairs of columns"),
+        ({"epsilon": 1.0, "zeros": [{"sbp": [100, 200]}]}, "two columns"),
+        ({"epsilon": 1.0, "zeros": [{"sbp": [100, 200], "sex": "male"}]}, "two columns"),
+        ({"epsilon": 1.0, "zeros": [{"sbp": [100, 200], "weight": [1]}]}, "must name columns"),
+        ({"epsilon": 1.0, "zeros": [{"sbp": [100, 200], "sex": ["neither"]}]}, "of its levels"),
+        ({"epsilon": 1.0, "zeros": [{"sbp": [100, 101], "sex": ["male"]}]}, "at least one of its cells"),
+        ({"epsilon": 1.0, "zeros": [{"sbp": ["low", "high"], "sex": ["male"]}]}, "least and its largest"),
+        ({"epsilon": 1.0, "zeros": [{"sbp": [0, 999], "sex": ["male"]}]}, "every level possible"),
     ],
 )
 def test_settings_that_cannot_be_are_refused_with_the_plan(plan, settings, words):
@@ -151,6 +158,52 @@ def test_a_second_wave_takes_the_new_persons_only(tmp_path, study, site, table):
     assert made.receipt.study_epsilon == pytest.approx(site.ledger.study_total(study.study, 1e-6).epsilon)
     # Nobody is in both: the worst-off person has paid for one of them.
     assert made.receipt.study_epsilon < 1.2
+
+
+def test_what_the_plan_says_nobody_is_leaves_as_zero_whatever_the_records_say(plan, study, table):
+    """Even where every record contradicts it: the counts that leave are the same functions of the same noise."""
+    declared = ({"sex": ["male"], "sbp": [70, 170]},)
+    study = replace(study, release=replace(study.release, zeros=declared))
+    mechanism = study.release.tables(study)
+    [(of, cells)] = mechanism.impossible.items()
+    # Bins of 25 from 70 to 270: four of them end at 170 or below.
+    assert sorted(cells.sum(axis=axis).max() for axis in (0, 1)) == [1, 4]
+    assert cells.sum() == 4
+    place = [one.of for one in mechanism.tables].index(of)
+    plain = replace(study, release=replace(study.release, zeros=()))
+    for records in (table, table.assign(sex="male", sbp=100.0), table.assign(sex="female")):
+        checked = study.dictionary.check(records)
+        drawn = study.release.draw(study, checked, seeded_rng(1))
+        study.release.validate(study, drawn, len(records))
+        counts = study.release.counts(study, drawn)
+        assert not counts[place][cells].any()
+        # Everything else is as without the declaration, at the same price.
+        others = plain.release.counts(plain, plain.release.draw(plain, checked, seeded_rng(1)))
+        np.testing.assert_array_equal(counts[place][~cells], others[place][~cells])
+        rest = [k for k in range(len(counts)) if k != place]
+        assert all(np.array_equal(counts[k], others[k]) for k in rest)
+        with pytest.raises(SchemaRefusal, match="nobody can be"):
+            study.release.validate(study, plain.release.draw(plain, checked, seeded_rng(1)), len(records))
+        [rows] = study.release.synthetic(study, [(drawn, len(records))], draws=1, rng=np.random.default_rng(1))
+        assert not ((rows["sex"] == "male") & (rows["sbp"] < 170)).any()
+    assert study.release.event(study) == plain.release.event(plain)
+    assert StudyPlan.from_bytes(study.canonical) == study
+    assert "declared impossible" in study.release.details(study)
+    assert "4 cells" in study.release.details(study)
+    assert any("declares impossible" in one for one in study.release.covered(study))
+    assert b"zeros" not in plain.canonical  # plans that declare none keep the hash they were approved by
+
+
+def test_cells_are_named_by_levels_bounds_and_missing():
+    dose, visits = attributes(TINY, {"dose": 3})[1:]
+    assert dose.within("dose", [0, 2]) == (0, 1)
+    assert dose.within("dose", ["missing", 1, 3]) == (1, 2, 3)
+    assert dose.within("dose", ["missing"]) == (3,)
+    assert visits.within("visits", [1, 2]) == (1, 2)
+    years = attributes(TINY, {"years": 2})[0]
+    assert years.within("died", [1]) == (1, 3)
+    with pytest.raises(ParameterError, match="least and its largest"):
+        dose.within("dose", [1])
 
 
 @pytest.mark.parametrize(

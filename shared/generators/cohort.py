@@ -42,7 +42,7 @@ from shared.encoding import Encoder, scaled
 from shared.errors import ParameterError
 from shared.estimands import Estimate
 from shared.generators.margins import Margin, product_moments
-from shared.generators.outcomes import Linear
+from shared.generators.outcomes import Linear, Survival
 from shared.mechanisms.moments import (
     SQUARE,
     Design,
@@ -355,6 +355,9 @@ def _solve(release: MomentsRelease, design: Design) -> _Fitted:
         effects = effects + step.reshape(effects.shape)
         if isinstance(model.outcome, Linear):
             _residual_spread(model, effects, x)
+        everybody = model.lens.outcome
+        if isinstance(model.outcome, Survival) and isinstance(everybody, Survival):
+            model.outcome = model.outcome.among(model.predictor(effects, x), everybody)
         if float(np.abs(step).max()) < 1e-3:
             break
     theta = _Parameters(shift, stretch, z, effects)

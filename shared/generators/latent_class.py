@@ -27,7 +27,7 @@ histogram suggests there: a column has no steps, and the dependence between colu
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -41,7 +41,7 @@ from shared.errors import EstimateRefusal, ParameterError
 from shared.generators.margins import project
 from shared.mechanisms.tables import Attribute, Tables
 
-__all__ = ["LatentClasses", "Zero", "consistent", "fit"]
+__all__ = ["LatentClasses", "consistent", "fit"]
 
 Array = NDArray[np.float64]
 
@@ -55,14 +55,6 @@ _IMPOSSIBLE = 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
-class Zero:
-    """Cells of two attributes that no person can have together: `cells` is True there; see `Tables.attributes`."""
-
-    of: tuple[int, int]
-    cells: NDArray[np.bool_]
-
-
-@dataclass(frozen=True, kw_only=True)
 class LatentClasses:
     """A fitted mixture of products.
 
@@ -72,7 +64,7 @@ class LatentClasses:
         profiles: (H, d) probabilities, attribute after attribute, each attribute's summing to 1.
         n: persons behind the tables.
         theta: the parameters, a start for a fit to similar tables.
-        zeros: cells that are never drawn.
+        zeros: places of two attributes to their cells that are never drawn.
     """
 
     attributes: tuple[Attribute, ...]
@@ -80,7 +72,7 @@ class LatentClasses:
     profiles: Array
     n: int
     theta: Array = field(repr=False)
-    zeros: tuple[Zero, ...] = ()
+    zeros: Mapping[tuple[int, int], NDArray[np.bool_]] = field(default_factory=dict, repr=False)
 
     def profile(self, place: int) -> Array:
         """(H, cells) of one attribute."""
@@ -112,8 +104,8 @@ class LatentClasses:
             for a, rising in enumerate(cumulative):
                 out[open_, a] = _cell(rising[classes], uniforms[:, 1 + a])
             impossible = np.zeros(len(open_), dtype=bool)
-            for zero in self.zeros:
-                impossible |= zero.cells[out[open_, zero.of[0]], out[open_, zero.of[1]]]
+            for (one, other), cells in self.zeros.items():
+                impossible |= cells[out[open_, one], out[open_, other]]
             open_ = open_[impossible]
             if not len(open_):
                 return belong, out
@@ -180,7 +172,6 @@ class _Problem:
         n: int,
         variance: float,
         classes: int,
-        zeros: Sequence[Zero],
     ) -> None:
         self.at = _offsets(tables.attributes)
         self.d, self.h = int(self.at[-1]), classes
@@ -198,10 +189,10 @@ class _Problem:
             second = slice(self.at[table.of[1]], self.at[table.of[1] + 1])
             likely = n * np.outer(self.margin[first], self.margin[second])
             self._put(first, second, count / n, n * n / (variance + likely))
-        for zero in zeros:
-            first, second = (slice(self.at[a], self.at[a + 1]) for a in zero.of)
-            target = np.where(zero.cells, 0.0, self.target[first, second])
-            weight = np.where(zero.cells, (n / _IMPOSSIBLE) ** 2, self.weight[first, second])
+        for of, cells in tables.impossible.items():
+            first, second = (slice(self.at[a], self.at[a + 1]) for a in of)
+            target = np.where(cells, 0.0, self.target[first, second])
+            weight = np.where(cells, (n / _IMPOSSIBLE) ** 2, self.weight[first, second])
             self._put(first, second, target, weight)
         steps, bends = _neighbours(tables.attributes)
         self.deviation = np.eye(self.d) / _RIDGE**2 + steps.T @ steps / _ROUGH**2
@@ -293,7 +284,6 @@ def fit(
     *,
     releases: int = 1,
     classes: int = CLASSES,
-    zeros: Sequence[Zero] = (),
     start: Array | None = None,
 ) -> LatentClasses:
     """The mixture of products whose expected tables are nearest to the released ones.
@@ -311,7 +301,7 @@ def fit(
     if min(n, classes, releases) < 1:
         raise ParameterError("n, classes and releases must be at least 1", given=f"{n}, {classes}, {releases}")
     variance = releases * tables.sigma**2
-    problem = _Problem(tables, counts, n, variance, classes, zeros)
+    problem = _Problem(tables, counts, n, variance, classes)
     begin = problem.start() if start is None else start
     found = optimize.minimize(
         problem, begin, jac=True, method="L-BFGS-B", options={"maxiter": _STEPS, "maxcor": 20, "ftol": 1e-9}
@@ -319,4 +309,6 @@ def fit(
     if not (math.isfinite(found.fun) and np.isfinite(found.x).all()):
         raise EstimateRefusal("the latent classes must have a fit", given="no finite optimum")
     w, p = problem.model(found.x)
-    return LatentClasses(attributes=tables.attributes, weights=w, profiles=p, n=n, theta=found.x, zeros=tuple(zeros))
+    return LatentClasses(
+        attributes=tables.attributes, weights=w, profiles=p, n=n, theta=found.x, zeros=tables.impossible
+    )

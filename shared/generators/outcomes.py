@@ -18,7 +18,7 @@ Everything is made from noisy histograms, hence free of budget.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Protocol
 
@@ -82,12 +82,14 @@ class Survival:
         edges: (k + 1,) interval ends. cumulative: (k + 1,) baseline cumulative hazard of the event at them.
         staying: (k + 1,) log probability, at the baseline, of not having been censored; the last is practically -∞.
         events: share of persons with an event.
+        reached: (k + 1,) ψ at the edges; None takes it from `cumulative`.
     """
 
     edges: Array
     cumulative: Array
     staying: Array
     events: float
+    reached: Array | None = None
 
     predictors = 2
     unit = 1.0
@@ -95,7 +97,35 @@ class Survival:
     @cached_property
     def psi(self) -> Array:
         """(k + 1,) share of the cumulative hazard reached at each edge."""
-        return self.cumulative / self.cumulative[-1]
+        return self.cumulative / self.cumulative[-1] if self.reached is None else self.reached
+
+    def among(self, eta: Array, everybody: Survival) -> Survival:
+        r"""The shape of the baselines behind the hazards of everybody: who is at higher risk leaves earlier.
+
+        A hazard of everybody still there is the baseline's times their mean relative hazard, which falls with time:
+
+        .. math:: d\Lambda_0(t) \propto d\Lambda(t) \, \frac{\sum_i S_i(t) G_i(t)}{\sum_i e^{\eta_i} S_i(t) G_i(t)}
+
+        with S and G the probabilities of no event and of no censoring, interval by interval from the first, where the
+        factor is 1. The level is for the moments to tell: a baseline that followed it would leave it undetermined.
+
+        Args:
+            eta: (m, 2) linear predictors of points that stand for everybody; their levels do not matter.
+            everybody: with the hazards of everybody, whose ψ stays.
+        """
+        eta = np.clip(eta, -_MOST, _MOST)
+        relative = np.exp(eta)
+        relative /= relative.mean(axis=0)
+        steps = np.diff(np.column_stack([everybody.cumulative, -everybody.staying]), axis=0)
+        own, out = np.zeros(2), np.zeros((len(steps) + 1, 2))
+        for k, step in enumerate(steps):
+            # Half of an interval's hazard is behind who is at risk in its middle.
+            after = own
+            for _ in range(2):
+                there = np.exp(-(relative @ ((own + after) / 2)))
+                after = own + step * there.sum() / np.maximum(there @ relative, 1e-300)
+            own = out[k + 1] = after
+        return replace(self, cumulative=out[:, 0], staying=-out[:, 1], reached=everybody.psi)
 
     @property
     def weights(self) -> Array:

@@ -44,7 +44,7 @@ from shared.mechanisms.slicing import Block, RowCode
 if TYPE_CHECKING:
     from shared.estimands import Estimand, Estimate
 
-__all__ = ["Mixture", "Moments", "answer", "fit", "moments"]
+__all__ = ["Mixture", "Moments", "answer", "decoded", "fit", "moments"]
 
 Array = NDArray[np.float64]
 
@@ -141,7 +141,7 @@ class Mixture:
         if n < 1:
             raise ParameterError("a synthetic table must have at least one row", given=f"{n}")
         classes = np.minimum((draws.random((n, 1)) > np.cumsum(self.weights)).sum(axis=1), len(self.weights) - 1)
-        out, table = np.zeros((n, self.code.d)), {}
+        out = np.zeros((n, self.code.d))
         for block in self.code.blocks:
             own = self.means[classes][:, block.place]
             if block.numeric:
@@ -152,18 +152,31 @@ class Mixture:
                 out[:, block.at] = np.where(absent, 0.0, value)
                 if block.size == 2:
                     out[:, block.at + 1] = absent
-                lower, upper = block.column.span
-                number = lower + (value + 1) / 2 * (upper - lower)
-                if block.column.kind == "integer":
-                    number = np.round(number)
-                canonical = np.where(absent, np.nan, number)
             else:
                 rising = np.cumsum(own, axis=1)
                 level = np.minimum((draws.random((n, 1)) > rising).sum(axis=1), block.size - 1)
                 out[np.arange(n), block.at + level] = 1
-                canonical = np.where(level == len(block.column.levels), np.nan, level)
-            table[block.column.name] = typed(block.column, canonical)
-        return out, pd.DataFrame(table)
+        return out, decoded(self.code, out)
+
+
+def decoded(code: RowCode, rows: Array) -> pd.DataFrame:
+    """Coded rows, in units of a level, as a table of the dictionary. Raises: ParameterError (no row)."""
+    if len(rows) < 1:
+        raise ParameterError("a synthetic table must have at least one row", given=f"{len(rows)}")
+    table = {}
+    for block in code.blocks:
+        own = rows[:, block.place]
+        if block.numeric:
+            lower, upper = block.column.span
+            number = lower + (own[:, 0] + 1) / 2 * (upper - lower)
+            if block.column.kind == "integer":
+                number = np.round(number)
+            canonical = np.where(own[:, 1] > 0.5, np.nan, number) if block.size == 2 else number
+        else:
+            level = own.argmax(axis=1)
+            canonical = np.where(level == len(block.column.levels), np.nan, level)
+        table[block.column.name] = typed(block.column, canonical)
+    return pd.DataFrame(table)
 
 
 def _folded(value: Array) -> Array:

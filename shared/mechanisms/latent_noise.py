@@ -6,39 +6,70 @@ blend is done on a grid, where the noise is sampled exactly. Signals are rounded
 lengthens a vector, so rounding adds nothing to the sensitivity. And the flow runs after the noise, so its
 rounding errors are post-processing.
 
-What is *not* covered: flow, w and radius are taken as given. If they were fitted on the released records,
-the receipt has to say so.
+Two options stand beside the paper's release. `shrink` pulls latents beyond the radius *further in* than its sphere,
+so that an unusual record no longer stands out by its length; the noise stays the same for everybody, so the bound does
+too. `carried` columns are released as they are: of those nothing is promised, and the flow has to leave them alone.
+
+What is *not* covered: flow, w, radius and what is carried are taken as given. If they were fitted on the released
+records, the receipt has to say so.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import stats
+from scipy import special, stats
 
 from shared.errors import ParameterError
 from shared.flows import Bijection
 from shared.privacy import Gaussian
 from shared.randomness import Noise, grid_for
 
-__all__ = ["LatentNoise", "default_radius"]
+__all__ = ["LatentNoise", "default_radius", "kept_weight", "shrunk"]
 
 Array = NDArray[np.float64]
 
 
-def default_radius(d: int) -> float:
-    """The radius that holds 99 % of a standard normal latent: the root of the χ²_d quantile.
+INSIDE, INSIDE_SHRUNK = 0.99, 0.90
+"""Share of standard normal latents that the default radius leaves as they are; and where those beyond are pulled in."""
 
-    >>> round(default_radius(2), 3)
-    3.035
+
+def default_radius(d: int, *, inside: float = INSIDE) -> float:
+    """The radius that holds a share of all standard normal latents, 99 %: the root of the χ²_d quantile.
+
+    >>> round(default_radius(2), 3), round(default_radius(2, inside=INSIDE_SHRUNK), 3)
+    (3.035, 2.146)
     """
     if isinstance(d, bool) or not isinstance(d, int | np.integer) or d < 1:
         raise ParameterError("d must be a whole number of at least 1", given=repr(d))
-    return float(np.sqrt(stats.chi2.ppf(0.99, d)))
+    return float(np.sqrt(stats.chi2.ppf(inside, d)))
+
+
+def shrunk(norm: Array, radius: float, shrink: float) -> Array:
+    r"""Length of a latent's signal before √w: r up to R, and beyond it R (R/r)^{p−1}, never above R.
+
+    .. math:: a(r) r, \quad a(r) = \min(1, (R/r)^p), \quad \sup_r a(r) r = R \quad \text{for } p \ge 1
+
+    so that two signals differ by at most C = 2 sup a(r) r = 2R whatever p is: p = 1 is clipping to the sphere of radius
+    R, and a larger p brings what lies far outside back towards the middle.
+
+    Args:
+        norm: (n, …) lengths, non-negative; infinite ones have the limit.
+
+    >>> shrunk(np.array([1.0, 2.0, 4.0, np.inf]), 2.0, 1.0), shrunk(np.array([1.0, 2.0, 4.0, np.inf]), 2.0, 2.0)
+    (array([1., 2., 2., 2.]), array([1., 2., 1., 0.]))
+    """
+    length = np.minimum(norm, radius)
+    if shrink == 1:
+        return length
+    with np.errstate(all="ignore"):
+        return np.asarray(np.where(norm > radius, radius * (radius / norm) ** (shrink - 1), length))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +82,12 @@ class LatentNoise:
         flow: bijection x = f(z) between encoded records and latents, both (n, d) and dimensionless.
         w: weight of the data, in [0, 1); 0 is plain sampling from the flow.
         radius: R > 0. Latents are clipped to norm R, so two records differ by at most C = 2R.
-    Raises: ParameterError, at construction: w outside [0, 1), or radius not positive and finite.
+        shrink: p, 1 to 8. Beyond R a latent's length becomes R (R/r)^{p−1}: see `shrunk`, and `restored` for what is
+            done about the law of the rows. 1 clips.
+        carried: columns of x that are released as they are. The flow must leave them alone, forward and back, whatever
+            the others are; noise, radius and ε are of the other columns, between records alike in these.
+    Raises: ParameterError, at construction: w outside [0, 1), radius not positive and finite, shrink outside [1, 8], or
+        carried columns that are not there or leave none.
     Source: latent-noise-injection, eq. 12 and Theorem 2. The clipping is ours: it makes C a fact.
 
     Row i of the release comes from row i of the data and from fresh noise alone, so long as the flow treats
@@ -70,9 +106,11 @@ class LatentNoise:
     flow: Bijection
     w: float
     radius: float
+    shrink: float = 1.0
+    carried: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        for name in ("w", "radius"):
+        for name in ("w", "radius", "shrink"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):
                 raise ParameterError(f"{name} must be a number", given=type(value).__name__)
@@ -86,6 +124,13 @@ class LatentNoise:
                 "radius must be positive and finite",
                 given=repr(self.radius),
                 next_step="Use default_radius(d).",
+            )
+        if not 1 <= self.shrink <= 8:
+            raise ParameterError("shrink must be in [1, 8]", given=repr(self.shrink), next_step="Take 2, or leave it.")
+        object.__setattr__(self, "carried", tuple(sorted(set(self.carried))))
+        if any(not 0 <= j < self.flow.d for j in self.carried) or len(self.carried) == self.flow.d:
+            raise ParameterError(
+                "carried columns must be columns of the flow, and not all", given=f"{self.carried} of {self.flow.d}"
             )
         # Beyond this the squared norm in grid steps could overflow, and nothing would be hidden anyway.
         if self._reach > 2.0**16 * self._sigma:
@@ -109,25 +154,65 @@ class LatentNoise:
         """Noise √(1 − w) on a signal of sensitivity 2R√w: known before anything runs."""
         return Gaussian(sigma=self._sigma, sensitivity=2 * self._reach)
 
+    @property
+    def d(self) -> int:
+        """Columns that noise is added to."""
+        return self.flow.d - len(self.carried)
+
+    @property
+    def beyond(self) -> float:
+        """Share of standard normal latents that are shrunk: 0 where nothing is pulled in beyond clipping."""
+        return float(special.chdtrc(self.d, self.radius**2)) if self.shrink > 1 else 0.0
+
     def release(self, x: Array, rng: Noise) -> Array:
         """Privatise encoded records: (n, d) to (n, d), a new array.
 
         A latent that holds NaN (a record the flow cannot place) becomes the centre, 0. A latent with ±∞
-        becomes the point of the clipping ball in that direction. Both rules look at the one row alone.
+        becomes the point of the clipping ball in that direction; where `shrink` is above 1, the centre. Both rules look
+        at the one row alone.
 
         Raises: ParameterError, if x is not (n, d).
         """
         grid = grid_for(self._sigma)
-        steps = self._signal_steps(self._latents(x), grid)
+        placed = self._placed(x)
+        steps = self._signal_steps(placed[:, self._noised], grid)
         steps += rng.lattice_gaussian_steps(self._sigma, steps.shape, grid)
-        return np.asarray(self.flow.forward(np.multiply(steps, grid, dtype=np.float64)), dtype=np.float64)
+        placed[:, self._noised] = self.restored(np.multiply(steps, grid, dtype=np.float64))
+        return np.asarray(self.flow.forward(placed), dtype=np.float64)
+
+    def latents(self, x: Array) -> Array:
+        """f⁻¹ of encoded records without what is carried, (n, d): what is clipped, shrunk and noised."""
+        return self._placed(x)[:, self._noised]
+
+    def restored(self, y: Array) -> Array:
+        """Noisy latents (n, d), stretched by a map of their length alone so that the rows keep the flow's law.
+
+        Where latents are standard normal, y = √w a(|z|) z + √(1−w) Z is too short: pulling in takes spread away. Its
+        direction is uniform and independent of its length, and the law of its length follows from w, R, p and d. So
+        the increasing map of that law to χ_d gives back a standard normal, which is what a release that is not shrunk
+        has. The map depends on parameters alone and comes after the noise: it is post-processing, and costs nothing.
+        With p = 1 it is left out.
+        """
+        if self.shrink == 1 or self.w == 0:
+            return y
+        return _stretched(y, *_lengths(self.w, self.radius, self.shrink, y.shape[1]))
+
+    def unrestored(self, y: Array) -> Array:
+        """The reverse of `restored`: what an attacker does first."""
+        if self.shrink == 1 or self.w == 0:
+            return y
+        short, long = _lengths(self.w, self.radius, self.shrink, y.shape[1])
+        return _stretched(y, long, short)
 
     def clipped_count(self, x: Array) -> int:
         """How many records lie outside the ball (or nowhere): a fact about the data, kept at the site."""
-        z = self._latents(x)
-        return int(np.count_nonzero(~(_norms(z) <= self.radius)))
+        return int(np.count_nonzero(~(_norms(self.latents(x)) <= self.radius)))
 
-    def _latents(self, x: Array) -> Array:
+    @property
+    def _noised(self) -> Sequence[int]:
+        return [j for j in range(self.flow.d) if j not in self.carried]
+
+    def _placed(self, x: Array) -> Array:
         x = np.array(x, dtype=np.float64)
         if x.ndim != 2 or x.shape[1] != self.flow.d:
             raise ParameterError(f"records must be a matrix with {self.flow.d} columns", given=f"shape {x.shape}")
@@ -136,7 +221,7 @@ class LatentNoise:
             return np.array(self.flow.inverse(x), dtype=np.float64)
 
     def _signal_steps(self, z: Array, grid: float) -> NDArray[np.int64]:
-        """√w clip_R(z) in grid steps, truncated towards zero; its norm is at most L / grid, exactly."""
+        """√w a(|z|) z in grid steps, truncated towards zero; its norm is at most L / grid, exactly."""
         z[np.isnan(z).any(axis=1)] = 0.0
         with np.errstate(all="ignore"):
             largest = np.abs(z).max(axis=1, keepdims=True, initial=0.0)
@@ -145,7 +230,7 @@ class LatentNoise:
             unit = np.where(infinite, np.isinf(z) * np.sign(z), z / np.where(largest > 0, largest, 1.0))
             unit_norm = np.sqrt((unit**2).sum(axis=1, keepdims=True))
             norm = largest * unit_norm
-            length = np.minimum(norm, self.radius)
+            length = shrunk(norm, self.radius, self.shrink)
             signal = unit * (length / np.where(unit_norm > 0, unit_norm, 1.0)) * math.sqrt(self.w)
         steps = np.trunc(signal / grid).astype(np.int64)
         # The doubles above may overshoot the ball by their rounding error. The bound is enforced where it
@@ -163,3 +248,54 @@ class LatentNoise:
 def _norms(z: Array) -> Array:
     with np.errstate(all="ignore"):
         return np.sqrt((z**2).sum(axis=1))
+
+
+# -- what shrinking does to lengths -------------------------------------------------------------------------------
+@lru_cache(maxsize=32)
+def _lengths(w: float, radius: float, shrink: float, d: int) -> tuple[Array, Array]:
+    """Knots of the map of lengths |√w a(|z|) z + √(1−w) Z| to lengths of standard normal vectors, both increasing.
+
+    Given |z| = r the length over √(1−w) is noncentral χ_d; it is averaged over 200 even quantiles of r.
+    """
+    variance = 1 - w
+    r = np.sqrt(special.chdtri(d, 1 - (np.arange(200) + 0.5) / 200))
+    far = w * shrunk(r, radius, shrink) ** 2 / variance
+    most = math.sqrt(special.chdtri(d, 1e-7))
+    short = np.linspace(0.0, most, 121)[1:]
+    below = special.chndtr(short[:, None] ** 2 / variance, float(d), far[None, :]).mean(axis=1)
+    sure = (below > 1e-9) & (below < 1 - 1e-9)
+    short, below = short[sure], below[sure]
+    long = np.sqrt(special.chdtri(d, 1 - below))
+    # From nothing to nothing, and beyond the last knot in proportion.
+    return np.concatenate([[0.0], short]), np.concatenate([[0.0], long])
+
+
+def _stretched(y: Array, start: Array, end: Array) -> Array:
+    norm = np.sqrt((y**2).sum(axis=1, keepdims=True))
+    factor = np.where(norm < start[-1], np.interp(norm, start, end), norm * (end[-1] / start[-1]))
+    return np.asarray(y * (factor / np.where(norm > 0, norm, 1.0)))
+
+
+@lru_cache(maxsize=32)
+def kept_weight(w: float, radius: float, shrink: float, d: int) -> float:
+    """The weight of an unshrunk release whose rows tell as much of their records as these: at most w.
+
+    The least of two: the square of the correlation of a released latent with its own (order 1), and the correlation of
+    products of two latents (order 2, what a regression coefficient is made of). Standard normal latents, 2¹⁵ of them
+    from a fixed seed.
+
+    >>> kept_weight(0.8, 3.0, 1.0, 5), kept_weight(0.8, 3.04, 2.0, 5) < 0.8
+    (0.8, True)
+    """
+    if shrink == 1 or w == 0 or d < 1:
+        return w
+    rng = np.random.default_rng(20261121)
+    z, fresh = rng.standard_normal((2, 1 << 15, d))
+    norm = np.sqrt((z**2).sum(axis=1, keepdims=True))
+    y = math.sqrt(w) * z * (shrunk(norm, radius, shrink) / norm) + math.sqrt(1 - w) * fresh
+    y = _stretched(y, *_lengths(w, radius, shrink, d))
+    first = float((y * z).mean() / (z * z).mean())
+    # Of products: with a traceless part of its own, a column's square is enough where there is one column.
+    one, two = (z[:, 0] * z[:, 1], y[:, 0] * y[:, 1]) if d > 1 else (z[:, 0] ** 2 - 1, y[:, 0] ** 2 - 1)
+    second = float((one * two).mean() / (one * one).mean())
+    return max(0.0, min(w, first * first, second))

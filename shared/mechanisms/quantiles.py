@@ -17,19 +17,26 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from shared.errors import ParameterError
 from shared.privacy import Composition, ExponentialMechanism
-from shared.randomness import Noise
 
-__all__ = ["Quantiles"]
+__all__ = ["CELLS", "Chooser", "Quantiles"]
 
 Floats = NDArray[np.float64]
 Counts = NDArray[np.int64]
 CELLS = 1 << 12
+
+
+class Chooser(Protocol):
+    """What draws: a site's `shared.randomness.Noise`; for figures drawn anew from released ones, any other."""
+
+    def likeliest(self, short: Counts, rate: Fraction) -> int:
+        """A place k with probability proportional to exp(−rate · short[k])."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,18 +79,21 @@ class Quantiles:
         each = ExponentialMechanism(epsilon=float(4 * self.rate))
         return each if self.depth == 1 else Composition(events=(each,) * self.depth)
 
-    def release(self, values: Floats, rng: Noise) -> Floats:
+    def release(self, values: Floats, rng: Chooser) -> Floats:
         """(2^depth − 1,) borders, in order. Raises: ParameterError: a value that is no number."""
+        return np.asarray(self.lower + self.borders(values, rng) * ((self.upper - self.lower) / CELLS))
+
+    def borders(self, values: Floats, rng: Chooser) -> Counts:
+        """The same as whole cells from the lower bound: 0 to 2¹²."""
         values = np.asarray(values, dtype=np.float64)
         if values.ndim != 1 or np.isnan(values).any():
             raise ParameterError("quantiles must be of numbers in one column", given=f"{values.shape}")
         cells = np.floor((values - self.lower) / (self.upper - self.lower) * CELLS)
         codes = np.clip(cells, 0, CELLS - 1).astype(np.int64)
         histogram = np.bincount(codes, minlength=CELLS).astype(np.int64)
-        borders = self._split(histogram, 0, CELLS, self.depth, rng)
-        return np.asarray(self.lower + np.array(borders) * ((self.upper - self.lower) / CELLS))
+        return np.array(self._split(histogram, 0, CELLS, self.depth, rng), dtype=np.int64)
 
-    def _split(self, histogram: Counts, low: int, high: int, levels: int, rng: Noise) -> list[int]:
+    def _split(self, histogram: Counts, low: int, high: int, levels: int, rng: Chooser) -> list[int]:
         if not levels:
             return []
         if high - low < 2:  # no border left between: told by what was drawn before

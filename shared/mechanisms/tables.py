@@ -8,6 +8,10 @@ Replacing one person moves one count down and another up in each of T tables, so
 most :math:`\sqrt{2T}` in ℓ₂, and one Gaussian mechanism with that sensitivity releases them all. Counts are whole
 numbers and the noise is drawn exactly on whole numbers (`Noise.lattice_gaussian`), so that a released figure is a
 whole number again, possibly negative, and nothing of the guarantee rests on floating-point arithmetic.
+
+Cells that no person can be in (a *structural zero*: nobody is male and pregnant) may be declared. They are public
+knowledge, declared before a record is read, and such a cell is released as 0 whatever is in it: a record that
+contradicts the declaration is counted wherever else it belongs, and nothing that leaves tells of it.
 """
 
 from __future__ import annotations
@@ -26,7 +30,7 @@ from shared.errors import ParameterError
 from shared.privacy import Gaussian
 from shared.randomness import Noise
 
-__all__ = ["Attribute", "Table", "Tables", "attributes", "sensitivity"]
+__all__ = ["Attribute", "Table", "Tables", "Zero", "attributes", "sensitivity"]
 
 Counts = NDArray[np.int64]
 Codes = NDArray[np.int64]
@@ -71,6 +75,35 @@ class Attribute:
         for column, bins in zip(self.columns, self.bins, strict=True):
             out = out * _size(column, bins) + _codes(column, bins, records[column.name].to_numpy(dtype=np.float64))
         return out
+
+    def within(self, name: str, given: Sequence[object]) -> tuple[int, ...]:
+        """Its cells in which column `name` has one of the given levels, or a number between the two given ones.
+
+        A bin counts where all of it lies between them; ``"missing"`` is a level. Raises: ParameterError (no such level,
+        not two numbers, no such cell).
+        """
+        at = [column.name for column in self.columns].index(name)
+        column, bins = self.columns[at], self.bins[at]
+        wanted = set()
+        left = [level for level in given if not (level == "missing" and column.missing == "level")]
+        if len(left) < len(given):
+            wanted.add(_size(column, bins) - 1)
+        if bins and left:
+            if len(left) != 2 or any(isinstance(end, bool) or not isinstance(end, int | float) for end in left):
+                raise ParameterError(f"zeros of {name!r} must be its least and its largest value", given="others")
+            low, high = (float(str(end)) for end in left)
+            edges = _edges(column, bins)
+            ends = edges[1:] - (1 if column.kind == "integer" else 0)
+            wanted |= {k for k in range(bins) if low <= edges[k] and ends[k] <= high}
+        elif not bins:
+            unknown = [level for level in left if level not in column.levels]
+            if unknown:
+                raise ParameterError(f"zeros of {name!r} must be of its levels", given=f"{unknown[0]}"[:60])
+            wanted |= {column.levels.index(level) for level in left}
+        if not wanted:
+            raise ParameterError(f"zeros of {name!r} must hold at least one of its cells", given="none")
+        places = np.unravel_index(np.arange(self.size), self.shape)[at]
+        return tuple(np.flatnonzero(np.isin(places, list(wanted))).tolist())
 
     def values(
         self,
@@ -131,6 +164,24 @@ class Table:
     shape: tuple[int, ...]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Zero:
+    """Cells of two attributes that no person can have together: each of `rows` with each of `columns`.
+
+    Args:
+        of: places of the attributes, the first one first. rows, columns: cells of the first and of the second.
+    """
+
+    of: tuple[int, int]
+    rows: tuple[int, ...]
+    columns: tuple[int, ...]
+
+    def cells(self, attributes: Sequence[Attribute]) -> NDArray[np.bool_]:
+        """(k, m) where nobody can be."""
+        first, second = (attributes[place].size for place in self.of)
+        return np.isin(np.arange(first), self.rows)[:, None] & np.isin(np.arange(second), self.columns)
+
+
 def sensitivity(tables: int) -> float:
     """√(2T), rounded up: the ℓ₂ distance between the counts of two neighbouring sets of records.
 
@@ -149,7 +200,9 @@ class Tables:
         attributes: see `attributes`.
         pairs: places of the attributes that are crossed; None for every pair.
         sigma: standard deviation of the noise of each count, in persons.
-    Raises: ParameterError: an unknown or repeated pair, more than 2²⁰ cells, σ not positive.
+        zeros: declared structural zeros, of crossed pairs or others.
+    Raises: ParameterError: an unknown or repeated pair, more than 2²⁰ cells, σ not positive, zeros of unknown cells or
+        such that nobody could have some cell of an attribute.
 
     >>> from shared.randomness import seeded_rng
     >>> mini = Dictionary(name="mini", version=1, columns=(Column(name="a", kind="binary"),))
@@ -163,6 +216,7 @@ class Tables:
     attributes: tuple[Attribute, ...]
     sigma: float
     pairs: tuple[tuple[int, int], ...] | None = None
+    zeros: tuple[Zero, ...] = ()
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.sigma) and self.sigma > 0):
@@ -174,6 +228,26 @@ class Tables:
             raise ParameterError(
                 f"the tables must have at most {MOST_CELLS} cells", given=f"{self.cells}", next_step="Plan fewer bins."
             )
+        sizes = [attribute.size for attribute in self.attributes]
+        for zero in self.zeros:
+            if zero.of not in known or any(
+                not cells or not set(cells) <= set(range(sizes[place]))
+                for place, cells in zip(zero.of, (zero.rows, zero.columns), strict=True)
+            ):
+                raise ParameterError("structural zeros must be of cells of two attributes", given="others")
+        for of, cells in self.impossible.items():
+            if cells.all(axis=0).any() or cells.all(axis=1).any():
+                names = " and ".join(self.attributes[place].name for place in of)
+                raise ParameterError("structural zeros must leave every level possible", given=f"one of {names} is not")
+
+    @property
+    def impossible(self) -> dict[tuple[int, int], NDArray[np.bool_]]:
+        """Places of two attributes to the (k, m) cells that are declared impossible, where any are."""
+        out: dict[tuple[int, int], NDArray[np.bool_]] = {}
+        for zero in self.zeros:
+            here = zero.cells(self.attributes)
+            out[zero.of] = out[zero.of] | here if zero.of in out else here
+        return out
 
     @property
     def tables(self) -> tuple[Table, ...]:
@@ -199,9 +273,14 @@ class Tables:
         return [_tally([codes[i] for i in table.of], table.shape) for table in self.tables]
 
     def release(self, records: pd.DataFrame, rng: Noise) -> list[Counts]:
-        """The noisy counts: whole numbers, one array per table."""
+        """The noisy counts: whole numbers, one array per table; 0 in cells that are declared impossible."""
         # On a grid of 1, rounded Gaussian noise is post-processing of the continuous mechanism: counts are whole.
-        return [count + rng.lattice_gaussian_steps(self.sigma, count.shape, 1.0) for count in self.counts(records)]
+        noisy = [count + rng.lattice_gaussian_steps(self.sigma, count.shape, 1.0) for count in self.counts(records)]
+        nowhere = self.impossible
+        return [
+            np.where(nowhere[table.of], 0, count) if table.of in nowhere else count  # type: ignore[index]
+            for table, count in zip(self.tables, noisy, strict=True)
+        ]
 
 
 def _tally(codes: Sequence[Codes], shape: tuple[int, ...]) -> Counts:

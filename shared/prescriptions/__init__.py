@@ -7,8 +7,9 @@ between mechanisms on this side of the wire is asked of it, so that plan, receip
 know no mechanism by name.
 
 A release is a receipt and one table, always. A `Prescription` of rows (latent noise) releases synthetic rows of the
-dictionary, for which flows are fitted at the site. `Figures` releases noisy figures, one per row, drawn in one step
-from the checked records; whatever is made of them afterwards (`synthetic`, `answer`) is post-processing and free.
+dictionary, for which flows are fitted at the site. What releases something else is `Answering`: what is made of it
+afterwards (`synthetic`, `answer`) is post-processing and free. `Figures` are noisy figures, one per row, drawn in one
+step from the checked records; a network is fitted and drawn from its edges, by its site.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from shared.privacy import Event
     from shared.randomness import Noise
 
-__all__ = ["EdgeRules", "Facts", "Figures", "Prescription", "kind", "must", "plain", "unit"]
+__all__ = ["Answering", "EdgeRules", "Facts", "Figures", "Prescription", "kind", "must", "plain", "unit"]
 
 _KINDS: Mapping[str, str] = {
     "latent_noise": "shared.prescriptions.latent_noise:LatentNoisePlan",
@@ -87,6 +88,9 @@ class Prescription(ABC):
     title: ClassVar[str] = ""
     draws_rows: ClassVar[bool] = False
     """Whether the released table holds synthetic rows of the dictionary."""
+    later: ClassVar[tuple[str, ...]] = ()
+    """Settings that a plan does not spell out while they are at their default: plans from before there was such a
+    setting keep the hash they were approved by."""
     fits: ClassVar[str] = "flow"
     """What is fitted on the persons who train, where there are such."""
 
@@ -128,7 +132,48 @@ class Prescription(ABC):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Figures(Prescription):
+class Answering(Prescription):
+    """A mechanism whose releases answer questions themselves: no regression on released rows would be right."""
+
+    def synthetic(
+        self, plan: StudyPlan, tables: Sequence[tuple[pd.DataFrame, int]], *, draws: int, rng: np.random.Generator
+    ) -> list[pd.DataFrame]:
+        """Synthetic tables of the dictionary, fitted to released figures: post-processing.
+
+        Args:
+            tables: released figures and their n, of releases of different persons.
+            draws: how many tables.
+            rng: of the drawing.
+        Raises: EstimateRefusal, where the figures hold no rows.
+        """
+        raise EstimateRefusal(
+            f"release.mechanism {self.mechanism!r} must hold enough to draw rows from",
+            given="figures of single columns or groups",
+            next_step="Ask for rows from a study of tables, moments or latent noise.",
+        )
+
+    @abstractmethod
+    def answer(
+        self,
+        plan: StudyPlan,
+        tables: Sequence[tuple[pd.DataFrame, int]],
+        question: Estimand,
+        *,
+        levels: Mapping[str, Any],
+        **told: Any,
+    ) -> list[Estimate]:
+        """A question answered from released figures, one estimate per term, with its whole variance.
+
+        Args:
+            tables: as of `synthetic`.
+            levels: levels of the dictionary's columns.
+            told: study, site, wave and receipts for the estimates.
+        Raises: EstimateRefusal.
+        """
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figures(Answering):
     """A mechanism that releases noisy figures instead of rows; nothing is fitted at the site.
 
     Its posture is ``private``: whatever looks at a record is in the price.
@@ -166,48 +211,19 @@ class Figures(Prescription):
     def draw(self, plan: StudyPlan, records: pd.DataFrame, rng: Noise) -> pd.DataFrame:
         """The noisy figures of checked records (`Dictionary.check`): the one draw."""
 
+    def clipped(self, plan: StudyPlan, records: pd.DataFrame) -> int | None:
+        """How many checked records have a value beyond bounds of this mechanism's own; None where it has none.
+
+        For the hospital's approver alone: it is counted exactly, and is in no price.
+        """
+        return None
+
     def doubt(self, plan: StudyPlan, table: pd.DataFrame, n: int) -> str:
         """Why figures of so few persons under so much noise say little, in a sentence; empty where they say enough.
 
         It is read from the released figures alone, and costs nothing.
         """
         return ""
-
-    def synthetic(
-        self, plan: StudyPlan, tables: Sequence[tuple[pd.DataFrame, int]], *, draws: int, rng: np.random.Generator
-    ) -> list[pd.DataFrame]:
-        """Synthetic tables of the dictionary, fitted to released figures: post-processing.
-
-        Args:
-            tables: released figures and their n, of releases of different persons.
-            draws: how many tables.
-            rng: of the drawing.
-        Raises: EstimateRefusal, where the figures hold no rows.
-        """
-        raise EstimateRefusal(
-            f"release.mechanism {self.mechanism!r} must hold enough to draw rows from",
-            given="figures of single columns or groups",
-            next_step="Ask for rows from a study of tables, moments or latent noise.",
-        )
-
-    @abstractmethod
-    def answer(
-        self,
-        plan: StudyPlan,
-        tables: Sequence[tuple[pd.DataFrame, int]],
-        question: Estimand,
-        *,
-        levels: Mapping[str, Any],
-        **told: Any,
-    ) -> list[Estimate]:
-        """A question answered from released figures, one estimate per term, with its whole variance.
-
-        Args:
-            tables: as of `synthetic`.
-            levels: levels of the dictionary's columns.
-            told: study, site, wave and receipts for the estimates.
-        Raises: EstimateRefusal.
-        """
 
 
 def unit(plan: StudyPlan) -> str:

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from shared.errors import EstimateRefusal, ParameterError, PlanRefusal, SchemaRefusal
-from shared.prescriptions import EdgeRules, Facts, Figures, must
+from shared.prescriptions import Answering, EdgeRules, Facts, must
 
 if TYPE_CHECKING:
     import numpy as np
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from shared.mechanisms.grand import NodePrivate
     from shared.plan import StudyPlan
     from shared.privacy import Event
-    from shared.randomness import Noise
 
 __all__ = ["NEIGHBOURS", "GrandPlan", "adjacency", "held_out"]
 
@@ -49,7 +48,7 @@ _MODEL_WORDS = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class GrandPlan(Figures):
+class GrandPlan(Answering):
     """A node-private network by GRAND.
 
     Args:
@@ -218,10 +217,6 @@ class GrandPlan(Figures):
         return (
             f"{kind}{_MODEL_WORDS[self.model]}, {latent}, p = {noise.p}, noise of scale {noise.scale:.4g} on each rank"
         )
-
-    def draw(self, plan: StudyPlan, records: pd.DataFrame, rng: Noise) -> pd.DataFrame:
-        """A network is fitted and drawn at its site, from its edges: `site_agent.drawing`."""
-        raise NotImplementedError("a network is drawn by its site's drawing")
 
     def validate(self, plan: StudyPlan, table: pd.DataFrame, n: int) -> None:
         """A row for each of n persons: the dictionary's columns, and sorted places of other rows, each edge once."""

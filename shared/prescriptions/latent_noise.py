@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from shared.mechanisms.latent_noise import LatentNoise
     from shared.plan import StudyPlan
 
-__all__ = ["CONDITIONAL_ON", "LatentNoisePlan", "mechanism"]
+__all__ = ["CONDITIONAL_ON", "LatentNoisePlan", "carried_column", "mechanism"]
 
 CONDITIONAL_ON: Mapping[str, str] = {
     "local": "flow, encoder, w and R",
@@ -46,15 +46,23 @@ class LatentNoisePlan(Prescription):
         w: weight of the data, in [0, 1).
         epsilon: ε of one release at the budget's δ; w is then solved for (`mechanism`), and under
             posture ``private`` gets what the training leaves. Exactly one of `w` and `epsilon` is given.
-        radius: R, the norm to which latents are clipped; None takes the square root of the 0.99 quantile of χ²_d.
+        radius: R, the norm to which latents are clipped; None takes the square root of the 0.99 quantile of χ²_d, and
+            of the 0.9 quantile where `shrink` is above 1.
+        shrink: p, 1 to 8. Above 1 a latent beyond R is pulled further in than to R, to R (R/r)^{p−1}, so that an
+            unusual record does not stand out in its released row; the price follows from w and R alone, as before.
+        carry: an event or binary column whose true value is released in every row. No guarantee covers it, and the
+            receipt says so; posture ``local`` only. Blank for none: every column is drawn through the noise.
     """
 
     w: float | None = None
     epsilon: float | None = None
     radius: float | None = None
+    shrink: float = 1.0
+    carry: str = ""
     mechanism: Literal["latent_noise"] = "latent_noise"
     title: ClassVar[str] = "latent noise injection"
     draws_rows: ClassVar[bool] = True
+    later: ClassVar[tuple[str, ...]] = ("shrink", "carry")
 
     def __post_init__(self) -> None:
         must(self.mechanism == "latent_noise", "release.mechanism must be 'latent_noise'", repr(self.mechanism))
@@ -65,6 +73,7 @@ class LatentNoisePlan(Prescription):
             must(0 < self.epsilon < math.inf, "release.epsilon must be positive and finite", self.epsilon)
         if self.radius is not None:
             must(self.radius > 0 and math.isfinite(self.radius), "release.radius must be positive", self.radius)
+        must(1 <= self.shrink <= 8, "release.shrink must be in [1, 8]", self.shrink, "Take 2, or leave it out.")
 
     def require(self, plan: StudyPlan) -> None:
         """[private] with its posture, and only with it; or in its place a flow that several sites have trained."""
@@ -74,6 +83,29 @@ class LatentNoisePlan(Prescription):
             f"posture {plan.posture!r}, {'no ' if plan.private is None else ''}[private]",
         )
         must(plan.private is None or not plan.flow, "[private] must not be given with flow", "both")
+        if self.carry:
+            self._require_carried(plan)
+
+    def _require_carried(self, plan: StudyPlan) -> None:
+        must(
+            plan.posture == "local",
+            "release.carry must be given with posture 'local' only: what is carried over is released without noise, "
+            "and the other postures promise that nobody's record is",
+            f"posture {plan.posture!r}",
+            'Write posture = "local", or leave release.carry out.',
+        )
+        kinds = {column.name: column.kind for column in plan.dictionary.released}
+        must(
+            kinds.get(self.carry) in ("event", "binary"),
+            "release.carry must name a released event or binary column",
+            repr(self.carry)[:60],
+        )
+        must(len(kinds) > 1, "release.carry must leave a column to noise", "one column")
+        must(
+            plan.training.margins == "normal_scores",
+            "training.margins must be 'normal_scores' with release.carry",
+            repr(plan.training.margins),
+        )
 
     @property
     def _both(self) -> str:
@@ -90,31 +122,38 @@ class LatentNoisePlan(Prescription):
         """w, R, and what the posture adds to them."""
         noise = mechanism(plan)
         parameters = {"w": noise.w, "radius": noise.radius}
+        if noise.shrink > 1:
+            parameters["shrink"] = noise.shrink
         if plan.posture == "holdout":
             parameters["holdout"] = plan.holdout
         if plan.private is not None:
             parameters |= {name: float(value) for name, value in asdict(plan.private).items()}
         return Facts(
-            d=noise.flow.d,
+            d=noise.d,
             parameters=parameters,
-            conditional_on=TRAINED_BEFORE if plan.flow else CONDITIONAL_ON[plan.posture],
+            conditional_on=(TRAINED_BEFORE if plan.flow else CONDITIONAL_ON[plan.posture]) + self._also_given,
             # DP-SGD adds its noise to sums over persons; latent noise alone is added to each row by itself.
             model="local" if plan.private is None else "central",
             epsilon_paper=_paper(plan, noise),
         )
+
+    @property
+    def _also_given(self) -> str:
+        return f", and everybody's true {self.carry}" if self.carry else ""
 
     def covered(self, plan: StudyPlan) -> tuple[str, ...]:
         """By posture: a row given its flow, the released persons, or everybody."""
         person = unit(plan) == "patient"
         record = "one person's record" if person else "one row of the hospital's table"
         everyone = "Every person in the table" if person else "Every row of the hospital's table"
+        other = f"any other with the same {self.carry}" if self.carry else "any other"
         promise = (
-            f"replacing {record} by any other changes the probability of any released table by at most the stated "
-            "(ε, δ)"
+            f"replacing {record} by {other} changes the probability of any released table by at most the stated (ε, δ)"
         )
         if plan.posture == "local":
             whose = "Each person's released row" if person else "Each released row"
-            covered = f"{whose}, given the flow, the encoder, the weight w and the clipping radius R: {promise}."
+            but = f" but for {self.carry}" if self.carry else ""
+            covered = f"{whose}{but}, given the flow, the encoder, the weight w and the clipping radius R: {promise}."
         elif plan.posture == "holdout":
             covered = (
                 "Every person who is released: replacing the record of one of them by any other changes the "
@@ -140,6 +179,11 @@ class LatentNoisePlan(Prescription):
                 "trained with noise (DP-SGD) from a public start, for a number of steps fixed in the plan, and the "
                 "stated price is that of the training and of the rows."
             )
+        if self.shrink > 1:
+            covered += (
+                " The latents of unusual records, those beyond R, are pulled in towards the middle before the noise "
+                f"(shrink {self.shrink:g}); the noise is the same for everybody, and so is the price."
+            )
         copied: tuple[str, ...] = ()
         if plan.returning == "frozen" and len(plan.waves) > 1:
             copied = (
@@ -151,8 +195,17 @@ class LatentNoisePlan(Prescription):
     def not_covered(self, plan: StudyPlan) -> tuple[str, ...]:
         """What of the fitting no noise protects."""
         if plan.posture == "local":
+            carried: tuple[str, ...] = ()
+            if self.carry:
+                whose = "Every person's" if unit(plan) == "patient" else "Every row's"
+                carried = (
+                    f"The column {self.carry}: no formal guarantee. {whose} true value of it is carried over to the "
+                    "released row as it is, without noise. The stated ε does not speak of it, and no ε would hold "
+                    f"for it. Whoever tells which row is whose reads the true {self.carry} there.",
+                )
             when = ", of this wave or of the one whose flow is used again" if len(plan.waves) > 1 else ""
             return (
+                *carried,
                 "The flow, its margins and its stopping point: they were fitted on the released records themselves"
                 f"{when} (posture 'local'), and what they carry about a person is not bounded by this ε. The site "
                 "audited the release by the attacks it could try; that is evidence, not a guarantee.",
@@ -183,9 +236,11 @@ class LatentNoisePlan(Prescription):
         plan.dictionary.validate_release(table)
 
     def details(self, plan: StudyPlan) -> str:
-        """w, and R."""
+        """w, R, and what is done beyond it."""
         noise = mechanism(plan)
-        return f"w = {noise.w:.4g}, R = {noise.radius:.4g}"
+        beyond = f", shrink {noise.shrink:g} beyond it" if noise.shrink > 1 else ""
+        carried = f", {self.carry} carried over as it is" if self.carry else ""
+        return f"w = {noise.w:.4g}, R = {noise.radius:.4g}{beyond}{carried}"
 
 
 def mechanism(plan: StudyPlan, flow: Bijection | None = None) -> LatentNoise:
@@ -198,21 +253,34 @@ def mechanism(plan: StudyPlan, flow: Bijection | None = None) -> LatentNoise:
     """
     from shared.encoding import Encoder
     from shared.flows import Identity
-    from shared.mechanisms.latent_noise import LatentNoise, default_radius
+    from shared.mechanisms.latent_noise import INSIDE, INSIDE_SHRUNK, LatentNoise, default_radius
 
     if flow is None:
         flow = Identity(d=Encoder(dictionary=plan.dictionary).d)
     release = plan.release
     if not isinstance(release, LatentNoisePlan):
         raise PlanRefusal("release.mechanism must be latent_noise for a flow to be used", given=repr(release.mechanism))
-    radius = release.radius if release.radius is not None else default_radius(flow.d)
+    radius = release.radius
+    if radius is None:
+        radius = default_radius(flow.d - bool(release.carry), inside=INSIDE_SHRUNK if release.shrink > 1 else INSIDE)
     w = release.w
     if w is None:
         assert release.epsilon is not None
         # To six digits, towards more noise: a solver's last digits differ between machines, and then two would not
         # agree on one receipt.
         w = float(_SIX_DIGITS.create_decimal(_solved(release.epsilon, plan.budget.delta, radius, _training(plan))))
-    return LatentNoise(flow=flow, w=w, radius=radius)
+    carried = carried_column(plan)
+    return LatentNoise(
+        flow=flow, w=w, radius=radius, shrink=release.shrink, carried=() if carried is None else (carried,)
+    )
+
+
+def carried_column(plan: StudyPlan) -> int | None:
+    """Which encoded column a plan carries over as it is; None for none."""
+    from shared.encoding import Encoder
+
+    name = getattr(plan.release, "carry", "")
+    return Encoder(dictionary=plan.dictionary).columns.index(name) if name else None
 
 
 def _training(plan: StudyPlan) -> privacy.SubsampledGaussian | None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
@@ -17,6 +18,7 @@ from shared.prescriptions import Facts, Figures, must, unit
 
 if TYPE_CHECKING:
     from shared.estimands import Estimand, Estimate
+    from shared.generators.fits import Fitted, Progress, Settings
     from shared.generators.projections import Moments
     from shared.plan import StudyPlan
     from shared.randomness import Noise
@@ -153,6 +155,23 @@ class SlicingPlan(Figures):
         model = fit(self.code(plan), found)
         return [model.rows(found.n, rng)[1] for _ in range(draws)]
 
+    def generator(
+        self,
+        plan: StudyPlan,
+        tables: Sequence[tuple[pd.DataFrame, int]],
+        settings: Settings,
+        *,
+        checkpoint: Path | None = None,
+        watch: Callable[[Progress], bool | None] | None = None,
+    ) -> Fitted:
+        """A generator by one of the fits of `shared.generators.fits`: any of them, any number of times, for nothing."""
+        from shared.generators.fits import generator
+
+        releases = self._releases(plan, tables)
+        return generator(
+            self.code(plan), releases, self.slicing(plan).sigma, settings, checkpoint=checkpoint, watch=watch
+        )
+
     def answer(
         self,
         plan: StudyPlan,
@@ -170,6 +189,9 @@ class SlicingPlan(Figures):
     def _moments(self, plan: StudyPlan, tables: Sequence[tuple[pd.DataFrame, int]]) -> Moments:
         from shared.generators.projections import moments
 
+        return moments(self.code(plan), self._releases(plan, tables), self.slicing(plan).sigma)
+
+    def _releases(self, plan: StudyPlan, tables: Sequence[tuple[pd.DataFrame, int]]) -> list[tuple[Any, Any]]:
         slicing = self.slicing(plan)
         for table, _ in tables:
             if table.shape[1] != slicing.slices + 1 or int((table["line"] == DIRECTION).sum()) != slicing.d:
@@ -177,8 +199,7 @@ class SlicingPlan(Figures):
                     "a site's releases must be projections as its newest plan version has them",
                     given="those of an earlier version",
                 )
-        releases = [self.projections(plan, table) for table, _ in tables]
-        return moments(self.code(plan), releases, slicing.sigma)
+        return [self.projections(plan, table) for table, _ in tables]
 
     def validate(self, plan: StudyPlan, table: pd.DataFrame, n: int) -> None:
         """Exactly the plan's directions and n lines: numbers on their grids that this noise can give."""

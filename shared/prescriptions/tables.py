@@ -12,7 +12,7 @@ import pandas as pd
 
 from shared import privacy
 from shared.errors import EstimateRefusal, ParameterError, PlanRefusal, SchemaRefusal
-from shared.mechanisms.tables import Attribute, Tables, attributes, sensitivity
+from shared.mechanisms.tables import Attribute, Tables, Zero, attributes, sensitivity
 from shared.prescriptions import Facts, Figures, must
 
 if TYPE_CHECKING:
@@ -36,12 +36,15 @@ class TablesPlan(Figures):
         sigma: the noise's standard deviation in persons. Exactly one of `epsilon` and `sigma` is given.
         bins: of numeric columns, by name; others have 16.
         pairs: pairs of columns that are crossed; None for every pair. A time stands for itself and its event.
+        zeros: what no person can be, two columns at a time: of each its levels, ``missing`` among them, or of a number
+            the least and the largest value, whose bins count where they lie within. Public knowledge, never data.
     """
 
     epsilon: float | None = None
     sigma: float | None = None
     bins: Mapping[str, int] = field(default_factory=dict)
     pairs: Sequence[Sequence[str]] | None = None
+    zeros: Sequence[Mapping[str, Sequence[Any]]] = ()
     mechanism: Literal["tables"] = "tables"
     title: ClassVar[str] = "noisy tables"
 
@@ -60,6 +63,17 @@ class TablesPlan(Figures):
                 listed and all(len(pair) == 2 for pair in self.pairs), "release.pairs must be pairs of columns", "other"
             )
             object.__setattr__(self, "pairs", tuple(tuple(map(str, pair)) for pair in self.pairs))
+        listed = isinstance(self.zeros, Sequence) and not isinstance(self.zeros, str)
+        listed = listed and all(
+            isinstance(one, Mapping)
+            and len(one) == 2
+            and all(isinstance(cells, Sequence) and not isinstance(cells, str) and cells for cells in one.values())
+            for one in self.zeros
+        )
+        must(listed, "release.zeros must each be of two columns, a list of what nobody has in both", "others")
+        # Lists, as they come back from a plan's canonical form.
+        plainly = tuple({str(name): list(cells) for name, cells in one.items()} for one in self.zeros)
+        object.__setattr__(self, "zeros", plainly)
 
     def require(self, plan: StudyPlan) -> None:
         """Known columns, bins within reason, and tables of a size that can be released."""
@@ -77,7 +91,10 @@ class TablesPlan(Figures):
         found = attributes(plan.dictionary, self.bins)
         pairs = None if self.pairs is None else tuple(sorted(_pair(found, pair) for pair in self.pairs))
         count = len(found) + (len(found) * (len(found) - 1) // 2 if pairs is None else len(pairs))
-        return Tables(attributes=found, pairs=pairs, sigma=self._sigma(sensitivity(count), plan.budget.delta))
+        zeros = tuple(_zero(found, one) for one in self.zeros)
+        return Tables(
+            attributes=found, pairs=pairs, sigma=self._sigma(sensitivity(count), plan.budget.delta), zeros=zeros
+        )
 
     def _sigma(self, reach: float, delta: float) -> float:
         if self.sigma is not None:
@@ -105,7 +122,20 @@ class TablesPlan(Figures):
     def details(self, plan: StudyPlan) -> str:
         """Tables, cells and noise."""
         tables = self.tables(plan)
-        return f"{len(tables.tables)} tables, {tables.cells} counts, noise of {tables.sigma:.4g} persons on each"
+        words = f"{len(tables.tables)} tables, {tables.cells} counts, noise of {tables.sigma:.4g} persons on each"
+        nowhere = sum(int(cells.sum()) for cells in tables.impossible.values())
+        return words + (f", {nowhere} cells declared impossible" if nowhere else "")
+
+    def covered(self, plan: StudyPlan) -> tuple[str, ...]:
+        """As of all figures, and what happens where nobody is said to be."""
+        out = super().covered(plan)
+        if not self.zeros:
+            return out
+        return (
+            *out,
+            "Cells that the plan declares impossible are released as 0 whatever the records say, and nothing that "
+            "leaves tells whether a record contradicts the plan there.",
+        )
 
     def draw(self, plan: StudyPlan, records: pd.DataFrame, rng: Noise) -> pd.DataFrame:
         """The noisy counts, a line each."""
@@ -190,6 +220,10 @@ class TablesPlan(Figures):
         names, cells = self._labels(plan)
         if table["table"].tolist() != names or table["cell"].tolist() != cells:
             raise SchemaRefusal("released tables must name the plan's tables and cells, in order", given="others")
+        nowhere = mechanism.impossible
+        for one, count in zip(mechanism.tables, self.counts(plan, table), strict=True):
+            if len(one.of) == 2 and one.of in nowhere and count[nowhere[one.of[0], one.of[1]]].any():
+                raise SchemaRefusal("released counts must be 0 where the plan says nobody can be", given="others")
         reach = 40 * mechanism.sigma + 1  # no noise of this law in the life of the universe
         outside = int(((table["count"] < -reach) | (table["count"] > n + reach)).sum())
         if outside:
@@ -198,14 +232,23 @@ class TablesPlan(Figures):
             )
 
 
+def _zero(found: tuple[Attribute, ...], declared: Mapping[str, Sequence[Any]]) -> Zero:
+    low, high = _pair(found, tuple(declared))
+    cells: dict[int, tuple[int, ...]] = {}
+    for name, given in declared.items():
+        place = next(i for i, one in enumerate(found) if name in (column.name for column in one.columns))
+        cells[place] = found[place].within(name, given)
+    return Zero(of=(low, high), rows=cells[low], columns=cells[high])
+
+
 def _pair(found: tuple[Attribute, ...], pair: Sequence[str]) -> tuple[int, int]:
     places = []
     for name in pair:
         at = next((i for i, one in enumerate(found) if name in (column.name for column in one.columns)), None)
         if at is None:
-            raise ParameterError("release.pairs must name columns of the dictionary", given=name)
+            raise ParameterError("release.pairs and zeros must name columns of the dictionary", given=name)
         places.append(at)
     low, high = sorted(places)
     if low == high:
-        raise ParameterError("release.pairs must be of different columns", given=" and ".join(pair))
+        raise ParameterError("release.pairs and zeros must be of different columns", given=" and ".join(pair))
     return low, high

@@ -38,6 +38,7 @@ from scipy import optimize, special
 from shared.errors import ParameterError, TrainingRefusal
 from shared.flows import (
     AffineAutoregressiveFlow,
+    Beside,
     Composed,
     LevelModel,
     Levels,
@@ -222,6 +223,7 @@ def fit_flow(
     *,
     progress: Progress | None = None,
     integer_columns: Sequence[int] = (),
+    carried: int | None = None,
 ) -> FittedFlow:
     """Fit a flow to encoded records.
 
@@ -232,6 +234,8 @@ def fit_flow(
             same rng state and records give the same flow; no global generator is read or moved.
         progress: see `Progress`.
         integer_columns: indices of dequantised columns.
+        carried: one of these that the flow leaves as it is. All others are then fitted *given* it: a margin in each of
+            its levels, so that noise in them takes nothing from what sets its levels apart. Only with normal scores.
     Returns: the flow (latents to records) and the report.
     Raises: TrainingRefusal: too few records, a value that is not finite, a smooth column that does not vary, columns
         that determine one another, or a likelihood that became NaN. ParameterError: not a matrix.
@@ -242,7 +246,7 @@ def fit_flow(
     >>> np.allclose(fitted.flow.forward(fitted.flow.inverse(x)), x)
     True
     """
-    return _fit(x, FlowSettings.of(settings), rng, None, progress, integer_columns)
+    return _fit(x, FlowSettings.of(settings), rng, None, progress, integer_columns, carried)
 
 
 def refit_flow(
@@ -253,6 +257,7 @@ def refit_flow(
     epochs: int,
     integer_columns: Sequence[int] = (),
     progress: Progress | None = None,
+    carried: int | None = None,
 ) -> FittedFlow:
     """Fit with the number of passes already chosen: nothing is held back, and it takes half the time.
 
@@ -261,7 +266,7 @@ def refit_flow(
     """
     if isinstance(epochs, bool) or not isinstance(epochs, int) or epochs < 0:
         raise ParameterError("epochs must be a whole number of at least 0", given=repr(epochs))
-    return _fit(x, FlowSettings.of(settings), rng, epochs, progress, integer_columns)
+    return _fit(x, FlowSettings.of(settings), rng, epochs, progress, integer_columns, carried)
 
 
 def _fit(
@@ -271,6 +276,7 @@ def _fit(
     passes: int | None,
     progress: Progress | None,
     integer_columns: Sequence[int],
+    carried: int | None,
 ) -> FittedFlow:
     began = time.monotonic()
     x = np.array(x, dtype=np.float64)
@@ -280,7 +286,13 @@ def _fit(
     integers = tuple(sorted({int(j) for j in integer_columns}))
     if any(not 0 <= j < d for j in integers):
         raise ParameterError(f"integer_columns must be in 0..{d - 1}", given=str(integers))
+    if carried is not None and (carried not in integers or d < 2 or settings.margins == "none"):
+        raise ParameterError(
+            "a carried column must be a dequantised one beside others, and margins 'normal_scores'",
+            given=f"column {carried} of {d}, margins {settings.margins!r}",
+        )
     _require_trainable(x, integers)
+    own = [j for j in range(d) if j != carried]
     clock = _Clock(progress, began)
     clock.tell("margins", 0.0, None)
 
@@ -296,10 +308,10 @@ def _fit(
     epochs = epochs_run = (settings.epochs if passes is None else passes) if settings.flows else 0
     with _session(settings):
         if held:
-            shaped = _shape(x[train], settings, integers)
-            inner_train, inner_check = shaped.inverse(x[train]), shaped.inverse(x[check])
+            shaped = _shape(x[train], settings, integers, carried)
+            inner_train, inner_check = shaped.inverse(x[train])[:, own], shaped.inverse(x[check])[:, own]
             start = _whitening(inner_train)
-            trainer = Trainer(d, settings, seed)
+            trainer = Trainer(len(own), settings, seed)
             found = trainer.search(start.inverse(inner_train), start.inverse(inner_check), batch, clock)
             # The log-determinant of margins, levels and whitening is the same on both sides of the comparison.
             offset = _log_det(shaped, x[check]) + _log_det(start, inner_check)
@@ -314,20 +326,19 @@ def _fit(
 
         everything = settings.refit or not held
         rows = np.arange(n) if everything else train
-        shaped = _shape(x[rows], settings, integers)
-        inner = shaped.inverse(x[rows])
+        shaped = _shape(x[rows], settings, integers, carried)
+        inner = shaped.inverse(x[rows])[:, own]
         start = _whitening(inner)
         layers: tuple[MaskedLayer, ...] = ()
         if epochs:
             if everything:
-                trainer = Trainer(d, settings, seed)
+                trainer = Trainer(len(own), settings, seed)
                 # As many steps as the held-back records chose, not as many passes: a pass over all records is longer.
                 trainer.run(start.inverse(inner), batch, epochs * per_epoch, per_epoch, clock)
             layers = trainer.layers()
+    smooth = AffineAutoregressiveFlow(mean=start.mean, scale=start.scale, layers=layers, activation=settings.activation)
     flow = Composed(
-        first=AffineAutoregressiveFlow(
-            mean=start.mean, scale=start.scale, layers=layers, activation=settings.activation
-        ),
+        first=smooth if carried is None else Beside(columns=(carried,), inner=smooth),
         second=shaped,
     )
     clock.tell("done", 1.0, 0.0)
@@ -431,9 +442,11 @@ def _log_det(part: Any, x: Array) -> Array:
 
 
 # -- margins and levels ---------------------------------------------------------------------------------------------
-def _shape(x: Array, settings: FlowSettings, integers: tuple[int, ...]) -> Composed:
+def _shape(x: Array, settings: FlowSettings, integers: tuple[int, ...], carried: int | None = None) -> Composed:
     """Everything between the smooth space of the flow and the encoded records: levels, strata, margins."""
     d = x.shape[1]
+    if carried is not None:
+        return _shape_given(x, settings, integers, carried)
     if settings.margins == "none":
         return Composed(first=Levels(d=d, models=()), second=Margins(knots=(None,) * d))
     counts = {j: max(1, int(np.floor(x[:, j].max())) + 1) for j in integers}
@@ -461,6 +474,26 @@ def _shape(x: Array, settings: FlowSettings, integers: tuple[int, ...]) -> Compo
         first=Levels(d=d, models=tuple(models)),
         second=Composed(first=Strata(d=d, models=tuple(strata)), second=margins),
     )
+
+
+def _shape_given(x: Array, settings: FlowSettings, integers: tuple[int, ...], carried: int) -> Composed:
+    """The same, of all columns given one that stays as it is: strata of it first, then levels given it and the rest."""
+    d = x.shape[1]
+    counts = {j: max(1, int(np.floor(x[:, j].max())) + 1) for j in integers}
+    modelled = [j for j in integers if counts[j] <= settings.modelled_levels and j != carried]
+    smooth = [j for j in range(d) if j not in modelled and j != carried]
+    # A column of many levels has its staircase taken away first; what is left is smooth, and another in each stratum.
+    knots = tuple(_level_knots(x[:, j], counts[j]) if j in smooth and j in counts else None for j in range(d))
+    margins = Margins(knots=knots)
+    y = margins.inverse(x)
+    strata = Strata(d=d, models=tuple(_stratum_model(y, j, carried, counts[carried], ()) for j in smooth))
+    y = strata.inverse(y)
+    models: list[LevelModel] = []
+    for j in sorted(modelled, key=lambda j: (-_entropy(y[:, j]), j)):
+        given = (*smooth, carried, *(model.column for model in models))
+        read = tuple(counts[c] if c in (carried, *modelled) else 0 for c in given)
+        models.append(_level_model(y, j, counts[j], given, read))
+    return Composed(first=Levels(d=d, models=tuple(models)), second=Composed(first=strata, second=margins))
 
 
 _STRATUM = 30
@@ -507,6 +540,10 @@ def _stratum_model(y: Array, column: int, level_column: int, levels: int, given:
             gram = features[rows].T @ features[rows] + np.diag([0.0, *(4.0,) * len(given)])
             coefficients[k] = np.linalg.solve(gram, features[rows].T @ score)
             spread[k] = max(0.05, float((score - features[rows] @ coefficients[k]).std()))
+        elif not given:
+            # A stratum too small for a law of its own has the law of all, moved by as much as its records can say.
+            score = Margins(knots=(knots[-1],)).inverse(y[rows, column][:, None])[:, 0]
+            coefficients[k, 0] = score.sum() / (len(score) + _STRATUM)
     return StratumModel(
         column=column,
         level_column=level_column,

@@ -3,7 +3,9 @@
 And the share of events and the Kaplan-Meier curve of every cohort, at a quarter, a half and three quarters of its
 longest follow-up.
 
-python -m tests.benchmarks.cohorts_gap [first seed] [seeds]
+python -m tests.benchmarks.cohorts_gap [first seed] [seeds] [--carry]
+
+With --carry the true event is carried over (`release.carry`), and the file is cohorts_gap_carried.json.
 """
 
 import math
@@ -62,10 +64,11 @@ def still_without(table, times) -> np.ndarray:
     return np.concatenate([[1.0], curve.survival])[steps]
 
 
-def one(seed: int, settings: FlowSettings) -> dict:
+def one(seed: int, settings: FlowSettings, carry: bool = False) -> dict:
     """One draw of the twelve cohorts."""
     rng = seeded_rng(seed)
     encoder = Encoder(dictionary=dictionary())
+    carried = encoder.columns.index("cvd") if carry else None
     cohorts = cvd_cohorts(np.random.default_rng(seed))
     real, released = [], {w: [] for w in WEIGHTS}
     sites = {}
@@ -74,7 +77,7 @@ def one(seed: int, settings: FlowSettings) -> dict:
         checked = encoder.dictionary.check(table)
         x = encoder.encode(checked, rng)
         began = time.process_time()
-        fitted = fit_flow(x, settings, rng, integer_columns=encoder.integer_columns)
+        fitted = fit_flow(x, settings, rng, integer_columns=encoder.integer_columns, carried=carried)
         spent = time.process_time() - began
         cpu += spent
         real.append(log_hr(table))
@@ -88,7 +91,12 @@ def one(seed: int, settings: FlowSettings) -> dict:
             "cpu_seconds": spent,
         }
         for w in WEIGHTS:
-            mechanism = LatentNoise(flow=fitted.flow, w=w, radius=default_radius(encoder.d))
+            mechanism = LatentNoise(
+                flow=fitted.flow,
+                w=w,
+                radius=default_radius(encoder.d - carry),
+                carried=() if carried is None else (carried,),
+            )
             out = encoder.decode(mechanism.release(x, rng))
             released[w].append(log_hr(out))
             site[f"events w={w}"] = float(out["cvd"].mean())
@@ -117,11 +125,12 @@ def one(seed: int, settings: FlowSettings) -> dict:
 
 
 def main() -> None:
-    first = int(sys.argv[1]) if len(sys.argv) > 1 else 1
-    seeds = int(sys.argv[2]) if len(sys.argv) > 2 else 10
+    numbers = [int(given) for given in sys.argv[1:] if given != "--carry"]
+    carry = "--carry" in sys.argv
+    first, seeds = (*numbers, *(1, 10)[len(numbers) :])
     runs = []
     for seed in range(first, first + seeds):
-        runs.append(one(seed, FlowSettings()))
+        runs.append(one(seed, FlowSettings(), carry))
         print({k: v for k, v in runs[-1].items() if k != "sites"}, flush=True)
     gaps = {f"w={w}": [run["gap"][f"w={w}"] for run in runs] for w in WEIGHTS}
 
@@ -130,7 +139,7 @@ def main() -> None:
 
     print(
         record.write(
-            "cohorts_gap",
+            "cohorts_gap_carried" if carry else "cohorts_gap",
             {
                 "runs": runs,
                 "mean_absolute_gap": {w: float(np.mean(np.abs(g))) for w, g in gaps.items()},

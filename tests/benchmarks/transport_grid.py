@@ -137,7 +137,7 @@ def resampling(draws: int, timed: int, seed: int) -> dict[str, Any]:
         target = smooth(mixture(rng.random((1000, 2))), 3.0, sensitivity, rng)
         places = rng.random((PLACES, 2))
         begun = time.process_time()
-        found = GridMap.between(source, target)(places)
+        found = GridMap.between(source, target, persons=1000)(places)
         cpu["grid"].append(time.process_time() - begun)
         errors["grid"].append(error(found, mixture(places)))
         begun = time.process_time()
@@ -189,7 +189,7 @@ def levels(runs: int, seed: int) -> dict[str, Any]:
                         "paper": tuple(smooth(z, epsilon, paper, rng) for z in (x, y)),
                     }
                     for name, (one, other) in maps.items():
-                        errors[name].append(error(GridMap.between(one, other)(at), truth))
+                        errors[name].append(error(GridMap.between(one, other, persons=n)(at), truth))
                 mse = {name: float(np.mean(values)) for name, values in errors.items()}
                 row: dict[str, Any] = {"n": n, "epsilon": epsilon, "runs": runs, "mse": mse}
                 row |= {"level": level_for(2, n, 2 / epsilon)}
@@ -214,11 +214,11 @@ def figure(runs: int, seed: int) -> dict[str, Any]:
                 for epsilon in epsilons:
                     pair = [smooth(z, epsilon, bound, rng) for z in (x, y)]
                     name = f"paper, epsilon={epsilon:g}"
-                    found.setdefault(name, []).append(error(GridMap.between(*pair)(places), places))
+                    found.setdefault(name, []).append(error(GridMap.between(*pair, persons=n)(places), places))
                 first = epsilons[0]
                 pair = [ours(z, first, rng) for z in (x, y)]
                 name = f"ours, epsilon={first:g}"
-                found.setdefault(name, []).append(error(GridMap.between(*pair)(places), places))
+                found.setdefault(name, []).append(error(GridMap.between(*pair, persons=n)(places), places))
                 if n <= 3000:
                     weight = np.full(n, 1 / n)
                     plan = ot.emd(weight, weight, ot.dist(x, y), numItermax=10**7)

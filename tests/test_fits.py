@@ -1,0 +1,320 @@
+"""Fits of generators to a slicing release: their gradients, their files, and that they cost nothing."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+from contextlib import closing
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import pytest
+from delivered import deliver, join, take_back
+from scipy import stats
+from service import SMALL, Hub
+from test_pipeline import release, site, source  # noqa: F401
+
+from coordinator.cli import main
+from coordinator.config import FILE_NAME, Config
+from coordinator.store import Store
+from coordinator.synthesis import Synthesis
+from shared.dictionary import Column, Dictionary
+from shared.errors import EstimateRefusal, ParameterError, SchemaRefusal, StateRefusal
+from shared.generators.divergence import Divergence, Wasserstein
+from shared.generators.fits import FITS, Settings, generator
+from shared.generators.network import Network
+from shared.mechanisms.slicing import RowCode, Slicing
+from shared.plan import Budget
+from shared.prescriptions.slicing import SlicingPlan
+from shared.randomness import seeded_rng
+from shared.release import read_bundle
+
+PAIR = Dictionary(
+    name="pair",
+    version=1,
+    columns=(
+        Column(name="sbp", kind="continuous", lower=70, upper=270),
+        Column(name="sex", kind="binary"),
+        Column(name="clinic", kind="nominal", levels=("north", "south", "west"), missing="level"),
+        Column(name="parity", kind="integer", lower=0, upper=15, missing="level"),
+    ),
+)
+CODE = RowCode(dictionary=PAIR)
+NEURAL = [name for name in FITS if name != "moments"]
+SHORT = {"steps": 100, "batch": 64, "groups": 6}
+
+
+def pairs(n: int) -> pd.DataFrame:
+    """Checked records in which men have higher pressure and two thirds go to one clinic."""
+    rng = np.random.default_rng(4)
+    sex = rng.integers(0, 2, n).astype(float)
+    clinic = rng.choice([0.0, 1.0, 2.0, np.nan], n, p=[0.6, 0.2, 0.1, 0.1])
+    parity = np.where(sex == 1, np.nan, rng.integers(0, 4, n))
+    return pd.DataFrame({"sbp": 120 + 60 * sex + 5 * rng.standard_normal(n), "sex": sex, "clinic": clinic}).assign(
+        parity=parity
+    )
+
+
+def lines(n: int, sigma: float = 0.5) -> tuple[np.ndarray, np.ndarray]:
+    mechanism = Slicing(d=CODE.d, slices=3 * CODE.d, sigma=sigma, distance=CODE.distance)
+    return mechanism.release(CODE.encode(pairs(n)), seeded_rng(6))
+
+
+@pytest.fixture(scope="module")
+def released() -> tuple[np.ndarray, np.ndarray]:
+    return lines(900)
+
+
+# -- gradients ---------------------------------------------------------------------------------------------------
+def plainly(real, seen, k, groups, kind, widths):
+    """The f-divergence as the paper writes it, one slice and one bandwidth at a time, in float64."""
+    total = 0.0
+    for s in range(groups):
+        o, y = real[:, s * k : (s + 1) * k], seen[:, s * k : (s + 1) * k]
+        apart = ((o[:, None] - o[None]) ** 2).sum(-1), ((o[:, None] - y[None]) ** 2).sum(-1)
+        r = np.zeros(len(o))
+        for width in (2 * widths[s], widths[s], widths[s] / 2):
+            own, across = (np.exp(-d / (2 * width**2)) for d in apart)
+            r += np.linalg.solve(own + 0.1 * np.eye(len(o)), across.sum(axis=1)) * len(o) / len(y) / 3
+        r = np.maximum(r, 0)
+        f = (r - 1) ** 2 if kind == "chi2" else r * np.log(np.maximum(r, 1e-6)) - r + 1
+        total += f.mean() / groups
+    return total
+
+
+@pytest.mark.parametrize(("k", "kind", "drawn"), [(1, "chi2", 12), (2, "kl", 12), (3, "chi2", 9)])
+def test_the_divergence_is_the_paper_s_and_its_gradient_is_the_slope(k, kind, drawn):
+    rng = np.random.default_rng(1)
+    real, groups = rng.normal(size=(12, 8)), 2
+    objective = Divergence(real, [np.arange(12)], k=k, groups=groups, kind=kind)
+    widths = []
+    for s in range(groups):
+        o = real[:, s * k : (s + 1) * k]
+        widths.append(np.median([np.linalg.norm(a - b) for a, b in itertools.combinations(o, 2)]))
+    seen = rng.normal(size=(drawn, 8)).astype(np.float32)
+    loss, slope = objective(0, seen)
+    assert loss == pytest.approx(plainly(real, seen.astype(float), k, groups, kind, widths), rel=1e-4)
+    along = rng.normal(size=seen.shape)
+    step = 1e-5
+    ends = [plainly(real, seen + sign * step * along, k, groups, kind, widths) for sign in (1, -1)]
+    assert float((slope * along).sum()) == pytest.approx((ends[0] - ends[1]) / (2 * step), rel=2e-3, abs=1e-5)
+    assert not slope[:, k * groups :].any()
+
+
+def test_sorted_sums_are_compared_as_wasserstein_does():
+    rng = np.random.default_rng(3)
+    real, seen = rng.normal(size=(50, 3)), rng.normal(1, 2, size=(50, 3)).astype(np.float32)
+    objective = Wasserstein(real, [np.arange(20), np.arange(20, 50)])
+    loss, slope = objective(0, seen)
+    assert loss == pytest.approx(((np.sort(real, axis=0) - np.sort(seen, axis=0)) ** 2).mean(), rel=1e-5)
+    ends = [objective(0, seen + sign * np.float32(1e-2) * slope)[0] for sign in (1, -1)]
+    assert ends[0] - ends[1] == pytest.approx(2e-2 * float((slope**2).sum()), rel=0.02)
+    # As many drawn as there are quantiles of another number of lines: no distance from a law to itself, but for ends.
+    wide = stats.norm.ppf((np.arange(200) + 0.5) / 200)[:, None].repeat(3, axis=1).astype(np.float32)
+    assert Wasserstein(wide.astype(float), [np.arange(200)])(0, wide[::2])[0] < 1e-3
+
+
+def test_the_network_s_way_back_is_the_slope_of_its_way_forward():
+    """Of the parts that have one: numbers, where no draw of a missing value is near."""
+    code = RowCode(dictionary=replace(PAIR, columns=(PAIR.columns[0], replace(PAIR.columns[0], name="dbp"))))
+    network, rng = Network(code), np.random.default_rng(5)
+    theta = 2 * network.start(rng)
+    push = rng.normal(size=(40, code.d)).astype(np.float32)
+    slope = network.backward(theta, network.forward(theta, 40, np.random.default_rng(1)), push)
+    along = rng.normal(size=theta.shape).astype(np.float32)
+    step = np.float32(1e-3)
+    ends = [
+        float((network.forward(theta + sign * step * along, 40, np.random.default_rng(1)).rows * push).sum())
+        for sign in (1, -1)
+    ]
+    assert float(slope @ along) == pytest.approx((ends[0] - ends[1]) / (2 * step), rel=0.02)
+
+
+# -- fits --------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("name", FITS)
+@pytest.mark.parametrize("n", [900, 5, 1])
+def test_every_fit_gives_rows_of_the_dictionary(name, n, released):
+    found = generator(CODE, [released if n == 900 else lines(n)], 0.5, Settings(fit=name, **SHORT))
+    rows, table = found.generator.rows(50, np.random.default_rng(1))
+    PAIR.validate_release(table)
+    assert rows.shape == (50, CODE.d)
+    assert found.finished
+    with pytest.raises(ParameterError, match="at least one row"):
+        found.generator.rows(0, np.random.default_rng(1))
+
+
+@pytest.mark.parametrize(
+    ("name", "more"), [("f_divergence", {}), ("f_divergence", {"divergence": "kl", "k": 1}), ("sliced_wasserstein", {})]
+)
+def test_a_network_learns_from_noisy_lines_how_columns_hang_together(name, more):
+    """Of two releases of different persons; by 300 steps, the records' gap of 60 is there in part."""
+    settings = Settings(fit=name, **{**SHORT, "steps": 300, "groups": 9, "rate": 1e-2, **more})
+    both = [lines(600, 0.1), lines(300, 0.1)]
+    table = generator(CODE, both, 0.1, settings).generator.rows(4000, np.random.default_rng(1))[1]
+    men, women = (table[table["sex"] == level] for level in (1, 0))
+    assert men["sbp"].mean() - women["sbp"].mean() > 15
+    assert men["parity"].isna().mean() > women["parity"].isna().mean() + 0.1
+    assert (table["clinic"] == "north").mean() == pytest.approx(0.6, abs=0.1)
+
+
+@pytest.mark.parametrize("name", NEURAL)
+def test_a_stopped_fit_goes_on_to_the_same_weights_and_a_seed_decides_them(name, tmp_path, released):
+    settings, file, told = Settings(fit=name, **SHORT), tmp_path / "fit.npz", []
+    whole = generator(CODE, [released], 0.5, settings, watch=told.append)
+    assert [(one.step, one.steps) for one in told] == [(50, 100), (100, 100)]
+    assert told[0].seconds_left > 0 == told[-1].seconds_left
+    half = generator(CODE, [released], 0.5, settings, checkpoint=file, watch=lambda progress: False)
+    assert (half.steps, half.finished) == (50, False)
+    rest = generator(CODE, [released], 0.5, settings, checkpoint=file)
+    again = generator(CODE, [released], 0.5, settings, checkpoint=file)
+    for one in (rest, again):
+        np.testing.assert_array_equal(one.generator.theta, whole.generator.theta)
+        assert (one.losses, one.best_step) == (whole.losses, whole.best_step)
+    other = generator(CODE, [released], 0.5, replace(settings, seed=1))
+    assert not np.array_equal(other.generator.theta, whole.generator.theta)
+
+
+def test_a_fit_ends_early_where_the_held_out_lines_get_no_nearer(released, monkeypatch):
+    monkeypatch.setattr("shared.generators.fits._PATIENCE", 2)
+    settings = Settings(fit="sliced_wasserstein", steps=5000, batch=64, rate=1e-12)
+    found = generator(CODE, [released], 0.5, settings)
+    assert found.finished
+    assert found.steps < 5000
+    assert found.losses[-1] >= min(found.losses)
+    assert found.best_step == 50 * (1 + int(np.argmin(found.losses)))
+
+
+def test_a_checkpoint_of_something_else_is_refused(tmp_path, released):
+    settings, file = Settings(fit="sliced_wasserstein", **SHORT), tmp_path / "fit.npz"
+    generator(CODE, [released], 0.5, settings, checkpoint=file)
+    good = file.read_bytes()
+    others = [
+        (good[: len(good) // 2], settings),
+        (b"", settings),
+        (b"\x80\x04N.", settings),  # a pickle
+        (good.replace(b'"step": 100', b'"step": 999'), settings),
+        (good, replace(settings, seed=5)),
+    ]
+    for data, asked in others:
+        file.write_bytes(data)
+        with pytest.raises(SchemaRefusal, match="lines and settings"):
+            generator(CODE, [released], 0.5, asked, checkpoint=file)
+    file.write_bytes(good)
+    with pytest.raises(SchemaRefusal, match="lines and settings"):
+        generator(CODE, [lines(901)], 0.5, settings, checkpoint=file)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"fit": "gan"}, "one of moments"),
+        ({"divergence": "js"}, "chi2 or kl"),
+        ({"k": 0}, "k must"),
+        ({"steps": 0}, "steps"),
+        ({"batch": 1}, "batch"),
+        ({"seed": -1}, "seed"),
+        ({"rate": float("nan")}, "rate"),
+    ],
+)
+def test_settings_out_of_reason_are_refused(wrong, words):
+    with pytest.raises(ParameterError, match=words):
+        Settings(**wrong)
+
+
+@pytest.mark.parametrize("name", FITS)
+def test_a_fit_without_lines_is_refused(name):
+    with pytest.raises(EstimateRefusal, match="released lines"):
+        generator(CODE, [(np.eye(CODE.d), np.empty((0, CODE.d)))], 0.5, Settings(fit=name, **SHORT))
+
+
+def test_fits_of_a_site_s_release_leave_its_ledger_where_it_was(tmp_path, plan, site, table):  # noqa: F811
+    """Fitted, stopped, taken up again and begun anew from a sealed bundle."""
+    study = replace(plan, release=SlicingPlan(sigma=6.0), posture="private", budget=Budget(epsilon=50.0, delta=1e-6))
+    made = release(study, site, source(tmp_path, table))
+    before = list(site.ledger.entries())
+    assert [entry.kind for entry in before].count("seal") == 1
+    held = read_bundle(site.outbox.bundle(made.hold.release_id), cap=1 << 26).table
+    for name, goes_on, seed in itertools.product(FITS, (False, True), (0, 1)):
+        settings = Settings(fit=name, seed=seed, steps=100, batch=100, groups=6)
+        file = tmp_path / f"{name}-{seed}.npz"
+        fitted = study.release.generator(
+            study, [(held, 300)], settings, checkpoint=file, watch=lambda progress, answer=goes_on: answer
+        )
+        assert fitted.finished == (goes_on or name == "moments")
+        assert file.exists() == (name != "moments")
+        study.dictionary.validate_release(fitted.generator.rows(20, np.random.default_rng(1))[1])
+    assert list(site.ledger.entries()) == before
+
+
+# -- at the coordinator ------------------------------------------------------------------------------------------
+@pytest.fixture(scope="module")
+def homes(tmp_path_factory, plan):
+    """A coordinator with a site's slicing release, under a plan that lets rows leave and under one that does not."""
+    out = {}
+    for name, leave in (("open", True), ("closed", False)):
+        study = replace(
+            plan, dictionary=SMALL, release=SlicingPlan(sigma=1.0), posture="private", estimands={}, row_download=leave
+        )
+        hub = Hub(tmp_path_factory.mktemp("hub") / name, study)
+        records = pd.DataFrame({"sbp": np.linspace(80, 200, 50), "sex": [0.0, 1.0] * 25})
+        invitation = hub.invite("north")
+        key = join(hub.store, invitation)
+        deliver(hub.store, study, "north", key, study.release.draw(study, records, seeded_rng(2)), n=50)
+        hub.store.close()
+        settings = Config(home=hub.home, name="hub", address="localhost:9443")
+        (hub.home / FILE_NAME).write_text(settings.to_toml())
+        out[name] = (hub.home, key)
+    return out
+
+
+def ask(capsys, home, *more):
+    code = main(["--home", str(home), "synthetic", "mini", "--site", "north", *map(str, more), "--json"])
+    return code, json.loads(capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("name", FITS)
+def test_the_coordinator_draws_the_same_rows_by_any_fit_from_a_seed_in_the_record(name, homes, tmp_path, capsys):
+    home, _ = homes["open"]
+    out, file = tmp_path / "rows.csv", tmp_path / "fit.npz"
+    more = ("--fit", name, "--steps", 50, "--checkpoint", file, "--rows", 30)
+    assert ask(capsys, home, "--out", out, *more, "--dry-run")[1]["written"] is False
+    assert not out.exists()
+    code, told = ask(capsys, home, "--out", out, *more)
+    assert (code, told["fit"]["fit"], told["rows"], told["seed"]) == (0, name, 30, 0)
+    assert set(pd.read_csv(out)["sex"]) <= {"female", "male"}
+    record = json.loads(out.with_name("rows.csv.record.json").read_text())
+    assert record["csv_sha256"] == hashlib.sha256(out.read_bytes()).hexdigest()
+    assert [len(one["bundle_sha256"]) for one in record["releases"]] == [64]
+    again = ask(capsys, home, "--out", out, *more, "--restart")[1]
+    other = ask(capsys, home, "--out", out, *more[:-4], "--rows", 30, "--seed", 1)[1]
+    assert again["csv_sha256"] == record["csv_sha256"] != other["csv_sha256"]
+
+
+@pytest.mark.parametrize(
+    ("which", "more", "code"),
+    [
+        ("closed", (), "E_POLICY"),
+        ("open", ("--site", "south"), "E_ESTIMATE"),
+        ("open", ("--fit", "gan"), "E_PARAMETER"),
+        ("open", ("--rows", -1), "E_PARAMETER"),
+        ("open", ("--wave", 9), "E_PLAN"),
+        ("open", ("--out", "rows.txt"), "E_PARAMETER"),
+    ],
+)
+def test_rows_that_must_not_or_cannot_be_drawn_are_refused(which, more, code, homes, tmp_path, capsys):
+    exit_code, told = ask(capsys, homes[which][0], "--out", tmp_path / "rows.csv", *more)
+    assert exit_code
+    assert told["refused"]["code"] == code
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_release_that_is_taken_back_while_a_fit_runs_gives_no_rows(homes):
+    home, key = homes["open"]
+    with closing(Store.open(home)) as store:
+        planned = Synthesis(store, "mini", "north", fit="sliced_wasserstein", steps=50)
+        with pytest.raises(StateRefusal, match="stay the same"):
+            planned.draw(watch=lambda progress: take_back(store, "north", key) and None)
+        with pytest.raises(EstimateRefusal):
+            Synthesis(store, "mini", "north")
