@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
@@ -82,6 +82,8 @@ ALIKE = 1.0
 """How far apart two sites' patients may lie, in standard deviations, before harmonising them is warned of."""
 FINE = 5000
 """Persons from which a map on a grid is solved finely."""
+_AGAIN = 5
+_EARLY = 0.5
 _OVER = 1.5  # each step of Sinkhorn's iteration goes so much further
 _SMOOTH_BINS = {1: 64, 2: 32, 3: 16}
 _QUANTILE_PARTS = 1024
@@ -375,9 +377,7 @@ class GridMap:
                 next_step="One column has an exact map (Map); four have more cells than a study has persons.",
             )
         self.source, self.target = source, target
-        detail = _detail(source.counts.ndim, min(source.persons, target.persons))
-        both = [_refined(one.shares, detail.side) for one in (source, target)]
-        self._solve(both[0], both[1], detail)
+        self._solve(source.shares, target.shares, min(source.persons, target.persons))
 
     @classmethod
     def between(cls, source: Floats, target: Floats, *, persons: float = math.inf) -> GridMap:
@@ -387,13 +387,11 @@ class GridMap:
             persons: behind each; they say how fine the map is to be.
         """
         made = cls.__new__(cls)
-        detail = _detail(np.ndim(source), persons)
-        both = [_refined(np.asarray(one, dtype=np.float64), min(detail.side, len(one))) for one in (source, target)]
-        made._solve(both[0], both[1], detail)
+        made._solve(np.asarray(source, dtype=np.float64), np.asarray(target, dtype=np.float64), persons)
         return made
 
-    def _solve(self, source: Floats, target: Floats, detail: _Detail) -> None:
-        there, stay = _barycentric(source, np.stack([target, source]), detail)
+    def _solve(self, source: Floats, target: Floats, persons: float) -> None:
+        there, stay = _barycentric(source, target, persons)
         self._moves = there - stay
 
     def __call__(self, points: Floats) -> Floats:
@@ -1023,61 +1021,96 @@ def _refined(shares: Floats, side: int) -> Floats:
 
 @dataclass(frozen=True, kw_only=True)
 class _Detail:
-    """How finely a map on a grid is solved: cells a side, the last blur, the first, and rounds at each and the last."""
+    """How finely a map on a grid is solved.
+
+    Args:
+        side: cells along a column.
+        blur, first: the last one and the first, in squared units of a rescaled column.
+        rounds, last: at each blur and at the last one; as many again, up to `_AGAIN` times, while a part of the mass
+            of more than `off` (at the last blur) is not yet where the target has it.
+    """
 
     side: int
     blur: float
     first: float
     rounds: int
     last: int
+    off: float
+
+    @property
+    def centres(self) -> Floats:
+        """(side,) of the cells along a column."""
+        return (np.arange(self.side) + 0.5) / self.side
+
+    def enough(self, step: float, off: float) -> bool:
+        """Whether to go on to the next blur: early ones need only be near."""
+        return off <= (self.off if step == self.blur else _EARLY)
 
 
-def _detail(d: int, persons: float) -> _Detail:
-    if persons < FINE:
-        side, blur = (32, 1e-3) if d == 2 else (16, 2e-3)
-        return _Detail(side=side, blur=blur, first=0.25, rounds=2, last=10)
-    return _Detail(side=64 if d == 2 else 32, blur=5e-4, first=1.0, rounds=4, last=40)
+_COARSE = {
+    2: _Detail(side=32, blur=1e-3, first=0.25, rounds=2, last=10, off=0.02),
+    3: _Detail(side=16, blur=2e-3, first=0.25, rounds=2, last=10, off=0.02),
+}
+_FINE = {d: _Detail(side=64 if d == 2 else 32, blur=5e-4, first=1.0, rounds=4, last=40, off=1e-3) for d in (2, 3)}
 
 
-def _barycentric(a: Floats, onto: Floats, detail: _Detail) -> Floats:
-    """(m, d, ...) the mean place where mass of each cell of `a` goes in the entropic transport onto each of `onto`.
+def _barycentric(source: Floats, target: Floats, persons: float) -> tuple[Floats, Floats]:
+    """(d, ...) the mean place where mass of each cell of the source goes, onto the target and onto itself.
 
     Source: Sinkhorn's iteration, over-relaxed, with a blur that is halved from the first to the last; one small matrix
-    per axis. With plain kernels where they hold, which costs a tenth; by logarithms where a mass lies so far off that a
-    kernel is 0 there.
+    per axis. With plain kernels where they hold; where a mass lies so far off that a kernel is 0 there, on the coarse
+    grid after all, and at last by logarithms, which cost ten times as much and always hold.
     """
-    side = len(a)
-    centres = (np.arange(side) + 0.5) / side
+    d = source.ndim
+    ways = [(_FINE[d], _by_kernels)] if persons >= FINE else []
+    for detail, way in (*ways, (_COARSE[d], _by_kernels), (_COARSE[d], _by_logarithms)):
+        a, b = (_refined(one, detail.side) for one in (source, target))
+        with np.errstate(over="ignore", under="ignore", invalid="ignore", divide="ignore"):
+            found = way(a, np.stack([b, a]), detail)
+        if found is not None:
+            break
+    assert found is not None  # logarithms always end somewhere
+    return found[0], found[1]
+
+
+def _kernels(detail: _Detail) -> Iterator[tuple[float, Floats, int]]:
+    """Each blur in turn, its kernel along an axis, and its rounds."""
+    centres = detail.centres
     apart = (centres[:, None] - centres[None, :]) ** 2 / 2
-    steps = [detail.first]
-    while steps[-1] > detail.blur:
-        steps.append(max(detail.blur, steps[-1] / 2))
-    with np.errstate(over="ignore", under="ignore", invalid="ignore", divide="ignore"):
-        found = _by_kernels(a, onto, centres, apart, steps, detail)
-    if np.isfinite(found).all():
-        return found
-    return np.stack([_by_logarithms(a, b, centres, apart, steps, detail) for b in onto])
+    step = detail.first
+    while True:
+        kernel = np.exp(-apart / step)
+        kernel[kernel < 1e-290] = 0.0  # numbers that are nearly none are slow
+        yield step, kernel, detail.last if step == detail.blur else detail.rounds
+        if step == detail.blur:
+            return
+        step = max(detail.blur, step / 2)
 
 
-def _by_kernels(a: Floats, onto: Floats, centres: Floats, apart: Floats, steps: list[float], detail: _Detail) -> Floats:
+def _by_kernels(a: Floats, onto: Floats, detail: _Detail) -> Floats | None:
+    """(m, d, ...) mean places onto each of `onto`; None where kernels do not hold, or mass stays off."""
     u, v = np.ones_like(onto), np.ones_like(onto)
-    now = steps[0]
-    kernel = np.empty_like(apart)
-    for step in steps:
+    now, off, kernel = detail.first, 0.0, np.ones(())
+    for step, kernel, rounds in _kernels(detail):
         if step != now:
             u, v = u ** (now / step), v ** (now / step)
         now = step
-        kernel = np.exp(-apart / step)
-        kernel[kernel < 1e-290] = 0.0  # numbers that are nearly none are slow
-        for _ in range(detail.last if step == steps[-1] else detail.rounds):
-            # Half a step beyond the one that Sinkhorn takes, by a root in place of logarithms.
-            total = _spread(u * a, kernel)
-            v = 1 / (total * np.sqrt(total * v))
-            total = _spread(v * onto, kernel)
-            u = 1 / (total * np.sqrt(total * u))
+        for _ in range(_AGAIN):
+            for _ in range(rounds):
+                # Half a step beyond the one that Sinkhorn takes, by a root in place of logarithms.
+                total = _spread(u * a, kernel)
+                before, v = v, 1 / (total * np.sqrt(total * v))
+                spread = _spread(v * onto, kernel)
+                u = 1 / (spread * np.sqrt(spread * u))
+            off = float((np.abs(before * total - 1) * onto).sum()) / len(onto)
+            if not math.isfinite(off):
+                return None
+            if detail.enough(step, off):
+                break
     mass = v * onto
-    kernels = [[kernel * centres if i == k else kernel for i in range(a.ndim)] for k in range(a.ndim)]
-    return np.stack([u * _spread(mass, *each) for each in kernels], axis=1)
+    kernels = [[kernel * detail.centres if i == k else kernel for i in range(a.ndim)] for k in range(a.ndim)]
+    found = np.stack([u * _spread(mass, *each) for each in kernels], axis=1)
+    return found if detail.enough(now, off) and np.isfinite(found).all() else None
 
 
 def _spread(mass: Floats, *kernels: Floats) -> Floats:
@@ -1100,17 +1133,25 @@ def _smeared(logs: Floats, kernel: Floats) -> Floats:
     return logs
 
 
-def _by_logarithms(a: Floats, b: Floats, centres: Floats, apart: Floats, steps: list[float], detail: _Detail) -> Floats:
+def _by_logarithms(a: Floats, onto: Floats, detail: _Detail) -> Floats:
+    """(m, d, ...) the same by logarithms, for each of `onto` by itself."""
+    return np.stack([_one_by_logarithms(a, b, detail) for b in onto])
+
+
+def _one_by_logarithms(a: Floats, b: Floats, detail: _Detail) -> Floats:
     log_a, log_b = np.log(a), np.log(b)
     f, g = np.zeros_like(a), np.zeros_like(b)
-    now, kernel = steps[0], apart
-    for step in steps:
+    now, kernel = detail.first, np.ones(())
+    for step, kernel, rounds in _kernels(detail):
         f, g, now = f * (now / step), g * (now / step), step
-        kernel = np.exp(-apart / step)
-        for _ in range(detail.last if step == steps[-1] else detail.rounds):
-            g = (1 - _OVER) * g - _OVER * _smeared(f + log_a, kernel)
-            f = (1 - _OVER) * f - _OVER * _smeared(g + log_b, kernel)
-    place = [np.reshape(np.log(centres), [-1 if i == k else 1 for i in range(a.ndim)]) for k in range(a.ndim)]
+        for _ in range(_AGAIN):
+            for _ in range(rounds):
+                total = _smeared(f + log_a, kernel)
+                before, g = g, (1 - _OVER) * g - _OVER * total
+                f = (1 - _OVER) * f - _OVER * _smeared(g + log_b, kernel)
+            if detail.enough(step, float((np.abs(np.expm1(np.minimum(before + total, 50.0))) * b).sum())):
+                break
+    place = [np.reshape(np.log(detail.centres), [-1 if i == k else 1 for i in range(a.ndim)]) for k in range(a.ndim)]
     return np.stack([np.exp(f + _smeared(g + log_b + where, kernel)) for where in place])
 
 

@@ -16,11 +16,14 @@ from coordinator.analysis import AnalysisService
 from coordinator.client import connect
 from coordinator.demo.play import Asked, play_of, pooled_real
 from coordinator.harmonise import (
+    _COARSE,
     ColumnsMap,
     GridMap,
     Joint,
     Map,
     Noisy,
+    _by_kernels,
+    _by_logarithms,
     bootstrap,
     case_mix_warning,
     densities,
@@ -199,6 +202,25 @@ def test_a_map_of_two_columns_leaves_a_site_on_itself_and_is_the_two_single_maps
     noise = [seeded_rng(k).lattice_laplace_steps(2.0, (16, 16), 1.0) for k in (1, 2)]
     noised = GridMap(joint(on_grid(here) + noise[0], n), joint(on_grid(there) + noise[1], n))(points)
     assert np.sqrt(np.mean((noised - truth) ** 2)) < 0.03
+
+
+@pytest.mark.parametrize("n", [1000, 20_000], ids=["coarse", "fine"])
+@pytest.mark.parametrize("d", [2, 3])
+def test_patients_far_apart_and_close_together_arrive_where_the_target_has_them(d, n):
+    """Where a kernel is 0 at a mass the map comes of logarithms; a bin of an eighth is a part of what is left."""
+    rng = np.random.default_rng(1)
+    for near, far, spread in ((0.1, 0.9, 0.03), (0.2, 0.8, 0.05), (0.3, 0.6, 0.1)):
+        here, there = (rng.normal(mean, spread, (n, d)).clip(0, 1) for mean in (near, far))
+        moved = GridMap(joint(on_grid(here, 8), n, 0.0), joint(on_grid(there, 8), n, 0.0))(here)
+        assert np.abs(moved.mean(axis=0) - there.mean(axis=0)).max() < 0.06
+        assert moved.std() == pytest.approx(there.std(), rel=0.15)
+
+
+def test_kernels_and_logarithms_give_one_map():
+    rng = np.random.default_rng(4)
+    a, b = (on_grid(rng.beta(3, shape, (5000, 2)), 32) + 1 for shape in (3, 4))
+    found = [way(a / a.sum(), np.stack([b / b.sum()]), _COARSE[2]) for way in (_by_kernels, _by_logarithms)]
+    assert np.abs(found[0] - found[1]).max() < 1e-9
 
 
 def test_three_columns_and_odd_figures_give_finite_maps_and_four_columns_a_refusal():

@@ -142,25 +142,24 @@ class Divergence:
 
 
 class Wasserstein:
-    """The squared sliced Wasserstein distance to batches of one release: see `Divergence` for the arguments."""
+    """The squared sliced Wasserstein distance to the batches of one release: see `Divergence` for the arguments."""
 
-    def __init__(self, lines: NDArray[np.float64], batches: Sequence[NDArray[np.int64]], *, pool: bool = True) -> None:
-        together = [np.concatenate([np.asarray(b) for b in batches])] if pool else list(batches)
-        self._sorted = [np.sort(lines[batch].astype(np.float32), axis=0) for batch in together]
-        self._pool = pool
-        self._known: dict[tuple[int, int], Single] = {}
+    def __init__(self, lines: NDArray[np.float64], batches: Sequence[NDArray[np.int64]]) -> None:
+        # One batch's quantiles scatter as much as the drawn ones: those of all its batches together do not.
+        together = np.concatenate([np.asarray(batch) for batch in batches])
+        self._sorted = np.sort(lines[together].astype(np.float32), axis=0)
+        self._known: dict[int, Single] = {}
 
     def __call__(self, batch: int, seen: Single) -> tuple[float, Single]:
-        """(distance, its gradient in `seen`)."""
-        which = 0 if self._pool else batch
-        wanted = self._known.get((which, len(seen)))
+        """(distance, its gradient in `seen`); the batch does not matter."""
+        wanted = self._known.get(len(seen))
         if wanted is None:
-            given = self._sorted[which]
+            given = self._sorted
             at = ((np.arange(len(seen)) + 0.5) / len(seen) * len(given) - 0.5).clip(0, len(given) - 1)
             low = np.floor(at).astype(np.int64)
             share = (at - low).astype(np.float32)[:, None]
             wanted = (1 - share) * given[low] + share * given[np.minimum(low + 1, len(given) - 1)]
-            self._known[which, len(seen)] = wanted
+            self._known[len(seen)] = wanted
         order = np.argsort(seen, axis=0)
         apart = np.take_along_axis(seen, order, axis=0) - wanted
         out = np.empty_like(seen)

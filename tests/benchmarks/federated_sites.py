@@ -2,7 +2,7 @@
 
 python -m tests.benchmarks.federated_sites [sites]
 
-The federated study that ships (20 rounds of ten steps, 696 weights), each site with 300 made-up records; one in twenty
+The federated study that ships (20 rounds, here of one step, 696 weights), each site with 300 made-up records; one in twenty
 never answers. CPU time of one thread; the price is that of one site, whatever their number.
 """
 
@@ -34,7 +34,7 @@ def main():
 
     text = (Path(__file__).parents[2] / "deploy" / "studies" / "federated.toml").read_text()
     plan = StudyPlan.from_toml(text)
-    plan = replace(plan, federated=replace(plan.federated, reference={}, quorum=SITES * 9 // 10))
+    plan = replace(plan, federated=replace(plan.federated, reference={}, local_steps=1, quorum=SITES * 9 // 10))
     plan.require_current(dt.date(2026, 6, 1))
     d = Encoder(dictionary=plan.dictionary).d
     nodes, apps = {f"site-{k:05d}": 1 + k for k in range(SITES)}, {}

@@ -1,6 +1,6 @@
 """Simulation 3.1.2 of the paper, Figures 5 to 9: the pooled slope of X2 of ten studies, released against real.
 
-python -m tests.benchmarks.lni_312 [--repetitions 200] [--attacks 100] [--folder build/lni_312] [--draw]
+python -m tests.benchmarks.lni_312 [--repetitions 500] [--attacks 100] [--folder build/lni_312] [--draw]
 
 A folder keeps every repetition, so that a run that was stopped goes on. ``--draw`` only draws the figures again.
 """
@@ -284,7 +284,7 @@ def draw(results):
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--repetitions", type=int, default=200)
+    parser.add_argument("--repetitions", type=int, default=500)
     parser.add_argument("--attacks", type=int, default=100)
     parser.add_argument("--folder", help="keep each repetition here, and go on from those that are there")
     parser.add_argument("--draw", action="store_true", help="only draw the figures again, from what was measured")

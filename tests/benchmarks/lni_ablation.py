@@ -3,7 +3,7 @@
 Three worlds: simulation 3.1.1 at n = 10,000, simulation 3.1.2, and the twelve cohorts of section 4. The same tables and
 the same noise in every variant.
 
-python -m tests.benchmarks.lni_ablation [--correlations 15] [--studies 20] [--cohorts 4] [--folder build/lni_ablation]
+python -m tests.benchmarks.lni_ablation [--correlations 30] [--studies 40] [--cohorts 4] [--folder build/lni_ablation]
 """
 
 import argparse
@@ -152,8 +152,8 @@ def summed_up(found):
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--correlations", type=int, default=15)
-    parser.add_argument("--studies", type=int, default=20)
+    parser.add_argument("--correlations", type=int, default=30)
+    parser.add_argument("--studies", type=int, default=40)
     parser.add_argument("--cohorts", type=int, default=4)
     parser.add_argument("--folder", help="keep each repetition here, and go on from those that are there")
     given = parser.parse_args()

@@ -45,11 +45,11 @@ DICTIONARY = Dictionary(
 CODED = {**dict(zip(NOMINAL, LEVELS, strict=True)), "outcome": 2}
 
 
-def census_like(n, seed):
-    """n persons; levels as their codes."""
+def census_like(n, seed, shares=(0.5, 0.3, 0.2)):
+    """n persons; levels as their codes. `shares` are of the three classes."""
     law, rng = np.random.default_rng(LAW), np.random.default_rng(seed)
     centres = 1.2 * law.standard_normal((3, 4))
-    factors = 0.8 * rng.standard_normal((n, 4)) + centres[rng.choice(3, n, p=[0.5, 0.3, 0.2])]
+    factors = 0.8 * rng.standard_normal((n, 4)) + centres[rng.choice(3, n, p=shares)]
     table = {}
     for name, size in zip(NOMINAL, LEVELS, strict=True):
         loads, shift = 1.1 * law.standard_normal((4, size)), 0.8 * law.standard_normal(size)
