@@ -2,7 +2,7 @@
 
 python -m tests.benchmarks.federated_sites [sites]
 
-The federated study that ships (20 rounds, here of one step, 696 weights), each site with 300 made-up records; one in twenty
+The federated study that ships (20 rounds, here of one step, 696 weights), 300 made-up records each; one site in twenty
 never answers. CPU time of one thread; the price is that of one site, whatever their number.
 """
 
