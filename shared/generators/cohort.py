@@ -357,7 +357,10 @@ def _solve(release: MomentsRelease, design: Design) -> _Fitted:
             _residual_spread(model, effects, x)
         everybody = model.lens.outcome
         if isinstance(model.outcome, Survival) and isinstance(everybody, Survival):
-            model.outcome = model.outcome.among(model.predictor(effects, x), everybody)
+            # Noise makes effects larger than they are; what it may have added to them thins nobody out.
+            noisy = np.diag(np.linalg.inv((slope.T / inner_noise) @ slope + np.diag(prior))).reshape(effects.shape)
+            sure = effects * np.maximum(1 - noisy / np.maximum(effects**2, 1e-12), 0.0)
+            model.outcome = model.outcome.among(model.predictor(sure, x), everybody)
         if float(np.abs(step).max()) < 1e-3:
             break
     theta = _Parameters(shift, stretch, z, effects)
