@@ -632,8 +632,10 @@ def test_the_list_of_nodes_gives_each_site_a_node_of_its_own(tmp_path, text):
 
 def test_the_recipe_lets_the_nodes_path_through_and_nothing_else():
     rules = (DEPLOY / "nginx.conf").read_text()
-    assert re.findall(r"location ([^{]+) \{", rules) == ["/v1/fleet/", "/"]
+    assert re.findall(r"location ([^{]+) \{", rules) == ["~ ^/v1/fleet/(?<call>[a-z-]+)$", "/"]
     assert "return 404" in rules
+    # nginx matches the path it has normalised: without a URI here, what was written ("fleet/../control") is passed on.
+    assert re.findall(r"proxy_pass ([^;]+);", rules) == ["https://127.0.0.1:8000/v1/fleet/$call"]
     recipe = yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]
     for name in ("superlink", "node"):
         said = recipe[name]["environment"]
