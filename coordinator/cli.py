@@ -1252,6 +1252,7 @@ def synthetic(
     from coordinator.remote import write_table
     from coordinator.synthesis import Synthesis
     from shared.canonical import canonical_json
+    from shared.generators.fits import is_checkpoint
 
     if out.suffix.lower() not in (".csv", ".parquet"):
         raise ParameterError("the table must end in .csv or .parquet", given=repr(out.name))
@@ -1268,8 +1269,14 @@ def synthetic(
         planned = Synthesis(store, study, site, wave=wave, fit=fit, seed=seed, rows=rows, steps=steps)
         answer = {**planned.record, "file": str(out), "written": not dry_run}
         if not dry_run:
-            if restart and checkpoint is not None:
-                checkpoint.unlink(missing_ok=True)
+            if restart and checkpoint is not None and fit != "moments" and checkpoint.exists():
+                if not is_checkpoint(checkpoint):
+                    raise ParameterError(
+                        "--restart must be given with a file that a fit has written: it is deleted",
+                        given="another file",
+                        next_step="Nothing was deleted. Check --checkpoint.",
+                    )
+                checkpoint.unlink()
             drawn = planned.draw(checkpoint=checkpoint, watch=watch)
             assert drawn.table is not None  # nobody stopped it but by ending the process
             write_table(drawn.table, out)

@@ -58,6 +58,10 @@ class Carrier(Protocol):
         """What has come back since, by site. None of it has been looked at."""
         ...
 
+    def taken(self, site: str) -> None:
+        """An answer of this site was verified and is in its box: it need not be asked again."""
+        ...
+
 
 GRACE, MISSES = 60.0, 3
 """Seconds that the others are given at least once the quorum has answered; rounds missed in a row after which nobody
@@ -232,6 +236,7 @@ def dialled_grid(
                 for site, given in carrier[0].answers():
                     try:
                         boxes.answer(carrier[1](site), given)
+                        carrier[0].taken(site)
                     except Exception as error:  # it has no answer in its box: a straggler, as if nothing had come
                         code = error.code if isinstance(error, Refusal) else type(error).__name__
                         _log.warning("an answer that %s sent was not taken: %s", site, code)

@@ -118,11 +118,16 @@ class Carried:
             try:
                 envelope, content = flower.carried(reply)
                 found.append((site, RoundAnswer(envelope=envelope, content=content)))
-                self._due.pop(site, None)
             except Exception:  # whatever a node sent: one that broke this process would break it at every attempt
-                self._due[site] = self._clock() + AGAIN
+                pass
+            # Asked again unless it is `taken`: bytes that the network spoiled come once more, as they were sealed.
+            self._due[site] = self._clock() + AGAIN
         self._push()
         return found
+
+    def taken(self, site: str) -> None:
+        """See `Carrier`."""
+        self._due.pop(site, None)
 
     def _push(self) -> None:
         now = self._clock()

@@ -39,6 +39,7 @@ __all__ = [
     "prepare",
     "refusal",
     "refused",
+    "unanswered",
     "vector",
     "weights",
 ]
@@ -48,6 +49,7 @@ ARRAYS, CONFIG, FIGURES, WEIGHTS = "arrays", "config", "metrics", "weights"
 """Names of the records in a message, and of the one array in ``arrays``."""
 ERROR = 1000
 """Added to a refusal's exit code: Flower's own error codes are small numbers."""
+UNANSWERED = "E_REFUSED"
 _LONGEST_REASON = 500
 DAY = 86_400.0
 
@@ -176,9 +178,20 @@ def carried(message: Message) -> tuple[bytes, bytes]:
     return envelope, content
 
 
+def unanswered() -> Error:
+    """All that a site's part in the deployment runtime says where it has no signed answer: the same of every reason.
+
+    A refusal's text has exact counts, names and totals; even which refusal it is can be a fact of records. None of it
+    is signed, charged or approved, and the network keeps what it is told.
+    """
+    from flwr.app import Error
+
+    return Error(code=ERROR, reason=UNANSWERED)
+
+
 # -- refusals -----------------------------------------------------------------------------------------------------
 def refused(error: Refusal) -> Error:
-    """A refusal as Flower's error: its code, and its text, which never holds a value of a record."""
+    """A refusal as Flower's error, between the parts of one process: its text is not for a network (`unanswered`)."""
     from flwr.app import Error
 
     return Error(code=ERROR + error.exit_code, reason=f"{error.code} {error}"[:_LONGEST_REASON])

@@ -215,6 +215,13 @@ def planned_event(plan: StudyPlan) -> privacy.Event:
 def in_words(plan: StudyPlan, event: privacy.Event) -> str:
     """The price in words, with what it does not cover said first: it is the sentence that people quote."""
     who = "patient" if unit(plan) == "patient" else "record"
+    if carried := getattr(plan.release, "carry", ""):
+        # "At most 1 % could be recognised" would be quoted without its condition, and is not true of these rows.
+        return (
+            f"Given the {plan.release.facts(plan).conditional_on}, which this does not cover: the price speaks of the "
+            f"other columns alone. Everybody's true {carried} is released, and no figure bounds how surely a {who} "
+            "could be recognised with it."
+        )
     words = privacy.translate(event, delta=plan.budget.delta, unit=who)
     if plan.posture == "local":
         return f"Given the {plan.release.facts(plan).conditional_on}, which this does not cover: {words}"

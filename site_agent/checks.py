@@ -26,7 +26,7 @@ import numpy as np
 import pandas as pd
 
 from shared.canonical import canonical_json, parse_json
-from shared.dictionary import LEVELLED, NUMERIC, Dictionary
+from shared.dictionary import LEVELLED, NUMERIC, Column, Dictionary
 from shared.encoding import Encoder
 from shared.errors import ChecksRefusal, DictionaryRefusal, DifferencingRefusal, Refusal, SchemaRefusal, SmallN
 from shared.prescriptions import Figures
@@ -36,7 +36,16 @@ from site_agent.config import Limits
 if TYPE_CHECKING:
     from shared.plan import StudyPlan
 
-__all__ = ["Check", "CheckReport", "before_draw", "check_figures", "check_network", "check_rows", "tool_versions"]
+__all__ = [
+    "Check",
+    "CheckReport",
+    "before_draw",
+    "check_figures",
+    "check_network",
+    "check_rows",
+    "exact_counts",
+    "tool_versions",
+]
 
 FORMAT = "tributary-checks/1"
 CHANCE = 1e-3
@@ -146,6 +155,7 @@ def before_draw(
     leaving: int = 0,
     sizes: Collection[int] = (),
     held: int | None = None,
+    exact: Collection[int] = (),
 ) -> None:
     """What must hold of the table before anything is fitted or drawn; a refusal here costs nothing.
 
@@ -161,6 +171,7 @@ def before_draw(
         leaving: all who would.
         sizes: rows of the study's earlier releases, where persons cannot be told apart.
         held: persons held out of a network, who are what its released persons are drawn from; None of other releases.
+        exact: of a column that is carried over without noise, `exact_counts` of the rows to draw.
     Raises: SmallN, DifferencingRefusal, ChecksRefusal.
     """
     if n < limits.persons:
@@ -182,6 +193,14 @@ def before_draw(
             given=f"{held}",
             next_step="Wait until the table has grown, or ask the study lead for a larger holdout; the reservation is "
             "kept and nothing was drawn.",
+        )
+    if exact and min(exact) < limits.rare_level:
+        # How many it is stays unsaid: an absent value is as exact a figure as a rare one.
+        raise SmallN(
+            f"each value of a column that is carried over must stand in at least {limits.rare_level} rows to draw",
+            given="a value with fewer",
+            next_step="Wait until the table has grown, or ask the study lead to leave release.carry out; the "
+            "reservation is kept and nothing was drawn.",
         )
     most = n if total is None else total
     if not delta < 1 / (10 * most):
@@ -215,6 +234,23 @@ def before_draw(
             )
 
 
+def exact_counts(plan: StudyPlan, rows: pd.DataFrame) -> tuple[int, ...]:
+    """Of canonical rows to draw, how many have each value of the column carried over, absent values included.
+
+    Empty where the plan carries none.
+    """
+    carried = getattr(plan.release, "carry", "")
+    if not carried:
+        return ()
+    column = plan.dictionary.column(carried)
+    return _level_counts(rows[carried], range(len(column.levels)), column)
+
+
+def _level_counts(values: Any, levels: Collection[Any], column: Column) -> tuple[int, ...]:
+    known = tuple(int((values == level).sum()) for level in levels)
+    return (*known, int(values.isna().sum())) if column.missing == "level" else known
+
+
 def check_rows(
     *,
     released: pd.DataFrame,
@@ -242,7 +278,7 @@ def check_rows(
         _equal_rows(released, real, dictionary),
         _rare_levels(released, dictionary, limits),
         _clip(clipped, len(real), beyond),
-        *([_carried(carried)] if carried else []),
+        *(_carried(released, dictionary, carried, limits) if carried else ()),
     )
 
 
@@ -498,13 +534,24 @@ def _rare_levels(released: pd.DataFrame, dictionary: Dictionary, limits: Limits)
     )
 
 
-def _carried(column: str) -> Check:
-    return Check(
+def _carried(released: pd.DataFrame, dictionary: Dictionary, carried: str, limits: Limits) -> tuple[Check, ...]:
+    told = Check(
         name="carried",
         rule="no column should be released as it is",
         outcome="warning",
-        detail=f"every row has its person's true {column}; no formal guarantee covers that column",
+        detail=f"every row has its person's true {carried}; no formal guarantee covers that column",
     )
+    # `before_draw` has refused it for nothing; this is of the table that would leave.
+    column = dictionary.column(carried)
+    few = sum(count < limits.rare_level for count in _level_counts(released[carried], column.levels, column))
+    counts = Check(
+        name="carried-counts",
+        rule=f"each value of a column that is carried over must stand in at least {limits.rare_level} released rows",
+        outcome="failed" if few else "passed",
+        detail=f"{carried}: {few} values with fewer" if few else carried,
+        policy=float(limits.rare_level),
+    )
+    return told, counts
 
 
 def _clip(clipped: int, n: int, beyond: float) -> Check:

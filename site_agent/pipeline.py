@@ -292,6 +292,7 @@ def make_release(
         leaving=chosen.leaving,
         sizes=chosen.sizes,
         held=len(chosen.train) if plan.release.edges is not None else None,
+        exact=checks.exact_counts(plan, table.table.iloc[list(chosen.rows)]),
     )
     sealed = None
     if plan.release.draws_rows and base is not None and not (plan.returning == "refresh" and plan.wave(wave).refit):

@@ -11,11 +11,12 @@ Plans, approvals, witnessing and the finished flow never travel by the runtime.
 
 from __future__ import annotations
 
-import time
+import logging
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from shared import flower
-from shared.errors import LockedRefusal, PlanChanged, Refusal, SchemaRefusal, StateRefusal
+from shared.errors import IntegrityRefusal, PlanChanged, Refusal, RoundsRefusal, SchemaRefusal, StateRefusal
 from shared.wire import RoundAnswer, RoundReply
 
 if TYPE_CHECKING:
@@ -28,20 +29,25 @@ if TYPE_CHECKING:
     from site_agent.desk import Desk
     from site_agent.egress import Egress
     from site_agent.ledger import AnchorReceipt
+    from site_agent.rounds import Door
 
-__all__ = ["answered", "app"]
+_log = logging.getLogger("tributary.runtime")
 
-PATIENCE = 60.0
-"""Seconds for which a process waits for another one of the site that is at work, before it gives no answer."""
+__all__ = ["answered", "app", "once"]
+
+PATIENCE = 240.0
+"""Seconds for which one question is tried again, while another process of the site is at work or the coordinator does
+not answer: less than `coordinator.runtime.LOST`, after which another process is asked. A round that this one has begun
+and that was not witnessed in time is given up for good, as nobody could tell any more whether it was drawn."""
 
 
 def app() -> ClientApp:
     """The app that `deploy/flower` names. The site's folder comes from the environment of the node, as for all verbs.
 
-    A refusal is answered as Flower's error, with its code; any other error with its class alone.
+    Whatever has no signed answer is answered by one constant error; why, is noted at the site alone.
     """
     flower.prepare()
-    from flwr.app import Context, Error, Message
+    from flwr.app import Context, Message
     from flwr.clientapp import ClientApp
 
     from site_agent.desk import desk
@@ -53,11 +59,9 @@ def app() -> ClientApp:
         del context  # its run_config is the coordinator's, and decides nothing here
         try:
             given = answered(desk(None), flower.carried(message))
-        except Refusal as error:
-            return Message(flower.refused(error), reply_to=message)
         except Exception as error:
-            reason = f"E_REFUSED {type(error).__name__}"  # its text might tell of records
-            return Message(Error(code=flower.ERROR, reason=reason), reply_to=message)
+            _log.warning("a question has no answer: %s", error.code if isinstance(error, Refusal) else "E_INTERNAL")
+            return Message(flower.unanswered(), reply_to=message)
         return Message(flower.carrying(given.envelope, given.content), reply_to=message)
 
     return made
@@ -70,11 +74,19 @@ def answered(at: Desk, given: tuple[bytes, bytes]) -> RoundAnswer:
         given: envelope and content, from anybody.
     Raises: what `take_part` raises, where no answer was signed.
     """
+    try:
+        at.require_running()
+        return _answered(at, given)
+    except Refusal as refusal:
+        at.note_refusal("federate", refusal, agent=True)
+        raise
+
+
+def _answered(at: Desk, given: tuple[bytes, bytes]) -> RoundAnswer:
     from site_agent import rounds
     from site_agent.cli.release import working_site
     from site_agent.desk import agent_version, today
 
-    at.require_running()
     with at.egress() as egress:
         said, content = egress.asked(RoundReply(envelope=given[0], content=given[1]))
         plan, _ = at.plans.approved(said.study, agent_version=agent_version(), today=today())
@@ -86,50 +98,69 @@ def answered(at: Desk, given: tuple[bytes, bytes]) -> RoundAnswer:
                 given=f"plan {said.plan_hash[:12]}…",
                 next_step="Compare plans: site-agent plan show.",
             )
-        relay = _Relay(egress, (said, content))
-        until = time.monotonic() + PATIENCE
-        while relay.given is None:
-            try:
-                relay.question = (said, content)
-                rounds.take_part(
-                    plan=plan,
-                    source=at.config.source(plan.study),
-                    site=working_site(at, egress),
-                    door=relay,
-                    home=at.home,
-                    today=today(),
-                    locked=at.locked,
-                )
-                break
-            except LockedRefusal:
-                if time.monotonic() >= until:
-                    raise
-                time.sleep(1.0)
-            except Refusal:
-                if relay.given is None:  # else the answer is the refusal's code, signed
-                    raise
+
+        def take(door: Door, wait: float) -> None:
+            rounds.take_part(
+                plan=plan,
+                source=at.config.source(plan.study),
+                site=working_site(at, egress),
+                door=door,
+                home=at.home,
+                today=today(),
+                locked=at.locked,
+                wait=wait,
+            )
+
+        return once(egress, (said, content), take)
+
+
+def once(egress: Egress, question: tuple[Asked, bytes], take: Callable[[Door, float], None]) -> RoundAnswer:
+    """The signed answer to a verified question, tried by one part in the training for as long as `PATIENCE`.
+
+    That one part knows which rounds it has begun and not drawn: after a moment without the coordinator's witness it
+    goes on with them, where a new one would have to give them up.
+
+    Args:
+        take: `site_agent.rounds.take_part` by a door, waiting for so many seconds.
+    Raises: what `take` raises, where no answer was signed.
+    """
+    relay = _Relay(egress, question)
+    try:
+        take(relay, PATIENCE)
+    except _Given:
+        pass
+    except Refusal:
+        if relay.given is None:  # else the answer is the refusal's code, signed
+            raise
     if relay.given is None:
-        raise StateRefusal("a round must have an answer that may leave", given="none")
+        raise RoundsRefusal("a question must have an answer in time", given="none")
     return relay.given
+
+
+class _Given(Exception):
+    """Ends a part in the training that has answered its question."""
 
 
 class _Relay:
     """A door of one question (`site_agent.rounds.Door`): heads are witnessed by the site's own, the answer is kept."""
 
     def __init__(self, egress: Egress, question: tuple[Asked, bytes]) -> None:
-        self._egress = egress
-        self.question: tuple[Asked, bytes] | None = question
+        self._egress, self._question = egress, question
         self.given: RoundAnswer | None = None
 
     def anchor(self, envelope: Envelope) -> AnchorReceipt:
         return self._egress.anchor(envelope)
 
     def next_round(self, study: str, flow: str = "") -> tuple[Asked, bytes] | None:
-        question, self.question = self.question, None
-        return question
+        if self.given is not None:
+            raise _Given
+        return self._question
 
     def answer_round(self, answer: Envelope, content: bytes, key: PublicKey) -> RoundReceipt:
         from shared.wire import RoundReceipt
 
-        said, self.given = self._egress.leaving(answer, content, key)
+        try:
+            said, self.given = self._egress.leaving(answer, content, key)
+        except StateRefusal as refusal:  # to whom is asked it means "too late", which nobody but a coordinator can say
+            raise IntegrityRefusal("an answer must be what the ledger lets leave", given=refusal.code) from None
         return RoundReceipt(study=said.study, round=said.round, answer=answer.digest)

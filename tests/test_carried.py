@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from test_postures import cohort, encoded, fitted, released, study
+from test_postures import TODAY, cohort, encoded, fitted, released, site, study
 
 from shared import privacy
-from shared.errors import ParameterError, PlanChanged, PlanRefusal
+from shared.errors import ParameterError, PlanChanged, PlanRefusal, SmallN
 from shared.flows import from_arrays, to_arrays
 from shared.mechanisms.latent_noise import LatentNoise, default_radius
-from shared.plan import LatentNoisePlan, StudyPlan, Training
+from shared.plan import LatentNoisePlan, StudyPlan, Training, Wave
 from shared.prescriptions.latent_noise import mechanism
 from shared.randomness import seeded_rng
 from shared.release import coverage, in_words, planned_event, read_bundle
 from site_agent.audit import weighed
+from site_agent.checks import check_rows
+from site_agent.config import Limits, SiteFloors, Source
 from site_agent.lasting import Fit, fitted_by
 from site_agent.models.flow import FlowSettings, fit_flow
+from site_agent.pipeline import make_release
 
 EVENT = 3
 
@@ -81,6 +85,44 @@ def test_it_is_refused_where_everybody_is_promised_something(posture):
         study(posture, release=LatentNoisePlan(w=0.02, carry="died"))
 
 
+def test_waves_that_draw_the_same_persons_again_are_refused_with_it():
+    """Two waves of the same persons would tell by their exact counts who changed, and no price would count it."""
+    first, second = dt.date(2000, 1, 1), dt.date(2001, 1, 1)
+    waves = (Wave(number=1, opens=first, closes=second), Wave(number=2, opens=second, closes=dt.date(2999, 1, 1)))
+    for returning in ("frozen", "append"):
+        assert carrying(waves=waves, returning=returning).release.carry == "died"
+    with pytest.raises(PlanRefusal, match="draw nobody again"):
+        carrying(waves=waves, returning="refresh")
+
+
+def test_true_values_in_rows_that_cost_nothing_are_refused():
+    with pytest.raises(PlanRefusal, match="w above 0"):
+        carrying(w=0.0)
+
+
+@pytest.mark.parametrize("deaths", [0, 9, 491, 500])
+def test_an_exact_count_below_the_floor_is_refused_before_the_draw_and_its_figure_is_not_told(tmp_path, deaths):
+    """Rows with true values hold exact counts: a value that nobody has is as exact as one that three persons have."""
+    cohort(500).assign(died=(np.arange(500) < deaths).astype(int)).to_csv(tmp_path / "cohort.csv", index=False)
+    at, source = site(tmp_path), Source(path=tmp_path / "cohort.csv")
+    with pytest.raises(SmallN, match="each value of a column that is carried over") as refused:
+        make_release(plan=carrying(), wave=1, source=source, site=at, today=TODAY, rng=seeded_rng(7))
+    assert refused.value.given == "a value with fewer"
+    assert [hold.state for hold in at.ledger.holds()] == ["anchored"]
+
+
+def test_a_sealed_table_with_an_exact_count_below_the_floor_fails(fit):
+    plan, table, encoder, x, _ = fit
+    limits = Limits.of(plan.floors, SiteFloors())
+    for deaths, outcome in ((limits.rare_level - 1, "failed"), (0, "failed"), (limits.rare_level, "passed")):
+        rows = encoder.decode(x).assign(died=(np.arange(len(x)) < deaths).astype("int64"))
+        found = check_rows(
+            released=rows, real=table, dictionary=plan.dictionary, limits=limits, clipped=0, carried="died"
+        )
+        [counts] = [check for check in found if check.name == "carried-counts"]
+        assert (counts.outcome, counts.measured) == (outcome, None)
+
+
 @pytest.mark.parametrize("name", ["age", "visits", "person", "nobody"])
 def test_a_column_that_is_no_event_is_refused(name):
     with pytest.raises(PlanRefusal, match="event or binary"):
@@ -99,7 +141,12 @@ def test_the_receipt_says_that_no_guarantee_covers_it_before_any_figure():
     covered, not_covered = coverage(plan)
     assert not_covered[0].startswith("The column died: no formal guarantee.")
     assert "any other with the same died" in covered[0]
-    assert "and everybody's true died, which this does not cover" in in_words(plan, planned_event(plan))
+    assert not_covered[1] == "The number of persons with each value of died is released exactly, of each wave."
+    said = in_words(plan, planned_event(plan))
+    assert "and everybody's true died, which this does not cover" in said
+    # The sentence that people quote bounds nobody's recognition here.
+    assert "at most" not in said
+    assert "no figure bounds" in said
     assert "died carried over as it is" in plan.release.details(plan)
     plain = study("local")
     assert not any("guarantee. " in sentence for sentence in coverage(plain)[1])

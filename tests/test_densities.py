@@ -301,11 +301,15 @@ def test_the_level_looks_at_the_plan_alone():
         ({"densities": [["sbp"], ["chol"]], "basis": "daubechies4"}, "without missing values"),
         ({"densities": [["sbp"]], "basis": "daubechies4", "level": 2}, "room for both ends"),
         ({"densities": [["sbp"]], "basis": "quantiles", "epsilon": 1e-9}, "epsilon must be in"),
-        ({"densities": [["sbp"]], "trust": "local", "epsilon": 99.0}, "epsilon of a report"),
+        ({"densities": [["sbp"]], "trust": "local", "epsilon": 99.0}, "each density 0.0001 to 40"),
+        ({"densities": [["sbp"]], "trust": "local", "epsilon": 800.0}, "each density 0.0001 to 40"),
+        ({"densities": [["sbp"], ["chol"]], "trust": "local", "epsilon": 1.9e-4}, "each density 0.0001 to 40"),
+        ({"densities": [["sbp"]], "trust": "local", "epsilon": 1e-17}, "each density 0.0001 to 40"),
     ],
 )
 def test_settings_that_cannot_be_are_refused_with_the_plan(plan, settings, words):
-    with pytest.raises((PlanRefusal, ParameterError, DictionaryRefusal), match=words):
+    kinds = PlanRefusal if settings.get("trust") == "local" else (PlanRefusal, ParameterError, DictionaryRefusal)
+    with pytest.raises(kinds, match=words):
         replace(plan, release=DensitiesPlan(**{"epsilon": 1.0, **settings}), posture="private")
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import itertools
 import json
+import zipfile
 from contextlib import closing
 from dataclasses import replace
 
@@ -23,7 +25,7 @@ from coordinator.synthesis import Synthesis
 from shared.dictionary import Column, Dictionary
 from shared.errors import EstimateRefusal, ParameterError, SchemaRefusal, StateRefusal
 from shared.generators.divergence import Divergence, Wasserstein
-from shared.generators.fits import FITS, Settings, generator
+from shared.generators.fits import FITS, Settings, generator, is_checkpoint
 from shared.generators.network import Network
 from shared.mechanisms.slicing import RowCode, Slicing
 from shared.plan import Budget
@@ -186,19 +188,39 @@ def test_a_fit_ends_early_where_the_held_out_lines_get_no_nearer(released, monke
     assert found.best_step == 50 * (1 + int(np.argmin(found.losses)))
 
 
+def packed(kind: int = zipfile.ZIP_STORED, **arrays: np.ndarray) -> bytes:
+    out = io.BytesIO()
+    (np.savez_compressed if kind == zipfile.ZIP_DEFLATED else np.savez)(out, **arrays)
+    return out.getvalue()
+
+
+def claiming(values: int) -> bytes:
+    head, out = io.BytesIO(), io.BytesIO()
+    np.lib.format.write_array_header_1_0(head, {"descr": "<f4", "fortran_order": False, "shape": (values,)})
+    with zipfile.ZipFile(out, "w") as held:
+        for name in ("told.npy", "weights.npy"):
+            held.writestr(name, head.getvalue())
+    return out.getvalue()
+
+
 def test_a_checkpoint_of_something_else_is_refused(tmp_path, released):
     settings, file = Settings(fit="sliced_wasserstein", **SHORT), tmp_path / "fit.npz"
     generator(CODE, [released], 0.5, settings, checkpoint=file)
     good = file.read_bytes()
+    assert is_checkpoint(file)
     others = [
+        (packed(told=np.frombuffer(b"[" * 200_000, dtype=np.uint8), weights=np.zeros(3)), settings),  # a deep nest
+        (packed(zipfile.ZIP_DEFLATED, told=np.zeros(9), weights=np.zeros(1 << 20)), settings),  # small, and large
+        (claiming(1 << 44), settings),  # 64 TiB in 300 bytes
         (good[: len(good) // 2], settings),
         (b"", settings),
         (b"\x80\x04N.", settings),  # a pickle
         (good.replace(b'"step": 100', b'"step": 999'), settings),
         (good, replace(settings, seed=5)),
     ]
-    for data, asked in others:
+    for k, (data, asked) in enumerate(others):
         file.write_bytes(data)
+        assert is_checkpoint(file) == (k in (0, len(others) - 1))
         with pytest.raises(SchemaRefusal, match="lines and settings"):
             generator(CODE, [released], 0.5, asked, checkpoint=file)
     file.write_bytes(good)
@@ -290,6 +312,11 @@ def test_the_coordinator_draws_the_same_rows_by_any_fit_from_a_seed_in_the_recor
     again = ask(capsys, home, "--out", out, *more, "--restart")[1]
     other = ask(capsys, home, "--out", out, *more[:-4], "--rows", 30, "--seed", 1)[1]
     assert again["csv_sha256"] == record["csv_sha256"] != other["csv_sha256"]
+    # A file that no fit has written is not deleted, whatever was named.
+    file.write_bytes(b"the only copy")
+    code, told = ask(capsys, home, "--out", out, *more, "--restart")
+    assert file.read_bytes() == b"the only copy"
+    assert code == 0 if name == "moments" else told["refused"]["code"] == "E_PARAMETER"
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,7 @@ from test_federating import PLAN, WHOLE, Hospital
 from coordinator import dialled
 from shared import flower
 from shared.canonical import sha256_hex
-from shared.errors import ConfigRefusal, SchemaRefusal, SignatureRefusal, TooLarge
+from shared.errors import ConfigRefusal, NetworkRefusal, RoundsRefusal, SchemaRefusal, SignatureRefusal, TooLarge
 from shared.federated import FederatedFlow
 from shared.keys import SigningKey
 from shared.plan import StudyPlan
@@ -412,24 +412,30 @@ class Local:
 
     def __init__(self, hospitals, spoil=None) -> None:
         self.hospitals, self.spoil, self.given = {one.name: one for one in hospitals}, spoil, []
+        self.kept: list[str] = []
+        self.door = lambda door, one: door
 
     def ask(self, asked: RoundReply, sites) -> None:
         for name in sorted(set(sites) & set(self.hospitals)):
             one = self.hospitals[name]
             with one.hub.egress(name) as egress:
-                relay = runtime._Relay(egress, egress.asked(asked))
-                one.take_part(wait=0, door=lambda _, relay=relay: relay)
-            assert relay.given is not None
-            self.given += [] if self.spoil is None else self.spoil(name, relay.given)
-            self.given.append((name, relay.given))
+
+                def take(door, wait, one=one):
+                    one.take_part(wait=wait, door=lambda _: self.door(door, one))
+
+                given = runtime.once(egress, egress.asked(asked), take)
+            self.given += [] if self.spoil is None else self.spoil(name, given)
+            self.given.append((name, given))
 
     def answers(self):
         given, self.given = self.given, []
         return given
 
+    def taken(self, site: str) -> None:
+        self.kept.append(site)
 
-def carried_training(hub, hospitals, spoil=None) -> FederatedFlow:
-    carrier = Local(hospitals, spoil)
+
+def carried_training(hub, carrier) -> FederatedFlow:
     return dialled.train(
         home=hub.home, store=hub.store, plan=PLAN, key=hub.authority.witness, timeout=20.0, carrier=carrier
     )
@@ -450,7 +456,28 @@ def test_a_carrier_brings_the_same_rounds_and_what_it_spoils_is_not_taken(tmp_pa
                 (name, RoundAnswer(envelope=b"{}", content=b"")),
             ]
 
-        flow = carried_training(hub, hospitals, spoil)
+        carrier = Local(hospitals, spoil)
+        away = []
+
+        class Blip:
+            """A door that finds the coordinator away once, when a round was begun: it costs no round."""
+
+            def __init__(self, door, one) -> None:
+                self.door, self.one = door, one
+
+            def __getattr__(self, name: str):
+                return getattr(self.door, name)
+
+            def anchor(self, envelope):
+                if self.one.ledger.entries()[-1].kind == "round" and self.one.name not in away:
+                    away.append(self.one.name)
+                    raise NetworkRefusal("the coordinator must answer", given="nothing")
+                return self.door.anchor(envelope)
+
+        carrier.door = Blip
+        flow = carried_training(hub, carrier)
+        assert away == ["north", "south"]
+        assert carrier.kept == ["north", "south"] * 3  # each once, whatever came before it
         flow.require_true(PLAN)
         assert {site: said["answered"] for site, said in flow.sites.items()} == {"north": 3, "south": 3}
         for hospital in hospitals:
@@ -515,6 +542,7 @@ def test_a_site_that_gave_no_answer_or_was_never_heard_of_is_asked_again_and_a_s
     grid.reply("m2", 3, flower.carrying(b"signed", b"another node's"))
     [(site, given)] = carrier.answers()
     assert (site, given.envelope, given.content) == ("north", b"signed", b"new")
+    carrier.taken("north")
     assert len(grid.asked) == 2
     now[0] = LOST  # south's message went with its node
     assert list(carrier.answers()) == []
@@ -526,9 +554,45 @@ def test_a_site_that_gave_no_answer_or_was_never_heard_of_is_asked_again_and_a_s
     assert [node for node, _ in grid.asked] == [1, 2, 2, 2]
     grid.reply("m4", 2, flower.carrying(b"signed", b"late"))
     assert [site for site, _ in carrier.answers()] == ["south"]
+    now[0] += AGAIN  # it was not taken: the network had spoiled it
+    carrier.answers()
+    assert [node for node, _ in grid.asked] == [1, 2, 2, 2, 2]
+    grid.reply("m5", 2, flower.carrying(b"signed", b"late"))
+    assert [site for site, _ in carrier.answers()] == ["south"]
+    carrier.taken("south")
     now[0] += 10 * LOST
     carrier.answers()
-    assert len(grid.asked) == 4  # all have answered
+    assert len(grid.asked) == 5  # all have answered
+
+
+def test_what_has_no_signed_answer_leaves_by_one_constant_word_whatever_the_refusal(monkeypatch):
+    """Texts and codes of refusals tell of records: of how many a rule does not hold, and that one does not hold."""
+    from flwr.app import Context, RecordDict
+
+    from shared.errors import CATALOGUE
+
+    app = runtime.app()
+    asked = flower.addressed(flower.carrying(b"a", b"b"), message_type="train", source=0, target=1, name="q")
+    context = Context(run_id=0, node_id=1, node_config={}, state=RecordDict(), run_config={})
+    raised = [kind("column 'sbp' must be at most 270", given="3 rows that do not") for kind in CATALOGUE.values()]
+    replies = set()
+    for error in [*raised, KeyError("p-17"), MemoryError()]:
+
+        def answered(at, given, error=error):
+            raise error
+
+        monkeypatch.setattr(runtime, "answered", answered)
+        monkeypatch.setattr("site_agent.desk.desk", lambda home: None)
+        reply = app(asked, context)
+        assert not reply.has_content()
+        replies.add((reply.error.code, reply.error.reason))
+    assert replies == {(flower.ERROR, "E_REFUSED")}
+
+
+def test_a_question_without_an_answer_is_refused_once_its_time_is_over():
+    """A part that ends without an answer, as one whose answer comes too late, does not begin again for ever."""
+    with pytest.raises(RoundsRefusal, match="answer in time"):
+        runtime.once(None, None, lambda door, wait: None)
 
 
 def test_what_the_runtime_brings_is_two_byte_strings_or_nothing():
@@ -568,8 +632,10 @@ def test_the_list_of_nodes_gives_each_site_a_node_of_its_own(tmp_path, text):
 
 def test_the_recipe_lets_the_nodes_path_through_and_nothing_else():
     rules = (DEPLOY / "nginx.conf").read_text()
-    assert re.findall(r"location ([^{]+) \{", rules) == ["/v1/fleet/", "/"]
+    assert re.findall(r"location ([^{]+) \{", rules) == ["~ ^/v1/fleet/(?<call>[a-z-]+)$", "/"]
     assert "return 404" in rules
+    # nginx matches the path it has normalised: without a URI here, what was written ("fleet/../control") is passed on.
+    assert re.findall(r"proxy_pass ([^;]+);", rules) == ["https://127.0.0.1:8000/v1/fleet/$call"]
     recipe = yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]
     for name in ("superlink", "node"):
         said = recipe[name]["environment"]

@@ -236,6 +236,20 @@ def test_what_is_told_of_records_that_are_pulled_in_falls_with_the_shrinking_and
     assert kept_weight(0.0, radius, 2.0, 5) == 0.0
 
 
+@pytest.mark.parametrize(
+    ("w", "radius", "d"),
+    [(0.999999, 0.01, 1), (0.9999999, 0.5, 3), (0.9999, 1.0, 2), (0.5, 1e-6, 2), (0.999, 31.0, 999)],
+)
+def test_lengths_that_are_much_alike_are_put_back_too(w, radius, d):
+    """Where the law of the lengths was narrower than a step between two knots, every row was 0/0 and charged."""
+    m = mechanism(w=w, radius=radius, d=d, shrink=2.0)
+    z = np.random.default_rng(1).standard_normal((400, d))
+    rows = m.release(z, seeded_rng(2))
+    assert np.isfinite(rows).all()
+    assert np.linalg.norm(rows, axis=1).mean() == pytest.approx(stats.chi.mean(d), rel=0.1)
+    np.testing.assert_allclose(m.restored(m.unrestored(rows)), rows, rtol=1e-6)
+
+
 @pytest.mark.parametrize("shrink", [0.5, 9.0, math.nan, math.inf, None])
 def test_a_shrinking_that_would_push_out_or_means_nothing_is_refused(shrink):
     with pytest.raises(ParameterError, match="shrink must be"):

@@ -53,7 +53,7 @@ def test_even_draws_are_even_and_what_cannot_be_drawn_is_refused():
 
 # -- local ------------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("k", [2, 3, 64])
-@pytest.mark.parametrize("epsilon", [0.1, 1.0, 4.0])
+@pytest.mark.parametrize("epsilon", [1e-4, 0.1, 1.0, 4.0])
 def test_no_report_is_likelier_from_one_person_than_from_another_by_more_than_the_price(k, epsilon):
     made = LocalCounts(grid=grid(int(math.log2(k)) if k != 3 else 2), epsilon=epsilon, how="randomised response")
     truth, other = made.truth, (1 - made.truth) / (made.grid.size - 1)
@@ -109,9 +109,11 @@ def test_the_better_way_is_the_one_with_less_noise():
             chosen = better(epsilon, k)
             # The continuous law decides; rounding adds a twelfth to Laplace's variance.
             assert both[chosen] <= 1.1 * min(both.values()) + 1000 / 12
+    # Whatever is asked, an answer: refusing a price is the plan's part.
+    assert [better(epsilon, 64) for epsilon in (1e-17, 800.0)] == ["Laplace", "randomised response"]
 
 
-@pytest.mark.parametrize("wrong", [{"epsilon": 0.0}, {"epsilon": math.inf}, {"how": "Gaussian"}])
+@pytest.mark.parametrize("wrong", [{"epsilon": 9e-5}, {"epsilon": 41.0}, {"epsilon": math.inf}, {"how": "Gaussian"}])
 def test_a_report_that_cannot_be_is_refused(wrong):
     with pytest.raises(ParameterError):
         LocalCounts(**{"grid": grid(3), "epsilon": 1.0, **wrong})

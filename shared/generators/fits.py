@@ -48,7 +48,7 @@ from shared.mechanisms.slicing import RowCode
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["FITS", "Fitted", "Generator", "Progress", "Settings", "generator"]
+__all__ = ["FITS", "Fitted", "Generator", "Progress", "Settings", "generator", "is_checkpoint"]
 
 Array = NDArray[np.float64]
 Single = NDArray[np.float32]
@@ -285,7 +285,9 @@ class _Training:
         try:
             if path.stat().st_size > _MOST:
                 raise wrong
-            with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as held:
+            data = path.read_bytes()
+            _require_plain(data)
+            with np.load(io.BytesIO(data), allow_pickle=False) as held:
                 told, weights = json.loads(held["told"].tobytes()), held["weights"]
             if told["digest"] != self.digest or weights.shape != (4, self.network.size):
                 raise wrong
@@ -295,10 +297,45 @@ class _Training:
             if not 0 <= best <= step <= self.settings.steps or not losses or not np.isfinite(losses).all():
                 raise wrong
             self.rng.bit_generator.state = told["rng"]
-        except (OSError, ValueError, KeyError, TypeError, OverflowError, EOFError, zipfile.BadZipFile):
+        except (*_SPOILT, OSError, KeyError, TypeError):
             raise wrong from None
         self.theta, self.best, self.adam.mean, self.adam.square = (np.array(one) for one in weights)
         self.step, self.best_step, self.losses = step, best, losses
+
+
+_SPOILT = (ValueError, OverflowError, EOFError, MemoryError, RecursionError, zipfile.BadZipFile, NotImplementedError)
+
+
+def _require_plain(data: bytes) -> None:
+    """Refuse a file whose arrays are not stored as they are, in the bytes that are there: before any is unpacked.
+
+    Raises: ValueError, or what `zipfile` raises.
+    """
+    with zipfile.ZipFile(io.BytesIO(data)) as held:
+        members = held.infolist()
+        if sorted(one.filename for one in members) != ["told.npy", "weights.npy"]:
+            raise ValueError
+        for one in members:
+            if one.compress_type != zipfile.ZIP_STORED or not one.file_size == one.compress_size <= len(data):
+                raise ValueError
+            with held.open(one) as member:
+                version = np.lib.format.read_magic(member)
+                if version != (1, 0):
+                    raise ValueError
+                shape, _, dtype = np.lib.format.read_array_header_1_0(member)
+                if dtype.hasobject or math.prod(shape) * dtype.itemsize > one.file_size:
+                    raise ValueError
+
+
+def is_checkpoint(path: Path) -> bool:
+    """Whether a file is a fit's checkpoint, of whatever lines and settings."""
+    try:
+        if path.stat().st_size > _MOST:
+            return False
+        _require_plain(path.read_bytes())
+    except (*_SPOILT, OSError):
+        return False
+    return True
 
 
 def _digest(code: RowCode, releases: Sequence[Release], sigma: float, settings: Settings) -> str:

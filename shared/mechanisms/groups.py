@@ -146,7 +146,7 @@ class Histogram(Counted):
 
 @dataclass(frozen=True, kw_only=True)
 class Reports(Counted):
-    """Sums of what each record reported of itself: nobody who adds has to be trusted.
+    """Sums of what each record reported, as if of itself; the hospital's agent draws the reports and adds them.
 
     Args:
         local: the way of reporting.

@@ -261,9 +261,16 @@ def _lengths(w: float, radius: float, shrink: float, d: int) -> tuple[Array, Arr
     r = np.sqrt(special.chdtri(d, 1 - (np.arange(200) + 0.5) / 200))
     far = w * shrunk(r, radius, shrink) ** 2 / variance
     most = math.sqrt(special.chdtri(d, 1e-7))
-    short = np.linspace(0.0, most, 121)[1:]
-    below = special.chndtr(short[:, None] ** 2 / variance, float(d), far[None, :]).mean(axis=1)
-    sure = (below > 1e-9) & (below < 1 - 1e-9)
+    low, high = 0.0, most
+    while True:
+        short = np.linspace(low, high, 121)[1:]
+        below = special.chndtr(short[:, None] ** 2 / variance, float(d), far[None, :]).mean(axis=1)
+        sure = (below > 1e-9) & (below < 1 - 1e-9)
+        if np.count_nonzero(sure) >= 12 or high - low < 1e-12 * most:
+            break
+        # A law narrower than a few steps, of little noise: knots closer together, where it is.
+        low = float(short[below <= 1e-9].max(initial=low))
+        high = float(short[below >= 1 - 1e-9].min(initial=high))
     short, below = short[sure], below[sure]
     long = np.sqrt(special.chdtri(d, 1 - below))
     # From nothing to nothing, and beyond the last knot in proportion.

@@ -1,7 +1,8 @@
 r"""Histograms under local privacy: every record is noised by itself before anything is added up.
 
-Nobody has to trust whoever adds: each record's own report is ε-DP whatever becomes of it. The price is noise of n
-reports in place of one. Two ways to report one of k cells:
+Each record's own report is ε-DP, so the sum is as if every record had reported for itself. Here the hospital's agent
+draws the reports and adds them up, and is trusted with the records as always; the noise is that of n reports in place
+of one. Two ways to report one of k cells:
 
 *Laplace.* One-hot, with Laplace noise of scale 2/ε on all k; a count's noise has variance 8n/ε².
 *Randomised response.* The true cell with probability e^ε / (e^ε + k − 1), else any other; a count is put right by the
@@ -25,11 +26,13 @@ from shared.mechanisms.density import Grid, rounded_laplace_variance
 from shared.privacy import Laplace, RandomisedResponse
 from shared.randomness import Noise
 
-__all__ = ["LocalCounts", "better"]
+__all__ = ["LEAST", "MOST", "LocalCounts", "better"]
 
 Counts = NDArray[np.int64]
 Floats = NDArray[np.float64]
 How = Literal["Laplace", "randomised response"]
+LEAST, MOST = 1e-4, 40.0
+"""ε of one report."""
 _ROWS = 4096
 
 
@@ -39,8 +42,8 @@ def better(epsilon: float, cells: int) -> How:
     >>> better(1.0, 64), better(3.0, 64)
     ('Laplace', 'randomised response')
     """
-    odds = math.exp(min(epsilon, 700.0))
-    response = (odds + cells - 2) / (odds - 1) ** 2
+    more = math.expm1(min(epsilon, 350.0))  # beyond, its square is not a double, and nothing is hidden anyway
+    response = (more + cells - 1) / more**2
     return "randomised response" if response <= 2 * _one_hot(epsilon).scale ** 2 else "Laplace"
 
 
@@ -60,8 +63,9 @@ class LocalCounts:
     how: How = "Laplace"
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.epsilon) and 0 < self.epsilon <= 40):
-            raise ParameterError("epsilon of a report must be in (0, 40]", given=repr(self.epsilon))
+        # Below, what is taken off a response's truth for rounding would weigh as much as the price itself.
+        if not (math.isfinite(self.epsilon) and LEAST <= self.epsilon <= MOST):
+            raise ParameterError(f"epsilon of a report must be in [{LEAST:g}, {MOST:g}]", given=repr(self.epsilon))
         if self.how not in ("Laplace", "randomised response"):
             raise ParameterError("a report must be by Laplace noise or randomised response", given=repr(self.how))
         if self.grid.size < 2:

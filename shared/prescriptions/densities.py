@@ -1,10 +1,10 @@
 """Noisy densities as a plan prescribes them: which columns, how fine, in which way, and one ε for all of them.
 
 ``basis`` says what of a density leaves: counts of a histogram (``haar``), sums of smooth scaling functions
-(``daubechies2`` to ``daubechies4``), or private ``quantiles`` of single columns. ``trust`` says who is trusted with the
-records: the hospital's own agent, which adds them up and then draws noise (``central``), or nobody (``local``: every
-record is noised by itself before anything is added up, which costs far more noise). ε is the total over all groups of
-columns in every case; each group is given an equal part.
+(``daubechies2`` to ``daubechies4``), or private ``quantiles`` of single columns. ``trust`` says how the hospital's own
+agent, which is trusted with the records in either case, draws the noise: on the sums (``central``), or on every record
+by itself before anything is added up, as if each had reported for itself (``local``: far more noise). ε is the total
+over all groups of columns in every case; each group is given an equal part.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from shared.estimands import Estimand, Estimate
 from shared.formulas import Node, parse
 from shared.mechanisms.density import Grid
 from shared.mechanisms.groups import Counted, Cuts, Group, Histogram, Reports, Smooth, basis_of, bounds
-from shared.mechanisms.local import LocalCounts, better
+from shared.mechanisms.local import LEAST, MOST, LocalCounts, better
 from shared.mechanisms.quantiles import Quantiles
 from shared.mechanisms.scaling import Coefficients
 from shared.prescriptions import Facts, Figures, must, unit
@@ -141,6 +141,12 @@ class DensitiesPlan(Figures):
             "release.trust 'local' must come with basis 'haar': only cells can be reported record by record",
             repr(self.basis),
             'Write basis = "haar", or trust = "central".',
+        )
+        part = self.epsilon / len(self.densities)
+        must(
+            self.trust == "central" or LEAST <= part <= MOST,
+            f"release.epsilon with trust 'local' must give each density {LEAST:g} to {MOST:g}",
+            f"{self.epsilon:g} for {len(self.densities)}",
         )
         most = max(map(len, self.densities))
         must(
@@ -267,7 +273,8 @@ class DensitiesPlan(Figures):
         if self.trust == "local":
             more.append(
                 f"Every {'record' if unit(plan) == 'patient' else 'row'} is noised by itself before anything is added "
-                "up: the promise holds for each report alone, whoever sees it and whoever adds."
+                "up, as if each had reported for itself: the promise holds for each report alone. The hospital's "
+                "agent, which draws the reports and adds them, is trusted with the records as always."
             )
         if self.basis == "quantiles":
             more.append(

@@ -94,6 +94,20 @@ class LatentNoisePlan(Prescription):
             f"posture {plan.posture!r}",
             'Write posture = "local", or leave release.carry out.',
         )
+        # The difference of two waves of the same persons would tell who changed, at no ε that anything counts.
+        must(
+            len(plan.waves) == 1 or not plan.redraws,
+            "release.carry must be given with waves that draw nobody again",
+            f"returning {plan.returning!r}, {len(plan.waves)} waves",
+            'Write returning = "frozen" or "append", plan one wave, or leave release.carry out.',
+        )
+        must(
+            self.w != 0,
+            "release.carry must be given with a w above 0: true values in rows at ε = 0 would pass for a release that "
+            "costs nothing",
+            "w = 0",
+            "Raise w, or leave release.carry out.",
+        )
         kinds = {column.name: column.kind for column in plan.dictionary.released}
         must(
             kinds.get(self.carry) in ("event", "binary"),
@@ -202,6 +216,8 @@ class LatentNoisePlan(Prescription):
                     f"The column {self.carry}: no formal guarantee. {whose} true value of it is carried over to the "
                     "released row as it is, without noise. The stated ε does not speak of it, and no ε would hold "
                     f"for it. Whoever tells which row is whose reads the true {self.carry} there.",
+                    f"The number of {'persons' if unit(plan) == 'patient' else 'rows'} with each value of {self.carry}"
+                    " is released exactly, of each wave.",
                 )
             when = ", of this wave or of the one whose flow is used again" if len(plan.waves) > 1 else ""
             return (
