@@ -136,11 +136,11 @@ class _Rows(Drawing):
     def fit(self, rng: Noise, told: Told) -> None:
         from site_agent import fitting
 
-        if self.plan.flow:
+        if self.plan.flow and self.plan.posture != "local":
             self._fitted = fitting.fit(self.plan, self._encoder, self._x, None, rng, told, trained=self._trained)
         elif self._base is None:
             names = None if self._persons is None else [self._persons[i] for i in self._present]
-            self._fitted = _fit(self.plan, self._encoder, self._x, names, rng, told)
+            self._fitted = _fit(self.plan, self._encoder, self._x, names, rng, told, self._trained)
         else:
             self._fitted = fitting.sealed(self.plan, self._encoder, self._base.flow, n=len(self._x))
         self._x = self._x[self._fitted.released]
@@ -189,7 +189,13 @@ class _Rows(Drawing):
         self._x = self._encoder.encode(self._real, rng)
         self._noisy = fit.noisy
         self._fitted = fitting.sealed(
-            self.plan, self._encoder, fit.flow, n=len(self._real), epochs=fit.epochs, fresh=fit.fresh
+            self.plan,
+            self._encoder,
+            fit.flow,
+            n=len(self._real),
+            epochs=fit.epochs,
+            fresh=fit.fresh,
+            begin=self._trained,
         )
         self.left_out = table.rows - table.n
 
@@ -280,11 +286,17 @@ class _Noisy(Drawing):
 
 # -- inside -----------------------------------------------------------------------------------------------------
 def _fit(
-    plan: StudyPlan, encoder: Encoder, x: Any, persons: Sequence[str] | None, rng: Noise, progress: Told
+    plan: StudyPlan,
+    encoder: Encoder,
+    x: Any,
+    persons: Sequence[str] | None,
+    rng: Noise,
+    progress: Told,
+    begin: Bijection | None,
 ) -> Fitted:
     from site_agent.fitting import fit
 
-    return fit(plan, encoder, x, persons, rng, progress)
+    return fit(plan, encoder, x, persons, rng, progress, trained=begin)
 
 
 def _attack(
