@@ -136,11 +136,12 @@ class _Rows(Drawing):
     def fit(self, rng: Noise, told: Told) -> None:
         from site_agent import fitting
 
-        if self.plan.flow and self.plan.posture != "local":
+        # Under `local` the plan's flow is where the first fit may begin; a wave after it has the sealed one.
+        if self.plan.flow and (self._base is None or self.plan.posture != "local"):
             self._fitted = fitting.fit(self.plan, self._encoder, self._x, None, rng, told, trained=self._trained)
         elif self._base is None:
             names = None if self._persons is None else [self._persons[i] for i in self._present]
-            self._fitted = _fit(self.plan, self._encoder, self._x, names, rng, told, self._trained)
+            self._fitted = _fit(self.plan, self._encoder, self._x, names, rng, told)
         else:
             self._fitted = fitting.sealed(self.plan, self._encoder, self._base.flow, n=len(self._x))
         self._x = self._x[self._fitted.released]
@@ -292,11 +293,10 @@ def _fit(
     persons: Sequence[str] | None,
     rng: Noise,
     progress: Told,
-    begin: Bijection | None,
 ) -> Fitted:
     from site_agent.fitting import fit
 
-    return fit(plan, encoder, x, persons, rng, progress, trained=begin)
+    return fit(plan, encoder, x, persons, rng, progress)
 
 
 def _attack(

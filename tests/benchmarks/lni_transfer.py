@@ -1,5 +1,7 @@
 """A shared flow at small sites: pooled and per-site adjusted hazard ratios, released against real, with and without it.
 
+And the mean log-likelihood of up to 1,000 other persons of the cohort under each flow.
+
 The twelve simulated cohorts, of each 300, 700 or 1,400 persons (all of a cohort that has fewer). Two worlds: the
 cohorts as they are, whose columns depend on one another as Gaussian scores do, so that there is little for anybody to
 transfer; and the same with blood pressure and cholesterol that bend upwards at both ends of age. In each world the
@@ -91,7 +93,9 @@ def one(b):
             sites, real = [], []
             released = {(way, w): [] for way in ("alone", "transfer") for w in WEIGHTS}
             for k, (name, whole) in enumerate(tables.items()):
-                table = whole.iloc[draws.permutation(len(whole))[:n]].reset_index(drop=True)
+                order = draws.permutation(len(whole))
+                table, others = (whole.iloc[part].reset_index(drop=True) for part in (order[:n], order[n : n + 1000]))
+                fresh = encoded(others, b) if len(others) >= 50 else None
                 x, z = encoded(table, b), draws.standard_normal((len(table), ENCODER.d))
                 real.append(log_hr(table, True))
                 site = {"site": name, "n": len(table), "events": int(table["cvd"].sum())}
@@ -108,6 +112,8 @@ def one(b):
                             shared=flows[name],
                         )
                     site[way] = {"epochs": made[way].epochs, "transferred": made[way].report.transferred}
+                    if fresh is not None:
+                        site[way]["held_out"] = float(made[way].flow.log_prob(fresh).mean())
                     for w in WEIGHTS:
                         noisy = LatentNoise(flow=made[way].flow, w=w, radius=default_radius(ENCODER.d))
                         found = log_hr(ENCODER.decode(noisy.release(x, Common(z))), True)
@@ -124,7 +130,7 @@ def one(b):
 
 
 def compared(alone, begun):
-    """Mean distance without and with, and the paired difference with its standard error; below 0 is better."""
+    """A mean without and with, and the paired difference with its standard error. Of a distance, below 0 is better."""
     difference = np.subtract(begun, alone)
     return {
         "alone": float(np.mean(alone)),
@@ -146,6 +152,9 @@ def summed_up(found):
             sites = [site for run in runs for site in run["sites"]]
             results[name][f"n={n}"] = {
                 "sites": len(sites),
+                "held_out_log_likelihood": compared(
+                    *([s[way]["held_out"] for s in sites if "held_out" in s[way]] for way in ("alone", "transfer"))
+                ),
                 "transferred": sum(site["transfer"]["transferred"] for site in sites),
                 **{
                     f"w={w:g}": {
