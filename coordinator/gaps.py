@@ -130,8 +130,8 @@ def released_flow(
         return None
     if plan.posture == "public":
         return public_start(encoder, plan.reference)
-    if not plan.flow or trained is None:
-        return None
+    if not plan.flow or trained is None or plan.posture == "local":
+        return None  # under `local` it is where a site may begin, and what it fits stays there
     if trained.name != plan.flow or trained.dictionary_hash != encoder.dictionary.hash:
         raise PlanChanged(
             "the trained flow must be the one that the plan names",

@@ -13,7 +13,7 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from shared.canonical import canonical_json, closed, parse_json, sha256_hex
 from shared.dictionary import NUMERIC, Dictionary
@@ -61,6 +61,10 @@ class Training:
         margins: ``normal_scores`` maps every margin to N(0, 1) first; ``none`` leaves it to the flow.
         family: ``affine`` layers, or ``spline``: rational-quadratic ones, slower to train.
         spectral: no weight matrix has a singular value above 1. A restraint on the fit, of which no guarantee is made.
+        search: a site tries 24 networks (the paper's grid) in the place of flows, hidden and layers, and takes the one
+            under which held-back records are likeliest; with postures ``local`` and ``holdout``.
+        transfer: a site of few records begins at what the plan's `flow` knows, and keeps that only where held-back
+            records gain by it; with posture ``local`` and a flow that several sites have trained.
     """
 
     flows: int = 4
@@ -73,6 +77,9 @@ class Training:
     margins: Literal["normal_scores", "none"] = "normal_scores"
     family: Literal["affine", "spline"] = "affine"
     spectral: bool = False
+    search: bool = False
+    transfer: bool = False
+    later: ClassVar[tuple[str, ...]] = ("search", "transfer")
 
     def __post_init__(self) -> None:
         for name, most in (("flows", 20), ("hidden", 1024), ("layers", 4), ("epochs", 10_000), ("patience", 10_000)):
@@ -83,7 +90,8 @@ class Training:
         must(self.margins in ("normal_scores", "none"), "training.margins is unknown", self.margins)
         must(self.family in ("affine", "spline"), "training.family must be 'affine' or 'spline'", self.family)
         must(not self.spectral or self.family == "affine", "training.spectral must go with affine layers", self.family)
-        must(isinstance(self.spectral, bool), "training.spectral must be true or false", self.spectral)
+        for name in ("spectral", "search", "transfer"):
+            must(isinstance(getattr(self, name), bool), f"training.{name} must be true or false", getattr(self, name))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -254,7 +262,7 @@ class StudyPlan:
         federated: training of one flow by all sites together; it is charged by itself, and the rows of this plan are
             not drawn through what comes out.
         flow: ``federated:<digest>`` of a flow that an earlier plan's sites have trained: with posture ``private``, in
-            the place of [private].
+            the place of [private]; with posture ``local``, to begin at (`Training.transfer`).
         expected: how large the lead expects the study to be; None where the plan does not say.
         dictionary: columns, bounds and levels.
 
@@ -332,10 +340,27 @@ class StudyPlan:
         digest = self.flow.removeprefix(PREFIX)
         named = self.flow.startswith(PREFIX) and len(digest) == 64 and set(digest) <= set("0123456789abcdef")
         must(not self.flow or named, "flow must be 'federated:' and the digest of a trained flow", repr(self.flow)[:80])
+        begins = self.posture == "local" and self.training.transfer
         must(
-            not self.flow or self.posture == "private",
-            "flow must be given with posture 'private' only: a trained flow has learned from every site's records",
+            not self.flow or self.posture == "private" or begins,
+            "flow must be given with posture 'private' only: a trained flow has learned from every site's records. "
+            "With posture 'local' a site may begin at it, by training.transfer = true",
             f"posture {self.posture!r}",
+        )
+        must(
+            not self.training.transfer or (begins and bool(self.flow) and self.training.family == "affine"),
+            "training.transfer must go with posture 'local', affine layers and a flow that several sites have trained",
+            f"posture {self.posture!r}, {'a' if self.flow else 'no'} flow",
+        )
+        why = {
+            "private": "every try would be charged to each person",
+            "public": "nothing is fitted there",
+        }.get(self.posture, "sites that train together must have one network")
+        must(
+            not self.training.search or (self.posture in ("local", "holdout") and self.federated is None),
+            f"training.search must go with posture 'local' or 'holdout', without [federated]: {why}",
+            f"posture {self.posture!r}{', [federated]' if self.federated else ''}",
+            "Leave training.search out, and write the network into the plan.",
         )
         if self.federated is None:
             return

@@ -136,7 +136,8 @@ class _Rows(Drawing):
     def fit(self, rng: Noise, told: Told) -> None:
         from site_agent import fitting
 
-        if self.plan.flow:
+        # Under `local` the plan's flow is where the first fit may begin; a wave after it has the sealed one.
+        if self.plan.flow and (self._base is None or self.plan.posture != "local"):
             self._fitted = fitting.fit(self.plan, self._encoder, self._x, None, rng, told, trained=self._trained)
         elif self._base is None:
             names = None if self._persons is None else [self._persons[i] for i in self._present]
@@ -189,7 +190,13 @@ class _Rows(Drawing):
         self._x = self._encoder.encode(self._real, rng)
         self._noisy = fit.noisy
         self._fitted = fitting.sealed(
-            self.plan, self._encoder, fit.flow, n=len(self._real), epochs=fit.epochs, fresh=fit.fresh
+            self.plan,
+            self._encoder,
+            fit.flow,
+            n=len(self._real),
+            epochs=fit.epochs,
+            fresh=fit.fresh,
+            begin=self._trained,
         )
         self.left_out = table.rows - table.n
 
@@ -280,7 +287,12 @@ class _Noisy(Drawing):
 
 # -- inside -----------------------------------------------------------------------------------------------------
 def _fit(
-    plan: StudyPlan, encoder: Encoder, x: Any, persons: Sequence[str] | None, rng: Noise, progress: Told
+    plan: StudyPlan,
+    encoder: Encoder,
+    x: Any,
+    persons: Sequence[str] | None,
+    rng: Noise,
+    progress: Told,
 ) -> Fitted:
     from site_agent.fitting import fit
 

@@ -3,7 +3,8 @@
 Latent noise protects a row *given* the flow. What the flow itself carries about a person is another matter, and a plan
 answers it by its posture; this module is where the answer is enforced.
 
-- ``local``: the flow is fitted on the released rows. What it carries is not covered.
+- ``local``: the flow is fitted on the released rows. What it carries is not covered. Where the plan asks for it
+  (`Training.transfer`), a site of few records begins at a flow that several sites have trained, and was charged then.
 - ``holdout``: every person either trains or is released, for life. Whatever looks at records (margins, levels,
   whitening, early stopping, the refit) sees the training persons only, and a released row cannot change the flow.
 - ``public``: nothing looks at a record. The flow is written down from the dictionary's bounds and the plan's
@@ -22,7 +23,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -100,12 +101,15 @@ def fit(
         persons: pseudonym of each row's person, in the order of the rows; None without a person column.
         rng: see the posture's trainer; under ``private`` its noise is the guarantee's.
         progress: called with the share done.
-        trained: the flow that the plan names, if it names one.
+        trained: the flow that the plan names, if it names one: under ``private`` it is used as it is, under ``local``
+            the fit may begin at it.
     Raises: TrainingRefusal; PlanRefusal (no person column under ``holdout``).
     """
     if plan.flow:
         if trained is None:
             raise PlanRefusal("the flow that the plan names must be used", given="none")
+        if plan.posture == "local":
+            return _local(plan, encoder, x, persons, rng, progress, trained)
         return Fitted(mechanism=mechanism(plan, trained), released=released_rows(plan, len(x), persons))
     return {"local": _local, "holdout": _holdout, "public": _public, "private": _private}[plan.posture](
         plan, encoder, x, persons, rng, progress
@@ -113,7 +117,14 @@ def fit(
 
 
 def sealed(
-    plan: StudyPlan, encoder: Encoder, flow: Bijection, *, n: int, epochs: int = 0, fresh: bool = False
+    plan: StudyPlan,
+    encoder: Encoder,
+    flow: Bijection,
+    *,
+    n: int,
+    epochs: int = 0,
+    fresh: bool = False,
+    begin: Bijection | None = None,
 ) -> Fitted:
     """A flow that was sealed with a release, for `n` rows that are all released through it.
 
@@ -121,12 +132,13 @@ def sealed(
         flow: as it was sealed.
         epochs: passes over the records it was fitted with.
         fresh: whether it was fitted for this very release, so that under ``local`` it has seen these rows.
+        begin: the flow that the plan names for sites to begin at.
     """
     return Fitted(
         mechanism=mechanism(plan, flow),
         released=np.arange(n),
         epochs=epochs,
-        refit=_refit(plan, encoder, epochs) if fresh and plan.posture == "local" else None,
+        refit=_refit(plan, encoder, epochs, flow, begin) if fresh and plan.posture == "local" else None,
     )
 
 
@@ -188,7 +200,7 @@ def estimate_seconds(plan: StudyPlan, n: int, d: int) -> tuple[float, float]:
 
     if plan.posture == "local":
         seconds, megabytes = estimate_cost(n, d, plan.training)
-        return 1.5 * seconds, megabytes  # the attacks fit once more
+        return 1.5 * seconds, megabytes  # the attacks fit once more, of one network
     if plan.posture == "holdout":
         return estimate_cost(max(1, round(plan.holdout * n)), d, plan.training)
     idle, megabytes = estimate_cost(n, d, FlowSettings(flows=0))
@@ -201,7 +213,13 @@ def estimate_seconds(plan: StudyPlan, n: int, d: int) -> tuple[float, float]:
 
 # -- one function per posture -------------------------------------------------------------------------------------
 def _local(
-    plan: StudyPlan, encoder: Encoder, x: Array, persons: Sequence[str] | None, rng: Noise, progress: Progress
+    plan: StudyPlan,
+    encoder: Encoder,
+    x: Array,
+    persons: Sequence[str] | None,
+    rng: Noise,
+    progress: Progress,
+    begin: Bijection | None = None,
 ) -> Fitted:
     from site_agent.models.flow import fit_flow
 
@@ -212,6 +230,7 @@ def _local(
         integer_columns=encoder.integer_columns,
         progress=lambda part, share, left: progress(share),
         carried=carried_column(plan),
+        shared=begin,
     )
 
     return Fitted(
@@ -219,17 +238,33 @@ def _local(
         released=released_rows(plan, len(x), persons),
         trained=len(x),
         epochs=fitted.epochs,
-        refit=_refit(plan, encoder, fitted.epochs),
+        refit=_refit(plan, encoder, fitted.epochs, fitted.flow, begin),
     )
 
 
-def _refit(plan: StudyPlan, encoder: Encoder, epochs: int) -> Callable[[Array, Noise, Progress], LatentNoise]:
+def _refit(
+    plan: StudyPlan, encoder: Encoder, epochs: int, flow: Bijection, begin: Bijection | None
+) -> Callable[[Array, Noise, Progress], LatentNoise]:
     def refit(inside: Array, rng: Noise, progress: Progress) -> LatentNoise:
-        from site_agent.models.flow import refit_flow
+        from site_agent.models.flow import FlowSettings, fit_flow, network_of, refit_flow
 
+        # The network is not searched for again: an attack is tried on what was chosen.
+        settings = replace(FlowSettings.of(plan.training), search=False, **network_of(flow))
+        if begin is not None:
+            # Whether it began at the shared flow is not known of a sealed one: the stand-in decides like the fit did.
+            whole = fit_flow(
+                inside,
+                settings,
+                rng,
+                integer_columns=encoder.integer_columns,
+                progress=lambda part, share, left: progress(share),
+                carried=carried_column(plan),
+                shared=begin,
+            )
+            return mechanism(plan, whole.flow)
         again = refit_flow(
             inside,
-            plan.training,
+            settings,
             rng,
             epochs=epochs,
             integer_columns=encoder.integer_columns,

@@ -435,7 +435,8 @@ def _taken_up(hold: Hold, plan: StudyPlan, source: Source, site: Site, rng: Nois
             next_step=f"Put that table back for one run, or run site-agent reject {hold.release_id[:8]}: "
             "it stays charged.",
         )
-    drawing = drawing_of(plan)
+    trained = _trained(plan, site)
+    drawing = drawing_of(plan, trained.flow if trained else None)
     drawing.again(table, hold, folder, rng)
     return drawing
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from shared.dictionary import Column, Dictionary
-from shared.plan import Budget, LatentNoisePlan, PrivateTraining, StudyPlan, Wave
+from shared.plan import Budget, LatentNoisePlan, PrivateTraining, StudyPlan, Training, Wave
 from shared.release import Receipt, write_receipt
 
 SNAPSHOT = Path(__file__).parent / "receipt_wording.json"
@@ -54,6 +54,9 @@ PLANS = {
     "local, complete cases": study("local", complete_case=True),
     "local, large epsilon": replace(study("local"), release=LatentNoisePlan(w=0.8)),
     "local, the event carried over": replace(study("local"), release=LatentNoisePlan(epsilon=6.0, carry="died")),
+    "local, begun at a shared flow": replace(
+        study("local"), flow="federated:" + "a" * 64, training=Training(transfer=True)
+    ),
     "local, unusual records pulled in": replace(study("local"), release=LatentNoisePlan(w=0.8, shrink=2.0)),
 }
 

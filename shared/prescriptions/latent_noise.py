@@ -78,7 +78,7 @@ class LatentNoisePlan(Prescription):
     def require(self, plan: StudyPlan) -> None:
         """[private] with its posture, and only with it; or in its place a flow that several sites have trained."""
         must(
-            (plan.private is not None or bool(plan.flow)) == (plan.posture == "private"),
+            (plan.private is not None or (bool(plan.flow) and plan.posture != "local")) == (plan.posture == "private"),
             "[private] must be given with posture 'private', and only with it; or flow in its place",
             f"posture {plan.posture!r}, {'no ' if plan.private is None else ''}[private]",
         )
@@ -145,7 +145,7 @@ class LatentNoisePlan(Prescription):
         return Facts(
             d=noise.d,
             parameters=parameters,
-            conditional_on=(TRAINED_BEFORE if plan.flow else CONDITIONAL_ON[plan.posture]) + self._also_given,
+            conditional_on=(TRAINED_BEFORE if _used(plan) else CONDITIONAL_ON[plan.posture]) + self._also_given,
             # DP-SGD adds its noise to sums over persons; latent noise alone is added to each row by itself.
             model="local" if plan.private is None else "central",
             epsilon_paper=_paper(plan, noise),
@@ -220,8 +220,14 @@ class LatentNoisePlan(Prescription):
                     " is released exactly, of each wave.",
                 )
             when = ", of this wave or of the one whose flow is used again" if len(plan.waves) > 1 else ""
+            begun = (
+                "The training of the flow at which a site with few records may begin: several sites trained it before, "
+                "with noise (DP-SGD), and each charged that to every person of its table. It is in the total of the "
+                "study that trained, and not in this price. What is fitted from there on is as the next sentence says.",
+            )
             return (
                 *carried,
+                *(begun if plan.flow else ()),
                 "The flow, its margins and its stopping point: they were fitted on the released records themselves"
                 f"{when} (posture 'local'), and what they carry about a person is not bounded by this ε. The site "
                 "audited the release by the attacks it could try; that is evidence, not a guarantee.",
@@ -289,6 +295,11 @@ def mechanism(plan: StudyPlan, flow: Bijection | None = None) -> LatentNoise:
     return LatentNoise(
         flow=flow, w=w, radius=radius, shrink=release.shrink, carried=() if carried is None else (carried,)
     )
+
+
+def _used(plan: StudyPlan) -> bool:
+    """Whether rows are drawn through the flow that the plan names, as it is."""
+    return bool(plan.flow) and plan.posture != "local"
 
 
 def carried_column(plan: StudyPlan) -> int | None:

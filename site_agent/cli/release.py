@@ -152,6 +152,7 @@ def release(
                 [
                     ("rows", f"about {needs.n}"),
                     ("takes", f"about {_left(needs.seconds).removesuffix(' left')} and {needs.memory_mb:.0f} MB"),
+                    *([("search", "24 networks are tried first; the time is for all")] if plan.training.search else []),
                     ("price", screens.epsilon(page["price"]["epsilon"], plan.budget.delta)),
                     ("spent so far", f"ε = {total.epsilon:.4g} of {plan.budget.epsilon:g}"),
                     ("stages", " → ".join(stage.value for stage in pipeline.STAGES)),

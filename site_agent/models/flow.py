@@ -28,7 +28,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, ClassVar, Literal, Protocol
 
 import numpy as np
@@ -39,6 +39,7 @@ from shared.errors import ParameterError, TrainingRefusal
 from shared.flows import (
     AffineAutoregressiveFlow,
     Beside,
+    Bijection,
     Composed,
     LevelModel,
     Levels,
@@ -52,6 +53,8 @@ from shared.randomness import Noise
 from site_agent.models.fast_flow import Adam, FusedFlow, first_layers
 
 __all__ = [
+    "PAPERS_GRID",
+    "TRANSFER_BELOW",
     "Engine",
     "FittedFlow",
     "FlowReport",
@@ -60,6 +63,7 @@ __all__ = [
     "Trainer",
     "estimate_cost",
     "fit_flow",
+    "network_of",
     "refit_flow",
     "smallest_n",
 ]
@@ -67,8 +71,19 @@ __all__ = [
 Array = NDArray[np.float64]
 Records = NDArray[np.floating[Any]]
 SPLINE_BINS = 8
+PAPERS_GRID: tuple[dict[str, Any], ...] = tuple(
+    {"hidden": hidden, "layers": layers, "flows": flows}
+    for flows in (2, 3, 4, 5)
+    for layers in (1, 2)
+    for hidden in (32, 64, 128)
+)
+"""The networks among which the paper's section 4 chooses."""
+TRANSFER_BELOW = 1500
+"""Records from which a site learns all it can by itself: no shared flow is tried there."""
+_DRAWN = 4000
+"""Rows drawn from a shared flow, to learn from them what it knows."""
 Progress = Callable[[str, float, float | None], None]
-"""(stage, share done in [0, 1], seconds left or None): stages are `margins`, `train`, `refit`, `done`."""
+"""(stage, share done in [0, 1], seconds left or None): stages are `search`, `margins`, `train`, `refit`, `done`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,6 +110,10 @@ class FlowSettings:
         spectral: every weight matrix is held to a largest singular value of at most 1, after each step (Theorem 2). The
             networks are then 1-Lipschitz; f⁻¹ is not, as whitening alone expands. No guarantee here rests on it.
         family: ``affine`` layers, or ``spline``: rational-quadratic ones with `SPLINE_BINS` bins.
+        search: try the networks of `PAPERS_GRID` in the place of flows, hidden and layers, and take the one under which
+            held-back records are likeliest. The best of many looks better than it is: the gate is raised for it.
+        transfer: begin at what a shared flow knows of how columns depend on one another, where one is given, records
+            are fewer than `TRANSFER_BELOW`, and held-back records say so.
         engine: ``auto`` takes `site_agent.models.fast_flow` where it applies (affine) and nflows elsewhere; ``nflows``
             takes the reference always. Both take the same steps.
         threads: torch threads while nflows trains; what was set before is restored.
@@ -118,6 +137,8 @@ class FlowSettings:
     activation: Literal["tanh", "relu"] = "tanh"
     spectral: bool = False
     family: Literal["affine", "spline"] = "affine"
+    search: bool = False
+    transfer: bool = False
     engine: Literal["auto", "nflows"] = "auto"
     threads: int = 1
 
@@ -144,6 +165,8 @@ class FlowSettings:
             raise ParameterError("family must be 'affine' or 'spline'", given=repr(self.family))
         if self.engine not in ("auto", "nflows"):
             raise ParameterError("engine must be 'auto' or 'nflows'", given=repr(self.engine))
+        if self.search and not (self.validation and self.epochs):
+            raise ParameterError("validation and epochs must be positive for a search", given="0")
         if self.spectral and not self.by_hand:
             raise ParameterError("spectral must be false where nflows trains", given="true")
 
@@ -178,6 +201,7 @@ class FlowReport:
         best_nll: the same at the chosen epoch.
         gain: mean paired gain over the start, nats per record.
         gain_se: its standard error.
+        transferred: whether the layers began at those of a shared flow; `epochs` then counts from there.
         seconds: wall-clock seconds.
     """
 
@@ -192,6 +216,7 @@ class FlowReport:
     gain: float | None
     gain_se: float | None
     seconds: float
+    transferred: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -224,6 +249,7 @@ def fit_flow(
     progress: Progress | None = None,
     integer_columns: Sequence[int] = (),
     carried: int | None = None,
+    shared: Bijection | None = None,
 ) -> FittedFlow:
     """Fit a flow to encoded records.
 
@@ -236,6 +262,8 @@ def fit_flow(
         integer_columns: indices of dequantised columns.
         carried: one of these that the flow leaves as it is. All others are then fitted *given* it: a margin in each of
             its levels, so that noise in them takes nothing from what sets its levels apart. Only with normal scores.
+        shared: a flow of the same columns, latents to encoded records, that a site may know without a charge. What it
+            knows beyond margins, levels and correlations is learnt from rows drawn from it (`FlowSettings.transfer`).
     Returns: the flow (latents to records) and the report.
     Raises: TrainingRefusal: too few records, a value that is not finite, a smooth column that does not vary, columns
         that determine one another, or a likelihood that became NaN. ParameterError: not a matrix.
@@ -246,7 +274,45 @@ def fit_flow(
     >>> np.allclose(fitted.flow.forward(fitted.flow.inverse(x)), x)
     True
     """
-    return _fit(x, FlowSettings.of(settings), rng, None, progress, integer_columns, carried)
+    settings, began = FlowSettings.of(settings), time.monotonic()
+    seed = int(rng.generator.integers(2**62)) if settings.search else None
+    if seed is not None:
+        settings = _searched(x, settings, seed, progress, integer_columns, carried, began)
+    generator = rng.generator if seed is None else np.random.default_rng(seed)
+    return _fit(x, settings, generator, None, progress, integer_columns, carried, shared)
+
+
+def _searched(
+    x: Array,
+    settings: FlowSettings,
+    seed: int,
+    progress: Progress | None,
+    integer_columns: Sequence[int],
+    carried: int | None,
+    began: float,
+) -> FlowSettings:
+    """The settings with the grid's best network: all are tried on one split, and of equal ones the smallest wins."""
+    tries = [replace(settings, **one, search=False, gate=0.0, refit=False) for one in PAPERS_GRID]
+    sizes = [one.flows * one.layers * one.hidden for one in tries]
+    ranked: list[tuple[float, int, int]] = []
+    for k, one in enumerate(tries):
+        found = _fit(x, one, np.random.default_rng(seed), None, None, integer_columns, carried).report
+        ranked.append((round(found.best_nll or 0.0, 9), sizes[k], k))
+        if progress is not None:
+            done = sum(sizes[: k + 1]) / (sum(sizes) + max(sizes))
+            progress("search", done, (time.monotonic() - began) * (1 - done) / done)
+    # As unlikely to be passed by chance by the best of all as the plain gate is by one.
+    gate = -float(special.ndtri(special.ndtr(-settings.gate) / len(tries)))
+    return replace(tries[min(ranked)[2]], gate=gate, refit=settings.refit)
+
+
+def network_of(flow: Any) -> dict[str, Any]:
+    """flows, hidden and layers of the masked network in a flow that `fit_flow` gave; empty where it has none."""
+    smooth: Any = flow.first.inner if isinstance(flow.first, Beside) else flow.first
+    if not smooth.layers:
+        return {}
+    first = smooth.layers[0]
+    return {"flows": len(smooth.layers), "hidden": len(first.biases[0]), "layers": len(first.weights) - 1}
 
 
 def refit_flow(
@@ -266,17 +332,18 @@ def refit_flow(
     """
     if isinstance(epochs, bool) or not isinstance(epochs, int) or epochs < 0:
         raise ParameterError("epochs must be a whole number of at least 0", given=repr(epochs))
-    return _fit(x, FlowSettings.of(settings), rng, epochs, progress, integer_columns, carried)
+    return _fit(x, FlowSettings.of(settings), rng.generator, epochs, progress, integer_columns, carried)
 
 
 def _fit(
     x: Array,
     settings: FlowSettings,
-    rng: Noise,
+    generator: np.random.Generator,
     passes: int | None,
     progress: Progress | None,
     integer_columns: Sequence[int],
     carried: int | None,
+    shared: Bijection | None = None,
 ) -> FittedFlow:
     began = time.monotonic()
     x = np.array(x, dtype=np.float64)
@@ -296,7 +363,6 @@ def _fit(
     clock = _Clock(progress, began)
     clock.tell("margins", 0.0, None)
 
-    generator = rng.generator
     seed = int(generator.integers(2**62))
     order = generator.permutation(n)
     size, batch = settings.sizes(n)
@@ -305,6 +371,7 @@ def _fit(
     per_epoch = max(1, size // batch)
 
     start_nll = best_nll = gain = gain_se = None
+    known: tuple[MaskedLayer, ...] = ()
     epochs = epochs_run = (settings.epochs if passes is None else passes) if settings.flows else 0
     with _session(settings):
         if held:
@@ -323,6 +390,20 @@ def _fit(
             epochs_run, epochs = found.epochs_run, found.epochs
             if gain <= settings.gate * gain_se:
                 epochs, best_nll = 0, start_nll
+            if settings.transfer and shared is not None and n < TRANSFER_BELOW:
+                known = _known(shared, settings, seed, integers, carried)
+            if known and shared is not None:
+                tuner = Trainer(len(own), settings, seed, known)
+                tuned = tuner.search(start.inverse(inner_train), start.inverse(inner_check), batch, _Clock(None, began))
+                value = float((tuned.best - offset).mean())
+                over = found.start - tuned.best
+                # Better than the shared flow as it is, than what the records say by themselves, and than the Gaussian.
+                least = min(best_nll, float(-shared.log_prob(x[check]).mean()))
+                if value < least and _clear(over, settings.gate):
+                    gain, gain_se = float(over.mean()), float(over.std(ddof=1) / math.sqrt(held))
+                    epochs_run, epochs, best_nll, trainer = tuned.epochs_run, tuned.epochs, value, tuner
+                else:
+                    known = ()
 
         everything = settings.refit or not held
         rows = np.arange(n) if everything else train
@@ -330,9 +411,9 @@ def _fit(
         inner = shaped.inverse(x[rows])[:, own]
         start = _whitening(inner)
         layers: tuple[MaskedLayer, ...] = ()
-        if epochs:
+        if epochs or known:
             if everything:
-                trainer = Trainer(len(own), settings, seed)
+                trainer = Trainer(len(own), settings, seed, known)
                 # As many steps as the held-back records chose, not as many passes: a pass over all records is longer.
                 trainer.run(start.inverse(inner), batch, epochs * per_epoch, per_epoch, clock)
             layers = trainer.layers()
@@ -356,8 +437,37 @@ def _fit(
             gain=gain,
             gain_se=gain_se,
             seconds=time.monotonic() - began,
+            transferred=bool(known),
         ),
     )
+
+
+def _clear(differences: Array, gate: float) -> bool:
+    """Whether paired gains are above zero by more standard errors than chance would make them."""
+    return bool(differences.mean() > gate * differences.std(ddof=1) / math.sqrt(len(differences)))
+
+
+def _known(
+    shared: Bijection, settings: FlowSettings, seed: int, integers: tuple[int, ...], carried: int | None
+) -> tuple[MaskedLayer, ...]:
+    """Masked layers with what a shared flow knows beyond margins, levels and correlations; none if it knows nothing.
+
+    Its layers cannot be taken as they are: they stand behind other margins than a site's own. So rows are drawn from
+    it, and layers are trained on these, with margins, levels and whitening of the rows' own. Those of the site's
+    records then take their place.
+    """
+    generator = np.random.default_rng(seed)
+    rows = shared.forward(generator.standard_normal((_DRAWN, shared.d)))
+    own = [j for j in range(shared.d) if j != carried]
+    try:
+        _require_trainable(rows, integers)
+        inner = _shape(rows, settings, integers, carried).inverse(rows)[:, own]
+        y = _whitening(inner).inverse(inner)
+        trainer = Trainer(len(own), settings, seed)
+        found = trainer.search(y[_DRAWN // 4 :], y[: _DRAWN // 4], 256, _Clock(None, 0.0))
+    except TrainingRefusal:
+        return ()  # rows that no flow can be fitted to say nothing about the site's records
+    return trainer.layers() if _clear(found.start - found.best, settings.gate) else ()
 
 
 def estimate_cost(n: int, d: int, settings: FlowSettings | Training) -> tuple[float, float]:
@@ -374,6 +484,11 @@ def estimate_cost(n: int, d: int, settings: FlowSettings | Training) -> tuple[fl
     if n < 1 or d < 1:
         raise ParameterError("n and d must be at least 1", given=f"n = {n}, d = {d}")
     settings = FlowSettings.of(settings)
+    if settings.search:
+        plain = replace(settings, search=False)
+        tried = [estimate_cost(n, d, replace(plain, refit=False, final_steps=0, **one)) for one in PAPERS_GRID]
+        last = estimate_cost(n, d, replace(plain, **PAPERS_GRID[-1]))
+        return sum(seconds for seconds, _ in tried) + last[0], max(megabytes for _, megabytes in (*tried, last))
     train, batch = settings.sizes(n)
     seconds = 0.5 + 2e-6 * n * d
     if settings.flows and settings.epochs:
@@ -389,6 +504,9 @@ def estimate_cost(n: int, d: int, settings: FlowSettings | Training) -> tuple[fl
         per_epoch = max(1, train // batch) + (n - train) / batch / 3
         passes = 1 + (settings.refit and settings.validation > 0)
         seconds += step * (per_epoch * settings.epochs * passes + settings.final_steps)
+        if settings.transfer and n < TRANSFER_BELOW:
+            # Once more on the records, and once on the rows that are drawn from the shared flow.
+            seconds += step * settings.epochs * (per_epoch + _DRAWN / batch)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     arrays = 8e-6 * n * d * 24 + 8e-6 * min(n, 8192) * settings.hidden * (settings.layers + 2)
     return seconds, peak + arrays
@@ -779,7 +897,7 @@ class Trainer:
     First weights and mini-batches come from the seed and not from the engine, so that two engines take the same steps.
     """
 
-    def __init__(self, d: int, settings: FlowSettings, seed: int) -> None:
+    def __init__(self, d: int, settings: FlowSettings, seed: int, begin: tuple[MaskedLayer, ...] = ()) -> None:
         self.generator = np.random.default_rng(seed)
         self.settings, self.d = settings, d
         layers = first_layers(
@@ -790,7 +908,7 @@ class Trainer:
             generator=self.generator,
             bins=SPLINE_BINS if settings.family == "spline" else 0,
         )
-        self.engine = _engine(layers, settings)
+        self.engine = _engine(begin or layers, settings)
 
     def search(self, train: Array, check: Array, batch: int, clock: _Clock) -> _Found:
         """Train until the held-back records stop improving; leaves the best weights in place."""

@@ -1,0 +1,202 @@
+"""What a small site may take from a flow that others trained, and which of many networks a site takes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from test_flow_training import banana, same
+from test_postures import cohort, encoded, study
+
+from shared.errors import ParameterError, PlanRefusal
+from shared.flows import AffineAutoregressiveFlow, Composed, Identity
+from shared.plan import Federated, StudyPlan, Training
+from shared.prescriptions.latent_noise import CONDITIONAL_ON
+from shared.public_start import public_start
+from shared.randomness import seeded_rng
+from shared.release import coverage, planned_event
+from site_agent import fitting
+from site_agent.lasting import fitted_by
+from site_agent.models import flow as fits
+from site_agent.models.flow import PAPERS_GRID, FlowSettings, estimate_cost, fit_flow, network_of
+
+ALONE = FlowSettings(flows=2, hidden=16, epochs=40, patience=6, final_steps=5)
+BEGUN = replace(ALONE, transfer=True)
+SEARCH = replace(ALONE, epochs=2, search=True)
+DIGEST = "federated:" + "a" * 64
+SMALL = Training(flows=2, hidden=16, epochs=3, patience=2)
+
+
+@pytest.fixture(scope="module")
+def shared():
+    """A flow that many records taught what a banana is."""
+    return fit_flow(banana(4000, seed=7), ALONE, seeded_rng(1)).flow
+
+
+def elsewhere(x):
+    """The same dependence in a hospital with other margins."""
+    return 2.0 * x + 5.0
+
+
+# -- transfer -----------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("n", [100, 300])
+def test_a_small_site_gains_on_records_that_nobody_has_seen(shared, n):
+    x, fresh = elsewhere(banana(n, seed=11)), elsewhere(banana(3000, seed=4))
+    alone, begun = (fit_flow(x, settings, seeded_rng(2), shared=shared) for settings in (ALONE, BEGUN))
+    assert begun.report.transferred
+    assert not alone.report.transferred
+    assert begun.report.best_nll < alone.report.best_nll
+    assert begun.flow.log_prob(fresh).mean() > alone.flow.log_prob(fresh).mean() + 0.1
+    assert begun.flow.log_prob(fresh).mean() > shared.log_prob(fresh).mean()
+    np.testing.assert_allclose(begun.flow.forward(begun.flow.inverse(x)), x, atol=1e-6)
+
+
+def test_a_start_that_fits_as_it_is_is_not_tuned(shared):
+    """Records of the very law that it was trained on, whose margins it knows better than 160 records tell."""
+    x = banana(160, seed=11)
+    alone, begun = (fit_flow(x, settings, seeded_rng(2), shared=shared) for settings in (ALONE, BEGUN))
+    assert not begun.report.transferred
+    assert same(begun.flow, alone.flow)
+
+
+@pytest.mark.parametrize("flow", [Identity(d=2), AffineAutoregressiveFlow(mean=np.ones(2), scale=np.eye(2))])
+def test_a_start_that_knows_nothing_changes_nothing(flow):
+    x = elsewhere(banana(200))
+    alone, begun = (fit_flow(x, settings, seeded_rng(2), shared=flow) for settings in (ALONE, BEGUN))
+    assert not begun.report.transferred
+    assert same(begun.flow, alone.flow)
+
+
+def test_a_start_that_is_wrong_here_changes_nothing(shared):
+    x = np.random.default_rng(3).normal(size=(300, 2)) @ np.array([[1.0, 0.6], [0.0, 0.8]])
+    alone, begun = (fit_flow(x, settings, seeded_rng(2), shared=shared) for settings in (ALONE, BEGUN))
+    assert not begun.report.transferred
+    assert same(begun.flow, alone.flow)
+
+
+def test_a_start_that_draws_what_no_flow_fits_changes_nothing():
+    flat = AffineAutoregressiveFlow(mean=np.zeros(2), scale=np.array([[1.0, 0.0], [1.0, 1e-9]]))
+    x = banana(200)
+    assert same(*(fit_flow(x, settings, seeded_rng(2), shared=flat).flow for settings in (ALONE, BEGUN)))
+
+
+def test_a_site_with_many_records_learns_by_itself(shared):
+    x = elsewhere(banana(1500))
+    settings = (replace(one, epochs=2) for one in (ALONE, BEGUN))
+    assert same(*(fit_flow(x, one, seeded_rng(2), shared=shared).flow for one in settings))
+
+
+def transferring(**changes) -> StudyPlan:
+    return study("local", **{"flow": DIGEST, "training": replace(SMALL, transfer=True), **changes})
+
+
+def test_a_plan_that_asks_for_neither_keeps_the_hash_it_was_approved_by():
+    plan = study("local")
+    assert {"search", "transfer"}.isdisjoint(plan.to_canonical()["training"])
+    for asked in (transferring(), study("local", training=replace(SMALL, search=True))):
+        assert StudyPlan.from_bytes(asked.canonical) == asked
+        assert fitted_by(asked) != fitted_by(plan)
+
+
+@pytest.mark.parametrize("posture", ["holdout", "public", "private"])
+def test_transfer_is_refused_under_every_other_posture(posture):
+    private = {"private": None} if posture == "private" else {}
+    with pytest.raises(PlanRefusal, match=r"transfer must go with posture 'local'|flow must be given"):
+        study(posture, flow=DIGEST, training=replace(SMALL, transfer=True), **private)
+
+
+def test_transfer_needs_a_flow_and_a_flow_under_local_needs_transfer():
+    with pytest.raises(PlanRefusal, match="no flow"):
+        transferring(flow="")
+    with pytest.raises(PlanRefusal, match=r"training\.transfer = true"):
+        transferring(training=SMALL)
+    with pytest.raises(PlanRefusal, match="true or false"):
+        Training(transfer="yes")
+
+
+def test_the_receipt_says_where_it_began_and_still_promises_nothing_of_the_fit():
+    plan, plain = transferring(), study("local")
+    covered, not_covered = coverage(plan)
+    assert covered == coverage(plain)[0]
+    assert any("trained it before, with noise" in one and "not in this price" in one for one in not_covered)
+    assert any("is not bounded by this ε" in one for one in not_covered)
+    assert plan.release.facts(plan).conditional_on == CONDITIONAL_ON["local"]
+    assert planned_event(plan) == planned_event(plain)
+
+
+def test_a_site_fits_its_own_flow_and_an_attack_is_tried_on_another_such_fit():
+    plan = transferring()
+    encoder, x, persons = encoded(plan, cohort(300))
+    begin = public_start(encoder, {})
+    made = fitting.fit(plan, encoder, x, persons, seeded_rng(5), trained=begin)
+    assert made.trained == len(made.released) == 300
+    assert made.mechanism.flow is not begin
+    other = made.stand_in(x[:200], seeded_rng(6), lambda share: None)
+    assert not same(other.flow, made.mechanism.flow)
+    with pytest.raises(PlanRefusal, match="must be used"):
+        fitting.fit(plan, encoder, x, persons, seeded_rng(5))
+
+
+# -- search -------------------------------------------------------------------------------------------------------
+def test_the_network_is_one_of_the_papers_grid_and_the_likeliest_on_held_back_records():
+    told: list[tuple[str, float, float | None]] = []
+    x = banana(600)
+    found = fit_flow(x, SEARCH, seeded_rng(3), progress=lambda *step: told.append(step))
+    assert network_of(found.flow) in PAPERS_GRID
+    searched = [step for step in told if step[0] == "search"]
+    assert len(searched) == len(PAPERS_GRID)
+    assert all(left is not None and left >= 0 for _, _, left in searched)
+    shares = [share for _, share, _ in searched]
+    assert shares == sorted(shares)
+    assert shares[-1] < 1
+
+
+def test_an_attack_is_tried_on_the_network_that_was_chosen_without_another_search():
+    plan = study("local", training=Training(epochs=2, patience=2, margins="none", search=True))
+    encoder, x, _ = encoded(plan, cohort(300))
+    flow = fit_flow(x, FlowSettings(flows=3, hidden=20, layers=2, epochs=1, gate=0.0), seeded_rng(1)).flow
+    assert network_of(flow) == {"flows": 3, "hidden": 20, "layers": 2}
+    kept = fitting.sealed(plan, encoder, flow, n=len(x), epochs=2, fresh=True)
+    assert network_of(kept.stand_in(x, seeded_rng(2), lambda share: None).flow) == network_of(flow)
+
+
+def test_the_cost_of_all_tries_is_told_before():
+    one, (seconds, _) = estimate_cost(300, 2, ALONE)[0], estimate_cost(300, 2, replace(ALONE, search=True))
+    assert seconds > 3 * one
+
+
+@pytest.mark.parametrize("posture", ["public", "private"])
+def test_a_search_is_refused_where_every_try_would_be_charged_or_nothing_is_fitted(posture):
+    reason = "every try would be charged" if posture == "private" else "nothing is fitted"
+    with pytest.raises(PlanRefusal, match=reason):
+        study(posture, training=replace(SMALL, search=True))
+
+
+def test_a_search_is_refused_where_sites_train_one_network_or_nothing_is_held_back():
+    with pytest.raises(PlanRefusal, match="one network"):
+        study(
+            "local",
+            training=replace(SMALL, search=True),
+            federated=Federated(rounds=2, rate=0.1, noise_multiplier=1.0),
+        )
+    with pytest.raises(ParameterError, match="search"):
+        FlowSettings(search=True, validation=0.0)
+
+
+def test_a_holdout_searches_on_those_who_train_alone(monkeypatch):
+    monkeypatch.setattr(fits, "PAPERS_GRID", fits.PAPERS_GRID[::8])
+    plan = study("holdout", training=Training(epochs=1, patience=1, search=True))
+    encoder, x, persons = encoded(plan, cohort(400))
+    made = fitting.fit(plan, encoder, x, persons, seeded_rng(5))
+    other = x.copy()
+    other[made.released, :2] = encoder.encode(cohort(400, seed=9).pipe(plan.dictionary.check), seeded_rng(4))[
+        made.released, :2
+    ]
+    again = fitting.fit(plan, encoder, other, persons, seeded_rng(5))
+    assert same(made.mechanism.flow, again.mechanism.flow)
+
+
+def test_a_composed_start_is_one_that_a_site_can_begin_at(shared):
+    moved = Composed(first=shared, second=AffineAutoregressiveFlow(mean=np.full(2, 5.0), scale=2.0 * np.eye(2)))
+    assert fit_flow(banana(200, seed=12), BEGUN, seeded_rng(2), shared=moved).report.transferred
