@@ -1239,7 +1239,7 @@ def synthetic(
         ),
     ] = "",
     rows: Annotated[int, typer.Option("--rows", help="How many; as many as persons if left out.")] = 0,
-    seed: Annotated[int, typer.Option("--seed", help="Decides every number; kept in the record.")] = 0,
+    draw: Annotated[int, typer.Option("--draw", help="The same number gives the same rows; kept in the record.")] = 0,
     steps: Annotated[int, typer.Option("--steps", help="Of a fit that takes minutes: at most.")] = 3000,
     checkpoint: Annotated[
         Path | None, typer.Option("--checkpoint", help="File that such a fit is stopped to, and goes on from.")
@@ -1266,7 +1266,7 @@ def synthetic(
             )
 
     with _open(Config.load(context.obj)) as store:
-        planned = Synthesis(store, study, site, wave=wave, fit=fit, seed=seed, rows=rows, steps=steps)
+        planned = Synthesis(store, study, site, wave=wave, fit=fit, number=draw, rows=rows, steps=steps)
         answer = {**planned.record, "file": str(out), "written": not dry_run}
         if not dry_run:
             if restart and checkpoint is not None and fit != "moments" and checkpoint.exists():

@@ -39,7 +39,7 @@ __all__ = ["Gap", "gap", "pooled_gap", "released_flow", "reperturbed"]
 
 _FIVE, _NINETY_FIVE = 0.0627, 1.9600
 """Quantiles of |N(0, 1)| at 5 and 95 %."""
-_SEED = 20261122
+_FIRST = 20261122
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,7 +174,7 @@ def reperturbed(
     *,
     levels: Mapping[str, Sequence[Any]] | None = None,
     times: int = 8,
-    seed: int = _SEED,
+    number: int = _FIRST,
 ) -> dict[str, Gap]:
     """The gap of every term of a question, from released rows and the released flow alone.
 
@@ -183,13 +183,13 @@ def reperturbed(
         encoder: of the study.
         table: (n, …) rows as they were released.
         times: how often they are released again; more than one.
-        seed: of draws that protect nobody: the rows are public where they are.
+        number: of the draws, which protect nobody: the rows are public where they are.
     Returns: term to its gap; terms that too few of the draws can answer are left out.
     Raises: ParameterError (times below 2); what `estimate` raises of the table itself.
     """
     if times < 2:
         raise ParameterError("rows must be released again at least twice", given=f"{times}")
-    rng = cast("Noise", _Simulated(np.random.default_rng(seed)))
+    rng = cast("Noise", _Simulated(np.random.default_rng(number)))
     x = encoder.encode(encoder.dictionary.check(_with_person(table, encoder)), rng)
     told: dict[str, Any] = {"study": "", "site": "", "wave": 1, "levels": levels}
     first = {row.term: row.yi for row in estimate(table, question, **told) if row.yi is not None}

@@ -50,7 +50,7 @@ class Synthesis:
     Args:
         wave: the site's figures as of this wave; the newest if 0.
         fit: one of `shared.generators.fits.FITS` for a slicing release; of other figures empty. Empty is ``moments``.
-        seed: of fit and rows. rows: how many, as many as there are persons if 0.
+        number: of the draw, the seed of fit and rows. rows: how many, as many as there are persons if 0.
         more: further `Settings`.
     Raises: ParameterError; PolicyRefusal (no rows may leave); EstimateRefusal (no figures of the site, or of several
         kinds); StateRefusal, as `coordinator.queries.moved`.
@@ -64,7 +64,7 @@ class Synthesis:
         *,
         wave: int = 0,
         fit: str = "",
-        seed: int = 0,
+        number: int = 0,
         rows: int = 0,
         **more: Any,
     ) -> None:
@@ -100,7 +100,7 @@ class Synthesis:
             )
         if not 0 <= rows <= MOST_ROWS:
             raise ParameterError(f"rows must be in 1..{MOST_ROWS}", given=f"{rows}")
-        self.settings = Settings(fit=fit or "moments", seed=seed, **more)
+        self.settings = Settings(fit=fit or "moments", seed=number, **more)
         self._store, self._used = store, {one.bundle_sha256 for one in releases}
         taken = self._taken()
         self._figures = [(queries.rows_of(store, [one], taken), one.receipt.n) for one in releases]
@@ -111,7 +111,7 @@ class Synthesis:
             "wave": held.wave,
             "mechanism": self.plan.release.mechanism,
             "rows": self._rows,
-            "seed": seed,
+            "seed": number,
             "releases": [
                 {"release_id": one.release_id, "bundle_sha256": one.bundle_sha256, "receipt": one.receipt.hash}
                 for one in releases

@@ -310,7 +310,7 @@ def test_the_coordinator_draws_the_same_rows_by_any_fit_from_a_seed_in_the_recor
     assert record["csv_sha256"] == hashlib.sha256(out.read_bytes()).hexdigest()
     assert [len(one["bundle_sha256"]) for one in record["releases"]] == [64]
     again = ask(capsys, home, "--out", out, *more, "--restart")[1]
-    other = ask(capsys, home, "--out", out, *more[:-4], "--rows", 30, "--seed", 1)[1]
+    other = ask(capsys, home, "--out", out, *more[:-4], "--rows", 30, "--draw", 1)[1]
     assert again["csv_sha256"] == record["csv_sha256"] != other["csv_sha256"]
     # A file that no fit has written is not deleted, whatever was named.
     file.write_bytes(b"the only copy")

@@ -62,7 +62,7 @@ def drawn():
             released = ENCODER.decode(m.release(encoded, seeded_rng(seed)))
             one = slope(released)
             told = with_release_variance([one], released, QUESTION, [Draw(rows=N, w=W, fitted_on=N)])[0]
-            again = reperturbed(m, ENCODER, released, QUESTION, times=6, seed=seed)["x"]
+            again = reperturbed(m, ENCODER, released, QUESTION, times=6, number=seed)["x"]
             rows.append((one.yi - slope(real).yi, again.rms, gap(told).rms, again.bias))
         out[name] = np.array(rows)
     return out

@@ -114,7 +114,7 @@ def test_the_gradient_is_that_of_the_loss():
     from shared.generators.latent_class import _Problem
 
     given = released(400, 5.0)
-    problem = _Problem(given.tables, given.counts, given.n, 25.0, 3, ())
+    problem = _Problem(given.tables, given.counts, given.n, 25.0, 3)
     theta = problem.start() + 0.1 * np.random.default_rng(2).standard_normal(len(problem.start()))
     size = np.linalg.norm(problem(theta)[1])
     assert check_grad(lambda t: problem(t)[0], lambda t: problem(t)[1], theta) < 1e-4 * size

@@ -103,6 +103,7 @@ def test_an_agent_that_has_worked_waits_as_a_fresh_process_under_its_own_id(desk
         raise SystemExit(0)
 
     monkeypatch.setattr("site_agent.waves.PATIENCE", 0.0)
+    monkeypatch.setenv("TRIBUTARY_RESTING", "")  # so that what the agent leaves for the fresh one ends with the test
     monkeypatch.setattr(os, "execv", execv)
     monkeypatch.setattr(sys, "argv", ["/opt/bin/site-agent"])
     monkeypatch.setattr(sys, "orig_argv", ["python", "/opt/bin/site-agent", "run"])
@@ -113,8 +114,11 @@ def test_an_agent_that_has_worked_waits_as_a_fresh_process_under_its_own_id(desk
     assert (path, words) == (sys.executable, [sys.executable, "/opt/bin/site-agent", "run"])
     assert before + 3600 <= float(resting.split()[0]) <= time.monotonic() + 3600
     assert resting.split()[1] == "0"
-    # The fresh one waits first. Its time being over, it makes its round.
-    monkeypatch.setenv("TRIBUTARY_RESTING", f"{time.monotonic()} 0")
+    # The fresh one waits first. Its time being over, it makes its round, and gives its place to another.
+    os.environ["TRIBUTARY_RESTING"] = f"{time.monotonic()} 0"
+    desk("run")
+    assert len(began) == 2
+    # Who asks for one round now does not wait.
     desk("run", "--once")
     assert "TRIBUTARY_RESTING" not in os.environ
 

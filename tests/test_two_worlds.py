@@ -148,14 +148,14 @@ class Unclipped(LatentNoise):
 class NoRoot(LatentNoise):
     def release(self, x, rng):
         grid = grid_for(self._sigma)
-        steps = self._signal_steps(self._latents(x), grid)
+        steps = self._signal_steps(self.latents(x), grid)
         return (steps + rng.lattice_gaussian_steps(1 - self.w, steps.shape, grid)) * grid
 
 
 class SameNoiseForAll(LatentNoise):
     def release(self, x, rng):
         grid = grid_for(self._sigma)
-        return (self._signal_steps(self._latents(x), grid) + 0 * len(x)) * grid + rng.lattice_gaussian_steps(
+        return (self._signal_steps(self.latents(x), grid) + 0 * len(x)) * grid + rng.lattice_gaussian_steps(
             self._sigma, (1, x.shape[1]), grid
         ) * grid
 

@@ -130,7 +130,8 @@ def run_(
         while time.monotonic() < until and pause.exists() == paused:
             time.sleep(min(1.0, max(0.0, until - time.monotonic())))
 
-    if left := os.environ.pop(_RESTING, ""):
+    left = os.environ.pop(_RESTING, "")
+    if left and not (once or dry_run):
         until, paused = left.split()
         rest(float(until), paused == "1")
     while True:

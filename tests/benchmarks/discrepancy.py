@@ -61,7 +61,7 @@ def main() -> None:
                 real, released = log_hr(table)[0], log_hr(rows)
                 draw = Draw(rows=len(rows), w=W, fitted_on=len(rows))
                 told = with_release_variance(released, rows, QUESTION, [draw])[0]
-                again = reperturbed(mechanism, encoder, rows, QUESTION, seed=seed)[told.term]
+                again = reperturbed(mechanism, encoder, rows, QUESTION, number=seed)[told.term]
                 distance = abs(told.yi - real.yi)
                 found[name]["actual"].append(distance)
                 found[name]["released again"].append(again.rms)
