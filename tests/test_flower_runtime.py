@@ -164,6 +164,14 @@ class Network:
 
     def __init__(self, stage, folder: Path, sites: tuple[str, ...]) -> None:
         self.stage, self.folder, self.running = stage, folder, []
+        try:
+            self.open(sites)
+        except BaseException:
+            self.close()
+            raise
+
+    def open(self, sites: tuple[str, ...]) -> None:
+        stage, folder = self.stage, self.folder
         self.pki = folder / "pki"
         self.pki.mkdir(parents=True)
         tls(self.pki)
@@ -193,8 +201,7 @@ class Network:
         nodes = []
         for site in sites:
             key_pair(self.pki / f"{site}.key", "node")
-            made = self.cli("supernode", "register", self.pki / f"{site}.pub", "here", "--format", "json")
-            nodes.append(f"{site} = {json.loads(made.stdout)['node-id']}\n")
+            nodes.append(f"{site} = {self.registered(site)}\n")
             self.start(
                 site,
                 BIN / "flower-supernode",
@@ -204,6 +211,17 @@ class Network:
                 TRIBUTARY_SITE_HOME=str(stage.home(site)),
             )
         (stage.hub / "flower-nodes.toml").write_text("".join(nodes))
+
+    def registered(self, site: str) -> str:
+        """The node's number at the SuperLink, which answers slowly at first on a busy machine."""
+        said: list[str] = []
+        for _ in range(5):
+            made = self.cli("supernode", "register", self.pki / f"{site}.pub", "here", "--format", "json", check=False)
+            said.append(made.stdout + made.stderr)
+            with contextlib.suppress(ValueError, KeyError):
+                return str(json.loads(made.stdout)["node-id"])
+            time.sleep(3)
+        raise AssertionError("\n".join(said))
 
     def home(self, name: str) -> Path:
         path = self.folder / "flwr" / name
