@@ -142,11 +142,11 @@ class DensitiesPlan(Figures):
             repr(self.basis),
             'Write basis = "haar", or trust = "central".',
         )
-        part = self.epsilon / len(self.densities)
+        parts = len(self.densities)
         must(
-            self.trust == "central" or LEAST <= part <= MOST,
+            self.trust == "central" or LEAST * parts <= self.epsilon <= MOST * parts,
             f"release.epsilon with trust 'local' must give each density {LEAST:g} to {MOST:g}",
-            f"{self.epsilon:g} for {len(self.densities)}",
+            f"{self.epsilon:g} for {parts}",
         )
         most = max(map(len, self.densities))
         must(
