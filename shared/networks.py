@@ -43,6 +43,7 @@ __all__ = [
     "Motifs",
     "agreement",
     "assortativity",
+    "clusters",
     "communities",
     "compare",
     "degrees",
@@ -423,9 +424,18 @@ def communities(ties: Matrix, k: int, rng: np.random.Generator) -> Counts:
     else:
         vectors = eigsh(scaled, k=k, which="LA", v0=rng.standard_normal(n), tol=1e-6)[1]
     vectors = vectors / np.maximum(np.sqrt((vectors**2).sum(axis=1, keepdims=True)), 1e-12)
-    best, labels = np.inf, np.zeros(n, dtype=np.int64)
+    return clusters(vectors, k, rng)
+
+
+def clusters(points: Array, k: int, rng: np.random.Generator) -> Counts:
+    """(n,) labels 0 … k − 1 of (n, d) points by k-means, the best of eight runs; fewer where points are too few.
+
+    >>> clusters(np.array([[0.0], [0.1], [5.0]]), 2, np.random.default_rng(1)).tolist() in ([0, 0, 1], [1, 1, 0])
+    True
+    """
+    best, labels = np.inf, np.zeros(len(points), dtype=np.int64)
     for _ in range(8):
-        loss, found = _clusters(vectors, k, rng)
+        loss, found = _clusters(points, k, rng)
         if loss < best:
             best, labels = loss, found
     return labels
