@@ -7,7 +7,9 @@ assortativity as Fisher's z, both by the delta method.
 
 Where a study appends waves, a site has several networks of different persons. Their figures are averaged by n; the
 parts of their variances that come from persons held out are added as if they were the same persons, which they mostly
-are. Of a directed network, motifs are those of the network without directions.
+are. Where the plan keeps its frames, the waves are one network, edges between them included, and all of it is drawn
+from what the persons held out at the first wave gave: m is theirs. Of a directed network, motifs are those of the
+network without directions.
 
 Communities are found by spectral clustering of the released network, and nobody's standard error for them has a closed
 form: every twentieth person is left out in turn, and the communities are found anew each time (`shared.networks`). How
@@ -30,7 +32,7 @@ import pandas as pd
 from shared.dictionary import LEVELLED, Dictionary
 from shared.errors import EstimateRefusal
 from shared.estimands import Estimand, Estimate
-from shared.prescriptions.grand import GrandPlan, adjacency, held_out
+from shared.prescriptions.grand import GrandPlan, adjacency, held_out, union
 
 if TYPE_CHECKING:
     from shared.networks import Motifs
@@ -92,14 +94,19 @@ def answer(
     total = sum(n for _, n in tables)
     yi = own = shared_ = 0.0
     so_far, fewest = 0, math.inf
-    for table, n in tables:
+    whole = total + held_out(plan, total)
+    networks: list[tuple[Any, pd.DataFrame, int]]
+    if plan.release.sealed:
+        together = pd.concat([table for table, _ in tables], ignore_index=True)
+        networks = [(union([table for table, _ in tables], directed=directed), together, total)]
+    else:
+        networks = [(adjacency(table, directed=directed), table, n) for table, n in tables]
+    for network, table, n in networks:
         so_far += n
-        network = adjacency(table, directed=directed)
-        whole = total + held_out(plan, total)
         value, variance = figure(
             network, table, question, plan.dictionary, whole=whole, communities=_planned(plan, question)
         )
-        m = held_out(plan, so_far)
+        m = held_out(plan, tables[0][1] if plan.release.sealed else so_far)
         fewest = min(fewest, network.nnz / max(1, n * (n - 1)) * m / plan.release.widest)
         share = n / total
         yi += share * value

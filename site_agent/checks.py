@@ -382,12 +382,12 @@ def check_network(
 
 def _degrees(released: pd.DataFrame, density: float, n: int, *, directed: bool) -> tuple[Check, ...]:
     """Whether the model drew a network like the real one, and nobody who is connected with everybody."""
-    from shared.prescriptions.grand import NEIGHBOURS
+    from shared.prescriptions.grand import adjacency
 
-    lists = released[NEIGHBOURS].tolist()
-    degrees = np.fromiter(map(len, lists), dtype=np.int64, count=n)
-    if n and len(lists):
-        degrees = degrees + np.bincount(np.concatenate(lists).astype(np.int64), minlength=n)
+    network = adjacency(released, directed=directed)
+    degrees = np.diff(network.indptr).astype(np.int64)
+    if directed:
+        degrees = degrees + np.bincount(network.indices, minlength=n)
     expected = density * (n - 1)
     mean = float(degrees.mean()) if n else 0.0
     ratio = mean / expected if expected > 0 else math.inf

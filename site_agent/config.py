@@ -37,6 +37,11 @@ def default_home() -> Path:
     return Path(os.environ.get(HOME_VARIABLE) or "site-home")
 
 
+def frame_key(home: Path, study: str) -> Path:
+    """Where the key of a study's frames lies: the one place that must be kept out of copies of the outbox."""
+    return home / "keys" / "frames" / f"{study}.key"
+
+
 def _must(holds: bool, rule: str, given: object, step: str = f"Correct {FILE_NAME}.") -> None:
     if not holds:
         raise ConfigRefusal(rule, given=f"{given}", next_step=step)
@@ -302,6 +307,10 @@ class Config:
     def snapshot_key(self) -> Path:
         """The secret with which snapshots and persons are hashed, so that no hash can be looked up elsewhere."""
         return self.home / "keys" / "snapshot.key"
+
+    def frame_key(self, study: str) -> Path:
+        """What the frames of a study's network are encrypted under; absent where none is kept (`site_agent.frames`)."""
+        return frame_key(self.home, study)
 
     @property
     def invitation(self) -> Path:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from site_agent.checks import Check
     from site_agent.config import Limits
     from site_agent.fitting import Fitted
+    from site_agent.frames import Keeping
     from site_agent.ledger import Hold
     from site_agent.pipeline import Chosen
     from site_agent.records import Records
@@ -91,16 +92,17 @@ class Drawing(ABC):
         """The audit's outcome, with its ``sentences``. Raises: AuditRefusal."""
 
 
-def drawing_of(plan: StudyPlan, trained: Bijection | None = None) -> Drawing:
+def drawing_of(plan: StudyPlan, trained: Bijection | None = None, keeping: Keeping | None = None) -> Drawing:
     """The drawing that a plan's mechanism asks for.
 
     Args:
         trained: the flow that the plan names (`StudyPlan.flow`), if it names one.
+        keeping: what a network goes on from that keeps its frame.
     """
     if isinstance(plan.release, GrandPlan):
         from site_agent import networks
 
-        return networks.drawing(plan, plan.release)
+        return networks.drawing(plan, plan.release, keeping)
     return _Noisy(plan, plan.release) if isinstance(plan.release, Figures) else _Rows(plan, trained)
 
 

@@ -5,15 +5,17 @@ of a released person to those (A¹²) are what that person's coordinates are rea
 released (A¹¹) are looked at by nothing that leaves: only the figures for the steward, which are made after the seal and
 stay here, hold the released network beside them.
 
-Nothing of the fit is kept. Whoever is held out has no guarantee, so that what the model says of them is deleted with
-the run; a run that was killed after its seal fits once more for the steward's figures alone.
+By default nothing of the fit is kept. Whoever is held out has no guarantee, so that what the model says of them is
+deleted with the run; a run that was killed after its seal fits once more for the steward's figures alone. Where the
+plan says ``keep = "sealed"``, a wave that appends goes on from the first one's fit (`site_agent.frames`): its persons
+are placed by their ties to those held out then, and edges are drawn among them and to everybody released before.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,9 +28,10 @@ from shared.errors import EstimateRefusal, TrainingRefusal
 from shared.mechanisms.grand import Labelled
 from shared.mechanisms.labels import LEAST_OF_A_LABEL, LabelPrivate
 from shared.networks import MOTIFS
-from shared.prescriptions.grand import MOST_EDGES, NEIGHBOURS, GrandPlan, adjacency
+from shared.prescriptions.grand import MOST_EDGES, NEIGHBOURS, NUMBER, REACHED, GrandPlan, adjacency
 from site_agent import lasting
 from site_agent.drawing import Drawing, Told
+from site_agent.frames import FRAME, Frame, Keeping, placed_by
 
 if TYPE_CHECKING:
     from shared.plan import StudyPlan
@@ -52,24 +55,34 @@ MOST_COMPARED = 2000
 """Larger networks are compared on so many persons of each, because shortest paths are counted."""
 
 
-def drawing(plan: StudyPlan, release: GrandPlan) -> Drawing:
+def drawing(plan: StudyPlan, release: GrandPlan, keeping: Keeping | None = None) -> Drawing:
     """The drawing of a network: see `site_agent.drawing`."""
-    return _Network(plan, release)
+    return _Network(plan, release, keeping)
 
 
 class _Network(Drawing):
     """GRAND on the persons who are released, with a model of those who are not."""
 
-    def __init__(self, plan: StudyPlan, release: GrandPlan) -> None:
+    def __init__(self, plan: StudyPlan, release: GrandPlan, keeping: Keeping | None) -> None:
         super().__init__(plan)
         self._release = release
+        self._keeping = keeping
+        self._kept: Frame | None = None if keeping is None else keeping.frame
         self._encoder = Encoder(dictionary=release.told_after(plan.dictionary))
         self._labels: Labels | None = None
 
     def take(self, table: Records, persons: Sequence[str] | None, chosen: Chosen, base: lasting.Fit | None) -> None:
         assert persons is not None, "posture holdout has a person column"
-        self._split(table, list(chosen.rows), list(chosen.train))
+        held = list(chosen.train)
+        if self._kept is not None:
+            # Held out then and here now; whoever was held out since has no place in the frame, and is not looked at.
+            place = {person: k for k, person in enumerate(self._kept.held)}
+            held = [row for row in held if persons[row] in place]
+            self._present = [place[persons[row]] for row in held]
+            self.flow_of = self._kept.frame_of
+        self._split(table, list(chosen.rows), held)
         self._names = [persons[i] for i in chosen.rows]
+        self._held_names = [persons[i] for i in held]
         self._chosen, self._snapshot = chosen, table.snapshot
         self.drawn = self.n = len(chosen.rows)
         self.left_out = table.rows - table.n
@@ -97,8 +110,10 @@ class _Network(Drawing):
                 next_step="Ask the study lead for a larger holdout, or whether this network is too sparse for one.",
             )
         n, m = len(rows), len(held)
+        before = 0 if self._kept is None else len(self._kept.numbers)
         # Told by the hold-out alone, before anything is charged; an eighth less, for the draw has more or fewer.
-        expected = self._held.nnz / (1 if self._release.directed else 2) * (n * (n - 1)) / (m * (m - 1))
+        pairs = n * (n - 1) + 2 * n * before
+        expected = self._held.nnz / (1 if self._release.directed else 2) * pairs / (m * (m - 1))
         if expected > MOST_EDGES * 7 / 8:
             raise TrainingRefusal(
                 f"a released network must have at most {MOST_EDGES} edges, or no reader could take it",
@@ -115,8 +130,18 @@ class _Network(Drawing):
     def fit(self, rng: Noise, told: Told) -> None:
         from site_agent.models import latent_space
 
-        release = self._release
-        self._space: LatentSpace = latent_space.fit(
+        release, kept = self._release, self._kept
+        if kept is not None:
+            # Placed by ties to those who are still here, among all who were.
+            self._space: LatentSpace = kept.space
+            reader = replace(kept.space, positions=kept.positions[self._present])
+            self._placed(reader)
+            self._frame = np.hstack([kept.positions, kept.attributes])
+            self._into = np.hstack([kept.into, kept.attributes])
+            self._likeness = self._like_their_own(rng)
+            told(1.0)
+            return
+        self._space = latent_space.fit(
             self._held,
             model=release.model,
             d=release.d,
@@ -125,8 +150,7 @@ class _Network(Drawing):
             most=release.most,
         )
         told(0.7)
-        ties = (self._ties,) if self._back is None else (self._ties, self._back)
-        self._latents = np.hstack([self._space.nodes(*ties), self._x])
+        self._placed(self._space)
         self._frame = np.hstack([self._space.positions, self._framed])
         # Where private ranks are placed: the same persons, without what estimating each of them has added.
         self._into = np.hstack([self._space.deconvolved(), self._framed])
@@ -141,6 +165,11 @@ class _Network(Drawing):
         if self._release.communities is None:
             return None
         return _by_community(self._release.communities, self._space, self._frame, self._latents, rng)
+
+    def _placed(self, reader: LatentSpace) -> None:
+        """Each released person's coordinates, from that person's ties to those held out and own attributes."""
+        ties = (self._ties,) if self._back is None else (self._ties, self._back)
+        self._latents = np.hstack([reader.nodes(*ties), self._x])
 
     def _like_their_own(self, rng: Noise) -> dict[str, tuple[float, float]]:
         """Log density in networks drawn from the hold-out's model over that in its own, and the draws' spread.
@@ -173,7 +202,6 @@ class _Network(Drawing):
         # Shuffled before the edges are drawn, so that a row, and a place in a list of edges, says nothing.
         order = [int(k) for k in rng.generator.permutation(self.n)]
         z = self._private[order]
-        network = self._space.draw(z, rng.generator.bytes(32))
         table = pd.DataFrame(index=range(self.n))
         if self._encoder.d:
             table = self._encoder.decode(z[:, self._space.p :])
@@ -182,7 +210,11 @@ class _Network(Drawing):
             codes = self._labels.levels(self._told.released[order], rng.generator)
             table[column.name] = typed(column, np.where(codes == len(column.levels), np.nan, codes))
             table = table[list(self.plan.dictionary.names)]
-        table[NEIGHBOURS] = _lists(network, directed=self._release.directed)
+        if self._keeping is None:
+            network = self._space.draw(z, rng.generator.bytes(32))
+            table[NEIGHBOURS] = _lists(network, directed=self._release.directed)
+        else:
+            self._join(table, z, self._keeping.first, rng)
         self.rows = lasting.Rows(
             snapshot=self._snapshot,
             source=tuple(self._chosen.rows[k] for k in order),
@@ -190,14 +222,72 @@ class _Network(Drawing):
         )
         return table
 
+    def _join(self, table: pd.DataFrame, z: Any, first: int, rng: Noise) -> None:
+        """Number the released, and draw their edges among themselves and with everybody of the waves before.
+
+        Both ends of every edge are private coordinates. Which pairs have one is decided by their numbers and the
+        frame's key: the same whichever wave asks.
+        """
+        numbers = np.arange(first, first + self.n, dtype=np.int32)
+        before = self._started(rng.generator.bytes(32)) if self._kept is None else self._kept
+        everybody = np.concatenate([before.numbers, numbers])
+        network = self._space.draw(
+            np.vstack([before.private, z]), before.key, [str(k) for k in everybody], first=len(before.numbers)
+        )
+        k = len(before.numbers)
+        table[NUMBER] = numbers
+        if self._release.directed:
+            table[NEIGHBOURS] = _named(network[k:], everybody)
+            table[REACHED] = _named(network[:k, k:].T.tocsr(), everybody)
+        else:
+            from scipy.sparse import coo_array, csr_array
+
+            # An edge stands once: with the later of two waves, and within a wave with the smaller number.
+            mine = coo_array(network[k:])
+            once = (mine.col < k) | (mine.col > mine.row + k)
+            ones = np.ones(int(once.sum()), dtype=np.int8)
+            table[NEIGHBOURS] = _named(csr_array((ones, (mine.row[once], mine.col[once])), shape=mine.shape), everybody)
+        self._next = (before, numbers, z)
+
+    def _started(self, key: bytes) -> Frame:
+        """The frame of a first wave, before anybody is in it."""
+        space = self._space
+        return Frame(
+            model=space.model,
+            d=space.d,
+            directed=space.directed,
+            signs=space.signs,
+            positions=space.positions,
+            into=self._into[:, : space.p],
+            attributes=self._framed,
+            held=tuple(self._held_names),
+            numbers=np.empty(0, dtype=np.int32),
+            private=np.empty((0, self._private.shape[1])),
+            owners=np.empty(0, dtype=np.int32),
+            releases=(),
+            key=key,
+            frame_of="",
+            placed_by=placed_by(self.plan),
+            dictionary=self.plan.dictionary.hash,
+        )
+
     def files(self, release_id: str) -> Mapping[str, bytes]:
         # Who was held out, by place: a run that is killed after the seal compares with the same persons.
-        held = canonical_json({"held": [int(row) for row in self._held_rows]})
-        return {lasting.ROWS: self.rows.to_bytes(), HELD: held}
+        said: dict[str, list[int]] = {"held": [int(row) for row in self._held_rows]}
+        found = {lasting.ROWS: self.rows.to_bytes()}
+        if self._keeping is not None:
+            before, numbers, z = self._next
+            found[FRAME] = self._keeping.vault.seal(before.with_wave(release_id, numbers, z), release_id)
+            said["places"] = list(range(len(said["held"]))) if self._kept is None else self._present
+        return {**found, HELD: canonical_json(said)}
 
     def again(self, table: Records, hold: Hold, folder: Any, rng: Noise) -> None:
         self.rows = lasting.read_rows(folder, hold)
         body = parse_json(lasting.read_sealed(folder, hold, HELD), cap=lasting.CAP)
+        if self._keeping is not None:
+            frame = self._keeping.vault.open(lasting.read_sealed(folder, hold, FRAME), hold.release_id)
+            self._kept = frame.without((), set(frame.releases) - {hold.release_id})
+            self._present = [int(place) for place in body["places"]]
         self._split(table, sorted(self.rows.source), [int(row) for row in body["held"]])
         self.drawn = self.n = len(self.rows.source)
         self.left_out = table.rows - table.n
@@ -226,6 +316,7 @@ class _Network(Drawing):
         labels = self._labels
         self._labels = self._told = None
         del self._held, self._ties, self._back, self._whole, self._beside
+        self._kept = self._keeping = None
         return {
             "tried": False,
             "sentences": [
@@ -271,7 +362,7 @@ class _Network(Drawing):
                 found.setdefault(statistic, {})[arm] = float(f"{distance:.4g}")
             told((place + 1) / (len(arms) + 1))
         # Two parts of the real network: what no release can be nearer than, but by chance.
-        both = min(size, m)
+        both = min(size, self._held.shape[0])
         for statistic, distance in compare(some(self._held, both), some(real, both)).items():
             found[statistic]["two parts of the real one"] = float(f"{distance:.4g}")
         return found
@@ -407,6 +498,12 @@ _TRIED = (
     "one of them, those alike that nobody has thought of yet.",
     "No attack was tried on the persons who are held out either: no guarantee is theirs, and the model is of them.",
 )
+
+
+def _named(network: Any, numbers: Any) -> list[Any]:
+    """Each row's columns, by their persons' numbers."""
+    network.sort_indices()
+    return np.split(numbers[network.indices].astype(np.int32), network.indptr[1:-1])
 
 
 def _lists(network: Any, *, directed: bool) -> list[Any]:

@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from shared.release import Receipt
     from site_agent.checks import Check
     from site_agent.drawing import Drawing
+    from site_agent.frames import Keeping
     from site_agent.ledger import AnchorReceipt, Hold, Ledger, Touches
     from site_agent.outbox import Outbox
 
@@ -244,6 +245,7 @@ def make_release(
     rng = secure_rng() if rng is None else rng
     base = _base(ledger, plan, wave)
     trained = _trained(plan, site)  # before anything is charged: it may have to be fetched first
+    keeping = _keeping(plan, ledger, base)
 
     clock.enter(Stage.RESERVE)
     hold = ledger.reserve(
@@ -297,7 +299,7 @@ def make_release(
     sealed = None
     if plan.release.draws_rows and base is not None and not (plan.returning == "refresh" and plan.wave(wave).refit):
         sealed = lasting.read_fit(ledger.folder(base), base)
-    drawing = drawing_of(plan, trained.flow if trained else None)
+    drawing = drawing_of(plan, trained.flow if trained else None, keeping)
     drawing.take(table, everyone, chosen, sealed)
 
     clock.enter(Stage.ENCODE)
@@ -378,6 +380,15 @@ def _trained(plan: StudyPlan, site: Site) -> _Trained | None:
     )
 
 
+def _keeping(plan: StudyPlan, ledger: Ledger, base: Hold | None) -> Keeping | None:
+    """What a network goes on from that keeps its frame. Raises: as `site_agent.frames.going_on`."""
+    if plan.release.edges is None:
+        return None
+    from site_agent import frames
+
+    return frames.going_on(plan, ledger, base)
+
+
 def touches(plan: StudyPlan) -> Touches:
     """Whom a release of this plan may touch before its persons are known: see `site_agent.composition`."""
     return "everybody" if plan.redraws else "new"
@@ -436,7 +447,9 @@ def _taken_up(hold: Hold, plan: StudyPlan, source: Source, site: Site, rng: Nois
             "it stays charged.",
         )
     trained = _trained(plan, site)
-    drawing = drawing_of(plan, trained.flow if trained else None)
+    # What it goes on from lies in its own folder; the release before is not asked for.
+    keeping = _keeping(plan, site.ledger, None)
+    drawing = drawing_of(plan, trained.flow if trained else None, keeping)
     drawing.again(table, hold, folder, rng)
     return drawing
 
@@ -773,7 +786,7 @@ def _base(ledger: Ledger, plan: StudyPlan, wave: int) -> Hold | None:
     done = [hold for hold in mine if hold.phase == "delivered" and hold.wave < wave and hold.files]
     open_now = [hold for hold in mine if hold.drawn and hold.phase != "delivered" and hold.wave < wave]
     alone = plan.returning == "refresh" and plan.wave(wave).refit
-    if open_now and not alone and (not done or plan.returning == "frozen"):
+    if open_now and not alone and (not done or plan.returning == "frozen" or plan.release.sealed):
         first = open_now[0]
         raise StateRefusal(
             f"wave {first.wave} must be delivered, or rejected, before wave {wave} builds on it",

@@ -347,6 +347,13 @@ def attend(
         prepare(study, lambda plan: bool(plan.flow))
 
     for study in studies:
+        if at.config.frame_key(study).exists():
+            try:
+                _forget(at, study, today=today, say=say, dry_run=dry_run)
+            except Refusal as refusal:
+                told(study, "no plan", refusal)
+
+    for study in studies:
         if at.paused:
             return
         wave: int | None = None
@@ -382,6 +389,19 @@ LONGEST = 900.0
 """Seconds that a training may take of one round of the agent: the calendar of all studies is looked at after it."""
 PATIENCE = 60.0
 """Seconds for which one round of the agent waits for the next round of a training; the others' work takes time too."""
+
+
+def _forget(at: Desk, study: str, *, today: dt.date, say: Callable[[Event], None], dry_run: bool) -> None:
+    """Delete the frames of a network whose last planned wave is closed. Raises: any `Refusal`."""
+    if any(today <= wave.closes for wave in at.plans.plan(study).waves):
+        return
+    if not dry_run:
+        from site_agent.frames import Vault
+
+        with at.locked():
+            Vault(at.home, study).forget(at.ledger)
+    what = "would delete the frame of its network" if dry_run else "deleted the frame of its network"
+    say(Event(study=study, what=what, detail="its last wave is closed"))
 
 
 def _train(

@@ -164,6 +164,21 @@ MUTATIONS: tuple[Mutation, ...] = (
         tests=["test_network_release.py::test_ties_among_the_released_are_never_read"],
     ),
     mutation(
+        "a later wave that fits everybody's ties to everybody",
+        (NETWORK_SITE, "self._ties = whole[rows][:, held]", "self._ties = whole[rows][:, [*held[1:], rows[0]]]"),
+        tests=["test_network_release.py::test_ties_among_the_new_and_between_new_and_old_are_never_read"],
+    ),
+    mutation(
+        "a new key for the pairs of each wave",
+        (NETWORK_SITE, "before.key, [str(k)", "rng.generator.bytes(32), [str(k)"),
+        tests=["test_network_release.py::test_edges_between_two_persons_are_the_same_whichever_wave_asks"],
+    ),
+    mutation(
+        "the numbers of a wave given to the next one as well",
+        ("site_agent/frames.py", "first=first)", "first=0)"),
+        tests=["test_network_release.py::test_edges_between_two_persons_are_the_same_whichever_wave_asks"],
+    ),
+    mutation(
         "half the noise, in the moments",
         (
             MOMENTS,

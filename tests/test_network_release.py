@@ -1,11 +1,14 @@
 """The way of a network through a site: who is split off, what is read, what leaves, and what a reader may take."""
 
+# ruff: noqa: F811  (a fixture is imported by its name)
 from __future__ import annotations
 
 import datetime as dt
 import io
 import json
 import math
+import shutil
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -14,16 +17,26 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from site_desk import Hub
+from site_desk import Hub, hospital  # noqa: F401
 from test_pipeline import deliver
 
 from shared import privacy
 from shared.dictionary import Column, Dictionary
-from shared.errors import PlanRefusal, Refusal, SchemaRefusal, SmallN, TrainingRefusal
+from shared.errors import (
+    EstimateRefusal,
+    IntegrityRefusal,
+    PlanChanged,
+    PlanRefusal,
+    Refusal,
+    SchemaRefusal,
+    SmallN,
+    StateRefusal,
+    TrainingRefusal,
+)
 from shared.keys import SigningKey
 from shared.mechanisms.grand import coordinates
 from shared.plan import Budget, StudyPlan, Wave
-from shared.prescriptions.grand import NEIGHBOURS, GrandPlan, adjacency, held_out
+from shared.prescriptions.grand import NEIGHBOURS, NUMBER, REACHED, GrandPlan, adjacency, held_out, union
 from shared.randomness import seeded_rng
 from shared.release import in_words, read_bundle, write_bundle, write_receipt
 from shared.simulated import contact_networks
@@ -188,6 +201,7 @@ def test_a_plan_without_a_label_has_the_bytes_and_the_receipt_it_always_had(stud
         ({"release": {"epsilon": 1.0, "communities": True}}, r"2\.\.20"),
         ({"release": {"epsilon": 1.0, "communities": 2.0}}, r"2\.\.20"),
         ({"release": {"epsilon": 1.0, "communities": 2, "by": "ward"}}, "not both"),
+        ({"release": {"epsilon": 1.0, "communities": 2, "keep": "sealed"}}, "must not come with"),
         ({"release": {"epsilon": 1.0, "by": "age"}}, "column with levels"),
         ({"release": {"epsilon": 1.0, "by": "person"}}, "column with levels"),
         ({"release": {"epsilon": 1.0, "by": "clinic"}}, "no such column"),
@@ -659,3 +673,265 @@ def test_how_many_were_held_out_follows_from_the_plan_s_share(study):
     assert held_out(study, 239) == 239
     assert held_out(replace(study, holdout=0.2), 400) == 100
     assert json.loads(study.canonical)["release"]["mechanism"] == "grand"
+
+
+# -- waves that go on from a sealed frame ------------------------------------------------------------------------------
+def two_waves(study: StudyPlan, **changes: object) -> StudyPlan:
+    return replace(
+        study,
+        release=replace(study.release, **{"keep": "sealed", "epsilon": 8.0, "model": "rdpg", **changes}),
+        waves=(*study.waves, Wave(number=2, **DAYS), Wave(number=3, **DAYS)),
+    )
+
+
+@dataclass(frozen=True)
+class Grown:
+    """A network that grows from wave to wave: 240 persons, 360, 480."""
+
+    ward: Ward
+    plan: StudyPlan
+    site: Site
+
+    def until(self, count: int, **changes: object) -> Ward:
+        present = set(self.ward.nodes["person"][:count])
+        edges = self.ward.edges[self.ward.edges["from"].isin(present) & self.ward.edges["to"].isin(present)]
+        return replace(self.ward, **{"nodes": self.ward.nodes[:count], "edges": edges, **changes})
+
+    def frame(self, made):
+        from site_agent.frames import FRAME, Vault
+
+        data = (self.site.outbox.folder(made.hold.release_id) / FRAME).read_bytes()
+        return Vault(self.site.ledger.path.parent, "contacts").open(data, made.hold.release_id)
+
+    def wave(self, number: int, plan: StudyPlan | None = None, **changes: object):
+        ward = self.until(120 + 120 * number, **changes)
+        return ward.release(plan or self.plan, self.site, wave=number)
+
+    def copied(self, folder: Path) -> Grown:
+        """The same site, in a folder of its own."""
+        home, old = folder / "home", self.site.ledger
+        shutil.copytree(old.path.parent, home)
+        ledger = Ledger(home / "ledger.db", old.signer, site="north")
+        site = replace(self.site, ledger=ledger, outbox=Outbox(home, ledger), witness=deepcopy(self.site.witness))
+        return replace(self, ward=replace(self.ward, folder=folder), site=site)
+
+
+def grow(folder: Path, plan: StudyPlan) -> Grown:
+    ward = Ward(folder, *contact_networks(np.random.default_rng(1), sites=1, n=480, mean_degree=24)["harbour"])
+    return Grown(ward, plan, ward.site())
+
+
+@pytest.fixture(scope="module")
+def begun(tmp_path_factory, study) -> tuple[Grown, object]:
+    """A site whose first wave is delivered; copied for each test."""
+    grown = grow(tmp_path_factory.mktemp("begun"), two_waves(study))
+    first = grown.wave(1)
+    deliver(grown.site, first)
+    return grown, first
+
+
+@pytest.fixture
+def grown(begun, tmp_path) -> Grown:
+    return begun[0].copied(tmp_path)
+
+
+@pytest.fixture
+def first(begun):
+    return begun[1]
+
+
+def test_a_later_wave_places_new_persons_through_the_sealed_frame_and_charges_them_alone(grown, first, monkeypatch):
+    from site_agent.models import latent_space
+
+    def no_fit(*_: object, **__: object) -> None:
+        raise AssertionError("a later wave fits nothing")
+
+    monkeypatch.setattr(latent_space, "fit", no_fit)
+    second = grown.wave(2)
+    held = grown.ward.roles(grown.plan)
+    assert second.receipt.n == second.receipt.drawn == int((~held[240:360]).sum())
+    assert second.receipt.flow_of == first.hold.release_id
+    # Nobody of the first wave is charged again, in the study's total as in the list of whose each row is.
+    assert second.receipt.study_epsilon <= 8.0 + 1e-9
+    folders = [grown.site.outbox.folder(made.hold.release_id) for made in (first, second)]
+    persons = [set(json.loads((folder / "rows.json").read_bytes())["persons"]) for folder in folders]
+    assert not persons[0] & persons[1]
+    # The waves are one network: edges within the second, and between it and the first, which is as it was.
+    n1, n2 = first.receipt.n, second.receipt.n
+    assert second.table[NUMBER].tolist() == list(range(n1, n1 + n2))
+    whole = union([first.table, second.table], directed=False)
+    assert (whole[:n1, :n1] != adjacency(first.table, directed=False)).nnz == 0
+    assert (whole[n1:, n1:] != adjacency(second.table, directed=False)).nnz == 0
+    blocks = [whole[:n1, :n1].mean(), whole[:n1, n1:].mean(), whole[n1:, n1:].mean()]
+    assert max(blocks) < 2 * min(blocks)
+    assert min(blocks) > 0.01
+
+
+@pytest.mark.parametrize("directed", [False, True])
+def test_edges_between_two_persons_are_the_same_whichever_wave_asks(study, tmp_path, directed):
+    """Drawn again from the last wave's frame: all that every wave released is there, edge by edge."""
+    plan = two_waves(study, d=1, model="rdpg" if directed else "inner_product", directed=directed)
+    grown, tables = grow(tmp_path, plan), []
+    for wave in (1, 2) if directed else (1, 2, 3):
+        made = grown.wave(wave)
+        deliver(grown.site, made)
+        tables.append(made.table)
+    told = [NUMBER, NEIGHBOURS, REACHED] if directed else [NUMBER, NEIGHBOURS]
+    assert list(tables[0].columns)[3:] == told
+    frame = grown.frame(made)
+    again = frame.space.draw(frame.private, frame.key, [str(number) for number in frame.numbers])
+    assert len(frame.releases) == len(tables)
+    assert (union(tables, directed=directed) != again).nnz == 0
+    n1 = len(tables[0])
+    assert again[:n1, n1:].nnz > 100
+    # One whose release was taken back is in no table: its edges are left out, everybody else's stay.
+    keep = np.r_[:n1, n1 + len(tables[1]) : len(frame.numbers)]
+    assert (union([tables[0], *tables[2:]], directed=directed) != again[keep][:, keep]).nnz == 0
+
+
+def test_ties_among_the_new_and_between_new_and_old_are_never_read(grown, tmp_path):
+    """A¹¹ of a second wave is poisoned, to the persons of the first one too; what leaves is the same."""
+    later = grown.until(360)
+    held = dict(zip(grown.ward.nodes["person"], grown.ward.roles(grown.plan), strict=True))
+    free = [name for name in later.nodes["person"] if not held[name]]
+    among = np.array([not held[a] and not held[b] for a, b in later.edges.itertuples(index=False)])
+    tables = []
+    for name, edges in (("a", later.edges), ("b", pd.concat([later.edges[~among], complete(free)]))):
+        (tmp_path / name).mkdir()
+        copy = grown.copied(tmp_path / name)
+        made = replace(copy.until(360), edges=edges).release(grown.plan, copy.site, wave=2, seed=11)
+        tables.append(made.table)
+    assert among.sum() > 200
+    pd.testing.assert_frame_equal(tables[0], tables[1])
+
+
+def test_only_a_plan_that_asks_for_it_keeps_a_frame_and_then_under_a_key(grown, first, ward, study):
+    from site_agent.frames import FRAME, Vault
+
+    site = ward.site("plain")
+    made = ward.release(study, site)
+    assert not (site.outbox.folder(made.hold.release_id) / FRAME).exists()
+    assert not Vault(site.ledger.path.parent, "contacts").path.exists()
+    assert NUMBER not in made.table
+    data = (grown.site.outbox.folder(first.hold.release_id) / FRAME).read_bytes()
+    frame = grown.frame(first)
+    assert len(frame.private) == len(first.table)
+    assert frame.positions.astype("<f8").tobytes()[:64] not in data
+    assert frame.held[0].encode() not in data
+    assert repr(frame) == "Frame(rdpg, d = 2)"
+    vault = Vault(grown.site.ledger.path.parent, "contacts")
+    assert vault.path.stat().st_mode & 0o777 == 0o600
+    for wrong, where in ((data, "another"), (data[:-1] + bytes([data[-1] ^ 1]), first.hold.release_id), (b"", "x")):
+        with pytest.raises(IntegrityRefusal, match="sealed under this study's key"):
+            vault.open(wrong, where)
+    vault.path.write_bytes(b"\0" * 32)
+    with pytest.raises(IntegrityRefusal):
+        vault.open(data, first.hold.release_id)
+
+
+def test_a_frame_that_is_deleted_is_gone_and_no_wave_goes_on_from_it(grown, first):
+    from site_agent.frames import FRAME, Vault
+
+    vault = Vault(grown.site.ledger.path.parent, "contacts")
+    assert vault.forget(grown.site.ledger) == 1
+    assert not vault.path.exists()
+    assert not (grown.site.outbox.folder(first.hold.release_id) / FRAME).exists()
+    assert vault.forget(grown.site.ledger) == 0
+    entries = len(grown.site.ledger.entries())
+    with pytest.raises(StateRefusal, match="must have its frame"):
+        grown.wave(2)
+    assert len(grown.site.ledger.entries()) == entries  # refused before anything was charged
+
+
+def test_a_plan_that_changes_its_mind_about_the_frame_or_the_model_is_refused(grown):
+    for change, words in (({"keep": "deleted"}, "keep must stay"), ({"d": 1}, "the model, holdout, dictionary")):
+        other = replace(grown.plan, version=2, release=replace(grown.plan.release, **change))
+        with pytest.raises(PlanChanged, match=words):
+            grown.wave(2, other)
+
+
+def test_new_persons_are_placed_by_those_held_out_who_are_still_there(grown, first):
+    frame = grown.frame(first)
+    kept = frame.without(frame.held[:3], frame.releases)
+    assert kept.held == frame.held[3:]
+    assert np.array_equal(kept.positions, frame.positions[3:])
+    assert len(frame.without((), ()).private) == 0
+    gone = set(grown.ward.nodes["person"][:60])
+    nodes, edges = grown.ward.nodes[:360], grown.until(360).edges
+    nodes = nodes[~nodes["person"].isin(gone)]
+    edges = edges[~edges["from"].isin(gone) & ~edges["to"].isin(gone)]
+    second = grown.wave(2, nodes=nodes, edges=edges)
+    assert second.receipt.n == int((~grown.ward.roles(grown.plan)[240:360]).sum())
+
+
+def test_a_killed_wave_of_a_kept_frame_is_taken_up_and_the_next_waits_for_it(grown, monkeypatch):
+    from site_agent import pipeline
+
+    with monkeypatch.context() as broken:
+        broken.setattr(pipeline, "_finish", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            grown.wave(2)
+    made = grown.wave(2)
+    assert made.hold.state == "held"
+    with pytest.raises(StateRefusal, match="must be delivered, or rejected"):
+        grown.wave(3)
+
+
+def test_a_reader_takes_no_numbers_that_waves_cannot_have(grown, first):
+    plan, table, n = grown.plan, first.table, first.receipt.n
+    plan.release.validate(plan, table, n)
+    ahead = table[NEIGHBOURS].tolist()
+    ahead[0] = np.array([n], dtype=np.int32)
+    for column, wrong in (
+        (NUMBER, table[NUMBER].astype(np.int64)),
+        (NUMBER, table[NUMBER] - np.int32(1)),
+        (NUMBER, table[NUMBER].to_numpy()[::-1]),
+        (NEIGHBOURS, ahead),
+    ):
+        with pytest.raises(SchemaRefusal):
+            plan.release.validate(plan, table.assign(**{column: wrong}), n)
+    with pytest.raises(SchemaRefusal):
+        plan.release.validate(plan, table.drop(columns=NUMBER), n)
+    with pytest.raises(EstimateRefusal, match="of one person"):
+        union([table, table], directed=False)
+    with pytest.raises(PlanRefusal, match="append"):
+        replace(plan, returning="refresh", waves=(plan.waves[0], replace(plan.waves[1], refit=True)))
+    with pytest.raises(PlanRefusal, match="one of deleted, sealed"):
+        GrandPlan(epsilon=1.0, keep="forever")
+    assert "encrypted" in " ".join(plan.release.not_covered(plan))
+    assert "charges them alone" in " ".join(plan.release.covered(plan))
+
+
+def test_a_site_shows_what_it_keeps_of_a_network_and_deletes_it_asked_or_when_the_plan_is_over(
+    hospital,
+    study,
+    ward,
+    monkeypatch,
+):
+    days = {"opens": dt.date(2026, 1, 1), "closes": dt.date(2026, 2, 1)}
+    release = replace(study.release, keep="sealed", model="rdpg", d=1)
+    plan = replace(study, study="mini", release=release, waves=(Wave(number=1, **days),))
+    at = hospital.joined()
+    monkeypatch.setenv("TRIBUTARY_TODAY", "2026-01-15")
+    at.publish(plan)
+    at("plan", "fetch", "mini")
+    at("plan", "approve", "mini", "--as", "dr-lind", "--understood", "holdout")
+    at("data", "add", str(ward.source.path), "--as", "mini", "--edges", str(ward.source.edges.path))
+    assert at.json("data", "frame", "mini")["frames"] == 0
+    at("release", "mini", "--wave", "1")
+    assert "1 sealed frames are kept" in at("data", "frame", "mini")
+    shown = at.json("data", "frame", "mini")
+    assert (shown["planned"], shown["frames"], shown["key"]) == ("sealed", 1, True)
+    assert at.json("data", "frame", "mini", "--delete", "--dry-run")["deleted"] == 1
+    assert at.json("data", "frame", "mini")["frames"] == 1
+    key = hospital.home / "keys" / "frames" / "mini.key"
+    assert "frame" not in at("run", "--once")
+    monkeypatch.setenv("TRIBUTARY_TODAY", "2026-02-02")
+    assert "would delete the frame" in at("run", "--dry-run")
+    assert key.exists()
+    assert "deleted the frame" in at("run", "--once")
+    assert not key.exists()
+    assert not list(hospital.home.rglob("frame.sealed"))
+    assert "Nothing is kept" in at("data", "frame", "mini")
+    assert at.json("data", "frame", "mini", "--delete")["deleted"] == 0
+    at("audit", "verify")

@@ -20,7 +20,7 @@ from shared.errors import EstimateRefusal, ParameterError, Refusal, SchemaRefusa
 from shared.estimands import estimate, parse_estimand
 from shared.network_estimands import figure
 from shared.plan import StudyPlan, Wave
-from shared.prescriptions.grand import NEIGHBOURS, GrandPlan, adjacency
+from shared.prescriptions.grand import NEIGHBOURS, NUMBER, GrandPlan, adjacency
 from shared.questions import ACROSS, NETWORK, parse_formula
 from shared.simulated import contact_networks
 
@@ -245,6 +245,30 @@ def test_two_appended_networks_are_averaged_and_what_the_held_out_add_is_not_ave
     frame = 0.6 * math.sqrt(one.vi_naive) + 0.4 * math.sqrt(two.vi_naive * 40 / 100)
     assert both.vi_sampling == pytest.approx(both.vi_naive + frame**2)
     assert both.n == 100
+
+
+def test_waves_of_a_kept_frame_are_answered_as_one_network_drawn_from_the_first_hold_out():
+    """Sixty persons and forty more, cut out of one table: every answer is the whole table's."""
+    plan = contacts_plan()
+    kept = replace(plan, release=replace(plan.release, keep="sealed"))
+    whole = drawn(100, seed=6)
+    met = adjacency(whole, directed=False).toarray()
+    told = [np.flatnonzero(row) for row in np.triu(met)[:60, :60]]
+    # With the later one of two waves, with the smaller number within one.
+    later = [np.flatnonzero(np.r_[met[k, :60], np.zeros(k - 60, dtype=int), met[k, k:]]) for k in range(60, 100)]
+    tables = []
+    for rows, lists in ((slice(0, 60), told), (slice(60, 100), later)):
+        table = whole[rows].drop(columns=NEIGHBOURS).reset_index(drop=True)
+        table[NUMBER] = np.arange(rows.start, rows.stop, dtype=np.int32)
+        table[NEIGHBOURS] = [one.astype(np.int32) for one in lists]
+        kept.release.validate(kept, table, len(table))
+        tables.append((table, len(table)))
+    for text in ("network(triangle)", "network(mean_degree)", "network(assortativity) ~ ward"):
+        question = parse_estimand(text)
+        (one,) = kept.release.answer(kept, tables, question, levels={}, **TOLD)
+        (true,) = plan.release.answer(plan, [(whole, 100)], question, levels={}, **TOLD)
+        assert (one.yi, one.vi_naive, one.n) == (true.yi, true.vi_naive, 100)
+        assert one.vi_sampling == pytest.approx(one.vi_naive * (1 + 100 / 60), rel=1e-12)
 
 
 def test_a_directed_network_is_asked_without_its_directions():

@@ -99,6 +99,11 @@ class Prescription(ABC):
         """The network that is read beside the table; None where there is none."""
         return None
 
+    @property
+    def sealed(self) -> bool:
+        """Whether what a network was drawn from is kept, encrypted, and each later wave goes on from it."""
+        return False
+
     def require(self, plan: StudyPlan) -> None:
         """Refuse a plan that this mechanism cannot serve. Raises: PlanRefusal."""
         return

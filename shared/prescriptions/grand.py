@@ -16,10 +16,18 @@ noise is made for the largest one, so that price and receipt follow from the pla
 Where the plan asks for it, one label of a person is told before the coordinates, by randomised response at a share of
 ε: the community (`communities`), which a model of the persons held out gives it, or the level of a column (`by`). The
 coordinates follow within it, at what is left of ε: see `shared.mechanisms.labels`, and decision 0017 for why.
+
+With ``keep = "sealed"`` a hospital keeps what the model says of the persons held out (the *frame*), the private
+coordinates of the released and one key for all pairs of them, encrypted, and a wave that appends goes on from there:
+its persons pay once, nobody else pays anything, and edges between its persons and those of earlier waves are drawn.
+Such a table has a column ``number``: each released person's for life, counted on from wave to wave, and what
+``neighbours`` are then told by. An edge to a person of an earlier wave stands with the later one; of a directed
+network, one *from* a person of an earlier wave stands in ``reached_by``. `union` puts the waves together.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -38,19 +46,35 @@ if TYPE_CHECKING:
     from shared.plan import StudyPlan
     from shared.privacy import Event
 
-__all__ = ["NEIGHBOURS", "GrandPlan", "adjacency", "held_out"]
+__all__ = ["NEIGHBOURS", "NUMBER", "REACHED", "GrandPlan", "adjacency", "held_out", "union"]
 
 NEIGHBOURS = "neighbours"
 """The column of a released table that holds the edges."""
 MOST_COMMUNITIES = 20
+NUMBER = "number"
+"""Where a frame is kept: each person's number, for life."""
+REACHED = "reached_by"
+"""Where the frame of a directed network is kept: persons of earlier waves who have an edge to this one."""
 MOST_EDGES = 1 << 25
 """Of one release: what a reader with a few gigabytes of memory can count the triangles of."""
+_KEPT = ("deleted", "sealed")
 _MODELS = ("inner_product", "rdpg", "grdpg")
 _MODEL_WORDS = {
     "inner_product": "inner-product latent space model",
     "rdpg": "random dot product graph",
     "grdpg": "generalised random dot product graph",
 }
+
+
+_SEALED_OPEN = (
+    " What the model says of them (positions and attributes, one row each) is kept at the hospital until the plan's "
+    "last wave is closed, or a steward deletes it: encrypted, under a key in the site's own folder. It protects copies "
+    "of the sealed file, not against somebody who can read the whole folder."
+)
+_SEALED_COVERED = (
+    " A later wave places new persons through the kept model and charges them alone: edges to persons of earlier waves "
+    "are drawn from what is private of those already, and cost them nothing more."
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +92,8 @@ class GrandPlan(Answering):
             None tells none.
         by: a column with levels that is told first, in the place of a community; "" for none.
         label_share: the part of ε at which the first is told; the coordinates have the rest.
+        keep: what becomes of the model when a release is made: ``deleted``, so that later waves start anew; or
+            ``sealed``, encrypted at the hospital, so that a wave that appends goes on from it.
     """
 
     epsilon: float
@@ -79,8 +105,9 @@ class GrandPlan(Answering):
     communities: int | None = None
     by: str = ""
     label_share: float = 0.5
+    keep: str = "deleted"
     mechanism: Literal["grand"] = "grand"
-    later: ClassVar[tuple[str, ...]] = ("communities", "by", "label_share")
+    later: ClassVar[tuple[str, ...]] = ("communities", "by", "label_share", "keep")
     title: ClassVar[str] = "node-private network"
     fits: ClassVar[str] = "model"
 
@@ -106,6 +133,7 @@ class GrandPlan(Answering):
         )
         known = ("refuse", "leave_out")
         must(self.strangers in known, f"release.strangers must be one of {', '.join(known)}", repr(self.strangers)[:40])
+        must(self.keep in _KEPT, f"release.keep must be one of {', '.join(_KEPT)}", repr(self.keep)[:40])
         self._check_label()
 
     def _check_label(self) -> None:
@@ -121,6 +149,12 @@ class GrandPlan(Answering):
             self.communities is None or not self.by,
             "release.communities and release.by must not both be given: one label is told first",
             f"{self.communities} and {self.by!r}",
+        )
+        must(
+            not (self.labelled and self.sealed),
+            'release.keep = "sealed" must not come with release.communities or release.by',
+            "both",
+            "A kept frame knows no labels: leave one of them out.",
         )
         share = self.label_share
         must(
@@ -141,6 +175,18 @@ class GrandPlan(Answering):
         return self.communities is not None or bool(self.by)
 
     @property
+    def sealed(self) -> bool:
+        """Whether the frame is kept, and waves are one network."""
+        return self.keep == "sealed"
+
+    @property
+    def told(self) -> tuple[str, ...]:
+        """The columns of a released table beside the dictionary's, in their order."""
+        if not self.sealed:
+            return (NEIGHBOURS,)
+        return (NUMBER, NEIGHBOURS, REACHED) if self.directed else (NUMBER, NEIGHBOURS)
+
+    @property
     def edges(self) -> EdgeRules:
         """The network that is read beside the node table."""
         return EdgeRules(directed=self.directed, strangers="refuse" if self.strangers == "refuse" else "leave_out")
@@ -157,7 +203,8 @@ class GrandPlan(Answering):
             'Write posture = "holdout" and a holdout, the share of the persons who are held out.',
         )
         names = plan.dictionary.names
-        must(NEIGHBOURS not in names, f"a column must not be called {NEIGHBOURS!r}: it holds the edges", NEIGHBOURS)
+        for own in self.told:
+            must(own not in names, f"a column must not be called {own!r}: it holds the edges", own)
         for column in plan.dictionary.released:
             must(
                 column.kind not in ("continuous", "time") or column.decimals is not None,
@@ -167,6 +214,12 @@ class GrandPlan(Answering):
                 "Give the column its decimals in the dictionary.",
             )
         must(plan.returning != "frozen" or len(plan.waves) == 1, "a network must append or refresh", "frozen")
+        must(
+            not self.sealed or plan.returning == "append",
+            "release.keep = 'sealed' must go with returning = 'append': a refresh fits anew and charges everybody",
+            repr(plan.returning),
+            'Write returning = "append", or keep = "deleted".',
+        )
         sealed = [wave.number for wave in plan.waves if wave.number > 1 and not wave.refit]
         must(
             plan.returning != "refresh" or not sealed,
@@ -269,7 +322,8 @@ class GrandPlan(Answering):
             "edges and the attributes of one of them by any others changes the probability of any released network "
             f"by a factor of at most e^ε, with δ = 0. Laplace noise of scale {noise.scale:.4g}, which is p/ε, is added "
             f"to each of p = {noise.p} coordinates of a person, and together they cost exactly the stated ε. Edges "
-            "between released persons are read by nothing that is released: the released ones are drawn anew.",
+            "between released persons are read by nothing that is released: the released ones are drawn anew."
+            + (_SEALED_COVERED if self.sealed else ""),
         )
 
     def not_covered(self, plan: StudyPlan) -> tuple[str, ...]:
@@ -279,7 +333,8 @@ class GrandPlan(Answering):
             f"The persons who are held out, about {100 * plan.holdout:g} % of the table: they have NO guarantee at "
             "all. Their edges and attributes shape the model without noise, and released values lie between theirs: "
             "single values can be exact copies of theirs. Who is held out is decided by a keyed hash of the person's "
-            "identifier, for life; whoever is held out is never released in this study.",
+            "identifier, for life; whoever is held out is never released in this study."
+            + (_SEALED_OPEN if self.sealed else ""),
             "What happened on the way: which warnings the release had, and that somebody compared it with the real "
             "network before letting it go. Both look at released persons without noise; the comparison stays at the "
             "site, the warnings stand in an export for inspectors.",
@@ -310,19 +365,25 @@ class GrandPlan(Answering):
 
     def validate(self, plan: StudyPlan, table: pd.DataFrame, n: int) -> None:
         """A row for each of n persons: the dictionary's columns, and sorted places of other rows, each edge once."""
-        if tuple(table.columns) != (*plan.dictionary.names, NEIGHBOURS) or len(table) != n:
+        if tuple(table.columns) != (*plan.dictionary.names, *self.told) or len(table) != n:
             raise SchemaRefusal(
-                f"a released network must have the dictionary's columns, {NEIGHBOURS}, and one row per person",
+                f"a released network must have the dictionary's columns, {' and '.join(self.told)}, and one row per "
+                "person",
                 given=f"{len(table)} rows for {n}",
             )
         plan.dictionary.validate_release(table[list(plan.dictionary.names)])
+        first = _first(table)
         _, places, owners = _flat(table)
+        own = owners + first
+        # What was released before has the smaller numbers; where no frame is kept there is nobody before.
         if self.directed:
-            wrong = int(((places < 0) | (places >= n) | (places == owners)).sum())
+            wrong = int(((places < 0) | (places >= first + n) | (places == own)).sum())
         else:
-            wrong = int(((places <= owners) | (places >= n)).sum())
-        same = owners[1:] == owners[:-1]
-        wrong += int((same & (places[1:] <= places[:-1])).sum())
+            wrong = int(((places < 0) | ((places >= first) & (places <= own)) | (places >= first + n)).sum())
+        wrong += _unsorted(places, owners)
+        if REACHED in self.told:
+            _, earlier, owners = _flat(table, REACHED)
+            wrong += int(((earlier < 0) | (earlier >= first)).sum()) + _unsorted(earlier, owners)
         if wrong:
             raise SchemaRefusal(
                 "neighbours must be places of other rows, ascending, each edge once",
@@ -397,25 +458,87 @@ def adjacency(table: pd.DataFrame, *, directed: bool) -> Any:
     import numpy as np
     from scipy.sparse import csr_array
 
-    starts, places, _ = _flat(table)
-    n = len(table)
-    ones = np.ones(len(places), dtype=np.int8)
-    if directed:
-        return csr_array((ones, places.astype(np.int32), starts), shape=(n, n))
-    upper = csr_array((ones, places.astype(np.int32), starts), shape=(n, n))
-    whole = (upper + upper.T).tocsr()
+    _, places, owners = _flat(table)
+    places = places - _first(table)
+    n, own = len(table), places >= 0
+    row, column = owners[own].astype(np.int32), places[own].astype(np.int32)
+    ones = np.ones(len(row), dtype=np.int8)
+    made = csr_array((ones, (row, column)), shape=(n, n))
+    whole = made if directed else (made + made.T).tocsr()
     whole.sort_indices()
     return whole
 
 
-def _flat(table: pd.DataFrame) -> tuple[Any, Any, Any]:
+def union(tables: Sequence[pd.DataFrame], *, directed: bool) -> Any:
+    """Tables of a kept frame as one network: (n, n) csr_array of int8 of all their persons, table after table.
+
+    An edge to a person in none of the tables, whose release was taken back, is left out.
+
+    Args:
+        tables: each as `GrandPlan.validate` accepts it.
+    Raises: EstimateRefusal, where two of them give one number to two persons.
+    """
+    import numpy as np
+    from scipy.sparse import csr_array
+
+    firsts, sizes = [_first(table) for table in tables], [len(table) for table in tables]
+    order = sorted(range(len(tables)), key=lambda k: firsts[k])
+    for one, other in itertools.pairwise(order):
+        if firsts[one] + sizes[one] > firsts[other]:
+            raise EstimateRefusal("a person's number must be of one person", given="two releases that share some")
+    n, starts = sum(sizes), np.concatenate([[0], np.cumsum(sizes)])
+    low, start = np.array(firsts)[order], starts[:-1][order]
+    ends = low + np.array(sizes)[order]
+
+    def placed(numbers: Any) -> Any:
+        at = np.searchsorted(low, numbers, side="right") - 1
+        known = (at >= 0) & (numbers < ends[at])
+        return np.where(known, numbers - low[at] + start[at], -1)
+
+    rows, columns = [], []
+    for begin, table in zip(starts, tables, strict=False):
+        _, places, owners = _flat(table)
+        rows.append(owners + begin)
+        columns.append(placed(places))
+        if REACHED in table.columns:
+            _, places, owners = _flat(table, REACHED)
+            rows.append(placed(places))
+            columns.append(owners + begin)
+    row, column = np.concatenate(rows), np.concatenate(columns)
+    both = (row >= 0) & (column >= 0)
+    row, column = row[both].astype(np.int32), column[both].astype(np.int32)
+    made = csr_array((np.ones(len(row), dtype=np.int8), (row, column)), shape=(n, n))
+    whole = made if directed else (made + made.T).tocsr()
+    whole.sort_indices()
+    return whole
+
+
+def _first(table: pd.DataFrame) -> int:
+    """The number of a table's first person; 0 where it has none. Raises: SchemaRefusal, where one does not follow."""
+    import numpy as np
+
+    if NUMBER not in table.columns:
+        return 0
+    numbers = table[NUMBER].to_numpy()
+    first = int(numbers[0]) if numbers.dtype == np.int32 and len(numbers) else -1
+    if first < 0 or not (numbers == first + np.arange(len(numbers))).all():
+        raise SchemaRefusal(f"{NUMBER} must be 32-bit whole numbers, each one more than the last", given="other values")
+    return first
+
+
+def _unsorted(places: Any, owners: Any) -> int:
+    """Places of one row that do not ascend."""
+    return int(((owners[1:] == owners[:-1]) & (places[1:] <= places[:-1])).sum())
+
+
+def _flat(table: pd.DataFrame, name: str = NEIGHBOURS) -> tuple[Any, Any, Any]:
     """Where each row's edges start, their places, and the row that each belongs to. Raises: SchemaRefusal."""
     import numpy as np
 
-    lists = table[NEIGHBOURS].tolist()
+    lists = table[name].tolist()
     plain = all(isinstance(one, np.ndarray) and one.ndim == 1 and one.dtype == np.int32 for one in lists)
     if not plain:
-        raise SchemaRefusal(f"{NEIGHBOURS} must be lists of 32-bit whole numbers", given="other values")
+        raise SchemaRefusal(f"{name} must be lists of 32-bit whole numbers", given="other values")
     sizes = np.fromiter((len(one) for one in lists), dtype=np.int64, count=len(lists))
     if int(sizes.sum()) > MOST_EDGES:
         raise SchemaRefusal(f"a released network must have at most {MOST_EDGES} edges", given=f"{sizes.sum()}")

@@ -1,4 +1,4 @@
-"""The table: ``data add``, ``data map``, ``data check``."""
+"""The table: ``data add``, ``data map``, ``data check``; what is kept of a network: ``data frame``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from site_agent.desk import Desk, desk
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["data_add", "data_check", "data_map"]
+__all__ = ["data_add", "data_check", "data_frame", "data_map"]
 
 
 @data_app.command("add")
@@ -201,3 +201,51 @@ def data_check(study: Study, home: Home = None, json: Json = False) -> None:
     emit(answer, as_json=json, show=show)
     if found:
         raise typer.Exit(found[0].exit_code)
+
+
+@data_app.command("frame")
+def data_frame(
+    study: Study,
+    delete: Annotated[
+        bool, typer.Option("--delete", help="Delete it for good; nobody can be added to the network then.")
+    ] = False,
+    home: Home = None,
+    json: Json = False,
+    dry_run: Dry = False,
+) -> None:
+    """Whether the model of a network's held-out persons is kept here, and delete it."""
+    from site_agent.frames import Vault
+
+    at = desk(home)
+    planned = at.plans.plan(study).release.sealed
+    vault = Vault(at.home, study)
+    kept = len(vault.frames(at.ledger))
+    there = vault.path.exists()
+    done = delete and not dry_run
+    if done:
+        with at.locked():
+            vault.forget(at.ledger)
+    answer = {
+        "study": study,
+        "planned": "sealed" if planned else "deleted",
+        "frames": 0 if done else kept,
+        "key": there and not done,
+        "deleted": kept if delete else 0,
+        "dry_run": dry_run,
+    }
+
+    def show(out: Console) -> None:
+        from site_agent import screens
+
+        screens.heading(out, f"The frame of {study}", "dry run, nothing deleted" if dry_run and delete else "")
+        if delete:
+            would = "would be deleted" if dry_run else "are deleted, with their key: no copy of them can be read"
+            out.print(f"{kept} sealed frames {would}.")
+        elif not there:
+            said = "no release was made yet, or it was deleted" if planned else "the plan deletes it with each run"
+            out.print(f"Nothing is kept: {said}.")
+        else:
+            out.print(f"{kept} sealed frames are kept, encrypted: what the model says of persons held out.")
+            screens.next_step(out, f"site-agent data frame {study} --delete")
+
+    emit(answer, as_json=json, show=show)

@@ -228,17 +228,23 @@ class LatentSpace:
         t += 1
         return np.reciprocal(t, out=t)
 
-    def draw(self, latents: Array, key: bytes, names: Sequence[str] | None = None) -> Matrix:
+    def draw(self, latents: Array, key: bytes, names: Sequence[str] | None = None, *, first: int = 0) -> Matrix:
         """A network of n nodes: (n, n) sparse, 0 and 1, no loops, symmetric unless directed.
 
         Args:
             latents: (n, ≥ p) coordinates; columns after the first p are attributes, and are not looked at.
             key: 16 to 64 bytes. The same key, names and coordinates draw the same ties.
             names: (n,) different, lasting names of the nodes; their numbers by default.
+            first: pairs of nodes before this one are left out: an earlier wave drew them.
         """
         left, right = self._designs(latents)
         return draw_pairs(
-            lambda i, j: self._linked(left[i] @ right[j].T), len(left), key, names, directed=self.directed
+            lambda i, j: self._linked(left[i] @ right[j].T),
+            len(left),
+            key,
+            names,
+            directed=self.directed,
+            first=first,
         )
 
 
@@ -324,13 +330,14 @@ def draw_pairs(
     names: Sequence[str] | None = None,
     *,
     directed: bool = False,
+    first: int = 0,
 ) -> Matrix:
     """Independent ties with the probabilities of a function of two slices, decided by each pair's own keyed number.
 
     Args:
         probability: (rows, columns) float32 of two slices of nodes.
         n: number of nodes.
-        key, names, directed: as in :meth:`LatentSpace.draw`.
+        key, names, directed, first: as in :meth:`LatentSpace.draw`.
     Raises: ParameterError, for a key of another length or names that are not n different ones.
 
     >>> draw_pairs(lambda i, j: np.ones((i.stop - i.start, j.stop - j.start), np.float32), 3, bytes(16)).toarray()
@@ -348,14 +355,18 @@ def draw_pairs(
     found: list[tuple[NDArray[np.int32], NDArray[np.int32]]] = []
     side = max(1, min(n, 1024))
     high = max(1, _TILE // side)
+    # Rows before the first new node meet the new ones alone.
     for top in range(0, n, high):
         i = slice(top, min(n, top + high))
-        for start in range(0 if directed else top - top % side, n, side):
+        least = max(0 if directed else top - top % side, first if i.stop <= first else 0)
+        for start in range(least - least % side, n, side):
             j = slice(start, min(n, start + side))
             hit = np.flatnonzero(_uniform(left[i], right[j]) < probability(i, j))
             row, column = np.divmod(hit, j.stop - j.start)
             row, column = row + i.start, column + j.start
             keep = row != column if directed else row < column
+            if first:
+                keep &= np.maximum(row, column) >= first
             found.append((row[keep].astype(np.int32), column[keep].astype(np.int32)))
     row = np.concatenate([one for one, _ in found]) if found else np.empty(0, np.int32)
     column = np.concatenate([one for _, one in found]) if found else np.empty(0, np.int32)
