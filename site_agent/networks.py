@@ -138,6 +138,8 @@ class _Network(Drawing):
             self._placed(reader)
             self._frame = np.hstack([kept.positions, kept.attributes])
             self._into = np.hstack([kept.into, kept.attributes])
+            # Found anew among the same persons held out: what an earlier wave called them is told nowhere.
+            self._labels = self._labelled(rng)
             self._likeness = self._like_their_own(rng)
             told(1.0)
             return

@@ -35,6 +35,7 @@ from shared.errors import (
 )
 from shared.keys import SigningKey
 from shared.mechanisms.grand import coordinates
+from shared.mechanisms.labels import LabelPrivate
 from shared.plan import Budget, StudyPlan, Wave
 from shared.prescriptions.grand import NEIGHBOURS, NUMBER, REACHED, GrandPlan, adjacency, held_out, union
 from shared.randomness import seeded_rng
@@ -201,7 +202,7 @@ def test_a_plan_without_a_label_has_the_bytes_and_the_receipt_it_always_had(stud
         ({"release": {"epsilon": 1.0, "communities": True}}, r"2\.\.20"),
         ({"release": {"epsilon": 1.0, "communities": 2.0}}, r"2\.\.20"),
         ({"release": {"epsilon": 1.0, "communities": 2, "by": "ward"}}, "not both"),
-        ({"release": {"epsilon": 1.0, "communities": 2, "keep": "sealed"}}, "must not come with"),
+        ({"release": {"epsilon": 1.0, "by": "ward", "keep": "sealed"}}, "must not come with release.by"),
         ({"release": {"epsilon": 1.0, "by": "age"}}, "column with levels"),
         ({"release": {"epsilon": 1.0, "by": "person"}}, "column with levels"),
         ({"release": {"epsilon": 1.0, "by": "clinic"}}, "no such column"),
@@ -387,7 +388,6 @@ def test_a_rehearsal_draws_a_network_from_the_dictionary_alone(tmp_path, study):
 def test_a_site_tells_a_label_first_with_the_noise_that_is_charged(ward, study, monkeypatch, first):
     """What `release` gave is what stands in the released table, and its law is that of the plan's part of ε."""
     from shared.mechanisms.grand import NodePrivate
-    from shared.mechanisms.labels import LabelPrivate
 
     told, placed = [], []
     release, privatise = LabelPrivate.release, NodePrivate.privatise
@@ -765,6 +765,25 @@ def test_a_later_wave_places_new_persons_through_the_sealed_frame_and_charges_th
     blocks = [whole[:n1, :n1].mean(), whole[:n1, n1:].mean(), whole[n1:, n1:].mean()]
     assert max(blocks) < 2 * min(blocks)
     assert min(blocks) > 0.01
+
+
+def test_a_later_wave_tells_communities_of_the_frame_that_was_kept(study, tmp_path, monkeypatch):
+    """By the first wave's persons held out alone, at the label's part of what a new person pays."""
+    plan = two_waves(study, d=2, communities=2)
+    grown, told = grow(tmp_path, plan), []
+    release = LabelPrivate.release
+
+    def noted(mechanism, labels, names, rng):
+        told.append((mechanism.epsilon, mechanism.counts, len(names)))
+        return release(mechanism, labels, names, rng)
+
+    monkeypatch.setattr(LabelPrivate, "release", noted)
+    made = [grown.wave(1)]
+    deliver(grown.site, made[0])
+    made.append(grown.wave(2))
+    held = int(grown.ward.roles(plan)[:240].sum())
+    assert [(epsilon, sum(counts), n) for epsilon, counts, n in told] == [(4.0, held, m.receipt.n) for m in made]
+    assert union([m.table for m in made], directed=False)[: made[0].receipt.n, made[0].receipt.n :].nnz > 20
 
 
 @pytest.mark.parametrize("directed", [False, True])

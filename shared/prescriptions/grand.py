@@ -151,10 +151,10 @@ class GrandPlan(Answering):
             f"{self.communities} and {self.by!r}",
         )
         must(
-            not (self.labelled and self.sealed),
-            'release.keep = "sealed" must not come with release.communities or release.by',
-            "both",
-            "A kept frame knows no labels: leave one of them out.",
+            not (self.by and self.sealed),
+            'release.keep = "sealed" must not come with release.by',
+            f"by = {self.by!r}",
+            "A kept frame has positions and no levels: look for communities, or let each wave be a network of its own.",
         )
         share = self.label_share
         must(
