@@ -403,7 +403,7 @@ def harmonised(
             how: dict[str, Any] = {"behind": held.behind[site], "combined": held.combined, "stand_in": None}
             mapped = queries.site_answer(store, releases, taken, question, **how, told=told, through=through)
         except Refusal as refusal:
-            found.append(_lacks(study, site, held.wave, answer.term, question, str(refusal).rstrip(".")))
+            found.append(queries.absent(study, site, held.wave, answer.term, question, str(refusal).rstrip(".")))
             continue
         maps[site], outside[site] = here, here.outside(_values(rows, columns))
         bands[site] = _bands(here, again, columns)
@@ -501,20 +501,6 @@ def _mapped(table: pd.DataFrame, *, columns: tuple[str, ...], through: ColumnsMa
     return table.assign(**dict(zip(columns, through(_values(table, columns)).T, strict=True)))
 
 
-def _lacks(study: str, site: str, wave: int, term: str, question: Estimand, reason: str) -> Estimate:
-    return Estimate(
-        study=study,
-        site=site,
-        wave=wave,
-        term=term,
-        yi=None,
-        vi_sampling=None,
-        n=0,
-        reason=reason,
-        scale=question.scale,
-    )
-
-
 def _stacked(
     held: queries.Holding,
     tables: Mapping[str, pd.DataFrame],
@@ -533,7 +519,7 @@ def _stacked(
         known = with_release_variance([row for row in naive if row.term == term], rows, question, draws, levels=levels)
         return known[0]
     except Refusal as refusal:
-        return _lacks(study, ARMS[0], held.wave, term, question, str(refusal).rstrip("."))
+        return queries.absent(study, ARMS[0], held.wave, term, question, str(refusal).rstrip("."))
 
 
 def _notes(

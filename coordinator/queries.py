@@ -57,7 +57,7 @@ __all__ = [
     "question",
     "resolve",
 ]
-__all__ += ["draws_of", "no_column", "released_inflation", "rows_of", "site_answer", "site_estimates"]
+__all__ += ["absent", "draws_of", "no_column", "released_inflation", "rows_of", "site_answer", "site_estimates"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -647,7 +647,7 @@ def _estimates(
     first = next(iter(answered.values()), [])
     terms = [row.term for row in first] or list(question.labels)
     for site, reason in failed.items():
-        answered[site] = [_absent(study, site, wave, term, question, reason) for term in terms]
+        answered[site] = [absent(study, site, wave, term, question, reason) for term in terms]
     return [row for site in sorted(answered) for row in answered[site]], question, planned, tuple(sources)
 
 
@@ -846,7 +846,8 @@ def _source(store: Store, release: Release, question: Estimand) -> Source:
     )
 
 
-def _absent(study: str, site: str, wave: int, term: str, question: Estimand, reason: str) -> Estimate:
+def absent(study: str, site: str, wave: int, term: str, question: Estimand, reason: str) -> Estimate:
+    """A site without an answer to a term, and why."""
     return Estimate(
         study=study,
         site=site,
