@@ -9,6 +9,7 @@ the stricter of the plan's and the site's (`Limits.of`).
 from __future__ import annotations
 
 import os
+import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -28,8 +29,13 @@ __all__ = ["FILE_NAME", "HOME_VARIABLE", "Config", "Edges", "Limits", "SiteFloor
 FILE_NAME = "site.toml"
 HOME_VARIABLE = "TRIBUTARY_SITE_HOME"
 ENCODINGS = ("utf-8", "utf-8-sig", "utf-16", "cp1252", "latin-1")
-FORMATS = {".csv": "csv", ".tsv": "csv", ".txt": "csv", ".parquet": "parquet", ".pq": "parquet", ".graphml": "graphml"}
-Format = Literal["csv", "parquet", "graphml"]
+FORMATS = {
+    **{".csv": "csv", ".tsv": "csv", ".txt": "csv", ".parquet": "parquet", ".pq": "parquet", ".graphml": "graphml"},
+    **{".sqlite": "sqlite", ".sqlite3": "sqlite", ".db": "sqlite", ".sql": "sql"},
+}
+Format = Literal["csv", "parquet", "graphml", "sqlite", "sql"]
+DATABASES = ("sqlite", "sql")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 
 
 def default_home() -> Path:
@@ -67,6 +73,26 @@ def _must_be_a_table(path: Path, encoding: str, delimiter: str) -> None:
     _must(len(delimiter) == 1, "delimiter must be one character", f"{len(delimiter)} characters")
 
 
+def _must_be_in_a_database(path: Path, table: str, database: str) -> None:
+    """A table of a SQLite file, or a query with the variable that holds the database's address."""
+    kind = _format(path)
+    for name, value, of in (("table", table, "sqlite"), ("database", database, "sql")):
+        _must(isinstance(value, str), f"{name} must be text", type(value).__name__)
+        _must(
+            bool(value) == (kind == of),
+            f"{name} must be given with {'a SQLite file' if of == 'sqlite' else 'a .sql file'}, and with nothing else",
+            f"{'one' if value else 'none'} with a {path.suffix.lower()} file",
+            "Run site-agent data add FILE with --table NAME (SQLite) or --database VARIABLE (.sql).",
+        )
+    # What was given may be the address itself, with its password: it is not repeated.
+    _must(
+        not database or bool(_VARIABLE.fullmatch(database)),
+        "database must be the name of an environment variable that holds the address, never the address itself",
+        "something else",
+        "Put the address into a variable of the agent's environment, and name the variable.",
+    )
+
+
 def _format(path: Path) -> Format:
     found: Format = FORMATS[path.suffix.lower()]  # type: ignore[assignment]
     return found
@@ -77,8 +103,10 @@ class Edges:
     """Where the edge list of a study's network lies; its other columns are not read.
 
     Args:
-        path: a local file, CSV, Parquet or GraphML by its name; it is read in place and never copied.
+        path: a local file, CSV, Parquet, GraphML, SQLite or a query (.sql) by its name; it is read in place and never
+            copied.
         encoding, delimiter: of a CSV file.
+        table, database: as of `Source`.
         start, end: names in the file of the columns that hold the two persons of an edge, as the node table writes
             them; of a directed network the edge goes from `start` to `end`. GraphML has no such columns.
     Raises: ConfigRefusal, at construction.
@@ -92,9 +120,12 @@ class Edges:
     delimiter: str = ","
     start: str = "from"
     end: str = "to"
+    table: str = ""
+    database: str = ""
 
     def __post_init__(self) -> None:
         _must_be_a_table(self.path, self.encoding, self.delimiter)
+        _must_be_in_a_database(self.path, self.table, self.database)
         _must(
             bool(self.start and self.end) and self.start != self.end,
             "an edge must have two columns",
@@ -112,13 +143,16 @@ class Source:
     """Where a study's table lies, and which of its columns are which.
 
     Args:
-        path: a local file, CSV, Parquet or GraphML by its name; it is read in place and never copied.
+        path: a local file, CSV, Parquet, GraphML, SQLite or a query (.sql) by its name; it is read in place and never
+            copied.
         encoding: of a CSV file; ``utf-8`` also reads a file with a byte order mark.
         delimiter: of a CSV file, one character.
         columns: name in the file to name in the dictionary, where the two differ.
         ignore: columns of the file that the study does not use. They are named one by one, so that a new column in
             the hospital's export is noticed instead of dropped.
         edges: of a study of a network, its edge list; a GraphML file holds its own.
+        table: of a SQLite file, the table or view that is read.
+        database: of a query, the environment variable that holds the database's address (`site_agent.databases`).
     Raises: ConfigRefusal, at construction.
 
     >>> Source(path=Path("/data/cohort.csv"), columns={"SBP": "sbp"}).format
@@ -131,9 +165,12 @@ class Source:
     columns: Mapping[str, str] = field(default_factory=dict)
     ignore: tuple[str, ...] = ()
     edges: Edges | None = None
+    table: str = ""
+    database: str = ""
 
     def __post_init__(self) -> None:
         _must_be_a_table(self.path, self.encoding, self.delimiter)
+        _must_be_in_a_database(self.path, self.table, self.database)
         twice = sorted({to for to in self.columns.values() if list(self.columns.values()).count(to) > 1})
         _must(not twice, "a dictionary column must come from one source column", ", ".join(twice))
         both = sorted(set(self.columns) & set(self.ignore))
@@ -478,15 +515,18 @@ class Config:
             lines += ["", f"[data.{_quoted(study)}]", f"path = {_quoted(str(source.path))}"]
             if source.format == "csv":
                 lines += [f"encoding = {_quoted(source.encoding)}", f"delimiter = {_quoted(source.delimiter)}"]
+            lines += _in_a_database(source)
             lines.append(f"ignore = [{', '.join(map(_quoted, source.ignore))}]")
             lines += ["", f"[data.{_quoted(study)}.columns]        # name in the file = name in the dictionary"]
             lines += [f"{_quoted(name)} = {_quoted(to)}" for name, to in source.columns.items()]
             edges = source.edges
-            if edges is not None and edges != Edges(path=source.path):
+            own = edges is not None and source.format == "graphml" and edges == Edges(path=source.path)
+            if edges is not None and not own:
                 lines += ["", f"[data.{_quoted(study)}.edges]        # who is connected with whom: two of its columns"]
                 lines += [f"path = {_quoted(str(edges.path))}"]
                 if edges.format == "csv":
                     lines += [f"encoding = {_quoted(edges.encoding)}", f"delimiter = {_quoted(edges.delimiter)}"]
+                lines += _in_a_database(edges)
                 lines += [f"from = {_quoted(edges.start)}", f"to = {_quoted(edges.end)}"]
         return "\n".join(lines) + "\n"
 
@@ -495,6 +535,10 @@ class Config:
         from shared.keys import write_private
 
         write_private(self.home / FILE_NAME, self.to_toml().encode())
+
+
+def _in_a_database(source: Source | Edges) -> list[str]:
+    return [f"{name} = {_quoted(value)}" for name in ("table", "database") if (value := getattr(source, name))]
 
 
 def _section(kind: Any, given: Mapping[str, Any], where: str) -> Any:
@@ -510,7 +554,7 @@ def _source(study: str, given: Any) -> Source:
     columns = values.get("columns", {})
     texts = isinstance(columns, dict) and all(isinstance(v, str) for v in columns.values())
     _must(texts, f"{where}.columns must map names to names", type(columns).__name__)
-    for name in ("encoding", "delimiter"):
+    for name in ("encoding", "delimiter", "table", "database"):
         _must(isinstance(values.get(name, ""), str), f"{where}.{name} must be text", type(values.get(name)).__name__)
     if "edges" in values:
         values["edges"] = _edges(where, values["edges"])
@@ -522,7 +566,8 @@ def _source(study: str, given: Any) -> Source:
 def _edges(where: str, given: Any) -> Edges:
     where = f"{where}.edges"
     _must(isinstance(given, dict), f"{where} must be a table of settings", type(given).__name__)
-    closed(given, {"path", "encoding", "delimiter", "from", "to"}, where=where, refusal=ConfigRefusal)
+    known = {"path", "encoding", "delimiter", "from", "to", "table", "database"}
+    closed(given, known, where=where, refusal=ConfigRefusal)
     _must(isinstance(given.get("path"), str), f"{where} must set path", "none")
     for name, value in given.items():
         _must(isinstance(value, str), f"{where}.{name} must be text", type(value).__name__)

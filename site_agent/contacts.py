@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +27,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from shared.errors import DataFileRefusal, DictionaryRefusal, MissingRefusal
-from site_agent.config import Edges
+from site_agent.config import DATABASES, Edges
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -91,7 +91,13 @@ class Contacts:
         return f"Contacts({'directed' if self.directed else 'undirected'})"
 
 
-def read(edges: Edges, persons: Sequence[str], everyone: Sequence[str], rules: EdgeRules) -> Contacts:
+def read(
+    edges: Edges,
+    persons: Sequence[str],
+    everyone: Sequence[str],
+    rules: EdgeRules,
+    seen: Callable[[bytes], None] | None = None,
+) -> Contacts:
     """Read an edge list.
 
     Args:
@@ -99,6 +105,7 @@ def read(edges: Edges, persons: Sequence[str], everyone: Sequence[str], rules: E
         persons: identifiers of the checked rows, in their order: they give the places.
         everyone: identifiers of all rows of the node table, those that were left out as incomplete too.
         rules: what the plan says of the network.
+        seen: is told what was read from a database, to be hashed; a file's bytes are hashed by themselves.
     Raises: DataFileRefusal (absent, truncated, no edge), DictionaryRefusal (columns, identifiers outside the node
         table, a direction that is not the plan's), MissingRefusal (blank ends).
     """
@@ -107,7 +114,7 @@ def read(edges: Edges, persons: Sequence[str], everyone: Sequence[str], rules: E
     n = len(known)
     keys: list[Places] = []
     lines = loops = strangers = incomplete = blank = 0
-    for start, end in _blocks(edges, rules):
+    for start, end in _blocks(edges, rules, seen):
         lines += len(start[0])
         (a, a_blank), (b, b_blank) = (_places(*side, known, left_out) for side in (start, end))
         blank += int((a_blank | b_blank).sum())
@@ -219,9 +226,14 @@ def _matrix(a: Places, b: Places, n: int, *, both: bool) -> Any:
     return out
 
 
-def _blocks(edges: Edges, rules: EdgeRules) -> Iterator[tuple[_Side, _Side]]:
+def _blocks(
+    edges: Edges, rules: EdgeRules, seen: Callable[[bytes], None] | None = None
+) -> Iterator[tuple[_Side, _Side]]:
     if edges.format == "graphml":
         yield from _graphml(edges, rules)
+        return
+    if edges.format in DATABASES:
+        yield from _database(edges, seen)
         return
     import pyarrow as pa
 
@@ -274,6 +286,21 @@ def _parquet(edges: Edges) -> Iterator[Any]:
         _must_have([str(name) for name in file.schema_arrow.names], edges)
         for batch in file.iter_batches(batch_size=BLOCK >> 3, columns=[edges.start, edges.end], use_threads=False):
             yield batch.select([edges.start, edges.end])
+
+
+def _database(edges: Edges, seen: Callable[[bytes], None] | None) -> Iterator[tuple[_Side, _Side]]:
+    from site_agent import databases
+
+    _must_have(databases.columns(edges), edges)
+    for rows in databases.blocks(edges, [edges.start, edges.end]):
+        if seen is not None:
+            for row in databases.encoded(rows):
+                seen(row)
+        start, end = (pd.factorize(rows[name].to_numpy(dtype=object)) for name in (edges.start, edges.end))
+        yield (
+            (start[0].astype(np.int32), pd.Index(start[1], dtype=object)),
+            (end[0].astype(np.int32), pd.Index(end[1], dtype=object)),
+        )
 
 
 def _graphml(edges: Edges, rules: EdgeRules) -> Iterator[tuple[_Side, _Side]]:

@@ -1,10 +1,10 @@
 """Reading the hospital's table: in place, never copied, and refused unless it is exactly what the dictionary says.
 
-A file goes through three gates: it must be readable (`DataFileRefusal`), its columns must be the dictionary's
-(`DictionaryRefusal`), and its values must be within it (`Dictionary.check`). Whatever goes wrong, the message names
-column, rule and count. Two traps make that harder than it looks. A parser's own message quotes the cell it stumbled
-over, so none is ever passed on. And in a file without a header the first patient *is* the header, so column names are
-repeated only when at least one of them is expected.
+A file, or what is read from a database (`site_agent.databases`), goes through three gates: it must be readable
+(`DataFileRefusal`), its columns must be the dictionary's (`DictionaryRefusal`), and its values must be within it
+(`Dictionary.check`). Whatever goes wrong, the message names column, rule and count. Two traps make that harder than it
+looks. A parser's own message quotes the cell it stumbled over, so none is ever passed on. And in a file without a
+header the first patient *is* the header, so column names are repeated only when at least one of them is expected.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import csv
 import hashlib
 import hmac
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +21,7 @@ import pandas as pd
 
 from shared.dictionary import Dictionary
 from shared.errors import DataFileRefusal, DataRefusal, DictionaryRefusal, MissingRefusal, StateRefusal
-from site_agent.config import Source
+from site_agent.config import DATABASES, Edges, Source
 
 if TYPE_CHECKING:
     from shared.prescriptions import EdgeRules
@@ -53,7 +53,7 @@ class Records:
         table: (n, columns), canonical values as `Dictionary.check` returns them.
         rows: rows of the source file; `rows - n` were left out as incomplete.
         snapshot: keyed hash of the bytes of the source file, and of the edge list where there is one; says at this
-            site, and only here, which files were read.
+            site, and only here, which files were read. Of a database, of the rows that were read.
         contacts: of a study of a network, who is connected with whom.
     """
 
@@ -85,15 +85,15 @@ def read(source: Source, dictionary: Dictionary, *, key: bytes, rules: EdgeRules
     require_edges(source, rules)
     table = _mapped(source, dictionary)
     checked = _checked(table, dictionary)
-    contacts = None if rules is None else _contacts(source, table, checked, dictionary, rules)
     digest = hmac.new(key, digestmod=hashlib.sha256)
-    paths = [source.path] if source.edges is None else [source.path, source.edges.path]
-    for place, path in enumerate(paths):
-        if place:  # where one file ends and the next begins is part of what was read
-            digest.update(b"\0edges\0" + paths[0].stat().st_size.to_bytes(8, "big"))
-        with path.open("rb") as file:
-            while block := file.read(BLOCK):
-                digest.update(block)
+    size = _digested(digest, source, table)
+    contacts = None
+    if rules is not None and source.edges is not None:
+        # Where one file ends and the next begins is part of what was read.
+        digest.update(b"\0edges\0" + size.to_bytes(8, "big"))
+        contacts = _contacts(source, table, checked, dictionary, rules, seen=digest.update)
+        if source.edges.format not in DATABASES:
+            _digested(digest, source.edges, None)
     return Records(table=checked, rows=len(table), snapshot=digest.hexdigest(), contacts=contacts)
 
 
@@ -149,6 +149,10 @@ def header(source: Source) -> tuple[str, ...]:
         return tuple(str(name) for name in _parquet(source).schema_arrow.names)
     if source.format == "graphml":
         return tuple(str(name) for name in _graphml_table(source).columns)
+    if source.format in DATABASES:
+        from site_agent import databases
+
+        return databases.columns(source)
     try:
         with source.path.open(encoding=_encoding(source), newline="") as file:
             first = next(csv.reader(file, delimiter=source.delimiter), [])
@@ -182,6 +186,10 @@ def count(source: Source) -> int:
         return int(_parquet(source).metadata.num_rows)
     if source.format == "graphml":
         return len(_graphml_table(source))
+    if source.format in DATABASES:
+        from site_agent import databases
+
+        return databases.count(source)
     try:
         with source.path.open(encoding=_encoding(source), newline="") as file:
             return sum(1 for line in csv.reader(file, delimiter=source.delimiter) if line) - 1
@@ -244,6 +252,23 @@ def pseudonym(person: str, *, key: bytes) -> str:
 
 
 # -- inside -----------------------------------------------------------------------------------------------------
+def _digested(digest: hmac.HMAC, source: Source | Edges, table: pd.DataFrame | None) -> int:
+    """Add to a hash what was read: a file's bytes, or a database's rows. Returns: how many bytes that was."""
+    size = 0
+    if source.format in DATABASES and table is not None:
+        from site_agent import databases
+
+        for row in databases.encoded(table):
+            digest.update(row)
+            size += len(row)
+        return size
+    with source.path.open("rb") as file:
+        while block := file.read(BLOCK):
+            digest.update(block)
+            size += len(block)
+    return size
+
+
 def _mapped(source: Source, dictionary: Dictionary) -> pd.DataFrame:
     """The source table under the dictionary's names, text as it stands; columns as planned, rows as found."""
     names = header(source)
@@ -253,6 +278,10 @@ def _mapped(source: Source, dictionary: Dictionary) -> pd.DataFrame:
     wanted = [i for i, name in enumerate(names) if name not in source.ignore and renamed[i] in expected]
     if source.format == "parquet":
         table = _parquet_table(source, [names[i] for i in wanted])
+    elif source.format in DATABASES:
+        from site_agent import databases
+
+        table = databases.table(source, [names[i] for i in wanted])
     else:
         table = (_csv_table(source) if source.format == "csv" else _graphml_table(source)).iloc[:, wanted]
     table.columns = pd.Index([renamed[i] for i in wanted])
@@ -386,14 +415,19 @@ def _graphml_table(source: Source) -> pd.DataFrame:
 
 
 def _contacts(
-    source: Source, table: pd.DataFrame, checked: pd.DataFrame, dictionary: Dictionary, rules: EdgeRules
+    source: Source,
+    table: pd.DataFrame,
+    checked: pd.DataFrame,
+    dictionary: Dictionary,
+    rules: EdgeRules,
+    seen: Callable[[bytes], None] | None = None,
 ) -> Contacts:
     from site_agent import contacts
 
     assert source.edges is not None, "require_edges"
     assert dictionary.person is not None, "a plan of a network has a person column"
     everyone = table[dictionary.person].astype("string").str.strip()
-    return contacts.read(source.edges, list(checked[dictionary.person]), list(everyone), rules)
+    return contacts.read(source.edges, list(checked[dictionary.person]), list(everyone), rules, seen=seen)
 
 
 def _must_be_a_file(source: Source) -> None:

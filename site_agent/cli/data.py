@@ -21,17 +21,26 @@ __all__ = ["data_add", "data_check", "data_frame", "data_map"]
 
 @data_app.command("add")
 def data_add(
-    file: Annotated[Path, typer.Argument(help="CSV, Parquet or GraphML file; it is read in place, never copied.")],
+    file: Annotated[
+        Path,
+        typer.Argument(help="CSV, Parquet, GraphML or SQLite file, or a query (.sql); read in place, never copied."),
+    ],
     study: Annotated[str, typer.Option("--as", metavar="STUDY", help="The study it is for.")],
     encoding: Annotated[str, typer.Option(help="Of a CSV file.")] = "utf-8",
     delimiter: Annotated[str | None, typer.Option(help="Of a CSV file; tab for .tsv, else a comma.")] = None,
-    edges: Annotated[
-        Path | None, typer.Option(help="Of a study of a network: the edge list; CSV, Parquet or GraphML.")
-    ] = None,
+    edges: Annotated[Path | None, typer.Option(help="Of a study of a network: the edge list; a file as above.")] = None,
     start: Annotated[str, typer.Option("--from", help="Column of the edge list: the person an edge starts at.")] = (
         "from"
     ),
     end: Annotated[str, typer.Option("--to", help="Column of the edge list: the person it ends at.")] = "to",
+    table: Annotated[str, typer.Option(help="Of a SQLite file: the table or view that is read.")] = "",
+    edges_table: Annotated[str, typer.Option(help="The same of the edge list; alone, of the same SQLite file.")] = "",
+    database: Annotated[
+        str,
+        typer.Option(
+            metavar="VARIABLE", help="Of a query: the environment variable that holds the database's address."
+        ),
+    ] = "",
     home: Home = None,
     json: Json = False,
     dry_run: Dry = False,
@@ -41,16 +50,22 @@ def data_add(
 
     at = desk(home)
 
-    def placed(path: Path) -> dict[str, Any]:
+    def placed(path: Path, name: str) -> dict[str, Any]:
         between = delimiter or ("\t" if path.suffix.lower() == ".tsv" else ",")
         return {
             "path": path.expanduser().absolute(),
             "encoding": encoding,
             "delimiter": between.replace("\\t", "\t"),
+            "table": name,
+            "database": database if path.suffix.lower() == ".sql" else "",
         }
 
-    listed = None if edges is None else Edges(**placed(edges), start=start, end=end)
-    _show_mapping(at, study, Source(**placed(file), edges=listed), json=json, dry_run=dry_run)
+    if database and ".sql" not in {path.suffix.lower() for path in (file, edges) if path is not None}:
+        raise UsageRefusal("--database must go with a .sql file", given="none", next_step="See site-agent data add -h.")
+    if edges is None and edges_table:
+        edges = file
+    listed = None if edges is None else Edges(**placed(edges, edges_table), start=start, end=end)
+    _show_mapping(at, study, Source(**placed(file, table), edges=listed), json=json, dry_run=dry_run)
 
 
 @data_app.command("map")

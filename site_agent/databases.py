@@ -1,0 +1,177 @@
+"""Tables that lie in a database: a SQLite file on this machine, or a query of the hospital's own database server.
+
+A SQLite file is named with a table or view of it. For a server, what is named is a local file with one SELECT, which
+whoever answers for the hospital's data can read, and an *environment variable* that holds the database's address with
+its password: neither is ever written to ``site.toml``, printed or logged, and a driver's own words, which quote both,
+are never passed on. Reading is all that is done: SQLite files are opened read-only, transactions are declared so where
+the database knows that, and nothing is committed. An account that may only read is still the hospital's to give.
+
+Rows come sorted by all their columns, so that the same data are the same table however the database stores them. The
+snapshot of a release is of what was read, not of a file's bytes.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sqlite3
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+
+from shared.errors import DataFileRefusal, StateRefusal
+
+if TYPE_CHECKING:
+    from site_agent.config import Edges, Source
+
+__all__ = ["blocks", "columns", "count", "encoded", "table"]
+
+BLOCK = 1 << 18
+"""Rows that are fetched at once."""
+_QUERY_CAP = 1 << 16
+_COMMENT = re.compile(r"--[^\n]*|/\*.*?\*/", re.DOTALL)
+_READS = re.compile(r"(select|with)\b", re.IGNORECASE)
+
+
+def columns(source: Source | Edges) -> tuple[str, ...]:
+    """Names of the columns. Raises: DataFileRefusal, StateRefusal."""
+    from sqlalchemy import text
+
+    with _opened(source) as (connection, query):
+        found = connection.execute(text(f"SELECT * FROM ({query}) AS t WHERE 1 = 0"))
+        return tuple(map(str, found.keys()))
+
+
+def count(source: Source | Edges) -> int:
+    """How many rows there are. Raises: DataFileRefusal, StateRefusal."""
+    from sqlalchemy import text
+
+    with _opened(source) as (connection, query):
+        return int(connection.execute(text(f"SELECT count(*) FROM ({query}) AS t")).scalar_one())
+
+
+def table(source: Source | Edges, names: Sequence[str]) -> pd.DataFrame:
+    """The rows of some columns, sorted, values as the database has them. Raises: DataFileRefusal, StateRefusal."""
+    parts = list(blocks(source, names))
+    return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=list(names), dtype=object)
+
+
+def blocks(source: Source | Edges, names: Sequence[str]) -> Iterator[pd.DataFrame]:
+    """As `table`, some rows at a time."""
+    from sqlalchemy import column, select, text
+
+    with _opened(source) as (connection, query):
+        # Names are quoted as the database writes them.
+        chosen: list[Any] = [column(name) for name in names]
+        asked = select(*chosen).select_from(text(f"({query}) AS t")).order_by(*chosen)
+        found = connection.execution_options(yield_per=BLOCK).execute(asked)
+        for rows in found.partitions():
+            made = np.empty((len(rows), len(names)), dtype=object)
+            for place, row in enumerate(rows):
+                made[place] = tuple(row)
+            yield pd.DataFrame(made, columns=list(names))
+
+
+def encoded(rows: pd.DataFrame) -> Iterator[bytes]:
+    """What was read, as bytes to be hashed: equal where values and their types are."""
+    for row in rows.itertuples(index=False, name=None):
+        yield repr(row).encode() + b"\n"
+
+
+# -- inside -----------------------------------------------------------------------------------------------------
+@contextmanager
+def _opened(source: Source | Edges) -> Iterator[tuple[Any, str]]:
+    """A connection that only reads, and the query of the source as SQLAlchemy takes it."""
+    from sqlalchemy import create_engine
+    from sqlalchemy.exc import SQLAlchemyError
+
+    where = source.path.name
+    if not source.path.is_file() or source.path.stat().st_size == 0:
+        raise DataFileRefusal(
+            "a database, or a query of one, must be a file on this machine that is not empty",
+            given=f"{where}, which is not there or empty",
+            next_step="Run site-agent data add with the right path, or mount the folder.",
+        )
+    if source.format == "sqlite":
+        query = 'SELECT * FROM "{}"'.format(source.table.replace('"', '""'))
+        engine = create_engine("sqlite://", creator=lambda: _read_only(source.path))
+    else:
+        query, engine = _query(source.path), _engine(source.database)
+    try:
+        # A colon would else be taken for a parameter.
+        with engine.connect() as connection:
+            backend = connection.dialect.name
+            if backend == "postgresql":
+                connection = connection.execution_options(postgresql_readonly=True)
+            elif backend in ("mysql", "mariadb"):
+                connection.exec_driver_sql("SET SESSION TRANSACTION READ ONLY")
+                connection.rollback()
+            yield connection, query.replace("\\", "\\\\").replace(":", "\\:")
+            connection.rollback()
+    except (SQLAlchemyError, sqlite3.Error, UnicodeError, OSError) as error:
+        # Their words quote the statement, the address and the record they stumbled over.
+        raise DataFileRefusal(
+            f"the table of {where} must be readable in its database",
+            given=type(getattr(error, "orig", None) or error).__name__,
+            next_step="Check the table's name or the query, the address in the variable, and that the account may "
+            "read it.",
+        ) from None
+    finally:
+        engine.dispose()
+
+
+def _read_only(path: Path) -> sqlite3.Connection:
+    """A SQLite file, opened so that nothing can be written."""
+    connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, check_same_thread=False)
+    connection.execute("PRAGMA query_only = ON")
+    return connection
+
+
+def _engine(variable: str) -> Any:
+    from sqlalchemy import create_engine, make_url
+    from sqlalchemy.exc import ArgumentError, NoSuchModuleError
+
+    given = os.environ.get(variable, "")
+    if not given:
+        raise StateRefusal(
+            f"the environment variable {variable} must hold the database's address",
+            given="nothing",
+            next_step=f"Set {variable}=dialect://user:password@host/name for the agent alone; it is never stored.",
+        )
+    try:
+        address = make_url(given)
+        if address.get_backend_name() == "sqlite":
+            path = Path(address.database or "")
+            return create_engine("sqlite://", creator=lambda: _read_only(path))
+        return create_engine(address, hide_parameters=True)
+    except NoSuchModuleError:
+        problem = "a kind of database that SQLAlchemy does not know"
+    except ModuleNotFoundError as error:
+        problem = f"no driver {error.name}"
+    except (ArgumentError, ValueError):
+        problem = "something else"
+    raise StateRefusal(
+        f"the environment variable {variable} must hold an address that SQLAlchemy can open",
+        given=problem,
+        next_step="Install the database's driver beside the agent, or correct the address.",
+    )
+
+
+def _query(path: Path) -> str:
+    """The one SELECT of a file. Raises: DataFileRefusal."""
+    data = path.read_bytes()
+    try:
+        query = _COMMENT.sub(" ", data[: _QUERY_CAP + 1].decode("utf-8")).strip().removesuffix(";").strip()
+    except UnicodeDecodeError:
+        query = ""
+    if len(data) > _QUERY_CAP or not _READS.match(query) or ";" in query:
+        raise DataFileRefusal(
+            f"the file {path.name} must hold one SELECT, in UTF-8, of at most {_QUERY_CAP >> 10} KB",
+            given="something else",
+            next_step="Write one statement that starts with SELECT or WITH, without another after it.",
+        )
+    return query
