@@ -448,6 +448,11 @@ MUTATIONS: tuple[Mutation, ...] = (
         ],
     ),
     mutation(
+        "tables: an impossible cell tells whether somebody is in it",
+        (TABLES, "np.where(nowhere[table.of], 0, count)", "np.where(nowhere[table.of], np.sign(count), count)"),
+        tests=["test_tables.py::test_what_the_plan_says_nobody_is_leaves_as_zero_whatever_the_records_say"],
+    ),
+    mutation(
         "slicing: half the noise",
         (SLICING, "rng.lattice_gaussian_steps(self.sigma, signal", "rng.lattice_gaussian_steps(self.sigma / 2, signal"),
         tests=["test_noise_levels.py::test_ten_thousand_draws_have_the_scale_that_the_event_claims[slicing]"],

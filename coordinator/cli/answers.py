@@ -9,7 +9,8 @@ import typer
 
 from coordinator.config import Config
 from shared.errors import ParameterError, StateRefusal
-from shared.terminal import console, emit, plain, table
+from shared.synthetic import Checkpoint, DrawNumber, Draws, FitName, Out, Restart, Rows, Steps, run_synthesis
+from shared.terminal import emit, plain, table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from coordinator.queries import Answer
     from coordinator.store import SavedResult, Store
     from shared.federated import FederatedFlow
-    from shared.generators.fits import Progress
 from coordinator.cli.frame import DryRun, Json, Study, app, open_store, today
 
 __all__ = ["figure", "harmonise", "pool", "results", "synthetic"]
@@ -278,62 +278,24 @@ def synthetic(
     context: typer.Context,
     study: Study,
     site: Annotated[str, typer.Option("--site", help="Whose figures.")],
-    out: Annotated[Path, typer.Option("--out", help="Table to write: .csv or .parquet; its record goes beside it.")],
+    out: Out,
     wave: Annotated[int, typer.Option("--wave", help="As of this wave; the newest if left out.")] = 0,
-    fit: Annotated[
-        str,
-        typer.Option(
-            "--fit",
-            help="Of a slicing release: moments (seconds; if left out), f_divergence or sliced_wasserstein (minutes).",
-        ),
-    ] = "",
-    rows: Annotated[int, typer.Option("--rows", help="How many; as many as persons if left out.")] = 0,
-    draw: Annotated[int, typer.Option("--draw", help="The same number gives the same rows; kept in the record.")] = 0,
-    steps: Annotated[int, typer.Option("--steps", help="Of a fit that takes minutes: at most.")] = 3000,
-    checkpoint: Annotated[
-        Path | None, typer.Option("--checkpoint", help="File that such a fit is stopped to, and goes on from.")
-    ] = None,
-    restart: Annotated[bool, typer.Option("--restart", help="Begin anew: do not read the checkpoint.")] = False,
+    fit: FitName = "",
+    rows: Rows = 0,
+    m: Draws = 1,
+    draw: DrawNumber = 0,
+    steps: Steps = 3000,
+    checkpoint: Checkpoint = None,
+    restart: Restart = False,
     dry_run: DryRun = False,
     json: Json = False,
 ) -> None:
     """Draw synthetic rows from a site's noisy figures, where the plan lets rows leave. It costs no ε."""
-    from coordinator.remote import write_table
-    from coordinator.synthesis import Synthesis
-    from shared.canonical import canonical_json
-    from shared.generators.fits import is_checkpoint
-
-    if out.suffix.lower() not in (".csv", ".parquet"):
-        raise ParameterError("the table must end in .csv or .parquet", given=repr(out.name))
-    told = console(stderr=True)
-
-    def watch(progress: Progress) -> None:
-        if not json:
-            told.print(
-                f"step {progress.step} of at most {progress.steps}: distance {progress.loss:.5g}, least "
-                f"{progress.best:.5g}, at most {progress.seconds_left:.0f} s left"
-            )
+    from coordinator.synthesis import synthesis
 
     with open_store(Config.load(context.obj)) as store:
-        planned = Synthesis(store, study, site, wave=wave, fit=fit, number=draw, rows=rows, steps=steps)
-        answer = {**planned.record, "file": str(out), "written": not dry_run}
-        if not dry_run:
-            if restart and checkpoint is not None and fit != "moments" and checkpoint.exists():
-                if not is_checkpoint(checkpoint):
-                    raise ParameterError(
-                        "--restart must be given with a file that a fit has written: it is deleted",
-                        given="another file",
-                        next_step="Nothing was deleted. Check --checkpoint.",
-                    )
-                checkpoint.unlink()
-            drawn = planned.draw(checkpoint=checkpoint, watch=watch)
-            assert drawn.table is not None  # nobody stopped it but by ending the process
-            write_table(drawn.table, out)
-            answer |= drawn.record
-            record = out.with_name(f"{out.name}.record.json")
-            record.write_bytes(canonical_json(drawn.record))
-    words = f"{'would write' if dry_run else 'wrote'} {answer['rows']} synthetic rows, not patient records, to {out}"
-    emit(answer, as_json=json, show=lambda shown: shown.print(words))
+        planned = synthesis(store, study, site, wave=wave, fit=fit, number=draw, rows=rows, draws=m, steps=steps)
+        run_synthesis(planned, out, checkpoint=checkpoint, restart=restart, dry_run=dry_run, json=json)
 
 
 @app.command(rich_help_panel="Answers")

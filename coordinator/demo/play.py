@@ -146,6 +146,7 @@ class Answer:
         arms: label to pooled result; the released one first.
         epsilon, posture: per site, of the released arm.
         others: per site, of an arm with a price of its own; each such study draws a figure per arm.
+        together: per site, ε of all its releases in its one account; none where there is one release.
     """
 
     title: str
@@ -155,6 +156,7 @@ class Answer:
     epsilon: Mapping[str, float]
     posture: Mapping[str, str]
     others: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    together: Mapping[str, float] = field(default_factory=dict)
 
     def priced(self, label: str) -> Mapping[str, float]:
         """ε per site of an arm."""
@@ -183,6 +185,9 @@ class SideBySide(Play):
         plans = {study: StudyPlan.from_toml(text) for study, text in stage.plans.items()}
         shown, other = plans
         label, beside = self.labels(*plans.values())
+        # A person stands in both releases: what both say of one person together is in the hospital's own account.
+        priced = beside != BASELINE
+        together = {site: stage.agent(site, "budget")["site"]["epsilon"] for site in stage.tables} if priced else {}
         answers: dict[str, Answer] = {}
         with closing(Store.open(stage.hub, Config.load(stage.hub).store)) as store:
             for name, formula in plans[shown].estimands.items():
@@ -202,7 +207,8 @@ class SideBySide(Play):
                         },
                         epsilon={site: source.epsilon for site, source in sources.items()},
                         posture={site: source.posture for site, source in sources.items()},
-                        others={} if beside == BASELINE else {beside: others},
+                        others={beside: others} if priced else {},
+                        together=together,
                     )
         return answers
 
