@@ -88,7 +88,7 @@ def measured(outcome, n, epsilons, seed):
             began = time.process_time()
             cohort = fit(moments(table, plan, seeded_rng(seed)), plan)
             if cohort.events < FEW_EVENTS:
-                cohort = cohort.bootstrap(seeded_rng(seed + 1), BOOTSTRAP)
+                cohort = cohort.bootstrap(np.random.default_rng(seed + 1), BOOTSTRAP)
             row = next(one for one in cohort.estimates(study="s", site="a", wave=1) if one.term == "sbp")
             name = f"epsilon={epsilon:g} {'declared' if declared else 'plain'}"
             told = None if row.yi is None else (10 * row.yi, 100 * row.vi)
