@@ -144,7 +144,7 @@ class Answer:
     Args:
         title, question, term: of the figure; the formula; what is pooled of it.
         arms: label to pooled result; the released one first.
-        epsilon, posture: per site, of the released arm.
+        epsilon, posture: per site, of the released arm; a posture also of the other, where it has another.
         others: per site, of an arm with a price of its own; each such study draws a figure per arm.
         together: per site, ε of all its releases in its one account; none where there is one release.
     """
@@ -195,6 +195,7 @@ class SideBySide(Play):
                     told = {study: ask(store, study, 1, formula, term=term) for study in plans}
                     sources = {source.site: source for source in told[shown].sources}
                     others = {source.site: source.epsilon for source in told[other].sources}
+                    postures = {source.site: source.posture for source in told[other].sources}
                     key = f"{name}_{re.sub(r'[^a-z0-9]+', '', term)}" if len(self.focus) > 1 else name
                     answers[key] = Answer(
                         title=f"{plans[shown].title}: {name}" + (f", {term}" if "_" in key else ""),
@@ -206,7 +207,10 @@ class SideBySide(Play):
                             REAL: pooled_real(stage.tables, plans[shown], formula, term),
                         },
                         epsilon={site: source.epsilon for site, source in sources.items()},
-                        posture={site: source.posture for site, source in sources.items()},
+                        posture={
+                            site: " / ".join(dict.fromkeys((source.posture, postures.get(site, source.posture))))
+                            for site, source in sources.items()
+                        },
                         others={beside: others} if priced else {},
                         together=together,
                     )
