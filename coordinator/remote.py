@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 from shared.canonical import closed, parse_json
 from shared.errors import AccessRefusal, DataFileRefusal, IntegrityRefusal, ParameterError, Refusal
+from shared.prescriptions import UNGUARANTEED
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -331,7 +332,7 @@ class Study(_Shown):
         rows = []
         for found in told["releases"]:
             row = {name: found[name] for name in ("wave", "site", "n", "release_id")}
-            row |= {"bundle": found["bundle_sha256"][:12], "ε": round(found["receipt"]["epsilon"], 4)}
+            row |= {"bundle": found["bundle_sha256"][:12], "ε": _price(found["receipt"]["epsilon"])}
             row |= {"posture": found["receipt"]["posture"], "day": found["accepted_day"]}
             rows.append({**row, "state": f"withdrawn: {found['withdrawn']}" if found["withdrawn"] else "accepted"})
         return Table(f"releases of {self.name}", rows, told)
@@ -1076,6 +1077,11 @@ def _cell(value: Any) -> Any:
 
 def _percent(share: float) -> str:
     return f"{100 * share:.3g} %"
+
+
+def _price(epsilon: float | None) -> float | str:
+    """ε as a table of releases tells it."""
+    return UNGUARANTEED if epsilon is None else round(epsilon, 4)
 
 
 def _persons(facts: Mapping[str, Any], returning: str) -> int:
