@@ -41,6 +41,22 @@ def test_node_statistics_are_those_of_brute_force(n, p):
     np.testing.assert_allclose(networks.eigenvector(ties), np.abs(leading) / np.abs(leading).max(), atol=1e-4)
 
 
+@pytest.mark.parametrize(("n", "p"), [(60, 0.3), (300, 0.02), (700, 0.004), (2000, 0.005)])
+def test_triangles_are_the_same_by_paths_and_by_bits_in_blocks_of_any_size(n, p, monkeypatch):
+    ties = random(n, p)
+    found = []
+    for paths, steps, table in ((10**9, 1, 1), (0, 1 << 18, 1 << 21), (0, 500, 20 * n), (0, 1, 1)):
+        if n > 1000 and steps == 1 and not paths:
+            continue  # node by node: slow, and no other than below
+        monkeypatch.setattr(networks, "_PATHS", paths)
+        monkeypatch.setattr(networks, "_STEPS", steps)
+        monkeypatch.setattr(networks, "_TABLE", table)
+        found.append(networks.triangles(ties))
+    assert found[0].sum() > 0
+    for other in found[1:]:
+        np.testing.assert_array_equal(other, found[0])
+
+
 @pytest.mark.parametrize("n", [1, 2, 300])
 def test_empty_and_complete_networks_have_their_exact_statistics(n):
     empty, full = sparse.csr_array((n, n), dtype=np.int32), simple(sparse.csr_array(np.ones((n, n))))
