@@ -42,11 +42,13 @@ from scipy.sparse.linalg import ArpackError, eigsh
 from shared.errors import EstimateRefusal, ParameterError
 
 __all__ = [
+    "ARCS",
     "MOTIFS",
     "STATISTICS",
     "Moment",
     "Motifs",
     "agreement",
+    "arcs",
     "assortativity",
     "communities",
     "compare",
@@ -305,20 +307,22 @@ class Motifs:
 
     Args:
         n: nodes.
-        values: (6,) in the order of :data:`MOTIFS`; NaN where a ratio has no denominator.
-        covariance: (6, 6), the factor (1 + n/m) included.
+        values: (k,) in the order of `names`; NaN where a ratio has no denominator.
+        covariance: (k, k), the factor (1 + n/m) included.
+        names: :data:`MOTIFS`, or :data:`ARCS` of a network with directions.
     """
 
     n: int
     values: Array
     covariance: Array
+    names: tuple[str, ...] = MOTIFS
 
     def log(self, name: str) -> Moment:
         """One density on the log scale.
 
         Raises: EstimateRefusal, where the network has none of the motif or too few nodes for a standard error.
         """
-        at = _named(name)
+        at = self.at(name)
         value, variance = float(self.values[at]), float(self.covariance[at, at])
         if not (value > 0 and variance > 0 and np.isfinite(variance)):
             raise EstimateRefusal(
@@ -328,17 +332,17 @@ class Motifs:
             )
         return Moment(yi=float(np.log(value)), vi=variance / value**2, n=self.n)
 
+    def at(self, name: str) -> int:
+        """The place of a figure in values and covariance. Raises: ParameterError."""
+        if name not in self.names:
+            raise ParameterError(f"a motif must be one of {', '.join(self.names)}", given=repr(name)[:40])
+        return self.names.index(name)
+
     @property
     def log_covariance(self) -> Array:
-        """(6, 6) covariance of the logarithms; NaN beside a density of 0."""
+        """(k, k) covariance of the logarithms; NaN beside a density of 0."""
         with np.errstate(all="ignore"):
             return self.covariance / np.outer(self.values, self.values)
-
-
-def _named(name: str) -> int:
-    if name not in MOTIFS:
-        raise ParameterError(f"a motif must be one of {', '.join(MOTIFS)}", given=repr(name)[:40])
-    return MOTIFS.index(name)
 
 
 def motifs(ties: Matrix, *, frame: int | None = None) -> Motifs:
@@ -384,6 +388,84 @@ def _densities(edge: Array, v: Array, triangle: Array, star: Array, square: Arra
                 spread,
             ]
         )
+
+
+def arcs(ties: Matrix, *, frame: int | None = None) -> Motifs:
+    """Figures of a network with directions, with the covariance of the node jackknife, in closed form.
+
+    Args:
+        ties: (n, n), n ≥ 5: 1 where i has an arc to j; loops and repetitions do not count.
+        frame: as in :func:`motifs`.
+    Raises: EstimateRefusal, for fewer nodes; ParameterError, for a frame without nodes.
+
+    >>> cycle = sparse.csr_array(np.roll(np.eye(6), 1, axis=1) + np.roll(np.eye(6), 2, axis=1))
+    >>> dict(zip(ARCS, arcs(cycle).values.round(3).tolist()))["directed_transitivity"]
+    0.25
+    """
+    ties = sparse.coo_array(ties)
+    n = ties.shape[0]
+    if ties.shape[0] != ties.shape[1]:
+        raise ParameterError("a network must be a square matrix", given=f"shape {ties.shape}")
+    if n < 5:
+        raise EstimateRefusal("a network must have at least 5 nodes for motif densities", given=f"{n}")
+    keep = (ties.row != ties.col) & (ties.data != 0)
+    out = sparse.csr_array((np.ones(int(keep.sum()), np.int64), (ties.row[keep], ties.col[keep])), shape=(n, n))
+    out.sum_duplicates()
+    out.data[:] = 1
+    back = sparse.csr_array(out.T)
+    sent, got = np.diff(out.indptr).astype(np.float64), np.diff(back.indptr).astype(np.float64)
+    both = np.asarray(out.multiply(back).sum(axis=1), dtype=np.float64).ravel()
+    first, last = _closed(out, out)
+    middle, _ = _closed(back, out)
+    closed, paths = first.sum(), (got * sent - both).sum()
+    # What goes with node i: its own arcs, and what the nodes at their other ends lose.
+    lost_paths = got * sent + out @ sent + back @ got - 3 * both
+    counts = np.array([sent.sum(), both.sum(), (got**2).sum(), (sent**2).sum(), closed, paths])
+    lost = np.array(
+        [
+            sent + got,
+            2 * both,
+            got**2 + 2 * (out @ got) - sent,
+            sent**2 + 2 * (back @ sent) - got,
+            first + middle + last,
+            lost_paths,
+        ]
+    )
+    values, left = _arc_figures(counts, n), _arc_figures(counts[:, None] - lost, n - 1)
+    return Motifs(n=n, values=values, covariance=_jackknife(left, n) * _factor(n, frame), names=ARCS)
+
+
+def _arc_figures(counts: Array, n: int) -> Array:
+    """(5,) or (5, n): the figures from counts, and from every count with one node left out.
+
+    Args:
+        counts: arcs, arcs that are returned, squares of in- and of out-degrees, closed paths, paths.
+    """
+    sent, both, got2, sent2, closed, paths = counts
+    with np.errstate(all="ignore"):
+        mean = sent / n
+        spreads = [np.sqrt(np.maximum(square / n - mean**2, 0)) / mean for square in (got2, sent2)]
+        return np.array([sent / (n * (n - 1)), both / sent, *spreads, closed / paths])
+
+
+def _closed(left: Matrix, right: Matrix) -> tuple[Array, Array]:
+    """Row and column sums of (left @ right) where `right` has an arc, block by block of rows.
+
+    With the network twice: how many closed paths begin, and end, at each node. With its transpose first: how many go
+    through each.
+    """
+    n = left.shape[0]
+    # A row of the product costs what the rows of `right` that it adds up hold.
+    work = np.cumsum(np.concatenate([[0], left @ np.diff(right.indptr)]))
+    rows, columns = np.zeros(n), np.zeros(n)
+    start = 0
+    while start < n:
+        stop = max(start + 1, int(np.searchsorted(work, work[start] + _WORK, side="right")) - 1)
+        found = (left[start:stop] @ right).multiply(right[start:stop])
+        rows[start:stop] = found.sum(axis=1)
+        columns += found.sum(axis=0)
+        start = stop
+    return rows, columns
 
 
 def _jackknife(left: Array, n: int) -> Array:

@@ -63,6 +63,10 @@ NETWORK: Mapping[str, str] = {
     "transitivity": "share of V-shapes that are closed to a triangle",
     "mean_degree": "mean number of connections of a person, in the whole network of a site",
     "degree_cv": "coefficient of variation of the number of connections, in the whole network of a site",
+    "reciprocity": "share of edges that are returned, of a network with directions",
+    "in_degree_cv": "coefficient of variation of the number of edges to a person, in the whole network of a site",
+    "out_degree_cv": "coefficient of variation of the number of edges from a person, in the whole network of a site",
+    "directed_transitivity": "share of paths from one person over another to a third that are also an edge",
     "assortativity": "correlation of an attribute across edges",
 }
 """What may be asked of a network, in words."""
