@@ -33,6 +33,7 @@ from shared.errors import (
     Refusal,
     StateRefusal,
 )
+from shared.prescriptions import UNGUARANTEED
 from shared.terminal import write_table
 
 if TYPE_CHECKING:
@@ -341,7 +342,7 @@ class Study(_Shown):
         rows = []
         for found in told["releases"]:
             row = {name: found[name] for name in ("wave", "site", "n", "release_id")}
-            row |= {"bundle": found["bundle_sha256"][:12], "ε": round(found["receipt"]["epsilon"], 4)}
+            row |= {"bundle": found["bundle_sha256"][:12], "ε": _price(found["receipt"]["epsilon"])}
             row |= {"posture": found["receipt"]["posture"], "day": found["accepted_day"]}
             rows.append({**row, "state": f"withdrawn: {found['withdrawn']}" if found["withdrawn"] else "accepted"})
         return Table(f"releases of {self.name}", rows, told)
@@ -1123,6 +1124,11 @@ def _cell(value: Any) -> Any:
 
 def _percent(share: float) -> str:
     return f"{100 * share:.3g} %"
+
+
+def _price(epsilon: float | None) -> float | str:
+    """ε as a table of releases tells it."""
+    return UNGUARANTEED if epsilon is None else round(epsilon, 4)
 
 
 def _persons(facts: Mapping[str, Any], returning: str) -> int:

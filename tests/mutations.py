@@ -420,12 +420,12 @@ MUTATIONS: tuple[Mutation, ...] = (
         "the paper's ε on the receipt",
         (
             RELEASE,
-            "        epsilon=privacy.epsilon(event, plan.budget.delta),",
+            "        epsilon=_stated(event, plan.budget.delta),",
             "        epsilon=plan.release.facts(plan).epsilon_paper or 0.0,",
         ),
         (
             RELEASE,
-            '"epsilon": privacy.epsilon(event, plan.budget.delta)',
+            '"epsilon": _stated(event, plan.budget.delta)',
             '"epsilon": plan.release.facts(plan).epsilon_paper or 0.0',
         ),
         tests=["test_every_epsilon.py::test_every_figure_of_a_receipt_follows_from_its_event_and_delta"],

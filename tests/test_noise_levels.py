@@ -378,6 +378,8 @@ MADE_IN: dict[type[Event], set[str]] = {
         "shared/prescriptions/grand.py",  # the event alone, which test_network_release holds to the mechanism's
     },
     privacy.ExponentialMechanism: {"shared/mechanisms/quantiles.py"},
+    # No level is claimed for it: tests/test_varied.py holds what it does and what it says.
+    privacy.NoGuarantee: {"shared/mechanisms/latent_noise.py"},
     SubsampledGaussian: {"shared/federated.py", "shared/prescriptions/latent_noise.py"},
     # The mechanism of that name is made beside its event and in the prescription.
     privacy.Slicing: {"shared/mechanisms/slicing.py", "shared/prescriptions/slicing.py"},

@@ -10,6 +10,7 @@ import typer
 
 from coordinator.config import Config
 from shared.errors import ParameterError, PlanRefusal, PlanRollback, StateRefusal
+from shared.prescriptions import UNGUARANTEED
 from shared.terminal import checklist, emit, plain, table
 
 if TYPE_CHECKING:
@@ -142,10 +143,13 @@ def plan_cost(
             out,
             ("mechanism", f"{price.mechanism}, {price.details}, d = {price.d} columns"),
             ("posture", price.posture),
-            ("one wave alone", f"ε {number(price.epsilon)} at δ {price.delta:g} (exact)"),
+            (
+                "one wave alone",
+                UNGUARANTEED if price.epsilon is None else f"ε {number(price.epsilon)} at δ {price.delta:g} (exact)",
+            ),
             *(
                 [("the rows alone", f"ε {number(price.rows)}; the rest is training")]
-                if price.rows is not None and price.rows < price.epsilon
+                if price.rows is not None and price.epsilon is not None and price.rows < price.epsilon
                 else []
             ),
             *(
@@ -158,7 +162,7 @@ def plan_cost(
                 if price.training is not None
                 else []
             ),
-            ("budget", f"ε {price.cap:g} at δ {price.delta:g}, all waves"),
+            *([("budget", f"ε {price.cap:g} at δ {price.delta:g}, all waves")] if price.epsilon is not None else []),
         )
         out.print()
         rows: list[list[Any]] = []
@@ -168,15 +172,16 @@ def plan_cost(
                 continue
             paid = Text("yes", style="green") if wave.affordable else Text("no", style="bold red")
             rows.append([wave.number, number(wave.total), number(max(wave.left, 0.0)), paid])
-        out.print(
-            table(["wave", "ε charged so far", "left", "affordable"], rows, right=["wave", "ε charged so far", "left"])
-        )
-        out.print()
+        if rows:
+            right = ["wave", "ε charged so far", "left"]
+            out.print(table(["wave", "ε charged so far", "left", "affordable"], rows, right=right))
+            out.print()
         last = price.last_affordable
         words = f"last affordable wave: {last:,}" if last else "not even one wave is affordable"
         if not price.redraws and len(price.waves) > 1:
             out.print("Nobody is drawn twice: whoever comes with a later wave pays for that wave alone.")
-        out.print("every wave is affordable" if last == MANY else words, style="bold")
+        if rows:
+            out.print("every wave is affordable" if last == MANY else words, style="bold")
         out.print(price.translation.replace(": At ", ":\nAt ").replace(". With ", ".\nWith "))
         for condition in price.conditions:
             out.print(f"note  {condition.sentence}", style="yellow")
@@ -304,8 +309,10 @@ def plan_show(
         plan = store.plan(study, version).plan
     covered, not_covered = coverage(plan)
     price = cost(plan)
-    waves = "1 wave" if len(price.waves) == 1 else f"{len(price.waves)} waves"
-    charged = f"ε {price.waves[-1].total:.4g} charged for {waves}"
+    charged = UNGUARANTEED
+    if price.epsilon is not None:
+        waves = "1 wave" if len(price.waves) == 1 else f"{len(price.waves)} waves"
+        charged = f"ε {price.epsilon:.4g} for a wave alone; ε {price.waves[-1].total:.4g} charged for {waves}"
     if price.training is not None:
         charged += f" and the training, which alone is ε {price.training:.4g}"
     answer = {"hash": plan.hash, "plan": plan.to_canonical(), "covered": covered, "not_covered": not_covered}
@@ -320,7 +327,7 @@ def plan_show(
             ("recipient", plan.coordinator),
             ("who", plan.eligibility or "–"),
             ("mechanism", f"{price.mechanism}, {price.details}; posture {plan.posture}"),
-            ("price", f"ε {price.epsilon:.4g} for a wave alone; {charged}"),
+            ("price", charged),
             ("budget", f"ε {plan.budget.epsilon:g} at δ {plan.budget.delta:g}, for one person"),
             ("in words", price.translation),
             ("rows", "analysts may download them" if plan.row_download else "analysts may not download them"),

@@ -10,6 +10,7 @@ import typer
 
 from coordinator.config import Config
 from shared.errors import ParameterError, StateRefusal
+from shared.prescriptions import UNGUARANTEED
 from shared.terminal import checklist, emit, plain, table
 
 if TYPE_CHECKING:
@@ -109,8 +110,14 @@ def release_show(
             ("rows", f"{receipt.n:,} persons, {receipt.d} encoded columns"),
             ("mechanism", f"{receipt.mechanism.replace('_', ' ')}, {_parameters(receipt.parameters)}"),
             ("posture", receipt.posture),
-            ("this release", f"ε {receipt.epsilon:.4g} at δ {receipt.delta:g}"),
-            ("study so far", f"ε {receipt.study_epsilon:.4g} per person at this site, this release included"),
+            *(
+                [("this release", UNGUARANTEED)]
+                if receipt.epsilon is None
+                else [
+                    ("this release", f"ε {receipt.epsilon:.4g} at δ {receipt.delta:g}"),
+                    ("study so far", f"ε {receipt.study_epsilon:.4g} per person at this site, this release included"),
+                ]
+            ),
             *([("note", note)] if note else []),
             ("in words", receipt.translation),
             ("neighbours", f"{receipt.neighbours.replace('_', ' ')}; unit {receipt.unit}"),

@@ -136,10 +136,8 @@ def show(answers: Mapping[str, Answer], play: Play, out: Path, seconds: float) -
     screen.print(play.note, style="dim")
     accounts = next((answer.together for answer in answers.values() if answer.together), {})
     if accounts:
-        each = ", ".join(f"{site} {value:.4g}" for site, value in sorted(accounts.items()))
-        screen.print(
-            f"Both releases of a person together, by each hospital's own account: ε = {each}.", highlight=False
-        )
+        each = ", ".join(f"{site} ε = {together:.4g}" for site, together in sorted(accounts.items()))
+        screen.print(f"Both releases of a person together, by each hospital's own account: {each}.", highlight=False)
     warned: dict[str, list[str]] = {}
     for key, answer in answers.items():
         for label, result in answer.arms.items():

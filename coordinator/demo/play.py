@@ -194,7 +194,7 @@ class SideBySide(Play):
                 for term in self.focus:
                     told = {study: ask(store, study, 1, formula, term=term) for study in plans}
                     sources = {source.site: source for source in told[shown].sources}
-                    others = {source.site: source.epsilon for source in told[other].sources}
+                    others = {source.site: source.cost for source in told[other].sources}
                     postures = {source.site: source.posture for source in told[other].sources}
                     key = f"{name}_{re.sub(r'[^a-z0-9]+', '', term)}" if len(self.focus) > 1 else name
                     answers[key] = Answer(
@@ -206,7 +206,7 @@ class SideBySide(Play):
                             beside: told[other].result,
                             REAL: pooled_real(stage.tables, plans[shown], formula, term),
                         },
-                        epsilon={site: source.epsilon for site, source in sources.items()},
+                        epsilon={site: source.cost for site, source in sources.items()},
                         posture={
                             site: " / ".join(dict.fromkeys((source.posture, postures.get(site, source.posture))))
                             for site, source in sources.items()

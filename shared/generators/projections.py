@@ -54,8 +54,6 @@ _RIDGE, _RIDGE_OF_NUMBERS = 1.5, 0.35
 _USUAL = (0.06, 0.05)
 """Variance of a number within its class, and how far it may be from that: public bounds are about four deviations."""
 _STEPS = 400
-_APART = (0.2, 1.0)
-"""How far apart the classes begin, in deviations of their prior: the distance has more than one hollow."""
 DRAWS, AGAIN = 5, 12
 """Synthetic tables of an answer, and how often it is found again from rows of the model."""
 _SEED = 20241019
@@ -189,17 +187,17 @@ def _folded(value: Array) -> Array:
 def fit(code: RowCode, found: Moments, *, classes: int = CLASSES, start: Array | None = None) -> Mixture:
     """The mixture of products nearest to deconvolved moments; the same moments give the same mixture.
 
-    It is begun with the classes near each other and far apart, and the nearer end of the two is kept. From one of them
-    alone, where noise is large, the two or three classes that it leaves can miss what the other finds.
+    Classes begin two by two at the ends of the directions along which the columns hang together most, in units of their
+    standard errors. The distance has more than one hollow: from a start by chance, where noise is large, the two or
+    three classes that it leaves can miss what the data say clearest.
 
     Args:
-        start: parameters of a similar fit, for a quicker one: then it is begun there alone.
+        start: parameters of a similar fit, for a quicker one.
     """
     problem = _Problem(code, found, classes)
-    begins = [problem.start(apart) for apart in _APART] if start is None else [start]
-    how = {"maxiter": _STEPS if start is None else _STEPS // 4, "maxcor": 20}
-    ends = [optimize.minimize(problem, theta, jac=True, method="L-BFGS-B", options=how) for theta in begins]
-    done = min(ends, key=lambda end: float(end.fun))
+    theta = problem.start() if start is None else start
+    steps = _STEPS if start is None else _STEPS // 4
+    done = optimize.minimize(problem, theta, jac=True, method="L-BFGS-B", options={"maxiter": steps, "maxcor": 20})
     weights, means = problem.means(done.x)
     spread, doubt = np.zeros(code.d), np.zeros(code.d)
     for block in code.blocks:
@@ -244,7 +242,7 @@ class _Problem:
         self.plain = np.array([block.at for block in self.blocks if block.numeric and block.size == 1], dtype=np.int64)
         self.gone = np.array([block.at + 1 for block in self.blocks if block.numeric and block.size == 2], dtype=int)
 
-    def start(self, apart: float = _APART[0]) -> Array:
+    def start(self) -> Array:
         profile = np.zeros(self.d)
         for block in self.blocks:
             mean = self.found.mean[block.place]
@@ -255,7 +253,13 @@ class _Problem:
                     profile[block.at + 1] = math.log(gone / (1 - gone))
             else:
                 profile[block.place] = np.log(np.clip(mean, 0.01, 1.0))
-        deviations = apart * self.ridge * np.random.default_rng(_SEED).standard_normal((self.h, self.d))
+        apart = (self.found.second - np.outer(self.found.mean, self.found.mean)) * np.sqrt(self.weight)
+        for block in self.blocks:
+            apart[block.place, block.place] = 0  # within a column there is no dependence to follow
+        along = np.linalg.eigh(apart)[1][:, ::-1].T[: self.h // 2]
+        deviations = np.zeros((self.h, self.d))
+        ends = self.ridge * along / np.abs(along).max(axis=1, keepdims=True)
+        deviations[0 : 2 * len(ends) : 2], deviations[1 : 2 * len(ends) : 2] = ends, -ends
         return np.concatenate([np.zeros(self.h), profile, deviations.ravel()])
 
     def means(self, theta: Array) -> tuple[Array, Array]:

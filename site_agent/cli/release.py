@@ -155,7 +155,9 @@ def release(
                     ("takes", f"about {_left(needs.seconds).removesuffix(' left')} and {needs.memory_mb:.0f} MB"),
                     *([("search", "24 networks are tried first; the time is for all")] if plan.training.search else []),
                     ("price", screens.epsilon(page["price"]["epsilon"], plan.budget.delta)),
-                    ("spent so far", f"ε = {total.epsilon:.4g} of {plan.budget.epsilon:g}"),
+                    ("spent so far", f"ε = {total.epsilon:.4g} of {plan.budget.epsilon:g}")
+                    if page["price"]["epsilon"] is not None
+                    else ("budget", "no total holds it"),
                     ("stages", " → ".join(stage.value for stage in pipeline.STAGES)),
                 ],
             )

@@ -55,8 +55,8 @@ def measured(epsilon, times, n):
         steps = []
         with watched(steps):
             found = projections.answer(CODE, projections.moments(CODE, [release], sigma), QUESTION, levels=LEVELS)
-        for row, (moved, undamped) in zip(found, steps, strict=True):
-            if row.term in TRUTH and row.yi is not None:
+        for row, (moved, undamped) in zip([row for row in found if row.yi is not None], steps, strict=True):
+            if row.term in TRUTH:
                 shares = {name: getattr(moved, name) / row.vi for name in ("seen", "drowned", "beyond", "bent")}
                 shares["patients"] = row.vi_sampling / row.vi
                 parts[TRUTH[row.term][0]].append({**shares, "undamped_se": undamped})
