@@ -21,7 +21,7 @@ demo: $(STAMP)
 	@$(BIN)/tributary demo --out demo-output
 
 test: $(STAMP)
-	@$(BIN)/python -m pytest -n 2 --dist worksteal -m "not soak"
+	@$(BIN)/python -m pytest -n 2 --dist worksteal
 
 soak: $(STAMP)
 	@TRIBUTARY_SOAK=1 $(BIN)/python -m pytest -m soak

@@ -16,7 +16,6 @@ from __future__ import annotations
 import datetime as dt
 import functools
 import io
-import platform
 import threading
 import time
 from collections import OrderedDict
@@ -33,6 +32,7 @@ from shared.canonical import canonical_json, parse_json, sha256_hex
 from shared.errors import AccessRefusal, EstimateRefusal, PolicyRefusal, RateRefusal, Refusal, RoleRefusal, StateRefusal
 from shared.plan import StudyPlan
 from shared.prescriptions import Answering
+from shared.synthetic import versions
 from shared.terminal import plain
 from shared.transport import MESSAGE_CAP, Call, Handler
 from shared.wire import (
@@ -221,7 +221,18 @@ class AnalysisService:
         """Every release with its receipt; withdrawn ones are named, and answer nothing."""
         self._for(call, request.study)
         found = self._store.releases(request.study, withdrawn=True)
-        return _document({"study": request.study, "releases": [_release(release) for release in found]})
+        there = any(not release.withdrawn for release in found)
+        parts = queries.holding(self._store, request.study).parts if there else {}
+        versions = sorted({release.plan_version for releases in parts.values() for release in releases})
+        return _document(
+            {
+                "study": request.study,
+                "releases": [_release(release) for release in found],
+                # What a site's table is made of now, and under which plans: who may have its rows can fit to them.
+                "held": {site: [one.release_id for one in releases] for site, releases in parts.items()},
+                "plans": {f"{v}": self._store.plan(request.study, v).plan.to_canonical() for v in versions},
+            }
+        )
 
     # -- questions ----------------------------------------------------------------------------------------------
     def query(self, call: Call, request: QueryRequest) -> Document:
@@ -566,24 +577,6 @@ class _Rate:
             raise RateRefusal(
                 f"a token may ask {60 * self._per_second:g} times a minute", given="more", next_step="Wait a little."
             )
-
-
-@functools.cache
-def _versions() -> tuple[tuple[str, str], ...]:
-    from importlib.metadata import PackageNotFoundError, version
-
-    out = [("python", platform.python_version())]
-    for name in ("tributary", "numpy", "scipy", "pandas", "statsmodels"):
-        try:
-            out.append((name, version(name)))
-        except PackageNotFoundError:
-            out.append((name, "not installed as a package"))
-    return tuple(out)
-
-
-def versions() -> dict[str, str]:
-    """The code that answers: its name to its version."""
-    return dict(_versions())
 
 
 def _tried(request: QueryRequest, refusal: Refusal) -> dict[str, Any]:

@@ -21,6 +21,7 @@ import typer
 
 from coordinator.remote import Harmonised, Result, Study, connect, write_table
 from shared.errors import DataFileRefusal, ParameterError
+from shared.synthetic import Checkpoint, DrawNumber, Draws, FitName, Out, Restart, Rows, Steps, run_synthesis
 from shared.terminal import application, emit, run, table
 
 if TYPE_CHECKING:
@@ -368,6 +369,34 @@ def rows(
     """Download one release's privatised rows, where the plan lets analysts have them; it is recorded."""
     with connect(token) as connection:
         _rows(connection[study], release, out, dry_run, json)
+
+
+@app.command(rich_help_panel=ASK)
+def synthetic(
+    study: StudyName,
+    site: Annotated[str, typer.Option("--site", help="Whose figures.")],
+    out: Out,
+    fit: FitName = "",
+    rows: Rows = 0,
+    m: Draws = 1,
+    draw: DrawNumber = 0,
+    steps: Steps = 3000,
+    checkpoint: Checkpoint = None,
+    restart: Restart = False,
+    token: Token = Path(TOKEN_FILE),
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Fetch the figures, which is recorded; fit and write nothing.")
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Draw synthetic rows on this machine from a site's noisy figures, where the plan lets analysts have them.
+
+    The figures are fetched once, and the download is recorded. Fitting costs no ε and asks nobody; a fit that takes
+    minutes is stopped by Ctrl-C, and goes on from its --checkpoint.
+    """
+    with connect(token) as connection:
+        planned = connection[study].synthetic(site, fit=fit, number=draw, rows=rows, draws=m, steps=steps)
+        run_synthesis(planned, out, checkpoint=checkpoint, restart=restart, dry_run=dry_run, json=json)
 
 
 def _rows(study: Study, release: str, out: Path, dry_run: bool, json: bool) -> None:

@@ -117,6 +117,8 @@ def least_total(receipt: Receipt, plan: StudyPlan, earlier: Sequence[StudyPlan],
 
     events = [planned_event(before) for before in earlier]
     charges = list(zip([plan, *earlier], [privacy.from_canonical(receipt.event), *events], strict=True))
+    # No total holds a release without a guarantee.
+    charges = [(of, event) for of, event in charges if privacy.guaranteed(event)]
     everybodys: list[privacy.Event] = []
     single: list[privacy.Event] = []
     for of, event in charges:

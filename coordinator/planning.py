@@ -15,6 +15,7 @@ from typing import Any
 from coordinator.cautions import Condition, theorem3
 from shared.errors import ParameterError, Refusal
 from shared.plan import Floors, StudyPlan
+from shared.prescriptions import UNGUARANTEED
 from shared.terminal import Check
 
 __all__ = ["Cost", "Price", "WaveCost", "changes", "conditions", "cost", "prices", "review", "template"]
@@ -69,6 +70,7 @@ w = 0.005
 # epsilon = 6.0                  # in place of w: what one release may cost at the budget's δ; w is solved from it
 # radius = 4.5                   # norm to which latents are clipped; left out: from the number of columns
 # carry = "died"                 # releases every true value of an event or binary column: no guarantee; posture local
+# vary = "weight"                # noise that depends on records (or rotation, matched): no ε at all; posture local
 # shrink = 2.0                   # pulls latents of unusual records in further than that; the price is w's and R's
 
 # What one person may be charged by this study, all waves together.
@@ -310,6 +312,9 @@ def _price(plan: StudyPlan) -> list[Check]:
         price = cost(plan)
     except Refusal as refusal:
         return [Check.of("budget", refusal)]
+    if price.epsilon is None:
+        fix = "Leave release.vary out, or say in the purpose why not."
+        return [Check(name="guarantee", state="warn", detail=f"{UNGUARANTEED} for any row", fix=fix)]
     each = f"ε {price.epsilon:.4g} for a wave alone, {price.waves[-1].total:.4g} charged for all, budget {price.cap:g}"
     lines = []
     if price.last_affordable < len(plan.waves):
@@ -404,7 +409,8 @@ class Cost:
         delta: δ of every ε here.
         cap: the plan's budget.
         posture: what may be fitted on which records.
-        epsilon: exact ε of one wave alone, training included.
+        epsilon: exact ε of one wave alone, training included; None where there is no formal guarantee. Then no total
+            is told either, and `waves` is empty.
         rows: exact ε of the noise on the rows alone; less than `epsilon` under posture ``private`` only.
         paper: the ε the paper's Theorem 2 gives for the rows; looser, never used for charging.
         w_for_8: the w at which the rows of one wave cost ε = 8.
@@ -427,7 +433,7 @@ class Cost:
     posture: str
     delta: float
     cap: float
-    epsilon: float
+    epsilon: float | None
     rows: float | None
     paper: float | None
     w_for_8: float | None
@@ -466,14 +472,16 @@ def cost(plan: StudyPlan, *, waves: int | None = None, persons: int | None = Non
                 next_step=f"Set budget.delta below {1 / (10 * persons):.1g}.",
             )
     event, facts = planned_event(plan), plan.release.facts(plan)
-    noise = mechanism(plan) if plan.release.draws_rows else None
+    prescribed = mechanism(plan) if plan.release.draws_rows else None
+    promised = privacy.guaranteed(event)
+    noise = prescribed if promised else None
     curve = privacy.rdp(event)
     federated = plan.federated
     before = 0.0 if federated is None else privacy.rdp(federated.event)
     # Under `append` and `frozen` nobody is drawn twice: whoever comes with the third wave pays for the third alone.
     totals = [
         privacy.epsilon_from_rdp(before + (number if plan.redraws else 1) * curve, delta)
-        for number in range(1, count + 1)
+        for number in range(1, count + 1 if promised else 1)
     ]
     return Cost(
         study=plan.study,
@@ -481,12 +489,12 @@ def cost(plan: StudyPlan, *, waves: int | None = None, persons: int | None = Non
         mechanism=plan.release.title,
         details=plan.release.details(plan),
         d=facts.d,
-        w=None if noise is None else noise.w,
-        radius=None if noise is None else noise.radius,
+        w=None if prescribed is None else prescribed.w,
+        radius=None if prescribed is None else prescribed.radius,
         posture=plan.posture,
         delta=delta,
         cap=cap,
-        epsilon=privacy.epsilon(event, delta),
+        epsilon=privacy.epsilon(event, delta) if promised else None,
         rows=None if noise is None else privacy.epsilon(noise.event, delta),
         paper=None if noise is None else privacy.theorem2_epsilon(w=noise.w, C=2 * noise.radius, delta=delta),
         w_for_8=None if noise is None else privacy.w_for_epsilon(8.0, delta, noise.radius),
@@ -496,7 +504,11 @@ def cost(plan: StudyPlan, *, waves: int | None = None, persons: int | None = Non
             WaveCost(number=number, total=total, left=cap - total, affordable=total <= cap)
             for number, total in enumerate(totals, start=1)
         ),
-        last_affordable=_last_affordable(curve, delta, cap, before) if plan.redraws else MANY * (totals[0] <= cap),
+        last_affordable=MANY
+        if not promised
+        else _last_affordable(curve, delta, cap, before)
+        if plan.redraws
+        else MANY * (totals[0] <= cap),
         translation=in_words(plan, event),
         conditions=conditions(plan) or (),
     )

@@ -16,6 +16,7 @@ counts in no answer; the answer says what is lacking.
 from __future__ import annotations
 
 import difflib
+import math
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -57,7 +58,7 @@ __all__ = [
     "question",
     "resolve",
 ]
-__all__ += ["draws_of", "no_column", "released_inflation", "rows_of", "site_answer", "site_estimates"]
+__all__ += ["absent", "draws_of", "no_column", "released_inflation", "rows_of", "site_answer", "site_estimates"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +69,7 @@ class Source:
         wave: the wave it was released in; earlier than the question's where a site has nothing newer.
         bundle_sha256: its bytes.
         log_index: its place in the coordinator's log.
+        epsilon: of the release; None where it has no formal guarantee.
         censoring: of a question about time to an event, in words: the wave at which follow-up ended.
     """
 
@@ -79,12 +81,17 @@ class Source:
     receipt: str
     plan_version: int
     n: int
-    epsilon: float
+    epsilon: float | None
     study_epsilon: float
     delta: float
     posture: str
     mechanism: str
     censoring: str = ""
+
+    @property
+    def cost(self) -> float:
+        """ε of the release; infinite where it has no formal guarantee."""
+        return math.inf if self.epsilon is None else self.epsilon
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,9 +168,10 @@ class Answer:
         # Under append a site has several releases of different persons: each person pays for one.
         dearest: dict[str, float] = {}
         for source in self.sources:
-            dearest[source.site] = max(source.epsilon, dearest.get(source.site, 0.0))
+            dearest[source.site] = max(source.cost, dearest.get(source.site, 0.0))
+        said = {site: f"{epsilon:.4g}" if epsilon < math.inf else "none" for site, epsilon in dearest.items()}
         return {
-            "ε": {site: f"{epsilon:.4g}" for site, epsilon in dearest.items() if site in used},
+            "ε": {site: word for site, word in said.items() if site in used},
             "posture": {source.site: source.posture for source in self.sources if source.site in used},
         }
 
@@ -647,7 +655,7 @@ def _estimates(
     first = next(iter(answered.values()), [])
     terms = [row.term for row in first] or list(question.labels)
     for site, reason in failed.items():
-        answered[site] = [_absent(study, site, wave, term, question, reason) for term in terms]
+        answered[site] = [absent(study, site, wave, term, question, reason) for term in terms]
     return [row for site in sorted(answered) for row in answered[site]], question, planned, tuple(sources)
 
 
@@ -817,13 +825,14 @@ def _released_again(
 
 
 def _weight(receipt: Receipt) -> float:
-    """w; of rows whose unusual records were pulled in, the w at which plain rows would tell as little of theirs."""
+    """w; where unusual records were pulled in or noise depends on records, that of plain rows which tell as little."""
     w, shrink = float(receipt.parameters["w"]), float(receipt.parameters.get("shrink", 1.0))
-    if shrink == 1:
+    vary = next((name.removeprefix("vary_") for name in receipt.parameters if name.startswith("vary_")), "")
+    if shrink == 1 and not vary:
         return w
     from shared.mechanisms.latent_noise import kept_weight
 
-    return kept_weight(w, float(receipt.parameters["radius"]), shrink, receipt.d)
+    return kept_weight(w, float(receipt.parameters["radius"]), shrink, receipt.d, vary)
 
 
 def _source(store: Store, release: Release, question: Estimand) -> Source:
@@ -846,7 +855,8 @@ def _source(store: Store, release: Release, question: Estimand) -> Source:
     )
 
 
-def _absent(study: str, site: str, wave: int, term: str, question: Estimand, reason: str) -> Estimate:
+def absent(study: str, site: str, wave: int, term: str, question: Estimand, reason: str) -> Estimate:
+    """A site without an answer to a term, and why."""
     return Estimate(
         study=study,
         site=site,

@@ -24,7 +24,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
 from shared.canonical import closed, parse_json
-from shared.errors import AccessRefusal, DataFileRefusal, IntegrityRefusal, ParameterError, Refusal
+from shared.errors import (
+    AccessRefusal,
+    DataFileRefusal,
+    EstimateRefusal,
+    IntegrityRefusal,
+    ParameterError,
+    Refusal,
+    StateRefusal,
+)
+from shared.prescriptions import UNGUARANTEED
+from shared.terminal import write_table
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -32,6 +42,7 @@ if TYPE_CHECKING:
 
     from coordinator.pooling import PooledResult
     from shared.estimands import Estimate
+    from shared.synthetic import Synthesis
     from shared.transport import Client
 
 __all__ = ["Connection", "Harmonised", "Log", "Pass", "Picture", "Result", "Study", "Table", "connect", "write_table"]
@@ -331,7 +342,7 @@ class Study(_Shown):
         rows = []
         for found in told["releases"]:
             row = {name: found[name] for name in ("wave", "site", "n", "release_id")}
-            row |= {"bundle": found["bundle_sha256"][:12], "ε": round(found["receipt"]["epsilon"], 4)}
+            row |= {"bundle": found["bundle_sha256"][:12], "ε": _price(found["receipt"]["epsilon"])}
             row |= {"posture": found["receipt"]["posture"], "day": found["accepted_day"]}
             rows.append({**row, "state": f"withdrawn: {found['withdrawn']}" if found["withdrawn"] else "accepted"})
         return Table(f"releases of {self.name}", rows, told)
@@ -351,6 +362,54 @@ class Study(_Shown):
         table = pd.read_parquet(io.BytesIO(b"".join(part.data for part in parts)))
         table.attrs["label"] = "privatised rows, not patient records"
         return table
+
+    def synthetic(self, site: str, **how: Any) -> Synthesis:
+        """What would be fitted, on this machine, to a site's noisy figures: its releases' rows are fetched once.
+
+        ``study.synthetic("north", fit="moments", draws=5).draw().tables`` are five tables of one fit. Nothing is
+        fitted at the coordinator, and no site is asked; the downloads stand in the study's record.
+
+        Args:
+            site: whose figures, as of the newest wave. how: as of `shared.synthetic.Synthesis`.
+        Raises: EstimateRefusal (no release, or of several kinds); PolicyRefusal (the plan does not let rows leave);
+            from the drawing StateRefusal, where a release was taken back meanwhile.
+        """
+        from shared.plan import StudyPlan
+        from shared.synthetic import Synthesis
+
+        told = self.releases().document
+        held = told["held"].get(site)
+        if not held:
+            raise EstimateRefusal(
+                f"{site} must have an accepted release of {self.name}", given="none", next_step="See analyst releases."
+            )
+        known = {one["release_id"]: one for one in told["releases"]}
+        plans = []
+        for release_id in held:
+            plan = StudyPlan.from_canonical(told["plans"][str(known[release_id]["plan_version"])])
+            if plan.hash != known[release_id]["plan_hash"]:
+                raise IntegrityRefusal("a plan must be the one that a release was drawn under", given="another")
+            plans.append(plan)
+        if any(plan.release != plans[-1].release for plan in plans):
+            raise EstimateRefusal("a site's releases must be of one [release] to be added up", given="several")
+
+        def still() -> None:
+            if self.releases().document["held"].get(site) != held:
+                raise StateRefusal(
+                    "the releases must stay the same while rows are drawn", given="others", next_step="Draw again."
+                )
+
+        figures = [(self.rows(release_id), int(known[release_id]["receipt"]["n"])) for release_id in held]
+        used = [
+            {
+                "release_id": release_id,
+                "bundle_sha256": known[release_id]["bundle_sha256"],
+                "receipt": known[release_id]["receipt_hash"],
+            }
+            for release_id in held
+        ]
+        about = {"study": self.name, "site": site, "wave": known[held[-1]]["wave"], "releases": used}
+        return Synthesis(plans[-1], figures, about=about, still=still, **how)
 
     def log(self) -> Log:
         """The multiplicity record: every question to this study, by anyone, answered or refused."""
@@ -1039,17 +1098,6 @@ class Explanation(_Shown):
             out.print(f"asked by {line['analyst']} on {line['day']}, {line['label']}")
 
 
-def write_table(table: pd.DataFrame, path: Path) -> None:
-    """Write a table to .csv or .parquet. Raises: ParameterError: another suffix."""
-    suffix = path.suffix.lower()
-    if suffix not in (".csv", ".parquet"):
-        raise ParameterError("the table must end in .csv or .parquet", given=repr(path.name))
-    if suffix == ".csv":
-        table.to_csv(path, index=False)
-    else:
-        table.to_parquet(path, index=False)
-
-
 def _line(told: Mapping[str, Any]) -> str:
     """The pooled result in one line."""
     from math import exp
@@ -1076,6 +1124,11 @@ def _cell(value: Any) -> Any:
 
 def _percent(share: float) -> str:
     return f"{100 * share:.3g} %"
+
+
+def _price(epsilon: float | None) -> float | str:
+    """ε as a table of releases tells it."""
+    return UNGUARANTEED if epsilon is None else round(epsilon, 4)
 
 
 def _persons(facts: Mapping[str, Any], returning: str) -> int:

@@ -22,13 +22,26 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError
 
+from coordinator import schema as db
+from coordinator.kept import (
+    KeyHistory,
+    LogEntry,
+    Quarantined,
+    Release,
+    Revision,
+    SavedResult,
+    Site,
+    StoredPlan,
+    Tombstone,
+    WaveRecord,
+    release_leaf,
+)
 from coordinator.log import append, consistency_proof, inclusion_proof, leaf_hash, peaks_root
 from shared.canonical import canonical_json, parse_json, sha256_hex
 from shared.chain import GENESIS, head_fingerprint, heads
@@ -46,7 +59,6 @@ from shared.errors import (
     StorageRefusal,
     TokenRefusal,
     TooLarge,
-    refusal_from_code,
 )
 from shared.failpoints import reach
 from shared.invitation import Invitation
@@ -64,7 +76,6 @@ from shared.wire import (
     Holding,
     Reminder,
     Withdrawal,
-    Withdrawn,
 )
 
 if TYPE_CHECKING:
@@ -102,384 +113,11 @@ class Reader(Protocol):
 
 Writer = Reader
 
-_meta = sa.MetaData()
-_digest, _word = sa.String(64), sa.String(64)
-_plans = sa.Table(
-    "plans",
-    _meta,
-    sa.Column("study", _word, primary_key=True),
-    sa.Column("version", sa.Integer, primary_key=True),
-    sa.Column("hash", _digest, nullable=False, unique=True),
-    sa.Column("envelope", sa.LargeBinary, nullable=False),
-)
-_invitations = sa.Table(
-    "invitations",
-    _meta,
-    sa.Column("token_sha256", _digest, primary_key=True),
-    sa.Column("site", _word, nullable=False),
-    sa.Column("studies", sa.Text, nullable=False),
-    sa.Column("expires", sa.Date, nullable=False),
-    sa.Column("used_for", _digest),
-)
-_sites = sa.Table(
-    "sites",
-    _meta,
-    sa.Column("site", _word, primary_key=True),
-    sa.Column("state", sa.String(16), nullable=False),
-    sa.Column("studies", sa.Text, nullable=False),
-    sa.Column("request_sha256", _digest, nullable=False),
-    sa.Column("csr_pem", sa.Text, nullable=False),
-    sa.Column("certificate_pem", sa.Text, nullable=False),
-    sa.Column("reason", sa.Text, nullable=False),
-)
-_site_keys = sa.Table(
-    "site_keys",
-    _meta,
-    sa.Column("site", _word, sa.ForeignKey("sites.site"), primary_key=True),
-    sa.Column("role", sa.String(16), primary_key=True),
-    sa.Column("name", _word, primary_key=True),
-    sa.Column("public_key", _digest, nullable=False),
-    sa.UniqueConstraint("site", "public_key"),
-)
-_revoked = sa.Table(
-    "revoked",
-    _meta,
-    sa.Column("serial", sa.String(64), primary_key=True),
-    sa.Column("site", _word, nullable=False),
-    sa.Column("log_index", sa.Integer, nullable=False),
-)
-_log = sa.Table(
-    "log",
-    _meta,
-    sa.Column("index", sa.Integer, primary_key=True, autoincrement=False),
-    sa.Column("entry", sa.LargeBinary, nullable=False),
-    sa.Column("leaf", sa.LargeBinary(32), nullable=False),
-    sa.Column("peaks", sa.LargeBinary, nullable=False),
-    sa.Column("root", _digest, nullable=False),
-)
-_anchors = sa.Table(
-    "anchors",
-    _meta,
-    # A ledger that begins anew uses its numbers again: the order of witnessing is the log's.
-    sa.Column("log_index", sa.Integer, sa.ForeignKey("log.index"), primary_key=True, autoincrement=False),
-    sa.Column("site", _word, nullable=False, index=True),
-    sa.Column("line", sa.Integer, nullable=False),
-    sa.Column("seq", sa.BigInteger, nullable=False),
-    sa.Column("head", _digest, nullable=False),
-    sa.Column("envelope", sa.LargeBinary, nullable=False),
-    sa.UniqueConstraint("site", "line", "seq"),
-)
 # What the lead has allowed and the site has not used yet: bound to the head that is left behind.
-_reanchors = sa.Table(
-    "reanchors",
-    _meta,
-    sa.Column("site", _word, primary_key=True),
-    sa.Column("fingerprint", sa.String(32), nullable=False),
-    sa.Column("left_index", sa.Integer, sa.ForeignKey("anchors.log_index"), nullable=False),
-    sa.Column("log_index", sa.Integer, sa.ForeignKey("log.index"), nullable=False),
-)
-_releases = sa.Table(
-    "releases",
-    _meta,
-    sa.Column("release_id", _word, primary_key=True),
-    sa.Column("study", _word, nullable=False),
-    sa.Column("plan_hash", _digest, sa.ForeignKey("plans.hash"), nullable=False),
-    sa.Column("plan_version", sa.Integer, nullable=False),
-    sa.Column("wave", sa.Integer, nullable=False),
-    sa.Column("site", _word, sa.ForeignKey("sites.site"), nullable=False),
-    sa.Column("bundle_sha256", _digest, nullable=False, unique=True),
-    sa.Column("bundle_bytes", sa.BigInteger, nullable=False),
-    sa.Column("n", sa.Integer, nullable=False),
-    sa.Column("receipt", sa.LargeBinary, nullable=False),
-    sa.Column("envelope", sa.LargeBinary, nullable=False),
-    sa.Column("log_index", sa.Integer, sa.ForeignKey("log.index"), nullable=False, unique=True),
-    sa.Column("log_root", _digest, nullable=False),
-    sa.Column("accepted_day", sa.String(10), nullable=False),
-    sa.UniqueConstraint("study", "wave", "site"),
-)
 # A table of its own, so that rows of `releases` stay as they were: which releases a standing approval approved.
-_standing = sa.Table(
-    "standing",
-    _meta,
-    sa.Column("release_id", _word, sa.ForeignKey("releases.release_id"), primary_key=True),
-    sa.Column("standing", sa.LargeBinary, nullable=False),
-)
 # What sites have told of standing approvals that are over, used here or not.
-_revocations = sa.Table(
-    "standing_revocations",
-    _meta,
-    sa.Column("site", _word, primary_key=True),
-    sa.Column("standing", _digest, primary_key=True),
-    sa.Column("envelope", sa.LargeBinary, nullable=False),
-    sa.Column("day", sa.String(10), nullable=False),
-)
-_quarantine = sa.Table(
-    "quarantine",
-    _meta,
-    sa.Column("bundle_sha256", _digest, primary_key=True),
-    sa.Column("release_id", _word, nullable=False),
-    sa.Column("study", _word, nullable=False),
-    sa.Column("wave", sa.Integer, nullable=False),
-    sa.Column("site", _word, nullable=False),
-    sa.Column("code", sa.String(32), nullable=False),
-    sa.Column("reason", sa.Text, nullable=False),
-    sa.Column("envelope", sa.LargeBinary, nullable=False),
-    sa.Column("day", sa.String(10), nullable=False),
-)
 # Keys of an earlier enrolment: good for what was signed while the log was shorter than `until`.
-_retired = sa.Table(
-    "retired_keys",
-    _meta,
-    sa.Column("site", _word, primary_key=True),
-    sa.Column("until", sa.Integer, primary_key=True),
-    sa.Column("role", sa.String(16), primary_key=True),
-    sa.Column("name", _word, primary_key=True),
-    sa.Column("public_key", _digest, nullable=False),
-)
 # A table of its own: rows of `releases` are never changed. It may also name a quarantined bundle.
-_withdrawals = sa.Table(
-    "withdrawals",
-    _meta,
-    sa.Column("bundle_sha256", _digest, primary_key=True),
-    sa.Column("release_id", _word, nullable=False, index=True),
-    sa.Column("study", _word, nullable=False),
-    sa.Column("wave", sa.Integer, nullable=False),
-    sa.Column("site", _word, sa.ForeignKey("sites.site"), nullable=False),
-    sa.Column("reason_code", sa.String(16), nullable=False),
-    sa.Column("envelope", sa.LargeBinary, nullable=False),
-    sa.Column("log_index", sa.Integer, sa.ForeignKey("log.index"), nullable=False, unique=True),
-    sa.Column("log_root", _digest, nullable=False),
-    sa.Column("day", sa.String(10), nullable=False),
-)
-_wave_events = sa.Table(
-    "wave_events",
-    _meta,
-    sa.Column("log_index", sa.Integer, sa.ForeignKey("log.index"), primary_key=True, autoincrement=False),
-    sa.Column("study", _word, nullable=False, index=True),
-    sa.Column("wave", sa.Integer, nullable=False),
-    sa.Column("kind", sa.String(16), nullable=False),
-    sa.Column("missing", sa.Text, nullable=False),
-    sa.Column("reason", sa.Text, nullable=False),
-    sa.Column("day", sa.String(10), nullable=False),
-)
-_reminders = sa.Table(
-    "reminders",
-    _meta,
-    sa.Column("study", _word, primary_key=True),
-    sa.Column("wave", sa.Integer, primary_key=True),
-    sa.Column("site", _word, primary_key=True),
-    sa.Column("day", sa.String(10), nullable=False),
-)
-_results = sa.Table(
-    "results",
-    _meta,
-    sa.Column("id", sa.Integer, primary_key=True),
-    sa.Column("content", _digest, nullable=False, unique=True),
-    sa.Column("study", _word, nullable=False),
-    sa.Column("wave", sa.Integer, nullable=False),
-    sa.Column("kind", sa.String(16), nullable=False),
-    sa.Column("question", sa.Text, nullable=False),
-    sa.Column("used", sa.Text, nullable=False),
-    sa.Column("numbers", sa.Text, nullable=False),
-    sa.Column("figure", sa.Text, nullable=False),
-    sa.Column("day", sa.String(10), nullable=False),
-    sa.Index("results_by_question", "study", "question"),
-)
-
-
-@dataclass(frozen=True, kw_only=True)
-class StoredPlan:
-    """One signed version of a study's plan."""
-
-    envelope: Envelope
-    plan: StudyPlan
-
-
-@dataclass(frozen=True, kw_only=True)
-class Site:
-    """A site and its pinned keys.
-
-    Args:
-        state: pending, accepted, refused or revoked.
-        studies: studies it was invited to.
-        release_key: the key that signs its ledger heads and releases.
-        approvers: its approvers' keys, by name.
-        certificate_pem: its client certificate, once issued.
-        reason: why it was refused.
-    """
-
-    site: str
-    state: str
-    studies: tuple[str, ...]
-    release_key: PublicKey
-    approvers: Mapping[str, PublicKey]
-    csr_pem: str = field(default="", repr=False)
-    certificate_pem: str = field(default="", repr=False)
-    reason: str = ""
-
-    @property
-    def fingerprint(self) -> str:
-        """What lead and steward compare."""
-        return self.release_key.fingerprint
-
-
-@dataclass(frozen=True, kw_only=True)
-class Release:
-    """An accepted release; its table is in `Store.table`, unless it is `withdrawn` (then the reason's code)."""
-
-    release_id: str
-    study: str
-    plan_hash: str
-    plan_version: int
-    wave: int
-    site: str
-    bundle_sha256: str
-    bundle_bytes: int
-    n: int
-    receipt: Receipt
-    envelope: Envelope
-    log_index: int
-    log_root: str
-    accepted_day: str
-    withdrawn: str = ""
-    standing: Envelope | None = None
-
-    @property
-    def leaf(self) -> dict[str, str]:
-        """What the log says of it."""
-        return _release_leaf(self.envelope, self.bundle_sha256, self.site, self.standing)
-
-    @property
-    def acceptance(self) -> Acceptance:
-        """What the site was answered, and is answered whenever it asks again."""
-        return Acceptance(
-            study=self.study,
-            wave=self.wave,
-            site=self.site,
-            release_id=self.release_id,
-            bundle_sha256=self.bundle_sha256,
-            log_index=self.log_index,
-            log_root=self.log_root,
-            accepted_day=self.accepted_day,
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Quarantined:
-    """A release with valid signatures and wrong content: kept apart, never shown to analysts."""
-
-    bundle_sha256: str
-    release_id: str
-    study: str
-    wave: int
-    site: str
-    code: str
-    reason: str
-    day: str
-
-    @property
-    def refusal(self) -> Refusal:
-        """The refusal that the site was answered."""
-        return refusal_from_code(self.code, self.reason)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Tombstone:
-    """A release that its site took back; of its bytes the digest is left."""
-
-    bundle_sha256: str
-    release_id: str
-    study: str
-    wave: int
-    site: str
-    reason_code: str
-    log_index: int
-    log_root: str
-    day: str
-
-    @property
-    def withdrawn(self) -> Withdrawn:
-        """What the site was answered, and is answered whenever it asks again."""
-        return Withdrawn(
-            study=self.study,
-            wave=self.wave,
-            site=self.site,
-            release_id=self.release_id,
-            bundle_sha256=self.bundle_sha256,
-            log_index=self.log_index,
-            log_root=self.log_root,
-            withdrawn_day=self.day,
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Revision:
-    """One state of a closed wave: what stood in the log up to and including entry `log_index`.
-
-    Args:
-        number: 0 is what had been delivered when the wave was first closed.
-        cause: ``closed``, ``late`` (a release after the close) or ``withdrawn``.
-        site: whose release it was (late, withdrawn).
-        missing: sites that had not delivered (closed).
-        reason: why it was closed before its deadline, or below its quorum.
-        day: ISO date, UTC.
-    """
-
-    number: int
-    log_index: int
-    cause: str
-    site: str = ""
-    missing: tuple[str, ...] = ()
-    reason: str = ""
-    day: str = ""
-
-
-@dataclass(frozen=True, kw_only=True)
-class WaveRecord:
-    """What the log says of a wave: whether it is closed now, and its revisions, oldest first."""
-
-    study: str
-    wave: int
-    closed: bool
-    revisions: tuple[Revision, ...]
-
-    @property
-    def revision(self) -> int | None:
-        """The revision in force; None while the wave is open."""
-        return self.revisions[-1].number if self.closed else None
-
-
-@dataclass(frozen=True, kw_only=True)
-class SavedResult:
-    """A pooled answer or a figure that was handed out.
-
-    Args:
-        question: what was asked, as plain values.
-        used: SHA-256 of every bundle it rests on, with its site.
-        numbers: the pooled figures.
-        figure: the file that was written, or blank.
-        withdrawn: the bundles among `used` that were withdrawn since: not empty means stale.
-    """
-
-    id: int
-    study: str
-    wave: int
-    kind: str
-    question: Mapping[str, Any]
-    used: Mapping[str, str]
-    numbers: Mapping[str, Any]
-    figure: str
-    day: str
-    withdrawn: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, kw_only=True)
-class LogEntry:
-    """One leaf of the log."""
-
-    index: int
-    entry: bytes
-    root: str
 
 
 class Store:
@@ -503,10 +141,10 @@ class Store:
         options: dict[str, Any] = {"pool_size": 16, "max_overflow": 48}
         self._engine = sa.create_engine(url, **options)
         if sqlite:
-            sa.event.listen(self._engine, "connect", _sqlite_connect)
-            sa.event.listen(self._engine, "begin", _sqlite_begin)
+            sa.event.listen(self._engine, "connect", db.sqlite_connect)
+            sa.event.listen(self._engine, "begin", db.sqlite_begin)
         try:
-            _meta.create_all(self._engine)
+            db.meta.create_all(self._engine)
         except DBAPIError as error:
             raise _storage(error) from None
 
@@ -566,11 +204,11 @@ class Store:
             raise SignatureRefusal("the envelope must be the plan's", given="another payload")
 
         def work(c: sa.Connection) -> None:
-            rows = c.execute(sa.select(_plans.c.version, _plans.c.hash).where(_plans.c.study == plan.study)).all()
+            rows = c.execute(sa.select(db.plans.c.version, db.plans.c.hash).where(db.plans.c.study == plan.study)).all()
             known = {row.version: row.hash for row in rows}
             if known.get(plan.version) == plan.hash:
-                where = (_plans.c.study == plan.study) & (_plans.c.version == plan.version)
-                c.execute(_plans.update().where(where).values(envelope=envelope.to_bytes()))
+                where = (db.plans.c.study == plan.study) & (db.plans.c.version == plan.version)
+                c.execute(db.plans.update().where(where).values(envelope=envelope.to_bytes()))
                 return
             if plan.version in known:
                 raise PlanRefusal(
@@ -585,16 +223,16 @@ class Store:
                     next_step="Raise the version.",
                 )
             values = {"study": plan.study, "version": plan.version, "hash": plan.hash}
-            c.execute(_plans.insert().values(**values, envelope=envelope.to_bytes()))
+            c.execute(db.plans.insert().values(**values, envelope=envelope.to_bytes()))
 
         self._write(work)
         return StoredPlan(envelope=envelope, plan=plan)
 
     def plan(self, study: str, version: int | None = None) -> StoredPlan:
         """The plan of `study`; the newest version unless one is named. Raises: PlanRefusal."""
-        query = sa.select(_plans).where(_plans.c.study == study).order_by(_plans.c.version.desc()).limit(1)
+        query = sa.select(db.plans).where(db.plans.c.study == study).order_by(db.plans.c.version.desc()).limit(1)
         if version is not None:
-            query = query.where(_plans.c.version == version)
+            query = query.where(db.plans.c.version == version)
         row = self._read(lambda c: c.execute(query).first())
         if row is None:
             what = study if version is None else f"{study} version {version}"
@@ -605,7 +243,7 @@ class Store:
 
     def plans(self) -> tuple[StoredPlan, ...]:
         """Every version of every plan, by study and version."""
-        query = sa.select(_plans.c.envelope).order_by(_plans.c.study, _plans.c.version)
+        query = sa.select(db.plans.c.envelope).order_by(db.plans.c.study, db.plans.c.version)
         return tuple(_stored(row.envelope) for row in self._read(lambda c: c.execute(query).all()))
 
     # -- sites --------------------------------------------------------------------------------------------------
@@ -617,7 +255,7 @@ class Store:
             "studies": json.dumps(invitation.studies),
             "expires": invitation.expires,
         }
-        self._write(lambda c: c.execute(_invitations.insert().values(**values)))
+        self._write(lambda c: c.execute(db.invitations.insert().values(**values)))
 
     def enrol(self, *, token: str, site: str, request: EnrolmentRequest, digest: str, today: dt.date) -> Site:
         """Take a site's request to join: once per token; the same request again changes nothing.
@@ -633,11 +271,11 @@ class Store:
         token_sha256 = sha256_hex(token.encode())
 
         def work(c: sa.Connection) -> None:
-            found = c.execute(sa.select(_invitations).where(_invitations.c.token_sha256 == token_sha256)).first()
+            found = c.execute(sa.select(db.invitations).where(db.invitations.c.token_sha256 == token_sha256)).first()
             step = "Ask the study lead for a new one (coordinator invite)."
             if found is None or found.site != site or request.site != site:
                 raise TokenRefusal("the token must be this site's", given="another", next_step=step)
-            old = c.execute(sa.select(_sites).where(_sites.c.site == site)).first()
+            old = c.execute(sa.select(db.sites).where(db.sites.c.site == site)).first()
             if found.used_for is not None:
                 if found.used_for != digest or old is None or old.request_sha256 != digest:
                     raise TokenRefusal("a token must be used once", given="another request", next_step=step)
@@ -661,15 +299,15 @@ class Store:
             }
             _retire_keys(c, site)
             if old is None:
-                c.execute(_sites.insert().values(**values))
+                c.execute(db.sites.insert().values(**values))
             else:
-                c.execute(_sites.update().where(_sites.c.site == site).values(**values))
+                c.execute(db.sites.update().where(db.sites.c.site == site).values(**values))
             keys = [{"site": site, "role": "release", "name": "", "public_key": request.release_key.hex}]
             for name, key in request.approvers.items():
                 keys.append({"site": site, "role": "approver", "name": name, "public_key": key.hex})
-            c.execute(_site_keys.insert(), keys)
-            used = _invitations.update().where(
-                (_invitations.c.token_sha256 == token_sha256) & _invitations.c.used_for.is_(None)
+            c.execute(db.site_keys.insert(), keys)
+            used = db.invitations.update().where(
+                (db.invitations.c.token_sha256 == token_sha256) & db.invitations.c.used_for.is_(None)
             )
             if c.execute(used.values(used_for=digest)).rowcount != 1:
                 raise TokenRefusal("a token must be used once", given="another request", next_step=step)
@@ -679,7 +317,7 @@ class Store:
 
     def enrolment(self, site: str) -> Site:
         """The site called `site`. Raises: StateRefusal, when it never asked to join."""
-        for found in self._sites(_sites.c.site == site):
+        for found in self._sites(db.sites.c.site == site):
             return found
         raise StateRefusal(
             "the site must have asked to join",
@@ -693,8 +331,8 @@ class Store:
 
     def _sites(self, where: sa.ColumnElement[bool]) -> tuple[Site, ...]:
         def work(c: sa.Connection) -> tuple[Site, ...]:
-            rows = c.execute(sa.select(_sites).where(where).order_by(_sites.c.site)).all()
-            keys = c.execute(sa.select(_site_keys).where(_site_keys.c.site.in_([row.site for row in rows]))).all()
+            rows = c.execute(sa.select(db.sites).where(where).order_by(db.sites.c.site)).all()
+            keys = c.execute(sa.select(db.site_keys).where(db.site_keys.c.site.in_([row.site for row in rows]))).all()
             return tuple(_site(row, [key for key in keys if key.site == row.site]) for row in rows)
 
         return self._read(work)
@@ -716,24 +354,24 @@ class Store:
             )
         if found.state not in ("pending", "accepted"):
             raise StateRefusal("a site must be pending to be accepted", given=found.state)
-        where = (_sites.c.site == site) & (_sites.c.state == "pending")
-        self._write(lambda c: c.execute(_sites.update().where(where).values(state="accepted")))
+        where = (db.sites.c.site == site) & (db.sites.c.state == "pending")
+        self._write(lambda c: c.execute(db.sites.update().where(where).values(state="accepted")))
         return self.enrolment(site)
 
     def set_certificate(self, site: str, csr_pem: str, certificate_pem: str) -> Site:
         """Keep the certificate issued for an accepted site's request; the first one stands."""
-        where = (_sites.c.site == site) & (_sites.c.state == "accepted") & (_sites.c.certificate_pem == "")
-        where &= _sites.c.csr_pem == csr_pem
-        self._write(lambda c: c.execute(_sites.update().where(where).values(certificate_pem=certificate_pem)))
+        where = (db.sites.c.site == site) & (db.sites.c.state == "accepted") & (db.sites.c.certificate_pem == "")
+        where &= db.sites.c.csr_pem == csr_pem
+        self._write(lambda c: c.execute(db.sites.update().where(where).values(certificate_pem=certificate_pem)))
         return self.enrolment(site)
 
     def refuse_site(self, site: str, reason: str) -> Site:
         """Turn a pending site away. Raises: StateRefusal."""
         if self.enrolment(site).state != "pending":
             raise StateRefusal("a site must be pending to be refused", given=self.enrolment(site).state)
-        where = (_sites.c.site == site) & (_sites.c.state == "pending")
+        where = (db.sites.c.site == site) & (db.sites.c.state == "pending")
         values = {"state": "refused", "reason": reason or "refused by the study lead"}
-        self._write(lambda c: c.execute(_sites.update().where(where).values(**values)))
+        self._write(lambda c: c.execute(db.sites.update().where(where).values(**values)))
         return self.enrolment(site)
 
     def revoke_site(self, site: str) -> Site:
@@ -743,20 +381,20 @@ class Store:
         found = self.enrolment(site)
 
         def work(c: sa.Connection) -> None:
-            c.execute(_sites.update().where(_sites.c.site == site).values(state="revoked", reason="revoked"))
+            c.execute(db.sites.update().where(db.sites.c.site == site).values(state="revoked", reason="revoked"))
             if found.certificate_pem:
                 serial = f"{x509.load_pem_x509_certificate(found.certificate_pem.encode()).serial_number:x}"
-                if c.execute(sa.select(_revoked.c.serial).where(_revoked.c.serial == serial)).first() is None:
+                if c.execute(sa.select(db.revoked.c.serial).where(db.revoked.c.serial == serial)).first() is None:
                     index, _ = _append(c, {"kind": "revocation", "site": site, "serial": serial})
-                    c.execute(_revoked.insert().values(serial=serial, site=site, log_index=index))
+                    c.execute(db.revoked.insert().values(serial=serial, site=site, log_index=index))
 
         self._write(work)
         return self.enrolment(site)
 
     def require_site(self, site: str, serial: str) -> Site:
         """The accepted site that a certificate names. Raises: CertificateRefusal (revoked, or not accepted)."""
-        gone = self._read(lambda c: c.execute(sa.select(_revoked).where(_revoked.c.serial == serial)).first())
-        found = self._sites(_sites.c.site == site)
+        gone = self._read(lambda c: c.execute(sa.select(db.revoked).where(db.revoked.c.serial == serial)).first())
+        found = self._sites(db.sites.c.site == site)
         if gone is not None or not found or found[0].state != "accepted":
             raise CertificateRefusal(
                 "the certificate must be of a site that takes part",
@@ -784,12 +422,12 @@ class Store:
             if not head.extends(seq, digest):
                 if last is None or not _allowed(c, head, last.log_index):
                     raise _not_grown(head, seq)
-                c.execute(_reanchors.delete().where(_reanchors.c.site == head.site))
+                c.execute(db.reanchors.delete().where(db.reanchors.c.site == head.site))
                 leaf = {"kind": "reanchor", "left_seq": seq, "left_head": digest}
                 line += 1
             index, log_root = _append(c, {**leaf, "site": head.site, "seq": head.seq, "head": head.head})
             values = {"site": head.site, "line": line, "seq": head.seq, "head": head.head, "log_index": index}
-            c.execute(_anchors.insert().values(**values, envelope=envelope.to_bytes()))
+            c.execute(db.anchors.insert().values(**values, envelope=envelope.to_bytes()))
             return AnchorReceipt(seq=head.seq, head=head.head, index=index, log_root=log_root)
 
         return self._write(work)
@@ -835,9 +473,9 @@ class Store:
                 raise StateRefusal("a ledger must have been witnessed to begin anew", given=f"no anchor of {site!r}")
             leaf = {"kind": "reanchor_allowed", "site": site, "fingerprint": wanted, "left_seq": last.seq}
             index, _ = _append(c, {**leaf, "left_head": last.head})
-            c.execute(_reanchors.delete().where(_reanchors.c.site == site))
+            c.execute(db.reanchors.delete().where(db.reanchors.c.site == site))
             values = {"site": site, "fingerprint": wanted, "left_index": last.log_index, "log_index": index}
-            c.execute(_reanchors.insert().values(**values))
+            c.execute(db.reanchors.insert().values(**values))
             return index
 
         return self._write(work)
@@ -862,9 +500,9 @@ class Store:
             known = self._known(c, statement)
             if known is not None:
                 return known.acceptance
-            index, log_root = _append(c, _release_leaf(envelope, statement.bundle_sha256, statement.site, standing))
+            index, log_root = _append(c, release_leaf(envelope, statement.bundle_sha256, statement.site, standing))
             c.execute(
-                _releases.insert().values(
+                db.releases.insert().values(
                     release_id=statement.release_id,
                     study=statement.study,
                     plan_hash=statement.plan_hash,
@@ -883,8 +521,8 @@ class Store:
             )
             if standing is not None:
                 values = {"release_id": statement.release_id, "standing": standing.to_bytes()}
-                c.execute(_standing.insert().values(**values))
-            made = c.execute(_select_releases().where(_releases.c.release_id == statement.release_id)).one()
+                c.execute(db.standing.insert().values(**values))
+            made = c.execute(_select_releases().where(db.releases.c.release_id == statement.release_id)).one()
             return _release(made).acceptance
 
         return self._write(work)
@@ -900,15 +538,17 @@ class Store:
     @staticmethod
     def _known(c: sa.Connection, statement: Statement) -> Release | None:
         same_place = (
-            (_releases.c.study == statement.study)
-            & (_releases.c.wave == statement.wave)
-            & (_releases.c.site == statement.site)
+            (db.releases.c.study == statement.study)
+            & (db.releases.c.wave == statement.wave)
+            & (db.releases.c.site == statement.site)
         )
-        same = (_releases.c.release_id == statement.release_id) | (_releases.c.bundle_sha256 == statement.bundle_sha256)
-        gone = (_withdrawals.c.release_id == statement.release_id) | (
-            _withdrawals.c.bundle_sha256 == statement.bundle_sha256
+        same = (db.releases.c.release_id == statement.release_id) | (
+            db.releases.c.bundle_sha256 == statement.bundle_sha256
         )
-        if c.execute(sa.select(_withdrawals.c.day).where(gone)).first() is not None:
+        gone = (db.withdrawals.c.release_id == statement.release_id) | (
+            db.withdrawals.c.bundle_sha256 == statement.bundle_sha256
+        )
+        if c.execute(sa.select(db.withdrawals.c.day).where(gone)).first() is not None:
             raise ReplayRefusal(
                 "a release that was withdrawn must not come back",
                 given="one that the site took back",
@@ -930,10 +570,10 @@ class Store:
         """Remember a release whose content was refused; the same bytes again get the same answer."""
 
         def work(c: sa.Connection) -> None:
-            where = _quarantine.c.bundle_sha256 == statement.bundle_sha256
-            if c.execute(sa.select(_quarantine.c.code).where(where)).first() is None:
+            where = db.quarantine.c.bundle_sha256 == statement.bundle_sha256
+            if c.execute(sa.select(db.quarantine.c.code).where(where)).first() is None:
                 c.execute(
-                    _quarantine.insert().values(
+                    db.quarantine.insert().values(
                         bundle_sha256=statement.bundle_sha256,
                         release_id=statement.release_id,
                         study=statement.study,
@@ -954,14 +594,14 @@ class Store:
         self, *, bundle_sha256: str | None = None, study: str | None = None, site: str | None = None
     ) -> tuple[Quarantined, ...]:
         """Releases whose content was refused."""
-        query = sa.select(*(_quarantine.c[name] for name in Quarantined.__dataclass_fields__))
+        query = sa.select(*(db.quarantine.c[name] for name in Quarantined.__dataclass_fields__))
         if site is not None:
-            query = query.where(_quarantine.c.site == site)
-        query = query.order_by(_quarantine.c.study, _quarantine.c.wave, _quarantine.c.site)
+            query = query.where(db.quarantine.c.site == site)
+        query = query.order_by(db.quarantine.c.study, db.quarantine.c.wave, db.quarantine.c.site)
         if bundle_sha256 is not None:
-            query = query.where(_quarantine.c.bundle_sha256 == bundle_sha256)
+            query = query.where(db.quarantine.c.bundle_sha256 == bundle_sha256)
         if study is not None:
-            query = query.where(_quarantine.c.study == study)
+            query = query.where(db.quarantine.c.study == study)
         return tuple(Quarantined(**row) for row in self._read(lambda c: c.execute(query).mappings().all()))
 
     def releases(
@@ -973,17 +613,17 @@ class Store:
         withdrawn: bool = False,
     ) -> tuple[Release, ...]:
         """Accepted releases, by study, wave and site; those that were withdrawn only if `withdrawn`."""
-        query = _select_releases().order_by(_releases.c.study, _releases.c.wave, _releases.c.site)
-        for column, value in ((_releases.c.study, study), (_releases.c.wave, wave), (_releases.c.site, site)):
+        query = _select_releases().order_by(db.releases.c.study, db.releases.c.wave, db.releases.c.site)
+        for column, value in ((db.releases.c.study, study), (db.releases.c.wave, wave), (db.releases.c.site, site)):
             if value is not None:
                 query = query.where(column == value)
         if not withdrawn:
-            query = query.where(_withdrawals.c.day.is_(None))
+            query = query.where(db.withdrawals.c.day.is_(None))
         return tuple(_release(row) for row in self._read(lambda c: c.execute(query).all()))
 
     def release(self, release_id: str) -> Release:
         """The accepted release `release_id`. Raises: StateRefusal."""
-        query = _select_releases().where(_releases.c.release_id == release_id)
+        query = _select_releases().where(db.releases.c.release_id == release_id)
         row = self._read(lambda c: c.execute(query).first())
         if row is None:
             raise StateRefusal("the release must have been accepted", given=repr(release_id))
@@ -991,7 +631,7 @@ class Store:
 
     def by_bundle(self, bundle_sha256: str) -> Release | None:
         """The accepted release that has this bundle, withdrawn or not."""
-        query = _select_releases().where(_releases.c.bundle_sha256 == bundle_sha256)
+        query = _select_releases().where(db.releases.c.bundle_sha256 == bundle_sha256)
         row = self._read(lambda c: c.execute(query).first())
         return None if row is None else _release(row)
 
@@ -1008,7 +648,7 @@ class Store:
             )
             for r in self.releases(study, site=site, withdrawn=True)
         ]
-        query = sa.select(_quarantine).where((_quarantine.c.study == study) & (_quarantine.c.site == site))
+        query = sa.select(db.quarantine).where((db.quarantine.c.study == study) & (db.quarantine.c.site == site))
         apart = [
             Holding(
                 study=q.study,
@@ -1019,7 +659,7 @@ class Store:
                 reason=q.reason,
                 statement=q.envelope,
             )
-            for q in self._read(lambda c: c.execute(query.order_by(_quarantine.c.wave)).all())
+            for q in self._read(lambda c: c.execute(query.order_by(db.quarantine.c.wave)).all())
         ]
         return (*held, *apart)[-HOLDINGS_CAP:]
 
@@ -1028,7 +668,9 @@ class Store:
 
         Accepted, withdrawn since, or quarantined: what arrived was drawn, whatever became of it.
         """
-        query = sa.select(_quarantine.c.envelope).where((_quarantine.c.study == study) & (_quarantine.c.site == site))
+        query = sa.select(db.quarantine.c.envelope).where(
+            (db.quarantine.c.study == study) & (db.quarantine.c.site == site)
+        )
         out: dict[str, tuple[int, Release | None]] = {}
         for row in self._read(lambda c: c.execute(query).all()):
             said = parse_json(Envelope.from_bytes(row.envelope).payload)
@@ -1039,9 +681,11 @@ class Store:
 
     def began_anew(self, site: str) -> int:
         """Place in the log at which a site's ledger was last let begin anew; -1 if it never was."""
-        mine = sa.select(sa.func.min(_anchors.c.log_index)).where((_anchors.c.site == site) & (_anchors.c.line > 0))
+        mine = sa.select(sa.func.min(db.anchors.c.log_index)).where(
+            (db.anchors.c.site == site) & (db.anchors.c.line > 0)
+        )
         line = self.reanchored(site)
-        found = self._read(lambda c: c.execute(mine.where(_anchors.c.line == line)).scalar())
+        found = self._read(lambda c: c.execute(mine.where(db.anchors.c.line == line)).scalar())
         return -1 if found is None else int(found)
 
     # -- withdrawals --------------------------------------------------------------------------------------------
@@ -1055,10 +699,12 @@ class Store:
         """
 
         def work(c: sa.Connection) -> None:
-            if c.execute(_select_tombstones().where(_withdrawals.c.bundle_sha256 == withdrawal.bundle_sha256)).first():
+            if c.execute(
+                _select_tombstones().where(db.withdrawals.c.bundle_sha256 == withdrawal.bundle_sha256)
+            ).first():
                 return
             places = []
-            for kept in (_releases, _quarantine):
+            for kept in (db.releases, db.quarantine):
                 names = ("study", "site", "wave", "release_id", "bundle_sha256")
                 query = sa.select(*(kept.c[name] for name in names)).where(kept.c.release_id == withdrawal.release_id)
                 places += [dict(row) for row in c.execute(query).mappings() if row["site"] == withdrawal.site]
@@ -1075,7 +721,7 @@ class Store:
             index, log_root = _append(c, {**leaf, "site": withdrawal.site})
             values = {item: getattr(withdrawal, item) for item in withdrawal.__dataclass_fields__}
             values |= {"log_index": index, "log_root": log_root, "day": today.isoformat()}
-            c.execute(_withdrawals.insert().values(**values, envelope=envelope.to_bytes()))
+            c.execute(db.withdrawals.insert().values(**values, envelope=envelope.to_bytes()))
 
         self._write(work)
         (stone,) = self.withdrawals(bundle_sha256=withdrawal.bundle_sha256)
@@ -1092,30 +738,32 @@ class Store:
         """
 
         def work(c: sa.Connection) -> None:
-            mine = sa.select(_revocations.c.standing).where(_revocations.c.site == site)
+            mine = sa.select(db.revocations.c.standing).where(db.revocations.c.site == site)
             known = set(c.execute(mine).scalars())
             if standing in known:
                 return
             if len(known) >= REVOCATIONS_CAP:
                 raise TooLarge(f"a site may revoke at most {REVOCATIONS_CAP} standing approvals", given=f"{len(known)}")
             values = {"site": site, "standing": standing, "envelope": envelope.to_bytes(), "day": today.isoformat()}
-            c.execute(_revocations.insert().values(**values))
+            c.execute(db.revocations.insert().values(**values))
 
         self._write(work)
         reach("standing.revoked")
 
     def standing_revoked(self, site: str, standing: str) -> bool:
         """Whether a site has told that a standing approval is over."""
-        query = sa.select(_revocations.c.day).where(_revocations.c.site == site, _revocations.c.standing == standing)
+        query = sa.select(db.revocations.c.day).where(
+            db.revocations.c.site == site, db.revocations.c.standing == standing
+        )
         return self._read(lambda c: c.execute(query).first()) is not None
 
     def withdrawals(self, study: str | None = None, *, bundle_sha256: str | None = None) -> tuple[Tombstone, ...]:
         """Releases that were withdrawn, in the order of the log."""
-        query = _select_tombstones().order_by(_withdrawals.c.log_index)
+        query = _select_tombstones().order_by(db.withdrawals.c.log_index)
         if study is not None:
-            query = query.where(_withdrawals.c.study == study)
+            query = query.where(db.withdrawals.c.study == study)
         if bundle_sha256 is not None:
-            query = query.where(_withdrawals.c.bundle_sha256 == bundle_sha256)
+            query = query.where(db.withdrawals.c.bundle_sha256 == bundle_sha256)
         return tuple(Tombstone(**row) for row in self._read(lambda c: c.execute(query).mappings().all()))
 
     # -- waves --------------------------------------------------------------------------------------------------
@@ -1144,8 +792,8 @@ class Store:
                 raise StateRefusal(
                     "a wave must be open to be closed", given="a closed one", next_step="See wave status."
                 )
-            query = _select_releases().where((_releases.c.study == study) & (_releases.c.wave == wave))
-            rows = c.execute(query.where(_withdrawals.c.day.is_(None)).order_by(_releases.c.log_index)).all()
+            query = _select_releases().where((db.releases.c.study == study) & (db.releases.c.wave == wave))
+            rows = c.execute(query.where(db.withdrawals.c.day.is_(None)).order_by(db.releases.c.log_index)).all()
             delivered = {row.site for row in rows}
             if len(delivered) < quorum and not reason.strip():
                 raise StateRefusal(
@@ -1181,9 +829,9 @@ class Store:
         def work(c: sa.Connection) -> None:
             for site in sites:
                 place = {"study": study, "wave": wave, "site": site}
-                where = sa.and_(*(_reminders.c[name] == value for name, value in place.items()))
-                if not c.execute(_reminders.update().where(where).values(day=today.isoformat())).rowcount:
-                    c.execute(_reminders.insert().values(**place, day=today.isoformat()))
+                where = sa.and_(*(db.reminders.c[name] == value for name, value in place.items()))
+                if not c.execute(db.reminders.update().where(where).values(day=today.isoformat())).rowcount:
+                    c.execute(db.reminders.insert().values(**place, day=today.isoformat()))
 
         self._write(work)
         reach("wave.reminded")
@@ -1191,14 +839,14 @@ class Store:
     def reminders(self, study: str, site: str) -> tuple[Reminder, ...]:
         """Waves that a site was reminded of and has not delivered."""
         delivered = {release.wave for release in self.releases(study, site=site, withdrawn=True)}
-        query = sa.select(_reminders.c.wave, _reminders.c.day).order_by(_reminders.c.wave)
-        query = query.where((_reminders.c.study == study) & (_reminders.c.site == site))
+        query = sa.select(db.reminders.c.wave, db.reminders.c.day).order_by(db.reminders.c.wave)
+        query = query.where((db.reminders.c.study == study) & (db.reminders.c.site == site))
         rows = self._read(lambda c: c.execute(query).all())
         return tuple(Reminder(wave=row.wave, day=row.day) for row in rows if row.wave not in delivered)
 
     def moved_since(self, site: str, log_index: int) -> bool:
         """Whether a site's ledger was witnessed after this place in the log."""
-        query = sa.select(_anchors.c.seq).where((_anchors.c.site == site) & (_anchors.c.log_index > log_index))
+        query = sa.select(db.anchors.c.seq).where((db.anchors.c.site == site) & (db.anchors.c.log_index > log_index))
         return self._read(lambda c: c.execute(query.limit(1)).first()) is not None
 
     # -- what was handed out ------------------------------------------------------------------------------------
@@ -1236,12 +884,12 @@ class Store:
 
     def results(self, study: str | None = None) -> tuple[SavedResult, ...]:
         """Results that were handed out, oldest first; stale ones name what was withdrawn since."""
-        query = sa.select(_results).order_by(_results.c.id)
+        query = sa.select(db.results).order_by(db.results.c.id)
         if study is not None:
-            query = query.where(_results.c.study == study)
+            query = query.where(db.results.c.study == study)
 
         def work(c: sa.Connection) -> tuple[SavedResult, ...]:
-            gone = {row.bundle_sha256 for row in c.execute(sa.select(_withdrawals.c.bundle_sha256))}
+            gone = {row.bundle_sha256 for row in c.execute(sa.select(db.withdrawals.c.bundle_sha256))}
             return tuple(_result(row, gone) for row in c.execute(query).mappings())
 
         return self._read(work)
@@ -1317,9 +965,9 @@ class Store:
         Raises: StateRefusal (no such site).
         """
         self.enrolment(site)
-        query = sa.select(_invitations.c.studies).where(_invitations.c.site == site)
+        query = sa.select(db.invitations.c.studies).where(db.invitations.c.site == site)
         invited = {name for row in self._read(lambda c: c.execute(query).all()) for name in json.loads(row.studies)}
-        heads = sa.select(_anchors).where(_anchors.c.site == site).order_by(_anchors.c.log_index)
+        heads = sa.select(db.anchors).where(db.anchors.c.site == site).order_by(db.anchors.c.log_index)
         anchors = self._read(lambda c: c.execute(heads).all())
         return {
             "format": SITE_LIST,
@@ -1354,7 +1002,7 @@ class Store:
 
     def log(self) -> tuple[LogEntry, ...]:
         """All entries of the log, in order."""
-        query = sa.select(_log.c.index, _log.c.entry, _log.c.root).order_by(_log.c.index)
+        query = sa.select(db.log.c.index, db.log.c.entry, db.log.c.root).order_by(db.log.c.index)
         return tuple(LogEntry(**row) for row in self._read(lambda c: c.execute(query).mappings().all()))
 
     def prove(self, index: int, size: int | None = None) -> tuple[bytes, ...]:
@@ -1388,16 +1036,16 @@ class Store:
         for release in self.releases(withdrawn=True):
             must(release.log_index, "a release", release.leaf)
         last: dict[str, Any] = {}
-        for row in self._read(lambda c: c.execute(sa.select(_anchors).order_by(_anchors.c.log_index)).all()):
+        for row in self._read(lambda c: c.execute(sa.select(db.anchors).order_by(db.anchors.c.log_index)).all()):
             leaf = {"site": row.site, "seq": row.seq, "head": row.head}
             before = last.get(row.site)
             left = {} if before is None else {"left_seq": before.seq, "left_head": before.head}
             must(row.log_index, "an anchor", {"kind": "anchor", **leaf}, {"kind": "reanchor", **left, **leaf})
             last[row.site] = row
-        for row in self._read(lambda c: c.execute(sa.select(_withdrawals)).all()):
+        for row in self._read(lambda c: c.execute(sa.select(db.withdrawals)).all()):
             leaf = {"kind": "withdrawal", "statement": Envelope.from_bytes(row.envelope).digest}
             must(row.log_index, "a withdrawal", {**leaf, "bundle": row.bundle_sha256, "site": row.site})
-        for row in self._read(lambda c: c.execute(sa.select(_wave_events)).all()):
+        for row in self._read(lambda c: c.execute(sa.select(db.wave_events)).all()):
             there = parse_json(entries[row.log_index].entry) if row.log_index < len(entries) else {}
             told = (there.get("kind"), there.get("study"), there.get("wave"), there.get("reason"))
             if told != (row.kind, row.study, row.wave, row.reason) or there.get("missing", []) != json.loads(
@@ -1423,7 +1071,7 @@ class Store:
                     f"{what} in the log must be signed by its site's keys of that time", given=f"entry {index}"
                 )
 
-        for row in self._read(lambda c: c.execute(sa.select(_anchors)).all()):
+        for row in self._read(lambda c: c.execute(sa.select(db.anchors)).all()):
             envelope = Envelope.from_bytes(row.envelope)
             release, _ = keys.at(row.site, row.log_index)
             good = bool(envelope.verified_by(release)) and envelope.payload_type == ANCHOR_TYPE
@@ -1439,7 +1087,7 @@ class Store:
                 signers |= found.standing.verified_by(approvers)
             enough = len(signers) >= approvals.get(found.plan_hash, 1)
             must(bool(found.envelope.verified_by(release)) and enough, "a release", found.log_index)
-        for row in self._read(lambda c: c.execute(sa.select(_withdrawals)).all()):
+        for row in self._read(lambda c: c.execute(sa.select(db.withdrawals)).all()):
             envelope = Envelope.from_bytes(row.envelope)
             release, approvers = keys.at(row.site, row.log_index)
             signed = bool(envelope.verified_by(release)) and bool(envelope.verified_by(approvers))
@@ -1447,7 +1095,7 @@ class Store:
         return count
 
     def _leaves(self) -> Sequence[bytes]:
-        query = sa.select(_log.c.leaf).order_by(_log.c.index)
+        query = sa.select(db.log.c.leaf).order_by(db.log.c.index)
         return [row.leaf for row in self._read(lambda c: c.execute(query).all())]
 
 
@@ -1531,12 +1179,12 @@ def remember(
     asked = canonical_json(dict(question)).decode()
     body = {"kind": kind, "question": asked, "used": dict(used), "numbers": dict(numbers), "figure": figure}
     content = sha256_hex(canonical_json(body))
-    same = (_results.c.study == study) & (_results.c.question == asked)
-    last = c.execute(sa.select(_results).where(same).order_by(_results.c.id.desc()).limit(1)).mappings().first()
-    if c.execute(sa.select(_results.c.id).where(_results.c.content == content)).first() is None:
+    same = (db.results.c.study == study) & (db.results.c.question == asked)
+    last = c.execute(sa.select(db.results).where(same).order_by(db.results.c.id.desc()).limit(1)).mappings().first()
+    if c.execute(sa.select(db.results.c.id).where(db.results.c.content == content)).first() is None:
         values = {"study": study, "wave": wave, "kind": kind, "question": asked, "figure": figure}
         texts = {"used": canonical_json(dict(used)).decode(), "numbers": canonical_json(dict(numbers)).decode()}
-        c.execute(_results.insert().values(content=content, day=today.isoformat(), **values, **texts))
+        c.execute(db.results.insert().values(content=content, day=today.isoformat(), **values, **texts))
     return None if last is None else _result(last, set())
 
 
@@ -1549,66 +1197,45 @@ def _result(row: sa.RowMapping, gone: set[str]) -> SavedResult:
 def _append(c: sa.Connection, entry: Mapping[str, Any]) -> tuple[int, str]:
     """Add an entry to the log within a transaction; (index, root). Its index is unique, so nobody can fork it."""
     data = canonical_json(entry)
-    newest = sa.select(_log.c.index.label("place"), _log.c.peaks).order_by(_log.c.index.desc()).limit(1)
+    newest = sa.select(db.log.c.index.label("place"), db.log.c.peaks).order_by(db.log.c.index.desc()).limit(1)
     last = c.execute(newest).first()
     size = 0 if last is None else last.place + 1
     old = b"" if last is None else last.peaks
     leaf = leaf_hash(data)
     peaks = append([old[i : i + 32] for i in range(0, len(old), 32)], size, leaf)
     log_root = peaks_root(peaks).hex()
-    c.execute(_log.insert().values(index=size, entry=data, leaf=leaf, peaks=b"".join(peaks), root=log_root))
+    c.execute(db.log.insert().values(index=size, entry=data, leaf=leaf, peaks=b"".join(peaks), root=log_root))
     return size, log_root
 
 
 def _size(c: sa.Connection) -> int:
-    newest = c.execute(sa.select(sa.func.max(_log.c.index))).scalar()
+    newest = c.execute(sa.select(sa.func.max(db.log.c.index))).scalar()
     return 0 if newest is None else int(newest) + 1
 
 
 def _retire_keys(c: sa.Connection, site: str) -> None:
     """Move a site's keys aside: what they signed so far stays signed, and they sign nothing more."""
     until = _size(c)
-    for row in c.execute(sa.select(_site_keys).where(_site_keys.c.site == site)).mappings().all():
+    for row in c.execute(sa.select(db.site_keys).where(db.site_keys.c.site == site)).mappings().all():
         there = sa.and_(
-            *(_retired.c[name] == row[name] for name in ("site", "role", "name")), _retired.c.until == until
+            *(db.retired.c[name] == row[name] for name in ("site", "role", "name")), db.retired.c.until == until
         )
-        if c.execute(sa.select(_retired.c.site).where(there)).first() is None:
-            c.execute(_retired.insert().values(**row, until=until))
-    c.execute(_site_keys.delete().where(_site_keys.c.site == site))
+        if c.execute(sa.select(db.retired.c.site).where(there)).first() is None:
+            c.execute(db.retired.insert().values(**row, until=until))
+    c.execute(db.site_keys.delete().where(db.site_keys.c.site == site))
 
 
-@dataclass(frozen=True)
-class _KeyHistory:
-    """Every key that a site has had: rows of (site, until, role, key), `until` None for those in force."""
-
-    rows: tuple[tuple[str, int | None, str, PublicKey], ...]
-
-    def at(self, site: str, index: int) -> tuple[dict[str, PublicKey], dict[str, PublicKey]]:
-        """(release keys, approvers' keys), by handle, that could sign entry `index` of the log."""
-        mine = [row for row in self.rows if row[0] == site]
-        ends = sorted({until for _, until, _, _ in mine if until is not None and until > index})
-        term = ends[0] if ends else None
-        found = [(role, key) for _, until, role, key in mine if until == term]
-        release = {key.key_id: key for role, key in found if role == "release"}
-        return release, {key.key_id: key for role, key in found if role == "approver"}
-
-
-def _key_history(c: sa.Connection) -> _KeyHistory:
-    now = [(r.site, None, r.role, PublicKey(r.public_key)) for r in c.execute(sa.select(_site_keys))]
-    then = [(r.site, r.until, r.role, PublicKey(r.public_key)) for r in c.execute(sa.select(_retired))]
-    return _KeyHistory((*now, *then))
+def _key_history(c: sa.Connection) -> KeyHistory:
+    now = [(r.site, None, r.role, PublicKey(r.public_key)) for r in c.execute(sa.select(db.site_keys))]
+    then = [(r.site, r.until, r.role, PublicKey(r.public_key)) for r in c.execute(sa.select(db.retired))]
+    return KeyHistory((*now, *then))
 
 
 def _select_releases() -> sa.Select[Any]:
-    joined = _releases.outerjoin(_withdrawals, _releases.c.bundle_sha256 == _withdrawals.c.bundle_sha256)
-    joined = joined.outerjoin(_standing, _releases.c.release_id == _standing.c.release_id)
-    withdrawn = _withdrawals.c.reason_code.label("withdrawn")
-    return sa.select(*_releases.c, withdrawn, _standing.c.standing).select_from(joined)
-
-
-def _release_leaf(envelope: Envelope, bundle: str, site: str, standing: Envelope | None) -> dict[str, str]:
-    leaf = {"kind": "release", "statement": envelope.digest, "bundle": bundle, "site": site}
-    return leaf if standing is None else {**leaf, "standing": standing.digest}
+    joined = db.releases.outerjoin(db.withdrawals, db.releases.c.bundle_sha256 == db.withdrawals.c.bundle_sha256)
+    joined = joined.outerjoin(db.standing, db.releases.c.release_id == db.standing.c.release_id)
+    withdrawn = db.withdrawals.c.reason_code.label("withdrawn")
+    return sa.select(*db.releases.c, withdrawn, db.standing.c.standing).select_from(joined)
 
 
 def _require_no_copies(c: sa.Connection, withdrawal: Withdrawal) -> None:
@@ -1617,15 +1244,15 @@ def _require_no_copies(c: sa.Connection, withdrawal: Withdrawal) -> None:
     A release under ``frozen`` copies the rows of the one before. Hiding those as well would need statements that
     their site has not signed; so it takes them back first, the latest before the others.
     """
-    gone = set(c.execute(sa.select(_withdrawals.c.bundle_sha256)).scalars())
+    gone = set(c.execute(sa.select(db.withdrawals.c.bundle_sha256)).scalars())
     copies: dict[str, int] = {}
-    for kept in (_releases, _quarantine):
+    for kept in (db.releases, db.quarantine):
         mine = (kept.c.study == withdrawal.study) & (kept.c.site == withdrawal.site)
         for row in c.execute(sa.select(kept).where(mine & (kept.c.wave > withdrawal.wave))):
             said = parse_json(Envelope.from_bytes(row.envelope).payload)
-            where = (_plans.c.study == row.study) & (_plans.c.version == said["plan_version"])
+            where = (db.plans.c.study == row.study) & (db.plans.c.version == said["plan_version"])
             plan = StudyPlan.from_bytes(
-                Envelope.from_bytes(c.execute(sa.select(_plans.c.envelope).where(where)).scalar_one()).payload
+                Envelope.from_bytes(c.execute(sa.select(db.plans.c.envelope).where(where)).scalar_one()).payload
             )
             if plan.returning == "frozen" and row.bundle_sha256 not in gone:
                 copies[row.release_id] = row.wave
@@ -1639,7 +1266,7 @@ def _require_no_copies(c: sa.Connection, withdrawal: Withdrawal) -> None:
 
 
 def _select_tombstones() -> sa.Select[Any]:
-    return sa.select(*(_withdrawals.c[name] for name in Tombstone.__dataclass_fields__))
+    return sa.select(*(db.withdrawals.c[name] for name in Tombstone.__dataclass_fields__))
 
 
 def _wave_event(c: sa.Connection, leaf: Mapping[str, Any], today: dt.date) -> None:
@@ -1647,21 +1274,23 @@ def _wave_event(c: sa.Connection, leaf: Mapping[str, Any], today: dt.date) -> No
     index, _ = _append(c, {**leaf, "day": today.isoformat()})
     values = {name: leaf[name] for name in ("kind", "study", "wave", "reason")}
     missing = json.dumps(leaf.get("missing", []))
-    c.execute(_wave_events.insert().values(log_index=index, day=today.isoformat(), missing=missing, **values))
+    c.execute(db.wave_events.insert().values(log_index=index, day=today.isoformat(), missing=missing, **values))
     reach("wave.before_commit")
 
 
 def _wave_record(c: sa.Connection, study: str, wave: int) -> WaveRecord:
-    here = (_wave_events.c.study == study) & (_wave_events.c.wave == wave)
+    here = (db.wave_events.c.study == study) & (db.wave_events.c.wave == wave)
     steps: list[tuple[int, str, Any]] = [
-        (row.log_index, row.kind, row) for row in c.execute(sa.select(_wave_events).where(here))
+        (row.log_index, row.kind, row) for row in c.execute(sa.select(db.wave_events).where(here))
     ]
     if steps:
-        place = (_releases.c.study == study) & (_releases.c.wave == wave)
+        place = (db.releases.c.study == study) & (db.releases.c.wave == wave)
         arrived = c.execute(_select_releases().where(place)).all()
         steps += [(row.log_index, "late", row) for row in arrived]
         accepted = {row.bundle_sha256 for row in arrived}
-        gone = c.execute(_select_tombstones().where((_withdrawals.c.study == study) & (_withdrawals.c.wave == wave)))
+        gone = c.execute(
+            _select_tombstones().where((db.withdrawals.c.study == study) & (db.withdrawals.c.wave == wave))
+        )
         steps += [(row.log_index, "withdrawn", row) for row in gone if row.bundle_sha256 in accepted]
     closed, revisions = False, list[Revision]()
     for index, kind, row in sorted(steps, key=lambda step: step[0]):
@@ -1677,12 +1306,12 @@ def _wave_record(c: sa.Connection, study: str, wave: int) -> WaveRecord:
 
 
 def _anchor_receipt(c: sa.Connection, row: Any) -> AnchorReceipt:
-    log_root = c.execute(sa.select(_log.c.root).where(_log.c.index == row.log_index)).scalar_one()
+    log_root = c.execute(sa.select(db.log.c.root).where(db.log.c.index == row.log_index)).scalar_one()
     return AnchorReceipt(seq=row.seq, head=row.head, index=row.log_index, log_root=log_root)
 
 
 def _newest_anchor(site: str) -> sa.Select[Any]:
-    return sa.select(_anchors).where(_anchors.c.site == site).order_by(_anchors.c.log_index.desc()).limit(1)
+    return sa.select(db.anchors).where(db.anchors.c.site == site).order_by(db.anchors.c.log_index.desc()).limit(1)
 
 
 def _allowed(c: sa.Connection, head: AnchorHead, left_index: int) -> bool:
@@ -1690,10 +1319,10 @@ def _allowed(c: sa.Connection, head: AnchorHead, left_index: int) -> bool:
 
     The site may have gone on since it read the fingerprint out, so the allowed head may lie within the links.
     """
-    given = c.execute(sa.select(_reanchors).where(_reanchors.c.site == head.site)).first()
+    given = c.execute(sa.select(db.reanchors).where(db.reanchors.c.site == head.site)).first()
     if given is None or given.left_index != left_index:
         return False
-    witnessed = sa.select(_anchors.c.head).where((_anchors.c.site == head.site) & (_anchors.c.seq == head.after))
+    witnessed = sa.select(db.anchors.c.head).where((db.anchors.c.site == head.site) & (db.anchors.c.seq == head.after))
     roots = [GENESIS] if head.after == 0 else [row.head for row in c.execute(witnessed)]
     for root in roots:
         passed = list(heads(root, head.links))
@@ -1742,20 +1371,6 @@ def _release(row: Any) -> Release:
     values["withdrawn"] = values["withdrawn"] or ""
     values["standing"] = None if values["standing"] is None else Envelope.from_bytes(values["standing"])
     return Release(**values)
-
-
-def _sqlite_connect(connection: Any, _: Any) -> None:
-    connection.isolation_level = None  # the driver must not begin transactions behind SQLAlchemy's back
-    cursor = connection.cursor()
-    for pragma in ("busy_timeout=30000", "journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON"):
-        cursor.execute(f"PRAGMA {pragma}")
-    cursor.close()
-
-
-def _sqlite_begin(connection: sa.Connection) -> None:
-    # A writer that began as a reader could not wait for another writer: it would be sent away at once.
-    writes = connection.get_execution_options().get("tributary_write", False)
-    connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
 
 
 def _storage(error: DBAPIError) -> StorageRefusal:

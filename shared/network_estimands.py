@@ -11,6 +11,10 @@ are. Where the plan keeps its frames, the waves are one network, edges between t
 from what the persons held out at the first wave gave: m is theirs. Of a directed network, motifs are those of the
 network without directions; what is about directions (`ARCS`) is asked of it alone.
 
+Communities are found by spectral clustering of the released network, and nobody's standard error for them has a closed
+form: every twentieth person is left out in turn, and the communities are found anew each time (`shared.networks`). How
+far they agree with a column (the adjusted Rand index) and how strong they are (modularity) are pooled as they are.
+
 Densities and transitivity mean the same in a network of some of its persons. Degrees do not: they are stated for the
 hospital's whole network of N persons, released, held out and of all waves, from the density that its released persons
 have among themselves. A mean degree is the density times N − 1; the squared coefficient of variation loses what is
@@ -43,6 +47,14 @@ _FOR = (
 _DRAWN_TOWARDS_ZERO = (
     "drawn towards 0: what an attribute has to do with the edges is kept only nearly, and less in a smaller site"
 )
+_FROM_NOISY_LABELS = (
+    "drawn towards 0: a person's edges and the column are told apart, each with noise; nearly not where the plan tells "
+    "this column first (release.by)"
+)
+_OF_WHAT_IS_FOUND = (
+    "communities are told with noise, and what clustering finds of them is less than there is; more than 0 also where "
+    "there are none"
+)
 _OF_THE_MODEL = (
     "as the model has it: what it cannot draw, such as groups in which everybody knows everybody, is kept only nearly; "
     "no interval covers that"
@@ -61,6 +73,9 @@ ARCS = ("reciprocity", "in_degree_cv", "out_degree_cv", "directed_transitivity")
 """What is asked of networks with directions alone."""
 _SHAPES = ("v_shape", "triangle", "star3", "transitivity", "degree_cv")
 _HOW = "node jackknife of the released network, times 1 + n/m"
+_HOW_BY_PARTS = "jackknife of twenty parts of the released network, clustered anew, times 1 + n/m"
+LEAST_OF_A_COMMUNITY = 10
+"""Persons of a network for each community that is looked for in it."""
 
 
 def answer(
@@ -100,14 +115,21 @@ def answer(
         networks = [(adjacency(table, directed=directed), table, n) for table, n in tables]
     for network, table, n in networks:
         so_far += n
-        value, variance = figure(network, table, question, plan.dictionary, whole=whole)
+        value, variance = figure(
+            network, table, question, plan.dictionary, whole=whole, communities=_planned(plan, question)
+        )
         m = held_out(plan, tables[0][1] if plan.release.sealed else so_far)
         fewest = min(fewest, network.nnz / max(1, n * (n - 1)) * m / plan.release.widest)
         share = n / total
         yi += share * value
         own += share**2 * variance
         shared_ += share * math.sqrt(variance * n / m)
-    warnings: tuple[str, ...] = (_DRAWN_TOWARDS_ZERO,) if question.outcome == "assortativity" else ()
+    said = {
+        "assortativity": _DRAWN_TOWARDS_ZERO,
+        "recovery": _FROM_NOISY_LABELS,
+        "modularity": _OF_WHAT_IS_FOUND,
+    }.get(question.outcome)
+    warnings: tuple[str, ...] = () if said is None else (said,)
     if question.outcome in ARCS:
         apart = question.outcome in ("reciprocity", "directed_transitivity")
         warnings = (_OF_THE_MODEL, *((_DIRECTIONS_APART,) if apart else ()))
@@ -121,7 +143,7 @@ def answer(
             vi_naive=own,
             n=total,
             scale=question.scale,
-            how=_HOW,
+            how=_HOW_BY_PARTS if question.outcome in ("recovery", "modularity") else _HOW,
             warnings=warnings,
             **told,
         )
@@ -135,14 +157,16 @@ def figure(
     dictionary: Dictionary | None,
     *,
     whole: int | None = None,
+    communities: int | None = None,
 ) -> tuple[float, float]:
     """One figure of one network and its jackknife variance, both on the scale they are pooled on.
 
     Args:
         network: (n, n) sparse, 0 and 1, without loops.
-        rows: (n, …) attributes in the dictionary's own spelling; asked for assortativity alone.
+        rows: (n, …) attributes in the dictionary's own spelling; asked for assortativity and recovery alone.
         question: of kind ``network``.
         whole: persons of the network whose degrees are meant, of whom these n are a random part; n where None.
+        communities: how many are looked for, asked for modularity.
     Raises: EstimateRefusal.
 
     >>> import numpy as np
@@ -169,6 +193,8 @@ def figure(
         if not abs(across.yi) < 1:
             raise EstimateRefusal("assortativity must lie within -1 and 1", given="a correlation of one or less")
         return math.atanh(across.yi), across.vi / (1 - across.yi**2) ** 2
+    if question.outcome in ("recovery", "modularity"):
+        return _of_communities(plain, rows, question, dictionary, communities)
     if question.outcome in ARCS:
         return _of_arcs(network, question.outcome, whole)
     found = motifs(plain)
@@ -176,6 +202,69 @@ def figure(
         return _variation(found, n, whole)
     moment = found.log("edge" if question.outcome == "mean_degree" else question.outcome)
     return moment.yi + (math.log((whole or n) - 1) if question.outcome == "mean_degree" else 0.0), moment.vi
+
+
+def _planned(plan: StudyPlan, question: Estimand) -> int | None:
+    """How many communities a plan speaks of, where that is asked. Raises: EstimateRefusal, where it speaks of none."""
+    assert isinstance(plan.release, GrandPlan)
+    if question.outcome != "modularity":
+        return None
+    if not plan.release.labelled:
+        raise EstimateRefusal(
+            "the plan must say how many communities there are for their strength to be asked",
+            given="neither release.communities nor release.by",
+            next_step="Ask network(recovery) ~ ward: how far communities agree with a column.",
+        )
+    return plan.release.labels_of(plan)
+
+
+def _of_communities(
+    network: Any, rows: pd.DataFrame, question: Estimand, dictionary: Dictionary | None, planned: int | None
+) -> tuple[float, float]:
+    """Agreement of found communities with a column, or their modularity; and its variance by leaving parts out."""
+    import numpy as np
+
+    from shared.networks import adjusted_rand, communities, left_out, modularity
+
+    n, codes = network.shape[0], None
+    k = planned or 0
+    if question.outcome == "recovery":
+        assert dictionary is not None, "recovery is of a column"
+        column = dictionary.column(question.terms[0])
+        if column.kind not in LEVELLED:
+            raise EstimateRefusal(
+                "recovery must be of a column with levels",
+                given=f"{column.name!r}, {column.kind}",
+                next_step="Ask network(assortativity) of a number.",
+            )
+        values = column.check(rows[column.name]).to_numpy(dtype=np.float64)
+        known = np.flatnonzero(~np.isnan(values))
+        network, codes = network[known][:, known], values[known].astype(np.int64)
+        n, k = len(known), len(np.unique(codes))
+    if k < 2 or n < k * LEAST_OF_A_COMMUNITY:
+        raise EstimateRefusal(
+            f"communities must be two or more, of at least {LEAST_OF_A_COMMUNITY} persons each on average",
+            given=f"{n} persons, {k} {'level' if codes is not None else 'communities'}{'s' if k != 1 else ''}",
+            next_step="Leave the site out of this estimand.",
+        )
+
+    def of(chosen: Any) -> float:
+        part = network[chosen][:, chosen]
+        # A start of its own for every part, and the same at every reading.
+        found = communities(part, k, np.random.default_rng(len(chosen)))
+        return modularity(part, found) if codes is None else adjusted_rand(found, codes[chosen])
+
+    value, variance = left_out(of, n)
+    if codes is not None:
+        # Everybody agreed in every part: one person in another community would move the index by about 2 / n.
+        variance = max(variance, (2 / n) ** 2)
+    if not (math.isfinite(value) and math.isfinite(variance) and variance > 0):
+        raise EstimateRefusal(
+            "communities must part persons who are connected, whichever are left out",
+            given=f"{network.nnz // 2} edges of {n} persons",
+            next_step="Leave the site out of this estimand.",
+        )
+    return value, variance
 
 
 def _of_arcs(network: Any, outcome: str, whole: int | None) -> tuple[float, float]:

@@ -39,6 +39,7 @@ __all__ = [
     "ExponentialMechanism",
     "Gaussian",
     "Laplace",
+    "NoGuarantee",
     "RandomisedResponse",
     "Slicing",
     "SubsampledGaussian",
@@ -47,6 +48,7 @@ __all__ = [
     "epsilon_from_rdp",
     "from_canonical",
     "gaussian_delta",
+    "guaranteed",
     "pure_epsilon",
     "rdp",
     "theorem2_epsilon",
@@ -217,6 +219,20 @@ class RandomisedResponse(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
+class NoGuarantee(Event):
+    """A release of which no ε that means anything holds: its noise depends on the records.
+
+    Its ε is infinite, and nobody prints that as a price. Ledgers count such releases and add them to no total: the
+    total of the others would say nothing beside it either way, and would be lost.
+
+    >>> epsilon(NoGuarantee(), 1e-5), pure_epsilon(NoGuarantee())
+    (inf, None)
+    """
+
+    kind: ClassVar[str] = "no_guarantee"
+
+
+@dataclass(frozen=True, kw_only=True)
 class Composition(Event):
     """Several mechanisms that see the same records, all their parameters fixed in advance: one release, one price.
 
@@ -251,6 +267,7 @@ _REGISTRY: dict[str, type[Event]] = {
         SubsampledGaussian,
         ExponentialMechanism,
         RandomisedResponse,
+        NoGuarantee,
         Composition,
     )
 }
@@ -291,6 +308,15 @@ def _listed(events: Events) -> list[Event]:
             )
         found.extend(event.events if isinstance(event, Composition) else [event])
     return found
+
+
+def guaranteed(events: Events) -> bool:
+    """Whether some ε holds for all of them together.
+
+    >>> guaranteed(Gaussian(sigma=1.0, sensitivity=1.0)), guaranteed(NoGuarantee())
+    (True, False)
+    """
+    return not any(isinstance(event, NoGuarantee) for event in _listed(events))
 
 
 def _checked_delta(delta: float) -> float:
@@ -456,6 +482,8 @@ def _rdp(event: Event) -> Floats:
         elif isinstance(event, RandomisedResponse):
             # Whatever is ε-DP is ε²/2 zero-concentrated (Bun & Steinke 2016), and never more than ε.
             curve = np.minimum(a * event.epsilon**2 / 2, event.epsilon)
+        elif isinstance(event, NoGuarantee):
+            curve = np.full(a.size, np.inf)
         else:
             assert isinstance(event, ExponentialMechanism)
             # Bounded range ε: ε²/8 zero-concentrated (Cesar & Rogers 2021), and never more than ε.
@@ -570,6 +598,8 @@ def epsilon(events: Events, delta: float) -> float:
     pure = pure_epsilon(found)
     if not found or pure == 0:
         return 0.0
+    if not guaranteed(found):
+        return math.inf
     if delta == 0:
         return math.inf if pure is None else pure
     mu = math.hypot(*(event.mu for event in found if isinstance(event, Gaussian)))
@@ -699,7 +729,7 @@ def calibrate(family: str | type[Event], epsilon: float, delta: float, **fixed: 
     3.731
     """
     kind = _REGISTRY.get(family) if isinstance(family, str) else family
-    if kind not in _REGISTRY.values() or kind is Composition:
+    if kind not in _REGISTRY.values() or kind is Composition or kind is NoGuarantee:
         raise UnknownEvent("a family must be one this version can account for", given=repr(family)[:60])
     delta = _checked_delta(delta)
     if not (math.isfinite(epsilon) and epsilon > 0):
@@ -807,6 +837,8 @@ def translate(events: Events, false_alarm: float = 0.01, delta: float = 1e-6, *,
     """
     if not 0 < false_alarm < 1:
         raise ParameterError("a false-alarm rate must be in (0, 1)", given=repr(false_alarm))
+    if not guaranteed(events):
+        return f"No formal guarantee: nothing bounds how surely a {unit} could be recognised."
     power = math.ceil(_power(_listed(events), false_alarm) * 1000 - 1e-9) / 10
     alarms = f"At {100 * false_alarm:g} % false alarms"
     if power >= 100:

@@ -68,7 +68,11 @@ NETWORK: Mapping[str, str] = {
     "out_degree_cv": "coefficient of variation of the number of edges from a person, in the whole network of a site",
     "directed_transitivity": "share of paths from one person over another to a third that are also an edge",
     "assortativity": "correlation of an attribute across edges",
+    "recovery": "agreement of the communities that clustering finds with an attribute's levels, above chance",
+    "modularity": "share of edges within the communities that clustering finds, above what degrees alone give",
 }
+ACROSS = ("assortativity", "recovery")
+"""Those of a column, which stands after ~."""
 """What may be asked of a network, in words."""
 SURVIVAL = ("cox", "km", "rmst", "logrank")
 MODELS = ("ols", "logistic", "poisson", "cox")
@@ -188,14 +192,14 @@ class Estimand:
                 given=repr(self.outcome)[:60],
                 next_step=f"Did you mean {near[0]!r}?" if near else "Write for example: network(triangle).",
             )
-        across = self.outcome == "assortativity"
+        across = self.outcome in ACROSS
         if len(self.terms) != across or (across and parse(self.terms[0]).kind != "name"):
             raise ParameterError(
-                "network(assortativity) must name one column after ~"
+                f"network({self.outcome}) must name one column after ~"
                 if across
-                else "network takes no terms after ~ but for assortativity",
+                else f"network takes no terms after ~ but for {' and '.join(ACROSS)}",
                 given=", ".join(self.terms) or "none",
-                next_step="Write for example: network(assortativity) ~ ward.",
+                next_step=f"Write for example: network({self.outcome if across else ACROSS[0]}) ~ ward.",
             )
         if self.subset:
             raise ParameterError("network takes no subset: a part of a network is another network", given=self.subset)
@@ -270,8 +274,8 @@ class Estimand:
         """The scale of its estimates."""
         if self.kind == "two_by_two":
             return "identity" if self.measure == "RD" else "log"
-        if self.kind == "network" and self.outcome == "assortativity":
-            return "fisher_z"
+        if self.kind == "network" and self.outcome in ("assortativity", "recovery", "modularity"):
+            return "fisher_z" if self.outcome == "assortativity" else "identity"
         return _SCALES.get(self.kind, "identity")
 
     @cached_property

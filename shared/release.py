@@ -109,6 +109,7 @@ class Receipt:
         n: persons in the release; of a release of rows, its rows.
         drawn: of these, those drawn for this release; the others are copied from an earlier one (``frozen``).
         flow_of: id of the release for which the flow was fitted; this one's, unless a sealed flow is used again.
+        epsilon: of this release alone, at `delta`; None where it has no formal guarantee.
         trained: where the plan names a flow that several sites have trained, and this one was among them: what its
             ledger was charged for that (`TRAINED`), before the first round; empty otherwise.
     """
@@ -137,7 +138,7 @@ class Receipt:
     flow_of: str
     d: int
     delta: float
-    epsilon: float
+    epsilon: float | None
     epsilon_paper: float | None
     epsilon_pure: float | None
     rdp: tuple[float | None, ...]
@@ -193,7 +194,7 @@ class Receipt:
             )
         expected: dict[str, Any] = {
             **_prescribed(plan),
-            "epsilon": privacy.epsilon(event, plan.budget.delta),
+            "epsilon": _stated(event, plan.budget.delta),
             "epsilon_pure": privacy.pure_epsilon(event),
             "rdp": curve,
             "translation": in_words(plan, event),
@@ -223,6 +224,8 @@ def in_words(plan: StudyPlan, event: privacy.Event) -> str:
             "could be recognised with it."
         )
     words = privacy.translate(event, delta=plan.budget.delta, unit=who)
+    if not privacy.guaranteed(event):
+        return words
     if plan.posture == "local":
         return f"Given the {plan.release.facts(plan).conditional_on}, which this does not cover: {words}"
     if plan.posture == "holdout":
@@ -278,6 +281,11 @@ def _agree(left: Any, right: Any) -> bool:
     return bool(left == right)
 
 
+def _stated(event: privacy.Event, delta: float) -> float | None:
+    """The ε that a receipt states; None where there is no guarantee, for infinity is no price."""
+    return privacy.epsilon(event, delta) if privacy.guaranteed(event) else None
+
+
 def _finite(curve: Any) -> tuple[float | None, ...]:
     """An RDP curve for JSON: orders at which it is undefined are null."""
     return tuple(float(value) if math.isfinite(value) else None for value in curve)
@@ -317,7 +325,7 @@ def write_receipt(
         n=n,
         drawn=n if drawn is None else drawn,
         flow_of=flow_of or release_id,
-        epsilon=privacy.epsilon(event, plan.budget.delta),
+        epsilon=_stated(event, plan.budget.delta),
         epsilon_pure=privacy.pure_epsilon(event),
         rdp=_finite(privacy.rdp(event)),
         study_epsilon=study_epsilon,

@@ -21,14 +21,18 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from shared.errors import Refusal, StorageRefusal
+from shared.errors import ParameterError, Refusal, StorageRefusal
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    import pandas as pd
     import typer
     from rich.console import Console
     from rich.table import Table
 
 __all__ = ["Check", "application", "checklist", "console", "emit", "plain", "run", "show_refusal", "table"]
+__all__ += ["write_table"]
 
 # What a terminal acts upon instead of showing it: control characters (but for a line's end), and marks that turn the
 # direction of text so that it reads otherwise than it is.
@@ -284,3 +288,14 @@ def table(
     for row in rows:
         made.add_row(*(cell if isinstance(cell, Text) else Text("–" if cell is None else str(cell)) for cell in row))
     return made
+
+
+def write_table(table: pd.DataFrame, path: Path) -> None:
+    """Write a table to .csv or .parquet. Raises: ParameterError: another suffix."""
+    suffix = path.suffix.lower()
+    if suffix not in (".csv", ".parquet"):
+        raise ParameterError("the table must end in .csv or .parquet", given=repr(path.name))
+    if suffix == ".csv":
+        table.to_csv(path, index=False)
+    else:
+        table.to_parquet(path, index=False)

@@ -143,7 +143,7 @@ class Earlier:
     wave: int
     state: str
     plan_version: int
-    epsilon: float
+    epsilon: float | None
     rows: int
     rows_now: int
     added: tuple[str, ...]
@@ -1062,6 +1062,7 @@ def totals(at: Desk, study: str | None = None) -> list[dict[str, Any]]:
                 "cap": spent.cap,
                 "releases": spent.releases,
                 "burnt": spent.burnt,
+                "open": spent.open,
             }
         )
     return out

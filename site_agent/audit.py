@@ -635,18 +635,40 @@ def weighed(
     """
     flow, carried = mechanism.flow, mechanism.carried
     others = [j for j in range(flow.d) if j not in carried]
-    how: dict[str, float] = {"w": mechanism.w, "radius": mechanism.radius, "shrink": mechanism.shrink}
-    inside, outside = (signals(flow, rows, **how, others=others) for rows in (members, held_back))
+    (inside, own_w), (outside, their_w) = (_centred(mechanism, rows, others) for rows in (members, held_back))
     y = mechanism.unrestored(latents_of(flow, released)[:, others])
     # What is carried over is seen as it is: a record can only be behind a row that has its own.
     own, theirs, there = (np.floor(rows[:, list(carried)]) for rows in (members, held_back, released))
     ratios = [np.full(len(signal), -np.inf) for signal in (inside, outside)]
     for level in np.unique(there, axis=0) if carried else there[:1]:
         rows = y[(there == level).all(axis=1)]
-        for ratio, signal, given in zip(ratios, (inside, outside), (own, theirs), strict=True):
+        for ratio, signal, w, given in zip(ratios, (inside, outside), (own_w, their_w), (own, theirs), strict=True):
             here = (given == level).all(axis=1)
-            ratio[here] = likelihood_ratios(signal[here], rows, w=mechanism.w)
-    return _attacked(*ratios, bound=trade_off(mechanism.event.mu, FALSE_ALARMS) if bounded and not carried else 1.0)
+            ratio[here] = likelihood_ratios(signal[here], rows, w=w if isinstance(w, float) else w[here])
+    promised = bounded and not carried and not mechanism.vary
+    return _attacked(*ratios, bound=trade_off(mechanism.plain_event.mu, FALSE_ALARMS) if promised else 1.0)
+
+
+def _centred(mechanism: LatentNoise, rows: Array, others: Sequence[int]) -> tuple[Array, float | Array]:
+    """Where the release of each row is centred in latents, (n, d), and 1 − the variance of its noise.
+
+    Of a turned direction to first order: noise of a row at distance r has r²/d times the variance of others.
+    """
+    w = mechanism.w
+    if not mechanism.vary:
+        how: dict[str, float] = {"w": w, "radius": mechanism.radius, "shrink": mechanism.shrink}
+        return signals(mechanism.flow, rows, **how, others=others), w
+    z = latents_of(mechanism.flow, rows)[:, list(others)]
+    norm = np.linalg.norm(z, axis=1)
+    inside = np.minimum(1.0, mechanism.radius / np.where(norm > 0, norm, 1.0))
+    if mechanism.vary == "weight":
+        kept = w * inside**4
+        return np.sqrt(kept)[:, None] * z, kept
+    signal = math.sqrt(w) * inside[:, None] * z
+    if mechanism.vary == "rotation":
+        # Never quite without noise, or a record in the middle would have a density of its own.
+        return signal, 1 - (1 - w) * np.maximum((norm * inside) ** 2 / z.shape[1], 1e-3)
+    return signal, w
 
 
 def signals(
@@ -673,7 +695,7 @@ def latents_of(flow: Bijection, rows: Array) -> Array:
     return np.clip(np.where(np.isnan(z).any(axis=1, keepdims=True), 0.0, z), -1e3, 1e3)
 
 
-def likelihood_ratios(candidates: Array, released: Array, *, w: float) -> Array:
+def likelihood_ratios(candidates: Array, released: Array, *, w: float | Array) -> Array:
     r"""How much likelier a release is with a candidate in it than without, as a logarithm, (k,).
 
     .. math:: \log \frac1n \sum_j \frac{N(y_j; s, (1-w) I)}{N(y_j; 0, I)}
@@ -681,7 +703,7 @@ def likelihood_ratios(candidates: Array, released: Array, *, w: float) -> Array:
     Args:
         candidates: (k, d) signals s of the candidates.
         released: (n, d) latents y of the released rows, in any order.
-        w: weight of the data, in [0, 1).
+        w: weight of the data, in [0, 1); or (k,) 1 − the variance of the noise of each candidate.
 
     By Neyman and Pearson's lemma no test is better when the other rows are draws from the flow and the candidate's
     place is unknown.
@@ -689,16 +711,17 @@ def likelihood_ratios(candidates: Array, released: Array, *, w: float) -> Array:
     >>> likelihood_ratios(np.zeros((1, 2)), np.ones((5, 2)), w=0.0)
     array([0.])
     """
-    v = 1 - w
-    d = released.shape[1]
-    own = (released**2).sum(axis=1) * (0.5 - 0.5 / v) - 0.5 * d * math.log(v) - math.log(len(released))
+    if isinstance(w, float) and not w:
+        return np.zeros(len(candidates))
+    variance = np.broadcast_to(1 - np.asarray(w, dtype=np.float64), len(candidates))
+    square = (released**2).sum(axis=1)
     out = np.empty(len(candidates))
     step = max(1, 2_000_000 // len(released))
     for at in range(0, len(candidates), step):
-        s = candidates[at : at + step]
-        terms = s @ (released.T / v) + own
-        out[at : at + step] = special.logsumexp(terms, axis=1) - (s**2).sum(axis=1) / (2 * v)
-    return out if w else np.zeros(len(candidates))
+        s, v = candidates[at : at + step], variance[at : at + step, None]
+        terms = (s @ released.T) / v + square * (0.5 - 0.5 / v)
+        out[at : at + step] = special.logsumexp(terms, axis=1) - (s**2).sum(axis=1) / (2 * v[:, 0])
+    return out - 0.5 * released.shape[1] * np.log(variance) - math.log(len(released))
 
 
 def likelihood_attack(

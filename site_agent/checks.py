@@ -260,6 +260,7 @@ def check_rows(
     clipped: int,
     beyond: float = 0.0,
     carried: str = "",
+    vary: str = "",
 ) -> tuple[Check, ...]:
     """Hold a sealed table of synthetic rows beside the real one.
 
@@ -270,6 +271,7 @@ def check_rows(
         limits: floors in force.
         clipped: records whose latent lay outside the clipping ball.
         carried: column whose true values are released; blank for none.
+        vary: how the noise depends on records (`release.vary`); blank where it does not.
         beyond: share of records that the plan means to lie outside it, where it pulls them in (`LatentNoise.shrink`).
     """
     return (
@@ -279,6 +281,7 @@ def check_rows(
         _rare_levels(released, dictionary, limits),
         _clip(clipped, len(real), beyond),
         *(_carried(released, dictionary, carried, limits) if carried else ()),
+        *((_varied(vary),) if vary else ()),
     )
 
 
@@ -552,6 +555,15 @@ def _carried(released: pd.DataFrame, dictionary: Dictionary, carried: str, limit
         policy=float(limits.rare_level),
     )
     return told, counts
+
+
+def _varied(vary: str) -> Check:
+    return Check(
+        name="no-guarantee",
+        rule="noise should be the same for everybody, so that an ε holds",
+        outcome="warning",
+        detail=f"noise that depends on the records ({vary}): no formal guarantee for any row, and no ε",
+    )
 
 
 def _clip(clipped: int, n: int, beyond: float) -> Check:

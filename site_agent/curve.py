@@ -141,7 +141,13 @@ class Curve:
 
 
 def require_allowed(plan: StudyPlan, *, made_up: bool) -> None:
-    """Refuse to look at real records for a plan that promises not to. Raises: PolicyRefusal."""
+    """Refuse to look at records for a plan that promises not to, and to price what has none. Raises: PolicyRefusal."""
+    if getattr(plan.release, "vary", ""):
+        raise PolicyRefusal(
+            "a curve of prices must be of a plan whose releases have one",
+            given="release.vary: no formal guarantee at any w",
+            next_step="Leave release.vary out of a copy of the plan to see the curve of plain noise.",
+        )
     if not made_up and plan.posture != "local":
         raise PolicyRefusal(
             "a curve on real records must be of a plan with posture 'local'",
@@ -214,8 +220,8 @@ def price_curve(
         points.append(
             Point(
                 w=w,
-                epsilon=float(privacy.epsilon(noise.event, plan.budget.delta)),
-                bound=trade_off(noise.event.mu, FALSE_ALARMS),
+                epsilon=float(privacy.epsilon(noise.plain_event, plan.budget.delta)),
+                bound=trade_off(noise.plain_event.mu, FALSE_ALARMS),
                 errors={name: None if e is None else e / abs(terms[name][0]) for name, e in errors.items()},
                 in_se={name: None if e is None else e / terms[name][1] for name, e in errors.items()},
                 **world.attacked(noise, released[0]),

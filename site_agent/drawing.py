@@ -217,6 +217,7 @@ class _Rows(Drawing):
             clipped=self._fitted.mechanism.clipped_count(self._x),
             beyond=self._fitted.mechanism.beyond,
             carried=getattr(self.plan.release, "carry", ""),
+            vary=getattr(self.plan.release, "vary", ""),
         )
 
     def attack(self, limits: Limits, rng: Noise, told: Told) -> dict[str, Any]:

@@ -170,12 +170,21 @@ def trains(plan: StudyPlan, person: str) -> bool:
 def require_roles_kept(plan: StudyPlan, earlier: Iterable[Receipt]) -> None:
     """Refuse a plan under which somebody who trained would be released, or who was released would train.
 
+    And one that would put releases of which an ε is stated beside others of which none is (`release.vary`).
+
     Args:
         earlier: receipts of the study's releases that left, or still may.
     Raises: PolicyRefusal.
     """
     now = plan.holdout if plan.posture == "holdout" else None
+    promised = not getattr(plan.release, "vary", "")
     for receipt in earlier:
+        if (receipt.epsilon is not None) != promised:
+            raise PolicyRefusal(
+                "a study must not have releases with a formal guarantee and without one: its total would speak of all",
+                given=f"{'a' if promised else 'no'} guarantee now, {'no' if promised else 'a'} one before",
+                next_step="Ask the study lead for a new study.",
+            )
         before = receipt.parameters.get("holdout")
         if before != now:
             raise PolicyRefusal(

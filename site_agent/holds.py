@@ -181,7 +181,7 @@ class Hold:
 
     Args:
         event: canonical form of the privacy event that was charged.
-        epsilon: exact ε of this release alone, at `delta`.
+        epsilon: exact ε of this release alone, at `delta`; None where it has no guarantee, and is in no total.
         epsilon_pure: its pure ε, or None.
         rdp: its Rényi curve on the fixed orders, ∞ where undefined.
         uncovered: what the guarantee leaves out, in words.
@@ -216,7 +216,7 @@ class Hold:
     event: Mapping[str, Any]
     delta: float
     cap_epsilon: float
-    epsilon: float
+    epsilon: float | None
     epsilon_pure: float | None
     rdp: tuple[float, ...] = field(repr=False)
     uncovered: tuple[str, ...]
@@ -345,21 +345,30 @@ def price_of(event: Mapping[str, Any], delta: float, others: Sequence[Mapping[st
 
     Args:
         others: events of which it may have been one instead: the price is then the largest at each order, the largest
-            pure ε if all have one, and the largest ε at `delta`, each of which bounds whichever it was.
+            pure ε if all have one, and the largest ε at `delta`, each of which bounds whichever it was. An event
+            without a guarantee has none of them, and its ε is null.
     """
+    import numpy as np
+
     from shared import privacy
 
     events = [privacy.from_canonical(one) for one in (event, *others)]
-    pure = [privacy.pure_epsilon(one) for one in events]
-    curve = [max(values) for values in zip(*(privacy.rdp(one) for one in events), strict=True)]
+    # What a total holds of it: nothing of a release without a guarantee, and all of what it may have been instead.
+    summed = [one for one in events if privacy.guaranteed(one)]
+    pure = [privacy.pure_epsilon(one) for one in summed]
+    curve = np.max([np.zeros(privacy.ORDERS.size), *(privacy.rdp(one) for one in summed)], axis=0)
     price = {
         "event": events[0].to_canonical(),
         "delta": delta,
-        "epsilon": max(privacy.epsilon(one, delta) for one in events),
-        "epsilon_pure": None if None in pure else max(one for one in pure if one is not None),
+        "epsilon": _stated(max(privacy.epsilon(one, delta) for one in events)),
+        "epsilon_pure": None if None in pure else max((one for one in pure if one is not None), default=0.0),
         "rdp": [float(value) if math.isfinite(value) else None for value in curve],
     }
     return {**price, "others": [one.to_canonical() for one in events[1:]]} if others else price
+
+
+def _stated(epsilon: float) -> float | None:
+    return epsilon if math.isfinite(epsilon) else None
 
 
 def _curve(price: Mapping[str, Any]) -> tuple[float, ...]:

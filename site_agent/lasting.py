@@ -139,7 +139,7 @@ def fitted_by(plan: StudyPlan) -> str:
     said = {key: body[key] for key in ("posture", "training", "private", "holdout", "reference")}
     # What latents are, and where their noise is centred, besides w and R: absent where a plan does not say it.
     release = body["release"]
-    said |= {key: release[key] for key in ("shrink", "carry") if key in release}
+    said |= {key: release[key] for key in ("shrink", "carry", "vary") if key in release}
     return sha256_hex(canonical_json({**said, "flow": plan.flow} if plan.flow else said))
 
 

@@ -181,6 +181,7 @@ class Spent:
         cap: the cap of the latest reservation; None before the first.
         releases: charges, burnt ones included.
         burnt: charges that bought nothing.
+        open: releases without a formal guarantee: they are in no total.
     """
 
     study: str
@@ -190,6 +191,7 @@ class Spent:
     cap: float | None
     releases: int
     burnt: int
+    open: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -206,7 +208,7 @@ class StatementLine:
     wave: int
     release_id: str
     what: str
-    epsilon: float
+    epsilon: float | None
     total: float
     cap: float
     delta: float
@@ -489,6 +491,12 @@ class Ledger:
             else:
                 release_id = waiting.release_id
                 book.move(release_id, "carry", terms)
+            if price["epsilon"] is None and site_cap_epsilon is not None:
+                raise BudgetRefusal(
+                    "a release without a formal guarantee must not be made where a site has a budget over all studies",
+                    given="noise that depends on the records",
+                    next_step="Ask the study lead for a plan without release.vary.",
+                )
             # The transaction is given up, entry and all, when the total with it is too large.
             book.require_within(study, delta, cap_epsilon)
             if site_cap_epsilon is not None:
@@ -1179,6 +1187,7 @@ class Ledger:
             cap=found[-1].cap_epsilon if found else None,
             releases=len(found),
             burnt=sum(hold.phase == "burnt" for hold in found),
+            open=sum(hold.epsilon is None for hold in found),
         )
 
     def site_total(self, delta: float) -> float:

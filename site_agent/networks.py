@@ -15,15 +15,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from shared.canonical import canonical_json, parse_json
-from shared.encoding import Encoder
+from shared.encoding import Encoder, typed
 from shared.errors import EstimateRefusal, TrainingRefusal
+from shared.mechanisms.grand import Labelled
+from shared.mechanisms.labels import LEAST_OF_A_LABEL, LabelPrivate
 from shared.networks import MOTIFS
 from shared.prescriptions.grand import MOST_EDGES, NEIGHBOURS, NUMBER, REACHED, GrandPlan, adjacency
 from site_agent import lasting
@@ -41,6 +44,8 @@ if TYPE_CHECKING:
     from site_agent.records import Records
 
 __all__ = ["HELD", "LEAST_HELD_OUT", "MOST_COMPARED", "drawing"]
+
+Codes = NDArray[np.int64]
 
 HELD = "held.json"
 LEAST_HELD_OUT = 50
@@ -63,7 +68,8 @@ class _Network(Drawing):
         self._release = release
         self._keeping = keeping
         self._kept: Frame | None = None if keeping is None else keeping.frame
-        self._encoder = Encoder(dictionary=plan.dictionary)
+        self._encoder = Encoder(dictionary=release.told_after(plan.dictionary))
+        self._labels: Labels | None = None
 
     def take(self, table: Records, persons: Sequence[str] | None, chosen: Chosen, base: lasting.Fit | None) -> None:
         assert persons is not None, "posture holdout has a person column"
@@ -132,6 +138,8 @@ class _Network(Drawing):
             self._placed(reader)
             self._frame = np.hstack([kept.positions, kept.attributes])
             self._into = np.hstack([kept.into, kept.attributes])
+            # Found anew among the same persons held out: what an earlier wave called them is told nowhere.
+            self._labels = self._labelled(rng)
             self._likeness = self._like_their_own(rng)
             told(1.0)
             return
@@ -146,10 +154,21 @@ class _Network(Drawing):
         told(0.7)
         self._placed(self._space)
         self._frame = np.hstack([self._space.positions, self._framed])
-        # Where private ranks are placed: the same persons, without what estimating each of them has added.
-        self._into = np.hstack([self._space.deconvolved(), self._framed])
+        self._labels = self._labelled(rng)
+        # Where private ranks are placed: the same persons, without what estimating each of them has added. Levels of a
+        # column are known; communities were read off the very positions, and their means hold some of the errors.
+        groups = self._labels.frame if self._labels is not None and release.by else None
+        self._into = np.hstack([self._space.deconvolved(groups), self._framed])
         self._likeness = self._like_their_own(rng)
         told(1.0)
+
+    def _labelled(self, rng: Noise) -> Labels | None:
+        """What is told of a person before the coordinates, if the plan says so: found in the hold-out alone."""
+        if self._release.by:
+            return _by_column(self._release, self.plan, self._real, self._beside)
+        if self._release.communities is None:
+            return None
+        return _by_community(self._release.communities, self._space, self._frame, self._latents, rng)
 
     def _placed(self, reader: LatentSpace) -> None:
         """Each released person's coordinates, from that person's ties to those held out and own attributes."""
@@ -175,7 +194,13 @@ class _Network(Drawing):
     def draw(self, rng: Noise) -> None:
         mechanism = self._release.mechanism_of(self.plan, latent=self._space.d)
         noise = mechanism.noise(self._names, rng)
-        self._private = mechanism.privatise(self._latents, self._frame, noise, self._into)
+        labelled = None
+        if self._labels is not None:
+            response = LabelPrivate(epsilon=self._release.parts()[0], counts=self._labels.counts)
+            told = response.release(self._labels.own, self._names, rng)
+            labelled = Labelled(frame=self._labels.frame, own=self._labels.own, released=told)
+        self._private = mechanism.privatise(self._latents, self._frame, noise, self._into, labelled)
+        self._told = labelled
 
     def released(self, rng: Noise) -> pd.DataFrame:
         # Shuffled before the edges are drawn, so that a row, and a place in a list of edges, says nothing.
@@ -184,6 +209,11 @@ class _Network(Drawing):
         table = pd.DataFrame(index=range(self.n))
         if self._encoder.d:
             table = self._encoder.decode(z[:, self._space.p :])
+        if self._release.by and self._labels is not None and self._told is not None:
+            column = self.plan.dictionary.column(self._release.by)
+            codes = self._labels.levels(self._told.released[order], rng.generator)
+            table[column.name] = typed(column, np.where(codes == len(column.levels), np.nan, codes))
+            table = table[list(self.plan.dictionary.names)]
         if self._keeping is None:
             network = self._space.draw(z, rng.generator.bytes(32))
             table[NEIGHBOURS] = _lists(network, directed=self._release.directed)
@@ -287,11 +317,18 @@ class _Network(Drawing):
         found = self._utility(rng, told)
         # Whoever is held out has no guarantee: what the model says of them ends here.
         del self._space, self._frame, self._into, self._latents, self._framed
+        labels = self._labels
+        self._labels = self._told = None
         del self._held, self._ties, self._back, self._whole, self._beside
         self._kept = self._keeping = None
         return {
             "tried": False,
-            "sentences": [*_TRIED, *_in_words(found), *_densities_in_words(self._densities)],
+            "sentences": [
+                *_TRIED,
+                *(labels.in_words if labels is not None else ()),
+                *_in_words(found),
+                *_densities_in_words(self._densities),
+            ],
             "utility": found,
             "densities": self._densities,
         }
@@ -333,6 +370,75 @@ class _Network(Drawing):
         for statistic, distance in compare(some(self._held, both), some(real, both)).items():
             found[statistic]["two parts of the real one"] = float(f"{distance:.4g}")
         return found
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Labels:
+    """What is told first of each person, as places 0 … k − 1 of which each is at least one held-out person's.
+
+    Args:
+        frame: (m,) of the persons held out.
+        own: (n,) of the persons who are released.
+        rows: (m,) the column's level of each person held out, by which a place of several levels is told; of
+            communities their own places.
+        in_words: what the steward is told of them.
+    """
+
+    frame: Codes
+    own: Codes
+    rows: Codes
+    in_words: tuple[str, ...]
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """Persons held out of each place."""
+        return tuple(int(count) for count in np.bincount(self.frame))
+
+    def levels(self, told: Codes, draws: np.random.Generator) -> Codes:
+        """(n,) levels of released places: that of a person held out who has the place, drawn evenly. Costs nothing."""
+        order = np.argsort(self.frame, kind="stable")
+        ends = np.cumsum(self.counts)
+        at = ends[told] - 1 - draws.integers(0, np.asarray(self.counts)[told])
+        return self.rows[order][at]
+
+
+def _by_community(k: int, space: LatentSpace, frame: Any, latents: Any, rng: Noise) -> Labels:
+    from site_agent.models.latent_space import communities
+
+    if k * LEAST_OF_A_LABEL > space.m:
+        raise TrainingRefusal(
+            f"each community must have at least {LEAST_OF_A_LABEL} persons who are held out",
+            given=f"{space.m} held out for {k} communities",
+            next_step="Wait for more records, or ask the study lead for a larger holdout or fewer communities.",
+        )
+    found = communities(space, k, rng.generator, least=LEAST_OF_A_LABEL)
+    held = found.of(frame)
+    sizes = ", ".join(str(size) for size in np.bincount(held, minlength=found.k))
+    said = f"Communities found among the persons held out: {found.k} of {k} that were looked for, of {sizes} persons."
+    return Labels(frame=held, own=found.of(latents), rows=held, in_words=(said, _LOST) if found.k < k else (said,))
+
+
+def _by_column(release: GrandPlan, plan: StudyPlan, real: pd.DataFrame, beside: pd.DataFrame) -> Labels:
+    """Levels that few persons held out have make one place together, or join the largest.
+
+    Which do follows from the hold-out alone. A level that nobody held out has would be told of those only who have it.
+    """
+    many = release.labels_of(plan)
+    own, held = (
+        np.nan_to_num(table[release.by].to_numpy(dtype=np.float64), nan=many - 1).astype(np.int64)
+        for table in (real, beside)
+    )
+    counts = np.bincount(held, minlength=many)
+    rare = counts < LEAST_OF_A_LABEL
+    places = np.cumsum(~rare) - 1
+    apart = rare.all() or counts[rare].sum() >= LEAST_OF_A_LABEL
+    places[rare] = (~rare).sum() if apart else places[int(counts.argmax())]
+    said = f"The column {release.by!r} is told as {len(set(places[held]))} of its {many} levels"
+    said += "; those of few persons held out are told together." if rare.any() else "."
+    return Labels(frame=places[held], own=places[own], rows=held, in_words=(said,))
+
+
+_LOST = "A community of too few persons held out was joined with its neighbours: it is told of nobody."
 
 
 def _over(released: Any, real: Any, m: int) -> dict[str, dict[str, float]]:

@@ -151,9 +151,12 @@ def application(
     from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
     from starlette.routing import Route
 
+    from site_agent.screens import charge
+
     templates = jinja2.Environment(
         loader=jinja2.FileSystemLoader(PAGES), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True
     )
+    templates.globals["charge"] = charge
     style = (PAGES / "style.css").read_text(encoding="utf-8")
 
     def draw(name: str, at: Desk, session: Session | None, *, status: int = 200, **values: Any) -> HTMLResponse:

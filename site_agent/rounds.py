@@ -227,7 +227,7 @@ def charge_of(ledger: Ledger, flow: FederatedFlow) -> dict[str, Any]:
         dict(hold.event),
         hold.delta,
         hold.rounds,
-        round(hold.epsilon, 9),
+        round(hold.epsilon or 0.0, 9),
     ):
         raise PlanChanged(
             "a flow of a training in which this site took part must be the one that it ended with, at its price",

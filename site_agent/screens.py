@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from shared.plan import Floors
+from shared.prescriptions import UNGUARANTEED
 from shared.terminal import table
 
 if TYPE_CHECKING:
@@ -89,13 +90,22 @@ def sentences(out: Console, lines: Sequence[str], *, mark: str = "·", style: st
     out.print(grid)
 
 
-def epsilon(value: float, delta: float) -> str:
-    """ε at δ as people write it.
+def epsilon(value: float | None, delta: float) -> str:
+    """ε at δ as people write it; that there is no guarantee, where there is no ε.
 
     >>> epsilon(7.95, 1e-6)
     'ε = 7.95 at δ = 1e-06'
     """
-    return f"ε = {value:.4g} at δ = {delta:g}"
+    return UNGUARANTEED if value is None else f"ε = {value:.4g} at δ = {delta:g}"
+
+
+def charge(value: float | None) -> str:
+    """An ε by itself, for a column of them.
+
+    >>> charge(7.954), charge(None)
+    ('7.954', 'no formal guarantee')
+    """
+    return UNGUARANTEED if value is None else f"{value:.4g}"
 
 
 def _trained_together(page: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -154,7 +164,9 @@ def plan_page(out: Console, page: Mapping[str, Any]) -> None:
             ("one wave", epsilon(price["epsilon"], price["delta"])),
             (
                 "all of it" if page["training"] else "all waves",
-                f"{epsilon(price['all_waves'], price['delta'])}, of a budget of {price['cap']:g}",
+                UNGUARANTEED
+                if price["epsilon"] is None
+                else f"{epsilon(price['all_waves'], price['delta'])}, of a budget of {price['cap']:g}",
             ),
             ("charged so far", f"{epsilon(page['charged']['epsilon'], price['delta'])}, by every version of the plan"),
             ("with what comes", charged_words(page)),
@@ -191,6 +203,8 @@ def plan_page(out: Console, page: Mapping[str, Any]) -> None:
 def charged_words(page: Mapping[str, Any]) -> str:
     """Charged so far and planned together against the budget, and the last wave it allows; for screen and page."""
     charged, cap = page["charged"], page["price"]["cap"]
+    if page["price"]["epsilon"] is None:
+        return f"{UNGUARANTEED}: no total holds its releases"
     total = f"ε = {charged['with_waves_to_come']:.4g} of {cap:g}"
     if not charged["to_come"]:
         return f"{total}; no wave is to come"
@@ -225,7 +239,9 @@ def release_page(
             ("to", receipt.recipient),
             (
                 "price",
-                f"{epsilon(receipt.epsilon, receipt.delta)}; study total ε = {receipt.study_epsilon:.4g} (by RDP)",
+                UNGUARANTEED
+                if receipt.epsilon is None
+                else f"{epsilon(receipt.epsilon, receipt.delta)}; study total ε = {receipt.study_epsilon:.4g} (by RDP)",
             ),
             ("in words", receipt.translation),
             ("bytes", f"SHA-256 {hold.bundle_sha256[:32]}…"),
@@ -293,7 +309,7 @@ def outbox(out: Console, rows: Sequence[Mapping[str, Any]]) -> None:
                     row["wave"],
                     row["state"].replace("_", " "),
                     f"{row['approvals']} of {row['approvals_needed']}",
-                    f"{row['epsilon']:.4g}",
+                    charge(row["epsilon"]),
                     row["day"],
                 )
                 for row in rows
@@ -322,8 +338,8 @@ def budget(out: Console, lines: Sequence[StatementLine], totals: Sequence[Mappin
                         line.date,
                         line.wave or "training",
                         line.release_id[:8],
-                        f"{line.epsilon:.4g}",
-                        f"{line.total:.4g}",
+                        charge(line.epsilon),
+                        "–" if line.epsilon is None else f"{line.total:.4g}",
                         Text(
                             "delivered, taken back"
                             if line.detail.startswith("taken back")
@@ -342,7 +358,11 @@ def budget(out: Console, lines: Sequence[StatementLine], totals: Sequence[Mappin
         filled = round(40 * share)
         bar = Text.assemble(("█" * filled, "cyan"), ("░" * (40 - filled), "dim"))
         bar.append(f"  ε = {total['epsilon']:.4g} of {total['cap']:g}")
-        out.print(bar)
+        apart = total.get("open", 0)
+        if apart:
+            out.print(f"{apart} of {total['releases']} charges have {UNGUARANTEED}: no total holds them")
+        if not apart or apart < total["releases"]:
+            out.print(bar)
         uncovered = list(dict.fromkeys(sentence for line in mine for sentence in line.uncovered))
         if uncovered:
             heading(out, "Not in this total, because no ε covers it")

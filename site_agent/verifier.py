@@ -655,6 +655,7 @@ def stood_in(
         and given["approver"] == body["name"]
         and body["key"] in people(keys).get(given["approver"], [])
         and given["plan_hash"] == charged["plan_hash"]
+        and charged["epsilon"] is not None
         and charged["epsilon"] <= given["max_epsilon"]
         and entries[seq - 1]["time"][:10] <= given["until"] <= plan["expires"]
         and plan["floors"]["standing"]

@@ -167,16 +167,18 @@ def cost(plan: StudyPlan, event: Any, waves: int | None = None) -> Cost:
     """
     from shared import privacy
     from site_agent.composition import Charge, Composition
+    from site_agent.holds import price_of
     from site_agent.pipeline import touches
 
     many = len(plan.waves) if waves is None else waves
-    curve = tuple(float(value) for value in privacy.rdp(event))
+    price = price_of(event.to_canonical(), plan.budget.delta)
+    curve = tuple(math.inf if value is None else value for value in price["rdp"])
     before = []
     if plan.federated is not None:
         training = plan.federated.event
         before = [Charge(rdp=tuple(float(v) for v in privacy.rdp(training)), pure=privacy.pure_epsilon(training))]
     beside = frozenset(range(len(before))) if touches(plan) == "new" else None
-    charge = Charge(rdp=curve, pure=privacy.pure_epsilon(event), beside=beside)
+    charge = Charge(rdp=curve, pure=price["epsilon_pure"], beside=beside)
     composed = Composition([*before, *[charge] * many])
     totals = tuple(composed.total(plan.budget.delta, len(before) + k) for k in range(1, many + 1))
     return Cost(totals=totals, affordable=_within(totals, plan.budget.epsilon))

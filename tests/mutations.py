@@ -72,6 +72,7 @@ QUANTILES = "shared/mechanisms/quantiles.py"
 GROUPS = "shared/mechanisms/groups.py"
 DENSITIES_PLAN = "shared/prescriptions/densities.py"
 GRAND = "shared/mechanisms/grand.py"
+LABELS = "shared/mechanisms/labels.py"
 LATENTS = "site_agent/models/latent_space.py"
 NETWORKS = "shared/networks.py"
 TABLES = "shared/mechanisms/tables.py"
@@ -141,8 +142,8 @@ MUTATIONS: tuple[Mutation, ...] = (
         "the noise of the dimension that was chosen, where the largest was charged",
         (
             NETWORK_PLAN,
-            "epsilon=self.epsilon * fewer / p, p=fewer, attributes=attributes, fixed=stated",
-            "epsilon=self.epsilon, p=fewer, attributes=attributes",
+            "epsilon=total * fewer / p, p=fewer, attributes=attributes, fixed=stated",
+            "epsilon=total, p=fewer, attributes=attributes",
         ),
         tests=[
             "test_network_release.py::test_a_smaller_dimension_than_the_plan_s_largest_has_the_same_noise_and_pays_less"
@@ -150,7 +151,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     mutation(
         "attributes of a network for nothing",
-        (NETWORK_PLAN, "attributes = Encoder(dictionary=plan.dictionary).d", "attributes = 0"),
+        (NETWORK_PLAN, "attributes = Encoder(dictionary=self.told_after(plan.dictionary)).d", "attributes = 0"),
         tests=["test_network_release.py::test_the_price_is_exactly_epsilon_and_p_stands_on_the_receipt"],
     ),
     mutation(
@@ -419,12 +420,12 @@ MUTATIONS: tuple[Mutation, ...] = (
         "the paper's ε on the receipt",
         (
             RELEASE,
-            "        epsilon=privacy.epsilon(event, plan.budget.delta),",
+            "        epsilon=_stated(event, plan.budget.delta),",
             "        epsilon=plan.release.facts(plan).epsilon_paper or 0.0,",
         ),
         (
             RELEASE,
-            '"epsilon": privacy.epsilon(event, plan.budget.delta)',
+            '"epsilon": _stated(event, plan.budget.delta)',
             '"epsilon": plan.release.facts(plan).epsilon_paper or 0.0',
         ),
         tests=["test_every_epsilon.py::test_every_figure_of_a_receipt_follows_from_its_event_and_delta"],
@@ -445,6 +446,11 @@ MUTATIONS: tuple[Mutation, ...] = (
         tests=[
             "test_tables.py::test_no_replacement_of_one_record_moves_the_counts_by_more_than_the_sensitivity_and_some_does"
         ],
+    ),
+    mutation(
+        "tables: an impossible cell tells whether somebody is in it",
+        (TABLES, "np.where(nowhere[table.of], 0, count)", "np.where(nowhere[table.of], np.sign(count), count)"),
+        tests=["test_tables.py::test_what_the_plan_says_nobody_is_leaves_as_zero_whatever_the_records_say"],
     ),
     mutation(
         "slicing: half the noise",
@@ -577,6 +583,35 @@ MUTATIONS: tuple[Mutation, ...] = (
         tests=[
             "test_grand.py::test_an_attack_finds_no_more_than_epsilon_and_more_than_it_where_the_scale_is_the_papers"
         ],
+    ),
+    mutation(
+        "half the flips, in the labels of nodes",
+        (LABELS, "own.chosen(kept, 1)", "own.chosen((1 + kept) / 2, 1)"),
+        tests=["test_labels.py::test_labels_are_released_with_the_stated_probabilities_and_no_others"],
+    ),
+    mutation(
+        "the odds of the commonest label for those of the rarest",
+        (LABELS, "Fraction(min(self.counts), sum(self.counts))", "Fraction(max(self.counts), sum(self.counts))"),
+        tests=["test_labels.py::test_no_label_s_odds_are_above_the_price_and_the_rarest_attains_it"],
+    ),
+    mutation(
+        "the whole ε for the label, and the rest for the coordinates beside it",
+        (NETWORK_SITE, "LabelPrivate(epsilon=self._release.parts()[0],", "LabelPrivate(epsilon=self._release.epsilon,"),
+        tests=["test_network_release.py::test_a_site_tells_a_label_first_with_the_noise_that_is_charged"],
+    ),
+    mutation(
+        "coordinates placed within the true label",
+        (NETWORK_SITE, "own=self._labels.own, released=told)", "own=self._labels.own, released=self._labels.own)"),
+        tests=["test_network_release.py::test_a_site_tells_a_label_first_with_the_noise_that_is_charged"],
+    ),
+    mutation(
+        "a label that is charged nothing",
+        (
+            NETWORK_PLAN,
+            "Composition(events=(RandomisedResponse(epsilon=self.parts()[0]), coordinates))",
+            "coordinates",
+        ),
+        tests=["test_network_release.py::test_a_label_told_first_is_a_part_of_the_price_and_not_an_addition_to_it"],
     ),
     mutation(
         "one noise for all nodes",

@@ -15,23 +15,9 @@ from coordinator import cli, client
 from coordinator.analysis import AnalysisService
 from coordinator.client import connect
 from coordinator.demo.play import Asked, play_of, pooled_real
-from coordinator.harmonise import (
-    _COARSE,
-    ColumnsMap,
-    GridMap,
-    Joint,
-    Map,
-    Noisy,
-    _by_kernels,
-    _by_logarithms,
-    bootstrap,
-    case_mix_warning,
-    densities,
-    density_of,
-    distance,
-    harmonised,
-    on_simplex,
-)
+from coordinator.densities import Joint, Noisy, density_of, distance, on_simplex
+from coordinator.harmonise import case_mix_warning, densities, harmonised
+from coordinator.maps import _COARSE, ColumnsMap, GridMap, Map, _by_kernels, _by_logarithms, bootstrap
 from coordinator.remote import Harmonised
 from shared.errors import AccessRefusal, EstimateRefusal, ParameterError, SchemaRefusal
 from shared.plan import Budget, StudyPlan

@@ -6,6 +6,7 @@ from __future__ import annotations
 import datetime as dt
 import io
 import json
+import math
 import shutil
 from copy import deepcopy
 from dataclasses import dataclass, replace
@@ -34,6 +35,7 @@ from shared.errors import (
 )
 from shared.keys import SigningKey
 from shared.mechanisms.grand import coordinates
+from shared.mechanisms.labels import LabelPrivate
 from shared.plan import Budget, StudyPlan, Wave
 from shared.prescriptions.grand import NEIGHBOURS, NUMBER, REACHED, GrandPlan, adjacency, held_out, union
 from shared.randomness import seeded_rng
@@ -156,9 +158,59 @@ def test_a_smaller_dimension_than_the_plan_s_largest_has_the_same_noise_and_pays
     assert chosen.epsilon == pytest.approx(6 / 10)
 
 
+LABELLED = [{"communities": 3}, {"by": "ward"}, {"communities": 2, "label_share": 0.3}]
+
+
+@pytest.mark.parametrize("first", LABELLED)
+@pytest.mark.parametrize("epsilon", [1e-3, 0.3, 2.0, 10 / 3, 10.0, 1e3])
+def test_a_label_told_first_is_a_part_of_the_price_and_not_an_addition_to_it(study, first, epsilon):
+    plan = replace(study, release=GrandPlan(epsilon=epsilon, d=2, **first))
+    event, plain = plan.release.event(plan), replace(study, release=GrandPlan(epsilon=epsilon, d=2))
+    label, coordinates = event.events
+    assert (label.kind, coordinates.kind) == ("randomised_response", "laplace")
+    share = first.get("label_share", 0.5)
+    assert label.epsilon == pytest.approx(share * epsilon, rel=1e-12)
+    # A column that is told first is no coordinate.
+    assert coordinates.coordinates == plain.release.event(plain).coordinates - ("by" in first)
+    assert privacy.pure_epsilon(coordinates) == pytest.approx((1 - share) * epsilon, rel=1e-12)
+    assert epsilon * (1 - 1e-12) < privacy.pure_epsilon(event) <= epsilon
+    assert privacy.epsilon(event, 1e-6) <= epsilon
+    assert privacy.from_canonical(event.to_canonical()) == event
+    assert StudyPlan.from_bytes(plan.canonical) == plan
+    facts = plan.release.facts(plan)
+    assert facts.parameters["scale"] == coordinates.scale
+    assert (facts.parameters["labels"], facts.parameters["label_share"]) == (first.get("communities", 3.0), share)
+    covered = " ".join(plan.release.covered(plan))
+    assert "add up to exactly the ε of the plan" in covered
+    assert f"x = {label.epsilon:.4g}" in covered
+    assert f"p = {coordinates.coordinates} coordinates" in covered
+    assert "told first" in plan.release.details(plan)
+
+
+def test_a_plan_without_a_label_has_the_bytes_and_the_receipt_it_always_had(study):
+    told = json.loads(study.canonical)["release"]
+    assert set(told) == {"directed", "d", "epsilon", "mechanism", "model", "most", "strangers"}
+    assert set(study.release.facts(study).parameters) == {"p", "scale", "latent", "directed", "holdout"}
+    assert study.release.event(study).kind == "laplace"
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
+        ({"release": {"epsilon": 1.0, "communities": 1}}, r"2\.\.20"),
+        ({"release": {"epsilon": 1.0, "communities": 21}}, r"2\.\.20"),
+        ({"release": {"epsilon": 1.0, "communities": True}}, r"2\.\.20"),
+        ({"release": {"epsilon": 1.0, "communities": 2.0}}, r"2\.\.20"),
+        ({"release": {"epsilon": 1.0, "communities": 2, "by": "ward"}}, "not both"),
+        ({"release": {"epsilon": 1.0, "by": "ward", "keep": "sealed"}}, "must not come with release.by"),
+        ({"release": {"epsilon": 1.0, "by": "age"}}, "column with levels"),
+        ({"release": {"epsilon": 1.0, "by": "person"}}, "column with levels"),
+        ({"release": {"epsilon": 1.0, "by": "clinic"}}, "no such column"),
+        ({"release": {"epsilon": 1.0, "by": 3}}, "a column's name"),
+        ({"release": {"epsilon": 1.0, "communities": 3, "label_share": 0.0}}, r"\[0\.05, 0\.95\]"),
+        ({"release": {"epsilon": 1.0, "communities": 3, "label_share": 1.0}}, r"\[0\.05, 0\.95\]"),
+        ({"release": {"epsilon": 1.0, "communities": 3, "label_share": float("nan")}}, r"\[0\.05, 0\.95\]"),
+        ({"release": {"epsilon": 1.0, "label_share": 0.3}}, "must come with"),
         ({"release": {"epsilon": 0.0}}, "positive and finite"),
         ({"release": {"epsilon": float("inf")}}, "positive and finite"),
         ({"release": {"epsilon": True}}, "positive and finite"),
@@ -253,9 +305,9 @@ def test_every_coordinate_of_every_released_person_gets_the_noise_that_is_charge
 
     given, privatise = [], NodePrivate.privatise
 
-    def watched(self, latents, frame, noise, into):
+    def watched(self, latents, frame, noise, into, labelled):
         given.append((latents.shape, noise))
-        return privatise(self, latents, frame, noise, into)
+        return privatise(self, latents, frame, noise, into, labelled)
 
     monkeypatch.setattr(NodePrivate, "privatise", watched)
     made = ward.release(study)
@@ -332,6 +384,114 @@ def test_a_rehearsal_draws_a_network_from_the_dictionary_alone(tmp_path, study):
     assert NEIGHBOURS in done.release.table.columns
 
 
+@pytest.mark.parametrize("first", [{"communities": 2}, {"by": "ward"}])
+def test_a_site_tells_a_label_first_with_the_noise_that_is_charged(ward, study, monkeypatch, first):
+    """What `release` gave is what stands in the released table, and its law is that of the plan's part of ε."""
+    from shared.mechanisms.grand import NodePrivate
+
+    told, placed = [], []
+    release, privatise = LabelPrivate.release, NodePrivate.privatise
+
+    def watched(self, labels, names, rng):
+        told.append((self, labels, tuple(names), release(self, labels, names, rng)))
+        return told[-1][3]
+
+    def seen(self, latents, frame, noise, into, labelled):
+        placed.append((self, frame, noise, labelled, privatise(self, latents, frame, noise, into, labelled)))
+        return placed[-1][4]
+
+    monkeypatch.setattr(LabelPrivate, "release", watched)
+    monkeypatch.setattr(NodePrivate, "privatise", seen)
+    plan = replace(study, release=GrandPlan(epsilon=2.0, d=2, **first))
+    made = ward.release(plan, seed=4)
+    [(response, own, names, drawn)], [(mechanism, frame, noise, labelled, _)] = told, placed
+    n = made.receipt.n
+    assert len(set(names)) == len(own) == n
+    assert response.epsilon == 1.0
+    assert response.counts == tuple(np.bincount(labelled.frame))
+    assert sum(response.counts) == len(frame) == int(ward.roles(plan).sum())
+    assert (labelled.own is own, labelled.released is drawn) == (True, True)
+    # 139 labels, each kept with about the stated probability: five standard deviations, and 1.1 times is refuted by
+    # tests/test_labels.py.
+    expected = np.array([response.truth(label) for label in own])
+    spread = math.sqrt((expected * (1 - expected)).sum())
+    assert abs((own == drawn).sum() - expected.sum()) < 5 * spread
+    assert mechanism.scale == made.receipt.parameters["scale"] == noise.shape[1] / 1.0
+    assert np.abs(noise).mean() == pytest.approx(mechanism.scale, rel=0.25)
+    assert made.receipt.epsilon == pytest.approx(2.0, rel=1e-3)
+    assert made.receipt.event["event"] == "composition"
+    assert {check.outcome for check in made.checks} <= {"passed", "warning"}
+    if "by" in first:
+        counts = made.table["ward"].value_counts()[["medicine", "surgery", "maternity"]]
+        places = np.bincount(drawn, minlength=3)
+        assert sorted(counts) == sorted(places)
+        assert any(said.startswith("The column 'ward' is told as 3") for said in made.audit["sentences"])
+    else:
+        assert any(said.startswith("Communities found among the persons held out") for said in made.audit["sentences"])
+    made.receipt.require_true(plan)
+    plan.release.validate(plan, made.table, n)
+
+
+def test_ties_among_the_released_are_never_read_for_a_community_either(ward, study):
+    held = dict(zip(ward.nodes["person"], ward.roles(study), strict=True))
+    among = np.array([not held[a] and not held[b] for a, b in ward.edges.itertuples(index=False)])
+    plan = replace(study, release=GrandPlan(epsilon=6.0, d=2, communities=3))
+    tables = []
+    for name, edges in (("a", ward.edges), ("b", ward.edges[~among])):
+        one = replace(ward, edges=edges)
+        tables.append(one.release(plan, one.site(name), seed=3).table)
+    pd.testing.assert_frame_equal(tables[0], tables[1])
+
+
+def test_more_communities_than_the_held_out_can_fill_are_refused_before_anything_is_charged(ward, study):
+    site = ward.site()
+    with pytest.raises(TrainingRefusal, match="at least 20 persons who are held out"):
+        ward.release(replace(study, release=GrandPlan(epsilon=2.0, d=2, communities=20)), site)
+    assert "drawing" not in [entry.kind for entry in site.ledger.entries()]
+
+
+def test_levels_that_few_of_the_held_out_have_are_told_together_and_none_is_told_of_nobody_else():
+    from site_agent.networks import _by_column
+
+    plan = contacts_plan(release=GrandPlan(epsilon=2.0, d=2, by="ward"))
+
+    def places(*held: int):
+        beside = pd.DataFrame({"ward": np.repeat([0.0, 1.0, 2.0], held)})
+        return _by_column(plan.release, plan, pd.DataFrame({"ward": [0.0, 1.0, 2.0]}), beside)
+
+    draws = np.random.default_rng(1)
+    many = places(60, 40, 25)
+    assert (many.counts, many.own.tolist()) == ((60, 40, 25), [0, 1, 2])
+    np.testing.assert_array_equal(many.levels(np.array([2, 0, 1]), draws), [2, 0, 1])
+    # Together they are enough for a place of their own: 12 and 13 of 25.
+    two = places(60, 12, 13)
+    assert (two.counts, two.own.tolist()) == ((60, 25), [0, 1, 1])
+    found = np.bincount(two.levels(np.ones(2000, dtype=np.int64), draws), minlength=3)
+    assert found[0] == 0
+    assert found[1] == pytest.approx(2000 * 12 / 25, abs=5 * 22)
+    # Not even that, or nobody at all: they join the largest, and are told as often as the held-out have them.
+    for few, left in (((60, 40, 3), (63, 40)), ((60, 40, 0), (60, 40))):
+        joined = places(*few)
+        assert (joined.counts, joined.own.tolist()) == (left, [0, 1, 0])
+        assert (joined.levels(np.zeros(50, dtype=np.int64), draws) != 1).all()
+    assert places(10, 10, 10).counts == (30,)
+
+
+@pytest.mark.parametrize("epsilon", [1e-3, 1e3])
+def test_a_label_at_extreme_prices_and_no_other_column_than_it(ward, study, epsilon):
+    bare = replace(study.dictionary, columns=study.dictionary.columns[:2])
+    release = GrandPlan(epsilon=epsilon, d=1, directed=True, model="rdpg", by="ward")
+    plan = replace(study, dictionary=bare, release=release, budget=Budget(epsilon=2e3, delta=1e-6))
+    made = replace(ward, nodes=ward.nodes[["person", "ward"]]).release(plan)
+    assert list(made.table.columns) == ["ward", NEIGHBOURS]
+    assert made.receipt.parameters["p"] == 2
+    real = ward.nodes["ward"][~ward.roles(plan)].value_counts()
+    if epsilon == 1e3:
+        pd.testing.assert_series_equal(
+            made.table["ward"].astype(str).value_counts().sort_index(), real.sort_index(), check_names=False
+        )
+
+
 # -- refusals before the draw cost nothing -----------------------------------------------------------------------------
 def complete(people: list[str]) -> pd.DataFrame:
     return pd.DataFrame([(a, b) for k, a in enumerate(people) for b in people[k + 1 :]], columns=["from", "to"])
@@ -384,7 +544,7 @@ def test_an_approver_is_warned_of_a_release_that_copies_the_persons_held_out(war
     rng = np.random.default_rng(2)
     tall = replace(ward, nodes=ward.nodes.assign(height=rng.normal(170, 10, len(ward.nodes))))
     monkeypatch.setattr(
-        NodePrivate, "privatise", lambda self, z, frame, noise, into: into[rng.integers(0, len(into), len(z))]
+        NodePrivate, "privatise", lambda self, z, frame, noise, into, labelled: into[rng.integers(0, len(into), len(z))]
     )
     assert "copies-of-held-out" in [check.name for check in tall.release(plan).warnings]
 
@@ -605,6 +765,25 @@ def test_a_later_wave_places_new_persons_through_the_sealed_frame_and_charges_th
     blocks = [whole[:n1, :n1].mean(), whole[:n1, n1:].mean(), whole[n1:, n1:].mean()]
     assert max(blocks) < 2 * min(blocks)
     assert min(blocks) > 0.01
+
+
+def test_a_later_wave_tells_communities_of_the_frame_that_was_kept(study, tmp_path, monkeypatch):
+    """By the first wave's persons held out alone, at the label's part of what a new person pays."""
+    plan = two_waves(study, d=2, communities=2)
+    grown, told = grow(tmp_path, plan), []
+    release = LabelPrivate.release
+
+    def noted(mechanism, labels, names, rng):
+        told.append((mechanism.epsilon, mechanism.counts, len(names)))
+        return release(mechanism, labels, names, rng)
+
+    monkeypatch.setattr(LabelPrivate, "release", noted)
+    made = [grown.wave(1)]
+    deliver(grown.site, made[0])
+    made.append(grown.wave(2))
+    held = int(grown.ward.roles(plan)[:240].sum())
+    assert [(epsilon, sum(counts), n) for epsilon, counts, n in told] == [(4.0, held, m.receipt.n) for m in made]
+    assert union([m.table for m in made], directed=False)[: made[0].receipt.n, made[0].receipt.n :].nnz > 20
 
 
 @pytest.mark.parametrize("directed", [False, True])

@@ -17,12 +17,12 @@ from test_networks import arc_figures
 from theatre import Theatre
 
 from coordinator.queries import ask, site_estimates
-from shared.errors import EstimateRefusal, ParameterError, SchemaRefusal
+from shared.errors import EstimateRefusal, ParameterError, Refusal, SchemaRefusal
 from shared.estimands import estimate, parse_estimand
 from shared.network_estimands import ARCS, figure
 from shared.plan import StudyPlan, Wave
-from shared.prescriptions.grand import NEIGHBOURS, NUMBER, adjacency
-from shared.questions import NETWORK, parse_formula
+from shared.prescriptions.grand import NEIGHBOURS, NUMBER, GrandPlan, adjacency
+from shared.questions import ACROSS, NETWORK, parse_formula
 from shared.simulated import contact_networks
 
 TOLD = {"study": "contacts", "site": "north", "wave": 1}
@@ -49,12 +49,13 @@ def drawn(n: int, seed: int, share: float = 0.2) -> pd.DataFrame:
 # -- the question -------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("statistic", NETWORK)
 def test_every_statistic_is_a_question_in_one_spelling(statistic):
-    tail = " ~ ward" if statistic == "assortativity" else ""
+    tail = " ~ ward" if statistic in ACROSS else ""
+    scales = {"assortativity": "fisher_z", "recovery": "identity", "modularity": "identity"}
     asked = parse_estimand(f'network( "{statistic}" ){tail}')
     assert str(asked) == f"network({statistic}){tail}"
     assert asked == parse_estimand(str(asked)) == parse_formula("network", statistic + tail)
     assert asked.labels == (str(asked),)
-    assert asked.scale == ("fisher_z" if tail else "log")
+    assert asked.scale == scales.get(statistic, "log")
     assert asked.columns == (("ward",) if tail else ())
 
 
@@ -65,6 +66,9 @@ def test_every_statistic_is_a_question_in_one_spelling(statistic):
         ("network(sbp > 3)", "must be about one of"),
         ("network(triangle) ~ ward", "takes no terms"),
         ("network(assortativity)", "one column after ~"),
+        ("network(recovery)", "one column after ~"),
+        ("network(recovery) ~ C(ward)", "one column after ~"),
+        ("network(modularity) ~ ward", "takes no terms"),
         ("network(assortativity) ~ ward + staff", "one column after ~"),
         ("network(assortativity) ~ log(age)", "one column after ~"),
         ("network(triangle, subset = age > 60)", "takes no subset"),
@@ -105,7 +109,10 @@ def by_hand(matrix: np.ndarray, ward: np.ndarray, statistic: str) -> float:
     return math.log(values[statistic])
 
 
-@pytest.mark.parametrize("statistic", [name for name in NETWORK if name not in ARCS])
+CLUSTERED = ("recovery", "modularity")
+
+
+@pytest.mark.parametrize("statistic", [name for name in NETWORK if name not in (*CLUSTERED, *ARCS)])
 def test_an_answer_is_the_statistic_with_the_jackknife_s_variance_times_one_plus_n_over_m(statistic):
     plan = replace(contacts_plan(), holdout=0.2)
     table = drawn(40, seed=3)
@@ -126,6 +133,72 @@ def test_an_answer_is_the_statistic_with_the_jackknife_s_variance_times_one_plus
     assert found.vi_sampling == pytest.approx(found.vi_naive * (1 + 40 / 10), rel=1e-12)
     assert (found.n, found.vi_privacy, found.scale) == (40, 0.0, question.scale)
     assert "1 + n/m" in found.how
+
+
+def rooms(n: int, seed: int, within: float = 0.3, between: float = 0.02) -> pd.DataFrame:
+    """A released network of three wards whose persons mostly meet one another."""
+    rng = np.random.default_rng(seed)
+    table = drawn(n, seed)
+    ward = table["ward"].cat.codes.to_numpy()
+    met = np.triu(rng.random((n, n)) < np.where(ward[:, None] == ward, within, between), 1)
+    return table.assign(**{NEIGHBOURS: [np.flatnonzero(row).astype(np.int32) for row in met]})
+
+
+def test_communities_that_are_found_are_held_against_a_column_and_measured():
+    plan = contacts_plan(release=GrandPlan(epsilon=2.0, d=2, communities=3))
+    table = rooms(150, seed=1)
+    ward = table["ward"].cat.codes.to_numpy()
+    matrix = adjacency(table, directed=False).toarray().astype(float)
+    recovery, modularity = (
+        plan.release.answer(plan, [(table, 150)], parse_estimand(text), levels={}, **TOLD)[0]
+        for text in ("network(recovery) ~ ward", "network(modularity)")
+    )
+    # The communities are the wards, nearly: so is what is said of them.
+    assert 0.8 < recovery.yi <= 1
+    k, same = matrix.sum(axis=0), ward[:, None] == ward
+    assert modularity.yi == pytest.approx(((matrix - np.outer(k, k) / k.sum()) * same).sum() / k.sum(), abs=0.03)
+    for found in (recovery, modularity):
+        assert (found.n, found.scale) == (150, "identity")
+        assert found.vi_sampling == pytest.approx(found.vi_naive * (1 + 150 / 150), rel=1e-12)
+        assert "clustered anew" in found.how
+        assert len(found.warnings) == 1
+    # The same at every reading; nothing by chance, with an interval that says so; staff is no community.
+    again = plan.release.answer(plan, [(table, 150)], parse_estimand("network(recovery) ~ ward"), levels={}, **TOLD)
+    assert again[0] == recovery
+    (staff,) = plan.release.answer(plan, [(table, 150)], parse_estimand("network(recovery) ~ staff"), levels={}, **TOLD)
+    assert abs(staff.yi) < 3 * math.sqrt(staff.vi) + 0.02
+    # Told by hand: leaving out every twentieth person, communities found anew.
+    assert 0 < recovery.vi_naive < 0.05**2
+
+
+def test_a_network_in_which_everybody_agrees_still_has_a_standard_error():
+    table = rooms(90, seed=2, within=1.0, between=0.0)
+    plan = contacts_plan()
+    (found,) = plan.release.answer(plan, [(table, 90)], parse_estimand("network(recovery) ~ ward"), levels={}, **TOLD)
+    assert (found.yi, found.vi_naive) == (1.0, pytest.approx((2 / 90) ** 2))
+
+
+@pytest.mark.parametrize(
+    ("text", "change", "words"),
+    [
+        ("network(recovery) ~ age", lambda t: t, "a column with levels"),
+        ("network(recovery) ~ clinic", lambda t: t, "in the dictionary"),
+        ("network(recovery) ~ ward", lambda t: t[t["ward"] == "surgery"], "two or more"),
+        ("network(recovery) ~ ward", lambda t: t[:20], "two or more"),
+        ("network(modularity)", lambda t: t, "how many communities"),
+        ("network(recovery) ~ ward", lambda t: t.assign(staff=0), ""),
+    ],
+)
+def test_communities_that_cannot_be_told_are_refused_with_the_reason(text, change, words):
+    plan = contacts_plan()
+    table = change(rooms(60, seed=3)).reset_index(drop=True)
+    table[NEIGHBOURS] = [np.array([at for at in one if at < len(table)], dtype=np.int32) for one in table[NEIGHBOURS]]
+    question = parse_estimand(text)
+    if not words:
+        assert plan.release.answer(plan, [(table, len(table))], question, levels={}, **TOLD)
+        return
+    with pytest.raises(Refusal, match=words):
+        plan.release.answer(plan, [(table, len(table))], question, levels={}, **TOLD)
 
 
 def test_degrees_are_of_the_whole_network_whatever_share_of_it_is_released():
@@ -260,11 +333,14 @@ def test_a_coordinator_over_the_wire_takes_a_network_and_pools_it(tmp_path):
                 right = hub.seal(site, table=table, release_id=f"{place}b" * 16)
                 egress.send(right.envelope, right.path)
         found = ask(hub.store, plan.study, 1, 'network("transitivity")')
+        wards = ask(hub.store, plan.study, 1, "network(recovery) ~ ward")
         (other,) = {row.reason for row in site_estimates(hub.store, plan.study, 1, "cox(age, staff) ~ ward")}
     assert (found.result.k, found.result.scale) == (3, "log")
     assert found.result.ci_lb < found.result.beta < found.result.ci_ub
     assert [row.n for row in found.estimates] == [80, 90, 100]
     assert "network(…)" in other
+    assert (wards.result.k, wards.result.scale) == (3, "identity")
+    assert wards.result.ci_lb < wards.result.beta < wards.result.ci_ub
     hub.store.close()
 
 

@@ -371,9 +371,15 @@ MADE_IN: dict[type[Event], set[str]] = {
         "shared/mechanisms/local.py",
         "shared/mechanisms/scaling.py",
     },
-    # Choices have no scale: tests/test_local_and_quantiles.py holds their odds against their price.
-    privacy.RandomisedResponse: {"shared/mechanisms/local.py"},
+    # Choices have no scale: tests/test_local_and_quantiles.py and test_labels.py hold their odds against their price.
+    privacy.RandomisedResponse: {
+        "shared/mechanisms/labels.py",
+        "shared/mechanisms/local.py",
+        "shared/prescriptions/grand.py",  # the event alone, which test_network_release holds to the mechanism's
+    },
     privacy.ExponentialMechanism: {"shared/mechanisms/quantiles.py"},
+    # No level is claimed for it: tests/test_varied.py holds what it does and what it says.
+    privacy.NoGuarantee: {"shared/mechanisms/latent_noise.py"},
     SubsampledGaussian: {"shared/federated.py", "shared/prescriptions/latent_noise.py"},
     # The mechanism of that name is made beside its event and in the prescription.
     privacy.Slicing: {"shared/mechanisms/slicing.py", "shared/prescriptions/slicing.py"},
@@ -383,6 +389,7 @@ MADE_IN: dict[type[Event], set[str]] = {
         "shared/mechanisms/quantiles.py",
         "shared/mechanisms/slicing.py",
         "shared/prescriptions/densities.py",
+        "shared/prescriptions/grand.py",
         "shared/prescriptions/latent_noise.py",
         "site_agent/composition.py",
         "site_agent/ledger.py",

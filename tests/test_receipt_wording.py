@@ -57,6 +57,12 @@ PLANS = {
     "local, begun at a shared flow": replace(
         study("local"), flow="federated:" + "a" * 64, training=Training(transfer=True)
     ),
+    **{
+        f"local, noise that depends on records: {vary}": replace(
+            study("local"), release=LatentNoisePlan(w=0.8, vary=vary)
+        )
+        for vary in ("weight", "rotation", "matched")
+    },
     "local, unusual records pulled in": replace(study("local"), release=LatentNoisePlan(w=0.8, shrink=2.0)),
 }
 

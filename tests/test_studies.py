@@ -99,6 +99,6 @@ def test_the_demo_s_table_says_what_an_interval_does_not_hold_and_says_each_sent
     answers = {name: Answer(title=name, arms={"released": warned, REAL: plain}, **given) for name in ("a", "b")}
     show(answers, SimpleNamespace(note=""), tmp_path, 1.0)
     said = " ".join(capsys.readouterr().out.split())
-    assert said.count("warning: north: The flow was trained with noise from a public start") == 1
+    assert said.count("warning: a (released), b (released): north: The flow was trained with noise from a") == 1
     assert "Another note" not in said
     assert all(" not in this interval" in " ".join(sentence.split()) for sentence in _OPEN.values())

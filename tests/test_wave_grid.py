@@ -332,7 +332,8 @@ def verbs(study, monkeypatch, capsys):
     (study.home / "coordinator.toml").write_text('name = "tributary-hub"\naddress = "localhost:8443"\n')
 
     def call(*argv, today: dt.date = TODAY):
-        monkeypatch.setattr(cli, "_today", lambda: today)
+        for room in cli.ROOMS:
+            monkeypatch.setattr(room, "today", lambda: today, raising=False)
         code = main(["--home", str(study.home), *map(str, argv), "--json"])
         shown = capsys.readouterr()
         return code, json.loads(shown.out) if shown.out.strip() else {}

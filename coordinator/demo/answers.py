@@ -35,13 +35,16 @@ def write(answers: Mapping[str, Answer], play: Play, out: Path) -> None:
         for other in answer.others.values():
             prices = {site: f"{price} / {_words(other).get(site, '–')}" for site, price in prices.items()}
         whose = f" ({' / '.join([first, *answer.others])})" if answer.others else ""
+        together = {"Together": _words(answer.together)} if answer.together else {}
+        noise = f" Noise: its part of the variance of {first}." if answer.others else ""
+        told = f"ε at the plan's δ{whose}, {play.covers}.{noise} Real records: only in this demo."
         for label in answer.arms if answer.others else ():
             figures.forest(
                 answer.arms[label],
                 title=f"{answer.title}: {label}",
                 note=answer.question,
                 xlabel=f"{unit} (log scale)" if ratio else unit,
-                columns={} if label == REAL else {"ε": _words(answer.priced(label))},
+                columns={} if label == REAL else {"Posture": dict(answer.posture), "ε": _words(answer.priced(label))},
                 name=label,
                 path=out / f"forest_{key}_{re.sub(r'[^a-z0-9]+', '_', label)}.svg",
             )
@@ -49,14 +52,15 @@ def write(answers: Mapping[str, Answer], play: Play, out: Path) -> None:
             figures.forest(
                 answer.arms[first],
                 title=answer.title,
-                note=f"{answer.question}; ε at the plan's δ{whose}, {play.covers}. Real records: only in this demo.",
+                note=f"{answer.question}; {told}",
                 xlabel=f"{unit} (log scale)" if ratio else unit,
-                columns={"Posture": dict(answer.posture), "ε": prices},
+                columns={"Posture": dict(answer.posture), "ε": prices} | together,
                 name=first,
                 compare={label: answer.arms[label] for label in others},
                 path=out / f"forest_{key}.{suffix}",
             )
         document[key] = {"question": answer.question, "term": answer.term, "epsilon": dict(answer.epsilon)}
+        document[key] |= {"together": dict(answer.together)} if answer.together else {}
         document[key]["arms"] = {label: plain(pooled_data(result)) for label, result in answer.arms.items()}
         real = answer.arms.get(REAL)
         for label, result in answer.arms.items():
@@ -130,9 +134,18 @@ def show(answers: Mapping[str, Answer], play: Play, out: Path, seconds: float) -
         table.add_section()
     screen.print(table)
     screen.print(play.note, style="dim")
-    arms = [result for answer in answers.values() for label, result in answer.arms.items() if label != REAL]
-    for text in sorted({note for result in arms for note in result.notes if "not in this interval" in note}):
-        screen.print(f"warning: {text}", style="yellow", highlight=False)
+    accounts = next((answer.together for answer in answers.values() if answer.together), {})
+    if accounts:
+        each = ", ".join(f"{site} ε = {together:.4g}" for site, together in sorted(accounts.items()))
+        screen.print(f"Both releases of a person together, by each hospital's own account: {each}.", highlight=False)
+    warned: dict[str, list[str]] = {}
+    for key, answer in answers.items():
+        for label, result in answer.arms.items():
+            for text in result.notes if label != REAL else ():
+                if "not in this interval" in text:
+                    warned.setdefault(text, []).append(f"{key} ({label})")
+    for text, where in warned.items():
+        screen.print(f"warning: {', '.join(where)}: {text}", style="yellow", highlight=False)
     excluded = {f"{r.label}: {r.reason}" for a in answers.values() for arm in a.arms.values() for r in arm.excluded}
     for text in sorted(excluded):
         screen.print(f"excluded  {text}", style="dim", highlight=False)

@@ -93,7 +93,7 @@ class Federated(Cohorts):
                         "released through the flow": told.result,
                         REAL: pooled_real(stage.tables, plan, formula, "sbp/10"),
                     },
-                    epsilon={source.site: source.epsilon for source in told.sources},
+                    epsilon={source.site: source.cost for source in told.sources},
                     posture={source.site: source.posture for source in told.sources},
                 )
         return answers

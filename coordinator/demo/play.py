@@ -144,8 +144,9 @@ class Answer:
     Args:
         title, question, term: of the figure; the formula; what is pooled of it.
         arms: label to pooled result; the released one first.
-        epsilon, posture: per site, of the released arm.
+        epsilon, posture: per site, of the released arm; a posture also of the other, where it has another.
         others: per site, of an arm with a price of its own; each such study draws a figure per arm.
+        together: per site, ε of all its releases in its one account; none where there is one release.
     """
 
     title: str
@@ -155,6 +156,7 @@ class Answer:
     epsilon: Mapping[str, float]
     posture: Mapping[str, str]
     others: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    together: Mapping[str, float] = field(default_factory=dict)
 
     def priced(self, label: str) -> Mapping[str, float]:
         """ε per site of an arm."""
@@ -183,13 +185,17 @@ class SideBySide(Play):
         plans = {study: StudyPlan.from_toml(text) for study, text in stage.plans.items()}
         shown, other = plans
         label, beside = self.labels(*plans.values())
+        # A person stands in both releases: what both say of one person together is in the hospital's own account.
+        priced = beside != BASELINE
+        together = {site: stage.agent(site, "budget")["site"]["epsilon"] for site in stage.tables} if priced else {}
         answers: dict[str, Answer] = {}
         with closing(Store.open(stage.hub, Config.load(stage.hub).store)) as store:
             for name, formula in plans[shown].estimands.items():
                 for term in self.focus:
                     told = {study: ask(store, study, 1, formula, term=term) for study in plans}
                     sources = {source.site: source for source in told[shown].sources}
-                    others = {source.site: source.epsilon for source in told[other].sources}
+                    others = {source.site: source.cost for source in told[other].sources}
+                    postures = {source.site: source.posture for source in told[other].sources}
                     key = f"{name}_{re.sub(r'[^a-z0-9]+', '', term)}" if len(self.focus) > 1 else name
                     answers[key] = Answer(
                         title=f"{plans[shown].title}: {name}" + (f", {term}" if "_" in key else ""),
@@ -200,9 +206,13 @@ class SideBySide(Play):
                             beside: told[other].result,
                             REAL: pooled_real(stage.tables, plans[shown], formula, term),
                         },
-                        epsilon={site: source.epsilon for site, source in sources.items()},
-                        posture={site: source.posture for site, source in sources.items()},
-                        others={} if beside == BASELINE else {beside: others},
+                        epsilon={site: source.cost for site, source in sources.items()},
+                        posture={
+                            site: " / ".join(dict.fromkeys((source.posture, postures.get(site, source.posture))))
+                            for site, source in sources.items()
+                        },
+                        others={beside: others} if priced else {},
+                        together=together,
                     )
         return answers
 

@@ -59,7 +59,8 @@ from shared.generators.latent_class import LatentClasses, fit
 from shared.mechanisms.tables import Tables
 from shared.questions import INTERCEPT, MODELS
 
-__all__ = ["MODEL_ERROR", "STEP_ERROR", "UNSEEN_ERROR", "Released", "answer", "fitted", "influences", "synthetic"]
+__all__ = ["MODEL_ERROR", "STEP_ERROR", "UNSEEN_ERROR", "Released", "answer", "fitted", "hidden", "influences"]
+__all__ += ["synthetic"]
 
 Array = NDArray[np.float64]
 
@@ -183,6 +184,7 @@ def answer(
             privacy = moved.noise + MODEL_ERROR**2 * moved.drowned
             privacy += UNSEEN_ERROR**2 * moved.beyond + (STEP_ERROR * moved.by) ** 2
             how = f"{draws} synthetic tables and one step to the released counts; noise exact, model error allowed for"
+            warnings += hidden(MODEL_ERROR**2 * moved.drowned, sampling + privacy)
             if moved.beyond > _LOST * moved.whole:
                 share = 100 * moved.beyond / moved.whole
                 warnings.append(
@@ -286,6 +288,21 @@ def _canonical(values: pd.Series, levels: Sequence[Any]) -> Array:
     known = np.asarray(levels, dtype=np.float64)
     places = np.searchsorted(known, np.nan_to_num(numbers, nan=known[0]), sorter=np.argsort(known))
     return np.where(np.isnan(numbers), np.nan, np.argsort(known)[np.minimum(places, len(known) - 1)])
+
+
+def hidden(drowned: float, whole: float) -> list[str]:
+    """A warning where most of a variance is not noise that was seen, but room for what noise hides.
+
+    Args:
+        drowned: that room's part of the variance. whole: the variance.
+    """
+    if drowned <= whole / 2:
+        return []
+    return [
+        f"About {100 * drowned / whole:.0f} % of this variance is room for association that noise hides: the model may "
+        f"be off by {MODEL_ERROR:g} of a standard deviation in any direction of which nothing released can tell. More "
+        "persons or a larger ε make it smaller; further questions do not."
+    ]
 
 
 def influences(

@@ -38,7 +38,7 @@ from scipy import optimize
 
 from shared.encoding import typed
 from shared.errors import EstimateRefusal, ParameterError
-from shared.generators.one_step import MODEL_ERROR, STEP_ERROR, UNSEEN_ERROR, influences
+from shared.generators.one_step import MODEL_ERROR, STEP_ERROR, UNSEEN_ERROR, hidden, influences
 from shared.mechanisms.slicing import Block, RowCode
 
 if TYPE_CHECKING:
@@ -187,6 +187,10 @@ def _folded(value: Array) -> Array:
 def fit(code: RowCode, found: Moments, *, classes: int = CLASSES, start: Array | None = None) -> Mixture:
     """The mixture of products nearest to deconvolved moments; the same moments give the same mixture.
 
+    Classes begin two by two at the ends of the directions along which the columns hang together most, in units of their
+    standard errors. The distance has more than one hollow: from a start by chance, where noise is large, the two or
+    three classes that it leaves can miss what the data say clearest.
+
     Args:
         start: parameters of a similar fit, for a quicker one.
     """
@@ -231,6 +235,12 @@ class _Problem:
                 self.second[at, at] -= _USUAL[0]
                 self.weight[at, at] = 2 / (_USUAL[1] ** 2 + 2 * own[at] ** 2 / found.n)
                 self.ridge[at] = _RIDGE_OF_NUMBERS
+        # Entries lie block by block: all of them at once, and then numbers, whose block is no choice between levels.
+        sizes = [block.size for block in self.blocks]
+        self.first = np.array([block.at for block in self.blocks])
+        self.block = np.repeat(np.arange(len(sizes)), sizes)
+        self.plain = np.array([block.at for block in self.blocks if block.numeric and block.size == 1], dtype=np.int64)
+        self.gone = np.array([block.at + 1 for block in self.blocks if block.numeric and block.size == 2], dtype=int)
 
     def start(self) -> Array:
         profile = np.zeros(self.d)
@@ -243,24 +253,23 @@ class _Problem:
                     profile[block.at + 1] = math.log(gone / (1 - gone))
             else:
                 profile[block.place] = np.log(np.clip(mean, 0.01, 1.0))
-        deviations = 0.2 * self.ridge * np.random.default_rng(_SEED).standard_normal((self.h, self.d))
+        apart = (self.found.second - np.outer(self.found.mean, self.found.mean)) * np.sqrt(self.weight)
+        for block in self.blocks:
+            apart[block.place, block.place] = 0  # within a column there is no dependence to follow
+        along = np.linalg.eigh(apart)[1][:, ::-1].T[: self.h // 2]
+        deviations = np.zeros((self.h, self.d))
+        ends = self.ridge * along / np.abs(along).max(axis=1, keepdims=True)
+        deviations[0 : 2 * len(ends) : 2], deviations[1 : 2 * len(ends) : 2] = ends, -ends
         return np.concatenate([np.zeros(self.h), profile, deviations.ravel()])
 
     def means(self, theta: Array) -> tuple[Array, Array]:
         weights = np.exp(theta[: self.h] - theta[: self.h].max())
         logits = theta[self.h : self.h + self.d] + theta[self.h + self.d :].reshape(self.h, self.d)
-        means = np.empty((self.h, self.d))
-        for block in self.blocks:
-            own = logits[:, block.place]
-            if block.numeric:
-                means[:, block.at] = np.tanh(own[:, 0])
-                if block.size == 2:
-                    gone = 0.5 * (1 + np.tanh(own[:, 1] / 2))
-                    means[:, block.at] *= 1 - gone
-                    means[:, block.at + 1] = gone
-            else:
-                rising = np.exp(own - own.max(axis=1, keepdims=True))
-                means[:, block.place] = rising / rising.sum(axis=1, keepdims=True)
+        rising = np.exp(logits - np.maximum.reduceat(logits, self.first, axis=1)[:, self.block])
+        means = np.asarray(rising / np.add.reduceat(rising, self.first, axis=1)[:, self.block], dtype=np.float64)
+        means[:, self.plain] = np.tanh(logits[:, self.plain])
+        means[:, self.gone] = 0.5 * (1 + np.tanh(logits[:, self.gone] / 2))
+        means[:, self.gone - 1] = np.tanh(logits[:, self.gone - 1]) * (1 - means[:, self.gone])
         return weights / weights.sum(), means
 
     def __call__(self, theta: Array) -> tuple[float, Array]:
@@ -275,18 +284,13 @@ class _Problem:
         through = p @ push
         by_weight = p @ pull + 0.5 * (through * p).sum(axis=1)
         by_mean = w[:, None] * (pull + through)
-        by_logit = np.empty_like(p)
-        for block in self.blocks:
-            g, own = by_mean[:, block.place], p[:, block.place]
-            if not block.numeric:
-                by_logit[:, block.place] = own * (g - (own * g).sum(axis=1, keepdims=True))
-            elif block.size == 1:
-                by_logit[:, block.at] = (1 - own[:, 0] ** 2) * g[:, 0]
-            else:
-                gone = own[:, 1]
-                centre = own[:, 0] / np.maximum(1 - gone, 1e-12)
-                by_logit[:, block.at] = (1 - centre**2) * (1 - gone) * g[:, 0]
-                by_logit[:, block.at + 1] = gone * (1 - gone) * (g[:, 1] - centre * g[:, 0])
+        own = p * by_mean
+        by_logit = own - p * np.add.reduceat(own, self.first, axis=1)[:, self.block]
+        by_logit[:, self.plain] = (1 - p[:, self.plain] ** 2) * by_mean[:, self.plain]
+        gone, here = p[:, self.gone], 1 - p[:, self.gone]
+        centre, push = p[:, self.gone - 1] / np.maximum(here, 1e-12), by_mean[:, self.gone - 1]
+        by_logit[:, self.gone - 1] = (1 - centre**2) * here * push
+        by_logit[:, self.gone] = gone * here * (by_mean[:, self.gone] - centre * push)
         gradient = np.concatenate(
             [
                 w * (by_weight - w @ by_weight) + theta[: self.h],
@@ -346,9 +350,12 @@ def answer(
             continue
         naive = float(np.mean([one.vi_sampling for one in same if one.vi_sampling is not None]))
         point = float(np.mean(values))
+        warnings = ["What a mixture of products cannot say of how columns depend is in no variance."]
         if step is not None:
-            by, drawing, privacy = step(pushes[k])
-            point, sampling = point + by, naive + drawing
+            moved = step(pushes[k])
+            point, sampling, privacy = point + moved.by, naive + moved.drawing, moved.privacy
+            warnings = ["Of how three or more columns depend together, only a small error is in the interval."]
+            warnings += hidden(moved.drowned, sampling + privacy)
             how = f"{draws} synthetic tables and one step to the lines' moments; noise seen, model error allowed for"
         else:
             whole = float(np.var(scatter, ddof=1)) * (AGAIN + 1) / (AGAIN - 1)  # a dozen repetitions know it that well
@@ -362,12 +369,30 @@ def answer(
                 vi_privacy=privacy,
                 vi_naive=naive,
                 how=how,
-                warnings=("Of how three or more columns depend together, only a small error is in the interval.",)
-                if step is not None
-                else ("What a mixture of products cannot say of how columns depend is in no variance.",),
+                warnings=tuple(warnings),
             )
         )
     return out
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Moved:
+    """by: the step. drawing: what the draw of rows adds to the variance of patients. The rest is privacy's variance.
+
+    seen: what scatters the lines' moments, noise and persons, less the persons' part. drowned: the model's error where
+    noise hides it. beyond: the same past pairs of entries. bent: of the step, which is straight.
+    """
+
+    by: float
+    drawing: float
+    seen: float
+    drowned: float
+    beyond: float
+    bent: float
+
+    @property
+    def privacy(self) -> float:
+        return self.seen + self.drowned + self.beyond + self.bent
 
 
 class _Step:
@@ -409,17 +434,21 @@ class _Step:
             products -= noise[np.ix_(self._entries, self._entries)][self._left, self._right]
         return np.concatenate([entries, products], axis=1)
 
-    def __call__(self, phi: Array) -> tuple[float, float, float]:
-        """(the step, what the draw of rows adds to the variance of patients, what noise and model error do)."""
+    def __call__(self, phi: Array) -> _Moved:
         along = self._centred.T @ phi / self._rows
         g = np.linalg.solve(self._square + self._scatter / MODEL_ERROR**2, along)
         reach = self._centred @ np.linalg.lstsq(self._square, along, rcond=1e-10)[0]
         near = self._centred @ g
         by = float(g @ self._gap)
         seen = float(g @ self._scatter @ g) - float(near @ near) / self._rows / self._n
-        drowned, beyond = float(((reach - near) ** 2).mean()), float(((phi - reach) ** 2).mean())
-        privacy = max(seen, 0.0) + MODEL_ERROR**2 * drowned + UNSEEN_ERROR**2 * beyond + (self._bent * by) ** 2
-        return by, float(((phi - near) ** 2).mean()) / self._rows, privacy
+        return _Moved(
+            by=by,
+            drawing=float(((phi - near) ** 2).mean()) / self._rows,
+            seen=max(seen, 0.0),
+            drowned=MODEL_ERROR**2 * float(((reach - near) ** 2).mean()),
+            beyond=UNSEEN_ERROR**2 * float(((phi - reach) ** 2).mean()),
+            bent=(self._bent * by) ** 2,
+        )
 
 
 def _again(

@@ -23,6 +23,9 @@ Outside the frame's range F is 0 or 1. Whether a coordinate is continuous is nev
 would then change the mechanism for everybody. Discrete attributes arrive with their declared kind's uniform noise
 added.
 
+Where a node has a label that is told first (`shared.mechanisms.labels`), all this happens within it: F is that of the
+frame's nodes of the true label, the inverse that of the released one's (:class:`Labelled`).
+
 Source: Liu, Bi & Li, GRAND, eq. 7 and 8; the price is ours (Theorem 1 as printed there is false for p > 1).
 """
 
@@ -32,6 +35,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,9 +45,18 @@ from shared.errors import ParameterError
 from shared.privacy import Laplace
 from shared.randomness import Noise, grid_for
 
-__all__ = ["MODELS", "NodePrivate", "PaperModeAtPTimesEpsilon", "coordinates", "neighbours", "smoothed_uniform"]
+__all__ = [
+    "MODELS",
+    "Labelled",
+    "NodePrivate",
+    "PaperModeAtPTimesEpsilon",
+    "coordinates",
+    "neighbours",
+    "smoothed_uniform",
+]
 
 Array = NDArray[np.float64]
+Codes = NDArray[np.int64]
 
 MODELS = ("inner_product", "rdpg", "grdpg")
 """Latent space models whose coordinates can be counted before anything is fitted."""
@@ -74,6 +87,21 @@ def coordinates(model: str, d: int, *, directed: bool = False, attributes: int =
         if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
             raise ParameterError(f"{name} must be a whole number of at least {least}", given=repr(value))
     return (d + (model == "inner_product")) * (2 if directed else 1) + attributes
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Labelled:
+    """Labels that coordinates are privatised within; each of them at least one node of the frame has.
+
+    Args:
+        frame: (m,) of the hold-out nodes.
+        own: (n,) true ones of the released nodes.
+        released: (n,) their released ones.
+    """
+
+    frame: Codes
+    own: Codes
+    released: Codes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,7 +181,14 @@ class NodePrivate:
             row[:] = own.lattice_laplace_steps(self.scale, self.p, self._grid) * self._grid
         return out
 
-    def privatise(self, latents: Array, frame: Array, noise: Array, into: Array | None = None) -> Array:
+    def privatise(
+        self,
+        latents: Array,
+        frame: Array,
+        noise: Array,
+        into: Array | None = None,
+        labelled: Labelled | None = None,
+    ) -> Array:
         """(n, p) coordinates of released nodes to (n, p) private ones.
 
         Row i of the result comes from row i of `latents` and of `noise` and from the frame, and from nothing else.
@@ -164,11 +199,17 @@ class NodePrivate:
             noise: from :meth:`noise`.
             into: (m', p), another table of hold-out nodes that private ranks are placed in; the frame by default. A
                 model that knows its estimation error gives positions without it.
-        Raises: ParameterError, for shapes that do not fit or a frame that is not finite.
+            labelled: labels to privatise within; one and the same for all by default.
+        Raises: ParameterError, for shapes that do not fit, a frame that is not finite, or a label that it lacks.
         """
-        return self.placed(self.ranks(latents, frame, noise), frame if into is None else into)
+        own, released = (None, None) if labelled is None else (labelled.own, labelled.released)
+        within = None if labelled is None else labelled.frame
+        ranks = self.ranks(latents, frame, noise, own, within)
+        return self.placed(ranks, frame if into is None else into, released, within)
 
-    def ranks(self, latents: Array, frame: Array, noise: Array) -> Array:
+    def ranks(
+        self, latents: Array, frame: Array, noise: Array, own: Codes | None = None, within: Codes | None = None
+    ) -> Array:
         """v = G(F(Z) + e), (n, p) in [0, 1]: what is private; a later wave may place it in a newer frame for free."""
         frame, latents = self._framed(frame), np.asarray(latents, dtype=np.float64)
         if latents.ndim != 2 or latents.shape[1] != self.p or np.shape(noise) != latents.shape:
@@ -178,20 +219,25 @@ class NodePrivate:
             )
         # Neither is searchable; what a node has instead depends on that node alone.
         latents = np.clip(np.where(np.isnan(latents), 0.0, latents), -_FAR, _FAR)
-        grid, u, units = self._grid, np.empty_like(latents), self._units(frame)
-        for c in range(self.p):
-            for rows, near in _near(frame, latents, c, units):
-                u[rows, c] = _cdf(near, latents[rows, c])
+        grid, u = self._grid, np.empty_like(latents)
+        for nodes, part in _parts(frame, own, within, len(latents)):
+            units, given, found = self._units(part), latents[nodes], np.empty_like(latents[nodes])
+            for c in range(self.p):
+                for rows, near in _near(part, given, c, units):
+                    found[rows, c] = _cdf(near, given[rows, c])
+            u[nodes] = found
         # On the grid, 0 and 1 included: exact noise on it hides everything that the rounded rank could tell.
         return smoothed_uniform(np.round(u / grid) * grid + noise, self.scale)
 
-    def placed(self, ranks: Array, frame: Array) -> Array:
+    def placed(self, ranks: Array, frame: Array, released: Codes | None = None, within: Codes | None = None) -> Array:
         """Ranks (n, p) in [0, 1] as coordinates in a frame: coordinate by coordinate, given the privatised ones."""
         frame, out = self._framed(frame), np.empty(np.shape(ranks))
-        units = self._units(frame)
-        for c in range(self.p):
-            for rows, near in _near(frame, out, c, units):
-                out[rows, c] = _quantile(near, ranks[rows, c])
+        for nodes, part in _parts(frame, released, within, len(out)):
+            units, given, found = self._units(part), ranks[nodes], np.empty_like(out[nodes])
+            for c in range(self.p):
+                for rows, near in _near(part, found, c, units):
+                    found[rows, c] = _quantile(near, given[rows, c])
+            out[nodes] = found
         return out
 
     def _units(self, frame: Array) -> Array:
@@ -262,6 +308,21 @@ def neighbours(m: int) -> int:
     [1, 20, 20, 100, 400]
     """
     return min(m, max(_LEAST, min(_MOST, math.ceil(_SHARE * m))))
+
+
+def _parts(frame: Array, labels: Codes | None, within: Codes | None, n: int) -> Iterator[tuple[Any, Array]]:
+    """For each label, its nodes and its part of the frame; all of both where there are no labels."""
+    if labels is None or within is None:
+        yield slice(None), frame
+        return
+    labels, within = np.asarray(labels), np.asarray(within)
+    if labels.shape != (n,) or within.shape != (len(frame),) or not np.isin(labels, within).all():
+        raise ParameterError(
+            "labels must be one of each node, and each of them must be some hold-out node's",
+            given=f"{labels.size} labels of {n} nodes, {within.size} of {len(frame)} hold-out nodes",
+        )
+    for label in np.unique(labels):
+        yield np.flatnonzero(labels == label), frame[within == label]
 
 
 def _near(frame: Array, given: Array, c: int, units: Array) -> Iterator[tuple[slice, Array]]:

@@ -416,17 +416,23 @@ class Design:
 
     def lens(self, release: MomentsRelease) -> Lens:
         """What the histograms say: free of budget, and the same at site and coordinator."""
-        sigma = sigma_of(self.spec, 0)
-        margins = tuple(
-            fitted_margin(release.histograms[j].astype(float), release.n, sigma, self.edges[j], column)
-            for j, column in enumerate(self.covariates)
-        )
-        counts = release.histograms[-1].astype(float)
-        if self.spec.outcome == "survival":
-            return Lens(design=self, margins=margins, outcome=fitted_survival(counts, release.n, sigma, self.horizon))
-        margin = fitted_margin(counts, release.n, sigma, self.outcome_edges, self.response)
-        low, high = self.response.span if self.response.kind in NUMERIC else (0.0, 1.0)
-        return Lens(design=self, margins=margins, outcome=from_margin(self.spec.outcome, margin, low, high))
+        return _lens(self, tuple(table.tobytes() for table in release.histograms), release.n)
+
+
+@lru_cache(maxsize=2)
+def _lens(design: Design, tables: tuple[bytes, ...], n: int) -> Lens:
+    """`Design.lens`; kept, because a site looks through it and then fits the same release."""
+    sigma = sigma_of(design.spec, 0)
+    counts = [np.frombuffer(table, dtype=np.int64).astype(float) for table in tables]
+    margins = tuple(
+        fitted_margin(counts[j], n, sigma, design.edges[j], column) for j, column in enumerate(design.covariates)
+    )
+    last = counts[-1].reshape(design.outcome_shape)
+    if design.spec.outcome == "survival":
+        return Lens(design=design, margins=margins, outcome=fitted_survival(last, n, sigma, design.horizon))
+    margin = fitted_margin(last, n, sigma, design.outcome_edges, design.response)
+    low, high = design.response.span if design.response.kind in NUMERIC else (0.0, 1.0)
+    return Lens(design=design, margins=margins, outcome=from_margin(design.spec.outcome, margin, low, high))
 
 
 def _cells(values: Array, edges: Array) -> Integers:

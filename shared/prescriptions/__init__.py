@@ -31,7 +31,21 @@ if TYPE_CHECKING:
     from shared.privacy import Event
     from shared.randomness import Noise
 
-__all__ = ["Answering", "EdgeRules", "Facts", "Figures", "Prescription", "kind", "must", "plain", "unit"]
+__all__ = [
+    "UNGUARANTEED",
+    "Answering",
+    "EdgeRules",
+    "Facts",
+    "Figures",
+    "Prescription",
+    "kind",
+    "must",
+    "plain",
+    "unit",
+]
+
+UNGUARANTEED = "no formal guarantee"
+"""What people read in the place of an ε where none is stated."""
 
 _KINDS: Mapping[str, str] = {
     "latent_noise": "shared.prescriptions.latent_noise:LatentNoisePlan",

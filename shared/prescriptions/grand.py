@@ -13,6 +13,10 @@ How many persons were held out is not told: a reader takes what the plan's share
 (1 + n/m) of a standard error by little. Nor is the latent dimension told, where the plan lets the hold-out choose it:
 noise is made for the largest one, so that price and receipt follow from the plan.
 
+Where the plan asks for it, one label of a person is told before the coordinates, by randomised response at a share of
+ε: the community (`communities`), which a model of the persons held out gives it, or the level of a column (`by`). The
+coordinates follow within it, at what is left of ε: see `shared.mechanisms.labels`, and decision 0017 for why.
+
 With ``keep = "sealed"`` a hospital keeps what the model says of the persons held out (the *frame*), the private
 coordinates of the released and one key for all pairs of them, encrypted, and a wave that appends goes on from there:
 its persons pay once, nobody else pays anything, and edges between its persons and those of earlier waves are drawn.
@@ -29,6 +33,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from shared.dictionary import LEVELLED, Dictionary
 from shared.errors import EstimateRefusal, ParameterError, PlanRefusal, SchemaRefusal
 from shared.prescriptions import Answering, EdgeRules, Facts, must
 
@@ -45,6 +50,7 @@ __all__ = ["NEIGHBOURS", "NUMBER", "REACHED", "GrandPlan", "adjacency", "held_ou
 
 NEIGHBOURS = "neighbours"
 """The column of a released table that holds the edges."""
+MOST_COMMUNITIES = 20
 NUMBER = "number"
 """Where a frame is kept: each person's number, for life."""
 REACHED = "reached_by"
@@ -82,6 +88,10 @@ class GrandPlan(Answering):
         most: the largest dimension that may be chosen; noise is made for it.
         directed: whether an edge from a to b differs from one from b to a.
         strangers: an edge with an end outside the node table is refused, or left out and counted.
+        communities: how many communities are looked for among the persons held out; a released person's is told first.
+            None tells none.
+        by: a column with levels that is told first, in the place of a community; "" for none.
+        label_share: the part of ε at which the first is told; the coordinates have the rest.
         keep: what becomes of the model when a release is made: ``deleted``, so that later waves start anew; or
             ``sealed``, encrypted at the hospital, so that a wave that appends goes on from it.
     """
@@ -92,11 +102,14 @@ class GrandPlan(Answering):
     most: int = 6
     directed: bool = False
     strangers: str = "refuse"
+    communities: int | None = None
+    by: str = ""
+    label_share: float = 0.5
     keep: str = "deleted"
     mechanism: Literal["grand"] = "grand"
+    later: ClassVar[tuple[str, ...]] = ("communities", "by", "label_share", "keep")
     title: ClassVar[str] = "node-private network"
     fits: ClassVar[str] = "model"
-    later: ClassVar[tuple[str, ...]] = ("keep",)
 
     def __post_init__(self) -> None:
         must(
@@ -121,6 +134,45 @@ class GrandPlan(Answering):
         known = ("refuse", "leave_out")
         must(self.strangers in known, f"release.strangers must be one of {', '.join(known)}", repr(self.strangers)[:40])
         must(self.keep in _KEPT, f"release.keep must be one of {', '.join(_KEPT)}", repr(self.keep)[:40])
+        self._check_label()
+
+    def _check_label(self) -> None:
+        whole = isinstance(self.communities, int) and not isinstance(self.communities, bool)
+        must(
+            self.communities is None or (whole and 2 <= self.communities <= MOST_COMMUNITIES),
+            f"release.communities must be a whole number in 2..{MOST_COMMUNITIES}",
+            repr(self.communities)[:40],
+            "Leave it out where persons are to be released without a community.",
+        )
+        must(isinstance(self.by, str), "release.by must be a column's name", type(self.by).__name__)
+        must(
+            self.communities is None or not self.by,
+            "release.communities and release.by must not both be given: one label is told first",
+            f"{self.communities} and {self.by!r}",
+        )
+        must(
+            not (self.by and self.sealed),
+            'release.keep = "sealed" must not come with release.by',
+            f"by = {self.by!r}",
+            "A kept frame has positions and no levels: look for communities, or let each wave be a network of its own.",
+        )
+        share = self.label_share
+        must(
+            isinstance(share, int | float) and not isinstance(share, bool) and 0.05 <= share <= 0.95,
+            "release.label_share must be in [0.05, 0.95]",
+            repr(share)[:40],
+        )
+        object.__setattr__(self, "label_share", float(share))
+        must(
+            self.labelled or self.label_share == 0.5,
+            "release.label_share must come with release.communities or release.by",
+            self.label_share,
+        )
+
+    @property
+    def labelled(self) -> bool:
+        """Whether a label of a person is told before the coordinates."""
+        return self.communities is not None or bool(self.by)
 
     @property
     def sealed(self) -> bool:
@@ -176,6 +228,13 @@ class GrandPlan(Answering):
             f"wave {sealed[0] if sealed else ''} without",
             'Write refit = true for each later wave, which charges everybody again; or returning = "append".',
         )
+        if self.by:
+            known = {column.name: column for column in plan.dictionary.released}
+            must(
+                self.by in known and known[self.by].kind in LEVELLED,
+                "release.by must be a released column with levels",
+                f"{self.by!r}, {known[self.by].kind if self.by in known else 'no such column'}",
+            )
         try:
             noise = self.mechanism_of(plan)
         except ParameterError as error:
@@ -187,8 +246,27 @@ class GrandPlan(Answering):
         """The latent dimension that noise is made for."""
         return self.most if self.d is None else self.d
 
+    def parts(self) -> tuple[float, float]:
+        """ε of a person's label, 0 where none is told, and of the coordinates; they add up to ε exactly."""
+        from shared.mechanisms.labels import parted
+
+        return parted(self.epsilon, self.label_share) if self.labelled else (0.0, self.epsilon)
+
+    def labels_of(self, plan: StudyPlan) -> int:
+        """How many labels there can be: communities, or the column's levels and one more where it may be missing."""
+        if not self.by:
+            return self.communities or 1
+        column = plan.dictionary.column(self.by)
+        return len(column.levels) + (column.missing == "level")
+
+    def told_after(self, dictionary: Dictionary) -> Dictionary:
+        """The columns that are coordinates: all but the one that is told first."""
+        from dataclasses import replace
+
+        return replace(dictionary, columns=tuple(one for one in dictionary.columns if one.name != self.by))
+
     def mechanism_of(self, plan: StudyPlan, *, latent: int | None = None) -> NodePrivate:
-        """The mechanism of a plan: its noise is made for the largest dimension that the plan allows.
+        """The mechanism of a plan's coordinates: its noise is made for the largest dimension that the plan allows.
 
         Args:
             latent: the dimension that was chosen on the hold-out; fewer coordinates then pay less than the plan's ε,
@@ -198,18 +276,24 @@ class GrandPlan(Answering):
         from shared.encoding import Encoder
         from shared.mechanisms.grand import NodePrivate, coordinates
 
-        attributes = Encoder(dictionary=plan.dictionary).d
+        attributes = Encoder(dictionary=self.told_after(plan.dictionary)).d
+        total = self.parts()[1]
         p, fewer = (
             coordinates(self.model, d, directed=self.directed, attributes=attributes)
             for d in (self.widest, self.widest if latent is None else latent)
         )
         # Fewer coordinates have the very scale that the receipt states: dividing anew can round to less.
-        stated = NodePrivate(epsilon=self.epsilon, p=p).scale
-        return NodePrivate(epsilon=self.epsilon * fewer / p, p=fewer, attributes=attributes, fixed=stated)
+        stated = NodePrivate(epsilon=total, p=p).scale
+        return NodePrivate(epsilon=total * fewer / p, p=fewer, attributes=attributes, fixed=stated)
 
     def event(self, plan: StudyPlan) -> Event:
-        """p coordinates, each moved by at most 1, under Laplace noise of scale p/ε: exactly ε."""
-        return self.mechanism_of(plan).event
+        """p coordinates, each moved by at most 1, under Laplace noise of scale p/ε: exactly ε; a label's part of it."""
+        from shared.privacy import Composition, RandomisedResponse
+
+        coordinates = self.mechanism_of(plan).event
+        if not self.labelled:
+            return coordinates
+        return Composition(events=(RandomisedResponse(epsilon=self.parts()[0]), coordinates))
 
     def facts(self, plan: StudyPlan) -> Facts:
         """p, the scale of the noise, the latent dimension, and the share that is held out."""
@@ -222,6 +306,7 @@ class GrandPlan(Answering):
                 "latent": float(self.widest),
                 "directed": float(self.directed),
                 "holdout": plan.holdout,
+                **({"labels": float(self.labels_of(plan)), "label_share": self.label_share} if self.labelled else {}),
             },
             conditional_on="nothing: the model was fitted on other persons, who are not covered",
             model="local",
@@ -230,6 +315,8 @@ class GrandPlan(Answering):
     def covered(self, plan: StudyPlan) -> tuple[str, ...]:
         """Released persons, with all their edges and attributes."""
         noise = self.mechanism_of(plan)
+        if self.labelled:
+            return (_COVERED_IN_TWO.format(self._label_in_words(plan), *self.parts(), noise.scale, noise.p),)
         return (
             "Every person who is released, with all edges and attributes together (replace-one node): replacing the "
             "edges and the attributes of one of them by any others changes the probability of any released network "
@@ -254,7 +341,8 @@ class GrandPlan(Answering):
             "That a person is in the network at all: two networks of the same size are compared, with one person "
             "replaced; who is a member, and how many there are, is not hidden.",
             f"That a row means somebody: with noise of scale {noise.scale:.3g} on values between 0 and 1, "
-            + f"a released row says {_says(noise.scale)} of the person behind it. "
+            + f"a released row says {_says(noise.scale)} of the person behind it"
+            + (f" beyond {self._label_in_words(plan)}. " if self.labelled else ". ")
             + "The release keeps the distribution of the network; at small ε individual correspondence is gone, and no "
             "row may be read as a person's.",
         )
@@ -264,9 +352,16 @@ class GrandPlan(Answering):
         noise = self.mechanism_of(plan)
         latent = f"d = {self.d}" if self.d is not None else f"d chosen on the hold-out, at most {self.most}"
         kind = "directed, " if self.directed else ""
+        first = f", {self._label_in_words(plan)} told first" if self.labelled else ""
         return (
             f"{kind}{_MODEL_WORDS[self.model]}, {latent}, p = {noise.p}, noise of scale {noise.scale:.4g} on each rank"
+            f"{first}"
         )
+
+    def _label_in_words(self, plan: StudyPlan) -> str:
+        if self.by:
+            return f"the column {self.by!r} ({self.labels_of(plan)} levels)"
+        return f"one of {self.communities} communities"
 
     def validate(self, plan: StudyPlan, table: pd.DataFrame, n: int) -> None:
         """A row for each of n persons: the dictionary's columns, and sorted places of other rows, each edge once."""
@@ -325,6 +420,18 @@ class GrandPlan(Answering):
             raise EstimateRefusal("rows must have attributes", given="a network of persons without any")
         rows = pd.concat([table[list(plan.dictionary.names)] for table, _ in tables], ignore_index=True)
         return [rows.copy() for _ in range(draws)]
+
+
+_COVERED_IN_TWO = (
+    "Every person who is released, with all edges and attributes together (replace-one node): replacing the edges and "
+    "the attributes of one of them by any others changes the probability of any released network by a factor of at "
+    "most e^ε, with δ = 0. The price has two parts, which add up to exactly the ε of the plan. First {} is told, by "
+    "randomised response: it is either the person's own, or that of a person held out at random, and no label is more "
+    "than e^x times as probable for one person as for another, with x = {:.4g}, the first part. Then the coordinates "
+    "follow within it, for x = {:.4g}: Laplace noise of scale {:.4g}, which is p/x, is added to each of p = {} "
+    "coordinates of a person. Edges between released persons are read by nothing that is released: the released ones "
+    "are drawn anew."
+)
 
 
 def _says(scale: float) -> str:

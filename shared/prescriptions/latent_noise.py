@@ -35,6 +35,15 @@ CONDITIONAL_ON: Mapping[str, str] = {
 """What a posture's ε takes as given. Encoder, w and R come from the plan in all four."""
 TRAINED_BEFORE = "nothing: the flow was trained with noise, and charged before"
 """The same, where the plan names a flow that several sites have trained."""
+OPEN: Mapping[str, str] = {
+    "weight": "A record beyond R keeps less of itself and gets more noise than others, so that the noise of a row "
+    "tells how unusual its record is.",
+    "rotation": "A record's direction is turned, and its distance from the middle is released as it is, up to R.",
+    "matched": "The noise was chosen so that the released rows have the records' own means and covariances in the "
+    "flow's space: whoever knows all records but one could work out that one's part in it.",
+}
+"""`release.vary`, and what a steward is told that it gives away."""
+NOTHING_PROMISED = "nothing: no price is stated"
 _SIX_DIGITS = Context(prec=6, rounding=ROUND_DOWN)
 
 
@@ -47,11 +56,14 @@ class LatentNoisePlan(Prescription):
         epsilon: ε of one release at the budget's δ; w is then solved for (`mechanism`), and under
             posture ``private`` gets what the training leaves. Exactly one of `w` and `epsilon` is given.
         radius: R, the norm to which latents are clipped; None takes the square root of the 0.99 quantile of χ²_d, and
-            of the 0.9 quantile where `shrink` is above 1.
+            of the 0.9 quantile where `shrink` is above 1 or `vary` is ``weight``.
         shrink: p, 1 to 8. Above 1 a latent beyond R is pulled further in than to R, to R (R/r)^{p−1}, so that an
             unusual record does not stand out in its released row; the price follows from w and R alone, as before.
         carry: an event or binary column whose true value is released in every row. No guarantee covers it, and the
             receipt says so; posture ``local`` only. Blank for none: every column is drawn through the noise.
+        vary: ``weight``, ``rotation`` or ``matched``: noise that depends on the records
+            (`shared.mechanisms.latent_noise.varied`). No guarantee of any kind is then given, and no ε is stated;
+            posture ``local`` only. Blank for none: noise is the same for everybody.
     """
 
     w: float | None = None
@@ -59,10 +71,11 @@ class LatentNoisePlan(Prescription):
     radius: float | None = None
     shrink: float = 1.0
     carry: str = ""
+    vary: Literal["", "weight", "rotation", "matched"] = ""
     mechanism: Literal["latent_noise"] = "latent_noise"
     title: ClassVar[str] = "latent noise injection"
     draws_rows: ClassVar[bool] = True
-    later: ClassVar[tuple[str, ...]] = ("shrink", "carry")
+    later: ClassVar[tuple[str, ...]] = ("shrink", "carry", "vary")
 
     def __post_init__(self) -> None:
         must(self.mechanism == "latent_noise", "release.mechanism must be 'latent_noise'", repr(self.mechanism))
@@ -74,6 +87,11 @@ class LatentNoisePlan(Prescription):
         if self.radius is not None:
             must(self.radius > 0 and math.isfinite(self.radius), "release.radius must be positive", self.radius)
         must(1 <= self.shrink <= 8, "release.shrink must be in [1, 8]", self.shrink, "Take 2, or leave it out.")
+        must(
+            self.vary in ("", *OPEN),
+            f"release.vary must be one of {', '.join(OPEN)}, or left out",
+            repr(self.vary)[:60],
+        )
 
     def require(self, plan: StudyPlan) -> None:
         """[private] with its posture, and only with it; or in its place a flow that several sites have trained."""
@@ -85,6 +103,45 @@ class LatentNoisePlan(Prescription):
         must(plan.private is None or not plan.flow, "[private] must not be given with flow", "both")
         if self.carry:
             self._require_carried(plan)
+        if self.vary:
+            self._require_varied(plan)
+
+    def _require_varied(self, plan: StudyPlan) -> None:
+        leave = 'Write posture = "local", or leave release.vary out.'
+        must(
+            plan.posture == "local",
+            "release.vary must be given with posture 'local' only: noise that depends on records keeps no promise",
+            f"posture {plan.posture!r}",
+            leave,
+        )
+        must(
+            self.w is not None,
+            "release.vary must be given with release.w: no ε is stated, and none can be solved from",
+            "epsilon",
+            "Write w in the place of epsilon.",
+        )
+        must(
+            self.shrink == 1 and not self.carry,
+            "release.vary must be given without release.shrink and release.carry",
+            f"shrink = {self.shrink:g}, carry = {self.carry[:60]!r}",
+        )
+        must(
+            len(plan.waves) == 1,
+            "release.vary must be given with one wave: what several draws tell together nobody has bounded",
+            f"{len(plan.waves)} waves",
+            "Plan one wave, or leave release.vary out.",
+        )
+        must(
+            not plan.floors.standing,
+            "floors.standing must be false with release.vary: a standing approval is good for a price",
+            "true",
+            "Leave floors.standing out.",
+        )
+        must(
+            self.vary != "rotation" or mechanism(plan).d > 1,
+            "release.vary = 'rotation' must have two columns to turn a direction in",
+            "one column",
+        )
 
     def _require_carried(self, plan: StudyPlan) -> None:
         must(
@@ -129,7 +186,8 @@ class LatentNoisePlan(Prescription):
         """Noise on the rows, and the training of the flow where that is priced."""
         from shared import privacy
 
-        noise, training = mechanism(plan).event, _training(plan)
+        noise: privacy.Event = mechanism(plan).event
+        training = _training(plan)
         return noise if training is None else privacy.Composition(events=(training, noise))
 
     def facts(self, plan: StudyPlan) -> Facts:
@@ -138,6 +196,8 @@ class LatentNoisePlan(Prescription):
         parameters = {"w": noise.w, "radius": noise.radius}
         if noise.shrink > 1:
             parameters["shrink"] = noise.shrink
+        if noise.vary:
+            parameters[f"vary_{noise.vary}"] = 1.0
         if plan.posture == "holdout":
             parameters["holdout"] = plan.holdout
         if plan.private is not None:
@@ -145,7 +205,9 @@ class LatentNoisePlan(Prescription):
         return Facts(
             d=noise.d,
             parameters=parameters,
-            conditional_on=(TRAINED_BEFORE if _used(plan) else CONDITIONAL_ON[plan.posture]) + self._also_given,
+            conditional_on=NOTHING_PROMISED
+            if self.vary
+            else (TRAINED_BEFORE if _used(plan) else CONDITIONAL_ON[plan.posture]) + self._also_given,
             # DP-SGD adds its noise to sums over persons; latent noise alone is added to each row by itself.
             model="local" if plan.private is None else "central",
             epsilon_paper=_paper(plan, noise),
@@ -161,6 +223,8 @@ class LatentNoisePlan(Prescription):
         record = "one person's record" if person else "one row of the hospital's table"
         everyone = "Every person in the table" if person else "Every row of the hospital's table"
         other = f"any other with the same {self.carry}" if self.carry else "any other"
+        if self.vary:
+            return ("Nothing: there is no formal guarantee for any row.",)
         promise = (
             f"replacing {record} by {other} changes the probability of any released table by at most the stated (ε, δ)"
         )
@@ -208,6 +272,21 @@ class LatentNoisePlan(Prescription):
 
     def not_covered(self, plan: StudyPlan) -> tuple[str, ...]:
         """What of the fitting no noise protects."""
+        begun = (
+            "The training of the flow at which a site with few records may begin: several sites trained it before, "
+            "with noise (DP-SGD), and each charged that to every person of its table. It is in the total of the "
+            "study that trained, and not in this price. What is fitted from there on is as the next sentence says.",
+        )
+        if self.vary:
+            who = "Every person" if unit(plan) == "patient" else "Every row"
+            return (
+                f"{who}: no formal guarantee. {OPEN[self.vary]} So no ε is stated, no total holds this release, and "
+                "nothing bounds what it tells of a record.",
+                *(begun if plan.flow else ()),
+                "The flow, its margins and its stopping point: they were fitted on the released records themselves, "
+                "and nothing bounds what they carry about a person. The site audited the release by the attacks it "
+                "could try; that is evidence, not a guarantee.",
+            )
         if plan.posture == "local":
             carried: tuple[str, ...] = ()
             if self.carry:
@@ -220,11 +299,6 @@ class LatentNoisePlan(Prescription):
                     " is released exactly, of each wave.",
                 )
             when = ", of this wave or of the one whose flow is used again" if len(plan.waves) > 1 else ""
-            begun = (
-                "The training of the flow at which a site with few records may begin: several sites trained it before, "
-                "with noise (DP-SGD), and each charged that to every person of its table. It is in the total of the "
-                "study that trained, and not in this price. What is fitted from there on is as the next sentence says.",
-            )
             return (
                 *carried,
                 *(begun if plan.flow else ()),
@@ -262,7 +336,8 @@ class LatentNoisePlan(Prescription):
         noise = mechanism(plan)
         beyond = f", shrink {noise.shrink:g} beyond it" if noise.shrink > 1 else ""
         carried = f", {self.carry} carried over as it is" if self.carry else ""
-        return f"w = {noise.w:.4g}, R = {noise.radius:.4g}{beyond}{carried}"
+        varied = f", noise that depends on records ({self.vary}): no formal guarantee" if self.vary else ""
+        return f"w = {noise.w:.4g}, R = {noise.radius:.4g}{beyond}{carried}{varied}"
 
 
 def mechanism(plan: StudyPlan, flow: Bijection | None = None) -> LatentNoise:
@@ -284,7 +359,8 @@ def mechanism(plan: StudyPlan, flow: Bijection | None = None) -> LatentNoise:
         raise PlanRefusal("release.mechanism must be latent_noise for a flow to be used", given=repr(release.mechanism))
     radius = release.radius
     if radius is None:
-        radius = default_radius(flow.d - bool(release.carry), inside=INSIDE_SHRUNK if release.shrink > 1 else INSIDE)
+        near = release.shrink > 1 or release.vary == "weight"
+        radius = default_radius(flow.d - bool(release.carry), inside=INSIDE_SHRUNK if near else INSIDE)
     w = release.w
     if w is None:
         assert release.epsilon is not None
@@ -293,7 +369,12 @@ def mechanism(plan: StudyPlan, flow: Bijection | None = None) -> LatentNoise:
         w = float(_SIX_DIGITS.create_decimal(_solved(release.epsilon, plan.budget.delta, radius, _training(plan))))
     carried = carried_column(plan)
     return LatentNoise(
-        flow=flow, w=w, radius=radius, shrink=release.shrink, carried=() if carried is None else (carried,)
+        flow=flow,
+        w=w,
+        radius=radius,
+        shrink=release.shrink,
+        carried=() if carried is None else (carried,),
+        vary=release.vary,
     )
 
 
@@ -352,6 +433,6 @@ def _paper(plan: StudyPlan, noise: LatentNoise) -> float | None:
     """Theorem 2's ε*, beside the exact one so that readers of the paper find their number; it knows no training."""
     from shared import privacy
 
-    if plan.posture == "private":
+    if plan.posture == "private" or noise.vary:
         return None
     return privacy.theorem2_epsilon(w=noise.w, C=2 * noise.radius, delta=plan.budget.delta)

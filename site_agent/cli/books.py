@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from shared.errors import UsageRefusal
+from shared.prescriptions import UNGUARANTEED
 from shared.terminal import emit
 from site_agent.cli.frame import As, Dry, Home, Json, Reason, Study, app, audit_app, ledger_app
 from site_agent.desk import agent_version, attempted, desk, today
@@ -44,6 +45,8 @@ def budget(
         capped = "" if site["cap"] is None else f" of {site['cap']:g}"
         out.print(f"All studies of this site together: ε = {site['epsilon']:.4g}{capped} at δ = {site['delta']:g},")
         out.print("for somebody who was charged most in each. " + (_NO_SITE_CAP if site["cap"] is None else ""))
+        if apart := sum(total["open"] for total in totals):
+            out.print(f"{apart} releases with {UNGUARANTEED} are not in it.")
 
     emit({"lines": lines, "totals": totals, "site": site}, as_json=json, show=show)
 

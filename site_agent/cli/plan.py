@@ -140,7 +140,7 @@ def _price(plan: StudyPlan, event: Any) -> dict[str, Any]:
     delta, cap = plan.budget.delta, plan.budget.epsilon
     planned = cost(plan, event)
     return {
-        "epsilon": float(privacy.epsilon(event, delta)),
+        "epsilon": float(privacy.epsilon(event, delta)) if privacy.guaranteed(event) else None,
         "delta": delta,
         "all_waves": planned.totals[-1],
         "cap": cap,

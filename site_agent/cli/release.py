@@ -1,4 +1,4 @@
-"""Making a release, and looking at it: ``try``, ``release``, ``curve``, ``outbox list``, ``show``, ``figures``."""
+"""Making a release, and looking at it: ``try``, ``release``, ``curve``, ``synthetic``, ``outbox``."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from shared.errors import ApprovalRefusal, UsageRefusal
+from shared.synthetic import Checkpoint, DrawNumber, Draws, FitName, Out, Restart, Rows, Steps
 from shared.terminal import emit
 from site_agent.cli.frame import Dry, Home, Json, ReleaseId, Study, app, outbox_app
 from site_agent.cli.plan import plan_changes, plan_facts
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
     from site_agent.pipeline import Progress, Site
 
-__all__ = ["curve", "outbox_figures", "outbox_list", "outbox_show", "release", "try_", "working_site"]
+__all__ = ["curve", "outbox_figures", "outbox_list", "outbox_show", "release", "synthetic", "try_", "working_site"]
 
 
 @contextmanager
@@ -115,7 +116,7 @@ def try_(study: Study, home: Home = None, json: Json = False, dry_run: Dry = Fal
 @attempted("release")
 def release(
     study: Study,
-    wave: Annotated[int, typer.Option("--wave", help="Number of the planned wave.")],
+    wave: Annotated[int, typer.Option("--wave", help="DrawNumber of the planned wave.")],
     by: Annotated[str | None, typer.Option("--by", metavar="NAME", help="The approver who has it made.")] = None,
     home: Home = None,
     json: Json = False,
@@ -154,7 +155,9 @@ def release(
                     ("takes", f"about {_left(needs.seconds).removesuffix(' left')} and {needs.memory_mb:.0f} MB"),
                     *([("search", "24 networks are tried first; the time is for all")] if plan.training.search else []),
                     ("price", screens.epsilon(page["price"]["epsilon"], plan.budget.delta)),
-                    ("spent so far", f"ε = {total.epsilon:.4g} of {plan.budget.epsilon:g}"),
+                    ("spent so far", f"ε = {total.epsilon:.4g} of {plan.budget.epsilon:g}")
+                    if page["price"]["epsilon"] is not None
+                    else ("budget", "no total holds it"),
                     ("stages", " → ".join(stage.value for stage in pipeline.STAGES)),
                 ],
             )
@@ -285,6 +288,60 @@ def curve(
         {**drawn.to_canonical(), "sentences": drawn.sentences(), "file": path, "dry_run": False},
         as_json=json,
         show=show,
+    )
+
+
+@app.command()
+def synthetic(
+    release: Annotated[str, typer.Argument(metavar="ID|STUDY", help="A release's id, or a study: its newest release.")],
+    out: Out,
+    fit: FitName = "",
+    rows: Rows = 0,
+    m: Draws = 1,
+    draw: DrawNumber = 0,
+    steps: Steps = 3000,
+    checkpoint: Checkpoint = None,
+    restart: Restart = False,
+    home: Home = None,
+    json: Json = False,
+    dry_run: Dry = False,
+) -> None:
+    """Draw synthetic rows from a sealed release of noisy figures: no record is read, it costs nothing, nothing is sent.
+
+    What is fitted are the very bytes that leave or have left, so that whoever receives them can do the same. A fit that
+    takes minutes is stopped by Ctrl-C, and goes on from its --checkpoint.
+    """
+    from shared.synthetic import Synthesis, run_synthesis
+    from site_agent import pipeline
+
+    at = desk(home)
+    sealed = [hold for hold in at.outbox.list() if hold.study == release]
+    made = pipeline.open_release(at.outbox, sealed[-1].release_id if sealed else at.release_id(release))
+    plan = at.plans.plan(made.hold.study, made.receipt.plan_version)
+    used = {
+        "release_id": made.hold.release_id,
+        "bundle_sha256": made.hold.bundle_sha256,
+        "receipt": made.receipt.hash,
+    }
+    about = {"study": made.hold.study, "site": at.config.site, "wave": made.hold.wave, "releases": [used]}
+    planned = Synthesis(
+        plan,
+        [(made.table, made.receipt.n)],
+        about=about,
+        fit=fit,
+        number=draw,
+        rows=rows,
+        draws=m,
+        steps=steps,
+    )
+    run_synthesis(
+        planned,
+        out,
+        checkpoint=checkpoint,
+        restart=restart,
+        dry_run=dry_run,
+        json=json,
+        note="The ledger did not move. The rows are here and nowhere else: nobody has approved that they leave.",
     )
 
 

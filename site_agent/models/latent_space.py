@@ -41,8 +41,9 @@ from scipy.sparse.linalg import ArpackError, LinearOperator, eigsh, svds
 
 from shared.errors import ParameterError
 from shared.mechanisms.grand import coordinates
+from shared.networks import clusters
 
-__all__ = ["LatentSpace", "choose_dimension", "draw_pairs", "fit"]
+__all__ = ["Communities", "LatentSpace", "choose_dimension", "communities", "draw_pairs", "fit"]
 
 Array = NDArray[np.float64]
 Singles = NDArray[np.float32]
@@ -121,7 +122,7 @@ class LatentSpace:
                 found.append(_least_squares(ties, other * self._signed))
         return np.hstack(found)
 
-    def deconvolved(self) -> Array:
+    def deconvolved(self, groups: NDArray[np.int64] | None = None) -> Array:
         """(m, p): the hold-out positions without the spread that estimating each from m ties has added.
 
         Estimates scatter about their nodes, so that a network drawn from them is more uneven than the one they came
@@ -129,11 +130,20 @@ class LatentSpace:
         until all have the covariance of the law behind them (a normal law, by the EM algorithm); α is then shifted
         until the expected density is again the fit's. Made of the hold-out nodes alone: private coordinates are placed
         in it for free. For the dot product graphs it made networks worse: there positions are returned as they are.
+
+        Args:
+            groups: (m,) a group of each, known and not read off the positions, such as a ward. Positions then move
+                towards the mean of their own group, and what lies between groups is kept: a mean of many estimates has
+                next to no error. Towards one mean for all, each group would lose a part of what sets it apart.
         """
         if self.model != "inner_product":
             return self.positions
         x, noise = self.positions, self._errors()
         mean = x.mean(axis=0)
+        if groups is not None:
+            own = np.zeros((int(groups.max()) + 1, self.p))
+            np.add.at(own, groups, x)
+            mean = (own / np.maximum(np.bincount(groups), 1)[:, None])[groups]
         centred, least = x - mean, 1e-9 * np.eye(self.p)
         law = centred.T @ centred / self.m + least
         for _ in range(_ROUNDS):
@@ -245,6 +255,81 @@ class LatentSpace:
             directed=self.directed,
             first=first,
         )
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Communities:
+    """Communities of a network as places in its latent space: a node's is that of the nearest centre.
+
+    Made by :func:`communities`. Which one a node has depends on that node's own coordinates and on the hold-out alone.
+
+    Args:
+        space: the model of the hold-out nodes.
+        centres: (k, q) in the order of size.
+    """
+
+    space: LatentSpace
+    centres: Array
+
+    @property
+    def k(self) -> int:
+        """How many there are: fewer than were asked for, where some were too small."""
+        return len(self.centres)
+
+    def of(self, latents: Array) -> NDArray[np.int64]:
+        """(n,) communities 0 … k − 1 of (n, ≥ p) coordinates; what is no number counts as 0."""
+        return _nearest(_places(self.space, latents), self.centres)
+
+
+def communities(space: LatentSpace, k: int, rng: np.random.Generator, *, least: int = 1) -> Communities:
+    """Communities of the hold-out nodes, by k-means on what of their positions says whom they are tied to.
+
+    A community that has fewer than `least` of the hold-out nodes is given up, the smallest first, and its nodes go to
+    the nearest of the others.
+
+    Args:
+        k: how many to look for, 2 or more.
+        least: fewest hold-out nodes of each.
+        rng: starting points: no guarantee rests on it.
+    Raises: ParameterError, where the hold-out nodes are fewer than `least` for each.
+
+    >>> square = np.kron(np.eye(2), np.ones((30, 30))) - np.eye(60)
+    >>> space = fit(sparse.csr_array(square), model="rdpg", d=2, rng=np.random.default_rng(1))
+    >>> np.bincount(communities(space, 2, np.random.default_rng(1)).of(space.positions)).tolist()
+    [30, 30]
+    """
+    if isinstance(k, bool) or not isinstance(k, int | np.integer) or k < 2 or k * least > space.m:
+        raise ParameterError(
+            f"communities must be two or more, of at least {least} hold-out nodes each",
+            given=f"{k!r} of {space.m} hold-out nodes",
+            next_step="Hold out more nodes, or look for fewer communities.",
+        )
+    places = _places(space, space.positions)
+    found = clusters(places, int(k), rng)
+    centres = np.array([places[found == label].mean(axis=0) for label in np.unique(found)])
+    while True:
+        sizes = np.bincount(_nearest(places, centres), minlength=len(centres))
+        smallest = int(sizes.argmin())
+        if sizes[smallest] >= least or len(centres) == 1:
+            return Communities(space=space, centres=centres[np.argsort(-sizes, kind="stable")])
+        centres = np.delete(centres, smallest, axis=0)
+
+
+def _places(space: LatentSpace, latents: Array) -> Array:
+    """(n, q): positions without α, whose length says how often a node is tied; of dot products the direction alone."""
+    latents = np.clip(np.nan_to_num(np.asarray(latents, dtype=np.float64)[:, : space.p]), -1e30, 1e30)
+    half = space.p // 2 if space.directed else space.p
+    sides = [latents[:, :half], latents[:, half:]][: 1 + space.directed]
+    if space.model == "inner_product":
+        return np.hstack([side[:, 1:] for side in sides])
+    lengths = [np.sqrt((side**2).sum(axis=1, keepdims=True)) for side in sides]
+    return np.hstack([side / np.where(own > 0, own, 1) for side, own in zip(sides, lengths, strict=True)])
+
+
+def _nearest(places: Array, centres: Array) -> NDArray[np.int64]:
+    # One centre after the other: the arithmetic of a row is then the same whatever the other rows hold.
+    squares = np.column_stack([((places - centre) ** 2).sum(axis=1) for centre in centres])
+    return squares.argmin(axis=1).astype(np.int64)
 
 
 def draw_pairs(

@@ -121,7 +121,7 @@ def one(tables, epsilon, declared, rng, bootstrap, **more):
         cohort = fit(moments(checked, plan, rng), plan)
         cpu += time.process_time() - began
         if bootstrap and cohort.events < FEW_EVENTS:
-            cohort = cohort.bootstrap(rng, bootstrap)
+            cohort = cohort.bootstrap(np.random.default_rng(rng.generator.integers(2**63)), bootstrap)
             boots += 1
         estimate = cohort.estimates(study="cvd", site=name, wave=1)[3]
         rows.append((10 * estimate.yi, 100 * estimate.vi_sampling, 100 * estimate.vi_privacy))

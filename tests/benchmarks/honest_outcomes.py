@@ -4,11 +4,15 @@ One hospital of 300 (as large as those of the heart disease records), 3,000 or 4
 patients in every repetition; the coefficient of systolic pressure per 10 mmHg. `width` is the interval's, over that of
 the same model on the records; `bias` is in units of the records' standard error.
 
-python -m tests.benchmarks.honest_outcomes [repetitions] [first seed] [--epsilon 0.5,1,3]
+With a folder, every repetition is kept there, and a run that was stopped goes on where it was.
+
+python -m tests.benchmarks.honest_outcomes [repetitions] [first seed] [--epsilon 0.5,1,3] [--folder FOLDER]
 """
 
 import argparse
+import json
 import time
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -84,7 +88,7 @@ def measured(outcome, n, epsilons, seed):
             began = time.process_time()
             cohort = fit(moments(table, plan, seeded_rng(seed)), plan)
             if cohort.events < FEW_EVENTS:
-                cohort = cohort.bootstrap(seeded_rng(seed + 1), BOOTSTRAP)
+                cohort = cohort.bootstrap(np.random.default_rng(seed + 1), BOOTSTRAP)
             row = next(one for one in cohort.estimates(study="s", site="a", wave=1) if one.term == "sbp")
             name = f"epsilon={epsilon:g} {'declared' if declared else 'plain'}"
             told = None if row.yi is None else (10 * row.yi, 100 * row.vi)
@@ -117,14 +121,25 @@ def main():
     parser.add_argument("repetitions", nargs="?", type=int, default=100)
     parser.add_argument("first", nargs="?", type=int, default=1)
     parser.add_argument("--epsilon", default="0.5,1,3")
+    parser.add_argument("--folder", type=Path, help="keep every repetition here, and go on from what is there")
     given = parser.parse_args()
     epsilons = [float(text) for text in given.epsilon.split(",")]
     results = {"repetitions": given.repetitions, "truth": BETA}
-    for outcome in BETA:
-        for n in SIZES:
-            seeds = range(given.first, given.first + given.repetitions)
-            results[f"{outcome} n={n}"] = summary(outcome, [measured(outcome, n, epsilons, seed) for seed in seeds])
-            print(outcome, n, results[f"{outcome} n={n}"], flush=True)
+    runs = {(outcome, n): [] for outcome in BETA for n in SIZES}
+    for seed in range(given.first, given.first + given.repetitions):
+        for (outcome, n), found in runs.items():
+            kept = given.folder / f"{outcome}-{n}-{seed}.json" if given.folder else None
+            if kept is not None and kept.is_file():
+                found.append(json.loads(kept.read_text()))
+                continue
+            found.append(measured(outcome, n, epsilons, seed))
+            if kept is not None:
+                kept.parent.mkdir(parents=True, exist_ok=True)
+                kept.write_text(json.dumps(found[-1]))
+        print(f"seed {seed}: {sum(map(len, runs.values()))} tables", flush=True)
+    for (outcome, n), found in runs.items():
+        results[f"{outcome} n={n}"] = summary(outcome, found)
+        print(outcome, n, results[f"{outcome} n={n}"], flush=True)
     print(record.write("honest_outcomes", results, seed=given.first))
 
 

@@ -1,11 +1,15 @@
 """What a node-private network keeps of its attributes: intervals of means and closure, and assortativity.
 
 python -m tests.benchmarks.network_attributes
+python -m tests.benchmarks.network_attributes labelled
+
+With `labelled` fewer repetitions of plans that tell the ward first.
 
 Fresh persons, contacts, roles and noise each time, through the very drawing that a site uses. The truth of each
 question is the mean of the real networks' answers over all repetitions.
 """
 
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,7 +28,8 @@ from site_agent.pipeline import Chosen
 from site_agent.records import Records
 from tests.benchmarks import record
 
-TIMES, N, EPSILONS = 40, 1000, (1.0, 4.0, 20.0)
+TIMES, LABELLED_TIMES, N, EPSILONS = 40, 12, 1000, (1.0, 4.0, 20.0)
+LABELLED = {"by ward": {"by": "ward"}}
 QUESTIONS = {
     "mean age": "mean(age)",
     "share of staff": "proportion(staff == 1)",
@@ -32,6 +37,7 @@ QUESTIONS = {
     "assortativity by ward": "network(assortativity) ~ ward",
     "assortativity by age": "network(assortativity) ~ age",
 }
+RECOVERY = {"recovery of ward": "network(recovery) ~ ward"}
 STUDY = Path(__file__).parents[2] / "deploy" / "studies" / "network.toml"
 
 
@@ -54,11 +60,18 @@ def told(plan, released, question):
 
 def main():
     study = StudyPlan.from_toml(STUDY.read_text())
-    plans = {e: replace(study, release=GrandPlan(epsilon=e, d=2)) for e in EPSILONS}
-    asked = {name: parse_estimand(text) for name, text in QUESTIONS.items()}
+    labelled = sys.argv[1:] == ["labelled"]
+    times = LABELLED_TIMES if labelled else TIMES
+    kinds = {f"{name}, ": settings for name, settings in LABELLED.items()} if labelled else {"": {}}
+    plans = {
+        f"{name}epsilon={e:g}": replace(study, release=GrandPlan(epsilon=e, d=2, **settings))
+        for name, settings in kinds.items()
+        for e in EPSILONS
+    }
+    asked = {name: parse_estimand(text) for name, text in (QUESTIONS | (RECOVERY if labelled else {})).items()}
     truths = {name: [] for name in asked}
-    found = {epsilon: {name: [] for name in asked} for epsilon in EPSILONS}
-    for k in range(TIMES):
+    found = {epsilon: {name: [] for name in asked} for epsilon in plans}
+    for k in range(times):
         rng = np.random.default_rng(k)
         nodes, edges = contact_networks(rng, sites=1, n=N)["harbour"]
         places = [nodes.index[nodes["person"].searchsorted(edges[end])] for end in ("from", "to")]
@@ -84,9 +97,9 @@ def main():
             released = [(drawing.released(noise), drawing.n)]
             for name, question in asked.items():
                 found[epsilon][name].append(told(plan, released, question))
-    results = {"times": TIMES, "n": N, "holdout": study.holdout, "d": 2}
-    for epsilon in EPSILONS:
-        here = results[f"epsilon={epsilon:g}"] = {}
+    results = {"times": times, "n": N, "holdout": study.holdout, "d": 2}
+    for epsilon in plans:
+        here = results[epsilon] = {}
         for name in asked:
             truth = float(np.mean(truths[name]))
             yi, vi, naive = np.array(found[epsilon][name]).T
@@ -99,7 +112,7 @@ def main():
                 "covered_naive": float(np.mean(np.abs(yi - truth) < 1.96 * np.sqrt(naive))),
             }
             print(epsilon, name, here[name], flush=True)
-    print(record.write("network_attributes", results, seed=0))
+    print(record.write("network_attributes_labelled" if labelled else "network_attributes", results, seed=0))
 
 
 if __name__ == "__main__":

@@ -17,7 +17,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from coordinator.harmonise import Map, Noisy, case_mix_warning
+from coordinator.densities import Noisy
+from coordinator.harmonise import case_mix_warning
+from coordinator.maps import Map
 from tests.benchmarks import record
 
 Floats = NDArray[np.float64]

@@ -27,7 +27,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from coordinator.harmonise import GridMap, _refined, _shares
+from coordinator.densities import _shares
+from coordinator.maps import GridMap, _refined
 from shared.mechanisms.density import rounded_laplace_variance
 from shared.mechanisms.scaling import Basis, Coefficients, paper_sensitivity
 from shared.prescriptions.densities import level_for

@@ -18,7 +18,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from coordinator.harmonise import Map, Noisy
+from coordinator.densities import Noisy
+from coordinator.maps import Map
 from shared.dictionary import Column
 from shared.mechanisms.density import Grid
 from shared.mechanisms.local import LocalCounts, better

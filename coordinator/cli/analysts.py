@@ -1,0 +1,116 @@
+"""Analysts' tokens: ``analyst add``, ``list``, ``revoke``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from coordinator.config import FILE_NAME, Config
+from shared.errors import StateRefusal
+from shared.terminal import emit, plain, table
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+from coordinator.cli.frame import DryRun, Json, analyst_app, open_store, today
+
+__all__ = ["analyst_add", "analyst_list", "analyst_revoke"]
+
+
+@analyst_app.command("add")
+def analyst_add(
+    context: typer.Context,
+    name: Annotated[str, typer.Argument(help="The analyst's name, a plain word.")],
+    study: Annotated[list[str], typer.Option("--study", help="A study it is for; repeat for several.")],
+    role: Annotated[str, typer.Option("--role", help="analyst, lead (also sees downloads) or auditor.")] = "analyst",
+    days: Annotated[int, typer.Option("--days", help="Days until it expires.")] = 365,
+    out: Annotated[Path | None, typer.Option("--out", help="File to write; NAME.token.json if left out.")] = None,
+    dry_run: DryRun = False,
+    json: Json = False,
+) -> None:
+    """Make a token and write it to a file, once: only its hash is kept here."""
+    config = Config.load(context.obj)
+    from coordinator.analysts import Analysts
+    from coordinator.authority import Authority
+    from coordinator.remote import Pass
+    from shared.transport import SERVER_NAME
+
+    if not config.analysts:
+        raise StateRefusal(
+            "the coordinator must have an address for analysts",
+            given="none",
+            next_step=f'Set analysts = "host:port" in {FILE_NAME}, and restart coordinator serve.',
+        )
+    path = out or Path(f"{name}.token.json")
+    if path.exists():
+        raise StateRefusal("the file must be new", given=f"{path}", next_step="Choose another --out.")
+    with open_store(config) as store:
+        for known in study:
+            store.plan(known)
+        made = {"name": name, "role": role, "studies": study, "file": str(path), "created": not dry_run}
+        if not dry_run:
+            account, token = Analysts(store).add(name, studies=study, role=role, days=days, today=today())
+            Pass(
+                address=config.analysts,
+                server_name=SERVER_NAME,
+                ca_pem=Authority.load(config.home).ca_pem,
+                name=account.name,
+                role=account.role,
+                studies=account.studies,
+                expires=account.expires.isoformat(),
+                token=token,
+            ).save(path)
+            made |= {"id": account.id, "expires": account.expires}
+
+    def show(shown: Console) -> None:
+        did = "would write" if dry_run else "wrote"
+        shown.print(f"{did} {path}: {name}, {role} of {', '.join(study)}", style="bold")
+        if not dry_run:
+            shown.print(f"good until {made['expires']}; the file is a password: hand it over as one", style="yellow")
+
+    emit(made, as_json=json, show=show)
+
+
+@analyst_app.command("list")
+def analyst_list(context: typer.Context, json: Json = False) -> None:
+    """List the tokens: whose they are, what for, until when. The tokens themselves cannot be shown."""
+    from coordinator.analysts import Analysts
+
+    with open_store(Config.load(context.obj)) as store:
+        found = Analysts(store).accounts()
+    answer = [{**plain(account), "state": account.state(today())} for account in found]
+
+    def show(out: Console) -> None:
+        if not answer:
+            out.print("No analyst has a token yet.")
+            return
+        heads = ["name", "role", "studies", "id", "expires", "state"]
+        rows = [
+            [row["name"], row["role"], ", ".join(row["studies"]), *(row[name] for name in heads[3:])] for row in answer
+        ]
+        out.print(table(heads, rows))
+
+    emit(answer, as_json=json, show=show)
+
+
+@analyst_app.command("revoke")
+def analyst_revoke(
+    context: typer.Context,
+    name: Annotated[str, typer.Argument(help="The analyst's name (all tokens), or one token's id.")],
+    dry_run: DryRun = False,
+    json: Json = False,
+) -> None:
+    """Take tokens back. The next call with one is refused; what was answered stays in the record."""
+    from coordinator.analysts import Analysts
+
+    with open_store(Config.load(context.obj)) as store:
+        analysts = Analysts(store)
+        if dry_run:
+            found = [row for row in analysts.accounts() if name in (row.name, row.id) and not row.revoked]
+        else:
+            found = list(analysts.revoke(name, today=today()))
+    words = f"{'would revoke' if dry_run else 'revoked'} {len(found)} token(s) of {name}"
+    answer = {"name": name, "ids": [account.id for account in found], "revoked": not dry_run}
+    emit(answer, as_json=json, show=lambda out: out.print(words))

@@ -1,0 +1,519 @@
+"""Answers: ``pool``, ``figure``, ``harmonise``, ``synthetic``, ``results``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from coordinator.config import Config
+from shared.errors import ParameterError, StateRefusal
+from shared.prescriptions import UNGUARANTEED
+from shared.synthetic import Checkpoint, DrawNumber, Draws, FitName, Out, Restart, Rows, Steps, run_synthesis
+from shared.terminal import emit, plain, table
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import pandas as pd
+    from rich.console import Console
+
+    from coordinator.queries import Answer
+    from coordinator.store import SavedResult, Store
+    from shared.federated import FederatedFlow
+from coordinator.cli.frame import DryRun, Json, Study, app, open_store, today
+
+__all__ = ["figure", "harmonise", "pool", "results", "synthetic"]
+
+Wave = Annotated[int, typer.Option("--wave", help="Which wave: the table as of it, earlier waves included.")]
+AsOf = Annotated[int | None, typer.Option("--as-of", help="Revision of a closed wave; all there is now if left out.")]
+Combine = Annotated[
+    bool, typer.Option("--combine", help="Put all refreshes of a site together: the same persons again, se too small.")
+]
+Planned = Annotated[str, typer.Option("--estimand", help="Name of a planned analysis.")]
+Formula = Annotated[str, typer.Option("--formula", help='A question, as in "cox(time, cvd) ~ sbp/10 + age".')]
+Term = Annotated[str, typer.Option("--term", help="Which term to pool; the first if left out.")]
+Method = Annotated[str, typer.Option("--method", help="FE, or tau² by DL, HE, HS, HSk, SJ, ML, REML, EB, PM, PMM.")]
+Test = Annotated[str, typer.Option("--test", help="z, t, knha (Knapp-Hartung) or adhoc (never below the model).")]
+Level = Annotated[float, typer.Option("--level", help="Coverage of every interval.")]
+Mods = Annotated[
+    list[str] | None, typer.Option("--mods", help="Moderator: n, epsilon, posture, or a column of --facts; repeatable.")
+]
+Subgroup = Annotated[str, typer.Option("--subgroup", help="Pool each of its levels apart; as --mods.")]
+Facts = Annotated[Path | None, typer.Option("--facts", help="Table of facts about the sites, with a column site.")]
+Bayes = Annotated[bool, typer.Option("--bayes", help="Also the posterior under a half-normal prior on τ.")]
+Scale = Annotated[float, typer.Option("--scale", help="Scale of that prior; 0.5 suits log ratios.")]
+Exact = Annotated[bool, typer.Option("--exact", help="Also intervals made for few studies.")]
+Diagnostics = Annotated[bool, typer.Option("--diagnostics", help="Also leave-one-out, influence, asymmetry.")]
+FigureKind = Annotated[
+    str,
+    typer.Option(
+        "--kind",
+        help="forest, leave-one-out, cumulative, funnel, baujat, influence, waves (estimate by wave), km (survival "
+        "curves) or budget (ε spent by wave; asks no question).",
+    ),
+]
+
+
+@app.command(rich_help_panel="Answers")
+def pool(
+    context: typer.Context,
+    study: Study,
+    wave: Wave,
+    as_of: AsOf = None,
+    combine: Combine = False,
+    estimand: Planned = "",
+    formula: Formula = "",
+    term: Term = "",
+    method: Method = "REML",
+    test: Test = "adhoc",
+    level: Level = 0.95,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out",
+            help="Also write the sites' estimates (.csv, as analyst pool reads them) or the whole answer (.json).",
+        ),
+    ] = None,
+    mods: Mods = None,
+    subgroup: Subgroup = "",
+    facts: Facts = None,
+    bayes: Bayes = False,
+    scale: Scale = 0.5,
+    exact: Exact = False,
+    diagnostics: Diagnostics = False,
+    again: Annotated[
+        int,
+        typer.Option(
+            "--again",
+            help="Release rows whose flow is public so often again, to tell how far the records' own answer may be.",
+        ),
+    ] = 0,
+    flow: Annotated[
+        Path | None, typer.Option("--flow", help="The trained flow that the plan names, for --again.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Ask one question of a wave, site by site, and pool the answers. No site is contacted; it costs no ε."""
+    if again and not 2 <= again <= 1000:
+        raise ParameterError("--again must be in 2..1000", given=f"{again}")
+    if out is not None and out.suffix.lower() not in (".csv", ".json"):
+        raise ParameterError("the table must end in .csv or .json", given=repr(out.name))
+    more = {"again": again, "trained": _trained(flow)}
+    answer = _ask(context, study, wave, as_of, combine, estimand, formula, term, method, test, level, **more)
+    before = _save(context, answer, "pool", figure=str(out or ""))
+    further = _analyse(
+        answer, mods or [], subgroup, facts, bayes=bayes, scale=scale, exact=exact, diagnostics=diagnostics
+    )
+    data = {**answer.document, **further, "changed": _changed(before, answer)}
+    if out is not None and out.suffix.lower() == ".json":
+        import json as writer
+
+        out.write_text(writer.dumps(plain(data), indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+    elif out is not None:
+        # Only the sites' own rows: a table that also held the pooled ones would be pooled with them.
+        _estimates(answer).to_csv(out, index=False)
+
+    def show(shown: Console) -> None:
+        from coordinator import analyses
+
+        _show_answer(shown, answer, data["changed"])
+        analyses.show(shown, answer.result, further, exp=answer.result.scale == "log")
+
+    emit(data, as_json=json, show=show)
+
+
+@app.command(rich_help_panel="Answers")
+def figure(
+    context: typer.Context,
+    study: Study,
+    out: Annotated[
+        Path, typer.Option("--out", help="Figure to write: .svg, .pdf or .png; a forest plot's numbers: .csv.")
+    ],
+    wave: Annotated[int, typer.Option("--wave", help="The table as of this wave; the newest if left out.")] = 0,
+    as_of: AsOf = None,
+    combine: Combine = False,
+    estimand: Planned = "",
+    formula: Formula = "",
+    term: Term = "",
+    method: Method = "REML",
+    test: Test = "adhoc",
+    level: Level = 0.95,
+    title: Annotated[str, typer.Option("--title", help="Title; the question if left out.")] = "",
+    kind: FigureKind = "forest",
+    subgroup: Subgroup = "",
+    facts: Facts = None,
+    site: Annotated[list[str] | None, typer.Option("--site", help="Of km: only this site; repeat for several.")] = None,
+    favours: Annotated[
+        str, typer.Option("--favours", help='Sides of the null line: "Favours drug|Favours placebo".')
+    ] = "",
+    sort: Annotated[str, typer.Option("--sort", help="Rows of a forest plot by name, estimate or weight.")] = "",
+    dry_run: DryRun = False,
+    json: Json = False,
+) -> None:
+    """Draw the forest plot of a pooled answer, one of the figures beside it, survival curves, or the budget."""
+    from coordinator.client import check_figure
+    from coordinator.companion_figures import KINDS
+
+    check_figure(out, kind)
+
+    kinds = ("forest", *KINDS, "waves", "km", "budget")
+    if kind not in kinds:
+        raise ParameterError(f"the figure must be one of {', '.join(kinds)}", given=repr(kind))
+    path = None if dry_run else out
+    made: dict[str, Any] = {"figure": str(out), "kind": kind, "written": not dry_run}
+    words = f"{'would write' if dry_run else 'wrote'} {out}"
+    if (subgroup or favours or sort) and kind != "forest":
+        raise ParameterError("subgroups, favours and an order must be of a forest plot", given=repr(kind))
+    if kind == "budget":
+        from coordinator.spending import spending
+
+        with open_store(Config.load(context.obj)) as store:
+            budget = spending(store, study)
+        budget.figure(path, title=title)
+        emit({**plain(budget), **made}, as_json=json, show=lambda shown: shown.print(words))
+        return
+    if not wave:
+        from coordinator.queries import newest
+
+        with open_store(Config.load(context.obj)) as store:
+            wave = newest(store, study)
+    if kind == "km":
+        from coordinator.curves import curves
+
+        with open_store(Config.load(context.obj)) as store:
+            asked = _one_question(store, study, estimand, formula)
+            found = curves(store, study, wave, asked, as_of=as_of, combine=combine, sites=site or (), level=level)
+            found.figure(path, title=title)
+            if not dry_run:
+                how = {"wave": found.wave, "as_of": as_of, "combined": combine, "term": "curve", "level": level}
+                store.save_result(
+                    study=study,
+                    wave=found.wave,
+                    kind="km",
+                    question={**how, "estimand": found.estimand, "sites": sorted(site or [])},
+                    used=found.used,
+                    numbers={"curves": len(found.curves)},
+                    figure=str(out),
+                    today=today(),
+                )
+        emit({**plain(found), **made}, as_json=json, show=lambda shown: shown.print(words))
+        return
+    answer = _ask(context, study, wave, as_of, combine, estimand, formula, term, method, test, level)
+    before = None
+    if kind == "waves":
+        made["waves"] = _by_wave(context, answer, title or f"{study}: {answer.term} in {answer.estimand}", path)
+        before = None if dry_run else _save(context, answer, "figure", figure=str(out))
+    elif not dry_run:
+        from coordinator.client import draw, sides
+
+        draw(
+            answer.result,
+            kind,
+            title=title or answer.title,
+            note=answer.provenance,
+            columns=answer.columns,
+            group=(subgroup, _known(answer, [subgroup], facts)[subgroup]) if subgroup else None,
+            favours=sides(favours),
+            sort=sort,
+            path=out,
+        )
+        before = _save(context, answer, "figure", figure=str(out))
+    data = {**answer.document, "changed": _changed(before, answer), **made}
+    emit(data, as_json=json, show=lambda shown: shown.print(words))
+
+
+@app.command(rich_help_panel="Answers")
+def harmonise(
+    context: typer.Context,
+    study: Study,
+    column: Annotated[str, typer.Argument(help="What hospitals measure differently; chol,hdl: together.")],
+    to: Annotated[str, typer.Option("--to", help="The site whose scale counts.")],
+    wave: Annotated[int, typer.Option("--wave", help="The table as of this wave; the newest if left out.")] = 0,
+    estimand: Planned = "",
+    formula: Formula = "",
+    term: Term = "",
+    method: Method = "REML",
+    test: Test = "adhoc",
+    level: Level = 0.95,
+    densities: Annotated[
+        str, typer.Option("--densities", help="Study of densities; STUDY-densities if left out.")
+    ] = "",
+    forest: Annotated[Path | None, typer.Option("--forest", help="Also draw all answers: .svg, .pdf or .png.")] = None,
+    json: Json = False,
+) -> None:
+    """Ask as released and with a column on one site's scale, side by side. No site is contacted; it costs no ε."""
+    from coordinator import harmonise as maps
+
+    if forest is not None and forest.suffix.lower() not in (".svg", ".pdf", ".png"):
+        raise ParameterError("a figure must end in .svg, .pdf or .png", given=repr(forest.name))
+    pooling: Any = {"term": term, "method": method, "test": test, "level": level}
+    with open_store(Config.load(context.obj)) as store:
+        asked = _one_question(store, study, estimand, formula)
+        seen = maps.harmonised(store, study, column, to=to, estimand=asked, source=densities, wave=wave, **pooling)
+        if forest is not None:
+            seen.figure(forest)
+        store.save_result(
+            study=study,
+            wave=seen.answer.wave,
+            kind="harmonised",
+            question=seen.asked,
+            used={**seen.answer.used, **seen.used},
+            numbers={**seen.answer.numbers, "harmonised": seen.harmonised.beta},
+            figure=str(forest or ""),
+            today=today(),
+        )
+
+    def show(out: Console) -> None:
+        first, *more = seen.lines
+        out.print(first, style="bold")
+        for line in more:
+            out.print(line, style="yellow" if line.startswith("warning") else None)
+
+    emit(seen.document, as_json=json, show=show)
+
+
+@app.command(rich_help_panel="Answers")
+def synthetic(
+    context: typer.Context,
+    study: Study,
+    site: Annotated[str, typer.Option("--site", help="Whose figures.")],
+    out: Out,
+    wave: Annotated[int, typer.Option("--wave", help="As of this wave; the newest if left out.")] = 0,
+    fit: FitName = "",
+    rows: Rows = 0,
+    m: Draws = 1,
+    draw: DrawNumber = 0,
+    steps: Steps = 3000,
+    checkpoint: Checkpoint = None,
+    restart: Restart = False,
+    dry_run: DryRun = False,
+    json: Json = False,
+) -> None:
+    """Draw synthetic rows from a site's noisy figures, where the plan lets rows leave. It costs no ε."""
+    from coordinator.synthesis import synthesis
+
+    with open_store(Config.load(context.obj)) as store:
+        planned = synthesis(store, study, site, wave=wave, fit=fit, number=draw, rows=rows, draws=m, steps=steps)
+        run_synthesis(planned, out, checkpoint=checkpoint, restart=restart, dry_run=dry_run, json=json)
+
+
+@app.command(rich_help_panel="Answers")
+def results(
+    context: typer.Context,
+    study: Annotated[str, typer.Option("--study", help="Only this study.")] = "",
+    stale: Annotated[bool, typer.Option("--stale", help="Only those that rest on a withdrawn release.")] = False,
+    json: Json = False,
+) -> None:
+    """List the pooled answers and figures that were handed out, and which of them are stale."""
+    with open_store(Config.load(context.obj)) as store:
+        found = [saved for saved in store.results(study or None) if saved.withdrawn or not stale]
+    answer = [{**plain(saved), "stale": bool(saved.withdrawn)} for saved in found]
+
+    def show(out: Console) -> None:
+        from rich.text import Text
+
+        if not found:
+            out.print("No stale result." if stale else "No result was handed out yet.")
+            return
+        rows = []
+        for saved in found:
+            gone = ", ".join(sorted({saved.used[digest] for digest in saved.withdrawn}))
+            state = Text(f"stale: {gone} withdrew", style="bold red") if gone else Text("in force", style="green")
+            revision = saved.question["as_of"]
+            wave = f"{saved.wave}" + ("" if revision is None else f" rev. {revision}")
+            asked = f"{saved.question['term']} in {saved.question['estimand']}"
+            rows.append([saved.id, saved.study, wave, asked, saved.kind, saved.figure or None, saved.day, state])
+        out.print(table(["no", "study", "wave", "question", "kind", "file", "day", "state"], rows, right=["no"]))
+        if any(saved.withdrawn for saved in found):
+            out.print("Ask a stale question again: the answer says what changed.", style="cyan")
+
+    emit(answer, as_json=json, show=show)
+
+
+def _ask(
+    context: typer.Context,
+    study: str,
+    wave: int,
+    as_of: int | None,
+    combine: bool,
+    estimand: str,
+    formula: str,
+    term: str,
+    method: Any,
+    test: Any,
+    level: float,
+    **more: Any,
+) -> Answer:
+    from coordinator.queries import ask
+
+    with open_store(Config.load(context.obj)) as store:
+        asked = _one_question(store, study, estimand, formula)
+        how = {"term": term, "method": method, "test": test, "level": level}
+        return ask(store, study, wave, asked, as_of=as_of, combine=combine, **how, **more)
+
+
+def _trained(path: Path | None) -> FederatedFlow | None:
+    """The document of a trained flow. Raises: StateRefusal (no such file), SchemaRefusal."""
+    from shared.federated import FederatedFlow
+
+    if path is None:
+        return None
+    if not path.is_file():
+        raise StateRefusal("the trained flow must be a file", given=f"{path}", next_step="See coordinator federate.")
+    return FederatedFlow.from_bytes(path.read_bytes())
+
+
+def _one_question(store: Store, study: str, estimand: str, formula: str) -> str:
+    if bool(estimand) == bool(formula):
+        plan = store.plan(study).plan
+        raise ParameterError(
+            "one of --estimand and --formula must be given",
+            given="both" if estimand else "neither",
+            next_step=f"Planned: {', '.join(plan.estimands) or 'none'}.",
+        )
+    return estimand or formula
+
+
+def _by_wave(context: typer.Context, answer: Answer, title: str, path: Path | None) -> dict[str, dict[str, Any]]:
+    """Ask the same of every wave up to the answer's, and draw it; the pooled figures by wave."""
+    from coordinator.queries import ask
+    from coordinator.time_figures import waves_figure
+    from shared.errors import EstimateRefusal
+
+    result = answer.result
+    how = {"term": answer.term, "method": result.method, "test": result.test, "level": result.level}
+    found, missing = {answer.wave: answer}, {}
+    with open_store(Config.load(context.obj)) as store:
+        for wave in store.plan(answer.study).plan.waves:
+            if wave.number >= answer.wave:
+                continue
+            try:
+                asked: Any = {"combine": answer.combined, **how}
+                found[wave.number] = ask(store, answer.study, wave.number, answer.estimand, **asked)
+            except EstimateRefusal as refusal:
+                missing[wave.number] = str(refusal).rstrip(".")
+    waves_figure(
+        {wave: one.result for wave, one in found.items()},
+        missing=missing,
+        title=title,
+        note=answer.provenance,
+        path=path,
+    )
+    return {str(wave): {"sites": one.result.k, **one.numbers} for wave, one in sorted(found.items())}
+
+
+def _save(context: typer.Context, answer: Answer, kind: str, *, figure: str) -> SavedResult | None:
+    """Remember what is handed out; the last answer to the same question, when it was another one."""
+    with open_store(Config.load(context.obj)) as store:
+        return store.save_result(
+            study=answer.study,
+            wave=answer.wave,
+            kind=kind,
+            question=answer.asked,
+            used=answer.used,
+            numbers=answer.numbers,
+            figure=figure,
+            today=today(),
+        )
+
+
+def _changed(before: SavedResult | None, answer: Answer) -> list[str]:
+    """What is different since the same question was last answered, in sentences."""
+    if before is None:
+        return []
+    gone = {stone.bundle_sha256 for stone in answer.withdrawn}
+    left = {digest: site for digest, site in before.used.items() if digest not in answer.used}
+    out = [f"{site} has withdrawn a release." for digest, site in left.items() if digest in gone]
+    out += [f"A release of {site} was replaced by a later one." for digest, site in left.items() if digest not in gone]
+    out += [f"New: a release of {site}." for digest, site in answer.used.items() if digest not in before.used]
+    then, now = before.numbers["beta"], answer.numbers["beta"]
+    if then != now:
+        out.append(f"The pooled estimate was {then:.4g} and is {now:.4g}.")
+    return [f"Since the answer of {before.day}:", *out] if out else []
+
+
+def _analyse(answer: Answer, mods: list[str], subgroup: str, facts: Path | None, **options: Any) -> dict[str, Any]:
+    """The further questions of a pooled answer."""
+    from coordinator import analyses
+
+    by_label = _known(answer, [*mods, *([subgroup] if subgroup else [])], facts)
+    asked = analyses.Asked(
+        mods={name: by_label[name] for name in mods},
+        group=(subgroup, by_label[subgroup]) if subgroup else None,
+        **options,
+    )
+    return analyses.analyse(answer.result, asked)
+
+
+def _known(answer: Answer, names: Sequence[str], facts: Path | None) -> dict[str, dict[str, Any]]:
+    """Facts about the sites, by label: those of their releases, or of a table of the lead's. Raises: ParameterError."""
+    known: dict[str, dict[str, Any]] = {
+        name: {source.site: getattr(source, name) for source in answer.sources} for name in ("n", "epsilon", "posture")
+    }
+    if facts is not None:
+        from coordinator.client import read_table
+
+        given = read_table(facts)
+        if "site" not in given.columns or given["site"].duplicated().any():
+            raise ParameterError("the facts must have a column site, each site once", given=facts.name)
+        for name in given.columns.drop("site"):
+            rows = zip(given["site"], given[name].tolist(), strict=True)
+            known[str(name)] = {str(site): value for site, value in rows if value == value and value is not None}
+    for name in names:
+        if name not in known:
+            raise ParameterError(
+                "a moderator must be a fact about the sites", given=repr(name), next_step=f"Known: {', '.join(known)}."
+            )
+    sites = dict(zip(answer.result.labels, (row.site for row in answer.result.estimates), strict=True))
+    return {name: {label: values.get(site) for label, site in sites.items()} for name, values in known.items()}
+
+
+def _estimates(answer: Answer) -> pd.DataFrame:
+    """One row per site for a spreadsheet or `analyst pool`: yi and vi on the scale of the analysis."""
+    import pandas as pd
+
+    names = ["site", "study", "wave", "term", "n", "scale", "yi"]
+    names += ["vi", "vi_sampling", "vi_privacy", "vi_naive", "reason"]
+    return pd.DataFrame([{name: getattr(row, name) for name in names} for row in answer.estimates], columns=list(names))
+
+
+def _show_answer(out: Console, answer: Answer, changed: Sequence[str] = ()) -> None:
+    from coordinator.client import show_pooled
+
+    result = answer.result
+    ratio = result.scale == "log"
+    title = answer.term if answer.term == answer.estimand else f"{answer.term} in {answer.estimand}"
+    out.print(title, style="bold")
+    out.print(f"{answer.study}, wave {answer.wave}. {answer.provenance}", style="dim")
+    if ratio:
+        out.print("Shown as ratios.", style="dim")
+    elif result.scale != "identity":
+        out.print(f"Shown on the {result.scale.replace('_', ' ')} scale.", style="dim")
+    out.print()
+    for line in changed:
+        out.print(line, style="yellow")
+    for stone in answer.withdrawn:
+        out.print(
+            f"Not in it: the release of {stone.site} in wave {stone.wave}, withdrawn {stone.day}.", style="yellow"
+        )
+    censored = sorted({source.censoring for source in answer.sources if source.censoring})
+    if len(censored) > 1 or any("each row" in words for words in censored):
+        out.print(f"Follow-up ends at different waves: {'; '.join(censored)}.", style="yellow")
+    n = {"n": {row.site: f"{row.n:,}" for row in answer.estimates if row.yi is not None}}
+    show_pooled(out, result, exp=ratio, extra={**n, **answer.columns})
+    highest = max((source.epsilon for source in answer.sources if source.epsilon is not None), default=0.0)
+    if open_ := sorted({source.site for source in answer.sources if source.epsilon is None}):
+        out.print(f"note  The rows of {', '.join(open_)} have {UNGUARANTEED}.", style="dim")
+    if highest > 10:
+        out.print(
+            f"note  ε {highest:.4g} is not a meaningful formal guarantee for the persons behind these rows.",
+            style="dim",
+        )
+    for sentence in answer.cautions:
+        out.print(f"note  {sentence}", style="dim")
+    others = [term for term in answer.terms if term != answer.term]
+    if others:
+        out.print()
+        out.print(f"other terms: {', '.join(others)} (--term)", style="cyan")

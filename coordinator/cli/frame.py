@@ -1,0 +1,139 @@
+"""The frame of the command line: its groups of verbs, the options they share, and how they show facts."""
+
+from __future__ import annotations
+
+import datetime as dt
+import os
+import sys
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from coordinator.config import HOME_VARIABLE, Config, default_home
+from shared.errors import ParameterError, StateRefusal
+from shared.terminal import application
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rich.console import Console
+
+    from coordinator.store import Store
+    from shared.keys import PublicKey
+
+__all__ = [
+    "PASSPHRASE_VARIABLE",
+    "DryRun",
+    "Json",
+    "PlanFile",
+    "Site",
+    "Study",
+    "analyst_app",
+    "app",
+    "ask_passphrase",
+    "federate_app",
+    "lead_keys",
+    "log_app",
+    "open_store",
+    "plan_app",
+    "release_app",
+    "show_facts",
+    "show_sentences",
+    "today",
+    "wave_app",
+]
+
+PASSPHRASE_VARIABLE = "TRIBUTARY_PASSPHRASE"
+app = application("Collect privatised releases from hospitals, and pool them.")
+plan_app = application("Write, check, price and sign study plans.")
+release_app = application("Look at one release.")
+wave_app = application("The calendar of a study, and who has delivered. Nothing here starts work at a site.")
+federate_app = application("A flow that all sites of a study train together. The sites dial in; no record moves.")
+analyst_app = application("Analysts' tokens: who may ask, in which studies, until when.")
+log_app = application("The append-only log of accepted releases.", bare=True)
+
+app.add_typer(plan_app, name="plan", rich_help_panel="Set up")
+app.add_typer(release_app, name="release", rich_help_panel="Releases")
+app.add_typer(wave_app, name="wave", rich_help_panel="Releases")
+app.add_typer(federate_app, name="federate", rich_help_panel="Releases")
+app.add_typer(analyst_app, name="analyst", rich_help_panel="Answers")
+app.add_typer(log_app, name="log", rich_help_panel="Releases")
+
+Json = Annotated[bool, typer.Option("--json", help="Answer as JSON.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would happen; change nothing.")]
+PlanFile = Annotated[Path, typer.Argument(help="The study plan, a TOML file.")]
+Site = Annotated[str, typer.Argument(help="The site's name.")]
+Study = Annotated[str, typer.Argument(help="The study.")]
+
+
+@app.callback()
+def _home(
+    context: typer.Context,
+    home: Annotated[Path | None, typer.Option("--home", help=f"Home folder (or {HOME_VARIABLE}).")] = None,
+) -> None:
+    context.obj = home or default_home()
+
+
+def open_store(config: Config) -> closing[Store]:
+    """This coordinator's store, closed when the block ends."""
+    from coordinator.store import Store
+
+    return closing(Store.open(config.home, config.store))
+
+
+def today() -> dt.date:
+    """Today, by UTC: the day that plans, waves and tombstones are told in."""
+    return dt.datetime.now(dt.UTC).date()
+
+
+def ask_passphrase(who: str, *, confirm: bool = False) -> str | None:
+    """From the environment, else asked for where there is a person, else none."""
+    given = os.environ.get(PASSPHRASE_VARIABLE)
+    if given is not None:
+        return given or None
+    if not sys.stdin.isatty():
+        return None
+    import getpass
+
+    asked = getpass.getpass(f"passphrase of the key of {who} (empty for none): ", stream=sys.stderr)
+    if confirm and asked and getpass.getpass("once more: ", stream=sys.stderr) != asked:
+        raise ParameterError("the passphrase must be typed the same twice", given="two that differ")
+    return asked or None
+
+
+def lead_keys(config: Config) -> dict[str, PublicKey]:
+    """The leads' public keys, by name; they are what a site pins."""
+    from shared.keys import PublicKey
+
+    found = {path.stem: PublicKey(path.read_text().strip()) for path in sorted((config.home / "keys").glob("*.pub"))}
+    if not found:
+        raise StateRefusal("the coordinator must have a lead's key", given="none", next_step="Run coordinator init.")
+    return found
+
+
+def show_facts(out: Console, *facts: tuple[str, str]) -> None:
+    """Labels and values in two columns, long values folded."""
+    from rich.table import Table
+    from rich.text import Text
+
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="dim", no_wrap=True)
+    grid.add_column(overflow="fold")
+    for label, value in facts:
+        grid.add_row(f"  {label}", Text(value))
+    out.print(grid)
+
+
+def show_sentences(out: Console, title: str, sentences: Sequence[str], style: str) -> None:
+    """A heading and its sentences, one bullet each."""
+    from rich.table import Table
+    from rich.text import Text
+
+    grid = Table.grid(padding=(0, 1))
+    for sentence in sentences:
+        grid.add_row("  ·", Text(sentence))
+    out.print()
+    out.print(title, style=style)
+    out.print(grid)

@@ -1,0 +1,398 @@
+"""The study plan: ``plan new``, ``check``, ``prices``, ``cost``, ``sign``, ``amend``, ``show``."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from coordinator.config import Config
+from shared.errors import ParameterError, PlanRefusal, PlanRollback, StateRefusal
+from shared.prescriptions import UNGUARANTEED
+from shared.terminal import checklist, emit, plain, table
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rich.console import Console
+
+    from coordinator.store import Store
+    from shared.keys import SigningKey
+    from shared.plan import StudyPlan
+from coordinator.cli.frame import (
+    DryRun,
+    Json,
+    PlanFile,
+    ask_passphrase,
+    lead_keys,
+    open_store,
+    plan_app,
+    show_facts,
+    show_sentences,
+    today,
+)
+
+__all__ = ["plan_amend", "plan_check", "plan_cost", "plan_new", "plan_prices", "plan_show", "plan_sign", "write_draft"]
+
+
+@plan_app.command("new")
+def plan_new(
+    context: typer.Context,
+    study: Annotated[str, typer.Argument(help="Short name of the study, a plain word.")],
+    out: Annotated[Path | None, typer.Option("--out", help="File to write; STUDY.toml if left out.")] = None,
+    dry_run: DryRun = False,
+    json: Json = False,
+) -> None:
+    """Write a commented study plan with an example dictionary, ready to edit."""
+    from coordinator.planning import template
+
+    path = out or Path(f"{study}.toml")
+    text = template(study, coordinator=_name(context) or "tributary-hub", today=today())
+    if path.exists():
+        raise StateRefusal("the file must be new", given=f"{path}", next_step="Choose another --out.")
+    if not dry_run:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+
+    def show(shown: Console) -> None:
+        shown.print(f"{'would write' if dry_run else 'wrote'} {path}")
+        shown.print(f"next: edit it, then coordinator plan check {path}", style="cyan")
+
+    emit({"file": str(path), "study": study, "written": not dry_run}, as_json=json, show=show)
+
+
+@plan_app.command("check")
+def plan_check(context: typer.Context, file: PlanFile, json: Json = False) -> None:
+    """Hold a plan against what a plan must be: each line green, or with its fix."""
+    from coordinator.planning import review
+
+    plan, checks = review(_text(file), today=today(), recipient=_name(context))
+    good = all(check.state != "fail" for check in checks)
+    answer = {
+        "ok": good,
+        "study": plan.study if plan else None,
+        "hash": plan.hash if plan else None,
+        "checks": checks,
+    }
+
+    def show(out: Console) -> None:
+        checklist(out, checks)
+        out.print()
+        if good:
+            out.print(f"next: coordinator plan cost {file}, then plan sign {file}", style="cyan")
+        else:
+            out.print("The plan cannot be signed yet.", style="bold red")
+
+    emit(answer, as_json=json, show=show)
+    if not good:
+        raise typer.Exit(PlanRefusal.exit_code)
+
+
+@plan_app.command("prices")
+def plan_prices(file: PlanFile, json: Json = False) -> None:
+    """The study's price list: what each mechanism would cost a person, what that covers, how wide intervals are."""
+    from coordinator.client import number
+    from coordinator.planning import prices
+    from shared.plan import StudyPlan
+
+    plan = StudyPlan.from_toml(_text(file))
+    listed = prices(plan)
+
+    def show(out: Console) -> None:
+        rows = [
+            [
+                price.name,
+                "–" if price.epsilon is None else number(price.epsilon),
+                price.covered,
+                "not known before" if price.width is None else f"{price.width:.2f}",
+            ]
+            for price in listed
+        ]
+        out.print(table(["mechanism", "ε of one wave", "what it covers", "width"], rows, right=["ε of one wave"]))
+        out.print(
+            f"ε is exact, at δ {plan.budget.delta:g}. width: of a coefficient's interval, in widths of the same "
+            "interval on the records themselves.",
+            style="dim",
+        )
+
+    found = {"study": plan.study, "delta": plan.budget.delta, "prices": [plain(asdict(one)) for one in listed]}
+    emit(found, as_json=json, show=show)
+
+
+@plan_app.command("cost")
+def plan_cost(
+    file: PlanFile,
+    waves: Annotated[int | None, typer.Option("--waves", help="Waves to price; the plan's own if left out.")] = None,
+    persons: Annotated[int | None, typer.Option("--persons", help="Persons at the largest site, to judge δ.")] = None,
+    json: Json = False,
+) -> None:
+    """Price a plan: what each wave costs a person, and the last wave the budget affords."""
+    from coordinator.client import number
+    from coordinator.planning import MANY, cost
+    from shared.plan import StudyPlan
+
+    price = cost(StudyPlan.from_toml(_text(file)), waves=waves, persons=persons)
+
+    def show(out: Console) -> None:
+        from rich.text import Text
+
+        out.print(f"{price.study}, version {price.version}", style="bold")
+        show_facts(
+            out,
+            ("mechanism", f"{price.mechanism}, {price.details}, d = {price.d} columns"),
+            ("posture", price.posture),
+            (
+                "one wave alone",
+                UNGUARANTEED if price.epsilon is None else f"ε {number(price.epsilon)} at δ {price.delta:g} (exact)",
+            ),
+            *(
+                [("the rows alone", f"ε {number(price.rows)}; the rest is training")]
+                if price.rows is not None and price.epsilon is not None and price.rows < price.epsilon
+                else []
+            ),
+            *(
+                [("by the paper", f"ε {number(price.paper)} for the rows (Theorem 2; looser, never charged)")]
+                if price.paper is not None
+                else []
+            ),
+            *(
+                [("training first", f"ε {number(price.training)}, once, to everybody; in every line below")]
+                if price.training is not None
+                else []
+            ),
+            *([("budget", f"ε {price.cap:g} at δ {price.delta:g}, all waves")] if price.epsilon is not None else []),
+        )
+        out.print()
+        rows: list[list[Any]] = []
+        for wave in _abridged(price.waves, price.last_affordable):
+            if wave is None:
+                rows.append(["…", "", "", ""])
+                continue
+            paid = Text("yes", style="green") if wave.affordable else Text("no", style="bold red")
+            rows.append([wave.number, number(wave.total), number(max(wave.left, 0.0)), paid])
+        if rows:
+            right = ["wave", "ε charged so far", "left"]
+            out.print(table(["wave", "ε charged so far", "left", "affordable"], rows, right=right))
+            out.print()
+        last = price.last_affordable
+        words = f"last affordable wave: {last:,}" if last else "not even one wave is affordable"
+        if not price.redraws and len(price.waves) > 1:
+            out.print("Nobody is drawn twice: whoever comes with a later wave pays for that wave alone.")
+        if rows:
+            out.print("every wave is affordable" if last == MANY else words, style="bold")
+        out.print(price.translation.replace(": At ", ":\nAt ").replace(". With ", ".\nWith "))
+        for condition in price.conditions:
+            out.print(f"note  {condition.sentence}", style="yellow")
+        if price.rows is not None and price.rows > 8.001:
+            out.print(f"For ε 8 in one wave take w = {price.w_for_8:.2g}.", style="cyan")
+        if last:
+            out.print(f"next: coordinator plan sign {file}", style="cyan")
+
+    emit(price, as_json=json, show=show)
+
+
+@plan_app.command("sign")
+def plan_sign(
+    context: typer.Context,
+    file: PlanFile,
+    key: Annotated[list[str] | None, typer.Option("--key", help="Name of a lead's key; repeat for several.")] = None,
+    dry_run: DryRun = False,
+    json: Json = False,
+) -> None:
+    """Sign a plan with the lead's key and publish it to the sites; they act on it once their stewards approve."""
+    from coordinator.planning import changes, review
+    from shared.plan import sign_plan
+
+    config = Config.load(context.obj)
+    plan, checks = review(_text(file), today=today(), recipient=config.name)
+    failed = [check for check in checks if check.state == "fail"]
+    warnings = [check for check in checks if check.state == "warn"]
+    if plan is None or failed:
+        raise PlanRefusal(
+            "a plan must pass plan check before it is signed",
+            given=f"{failed[0].name}: {failed[0].detail}",
+            next_step=failed[0].fix,
+        )
+    with open_store(config) as store:
+        last = _last_plan(store, plan.study)
+        if last is not None and plan.version <= last.version:
+            same = plan.hash == last.hash
+            raise PlanRollback(
+                f"the version must be above the last signed one, {last.version}",
+                given=f"{plan.version}" + (" (this very plan is already signed)" if same else ""),
+                next_step=f"Set version = {last.version + 1}.",
+            )
+        differences = changes(last, plan) if last is not None else ()
+        names = list(dict.fromkeys(key or [*lead_keys(config)][: config.threshold]))
+        if len(names) < config.threshold:
+            raise PlanRefusal(
+                f"a plan must carry {config.threshold} lead signatures",
+                given=f"{len(names)}",
+                next_step="Repeat --key.",
+            )
+        if not dry_run:
+            keys = [_lead_key(config, name) for name in names]
+            store.add_plan(sign_plan(plan, keys), plan)
+    answer = {
+        "study": plan.study,
+        "version": plan.version,
+        "hash": plan.hash,
+        "signed_by": names,
+        "changes": differences,
+        "warnings": warnings,
+        "signed": not dry_run,
+    }
+
+    def show(out: Console) -> None:
+        did = "would sign" if dry_run else "signed and published"
+        out.print(f"{did} {plan.study}, version {plan.version}", style="bold")
+        show_facts(out, ("hash", plan.hash), ("signed by", ", ".join(names)), ("expires", f"{plan.expires}"))
+        checklist(out, warnings)
+        for change in differences:
+            out.print(f"  {change}")
+        if differences:
+            out.print("Every site must approve this version before its next release.", style="yellow")
+        out.print(f"next: coordinator invite SITE --study {plan.study} --out SITE.invitation", style="cyan")
+
+    emit(answer, as_json=json, show=show)
+
+
+@plan_app.command("amend")
+def plan_amend(
+    context: typer.Context,
+    study: Annotated[str, typer.Argument(help="The study.")],
+    out: Annotated[Path | None, typer.Option("--out", help="File to write; STUDY-vN.toml if left out.")] = None,
+    dry_run: DryRun = False,
+    json: Json = False,
+) -> None:
+    """Write the next version of a study's plan as a draft to edit. It is signed like any plan, and approved anew."""
+    from coordinator.waves import draft
+
+    config = Config.load(context.obj)
+    with open_store(config) as store:
+        last = store.plan(study).plan
+    plan = replace(last, version=last.version + 1)
+    path = write_draft(draft(plan), out or Path(f"{study}-v{plan.version}.toml"), dry_run=dry_run)
+
+    def show(shown: Console) -> None:
+        shown.print(f"{'would write' if dry_run else 'wrote'} {path}: {study}, version {plan.version}, a draft")
+        shown.print("Each site sees what changed before it approves; until then it releases nothing.", style="yellow")
+        shown.print(f"next: edit {path}, then coordinator plan check {path}", style="cyan")
+
+    emit({"study": study, "version": plan.version, "file": str(path), "written": not dry_run}, as_json=json, show=show)
+
+
+def write_draft(text: str, path: Path, *, dry_run: bool) -> Path:
+    """Write a draft plan to a file that is not there yet. Raises: StateRefusal."""
+    if path.exists():
+        raise StateRefusal("the file must be new", given=f"{path}", next_step="Choose another --out.")
+    if not dry_run:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    return path
+
+
+@plan_app.command("show")
+def plan_show(
+    context: typer.Context,
+    study: Annotated[str, typer.Argument(help="The study.")],
+    version: Annotated[int | None, typer.Option("--version", help="Which version; the last if left out.")] = None,
+    json: Json = False,
+) -> None:
+    """Show a signed plan: what leaves the sites, how often, to whom, at which price, what is not covered."""
+    from coordinator.planning import cost
+    from shared.release import coverage
+
+    with open_store(Config.load(context.obj)) as store:
+        plan = store.plan(study, version).plan
+    covered, not_covered = coverage(plan)
+    price = cost(plan)
+    charged = UNGUARANTEED
+    if price.epsilon is not None:
+        waves = "1 wave" if len(price.waves) == 1 else f"{len(price.waves)} waves"
+        charged = f"ε {price.epsilon:.4g} for a wave alone; ε {price.waves[-1].total:.4g} charged for {waves}"
+    if price.training is not None:
+        charged += f" and the training, which alone is ε {price.training:.4g}"
+    answer = {"hash": plan.hash, "plan": plan.to_canonical(), "covered": covered, "not_covered": not_covered}
+
+    def show(out: Console) -> None:
+        out.print(f"{plan.title}", style="bold")
+        out.print(plan.purpose)
+        show_facts(
+            out,
+            ("study", f"{plan.study}, version {plan.version}, expires {plan.expires}"),
+            ("hash", plan.hash),
+            ("recipient", plan.coordinator),
+            ("who", plan.eligibility or "–"),
+            ("mechanism", f"{price.mechanism}, {price.details}; posture {plan.posture}"),
+            ("price", charged),
+            ("budget", f"ε {plan.budget.epsilon:g} at δ {plan.budget.delta:g}, for one person"),
+            ("in words", price.translation),
+            ("rows", "analysts may download them" if plan.row_download else "analysts may not download them"),
+        )
+        out.print()
+        columns = [
+            [c.name, c.kind, c.label, c.unit, _range(c), c.missing if c.missing != "refuse" else ""]
+            for c in plan.dictionary.columns
+        ]
+        out.print(table(["column", "kind", "meaning", "unit", "values", "missing"], columns))
+        out.print()
+        calendar = [[wave.number, wave.opens, wave.closes] for wave in plan.waves]
+        out.print(table(["wave", "opens", "closes"], calendar, right=["wave"]))
+        out.print()
+        for name, formula in plan.estimands.items():
+            out.print(f"planned  {name}: {formula}")
+        show_sentences(out, "not covered by ε:", not_covered, "yellow")
+
+    emit(answer, as_json=json, show=show)
+
+
+def _text(file: Path) -> str:
+    if not file.is_file():
+        raise ParameterError("the file must exist", given=f"{file}", next_step="Write one with coordinator plan new.")
+    return file.read_text(encoding="utf-8")
+
+
+def _name(context: typer.Context) -> str:
+    """This coordinator's name, or nothing before init: a plan can be written anywhere."""
+    try:
+        return Config.load(context.obj).name
+    except StateRefusal:
+        return ""
+
+
+def _lead_key(config: Config, name: str) -> SigningKey:
+    from shared.keys import SigningKey
+
+    path = config.home / "keys" / f"{name}.pem"
+    encrypted = path.is_file() and b"ENCRYPTED" in path.read_bytes()
+    return SigningKey.load(path, ask_passphrase(name) if encrypted else None)
+
+
+def _last_plan(store: Store, study: str) -> StudyPlan | None:
+    try:
+        return store.plan(study).plan
+    except PlanRefusal:
+        return None
+
+
+def _range(column: Any) -> str:
+    if column.lower is not None:
+        return f"{column.lower:g} to {column.upper:g}"
+    return ", ".join(map(str, column.levels))
+
+
+def _abridged(waves: Sequence[Any], last: int) -> list[Any]:
+    """At most about a dozen waves: the first, those around the last affordable one, and the final one."""
+    if len(waves) <= 14:
+        return list(waves)
+    keep = {*range(1, 7), *range(last - 1, last + 3), len(waves)}
+    out: list[Any] = []
+    for wave in waves:
+        if wave.number in keep:
+            out.append(wave)
+        elif out[-1] is not None:
+            out.append(None)
+    return out

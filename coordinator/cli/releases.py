@@ -1,0 +1,355 @@
+"""What came in, and when: ``releases``, ``release show``, and the calendar, ``wave schedule`` to ``reopen``."""
+
+from __future__ import annotations
+
+import datetime as dt
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from coordinator.config import Config
+from shared.errors import ParameterError, StateRefusal
+from shared.prescriptions import UNGUARANTEED
+from shared.terminal import checklist, emit, plain, table
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from coordinator.store import Release, Store
+from coordinator.cli.frame import (
+    DryRun,
+    Json,
+    Study,
+    app,
+    open_store,
+    release_app,
+    show_facts,
+    show_sentences,
+    today,
+    wave_app,
+)
+from coordinator.cli.plan import write_draft
+
+__all__ = [
+    "one_release",
+    "release_show",
+    "releases",
+    "wave_close",
+    "wave_remind",
+    "wave_reopen",
+    "wave_schedule",
+    "wave_status",
+]
+
+
+@app.command(rich_help_panel="Releases")
+def releases(
+    context: typer.Context,
+    study: Annotated[str, typer.Option("--study", help="Only this study.")] = "",
+    wave: Annotated[int | None, typer.Option("--wave", help="Only this wave.")] = None,
+    json: Json = False,
+) -> None:
+    """List what was accepted, and what was quarantined and why."""
+    with open_store(Config.load(context.obj)) as store:
+        accepted = store.releases(study=study or None, wave=wave)
+        kept_apart = [row for row in store.quarantined(study=study or None) if wave in (None, row.wave)]
+    answer = {"accepted": [_release_data(row) for row in accepted], "quarantined": kept_apart}
+
+    def show(out: Console) -> None:
+        if not accepted and not kept_apart:
+            out.print("No release has arrived yet.")
+            return
+        if accepted:
+            rows = [[r.study, r.wave, r.site, r.release_id[:12], r.n, r.log_index, r.accepted_day] for r in accepted]
+            heads = ["study", "wave", "site", "release", "n", "log", "accepted"]
+            out.print(table(heads, rows, right=["wave", "n", "log"], title="Accepted"))
+        if kept_apart:
+            out.print()
+            rows = [[q.study, q.wave, q.site, q.release_id[:12], q.code, q.reason] for q in kept_apart]
+            heads = ["study", "wave", "site", "release", "code", "reason"]
+            out.print(table(heads, rows, right=["wave"], title="Quarantined: kept, and read by nobody"))
+
+    emit(answer, as_json=json, show=show)
+
+
+@release_app.command("show")
+def release_show(
+    context: typer.Context,
+    release: Annotated[str, typer.Argument(help="The release's id, or its first digits.")],
+    json: Json = False,
+) -> None:
+    """Show one accepted release: its receipt in words."""
+    from coordinator.collect import least_total
+
+    with open_store(Config.load(context.obj)) as store:
+        found = one_release(store, release)
+        receipt = found.receipt
+        arrived = [
+            store.plan(found.study, other.plan_version).plan
+            for other in store.releases(found.study, site=found.site, withdrawn=True)
+            if other.log_index < found.log_index
+        ]
+        plan = store.plan(found.study, found.plan_version).plan
+    together = least_total(receipt, plan, arrived, together=True)
+    note = ""
+    if receipt.study_epsilon < together * (1 - 1e-9):
+        note = (
+            f"Somebody in all {len(arrived) + 1} releases that arrived would have spent ε {together:.4g}. The site's "
+            "ledger counts per person, and says that nobody spent more than the total above; only the site can see it."
+        )
+
+    def show(out: Console) -> None:
+        out.print(f"{found.study}, wave {found.wave}, {found.site}", style="bold")
+        show_facts(
+            out,
+            ("release", found.release_id),
+            ("bundle", found.bundle_sha256),
+            ("accepted", f"{found.accepted_day}, log entry {found.log_index}"),
+            ("plan", f"version {receipt.plan_version}, {receipt.plan_hash}"),
+            ("rows", f"{receipt.n:,} persons, {receipt.d} encoded columns"),
+            ("mechanism", f"{receipt.mechanism.replace('_', ' ')}, {_parameters(receipt.parameters)}"),
+            ("posture", receipt.posture),
+            *(
+                [("this release", UNGUARANTEED)]
+                if receipt.epsilon is None
+                else [
+                    ("this release", f"ε {receipt.epsilon:.4g} at δ {receipt.delta:g}"),
+                    ("study so far", f"ε {receipt.study_epsilon:.4g} per person at this site, this release included"),
+                ]
+            ),
+            *([("note", note)] if note else []),
+            ("in words", receipt.translation),
+            ("neighbours", f"{receipt.neighbours.replace('_', ' ')}; unit {receipt.unit}"),
+            ("given", receipt.conditional_on),
+        )
+        show_sentences(out, "covered:", receipt.covered, "green")
+        show_sentences(out, "not covered:", receipt.not_covered, "yellow")
+
+    emit({**_release_data(found), "receipt": receipt, "note": note}, as_json=json, show=show)
+
+
+Number = Annotated[int, typer.Argument(help="The wave's number.")]
+
+
+@wave_app.command("schedule")
+def wave_schedule(
+    context: typer.Context,
+    study: Study,
+    every: Annotated[str, typer.Option("--every", help="month, quarter, week, or as in '10 days'.")],
+    count: Annotated[int, typer.Option("--count", help="How many new waves.")],
+    window: Annotated[int, typer.Option("--window", help="Days for which each stays open.")],
+    start: Annotated[str, typer.Option("--start", help="Day on which the first opens, as in 2026-03-01.")] = "",
+    quorum: Annotated[int, typer.Option("--quorum", help="Deliveries below which closing takes a reason.")] = 0,
+    out: Annotated[Path | None, typer.Option("--out", help="File to write; STUDY-vN.toml if left out.")] = None,
+    dry_run: DryRun = False,
+    json: Json = False,
+) -> None:
+    """Write a new draft version of the plan with a calendar. Nothing is sent: sign it, and each site approves it."""
+    from coordinator.planning import changes, review
+    from coordinator.waves import draft, scheduled
+
+    config = Config.load(context.obj)
+    try:
+        first = dt.date.fromisoformat(start) if start else None
+    except ValueError:
+        raise ParameterError("--start must be a date, as in 2026-03-01", given=repr(start)) from None
+    with open_store(config) as store:
+        last = store.plan(study).plan
+    plan = scheduled(last, every=every, count=count, window=window, start=first, quorum=quorum, today=today())
+    text = draft(plan)
+    _, checks = review(text, today=today(), recipient=config.name)
+    path = write_draft(text, out or Path(f"{study}-v{plan.version}.toml"), dry_run=dry_run)
+    concerns = [check for check in checks if check.state != "ok"]
+    answer = {
+        "study": study,
+        "version": plan.version,
+        "file": str(path),
+        "waves": plan.waves,
+        "expires": plan.expires,
+        "changes": changes(last, plan),
+        "concerns": concerns,
+        "written": not dry_run,
+    }
+
+    def show(shown: Console) -> None:
+        shown.print(f"{'would write' if dry_run else 'wrote'} {path}: {study}, version {plan.version}, a draft")
+        rows = [[wave.number, wave.opens, wave.closes, wave.quorum or None] for wave in plan.waves]
+        shown.print(table(["wave", "opens", "closes", "quorum"], rows, right=["wave", "quorum"]))
+        checklist(shown, concerns)
+        shown.print("No site is told. Every site must approve the signed version before it acts on it.", style="yellow")
+        shown.print(f"next: coordinator plan cost {path}, then plan sign {path}", style="cyan")
+
+    emit(answer, as_json=json, show=show)
+
+
+@wave_app.command("status")
+def wave_status(context: typer.Context, study: Study, json: Json = False) -> None:
+    """Show each site in each wave: who has delivered, who is missing, how long the oldest wait has lasted."""
+    from coordinator.waves import STATES, grid
+
+    with open_store(Config.load(context.obj)) as store:
+        found = grid(store, study, today())
+
+    def show(out: Console) -> None:
+        from rich.text import Text
+
+        out.print(f"{study}, plan version {found.version}", style="bold")
+        if not found.sites:
+            out.print("No site takes part yet.")
+        styles = {"delivered": "green", "late": "green", "quarantined": "red", "withdrawn": "red"}
+        marks = {"missing": "bold red", "waiting": "yellow", "held?": "yellow", "planned": "dim"}
+        heads = ["wave", "closes", "state", "delivered", *found.sites]
+        rows: list[list[Any]] = []
+        for line in found.waves:
+            state = line.state if line.revision is None else f"closed, revision {line.revision}"
+            of = f"{line.delivered} of {len(found.sites)}" + (f", quorum {line.quorum}" if line.quorum else "")
+            cells = [
+                Text(
+                    cell.state if cell.revision is None else f"late, revision {cell.revision}",
+                    style=styles.get(cell.state) or marks.get(cell.state, ""),
+                )
+                for cell in line.cells
+            ]
+            rows.append([line.number, line.closes, state, of, *cells])
+        out.print(table(heads, rows, right=["wave"]))
+        shown = {cell.state for line in found.waves for cell in line.cells}
+        for state, words in STATES.items():
+            if state in shown and state not in ("delivered", "planned"):
+                out.print(f"  {state}: {words}", style="dim")
+        if found.waiting_days is not None:
+            waited = next(line for line in found.waves if line.number == found.waiting_wave)
+            names = ", ".join(waited.missing)
+            out.print(f"The oldest wait: wave {waited.number}, {found.waiting_days} days, for {names}.", style="bold")
+            out.print(f"next: coordinator wave remind {study} {waited.number}", style="cyan")
+
+    emit({**plain(found), "states": STATES}, as_json=json, show=show)
+
+
+@wave_app.command("remind")
+def wave_remind(
+    context: typer.Context,
+    study: Study,
+    wave: Number,
+    out: Annotated[Path | None, typer.Option("--out", help="Folder for one text per site.")] = None,
+    dry_run: DryRun = False,
+    json: Json = False,
+) -> None:
+    """Write a text for each site that is missing, for you to send; the site also sees the day when it next asks."""
+    from coordinator.waves import grid, reminder
+
+    with open_store(Config.load(context.obj)) as store:
+        plan = store.plan(study).plan
+        plan.wave(wave)
+        line = next(line for line in grid(store, study, today()).waves if line.number == wave)
+        if line.state == "planned":
+            raise StateRefusal("a wave must be open to remind of it", given=f"wave {wave}, which opens {line.opens}")
+        texts = {site: reminder(plan, line, site, today()) for site in line.missing}
+        if not dry_run:
+            store.remind(study, wave, list(texts), today())
+            if out is not None:
+                out.mkdir(parents=True, exist_ok=True)
+                for site, text in texts.items():
+                    (out / f"{study}-wave{wave}-{site}.txt").write_text(text, encoding="utf-8")
+    answer = {"study": study, "wave": wave, "texts": texts, "noted": not dry_run, "folder": str(out) if out else None}
+
+    def show(shown: Console) -> None:
+        if not texts:
+            shown.print(f"Nobody is missing in wave {wave}.")
+        for text in texts.values():
+            shown.print(text)
+        if texts:
+            shown.print("The coordinator cannot call a site: send these yourself.", style="yellow")
+
+    emit(answer, as_json=json, show=show)
+
+
+@wave_app.command("close")
+def wave_close(
+    context: typer.Context,
+    study: Study,
+    wave: Number,
+    reason: Annotated[str, typer.Option("--reason", help="Why, before the deadline or below the quorum.")] = "",
+    dry_run: DryRun = False,
+    json: Json = False,
+) -> None:
+    """Close a wave, naming who is missing. For good: what arrives later makes a revision."""
+    from coordinator.waves import grid
+
+    with open_store(Config.load(context.obj)) as store:
+        planned = store.plan(study).plan.wave(wave)
+        line = next(line for line in grid(store, study, today()).waves if line.number == wave)
+        if today() <= planned.closes and line.missing and not reason.strip():
+            raise StateRefusal(
+                "a wave must have passed its deadline to be closed while a site is missing",
+                given=f"{planned.closes}, with {len(line.missing)} missing",
+                next_step="Wait, remind the sites, or give a --reason; it stands in the log.",
+            )
+        index, revision, missing = None, None, line.missing
+        if not dry_run:
+            members = store.members(study)
+            closed = store.close_wave(
+                study, wave, expected=members, quorum=planned.quorum, reason=reason, today=today()
+            )
+            index, revision, missing = closed.log_index, closed.number, closed.missing
+    answer = {
+        "study": study,
+        "wave": wave,
+        "closed": not dry_run,
+        "delivered": line.delivered,
+        "missing": missing,
+        "revision": revision,
+        "log_index": index,
+    }
+
+    def show(out: Console) -> None:
+        did = "would close" if dry_run else f"closed, revision {revision}, log entry {index}:"
+        out.print(f"{did} wave {wave} of {study} with {line.delivered} deliveries", style="bold")
+        out.print(f"missing: {', '.join(missing) or 'nobody'}")
+
+    emit(answer, as_json=json, show=show)
+
+
+@wave_app.command("reopen")
+def wave_reopen(
+    context: typer.Context,
+    study: Study,
+    wave: Number,
+    reason: Annotated[str, typer.Option("--reason", help="Why; it stands in the log.")],
+    dry_run: DryRun = False,
+    json: Json = False,
+) -> None:
+    """Let a closed wave go on, with a reason. Its revisions so far stay what they are."""
+    with open_store(Config.load(context.obj)) as store:
+        store.plan(study).plan.wave(wave)
+        record = store.wave_record(study, wave)
+        if dry_run and not record.closed:
+            raise StateRefusal("a wave must be closed to be reopened", given="an open one")
+        if not dry_run:
+            record = store.reopen_wave(study, wave, reason=reason, today=today())
+    kept = len(record.revisions)
+    answer = {"study": study, "wave": wave, "reopened": not dry_run, "revisions": kept}
+    words = f"{'would reopen' if dry_run else 'reopened'} wave {wave} of {study}; its {kept} revisions stay"
+    emit(answer, as_json=json, show=lambda out: out.print(words))
+
+
+def _release_data(release: Release) -> dict[str, Any]:
+    names = ("release_id", "study", "wave", "site", "n", "plan_version", "bundle_sha256", "bundle_bytes")
+    facts = {name: getattr(release, name) for name in (*names, "log_index", "log_root", "accepted_day")}
+    return {**facts, "epsilon": release.receipt.epsilon, "posture": release.receipt.posture}
+
+
+def one_release(store: Store, start: str) -> Release:
+    """The accepted release whose id starts so. Raises: ParameterError, when none or several do."""
+    found = [release for release in store.releases() if release.release_id.startswith(start)]
+    if len(found) != 1:
+        raise ParameterError(
+            "the id must be that of one accepted release",
+            given=f"{start!r}, which fits {len(found)}",
+            next_step="See coordinator releases.",
+        )
+    return found[0]
+
+
+def _parameters(parameters: Any) -> str:
+    return ", ".join(f"{name} = {value:.4g}" for name, value in parameters.items())

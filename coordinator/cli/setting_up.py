@@ -1,0 +1,140 @@
+"""Setting up and serving: ``init``, ``serve``."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from coordinator.config import FILE_NAME, Config
+from shared.errors import ParameterError, StateRefusal
+from shared.terminal import console, emit
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+from coordinator.cli.frame import DryRun, Json, app, ask_passphrase, open_store, show_facts
+
+__all__ = ["init", "serve"]
+
+
+@app.command(rich_help_panel="Set up")
+def init(
+    context: typer.Context,
+    name: Annotated[str, typer.Option("--name", help="The coordinator's id; plans name it.")] = "tributary-hub",
+    address: Annotated[str, typer.Option("--address", help="host:port that sites dial.")] = "localhost:8443",
+    listen: Annotated[str, typer.Option("--listen", help="host:port to bind; the port of --address if left out.")] = "",
+    san: Annotated[list[str] | None, typer.Option("--san", help="Further DNS name or IP in the certificate.")] = None,
+    lead: Annotated[list[str] | None, typer.Option("--lead", help="Name of a lead's key; repeat for several.")] = None,
+    threshold: Annotated[int, typer.Option("--threshold", help="Lead signatures that a plan must carry.")] = 1,
+    analysts: Annotated[str, typer.Option("--analysts", help="host:port that analysts dial; none if left out.")] = "",
+    dry_run: DryRun = False,
+    json: Json = False,
+) -> None:
+    """Make the home folder: settings, certificate authority, server certificate and the leads' keys."""
+    home: Path = context.obj
+    host = address.rpartition(":")[0].strip("[]")
+    config = Config(
+        home=home,
+        name=name,
+        address=address,
+        listen=listen or f"0.0.0.0:{address.rpartition(':')[2]}",
+        names=tuple(dict.fromkeys([host, *(san or [])])),
+        threshold=threshold,
+        analysts=analysts,
+    )
+    leads = list(dict.fromkeys(lead or ["lead"]))
+    if threshold > len(leads):
+        raise ParameterError(
+            "there must be at least as many leads as signatures",
+            given=f"{len(leads)} and {threshold}",
+            next_step="Repeat --lead.",
+        )
+    if (home / FILE_NAME).exists():
+        raise StateRefusal(
+            "the home folder must be new",
+            given=f"{home}",
+            next_step=f"Edit its {FILE_NAME}, or choose another --home.",
+        )
+    if dry_run:
+        made = {"home": str(home), "name": name, "address": address, "names": config.names, "created": False}
+        emit(made, as_json=json, show=lambda out: out.print(f"would create {home} for {name} at {address}"))
+        return
+    from coordinator.authority import Authority
+    from shared.keys import SigningKey, write_private
+
+    home.mkdir(parents=True, exist_ok=True)
+    home.chmod(0o700)
+    fingerprints: dict[str, str] = {}
+    unlocked = []
+    for who in leads:
+        passphrase = ask_passphrase(who, confirm=True)
+        key = SigningKey.generate()
+        key.save(home / "keys" / f"{who}.pem", passphrase)
+        write_private(home / "keys" / f"{who}.pub", f"{key.public.hex}\n".encode())
+        fingerprints[who] = key.public.fingerprint
+        unlocked += [who] if passphrase is None else []
+    # The settings are written last: an init that was interrupted is started again, and takes up its authority.
+    there = (home / "ca" / "ca.key").exists()
+    authority = Authority.load(home) if there else Authority.create(home, coordinator=name, names=config.names)
+    with open_store(config):
+        write_private(home / FILE_NAME, config.to_toml().encode())
+    made = {
+        "home": str(home),
+        "name": name,
+        "address": address,
+        "names": config.names,
+        "ca_fingerprint": authority.fingerprint,
+        "leads": fingerprints,
+        "threshold": threshold,
+        "passphrase": not unlocked,
+        "created": True,
+    }
+
+    def show(out: Console) -> None:
+        out.print(f"{name} is set up in {home}", style="bold")
+        show_facts(
+            out,
+            ("sites dial", address),
+            ("certificate for", ", ".join(config.names)),
+            ("CA fingerprint", authority.fingerprint),
+            *((f"key of {who}", fingerprint) for who, fingerprint in fingerprints.items()),
+        )
+        if unlocked:
+            words = f"No passphrase on the key of {', '.join(unlocked)}: whoever reads this folder can sign plans."
+            out.print(words, style="yellow")
+        out.print("next: coordinator plan new STUDY", style="cyan")
+
+    emit(made, as_json=json, show=show)
+
+
+@app.command(rich_help_panel="Set up")
+def serve(
+    context: typer.Context,
+    address: Annotated[str, typer.Option("--address", help="host:port to bind, instead of the setting.")] = "",
+) -> None:
+    """Answer sites and analysts, in the foreground, until it is told to stop (SIGTERM, or Ctrl-C)."""
+    config = Config.load(context.obj)
+    from coordinator import collect
+
+    listen = address or config.listen
+    host = listen.rpartition(":")[0]
+
+    def ready(port: int) -> None:
+        console().print(f"{config.name} answers on {host}:{port}; sites dial {config.address}; stop with Ctrl-C")
+        if config.analysts:
+            console().print(f"analysts are answered on {config.analysts_listen}; they dial {config.analysts}")
+        sys.stdout.flush()
+
+    collect.serve(
+        config.home,
+        listen,
+        ready=ready,
+        url=config.store,
+        max_bundle=config.max_bundle,
+        workers=config.workers,
+        analysts=config.analysts_listen,
+        analysis={"rate": config.analyst_rate, "burst": config.analyst_burst, "at_once": config.analyst_places},
+    )

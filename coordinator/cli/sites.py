@@ -1,0 +1,222 @@
+"""Who takes part: ``invite``, ``sites``, ``accept``, ``revoke``, ``reanchor``."""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from coordinator.config import Config
+from shared.errors import ParameterError, StateRefusal
+from shared.terminal import emit, table
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from coordinator.store import Site as Enrolled
+    from coordinator.store import Store
+from coordinator.cli.frame import DryRun, Json, Site, app, lead_keys, open_store, show_facts, today
+
+__all__ = ["accept", "invite", "reanchor", "revoke", "sites"]
+
+
+@app.command(rich_help_panel="Sites")
+def invite(
+    context: typer.Context,
+    site: Site,
+    study: Annotated[list[str], typer.Option("--study", help="Study it may take part in; repeat for several.")],
+    out: Annotated[Path, typer.Option("--out", help="File to write. It holds a secret: hand it over in person.")],
+    days: Annotated[int | None, typer.Option("--days", help="Days it may be used.")] = None,
+    dry_run: DryRun = False,
+    json: Json = False,
+) -> None:
+    """Write one site's invitation: the coordinator's fingerprint, a single-use token, the lead's public keys."""
+    from coordinator.authority import Authority
+    from shared.keys import write_private
+
+    config = Config.load(context.obj)
+    if out.exists():
+        raise StateRefusal("the invitation's file must be new", given=f"{out}", next_step="Choose another --out.")
+    with open_store(config) as store:
+        for name in study:
+            store.plan(name)  # refused here, not at the site, when there is no such plan
+        invitation = Authority.load(config.home).invite(
+            site,
+            study,
+            config.invitation_days if days is None else days,
+            address=config.address,
+            leads=list(lead_keys(config).values()),
+            threshold=config.threshold,
+        )
+        if not dry_run:
+            store.add_invitation(invitation)
+            out.parent.mkdir(parents=True, exist_ok=True)
+            write_private(out, invitation.to_bytes())
+    answer = {
+        "site": site,
+        "studies": study,
+        "address": invitation.address,
+        "ca_fingerprint": invitation.ca_fingerprint,
+        "expires": invitation.expires,
+        "file": str(out),
+        "written": not dry_run,
+    }
+
+    def show(shown: Console) -> None:
+        shown.print(f"{'would write' if dry_run else 'wrote'} {out}", style="bold")
+        show_facts(
+            shown,
+            ("site", f"{site}, for {', '.join(study)}"),
+            ("site dials", invitation.address),
+            ("use by", f"{invitation.expires}, once"),
+            ("CA fingerprint", invitation.ca_fingerprint),
+        )
+        shown.print("It holds a secret: hand it over in person or encrypted, never by plain mail.", style="yellow")
+        shown.print(f"next, when {site} has joined: coordinator sites", style="cyan")
+
+    emit(answer, as_json=json, show=show)
+
+
+@app.command(rich_help_panel="Sites")
+def sites(context: typer.Context, json: Json = False) -> None:
+    """List the sites: state, fingerprint, days left on the certificate, releases."""
+    from rich.text import Text
+
+    with open_store(Config.load(context.obj)) as store:
+        known = store.sites()
+        counts = {site.site: [0, 0] for site in known}
+        for release in store.releases():
+            counts[release.site][0] += 1
+        for apart in store.quarantined():
+            counts[apart.site][1] += 1
+    answer = [
+        {
+            "site": site.site,
+            "state": site.state,
+            "studies": site.studies,
+            "fingerprint": site.fingerprint,
+            "certificate_days": _days_left(site.certificate_pem),
+            "releases": counts[site.site][0],
+            "quarantined": counts[site.site][1],
+        }
+        for site in known
+    ]
+
+    def show(out: Console) -> None:
+        if not answer:
+            out.print("No site has asked to join yet.")
+            out.print("next: coordinator invite SITE --study STUDY --out SITE.invitation", style="cyan")
+            return
+        styles = {"accepted": "green", "pending": "yellow", "revoked": "red"}
+        rows = [
+            [
+                row["site"],
+                Text(str(row["state"]), style=styles.get(str(row["state"]), "")),
+                row["fingerprint"] or None,
+                row["certificate_days"],
+                row["releases"],
+                row["quarantined"] or None,
+            ]
+            for row in answer
+        ]
+        heads = ["site", "state", "fingerprint of its release key", "cert days", "releases", "quarantined"]
+        out.print(table(heads, rows, right=heads[3:]))
+        for row in answer:
+            if row["state"] == "pending":
+                out.print()
+                # Not filled in on purpose: pasted from here, the comparison would compare nothing.
+                out.print(f"{row['site']} waits. Telephone its steward, and type the fingerprint you hear:")
+                out.print(f'  coordinator accept {row["site"]} --fingerprint "…"', style="cyan")
+
+    emit(answer, as_json=json, show=show)
+
+
+@app.command(rich_help_panel="Sites")
+def accept(
+    context: typer.Context,
+    site: Site,
+    fingerprint: Annotated[str, typer.Option("--fingerprint", help="What the site's steward read to you.")],
+    dry_run: DryRun = False,
+    json: Json = False,
+) -> None:
+    """Let a site in, if the fingerprint its steward read out is that of the key that asked."""
+    with open_store(Config.load(context.obj)) as store:
+        if dry_run:
+            asked = _enrolment(store, site)
+            same = "".join(fingerprint.lower().split()) == "".join(asked.fingerprint.split())
+            answer = {"site": site, "matches": same, "accepted": False}
+        else:
+            store.accept_site(site, fingerprint)
+            answer = {"site": site, "matches": True, "accepted": True}
+
+    def show(out: Console) -> None:
+        if not dry_run:
+            out.print(f"{site} is accepted. It receives its certificate when it asks again (site-agent join).")
+        elif answer["matches"]:
+            out.print(f"would accept {site}: the fingerprints agree")
+        else:
+            out.print(f"would refuse {site}: the fingerprints differ", style="red")
+
+    emit(answer, as_json=json, show=show)
+
+
+@app.command(rich_help_panel="Sites")
+def revoke(context: typer.Context, site: Site, dry_run: DryRun = False, json: Json = False) -> None:
+    """Shut a site out: its certificate and keys count for nothing from now on; its accepted releases stay."""
+    with open_store(Config.load(context.obj)) as store:
+        kept = len([release for release in store.releases() if release.site == site])
+        _enrolment(store, site)
+        if not dry_run:
+            store.revoke_site(site)
+    answer = {"site": site, "revoked": not dry_run, "releases_kept": kept}
+    words = f"{'would revoke' if dry_run else 'revoked'} {site}; {kept} accepted releases stay"
+    emit(answer, as_json=json, show=lambda out: out.print(words))
+
+
+@app.command(rich_help_panel="Sites")
+def reanchor(
+    context: typer.Context,
+    site: Site,
+    fingerprint: Annotated[str, typer.Option("--fingerprint", help="What site-agent ledger recover showed there.")],
+    dry_run: DryRun = False,
+    json: Json = False,
+) -> None:
+    """Let a site's ledger go on after a restored backup, from the one head its steward read out; kept in the log."""
+    with open_store(Config.load(context.obj)) as store:
+        _enrolment(store, site)
+        left = store.anchor(site)
+        if left is None:
+            raise StateRefusal(
+                "a ledger must have been witnessed to begin anew", given="no anchor", next_step="Nothing to allow."
+            )
+        index = None if dry_run else store.allow_reanchor(site, fingerprint)
+    answer = {"site": site, "allowed": not dry_run, "left_seq": left.seq, "left_head": left.head, "log_index": index}
+
+    def show(out: Console) -> None:
+        out.print(
+            f"{'would let' if dry_run else 'lets'} the ledger of {site} go on from the head with this fingerprint, "
+            f"and leave entry {left.seq} behind"
+        )
+        if index is not None:
+            out.print(f"Log entry {index}. Once, and for this head only. The site runs site-agent ledger recover.")
+
+    emit(answer, as_json=json, show=show)
+
+
+def _enrolment(store: Store, site: str) -> Enrolled:
+    known = {row.site: row for row in store.sites()}
+    if site not in known:
+        near = difflib.get_close_matches(site, list(known), n=1)
+        step = f"Did you mean {near[0]!r}?" if near else f"Sites: {', '.join(known) or 'none yet'}."
+        raise ParameterError("the site must be known", given=repr(site), next_step=step)
+    return known[site]
+
+
+def _days_left(certificate_pem: str) -> int | None:
+    if not certificate_pem:
+        return None
+    from cryptography import x509
+
+    return (x509.load_pem_x509_certificate(certificate_pem.encode()).not_valid_after_utc.date() - today()).days
