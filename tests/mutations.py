@@ -179,6 +179,27 @@ MUTATIONS: tuple[Mutation, ...] = (
         tests=["test_network_release.py::test_edges_between_two_persons_are_the_same_whichever_wave_asks"],
     ),
     mutation(
+        "a frame that outlives its deletion",
+        ("site_agent/frames.py", "self.path.unlink(missing_ok=True)", "there = there[:0]"),
+        tests=["test_network_release.py::test_a_frame_that_is_deleted_is_gone_and_no_wave_goes_on_from_it"],
+    ),
+    mutation(
+        "a returned edge that is lost three times",
+        (NETWORKS, "back @ got - 3 * both", "back @ got - 2 * both"),
+        tests=[
+            "test_networks.py::test_figures_of_arcs_and_their_jackknife_are_those_of_leaving_every_node_out",
+        ],
+    ),
+    mutation(
+        "a database's address in a refusal",
+        (
+            "site_agent/databases.py",
+            'problem = "something else"',
+            "problem = given",
+        ),
+        tests=["test_databases.py::test_no_address_and_no_value_is_ever_told"],
+    ),
+    mutation(
         "half the noise, in the moments",
         (
             MOMENTS,

@@ -954,3 +954,18 @@ def test_a_site_shows_what_it_keeps_of_a_network_and_deletes_it_asked_or_when_th
     assert "Nothing is kept" in at("data", "frame", "mini")
     assert at.json("data", "frame", "mini", "--delete")["deleted"] == 0
     at("audit", "verify")
+
+
+def test_communities_are_told_in_a_later_wave_of_a_kept_frame_too(study, tmp_path):
+    plan = two_waves(study, communities=2, d=2)
+    grown = grow(tmp_path, plan)
+    first = grown.wave(1)
+    deliver(grown.site, first)
+    # Some who were held out have left, so that the frame has more persons than those who place the new ones.
+    gone = set(grown.ward.nodes["person"][:40])
+    nodes, edges = grown.ward.nodes[:360], grown.until(360).edges
+    nodes = nodes[~nodes["person"].isin(gone)]
+    edges = edges[~edges["from"].isin(gone) & ~edges["to"].isin(gone)]
+    second = grown.wave(2, nodes=nodes, edges=edges)
+    assert second.receipt.n == int((~grown.ward.roles(plan)[240:360]).sum())
+    assert union([first.table, second.table], directed=False)[: first.receipt.n, first.receipt.n :].nnz > 50
