@@ -3,9 +3,11 @@ r"""How far an estimate from released rows is from the one on the records, told 
 Nobody outside the site can look the distance up; but a release can be released again. Its rows are taken for records,
 put through the same flow with the same noise, and the question is asked again (`reperturbed`): what changes from one to
 the next is what changed from the records to the first. The first time, though, the flow's misfit took 1 − a of what the
-records had beyond the flow, with a the share of itself that an influence keeps (`coordinator.intervals`: w to half
-its order); the second time only 1 − a of the a that was left. So the mean of the change is divided by a. That needs the
-flow, and a release of it.
+records had beyond the flow, with a the share of itself that an influence keeps; the second time only 1 − a of the a
+that was left. So the mean of the change is divided by a. The share is seen in the rows themselves: it is the
+correlation of a row's influence with that of the same row released again (`coordinator.intervals.kept_shares`). So it
+is near 1 where a column that matters is carried over, and lower than the order of the question says where the flow
+draws badly. That needs the flow, and a release of it.
 
 Where there is no flow, the noise's own part of the variance is what is known (`coordinator.intervals`), and the flow's
 bias as far as it was measured (`gap`, `pooled_gap`): the caution on every answer from released rows.
@@ -20,7 +22,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from coordinator.intervals import effective_order
+from coordinator.intervals import kept_shares
 from shared.errors import ParameterError, PlanChanged, Refusal
 from shared.estimands import Estimand, Estimate, estimate
 
@@ -192,32 +194,43 @@ def reperturbed(
     rng = cast("Noise", _Simulated(np.random.default_rng(number)))
     x = encoder.encode(encoder.dictionary.check(_with_person(table, encoder)), rng)
     told: dict[str, Any] = {"study": "", "site": "", "wave": 1, "levels": levels}
-    first = {row.term: row.yi for row in estimate(table, question, **told) if row.yi is not None}
+    first = {row.term: row for row in estimate(table, question, **told) if row.yi is not None}
     found: dict[str, list[float]] = {term: [] for term in first}
+    shares: dict[str, list[float]] = {}
+    looked = 0
     for _ in range(times):
+        rows = encoder.decode(mechanism.release(x, rng))
         try:
-            again = estimate(encoder.decode(mechanism.release(x, rng)), question, **told)
+            again = estimate(rows, question, **told)
         except Refusal:
             continue
         for row in again:
-            if row.yi is not None and row.term in found:
-                found[row.term].append(row.yi - first[row.term])
-    orders = effective_order(table, question, mechanism.w, levels=levels) if mechanism.w else {}
+            one = first.get(row.term)
+            if row.yi is not None and one is not None and one.yi is not None:
+                found[row.term].append(row.yi - one.yi)
+        if mechanism.w and looked < _SHARES:
+            looked += 1
+            for term, share in kept_shares(table, rows, question, levels=levels).items():
+                shares.setdefault(term, []).append(share)
     out = {}
     for term, moved in found.items():
         if len(moved) < max(2, times // 2):
             continue
-        spread = float(np.var(moved, ddof=1))
-        order = orders.get(term, orders.get("", 2.0))
-        kept = mechanism.w ** (order / 2) if mechanism.w else 0.0
+        seen, own = float(np.var(moved, ddof=1)), first[term].vi_sampling
+        known = shares.get(term) or shares.get("")
+        kept = max(0.0, float(np.mean(known))) if known else mechanism.w
+        # Two figures for one variance, that of the draws and that of the linearisation, are steadier than either.
+        variance = seen if own is None or not known else (seen + (1 - kept * kept) * own) / 2
         # The mean of the change is not the flow's misfit alone: few draws have a mean of their own, and a flow that
         # fits takes back 1 − a of what the first release's noise had added.
-        chance = spread * (1 / len(moved) + (1 - kept) ** 2)
+        chance = variance * (1 / len(moved) + (1 - kept) ** 2)
         bias = math.sqrt(max(0.0, float(np.mean(moved)) ** 2 - chance)) / kept if kept > _LEAST_KEPT else 0.0
-        out[term] = Gap(bias=bias, sd=math.sqrt(spread), how=f"releasing its rows again {len(moved)} times")
+        out[term] = Gap(bias=bias, sd=math.sqrt(variance), how=f"releasing its rows again {len(moved)} times")
     return out
 
 
+_SHARES = 2
+"""Releases in which the share that an influence keeps is looked for: over all rows it hardly differs between two."""
 _LEAST_KEPT = 0.05
 """Below this the rows have forgotten what the records had beyond the flow, and its misfit cannot be seen in them."""
 

@@ -50,7 +50,16 @@ from shared.estimands import Estimand, Estimate, influence
 from shared.formulas import Rows
 from shared.questions import INTERCEPT, MODELS, SURVIVAL, Kind
 
-__all__ = ["Draw", "StandIn", "combine_draws", "effective_order", "inflation", "parts", "with_release_variance"]
+__all__ = [
+    "Draw",
+    "StandIn",
+    "combine_draws",
+    "effective_order",
+    "inflation",
+    "kept_shares",
+    "parts",
+    "with_release_variance",
+]
 
 Array = NDArray[np.float64]
 
@@ -213,6 +222,36 @@ def effective_order(
             break
     slopes = [order for label, order in out.items() if label != INTERCEPT] or list(out.values())
     return out if question.kind in MODELS or not slopes else {"": max(slopes)}
+
+
+def kept_shares(
+    table: pd.DataFrame | Rows,
+    again: pd.DataFrame | Rows,
+    question: Estimand,
+    *,
+    levels: Mapping[str, Sequence[Any]] | None = None,
+) -> dict[str, float]:
+    """Term -> a, the share of itself that each row's influence keeps from a table to its release: a correlation.
+
+    Where rows can be released again nothing need be assumed of columns or noise: a column that is carried over keeps
+    what is its own, and a flow that draws badly keeps less. Kinds that are asked about through a model have one share
+    for all terms, under the blank name; a term without an answer in either table has none.
+
+    Args:
+        table, again: (n, …) rows, and the same rows released again, in their order.
+    """
+    asked = _as_model(question)
+    if asked is None:
+        return {}
+    with contextlib.suppress(Refusal):
+        before, after = (influence(rows, asked, levels=levels) for rows in (table, again))
+        out = {}
+        for label in before.keys() & after.keys():
+            if before[label].any() and after[label].any():
+                out[label] = float(np.corrcoef(before[label], after[label])[0, 1])
+        slopes = [share for label, share in out.items() if label != INTERCEPT] or list(out.values())
+        return out if question.kind in MODELS or not slopes else {"": min(slopes)}
+    return {}
 
 
 def _share(push: Array, d: int, r: float) -> float:

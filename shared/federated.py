@@ -451,10 +451,12 @@ def price(event: Event, delta: float) -> float:
 
 
 def stated(plan: StudyPlan) -> dict[str, dict[str, tuple[float, float]]]:
-    """The published figures of a plan as a trained flow keeps them."""
+    """The published figures of a plan as a trained flow keeps them: as doubles, whatever the plan's file had."""
     assert plan.federated is not None
     every = {"*": plan.reference, **plan.federated.reference}
-    return {site: {c: (known.mean, known.sd) for c, known in table.items()} for site, table in every.items()}
+    return {
+        site: {c: (float(known.mean), float(known.sd)) for c, known in table.items()} for site, table in every.items()
+    }
 
 
 def sign_flow(flow: FederatedFlow, keys: list[SigningKey]) -> Envelope:

@@ -9,7 +9,7 @@ Where a study appends waves, a site has several networks of different persons. T
 parts of their variances that come from persons held out are added as if they were the same persons, which they mostly
 are. Where the plan keeps its frames, the waves are one network, edges between them included, and all of it is drawn
 from what the persons held out at the first wave gave: m is theirs. Of a directed network, motifs are those of the
-network without directions.
+network without directions; what is about directions (`ARCS`) is asked of it alone.
 
 Communities are found by spectral clustering of the released network, and nobody's standard error for them has a closed
 form: every twentieth person is left out in turn, and the communities are found anew each time (`shared.networks`). How
@@ -63,8 +63,14 @@ _FEW_EDGES = (
     "too high, perhaps by half: the persons held out have few edges for each latent dimension, from which positions "
     "are learned badly; more so in a sparser or smaller site"
 )
+_DIRECTIONS_APART = (
+    "too low where people answer each other: given two persons' positions, the model draws the two directions between "
+    "them one by one"
+)
 LEAST_EDGES = 5.0
 """Edges among themselves that the held-out need, each and for each latent dimension, for an answer without warning."""
+ARCS = ("reciprocity", "in_degree_cv", "out_degree_cv", "directed_transitivity")
+"""What is asked of networks with directions alone."""
 _SHAPES = ("v_shape", "triangle", "star3", "transitivity", "degree_cv")
 _HOW = "node jackknife of the released network, times 1 + n/m"
 _HOW_BY_PARTS = "jackknife of twenty parts of the released network, clustered anew, times 1 + n/m"
@@ -91,6 +97,12 @@ def answer(
     if question.kind != "network":
         raise EstimateRefusal("the question must be one that a network answers", given=str(question), next_step=_FOR)
     directed = plan.release.directed
+    if question.outcome in ARCS and not directed:
+        raise EstimateRefusal(
+            f"network({question.outcome}) must be asked of a network with directions",
+            given="one without",
+            next_step="Ask network(transitivity) or network(degree_cv), or plan release.directed = true.",
+        )
     total = sum(n for _, n in tables)
     yi = own = shared_ = 0.0
     so_far, fewest = 0, math.inf
@@ -118,6 +130,9 @@ def answer(
         "modularity": _OF_WHAT_IS_FOUND,
     }.get(question.outcome)
     warnings: tuple[str, ...] = () if said is None else (said,)
+    if question.outcome in ARCS:
+        apart = question.outcome in ("reciprocity", "directed_transitivity")
+        warnings = (_OF_THE_MODEL, *((_DIRECTIONS_APART,) if apart else ()))
     if question.outcome in _SHAPES:
         warnings = (_OF_THE_MODEL, *((_FEW_EDGES,) if fewest < LEAST_EDGES else ()))
     return [
@@ -180,6 +195,8 @@ def figure(
         return math.atanh(across.yi), across.vi / (1 - across.yi**2) ** 2
     if question.outcome in ("recovery", "modularity"):
         return _of_communities(plain, rows, question, dictionary, communities)
+    if question.outcome in ARCS:
+        return _of_arcs(network, question.outcome, whole)
     found = motifs(plain)
     if question.outcome == "degree_cv" and whole is not None:
         return _variation(found, n, whole)
@@ -250,25 +267,36 @@ def _of_communities(
     return value, variance
 
 
-def _variation(found: Motifs, n: int, whole: int) -> tuple[float, float]:
+def _of_arcs(network: Any, outcome: str, whole: int | None) -> tuple[float, float]:
+    """A figure of a network with directions, as a logarithm."""
+    from shared.networks import arcs
+
+    found = arcs(network)
+    if outcome.endswith("degree_cv") and whole is not None:
+        return _variation(found, found.n, whole, cv=outcome, density="arc")
+    moment = found.log(outcome)
+    return moment.yi, moment.vi
+
+
+def _variation(
+    found: Motifs, n: int, whole: int, *, cv: str = "degree_cv", density: str = "edge"
+) -> tuple[float, float]:
     """The log coefficient of variation of degrees in the whole network, and its variance by the delta method.
 
     With edge density e, chance adds 1 / (e (n - 1)) to the square of the one that is seen among n persons.
     """
     import numpy as np
 
-    from shared.networks import MOTIFS
-
-    edge, cv = (float(found.values[MOTIFS.index(name)]) for name in ("edge", "degree_cv"))
-    found.log("degree_cv")
+    at = [found.at(density), found.at(cv)]
+    edge, spread = (float(found.values[place]) for place in at)
+    found.log(cv)
     more = 1 / (n - 1) - 1 / (whole - 1)
-    square = cv**2 - more / edge
+    square = spread**2 - more / edge
     if not square > 0:
         raise EstimateRefusal(
             "degrees must vary by more than chance among the released to say how they vary in the whole network",
             given=f"{n} persons",
             next_step="Leave the site out of this estimand.",
         )
-    at = [MOTIFS.index("edge"), MOTIFS.index("degree_cv")]
-    slope = np.array([more / edge**2, 2 * cv]) / (2 * square)
+    slope = np.array([more / edge**2, 2 * spread]) / (2 * square)
     return math.log(square) / 2, float(slope @ found.covariance[np.ix_(at, at)] @ slope)

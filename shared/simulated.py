@@ -25,6 +25,7 @@ __all__ = [
     "contact_networks",
     "cvd_cohorts",
     "gaussian_table",
+    "known_studies",
     "linear_studies",
     "registries",
     "small_hospitals",
@@ -163,6 +164,15 @@ def linear_studies(rng: np.random.Generator, studies: int = 10, *, copies: int =
     >>> [table.shape[1] for table in linear_studies(np.random.default_rng(1), studies=2)]
     [5, 5]
     """
+    return [rows for _, rows in known_studies(rng, studies, copies=copies)]
+
+
+def known_studies(rng: np.random.Generator, studies: int = 10, *, copies: int = 1) -> list[tuple[Array, Array]]:
+    """`linear_studies` with what they were drawn from: (β_0k … β_4k, rows) of each.
+
+    >>> [beta.shape for beta, _ in known_studies(np.random.default_rng(1), studies=2)]
+    [(5,), (5,)]
+    """
     covariance = np.full((5, 5), 5e-5) + np.diag([5e-5, 4.95e-3, 5e-5, 5e-5, 5e-5])
     out = []
     for _ in range(studies):
@@ -170,7 +180,7 @@ def linear_studies(rng: np.random.Generator, studies: int = 10, *, copies: int =
         beta = rng.multivariate_normal(np.array([0.0, 1, 1, 1, 1]), covariance)
         x = rng.standard_normal((copies * n, 4))
         y = beta[0] + x @ beta[1:] + rng.normal(0, math.sqrt(0.5), copies * n)
-        out.append(np.column_stack([x, y]))
+        out.append((beta, np.column_stack([x, y])))
     return out
 
 

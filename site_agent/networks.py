@@ -154,9 +154,11 @@ class _Network(Drawing):
         told(0.7)
         self._placed(self._space)
         self._frame = np.hstack([self._space.positions, self._framed])
-        # Where private ranks are placed: the same persons, without what estimating each of them has added.
-        self._into = np.hstack([self._space.deconvolved(), self._framed])
         self._labels = self._labelled(rng)
+        # Where private ranks are placed: the same persons, without what estimating each of them has added. Levels of a
+        # column are known; communities were read off the very positions, and their means hold some of the errors.
+        groups = self._labels.frame if self._labels is not None and release.by else None
+        self._into = np.hstack([self._space.deconvolved(groups), self._framed])
         self._likeness = self._like_their_own(rng)
         told(1.0)
 

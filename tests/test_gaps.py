@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from coordinator.gaps import Gap, gap, pooled_gap, reperturbed
-from coordinator.intervals import Draw, with_release_variance
+from coordinator.intervals import Draw, kept_shares, with_release_variance
 from coordinator.pooling import pool_estimates
 from shared.dictionary import Column, Dictionary
 from shared.encoding import Encoder
 from shared.errors import ParameterError
 from shared.estimands import Estimate, estimate, parse_estimand
-from shared.flows import AffineAutoregressiveFlow
+from shared.flows import AffineAutoregressiveFlow, Beside
 from shared.mechanisms.latent_noise import LatentNoise
 from shared.randomness import seeded_rng
 
@@ -149,3 +149,49 @@ def test_one_draw_tells_no_spread():
     encoded, real = table(1, n=60)
     with pytest.raises(ParameterError, match="twice"):
         reperturbed(LatentNoise(flow=gaussian(encoded), w=W, radius=9.0), ENCODER, real, QUESTION, times=1)
+
+
+# -- what an influence keeps of itself ------------------------------------------------------------------------------
+def test_a_share_is_one_for_the_same_rows_and_none_for_others_and_w_for_a_product_of_two_columns():
+    encoded, real = table(3, n=4000)
+    assert kept_shares(real, real, QUESTION) == pytest.approx({"intercept": 1.0, "x": 1.0})
+    assert abs(kept_shares(real, table(4, n=4000)[1], QUESTION)["x"]) < 0.06
+    m = LatentNoise(flow=gaussian(encoded), w=W, radius=9.0)
+    again = ENCODER.decode(m.release(encoded, seeded_rng(1)))
+    assert kept_shares(real, again, QUESTION)["x"] == pytest.approx(W, abs=0.06)
+    # Of a mean it is √w, under the blank name; and a curve has no influence to look at.
+    mean = kept_shares(real, again, parse_estimand("mean(y)"))
+    assert mean[""] == pytest.approx(math.sqrt(W), abs=0.06)
+    assert kept_shares(real.iloc[:3], again.iloc[:3], QUESTION) == {}
+
+
+def test_a_carried_column_is_not_counted_as_noised():
+    """A flow that does not know the group takes 1 − √w of the difference, where it would take 1 − w were all noised."""
+    encoder = Encoder(
+        dictionary=Dictionary(
+            name="groups",
+            version=1,
+            columns=(
+                Column(name="died", kind="event"),
+                Column(name="y", kind="continuous", lower=-8, upper=8),
+            ),
+        )
+    )
+    question = parse_estimand("ols(y) ~ died")
+    inner = AffineAutoregressiveFlow(mean=np.zeros(1), scale=np.array([[1.25 / 8]]))
+    m = LatentNoise(flow=Beside(columns=(0,), inner=inner), w=W, radius=9.0, carried=(0,))
+    told = []
+    for seed in range(12):
+        draws = np.random.default_rng(seed)
+        died = draws.random(3000) < 0.4
+        x = np.column_stack([died + draws.random(3000), (1.5 * died + draws.normal(size=3000)) / 8])
+        rows = encoder.decode(m.release(x, seeded_rng(seed)))
+        near, far = (
+            next(r.yi for r in estimate(part, question, study="s", site="a", wave=1) if r.term.startswith("died"))
+            for part in (encoder.decode(x), rows)
+        )
+        found = reperturbed(m, encoder, rows, question, times=4, number=100 + seed)
+        told.append((far - near, next(gap_.bias for term, gap_ in found.items() if term.startswith("died"))))
+    actual, bias = np.array(told).T
+    assert actual.mean() == pytest.approx(-1.5 * (1 - math.sqrt(W)), rel=0.05)
+    assert bias.mean() == pytest.approx(-actual.mean(), rel=0.1)

@@ -275,3 +275,26 @@ def test_attributes_after_the_coordinates_do_not_move_a_tie():
     space = truth("inner_product", False, 30)
     wide = np.column_stack([space.positions, np.full(30, 1e9)])
     np.testing.assert_array_equal(space.draw(wide, KEY).toarray(), space.draw(space.positions, KEY).toarray())
+
+
+def test_taking_away_the_spread_of_estimates_keeps_what_lies_between_known_groups():
+    """Two groups and a weak hold-out: towards one mean for all, a part of what sets them apart would go with it."""
+    n, draws = 300, rng(11)
+    group = np.repeat([0, 1], n // 2)
+    true = np.column_stack([np.full(n, -1.6), np.where(group, 1.0, -1.0) + 0.3 * draws.normal(size=n)])
+    space = LatentSpace(model="inner_product", d=1, directed=False, positions=true)
+    fitted = fit(space.draw(true, KEY), model="inner_product", d=1, rng=rng())
+
+    def between(positions: np.ndarray) -> float:
+        return abs(float(positions[group == 1, 1].mean() - positions[group == 0, 1].mean()))
+
+    def within(positions: np.ndarray) -> float:
+        return float(np.sqrt(np.mean([positions[group == one, 1].var() for one in (0, 1)])))
+
+    raw, alike, apart = fitted.positions, fitted.deconvolved(), fitted.deconvolved(group)
+    assert between(apart) == pytest.approx(between(raw), rel=0.03)
+    assert between(alike) < 0.97 * between(apart)
+    assert within(apart) < within(alike) < within(raw)
+    assert within(apart) == pytest.approx(0.3, abs=0.15)
+    # Of one group it is what it was.
+    np.testing.assert_allclose(fitted.deconvolved(0 * group), alike, atol=1e-9)

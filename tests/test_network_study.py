@@ -13,12 +13,13 @@ from delivered import STUDIES
 from scipy.sparse import csr_array
 from service import Hub
 from test_network_release import contacts_plan
+from test_networks import arc_figures
 from theatre import Theatre
 
 from coordinator.queries import ask, site_estimates
 from shared.errors import EstimateRefusal, ParameterError, Refusal, SchemaRefusal
 from shared.estimands import estimate, parse_estimand
-from shared.network_estimands import figure
+from shared.network_estimands import ARCS, figure
 from shared.plan import StudyPlan, Wave
 from shared.prescriptions.grand import NEIGHBOURS, NUMBER, GrandPlan, adjacency
 from shared.questions import ACROSS, NETWORK, parse_formula
@@ -111,7 +112,7 @@ def by_hand(matrix: np.ndarray, ward: np.ndarray, statistic: str) -> float:
 CLUSTERED = ("recovery", "modularity")
 
 
-@pytest.mark.parametrize("statistic", [name for name in NETWORK if name not in CLUSTERED])
+@pytest.mark.parametrize("statistic", [name for name in NETWORK if name not in (*CLUSTERED, *ARCS)])
 def test_an_answer_is_the_statistic_with_the_jackknife_s_variance_times_one_plus_n_over_m(statistic):
     plan = replace(contacts_plan(), holdout=0.2)
     table = drawn(40, seed=3)
@@ -275,6 +276,27 @@ def test_a_directed_network_is_asked_without_its_directions():
     arcs = csr_array(np.array([[0, 1, 0, 0, 0], [1, 0, 1, 0, 0], [0, 0, 0, 0, 1], [0] * 5, [1, 0, 0, 0, 0]]))
     value, _ = figure(arcs, pd.DataFrame(), parse_estimand("network(edge)"), None)
     assert math.exp(value) == pytest.approx(4 / 10)
+
+
+@pytest.mark.parametrize("statistic", ARCS)
+def test_directions_are_asked_of_networks_that_have_them(statistic):
+    plan = contacts_plan()
+    question = parse_estimand(f"network({statistic})")
+    with pytest.raises(EstimateRefusal, match="a network with directions"):
+        plan.release.answer(plan, [(drawn(40, seed=3), 40)], question, levels={}, **TOLD)
+    plan = replace(plan, holdout=0.2, release=replace(plan.release, directed=True))
+    rng = np.random.default_rng(2)
+    table, chance = drawn(60, seed=3), rng.uniform(0.1, 0.5, 60)
+    dense = (rng.random((60, 60)) < chance[:, None] * chance[rng.permutation(60)] * 2) * (1 - np.eye(60))
+    table[NEIGHBOURS] = [np.flatnonzero(row).astype(np.int32) for row in dense]
+    (found,) = plan.release.answer(plan, [(table, 60)], question, levels={}, **TOLD)
+    expected = dict(zip(("arc", *ARCS), arc_figures(dense), strict=True))
+    if statistic.endswith("_cv"):  # of all 75 persons: less what is chance among 60
+        square = expected[statistic] ** 2 - (1 / 59 - 1 / 74) / expected["arc"]
+        expected[statistic] = math.sqrt(square)
+    assert found.yi == pytest.approx(math.log(expected[statistic]), rel=1e-9)
+    assert found.vi_sampling == pytest.approx(found.vi_naive * (1 + 60 / 15), rel=1e-12)
+    assert any("one by one" in said for said in found.warnings) == (not statistic.endswith("_cv"))
 
 
 def test_a_motif_that_is_not_there_excludes_the_site_with_the_reason():

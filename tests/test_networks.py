@@ -41,6 +41,22 @@ def test_node_statistics_are_those_of_brute_force(n, p):
     np.testing.assert_allclose(networks.eigenvector(ties), np.abs(leading) / np.abs(leading).max(), atol=1e-4)
 
 
+@pytest.mark.parametrize(("n", "p"), [(60, 0.3), (300, 0.02), (700, 0.004), (2000, 0.005)])
+def test_triangles_are_the_same_by_paths_and_by_bits_in_blocks_of_any_size(n, p, monkeypatch):
+    ties = random(n, p)
+    found = []
+    for paths, steps, table in ((10**9, 1, 1), (0, 1 << 18, 1 << 21), (0, 500, 20 * n), (0, 1, 1)):
+        if n > 1000 and steps == 1 and not paths:
+            continue  # node by node: slow, and no other than below
+        monkeypatch.setattr(networks, "_PATHS", paths)
+        monkeypatch.setattr(networks, "_STEPS", steps)
+        monkeypatch.setattr(networks, "_TABLE", table)
+        found.append(networks.triangles(ties))
+    assert found[0].sum() > 0
+    for other in found[1:]:
+        np.testing.assert_array_equal(other, found[0])
+
+
 @pytest.mark.parametrize("n", [1, 2, 300])
 def test_empty_and_complete_networks_have_their_exact_statistics(n):
     empty, full = sparse.csr_array((n, n), dtype=np.int32), simple(sparse.csr_array(np.ones((n, n))))
@@ -188,3 +204,45 @@ def test_communities_that_are_there_are_found():
     assert (communities(sparse.csr_array((9, 9), dtype=np.int32), 2, rng) == 0).all()
     with pytest.raises(ParameterError, match="below the nodes"):
         communities(ties, 240, rng)
+
+
+# -- networks with directions ------------------------------------------------------------------------------------------
+def arc_figures(arcs: np.ndarray) -> list[float]:
+    """From a dense matrix, by counting."""
+    n, count = len(arcs), arcs.sum()
+    paths, closed = 0, 0
+    for i, j in zip(*arcs.nonzero(), strict=True):
+        ends = arcs[j].copy()
+        ends[i] = 0
+        paths += ends.sum()
+        closed += (ends * arcs[i]).sum()
+    spread = [arcs.sum(axis=axis).std() / arcs.sum(axis=axis).mean() for axis in (0, 1)]
+    return [count / (n * (n - 1)), (arcs * arcs.T).sum() / count, *spread, closed / paths]
+
+
+@pytest.mark.parametrize("frame", [None, 20])
+def test_figures_of_arcs_and_their_jackknife_are_those_of_leaving_every_node_out(frame, monkeypatch):
+    monkeypatch.setattr(networks, "_WORK", 100)  # several blocks
+    rng = np.random.default_rng(3)
+    n, weight = 40, rng.uniform(0.3, 1.6, (2, 40))
+    dense = (rng.random((n, n)) < 0.2 * np.outer(*weight)).astype(float)
+    dense = np.maximum(dense, (dense.T > 0) & (rng.random((n, n)) < 0.5)) * (1 - np.eye(n))
+    found = networks.arcs(sparse.csr_array(dense + np.eye(n)), frame=frame)  # loops do not count
+    np.testing.assert_allclose(found.values, arc_figures(dense), rtol=1e-12)
+    left = np.array([arc_figures(np.delete(np.delete(dense, i, 0), i, 1)) for i in range(n)]).T
+    left = left - left.mean(axis=1, keepdims=True)
+    expected = (n - 1) / n * left @ left.T * (1 if frame is None else 1 + n / frame)
+    np.testing.assert_allclose(found.covariance, expected, rtol=1e-9, atol=1e-15)
+    assert found.log("reciprocity").yi == pytest.approx(np.log(found.values[1]))
+    with pytest.raises(ParameterError, match="one of arc"):
+        found.at("edge")
+
+
+def test_arcs_of_networks_without_any_returned_or_without_nodes_are_refused():
+    one_way = sparse.csr_array(np.triu(np.ones((8, 8)), 1))
+    with pytest.raises(EstimateRefusal, match="must be positive"):
+        networks.arcs(one_way).log("reciprocity")
+    with pytest.raises(EstimateRefusal, match="at least 5 nodes"):
+        networks.arcs(sparse.csr_array((4, 4)))
+    with pytest.raises(ParameterError, match="square"):
+        networks.arcs(sparse.csr_array((6, 4)))

@@ -6,6 +6,11 @@ longest follow-up.
 python -m tests.benchmarks.cohorts_gap [first seed] [seeds] [--carry]
 
 With --carry the true event is carried over (`release.carry`), and the file is cohorts_gap_carried.json.
+
+python -m tests.benchmarks.cohorts_gap 1 100 --events
+
+releases each cohort of one draw so many times at w = 0.8 (cohorts_gap_events.json): how much of a distance of shares of
+events is the flow's bias, and how much is the noise that each row's event is drawn with anew.
 """
 
 import math
@@ -22,7 +27,7 @@ from shared.simulated import cvd_cohorts
 from shared.survival import kaplan_meier
 from site_agent.models.flow import FlowSettings, fit_flow
 from tests.benchmarks import record
-from tests.benchmarks.lni_pooling import dersimonian_laird
+from tests.benchmarks.lni_repeat import dersimonian_laird
 
 WEIGHTS = (0.0, 0.8)
 HORIZONS = (0.25, 0.5, 0.75)
@@ -124,10 +129,43 @@ def one(seed: int, settings: FlowSettings, carry: bool = False) -> dict:
     }
 
 
+def shares(seed: int, releases: int, w: float = 0.8) -> dict:
+    """Of every cohort of one draw: mean and standard deviation of the released share of events, less the real one."""
+    rng, encoder = seeded_rng(seed), Encoder(dictionary=dictionary())
+    event = encoder.columns.index("cvd")
+    sites = {}
+    for name, table in cvd_cohorts(np.random.default_rng(seed)).items():
+        x = encoder.encode(encoder.dictionary.check(table), rng)
+        flow = fit_flow(x, FlowSettings(), rng, integer_columns=encoder.integer_columns).flow
+        mechanism = LatentNoise(flow=flow, w=w, radius=default_radius(encoder.d))
+        real = float(table["cvd"].mean())
+        found = np.array([(mechanism.release(x, rng)[:, event] >= 1).mean() for _ in range(releases)]) - real
+        sites[name] = {
+            "n": len(table),
+            "events": real,
+            "bias": float(found.mean()),
+            "bias_se": float(found.std(ddof=1) / math.sqrt(releases)),
+            "sd": float(found.std(ddof=1)),
+            "beyond_1.5_points": float((np.abs(found) > 0.015).mean()),
+        }
+        print(name, sites[name], flush=True)
+    return {
+        "releases": releases,
+        "w": w,
+        "sites": sites,
+        "largest_bias": max(abs(site["bias"]) for site in sites.values()),
+        "largest_sd": max(site["sd"] for site in sites.values()),
+        "cohorts_beyond_in_a_draw": sum(site["beyond_1.5_points"] for site in sites.values()),
+    }
+
+
 def main() -> None:
-    numbers = [int(given) for given in sys.argv[1:] if given != "--carry"]
+    numbers = [int(given) for given in sys.argv[1:] if not given.startswith("--")]
     carry = "--carry" in sys.argv
     first, seeds = (*numbers, *(1, 10)[len(numbers) :])
+    if "--events" in sys.argv:
+        print(record.write("cohorts_gap_events", shares(first, seeds), seed=first))
+        return
     runs = []
     for seed in range(first, first + seeds):
         runs.append(one(seed, FlowSettings(), carry))

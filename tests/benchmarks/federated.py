@@ -34,7 +34,7 @@ from site_agent.models.flow import FlowSettings, fit_flow
 from site_agent.models.private_flow import Ahead, noisy_gradient
 from tests.benchmarks import record
 from tests.benchmarks.cohorts_gap import dictionary, log_hr
-from tests.benchmarks.lni_pooling import dersimonian_laird
+from tests.benchmarks.lni_repeat import dersimonian_laird
 
 DELTA, EPSILONS, WEIGHTS, DRAWS, SMALL = 1e-6, (1.0, 3.0, 10.0), (0.0, 0.8), 3, 2000
 TRAINING = Training(flows=4, hidden=16)

@@ -112,6 +112,8 @@ def counted(nodes: int, density: float, times: int = 15) -> dict[str, float]:
         if values:
             out[name] = min(values)
             out[f"{name}_median"] = float(np.median(values))
+    if seconds["igraph"]:
+        out["ratio"] = out["ours"] / out["igraph"]
     return out
 
 
@@ -125,6 +127,7 @@ def stage(name: str) -> dict[str, Any]:
     if name == "draw=100000":
         return large(100_000, 50)
     sizes = {"N=2000": (2000, 0.05), "N=4000": (4000, 0.05), "N=10000, density 0.005": (10_000, 0.005)}
+    sizes["N=20000, density 0.00125"] = (20_000, 0.00125)
     return {size: counted(*settings) for size, settings in sizes.items()}
 
 

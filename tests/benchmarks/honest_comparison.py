@@ -3,11 +3,13 @@
 Noisy moments (plain, and with the coefficient declared), noisy tables, latent noise through a flow trained with noise,
 and latent noise through a flow that knows public figures only, all covering everybody at the same ε and δ = 1e-6; and
 latent noise at a w of that ε whose flow was fitted on the records and is not covered. Each as the product makes it.
+With a folder, every repetition is kept there, and a run that was stopped goes on where it was.
 
-python -m tests.benchmarks.honest_comparison [repetitions] [first seed] [--epsilon 1,3]
+python -m tests.benchmarks.honest_comparison [repetitions] [first seed] [--epsilon 1,3] [--folder FOLDER]
 """
 
 import argparse
+import json
 import math
 import time
 from dataclasses import replace
@@ -92,8 +94,12 @@ def answered(plan, table, seed):
     return (math.nan, math.nan) if row.yi is None else (row.yi, row.vi)
 
 
-def measured(seed, epsilon):
+def measured(seed, epsilon, folder=None):
     """(sites, 2) of the records and of every method, and CPU seconds of each."""
+    kept = folder / f"{epsilon:g}-{seed}.json" if folder else None
+    if kept is not None and kept.is_file():
+        out, cpu = json.loads(kept.read_text())
+        return {name: np.array(rows) for name, rows in out.items()}, cpu
     tables = cvd_cohorts(np.random.default_rng(10_000 + seed))
     out, cpu = {"real": np.array([honest.real(table) for table in tables.values()])}, {}
     for name, declared in (("noisy moments", False), ("noisy moments, sbp declared", True)):
@@ -103,6 +109,10 @@ def measured(seed, epsilon):
         began = time.process_time()
         out[name] = np.array([answered(plan, table, 1000 * seed + 10 * k) for k, table in enumerate(tables.values())])
         cpu[name] = time.process_time() - began
+    if kept is not None:
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        kept.write_text(json.dumps([{name: rows.tolist() for name, rows in out.items()}, cpu]))
+        print(kept.name, flush=True)
     return out, cpu
 
 
@@ -116,10 +126,12 @@ def main():
     parser.add_argument("repetitions", nargs="?", type=int, default=10)
     parser.add_argument("first", nargs="?", type=int, default=1)
     parser.add_argument("--epsilon", default="1,3")
+    parser.add_argument("--folder", type=Path, help="keep every repetition here, and go on from what is there")
     given = parser.parse_args()
     results = {"repetitions": given.repetitions, "delta": DELTA, "share_of_training": TRAINED}
     for epsilon in (float(text) for text in given.epsilon.split(",")):
-        runs = [measured(seed, epsilon) for seed in range(given.first, given.first + given.repetitions)]
+        seeds = range(given.first, given.first + given.repetitions)
+        runs = [measured(seed, epsilon, given.folder) for seed in seeds]
         cells = {}
         for name in runs[0][1]:
             ours, theirs = [pooled(run[name]) for run, _ in runs], [pooled(run["real"]) for run, _ in runs]

@@ -10,8 +10,6 @@ paper's figures there lie below what the sample alone gives, and few repetitions
 keeps every repetition, so that a run that was stopped goes on. ``--draw`` only draws the figures again.
 """
 
-import argparse
-import json
 from functools import partial
 
 import numpy as np
@@ -22,18 +20,20 @@ from shared.simulated import gaussian_table
 from site_agent.models.flow import FlowSettings, fit_flow
 from tests.benchmarks import record
 from tests.benchmarks.lni_repeat import (
-    FALSE_ALARMS,
     NONE,
     OURS,
     PAPER,
     REAL,
-    RESULTS,
     Common,
+    asked,
     attacked,
     distance,
     finish,
+    measured,
+    part,
     repeated,
     resampled,
+    roc,
     shade,
     sheet,
 )
@@ -245,11 +245,9 @@ def draw(results):
     made, panels = sheet(1, 3, 10.5, 3.7)
     shown = (0.0, 0.25, 0.5, 0.75, 0.9, 0.975, 1.0)
     for axes, method in zip(panels[0], lines, strict=False):
-        for w in shown:
-            hits = results[f"attack_{method}"][f"w={w:g}"]["hits_of_the_first"]
-            axes.plot(FALSE_ALARMS, hits, color=shade(w), linewidth=1.3, label=f"w = {w:g}")
-        axes.plot([0, 1], [0, 1], color=PAPER, linestyle="--", linewidth=0.8)
-        axes.set(xlabel="false alarms", ylabel="members recognised", aspect="equal")
+        hits = {f"w={w:g}": results[f"attack_{method}"][f"w={w:g}"]["hits_of_the_first"] for w in shown}
+        roc(axes, hits, linewidth=1.3)
+        axes.set(xlabel="false alarms", ylabel="members recognised")
         axes.set_title(f"{lines[method]}, one table", loc="left", weight="bold")
         axes.legend(loc="lower right")
     axes = panels[0][2]
@@ -277,17 +275,10 @@ def draw(results):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--first", type=int, default=800)
-    parser.add_argument("--others", type=int, default=100)
-    parser.add_argument("--real", type=int, default=2000)
-    parser.add_argument("--attacks", type=int, default=100)
-    parser.add_argument("--folder", help="keep each repetition here, and go on from those that are there")
-    parser.add_argument("--draw", action="store_true", help="only draw the figures again, from what was measured")
-    given = parser.parse_args()
+    given = asked(__doc__, first=800, others=100, real=2000, attacks=100)
     if not given.draw:
         settings = {"seed": SEED, "sizes": SIZES, "weights": WEIGHTS, "flow": repr(SETTINGS), "radius": RADIUS}
-        within = (lambda name: f"{given.folder}/{name}") if given.folder else (lambda name: None)
+        within = partial(part, given.folder)
         attacks = repeated(within("attack"), given.attacks, settings | {"attacked": ATTACK_WEIGHTS}, one_attack)
         found, real = {}, {}
         for n in SIZES:
@@ -298,7 +289,7 @@ def main() -> None:
         for n in SIZES:
             print(n, {w: round(cell["ratio_high"], 3) for w, cell in results[f"n={n}"]["latent"].items()})
         print(record.write("lni_311", results, seed=SEED))
-    draw(json.loads((RESULTS / "lni_311.json").read_text())["results"])
+    draw(measured("lni_311"))
 
 
 if __name__ == "__main__":

@@ -3,35 +3,40 @@
 python -m tests.benchmarks.lni_312 [--repetitions 500] [--attacks 100] [--folder build/lni_312] [--draw]
 
 A folder keeps every repetition, so that a run that was stopped goes on. ``--draw`` only draws the figures again.
+
+python -m tests.benchmarks.lni_312 --oracles 500
+
+puts the same tables and noise through flows without error: the true law, and the Gaussian of maximum likelihood.
 """
 
-import argparse
-import json
 import math
 import time
 
 import numpy as np
 
+from shared.flows import AffineAutoregressiveFlow
 from shared.mechanisms.latent_noise import LatentNoise
 from shared.randomness import seeded_rng
-from shared.simulated import linear_studies
+from shared.simulated import known_studies, linear_studies
 from site_agent.models.flow import FlowSettings, fit_flow
 from tests.benchmarks import record
-from tests.benchmarks.lni_pooling import dersimonian_laird
 from tests.benchmarks.lni_repeat import (
-    FALSE_ALARMS,
     NONE,
     OURS,
     PAPER,
     REAL,
-    RESULTS,
     Common,
+    asked,
     attacked,
+    dersimonian_laird,
     distance,
     finish,
+    forest,
     matched,
+    measured,
+    part,
     repeated,
-    shade,
+    roc,
     sheet,
 )
 
@@ -96,6 +101,50 @@ def one(b, attacks):
                 out["matched"].append(dersimonian_laird([slope(rows) for rows in released]))
         out[name] = told
     return out
+
+
+def true_law(beta):
+    """The flow of a study's own law: X standard normal, Y = β₀ + β X + ε with ε of variance 0.5."""
+    scale = np.eye(5)
+    scale[4] = [*beta[1:], math.sqrt(0.5)]
+    return AffineAutoregressiveFlow(mean=np.array([0, 0, 0, 0, beta[0]]), scale=scale)
+
+
+def gaussian(table):
+    """The flow of maximum likelihood in the right family: nothing is left to be learned but what the sample hides."""
+    return AffineAutoregressiveFlow(mean=table.mean(axis=0), scale=np.linalg.cholesky(np.cov(table.T, ddof=0)))
+
+
+def one_oracle(b):
+    """The tables and the noise of `one`, through flows that nobody had to train."""
+    draws = np.random.default_rng([SEED, b])
+    both = [(beta, np.split(rows, 2)[0]) for beta, rows in known_studies(draws, copies=2)]
+    noise = [draws.standard_normal(table.shape) for _, table in both]
+    sites = [slope(table) for _, table in both]
+    real = dersimonian_laird(sites)[0]
+    out = {"sites": sites}
+    for name, flow in (("true law", lambda beta, _: true_law(beta)), ("maximum likelihood", lambda _, t: gaussian(t))):
+        flows = [flow(beta, table) for beta, table in both]
+        out[name] = []
+        for w in TO_REAL:
+            released = [
+                LatentNoise(flow=f, w=w, radius=RADIUS).release(table, Common(z))
+                for f, (_, table), z in zip(flows, both, noise, strict=True)
+            ]
+            out[name].append(dersimonian_laird([slope(rows) for rows in released])[0] - real)
+    return out
+
+
+def oracles_summed_up(found):
+    """Distances to the real estimate, and what theory says of the noise alone."""
+    results = {"repetitions": len(found)}
+    for name in ("true law", "maximum likelihood"):
+        gaps = np.array([row[name] for row in found])
+        results[name] = {f"w={w}": distance(gaps[:, k], TO_REAL[w], SEED) for k, w in enumerate(TO_REAL)}
+    for w in TO_REAL:
+        least = expected(found, w)
+        results.setdefault("noise alone, by theory", {})[f"w={w}"] = {"mad": least, "ratio": least / TO_REAL[w]}
+    return results
 
 
 def expected(found, w):
@@ -179,12 +228,8 @@ def draw(results):
     studies = len(first["n"])
     made, panels = sheet(2, 5, 11.5, 5.6, sharex=True, sharey=True)
     for k, axes in enumerate(panels.flat):
-        for w in WEIGHTS:
-            bold = {"color": "#d00000", "linewidth": 2.2, "zorder": 5} if w == 0.8 else {"color": shade(w)}
-            axes.plot(FALSE_ALARMS, attack["hits_of_the_first"][f"w={w:g}"][k], label=f"w = {w:g}", **bold)
-        axes.plot([0, 1], [0, 1], color=PAPER, linestyle="--", linewidth=0.8)
+        roc(axes, {f"w={w:g}": attack["hits_of_the_first"][f"w={w:g}"][k] for w in WEIGHTS}, bold=0.8)
         axes.set_title(f"study {k + 1}, n = {first['n'][k]}", loc="left")
-        axes.set_aspect("equal")
     for axes in panels[1]:
         axes.set_xlabel("false alarms")
     for axes in panels[:, 0]:
@@ -225,22 +270,12 @@ def draw(results):
     made, panels = sheet(1, 1, 6.4, 5.2)
     axes = panels[0, 0]
     kinds = (("real", REAL, "real (w = 1)"), ("w=0.8", OURS, "w = 0.8"), ("w=0", NONE, "w = 0"))
-    for step, (key, colour, label) in enumerate(kinds):
+
+    def rows_of(key):
         rows = [(e, math.sqrt(v)) for e, v in first[key]["sites"]] + [tuple(first[key]["pooled"])]
-        at = [studies - k + 0.22 * (1 - step) for k in range(studies)] + [-0.4 + 0.22 * (1 - step)]
-        axes.errorbar(
-            [e for e, _ in rows],
-            at,
-            xerr=[1.96 * se for _, se in rows],
-            fmt="o",
-            markersize=3.5,
-            linewidth=1.2,
-            color=colour,
-            label=label,
-        )
-    axes.axhline(0.3, color=PAPER, linewidth=0.8)
-    axes.axvline(1, color=PAPER, linestyle="--", linewidth=0.8)
-    axes.set_yticks([*range(studies, 0, -1), -0.4], [*(f"study {k + 1}" for k in range(studies)), "pooled"])
+        return [(e, e - 1.96 * se, e + 1.96 * se) for e, se in rows]
+
+    forest(axes, kinds, rows_of, [f"study {k + 1}" for k in range(studies)])
     axes.set_xlabel("slope of X2, 95 % interval")
     made.legend(*axes.get_legend_handles_labels(), loc="lower center", ncols=3)
     finish(
@@ -283,12 +318,14 @@ def draw(results):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--repetitions", type=int, default=500)
-    parser.add_argument("--attacks", type=int, default=100)
-    parser.add_argument("--folder", help="keep each repetition here, and go on from those that are there")
-    parser.add_argument("--draw", action="store_true", help="only draw the figures again, from what was measured")
-    given = parser.parse_args()
+    given = asked(__doc__, repetitions=500, attacks=100, oracles=0)
+    if given.oracles:
+        settings = {"seed": SEED, "radius": RADIUS, "weights": list(TO_REAL)}
+        found = repeated(part(given.folder, "oracle"), given.oracles, settings, one_oracle)
+        results = oracles_summed_up(found)
+        print(results)
+        print(record.write("lni_312_oracle", results, seed=SEED))
+        return
     if not given.draw:
         settings = {"seed": SEED, "weights": WEIGHTS, "flows": repr(SETTINGS), "radius": RADIUS}
         settings["attacks"] = given.attacks
@@ -297,7 +334,7 @@ def main() -> None:
         for name in SETTINGS:
             print(name, {w: results[name]["to_real"][w] for w in ("w=0.0", "w=0.8")}, flush=True)
         print(record.write("lni_312", results, seed=SEED))
-    draw(json.loads((RESULTS / "lni_312.json").read_text())["results"])
+    draw(measured("lni_312"))
 
 
 if __name__ == "__main__":

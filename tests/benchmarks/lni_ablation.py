@@ -6,12 +6,9 @@ the same noise in every variant.
 python -m tests.benchmarks.lni_ablation [--correlations 30] [--studies 40] [--cohorts 4] [--folder build/lni_ablation]
 """
 
-import argparse
 import math
-import tempfile
 import time
 from contextlib import nullcontext
-from functools import partial
 from unittest.mock import patch
 
 import numpy as np
@@ -28,8 +25,7 @@ from tests.benchmarks.cohorts_gap import dictionary
 from tests.benchmarks.lni_311 import rho
 from tests.benchmarks.lni_312 import slope
 from tests.benchmarks.lni_cohorts import log_hr
-from tests.benchmarks.lni_pooling import dersimonian_laird
-from tests.benchmarks.lni_repeat import Common, repeated
+from tests.benchmarks.lni_repeat import Common, asked, dersimonian_laird, part, repeated
 
 SEED = 77
 WEIGHTS = (0.0, 0.8)
@@ -151,21 +147,14 @@ def summed_up(found):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--correlations", type=int, default=30)
-    parser.add_argument("--studies", type=int, default=40)
-    parser.add_argument("--cohorts", type=int, default=4)
-    parser.add_argument("--folder", help="keep each repetition here, and go on from those that are there")
-    given = parser.parse_args()
+    given = asked(__doc__, figures=False, correlations=30, studies=40, cohorts=4)
     settings = {"seed": SEED, "variants": VARIANTS | SPECTRAL | MORE, "weights": WEIGHTS}
-    with tempfile.TemporaryDirectory() as spare:
-        run = partial(repeated, settings=settings)
-        folder = given.folder or spare
-        results = {
-            "correlations": summed_up(run(f"{folder}/correlations", given.correlations, one=correlations)),
-            "studies": summed_up(run(f"{folder}/studies", given.studies, one=studies)),
-            "cohorts": summed_up(run(f"{folder}/cohorts", given.cohorts, one=cohorts)),
-        }
+    results = {
+        world.__name__: summed_up(
+            repeated(part(given.folder, world.__name__), getattr(given, world.__name__), settings, world)
+        )
+        for world in (correlations, studies, cohorts)
+    }
     print(record.write("lni_ablation", results, seed=SEED))
 
 

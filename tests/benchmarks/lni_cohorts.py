@@ -9,10 +9,8 @@ python -m tests.benchmarks.lni_cohorts [--draws 10] [--folder build/lni_cohorts]
 The first draw is the one that tables and figures show. ``--draw`` only draws the figures again.
 """
 
-import argparse
 import json
 import math
-import tempfile
 import time
 from functools import partial
 
@@ -26,32 +24,26 @@ from shared.randomness import seeded_rng
 from shared.simulated import cvd_cohorts
 from shared.survival import cox
 from site_agent.audit import linkage, seen, whitening
-from site_agent.models.flow import FlowSettings, fit_flow
+from site_agent.models.flow import PAPERS_GRID, FlowSettings, fit_flow
 from tests.benchmarks import record
 from tests.benchmarks.cohorts_gap import dictionary
-from tests.benchmarks.lni_pooling import dersimonian_laird
 from tests.benchmarks.lni_repeat import (
-    FALSE_ALARMS,
     NONE,
     OURS,
-    PAPER,
     REAL,
-    RESULTS,
     Common,
+    asked,
     attacked,
+    dersimonian_laird,
     finish,
+    forest,
+    measured,
     repeated,
-    shade,
+    roc,
     sheet,
 )
 
 SEED = 40
-GRID = tuple(
-    {"hidden": hidden, "layers": layers, "flows": flows}
-    for flows in (2, 3, 4, 5)
-    for layers in (1, 2)
-    for hidden in (32, 64, 128)
-)
 WEIGHTS = (0.0, 0.25, 0.4, 0.5, 0.55, 0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95)
 LIMIT = 0.55
 FIXED = 0.8
@@ -86,7 +78,7 @@ SETTINGS = {"gate": 2.0, "validation": 0.2}
 def chosen_network(x, integers, seed):
     """The grid's best by held-back likelihood, the gate open; the smaller one of two that are equal."""
     best, network, spent = None, None, time.process_time()
-    for candidate in GRID:
+    for candidate in PAPERS_GRID:
         settings = FlowSettings(**candidate, **SETTINGS | {"gate": 0.0}, refit=False)
         found = fit_flow(x, settings, seeded_rng(seed), integer_columns=integers).report
         size = candidate["hidden"] * candidate["flows"] * candidate["layers"]
@@ -253,11 +245,8 @@ def draw(results):
     made, of, panels = panels_of(8.6)
     for name, axes in of.items():
         best = sites[name]["w"]
-        for w in WEIGHTS:
-            style = {"color": "#d00000", "linewidth": 2, "zorder": 5} if w == best else {"color": shade(w)}
-            axes.plot(FALSE_ALARMS, sites[name]["hits"][f"w={w:g}"], **style)
+        roc(axes, {f"w={w:g}": sites[name]["hits"][f"w={w:g}"] for w in WEIGHTS}, bold=best, chance=False)
         axes.set_title(f"{name}, w = {best:g}", loc="left")
-        axes.set_aspect("equal")
     for axes in panels[-1]:
         axes.set_xlabel("false alarms")
     for axes in panels[:, 0]:
@@ -367,23 +356,20 @@ def draw(results):
     made, panels = sheet(1, 2, 10.5, 6.4, sharey=True)
     kinds = (("real", REAL, "real"), ("chosen", OURS, "chosen w"), ("w=0", NONE, "w = 0"))
     for axes, model in zip(panels[0], ("unadjusted", "adjusted"), strict=True):
-        for step, (key, colour, label) in enumerate(kinds):
-            rows = [(site[key][model][0], math.sqrt(site[key][model][1])) for site in sites.values()]
+
+        def rows_of(key, model=model):
+            rows = [(site[key][model][0], 1.96 * math.sqrt(site[key][model][1])) for site in sites.values()]
             centre = results["pooled"][model][key]
-            at = [len(sites) - k + 0.22 * (1 - step) for k in range(len(sites))]
-            hr = [math.exp(e) for e, _ in rows]
-            ends = [[math.exp(e + s * 1.96 * se) for e, se in rows] for s in (-1, 1)]
-            hr, at = [*hr, centre["hr"]], [*at, -0.4 + 0.22 * (1 - step)]
-            ends = [[*ends[0], centre["low"]], [*ends[1], centre["high"]]]
-            wide = [np.subtract(hr, ends[0]), np.subtract(ends[1], hr)]
-            axes.errorbar(hr, at, xerr=wide, fmt="o", markersize=3.5, linewidth=1.2, color=colour, label=label)
-        axes.axhline(0.3, color=PAPER, linewidth=0.8)
-        axes.axvline(1, color=PAPER, linestyle="--", linewidth=0.8)
+            return [
+                *([math.exp(e) for e in (at, at - half, at + half)] for at, half in rows),
+                [centre[name] for name in ("hr", "low", "high")],
+            ]
+
+        forest(axes, kinds, rows_of, list(sites))
         axes.set_xscale("log")
         ticks = [0.8, 1, 1.25, 1.5, 2]
         axes.set_xticks(ticks, [f"{t:g}" for t in ticks])
         axes.minorticks_off()
-        axes.set_yticks([*range(len(sites), 0, -1), -0.4], [*sites, "pooled"])
         axes.set_xlabel("hazard ratio per 10 mmHg, 95 % interval")
         axes.set_title(model, loc="left", weight="bold")
     made.legend(*panels[0, 0].get_legend_handles_labels(), loc="lower center", ncols=3)
@@ -397,22 +383,17 @@ def draw(results):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--draws", type=int, default=10)
-    parser.add_argument("--folder", help="keep each draw here, and go on from those that are there")
-    parser.add_argument("--draw", action="store_true", help="only draw the figures again, from what was measured")
-    given = parser.parse_args()
+    given = asked(__doc__, draws=10)
     if not given.draw:
-        settings = {"seed": SEED, "weights": WEIGHTS, "limit": LIMIT, "grid": GRID, "settings": SETTINGS}
-        with tempfile.TemporaryDirectory() as spare:
-            folder = given.folder or spare
-            [first] = repeated(folder, 1, settings, one)
-            networks = {name: site["network"] for name, site in first.items() if name != "cpu_seconds"}
-            found = repeated(folder, given.draws, settings, partial(one, networks=networks))
+        settings = {"seed": SEED, "weights": WEIGHTS, "limit": LIMIT, "grid": PAPERS_GRID, "settings": SETTINGS}
+        first = repeated(given.folder, 1, settings, one)
+        networks = {name: site["network"] for name, site in first[0].items() if name != "cpu_seconds"}
+        others = repeated(given.folder, given.draws, settings, partial(one, networks=networks), first=1)
+        found = first + others
         results = summed_up(found)
         print(json.dumps(results["gap"]), json.dumps(results["pooled"], indent=1))
         print(record.write("lni_cohorts", results, seed=SEED))
-    draw(json.loads((RESULTS / "lni_cohorts.json").read_text())["results"])
+    draw(measured("lni_cohorts"))
 
 
 if __name__ == "__main__":

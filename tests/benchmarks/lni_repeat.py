@@ -1,8 +1,10 @@
 """What the commands that repeat the paper's experiments share.
 
-Repetitions that survive being stopped, noise that is common to every w, an attack's curve, and how the figures look.
+What a command is asked, repetitions that survive being stopped, noise that is common to every w, an attack's curve, a
+pooling, and how the figures look.
 """
 
+import argparse
 import json
 import os
 import time
@@ -20,14 +22,35 @@ FALSE_ALARMS = np.linspace(0, 1, 51)
 """Where the curves of an attack are read off."""
 
 
-def repeated(folder, count, settings, one):
-    """`one(b)` for b = 0 … count - 1, each kept in `folder/b.json` and not done again; `folder` None keeps nothing.
+def asked(doc, *, figures=True, **counts):
+    """What a command of this kind is asked: how many of each, by name; a folder; with figures, whether only to draw."""
+    parser = argparse.ArgumentParser(description=doc.split("\n")[0])
+    for name, count in counts.items():
+        parser.add_argument(f"--{name}", type=int, default=count)
+    parser.add_argument("--folder", help="keep each repetition here, and go on from those that are there")
+    if figures:
+        parser.add_argument("--draw", action="store_true", help="only draw the figures again, from what was measured")
+    return parser.parse_args()
+
+
+def part(folder, name):
+    """A folder of its own for one kind of repetition; none where nothing is kept."""
+    return None if folder is None else f"{folder}/{name}"
+
+
+def measured(name):
+    """What a command has written."""
+    return json.loads((RESULTS / f"{name}.json").read_text())["results"]
+
+
+def repeated(folder, count, settings, one, *, first=0):
+    """`one(b)` for b = first … count - 1, each kept in `folder/b.json` and not done again; None keeps nothing.
 
     `settings` are kept beside each: a folder that holds repetitions of other settings is not read.
     """
     told = json.loads(json.dumps(settings))
     out = []
-    for b in range(count):
+    for b in range(first, count):
         path = None if folder is None else Path(folder) / f"{b}.json"
         if path is not None and path.exists():
             kept = json.loads(path.read_text())
@@ -105,6 +128,20 @@ def attacked(inside, outside, released):
     return auc, hits.round(4).tolist()
 
 
+def dersimonian_laird(pairs):
+    """Random-effects mean and standard error from (estimate, variance) pairs (paper, eq. 10).
+
+    Written out, so that an experiment rests on the mechanism alone.
+    """
+    y, v = np.array(pairs).T
+    weight = 1 / v
+    fixed = (weight * y).sum() / weight.sum()
+    q = (weight * (y - fixed) ** 2).sum()
+    tau2 = max(0.0, (q - (len(y) - 1)) / (weight.sum() - (weight**2).sum() / weight.sum()))
+    weight = 1 / (v + tau2)
+    return float((weight * y).sum() / weight.sum()), float(weight.sum() ** -0.5)
+
+
 def sheet(rows, columns, width, height, **more):
     """A figure and its panels, in the look of all figures here."""
     import matplotlib as mpl
@@ -123,6 +160,36 @@ def shade(w):
     from matplotlib import colormaps
 
     return colormaps["viridis_r"](0.95 - 0.9 * (1 - w) ** 0.5)
+
+
+def roc(axes, hits, *, bold=None, chance=True, **style):
+    """Curves of an attack by w, the one of w = `bold` in red; `hits` has them under "w=…"."""
+    for name, curve in hits.items():
+        w = float(name.removeprefix("w="))
+        own = {"color": "#d00000", "linewidth": 2.1, "zorder": 5} if w == bold else {"color": shade(w)}
+        axes.plot(FALSE_ALARMS, curve, label=f"w = {w:g}", **style | own)
+    if chance:
+        axes.plot([0, 1], [0, 1], color=PAPER, linestyle="--", linewidth=0.8)
+    axes.set_aspect("equal")
+
+
+def forest(axes, kinds, rows_of, names):
+    """Estimates of studies and their pooled one below, a colour for each kind: the paper's Figures 7 and 15.
+
+    Args:
+        kinds: (key, colour, label), real rows first.
+        rows_of: key to (centre, low, high) of each study and last of all together.
+        names: of the studies.
+    """
+    for step, (key, colour, label) in enumerate(kinds):
+        rows, shift = rows_of(key), 0.22 * (1 - step)
+        at = [*(len(names) - k + shift for k in range(len(names))), -0.4 + shift]
+        wide = [[c - low for c, low, _ in rows], [high - c for c, _, high in rows]]
+        centres = [c for c, _, _ in rows]
+        axes.errorbar(centres, at, xerr=wide, fmt="o", markersize=3.5, linewidth=1.2, color=colour, label=label)
+    axes.axhline(0.3, color=PAPER, linewidth=0.8)
+    axes.axvline(1, color=PAPER, linestyle="--", linewidth=0.8)
+    axes.set_yticks([*range(len(names), 0, -1), -0.4], [*names, "pooled"])
 
 
 def finish(made, name, title, description, note="", rect=(0, 0, 1, 1)):

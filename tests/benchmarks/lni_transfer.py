@@ -10,10 +10,8 @@ shared flow was trained with noise by the twelve full-size cohorts, on other per
 python -m tests.benchmarks.lni_transfer [--draws 5] [--folder build/lni_transfer]
 """
 
-import argparse
 import math
-import tempfile
-from functools import cache, partial
+from functools import cache
 
 import numpy as np
 
@@ -30,8 +28,7 @@ from site_agent.models.private_flow import private_layers
 from tests.benchmarks import record
 from tests.benchmarks.cohorts_gap import dictionary
 from tests.benchmarks.lni_cohorts import log_hr
-from tests.benchmarks.lni_pooling import dersimonian_laird
-from tests.benchmarks.lni_repeat import Common, repeated
+from tests.benchmarks.lni_repeat import Common, asked, dersimonian_laird, repeated
 
 SEED = 61
 SIZES = (300, 700, 1400)
@@ -173,10 +170,7 @@ def summed_up(found):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--draws", type=int, default=5)
-    parser.add_argument("--folder", help="keep each draw here, and go on from those that are there")
-    given = parser.parse_args()
+    given = asked(__doc__, figures=False, draws=10)
     settings = {
         "seed": SEED,
         "settings": SETTINGS,
@@ -185,8 +179,7 @@ def main() -> None:
         "sizes": SIZES,
         "weights": WEIGHTS,
     }
-    with tempfile.TemporaryDirectory() as spare:
-        found = partial(repeated, settings=settings)(given.folder or spare, given.draws, one=one)
+    found = repeated(given.folder, given.draws, settings, one)
     print(record.write("lni_transfer", summed_up(found), seed=SEED))
 
 
