@@ -7,9 +7,9 @@ exponential mechanism, measures those, and fits a graphical model. Selection and
 paper, each a third of the price; the inference and the rows are private-pgm's own (the package `mbi`), with its mirror
 descent. Neighbours are replace-one for both: a table moves by √2, a score of selection by 2. The same bins for both.
 
-CPU seconds are told twice, each table being fitted twice by both. The first time is what a person who fits a table waits
-for, with what jax compiles for a tree that it has not met. The second time nothing is left to compile, and the same
-tree is fitted again: jax's arithmetic alone, which is no fit that anybody needs.
+CPU seconds are told twice, for each table is fitted twice by both. The first time is what a person waits for who fits a
+table, with what jax compiles for a tree that it has not met. The second time it is the same tree, and nothing is left
+to compile: jax's arithmetic alone.
 """
 
 import argparse
