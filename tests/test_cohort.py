@@ -250,6 +250,14 @@ def test_few_events_are_bootstrapped_and_never_made_more_certain():
     assert fit(moments(people, many, seeded_rng(4)), many, rng=seeded_rng(5)).bootstrapped == 0
 
 
+@pytest.mark.parametrize(("epsilon", "boots"), [(1.0, 2), (10.0, 0)])
+def test_few_records_beside_the_noise_are_bootstrapped(epsilon, boots):
+    # Of a measurement every record is an event; it is the noise on the histograms that is not to first order.
+    design, people = planned("linear", epsilon=epsilon), cohort(400, np.random.default_rng(9))
+    release = moments(people, design, seeded_rng(4))
+    assert fit(release, design, rng=np.random.default_rng(5), bootstrap=2).bootstrapped == boots
+
+
 # -- rows --------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("outcome", OUTCOMES)
 def test_synthetic_rows_are_the_studys_and_their_regression_is_the_fit(outcome, people):

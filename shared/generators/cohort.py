@@ -18,8 +18,8 @@ Gauss-Newton, and one joint step on all of it gives both the solution and its de
 .. math:: Var \hat\theta = K (C/n + V) K', \qquad C = \text{covariance of one record's part of the sums},
 
 C from rows drawn from the model. The first part is the variance of sampling patients, the second that of the noise.
-Where a site has few events the linearisation is too optimistic; there a parametric bootstrap runs the whole release
-and fit again on synthetic tables.
+Where a site has few events, or few records beside the noise, the linearisation is too optimistic; there a parametric
+bootstrap runs the whole release and fit again on synthetic tables.
 
 A declared coefficient has a score of its own: Σ r(y, x) clip(a(x), ±c), the efficient score at the pilot fit. It joins
 M as one more moment, and the joint step is taken again.
@@ -65,6 +65,9 @@ Array = NDArray[np.float64]
 
 FEW_EVENTS = 150
 """Below this many events the linearised variance is too small, and the release is bootstrapped."""
+_DROWNED = 25.0
+"""So it is with fewer records than this many standard deviations of the noise on a histogram's cell: then the
+histograms, which everything is looked at through, are mostly noise, and to first order they count as known."""
 _POINTS, _COARSE = 4096, 1024
 """Points that stand for the covariates in a mean, and in a derivative, where a part in a hundred will do."""
 _ROWS = 3000
@@ -461,7 +464,7 @@ def fit(
 
     Args:
         rng: draws the parametric bootstrap (no guarantee rests on it); None: never bootstrap.
-        bootstrap: synthetic releases where there are fewer than `FEW_EVENTS` events.
+        bootstrap: synthetic releases where there are `few` patients.
     """
     fitted = _complete(release, design)
     model, theta = fitted.model, fitted.theta
@@ -482,7 +485,7 @@ def fit(
         wobble=fitted.gain * np.sqrt(fitted.noise),
         bootstrapped=0,
     )
-    if rng is None or cohort.events >= FEW_EVENTS:
+    if rng is None or not cohort.few:
         return cohort
     return cohort.bootstrap(rng, bootstrap)
 
@@ -524,7 +527,7 @@ class Cohort:
 
     @cached_property
     def events(self) -> float:
-        """How many events (cases; else records) the release tells of: what decides on the bootstrap."""
+        """How many events (cases; else records) the release tells of."""
         outcome = self.model.outcome
         margins = [self.model.margin(j, self.theta.shift[j], self.theta.stretch[j]) for j in range(self.design.p)]
         x = self.model.points(margins, self.theta.z)
@@ -534,6 +537,11 @@ class Cohort:
         if self.design.spec.outcome == "binary":
             return self.n * min(mean, 1 - mean)
         return float(self.n)
+
+    @property
+    def few(self) -> bool:
+        """Whether there are too few patients for the linearised variance: few events, or few beside the noise."""
+        return self.events < FEW_EVENTS or self.n < _DROWNED * sigma_of(self.design.spec, 0)
 
     def bootstrap(self, rng: Noise | np.random.Generator, times: int = 40) -> Cohort:
         """With covariances from `times` releases and fits of synthetic tables, never below the linearised ones.

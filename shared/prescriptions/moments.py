@@ -32,7 +32,7 @@ import pandas as pd
 from shared.dictionary import NUMERIC, Column
 from shared.errors import EstimateRefusal, SchemaRefusal
 from shared.estimands import Estimand, Estimate, estimate
-from shared.generators.cohort import FEW_EVENTS, Cohort, fit
+from shared.generators.cohort import Cohort, fit
 from shared.mechanisms.moments import Design, MomentsRelease, MomentsSpec, event, moments, read, sigma_of
 from shared.prescriptions import Facts, Figures, must
 from shared.privacy import Event
@@ -346,7 +346,7 @@ def _coefficients(
     boots = sum(cohort.bootstrapped > 0 for cohort in cohorts)
     how = "fit to the released moments, patients and noise to first order"
     if boots:
-        how = f"fit to the released moments, bootstrap through the release (fewer than {FEW_EVENTS} events)"
+        how = "fit to the released moments, bootstrap through the release (few events, or few records beside the noise)"
     out = []
     for j, label, units in planned:
         effects = np.array([cohort.effects[j] for cohort in cohorts])

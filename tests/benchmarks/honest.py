@@ -22,7 +22,7 @@ import pandas as pd
 from scipy import stats
 
 from coordinator.pooling import pool
-from shared.generators.cohort import FEW_EVENTS, fit
+from shared.generators.cohort import fit
 from shared.mechanisms.moments import Design, MomentsSpec, moments
 from shared.randomness import seeded_rng
 from shared.simulated import COHORTS, CVD_HAZARD_RATIO, cvd_cohorts
@@ -120,7 +120,7 @@ def one(tables, epsilon, declared, rng, bootstrap, **more):
         began = time.process_time()
         cohort = fit(moments(checked, plan, rng), plan)
         cpu += time.process_time() - began
-        if bootstrap and cohort.events < FEW_EVENTS:
+        if bootstrap and cohort.few:
             cohort = cohort.bootstrap(np.random.default_rng(rng.generator.integers(2**63)), bootstrap)
             boots += 1
         estimate = cohort.estimates(study="cvd", site=name, wave=1)[3]

@@ -6,7 +6,8 @@ the same model on the records; `bias` is in units of the records' standard error
 
 With a folder, every repetition is kept there, and a run that was stopped goes on where it was.
 
-python -m tests.benchmarks.honest_outcomes [repetitions] [first seed] [--epsilon 0.5,1,3] [--folder FOLDER]
+python -m tests.benchmarks.honest_outcomes [repetitions] [first seed] [--small REPETITIONS] [--epsilon 0.5,1,3]
+  [--folder FOLDER]
 """
 
 import argparse
@@ -19,7 +20,7 @@ import pandas as pd
 
 from shared.dictionary import Column, Dictionary
 from shared.estimands import estimate, parse_estimand
-from shared.generators.cohort import FEW_EVENTS, fit
+from shared.generators.cohort import fit
 from shared.mechanisms.moments import Design, MomentsSpec, moments
 from shared.randomness import seeded_rng
 from tests.benchmarks import record
@@ -87,7 +88,7 @@ def measured(outcome, n, epsilons, seed):
             plan = design(outcome, epsilon, declared)
             began = time.process_time()
             cohort = fit(moments(table, plan, seeded_rng(seed)), plan)
-            if cohort.events < FEW_EVENTS:
+            if cohort.few:
                 cohort = cohort.bootstrap(np.random.default_rng(seed + 1), BOOTSTRAP)
             row = next(one for one in cohort.estimates(study="s", site="a", wave=1) if one.term == "sbp")
             name = f"epsilon={epsilon:g} {'declared' if declared else 'plain'}"
@@ -99,7 +100,8 @@ def measured(outcome, n, epsilons, seed):
 def summary(outcome, runs):
     theirs = np.array([run["real"] for run in runs])
     se = np.sqrt(theirs[:, 1])
-    cells = {"real": {"coverage": float((np.abs(theirs[:, 0] - BETA[outcome]) <= 1.959964 * se).mean())}}
+    cells = {"repetitions": len(runs)}
+    cells["real"] = {"coverage": float((np.abs(theirs[:, 0] - BETA[outcome]) <= 1.959964 * se).mean())}
     for name in list(runs[0])[1:]:
         told = [(run[name][0], own) for run, own in zip(runs, theirs, strict=True) if run[name][0] is not None]
         ours, own = np.array([one for one, _ in told]), np.array([two for _, two in told])
@@ -120,6 +122,7 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("repetitions", nargs="?", type=int, default=100)
     parser.add_argument("first", nargs="?", type=int, default=1)
+    parser.add_argument("--small", type=int, help="repetitions of 300 patients, where every variance is a bootstrap")
     parser.add_argument("--epsilon", default="0.5,1,3")
     parser.add_argument("--folder", type=Path, help="keep every repetition here, and go on from what is there")
     given = parser.parse_args()
@@ -128,6 +131,8 @@ def main():
     runs = {(outcome, n): [] for outcome in BETA for n in SIZES}
     for seed in range(given.first, given.first + given.repetitions):
         for (outcome, n), found in runs.items():
+            if given.small is not None and n == SIZES[0] and len(found) >= given.small:
+                continue
             kept = given.folder / f"{outcome}-{n}-{seed}.json" if given.folder else None
             if kept is not None and kept.is_file():
                 found.append(json.loads(kept.read_text()))
