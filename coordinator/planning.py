@@ -612,10 +612,9 @@ def _priced(name: str, plan: StudyPlan, changes: Mapping[str, Any], covered: str
     from shared.release import planned_event
 
     try:
-        other = replace(plan, **changes)
-        return Price(
-            name=name, epsilon=privacy.epsilon(planned_event(other), plan.budget.delta), covered=covered, width=width
-        )
+        event = planned_event(replace(plan, **changes))
+        price = privacy.epsilon(event, plan.budget.delta) if privacy.guaranteed(event) else None
+        return Price(name=name, epsilon=price, covered=covered, width=width)
     except Refusal as refusal:
         return Price(name=name, epsilon=None, covered=f"not for this study: {refusal.must}", width=None)
 

@@ -211,6 +211,7 @@ def _summary(
 
     from site_agent import airlock
     from site_agent.cli.plan import plan_facts
+    from site_agent.screens import charge
 
     versions = [plan for plan in at.plans.filed(study)]
     approvals = [
@@ -222,6 +223,7 @@ def _summary(
     pages = jinja2.Environment(
         loader=jinja2.FileSystemLoader(HERE / "pages"), autoescape=True, undefined=jinja2.StrictUndefined
     )
+    pages.globals["charge"] = charge
     return pages.get_template("summary.html").render(
         site=at.config.site,
         study=study,

@@ -168,7 +168,16 @@ def plan_page(out: Console, page: Mapping[str, Any]) -> None:
                 if price["epsilon"] is None
                 else f"{epsilon(price['all_waves'], price['delta'])}, of a budget of {price['cap']:g}",
             ),
-            ("charged so far", f"{epsilon(page['charged']['epsilon'], price['delta'])}, by every version of the plan"),
+            *(
+                [
+                    (
+                        "charged so far",
+                        f"{epsilon(page['charged']['epsilon'], price['delta'])}, by every version of the plan",
+                    )
+                ]
+                if price["epsilon"] is not None
+                else []
+            ),
             ("with what comes", charged_words(page)),
             ("in words", price["translation"]),
         ),

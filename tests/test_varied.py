@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import datetime as dt
+import io
 import math
+import re
 from dataclasses import replace
 
 import numpy as np
 import pytest
+from rich.console import Console
 from test_postures import TODAY, cohort, encoded, fitted, released, site, study
+from theatre import plan_toml
 
+from coordinator.cli import main
 from coordinator.collect import least_total
 from coordinator.planning import _price, cost
 from shared import privacy
@@ -30,7 +35,10 @@ from shared.privacy import NoGuarantee
 from shared.randomness import seeded_rng
 from shared.release import Receipt, coverage, in_words, planned_event, read_bundle
 from shared.standing import Standing, broken_limit
+from site_agent import screens
+from site_agent.airlock import totals
 from site_agent.audit import linkage, weighed
+from site_agent.cli.plan import _price as _price_of
 from site_agent.composition import Composition
 from site_agent.config import SiteBudget, Source
 from site_agent.curve import require_allowed
@@ -307,3 +315,39 @@ def test_its_flow_is_fitted_as_any_other_and_its_rows_are_of_the_dictionary():
     rows = encoder.decode(made.mechanism.release(x, seeded_rng(1)))
     plan.dictionary.validate_release(rows)
     assert rows["died"].mean() == pytest.approx(table["died"].mean(), abs=0.05)
+
+
+# -- what people read -------------------------------------------------------------------------------------------
+def shown(print_to) -> str:
+    """Everything that a screen prints."""
+    out = Console(width=200, record=True, file=io.StringIO())
+    print_to(out)
+    return out.export_text()
+
+
+def test_every_screen_of_a_site_says_that_there_is_no_guarantee_in_the_place_of_a_price(tmp_path):
+    plan = varying()
+    at, made = released(plan, tmp_path, cohort(500))
+    texts = [
+        shown(lambda out: screens.release_page(out, made)),
+        shown(lambda out: screens.budget(out, at.ledger.statement(), totals(at, plan.study))),
+    ]
+    for text in texts:
+        assert "no formal guarantee" in text
+        assert "ε = 0" not in text
+        assert "inf" not in text.split()
+    price = _price_of(plan, planned_event(plan))
+    assert (price["epsilon"], price["all_waves"]) == (None, None)
+    assert "no total holds" in screens.charged_words({"charged": {}, "price": price})
+
+
+def test_the_coordinator_prices_it_with_words(tmp_path, capsys):
+    path = tmp_path / "varied.toml"
+    path.write_text(plan_toml().replace('mechanism = "latent_noise"', 'mechanism = "latent_noise"\nvary = "weight"'))
+    assert StudyPlan.from_toml(path.read_text()).release.vary == "weight"
+    for verb in ("cost", "check"):
+        assert main(["--home", str(tmp_path / "home"), "plan", verb, str(path)]) == 0
+        said = capsys.readouterr().out
+        assert "no formal guarantee" in said.lower()
+        assert "ε charged so far" not in said
+        assert not re.search(r"ε \d", said.split("budget")[0])

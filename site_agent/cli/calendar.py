@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from shared.errors import UsageRefusal
+from shared.prescriptions import UNGUARANTEED
 from shared.terminal import emit
 from site_agent.cli.frame import As, Dry, Home, Json, Study, app
 from site_agent.cli.plan import charged
@@ -57,6 +58,7 @@ def waves(
                 "cap": plan.budget.epsilon,
                 "all_waves": billed["with_waves_to_come"],
                 "last_affordable": billed["last_affordable"],
+                "promised": not getattr(plan.release, "vary", ""),
             }
         )
 
@@ -80,11 +82,14 @@ def waves(
                 for line in one["waves"]
             ]
             out.print(table(("wave", "opens", "closes", "state", "release"), cells, right=("wave",)))
-            out.print(
-                f"Charged so far ε = {one['spent']:.4g} of {one['cap']:g} at δ = {one['delta']:g}; "
-                f"with all waves to come {one['all_waves']:.4g}."
-            )
-            if one["last_affordable"]:
+            if not one["promised"]:
+                out.print(f"Rows with {UNGUARANTEED}: no total holds them.")
+            else:
+                out.print(
+                    f"Charged so far ε = {one['spent']:.4g} of {one['cap']:g} at δ = {one['delta']:g}; "
+                    f"with all waves to come {one['all_waves']:.4g}."
+                )
+            if one["last_affordable"] and one["promised"]:
                 out.print(f"The budget allows the waves to come up to wave {one['last_affordable']}.")
             screens.next_step(
                 out, f"site-agent release {one['study']} --wave {one['due']}" if one["due"] else "nothing"

@@ -138,11 +138,11 @@ def _price(plan: StudyPlan, event: Any) -> dict[str, Any]:
     from site_agent.waves import cost
 
     delta, cap = plan.budget.delta, plan.budget.epsilon
-    planned = cost(plan, event)
+    planned, promised = cost(plan, event), privacy.guaranteed(event)
     return {
-        "epsilon": float(privacy.epsilon(event, delta)) if privacy.guaranteed(event) else None,
+        "epsilon": float(privacy.epsilon(event, delta)) if promised else None,
         "delta": delta,
-        "all_waves": planned.totals[-1],
+        "all_waves": planned.totals[-1] if promised else None,
         "cap": cap,
         "affordable": planned.affordable,
         "translation": in_words(plan, event),
