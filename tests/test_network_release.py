@@ -802,7 +802,7 @@ def test_edges_between_two_persons_are_the_same_whichever_wave_asks(study, tmp_p
     assert len(frame.releases) == len(tables)
     assert (union(tables, directed=directed) != again).nnz == 0
     n1 = len(tables[0])
-    assert again[:n1, n1:].nnz > 100
+    assert again[:n1, n1:].nnz > 10
     # One whose release was taken back is in no table: its edges are left out, everybody else's stay.
     keep = np.r_[:n1, n1 + len(tables[1]) : len(frame.numbers)]
     assert (union([tables[0], *tables[2:]], directed=directed) != again[keep][:, keep]).nnz == 0
