@@ -1,9 +1,12 @@
 """How far a released network's node statistics are from the real one's: the paper's Figure 8, with three comparators.
 
 python -m tests.benchmarks.grand_utility [NETWORKS] [NODES] [DENSITY] [SCRATCH]
+python -m tests.benchmarks.grand_utility --grid [NETWORKS] [NODES:DENSITY ...]
 
 NETWORKS (10) networks of NODES (4000) nodes, half of them held out, at DENSITY (0.05), for both models and d = 3, 6.
-SCRATCH is a folder for partial results: a run that was stopped goes on from there. Mean 1-Wasserstein distances of
+SCRATCH is a folder for partial results: a run that was stopped goes on from there. ``--grid`` is the paper's Appendix
+I: NETWORKS (10) networks of each size and density there (all by default), saved as each is done, beside those that
+stand in the file already. Mean 1-Wasserstein distances of
 
     hat            a network drawn from the hold-out fit against the hold-out network (no privacy)
     refit          one drawn from the released nodes' own estimates against their network (no privacy)
@@ -18,6 +21,7 @@ SCRATCH is a folder for partial results: a run that was stopped goes on from the
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import tempfile
@@ -34,6 +38,8 @@ from tests.benchmarks import record
 from tests.benchmarks.grand_networks import FAMILIES, drawn, estimated, halves, private, resumed, simulated
 
 SEED = 711
+GRID = ("4000:0.025", "4000:0.1", "8000:0.025", "8000:0.1")
+"""Appendix I: n = m = 2000 or 4000, at two densities; half of the nodes are held out."""
 EPSILONS = (1.0, 2.0, 5.0, 10.0)
 PAPER = {
     # Columns: hat, then GRAND at ε = 1, 2, 5, 10, then Laplace at the same; the paper's Figure 8 and Appendix I.
@@ -87,15 +93,15 @@ def one(family: str, d: int, number: int, nodes: int, density: float) -> dict[st
     return out
 
 
-def main() -> None:
-    """Run what is missing, print the table beside the paper's, save it."""
-    networks, nodes = (int(value) for value in (sys.argv[1:] + ["10", "4000"][len(sys.argv) - 1 :])[:2])
-    density = float(sys.argv[3]) if len(sys.argv) > 3 else 0.05
-    scratch = Path(sys.argv[4] if len(sys.argv) > 4 else tempfile.mkdtemp())
+Table = dict[str, dict[str, dict[str, float]]]
+
+
+def measured(networks: int, nodes: int, density: float, scratch: Path) -> Table:
+    """Mean and standard error of every arm's distance, by statistic, family and dimension."""
     kinds = [(family, d) for family in FAMILIES for d in (3, 6)]
     tasks = [[family, d, number, nodes, density] for number in range(networks) for family, d in kinds]
     found = resumed(scratch / "grand_utility.jsonl", tasks, lambda task: one(*task))
-    table: dict[str, dict[str, dict[str, float]]] = {}
+    table: Table = {}
     for family, d in kinds:
         mine = [result for task, result in zip(tasks, found, strict=True) if task[:2] == [family, d]]
         for statistic in STATISTICS:
@@ -107,7 +113,31 @@ def main() -> None:
     arms = list(next(iter(table.values())))
     print(f"{'':20s}" + "".join(f"{arm:>16s}" for arm in arms))
     for name, row in table.items():
-        print(f"{name:20s}" + "".join(f"{row[arm]['mean']:16.3f}" for arm in arms))
+        print(f"{name:20s}" + "".join(f"{row[arm]['mean']:16.3f}" for arm in arms), flush=True)
+    return table
+
+
+def grid(networks: int, chosen: list[str]) -> None:
+    """Appendix I's sizes and densities, each saved when it is done."""
+    path = Path(__file__).parent / "results" / "grand_utility_grid.json"
+    results = json.loads(path.read_text())["results"] if path.exists() else {}
+    for which in chosen or GRID:
+        nodes, density = int(which.partition(":")[0]), float(which.partition(":")[2])
+        table = measured(networks, nodes, density, Path(tempfile.mkdtemp()))
+        settings = {"networks": networks, "released": nodes // 2, "held_out": nodes // 2, "density": density}
+        results[f"n={nodes // 2}, density {density:g}"] = {"settings": settings, "table": table}
+        command = f"python -m tests.benchmarks.grand_utility --grid {networks}"
+        print(record.write("grand_utility_grid", results, SEED, command), flush=True)
+
+
+def main() -> None:
+    """Run what is missing, print the table beside the paper's, save it."""
+    if sys.argv[1:2] == ["--grid"]:
+        grid(int(sys.argv[2]) if len(sys.argv) > 2 else 10, sys.argv[3:])
+        return
+    networks, nodes = (int(value) for value in (sys.argv[1:] + ["10", "4000"][len(sys.argv) - 1 :])[:2])
+    density = float(sys.argv[3]) if len(sys.argv) > 3 else 0.05
+    table = measured(networks, nodes, density, Path(sys.argv[4] if len(sys.argv) > 4 else tempfile.mkdtemp()))
     bars = {
         f"{statistic} {kind}": {
             "bar": bar,
