@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 from dataclasses import replace
@@ -21,6 +22,7 @@ from shared.generators import projections
 from shared.mechanisms.slicing import ROW_STEP, RowCode, Slicing, event, noise_for, theorem1_epsilon
 from shared.plan import Budget, StudyPlan
 from shared.prescriptions.slicing import SlicingPlan
+from shared.prescriptions.tables import TablesPlan
 from shared.randomness import seeded_rng
 from shared.release import read_bundle
 
@@ -350,6 +352,31 @@ def test_an_answer_is_not_drawn_to_no_association_by_what_noise_drowns(plan, sig
     assert abs(row.yi - real) < 3 * math.sqrt(row.vi)
     assert math.sqrt(row.vi) < (4 if sigma < 1 else 30)
     assert row.yi > (35 if sigma < 1 else 0)
+
+
+@pytest.mark.parametrize("n", [30, 3])
+@pytest.mark.parametrize("release", [SlicingPlan(sigma=2.0), TablesPlan(sigma=5.0)], ids=["slicing", "tables"])
+def test_of_few_persons_an_answer_is_wide_or_says_why_there_is_none(plan, release, n):
+    """Fewer persons than entries of a row, a constant column, levels that nobody has."""
+    study = replace(plan, dictionary=PAIR, release=release, posture="private", estimands={})
+    records = pairs(n)
+    table = study.release.draw(study, records, seeded_rng(12))
+    study.release.validate(study, table, n)
+    told = {"study": "mini", "site": "north", "wave": 1, "receipts": ()}
+    levels = {column.name: column.levels for column in PAIR.columns if column.levels}
+    found = {}
+    for asked in ("mean(sbp)", "ols(sbp) ~ sex", "ols(sbp) ~ C(never)", "logistic(sex) ~ parity"):
+        with contextlib.suppress(EstimateRefusal):
+            found[asked] = study.release.answer(study, [(table, n)], parse_estimand(asked), levels=levels, **told)
+        for row in found.get(asked, ()):
+            if row.yi is None:
+                assert row.reason
+            else:
+                assert math.isfinite(row.yi)
+                assert row.vi_naive < row.vi < math.inf
+    [mean] = found["mean(sbp)"]
+    assert (mean.yi is None) == (n == 3)
+    assert mean.yi is None or abs(mean.yi - records["sbp"].mean()) < 3 * math.sqrt(mean.vi)
 
 
 def test_classes_do_not_stand_further_apart_than_a_number_varies(plan):

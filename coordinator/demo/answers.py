@@ -35,7 +35,9 @@ def write(answers: Mapping[str, Answer], play: Play, out: Path) -> None:
         for other in answer.others.values():
             prices = {site: f"{price} / {_words(other).get(site, '–')}" for site, price in prices.items()}
         whose = f" ({' / '.join([first, *answer.others])})" if answer.others else ""
-        together = {"Together": _words(answer.together)} if answer.together else {}
+        together = (
+            {"ε of both": {site: f"{both:.3g}" for site, both in answer.together.items()}} if answer.together else {}
+        )
         noise = f" Noise: its part of the variance of {first}." if answer.others else ""
         told = f"ε at the plan's δ{whose}, {play.covers}.{noise} Real records: only in this demo."
         for label in answer.arms if answer.others else ():
