@@ -245,6 +245,15 @@ MUTATIONS: tuple[Mutation, ...] = (
         tests=["test_moments.py::test_no_two_records_are_further_apart_than_the_event_says"],
     ),
     mutation(
+        "a site of few records taken for one whose histograms are known",
+        (
+            "shared/generators/cohort.py",
+            "self.events < FEW_EVENTS or self.n < _DROWNED * sigma_of(self.design.spec, 0)",
+            "self.events < FEW_EVENTS",
+        ),
+        tests=["test_cohort.py::test_few_records_beside_the_noise_are_bootstrapped"],
+    ),
+    mutation(
         "the signal left off the grid",
         (LATENT, "steps = np.trunc(signal / grid).astype(np.int64)", "steps = signal / grid"),
         tests=["test_noise_levels.py::test_what_comes_out_of_the_mechanism_lies_on_the_grid_whatever_went_in"],
