@@ -111,13 +111,10 @@ def test_the_words_say_what_it_is_not(one, study):
 
 
 def test_other_postures_may_not_look_at_their_records(study):
-    class Public:
-        posture = "public"
-        study = "mini"
-
-    require_allowed(Public(), made_up=True)
+    public = dataclasses.replace(study, posture="public")
+    require_allowed(public, made_up=True)
     with pytest.raises(PolicyRefusal, match="posture 'local'") as refusal:
-        require_allowed(Public(), made_up=False)
+        require_allowed(public, made_up=False)
     assert "--made-up" in refusal.value.next_step
 
 
