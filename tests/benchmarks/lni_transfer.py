@@ -170,7 +170,7 @@ def summed_up(found):
 
 
 def main() -> None:
-    given = asked(__doc__, figures=False, draws=10)
+    given = asked(__doc__, figures=False, draws=5)
     settings = {
         "seed": SEED,
         "settings": SETTINGS,
