@@ -7,7 +7,7 @@ cohorts as they are, whose columns depend on one another as Gaussian scores do, 
 transfer; and the same with blood pressure and cholesterol that bend upwards at both ends of age. In each world the
 shared flow was trained with noise by the twelve full-size cohorts, on other persons, behind each one's public start.
 
-python -m tests.benchmarks.lni_transfer [--draws 5] [--folder build/lni_transfer]
+python -m tests.benchmarks.lni_transfer [--draws 10] [--folder build/lni_transfer]
 """
 
 import math
