@@ -40,6 +40,7 @@ SEED, NODES, GROUPS, DEGREE, WITHIN = 714, 8000, 3, 200, 5.0
 EPSILONS = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0)
 SHARES, SHARED = (0.25, 0.5, 0.75), (2.0, 5.0, 10.0)
 MODELS = (("inner_product", 2), ("grdpg", 3))
+TITLES = {"inner_product": "Inner product", "grdpg": "Generalised random dot product"}
 
 
 def labelled(space: LatentSpace, latents: Any, frame: Any, epsilon: float, share: float, number: int) -> Any:
@@ -96,8 +97,8 @@ def drawn(results: dict[str, Any]) -> Path:
         axes.set_xscale("log")
         axes.set_xticks(EPSILONS, [f"{epsilon:g}" for epsilon in EPSILONS])
         axes.minorticks_off()
-        axes.set(xlabel="ε of a person in all", ylabel="labels found again", ylim=(0.3, 1.02))
-        axes.set_title(f"{model.replace('_', ' ')}, d = {d}", loc="left", weight="bold")
+        axes.set(xlabel="ε of a person in all", ylabel="labels found again", ylim=(0.0, 1.02))
+        axes.set_title(f"{TITLES[model]}, d = {d}", loc="left", weight="bold")
         axes.legend(loc="lower right")
     return finish(
         made,
