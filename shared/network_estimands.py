@@ -32,7 +32,7 @@ import pandas as pd
 from shared.dictionary import LEVELLED, Dictionary
 from shared.errors import EstimateRefusal
 from shared.estimands import Estimand, Estimate
-from shared.prescriptions.grand import GrandPlan, adjacency, held_out, union
+from shared.prescriptions.grand import NUMBER, GrandPlan, adjacency, held_out, union
 
 if TYPE_CHECKING:
     from shared.networks import Motifs
@@ -48,8 +48,8 @@ _DRAWN_TOWARDS_ZERO = (
     "drawn towards 0: what an attribute has to do with the edges is kept only nearly, and less in a smaller site"
 )
 _FROM_NOISY_LABELS = (
-    "drawn towards 0: a person's edges and the column are told apart, each with noise; nearly not where the plan tells "
-    "this column first (release.by)"
+    "drawn towards 0: a person's edges and the column are told apart, each with noise; less so where the plan tells "
+    "this column first (release.by), yet by a quarter even then, at any price"
 )
 _OF_WHAT_IS_FOUND = (
     "communities are told with noise, and what clustering finds of them is less than there is; more than 0 also where "
@@ -118,7 +118,7 @@ def answer(
         value, variance = figure(
             network, table, question, plan.dictionary, whole=whole, communities=_planned(plan, question)
         )
-        m = held_out(plan, tables[0][1] if plan.release.sealed else so_far)
+        m = held_out(plan, _of_first_wave(*tables[0]) if plan.release.sealed else so_far)
         fewest = min(fewest, network.nnz / max(1, n * (n - 1)) * m / plan.release.widest)
         share = n / total
         yi += share * value
@@ -202,6 +202,15 @@ def figure(
         return _variation(found, n, whole)
     moment = found.log("edge" if question.outcome == "mean_degree" else question.outcome)
     return moment.yi + (math.log((whole or n) - 1) if question.outcome == "mean_degree" else 0.0), moment.vi
+
+
+def _of_first_wave(table: pd.DataFrame, n: int) -> int:
+    """How many a first wave released, from the first table that is left: all before it, where that wave is gone.
+
+    At most so many: there may have been waves between. Fewer make the frame smaller and the interval wider.
+    """
+    before = int(table[NUMBER].iloc[0])
+    return min(n, before) if before else n
 
 
 def _planned(plan: StudyPlan, question: Estimand) -> int | None:

@@ -270,6 +270,14 @@ def test_waves_of_a_kept_frame_are_answered_as_one_network_drawn_from_the_first_
         (true,) = plan.release.answer(plan, [(whole, 100)], question, levels={}, **TOLD)
         assert (one.yi, one.vi_naive, one.n) == (true.yi, true.vi_naive, 100)
         assert one.vi_sampling == pytest.approx(one.vi_naive * (1 + 100 / 60), rel=1e-12)
+    # With the first wave taken back, what is left is still drawn from what those held out then gave, and no more.
+    for given, gave in ((tables, 60), (tables[1:], 40)):
+        (one,) = kept.release.answer(kept, given, parse_estimand("network(edge)"), levels={}, **TOLD)
+        assert one.vi_sampling == pytest.approx(one.vi_naive * (1 + one.n / gave), rel=1e-12)
+    table, n = tables[1]
+    few = (table.assign(**{NUMBER: (table[NUMBER] - 45).astype(np.int32)}), n)
+    (one,) = kept.release.answer(kept, [few], parse_estimand("network(edge)"), levels={}, **TOLD)
+    assert one.vi_sampling == pytest.approx(one.vi_naive * (1 + 40 / 15), rel=1e-12)
 
 
 def test_a_directed_network_is_asked_without_its_directions():
