@@ -6,8 +6,9 @@ the next is what changed from the records to the first. The first time, though, 
 records had beyond the flow, with a the share of itself that an influence keeps; the second time only 1 − a of the a
 that was left. So the mean of the change is divided by a. The share is seen in the rows themselves: it is the
 correlation of a row's influence with that of the same row released again (`coordinator.intervals.kept_shares`). So it
-is near 1 where a column that matters is carried over, and lower than the order of the question says where the flow
-draws badly. That needs the flow, and a release of it.
+is lower than the order of the question says where the flow draws badly. (It would be near 1 where a column that matters
+is carried over; only the benchmark has such a flow, because one of posture ``local`` never leaves its site.) That needs
+the flow, and a release of it.
 
 Where there is no flow, the noise's own part of the variance is what is known (`coordinator.intervals`), and the flow's
 bias as far as it was measured (`gap`, `pooled_gap`): the caution on every answer from released rows.
