@@ -33,7 +33,8 @@ __all__ = ["blocks", "columns", "count", "encoded", "table"]
 BLOCK = 1 << 18
 """Rows that are fetched at once."""
 _QUERY_CAP = 1 << 16
-_COMMENT = re.compile(r"--[^\n]*|/\*.*?\*/", re.DOTALL)
+# What quotes hold is text, whatever it looks like: it is found first, so that no comment begins in it.
+_COMMENT = re.compile(r"""'(?:[^']|'')*'|"(?:[^"]|"")*"|--[^\n]*|/\*.*?\*/""", re.DOTALL)
 _READS = re.compile(r"(select|with)\b", re.IGNORECASE)
 
 
@@ -102,7 +103,7 @@ def _opened(source: Source | Edges) -> Iterator[tuple[Any, str]]:
     else:
         query, engine = _query(source.path), _engine(source.database)
     try:
-        # A colon would else be taken for a parameter.
+        # A colon would else be taken for a parameter. A backslash is none to SQLAlchemy unless a colon follows.
         with engine.connect() as connection:
             backend = connection.dialect.name
             if backend == "postgresql":
@@ -110,7 +111,7 @@ def _opened(source: Source | Edges) -> Iterator[tuple[Any, str]]:
             elif backend in ("mysql", "mariadb"):
                 connection.exec_driver_sql("SET SESSION TRANSACTION READ ONLY")
                 connection.rollback()
-            yield connection, query.replace("\\", "\\\\").replace(":", "\\:")
+            yield connection, query.replace(":", "\\:")
             connection.rollback()
     except (SQLAlchemyError, sqlite3.Error, UnicodeError, OSError) as error:
         # Their words quote the statement, the address and the record they stumbled over.
@@ -162,16 +163,20 @@ def _engine(variable: str) -> Any:
 
 
 def _query(path: Path) -> str:
-    """The one SELECT of a file. Raises: DataFileRefusal."""
+    """The one SELECT of a file, as it stands there: without comments it is only looked at. Raises: DataFileRefusal."""
     data = path.read_bytes()
     try:
-        query = _COMMENT.sub(" ", data[: _QUERY_CAP + 1].decode("utf-8")).strip().removesuffix(";").strip()
+        text = data[: _QUERY_CAP + 1].decode("utf-8")
     except UnicodeDecodeError:
-        query = ""
+        text = ""
+    # As long as the text, so that what is left of it says where the statement begins and ends.
+    bare = _COMMENT.sub(lambda found: found[0] if found[0][0] in "'\"" else " " * len(found[0]), text)
+    query = bare.strip().removesuffix(";").strip()
     if len(data) > _QUERY_CAP or not _READS.match(query) or ";" in query:
         raise DataFileRefusal(
             f"the file {path.name} must hold one SELECT, in UTF-8, of at most {_QUERY_CAP >> 10} KB",
             given="something else",
             next_step="Write one statement that starts with SELECT or WITH, without another after it.",
         )
-    return query
+    start = len(bare) - len(bare.lstrip())
+    return text[start : start + len(query)]

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import sqlite3
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -128,6 +129,30 @@ def test_nothing_can_be_written(tmp_path, address):
             records.read(Source(path=query(tmp_path, text), database=address), WARDS, key=KEY)
     assert path.read_bytes() == before
     assert not list(tmp_path.glob("*-wal"))
+
+
+@pytest.mark.parametrize(
+    ("condition", "left"),
+    [
+        (r"note <> 'opt\out'", ["b", "c"]),
+        (r"note <> ':x' AND note <> 'opt\out' AND note <> '\:x'", ["b", "c"]),
+        ("note NOT LIKE '/*' AND consent = 1 AND note NOT LIKE '*/'", ["a", "b"]),
+        ("note <> '--' AND consent = 1 -- a note; of no account\n ; /* the end */ -- ", ["a", "b"]),
+        ("note <> 'it''s --' AND /* ' */ consent = 1", ["a", "b"]),
+    ],
+)
+def test_a_query_reaches_the_database_as_it_was_written(tmp_path, monkeypatch, condition, left):
+    """No condition is lost or altered on the way: those it names as gone do not come back."""
+    path = tmp_path / "consent.sqlite"
+    with closing(sqlite3.connect(path)) as db:
+        db.execute("CREATE TABLE people (person TEXT, note TEXT, consent INTEGER)")
+        db.executemany("INSERT INTO people VALUES (?, ?, ?)", [("a", r"opt\out", 1), ("b", "x", 1), ("c", "y", 0)])
+        db.commit()
+    monkeypatch.setenv("WARDS_DB", f"sqlite:///{path}")
+    asked = Source(path=query(tmp_path, f"/* who */ SELECT person FROM people WHERE {condition}"), database="WARDS_DB")
+    assert databases.table(asked, ["person"])["person"].tolist() == left
+    assert databases.count(asked) == 2
+    assert databases.columns(asked) == ("person",)
 
 
 def test_no_address_and_no_value_is_ever_told(tmp_path, monkeypatch, capsys):
