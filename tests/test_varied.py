@@ -276,6 +276,39 @@ def test_a_site_with_a_budget_over_all_studies_refuses_it_before_anything_is_dra
     assert not at.ledger.holds()
 
 
+def test_a_site_that_sets_its_budget_later_draws_no_such_release_and_adds_no_total_beside_one(tmp_path):
+    at = site(tmp_path)
+    ledger = at.ledger
+    gaussian = privacy.Gaussian(sigma=5.0, sensitivity=1.0).to_canonical()
+
+    def reserve(study, event=None, **changes):
+        return ledger.reserve(
+            study=study,
+            plan_hash="a" * 64,
+            wave=1,
+            release_id=f"{study}-id{len(ledger.holds())}",
+            event=event or NoGuarantee().to_canonical(),
+            delta=1e-6,
+            cap_epsilon=20.0,
+            **changes,
+        )
+
+    hold = reserve("open")
+    assert reserve("open") == hold
+    with pytest.raises(BudgetRefusal, match="budget over all studies"):
+        reserve("open", site_cap_epsilon=5.0)
+    # Nothing of it was drawn, so what has a price goes on under the cap.
+    reserve("priced", gaussian, site_cap_epsilon=5.0)
+    ledger.start_drawing(ledger.mark_anchored(hold, at.witness.anchor(ledger.anchor_envelope())))
+    with pytest.raises(BudgetRefusal, match="one of everything"):
+        reserve("more", gaussian, site_cap_epsilon=5.0)
+    assert [line.study for line in ledger.statement()] == ["open", "priced"]
+    reserve("more", gaussian)
+    # A crash lost the draw: nobody will ever see it.
+    ledger.recover()
+    reserve("last", gaussian, site_cap_epsilon=5.0)
+
+
 def test_a_study_has_a_price_for_all_its_releases_or_for_none(tmp_path):
     plan = varying(budget=study("local").budget)
     at, _ = released(plan, tmp_path, cohort(500))
