@@ -145,7 +145,7 @@ class AnalysisService:
             facts = sites.setdefault(release.site, {"waves": [], "n": {}})
             facts["waves"].append(release.wave)
             facts["n"][str(release.wave)] = release.n
-            facts |= {"posture": release.receipt.posture, "study_epsilon": release.receipt.study_epsilon}
+            facts |= {"posture": release.receipt.posture, "study_epsilon": release.receipt.stated_study_epsilon}
         return {
             "study": study,
             "title": plan.title,

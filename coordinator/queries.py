@@ -70,6 +70,7 @@ class Source:
         bundle_sha256: its bytes.
         log_index: its place in the coordinator's log.
         epsilon: of the release; None where it has no formal guarantee.
+        study_epsilon: of the study so far at this site; None where `epsilon` is.
         censoring: of a question about time to an event, in words: the wave at which follow-up ended.
     """
 
@@ -82,7 +83,7 @@ class Source:
     plan_version: int
     n: int
     epsilon: float | None
-    study_epsilon: float
+    study_epsilon: float | None
     delta: float
     posture: str
     mechanism: str
@@ -847,7 +848,7 @@ def _source(store: Store, release: Release, question: Estimand) -> Source:
         plan_version=receipt.plan_version,
         n=receipt.n,
         epsilon=receipt.epsilon,
-        study_epsilon=receipt.study_epsilon,
+        study_epsilon=receipt.stated_study_epsilon,
         delta=receipt.delta,
         posture=receipt.posture,
         mechanism=receipt.mechanism,

@@ -302,9 +302,8 @@ class Study(_Shown):
         rows = []
         for site, facts in sorted(told["sites"].items()):
             waves = ", ".join(map(str, facts["waves"]))
-            rows.append(
-                [site, waves, _persons(facts, told["returning"]), facts["posture"], f"{facts['study_epsilon']:.4g}"]
-            )
+            spent = UNGUARANTEED if facts["study_epsilon"] is None else f"{facts['study_epsilon']:.4g}"
+            rows.append([site, waves, _persons(facts, told["returning"]), facts["posture"], spent])
         out.print(table(["site", "waves", "n", "posture", "ε so far"], rows, right=["n", "ε so far"]))
         out.print(f"last release: {told['last_day'] or 'none yet'}")
         if told["estimands"]:

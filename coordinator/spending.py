@@ -3,7 +3,8 @@
 The coordinator holds no ledger. What it knows is what each receipt says: the ε of the study so far for the site's
 worst-off person, that release and everything before it included, be it released, burnt in a crash or withdrawn since
 (nothing is ever refunded). So a site that was charged and never delivered shows that with its next receipt only, and
-the figure says so. Further waves are priced as `coordinator plan cost` prices them.
+the figure says so. Further waves are priced as `coordinator plan cost` prices them. A site with a release without a
+formal guarantee has no ε to draw: it is named beside the figure.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from coordinator.planning import Cost, cost
 from shared.errors import StateRefusal
+from shared.prescriptions import UNGUARANTEED
 
 if TYPE_CHECKING:
     from coordinator.drawing import Drawn
@@ -47,6 +49,7 @@ class Budget:
         cap, delta: of the newest plan.
         waves: numbers of its waves.
         courses: sites with the same course together.
+        open: sites without a course, because no total holds their releases: they have no formal guarantee.
     """
 
     study: str
@@ -55,6 +58,7 @@ class Budget:
     delta: float
     waves: tuple[int, ...]
     courses: tuple[Spending, ...]
+    open: tuple[str, ...] = ()
 
     def figure(self, path: Path | None = None, *, title: str = "") -> Drawn:
         """Draw it (`coordinator.time_figures.budget_figure`)."""
@@ -66,18 +70,31 @@ class Budget:
 def spending(store: Store, study: str) -> Budget:
     """What every site of a study spent, as its receipts say.
 
-    Raises: PlanRefusal (no such study), StateRefusal (no release).
+    Raises: PlanRefusal (no such study), StateRefusal (no release, or none with a formal guarantee).
     """
     plan = store.plan(study).plan
     price = cost(plan, waves=2 * len(plan.waves))  # a crash burns a charge: more of them than waves
     numbers = tuple(sorted(wave.number for wave in plan.waves))
     courses: dict[tuple[Points, Points], list[str]] = {}
     by_site: dict[str, list[tuple[int, float]]] = {}
+    open_: set[str] = set()
     for release in store.releases(study, withdrawn=True):  # by wave
-        by_site.setdefault(release.site, []).append((release.wave, release.receipt.study_epsilon))
-    if not by_site:
+        stated = release.receipt.stated_study_epsilon
+        if stated is None:
+            open_.add(release.site)
+        else:
+            by_site.setdefault(release.site, []).append((release.wave, stated))
+    if not by_site and not open_:
         raise StateRefusal("a study must have an accepted release", given="none", next_step="See coordinator releases.")
+    if not by_site.keys() - open_:
+        raise StateRefusal(
+            "a site must have releases with a formal guarantee, or there is no ε to draw",
+            given=f"{UNGUARANTEED} at {', '.join(sorted(open_))}",
+            next_step="See coordinator releases.",
+        )
     for site, found in sorted(by_site.items()):
+        if site in open_:  # the ε of a part of what left the site would pass for that of all of it
+            continue
         spent = tuple((wave, float(f"{epsilon:.9g}")) for wave, epsilon in found)
         further = [number for number in numbers if number > spent[-1][0]]
         courses.setdefault((spent, _planned(price, spent[-1][1], further, plan.redraws)), []).append(site)
@@ -90,6 +107,7 @@ def spending(store: Store, study: str) -> Budget:
         courses=tuple(
             Spending(sites=tuple(sites), spent=spent, planned=planned) for (spent, planned), sites in courses.items()
         ),
+        open=tuple(sorted(open_)),
     )
 
 

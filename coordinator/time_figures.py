@@ -41,6 +41,7 @@ from coordinator.drawing import (
 from coordinator.pooling import PooledResult
 from coordinator.spending import Budget, Spending
 from shared.errors import EstimateRefusal, ParameterError
+from shared.prescriptions import UNGUARANTEED
 from shared.survival import GridCurve
 
 if TYPE_CHECKING:
@@ -368,6 +369,8 @@ def budget_figure(budget: Budget, *, title: str = "", note: str = "", path: str 
     for course, name in zip(courses, names, strict=True):
         if course in over:
             foot.append(f"Wave {course.planned[-1][0]} does not fit: {name}. The site's ledger will refuse it.")
+    if budget.open:
+        foot.append(f"Not drawn, because its releases have {UNGUARANTEED}: {', '.join(budget.open)}.")
     words = f"Budget of {budget.study}: ε {budget.cap:g} at δ {budget.delta:g}. " + "; ".join(
         f"{name}: " + ", ".join(f"{epsilon:.4g} after wave {wave}" for wave, epsilon in course.spent)
         for course, name in zip(courses, names, strict=True)

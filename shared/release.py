@@ -110,6 +110,7 @@ class Receipt:
         drawn: of these, those drawn for this release; the others are copied from an earlier one (``frozen``).
         flow_of: id of the release for which the flow was fitted; this one's, unless a sealed flow is used again.
         epsilon: of this release alone, at `delta`; None where it has no formal guarantee.
+        study_epsilon: of the study's priced releases so far, at `delta`; shown to people as `stated_study_epsilon`.
         trained: where the plan names a flow that several sites have trained, and this one was among them: what its
             ledger was charged for that (`TRAINED`), before the first round; empty otherwise.
     """
@@ -153,6 +154,14 @@ class Receipt:
     def hash(self) -> str:
         """SHA-256 of the canonical form."""
         return sha256_hex(self.to_bytes())
+
+    @property
+    def stated_study_epsilon(self) -> float | None:
+        """`study_epsilon` as people may be shown it: None where this release has no formal guarantee.
+
+        No total holds such a release, so the field of a study of them is 0, which would pass for a guarantee.
+        """
+        return None if self.epsilon is None else self.study_epsilon
 
     def to_bytes(self) -> bytes:
         """Canonical JSON."""

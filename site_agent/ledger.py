@@ -474,7 +474,11 @@ class Ledger:
                     if hold.phase != "burnt":
                         return hold
                 elif not rounds and hold.study == study and hold.wave == wave and hold.phase != "burnt":
+                    # What was drawn before the site had a cap goes its way; what was not must not be drawn under one.
+                    if hold.state in ("reserved", "anchored"):
+                        book.require_guarantee(hold.epsilon, site_cap_epsilon)
                     return _resumed(hold, plan_hash=plan_hash, event=canonical, delta=delta)
+            book.require_guarantee(price["epsilon"], site_cap_epsilon)
             if release_id in book.holds:
                 raise StateRefusal("a release id must be new", given=release_id, next_step="Draw another id.")
             terms = {
@@ -491,12 +495,6 @@ class Ledger:
             else:
                 release_id = waiting.release_id
                 book.move(release_id, "carry", terms)
-            if price["epsilon"] is None and site_cap_epsilon is not None:
-                raise BudgetRefusal(
-                    "a release without a formal guarantee must not be made where a site has a budget over all studies",
-                    given="noise that depends on the records",
-                    next_step="Ask the study lead for a plan without release.vary.",
-                )
             # The transaction is given up, entry and all, when the total with it is too large.
             book.require_within(study, delta, cap_epsilon)
             if site_cap_epsilon is not None:
@@ -1611,6 +1609,29 @@ class _Book:
             return self.composition(study).total(delta)
         names = dict.fromkeys(hold.study for hold in self.holds.values())
         return site_total([self.composition(name) for name in names], delta)
+
+    def require_guarantee(self, epsilon: float | None, site_cap: float | None) -> None:
+        """Under a cap on all studies, that this release and all that are or may get out have a price."""
+        if site_cap is None:
+            return
+        if epsilon is None:
+            raise BudgetRefusal(
+                "a release without a formal guarantee must not be made where a site has a budget over all studies",
+                given="noise that depends on the records",
+                next_step="Ask the study lead for a plan without release.vary.",
+            )
+        # A lost or a rejected draw that nobody outside has seen is not among them; what was once sent stays.
+        out = [
+            hold
+            for hold in self.holds.values()
+            if hold.epsilon is None and (hold.left or (hold.drawn and hold.phase in ("held", "sealed")))
+        ]
+        if out:
+            raise BudgetRefusal(
+                "a budget over all studies must be one of everything that the site releases",
+                given=f"{len(out)} releases without a formal guarantee, which no total holds",
+                next_step="Leave [budget] out of site.toml; or withdraw those releases, if none was ever approved.",
+            )
 
     def require_within(self, study: str | None, delta: float, cap: float) -> None:
         total = self.total(study, delta)

@@ -286,6 +286,8 @@ def application(
             studies.append(
                 {
                     "total": {**total, "cap": cap},
+                    # A total that holds no release would be drawn as ε = 0, which could pass for a guarantee.
+                    "stated": total["open"] < total["releases"] or not total["open"],
                     "left": max(0.0, cap - total["epsilon"]),
                     "filled": round(1000 * min(1.0, total["epsilon"] / cap if cap else 1.0)),
                     "lines": mine,

@@ -437,6 +437,7 @@ def test_nobody_writes_an_epsilon_down_as_a_number():
 FROM = {
     "epsilon": "a receipt's, a hold's, a price's or a cap's field",
     "study_epsilon": "a receipt's field",
+    "stated_study_epsilon": "the same field; none where the release has no formal guarantee",
     "paper": "Cost.paper: Theorem 2, called looser and never charged",
     "w_for_8": "Cost.w_for_8",
     "spent": "a study's total",

@@ -2,24 +2,37 @@
 
 from __future__ import annotations
 
+import asyncio
 import datetime as dt
 import io
 import math
 import re
+from contextlib import closing
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from delivered import cohort as people
+from delivered import cohort_plan, deliver, join
 from rich.console import Console
 from test_postures import TODAY, cohort, encoded, fitted, released, site, study
 from theatre import plan_toml
 
+from coordinator.analysis import AnalysisService
+from coordinator.authority import Authority
 from coordinator.cli import main
 from coordinator.collect import least_total
 from coordinator.planning import _price, cost
+from coordinator.queries import _source
+from coordinator.remote import Study
+from coordinator.spending import spending
+from coordinator.store import Store
 from shared import privacy
-from shared.errors import BudgetRefusal, ParameterError, PlanRefusal, PolicyRefusal
+from shared.errors import BudgetRefusal, ParameterError, PlanRefusal, PolicyRefusal, StateRefusal
+from shared.estimands import parse_estimand
 from shared.flows import Identity
+from shared.keys import SigningKey
 from shared.mechanisms.latent_noise import (
     VARIED,
     LatentNoise,
@@ -29,13 +42,13 @@ from shared.mechanisms.latent_noise import (
     matched,
     varied,
 )
-from shared.plan import Floors, LatentNoisePlan, StudyPlan, Wave
+from shared.plan import Floors, LatentNoisePlan, StudyPlan, Wave, sign_plan
 from shared.prescriptions.latent_noise import mechanism
 from shared.privacy import NoGuarantee
 from shared.randomness import seeded_rng
 from shared.release import Receipt, coverage, in_words, planned_event, read_bundle
 from shared.standing import Standing, broken_limit
-from site_agent import screens
+from site_agent import page, screens
 from site_agent.airlock import totals
 from site_agent.audit import linkage, weighed
 from site_agent.cli.plan import _price as _price_of
@@ -276,6 +289,39 @@ def test_a_site_with_a_budget_over_all_studies_refuses_it_before_anything_is_dra
     assert not at.ledger.holds()
 
 
+def test_a_site_that_sets_its_budget_later_draws_no_such_release_and_adds_no_total_beside_one(tmp_path):
+    at = site(tmp_path)
+    ledger = at.ledger
+    gaussian = privacy.Gaussian(sigma=5.0, sensitivity=1.0).to_canonical()
+
+    def reserve(study, event=None, **changes):
+        return ledger.reserve(
+            study=study,
+            plan_hash="a" * 64,
+            wave=1,
+            release_id=f"{study}-id{len(ledger.holds())}",
+            event=event or NoGuarantee().to_canonical(),
+            delta=1e-6,
+            cap_epsilon=20.0,
+            **changes,
+        )
+
+    hold = reserve("open")
+    assert reserve("open") == hold
+    with pytest.raises(BudgetRefusal, match="budget over all studies"):
+        reserve("open", site_cap_epsilon=5.0)
+    # Nothing of it was drawn, so what has a price goes on under the cap.
+    reserve("priced", gaussian, site_cap_epsilon=5.0)
+    ledger.start_drawing(ledger.mark_anchored(hold, at.witness.anchor(ledger.anchor_envelope())))
+    with pytest.raises(BudgetRefusal, match="one of everything"):
+        reserve("more", gaussian, site_cap_epsilon=5.0)
+    assert [line.study for line in ledger.statement()] == ["open", "priced"]
+    reserve("more", gaussian)
+    # A crash lost the draw: nobody will ever see it.
+    ledger.recover()
+    reserve("last", gaussian, site_cap_epsilon=5.0)
+
+
 def test_a_study_has_a_price_for_all_its_releases_or_for_none(tmp_path):
     plan = varying(budget=study("local").budget)
     at, _ = released(plan, tmp_path, cohort(500))
@@ -325,12 +371,33 @@ def shown(print_to) -> str:
     return out.export_text()
 
 
+def budget_page(at) -> str:
+    """The budget as the site's own page tells it."""
+    gate = page.Gate(announce=lambda password: None)
+    desk = SimpleNamespace(ledger=at.ledger, paused=False, config=SimpleNamespace(site=at.name, approvers={}))
+    app = page.application(lambda: desk, gate=gate, hosts=("localhost:1",), agent_version="0.1.0", today=lambda: TODAY)
+    cookie = f"{gate.cookie}={gate.enter(gate.password)}".encode()
+    sent = []
+
+    async def receive():
+        return {"type": "http.request"}
+
+    async def send(message):
+        sent.append(message)
+
+    scope = {"type": "http", "method": "GET", "path": "/budget", "root_path": "", "query_string": b"", "scheme": "http"}
+    asyncio.run(app({**scope, "headers": [(b"host", b"localhost:1"), (b"cookie", cookie)]}, receive, send))
+    assert sent[0]["status"] == 200
+    return b"".join(message.get("body", b"") for message in sent).decode()
+
+
 def test_every_screen_of_a_site_says_that_there_is_no_guarantee_in_the_place_of_a_price(tmp_path):
     plan = varying()
     at, made = released(plan, tmp_path, cohort(500))
     texts = [
         shown(lambda out: screens.release_page(out, made)),
         shown(lambda out: screens.budget(out, at.ledger.statement(), totals(at, plan.study))),
+        budget_page(at),
     ]
     for text in texts:
         assert "no formal guarantee" in text
@@ -351,3 +418,46 @@ def test_the_coordinator_prices_it_with_words(tmp_path, capsys):
         assert "no formal guarantee" in said.lower()
         assert "ε charged so far" not in said
         assert not re.search(r"ε \d", said.split("budget")[0])
+
+
+def test_no_analyst_and_no_budget_figure_is_shown_a_zero_in_the_place_of_a_guarantee(tmp_path):
+    authority = Authority.create(tmp_path, coordinator="tributary-hub", names=("localhost",))
+    lead = SigningKey.generate()
+    priced = replace(cohort_plan(), version=2)
+    with closing(Store.open(tmp_path)) as store:
+        plan = replace(priced, version=1, release=replace(priced.release, vary="weight"), waves=priced.waves[:1])
+        store.add_plan(sign_plan(plan, [lead]), plan)
+        for name in ("north", "south"):
+            invitation = authority.invite(name, ["cvd"], address="localhost:1", leads=[lead.public], days=300)
+            store.add_invitation(invitation)
+            key = join(store, invitation)
+            if name == "north":
+                deliver(store, plan, name, key, people(60, 1))
+        (release,) = store.releases("cvd")
+        assert (release.receipt.epsilon, release.receipt.stated_study_epsilon) == (None, None)
+        assert release.receipt.study_epsilon is not None
+        facts = AnalysisService._study(SimpleNamespace(_store=store), "cvd")
+        assert facts["sites"]["north"]["study_epsilon"] is None
+        source = _source(store, release, parse_estimand("cox(time, cvd) ~ sbp/10"))
+        assert (source.epsilon, source.study_epsilon) == (None, None)
+        with pytest.raises(StateRefusal, match="formal guarantee"):
+            spending(store, "cvd")
+        # A site that has a price is drawn, and the other one is named.
+        store.add_plan(sign_plan(priced, [lead]), priced)
+        deliver(store, priced, "south", key, people(60, 2))
+        budget = spending(store, "cvd")
+        assert ([course.sites for course in budget.courses], budget.open) == ([("south",)], ("north",))
+        (words,) = [
+            text.get_text()
+            for axes in budget.figure().figure.axes
+            for text in axes.texts
+            if "Not drawn" in text.get_text()
+        ]
+        assert "no formal guarantee" in words
+        assert "north" in words
+
+    class Told(Study):
+        def facts(self):
+            return facts
+
+    assert "no formal guarantee" in shown(Told(None, "cvd").show)
