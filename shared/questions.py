@@ -71,9 +71,9 @@ NETWORK: Mapping[str, str] = {
     "recovery": "agreement of the communities that clustering finds with an attribute's levels, above chance",
     "modularity": "share of edges within the communities that clustering finds, above what degrees alone give",
 }
+"""What may be asked of a network, in words."""
 ACROSS = ("assortativity", "recovery")
 """Those of a column, which stands after ~."""
-"""What may be asked of a network, in words."""
 SURVIVAL = ("cox", "km", "rmst", "logrank")
 MODELS = ("ols", "logistic", "poisson", "cox")
 GROUPED = ("difference", "ratio", "two_by_two", "logrank")

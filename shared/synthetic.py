@@ -17,6 +17,7 @@ from __future__ import annotations
 import functools
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -186,12 +187,14 @@ def run_synthesis(
 
     Args:
         out: a table, or what numbered ones are called after. note: a last line for a person.
-    Raises: ParameterError; as `Synthesis.draw`.
+    Raises: ParameterError (files that are there and not this command's too, before the fit); as `Synthesis.draw`.
     """
     if out.suffix.lower() not in (".csv", ".parquet"):
         raise ParameterError("the table must end in .csv or .parquet", given=repr(out.name))
     draws = int(planned.record["draws"])
     files = [out] if draws == 1 else [out.with_name(f"{out.stem}.{k + 1}{out.suffix}") for k in range(draws)]
+    beside = out.with_name(f"{out.name}.record.json")
+    _require_own(files, beside)
     answer = {**planned.record, "files": [str(file) for file in files], "written": not dry_run}
     if not dry_run:
         from shared.canonical import canonical_json
@@ -202,7 +205,8 @@ def run_synthesis(
         assert drawn.tables  # nobody stopped it but by ending the process
         for table, file in zip(drawn.tables, files, strict=True):
             write_table(table, file)
-        out.with_name(f"{out.name}.record.json").write_bytes(canonical_json(drawn.record))
+        written = {"file_sha256": {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in files}}
+        beside.write_bytes(canonical_json(drawn.record | written))
         answer |= drawn.record
     each = f"{answer['rows']} synthetic rows, not patient records" + (f", {draws} times" if draws > 1 else "")
     where = files[0] if draws == 1 else f"{files[0]} to {files[-1].name}"
@@ -213,6 +217,27 @@ def run_synthesis(
             shown.print(note)
 
     emit(answer, as_json=json, show=show)
+
+
+def _require_own(files: Sequence[Path], beside: Path) -> None:
+    """Where tables are to be written stand none, or such as the record beside them names. Raises: ParameterError."""
+    import json
+
+    written: Any = None
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        written = json.loads(beside.read_bytes())["file_sha256"] if beside.exists() else {}
+    own = isinstance(written, dict)
+    foreign = [] if own else [beside]
+    for file in files:
+        if file.exists():
+            known = own and file.is_file() and hashlib.sha256(file.read_bytes()).hexdigest() == written.get(file.name)
+            foreign += [] if known else [file]
+    if foreign:
+        raise ParameterError(
+            "--out must name a new file, or one that this command has written and nobody has changed since",
+            given=f"{foreign[0].name}, which is there and is not that",
+            next_step="Nothing was written. Give another --out, or move that file away.",
+        )
 
 
 def _watch() -> Callable[[Progress], None]:

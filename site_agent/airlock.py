@@ -749,8 +749,9 @@ def leave(
 ) -> tuple[Deleted, ...]:
     """Leave a study: bury what was delivered, give up what is open, revoke the plan, delete what was sealed.
 
-    The ledger, the plans and their approvals stay: they are the audit log. The keys stay, because they may serve
-    other studies; the study lead revokes the site's certificate. Safe to repeat after a lost connection.
+    The ledger, the plans and their approvals stay: they are the audit log. The site's keys stay, because they may serve
+    other studies, and that of the study's frames goes with what it encrypts; the study lead revokes the site's
+    certificate. Safe to repeat after a lost connection.
 
     Returns: every deleted file with its SHA-256 and size, as the ledger has noted it *before* the deletion.
     Raises: NetworkRefusal, before anything is deleted, when a delivered release could not be buried.
@@ -758,6 +759,7 @@ def leave(
     import shutil
 
     from shared.canonical import sha256_hex
+    from site_agent.frames import Vault
 
     at.config.approver_key(name)
     holds = at.ledger.holds(study)
@@ -797,6 +799,8 @@ def leave(
             ],
             key=key,
         )
+        # With its key, so that a copy of a folder that is deleted here is noise.
+        Vault(at.home, study).forget(at.ledger)
         for hold in holds:
             shutil.rmtree(at.outbox.root / hold.release_id, ignore_errors=True)
         shutil.rmtree(at.home / "rehearsal" / study, ignore_errors=True)

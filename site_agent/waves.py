@@ -393,9 +393,21 @@ PATIENCE = 60.0
 """Seconds for which one round of the agent waits for the next round of a training; the others' work takes time too."""
 
 
+_GRACE = dt.timedelta(days=30)
+"""Time from the close of a plan's last wave until its frame is deleted.
+
+Nothing brings a frame back, and nobody is asked. A clock that is some days ahead, or an amendment with a further wave
+that comes late, must not cost the network; persons held out wait a month longer for the deletion."""
+
+
 def _forget(at: Desk, study: str, *, today: dt.date, say: Callable[[Event], None], dry_run: bool) -> None:
-    """Delete the frames of a network whose last planned wave is closed. Raises: any `Refusal`."""
-    if any(today <= wave.closes for wave in at.plans.plan(study).waves):
+    """Delete the frames of a network whose last planned wave has been closed for longer than `_GRACE`.
+
+    By this machine's own clock: where that is further ahead than `_GRACE`, the frames are deleted too early, for good.
+
+    Raises: any `Refusal`.
+    """
+    if any(today <= wave.closes + _GRACE for wave in at.plans.plan(study).waves):
         return
     if not dry_run:
         from site_agent.frames import Vault
@@ -403,7 +415,7 @@ def _forget(at: Desk, study: str, *, today: dt.date, say: Callable[[Event], None
         with at.locked():
             Vault(at.home, study).forget(at.ledger)
     what = "would delete the frame of its network" if dry_run else "deleted the frame of its network"
-    say(Event(study=study, what=what, detail="its last wave is closed"))
+    say(Event(study=study, what=what, detail=f"its last wave closed more than {_GRACE.days} days ago"))
 
 
 def _train(

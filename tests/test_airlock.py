@@ -13,7 +13,7 @@ from site_desk import PASSPHRASE, Hospital, hospital  # noqa: F401
 
 from shared.canonical import parse_json
 from shared.errors import ApprovalRefusal, PausedRefusal
-from shared.keys import Envelope, PublicKey, SigningKey
+from shared.keys import Envelope, PublicKey, SigningKey, write_private
 from shared.plan import Budget, Floors
 from shared.release import STATEMENT_TYPE, Statement
 from shared.wire import WITHDRAWAL_TYPE
@@ -388,7 +388,11 @@ def test_leaving_buries_deletes_and_keeps_the_log(ready):
     would = ready.json("leave", "mini", "--as", "dr-lind", "--dry-run")
     assert len(would["deleted"]) == len(there)
     assert there == {path for path in (ready.home / "sealed").rglob("*") if path.is_file()}
+    frames = ready.home / "keys" / "frames"
+    write_private(frames / "mini.key", bytes(32))
+    write_private(frames / "other.key", bytes(32))
     answer = ready.json("leave", "mini", "--as", "dr-lind", "--reason", "the study is over")
+    assert [path.name for path in frames.iterdir()] == ["other.key"], "another study's frames can still be read"
     assert answer["deleted"] == would["deleted"]
     assert answer["buried"] == [first]
     assert {one["release_id"] for one in answer["deleted"]} == {first, second}

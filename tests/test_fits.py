@@ -316,6 +316,16 @@ def test_the_coordinator_draws_the_same_rows_by_any_fit_from_a_seed_in_the_recor
     again = ask(capsys, home, "--out", out, *more, "--restart")[1]
     other = ask(capsys, home, "--out", out, *more[:-4], "--rows", 30, "--draw", 1)[1]
     assert again["csv_sha256"] == record["csv_sha256"] != other["csv_sha256"]
+    # Nor is a table overwritten that this command has not written, or its record.
+    for kept in (out, out.with_name("rows.csv.record.json")):
+        before = kept.read_bytes()
+        kept.write_bytes(b"the only copy")
+        for last in ((), ("--dry-run",)):
+            code, told = ask(capsys, home, "--out", out, *more, *last)
+            assert (code, told["refused"]["code"]) == (2, "E_PARAMETER")
+            assert kept.name in told["refused"]["given"]
+        assert kept.read_bytes() == b"the only copy"
+        kept.write_bytes(before)
     # A file that no fit has written is not deleted, whatever was named.
     file.write_bytes(b"the only copy")
     code, told = ask(capsys, home, "--out", out, *more, "--restart")
@@ -389,6 +399,12 @@ def test_a_site_draws_rows_from_its_sealed_release_and_its_ledger_does_not_move(
     assert not hospital.hub.sent
     assert hospital.refused("synthetic", "other", "--out", str(out), expect=2)["code"] == "E_STATE"
     assert hospital.refused("synthetic", "mini", "--out", "rows.txt", expect=2)["code"] == "E_PARAMETER"
+    # What was rejected is not fitted, by its study's name or its own.
+    hospital("reject", made[:8], "--as", "dr-lind", "--reason", "other")
+    for name in ("mini", made[:8]):
+        refused = hospital.refused("synthetic", name, "--out", str(tmp_path / "no.csv"), expect=2)
+        assert (refused["code"], refused["given"]) == ("E_STATE", f"{made[:8]}, which is rejected")
+    assert not (tmp_path / "no.csv").exists()
 
 
 def test_an_analyst_draws_the_rows_that_the_coordinator_draws(tmp_path, capsys, plan):

@@ -937,15 +937,26 @@ def test_a_site_shows_what_it_keeps_of_a_network_and_deletes_it_asked_or_when_th
     at("plan", "approve", "mini", "--as", "dr-lind", "--understood", "holdout")
     at("data", "add", str(ward.source.path), "--as", "mini", "--edges", str(ward.source.edges.path))
     assert at.json("data", "frame", "mini")["frames"] == 0
-    at("release", "mini", "--wave", "1")
+    made = at.json("release", "mini", "--wave", "1")["release_id"]
     assert "1 sealed frames are kept" in at("data", "frame", "mini")
     shown = at.json("data", "frame", "mini")
     assert (shown["planned"], shown["frames"], shown["key"]) == ("sealed", 1, True)
+    # A wave that is charged and under way may still need it.
+    key = hospital.home / "keys" / "frames" / "mini.key"
+    refused = at.refused("data", "frame", "mini", "--delete", expect=2)
+    assert (refused["code"], refused["given"]) == ("E_STATE", "wave 1, which is held")
+    assert f"site-agent approve {made[:8]}" in refused["next_step"]
+    assert key.exists()
+    warned = at.json("outbox", "show", made)["warnings"]
+    at("approve", made, "--as", "dr-lind", *(word for one in warned for word in ("--tick", one["name"])))
     assert at.json("data", "frame", "mini", "--delete", "--dry-run")["deleted"] == 1
     assert at.json("data", "frame", "mini")["frames"] == 1
-    key = hospital.home / "keys" / "frames" / "mini.key"
     assert "frame" not in at("run", "--once")
-    monkeypatch.setenv("TRIBUTARY_TODAY", "2026-02-02")
+    # A clock that is some days ahead costs nothing.
+    monkeypatch.setenv("TRIBUTARY_TODAY", "2026-03-03")
+    assert "frame" not in at("run", "--once")
+    assert key.exists()
+    monkeypatch.setenv("TRIBUTARY_TODAY", "2026-03-04")
     assert "would delete the frame" in at("run", "--dry-run")
     assert key.exists()
     assert "deleted the frame" in at("run", "--once")

@@ -67,9 +67,9 @@ _MODEL_WORDS = {
 
 
 _SEALED_OPEN = (
-    " What the model says of them (positions and attributes, one row each) is kept at the hospital until the plan's "
-    "last wave is closed, or a steward deletes it: encrypted, under a key in the site's own folder. It protects copies "
-    "of the sealed file, not against somebody who can read the whole folder."
+    " What the model says of them (positions and attributes, one row each) is kept at the hospital until 30 days "
+    "after the close of the plan's last wave, or until a steward deletes it: encrypted, under a key in the site's own "
+    "folder. It protects copies of the sealed file, not against somebody who can read the whole folder."
 )
 _SEALED_COVERED = (
     " A later wave places new persons through the kept model and charges them alone: edges to persons of earlier waves "

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from shared.errors import UsageRefusal
+from shared.errors import StateRefusal, UsageRefusal
 from shared.terminal import emit
 from site_agent.cli.frame import Dry, Home, Json, Study, data_app
 from site_agent.desk import Desk, desk
@@ -218,6 +218,21 @@ def data_check(study: Study, home: Home = None, json: Json = False) -> None:
         raise typer.Exit(found[0].exit_code)
 
 
+def _require_settled(at: Desk, study: str) -> None:
+    """No wave is under way that its frame would be missed by. Raises: StateRefusal."""
+    for hold in at.ledger.holds(study):
+        if hold.phase in ("held", "sealed") and not hold.rounds:
+            short = hold.release_id[:8]
+            act = f"Run site-agent approve {short} --as NAME, or site-agent reject {short} --as NAME"
+            raise StateRefusal(
+                "every wave must be delivered or rejected before the frame of its network is deleted: it was charged, "
+                "and could not be taken up again",
+                given=f"wave {hold.wave}, which is {hold.state}",
+                next_step=f"{act if hold.phase == 'sealed' else f'Run site-agent release {study} --wave {hold.wave}'}; "
+                "then run this again.",
+            )
+
+
 @data_app.command("frame")
 def data_frame(
     study: Study,
@@ -237,8 +252,11 @@ def data_frame(
     kept = len(vault.frames(at.ledger))
     there = vault.path.exists()
     done = delete and not dry_run
+    if delete:
+        _require_settled(at, study)
     if done:
         with at.locked():
+            _require_settled(at, study)
             vault.forget(at.ledger)
     answer = {
         "study": study,

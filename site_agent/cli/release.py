@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from shared.errors import ApprovalRefusal, UsageRefusal
+from shared.errors import ApprovalRefusal, StateRefusal, UsageRefusal
 from shared.synthetic import Checkpoint, DrawNumber, Draws, FitName, Out, Restart, Rows, Steps
 from shared.terminal import emit
 from site_agent.cli.frame import Dry, Home, Json, ReleaseId, Study, app, outbox_app
@@ -116,7 +116,7 @@ def try_(study: Study, home: Home = None, json: Json = False, dry_run: Dry = Fal
 @attempted("release")
 def release(
     study: Study,
-    wave: Annotated[int, typer.Option("--wave", help="DrawNumber of the planned wave.")],
+    wave: Annotated[int, typer.Option("--wave", help="Number of the planned wave.")],
     by: Annotated[str | None, typer.Option("--by", metavar="NAME", help="The approver who has it made.")] = None,
     home: Home = None,
     json: Json = False,
@@ -316,7 +316,15 @@ def synthetic(
 
     at = desk(home)
     sealed = [hold for hold in at.outbox.list() if hold.study == release]
-    made = pipeline.open_release(at.outbox, sealed[-1].release_id if sealed else at.release_id(release))
+    named = sealed or [at.outbox.get(at.release_id(release))]
+    standing = [hold for hold in named if hold.state not in ("burnt", "rejected", "withdrawn")]
+    if not standing:
+        raise StateRefusal(
+            "rows must be drawn from a release that was neither burnt, nor rejected, nor withdrawn",
+            given=f"{named[-1].release_id[:8]}, which is {named[-1].state}",
+            next_step="See site-agent outbox list, and name one that stands.",
+        )
+    made = pipeline.open_release(at.outbox, standing[-1].release_id)
     plan = at.plans.plan(made.hold.study, made.receipt.plan_version)
     used = {
         "release_id": made.hold.release_id,
