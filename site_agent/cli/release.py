@@ -410,7 +410,7 @@ def _described(made: Any) -> dict[str, Any]:
         "recipient": receipt.recipient,
         "epsilon": receipt.epsilon,
         "delta": receipt.delta,
-        "study_epsilon": receipt.study_epsilon,
+        "study_epsilon": receipt.stated_study_epsilon,
         "translation": receipt.translation,
         "not_covered": receipt.not_covered,
         "checks": made.checks,
