@@ -24,7 +24,7 @@ import os
 import shutil
 import signal
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 from weakref import WeakValueDictionary
@@ -91,47 +91,13 @@ from shared.wire import (
     countersigned,
 )
 
-__all__ = ["CollectionService", "Coordinator", "least_total", "serve"]
+__all__ = ["CollectionService", "Coordinator", "serve"]
 
 MAX_BUNDLE = 256 << 20
 TABLE_FACTOR = 8  # a table may take this many times the largest bundle when it is decompressed
 STAGED_PER_SITE = 8
 PATIENCE = 120.0  # seconds that a second upload of the same bytes waits for the first
 BLOCK = 1 << 20
-
-
-def least_total(receipt: Receipt, plan: StudyPlan, earlier: Sequence[StudyPlan], *, together: bool = False) -> float:
-    """The least ε that an honest ledger can have charged its worst-off person, this release included.
-
-    A ledger composes per person. Where a plan's dictionary names no person, a refresh counts against everybody, so
-    that all of these add up; where it does, two releases may have nobody in common, and all that is known is that
-    somebody is in the dearest one.
-
-    Args:
-        plan: the release's.
-        earlier: the plan of every release of the site that arrived before, once for each.
-        together: what the total would be for somebody who is in every refresh; not a bound.
-    """
-    from shared import privacy
-    from shared.release import planned_event
-
-    events = [planned_event(before) for before in earlier]
-    charges = list(zip([plan, *earlier], [privacy.from_canonical(receipt.event), *events], strict=True))
-    # No total holds a release without a guarantee.
-    charges = [(of, event) for of, event in charges if privacy.guaranteed(event)]
-    everybodys: list[privacy.Event] = []
-    single: list[privacy.Event] = []
-    for of, event in charges:
-        whole = of.returning == "refresh" and (together or of.dictionary.person is None)
-        (everybodys if whole else single).append(event)
-    least = 0.0
-    for one in {event: [event] for event in single}.values() if single else [[]]:
-        composed = everybodys + one
-        by_rdp = privacy.epsilon_from_rdp(privacy.rdp(composed), plan.budget.delta)
-        # A ledger may also show the exact total, which is below that of RDP.
-        exact = by_rdp if receipt.study_epsilon >= by_rdp else privacy.epsilon(composed, plan.budget.delta)
-        least = max(least, min(by_rdp, exact))
-    return least
 
 
 def utc_today() -> dt.date:
@@ -403,6 +369,12 @@ class CollectionService:
             raise PlanRefusal("a wave must be open", given=f"wave {wave.number}, which opens on {wave.opens}")
         approvers = {key.key_id: key for key in site.approvers.values()}
         signers = envelope.verified_by(approvers)
+        if newest.floors.approval == "before" and standing is None:
+            raise ApprovalRefusal(
+                "a release of this plan must be approved before it is drawn",
+                given="no standing approval",
+                next_step="Run site-agent standing add, then site-agent run.",
+            )
         if standing is not None:
             signers |= {self._stands(site, statement, newest, standing)}
         approved = len(signers)
@@ -441,7 +413,7 @@ class CollectionService:
             raise _not_standing(limit)
         return site.approvers[standing.approver].key_id
 
-    def _require_size(self, site: Site, receipt: Receipt, envelope: Envelope) -> None:
+    def _require_size(self, site: Site, receipt: Receipt, envelope: Envelope, plan: StudyPlan) -> None:
         """The limits of a standing approval that only the bundle shows. Raises: ApprovalRefusal.
 
         The content is whole and may still be approved by a person: it is not set apart.
@@ -453,13 +425,14 @@ class CollectionService:
             if not one.withdrawn and one.envelope.verified_by(approvers)  # by hand: size must not creep wave by wave
         ]
         last = max(earlier, key=lambda one: one.log_index, default=None)
+        ahead = plan.floors.approval == "before"
         standing = open_standing(envelope, site.approvers)
         limit = broken_limit(
             standing,
             plan_hash=receipt.plan_hash,
             today=self._today(),
             epsilon=receipt.epsilon,
-            n=receipt.n,
+            n=None if ahead else receipt.n,
             last_n=None if last is None else last.n,
         )
         if not limit and receipt.agent_version != standing.agent_version:
@@ -571,7 +544,7 @@ class CollectionService:
             self._set_apart(part, statement, envelope, refusal)
             raise
         if standing is not None:
-            self._require_size(site, receipt, standing)
+            self._require_size(site, receipt, standing, plan)
         kept = self._bundles / f"{statement.bundle_sha256}.zip"
         try:
             reach("ingest.before_move")
@@ -606,8 +579,6 @@ class CollectionService:
                 if getattr(receipt, name) != getattr(statement, name):
                     raise ReplayRefusal(f"the receipt's {name} must be the statement's", given="another")
             receipt.require_true(plan)
-            if receipt.study_epsilon > plan.budget.epsilon * (1 + 1e-9):
-                raise BudgetRefusal("the study's total must be within the plan's budget", given="more")
             if receipt.n < plan.floors.persons:
                 raise SmallN(f"a release must have at least {plan.floors.persons} persons", given=f"{receipt.n}")
             self._require_history(receipt, plan)
@@ -645,19 +616,26 @@ class CollectionService:
                 raise ReceiptRefusal(f"a receipt's {name} of the training must be the training's", given="another")
 
     def _require_history(self, receipt: Receipt, plan: StudyPlan) -> None:
-        """Hold what a receipt says of earlier releases against those that arrived here. Raises: ReceiptRefusal.
+        """Hold a release against those that arrived here before. Raises: BudgetRefusal, ReceiptRefusal.
 
-        Only a lower bound: a site also pays for releases that it never sent, and for persons in ways that no receipt
-        tells; see `least_total`.
+        Their total is a lower bound of what the site has charged (`least_total`): what it never sent is not known here.
         """
+        from coordinator.spending import least_total
+        from shared import privacy
+        from shared.release import planned_event
+
         earlier = self._store.charged(receipt.study, receipt.site)
         earlier.pop(receipt.release_id, None)
-        before = [self._store.plan(receipt.study, version).plan for version, _ in earlier.values()]
-        least = least_total(receipt, plan, before)
-        if receipt.study_epsilon < least * (1 - 1e-9):
-            raise ReceiptRefusal(
-                "a receipt's study total must hold all releases that arrived from its site",
-                given=f"{receipt.study_epsilon:.4g}, below {least:.4g} for {len(before) + 1} releases",
+        plans = [self._store.plan(receipt.study, version).plan for version, _ in earlier.values()]
+        charges = [
+            (plan, privacy.from_canonical(receipt.event)),
+            *((before, planned_event(before)) for before in plans),
+        ]
+        least = least_total(charges, plan.budget.delta)
+        if least > plan.budget.epsilon * (1 + 1e-9):
+            raise BudgetRefusal(
+                f"all that arrived from a site must be within the plan's budget of ε = {plan.budget.epsilon:g}",
+                given=f"{least:.4g} for {len(charges)} releases",
                 next_step="The site's ledger may be an old copy: site-agent ledger recover.",
             )
         if len(receipt.previous) != 64 or set(receipt.previous) - set("0123456789abcdef"):

@@ -70,7 +70,7 @@ class Source:
         bundle_sha256: its bytes.
         log_index: its place in the coordinator's log.
         epsilon: of the release; None where it has no formal guarantee.
-        study_epsilon: of the study so far at this site; None where `epsilon` is.
+        study_epsilon: the most that the study may cost a person at this site, by the receipt; None where `epsilon` is.
         censoring: of a question about time to an event, in words: the wave at which follow-up ended.
     """
 

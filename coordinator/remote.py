@@ -304,7 +304,7 @@ class Study(_Shown):
             waves = ", ".join(map(str, facts["waves"]))
             spent = UNGUARANTEED if facts["study_epsilon"] is None else f"{facts['study_epsilon']:.4g}"
             rows.append([site, waves, _persons(facts, told["returning"]), facts["posture"], spent])
-        out.print(table(["site", "waves", "n", "posture", "ε so far"], rows, right=["n", "ε so far"]))
+        out.print(table(["site", "waves", "n", "posture", "ε at most"], rows, right=["n", "ε at most"]))
         out.print(f"last release: {told['last_day'] or 'none yet'}")
         if told["estimands"]:
             out.print("planned analyses:")

@@ -1,14 +1,14 @@
-"""What the sites' receipts say was spent of a study's budget, wave by wave, and what its further waves would cost.
+"""What the releases that arrived cost of a study's budget, wave by wave, and what its further waves would cost.
 
-The coordinator holds no ledger. What it knows is what each receipt says: the ε of the study so far for the site's
-worst-off person, that release and everything before it included, be it released, burnt in a crash or withdrawn since
-(nothing is ever refunded). So a site that was charged and never delivered shows that with its next receipt only, and
-the figure says so. Further waves are priced as `coordinator plan cost` prices them. A site with a release without a
-formal guarantee has no ε to draw: it is named beside the figure.
+The coordinator holds no ledger, and no receipt tells what one holds: how often a draw was burnt or rejected is the
+site's own. What is known here is the price of each release that arrived, withdrawn since or not, and it is a lower
+bound of what its persons were charged; the plan's cap is the upper one. Further waves are priced as `coordinator plan
+cost` prices them. A site with a release without a formal guarantee has no ε to draw: it is named beside the figure.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,8 +20,10 @@ from shared.prescriptions import UNGUARANTEED
 if TYPE_CHECKING:
     from coordinator.drawing import Drawn
     from coordinator.store import Store
+    from shared.plan import StudyPlan
+    from shared.privacy import Event
 
-__all__ = ["Budget", "Spending", "spending"]
+__all__ = ["Budget", "Spending", "least_total", "spending"]
 
 Points = tuple[tuple[int, float], ...]
 
@@ -32,7 +34,7 @@ class Spending:
 
     Args:
         sites: their names.
-        spent: (wave, ε of the study after it) for every release that was accepted, rising.
+        spent: (wave, ε of what had arrived of the study by then) for every release that was accepted, rising.
         planned: the same for the plan's further waves, up to the first that the cap does not allow.
     """
 
@@ -67,23 +69,53 @@ class Budget:
         return budget_figure(self, title=title, path=path)
 
 
+def least_total(charges: Sequence[tuple[StudyPlan, Event]], delta: float, *, together: bool = False) -> float:
+    """The least ε that an honest ledger can have charged its worst-off person for these releases of one site.
+
+    A ledger composes per person, and counts every draw, also one that was refused here or never sent. What a release
+    under ``refresh`` cost counts against everybody; of two others nobody need be in both, and all that is known is
+    that somebody is in the dearest one.
+
+    Args:
+        charges: plan and event of each release.
+        delta: δ of the study.
+        together: what it would be for somebody who is in all of them; not a bound.
+    """
+    from shared import privacy
+
+    def total(events: Sequence[Event]) -> float:
+        pure = privacy.pure_epsilon(events)
+        composed = float(privacy.epsilon_from_rdp(privacy.rdp(events), delta))
+        return composed if pure is None else min(composed, pure)
+
+    # No total holds a release without a guarantee.
+    charges = [(plan, event) for plan, event in charges if privacy.guaranteed(event)]
+    everybodys = [event for plan, event in charges if plan.redraws or together]
+    single = {event for plan, event in charges if not (plan.redraws or together)}
+    return max((total([*everybodys, event]) for event in single), default=total(everybodys) if everybodys else 0.0)
+
+
 def spending(store: Store, study: str) -> Budget:
-    """What every site of a study spent, as its receipts say.
+    """What the releases of every site of a study cost, in the order in which they arrived.
 
     Raises: PlanRefusal (no such study), StateRefusal (no release, or none with a formal guarantee).
     """
+    from shared import privacy
+
     plan = store.plan(study).plan
     price = cost(plan, waves=2 * len(plan.waves))  # a crash burns a charge: more of them than waves
     numbers = tuple(sorted(wave.number for wave in plan.waves))
     courses: dict[tuple[Points, Points], list[str]] = {}
     by_site: dict[str, list[tuple[int, float]]] = {}
+    charges: dict[str, list[tuple[StudyPlan, Event]]] = {}
     open_: set[str] = set()
     for release in store.releases(study, withdrawn=True):  # by wave
-        stated = release.receipt.stated_study_epsilon
-        if stated is None:
+        if release.receipt.epsilon is None:
             open_.add(release.site)
-        else:
-            by_site.setdefault(release.site, []).append((release.wave, stated))
+            continue
+        arrived = charges.setdefault(release.site, [])
+        arrived.append((store.plan(study, release.plan_version).plan, privacy.from_canonical(release.receipt.event)))
+        by_site.setdefault(release.site, []).append((release.wave, least_total(arrived, plan.budget.delta)))
     if not by_site and not open_:
         raise StateRefusal("a study must have an accepted release", given="none", next_step="See coordinator releases.")
     if not by_site.keys() - open_:

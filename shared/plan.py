@@ -185,6 +185,8 @@ class Floors:
         approvals: approvers who must sign a release.
         author_apart: whether whoever had the release made must not approve it.
         standing: whether an approver of a site may sign in advance, within limits: see `shared.standing`.
+        approval: ``after`` the draw, on the exact bytes, or ``before`` it: an approver signs in advance, no person sees
+            the bytes before they leave, and so no choice is made by what is in them.
     """
 
     persons: int = 50
@@ -195,10 +197,19 @@ class Floors:
     approvals: int = 1
     author_apart: bool = False
     standing: bool = False
+    approval: Literal["after", "before"] = "after"
+    later: ClassVar[tuple[str, ...]] = ("approval",)
 
     def __post_init__(self) -> None:
         must(isinstance(self.author_apart, bool), "floors.author_apart must be true or false", self.author_apart)
         must(isinstance(self.standing, bool), "floors.standing must be true or false", self.standing)
+        must(self.approval in ("after", "before"), "floors.approval must be 'after' or 'before'", repr(self.approval))
+        must(
+            self.approval == "after" or (self.standing and self.approvals == 1 and not self.author_apart),
+            "floors.approval = 'before' must go with standing = true and one approver, who may have it made",
+            f"standing = {str(self.standing).lower()}, approvals = {self.approvals}, author_apart = "
+            f"{str(self.author_apart).lower()}",
+        )
         must(self.persons >= 50, "floors.persons must be at least 50", self.persons, "Floors can only be tightened.")
         must(self.rare_level >= 10, "floors.rare_level must be at least 10", self.rare_level)
         must(0.5 <= self.membership_auc <= 1, "floors.membership_auc must be in [0.5, 1]", self.membership_auc)
@@ -334,6 +345,11 @@ class StudyPlan:
             "a dictionary must have at least one column to release",
             "none",
         )
+        must(
+            self.floors.approval == "after" or not self.records_decide,
+            "floors.approval must be 'after' with posture 'local': its checks read records and may refuse the table",
+            repr(self.floors.approval),
+        )
         self.release.require(self)
 
     def _require_federated(self) -> None:
@@ -390,6 +406,15 @@ class StudyPlan:
     def redraws(self) -> bool:
         """Whether a later wave draws, and charges, a person again: under ``refresh``, and where nobody is known."""
         return self.returning == "refresh" or self.dictionary.person is None
+
+    @property
+    def records_decide(self) -> bool:
+        """Whether checks and attacks that read released records may refuse a sealed release: under ``local`` alone.
+
+        There no ε speaks of the flow, and the site's gates are what stands between it and the records. Everywhere else
+        an ε is promised for whatever table leaves, and a refusal that follows from a record would be outside of it.
+        """
+        return self.posture == "local"
 
     def wave(self, number: int) -> Wave:
         """The planned wave `number`. Raises: PlanRefusal."""

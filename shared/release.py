@@ -63,6 +63,9 @@ PARQUET_KEYS = frozenset({"ARROW:schema", "pandas", "label"})
 PANDAS_KEYS = frozenset({"index_columns", "column_indexes", "columns", "attributes", "creator", "pandas_version"})
 COLUMN_KEYS = frozenset({"name", "field_name", "pandas_type", "numpy_type", "metadata"})
 _DIGEST, _WORD = re.compile("[0-9a-f]{64}"), re.compile("[A-Za-z0-9_-]{1,64}")
+EARLIER_GATE = "That the release passed the site's checks and audit: its delivery shows it."
+"""What receipts of version 0.1 said, whose agents refused sealed tables by exact functions of records under every
+posture. `site-agent audit verify` finds those releases by it."""
 LEAVES_PERSONS_OPEN = ("local", "holdout")
 """Postures under which some person's record shapes the flow without noise: approved only with a tick on that."""
 
@@ -77,7 +80,7 @@ def coverage(plan: StudyPlan) -> tuple[tuple[str, ...], tuple[str, ...]]:
     always: tuple[str, ...] = (
         f"The number of {what}: it follows from the plan's eligibility rule{count} and is public.",
         "A person who is a patient of several hospitals: losses add up, and no hospital can see it.",
-        "That the release passed the site's checks and audit: its delivery shows it.",
+        _chosen_by(plan),
         "Other studies with the same patients: each has a budget of its own, and losses add up unless the site has "
         "set a budget over all of them.",
     )
@@ -87,6 +90,25 @@ def coverage(plan: StudyPlan) -> tuple[tuple[str, ...], tuple[str, ...]]:
             "losses of a person's rows add up.",
         )
     return plan.release.covered(plan), plan.release.not_covered(plan) + always + left_out(plan)
+
+
+def _chosen_by(plan: StudyPlan) -> str:
+    """What, other than noise, decides which table leaves."""
+    if plan.records_decide:
+        return (
+            "Which table leaves: the site's checks and attack audit read the records, and refuse a table that fails "
+            "them. What is stated holds of a table before that selection; a delivery shows that it passed."
+        )
+    if plan.floors.approval == "before":
+        return (
+            "When the plan's approver decided: before the draw. Nobody saw the table before it left, and no check or "
+            "attack that reads a released record refused or delayed it."
+        )
+    return (
+        "The choice of whoever approves: the table may be held beside the site's own records before it is approved. No "
+        "check or attack that reads a released record refuses or delays it, but a person may, and may have another "
+        "drawn. Each draw is charged; the choice itself is not in the price."
+    )
 
 
 def left_out(plan: StudyPlan) -> tuple[str, ...]:
@@ -110,7 +132,8 @@ class Receipt:
         drawn: of these, those drawn for this release; the others are copied from an earlier one (``frozen``).
         flow_of: id of the release for which the flow was fitted; this one's, unless a sealed flow is used again.
         epsilon: of this release alone, at `delta`; None where it has no formal guarantee.
-        study_epsilon: of the study's priced releases so far, at `delta`; shown to people as `stated_study_epsilon`.
+        study_epsilon: the most that the study may cost a person here, at `delta`: the plan's cap. Until version 0.1 it
+            was what the ledger had charged so far, which told how often a draw was refused.
         trained: where the plan names a flow that several sites have trained, and this one was among them: what its
             ledger was charged for that (`TRAINED`), before the first round; empty otherwise.
     """
@@ -159,7 +182,7 @@ class Receipt:
     def stated_study_epsilon(self) -> float | None:
         """`study_epsilon` as people may be shown it: None where this release has no formal guarantee.
 
-        No total holds such a release, so the field of a study of them is 0, which would pass for a guarantee.
+        No cap holds such a release, and a number would pass for a guarantee.
         """
         return None if self.epsilon is None else self.study_epsilon
 
@@ -274,6 +297,7 @@ def _prescribed(plan: StudyPlan) -> dict[str, Any]:
         "posture": plan.posture,
         "returning": plan.returning,
         "delta": plan.budget.delta,
+        "study_epsilon": plan.budget.epsilon,
         "covered": covered,
         "not_covered": not_covered,
     }
@@ -308,7 +332,6 @@ def write_receipt(
     release_id: str,
     agent_version: str,
     n: int,
-    study_epsilon: float,
     previous: str,
     drawn: int | None = None,
     flow_of: str = "",
@@ -318,7 +341,6 @@ def write_receipt(
 
     Args:
         n: persons in the release (public); of a release of rows, its rows.
-        study_epsilon: this study's composed ε at the plan's δ, this release included (RDP).
         previous: hash of the site's previous receipt in this study, or 64 zeros.
         drawn: rows drawn for this release; None for all.
         flow_of: release for which the flow was fitted; blank for this one.
@@ -337,7 +359,6 @@ def write_receipt(
         epsilon=_stated(event, plan.budget.delta),
         epsilon_pure=privacy.pure_epsilon(event),
         rdp=_finite(privacy.rdp(event)),
-        study_epsilon=study_epsilon,
         translation=in_words(plan, event),
         previous=previous,
         trained=dict(trained or {}),

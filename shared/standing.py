@@ -18,6 +18,7 @@ from shared.errors import SchemaRefusal
 from shared.keys import Envelope, PublicKey, SigningKey
 
 __all__ = [
+    "NO_RELEASE",
     "REVOCATION_TYPE",
     "SIZE_CHANGE",
     "STANDING_CAP",
@@ -32,6 +33,9 @@ __all__ = [
 STANDING_TYPE = "application/vnd.tributary.standing+json"
 REVOCATION_TYPE = "application/vnd.tributary.standing-revocation+json"
 STANDING_CAP = 16 << 10
+NO_RELEASE = "none"
+"""In the place of a release, where the plan wants its releases approved before they are drawn: there is no earlier one
+that somebody must have seen."""
 SIZE_CHANGE = 0.2
 """A release whose n differs from the last one that a person approved by this share or more is for a person."""
 

@@ -22,6 +22,7 @@ from shared.errors import (
     NetworkRefusal,
     PlanChanged,
     PlanRefusal,
+    PolicyRefusal,
     StateRefusal,
     UsageRefusal,
 )
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from site_agent.checks import Check
     from site_agent.desk import Desk
     from site_agent.ledger import AnchorReceipt, Hold, Noted
+    from site_agent.outbox import Outbox
     from site_agent.pipeline import Release
 
 __all__ = [
@@ -47,10 +49,12 @@ __all__ = [
     "compare",
     "consent_withdrawn",
     "decline",
+    "gated",
     "history",
     "leave",
     "pause",
     "planned",
+    "require_approved_ahead",
     "require_author",
     "require_no_copies",
     "require_ticks",
@@ -74,6 +78,7 @@ WITNESS_SECONDS = 2.0
 """Longest wait for one answer when a decision is witnessed: a person waits, and the next round of `run` tries again."""
 SHIFTS = 3
 """Columns that are named when two releases are held side by side."""
+_STANDING_ADD = "site-agent standing add {study} --as NAME --max-epsilon E --until DATE"
 
 
 STEPS = {
@@ -217,6 +222,12 @@ def approve(
     hold = made.hold
     if hold.state != "delivered":
         plan, _ = at.plans.approved(hold.study, agent_version=agent_version, today=today)
+        if plan.floors.approval == "before" and hold.state != "approved":
+            raise ApprovalRefusal(
+                "a release of this plan must be approved before it is drawn, by nobody who has seen it",
+                given="a signature on drawn bytes",
+                next_step=f"Run {_STANDING_ADD.format(study=hold.study)}, then site-agent run.",
+            )
         if plan.hash != hold.plan_hash:
             raise PlanChanged(
                 "a release must be of the plan that is approved now",
@@ -263,6 +274,40 @@ def send(at: Desk, release_id: str, *, agent_version: str, today: dt.date) -> Ap
         raise PlanChanged("a release must be of the plan that is approved now", given="a release of an earlier plan")
     with at.locked():
         return _sent(at, at.outbox.get(release_id), today=today, again="site-agent run")
+
+
+def require_approved_ahead(at: Desk, plan: StudyPlan, *, agent_version: str, today: dt.date) -> None:
+    """Refuse a release, before anything is charged, of a plan that wants it approved before it is drawn, and is not.
+
+    Raises: ApprovalRefusal (no standing approval in force is good for the release as it is planned); PolicyRefusal
+        (this site wants more than the one approver that such a plan has).
+    """
+    from shared import privacy
+    from shared.release import planned_event
+    from shared.standing import broken_limit
+    from site_agent.config import Limits
+
+    if plan.floors.approval != "before":
+        return
+    limits = Limits.of(plan.floors, at.config.floors)
+    if limits.approvals > 1 or limits.author_apart:
+        raise PolicyRefusal(
+            "a plan that is approved before the draw must be enough for this site: one approver, whoever has it made",
+            given=f"approvals = {limits.approvals}, author_apart = {str(limits.author_apart).lower()} in force here",
+            next_step="Loosen [floors] in site.toml for it, or ask the study lead for approval = 'after'.",
+        )
+    price = privacy.epsilon(planned_event(plan), plan.budget.delta)
+    for noted in at.ledger.standing(plan.study):
+        signed = None if noted.revoked else _standing(at, noted)
+        if signed is None or signed.agent_version != agent_version:
+            continue
+        if not broken_limit(signed, plan_hash=plan.hash, today=today, epsilon=price, n=None, last_n=None):
+            return
+    raise ApprovalRefusal(
+        "a release of this plan must be approved before it is drawn",
+        given="no standing approval in force that is good for it",
+        next_step=f"Run {_STANDING_ADD.format(study=plan.study)}. Nothing was charged.",
+    )
 
 
 def _sent(at: Desk, hold: Hold, *, today: dt.date, again: str) -> Approved:
@@ -365,6 +410,9 @@ def revoke_plan(at: Desk, study: str, *, name: str, reason: str, open_key: OpenK
 def consent_withdrawn(at: Desk, study: str, persons: Collection[str], *, name: str, open_key: OpenKey) -> int:
     """Note, as the approver `name`, that persons withdrew from a study.
 
+    The coordinator witnesses it with the next anchor that something else asks for: a head that came alone, at that
+    minute, would tell of it.
+
     Args:
         persons: their pseudonyms.
     Returns: how many were not noted before.
@@ -373,9 +421,7 @@ def consent_withdrawn(at: Desk, study: str, persons: Collection[str], *, name: s
     at.config.approver_key(name)
     key = _signer(at, name, open_key)
     with at.locked():
-        added = at.ledger.note_persons(study, persons, name=name, key=key)
-    witnessed(at)
-    return added
+        return at.ledger.note_persons(study, persons, name=name, key=key)
 
 
 def witnessed(at: Desk) -> bool:
@@ -401,11 +447,11 @@ def require_witnessed(at: Desk) -> None:
 
     Raises: NetworkRefusal, LedgerRefusal (this ledger is an old copy), LockedRefusal, StateRefusal (not joined).
     """
-    from site_agent.holds import DECISIONS
+    from site_agent.holds import WITNESSED_AT_ONCE
     from site_agent.lock import StateLock
 
     entries = at.ledger.entries()
-    last = max((entry.seq for entry in entries if entry.kind in DECISIONS), default=0)
+    last = max((entry.seq for entry in entries if entry.kind in WITNESSED_AT_ONCE), default=0)
     # By its hash: a ledger that was put back has other entries of the same numbers.
     seen = at.acknowledged()
     if last <= max((entry.seq for entry in entries if entry.hash in seen), default=0):
@@ -435,7 +481,7 @@ def sign_standing(
     """
     import math
 
-    from shared.standing import Standing
+    from shared.standing import NO_RELEASE, Standing
 
     at.config.approver_key(name)
     key = at.outbox.approvers[name]
@@ -451,8 +497,9 @@ def sign_standing(
         raise UsageRefusal("--max-epsilon must be a positive number", given=f"{max_epsilon}")
     if not today <= until <= plan.expires:
         raise UsageRefusal(f"--until must be a day from today to the plan's last, {plan.expires}", given=f"{until}")
-    before = _last_approved(at, study)
-    if before is None:
+    ahead = plan.floors.approval == "before"
+    before = None if ahead else _last_approved(at, study)
+    if before is None and not ahead:
         raise ApprovalRefusal(
             "the first release of a study must be approved by a person",
             given="no approved release",
@@ -465,8 +512,8 @@ def sign_standing(
         agent_version=agent_version,
         max_epsilon=max_epsilon,
         until=until.isoformat(),
-        n=before.receipt.n,
-        release_id=before.hold.release_id,
+        n=1 if before is None else before.receipt.n,
+        release_id=NO_RELEASE if before is None else before.hold.release_id,
         approver=name,
         number=len(at.ledger.standing(study)) + 1,
         day=today.isoformat(),
@@ -590,19 +637,22 @@ def _limit(at: Desk, noted: Noted, made: Release, plan: StudyPlan, *, agent_vers
     if not plan.floors.standing:
         return "the plan must allow it (standing under [floors])"
     standing = _standing(at, noted)
-    before = _last_approved(at, hold.study)
+    ahead = plan.floors.approval == "before"
+    before = None if ahead else _last_approved(at, hold.study)
     limit = broken_limit(
         standing,
         plan_hash=hold.plan_hash if hold.plan_hash == plan.hash else "",
         today=today,
         epsilon=made.receipt.epsilon,
-        n=made.receipt.n,
+        n=None if ahead else made.receipt.n,
         last_n=None if before is None else before.receipt.n,
     )
     if limit:
         return limit
     if standing.agent_version != agent_version or made.receipt.agent_version != agent_version:
         return "the agent's version must be the one it was signed for"
+    if ahead:
+        return ""  # nothing that is in the bytes decides, and nobody has seen them
     if not made.audit or not made.checks or any(check.outcome == "failed" for check in made.checks):
         return "the checks and the audit must have passed"
     if made.warnings:
@@ -943,6 +993,8 @@ def resume(at: Desk, *, name: str, open_key: OpenKey, reason: str = "") -> None:
 def verify(at: Desk) -> dict[str, Any]:
     """Verify every entry, every signature of agent, lead and approvers, and every sealed bundle; how many there are.
 
+    ``gated`` names the releases of earlier versions whose ε does not hold a gate that read records (`gated`).
+
     Of each study it holds what an export of it would say against the script that a stranger is given: what he would
     find is found here first.
 
@@ -986,6 +1038,7 @@ def verify(at: Desk) -> dict[str, Any]:
                 next_step="Nothing of it is handed out until this is explained: keep the state folder as it is.",
             ) from None
     head = at.ledger.entries()[-1].hash
+    gates = [hold.release_id for hold in at.outbox.list() if hold.left and hold.release_id not in deleted]
     return {
         "entries": entries,
         "bundles": bundles,
@@ -993,9 +1046,24 @@ def verify(at: Desk) -> dict[str, Any]:
         "decisions": decisions,
         "refused": len(at.refusals.lines()),
         "signatures": signatures,
+        "gated": [release_id for release_id in gates if gated(at.outbox, release_id)],
         "head": head,
         "ok": True,
     }
+
+
+def gated(outbox: Outbox, release_id: str) -> bool:
+    """Whether a release was selected by checks that read records, outside of the ε that its receipt states.
+
+    Earlier versions refused a sealed table for an exact function of records under every posture, and asked for a tick
+    for others. Their receipts say so in the words of that time; what they promised is not rewritten.
+    """
+    from shared.release import EARLIER_GATE, read_bundle
+    from site_agent.pipeline import TABLE_CAP
+
+    receipt = read_bundle(outbox.bundle(release_id), cap=TABLE_CAP).receipt
+    gates = receipt.mechanism in ("latent_noise", "grand") and receipt.posture != "local"
+    return gates and EARLIER_GATE in receipt.not_covered
 
 
 def history(at: Desk) -> list[dict[str, Any]]:

@@ -6,6 +6,11 @@ lies within the dictionary, no released row equals a real one more often than ch
 are counted. The outcome is a `CheckReport` with every threshold and tool version in it, bound to the bundle's digest;
 it stays at the site.
 
+What reads a released person's record after the seal decides nothing where somebody is promised an ε
+(`StudyPlan.records_decide`): a table that was refused, or that needed a tick, for what it has in common with one record
+would tell of that record at no price. There such a check is a *note*: the approver sees its figures, and it ends the
+same way whatever the records were. What reads the released table alone is post-processing, and may decide anywhere.
+
 *Beyond chance* has a meaning here. A released row may equal a real row because the cell is common: with three yes/no
 columns most rows do. What would identify someone is equality with a row that only one person has. For a fresh draw
 from the same population the expected number of such hits is estimated in two ways, and the larger is taken: Good and
@@ -18,7 +23,7 @@ from __future__ import annotations
 
 import math
 import platform
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -52,9 +57,9 @@ CHANCE = 1e-3
 """How often a harmless release would fail the equal-rows check."""
 CLIPPED_WARNING = 0.05
 MODEL_WARNING = 1.5
-"""Factor between a motif's density among those held out and in their model, beyond which an approver must tick it."""
+"""Factor between a motif's density among those held out and in their model that an approver is told of."""
 DEGREES_WARNING = 1.5
-"""Factor by which a released network may have more or fewer edges before an approver must tick it."""
+"""Factor by which a released network may have more or fewer edges before an approver is told of it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,20 +69,26 @@ class Check:
     Args:
         name: stable handle; an approver ticks a warning by it.
         rule: what must hold, in words.
-        outcome: ``passed``, ``warning`` (a person must tick it) or ``failed``.
+        outcome: ``passed``, ``warning`` (a person must tick it), ``failed``, or ``note``: shown, and decides nothing.
         measured: a count; None where there is nothing to count.
         threshold: what it was compared with.
         detail: which columns, how many; never a value.
         policy: the threshold as policy states it, whatever table it is applied to: all that is told of it outside.
+        notable: of a note, whether the rule does not hold: for the approver's eyes alone.
     """
 
     name: str
     rule: str
-    outcome: Literal["passed", "warning", "failed"]
+    outcome: Literal["passed", "warning", "failed", "note"]
     measured: float | None = None
     threshold: float | None = None
     detail: str = ""
     policy: float | None = None
+    notable: bool = False
+
+    def as_note(self) -> Check:
+        """The same figures, deciding nothing."""
+        return replace(self, outcome="note", notable=self.outcome != "passed")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -261,6 +272,8 @@ def check_rows(
     beyond: float = 0.0,
     carried: str = "",
     vary: str = "",
+    fresh: Sequence[bool] | None = None,
+    decide: bool = True,
 ) -> tuple[Check, ...]:
     """Hold a sealed table of synthetic rows beside the real one.
 
@@ -273,13 +286,16 @@ def check_rows(
         carried: column whose true values are released; blank for none.
         vary: how the noise depends on records (`release.vary`); blank where it does not.
         beyond: share of records that the plan means to lie outside it, where it pulls them in (`LatentNoise.shrink`).
+        fresh: which released rows were drawn for this release, where others were copied from an earlier one.
+        decide: whether what reads `real` may refuse, or ask for a tick (`StudyPlan.records_decide`).
     """
+    drawn = released if fresh is None else released[np.asarray(fresh)].reset_index(drop=True)
+    of_records = (_equal_rows(drawn, real, dictionary), _clip(clipped, len(real), beyond))
     return (
         _dictionary(released, dictionary),
-        _persons(len(released), len(real), limits),
-        _equal_rows(released, real, dictionary),
+        _persons(len(drawn), len(real), limits),
         _rare_levels(released, dictionary, limits),
-        _clip(clipped, len(real), beyond),
+        *(of_records if decide else (check.as_note() for check in of_records)),
         *(_carried(released, dictionary, carried, limits) if carried else ()),
         *((_varied(vary),) if vary else ()),
     )
@@ -304,10 +320,9 @@ def check_figures(
         exact = Check(name="figures", rule=rule, outcome="passed", detail=f"{len(released)} figures")
     found: tuple[Check, ...] = (exact, _persons(n, n, limits))
     if clipped is not None:
-        # Always passed: an outcome may be told outside, and this one would be a fact of records that nobody priced.
         rule = "values beyond the bounds of the figures count at their bound"
         said = f"{clipped} records; the count stays here"
-        found += (Check(name="beyond_bounds", rule=rule, outcome="passed", measured=float(clipped), detail=said),)
+        found += (Check(name="beyond_bounds", rule=rule, outcome="note", measured=float(clipped), detail=said),)
     if exact.outcome != "passed" or not isinstance(plan.release, Figures):
         return found
     doubt = plan.release.doubt(plan, released, n)
@@ -358,15 +373,12 @@ def check_network(
     names = list(plan.dictionary.names)
     if names:
         rows = released[names]
-        # A warning, no refusal: they have no guarantee, and columns with few values hit many of them by chance.
-        copied = _equal_rows(rows, beside, plan.dictionary)
         copied = replace(
-            copied,
+            _equal_rows(rows, beside, plan.dictionary),
             name="copies-of-held-out",
             rule="no released row should equal that of one person held out, beyond chance",
-            outcome="warning" if copied.outcome == "failed" else copied.outcome,
         )
-        found += (copied, _rare_levels(rows, plan.dictionary, limits))
+        found += (copied.as_note(), _rare_levels(rows, plan.dictionary, limits))
     directed = plan.release.edges is not None and plan.release.edges.directed
     far = {name: over for name, (over, sd) in likeness.items() if not abs(over) <= math.log(MODEL_WARNING) + 2 * sd}
     found += (
@@ -378,7 +390,7 @@ def check_network(
             threshold=MODEL_WARNING,
             detail=", ".join(f"{name} by a factor of {math.exp(min(700.0, far[name])):.3g}" for name in far),
             policy=MODEL_WARNING,
-        ),
+        ).as_note(),
     )
     return (*found, *_degrees(released, density, len(real), directed=directed))
 
@@ -395,7 +407,7 @@ def _degrees(released: pd.DataFrame, density: float, n: int, *, directed: bool) 
     mean = float(degrees.mean()) if n else 0.0
     ratio = mean / expected if expected > 0 else math.inf
     most = (n - 1) * (2 if directed else 1)
-    everybody = int((degrees >= most).sum()) if expected < most / 2 else 0
+    everybody = int((degrees >= most).sum()) if mean < most / 2 else 0
     return (
         Check(
             name="degrees",
@@ -405,7 +417,7 @@ def _degrees(released: pd.DataFrame, density: float, n: int, *, directed: bool) 
             threshold=DEGREES_WARNING,
             detail=f"{mean:.3g} edges a person",
             policy=DEGREES_WARNING,
-        ),
+        ).as_note(),
         Check(
             name="hubs",
             rule="nobody should be connected with everybody in a network where most pairs are not",

@@ -8,10 +8,12 @@ witnessed *drawing* entry and the seal, and never again for the same charge.
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from shared.errors import PausedRefusal
 from shared.prescriptions import Figures
 from shared.prescriptions.grand import GrandPlan
 from site_agent import lasting
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from shared.flows import Bijection
     from shared.plan import StudyPlan
     from shared.randomness import Noise
+    from site_agent.audit import AuditReport
     from site_agent.checks import Check
     from site_agent.config import Limits
     from site_agent.fitting import Fitted
@@ -33,6 +36,10 @@ if TYPE_CHECKING:
 
 __all__ = ["Drawing", "drawing_of"]
 
+NOTES = (
+    "What the attacks found decides nothing: the price bounds what any attack can learn of a person, and a release "
+    "that was refused for what it has in common with a record would tell of that record."
+)
 HELD_BACK = 0.2
 """Share of the records that the stand-in flow of the membership attack never sees."""
 Told = Callable[[float], None]
@@ -89,7 +96,10 @@ class Drawing(ABC):
 
     @abstractmethod
     def attack(self, limits: Limits, rng: Noise, told: Told) -> dict[str, Any]:
-        """The audit's outcome, with its ``sentences``. Raises: AuditRefusal."""
+        """The audit's outcome, with its ``sentences``.
+
+        Raises: AuditRefusal, where what an attack finds in records may decide (`StudyPlan.records_decide`).
+        """
 
 
 def drawing_of(plan: StudyPlan, trained: Bijection | None = None, keeping: Keeping | None = None) -> Drawing:
@@ -203,14 +213,12 @@ class _Rows(Drawing):
         self.left_out = table.rows - table.n
 
     def checks(self, table: pd.DataFrame, limits: Limits) -> tuple[Check, ...]:
-        import numpy as np
-
         from site_agent.checks import check_rows
 
-        # Rows that an earlier release brought were checked with it.
-        new = np.asarray(self.rows.source) >= 0
         return check_rows(
-            released=table[new].reset_index(drop=True),
+            released=table,
+            fresh=[row >= 0 for row in self.rows.source],
+            decide=self.plan.records_decide,
             real=self._real,
             dictionary=self.plan.dictionary,
             limits=limits,
@@ -222,6 +230,7 @@ class _Rows(Drawing):
 
     def attack(self, limits: Limits, rng: Noise, told: Told) -> dict[str, Any]:
         return _attack(
+            decide=self.plan.records_decide,
             x=self._x,
             noisy=self._noisy,
             fitted=self._fitted,
@@ -304,6 +313,7 @@ def _fit(
 
 def _attack(
     *,
+    decide: bool,
     x: Any,
     noisy: Any,
     fitted: Fitted,
@@ -312,34 +322,49 @@ def _attack(
     rng: Noise,
     progress: Callable[[float], None],
 ) -> dict[str, Any]:
-    """Attack the release, and hold the outcome against the limits. Raises: AuditRefusal.
+    """Attack the release; hold the outcome against the limits where it may `decide`. Raises: AuditRefusal.
 
     The membership attack is tried on another release, of four fifths of the records: one of all of them leaves nobody
     to be wrong about. It is drawn through the flow that could have learned from those alone (`Fitted.stand_in`),
     attacked and thrown away: it never reaches the disk.
+
+    Where it may not decide, an attack that breaks down on these records must not hold the release up either.
     """
     from site_agent.audit import AuditLimits, attack, gate
 
-    order = rng.generator.permutation(len(x))
-    cut = round(HELD_BACK * len(x))
-    held_back, inside = x[order[:cut]], x[order[cut:]]
-    stand_in = fitted.stand_in(inside, rng, lambda share: progress(0.8 * share))
     in_force = AuditLimits(
         membership_auc=limits.membership_auc,
         own_row_linkage=limits.own_row_linkage,
         extreme_linkage=limits.extreme_linkage,
     )
-    report = attack(
-        x=x,
-        released=noisy,
-        latents=fitted.mechanism.latents(x),
-        fitted_on=inside,
-        held_back=held_back,
-        probe=stand_in.release(inside, rng),
-        mechanism=stand_in,
-        encoder=encoder,
-        limits=in_force,
-        rng=rng,
-    )
-    gate(report, in_force)
-    return {**report.to_canonical(), "sentences": list(report.sentences())}
+
+    def attacked() -> AuditReport:
+        order = rng.generator.permutation(len(x))
+        cut = round(HELD_BACK * len(x))
+        held_back, inside = x[order[:cut]], x[order[cut:]]
+        stand_in = fitted.stand_in(inside, rng, lambda share: progress(0.8 * share))
+        return attack(
+            x=x,
+            released=noisy,
+            latents=fitted.mechanism.latents(x),
+            fitted_on=inside,
+            held_back=held_back,
+            probe=stand_in.release(inside, rng),
+            mechanism=stand_in,
+            encoder=encoder,
+            limits=in_force,
+            rng=rng,
+        )
+
+    if decide:
+        report = attacked()
+        gate(report, in_force)
+        return {**report.to_canonical(), "sentences": list(report.sentences())}
+    try:
+        report = attacked()
+    except (PausedRefusal, OSError, MemoryError):
+        raise  # nothing of these records: the next run goes on from the sealed bytes
+    except Exception as error:
+        logging.getLogger("tributary.audit").warning("an attack broke down: %s", type(error).__name__)
+        return {"decides": False, "sentences": [NOTES, "The attacks could not be carried out on these records."]}
+    return {**report.to_canonical(), "decides": False, "sentences": [NOTES, *report.sentences()]}

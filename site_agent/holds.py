@@ -21,10 +21,10 @@ from shared.errors import ParameterError, StateRefusal
 from shared.keys import Envelope, PublicKey
 
 __all__ = [
-    "DECISIONS",
     "DECISION_TYPE",
     "LOST_CAP",
     "SIGNED",
+    "WITNESSED_AT_ONCE",
     "Approval",
     "Entry",
     "Hold",
@@ -49,8 +49,11 @@ _LOST_BYTES = 1 << 18
 DECISION_TYPE = "application/vnd.tributary.site-decision+json"
 SIGNED = frozenset({"plan_revoked", "standing_revoked", "persons_withdrew", "left", "resumed"})
 """Kinds of entry that a person signs; one of kind ``paused`` may be signed, because stopping waits for nobody."""
-DECISIONS = SIGNED | {"paused", "reject", "send_back", "withdraw"}
-"""Kinds of entry by which somebody stops something: an older copy of the ledger must not undo them unnoticed."""
+WITNESSED_AT_ONCE = (SIGNED - {"persons_withdrew"}) | {"paused", "reject", "send_back", "withdraw"}
+"""Kinds of entry by which somebody stops something: an older copy of the ledger must not undo them unnoticed.
+
+Not that a person withdrew from a study: an anchor that came alone would tell of it, and the next one holds it as well.
+"""
 Touches = Literal["everybody", "new"]
 State = Literal[
     "reserved",

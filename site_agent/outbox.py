@@ -482,13 +482,16 @@ def outcomes(checks: Mapping[str, Any], audit: Mapping[str, Any], sha256: str) -
         {**{name: check[name] for name in ("name", "outcome", "rule")}, "threshold": check.get("policy")}
         for check in checks.get("checks", ())
     ]
-    if audit:
-        # An audit that failed burns its release: what is held has passed.
-        tried = audit.get("tried", True)
-        rule = "no attack tried on the release may do better than the limits allow"
+    if audit and not audit.get("tried", True):
         none = "no attack was tried: the price of the release bounds every one"
-        threshold = limits.get("membership_auc") if tried else None
-        lines.append({"name": "audit", "outcome": "passed", "rule": rule if tried else none, "threshold": threshold})
+        lines.append({"name": "audit", "outcome": "passed", "rule": none, "threshold": None})
+    elif audit and not audit.get("decides", True):
+        seen = "attacks were tried for the approver to see; what they found decides nothing"
+        lines.append({"name": "audit", "outcome": "note", "rule": seen, "threshold": None})
+    elif audit:
+        # An audit that failed burns its release: what is held has passed.
+        rule = "no attack tried on the release may do better than the limits allow"
+        lines.append({"name": "audit", "outcome": "passed", "rule": rule, "threshold": limits.get("membership_auc")})
     return {
         "format": OUTCOMES,
         "checks_sha256": sha256,

@@ -2,10 +2,12 @@
 
 `make_release` does its stages in one order and says so through one callback. The order is the guarantee: the budget
 is reserved and witnessed before a record is read; nothing is drawn before the floors hold; the one draw is sealed on
-disk before anything is measured on it; what the checks or the attack audit refuse after the seal is burnt with the
-reason, because a release that is drawn again until it passes would have been drawn more than once. A refusal *before*
-the draw keeps the reservation, and the next run, or the next wave, takes it up; a run that was killed *after* the seal
-is checked and audited by the next one.
+disk before anything is measured on it. After the seal nothing that reads a released record decides, wherever an ε is
+promised to persons: checks and attacks are shown to the approver, and end alike whatever the records were. Only under
+``local``, whose ε is conditional on the flow, may they refuse (`StudyPlan.records_decide`); such a release is burnt
+with the reason, because one that is drawn again until it passes would have been drawn more than once. A refusal
+*before* the draw keeps the reservation, and the next run, or the next wave, takes it up; a run that was killed *after*
+the seal is checked and audited by the next one.
 
 What a later wave does with a person already released is the plan's word (`StudyPlan.returning`), and `_choose` acts on
 it: ``append`` draws new persons only, through the flow that the first release sealed; ``refresh`` draws everybody
@@ -186,6 +188,11 @@ class Release:
         """Checks that an approver must tick."""
         return tuple(check for check in self.checks if check.outcome == "warning")
 
+    @property
+    def notable(self) -> tuple[Check, ...]:
+        """Notes whose rule does not hold: for the approver to know."""
+        return tuple(check for check in self.checks if check.notable)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
@@ -334,7 +341,6 @@ def make_release(
             n=drawing.n,
             drawn=drawing.drawn,
             flow_of=drawing.flow_of,
-            study_epsilon=ledger.study_total(plan.study, plan.budget.delta).epsilon,
             previous=ledger.last_receipt(plan.study),
             trained=trained.charge if trained else None,
         )
@@ -423,7 +429,9 @@ def _finish(
 
     clock.enter(Stage.HOLD)
     content = {**parse_json(report.to_bytes()), "snapshot": drawing.rows.snapshot, "left_out": drawing.left_out}
-    outbox.hold(hold.release_id, checks=content, audit=audited)
+    # The keyed hash of the source is in both: their digests go into an export, and could be guessed without it.
+    audit = {**audited, "snapshot": drawing.rows.snapshot} if audited else audited
+    outbox.hold(hold.release_id, checks=content, audit=audit)
     reach("pipeline.held")
     clock.done()
     return open_release(outbox, hold.release_id)

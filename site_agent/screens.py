@@ -201,10 +201,18 @@ def plan_page(out: Console, page: Mapping[str, Any]) -> None:
         f"at least {floors['persons']:g} persons · signed by {floors['approvals']:g} of its approvers · "
         f"attack AUC at most {floors['membership_auc']:g} · own-row linkage at most {floors['own_row_linkage']:g}, "
         f"{floors['extreme_linkage']:g} among outliers"
+        if page["posture"] == "local"
+        else f"at least {floors['persons']:g} persons · signed by {floors['approvals']:g} of its approvers"
     )
+    if page["approval"] == "before":
+        out.print(
+            "A release is approved before it is drawn (site-agent standing add); nobody sees it before it leaves."
+        )
+    elif page["posture"] != "local":
+        out.print("Checks and attacks that read records are shown to the approver. They refuse nothing.")
     usual = Floors()
     audited = ("membership_auc", "own_row_linkage", "extreme_linkage")
-    if any(floors[name] > getattr(usual, name) for name in audited):
+    if page["posture"] == "local" and any(floors[name] > getattr(usual, name) for name in audited):
         wide = ", ".join(f"{getattr(usual, name):g}" for name in audited)
         note(out, f"The limits of the attack audit are wider than usual ({wide}).")
 
@@ -250,7 +258,7 @@ def release_page(
                 "price",
                 UNGUARANTEED
                 if receipt.epsilon is None
-                else f"{epsilon(receipt.epsilon, receipt.delta)}; study total ε = {receipt.study_epsilon:.4g} (by RDP)",
+                else f"{epsilon(receipt.epsilon, receipt.delta)}; the study's cap is ε = {receipt.study_epsilon:.4g}",
             ),
             ("in words", receipt.translation),
             ("bytes", f"SHA-256 {hold.bundle_sha256[:32]}…"),
@@ -267,10 +275,10 @@ def release_page(
         shown = release.table[list(part)].head(rows)
         out.print(table(part, [[cell(v) for v in row] for row in shown.itertuples(index=False)]))
     heading(out, "Checks", "stay here")
-    marks = {"passed": ("✓", "green"), "warning": ("!", "yellow"), "failed": ("✗", "bold red")}
+    marks = {"passed": ("✓", "green"), "warning": ("!", "yellow"), "failed": ("✗", "bold red"), "note": ("·", "cyan")}
     lines = [
         (
-            Text(*marks[check.outcome]),
+            Text("→", "yellow") if check.notable else Text(*marks[check.outcome]),
             check.rule,
             None if check.measured is None else f"{check.measured:g}",
             None if check.threshold is None else f"{check.threshold:g}",
@@ -280,11 +288,18 @@ def release_page(
     out.print(table(("", "rule", "found", "limit"), lines, right=("found", "limit")))
     for check in release.warnings:
         note(out, f"! {check.name}: {check.detail} (tick it with --tick {check.name})")
+    for check in release.notable:
+        note(out, f"→ {check.name}: {check.detail or 'the rule does not hold'} (to be known; it decides nothing)")
     if release.audit:
         heading(out, "Attacks we tried", "stay here")
         sentences(out, release.audit.get("sentences", ()))
     heading(out, "Not covered")
     sentences(out, receipt.not_covered, mark="✗", style="yellow")
+    if receipt.posture != "local" and hold.state in ("held", "sent_back"):
+        out.print(
+            "Nothing above that was found in records decides, and your own choice by it is not in the price: a release "
+            "that is rejected because of what it shows of a record tells of that record. Each further draw is charged."
+        )
     if earlier:
         heading(out, "Beside the earlier releases of this study")
         cells = [

@@ -511,7 +511,7 @@ class Release:
             self.open = len(names) < needed
         enough = not delivered or self.open or len(names) >= needed
         self.must(enough, "enough people must have approved before delivery")
-        failed = any(check["outcome"] not in ("passed", "warning") for check in self.outcomes)
+        failed = any(check["outcome"] not in ("passed", "warning", "note") for check in self.outcomes)
         self.must(not agreed or not failed, "what failed a check must not be approved")
         if commit:
             same = commit["body"]["bundle_sha256"] == self.stated["bundle_sha256"]
@@ -665,6 +665,10 @@ def stood_in(
         return
     same = given["agent_version"] == receipt["agent_version"]
     release.must(same, "a standing approval must be for the agent that made the release")
+    if plan["floors"].get("approval") == "before":
+        drawn = release.by["drawing"]["seq"]
+        release.must(given["from"] < drawn, "a release of this plan must have been approved before it was drawn")
+        return
     first = releases.get(given["release_id"])
     seen = first is not None and first.stood(given["from"], entries)
     seen = seen and (first is None or first.receipt is None or first.receipt["n"] == given["n"])
@@ -680,7 +684,7 @@ def stood_in(
         release.must(
             close, "a standing approval is for a release whose size differs by less than 20 % from the last one by hand"
         )
-    warned = [check["name"] for check in release.outcomes if check["outcome"] != "passed"]
+    warned = [check["name"] for check in release.outcomes if check["outcome"] not in ("passed", "note")]
     release.must(not warned, f"no warning may need a tick where nobody looked ({', '.join(warned)})")
     audited = any(check["name"] == "audit" for check in release.outcomes)
     release.must(audited, "what a standing approval approves must have passed the audit")

@@ -366,6 +366,7 @@ def attend(
                 continue
             wave = found.number
             source = at.config.source(study)
+            airlock.require_approved_ahead(at, plan, agent_version=agent_version, today=today)
             if dry_run:
                 say(Event(study=study, what="would release", wave=wave))
                 continue

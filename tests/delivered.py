@@ -104,7 +104,6 @@ def _release(plan, site, key, table, wave, drawn=None, flow_of="", n=None):
         release_id=release_id,
         agent_version="0.1.0",
         n=len(table) if n is None else n,
-        study_epsilon=218.0,
         previous="0" * 64,
         drawn=drawn,
         flow_of=flow_of,

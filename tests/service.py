@@ -175,7 +175,6 @@ class Hub:
             release_id=release_id,
             agent_version="0.1.0",
             n=len(table),
-            study_epsilon=plan.budget.epsilon,  # all that it may be: these tests make releases in any order
             previous=sha256_hex(f"{site} {release_id} {wave}".encode()),
         )
         receipt = dataclasses.replace(receipt, **(receipt_changes or {}))

@@ -122,15 +122,16 @@ def test_every_way_goes_from_a_file_to_a_sealed_bundle_whose_receipt_is_true_and
     made = formed(plan, form)
     done = release(made, site, source(tmp_path, table))
     assert done.hold.state == "held"
-    assert {check.outcome for check in done.checks} == {"passed"}
+    assert {check.outcome for check in done.checks} <= {"passed", "note"}
     bundle = site.outbox.bundle(done.hold.release_id)
-    assert bundle.stat().st_size < 12_000
+    assert bundle.stat().st_size < 13_000
     receipt = read_bundle(bundle, cap=1 << 26).receipt
     receipt.require_true(made)
     assert receipt.model == made.release.trust
     assert receipt.epsilon_pure is not None
     assert receipt.epsilon <= receipt.epsilon_pure <= made.release.epsilon
-    assert receipt.study_epsilon <= receipt.epsilon_pure, "Rényi's detour costs nothing where the sum is less"
+    spent = site.ledger.study_total(made.study, made.budget.delta).epsilon
+    assert spent <= receipt.epsilon_pure, "Rényi's detour costs nothing where the sum is less"
     words = {"smooth": "smooth functions", "quantiles": "4,096 borders", "local": "each report alone"}
     assert words[form.split(",")[0]] in " ".join(receipt.covered)
     assert made.release.details(made).startswith(f"{len(made.release.densities)} densit")
@@ -154,7 +155,7 @@ def test_values_beyond_the_bounds_of_a_density_count_at_the_bound_and_the_approv
     np.testing.assert_array_equal(second, [(visits <= 1).sum(), (visits == 2).sum(), (visits >= 3).sum()])
     done = release(made, site, source(tmp_path, table))
     [said] = [check for check in done.checks if check.name == "beyond_bounds"]
-    assert (said.outcome, said.measured) == ("passed", beyond)
+    assert (said.outcome, said.measured) == ("note", beyond)
     told = outcomes(json.loads((site.outbox.folder(done.hold.release_id) / "checks.json").read_text()), {}, "ab")
     assert str(beyond) not in json.dumps([line for line in told["checks"] if line["name"] == "beyond_bounds"])
     question = parse_estimand("mean(sbp)")
@@ -318,7 +319,7 @@ def test_a_site_releases_densities_in_a_few_kilobytes(tmp_path, study, site, tab
     assert made.hold.state == "held"
     assert {check.outcome for check in made.checks} == {"passed"}
     bundle = site.outbox.bundle(made.hold.release_id)
-    assert bundle.stat().st_size < 12_000
+    assert bundle.stat().st_size < 13_000
     receipt = read_bundle(bundle, cap=1 << 26).receipt
     receipt.require_true(study)
     assert (receipt.mechanism, receipt.n, receipt.posture, receipt.model) == ("densities", 300, "private", "central")

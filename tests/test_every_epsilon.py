@@ -192,7 +192,7 @@ def test_when_noise_is_drawn_its_charge_is_written_and_witnessed(given_flow, tmp
     receipt, _ = run(site, tmp_path)
     kind, witnessed, spent = seen[0]
     assert (kind, witnessed) == ("drawing", True)
-    assert spent.epsilon == receipt.study_epsilon > 0
+    assert 0 < spent.epsilon <= receipt.study_epsilon
 
 
 # -- every other place that shows it ------------------------------------------------------------------------------
@@ -212,7 +212,7 @@ def test_every_figure_of_a_receipt_follows_from_its_event_and_delta(released):
     assert receipt.epsilon_pure is None
     np.testing.assert_array_equal(receipt.rdp, privacy.rdp(event))
     assert receipt.translation.endswith(privacy.translate(event, delta=receipt.delta, unit="record"))
-    assert receipt.study_epsilon == privacy.epsilon_from_rdp(privacy.rdp(event), receipt.delta) >= receipt.epsilon
+    assert receipt.study_epsilon == extremes().budget.epsilon
 
 
 def test_the_budget_statement_charges_what_the_receipts_print(given_flow, tmp_path):
@@ -220,10 +220,12 @@ def test_the_budget_statement_charges_what_the_receipts_print(given_flow, tmp_pa
     receipts = [run(site, tmp_path, wave=wave)[0] for wave in (1, 2)]
     lines = site.ledger.statement("extremes")
     assert [line.epsilon for line in lines] == [receipt.epsilon for receipt in receipts]
-    assert [line.total for line in lines] == [receipt.study_epsilon for receipt in receipts]
+    assert len({receipt.study_epsilon for receipt in receipts}) == 1, "no receipt tells what was charged before it"
     spent = site.ledger.study_total("extremes", DELTA)
     event = from_canonical(receipts[0].event)
-    assert spent.epsilon == receipts[-1].study_epsilon == privacy.epsilon_from_rdp(2 * privacy.rdp(event), DELTA)
+    totals = [privacy.epsilon_from_rdp(k * privacy.rdp(event), DELTA) for k in (1, 2)]
+    assert [line.total for line in lines] == totals
+    assert spent.epsilon == totals[-1]
     # By Rényi curves, because a later wave may be decided in the light of an earlier one: above the fixed-plan total.
     assert spent.epsilon >= epsilon([event, event], DELTA)
 
@@ -235,7 +237,7 @@ def test_the_budget_statement_charges_what_the_receipts_print(given_flow, tmp_pa
     total = {"study": "extremes", "delta": DELTA, "epsilon": spent.epsilon, "cap": spent.cap}
     screens.budget(out, lines, [total])
     shown = out.file.getvalue()
-    for value in (receipts[0].epsilon, receipts[0].study_epsilon, spent.epsilon):
+    for value in (receipts[0].epsilon, totals[0], spent.epsilon):
         assert f"{value:.4g}" in shown
 
 
@@ -248,7 +250,7 @@ def test_what_a_plan_says_it_will_cost_is_what_its_release_costs(released):
     at_site = _price(extremes(), planned_event(extremes()))
     assert asked.epsilon == at_site["epsilon"] == receipt.epsilon
     assert asked.paper == receipt.epsilon_paper
-    assert asked.waves[0].total == receipt.study_epsilon
+    assert asked.waves[0].total == privacy.epsilon_from_rdp(privacy.rdp(planned_event(extremes())), DELTA)
     assert asked.waves[-1].total == at_site["all_waves"]
     assert asked.translation == at_site["translation"]
     assert receipt.translation == asked.translation
@@ -348,7 +350,8 @@ COMPUTE = {
     "site_agent/composition.py",  # totals
     "site_agent/waves.py",  # the total with the waves to come
     "site_agent/curve.py",  # what other weights would cost
-    "coordinator/collect.py",  # the least that a receipt's total can be
+    "coordinator/spending.py",  # what the releases that arrived cost together
+    "site_agent/airlock.py",  # whether a signature in advance is good for the planned release
     "site_agent/cli/plan.py",  # a plan's price before it is approved
     "site_agent/recovery.py",  # the dearest plan of a study, when a ledger was put back
     "coordinator/planning.py",  # a plan's price before it is signed

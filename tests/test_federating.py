@@ -763,7 +763,7 @@ def test_a_later_plan_releases_through_the_flow_and_its_receipt_names_the_traini
     assert made.receipt.conditional_on.startswith("nothing: the flow was trained with noise")
     # The price of the rows is theirs alone; the study's total holds both.
     assert made.receipt.epsilon == pytest.approx(privacy.epsilon(later.release.event(later), DELTA))
-    assert made.receipt.study_epsilon > max(made.receipt.epsilon, WHOLE)
+    assert victim.ledger.study_total(later.study, DELTA).epsilon > max(made.receipt.epsilon, WHOLE)
     assert Receipt.from_bytes(made.receipt.to_bytes()) == made.receipt
     made.receipt.require_true(later)
     forms = ({"epsilon": 0.0}, {"by": "x"}, {"approver": "a b"}, {"rounds": -5}, {"plan_hash": "nonsense"})

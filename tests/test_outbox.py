@@ -52,7 +52,6 @@ def template(plan) -> Receipt:
         release_id="r",
         agent_version="0.1.0",
         n=120,
-        study_epsilon=300.0,
         previous="0" * 64,
     )
 

@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from shared import privacy
 from shared.errors import PlanRefusal
 from shared.plan import POSTURES, PrivateTraining, StudyPlan
 from shared.prescriptions import _KINDS
@@ -44,7 +43,7 @@ def questions() -> list[tuple[int, str]]:
 def receipt() -> Receipt:
     """The receipt that the page explains."""
     plan = StudyPlan.from_toml((ROOT / "deploy" / "studies" / "first.toml").read_text())
-    event = planned_event(plan)
+    planned_event(plan)
     made = write_receipt(
         plan=plan,
         wave=1,
@@ -52,7 +51,6 @@ def receipt() -> Receipt:
         release_id="3f9c" * 8,
         agent_version="0.1.0",
         n=400,
-        study_epsilon=privacy.epsilon_from_rdp(privacy.rdp(event), plan.budget.delta),
         previous="0" * 64,
     )
     made.require_true(plan)

@@ -75,7 +75,6 @@ def receipt(plan: StudyPlan) -> Receipt:
         release_id="ab" * 16,
         agent_version="0.1.0",
         n=400,
-        study_epsilon=6.0,
         previous="0" * 64,
     )
 

@@ -46,7 +46,6 @@ def receipt(plan, dictionary) -> Receipt:
         release_id="ab" * 16,
         agent_version="0.1.0",
         n=120,
-        study_epsilon=300.0,
         previous="0" * 64,
     )
 

@@ -170,4 +170,4 @@ def test_a_hospital_that_trained_begins_at_it_too_and_its_receipt_names_the_char
             plan=plan, wave=1, source=Source(path=north.table), site=north.site(egress), today=TODAY, rng=seeded_rng(4)
         )
     assert made.receipt.trained["rounds"] == 2
-    assert made.receipt.study_epsilon > made.receipt.epsilon
+    assert north.ledger.study_total(plan.study, plan.budget.delta).epsilon > made.receipt.epsilon

@@ -234,7 +234,6 @@ def world(plan: StudyPlan, value: float, rng: Any, folder: Any) -> tuple[float, 
         release_id="ab" * 16,
         agent_version="0.1.0",
         n=RUNS,
-        study_epsilon=epsilon(m.event, PLAN_DELTA),
         previous="0" * 64,
     )
     path = folder / f"{value:g}.zip"

@@ -22,11 +22,10 @@ from theatre import plan_toml
 from coordinator.analysis import AnalysisService
 from coordinator.authority import Authority
 from coordinator.cli import main
-from coordinator.collect import least_total
 from coordinator.planning import _price, cost
 from coordinator.queries import _source
 from coordinator.remote import Study
-from coordinator.spending import spending
+from coordinator.spending import least_total, spending
 from coordinator.store import Store
 from shared import privacy
 from shared.errors import BudgetRefusal, ParameterError, PlanRefusal, PolicyRefusal, StateRefusal
@@ -240,7 +239,7 @@ def test_the_whole_path_takes_it(tmp_path, vary):
     bundle.receipt.require_true(plan)
     plan.dictionary.validate_release(bundle.table)
     assert bundle.receipt.event == {"event": "no_guarantee"}
-    assert least_total(bundle.receipt, plan, []) == 0.0
+    assert least_total([(plan, planned_event(plan))], plan.budget.delta) == 0.0
     assert made.audit["own_row"]["value"] < 0.5
 
 

@@ -80,23 +80,23 @@ def release_show(
     json: Json = False,
 ) -> None:
     """Show one accepted release: its receipt in words."""
-    from coordinator.collect import least_total
+    from coordinator.spending import least_total
+    from shared import privacy
 
     with open_store(Config.load(context.obj)) as store:
         found = one_release(store, release)
         receipt = found.receipt
-        arrived = [
-            store.plan(found.study, other.plan_version).plan
+        charges = [
+            (store.plan(found.study, other.plan_version).plan, privacy.from_canonical(other.receipt.event))
             for other in store.releases(found.study, site=found.site, withdrawn=True)
-            if other.log_index < found.log_index
+            if other.log_index <= found.log_index
         ]
-        plan = store.plan(found.study, found.plan_version).plan
-    together = least_total(receipt, plan, arrived, together=True)
+    together = least_total(charges, receipt.delta, together=True)
     note = ""
-    if receipt.study_epsilon < together * (1 - 1e-9):
+    if len(charges) > 1 and receipt.epsilon is not None:
         note = (
-            f"Somebody in all {len(arrived) + 1} releases that arrived would have spent ε {together:.4g}. The site's "
-            "ledger counts per person, and says that nobody spent more than the total above; only the site can see it."
+            f"Somebody in all {len(charges)} releases that had arrived by then would have spent ε {together:.4g}. The "
+            "site's ledger counts per person, and draws that never arrived as well; only the site can see it."
         )
 
     def show(out: Console) -> None:
@@ -115,7 +115,7 @@ def release_show(
                 if receipt.epsilon is None
                 else [
                     ("this release", f"ε {receipt.epsilon:.4g} at δ {receipt.delta:g}"),
-                    ("study so far", f"ε {receipt.study_epsilon:.4g} per person at this site, this release included"),
+                    ("at most", f"ε {receipt.study_epsilon:.4g} per person at this site, by the whole study"),
                 ]
             ),
             *([("note", note)] if note else []),

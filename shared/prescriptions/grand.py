@@ -335,9 +335,6 @@ class GrandPlan(Answering):
             "single values can be exact copies of theirs. Who is held out is decided by a keyed hash of the person's "
             "identifier, for life; whoever is held out is never released in this study."
             + (_SEALED_OPEN if self.sealed else ""),
-            "What happened on the way: which warnings the release had, and that somebody compared it with the real "
-            "network before letting it go. Both look at released persons without noise; the comparison stays at the "
-            "site, the warnings stand in an export for inspectors.",
             "That a person is in the network at all: two networks of the same size are compared, with one person "
             "replaced; who is a member, and how many there are, is not hidden.",
             f"That a row means somebody: with noise of scale {noise.scale:.3g} on values between 0 and 1, "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,6 +17,8 @@ from site_agent.desk import agent_version, attempted, desk, today
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from shared.terminal import Check
 
 
 __all__ = ["audit_export", "audit_verify", "budget", "history", "ledger_recover", "page", "pause", "resume"]
@@ -231,11 +234,29 @@ def audit_verify(home: Home = None, json: Json = False) -> None:
                 Check(name="decisions", detail=f"{answer['signatures']}, each signed by its person over its bytes"),
                 Check(name="other decisions", detail=f"{answer['decisions']}, each signed by whom it names"),
                 Check(name="refused attempts", detail=f"{answer['refused']}, each line chained and signed"),
+                *_gated(answer["gated"]),
                 Check(name="head", detail=answer["head"]),
             ],
         )
 
     emit(answer, as_json=json, show=show)
+
+
+def _gated(releases: Sequence[str]) -> list[Check]:
+    """A line on releases of earlier versions whose stated ε does not hold the gate that selected them."""
+    from shared.terminal import Check
+
+    if not releases:
+        return []
+    named = ", ".join(release_id[:8] for release_id in releases)
+    return [
+        Check(
+            name="gates outside ε",
+            state="warn",
+            detail=f"{named}: of an earlier version, which refused tables by what it found in records",
+            fix="What their receipts state holds before that selection: docs/privacy.md, question 16.",
+        )
+    ]
 
 
 @ledger_app.command("recover")

@@ -99,6 +99,7 @@ def standing_add(
     """Sign in advance for later releases of the approved plan: whatever is outside the limits waits for a person."""
     from dataclasses import asdict
 
+    from shared.standing import NO_RELEASE
     from site_agent import airlock, screens
 
     at = desk(home)
@@ -127,11 +128,18 @@ def standing_add(
                 ("agent version", document.agent_version),
                 ("one release", f"at most ε = {document.max_epsilon:g}"),
                 ("until", document.until),
-                ("rows", f"less than 20 % from the last release that a person approved, now {document.n}"),
+                *(
+                    [("rows", f"less than 20 % from the last release that a person approved, now {document.n}")]
+                    if document.release_id != NO_RELEASE
+                    else []
+                ),
             ],
         )
-        out.print("A release within these limits, with its audit passed and no warning, is sent without asking again.")
-        out.print("Every other one waits for a person, as before. The coordinator checks the limits too.")
+        if document.release_id == NO_RELEASE:
+            out.print("A release within these limits is sent as it is drawn: by this plan nobody sees it before.")
+        else:
+            out.print("A release within these limits, of which nothing needs a tick, is sent without asking again.")
+            out.print("Every other one waits for a person, as before. The coordinator checks the limits too.")
         short = digest[:8] if digest else "ID"
         screens.next_step(out, "site-agent run", f"site-agent standing revoke {short} --as NAME --reason …")
 

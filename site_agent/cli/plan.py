@@ -125,6 +125,7 @@ def plan_facts(at: Desk, plan: StudyPlan) -> dict[str, Any]:
             "not_covered": not_covered,
             "columns": columns,
             "floors": asdict(Limits.of(plan.floors, at.config.floors)),
+            "approval": plan.floors.approval,
             "approved_by": approval.approver if approval and approval.plan_hash == plan.hash else None,
             "changes": difference(before, plan) if before is not None and before.hash != plan.hash else [],
         }

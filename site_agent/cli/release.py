@@ -131,6 +131,7 @@ def release(
     at.require_running()
     plan, _ = at.plans.approved(study, agent_version=agent_version(), today=today())
     author = airlock.require_author(at, plan, by)
+    airlock.require_approved_ahead(at, plan, agent_version=agent_version(), today=today())
     source = at.config.source(study)
     pipeline.require_open(plan, wave, today())
     needs = pipeline.estimate(plan, source)

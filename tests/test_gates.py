@@ -1,0 +1,262 @@
+"""After the seal nothing that reads a released record decides, wherever persons are promised an ε."""
+
+# ruff: noqa: F811  (a fixture is imported by its name)
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import pytest
+from conftest import make_table
+from service import Hub as Service
+from site_desk import PASSPHRASE, Hospital, hospital  # noqa: F401
+from test_collect import plan as small_plan  # noqa: F401
+from test_collect import refused
+from test_pipeline import quick, release, site, source  # noqa: F401
+from test_standing import document, events, offered, sealed, standing
+
+from shared.errors import ApprovalRefusal, ChecksRefusal, PausedRefusal, PlanRefusal, PolicyRefusal
+from shared.plan import Floors, LatentNoisePlan, PrivateTraining, StudyPlan
+from shared.release import EARLIER_GATE, coverage
+from shared.standing import NO_RELEASE
+from site_agent import airlock, audit
+
+FAR = "2998-12-31"
+POSTURES = {
+    "public": {"release": LatentNoisePlan(epsilon=1.0), "posture": "public"},
+    "holdout": {"release": LatentNoisePlan(epsilon=1.0), "posture": "holdout", "holdout": 0.5},
+    "private": {
+        "release": LatentNoisePlan(epsilon=2.0),
+        "posture": "private",
+        "private": PrivateTraining(rate=0.05, noise_multiplier=4.0, steps=5),
+    },
+}
+
+
+@pytest.fixture(params=POSTURES)
+def promised(request, plan) -> StudyPlan:
+    return replace(plan, **POSTURES[request.param])
+
+
+def copied(monkeypatch) -> None:
+    """Every released row is as unlucky as can be: every check and every attack on records finds all of them."""
+    from site_agent import checks
+
+    def everything(released, real, dictionary):
+        rule = "no released row may equal the row of exactly one person on all columns, beyond chance"
+        return checks.Check(
+            name="equal-rows", rule=rule, outcome="failed", measured=300.0, threshold=0.0, policy=checks.CHANCE
+        )
+
+    def beyond(report, limits):
+        raise AssertionError("a gate was asked")
+
+    monkeypatch.setattr(checks, "_equal_rows", everything)
+    monkeypatch.setattr(audit, "gate", beyond)
+
+
+def test_what_checks_and_attacks_find_in_records_is_a_note_to_the_approver_and_nothing_else(
+    tmp_path, promised, site, table, monkeypatch
+):
+    copied(monkeypatch)
+    made = release(promised, site, source(tmp_path, table))
+    assert made.hold.state == "held"
+    assert {check.name for check in made.warnings} <= {"rare-levels"}, "of the released rows alone"
+    assert "equal-rows" in [check.name for check in made.notable]
+    assert made.audit["decides"] is False
+    assert "decides nothing" in made.audit["sentences"][0]
+    told = json.loads((site.outbox.folder(made.hold.release_id) / "outcomes.json").read_text())["content"]["checks"]
+    outcomes = {line["name"]: line["outcome"] for line in told}
+    assert outcomes["equal-rows"] == outcomes["clipped"] == outcomes["audit"] == "note"
+
+
+def test_what_leaves_and_what_inspectors_are_given_is_the_same_whatever_was_found(
+    tmp_path, plan, site, table, monkeypatch
+):
+    plan = replace(plan, **POSTURES["public"])
+    first = release(plan, site, source(tmp_path, table))
+    with monkeypatch.context() as patch:
+        copied(patch)
+        other = replace(plan, study="other")
+        second = release(other, site, source(tmp_path, table))
+
+    def told(made):
+        # Rare levels are of the released rows: another draw, another count.
+        return json.loads((site.outbox.folder(made.hold.release_id) / "outcomes.json").read_text())["content"]["checks"]
+
+    assert [line for line in told(first) if line["name"] != "rare-levels"] == [
+        line for line in told(second) if line["name"] != "rare-levels"
+    ]
+    assert "equal-rows" not in [check.name for check in first.notable]
+
+
+def test_under_local_they_still_refuse_and_the_receipt_says_that_they_select(
+    quick, tmp_path, plan, site, table, monkeypatch
+):
+    assert any("before that selection" in said for said in coverage(plan)[1])
+    copied(monkeypatch)
+    with pytest.raises(ChecksRefusal, match="equal the row of exactly one person"):
+        release(plan, site, source(tmp_path, table))
+    assert [hold.state for hold in site.ledger.holds()] == ["burnt"]
+
+
+def test_an_attack_that_breaks_down_on_these_records_holds_nothing_up(tmp_path, plan, site, table, monkeypatch):
+    def broken(**_):
+        raise ZeroDivisionError("a record quoted here would be a leak")
+
+    monkeypatch.setattr(audit, "attack", broken)
+    made = release(replace(plan, **POSTURES["public"]), site, source(tmp_path, table))
+    assert made.hold.state == "held"
+    assert made.audit["sentences"][1] == "The attacks could not be carried out on these records."
+    assert "quoted" not in json.dumps(made.audit)
+
+
+def test_a_pause_during_the_attacks_is_still_a_pause(tmp_path, plan, site, table, monkeypatch):
+    def paused(**_):
+        raise PausedRefusal("this site must not be paused")
+
+    monkeypatch.setattr(audit, "attack", paused)
+    with pytest.raises(PausedRefusal):
+        release(replace(plan, **POSTURES["public"]), site, source(tmp_path, table))
+    assert [hold.state for hold in site.ledger.holds()] == ["sealed"]
+
+
+@pytest.mark.parametrize("beyond", [15, 16])
+def test_one_record_more_beyond_the_radius_changes_nothing_but_the_figure(tmp_path, plan, site, beyond):
+    """5 % of 300 used to be the line between no warning and one."""
+    rng = np.random.default_rng(1)
+    table = pd.DataFrame(
+        {
+            "person": [f"p{k}" for k in range(300)],
+            **{c.name: rng.permuted(make_table(300)[c.name]) for c in plan.dictionary.released},
+        }
+    )
+    numbers = [c for c in plan.dictionary.released if c.kind in ("continuous", "integer")]
+    for column in numbers:
+        middle = (column.lower + column.upper) / 2
+        table[column.name] = int(middle) if column.kind == "integer" else middle
+        table.loc[: beyond - 1, column.name] = column.upper
+    made = release(replace(plan, **POSTURES["public"]), site, source(tmp_path, table))
+    assert "clipped" not in [check.name for check in made.warnings]
+    assert made.hold.state == "held"
+
+
+def test_the_words_for_the_approver_say_whose_choice_is_not_in_the_price(promised, plan):
+    said = " ".join(coverage(promised)[1])
+    assert "the choice itself is not in the price" in said
+    assert EARLIER_GATE not in said
+    before = replace(promised, floors=Floors(standing=True, approval="before"))
+    assert "Nobody saw the table before it left" in " ".join(coverage(before)[1])
+
+
+def test_a_receipt_tells_nothing_of_what_was_charged_before(tmp_path, plan, site, table):
+    """A draw that was rejected, and the one after it: their receipts differ in nothing that counts draws."""
+    plan = replace(plan, **POSTURES["public"])
+    first = release(plan, site, source(tmp_path, table))
+    site.ledger.burn(site.ledger.hold(first.hold.release_id), "for the test")
+    second = release(plan, site, source(tmp_path, table))
+    assert first.receipt.study_epsilon == second.receipt.study_epsilon == plan.budget.epsilon
+
+
+# -- releases of earlier versions -----------------------------------------------------------------------------------
+def test_releases_of_earlier_versions_that_a_gate_selected_are_named(tmp_path, plan, site, table, monkeypatch):
+    from shared import release as receipts
+
+    public = replace(plan, **POSTURES["public"])
+    monkeypatch.setattr(receipts, "_chosen_by", lambda plan: EARLIER_GATE)
+    earlier = release(public, site, source(tmp_path, table))
+    conditional = release(replace(public, study="second", posture="local"), site, source(tmp_path, table))
+    monkeypatch.undo()
+    now = release(replace(public, study="third"), site, source(tmp_path, table))
+    assert airlock.gated(site.outbox, earlier.hold.release_id)
+    assert not airlock.gated(site.outbox, conditional.hold.release_id)
+    assert not airlock.gated(site.outbox, now.hold.release_id)
+
+
+# -- approved before the draw ---------------------------------------------------------------------------------------
+def ahead(plan: StudyPlan, **floors) -> StudyPlan:
+    return replace(
+        plan, **POSTURES["public"], floors=replace(plan.floors, **{"standing": True, "approval": "before", **floors})
+    )
+
+
+@pytest.fixture
+def desk(hospital, plan, monkeypatch) -> Hospital:
+    monkeypatch.setenv("TRIBUTARY_PASSPHRASE_DR_LIND", PASSPHRASE)
+    return hospital.joined("dr-lind").approved(ahead(plan)).with_table(make_table(300))
+
+
+def add(desk: Hospital, expect: int = 0):
+    return desk.json("standing", "add", "mini", "--as", "dr-lind", "--max-epsilon", "2", "--until", FAR, expect=expect)
+
+
+def test_nothing_is_charged_before_somebody_has_approved(desk):
+    refusal = desk.json("release", "mini", "--wave", "1", expect=ApprovalRefusal.exit_code)
+    assert "before it is drawn" in json.dumps(refusal)
+    assert [event["code"] for event in events(desk)] == [ApprovalRefusal.code]
+    assert desk.json("budget")["lines"] == []
+
+
+def test_a_first_release_is_sent_as_it_is_drawn_and_nobody_opens_a_key(desk, tmp_path):
+    assert add(desk)["release_id"] == NO_RELEASE
+    made = desk.json("release", "mini", "--wave", "1")
+    assert made["standing"] == {"used": "dr-lind", "limit": ""}
+    assert made["state"] == "delivered"
+    out = tmp_path / "record"
+    desk("audit", "export", "mini", "--out", str(out))
+    done = subprocess.run([sys.executable, "-I", str(out / "verify.py")], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_nobody_signs_drawn_bytes_by_hand(desk, monkeypatch):
+    made_by = add(desk)["id"]
+    monkeypatch.setattr(
+        "site_agent.airlock.stand_in", lambda at, release_id, **_: airlock.StandIn(hold=at.outbox.get(release_id))
+    )
+    made = desk.json("release", "mini", "--wave", "1")
+    assert made["state"] == "held"
+    refusal = desk.json("approve", made["release_id"], "--as", "dr-lind", expect=ApprovalRefusal.exit_code)
+    assert "by nobody who has seen it" in json.dumps(refusal)
+    assert made_by
+
+
+def test_a_site_that_wants_two_people_refuses_before_the_charge(desk):
+    toml = desk.home / "site.toml"
+    toml.write_text(toml.read_text().replace("[floors]\n", "[floors]\napprovals = 2\n"))
+    add(desk)
+    refusal = desk.json("release", "mini", "--wave", "1", expect=PolicyRefusal.exit_code)
+    assert "one approver" in json.dumps(refusal)
+    assert desk.json("budget")["lines"] == []
+
+
+@pytest.mark.parametrize(
+    "floors", [{"standing": False}, {"approvals": 2}, {"author_apart": True}, {"approval": "never"}]
+)
+def test_a_plan_that_cannot_be_kept_is_refused(plan, floors):
+    with pytest.raises(PlanRefusal, match=r"floors\.approval"):
+        ahead(plan, **floors)
+    with pytest.raises(PlanRefusal, match="posture 'local'"):
+        replace(plan, floors=Floors(standing=True, approval="before"))
+
+
+def test_a_plan_that_says_nothing_of_it_keeps_its_hash(plan):
+    assert "approval" not in plan.to_canonical()["floors"]
+    assert StudyPlan.from_bytes(ahead(plan).canonical) == ahead(plan)
+
+
+def test_the_coordinator_takes_a_first_release_that_was_approved_ahead_and_none_that_was_not(tmp_path, small_plan):
+    plan = replace(small_plan, **POSTURES["public"], floors=Floors(standing=True, approval="before"))
+    service = Service(tmp_path / "ahead", plan, "north")
+    with service.serve():
+        one = sealed(service)
+        by_hand = replace(one, envelope=one.envelope.also_signed(service.sites["north"].steward))
+        refused(ApprovalRefusal, lambda: offered(service, by_hand, None))
+        offered(service, one, standing(service, n=1, release_id=NO_RELEASE))
+        # A fifth more or less is no limit here: nobody has seen a size.
+        offered(service, sealed(service, 100, wave=3), standing(service, n=1, release_id=NO_RELEASE))
+    service.store.close()
+    assert document(n=1, release_id=NO_RELEASE).n == 1
