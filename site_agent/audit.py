@@ -305,7 +305,7 @@ def attack(
     probe: Array,
     mechanism: LatentNoise,
     encoder: Encoder,
-    limits: AuditLimits,
+    limits: AuditLimits | None,
     rng: Noise,
 ) -> AuditReport:
     """Every attack on one release; it refuses nothing (`gate` does).
@@ -314,7 +314,7 @@ def attack(
         x, released, latents, fitted_on, held_back, probe: as in `run_audit`.
         mechanism: the one that drew `probe`, whose flow was fitted on `fitted_on`.
         encoder: of the study; attacks see what it decodes.
-        limits: those in force, for the report.
+        limits: those in force, for the report; None where none refuses anything.
         rng: draws samples, halves of columns and predicates from its generator; the same state and arrays give the
             same report.
     """

@@ -352,7 +352,7 @@ def _attack(
             probe=stand_in.release(inside, rng),
             mechanism=stand_in,
             encoder=encoder,
-            limits=in_force,
+            limits=in_force if decide else None,
             rng=rng,
         )
 

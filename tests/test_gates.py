@@ -69,6 +69,7 @@ def test_what_checks_and_attacks_find_in_records_is_a_note_to_the_approver_and_n
     assert "equal-rows" in [check.name for check in made.notable]
     assert made.audit["decides"] is False
     assert "decides nothing" in made.audit["sentences"][0]
+    assert "is refused when" not in " ".join(made.audit["sentences"])
     told = json.loads((site.outbox.folder(made.hold.release_id) / "outcomes.json").read_text())["content"]["checks"]
     outcomes = {line["name"]: line["outcome"] for line in told}
     assert outcomes["equal-rows"] == outcomes["clipped"] == outcomes["audit"] == "note"
