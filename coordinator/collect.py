@@ -103,9 +103,9 @@ BLOCK = 1 << 20
 def least_total(receipt: Receipt, plan: StudyPlan, earlier: Sequence[StudyPlan], *, together: bool = False) -> float:
     """The least ε that an honest ledger can have charged its worst-off person, this release included.
 
-    A ledger composes per person. Where a plan's dictionary names no person, a refresh counts against everybody, so
-    that all of these add up; where it does, two releases may have nobody in common, and all that is known is that
-    somebody is in the dearest one.
+    Where a plan's dictionary names no person, a refresh counts against everybody, so that all of these add up. Where
+    it does, an agent from before may have charged it, which composed a refresh per person as well: two releases may
+    have nobody in common, and all that is known is that somebody is in the dearest one.
 
     Args:
         plan: the release's.

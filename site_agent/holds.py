@@ -1,7 +1,7 @@
 """What the ledger's entries amount to: each charge, whom it may touch, and what became of it.
 
 A `Hold` is one charge. Nothing here is stored: `fold` derives every hold from the entries, one by one, and refuses an
-entry that may not stand where it stands. Whom a charge touches is told three times, each time more exactly: at
+entry that may not stand where it stands. Whom a release touches is told three times, each time more exactly: at
 *reserve* it is everybody, or the persons no earlier release has touched; the *drawing* entry binds the list of
 pseudonyms by its digest and count, before any noise exists; the *seal* entry binds the files that say which released
 row is whose and which flow drew it.
@@ -185,8 +185,7 @@ class Hold:
         epsilon_pure: its pure ε, or None.
         rdp: its Rényi curve on the fixed orders, ∞ where undefined.
         uncovered: what the guarantee leaves out, in words.
-        touches: whom it may touch before it is drawn: everybody, or the persons that no earlier release of the
-            study has touched.
+        touches: against whom it counts: everybody, or the persons that no earlier release of the study has touched.
         day: UTC date of the reservation, for people.
         reserved_seq: number of the entry that charged it.
         closed_seq: number of the entry that burnt or rejected it; 0 while it is neither.

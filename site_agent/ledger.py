@@ -17,9 +17,9 @@ whether its noise was drawn.
 
 The charge counts from `reserve` on and stays, whatever becomes of the hold: nothing is refunded. `start_drawing`
 works once per hold, and only after the coordinator has acknowledged the signed head: a charge buys one draw at most.
-It binds the persons whom the release touches, so that the total is that of the worst class of persons
-(`site_agent.composition`) and not of everybody; their list lies beside the sealed bytes, and a release is refused
-while a list is missing or is not the one that was bound.
+It binds the persons whom the release touches: a release of new persons touches nobody on an earlier list, so that the
+total is that of the worst class of persons (`site_agent.composition`) and not of everybody. The lists lie beside the
+sealed bytes, and a release of new persons is refused while one is missing or is not the one that was bound.
 
 Three things find out a ledger that was edited or put back. The chain and its signatures: any edit. ``ledger.head``, a
 second file with the signed head, written after each commit while the database is locked: a restored or deleted
@@ -200,7 +200,8 @@ class StatementLine:
 
     Args:
         total: the study's total at this line's δ up to this line, for the persons who were charged most.
-        persons: how many persons it touches; None where that is not known, and the charge counts against everybody.
+        persons: how many persons it touches; None where that is not known. A release of everybody counts against
+            everybody, however many it touched.
     """
 
     date: str
@@ -544,8 +545,8 @@ class Ledger:
     def require_same_persons(self, hold: Hold, space: str) -> None:
         """Refuse to compare persons with those of earlier releases where they were told apart by something else.
 
-        A release of everybody goes on all the same: the charges of earlier releases then count against everybody
-        (`_Book.persons`). Not where persons withdrew, because they could no longer be recognised.
+        A release of everybody goes on all the same: it counts against everybody. Not where persons withdrew, because
+        they could no longer be recognised.
 
         Args:
             space: by what persons are told apart now (`site_agent.records.person_space`).
@@ -558,8 +559,7 @@ class Ledger:
         """The last step before noise is drawn; works once per hold, and binds whom the release touches.
 
         Args:
-            persons: pseudonyms of those whose records enter the draw; None where they cannot be told apart, and then
-                the charge counts against everybody.
+            persons: pseudonyms of those whose records enter the draw; None where they cannot be told apart.
             space: by what those are told apart (`site_agent.records.person_space`).
         Raises: PausedRefusal; ApprovalRefusal, PlanChanged (see `require_plan`); StateRefusal, unless the hold is
             anchored and nobody has started drawing; DifferencingRefusal, when a release of new persons holds one who
@@ -1568,8 +1568,8 @@ class _Book:
             raise DifferencingRefusal(
                 "persons must be told apart as in the study's earlier releases",
                 given="another person column, mapping, file format or snapshot.key",
-                next_step="Put it back as it was. Where it cannot be, a plan that refreshes counts earlier charges "
-                "against everybody, but only while nobody has withdrawn.",
+                next_step="Put it back as it was. Where it cannot be, a plan that refreshes counts its charges against "
+                "everybody, but only while nobody has withdrawn.",
             )
 
     def taken(self, hold: Hold) -> frozenset[str]:
@@ -1598,9 +1598,11 @@ class _Book:
         place = {hold.release_id: k for k, hold in enumerate(mine)}
         charges = []
         for hold in mine:
-            new = hold.touches == "new" and not hold.drawn
-            beside = frozenset(place[name] for name in self._beside(hold)) if new else None
-            charges.append(Charge(rdp=hold.rdp, pure=hold.epsilon_pure, persons=self.persons(hold), beside=beside))
+            # Of a charge against everybody the list narrows nothing: whoever is written otherwise is not on it twice.
+            new = hold.touches == "new"
+            persons = self.persons(hold) if new else None
+            beside = frozenset(place[name] for name in self._beside(hold)) if new and not hold.drawn else None
+            charges.append(Charge(rdp=hold.rdp, pure=hold.epsilon_pure, persons=persons, beside=beside))
         return Composition(charges)
 
     def total(self, study: str | None, delta: float) -> float:
