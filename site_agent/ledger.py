@@ -91,6 +91,7 @@ from site_agent.holds import (
     price_of,
     require_word,
 )
+from site_agent.identifiers import NORMALISED
 
 __all__ = [
     "HEAD_TYPE",
@@ -1124,6 +1125,7 @@ class Ledger:
                 write_whole(folder / f"{digest}.json", data, "ledger.withdrawn")
                 counted = {"added": added, "count": len(everybody)}
                 body = {"study": study, "name": name, "sha256": digest}
+                body |= {} if book.as_written(study) else {"identifiers": "normalised"}
                 book.append("persons_withdrew", body, person=key, kept=counted)
             return added
 
@@ -1131,6 +1133,15 @@ class Ledger:
         """Pseudonyms of all who withdrew from a study. Raises: IntegrityRefusal."""
         with self._transaction() as book:
             return book.withdrawn_from(study)
+
+    def as_written(self, study: str) -> bool:
+        """Whether a study's pseudonyms are of identifiers as they are written, and not of normalised ones.
+
+        So they are, for good, where the first were made before identifiers were normalised
+        (`site_agent.identifiers`): otherwise everybody would look new.
+        """
+        with self._transaction() as book:
+            return book.as_written(study)
 
     # -- reading ----------------------------------------------------------------------------------------------------
     def tag_proof(self, study: str) -> bytes:
@@ -1350,7 +1361,7 @@ class Ledger:
             raise _broken(f"entry {entry.seq} must be signed by the site's release key", "a signature that is not")
 
 
-_STATE = ("holds", "plans", "gone", "revoked", "deleted", "standing", "paused")
+_STATE = ("holds", "plans", "gone", "written", "revoked", "deleted", "standing", "paused")
 _FOLDED: dict[str, tuple[int, dict[str, Any]]] = {}
 """Of the last few heads: the number of the entry, and what the ledger amounts to up to it."""
 _MOST_FOLDED = 8
@@ -1372,6 +1383,7 @@ class _Book:
         self.holds: dict[str, Hold] = {}
         self.plans: dict[str, tuple[int, str]] = {}
         self.gone: dict[str, str] = {}
+        self.written: set[str] = set()
         self.revoked: dict[str, int] = {}
         self.deleted: set[str] = set()
         self.standing: dict[str, Noted] = {}
@@ -1501,6 +1513,8 @@ class _Book:
             self.revoked.pop(entry.body["study"], None)
         elif entry.kind == "persons_withdrew":
             self.gone[entry.body["study"]] = str(entry.body["sha256"])
+            if "identifiers" not in entry.body:
+                self.written.add(entry.body["study"])
         elif entry.kind == "plan_revoked":
             self.revoked[entry.body["study"]] = int(entry.body["version"])
             self._end_standing(entry.body["study"])
@@ -1571,6 +1585,10 @@ class _Book:
                 next_step="Put it back as it was. Where it cannot be, a plan that refreshes counts its charges against "
                 "everybody, but only while nobody has withdrawn.",
             )
+
+    def as_written(self, study: str) -> bool:
+        spaces = [hold.space for hold in self.of(study) if hold.space]
+        return study in self.written or any(not space.startswith(NORMALISED) for space in spaces)
 
     def taken(self, hold: Hold) -> frozenset[str]:
         again = self._beside(hold)

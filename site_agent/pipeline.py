@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from site_agent.frames import Keeping
     from site_agent.ledger import AnchorReceipt, Hold, Ledger, Touches
     from site_agent.outbox import Outbox
+    from site_agent.records import Records
 
 __all__ = [
     "STAGES",
@@ -274,9 +275,10 @@ def make_release(
     reach("pipeline.anchored")
 
     clock.enter(Stage.READ)
-    table = records.read(source, plan.dictionary, key=site.snapshot_key, rules=plan.release.edges)
+    table = _read(plan, source, site)
     everyone = records.row_pseudonyms(table, plan.dictionary, key=site.snapshot_key)
-    space = records.person_space(source, plan.dictionary, key=site.snapshot_key)
+    as_written = ledger.as_written(plan.study)
+    space = records.person_space(source, plan.dictionary, key=site.snapshot_key, as_written=as_written)
     ledger.require_same_persons(hold, space)
     # Under `holdout` whoever trains is in the table and not in the release: floors and populations are the release's.
     fitting.require_roles_kept(plan, _earlier_receipts(outbox, plan.study, except_for=hold.release_id))
@@ -357,6 +359,14 @@ def make_release(
     return _finish(hold, drawing, plan, site, limits, rng, clock)
 
 
+def _read(plan: StudyPlan, source: Source, site: Site) -> Records:
+    """The table as this study reads it. Raises: as `site_agent.records.read`."""
+    from site_agent import records
+
+    as_written = site.ledger.as_written(plan.study)
+    return records.read(source, plan.dictionary, key=site.snapshot_key, rules=plan.release.edges, as_written=as_written)
+
+
 @dataclass(frozen=True, kw_only=True, repr=False)
 class _Trained:
     """A flow that several sites have trained, as this one uses it, and what its ledger says of the training."""
@@ -434,11 +444,11 @@ def _taken_up(hold: Hold, plan: StudyPlan, source: Source, site: Site, rng: Nois
 
     Raises: StateRefusal, when the table is no longer the one that was drawn from: its audit would be of others.
     """
-    from site_agent import lasting, records
+    from site_agent import lasting
     from site_agent.drawing import drawing_of
 
     folder = site.ledger.folder(hold)
-    table = records.read(source, plan.dictionary, key=site.snapshot_key, rules=plan.release.edges)
+    table = _read(plan, source, site)
     if table.snapshot != lasting.read_rows(folder, hold).snapshot:
         raise StateRefusal(
             "a sealed release must be audited on the table it was drawn from",
