@@ -193,6 +193,8 @@ class Hold:
         drawn: whether noise was, or may have been, drawn.
         persons_sha256: digest of ``population.json``, the pseudonyms it touches; blank while, or where, unknown.
         persons: how many those are; None while, or where, unknown.
+        trained_sha256: digest of ``trained.json``, the pseudonyms that it was fitted on and does not release (posture
+            ``holdout``); blank elsewhere, and in ledgers from before it was bound.
         space: by what persons were told apart (`site_agent.records.person_space`); blank while, or where, unknown.
         sealed_head: hash of the seal entry; the release statement names it.
         files: SHA-256 of each site-only file that was sealed with the bundle.
@@ -227,6 +229,7 @@ class Hold:
     drawn: bool = False
     persons_sha256: str = ""
     persons: int | None = None
+    trained_sha256: str = ""
     space: str = ""
     state: State = "reserved"
     bundle_sha256: str = ""
@@ -442,7 +445,7 @@ def fold(holds: dict[str, Hold], entry: Entry) -> None:
             "persons_sha256": body.get("persons_sha256", ""),
             "persons": body.get("kept", body).get("persons"),
         }
-        change["space"] = body.get("space", "")
+        change |= {"trained_sha256": body.get("trained_sha256", ""), "space": body.get("space", "")}
         change["snapshot"] = body.get("kept", body).get("snapshot", "")
     elif entry.kind in ("round", "witnessed", "answer"):
         change["begun"] = {**hold.begun, body["number"]: _rounded(hold, entry)}

@@ -63,6 +63,7 @@ from shared.errors import (
     PausedRefusal,
     PlanChanged,
     PlanRollback,
+    PolicyRefusal,
     Refusal,
     ReplayRefusal,
     RoundsRefusal,
@@ -120,8 +121,11 @@ BUSY_SECONDS = 60.0
 BODY_CAP = 1 << 20
 """Most bytes of an entry: what `parse_json` reads back."""
 POPULATION = "population.json"
+TRAINED = "trained.json"
 WITHDRAWN = "withdrawn"
 LIST_CAP = 256 << 20
+
+_LISTS = {"persons": POPULATION, "trained": TRAINED}
 
 _TABLE = (
     "CREATE TABLE entries (seq INTEGER PRIMARY KEY, time TEXT NOT NULL, kind TEXT NOT NULL, body BLOB NOT NULL, "
@@ -543,30 +547,56 @@ class Ledger:
             body = {"seq": receipt.seq, "head": receipt.head, "index": receipt.index}
             return book.move(hold.release_id, "anchor", body)
 
-    def require_same_persons(self, hold: Hold, space: str) -> None:
+    def require_same_persons(self, hold: Hold, space: str, *, roles: bool = False) -> None:
         """Refuse to compare persons with those of earlier releases where they were told apart by something else.
 
         A release of everybody goes on all the same: it counts against everybody. Not where persons withdrew, because
-        they could no longer be recognised.
+        they could no longer be recognised; nor where some of them train and are never released.
 
         Args:
             space: by what persons are told apart now (`site_agent.records.person_space`).
+            roles: whether the plan has persons who train and are never released (posture ``holdout``).
         Raises: DifferencingRefusal.
         """
         with self._transaction() as book:
-            book.require_same_persons(book.hold(hold.release_id), space)
+            book.require_same_persons(book.hold(hold.release_id), space, roles)
 
-    def start_drawing(self, hold: Hold, persons: Collection[str] | None = None, *, space: str = "") -> Hold:
+    def require_roles_kept(
+        self, hold: Hold, persons: Collection[str], trained: Collection[str], *, flow_of: str = ""
+    ) -> None:
+        """Refuse to release who trained before, or to fit on who was released before: `start_drawing` asks it too.
+
+        Args:
+            persons: pseudonyms of those who would be drawn.
+            trained: of those whom this release is fitted on; nobody where a sealed flow is used again.
+            flow_of: the release whose flow that is; blank for none.
+        Raises: PolicyRefusal; IntegrityRefusal (a list of persons is lost or was edited).
+        """
+        with self._transaction() as book:
+            book.require_roles_kept(book.hold(hold.release_id), persons, trained, flow_of)
+
+    def start_drawing(
+        self,
+        hold: Hold,
+        persons: Collection[str] | None = None,
+        *,
+        space: str = "",
+        trained: Collection[str] | None = None,
+        flow_of: str = "",
+    ) -> Hold:
         """The last step before noise is drawn; works once per hold, and binds whom the release touches.
 
         Args:
             persons: pseudonyms of those whose records enter the draw; None where they cannot be told apart.
             space: by what those are told apart (`site_agent.records.person_space`).
+            trained: under ``holdout``, whom the release is fitted on: nobody where it uses a sealed flow again.
+            flow_of: the release whose flow that is.
         Raises: PausedRefusal; ApprovalRefusal, PlanChanged (see `require_plan`); StateRefusal, unless the hold is
             anchored and nobody has started drawing; DifferencingRefusal, when a release of new persons holds one who
-            was touched before; IntegrityRefusal (a list of persons is lost or was edited); StorageRefusal.
+            was touched before; PolicyRefusal (see `require_roles_kept`); IntegrityRefusal (a list of persons is lost
+            or was edited); StorageRefusal.
         """
-        return self._start(hold, "drawing", persons, space, {})
+        return self._start(hold, "drawing", persons, space, {}, trained, flow_of)
 
     def start_training(self, hold: Hold, persons: Collection[str] | None, *, space: str, snapshot: str) -> Hold:
         """Bind whom a training touches, before its first round; works once per hold.
@@ -579,7 +609,14 @@ class Ledger:
         return self._start(hold, "train", persons, space, {"snapshot": snapshot})
 
     def _start(
-        self, hold: Hold, kind: str, persons: Collection[str] | None, space: str, kept: Mapping[str, Any]
+        self,
+        hold: Hold,
+        kind: str,
+        persons: Collection[str] | None,
+        space: str,
+        kept: Mapping[str, Any],
+        trained: Collection[str] | None = None,
+        flow_of: str = "",
     ) -> Hold:
         with self._transaction(write=True) as book:
             found = book.hold(hold.release_id)
@@ -595,19 +632,24 @@ class Ledger:
             kept = dict(kept)
             # Another state is refused by the fold, and must not have its list written over before.
             if persons is not None and found.state == "anchored":
-                book.require_same_persons(found, space)
-                data = canonical_json(sorted(set(persons)))
-                body = {"persons_sha256": sha256_hex(data), "space": space}
-                kept |= {"persons": len(set(persons))}
+                book.require_same_persons(found, space, trained is not None)
+                if kind == "drawing":
+                    book.require_roles_kept(found, persons, trained or (), flow_of)
                 if found.touches == "new":
                     _require_new(len(set(persons) & book.taken(found)))
+                lists = {"persons": persons} | ({} if trained is None else {"trained": trained})
+                named = {name: canonical_json(sorted(set(given))) for name, given in lists.items()}
+                body = {f"{name}_sha256": sha256_hex(data) for name, data in named.items()} | {"space": space}
+                kept |= {name: len(set(given)) for name, given in lists.items()}
                 folder = self.folder(found)
                 try:
                     private_folder(folder.parent)
                     private_folder(folder)
                 except OSError as error:
                     raise _storage(f"the folder of release {found.release_id}", error) from error
-                write_whole(folder / POPULATION, data, "ledger.population")
+                for name, data in named.items():
+                    path = folder / _LISTS[name]
+                    write_whole(path, data, f"ledger.{path.stem}")
             elif found.touches == "new" and found.state == "anchored":
                 raise ParameterError("a release of new persons must name them", given="no list")
             return book.move(found.release_id, kind, body, kept)
@@ -1567,23 +1609,66 @@ class _Book:
         return found[-1] if found else None
 
     def persons(self, hold: Hold) -> frozenset[str] | None:
+        return self._bound(hold, POPULATION, hold.persons_sha256)
+
+    def trained(self, hold: Hold) -> frozenset[str] | None:
+        return self._bound(hold, TRAINED, hold.trained_sha256)
+
+    def _bound(self, hold: Hold, name: str, digest: str) -> frozenset[str] | None:
         # A list that was deleted when the site left the study is not missing: its charge counts against everybody.
-        if not hold.persons_sha256 or hold.release_id in self.deleted:
+        if not digest or hold.release_id in self.deleted:
             return None
         # Told apart by something else than in the latest draw, the same person would look like two.
         if hold.space != next(other.space for other in reversed(self.of(hold.study)) if other.persons_sha256):
             return None
-        what = f"the list of persons of release {hold.release_id[:8]}"
-        return _listed(_folder(self.path, hold) / POPULATION, hold.persons_sha256, what)
+        return _listed(_folder(self.path, hold) / name, digest, f"the list of persons of release {hold.release_id[:8]}")
 
-    def require_same_persons(self, hold: Hold, space: str) -> None:
+    def out(self, hold: Hold) -> list[Hold]:
+        """The other releases of its study that have left, or still may."""
+        return [
+            other
+            for other in self.of(hold.study)
+            if other.release_id != hold.release_id
+            and other.drawn
+            and not other.rounds
+            and (other.phase != "burnt" or other.left)
+        ]
+
+    def require_same_persons(self, hold: Hold, space: str, roles: bool) -> None:
+        given = "another person column, mapping, file format or snapshot.key"
+        out = self.out(hold)
+        if (roles or any(other.trained_sha256 for other in out)) and any(other.space != space for other in out):
+            raise DifferencingRefusal(
+                "where some persons train and are never released, persons must be told apart as in the study's earlier "
+                "releases",
+                given=f"{given}, or a release whose persons the ledger has lost",
+                next_step="Put it back as it was. Where it cannot be, ask the study lead for a new study: who has "
+                "trained could not be told from who may be released.",
+            )
         others = [other for other in self.of(hold.study) if other.space and other.space != space]
         if others and (hold.touches == "new" or self.gone.get(hold.study)):
             raise DifferencingRefusal(
                 "persons must be told apart as in the study's earlier releases",
-                given="another person column, mapping, file format or snapshot.key",
+                given=given,
                 next_step="Put it back as it was. Where it cannot be, a plan that refreshes counts its charges against "
                 "everybody, but only while nobody has withdrawn.",
+            )
+
+    def require_roles_kept(self, hold: Hold, persons: Collection[str], trained: Collection[str], flow_of: str) -> None:
+        # A flow may be of a release that was given up since. Of a ledger from before there is no list: who trained
+        # follows from the pseudonym then, and `require_same_persons` holds these to be the same.
+        others = {other.release_id: other for other in self.out(hold)} | (
+            {flow_of: self.hold(flow_of)} if flow_of else {}
+        )
+        wrong = 0
+        for other in others.values():
+            wrong += len(set(persons) & (self.trained(other) or frozenset()))
+            wrong += len(set(trained) & (self.persons(other) or frozenset())) if trained else 0
+        if wrong:
+            raise PolicyRefusal(
+                "who trains and who is released must stay as it was in this study's earlier releases",
+                given=f"{wrong} persons who would change",
+                next_step="The reservation is kept and nothing was drawn. Ask the study lead for a new study.",
             )
 
     def as_written(self, study: str) -> bool:

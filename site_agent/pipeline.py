@@ -279,7 +279,7 @@ def make_release(
     everyone = records.row_pseudonyms(table, plan.dictionary, key=site.snapshot_key)
     as_written = ledger.as_written(plan.study)
     space = records.person_space(source, plan.dictionary, key=site.snapshot_key, as_written=as_written)
-    ledger.require_same_persons(hold, space)
+    ledger.require_same_persons(hold, space, roles=plan.posture == "holdout")
     # Under `holdout` whoever trains is in the table and not in the release: floors and populations are the release's.
     fitting.require_roles_kept(plan, _earlier_receipts(outbox, plan.study, except_for=hold.release_id))
     may = [int(row) for row in fitting.released_rows(plan, table.n, everyone)]
@@ -303,6 +303,12 @@ def make_release(
         sealed = lasting.read_fit(ledger.folder(base), base)
     drawing = drawing_of(plan, trained.flow if trained else None, keeping)
     drawing.take(table, everyone, chosen, sealed)
+    names = None if everyone is None else [everyone[i] for i in chosen.rows]
+    trained_on = None
+    if everyone is not None and plan.posture == "holdout":
+        # Through a sealed flow nobody is fitted on: who was stands with the release that the flow is of.
+        trained_on = [] if drawing.flow_of else [everyone[i] for i in chosen.train]
+        ledger.require_roles_kept(hold, names or (), trained_on, flow_of=drawing.flow_of)
 
     clock.enter(Stage.ENCODE)
     drawing.encode(rng)
@@ -314,7 +320,7 @@ def make_release(
     clock.enter(Stage.DRAW)
     # Asked once more while nothing is lost: an offline site keeps its reservation instead of burning it below.
     site.witness.anchor(ledger.anchor_envelope())
-    hold = ledger.start_drawing(hold, None if everyone is None else [everyone[i] for i in chosen.rows], space=space)
+    hold = ledger.start_drawing(hold, names, space=space, trained=trained_on, flow_of=drawing.flow_of)
     reach("pipeline.drawing")
     try:
         # The *drawing* entry is witnessed before any noise of the rows exists. A copy of this folder, or a snapshot
