@@ -1,15 +1,17 @@
 r"""What one person can have been charged: the worst class of persons, not the sum over everything that happened.
 
-A charge touches a set of persons. Before a release is drawn that set is only bounded (everybody, or the persons that
-no earlier release has touched); from its *drawing* entry on it is a list of keyed pseudonyms. Persons who took part
-in the same releases form a class, and have lost the same:
+A charge counts against everybody, or against new persons. Before a release of new persons is drawn these are only
+bounded (whom no earlier release has touched); from its *drawing* entry on they are a list of keyed pseudonyms. Persons
+who took part in the same releases form a class, and have lost the same:
 
 .. math:: \varepsilon(\delta) = \max_{\text{classes } c} \; \min\Bigl( \varepsilon_{\mathrm{RDP}}\Bigl(\sum_{i \in c}
           \rho_i, \delta\Bigr), \; \sum_{i \in c} \varepsilon_i \Bigr)
 
 (the pure sum only where every charge of the class has one). New persons in wave 3 do not pay for wave 1, and disjoint
-strata do not add up. Two rules keep the figure from ever being too small:
+strata do not add up. Three rules keep the figure from ever being too small:
 
+* a charge against everybody (a refresh, a training) stays one, whoever was drawn: identifiers that are rewritten
+  between two of them would make the same persons look like others;
 * a charge whose persons are not known (no person column, a ledger that was put back) counts against everybody;
 * an undrawn charge for *new* persons is counted beside every person that it may still touch: those in no release at
   all, and those whose every release had been burnt when it was reserved. The ledger lets it draw nobody else.

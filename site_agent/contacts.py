@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 
 from shared.errors import DataFileRefusal, DictionaryRefusal, MissingRefusal
 from site_agent.config import DATABASES, Edges
+from site_agent.identifiers import compared
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -96,6 +97,8 @@ def read(
     persons: Sequence[str],
     everyone: Sequence[str],
     rules: EdgeRules,
+    *,
+    as_written: bool = False,
     seen: Callable[[bytes], None] | None = None,
 ) -> Contacts:
     """Read an edge list.
@@ -105,6 +108,7 @@ def read(
         persons: identifiers of the checked rows, in their order: they give the places.
         everyone: identifiers of all rows of the node table, those that were left out as incomplete too.
         rules: what the plan says of the network.
+        as_written: whether identifiers are compared as they are written, as those of the rows were.
         seen: is told what was read from a database, to be hashed; a file's bytes are hashed by themselves.
     Raises: DataFileRefusal (absent, truncated, no edge), DictionaryRefusal (columns, identifiers outside the node
         table, a direction that is not the plan's), MissingRefusal (blank ends).
@@ -116,7 +120,7 @@ def read(
     lines = loops = strangers = incomplete = blank = 0
     for start, end in _blocks(edges, rules, seen):
         lines += len(start[0])
-        (a, a_blank), (b, b_blank) = (_places(*side, known, left_out) for side in (start, end))
+        (a, a_blank), (b, b_blank) = (_places(*side, known, left_out, as_written) for side in (start, end))
         blank += int((a_blank | b_blank).sum())
         outside = (a == _STRANGER) | (b == _STRANGER)
         without = ((a == _INCOMPLETE) | (b == _INCOMPLETE)) & ~outside
@@ -204,9 +208,15 @@ _Side = tuple[NDArray[np.int32], pd.Index]
 """Codes of a block's lines, and the identifiers they stand for; -1 is blank."""
 
 
-def _places(codes: NDArray[np.int32], names: pd.Index, known: pd.Index, left_out: pd.Index) -> tuple[Places, Any]:
+def _places(
+    codes: NDArray[np.int32],
+    names: pd.Index,
+    known: pd.Index,
+    left_out: pd.Index,
+    as_written: bool,
+) -> tuple[Places, Any]:
     """The place of each line's person, and which are blank."""
-    text = names.astype("string").str.strip()
+    text = compared(names, as_written=as_written)
     place = known.get_indexer(text).astype(np.int64)
     place[(place < 0) & text.isin(left_out)] = _INCOMPLETE
     empty = np.asarray(text.isna() | (text == ""), dtype=bool)

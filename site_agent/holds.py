@@ -1,7 +1,7 @@
 """What the ledger's entries amount to: each charge, whom it may touch, and what became of it.
 
 A `Hold` is one charge. Nothing here is stored: `fold` derives every hold from the entries, one by one, and refuses an
-entry that may not stand where it stands. Whom a charge touches is told three times, each time more exactly: at
+entry that may not stand where it stands. Whom a release touches is told three times, each time more exactly: at
 *reserve* it is everybody, or the persons no earlier release has touched; the *drawing* entry binds the list of
 pseudonyms by its digest and count, before any noise exists; the *seal* entry binds the files that say which released
 row is whose and which flow drew it.
@@ -188,8 +188,7 @@ class Hold:
         epsilon_pure: its pure ε, or None.
         rdp: its Rényi curve on the fixed orders, ∞ where undefined.
         uncovered: what the guarantee leaves out, in words.
-        touches: whom it may touch before it is drawn: everybody, or the persons that no earlier release of the
-            study has touched.
+        touches: against whom it counts: everybody, or the persons that no earlier release of the study has touched.
         day: UTC date of the reservation, for people.
         reserved_seq: number of the entry that charged it.
         closed_seq: number of the entry that burnt or rejected it; 0 while it is neither.
@@ -197,6 +196,8 @@ class Hold:
         drawn: whether noise was, or may have been, drawn.
         persons_sha256: digest of ``population.json``, the pseudonyms it touches; blank while, or where, unknown.
         persons: how many those are; None while, or where, unknown.
+        trained_sha256: digest of ``trained.json``, the pseudonyms that it was fitted on and does not release (posture
+            ``holdout``); blank elsewhere, and in ledgers from before it was bound.
         space: by what persons were told apart (`site_agent.records.person_space`); blank while, or where, unknown.
         sealed_head: hash of the seal entry; the release statement names it.
         files: SHA-256 of each site-only file that was sealed with the bundle.
@@ -231,6 +232,7 @@ class Hold:
     drawn: bool = False
     persons_sha256: str = ""
     persons: int | None = None
+    trained_sha256: str = ""
     space: str = ""
     state: State = "reserved"
     bundle_sha256: str = ""
@@ -446,7 +448,7 @@ def fold(holds: dict[str, Hold], entry: Entry) -> None:
             "persons_sha256": body.get("persons_sha256", ""),
             "persons": body.get("kept", body).get("persons"),
         }
-        change["space"] = body.get("space", "")
+        change |= {"trained_sha256": body.get("trained_sha256", ""), "space": body.get("space", "")}
         change["snapshot"] = body.get("kept", body).get("snapshot", "")
     elif entry.kind in ("round", "witnessed", "answer"):
         change["begun"] = {**hold.begun, body["number"]: _rounded(hold, entry)}

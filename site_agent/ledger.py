@@ -17,9 +17,9 @@ whether its noise was drawn.
 
 The charge counts from `reserve` on and stays, whatever becomes of the hold: nothing is refunded. `start_drawing`
 works once per hold, and only after the coordinator has acknowledged the signed head: a charge buys one draw at most.
-It binds the persons whom the release touches, so that the total is that of the worst class of persons
-(`site_agent.composition`) and not of everybody; their list lies beside the sealed bytes, and a release is refused
-while a list is missing or is not the one that was bound.
+It binds the persons whom the release touches: a release of new persons touches nobody on an earlier list, so that the
+total is that of the worst class of persons (`site_agent.composition`) and not of everybody. The lists lie beside the
+sealed bytes, and a release of new persons is refused while one is missing or is not the one that was bound.
 
 Three things find out a ledger that was edited or put back. The chain and its signatures: any edit. ``ledger.head``, a
 second file with the signed head, written after each commit while the database is locked: a restored or deleted
@@ -63,6 +63,7 @@ from shared.errors import (
     PausedRefusal,
     PlanChanged,
     PlanRollback,
+    PolicyRefusal,
     Refusal,
     ReplayRefusal,
     RoundsRefusal,
@@ -91,6 +92,7 @@ from site_agent.holds import (
     price_of,
     require_word,
 )
+from site_agent.identifiers import NORMALISED
 
 __all__ = [
     "HEAD_TYPE",
@@ -119,8 +121,11 @@ BUSY_SECONDS = 60.0
 BODY_CAP = 1 << 20
 """Most bytes of an entry: what `parse_json` reads back."""
 POPULATION = "population.json"
+TRAINED = "trained.json"
 WITHDRAWN = "withdrawn"
 LIST_CAP = 256 << 20
+
+_LISTS = {"persons": POPULATION, "trained": TRAINED}
 
 _TABLE = (
     "CREATE TABLE entries (seq INTEGER PRIMARY KEY, time TEXT NOT NULL, kind TEXT NOT NULL, body BLOB NOT NULL, "
@@ -200,7 +205,8 @@ class StatementLine:
 
     Args:
         total: the study's total at this line's δ up to this line, for the persons who were charged most.
-        persons: how many persons it touches; None where that is not known, and the charge counts against everybody.
+        persons: how many persons it touches; None where that is not known. A release of everybody counts against
+            everybody, however many it touched.
     """
 
     date: str
@@ -541,31 +547,56 @@ class Ledger:
             body = {"seq": receipt.seq, "head": receipt.head, "index": receipt.index}
             return book.move(hold.release_id, "anchor", body)
 
-    def require_same_persons(self, hold: Hold, space: str) -> None:
+    def require_same_persons(self, hold: Hold, space: str, *, roles: bool = False) -> None:
         """Refuse to compare persons with those of earlier releases where they were told apart by something else.
 
-        A release of everybody goes on all the same: the charges of earlier releases then count against everybody
-        (`_Book.persons`). Not where persons withdrew, because they could no longer be recognised.
+        A release of everybody goes on all the same: it counts against everybody. Not where persons withdrew, because
+        they could no longer be recognised; nor where some of them train and are never released.
 
         Args:
             space: by what persons are told apart now (`site_agent.records.person_space`).
+            roles: whether the plan has persons who train and are never released (posture ``holdout``).
         Raises: DifferencingRefusal.
         """
         with self._transaction() as book:
-            book.require_same_persons(book.hold(hold.release_id), space)
+            book.require_same_persons(book.hold(hold.release_id), space, roles)
 
-    def start_drawing(self, hold: Hold, persons: Collection[str] | None = None, *, space: str = "") -> Hold:
+    def require_roles_kept(
+        self, hold: Hold, persons: Collection[str], trained: Collection[str], *, flow_of: str = ""
+    ) -> None:
+        """Refuse to release who trained before, or to fit on who was released before: `start_drawing` asks it too.
+
+        Args:
+            persons: pseudonyms of those who would be drawn.
+            trained: of those whom this release is fitted on; nobody where a sealed flow is used again.
+            flow_of: the release whose flow that is; blank for none.
+        Raises: PolicyRefusal; IntegrityRefusal (a list of persons is lost or was edited).
+        """
+        with self._transaction() as book:
+            book.require_roles_kept(book.hold(hold.release_id), persons, trained, flow_of)
+
+    def start_drawing(
+        self,
+        hold: Hold,
+        persons: Collection[str] | None = None,
+        *,
+        space: str = "",
+        trained: Collection[str] | None = None,
+        flow_of: str = "",
+    ) -> Hold:
         """The last step before noise is drawn; works once per hold, and binds whom the release touches.
 
         Args:
-            persons: pseudonyms of those whose records enter the draw; None where they cannot be told apart, and then
-                the charge counts against everybody.
+            persons: pseudonyms of those whose records enter the draw; None where they cannot be told apart.
             space: by what those are told apart (`site_agent.records.person_space`).
+            trained: under ``holdout``, whom the release is fitted on: nobody where it uses a sealed flow again.
+            flow_of: the release whose flow that is.
         Raises: PausedRefusal; ApprovalRefusal, PlanChanged (see `require_plan`); StateRefusal, unless the hold is
             anchored and nobody has started drawing; DifferencingRefusal, when a release of new persons holds one who
-            was touched before; IntegrityRefusal (a list of persons is lost or was edited); StorageRefusal.
+            was touched before; PolicyRefusal (see `require_roles_kept`); IntegrityRefusal (a list of persons is lost
+            or was edited); StorageRefusal.
         """
-        return self._start(hold, "drawing", persons, space, {})
+        return self._start(hold, "drawing", persons, space, {}, trained, flow_of)
 
     def start_training(self, hold: Hold, persons: Collection[str] | None, *, space: str, snapshot: str) -> Hold:
         """Bind whom a training touches, before its first round; works once per hold.
@@ -578,7 +609,14 @@ class Ledger:
         return self._start(hold, "train", persons, space, {"snapshot": snapshot})
 
     def _start(
-        self, hold: Hold, kind: str, persons: Collection[str] | None, space: str, kept: Mapping[str, Any]
+        self,
+        hold: Hold,
+        kind: str,
+        persons: Collection[str] | None,
+        space: str,
+        kept: Mapping[str, Any],
+        trained: Collection[str] | None = None,
+        flow_of: str = "",
     ) -> Hold:
         with self._transaction(write=True) as book:
             found = book.hold(hold.release_id)
@@ -594,19 +632,24 @@ class Ledger:
             kept = dict(kept)
             # Another state is refused by the fold, and must not have its list written over before.
             if persons is not None and found.state == "anchored":
-                book.require_same_persons(found, space)
-                data = canonical_json(sorted(set(persons)))
-                body = {"persons_sha256": sha256_hex(data), "space": space}
-                kept |= {"persons": len(set(persons))}
+                book.require_same_persons(found, space, trained is not None)
+                if kind == "drawing":
+                    book.require_roles_kept(found, persons, trained or (), flow_of)
                 if found.touches == "new":
                     _require_new(len(set(persons) & book.taken(found)))
+                lists = {"persons": persons} | ({} if trained is None else {"trained": trained})
+                named = {name: canonical_json(sorted(set(given))) for name, given in lists.items()}
+                body = {f"{name}_sha256": sha256_hex(data) for name, data in named.items()} | {"space": space}
+                kept |= {name: len(set(given)) for name, given in lists.items()}
                 folder = self.folder(found)
                 try:
                     private_folder(folder.parent)
                     private_folder(folder)
                 except OSError as error:
                     raise _storage(f"the folder of release {found.release_id}", error) from error
-                write_whole(folder / POPULATION, data, "ledger.population")
+                for name, data in named.items():
+                    path = folder / _LISTS[name]
+                    write_whole(path, data, f"ledger.{path.stem}")
             elif found.touches == "new" and found.state == "anchored":
                 raise ParameterError("a release of new persons must name them", given="no list")
             return book.move(found.release_id, kind, body, kept)
@@ -1124,6 +1167,7 @@ class Ledger:
                 write_whole(folder / f"{digest}.json", data, "ledger.withdrawn")
                 counted = {"added": added, "count": len(everybody)}
                 body = {"study": study, "name": name, "sha256": digest}
+                body |= {} if book.as_written(study) else {"identifiers": "normalised"}
                 book.append("persons_withdrew", body, person=key, kept=counted)
             return added
 
@@ -1131,6 +1175,15 @@ class Ledger:
         """Pseudonyms of all who withdrew from a study. Raises: IntegrityRefusal."""
         with self._transaction() as book:
             return book.withdrawn_from(study)
+
+    def as_written(self, study: str) -> bool:
+        """Whether a study's pseudonyms are of identifiers as they are written, and not of normalised ones.
+
+        So they are, for good, where the first were made before identifiers were normalised
+        (`site_agent.identifiers`): otherwise everybody would look new.
+        """
+        with self._transaction() as book:
+            return book.as_written(study)
 
     # -- reading ----------------------------------------------------------------------------------------------------
     def tag_proof(self, study: str) -> bytes:
@@ -1350,7 +1403,7 @@ class Ledger:
             raise _broken(f"entry {entry.seq} must be signed by the site's release key", "a signature that is not")
 
 
-_STATE = ("holds", "plans", "gone", "revoked", "deleted", "standing", "paused")
+_STATE = ("holds", "plans", "gone", "written", "revoked", "deleted", "standing", "paused")
 _FOLDED: dict[str, tuple[int, dict[str, Any]]] = {}
 """Of the last few heads: the number of the entry, and what the ledger amounts to up to it."""
 _MOST_FOLDED = 8
@@ -1372,6 +1425,7 @@ class _Book:
         self.holds: dict[str, Hold] = {}
         self.plans: dict[str, tuple[int, str]] = {}
         self.gone: dict[str, str] = {}
+        self.written: set[str] = set()
         self.revoked: dict[str, int] = {}
         self.deleted: set[str] = set()
         self.standing: dict[str, Noted] = {}
@@ -1501,6 +1555,8 @@ class _Book:
             self.revoked.pop(entry.body["study"], None)
         elif entry.kind == "persons_withdrew":
             self.gone[entry.body["study"]] = str(entry.body["sha256"])
+            if "identifiers" not in entry.body:
+                self.written.add(entry.body["study"])
         elif entry.kind == "plan_revoked":
             self.revoked[entry.body["study"]] = int(entry.body["version"])
             self._end_standing(entry.body["study"])
@@ -1553,24 +1609,71 @@ class _Book:
         return found[-1] if found else None
 
     def persons(self, hold: Hold) -> frozenset[str] | None:
+        return self._bound(hold, POPULATION, hold.persons_sha256)
+
+    def trained(self, hold: Hold) -> frozenset[str] | None:
+        return self._bound(hold, TRAINED, hold.trained_sha256)
+
+    def _bound(self, hold: Hold, name: str, digest: str) -> frozenset[str] | None:
         # A list that was deleted when the site left the study is not missing: its charge counts against everybody.
-        if not hold.persons_sha256 or hold.release_id in self.deleted:
+        if not digest or hold.release_id in self.deleted:
             return None
         # Told apart by something else than in the latest draw, the same person would look like two.
         if hold.space != next(other.space for other in reversed(self.of(hold.study)) if other.persons_sha256):
             return None
-        what = f"the list of persons of release {hold.release_id[:8]}"
-        return _listed(_folder(self.path, hold) / POPULATION, hold.persons_sha256, what)
+        return _listed(_folder(self.path, hold) / name, digest, f"the list of persons of release {hold.release_id[:8]}")
 
-    def require_same_persons(self, hold: Hold, space: str) -> None:
+    def out(self, hold: Hold) -> list[Hold]:
+        """The other releases of its study that have left, or still may."""
+        return [
+            other
+            for other in self.of(hold.study)
+            if other.release_id != hold.release_id
+            and other.drawn
+            and not other.rounds
+            and (other.phase != "burnt" or other.left)
+        ]
+
+    def require_same_persons(self, hold: Hold, space: str, roles: bool) -> None:
+        given = "another person column, mapping, file format or snapshot.key"
+        out = self.out(hold)
+        if (roles or any(other.trained_sha256 for other in out)) and any(other.space != space for other in out):
+            raise DifferencingRefusal(
+                "where some persons train and are never released, persons must be told apart as in the study's earlier "
+                "releases",
+                given=f"{given}, or a release whose persons the ledger has lost",
+                next_step="Put it back as it was. Where it cannot be, ask the study lead for a new study: who has "
+                "trained could not be told from who may be released.",
+            )
         others = [other for other in self.of(hold.study) if other.space and other.space != space]
         if others and (hold.touches == "new" or self.gone.get(hold.study)):
             raise DifferencingRefusal(
                 "persons must be told apart as in the study's earlier releases",
-                given="another person column, mapping, file format or snapshot.key",
-                next_step="Put it back as it was. Where it cannot be, a plan that refreshes counts earlier charges "
-                "against everybody, but only while nobody has withdrawn.",
+                given=given,
+                next_step="Put it back as it was. Where it cannot be, a plan that refreshes counts its charges against "
+                "everybody, but only while nobody has withdrawn.",
             )
+
+    def require_roles_kept(self, hold: Hold, persons: Collection[str], trained: Collection[str], flow_of: str) -> None:
+        # A flow may be of a release that was given up since. Of a ledger from before there is no list: who trained
+        # follows from the pseudonym then, and `require_same_persons` holds these to be the same.
+        others = {other.release_id: other for other in self.out(hold)} | (
+            {flow_of: self.hold(flow_of)} if flow_of else {}
+        )
+        wrong = 0
+        for other in others.values():
+            wrong += len(set(persons) & (self.trained(other) or frozenset()))
+            wrong += len(set(trained) & (self.persons(other) or frozenset())) if trained else 0
+        if wrong:
+            raise PolicyRefusal(
+                "who trains and who is released must stay as it was in this study's earlier releases",
+                given=f"{wrong} persons who would change",
+                next_step="The reservation is kept and nothing was drawn. Ask the study lead for a new study.",
+            )
+
+    def as_written(self, study: str) -> bool:
+        spaces = [hold.space for hold in self.of(study) if hold.space]
+        return study in self.written or any(not space.startswith(NORMALISED) for space in spaces)
 
     def taken(self, hold: Hold) -> frozenset[str]:
         again = self._beside(hold)
@@ -1598,9 +1701,11 @@ class _Book:
         place = {hold.release_id: k for k, hold in enumerate(mine)}
         charges = []
         for hold in mine:
-            new = hold.touches == "new" and not hold.drawn
-            beside = frozenset(place[name] for name in self._beside(hold)) if new else None
-            charges.append(Charge(rdp=hold.rdp, pure=hold.epsilon_pure, persons=self.persons(hold), beside=beside))
+            # Of a charge against everybody the list narrows nothing: whoever is written otherwise is not on it twice.
+            new = hold.touches == "new"
+            persons = self.persons(hold) if new else None
+            beside = frozenset(place[name] for name in self._beside(hold)) if new and not hold.drawn else None
+            charges.append(Charge(rdp=hold.rdp, pure=hold.epsilon_pure, persons=persons, beside=beside))
         return Composition(charges)
 
     def total(self, study: str | None, delta: float) -> float:

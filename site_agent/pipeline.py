@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from site_agent.frames import Keeping
     from site_agent.ledger import AnchorReceipt, Hold, Ledger, Touches
     from site_agent.outbox import Outbox
+    from site_agent.records import Records
 
 __all__ = [
     "STAGES",
@@ -281,10 +282,11 @@ def make_release(
     reach("pipeline.anchored")
 
     clock.enter(Stage.READ)
-    table = records.read(source, plan.dictionary, key=site.snapshot_key, rules=plan.release.edges)
+    table = _read(plan, source, site)
     everyone = records.row_pseudonyms(table, plan.dictionary, key=site.snapshot_key)
-    space = records.person_space(source, plan.dictionary, key=site.snapshot_key)
-    ledger.require_same_persons(hold, space)
+    as_written = ledger.as_written(plan.study)
+    space = records.person_space(source, plan.dictionary, key=site.snapshot_key, as_written=as_written)
+    ledger.require_same_persons(hold, space, roles=plan.posture == "holdout")
     # Under `holdout` whoever trains is in the table and not in the release: floors and populations are the release's.
     fitting.require_roles_kept(plan, _earlier_receipts(outbox, plan.study, except_for=hold.release_id))
     may = [int(row) for row in fitting.released_rows(plan, table.n, everyone)]
@@ -308,6 +310,12 @@ def make_release(
         sealed = lasting.read_fit(ledger.folder(base), base)
     drawing = drawing_of(plan, trained.flow if trained else None, keeping)
     drawing.take(table, everyone, chosen, sealed)
+    names = None if everyone is None else [everyone[i] for i in chosen.rows]
+    trained_on = None
+    if everyone is not None and plan.posture == "holdout":
+        # Through a sealed flow nobody is fitted on: who was stands with the release that the flow is of.
+        trained_on = [] if drawing.flow_of else [everyone[i] for i in chosen.train]
+        ledger.require_roles_kept(hold, names or (), trained_on, flow_of=drawing.flow_of)
 
     clock.enter(Stage.ENCODE)
     drawing.encode(rng)
@@ -319,7 +327,7 @@ def make_release(
     clock.enter(Stage.DRAW)
     # Asked once more while nothing is lost: an offline site keeps its reservation instead of burning it below.
     site.witness.anchor(ledger.anchor_envelope())
-    hold = ledger.start_drawing(hold, None if everyone is None else [everyone[i] for i in chosen.rows], space=space)
+    hold = ledger.start_drawing(hold, names, space=space, trained=trained_on, flow_of=drawing.flow_of)
     reach("pipeline.drawing")
     try:
         # The *drawing* entry is witnessed before any noise of the rows exists. A copy of this folder, or a snapshot
@@ -361,6 +369,14 @@ def make_release(
         raise
     reach("pipeline.sealed")
     return _finish(hold, drawing, plan, site, limits, rng, clock)
+
+
+def _read(plan: StudyPlan, source: Source, site: Site) -> Records:
+    """The table as this study reads it. Raises: as `site_agent.records.read`."""
+    from site_agent import records
+
+    as_written = site.ledger.as_written(plan.study)
+    return records.read(source, plan.dictionary, key=site.snapshot_key, rules=plan.release.edges, as_written=as_written)
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -442,11 +458,11 @@ def _taken_up(hold: Hold, plan: StudyPlan, source: Source, site: Site, rng: Nois
 
     Raises: StateRefusal, when the table is no longer the one that was drawn from: its audit would be of others.
     """
-    from site_agent import lasting, records
+    from site_agent import lasting
     from site_agent.drawing import drawing_of
 
     folder = site.ledger.folder(hold)
-    table = records.read(source, plan.dictionary, key=site.snapshot_key, rules=plan.release.edges)
+    table = _read(plan, source, site)
     if table.snapshot != lasting.read_rows(folder, hold).snapshot:
         raise StateRefusal(
             "a sealed release must be audited on the table it was drawn from",

@@ -5,6 +5,8 @@ A file, or what is read from a database (`site_agent.databases`), goes through t
 (`Dictionary.check`). Whatever goes wrong, the message names column, rule and count. Two traps make that harder than it
 looks. A parser's own message quotes the cell it stumbled over, so none is ever passed on. And in a file without a
 header the first patient *is* the header, so column names are repeated only when at least one of them is expected.
+
+Persons are told apart by their identifiers alone, normalised first (`site_agent.identifiers`).
 """
 
 from __future__ import annotations
@@ -20,8 +22,16 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from shared.dictionary import Dictionary
-from shared.errors import DataFileRefusal, DataRefusal, DictionaryRefusal, MissingRefusal, StateRefusal
+from shared.errors import (
+    DataFileRefusal,
+    DataRefusal,
+    DictionaryRefusal,
+    DuplicatePerson,
+    MissingRefusal,
+    StateRefusal,
+)
 from site_agent.config import DATABASES, Edges, Source
+from site_agent.identifiers import NORMALISED, compared
 
 if TYPE_CHECKING:
     from shared.prescriptions import EdgeRules
@@ -71,7 +81,9 @@ class Records:
         return f"Records({self.table.shape[1]} columns)"
 
 
-def read(source: Source, dictionary: Dictionary, *, key: bytes, rules: EdgeRules | None = None) -> Records:
+def read(
+    source: Source, dictionary: Dictionary, *, key: bytes, rules: EdgeRules | None = None, as_written: bool = False
+) -> Records:
     """Read a study's table, and its network, and hold them against the dictionary and the plan.
 
     Args:
@@ -79,32 +91,37 @@ def read(source: Source, dictionary: Dictionary, *, key: bytes, rules: EdgeRules
         dictionary: of the approved plan.
         key: the site's snapshot key.
         rules: what the plan says of edges (`Prescription.edges`); None where it is of no network.
+        as_written: whether identifiers are taken as they are written (`Ledger.as_written`), and not normalised.
     Raises: DataFileRefusal (absent, empty, truncated, wrong encoding), DictionaryRefusal (a column, value or edge
         outside the dictionary), MissingRefusal, DuplicatePerson, StateRefusal (no edge list, or one too many).
     """
     require_edges(source, rules)
     table = _mapped(source, dictionary)
-    checked = _checked(table, dictionary)
     digest = hmac.new(key, digestmod=hashlib.sha256)
     size = _digested(digest, source, table)
+    table = _identified(table, dictionary, as_written)
+    checked = _checked(table, dictionary)
     contacts = None
     if rules is not None and source.edges is not None:
         # Where one file ends and the next begins is part of what was read.
         digest.update(b"\0edges\0" + size.to_bytes(8, "big"))
-        contacts = _contacts(source, table, checked, dictionary, rules, seen=digest.update)
+        contacts = _contacts(source, table, checked, dictionary, rules, as_written, seen=digest.update)
         if source.edges.format not in DATABASES:
             _digested(digest, source.edges, None)
     return Records(table=checked, rows=len(table), snapshot=digest.hexdigest(), contacts=contacts)
 
 
-def problems(source: Source, dictionary: Dictionary, *, rules: EdgeRules | None = None) -> tuple[DataRefusal, ...]:
+def problems(
+    source: Source, dictionary: Dictionary, *, rules: EdgeRules | None = None, as_written: bool = False
+) -> tuple[DataRefusal, ...]:
     """Everything that is wrong with a table, column by column, where `read` would stop at the first.
 
+    Args: as of `read`.
     Returns: refusals, each with its rule and count; empty when `read` would succeed.
     """
     require_edges(source, rules)
     try:
-        table = _mapped(source, dictionary)
+        table = _identified(_mapped(source, dictionary), dictionary, as_written)
     except DataRefusal as refusal:
         return (refusal,)
     found: list[DataRefusal] = []
@@ -124,7 +141,7 @@ def problems(source: Source, dictionary: Dictionary, *, rules: EdgeRules | None 
             found.append(refusal)
     if rules is not None and not found:
         try:
-            _contacts(source, table, _checked(table, dictionary), dictionary, rules)
+            _contacts(source, table, _checked(table, dictionary), dictionary, rules, as_written)
         except DataRefusal as refusal:
             found.append(refusal)
     return tuple(found)
@@ -233,21 +250,22 @@ def row_pseudonyms(records: Records, dictionary: Dictionary, *, key: bytes) -> t
     return tuple(pseudonym(str(person), key=key) for person in records.table[dictionary.person])
 
 
-def person_space(source: Source, dictionary: Dictionary, *, key: bytes) -> str:
+def person_space(source: Source, dictionary: Dictionary, *, key: bytes, as_written: bool = False) -> str:
     """By what persons are told apart: a keyed hash of the site's key, both names of the person column and the format.
 
     Two releases can be compared person by person only where it is the same: under another key, column or way of
-    writing identifiers everybody looks new. Empty where the dictionary has no person column.
+    writing identifiers everybody looks new. Empty where the dictionary has no person column. It shows whether
+    identifiers were normalised (`as_written`, as of `read`).
     """
     if dictionary.person is None:
         return ""
     mapped = next((theirs for theirs, ours in source.columns.items() if ours == dictionary.person), dictionary.person)
     text = "\0".join(("person space", dictionary.person, mapped, source.format))
-    return hmac.new(key, text.encode(), hashlib.sha256).hexdigest()[:32]
+    return ("" if as_written else NORMALISED) + hmac.new(key, text.encode(), hashlib.sha256).hexdigest()[:32]
 
 
 def pseudonym(person: str, *, key: bytes) -> str:
-    """The keyed hash of one identifier. The key is the site's, so that it is the same in every study."""
+    """The keyed hash of one identifier, as `read` gives it. The key is the site's, the same in every study."""
     return hmac.new(key, b"person\0" + person.encode(), hashlib.sha256).hexdigest()[:32]
 
 
@@ -343,9 +361,23 @@ def _check_columns(source: Source, names: Sequence[str], renamed: Sequence[str],
         )
 
 
+def _identified(table: pd.DataFrame, dictionary: Dictionary, as_written: bool) -> pd.DataFrame:
+    """The table with its identifiers as persons are told apart by them."""
+    if dictionary.person is None:
+        return table
+    return table.assign(**{dictionary.person: compared(table[dictionary.person], as_written=as_written)})
+
+
 def _checked(table: pd.DataFrame, dictionary: Dictionary) -> pd.DataFrame:
     try:
         return dictionary.check(table)
+    except DuplicatePerson as refusal:
+        raise DuplicatePerson(
+            refusal.must,
+            given=refusal.given,
+            next_step=f"{refusal.next_step} Identifiers that differ in case, white space, Unicode form or leading "
+            "zeros alone are one person's.",
+        ) from None
     except DataRefusal as refusal:
         step = refusal.next_step or "Correct the rows at the source, then site-agent data check."
         raise type(refusal)(refusal.must, given=refusal.given, next_step=step) from None
@@ -420,14 +452,15 @@ def _contacts(
     checked: pd.DataFrame,
     dictionary: Dictionary,
     rules: EdgeRules,
+    as_written: bool,
     seen: Callable[[bytes], None] | None = None,
 ) -> Contacts:
     from site_agent import contacts
 
     assert source.edges is not None, "require_edges"
     assert dictionary.person is not None, "a plan of a network has a person column"
-    everyone = table[dictionary.person].astype("string").str.strip()
-    return contacts.read(source.edges, list(checked[dictionary.person]), list(everyone), rules, seen=seen)
+    persons, everyone = list(checked[dictionary.person]), list(table[dictionary.person])
+    return contacts.read(source.edges, persons, everyone, rules, as_written=as_written, seen=seen)
 
 
 def _must_be_a_file(source: Source) -> None:

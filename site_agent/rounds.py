@@ -402,7 +402,8 @@ class _Work:
         from site_agent import records
 
         self._read(hold)
-        space = records.person_space(self.source, self.plan.dictionary, key=self.at.snapshot_key)
+        as_written = self.ledger.as_written(self.plan.study)
+        space = records.person_space(self.source, self.plan.dictionary, key=self.at.snapshot_key, as_written=as_written)
         hold = self.ledger.start_training(hold, self._persons, space=space, snapshot=self._snapshot)
         reach("federate.bound")
         return hold
@@ -413,7 +414,8 @@ class _Work:
         from site_agent import checks, records
 
         plan, key = self.plan, self.at.snapshot_key
-        table = records.read(self.source, plan.dictionary, key=key)
+        as_written = self.ledger.as_written(plan.study)
+        table = records.read(self.source, plan.dictionary, key=key, as_written=as_written)
         if hold.snapshot and hold.snapshot != table.snapshot:
             raise StateRefusal(
                 "the table must not change while a training runs",

@@ -417,8 +417,8 @@ MUTATIONS: tuple[Mutation, ...] = (
         "drawn first, charged afterwards",
         (
             PIPELINE,
-            "    hold = ledger.start_drawing(hold, None if everyone",
-            "    def later():\n        return ledger.start_drawing(hold, None if everyone",
+            "    hold = ledger.start_drawing(hold, names",
+            "    def later():\n        return ledger.start_drawing(hold, names",
         ),
         (
             PIPELINE,

@@ -108,6 +108,15 @@ def test_identifiers_that_are_numbers_in_one_file_and_text_in_the_other_are_the_
     assert found.edges == 2
 
 
+def test_identifiers_are_compared_as_in_the_table_however_they_are_written(tmp_path):
+    nodes = NODES.assign(person=["7", "A", "b", "c 1", "d", "e"])
+    found = network(write(tmp_path, ["007,a", "A,C  1"], nodes), EdgeRules())
+    assert found.edges == 2
+    source = write(tmp_path, ["007,a", "A,C  1"], nodes)
+    with pytest.raises(DictionaryRefusal, match="2 of 2 lines"):
+        records.read(source, WARDS, key=b"k" * 32, rules=EdgeRules(), as_written=True)
+
+
 def test_the_snapshot_is_of_both_files_and_of_where_one_ends(tmp_path):
     one = read(write(tmp_path, ["a,c"])).snapshot
     assert one == read(write(tmp_path, ["a,c"])).snapshot

@@ -21,7 +21,17 @@ from shared.errors import (
     Refusal,
 )
 from site_agent.config import Config, Limits, SiteFloors, Source
-from site_agent.records import header, named, problems, pseudonyms, read, suggestions
+from site_agent.identifiers import normalised
+from site_agent.records import (
+    header,
+    named,
+    person_space,
+    problems,
+    pseudonym,
+    pseudonyms,
+    read,
+    suggestions,
+)
 
 KEY = b"k" * 32
 CANARY = "CANARY-7319"
@@ -82,9 +92,9 @@ def test_another_delimiter_and_other_names_are_mapped(tmp_path, table, dictionar
     assert "sbp" in read(source, dictionary, key=KEY).table
 
 
-def test_identifiers_stay_text_and_do_not_lose_their_zeros(tmp_path, table, dictionary):
-    table["person"] = [f"{i:05d}" for i in range(len(table))]
-    assert read(write(tmp_path, table), dictionary, key=KEY).table["person"].iloc[0] == "00000"
+def test_identifiers_stay_text_and_are_not_read_as_numbers(tmp_path, table, dictionary):
+    table["person"] = [f"{i:05d}.0" for i in range(len(table))]
+    assert read(write(tmp_path, table), dictionary, key=KEY).table["person"].iloc[0] == "00000.0"
 
 
 def test_the_snapshot_changes_with_the_bytes_and_with_the_key(tmp_path, table, dictionary):
@@ -110,6 +120,49 @@ def test_pseudonyms_are_keyed_and_hide_the_person(tmp_path, table, dictionary):
     assert len(here) == 300
     assert not here & pseudonyms(records, dictionary, key=b"o" * 32)
     assert not here & set(table["person"])
+
+
+# -- identifiers ------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("P1", "p1"),
+        ("00017", "17"),
+        ("  A 7 ", "a\u00a0 7"),
+        ("Ⅷ-12", "viii-12"),
+        ("１２３", "0123"),
+        ("Straße", "STRASSE"),
+    ],
+)
+def test_identifiers_that_differ_in_how_they_are_written_are_one_persons(tmp_path, table, dictionary, one, other):
+    assert normalised(one) == normalised(other) == normalised(normalised(one))
+    found = []
+    for name in (one, other):
+        records = read(write(tmp_path, table.assign(person=[name, *table["person"][1:]])), dictionary, key=KEY)
+        found.append(pseudonyms(records, dictionary, key=KEY))
+    assert found[0] == found[1]
+    both = table.assign(person=[one, other, *table["person"][2:]])
+    assert "leading zeros" in refused(DuplicatePerson, write(tmp_path, both), dictionary).next_step
+    assert [type(p) for p in problems(write(tmp_path, both), dictionary)] == [DuplicatePerson]
+
+
+@pytest.mark.parametrize(("one", "other"), [("0", "1"), ("a1", "a01"), ("10", "1"), ("1.0", "1"), ("p 1", "p1")])
+def test_identifiers_that_may_be_two_persons_stay_two(one, other):
+    assert normalised(one) != normalised(other)
+
+
+def test_an_earlier_study_reads_its_identifiers_as_they_are_written(tmp_path, table, dictionary):
+    """What a ledger holds already was made so; the figures are of the version before identifiers were normalised."""
+    where = Source(path=tmp_path / "cohort.csv", columns={"pid": "person"})
+    small = Dictionary(name="m", version=1, columns=(Column(name="person", kind="person"), dictionary.column("sex")))
+    old = person_space(where, small, key=KEY, as_written=True)
+    assert old == "0da0506d07666e234fae40ae0e5a9112"
+    assert person_space(where, small, key=KEY) == f"normalised-{old}"
+    assert pseudonym("P1", key=KEY) == "b0a107bbf0114d58655105b77a37dff2"
+    both = write(tmp_path, table.assign(person=[" P1", "p1", "00017", "17", *table["person"][4:]]))
+    found = read(both, dictionary, key=KEY, as_written=True)
+    assert list(found.table["person"][:4]) == ["P1", "p1", "00017", "17"]
+    assert problems(both, dictionary, as_written=True) == ()
 
 
 def test_the_text_of_records_shows_none(tmp_path, table, dictionary):

@@ -76,13 +76,16 @@ def test_new_persons_do_not_pay_for_earlier_waves_and_disjoint_strata_do_not_add
     assert len(ledger.holds()) == 3
 
 
-def test_whoever_is_drawn_again_pays_again_and_the_worst_class_is_the_total(ledger):
+def test_a_release_of_everybody_counts_against_everybody_whoever_was_drawn(ledger):
     drawn(ledger, 1, ["a", "b"], touches="everybody")
     drawn(ledger, 2, ["b", "c"], touches="everybody")
-    drawn(ledger, 3, ["c", "d"], touches="everybody")
-    assert total(ledger) == pytest.approx(once(2), rel=1e-12)
-    reserve(ledger, 4, touches="everybody")
+    drawn(ledger, 3, ["d", "e"], touches="everybody")
     assert total(ledger) == pytest.approx(once(3), rel=1e-12)
+    reserve(ledger, 4, touches="everybody")
+    assert total(ledger) == pytest.approx(once(4), rel=1e-12)
+    drawn(ledger, 5, ["f"])
+    drawn(ledger, 6, ["g"])
+    assert total(ledger) == pytest.approx(once(5), rel=1e-12), "of the new ones each pays for one release"
 
 
 def test_nobody_is_touched_twice_by_releases_of_new_persons(ledger):

@@ -196,6 +196,7 @@ def withdraw_person(
     """Note that persons withdrew their consent: they are drawn no more, and leave the table as the plan allows."""
     from site_agent import airlock, waves
     from site_agent.config import Limits
+    from site_agent.identifiers import normalised
     from site_agent.records import pseudonym
 
     at = desk(home)
@@ -210,7 +211,8 @@ def withdraw_person(
     if not listed:
         raise UsageRefusal("the file must hold at least one identifier", given="none")
     key = at.config.snapshot_key.read_bytes()
-    persons = {pseudonym(one, key=key) for one in listed}
+    as_written = at.ledger.as_written(study)
+    persons = {pseudonym(one if as_written else normalised(one), key=key) for one in listed}
     noted = at.ledger.persons_gone(study)
     added = len(persons - noted)
     lot: frozenset[str] = frozenset()

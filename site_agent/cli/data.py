@@ -180,11 +180,13 @@ def data_check(study: Study, home: Home = None, json: Json = False) -> None:
     plan = at.plans.plan(study)
     source = at.config.source(study)
     rules = plan.release.edges
-    found = records.problems(source, plan.dictionary, rules=rules)
+    as_written = at.ledger.as_written(study)
+    found = records.problems(source, plan.dictionary, rules=rules, as_written=as_written)
     rows = left_out = 0
     network: dict[str, int] | None = None
     if not found:
-        table = records.read(source, plan.dictionary, key=at.config.snapshot_key.read_bytes(), rules=rules)
+        key = at.config.snapshot_key.read_bytes()
+        table = records.read(source, plan.dictionary, key=key, rules=rules, as_written=as_written)
         rows, left_out = table.rows, table.rows - table.n
         network = None if table.contacts is None else table.contacts.counts
     answer = {

@@ -275,7 +275,10 @@ def curve(
             table = plan.dictionary.check(pipeline.made_up_table(plan, rows, rng))
         else:
             table = records.read(
-                at.config.source(study), plan.dictionary, key=at.config.snapshot_key.read_bytes()
+                at.config.source(study),
+                plan.dictionary,
+                key=at.config.snapshot_key.read_bytes(),
+                as_written=at.ledger.as_written(study),
             ).table
         drawn = price_curve(plan=plan, table=table, rng=rng, made_up=made_up, progress=progress)
     _write_figures({path: ("curve", drawn)})
@@ -516,7 +519,8 @@ def outbox_figures(
     audited = AuditReport.from_canonical(made.audit) if "membership" in made.audit else None
     source = at.config.source(made.hold.study)
     key = at.config.snapshot_key.read_bytes()
-    table = records.read(source, plan.dictionary, key=key, rules=plan.release.edges)
+    as_written = at.ledger.as_written(made.hold.study)
+    table = records.read(source, plan.dictionary, key=key, rules=plan.release.edges, as_written=as_written)
     drawn: dict[Path, tuple[str, Any]] = {}
     told: list[str] = []
     if made.snapshot and made.snapshot != table.snapshot:

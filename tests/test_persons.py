@@ -1,0 +1,243 @@
+"""Persons are told apart by identifiers that a hospital writes: what happens when it writes them otherwise."""
+
+# ruff: noqa: F811
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+
+import pandas as pd
+import pytest
+from test_ledger import KEY, acknowledge, forked, reserve
+from test_pipeline import deliver, kinds, quick, release, site, source  # noqa: F401
+from test_waves import grown, several
+
+from shared import privacy
+from shared.canonical import parse_json, sha256_hex
+from shared.errors import BudgetRefusal, DifferencingRefusal, IntegrityRefusal, PolicyRefusal, SmallN
+from shared.plan import Budget, LatentNoisePlan
+from site_agent import fitting, lasting
+from site_agent import ledger as ledger_module
+from site_agent.identifiers import normalised
+from site_agent.ledger import Ledger
+from site_agent.records import pseudonym
+
+
+def rewritten(table: pd.DataFrame, start: str = "x") -> pd.DataFrame:
+    """The same persons, each under another identifier."""
+    return table.assign(person=[f"{start}{person}" for person in table["person"]])
+
+
+def charged(site, many: int) -> float:
+    """What somebody has been charged who was in so many releases of the price of the first one."""
+    return privacy.epsilon_from_rdp(many * pd.Series(site.ledger.holds()[0].rdp).to_numpy(), 1e-6)
+
+
+def total(site) -> float:
+    return site.ledger.study_total("mini", 1e-6).epsilon
+
+
+# -- a refresh counts against everybody -----------------------------------------------------------------------------
+def test_a_refresh_of_rewritten_identifiers_costs_everybody_and_ends_at_the_cap(quick, tmp_path, plan, site):
+    """Six refreshes of the same persons, under other identifiers each time, are six draws of everybody."""
+    many = several(plan, 6, returning="refresh", posture="public", release=LatentNoisePlan(epsilon=0.5))
+    for wave in (1, 2, 3):
+        deliver(site, release(many, site, source(tmp_path, rewritten(grown(300), "x" * wave)), wave=wave))
+        assert total(site) == pytest.approx(charged(site, wave), rel=1e-12)
+    tight = replace(many, version=2, budget=Budget(epsilon=charged(site, 3)))
+    with pytest.raises(BudgetRefusal):
+        release(tight, site, source(tmp_path, rewritten(grown(300), "y")), wave=4)
+
+
+# -- identifiers are normalised -------------------------------------------------------------------------------------
+def numbered(*sizes: int) -> pd.DataFrame:
+    """Persons whose identifiers have zeros in front."""
+    table = grown(*sizes)
+    return table.assign(person=[f"{k:05d}" for k in range(len(table))])
+
+
+def whose(site, made) -> set[str]:
+    return set(lasting.read_rows(site.ledger.folder(made.hold), made.hold).persons)
+
+
+@pytest.mark.parametrize("returning", ["append", "frozen"])
+def test_persons_whose_leading_zeros_were_dropped_are_released_once(quick, tmp_path, plan, site, returning):
+    many = several(plan, returning=returning)
+    first = release(many, site, source(tmp_path, numbered(300)))
+    deliver(site, first)
+    again = numbered(300, 80)
+    again["person"] = [str(int(person)) for person in again["person"]]
+    with pytest.raises(SmallN, match="new persons"):
+        release(many, site, source(tmp_path, again.iloc[:300]), wave=2)
+    second = release(many, site, source(tmp_path, again), wave=2)
+    assert second.receipt.drawn == 80
+
+
+@pytest.fixture
+def of_before(monkeypatch):
+    """An agent of before identifiers were normalised, until it is updated."""
+
+    def update() -> None:
+        monkeypatch.setattr(Ledger, "as_written", now)
+        monkeypatch.setattr(ledger_module._Book, "as_written", inside)
+
+    now, inside = Ledger.as_written, ledger_module._Book.as_written
+    monkeypatch.setattr(Ledger, "as_written", lambda *_: True)
+    monkeypatch.setattr(ledger_module._Book, "as_written", lambda *_: True)
+    return update
+
+
+@pytest.mark.parametrize("returning", ["append", "frozen"])
+def test_a_study_goes_on_telling_persons_apart_as_it_began(quick, tmp_path, plan, site, of_before, returning):
+    many = several(plan, returning=returning)
+    first = release(many, site, source(tmp_path, numbered(300)))
+    deliver(site, first)
+    of_before()
+    assert site.ledger.as_written("mini")
+    assert not site.ledger.as_written("another")
+    with pytest.raises(SmallN, match="new persons"):
+        release(many, site, source(tmp_path, numbered(300)), wave=2)
+    second = release(many, site, source(tmp_path, numbered(300, 80)), wave=2)
+    assert second.receipt.drawn == 80
+    assert second.hold.space == first.hold.space
+    assert whose(site, first) == {pseudonym(f"{k:05d}", key=b"k" * 32) for k in range(300)}
+
+
+def test_who_withdrew_from_a_study_before_the_update_is_not_drawn_after_it(quick, tmp_path, plan, site, of_before):
+    """Nothing but the entry of the withdrawal tells by then how its pseudonyms were made."""
+    gone = {pseudonym(f"{k:05d}", key=b"k" * 32) for k in range(20)}
+    site.ledger.note_persons("mini", gone)
+    of_before()
+    made = release(several(plan), site, source(tmp_path, numbered(300)))
+    assert made.receipt.n == 280
+    assert not whose(site, made) & gone
+
+
+def test_who_withdraws_from_a_new_study_is_known_however_written(quick, tmp_path, plan, site):
+    gone = {pseudonym(normalised(name), key=b"k" * 32) for name in (" 00001", "2", "０００３")}
+    site.ledger.note_persons("mini", gone)
+    made = release(several(plan), site, source(tmp_path, numbered(300)))
+    assert made.receipt.n == 297
+
+
+# -- who trains is never released -----------------------------------------------------------------------------------
+def holdout(plan, returning="append", **more):
+    return several(plan, returning=returning, posture="holdout", release=LatentNoisePlan(epsilon=0.5), **more)
+
+
+def bound(site, made, name: str) -> set[str]:
+    return set(parse_json((site.ledger.folder(made.hold) / f"{name}.json").read_bytes()))
+
+
+def test_who_trained_is_bound_at_the_drawing_like_who_is_released(quick, tmp_path, plan, site):
+    many = holdout(plan)
+    made = release(many, site, source(tmp_path, grown(600)))
+    roles = {name: fitting.trains(many, pseudonym(name, key=b"k" * 32)) for name in grown(600)["person"]}
+    expected = {pseudonym(name, key=b"k" * 32) for name, trains in roles.items() if trains}
+    assert bound(site, made, "trained") == expected
+    assert not bound(site, made, "population") & expected
+    [entry] = [entry for entry in site.ledger.entries() if entry.kind == "drawing"]
+    assert entry.body["kept"]["trained"] == len(expected)
+    path = site.ledger.folder(made.hold) / "trained.json"
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert entry.body["trained_sha256"] == sha256_hex(path.read_bytes()) == made.hold.trained_sha256
+    deliver(site, made)
+    later = release(many, site, source(tmp_path, grown(600, 200)), wave=2)
+    assert later.receipt.flow_of == made.hold.release_id
+    assert bound(site, later, "trained") == set(), "nobody trains for a wave that uses a sealed flow"
+
+
+@pytest.mark.parametrize("returning", ["append", "refresh", "frozen"])
+@pytest.mark.parametrize("refit", [False, True])
+def test_no_wave_is_released_under_another_key_where_some_train_for_life(quick, tmp_path, plan, site, returning, refit):
+    """Another key makes other roles: half of those who trained the flow were released through it."""
+    many = holdout(plan, returning)
+    many = replace(many, waves=(many.waves[0], replace(many.waves[1], refit=refit and returning == "refresh")))
+    deliver(site, release(many, site, source(tmp_path, grown(600))))
+    with pytest.raises(DifferencingRefusal, match="train and are never released"):
+        release(many, replace(site, snapshot_key=b"z" * 32), source(tmp_path, grown(600, 200)), wave=2)
+    assert kinds(site).count("drawing") == 1
+    assert site.ledger.holds()[-1].state == "anchored", "the reservation is kept"
+
+
+@pytest.mark.parametrize("returning", ["append", "refresh"])
+@pytest.mark.parametrize("trained_first", [True, False], ids=["trained, then released", "released, then trains"])
+def test_nobody_changes_roles_whatever_the_derivation_of_roles_says(
+    quick, tmp_path, plan, site, monkeypatch, returning, trained_first
+):
+    """The lists decide: here the rule by which roles are drawn has changed between two waves."""
+    many = holdout(plan, returning)
+    many = replace(many, waves=(many.waves[0], replace(many.waves[1], refit=returning == "refresh")))
+    names = [pseudonym(name, key=b"k" * 32) for name in grown(600, 200)["person"]]
+    first = set(names[:300])
+    monkeypatch.setattr(fitting, "trains", lambda plan, person: person in first)
+    deliver(site, release(many, site, source(tmp_path, grown(600))))
+    then = first - {names[0]} if trained_first else first | {names[400]}
+    monkeypatch.setattr(fitting, "trains", lambda plan, person: person in then)
+    if returning == "append" and not trained_first:
+        deliver(site, release(many, site, source(tmp_path, grown(600, 200)), wave=2))  # nobody is fitted on
+        return
+    with pytest.raises(PolicyRefusal, match="stay as it was") as caught:
+        release(many, site, source(tmp_path, grown(600, 200)), wave=2)
+    assert caught.value.given == "1 persons who would change"
+    assert kinds(site).count("drawing") == 1
+
+
+def test_the_ledger_itself_draws_nobody_who_trained_a_flow_that_is_used_again(tmp_path):
+    ledger = Ledger.create(tmp_path / "home" / "ledger.db", KEY, site="north")
+
+    def begun(wave, **more):
+        hold = reserve(ledger, wave, touches="new", release_id=f"wave-{wave}")
+        return ledger.start_drawing(ledger.mark_anchored(hold, acknowledge(ledger)), space="s", **more)
+
+    ledger.burn(begun(1, persons=["a"], trained=["t"]), "given up")
+    with pytest.raises(PolicyRefusal, match="stay as it was"):
+        begun(2, persons=["t"], trained=[], flow_of="wave-1")
+    assert begun(2, persons=["a", "b"], trained=["t", "u"]).trained_sha256
+    with pytest.raises(PolicyRefusal, match="stay as it was"):
+        begun(3, persons=["u"], trained=["t"])
+    with pytest.raises(PolicyRefusal, match="stay as it was"):
+        begun(3, persons=["c"], trained=["b"])
+    with pytest.raises(PolicyRefusal, match="stay as it was"):
+        begun(3, persons=["u"])
+    assert Ledger(ledger.path, KEY, site="north").verify() == len(ledger.entries())
+
+
+def test_a_ledger_from_before_goes_on_only_where_roles_are_derived_as_they_were(
+    quick, tmp_path, plan, site, monkeypatch
+):
+    many = holdout(plan)
+    start = Ledger.start_drawing
+    monkeypatch.setattr(Ledger, "start_drawing", lambda *args, trained, flow_of, **more: start(*args, **more))
+    first = release(many, site, source(tmp_path, grown(600)))
+    deliver(site, first)
+    monkeypatch.setattr(Ledger, "start_drawing", start)
+    assert not first.hold.trained_sha256
+    with pytest.raises(DifferencingRefusal):
+        release(many, replace(site, snapshot_key=b"z" * 32), source(tmp_path, grown(600, 200)), wave=2)
+    made = release(many, site, source(tmp_path, grown(600, 200)), wave=2)
+    trained = {p for p in (pseudonym(n, key=b"k" * 32) for n in grown(600)["person"]) if fitting.trains(many, p)}
+    assert not whose(site, made) & trained
+
+
+@pytest.mark.parametrize("step", ["before_write", "before_rename", "after_fsync"])
+def test_a_drawing_that_is_killed_while_it_binds_who_trained_has_not_begun(tmp_path, step):
+    ledger = Ledger.create(tmp_path / "home" / "ledger.db", KEY, site="north")
+    hold = ledger.mark_anchored(reserve(ledger, 1, touches="new"), acknowledge(ledger))
+
+    def begin() -> None:
+        os.environ["TRIBUTARY_FAILPOINT"] = f"ledger.trained.{step}"
+        ledger.start_drawing(hold, ["a"], space="s", trained=["t"])
+
+    assert forked(begin) == -9
+    assert ledger.holds()[0].state == "anchored"
+    assert ledger.start_drawing(hold, ["a"], space="s", trained=["t"]).state == "drawing"
+
+
+def test_a_lost_list_of_who_trained_stops_the_next_wave(quick, tmp_path, plan, site):
+    many = holdout(plan, "refresh")
+    made = release(many, site, source(tmp_path, grown(600)))
+    deliver(site, made)
+    (site.ledger.folder(made.hold) / "trained.json").unlink()
+    with pytest.raises(IntegrityRefusal, match="list of persons"):
+        release(many, site, source(tmp_path, grown(600)), wave=2)
