@@ -89,7 +89,18 @@ def coverage(plan: StudyPlan) -> tuple[tuple[str, ...], tuple[str, ...]]:
             "A person with several rows: the study has no person column, so the guarantee is for one row, and the "
             "losses of a person's rows add up.",
         )
-    return plan.release.covered(plan), plan.release.not_covered(plan) + always + left_out(plan)
+    return plan.release.covered(plan), plan.release.not_covered(plan) + always + told_apart(plan) + left_out(plan)
+
+
+def told_apart(plan: StudyPlan) -> tuple[str, ...]:
+    """By what persons are told apart, where a plan has a person column: totals and roles hold as far as that goes."""
+    if plan.dictionary.person is None:
+        return ()
+    return (
+        "Somebody under another identifier counts as somebody else: persons are told apart by the column "
+        f"{plan.dictionary.person!r}, of which case, white space, Unicode form and leading zeros are ignored (not "
+        "where the site began the study with an agent that did not).",
+    )
 
 
 def _chosen_by(plan: StudyPlan) -> str:

@@ -44,9 +44,11 @@ __all__ = [
     "Deleted",
     "Earlier",
     "StandIn",
+    "Vanished",
     "approve",
     "bury",
     "compare",
+    "confirm_persons",
     "consent_withdrawn",
     "decline",
     "gated",
@@ -68,6 +70,7 @@ __all__ = [
     "tell_revocations",
     "told",
     "totals",
+    "vanished",
     "verify",
     "withdraw",
     "witnessed",
@@ -100,6 +103,7 @@ STEPS = {
     "standing_revoked": "standing approval ended",
     "standing_told": "coordinator told of it",
     "persons_withdrew": "consent withdrawn",
+    "persons_confirmed": "other persons confirmed",
     "left": "study left",
     "lost": "lost charges counted",
     "recovered": "ledger recovered",
@@ -422,6 +426,68 @@ def consent_withdrawn(at: Desk, study: str, persons: Collection[str], *, name: s
     key = _signer(at, name, open_key)
     with at.locked():
         return at.ledger.note_persons(study, persons, name=name, key=key)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Vanished:
+    """A reservation that waits because earlier persons are not in the table.
+
+    Args:
+        hold: the reservation.
+        there: of the persons of earlier releases, how many the table has.
+        earlier: how many there are.
+    """
+
+    hold: Hold
+    there: int
+    earlier: int
+
+
+def vanished(at: Desk, study: str) -> Vanished:
+    """Read the study's table, and find that earlier persons are not in it.
+
+    Raises: StateRefusal (no reservation waits, or they are in it); DifferencingRefusal (told apart by something else);
+        DataRefusal; IntegrityRefusal.
+    """
+    from site_agent import records
+    from site_agent.config import Limits
+
+    plan, source, key = at.plans.plan(study), at.config.source(study), at.config.snapshot_key.read_bytes()
+    waiting = [hold for hold in at.ledger.holds(study) if hold.state in ("reserved", "anchored") and not hold.rounds]
+    if not waiting:
+        raise StateRefusal(
+            "a release must wait for its persons to be confirmed",
+            given="no reservation that waits",
+            next_step=f"Run site-agent release {study} first: it says whether earlier persons have vanished.",
+        )
+    as_written = at.ledger.as_written(study)
+    table = records.read(source, plan.dictionary, key=key, rules=plan.release.edges, as_written=as_written)
+    space = records.person_space(source, plan.dictionary, key=key, as_written=as_written)
+    roles = plan.posture == "holdout"
+    at.ledger.require_same_persons(waiting[-1], space, roles=roles)
+    persons = records.row_pseudonyms(table, plan.dictionary, key=key) or ()
+    there, earlier = at.ledger.still_present(waiting[-1], persons)
+    asked = roles or waiting[-1].touches == "new"
+    if not asked or there >= Limits.of(plan.floors, at.config.floors).still_present * earlier:
+        raise StateRefusal(
+            "persons must be confirmed only where those of earlier releases have vanished from the table, and matter",
+            given=f"{there} of {earlier} who are there",
+            next_step=f"Run site-agent release {study}.",
+        )
+    return Vanished(hold=waiting[-1], there=there, earlier=earlier)
+
+
+def confirm_persons(at: Desk, found: Vanished, *, name: str, reason: str, open_key: OpenKey) -> Hold:
+    """Sign, as the approver `name`, that the table holds other persons than earlier releases: for this wave alone.
+
+    Raises: SignatureRefusal; ApprovalRefusal (not the registered key); ParameterError; StateRefusal; StorageRefusal.
+    """
+    at.config.approver_key(name)
+    key = _signer(at, name, open_key)
+    with at.locked():
+        return at.ledger.confirm_persons(
+            found.hold, there=found.there, earlier=found.earlier, name=name, reason=reason, key=key
+        )
 
 
 def witnessed(at: Desk) -> bool:

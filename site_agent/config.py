@@ -185,9 +185,18 @@ class Source:
         return _format(self.path)
 
 
+STILL_PRESENT = 0.5
+"""Share of the persons of earlier releases below which a table looks like one of rewritten identifiers."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class SiteFloors:
-    """Floors this site adds to every plan; None leaves the plan's. See `shared.plan.Floors` for their meaning."""
+    """Floors this site adds to every plan; None leaves the plan's. See `shared.plan.Floors` for their meaning.
+
+    Args:
+        still_present: least share of the persons of a study's earlier releases who must be in the table of a later one;
+            no plan says it, and `STILL_PRESENT` is in force without it.
+    """
 
     persons: int | None = None
     rare_level: int | None = None
@@ -196,6 +205,7 @@ class SiteFloors:
     extreme_linkage: float | None = None
     approvals: int | None = None
     author_apart: bool | None = None
+    still_present: float | None = None
 
     def __post_init__(self) -> None:
         apart = self.author_apart
@@ -208,6 +218,14 @@ class SiteFloors:
             value = getattr(self, name)
             number = value is None or (isinstance(value, (int, float)) and not isinstance(value, bool))
             _must(number and (value is None or 0 < value <= 1), f"floors.{name} must be in (0, 1]", value)
+        share = self.still_present
+        number = share is None or (isinstance(share, (int, float)) and not isinstance(share, bool))
+        _must(
+            number and (share is None or STILL_PRESENT <= share <= 1),
+            f"floors.still_present must be in [{STILL_PRESENT:g}, 1]",
+            share,
+            "Floors only tighten.",
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -240,6 +258,7 @@ class Limits:
     approvals: int
     author_apart: bool = False
     difference: int = 10
+    still_present: float = STILL_PRESENT
 
     @classmethod
     def of(cls, plan: Floors, site: SiteFloors) -> Limits:
@@ -251,7 +270,10 @@ class Limits:
         """
         chosen: dict[str, Any] = {}
         for item in fields(SiteFloors):
-            ours, theirs = getattr(site, item.name), getattr(plan, item.name)
+            ours, theirs = getattr(site, item.name), getattr(plan, item.name, None)
+            if theirs is None:
+                chosen |= {} if ours is None else {item.name: ours}
+                continue
             stricter = max if isinstance(theirs, int) else min
             chosen[item.name] = theirs if ours is None else stricter(ours, theirs)
         return cls(**chosen)
@@ -497,7 +519,7 @@ class Config:
             ),
             "",
             "# The stricter of these and the plan's is in force: persons, rare_level, membership_auc,",
-            "# own_row_linkage, extreme_linkage, approvals, author_apart.",
+            "# own_row_linkage, extreme_linkage, approvals, author_apart. still_present is the site's alone.",
             "[floors]",
         ]
         for item in fields(SiteFloors):

@@ -47,9 +47,9 @@ LOST_CAP = LINKS_CAP
 """Most charges in one `Lost`: a number that came over the wire must not decide how many holds are made."""
 _LOST_BYTES = 1 << 18
 DECISION_TYPE = "application/vnd.tributary.site-decision+json"
-SIGNED = frozenset({"plan_revoked", "standing_revoked", "persons_withdrew", "left", "resumed"})
+SIGNED = frozenset({"plan_revoked", "standing_revoked", "persons_withdrew", "persons_confirmed", "left", "resumed"})
 """Kinds of entry that a person signs; one of kind ``paused`` may be signed, because stopping waits for nobody."""
-WITNESSED_AT_ONCE = (SIGNED - {"persons_withdrew"}) | {"paused", "reject", "send_back", "withdraw"}
+WITNESSED_AT_ONCE = (SIGNED - {"persons_withdrew", "persons_confirmed"}) | {"paused", "reject", "send_back", "withdraw"}
 """Kinds of entry by which somebody stops something: an older copy of the ledger must not undo them unnoticed.
 
 Not that a person withdrew from a study: an anchor that came alone would tell of it, and the next one holds it as well.
@@ -77,6 +77,8 @@ _MOVES: dict[str, tuple[frozenset[State], State]] = {
     "anchor": (frozenset({"reserved", "anchored"}), "anchored"),
     # The reservation of a wave that has to wait, taken over by a later wave.
     "carry": (frozenset({"reserved", "anchored"}), "anchored"),
+    # A person's word that a table without earlier persons holds others, for this wave alone.
+    "persons_confirmed": (frozenset({"reserved", "anchored"}), "anchored"),
     "drawing": (frozenset({"anchored"}), "drawing"),
     # A training that the sites run together: charged whole, then round by round, each begun once and answered once.
     "train": (frozenset({"anchored"}), "training"),
@@ -192,6 +194,8 @@ class Hold:
         day: UTC date of the reservation, for people.
         reserved_seq: number of the entry that charged it.
         closed_seq: number of the entry that burnt or rejected it; 0 while it is neither.
+        confirmed: the wave for which a person has signed that its table, from which earlier persons have vanished, is
+            of others; 0 for none.
         merged: earlier waves whose reservation this was, until it was carried over to `wave`.
         drawn: whether noise was, or may have been, drawn.
         persons_sha256: digest of ``population.json``, the pseudonyms it touches; blank while, or where, unknown.
@@ -228,6 +232,7 @@ class Hold:
     reserved_seq: int
     touches: Touches = "everybody"
     closed_seq: int = 0
+    confirmed: int = 0
     merged: tuple[int, ...] = ()
     drawn: bool = False
     persons_sha256: str = ""
@@ -434,7 +439,9 @@ def fold(holds: dict[str, Hold], entry: Entry) -> None:
             given=hold.state,
             next_step="See site-agent outbox show." if hold.bundle_sha256 else "See site-agent budget.",
         )
-    if (hold.rounds and entry.kind in ("carry", "drawing")) or (entry.kind == "train" and not hold.rounds):
+    if (hold.rounds and entry.kind in ("carry", "persons_confirmed", "drawing")) or (
+        entry.kind == "train" and not hold.rounds
+    ):
         raise StateRefusal("a training must be drawn round by round, and a release at once", given=entry.kind)
     change: dict[str, Any] = {"state": following}
     if following in ("burnt", "rejected") and not hold.closed_seq:
@@ -442,6 +449,10 @@ def fold(holds: dict[str, Hold], entry: Entry) -> None:
     if entry.kind == "carry":
         change |= {name: body[name] for name in ("wave", "plan_hash", "cap_epsilon")}
         change |= {"uncovered": tuple(body["uncovered"]), "merged": (*hold.merged, hold.wave), "state": hold.state}
+    elif entry.kind == "persons_confirmed":
+        if body["wave"] != hold.wave:
+            raise StateRefusal("persons must be confirmed for the wave that is reserved", given=f"wave {body['wave']}")
+        change |= {"confirmed": hold.wave, "state": hold.state}
     elif entry.kind in ("drawing", "train"):
         change |= {
             "drawn": True,

@@ -561,6 +561,57 @@ class Ledger:
         with self._transaction() as book:
             book.require_same_persons(book.hold(hold.release_id), space, roles)
 
+    def still_present(self, hold: Hold, persons: Collection[str]) -> tuple[int, int]:
+        """How many persons of the study's earlier releases a table has, and how many there are.
+
+        Those count who were released or trained; not those who withdrew, nor of releases that never left.
+
+        Args:
+            persons: pseudonyms of everybody in the table.
+        Raises: IntegrityRefusal (a list of persons is lost or was edited).
+        """
+        with self._transaction() as book:
+            earlier = book.earlier(book.hold(hold.release_id))
+        return len(earlier & set(persons)), len(earlier)
+
+    def require_present(self, hold: Hold, persons: Collection[str], *, share: float) -> None:
+        """Refuse a table from which the persons of earlier releases have vanished: somebody rewrote identifiers, or
+        has signed that these are other persons (`confirm_persons`).
+
+        Args:
+            persons: pseudonyms of everybody in the table.
+            share: least share of the earlier persons.
+        Raises: DifferencingRefusal; IntegrityRefusal (a list of persons is lost or was edited).
+        """
+        there, earlier = self.still_present(hold, persons)
+        if there < share * earlier and self.hold(hold.release_id).confirmed != hold.wave:
+            raise DifferencingRefusal(
+                f"at least {100 * share:g} % of the persons of the study's earlier releases must still be in the table",
+                given=f"{there} of {earlier}",
+                next_step="The reservation is kept and nothing was drawn. Where identifiers were rewritten, map them "
+                "back, or ask the study lead for a new study. Only where these are other persons: site-agent data "
+                f"confirm-persons {hold.study} --as NAME --reason WHY.",
+            )
+
+    def confirm_persons(
+        self, hold: Hold, *, there: int, earlier: int, name: str, reason: str, key: SigningKey | None = None
+    ) -> Hold:
+        """Note a person's word that a table without earlier persons holds others: good for this wave alone.
+
+        Args:
+            there, earlier: what `still_present` counted.
+            name: of the approver, whose `key` signs the entry.
+            reason: why they are others, in a few words.
+        Raises: ParameterError (no reason); StateRefusal, unless the reservation waits for its draw.
+        """
+        if not reason.strip():
+            raise ParameterError("a reason must say something", given="blank text")
+        with self._transaction(write=True) as book:
+            wave = book.hold(hold.release_id).wave
+            body = {"release_id": hold.release_id, "wave": wave, "name": name, "reason": reason}
+            book.append("persons_confirmed", body, person=key, kept={"present": there, "earlier": earlier})
+            return book.holds[hold.release_id]
+
     def require_roles_kept(
         self, hold: Hold, persons: Collection[str], trained: Collection[str], *, flow_of: str = ""
     ) -> None:
@@ -1633,6 +1684,10 @@ class _Book:
             and not other.rounds
             and (other.phase != "burnt" or other.left)
         ]
+
+    def earlier(self, hold: Hold) -> frozenset[str]:
+        lists = [persons for other in self.out(hold) for persons in (self.persons(other), self.trained(other))]
+        return frozenset().union(*(some for some in lists if some)) - self.withdrawn_from(hold.study)
 
     def require_same_persons(self, hold: Hold, space: str, roles: bool) -> None:
         given = "another person column, mapping, file format or snapshot.key"

@@ -286,7 +286,10 @@ def make_release(
     everyone = records.row_pseudonyms(table, plan.dictionary, key=site.snapshot_key)
     as_written = ledger.as_written(plan.study)
     space = records.person_space(source, plan.dictionary, key=site.snapshot_key, as_written=as_written)
-    ledger.require_same_persons(hold, space, roles=plan.posture == "holdout")
+    roles = plan.posture == "holdout"
+    ledger.require_same_persons(hold, space, roles=roles)
+    if everyone is not None and (roles or hold.touches == "new"):
+        ledger.require_present(hold, everyone, share=limits.still_present)
     # Under `holdout` whoever trains is in the table and not in the release: floors and populations are the release's.
     fitting.require_roles_kept(plan, _earlier_receipts(outbox, plan.study, except_for=hold.release_id))
     may = [int(row) for row in fitting.released_rows(plan, table.n, everyone)]
@@ -312,7 +315,7 @@ def make_release(
     drawing.take(table, everyone, chosen, sealed)
     names = None if everyone is None else [everyone[i] for i in chosen.rows]
     trained_on = None
-    if everyone is not None and plan.posture == "holdout":
+    if everyone is not None and roles:
         # Through a sealed flow nobody is fitted on: who was stands with the release that the flow is of.
         trained_on = [] if drawing.flow_of else [everyone[i] for i in chosen.train]
         ledger.require_roles_kept(hold, names or (), trained_on, flow_of=drawing.flow_of)

@@ -39,6 +39,7 @@ LEAVES_PERSONS_OPEN = ("local", "holdout")
 MOVES: dict[str, tuple[set[str], str]] = {
     "anchor": ({"reserved", "anchored"}, "anchored"),
     "carry": ({"reserved", "anchored"}, "anchored"),
+    "persons_confirmed": ({"reserved", "anchored"}, "anchored"),
     "drawing": ({"anchored"}, "drawing"),
     "train": ({"anchored"}, "training"),
     "round": ({"training"}, "training"),
@@ -308,7 +309,7 @@ def standings(entries: list[Body], keys: Body) -> dict[str, Body]:
 
 
 # -- decisions about the site ---------------------------------------------------------------------------------------
-DECIDED = {"plan_revoked", "standing_revoked", "persons_withdrew", "left", "resumed"}
+DECIDED = {"plan_revoked", "standing_revoked", "persons_withdrew", "persons_confirmed", "left", "resumed"}
 
 
 def decided(entries: list[Body], keys: Body) -> int:
@@ -539,6 +540,7 @@ def lives(entries: list[Body]) -> list[str]:
     given: dict[str, list[Body]] = {}
     taken_back: set[str] = set()
     rounds: dict[str, int] = {}
+    wave: dict[str, int] = {}
     begun: dict[str, dict[int, int]] = {}  # by round: the entry that began it; 0 once witnessed, -1 once answered
     paused, late = False, []
     for entry in entries:
@@ -556,6 +558,7 @@ def lives(entries: list[Body]) -> list[str]:
             must(body["release_id"] not in states, f"{body['release_id']}: it must be charged once")
             states[body["release_id"]] = "reserved"
             rounds[body["release_id"]], begun[body["release_id"]] = body.get("rounds", 0), {}
+            wave[body["release_id"]] = body["wave"]
         elif "release_id" in body:
             name = body["release_id"]
             state = states.get(name, "unknown")
@@ -563,9 +566,12 @@ def lives(entries: list[Body]) -> list[str]:
             must(state in allowed, f"{name}: entry {entry['seq']} ({kind}) must not follow when it is {state}")
             calm = not paused or kind not in ("drawing", "train", "round", "approve")
             must(calm, f"{name}: entry {entry['seq']} ({kind}) must not stand in a pause")
-            apart = kind not in (("train",) if not rounds[name] else ("carry", "drawing"))
+            apart = kind not in (("train",) if not rounds[name] else ("carry", "persons_confirmed", "drawing"))
             must(apart, f"{name}: entry {entry['seq']} ({kind}) must be of the sort that was charged")
             if kind == "carry":
+                following, wave[name] = state, body["wave"]
+            elif kind == "persons_confirmed":
+                must(body["wave"] == wave[name], f"{name}: persons must be confirmed for the wave that is reserved")
                 following = state
             elif kind == "round":
                 number = body["number"]

@@ -3,21 +3,35 @@
 # ruff: noqa: F811
 from __future__ import annotations
 
+import json
 import os
 from dataclasses import replace
 
 import pandas as pd
 import pytest
+from site_desk import PASSPHRASE, hospital  # noqa: F401
 from test_ledger import KEY, acknowledge, forked, reserve
 from test_pipeline import deliver, kinds, quick, release, site, source  # noqa: F401
+from test_site_cli import ticks
 from test_waves import grown, several
 
 from shared import privacy
 from shared.canonical import parse_json, sha256_hex
-from shared.errors import BudgetRefusal, DifferencingRefusal, IntegrityRefusal, PolicyRefusal, SmallN
+from shared.errors import (
+    BudgetRefusal,
+    ConfigRefusal,
+    DifferencingRefusal,
+    IntegrityRefusal,
+    ParameterError,
+    PolicyRefusal,
+    SmallN,
+    StateRefusal,
+)
 from shared.plan import Budget, LatentNoisePlan
-from site_agent import fitting, lasting
+from site_agent import cli, export, fitting, lasting, verifier
 from site_agent import ledger as ledger_module
+from site_agent.config import SiteFloors
+from site_agent.holds import decided_by
 from site_agent.identifiers import normalised
 from site_agent.ledger import Ledger
 from site_agent.records import pseudonym
@@ -241,3 +255,169 @@ def test_a_lost_list_of_who_trained_stops_the_next_wave(quick, tmp_path, plan, s
     (site.ledger.folder(made.hold) / "trained.json").unlink()
     with pytest.raises(IntegrityRefusal, match="list of persons"):
         release(many, site, source(tmp_path, grown(600)), wave=2)
+
+
+# -- earlier persons who have vanished ------------------------------------------------------------------------------
+def confirmed(site, **more):
+    """A steward's word for the reservation that waits."""
+    waiting = site.ledger.holds()[-1]
+    return site.ledger.confirm_persons(waiting, there=0, earlier=300, name="ada", reason="another ward", **more)
+
+
+@pytest.mark.parametrize("returning", ["append", "frozen"])
+@pytest.mark.parametrize("posture", ["public", "holdout"])
+def test_a_table_of_rewritten_identifiers_is_refused_before_the_draw(quick, tmp_path, plan, site, returning, posture):
+    """Whoever pseudonymises each extract anew would release everybody again, those who trained too."""
+    many = several(plan, returning=returning, posture=posture, release=LatentNoisePlan(epsilon=0.5))
+    deliver(site, release(many, site, source(tmp_path, grown(600))))
+    with pytest.raises(DifferencingRefusal, match="still be in the table") as caught:
+        release(many, site, source(tmp_path, rewritten(grown(600))), wave=2)
+    assert caught.value.given == "0 of 600", "who trained counts as who was released"
+    assert "confirm-persons mini" in caught.value.next_step
+    assert kinds(site).count("drawing") == 1
+    assert site.ledger.holds()[-1].state == "anchored", "the reservation is kept"
+
+
+@pytest.mark.parametrize("refit", [False, True])
+def test_a_refresh_is_held_to_it_where_some_train_for_life_and_nowhere_else(quick, tmp_path, plan, site, refit):
+    many = holdout(plan, "refresh")
+    many = replace(many, waves=(many.waves[0], replace(many.waves[1], refit=refit)))
+    deliver(site, release(many, site, source(tmp_path, grown(600))))
+    with pytest.raises(DifferencingRefusal, match="still be in the table"):
+        release(many, site, source(tmp_path, rewritten(grown(600))), wave=2)
+
+
+@pytest.mark.parametrize(("share", "there", "refused"), [(None, 150, False), (None, 149, True), (0.9, 269, True)])
+def test_the_share_is_half_and_a_site_may_tighten_it(quick, tmp_path, plan, site, share, there, refused):
+    many, strict = several(plan), replace(site, floors=SiteFloors(still_present=share))
+    deliver(site, release(many, site, source(tmp_path, grown(300))))
+    table = grown(300, 80)
+    mixed = pd.concat([table.iloc[:there], rewritten(table.iloc[there:])], ignore_index=True)
+    if refused:
+        with pytest.raises(DifferencingRefusal, match=f"at least {100 * (share or 0.5):g} %"):
+            release(many, strict, source(tmp_path, mixed), wave=2)
+        return
+    assert release(many, strict, source(tmp_path, mixed), wave=2).receipt.drawn == 380 - there
+
+
+@pytest.mark.parametrize("share", [0.49, 1.01, True, "half"])
+def test_a_site_cannot_loosen_the_share(share):
+    with pytest.raises(ConfigRefusal, match="still_present"):
+        SiteFloors(still_present=share)
+
+
+def test_who_withdrew_has_not_vanished_nor_who_was_in_a_release_that_never_left(quick, tmp_path, plan, site):
+    many = several(plan, budget=Budget(epsilon=5000.0))
+    burnt = release(many, site, source(tmp_path, rewritten(grown(300), "burnt")))
+    site.outbox.reject(burnt.hold.release_id, "wrong table", by="ada")
+    deliver(site, release(many, site, source(tmp_path, grown(300))))
+    left = {pseudonym(name, key=b"k" * 32) for name in grown(300)["person"][:200]}
+    site.ledger.note_persons("mini", left)
+    table = grown(300, 80)
+    assert release(many, site, source(tmp_path, table.iloc[250:]), wave=2).receipt.drawn == 80
+
+
+def test_a_signature_lets_one_wave_of_other_persons_through(quick, tmp_path, plan, site):
+    many = several(plan)
+    deliver(site, release(many, site, source(tmp_path, grown(300))))
+    other = source(tmp_path, rewritten(grown(300)))
+    with pytest.raises(DifferencingRefusal):
+        release(many, site, other, wave=2)
+    assert confirmed(site).confirmed == 2
+    made = release(many, site, other, wave=2)
+    assert made.receipt.drawn == 300
+    deliver(site, made)
+    third = source(tmp_path, rewritten(grown(300), "y"))
+    with pytest.raises(DifferencingRefusal):
+        release(many, site, third, wave=3)
+
+
+def test_a_signature_is_not_carried_over_to_the_next_wave(quick, tmp_path, plan, site):
+    many = several(plan)
+    deliver(site, release(many, site, source(tmp_path, grown(300))))
+    with pytest.raises(DifferencingRefusal):
+        release(many, site, source(tmp_path, rewritten(grown(300))), wave=2)
+    first = confirmed(site)
+    with pytest.raises(DifferencingRefusal):
+        release(many, site, source(tmp_path, rewritten(grown(300), "y")), wave=3)
+    carried = site.ledger.hold(first.release_id)
+    assert (carried.wave, carried.merged, carried.confirmed) == (3, (2,), 2)
+
+
+def test_only_a_reservation_that_waits_is_confirmed_and_with_a_reason(quick, tmp_path, plan, site):
+    made = release(several(plan), site, source(tmp_path, grown(300)))
+    entries = site.ledger.entries()
+    with pytest.raises(StateRefusal, match="persons_confirmed"):
+        confirmed(site)
+    with pytest.raises(ParameterError, match="reason"):
+        site.ledger.confirm_persons(made.hold, there=0, earlier=1, name="ada", reason=" ")
+    assert site.ledger.entries() == entries
+
+
+# -- the steward's word ---------------------------------------------------------------------------------------------
+CONFIRM = ("data", "confirm-persons", "mini", "--as", "dr-lind", "--reason", "the other ward")
+
+
+@pytest.fixture
+def waits(hospital, plan, monkeypatch):
+    """A hospital whose second wave finds nobody of the first."""
+    monkeypatch.setenv("TRIBUTARY_PASSPHRASE_DR_LIND", PASSPHRASE)
+    desk = hospital.joined("dr-lind").approved(several(plan)).with_table(grown(300))
+    desk("release", "mini", "--wave", "1")
+    [made] = desk.json("outbox", "list")["releases"]
+    desk("approve", made["release_id"], "--as", "dr-lind", *ticks(desk, made["release_id"]))
+    desk.with_table(rewritten(grown(300)))
+    assert desk.refused("release", "mini", "--wave", "2", expect=10)["given"] == "0 of 300"
+    return desk
+
+
+def test_a_steward_signs_that_these_are_other_persons_and_the_wave_goes_on(waits):
+    would = waits.json(*CONFIRM, "--dry-run")
+    assert (would["wave"], would["earlier"], would["in_the_table"], would["dry_run"]) == (2, 300, 0, True)
+    said = waits(*CONFIRM, "--dry-run")
+    assert "Sign only if the table holds other persons" in " ".join(said.split())
+    waits.refused("release", "mini", "--wave", "2", expect=10)
+    said = " ".join(waits(*CONFIRM).split())
+    assert said.index("map them back") < said.index("signed by dr-lind") or "map them back" in said
+    at = cli.desk(waits.home)
+    [entry] = [entry for entry in at.ledger.entries() if entry.kind == "persons_confirmed"]
+    assert decided_by("north", entry, at.config.signers)
+    assert entry.body["reason"] == "the other ward"
+    waits("release", "mini", "--wave", "2")
+    rows = {row["kind"]: row for row in waits.json("history", "--last", "0")["entries"]}
+    assert rows["persons_confirmed"]["step"] == "other persons confirmed"
+    assert rows["persons_confirmed"]["who"] == "dr-lind"
+    assert waits.json("audit", "verify")["decisions"] == 1
+    files = export.record(at, "mini")
+    assert verifier.examine(files, "mini")["decisions"] == 1
+    told = str(next(one for one in json.loads(files["ledger.json"]) if one.get("kind") == "persons_confirmed"))
+    assert "'earlier'" not in told, "counts of records are told to nobody outside"
+
+
+def test_it_is_refused_where_nothing_waits_and_where_nobody_has_vanished(waits):
+    waits.with_table(grown(300, 80))
+    assert "vanished" in waits.refused(*CONFIRM, expect=2)["must"]
+    waits("release", "mini", "--wave", "2")
+    assert "no reservation" in waits.refused(*CONFIRM, expect=2)["given"]
+    waits.refused("data", "confirm-persons", "mini", "--as", "mallory", "--reason", "x", expect=2)
+
+
+def test_a_confirmation_that_nobody_signed_is_found(waits):
+    at = cli.desk(waits.home)
+    [_, hold] = at.ledger.holds()
+    at.ledger.confirm_persons(hold, there=0, earlier=300, name="dr-lind", reason="other persons")
+    waits.refused("audit", "verify", expect=30)
+    with pytest.raises(verifier.Wrong, match="persons_confirmed"):
+        verifier.examine(export.record(at, "mini"), "mini")
+
+
+@pytest.mark.parametrize(("place", "wave"), [(1, 3), (0, 1)], ids=["of another wave", "after the draw"])
+def test_agent_and_stranger_both_refuse_a_confirmation_where_none_may_stand(waits, place, wave):
+    ledger = cli.desk(waits.home).ledger
+    body = {"release_id": ledger.holds()[place].release_id, "wave": wave, "name": "dr-lind", "reason": "x"}
+    told = [{"seq": one.seq, "kind": one.kind, "body": one.body} for one in ledger.entries()]
+    assert verifier.lives(told) == []
+    with pytest.raises(verifier.Wrong):
+        verifier.lives([*told, {"seq": len(told) + 1, "kind": "persons_confirmed", "body": body}])
+    with pytest.raises(StateRefusal), ledger._transaction(write=True) as book:
+        book.append("persons_confirmed", body)

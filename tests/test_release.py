@@ -285,4 +285,9 @@ def test_what_is_covered_and_what_is_not_is_said_in_these_words(plan):
         "(ε, δ).",
     )
     assert not_covered[0].startswith("The flow, its margins and its stopping point")
-    assert len(not_covered) == 5
+    assert len(not_covered) == 6
+    assert "told apart by the column 'person'" in not_covered[-1]
+    nobody = dataclasses.replace(
+        plan.dictionary, columns=tuple(c for c in plan.dictionary.columns if c.kind != "person")
+    )
+    assert not any("identifier" in line for line in coverage(dataclasses.replace(plan, dictionary=nobody))[1])

@@ -1,4 +1,4 @@
-"""The table: ``data add``, ``data map``, ``data check``; what is kept of a network: ``data frame``."""
+"""The table: ``data add``, ``map``, ``check``, ``confirm-persons``; what is kept of a network: ``data frame``."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import typer
 
 from shared.errors import StateRefusal, UsageRefusal
 from shared.terminal import emit
-from site_agent.cli.frame import Dry, Home, Json, Study, data_app
-from site_agent.desk import Desk, desk
+from site_agent.cli.frame import As, Dry, Home, Json, Reason, Study, data_app
+from site_agent.desk import Desk, attempted, desk
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["data_add", "data_check", "data_frame", "data_map"]
+__all__ = ["data_add", "data_check", "data_confirm_persons", "data_frame", "data_map"]
 
 
 @data_app.command("add")
@@ -218,6 +218,53 @@ def data_check(study: Study, home: Home = None, json: Json = False) -> None:
     emit(answer, as_json=json, show=show)
     if found:
         raise typer.Exit(found[0].exit_code)
+
+
+_CONFIRMED = (
+    "Sign only if the table holds other persons. The same ones under other identifiers would be charged as if they "
+    "were new, and could be released where they have trained: where identifiers were rewritten, map them back to what "
+    "they were, or ask the study lead for a new study."
+)
+
+
+@data_app.command("confirm-persons")
+@attempted("data confirm-persons")
+def data_confirm_persons(
+    study: Study, name: As, reason: Reason, home: Home = None, json: Json = False, dry_run: Dry = False
+) -> None:
+    """Sign that a table without the persons of earlier releases holds other persons: for one wave."""
+    from site_agent import airlock
+
+    at = desk(home)
+    at.config.approver_key(name)
+    found = airlock.vanished(at, study)
+    counted = f"{found.there} of {found.earlier} persons of earlier releases are in the table."
+    if not dry_run:
+        if not json:
+            # Before the key is opened: it is what the signature says.
+            typer.echo(f"{counted} {_CONFIRMED}", err=True)
+        airlock.confirm_persons(at, found, name=name, reason=reason, open_key=lambda: at.approver(name))
+    answer = {
+        "study": study,
+        "wave": found.hold.wave,
+        "release_id": found.hold.release_id,
+        "earlier": found.earlier,
+        "in_the_table": found.there,
+        "by": name,
+        "reason": reason,
+        "dry_run": dry_run,
+    }
+
+    def show(out: Console) -> None:
+        from site_agent import screens
+
+        said = "dry run, nothing signed" if dry_run else f"signed by {name}, for wave {found.hold.wave} alone"
+        screens.heading(out, f"Other persons in {study}", said)
+        if dry_run:
+            out.print(f"{counted} {_CONFIRMED}")
+        screens.next_step(out, f"site-agent release {study} --wave {found.hold.wave}")
+
+    emit(answer, as_json=json, show=show)
 
 
 def _require_settled(at: Desk, study: str) -> None:
