@@ -14,7 +14,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from shared.errors import PlanRefusal, SchemaRefusal
-from shared.prescriptions import Facts, Prescription, must, unit
+from shared.prescriptions import Facts, Prescription, must, other_record, unit
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -222,7 +222,7 @@ class LatentNoisePlan(Prescription):
         person = unit(plan) == "patient"
         record = "one person's record" if person else "one row of the hospital's table"
         everyone = "Every person in the table" if person else "Every row of the hospital's table"
-        other = f"any other with the same {self.carry}" if self.carry else "any other"
+        other = other_record(plan) + (f" with the same {self.carry}" if self.carry else "")
         if self.vary:
             return ("Nothing: there is no formal guarantee for any row.",)
         promise = (
@@ -234,7 +234,7 @@ class LatentNoisePlan(Prescription):
             covered = f"{whose}{but}, given the flow, the encoder, the weight w and the clipping radius R: {promise}."
         elif plan.posture == "holdout":
             covered = (
-                "Every person who is released: replacing the record of one of them by any other changes the "
+                f"Every person who is released: replacing the record of one of them by {other} changes the "
                 "probability of any released table by at most the stated (ε, δ). The flow was fitted on other "
                 "persons; the encoder, the weight w and the clipping radius R come from the plan."
             )
