@@ -57,6 +57,7 @@ from shared.keys import Envelope, write_private
 from shared.plan import StudyPlan
 from shared.release import AGENT, STATEMENT_TYPE, Receipt, Statement, read_bundle
 from shared.standing import broken_limit, open_revocation, open_standing
+from shared.stated import shown_epsilon
 from shared.transport import Call, Handler, Server
 from shared.wire import (
     ANALYSIS,
@@ -458,7 +459,7 @@ class CollectionService:
             standing,
             plan_hash=receipt.plan_hash,
             today=self._today(),
-            epsilon=receipt.epsilon,
+            epsilon=math.inf if receipt.stated_epsilon is None else receipt.epsilon,
             n=receipt.n,
             last_n=None if last is None else last.n,
         )
@@ -657,7 +658,8 @@ class CollectionService:
         if receipt.study_epsilon < least * (1 - 1e-9):
             raise ReceiptRefusal(
                 "a receipt's study total must hold all releases that arrived from its site",
-                given=f"{receipt.study_epsilon:.4g}, below {least:.4g} for {len(before) + 1} releases",
+                given=f"{shown_epsilon(receipt.study_epsilon)}, below {shown_epsilon(least)} for {len(before) + 1} "
+                "releases",
                 next_step="The site's ledger may be an old copy: site-agent ledger recover.",
             )
         if len(receipt.previous) != 64 or set(receipt.previous) - set("0123456789abcdef"):

@@ -205,6 +205,8 @@ class _Rows(Drawing):
     def checks(self, table: pd.DataFrame, limits: Limits) -> tuple[Check, ...]:
         import numpy as np
 
+        from shared.privacy import NoGuarantee
+        from shared.release import planned_event
         from site_agent.checks import check_rows
 
         # Rows that an earlier release brought were checked with it.
@@ -218,6 +220,7 @@ class _Rows(Drawing):
             beyond=self._fitted.mechanism.beyond,
             carried=getattr(self.plan.release, "carry", ""),
             vary=getattr(self.plan.release, "vary", ""),
+            flow_alone=planned_event(self.plan) == NoGuarantee(of="flow"),
         )
 
     def attack(self, limits: Limits, rng: Noise, told: Told) -> dict[str, Any]:

@@ -64,6 +64,8 @@ PLANS = {
         )
         for vary in ("weight", "rotation", "matched")
     },
+    "local, w = 0": replace(study("local"), release=LatentNoisePlan(w=0.0)),
+    "public, w = 0": replace(study("public"), release=LatentNoisePlan(w=0.0)),
     "local, unusual records pulled in": replace(study("local"), release=LatentNoisePlan(w=0.8, shrink=2.0)),
 }
 

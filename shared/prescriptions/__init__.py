@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from shared.randomness import Noise
 
 __all__ = [
-    "UNGUARANTEED",
     "Answering",
     "EdgeRules",
     "Facts",
@@ -44,9 +43,6 @@ __all__ = [
     "plain",
     "unit",
 ]
-
-UNGUARANTEED = "no formal guarantee"
-"""What people read in the place of an ε where none is stated."""
 
 _KINDS: Mapping[str, str] = {
     "latent_noise": "shared.prescriptions.latent_noise:LatentNoisePlan",
