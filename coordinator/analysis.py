@@ -145,7 +145,9 @@ class AnalysisService:
             facts = sites.setdefault(release.site, {"waves": [], "n": {}})
             facts["waves"].append(release.wave)
             facts["n"][str(release.wave)] = release.n
-            facts |= {"posture": release.receipt.posture, "study_epsilon": release.receipt.stated_study_epsilon}
+            receipt = release.receipt
+            facts |= {"posture": receipt.posture, "study_epsilon": receipt.stated_study_epsilon}
+            facts["epsilon_given"] = receipt.given
         return {
             "study": study,
             "title": plan.title,
@@ -600,7 +602,8 @@ def _document(told: Mapping[str, Any]) -> Document:
 def _release(release: Release) -> dict[str, Any]:
     names = ("release_id", "wave", "site", "n", "plan_version", "plan_hash", "bundle_sha256", "bundle_bytes")
     more = ("log_index", "log_root", "accepted_day", "withdrawn", "receipt")
-    return {**{name: getattr(release, name) for name in (*names, *more)}, "receipt_hash": release.receipt.hash}
+    told = {name: getattr(release, name) for name in (*names, *more)} | {"receipt_hash": release.receipt.hash}
+    return told | {"epsilon": release.receipt.stated_epsilon, "epsilon_given": release.receipt.given}
 
 
 def _parquet(store: Store, release: Release) -> bytes:

@@ -21,6 +21,7 @@ import typer
 
 from coordinator.remote import Harmonised, Result, Study, connect, write_table
 from shared.errors import DataFileRefusal, ParameterError
+from shared.stated import raised
 from shared.synthetic import Checkpoint, DrawNumber, Draws, FitName, Out, Restart, Rows, Steps, run_synthesis
 from shared.terminal import application, emit, run, table
 
@@ -651,9 +652,10 @@ def draw(
 
         result = ordered(result, sort) if sort else result
         # In one order, whether the columns come from the program or from a document, whose keys are sorted.
-        columns = {
-            head.replace("posture", "Posture"): (columns or {})[head] for head in sorted(columns or {}, reverse=True)
-        }
+        columns = dict(
+            raised(head.replace("posture", "Posture"), (columns or {})[head])
+            for head in sorted(columns or {}, reverse=True)
+        )
         more: dict[str, Any] = {"favours": favours}
         if group is not None:
             from coordinator.moderators import subgroups
@@ -818,7 +820,7 @@ def show_pooled(
     from rich.table import Table
     from rich.text import Text
 
-    further = extra or {}
+    further = dict(raised(head, cells) for head, cells in (extra or {}).items())
     percent = f"{100 * result.level:g} % CI"
     half = _normal_half(result.level)
 

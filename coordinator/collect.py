@@ -57,6 +57,7 @@ from shared.keys import Envelope, write_private
 from shared.plan import StudyPlan
 from shared.release import AGENT, STATEMENT_TYPE, Receipt, Statement, read_bundle
 from shared.standing import broken_limit, open_revocation, open_standing
+from shared.stated import shown_epsilon
 from shared.transport import Call, Handler, Server
 from shared.wire import (
     ANALYSIS,
@@ -431,7 +432,7 @@ class CollectionService:
             standing,
             plan_hash=receipt.plan_hash,
             today=self._today(),
-            epsilon=receipt.epsilon,
+            epsilon=math.inf if receipt.stated_epsilon is None else receipt.epsilon,
             n=None if ahead else receipt.n,
             last_n=None if last is None else last.n,
         )
@@ -635,7 +636,7 @@ class CollectionService:
         if least > plan.budget.epsilon * (1 + 1e-9):
             raise BudgetRefusal(
                 f"all that arrived from a site must be within the plan's budget of ε = {plan.budget.epsilon:g}",
-                given=f"{least:.4g} for {len(charges)} releases",
+                given=f"{shown_epsilon(least)} for {len(charges)} releases",
                 next_step="The site's ledger may be an old copy: site-agent ledger recover.",
             )
         if len(receipt.previous) != 64 or set(receipt.previous) - set("0123456789abcdef"):

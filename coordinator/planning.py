@@ -15,7 +15,7 @@ from typing import Any
 from coordinator.cautions import Condition, theorem3
 from shared.errors import ParameterError, Refusal
 from shared.plan import Floors, StudyPlan
-from shared.prescriptions import UNGUARANTEED
+from shared.stated import shown_delta, shown_epsilon, shown_price, shown_room
 from shared.terminal import Check
 
 __all__ = ["Cost", "Price", "WaveCost", "changes", "conditions", "cost", "prices", "review", "template"]
@@ -23,7 +23,7 @@ __all__ = ["Cost", "Price", "WaveCost", "changes", "conditions", "cost", "prices
 MEANINGFUL = 10.0
 """Above this ε a guarantee is called what it is: none worth the name."""
 MANY = 1_000_000
-"""Where the search for the last affordable wave stops: w = 0 costs nothing, for ever."""
+"""Where the search for the last affordable wave stops: rows that use no record cost nothing, for ever."""
 
 
 # -- a first plan -------------------------------------------------------------------------------------------------
@@ -313,9 +313,21 @@ def _price(plan: StudyPlan) -> list[Check]:
     except Refusal as refusal:
         return [Check.of("budget", refusal)]
     if price.epsilon is None:
-        fix = "Leave release.vary out, or say in the purpose why not."
-        return [Check(name="guarantee", state="warn", detail=f"{UNGUARANTEED} for any row", fix=fix)]
-    each = f"ε {price.epsilon:.4g} for a wave alone, {price.waves[-1].total:.4g} charged for all, budget {price.cap:g}"
+        lower = "Raise release.w above 0" if price.epsilon_given else "Leave release.vary out"
+        fix = f"{lower}, or say in the purpose why not."
+        detail = f"{shown_price(None, price.epsilon_given)}, for any row"
+        lines = [Check(name="guarantee", state="warn", detail=detail, fix=fix)]
+        if plan.floors.standing:
+            detail = "a standing approval is good for a price, and these releases have none"
+            fix = "Leave floors.standing out."
+            lines.append(Check(name="standing", state="fail", detail=detail, fix=fix))
+        return lines
+    told = f", given {price.epsilon_given}" if price.epsilon_given else ""
+    total = shown_epsilon(price.waves[-1].total)
+    each = (
+        f"ε {shown_epsilon(price.epsilon)} for a wave alone, {total} charged for all{told}, budget "
+        f"{shown_epsilon(price.cap)}"
+    )
     lines = []
     if price.last_affordable < len(plan.waves):
         paid = price.last_affordable
@@ -326,15 +338,17 @@ def _price(plan: StudyPlan) -> list[Check]:
     else:
         lines.append(Check(name="budget", detail=each))
     fewer = f"{1 / (10 * plan.budget.delta):,.0f}"
-    lines.append(Check(name="delta", detail=f"{plan.budget.delta:g}, for sites of fewer than {fewer} persons"))
+    lines.append(
+        Check(name="delta", detail=f"{shown_delta(plan.budget.delta)}, for sites of fewer than {fewer} persons")
+    )
     if price.waves[-1].total > MEANINGFUL:
         lower = "Lower release.epsilon"
         if price.w_for_8 is not None:
-            lower = f"Lower release.w (ε 8 for one wave: w ≈ {price.w_for_8:.2g})"
+            lower = f"Lower release.w (ε 8 for one wave{told}: w ≈ {shown_room(price.w_for_8, 2)})"
         fix = f"{lower}, or say in the purpose why not."
         if plan.private is not None:
             fix = "Raise private.noise_multiplier, lower its rate or steps, or lower release.w or release.epsilon."
-        detail = f"ε {price.waves[-1].total:.4g} in total is not a meaningful formal guarantee"
+        detail = f"ε {total} in total{told and told + ','} is not a meaningful formal guarantee"
         lines.append(Check(name="guarantee", state="warn", detail=detail, fix=fix))
     return lines
 
@@ -411,6 +425,7 @@ class Cost:
         posture: what may be fitted on which records.
         epsilon: exact ε of one wave alone, training included; None where there is no formal guarantee. Then no total
             is told either, and `waves` is empty.
+        epsilon_given: what every ε here takes as given, or what nothing bounds where there is none; blank for nothing.
         rows: exact ε of the noise on the rows alone; less than `epsilon` under posture ``private`` only.
         paper: the ε the paper's Theorem 2 gives for the rows; looser, never used for charging.
         w_for_8: the w at which the rows of one wave cost ε = 8.
@@ -443,6 +458,7 @@ class Cost:
     last_affordable: int
     translation: str
     conditions: tuple[Condition, ...] = ()
+    epsilon_given: str = ""
 
 
 def cost(plan: StudyPlan, *, waves: int | None = None, persons: int | None = None) -> Cost:
@@ -456,7 +472,7 @@ def cost(plan: StudyPlan, *, waves: int | None = None, persons: int | None = Non
     """
     from shared import privacy
     from shared.prescriptions.latent_noise import mechanism
-    from shared.release import in_words, planned_event
+    from shared.release import given, in_words, planned_event
 
     count = len(plan.waves) if waves is None else waves
     if not 1 <= count <= 10_000:
@@ -468,8 +484,8 @@ def cost(plan: StudyPlan, *, waves: int | None = None, persons: int | None = Non
         if delta * 10 * persons > 1 - 1e-9:  # in floats 1e-6 · 10 · 100000 falls below 1
             raise ParameterError(
                 "delta must be below 1 / (10 n)",
-                given=f"{delta:g} with n = {persons}",
-                next_step=f"Set budget.delta below {1 / (10 * persons):.1g}.",
+                given=f"{shown_delta(delta)} with n = {persons}",
+                next_step=f"Set budget.delta below {shown_room(1 / (10 * persons), 1)}.",
             )
     event, facts = planned_event(plan), plan.release.facts(plan)
     prescribed = mechanism(plan) if plan.release.draws_rows else None
@@ -511,6 +527,7 @@ def cost(plan: StudyPlan, *, waves: int | None = None, persons: int | None = Non
         else MANY * (totals[0] <= cap),
         translation=in_words(plan, event),
         conditions=conditions(plan) or (),
+        epsilon_given=given(plan),
     )
 
 
@@ -543,6 +560,7 @@ class Price:
     Args:
         name: the mechanism and its setting.
         epsilon: exact ε of one wave; None where the study cannot be released so, and `covered` says why.
+        epsilon_given: what it takes as given, or what nothing bounds where there is none; blank for nothing.
         covered: what the ε is about.
         width: an interval of a regression coefficient, in widths of the same interval on the records, where that can be
             known before anything runs; else None.
@@ -552,6 +570,7 @@ class Price:
     epsilon: float | None
     covered: str
     width: float | None
+    epsilon_given: str = ""
 
 
 PAPER_W = 0.8
@@ -609,12 +628,13 @@ def prices(plan: StudyPlan, *, figures: float = 1.0, private: float = 8.0) -> tu
 
 def _priced(name: str, plan: StudyPlan, changes: Mapping[str, Any], covered: str, width: float | None = None) -> Price:
     from shared import privacy
-    from shared.release import planned_event
+    from shared.release import given, planned_event
 
     try:
-        event = planned_event(replace(plan, **changes))
+        changed = replace(plan, **changes)
+        event = planned_event(changed)
         price = privacy.epsilon(event, plan.budget.delta) if privacy.guaranteed(event) else None
-        return Price(name=name, epsilon=price, covered=covered, width=width)
+        return Price(name=name, epsilon=price, covered=covered, width=width, epsilon_given=given(changed))
     except Refusal as refusal:
         return Price(name=name, epsilon=None, covered=f"not for this study: {refusal.must}", width=None)
 

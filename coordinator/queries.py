@@ -34,6 +34,7 @@ from shared.formulas import Rows
 from shared.prescriptions import Answering
 from shared.prescriptions.latent_noise import TRAINED_BEFORE
 from shared.questions import SURVIVAL
+from shared.stated import shown_price
 from shared.terminal import plain
 
 if TYPE_CHECKING:
@@ -71,6 +72,7 @@ class Source:
         log_index: its place in the coordinator's log.
         epsilon: of the release; None where it has no formal guarantee.
         study_epsilon: the most that the study may cost a person at this site, by the receipt; None where `epsilon` is.
+        epsilon_given: what both take as given, or what nothing bounds where there is none; blank for nothing.
         censoring: of a question about time to an event, in words: the wave at which follow-up ended.
     """
 
@@ -88,11 +90,12 @@ class Source:
     posture: str
     mechanism: str
     censoring: str = ""
+    epsilon_given: str = ""
 
     @property
-    def cost(self) -> float:
-        """ε of the release; infinite where it has no formal guarantee."""
-        return math.inf if self.epsilon is None else self.epsilon
+    def price(self) -> tuple[float | None, str]:
+        """ε and what it takes as given, as `shared.stated` prints them."""
+        return self.epsilon, self.epsilon_given
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,12 +170,11 @@ class Answer:
         """What stands beside each site that is in it: ε and posture, as text."""
         used = {row.site for row in self.estimates if row.yi is not None}
         # Under append a site has several releases of different persons: each person pays for one.
-        dearest: dict[str, float] = {}
+        dearest: dict[str, tuple[float | None, str]] = {}
         for source in self.sources:
-            dearest[source.site] = max(source.cost, dearest.get(source.site, 0.0))
-        said = {site: f"{epsilon:.4g}" if epsilon < math.inf else "none" for site, epsilon in dearest.items()}
+            dearest[source.site] = max(source.price, dearest.get(source.site, (0.0, "")), key=_by_cost)
         return {
-            "ε": {site: word for site, word in said.items() if site in used},
+            "ε": {site: shown_price(*price) for site, price in dearest.items() if site in used},
             "posture": {source.site: source.posture for source in self.sources if source.site in used},
         }
 
@@ -825,6 +827,11 @@ def _released_again(
     return out
 
 
+def _by_cost(price: tuple[float | None, str]) -> float:
+    """A release without an ε is the dearest."""
+    return math.inf if price[0] is None else price[0]
+
+
 def _weight(receipt: Receipt) -> float:
     """w; where unusual records were pulled in or noise depends on records, that of plain rows which tell as little."""
     w, shrink = float(receipt.parameters["w"]), float(receipt.parameters.get("shrink", 1.0))
@@ -847,8 +854,9 @@ def _source(store: Store, release: Release, question: Estimand) -> Source:
         receipt=receipt.hash,
         plan_version=receipt.plan_version,
         n=receipt.n,
-        epsilon=receipt.epsilon,
+        epsilon=receipt.stated_epsilon,
         study_epsilon=receipt.stated_study_epsilon,
+        epsilon_given=receipt.given,
         delta=receipt.delta,
         posture=receipt.posture,
         mechanism=receipt.mechanism,

@@ -33,7 +33,7 @@ from shared.errors import (
     Refusal,
     StateRefusal,
 )
-from shared.prescriptions import UNGUARANTEED
+from shared.stated import shown_column, shown_price
 from shared.terminal import write_table
 
 if TYPE_CHECKING:
@@ -300,11 +300,12 @@ class Study(_Shown):
         out.print(f"{told['study']}: {told['title']}", style="bold")
         out.print(f"plan version {told['version']}, posture {told['posture']}, {told['returning']}. {told['note']}")
         rows = []
+        paid = {site: (facts["study_epsilon"], facts["epsilon_given"]) for site, facts in told["sites"].items()}
+        head, spent = shown_column(paid, "ε at most")
         for site, facts in sorted(told["sites"].items()):
             waves = ", ".join(map(str, facts["waves"]))
-            spent = UNGUARANTEED if facts["study_epsilon"] is None else f"{facts['study_epsilon']:.4g}"
-            rows.append([site, waves, _persons(facts, told["returning"]), facts["posture"], spent])
-        out.print(table(["site", "waves", "n", "posture", "ε at most"], rows, right=["n", "ε at most"]))
+            rows.append([site, waves, _persons(facts, told["returning"]), facts["posture"], spent[site]])
+        out.print(table(["site", "waves", "n", "posture", head], rows, right=["n", head]))
         out.print(f"last release: {told['last_day'] or 'none yet'}")
         if told["estimands"]:
             out.print("planned analyses:")
@@ -341,7 +342,7 @@ class Study(_Shown):
         rows = []
         for found in told["releases"]:
             row = {name: found[name] for name in ("wave", "site", "n", "release_id")}
-            row |= {"bundle": found["bundle_sha256"][:12], "ε": _price(found["receipt"]["epsilon"])}
+            row |= {"bundle": found["bundle_sha256"][:12], "ε": shown_price(found["epsilon"], found["epsilon_given"])}
             row |= {"posture": found["receipt"]["posture"], "day": found["accepted_day"]}
             rows.append({**row, "state": f"withdrawn: {found['withdrawn']}" if found["withdrawn"] else "accepted"})
         return Table(f"releases of {self.name}", rows, told)
@@ -1123,11 +1124,6 @@ def _cell(value: Any) -> Any:
 
 def _percent(share: float) -> str:
     return f"{100 * share:.3g} %"
-
-
-def _price(epsilon: float | None) -> float | str:
-    """ε as a table of releases tells it."""
-    return UNGUARANTEED if epsilon is None else round(epsilon, 4)
 
 
 def _persons(facts: Mapping[str, Any], returning: str) -> int:

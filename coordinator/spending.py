@@ -8,14 +8,14 @@ cost` prices them. A site with a release without a formal guarantee has no ε to
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from coordinator.planning import Cost, cost
 from shared.errors import StateRefusal
-from shared.prescriptions import UNGUARANTEED
+from shared.stated import shown_epsilon, shown_price
 
 if TYPE_CHECKING:
     from coordinator.drawing import Drawn
@@ -34,6 +34,7 @@ class Spending:
 
     Args:
         sites: their names.
+        given: what those ε take as given; blank for nothing.
         spent: (wave, ε of what had arrived of the study by then) for every release that was accepted, rising.
         planned: the same for the plan's further waves, up to the first that the cap does not allow.
     """
@@ -41,6 +42,7 @@ class Spending:
     sites: tuple[str, ...]
     spent: Points
     planned: Points
+    given: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +53,7 @@ class Budget:
         cap, delta: of the newest plan.
         waves: numbers of its waves.
         courses: sites with the same course together.
-        open: sites without a course, because no total holds their releases: they have no formal guarantee.
+        open: sites without a course, because no total holds their releases, and what stands in place of their price.
     """
 
     study: str
@@ -60,7 +62,7 @@ class Budget:
     delta: float
     waves: tuple[int, ...]
     courses: tuple[Spending, ...]
-    open: tuple[str, ...] = ()
+    open: Mapping[str, str] = field(default_factory=dict)
 
     def figure(self, path: Path | None = None, *, title: str = "") -> Drawn:
         """Draw it (`coordinator.time_figures.budget_figure`)."""
@@ -105,42 +107,49 @@ def spending(store: Store, study: str) -> Budget:
     plan = store.plan(study).plan
     price = cost(plan, waves=2 * len(plan.waves))  # a crash burns a charge: more of them than waves
     numbers = tuple(sorted(wave.number for wave in plan.waves))
-    courses: dict[tuple[Points, Points], list[str]] = {}
+    courses: dict[tuple[tuple[tuple[int, str], ...], str], dict[str, Points]] = {}
     by_site: dict[str, list[tuple[int, float]]] = {}
     charges: dict[str, list[tuple[StudyPlan, Event]]] = {}
-    open_: set[str] = set()
+    given: dict[str, str] = {}
+    open_: dict[str, str] = {}
     for release in store.releases(study, withdrawn=True):  # by wave
-        if release.receipt.epsilon is None:
-            open_.add(release.site)
+        if release.receipt.stated_epsilon is None:
+            open_[release.site] = shown_price(None, release.receipt.given)
             continue
         arrived = charges.setdefault(release.site, [])
         arrived.append((store.plan(study, release.plan_version).plan, privacy.from_canonical(release.receipt.event)))
+        given[release.site] = given.get(release.site) or release.receipt.given
         by_site.setdefault(release.site, []).append((release.wave, least_total(arrived, plan.budget.delta)))
     if not by_site and not open_:
         raise StateRefusal("a study must have an accepted release", given="none", next_step="See coordinator releases.")
-    if not by_site.keys() - open_:
+    if not by_site.keys() - open_.keys():
         raise StateRefusal(
             "a site must have releases with a formal guarantee, or there is no ε to draw",
-            given=f"{UNGUARANTEED} at {', '.join(sorted(open_))}",
+            given="; ".join(f"{site}: {words}" for site, words in sorted(open_.items())),
             next_step="See coordinator releases.",
         )
     for site, found in sorted(by_site.items()):
         if site in open_:  # the ε of a part of what left the site would pass for that of all of it
             continue
-        spent = tuple((wave, float(f"{epsilon:.9g}")) for wave, epsilon in found)
-        further = [number for number in numbers if number > spent[-1][0]]
-        courses.setdefault((spent, _planned(price, spent[-1][1], further, plan.redraws)), []).append(site)
+        alike = tuple((wave, shown_epsilon(epsilon)) for wave, epsilon in found)  # two machines differ in last digits
+        courses.setdefault((alike, given[site]), {})[site] = tuple(found)
     return Budget(
         study=study,
         version=plan.version,
         cap=plan.budget.epsilon,
         delta=plan.budget.delta,
         waves=numbers,
-        courses=tuple(
-            Spending(sites=tuple(sites), spent=spent, planned=planned) for (spent, planned), sites in courses.items()
-        ),
-        open=tuple(sorted(open_)),
+        courses=tuple(_course(sites, told, price, numbers, plan.redraws) for (_, told), sites in courses.items()),
+        open=dict(sorted(open_.items())),
     )
+
+
+def _course(sites: Mapping[str, Points], given: str, price: Cost, numbers: Sequence[int], redraws: bool) -> Spending:
+    """The course of sites that print alike: what the dearest of them spent."""
+    spent = tuple(max(points) for points in zip(*sites.values(), strict=True))
+    further = [number for number in numbers if number > spent[-1][0]]
+    planned = _planned(price, spent[-1][1], further, redraws)
+    return Spending(sites=tuple(sites), spent=spent, planned=planned, given=given)
 
 
 def _planned(price: Cost, spent: float, further: list[int], redraws: bool) -> Points:

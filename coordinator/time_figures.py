@@ -41,7 +41,7 @@ from coordinator.drawing import (
 from coordinator.pooling import PooledResult
 from coordinator.spending import Budget, Spending
 from shared.errors import EstimateRefusal, ParameterError
-from shared.prescriptions import UNGUARANTEED
+from shared.stated import shown_delta, shown_epsilon, shown_price, shown_room
 from shared.survival import GridCurve
 
 if TYPE_CHECKING:
@@ -370,23 +370,37 @@ def budget_figure(budget: Budget, *, title: str = "", note: str = "", path: str 
         if course in over:
             foot.append(f"Wave {course.planned[-1][0]} does not fit: {name}. The site's ledger will refuse it.")
     if budget.open:
-        foot.append(f"Not drawn, because its releases have {UNGUARANTEED}: {', '.join(budget.open)}.")
-    words = f"Budget of {budget.study}: ε {budget.cap:g} at δ {budget.delta:g}. " + "; ".join(
-        f"{name}: " + ", ".join(f"{epsilon:.4g} after wave {wave}" for wave, epsilon in course.spent)
+        apart = "; ".join(f"{site} ({words})" for site, words in budget.open.items())
+        foot.append(f"Not drawn, because no total holds its releases: {apart}.")
+    cap = f"ε {shown_epsilon(budget.cap)} at δ {shown_delta(budget.delta)}"
+    words = f"Budget of {budget.study}: {cap}. " + "; ".join(
+        f"{name}: "
+        + ", ".join(f"{shown_price(epsilon, course.given)} after wave {wave}" for wave, epsilon in course.spent)
         for course, name in zip(courses, names, strict=True)
     )
+    conditions = {course.given for course in courses}
+    given = " and ".join(sorted(conditions - {""}))
+    if given and len(conditions) > 1:
+        foot.append(
+            f"Given {given}: {', '.join(name for course, name in zip(courses, names, strict=True) if course.given)}."
+        )
     below = _Below("ε left after", labels, rows)
     left = below.left
     right = left + _WIDE + 0.2
     with page_style():
-        shown = note or f"Cap ε {budget.cap:g} at δ {budget.delta:g}, plan version {budget.version}."
+        shown = note or f"Cap {cap}, plan version {budget.version}."
         heading = title or f"{budget.study}: budget by wave"
         page = Page(right + MARGIN, heading, shown, foot, rows=0, extra=_TALL * 0.85, below=below.height, headed=False)
         reach = 0.25 if last > first else 0.5
         axes = page.axes(left, _WIDE, (first - reach, last + reach), (0.0, top))
         axes.axhline(budget.cap, color=INK, linewidth=1.2, linestyle=(0, (6, 3)), zorder=2, gid="cap")
         axes.text(
-            first - reach * 0.8, budget.cap + 0.008 * top, f"cap {budget.cap:g}", fontsize=SMALL, color=INK, va="bottom"
+            first - reach * 0.8,
+            budget.cap + 0.008 * top,
+            f"cap {shown_epsilon(budget.cap)}",
+            fontsize=SMALL,
+            color=INK,
+            va="bottom",
         )
         looks = []
         for i, course in enumerate(courses):
@@ -408,7 +422,7 @@ def budget_figure(budget: Budget, *, title: str = "", note: str = "", path: str 
         axes.set_xticks(ticks, ["start" if wave == 0 else f"{wave}" for wave in ticks])
         axes.tick_params(axis="x", labelsize=SMALL, colors=INK, length=3, width=0.8, pad=3)
         axes.set_xlabel("Wave", fontsize=TEXT, color=INK, labelpad=4)
-        y_axis(axes, "ε spent")
+        y_axis(axes, f"ε spent, given {given}" if given and len(conditions) == 1 else "ε spent")
         return page.finish(f"{words}.", heading, path)
 
 
@@ -417,4 +431,4 @@ def _left(cap: float, course: Spending, wave: int) -> str:
     spent = [epsilon for at, epsilon in course.spent if at <= wave]
     if wave > course.spent[-1][0]:
         return ""
-    return f"{max(cap - (spent[-1] if spent else 0.0), 0.0):,.{2 if cap < 10 else 1 if cap < 100 else 0}f}"
+    return shown_room(max(cap - (spent[-1] if spent else 0.0), 0.0))

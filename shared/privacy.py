@@ -31,6 +31,7 @@ from numpy.typing import NDArray
 from scipy import optimize, special, stats
 
 from shared.errors import ParameterError, UnknownEvent
+from shared.stated import shown_epsilon
 
 __all__ = [
     "ORDERS",
@@ -220,16 +221,29 @@ class RandomisedResponse(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class NoGuarantee(Event):
-    """A release of which no ε that means anything holds: its noise depends on the records.
+    """A release of which no ε that means anything holds.
 
     Its ε is infinite, and nobody prints that as a price. Ledgers count such releases and add them to no total: the
     total of the others would say nothing beside it either way, and would be lost.
+
+    Args:
+        of: why: blank where the noise depends on the records; ``flow`` where the rows are drawn from a flow alone that
+            was fitted on the very records they stand for.
 
     >>> epsilon(NoGuarantee(), 1e-5), pure_epsilon(NoGuarantee())
     (inf, None)
     """
 
     kind: ClassVar[str] = "no_guarantee"
+    of: str = ""
+
+    def __post_init__(self) -> None:
+        if self.of not in ("", "flow"):
+            raise UnknownEvent("what bounds nothing must be known to this version", given=repr(self.of)[:60])
+
+    def to_canonical(self) -> dict[str, Any]:
+        """As plain JSON values; without `of` where it is blank, as releases from before there was one have it."""
+        return {"event": self.kind, "of": self.of} if self.of else {"event": self.kind}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -825,28 +839,44 @@ def theorem2_epsilon(w: float, C: float, delta: float) -> float:
 
 
 # -- in words ----------------------------------------------------------------------------------------------
-def translate(events: Events, false_alarm: float = 0.01, delta: float = 1e-6, *, unit: str = "patient") -> str:
+def translate(
+    events: Events, false_alarm: float = 0.01, delta: float = 1e-6, *, unit: str = "patient", given: str = ""
+) -> str:
     """What the best possible attacker achieves, from the exact trade-off curve, as a sentence.
 
     The attacker knows every other record and both candidates for one patient, and tells which of the two was
     used. Above ε = 10 at `delta` a second sentence says that this is not a meaningful formal guarantee. `unit` is
-    whom the guarantee is about: "patient", or "record" where one patient may have several.
+    whom the guarantee is about: "patient", or "record" where one patient may have several. `given` is what the price
+    takes as given, such as "the flow": the bound is then on an attacker to whom that tells nothing of the patient.
 
     >>> translate(Gaussian(sigma=1.0, sensitivity=1.0))
     'At 1 % false alarms, at most 9.3 % of patients could be recognised, whatever the attacker knows.'
+    >>> translate(Gaussian(sigma=1.0, sensitivity=1.0), given="the flow").partition("recognised ")[2]
+    'by an attacker who holds the flow and every other record, and learns nothing of the patient from the flow itself.'
     """
     if not 0 < false_alarm < 1:
         raise ParameterError("a false-alarm rate must be in (0, 1)", given=repr(false_alarm))
     if not guaranteed(events):
+        if NoGuarantee(of="flow") in _listed(events):
+            return (
+                f"Not bounded: the rows are drawn from the flow alone, which was fitted on these very records, and "
+                f"nothing bounds how surely a {unit} could be recognised by them."
+            )
         return f"No formal guarantee: nothing bounds how surely a {unit} could be recognised."
     power = math.ceil(_power(_listed(events), false_alarm) * 1000 - 1e-9) / 10
     alarms = f"At {100 * false_alarm:g} % false alarms"
     if power >= 100:
         text = f"{alarms}, nothing keeps an attacker from recognising practically every {unit}."
     else:
-        text = f"{alarms}, at most {power:g} % of {unit}s could be recognised, whatever the attacker knows."
+        attacker = (
+            f" by an attacker who holds {given} and every other record, and learns nothing of the {unit} from {given} "
+            "itself"
+            if given
+            else ", whatever the attacker knows"
+        )
+        text = f"{alarms}, at most {power:g} % of {unit}s could be recognised{attacker}."
     if epsilon(events, delta) > _NOT_MEANINGFUL:
-        text += f" With ε above {_NOT_MEANINGFUL:g}, this is not a meaningful formal guarantee."
+        text += f" With ε above {shown_epsilon(_NOT_MEANINGFUL)}, this is not a meaningful formal guarantee."
     return text
 
 

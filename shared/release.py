@@ -30,6 +30,7 @@ from shared.errors import IntegrityRefusal, ReceiptRefusal, SchemaRefusal
 from shared.keys import Envelope, SigningKey
 from shared.plan import StudyPlan
 from shared.prescriptions import unit
+from shared.stated import FLOW
 
 __all__ = [
     "AGENT",
@@ -41,6 +42,7 @@ __all__ = [
     "Receipt",
     "Statement",
     "coverage",
+    "given",
     "in_words",
     "planned_event",
     "read_bundle",
@@ -66,6 +68,7 @@ _DIGEST, _WORD = re.compile("[0-9a-f]{64}"), re.compile("[A-Za-z0-9_-]{1,64}")
 EARLIER_GATE = "That the release passed the site's checks and audit: its delivery shows it."
 """What receipts of version 0.1 said, whose agents refused sealed tables by exact functions of records under every
 posture. `site-agent audit verify` finds those releases by it."""
+_VARIED = privacy.NoGuarantee().to_canonical()
 LEAVES_PERSONS_OPEN = ("local", "holdout")
 """Postures under which some person's record shapes the flow without noise: approved only with a tick on that."""
 
@@ -142,7 +145,8 @@ class Receipt:
         n: persons in the release; of a release of rows, its rows.
         drawn: of these, those drawn for this release; the others are copied from an earlier one (``frozen``).
         flow_of: id of the release for which the flow was fitted; this one's, unless a sealed flow is used again.
-        epsilon: of this release alone, at `delta`; None where it has no formal guarantee.
+        epsilon: of this release alone, at `delta`; None where it has no formal guarantee. Shown to people as
+            `stated_epsilon`, with what it takes as given (`given`).
         study_epsilon: the most that the study may cost a person here, at `delta`: the plan's cap. Until version 0.1 it
             was what the ledger had charged so far, which told how often a draw was refused.
         trained: where the plan names a flow that several sites have trained, and this one was among them: what its
@@ -190,12 +194,32 @@ class Receipt:
         return sha256_hex(self.to_bytes())
 
     @property
+    def given(self) -> str:
+        """What the price takes as given, or what nothing bounds where none is stated; blank for nothing."""
+        return FLOW if self.posture == "local" and dict(self.event) != _VARIED else ""
+
+    @property
+    def stated_epsilon(self) -> float | None:
+        """`epsilon` as people may be shown it.
+
+        None as well where an earlier version stated 0 for rows from a flow alone that was fitted on their records.
+        """
+        return None if self.given and self.epsilon == 0 else self.epsilon
+
+    @property
     def stated_study_epsilon(self) -> float | None:
         """`study_epsilon` as people may be shown it: None where this release has no formal guarantee.
 
         No cap holds such a release, and a number would pass for a guarantee.
         """
-        return None if self.epsilon is None else self.study_epsilon
+        return None if self.stated_epsilon is None else self.study_epsilon
+
+    @property
+    def stated_translation(self) -> str:
+        """`translation` as people may be shown it: of rows from a flow alone, not what an earlier version said."""
+        if self.epsilon is None or self.stated_epsilon is not None:
+            return self.translation
+        return privacy.translate(privacy.NoGuarantee(of="flow"), unit="patient" if self.unit == "patient" else "record")
 
     def to_bytes(self) -> bytes:
         """Canonical JSON."""
@@ -256,6 +280,11 @@ def planned_event(plan: StudyPlan) -> privacy.Event:
     return plan.release.event(plan)
 
 
+def given(plan: StudyPlan) -> str:
+    """What a plan's price takes as given, or what nothing bounds where none is stated (`shared.stated`)."""
+    return FLOW if plan.posture == "local" and planned_event(plan) != privacy.NoGuarantee() else ""
+
+
 def in_words(plan: StudyPlan, event: privacy.Event) -> str:
     """The price in words, with what it does not cover said first: it is the sentence that people quote."""
     who = "patient" if unit(plan) == "patient" else "record"
@@ -266,7 +295,7 @@ def in_words(plan: StudyPlan, event: privacy.Event) -> str:
             f"other columns alone. Everybody's true {carried} is released, and no figure bounds how surely a {who} "
             "could be recognised with it."
         )
-    words = privacy.translate(event, delta=plan.budget.delta, unit=who)
+    words = privacy.translate(event, delta=plan.budget.delta, unit=who, given=given(plan))
     if not privacy.guaranteed(event):
         return words
     if plan.posture == "local":

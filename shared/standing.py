@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass, fields
 from shared.canonical import canonical_json, parse_json
 from shared.errors import SchemaRefusal
 from shared.keys import Envelope, PublicKey, SigningKey
+from shared.stated import shown_epsilon
 
 __all__ = [
     "NO_RELEASE",
@@ -170,7 +171,7 @@ def broken_limit(
     """The first limit that a release does not keep, in words; blank when it keeps all.
 
     Args:
-        epsilon: of this release; None where it is not known yet.
+        epsilon: of this release; infinite where it has no formal guarantee, None where it is not known yet.
         n: rows of this release; None where they are not known yet.
         last_n: rows of the site's last release of the study that a person approved with their own signature; None
             where there is none.
@@ -190,7 +191,8 @@ def broken_limit(
     if today > dt.date.fromisoformat(standing.until):
         return f"it must not have ended (it did on {standing.until})"
     if epsilon is not None and not epsilon <= standing.max_epsilon:
-        return f"one release must cost at most ε = {standing.max_epsilon:g} (this one costs ε = {epsilon:.6g})"
+        costs = f"costs ε = {shown_epsilon(epsilon)}" if epsilon < math.inf else "has no price"
+        return f"one release must cost at most ε = {shown_epsilon(standing.max_epsilon)} (this one {costs})"
     if n is not None:
         if last_n is None:
             return "an earlier release must have been approved by a person"

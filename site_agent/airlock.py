@@ -11,6 +11,7 @@ Nothing here prints or asks; a caller hands over how to open a key, and gets a v
 from __future__ import annotations
 
 import datetime as dt
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -26,6 +27,7 @@ from shared.errors import (
     StateRefusal,
     UsageRefusal,
 )
+from shared.stated import shown_delta
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -153,6 +155,7 @@ class Earlier:
     state: str
     plan_version: int
     epsilon: float | None
+    epsilon_given: str
     rows: int
     rows_now: int
     added: tuple[str, ...]
@@ -545,7 +548,6 @@ def sign_standing(
     Raises: PlanRefusal (the plan does not allow it) and its kinds; ApprovalRefusal (no release was approved yet);
         UsageRefusal (a limit that means nothing).
     """
-    import math
 
     from shared.standing import NO_RELEASE, Standing
 
@@ -709,7 +711,7 @@ def _limit(at: Desk, noted: Noted, made: Release, plan: StudyPlan, *, agent_vers
         standing,
         plan_hash=hold.plan_hash if hold.plan_hash == plan.hash else "",
         today=today,
-        epsilon=made.receipt.epsilon,
+        epsilon=math.inf if made.receipt.stated_epsilon is None else made.receipt.epsilon,
         n=None if ahead else made.receipt.n,
         last_n=None if before is None else before.receipt.n,
     )
@@ -953,7 +955,10 @@ def planned(plan: StudyPlan, made: Release) -> tuple[tuple[str, bool], ...]:
     return (
         *form,
         (f"sent to {plan.coordinator} and nobody else", made.receipt.recipient == plan.coordinator),
-        (f"priced by the plan's event at δ = {plan.budget.delta:g}", made.receipt.delta == plan.budget.delta),
+        (
+            f"priced by the plan's event at δ = {shown_delta(plan.budget.delta)}",
+            made.receipt.delta == plan.budget.delta,
+        ),
     )
 
 
@@ -979,6 +984,7 @@ def compare(at: Desk, made: Release) -> tuple[Earlier, ...]:
                 state=hold.state,
                 plan_version=hold.plan_version,
                 epsilon=hold.epsilon,
+                epsilon_given=hold.given,
                 rows=len(then),
                 rows_now=len(now),
                 added=tuple(name for name in now.columns if name not in then.columns),
@@ -1196,11 +1202,13 @@ def totals(at: Desk, study: str | None = None) -> list[dict[str, Any]]:
             {
                 "study": name,
                 "delta": delta,
-                "epsilon": spent.epsilon,
+                "epsilon": spent.stated,
+                "epsilon_given": spent.given,
                 "cap": spent.cap,
                 "releases": spent.releases,
                 "burnt": spent.burnt,
                 "open": spent.open,
+                "open_words": spent.open_words,
             }
         )
     return out

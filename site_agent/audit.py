@@ -281,7 +281,10 @@ class AuditReport:
 def _bound_in_words(bound: float) -> str:
     if bound >= 0.9995:
         return "The mechanism alone keeps no attacker from recognising practically every patient."
-    return f"Given the flow, the mechanism keeps every attacker to {bound:.1%} at 1 % false alarms."
+    return (
+        f"Given the flow, the mechanism keeps every attacker to whom the flow itself tells nothing to {bound:.1%} at "
+        "1 % false alarms."
+    )
 
 
 def _rates(given: Mapping[str, Any]) -> dict[str, Any]:

@@ -36,6 +36,7 @@ from shared.encoding import Encoder
 from shared.errors import ChecksRefusal, DictionaryRefusal, DifferencingRefusal, Refusal, SchemaRefusal, SmallN
 from shared.prescriptions import Figures
 from shared.randomness import secure_rng
+from shared.stated import FLOW, shown_delta, shown_price
 from site_agent.config import Limits
 
 if TYPE_CHECKING:
@@ -217,7 +218,7 @@ def before_draw(
     if not delta < 1 / (10 * most):
         raise ChecksRefusal(
             "the plan's δ must be below 1/(10 n)",
-            given=f"δ = {delta:g} with {most} persons",
+            given=f"δ = {shown_delta(delta)} with {most} persons",
             next_step="Ask the study lead for a plan with a smaller budget.delta.",
         )
     if withdrawn and leaving <= limits.difference:
@@ -274,6 +275,7 @@ def check_rows(
     vary: str = "",
     fresh: Sequence[bool] | None = None,
     decide: bool = True,
+    flow_alone: bool = False,
 ) -> tuple[Check, ...]:
     """Hold a sealed table of synthetic rows beside the real one.
 
@@ -285,6 +287,7 @@ def check_rows(
         clipped: records whose latent lay outside the clipping ball.
         carried: column whose true values are released; blank for none.
         vary: how the noise depends on records (`release.vary`); blank where it does not.
+        flow_alone: whether the rows are drawn from a flow alone that was fitted on their records (w = 0).
         beyond: share of records that the plan means to lie outside it, where it pulls them in (`LatentNoise.shrink`).
         fresh: which released rows were drawn for this release, where others were copied from an earlier one.
         decide: whether what reads `real` may refuse, or ask for a tick (`StudyPlan.records_decide`).
@@ -298,6 +301,7 @@ def check_rows(
         *(of_records if decide else (check.as_note() for check in of_records)),
         *(_carried(released, dictionary, carried, limits) if carried else ()),
         *((_varied(vary),) if vary else ()),
+        *((_flow_alone(),) if flow_alone else ()),
     )
 
 
@@ -575,6 +579,15 @@ def _varied(vary: str) -> Check:
         rule="noise should be the same for everybody, so that an ε holds",
         outcome="warning",
         detail=f"noise that depends on the records ({vary}): no formal guarantee for any row, and no ε",
+    )
+
+
+def _flow_alone() -> Check:
+    return Check(
+        name="no-guarantee",
+        rule="noise should be on the records, so that an ε holds",
+        outcome="warning",
+        detail=f"rows from the flow alone (w = 0), which was fitted on their records: {shown_price(None, FLOW)}",
     )
 
 

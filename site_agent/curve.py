@@ -30,6 +30,7 @@ from shared.mechanisms.latent_noise import LatentNoise
 from shared.plan import StudyPlan
 from shared.prescriptions.latent_noise import carried_column, mechanism
 from shared.randomness import Noise
+from shared.stated import FLOW
 from site_agent.audit import (
     FALSE_ALARMS,
     Rate,
@@ -66,7 +67,7 @@ class Point:
 
     Attributes:
         w: weight of the data.
-        epsilon: exact ε at the plan's δ, given the flow.
+        epsilon: exact ε at the plan's δ, given the flow; None at w = 0, where nothing but the flow tells of a record.
         bound: most hits that any attacker can have at 1 % false alarms, given the flow.
         hits, false_alarms: of the likelihood-ratio attack (`site_agent.audit.LikelihoodAttack`).
         flow_auc: its AUC.
@@ -77,7 +78,7 @@ class Point:
     """
 
     w: float
-    epsilon: float
+    epsilon: float | None
     bound: float
     hits: Rate
     false_alarms: Rate
@@ -121,7 +122,8 @@ class Curve:
 
     def to_canonical(self) -> dict[str, Any]:
         """Plain values, for ``--json``."""
-        return {**asdict(self), "points": [{**asdict(point), "error": point.error} for point in self.points]}
+        points = [{**asdict(point), "error": point.error, "epsilon_given": FLOW} for point in self.points]
+        return {**asdict(self), "points": points}
 
     def sentences(self) -> tuple[str, ...]:
         """What must stand beside the figures."""
@@ -220,7 +222,7 @@ def price_curve(
         points.append(
             Point(
                 w=w,
-                epsilon=float(privacy.epsilon(noise.plain_event, plan.budget.delta)),
+                epsilon=float(privacy.epsilon(noise.plain_event, plan.budget.delta)) if w > 0 else None,
                 bound=trade_off(noise.plain_event.mu, FALSE_ALARMS),
                 errors={name: None if e is None else e / abs(terms[name][0]) for name, e in errors.items()},
                 in_se={name: None if e is None else e / terms[name][1] for name, e in errors.items()},

@@ -213,6 +213,8 @@ class _Rows(Drawing):
         self.left_out = table.rows - table.n
 
     def checks(self, table: pd.DataFrame, limits: Limits) -> tuple[Check, ...]:
+        from shared.privacy import NoGuarantee
+        from shared.release import planned_event
         from site_agent.checks import check_rows
 
         return check_rows(
@@ -226,6 +228,7 @@ class _Rows(Drawing):
             beyond=self._fitted.mechanism.beyond,
             carried=getattr(self.plan.release, "carry", ""),
             vary=getattr(self.plan.release, "vary", ""),
+            flow_alone=planned_event(self.plan) == NoGuarantee(of="flow"),
         )
 
     def attack(self, limits: Limits, rng: Noise, told: Told) -> dict[str, Any]:

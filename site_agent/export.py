@@ -209,9 +209,9 @@ def _summary(
     """One page for people, with its style inside: it must read well on any machine."""
     import jinja2
 
+    from shared import stated
     from site_agent import airlock
     from site_agent.cli.plan import plan_facts
-    from site_agent.screens import charge
 
     versions = [plan for plan in at.plans.filed(study)]
     approvals = [
@@ -223,7 +223,7 @@ def _summary(
     pages = jinja2.Environment(
         loader=jinja2.FileSystemLoader(HERE / "pages"), autoescape=True, undefined=jinja2.StrictUndefined
     )
-    pages.globals["charge"] = charge
+    pages.globals["stated"] = stated
     return pages.get_template("summary.html").render(
         site=at.config.site,
         study=study,

@@ -20,6 +20,7 @@ from scipy import special, stats
 
 from shared.dictionary import NUMERIC, Column, Dictionary
 from shared.errors import ParameterError
+from shared.stated import FLOW, shown_delta, shown_epsilon
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -125,8 +126,8 @@ def curve_figure(curve: Curve) -> Figure:
 
 
 def _price_panel(axes: Axes, curve: Curve, w: NDArray[np.float64]) -> None:
-    _panel(axes, f"True ε, given the flow, at δ = {curve.delta:g}")
-    eps = np.array([point.epsilon for point in curve.points])
+    _panel(axes, f"True ε, given {FLOW}, at δ = {shown_delta(curve.delta)}")
+    eps = np.array([0.0 if point.epsilon is None else point.epsilon for point in curve.points])
     paid = eps > 0
     axes.set_yscale("log")
     low, high = min(0.5, float(eps[paid].min()) / 1.5), max(20.0, float(eps[paid].max()) * 1.6)
@@ -147,7 +148,7 @@ def _price_panel(axes: Axes, curve: Curve, w: NDArray[np.float64]) -> None:
         bbox={"facecolor": _BAND, "edgecolor": "none", "pad": 1.5},
     )
     axes.plot(w[paid], eps[paid], color=_INK, lw=1.8, marker="o", ms=3.2)
-    _label(axes, w[-1], eps[-1], f"ε = {eps[-1]:,.0f}", _INK)
+    _label(axes, w[-1], eps[-1], f"ε = {shown_epsilon(eps[-1])}", _INK)
 
 
 def _success_panel(axes: Axes, curve: Curve, w: NDArray[np.float64]) -> None:
@@ -159,7 +160,7 @@ def _success_panel(axes: Axes, curve: Curve, w: NDArray[np.float64]) -> None:
     fine = np.linspace(0, 1, 400, endpoint=False)
     bound = special.ndtr(special.ndtri(0.01) + 2 * curve.radius * np.sqrt(fine / (1 - fine)))
     axes.plot(fine, bound, color=_GREY, lw=1.2, ls=(0, (1, 1.5)))
-    ends = [("at most, by the\nexact bound", float(bound[-1]), _GREY)]
+    ends = [("at most, by the\nexact bound given\nthe flow", float(bound[-1]), _GREY)]
     for name, rates, colour, dash in series:
         axes.fill_between(w, [r.low for r in rates], [r.high for r in rates], color=colour, alpha=0.16, lw=0)
         axes.plot(w, [r.value for r in rates], color=colour, lw=1.8, ls=dash, marker="o", ms=3.2)
@@ -287,7 +288,7 @@ def attack_figure(found: LikelihoodAttack, *, title: str, detail: str = "") -> F
         axes.set_axisbelow(True)
         axes.set_xlabel("false alarms: records held back that are taken for members", size=_SMALL)
         axes.set_title("Members recognised, against false alarms", loc="left", size=_TEXT, pad=8)
-        _labels(axes, 1.0, [("at most, by the\nexact bound", 1.0, _INK)])
+        _labels(axes, 1.0, [("at most, by the\nexact bound given\nthe flow", 1.0, _INK)])
         near = float(np.max(high, where=alarms < 8 * alarms[0], initial=floor))
         axes.text(
             float(alarms[0]),

@@ -28,6 +28,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from shared import privacy
 from shared.encoding import Encoder
 from shared.errors import PlanRefusal, PolicyRefusal, TrainingRefusal
 from shared.flows import AffineAutoregressiveFlow, Bijection, Composed
@@ -36,7 +37,7 @@ from shared.plan import StudyPlan
 from shared.prescriptions.latent_noise import carried_column, mechanism
 from shared.public_start import public_start
 from shared.randomness import Noise
-from shared.release import Receipt
+from shared.release import Receipt, planned_event
 
 __all__ = [
     "Fitted",
@@ -170,16 +171,16 @@ def trains(plan: StudyPlan, person: str) -> bool:
 def require_roles_kept(plan: StudyPlan, earlier: Iterable[Receipt]) -> None:
     """Refuse a plan under which somebody who trained would be released, or who was released would train.
 
-    And one that would put releases of which an ε is stated beside others of which none is (`release.vary`).
+    And one that would put releases of which an ε is stated beside others of which none is.
 
     Args:
         earlier: receipts of the study's releases that left, or still may.
     Raises: PolicyRefusal.
     """
     now = plan.holdout if plan.posture == "holdout" else None
-    promised = not getattr(plan.release, "vary", "")
+    promised = privacy.guaranteed(planned_event(plan))
     for receipt in earlier:
-        if (receipt.epsilon is not None) != promised:
+        if (receipt.stated_epsilon is not None) != promised:
             raise PolicyRefusal(
                 "a study must not have releases with a formal guarantee and without one: its total would speak of all",
                 given=f"{'a' if promised else 'no'} guarantee now, {'no' if promised else 'a'} one before",

@@ -19,6 +19,8 @@ from shared.canonical import canonical_json, sha256_hex
 from shared.chain import LINKS_CAP
 from shared.errors import ParameterError, StateRefusal
 from shared.keys import Envelope, PublicKey
+from shared.prescriptions.latent_noise import FITTED_ON_THE_ROWS
+from shared.stated import FLOW
 
 __all__ = [
     "DECISION_TYPE",
@@ -70,6 +72,7 @@ State = Literal[
     "burnt",
     "rejected",
 ]
+_VARIED = {"event": "no_guarantee"}
 Phase = Literal["held", "sealed", "delivered", "burnt"]
 
 # Each kind of entry: the states it may follow, and the state it leads to.
@@ -186,7 +189,8 @@ class Hold:
 
     Args:
         event: canonical form of the privacy event that was charged.
-        epsilon: exact ε of this release alone, at `delta`; None where it has no guarantee, and is in no total.
+        epsilon: exact ε of this release alone, at `delta`; None where it has no guarantee, and is in no total. So it
+            is too where an entry of an earlier version says 0 of rows from a flow alone, fitted on their records.
         epsilon_pure: its pure ε, or None.
         rdp: its Rényi curve on the fixed orders, ∞ where undefined.
         uncovered: what the guarantee leaves out, in words.
@@ -260,6 +264,12 @@ class Hold:
     begun: Mapping[int, Round] = field(default_factory=dict)
     snapshot: str = ""
     flow: str = ""
+
+    @property
+    def given(self) -> str:
+        """What its price takes as given, or what nothing bounds where it has none (`shared.stated`)."""
+        local = any(line.startswith(FITTED_ON_THE_ROWS) for line in self.uncovered)
+        return FLOW if local and dict(self.event) != _VARIED else ""
 
     @property
     def phase(self) -> Phase:
@@ -510,7 +520,7 @@ def fold(holds: dict[str, Hold], entry: Entry) -> None:
         if body["log_index"] is None:
             change["state"] = hold.state
         change["withdrawal"] = replace(hold.withdrawal, settled=True, log_index=body["log_index"])
-    holds[hold.release_id] = replace(hold, **change)
+    holds[hold.release_id] = _honest(replace(hold, **change))
 
 
 def _rounded(hold: Hold, entry: Entry) -> Round:
@@ -565,7 +575,7 @@ def _forgotten(hold: Hold) -> Hold:
 
 
 def _new_hold(body: Mapping[str, Any], entry: Entry, *, release_id: str) -> Hold:
-    return Hold(
+    made = Hold(
         study=body["study"],
         plan_hash=body["plan_hash"],
         wave=body["wave"],
@@ -582,6 +592,12 @@ def _new_hold(body: Mapping[str, Any], entry: Entry, *, release_id: str) -> Hold
         reserved_seq=entry.seq,
         rounds=body.get("rounds", 0),
     )
+    return _honest(made)
+
+
+def _honest(hold: Hold) -> Hold:
+    """Without the 0 that an earlier version charged for rows from a flow alone; its curve is 0 at every order too."""
+    return replace(hold, epsilon=None) if hold.given and hold.epsilon == 0 else hold
 
 
 def require_word(text: str, name: str) -> None:

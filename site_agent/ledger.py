@@ -44,7 +44,7 @@ import os
 import re
 import secrets
 import sqlite3
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -74,6 +74,7 @@ from shared.errors import (
 )
 from shared.failpoints import reach
 from shared.keys import Envelope, PublicKey, Signature, SigningKey
+from shared.stated import shown_delta, shown_epsilon, shown_price
 from shared.wire import ANCHOR_TYPE, AnchorHead
 from site_agent.composition import Charge, Composition, site_total
 from site_agent.holds import (
@@ -187,6 +188,8 @@ class Spent:
         releases: charges, burnt ones included.
         burnt: charges that bought nothing.
         open: releases without a formal guarantee: they are in no total.
+        open_words: what people read in the place of their price; blank where there are none.
+        given: what the total takes as given; blank for nothing.
     """
 
     study: str
@@ -197,6 +200,13 @@ class Spent:
     releases: int
     burnt: int
     open: int = 0
+    open_words: str = ""
+    given: str = ""
+
+    @property
+    def stated(self) -> float | None:
+        """`epsilon` as people may be shown it: None where no charge is in it, for it would be 0."""
+        return None if 0 < self.releases == self.open else self.epsilon
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -204,7 +214,9 @@ class StatementLine:
     """One charge as a bank statement prints it.
 
     Args:
-        total: the study's total at this line's δ up to this line, for the persons who were charged most.
+        epsilon_given: what `epsilon` and `total` take as given, or what nothing bounds; blank for nothing.
+        total: the study's total at this line's δ up to this line, for the persons who were charged most; None on the
+            line of a charge that is in no total.
         persons: how many persons it touches; None where that is not known. A release of everybody counts against
             everybody, however many it touched.
     """
@@ -215,7 +227,7 @@ class StatementLine:
     release_id: str
     what: str
     epsilon: float | None
-    total: float
+    total: float | None
     cap: float
     delta: float
     state: Phase
@@ -223,6 +235,7 @@ class StatementLine:
     uncovered: tuple[str, ...]
     persons: int | None = None
     merged: tuple[int, ...] = ()
+    epsilon_given: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -482,9 +495,9 @@ class Ledger:
                 elif not rounds and hold.study == study and hold.wave == wave and hold.phase != "burnt":
                     # What was drawn before the site had a cap goes its way; what was not must not be drawn under one.
                     if hold.state in ("reserved", "anchored"):
-                        book.require_guarantee(hold.epsilon, site_cap_epsilon)
+                        book.require_guarantee(hold.epsilon, hold.event, site_cap_epsilon)
                     return _resumed(hold, plan_hash=plan_hash, event=canonical, delta=delta)
-            book.require_guarantee(price["epsilon"], site_cap_epsilon)
+            book.require_guarantee(price["epsilon"], canonical, site_cap_epsilon)
             if release_id in book.holds:
                 raise StateRefusal("a release id must be new", given=release_id, next_step="Draw another id.")
             terms = {
@@ -1290,12 +1303,23 @@ class Ledger:
             releases=len(found),
             burnt=sum(hold.phase == "burnt" for hold in found),
             open=sum(hold.epsilon is None for hold in found),
+            open_words="; ".join(
+                dict.fromkeys(shown_price(None, hold.given) for hold in found if hold.epsilon is None)
+            ),
+            given=_given(found),
         )
 
     def site_total(self, delta: float) -> float:
         """ε at `delta` of somebody in the worst class of every study. Raises: IntegrityRefusal."""
         with self._transaction() as book:
             return book.total(None, delta)
+
+    def site_price(self, delta: float) -> tuple[float | None, str]:
+        """The site's total as people may be shown it (`Spent.stated`), and what it takes as given."""
+        with self._transaction() as book:
+            holds = book.holds.values()
+            total = book.total(None, delta)
+        return None if holds and all(hold.epsilon is None for hold in holds) else total, _given(holds)
 
     def forecast(
         self, study: str, event: Mapping[str, Any], delta: float, *, touches: Touches, more: int
@@ -1328,7 +1352,7 @@ class Ledger:
                     release_id=hold.release_id,
                     what=str(hold.event["event"]),
                     epsilon=hold.epsilon,
-                    total=composed[hold.study].total(hold.delta, seen[hold.study]),
+                    total=None if hold.epsilon is None else composed[hold.study].total(hold.delta, seen[hold.study]),
                     cap=hold.cap_epsilon,
                     delta=hold.delta,
                     state=hold.phase,
@@ -1336,6 +1360,7 @@ class Ledger:
                     uncovered=hold.uncovered,
                     persons=hold.persons,
                     merged=hold.merged,
+                    epsilon_given=hold.given,
                 )
             )
         return lines
@@ -1770,15 +1795,17 @@ class _Book:
         names = dict.fromkeys(hold.study for hold in self.holds.values())
         return site_total([self.composition(name) for name in names], delta)
 
-    def require_guarantee(self, epsilon: float | None, site_cap: float | None) -> None:
+    def require_guarantee(self, epsilon: float | None, event: Mapping[str, Any], site_cap: float | None) -> None:
         """Under a cap on all studies, that this release and all that are or may get out have a price."""
         if site_cap is None:
             return
         if epsilon is None:
             raise BudgetRefusal(
                 "a release without a formal guarantee must not be made where a site has a budget over all studies",
-                given="noise that depends on the records",
-                next_step="Ask the study lead for a plan without release.vary.",
+                given="noise that depends on the records"
+                if event == {"event": "no_guarantee"}
+                else "rows from a flow alone that is fitted on their records (posture 'local', w = 0)",
+                next_step="Ask the study lead for a plan whose releases have a price.",
             )
         # A lost or a rejected draw that nobody outside has seen is not among them; what was once sent stays.
         out = [
@@ -1799,8 +1826,8 @@ class _Book:
         if not total <= cap:
             raise BudgetRefusal(
                 f"the total of the {'site' if study is None else f'study {study}'} must stay within its cap of "
-                f"ε = {cap:g} at δ = {delta:g}",
-                given=f"ε = {total:.6g} with this release, for the persons charged most",
+                f"ε = {shown_epsilon(cap)} at δ = {shown_delta(delta)}",
+                given=f"ε = {shown_epsilon(total)} with this release, for the persons charged most",
                 next_step="See site-agent budget; a larger budget needs an amended plan."
                 if study is not None
                 else "See site-agent budget; the site's own cap stands in site.toml under [budget].",
@@ -1917,6 +1944,11 @@ def _frozen(value: Any) -> Any:
     if isinstance(value, dict):
         return _FrozenDict({name: _frozen(item) for name, item in value.items()})
     return _FrozenList(map(_frozen, value)) if isinstance(value, list) else value
+
+
+def _given(holds: Iterable[Hold]) -> str:
+    """What a total of these charges takes as given: all that any of them does."""
+    return " and ".join(dict.fromkeys(hold.given for hold in holds if hold.given and hold.epsilon is not None))
 
 
 def _resumed(hold: Hold, *, plan_hash: str, event: Mapping[str, Any], delta: float) -> Hold:

@@ -151,12 +151,12 @@ def application(
     from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
     from starlette.routing import Route
 
-    from site_agent.screens import charge
+    from shared import stated
 
     templates = jinja2.Environment(
         loader=jinja2.FileSystemLoader(PAGES), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True
     )
-    templates.globals["charge"] = charge
+    templates.globals["stated"] = stated
     style = (PAGES / "style.css").read_text(encoding="utf-8")
 
     def draw(name: str, at: Desk, session: Session | None, *, status: int = 200, **values: Any) -> HTMLResponse:
@@ -286,10 +286,10 @@ def application(
             studies.append(
                 {
                     "total": {**total, "cap": cap},
-                    # A total that holds no release would be drawn as ε = 0, which could pass for a guarantee.
-                    "stated": total["open"] < total["releases"] or not total["open"],
-                    "left": max(0.0, cap - total["epsilon"]),
-                    "filled": round(1000 * min(1.0, total["epsilon"] / cap if cap else 1.0)),
+                    "left": None if total["epsilon"] is None else max(0.0, cap - total["epsilon"]),
+                    "filled": 0
+                    if total["epsilon"] is None
+                    else round(1000 * min(1.0, total["epsilon"] / cap if cap else 1.0)),
                     "lines": mine,
                     "uncovered": list(dict.fromkeys(text for line in mine for text in line.uncovered)),
                 }

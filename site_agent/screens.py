@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from shared.plan import Floors
-from shared.prescriptions import UNGUARANTEED
+from shared.stated import FLOW, shown_column, shown_delta, shown_epsilon, shown_price
 from shared.terminal import table
 
 if TYPE_CHECKING:
@@ -90,24 +90,6 @@ def sentences(out: Console, lines: Sequence[str], *, mark: str = "·", style: st
     out.print(grid)
 
 
-def epsilon(value: float | None, delta: float) -> str:
-    """ε at δ as people write it; that there is no guarantee, where there is no ε.
-
-    >>> epsilon(7.95, 1e-6)
-    'ε = 7.95 at δ = 1e-06'
-    """
-    return UNGUARANTEED if value is None else f"ε = {value:.4g} at δ = {delta:g}"
-
-
-def charge(value: float | None) -> str:
-    """An ε by itself, for a column of them.
-
-    >>> charge(7.954), charge(None)
-    ('7.954', 'no formal guarantee')
-    """
-    return UNGUARANTEED if value is None else f"{value:.4g}"
-
-
 def _trained_together(page: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Lines about a flow that several sites train, where the plan has one."""
     if page["training"]:
@@ -157,22 +139,27 @@ def plan_page(out: Console, page: Mapping[str, Any]) -> None:
         out,
         (
             *(
-                [("the training", f"{epsilon(page['training']['epsilon'], price['delta'])}, whole, before round 1")]
+                [
+                    (
+                        "the training",
+                        f"{shown_price(page['training']['epsilon'], delta=price['delta'])}, whole, before round 1",
+                    )
+                ]
                 if page["training"]
                 else []
             ),
-            ("one wave", epsilon(price["epsilon"], price["delta"])),
+            ("one wave", shown_price(price["epsilon"], price["epsilon_given"], delta=price["delta"])),
             (
                 "all of it" if page["training"] else "all waves",
-                UNGUARANTEED
-                if price["epsilon"] is None
-                else f"{epsilon(price['all_waves'], price['delta'])}, of a budget of {price['cap']:g}",
+                shown_price(price["all_waves"], price["epsilon_given"], delta=price["delta"])
+                + ("" if price["epsilon"] is None else f", of a budget of {shown_epsilon(price['cap'])}"),
             ),
             *(
                 [
                     (
                         "charged so far",
-                        f"{epsilon(page['charged']['epsilon'], price['delta'])}, by every version of the plan",
+                        shown_price(page["charged"]["epsilon"], page["charged"]["epsilon_given"], delta=price["delta"])
+                        + ", by every version of the plan",
                     )
                 ]
                 if price["epsilon"] is not None
@@ -220,9 +207,10 @@ def plan_page(out: Console, page: Mapping[str, Any]) -> None:
 def charged_words(page: Mapping[str, Any]) -> str:
     """Charged so far and planned together against the budget, and the last wave it allows; for screen and page."""
     charged, cap = page["charged"], page["price"]["cap"]
+    given = page["price"]["epsilon_given"]
     if page["price"]["epsilon"] is None:
-        return f"{UNGUARANTEED}: no total holds its releases"
-    total = f"ε = {charged['with_waves_to_come']:.4g} of {cap:g}"
+        return f"{shown_price(None, given)}; no total holds its releases"
+    total = f"ε = {shown_price(charged['with_waves_to_come'], given)}, of {shown_epsilon(cap)}"
     if not charged["to_come"]:
         return f"{total}; no wave is to come"
     if charged["last_affordable"] is None:
@@ -256,11 +244,14 @@ def release_page(
             ("to", receipt.recipient),
             (
                 "price",
-                UNGUARANTEED
-                if receipt.epsilon is None
-                else f"{epsilon(receipt.epsilon, receipt.delta)}; the study's cap is ε = {receipt.study_epsilon:.4g}",
+                shown_price(receipt.stated_epsilon, receipt.given, delta=receipt.delta)
+                + (
+                    ""
+                    if receipt.stated_study_epsilon is None
+                    else f"; the study's cap is ε = {shown_price(receipt.stated_study_epsilon, receipt.given)}"
+                ),
             ),
-            ("in words", receipt.translation),
+            ("in words", receipt.stated_translation),
             ("bytes", f"SHA-256 {hold.bundle_sha256[:32]}…"),
             ("made by", hold.author),
             ("approvals", f"{len(hold.approvals)} of {hold.approvals_needed}"),
@@ -323,9 +314,10 @@ def outbox(out: Console, rows: Sequence[Mapping[str, Any]]) -> None:
     if not rows:
         out.print("The outbox is empty.")
         return
+    head, prices = shown_column({row["release_id"]: (row["epsilon"], row["epsilon_given"]) for row in rows})
     out.print(
         table(
-            ("release", "study", "wave", "state", "approvals", "ε", "sealed"),
+            ("release", "study", "wave", "state", "approvals", head, "sealed"),
             [
                 (
                     row["release_id"][:8],
@@ -333,12 +325,12 @@ def outbox(out: Console, rows: Sequence[Mapping[str, Any]]) -> None:
                     row["wave"],
                     row["state"].replace("_", " "),
                     f"{row['approvals']} of {row['approvals_needed']}",
-                    charge(row["epsilon"]),
+                    prices[row["release_id"]],
                     row["day"],
                 )
                 for row in rows
             ],
-            right=("wave", "ε"),
+            right=("wave", head),
         )
     )
 
@@ -352,18 +344,23 @@ def budget(out: Console, lines: Sequence[StatementLine], totals: Sequence[Mappin
         return
     for total in totals:
         mine = [line for line in lines if line.study == total["study"]]
-        heading(out, f"Budget of {total['study']}", f"per person, at δ = {total['delta']:g}")
+        heading(out, f"Budget of {total['study']}", f"per person, at δ = {shown_delta(total['delta'])}")
         states = {"held": "reserved", "sealed": "sealed", "delivered": "delivered", "burnt": "burnt, stays charged"}
+        charge, charges = shown_column(
+            {line.release_id: (line.epsilon, line.epsilon_given) for line in mine}, "charge ε"
+        )
+        sums = {line.release_id: (line.total, line.epsilon_given) for line in mine if line.total is not None}
+        running, running_sums = shown_column(sums, "total ε (RDP)")
         out.print(
             table(
-                ("date", "wave", "release", "charge ε", "total ε (RDP)", "state"),
+                ("date", "wave", "release", charge, running, "state"),
                 [
                     (
                         line.date,
                         line.wave or "training",
                         line.release_id[:8],
-                        charge(line.epsilon),
-                        "–" if line.epsilon is None else f"{line.total:.4g}",
+                        charges[line.release_id],
+                        running_sums.get(line.release_id, "–"),
                         Text(
                             "delivered, taken back"
                             if line.detail.startswith("taken back")
@@ -375,18 +372,18 @@ def budget(out: Console, lines: Sequence[StatementLine], totals: Sequence[Mappin
                     )
                     for line in mine
                 ],
-                right=("wave", "charge ε", "total ε (RDP)"),
+                right=("wave", charge, running),
             )
         )
-        share = min(1.0, total["epsilon"] / total["cap"]) if total["cap"] else 1.0
-        filled = round(40 * share)
-        bar = Text.assemble(("█" * filled, "cyan"), ("░" * (40 - filled), "dim"))
-        bar.append(f"  ε = {total['epsilon']:.4g} of {total['cap']:g}")
-        apart = total.get("open", 0)
-        if apart:
-            out.print(f"{apart} of {total['releases']} charges have {UNGUARANTEED}: no total holds them")
-        if not apart or apart < total["releases"]:
+        if total["epsilon"] is not None:
+            share = min(1.0, total["epsilon"] / total["cap"]) if total["cap"] else 1.0
+            filled = round(40 * share)
+            bar = Text.assemble(("█" * filled, "cyan"), ("░" * (40 - filled), "dim"))
+            spent = shown_price(total["epsilon"], total["epsilon_given"])
+            bar.append(f"  ε = {spent}, of {shown_epsilon(total['cap'])}")
             out.print(bar)
+        if apart := total["open"]:
+            out.print(f"{apart} of {total['releases']} charges are in no total: {total['open_words']}")
         uncovered = list(dict.fromkeys(sentence for line in mine for sentence in line.uncovered))
         if uncovered:
             heading(out, "Not in this total, because no ε covers it")
@@ -400,7 +397,7 @@ def curve_page(out: Console, curve: Curve) -> None:
     rows = [
         (
             f"{point.w:.3g}" + (" ← plan" if point.w == curve.planned else ""),
-            f"{point.epsilon:.4g}",
+            shown_price(point.epsilon, "" if point.epsilon is not None else FLOW),
             f"{point.bound:.1%}",
             f"{point.hits.value:.1%} ({point.hits.low:.1%} to {point.hits.high:.1%})",
             f"{point.own_row.value:.1%}",
@@ -409,7 +406,7 @@ def curve_page(out: Console, curve: Curve) -> None:
         )
         for point in curve.points
     ]
-    names = ("w", "true ε", "bound", "holder of the flow", "own row", "AUC", "estimates off")
+    names = ("w", f"true ε given {FLOW}", "bound", "holder of the flow", "own row", "AUC", "estimates off")
     out.print(table(names, rows, right=names[1:]))
     out.print(
         f"Bound and holder of the flow: patients recognised at 1 % false alarms. Estimates off: median relative error "

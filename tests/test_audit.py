@@ -403,7 +403,7 @@ def test_the_words_promise_nothing():
         "is 40.0%.",
         "Someone who also holds the flow, w and R: AUC 0.62 (0.61 to 0.63); with 1.0% false alarms it recognises 4.1% "
         "of patients (3.1% to 5.1%). Weighed: 800 members, 200 held back. Given the flow, the mechanism keeps "
-        "every attacker to 98.7% at 1 % false alarms.",
+        "every attacker to whom the flow itself tells nothing to 98.7% at 1 % false alarms.",
         "A rule on one column that fits exactly one patient: 33.0% of 1,500 tries, against 31.0% for people who are "
         "not in it; difference +2.0 points (+1.0 to +3.0).",
         "A rule on several columns that fits exactly one patient: 9.0% of 1,500 tries, against 7.0% for people who are "

@@ -30,7 +30,6 @@ from test_noise_levels import Scaled
 from shared import privacy
 from shared.canonical import parse_json
 from shared.dictionary import Column, Dictionary
-from shared.encoding import Encoder
 from shared.errors import BudgetRefusal
 from shared.flows import AffineAutoregressiveFlow
 from shared.keys import SigningKey
@@ -39,6 +38,7 @@ from shared.plan import Budget, LatentNoisePlan, StudyPlan, Wave, sign_plan
 from shared.prescriptions.latent_noise import mechanism
 from shared.privacy import Gaussian, epsilon, from_canonical, w_for_epsilon
 from shared.release import Receipt, planned_event, read_bundle
+from shared.stated import shown_epsilon
 from site_agent import drawing
 from site_agent.composition import Charge, Composition
 from site_agent.config import SiteFloors, Source
@@ -211,7 +211,8 @@ def test_every_figure_of_a_receipt_follows_from_its_event_and_delta(released):
     assert receipt.epsilon_paper > receipt.epsilon
     assert receipt.epsilon_pure is None
     np.testing.assert_array_equal(receipt.rdp, privacy.rdp(event))
-    assert receipt.translation.endswith(privacy.translate(event, delta=receipt.delta, unit="record"))
+    words = privacy.translate(event, delta=receipt.delta, unit="record", given=receipt.given)
+    assert receipt.translation.endswith(words)
     assert receipt.study_epsilon == extremes().budget.epsilon
 
 
@@ -234,11 +235,11 @@ def test_the_budget_statement_charges_what_the_receipts_print(given_flow, tmp_pa
     from site_agent import screens
 
     out = Console(file=io.StringIO(), width=200)
-    total = {"study": "extremes", "delta": DELTA, "epsilon": spent.epsilon, "cap": spent.cap}
-    screens.budget(out, lines, [total])
+    total = {"study": "extremes", "delta": DELTA, "epsilon": spent.epsilon, "cap": spent.cap, "open": 0}
+    screens.budget(out, lines, [total | {"epsilon_given": spent.given}])
     shown = out.file.getvalue()
     for value in (receipts[0].epsilon, totals[0], spent.epsilon):
-        assert f"{value:.4g}" in shown
+        assert shown_epsilon(value) in shown
 
 
 def test_what_a_plan_says_it_will_cost_is_what_its_release_costs(released):
@@ -277,15 +278,14 @@ def test_analysts_and_the_demo_are_shown_the_epsilon_of_the_receipts(tmp_path):
             deliver(store, plan, site, join(store, invitation), cohort(400, seed))
         answer = ask(store, plan.study, 1, "cox(time, cvd) ~ sbp/10")
         receipts = {release.site: release.receipt for release in store.releases(plan.study, 1)}
-    shown = {source.site: source.epsilon for source in answer.sources}
-    assert shown == {site: receipt.epsilon for site, receipt in receipts.items()}
-    d = Encoder(dictionary=plan.dictionary).d
-    assert set(shown.values()) == {epsilon(planned_event(plan), plan.budget.delta)}
+    shown = {source.site: source.price for source in answer.sources}
+    assert shown == {site: (receipt.epsilon, "the flow") for site, receipt in receipts.items()}
+    value = epsilon(planned_event(plan), plan.budget.delta)
+    assert {told for told, _ in shown.values()} == {value}
     row = answers.row("q", "released", answer.result, answer.result, shown)
-    assert row["epsilon_per_site"] == f"{shown['alpha']:.0f}"
-    # The comparison arm is w = 0: a draw from the flow alone costs nothing beyond the flow.
-    assert answers.row("q", play.BASELINE, answer.result, answer.result, shown)["epsilon_per_site"] == "0"
-    assert epsilon(LatentNoise(flow=narrow(d), w=0.0, radius=3.0).event, plan.budget.delta) == 0
+    assert (row["epsilon_per_site"], row["epsilon_given"]) == (shown_epsilon(value), "the flow")
+    real = answers.row("q", play.REAL, answer.result, answer.result, shown)
+    assert (real["epsilon_per_site"], real["epsilon_given"]) == ("not private", "")
 
 
 def test_a_cap_is_held_against_the_same_number(given_flow, tmp_path, monkeypatch):
@@ -455,7 +455,7 @@ FROM = {
     "cap": "the plan's budget",
     "max_epsilon": "the limit that an approver signed in a standing approval",
     "delta": "the plan's budget",
-    "value": "screens.epsilon's argument",
+    "charged": "a plan's price in words",
     "highest": "the largest of the sources' receipts",
     "target": "the plan's own target",
     "_NOT_MEANINGFUL": "the limit above which a guarantee is called none",
@@ -476,22 +476,48 @@ def test_after_an_epsilon_stands_a_number_of_known_origin():
                     while isinstance(value, ast.Call):  # a formatter, or the accountant itself
                         if named(value.func) in ACCOUNTANT | {"_compose"}:
                             break
-                        value = value.args[-1]
+                        value = value.args[0]
+                    value = value.value if isinstance(value, ast.Starred) else value
                     seen += 1
                     known = named(value) in FROM or isinstance(value, ast.Call)
                     assert known, f"{place}:{node.lineno}: {ast.unparse(part.value)}"
     assert seen >= 15
 
 
-def test_a_delta_is_shown_as_it_is():
-    """Rounded to one digit, 1.4e-6 would read 1e-6: a smaller chance of failure than the one that was paid for."""
-    from site_agent import screens
+PRICED = re.compile(r"epsilon|delta|\bcap\b|\btotal\b|\bspent\b")
+"""What a price is called, in a template."""
 
-    assert screens.epsilon(2.0, 1.4e-6).endswith("δ = 1.4e-06")
+
+def test_every_epsilon_and_delta_is_formatted_by_one_function_that_rounds_up():
+    """No format of anybody's own: after ε or δ, of a value that is called so, or in a page."""
     for place, tree in production():
+        if place == "shared/stated.py":
+            continue
         for node in ast.walk(tree):
-            if isinstance(node, ast.FormattedValue) and "delta" in named(node.value) and node.format_spec is not None:
-                assert ast.unparse(node.format_spec) in ("f'g'", "f'.3g'", "f'.6g'"), f"{place}:{node.lineno}"
+            shaped: list[ast.AST] = []
+            if isinstance(node, ast.JoinedStr):
+                for before, part in itertools.pairwise([ast.Constant(""), *node.values]):
+                    said = str(before.value) if isinstance(before, ast.Constant) else ""
+                    if isinstance(part, ast.FormattedValue) and part.format_spec is not None:
+                        shaped.append(part.value)
+                        after = re.search(r"[εδ]( above)?\s*[=≤≈:]?\s*$", said)
+                        assert not after, f"{place}:{node.lineno}: {ast.unparse(part)}"
+            if isinstance(node, ast.Call) and named(node.func) in ("round", "number", "format") and node.args:
+                shaped.append(node.args[0])
+            if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod):
+                shaped.append(node.right)
+            for value in shaped:
+                price = named(value) in ("delta", "cap") or named(value).endswith("epsilon")
+                assert not price or (place, ast.unparse(node)) in NO_PRINT, (
+                    f"{place}:{node.lineno}: {ast.unparse(value)}"
+                )
+    for page in sorted((ROOT / "site_agent" / "pages").glob("*.html")):
+        for shown in re.findall(r"{{(.*?)}}", page.read_text(encoding="utf-8"), flags=re.DOTALL):
+            assert "format" not in shown or not PRICED.search(shown), f"{page.name}: {shown}"
+
+
+NO_PRINT = {("site_agent/rounds.py", "round(flow.epsilon, 9)")}
+"""Numbers that are compared, and shown to nobody."""
 
 
 def test_every_receipt_in_the_product_is_written_by_one_function_and_checked_by_another():

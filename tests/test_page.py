@@ -21,6 +21,7 @@ from site_desk import PASSPHRASE, Hospital, hospital  # noqa: F401
 
 from shared.errors import UsageRefusal
 from shared.plan import Budget
+from shared.stated import shown_price
 from site_agent import cli, page
 
 TOKEN = re.compile(r'name="csrf" value="([^"]+)"')
@@ -275,7 +276,7 @@ def test_the_budget_is_a_statement_and_the_audit_verifies(ready, browser):
     browser.login()
     total = ready.json("budget")["totals"][0]
     words = browser.get("/budget").words
-    assert f"ε = {total['epsilon']:.4g}" in words
+    assert f"ε = {shown_price(total['epsilon'], 'the flow')}" in words
     assert "no ε covers it" in words
     words = browser.get("/audit").words
     assert ready.json("audit", "verify")["head"] in words

@@ -22,6 +22,7 @@ from shared.prescriptions.moments import MomentsPlan
 from shared.prescriptions.slicing import SlicingPlan
 from shared.prescriptions.tables import TablesPlan
 from shared.release import Receipt, planned_event, write_receipt
+from shared.stated import shown_epsilon
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "privacy.md"
@@ -57,8 +58,10 @@ def receipt() -> Receipt:
     return made
 
 
-def shown(value: Any) -> str:
+def shown(value: Any, name: str = "") -> str:
     """A value of the receipt as the page prints it."""
+    if isinstance(value, float) and "epsilon" in name:
+        return shown_epsilon(value)
     if isinstance(value, float):
         return f"{value:.6g}"
     if isinstance(value, dict):
@@ -86,7 +89,7 @@ def rewritten(text: str) -> str:
     lines = ["| line | value | what it means |", "|---|---|---|"]
     for item in fields(made):
         words = known.get(item.name, ("", ""))[1]
-        lines.append(f"| `{item.name}` | {shown(getattr(made, item.name))} | {words} |")
+        lines.append(f"| `{item.name}` | {shown(getattr(made, item.name), item.name)} | {words} |")
     before, rest = text.split(BEGIN)
     return before + BEGIN + "\n".join(lines) + "\n" + rest[rest.index(END) :]
 

@@ -14,7 +14,8 @@ import pytest
 
 from shared.dictionary import Column, Dictionary
 from shared.plan import Budget, LatentNoisePlan, PrivateTraining, StudyPlan, Training, Wave
-from shared.release import Receipt, write_receipt
+from shared.prescriptions.tables import TablesPlan
+from shared.release import Receipt, coverage, write_receipt
 
 SNAPSHOT = Path(__file__).parent / "receipt_wording.json"
 WORDS = ("unit", "neighbours", "model", "conditional_on", "translation", "covered", "not_covered")
@@ -63,6 +64,8 @@ PLANS = {
         )
         for vary in ("weight", "rotation", "matched")
     },
+    "local, w = 0": replace(study("local"), release=LatentNoisePlan(w=0.0)),
+    "public, w = 0": replace(study("public"), release=LatentNoisePlan(w=0.0)),
     "local, unusual records pulled in": replace(study("local"), release=LatentNoisePlan(w=0.8, shrink=2.0)),
 }
 
@@ -94,6 +97,16 @@ def test_a_receipt_with_these_words_is_true_and_reads_back(name):
     made = receipt(PLANS[name])
     made.require_true(PLANS[name])
     assert Receipt.from_bytes(made.to_bytes()) == made
+
+
+@pytest.mark.parametrize("posture", ["local", "holdout", "public", "private"])
+def test_where_incomplete_rows_are_left_out_the_promise_is_of_another_complete_record(posture):
+    for complete_case in (True, False):
+        figures = replace(study("private", complete_case=complete_case), private=None, release=TablesPlan(epsilon=1.0))
+        for plan in (study(posture, complete_case=complete_case), figures):
+            said = coverage(plan)[0][0]
+            assert ("by any other complete record changes" in said) == complete_case
+            assert ("by any other changes" in said) != complete_case
 
 
 def test_no_sentence_calls_a_row_a_patient_where_nobody_knows_whose_it_is():

@@ -297,7 +297,7 @@ def test_spent_and_planned_stand_at_their_waves_and_what_is_left_under_them():
     axes = drawn.figure.axes[1]
     assert axes.get_ylim()[1] > 8.3
     left = {gid: item.get_text() for gid, item in found.items() if gid.startswith("left-")}
-    assert [left[f"left-0-{k}"] for k in (0, 1, 2, 3)] == ["8.00", "5.70", "5.70", "4.60"]
+    assert [left[f"left-0-{k}"] for k in (0, 1, 2, 3)] == ["8", "5.7", "5.7", "4.6"]
     assert left["left-0-4"] == left["left-1-3"] == ""
     for k in range(5):
         box = found[f"left-0-{k}"].get_window_extent(drawn.figure.canvas.get_renderer())

@@ -445,7 +445,10 @@ def test_no_analyst_and_no_budget_figure_is_shown_a_zero_in_the_place_of_a_guara
         store.add_plan(sign_plan(priced, [lead]), priced)
         deliver(store, priced, "south", key, people(60, 2))
         budget = spending(store, "cvd")
-        assert ([course.sites for course in budget.courses], budget.open) == ([("south",)], ("north",))
+        assert ([course.sites for course in budget.courses], budget.open) == (
+            [("south",)],
+            {"north": "no formal guarantee"},
+        )
         (words,) = [
             text.get_text()
             for axes in budget.figure().figure.axes

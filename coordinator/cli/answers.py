@@ -9,7 +9,7 @@ import typer
 
 from coordinator.config import Config
 from shared.errors import ParameterError, StateRefusal
-from shared.prescriptions import UNGUARANTEED
+from shared.stated import shown_price
 from shared.synthetic import Checkpoint, DrawNumber, Draws, FitName, Out, Restart, Rows, Steps, run_synthesis
 from shared.terminal import emit, plain, table
 
@@ -503,12 +503,17 @@ def _show_answer(out: Console, answer: Answer, changed: Sequence[str] = ()) -> N
         out.print(f"Follow-up ends at different waves: {'; '.join(censored)}.", style="yellow")
     n = {"n": {row.site: f"{row.n:,}" for row in answer.estimates if row.yi is not None}}
     show_pooled(out, result, exp=ratio, extra={**n, **answer.columns})
-    highest = max((source.epsilon for source in answer.sources if source.epsilon is not None), default=0.0)
-    if open_ := sorted({source.site for source in answer.sources if source.epsilon is None}):
-        out.print(f"note  The rows of {', '.join(open_)} have {UNGUARANTEED}.", style="dim")
+    highest, given = max(
+        ((source.epsilon, source.epsilon_given) for source in answer.sources if source.epsilon is not None),
+        default=(0.0, ""),
+    )
+    for words in sorted({shown_price(*source.price) for source in answer.sources if source.epsilon is None}):
+        open_ = sorted({source.site for source in answer.sources if shown_price(*source.price) == words})
+        out.print(f"note  The rows of {', '.join(open_)}: {words}.", style="dim")
     if highest > 10:
         out.print(
-            f"note  ε {highest:.4g} is not a meaningful formal guarantee for the persons behind these rows.",
+            f"note  ε {shown_price(highest, given)} is not a meaningful formal guarantee for the persons behind these "
+            "rows.",
             style="dim",
         )
     for sentence in answer.cautions:

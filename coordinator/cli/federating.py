@@ -8,6 +8,7 @@ import typer
 
 from coordinator.config import Config
 from shared.errors import PlanRefusal
+from shared.stated import shown_price
 from shared.terminal import console, emit
 
 if TYPE_CHECKING:
@@ -72,7 +73,7 @@ def federate_run(
             out,
             ("sites", ", ".join(sites) or "none has joined"),
             ("a round needs", f"{answer['quorum']} of them"),
-            ("each patient pays", f"ε {answer['epsilon']:.4g} at δ {answer['delta']:g}, once, before round 1"),
+            ("each patient pays", f"{shown_price(answer['epsilon'], delta=answer['delta'])}, once, before round 1"),
         )
         if answer["flow"] is None:
             out.print("dry run: nothing was asked")

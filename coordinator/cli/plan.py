@@ -10,7 +10,7 @@ import typer
 
 from coordinator.config import Config
 from shared.errors import ParameterError, PlanRefusal, PlanRollback, StateRefusal
-from shared.prescriptions import UNGUARANTEED
+from shared.stated import shown_column, shown_delta, shown_epsilon, shown_price, shown_room
 from shared.terminal import checklist, emit, plain, table
 
 if TYPE_CHECKING:
@@ -93,7 +93,6 @@ def plan_check(context: typer.Context, file: PlanFile, json: Json = False) -> No
 @plan_app.command("prices")
 def plan_prices(file: PlanFile, json: Json = False) -> None:
     """The study's price list: what each mechanism would cost a person, what that covers, how wide intervals are."""
-    from coordinator.client import number
     from coordinator.planning import prices
     from shared.plan import StudyPlan
 
@@ -104,7 +103,7 @@ def plan_prices(file: PlanFile, json: Json = False) -> None:
         rows = [
             [
                 price.name,
-                "–" if price.epsilon is None else number(price.epsilon),
+                "–" if price.epsilon is None and not price.epsilon_given else shown_price(*_stated(price)),
                 price.covered,
                 "not known before" if price.width is None else f"{price.width:.2f}",
             ]
@@ -112,8 +111,8 @@ def plan_prices(file: PlanFile, json: Json = False) -> None:
         ]
         out.print(table(["mechanism", "ε of one wave", "what it covers", "width"], rows, right=["ε of one wave"]))
         out.print(
-            f"ε is exact, at δ {plan.budget.delta:g}. width: of a coefficient's interval, in widths of the same "
-            "interval on the records themselves.",
+            f"ε is exact, at δ {shown_delta(plan.budget.delta)}. width: of a coefficient's interval, in widths of the "
+            "same interval on the records themselves.",
             style="dim",
         )
 
@@ -129,11 +128,11 @@ def plan_cost(
     json: Json = False,
 ) -> None:
     """Price a plan: what each wave costs a person, and the last wave the budget affords."""
-    from coordinator.client import number
     from coordinator.planning import MANY, cost
     from shared.plan import StudyPlan
 
-    price = cost(StudyPlan.from_toml(_text(file)), waves=waves, persons=persons)
+    plan = StudyPlan.from_toml(_text(file))
+    price = cost(plan, waves=waves, persons=persons)
 
     def show(out: Console) -> None:
         from rich.text import Text
@@ -145,24 +144,30 @@ def plan_cost(
             ("posture", price.posture),
             (
                 "one wave alone",
-                UNGUARANTEED if price.epsilon is None else f"ε {number(price.epsilon)} at δ {price.delta:g} (exact)",
+                shown_price(*_stated(price), delta=price.delta) + (" (exact)" if price.epsilon is not None else ""),
             ),
             *(
-                [("the rows alone", f"ε {number(price.rows)}; the rest is training")]
+                [("the rows alone", f"ε {shown_epsilon(price.rows)}; the rest is training")]
                 if price.rows is not None and price.epsilon is not None and price.rows < price.epsilon
                 else []
             ),
             *(
-                [("by the paper", f"ε {number(price.paper)} for the rows (Theorem 2; looser, never charged)")]
+                [
+                    (
+                        "by the paper",
+                        f"ε {shown_price(price.paper, price.epsilon_given)}, for the rows (Theorem 2; looser, never "
+                        "charged)",
+                    )
+                ]
                 if price.paper is not None
                 else []
             ),
             *(
-                [("training first", f"ε {number(price.training)}, once, to everybody; in every line below")]
+                [("training first", f"ε {shown_epsilon(price.training)}, once, to everybody; in every line below")]
                 if price.training is not None
                 else []
             ),
-            *([("budget", f"ε {price.cap:g} at δ {price.delta:g}, all waves")] if price.epsilon is not None else []),
+            *([("budget", f"{_budget(plan)}, all waves")] if price.epsilon is not None else []),
         )
         out.print()
         rows: list[list[Any]] = []
@@ -171,10 +176,10 @@ def plan_cost(
                 rows.append(["…", "", "", ""])
                 continue
             paid = Text("yes", style="green") if wave.affordable else Text("no", style="bold red")
-            rows.append([wave.number, number(wave.total), number(max(wave.left, 0.0)), paid])
+            rows.append([wave.number, shown_epsilon(wave.total), shown_room(max(wave.left, 0.0)), paid])
         if rows:
-            right = ["wave", "ε charged so far", "left"]
-            out.print(table(["wave", "ε charged so far", "left", "affordable"], rows, right=right))
+            charged, _ = shown_column({"": _stated(price)}, "ε charged so far")
+            out.print(table(["wave", charged, "left", "affordable"], rows, right=["wave", charged, "left"]))
             out.print()
         last = price.last_affordable
         words = f"last affordable wave: {last:,}" if last else "not even one wave is affordable"
@@ -185,8 +190,9 @@ def plan_cost(
         out.print(price.translation.replace(": At ", ":\nAt ").replace(". With ", ".\nWith "))
         for condition in price.conditions:
             out.print(f"note  {condition.sentence}", style="yellow")
-        if price.rows is not None and price.rows > 8.001:
-            out.print(f"For ε 8 in one wave take w = {price.w_for_8:.2g}.", style="cyan")
+        if price.rows is not None and price.rows > 8.001 and price.w_for_8 is not None:
+            told = f", given {price.epsilon_given}," if price.epsilon_given else ""
+            out.print(f"For ε 8 in one wave{told} take w = {shown_room(price.w_for_8, 2)}.", style="cyan")
         if last:
             out.print(f"next: coordinator plan sign {file}", style="cyan")
 
@@ -309,12 +315,13 @@ def plan_show(
         plan = store.plan(study, version).plan
     covered, not_covered = coverage(plan)
     price = cost(plan)
-    charged = UNGUARANTEED
+    charged = shown_price(*_stated(price))
     if price.epsilon is not None:
         waves = "1 wave" if len(price.waves) == 1 else f"{len(price.waves)} waves"
-        charged = f"ε {price.epsilon:.4g} for a wave alone; ε {price.waves[-1].total:.4g} charged for {waves}"
+        total = shown_price(price.waves[-1].total, price.epsilon_given)
+        charged = f"ε {charged} for a wave alone; ε {total} charged for {waves}"
     if price.training is not None:
-        charged += f" and the training, which alone is ε {price.training:.4g}"
+        charged += f" and the training, which alone is ε {shown_epsilon(price.training)}"
     answer = {"hash": plan.hash, "plan": plan.to_canonical(), "covered": covered, "not_covered": not_covered}
 
     def show(out: Console) -> None:
@@ -328,7 +335,7 @@ def plan_show(
             ("who", plan.eligibility or "–"),
             ("mechanism", f"{price.mechanism}, {price.details}; posture {plan.posture}"),
             ("price", charged),
-            ("budget", f"ε {plan.budget.epsilon:g} at δ {plan.budget.delta:g}, for one person"),
+            ("budget", f"{_budget(plan)}, for one person"),
             ("in words", price.translation),
             ("rows", "analysts may download them" if plan.row_download else "analysts may not download them"),
         )
@@ -382,6 +389,15 @@ def _range(column: Any) -> str:
     if column.lower is not None:
         return f"{column.lower:g} to {column.upper:g}"
     return ", ".join(map(str, column.levels))
+
+
+def _stated(price: Any) -> tuple[float | None, str]:
+    """ε of a cost or a price, and what it takes as given."""
+    return price.epsilon, price.epsilon_given
+
+
+def _budget(plan: StudyPlan) -> str:
+    return f"ε {shown_epsilon(plan.budget.epsilon)} at δ {shown_delta(plan.budget.delta)}"
 
 
 def _abridged(waves: Sequence[Any], last: int) -> list[Any]:

@@ -10,7 +10,7 @@ import typer
 
 from coordinator.config import Config
 from shared.errors import ParameterError, StateRefusal
-from shared.prescriptions import UNGUARANTEED
+from shared.stated import shown_price
 from shared.terminal import checklist, emit, plain, table
 
 if TYPE_CHECKING:
@@ -95,8 +95,9 @@ def release_show(
     note = ""
     if len(charges) > 1 and receipt.epsilon is not None:
         note = (
-            f"Somebody in all {len(charges)} releases that had arrived by then would have spent ε {together:.4g}. The "
-            "site's ledger counts per person, and draws that never arrived as well; only the site can see it."
+            f"Somebody in all {len(charges)} releases that had arrived by then would have spent ε "
+            f"{shown_price(together, receipt.given)}. The site's ledger counts per person, and draws that never "
+            "arrived as well; only the site can see it."
         )
 
     def show(out: Console) -> None:
@@ -111,15 +112,19 @@ def release_show(
             ("mechanism", f"{receipt.mechanism.replace('_', ' ')}, {_parameters(receipt.parameters)}"),
             ("posture", receipt.posture),
             *(
-                [("this release", UNGUARANTEED)]
-                if receipt.epsilon is None
+                [("this release", shown_price(None, receipt.given))]
+                if receipt.stated_epsilon is None
                 else [
-                    ("this release", f"ε {receipt.epsilon:.4g} at δ {receipt.delta:g}"),
-                    ("at most", f"ε {receipt.study_epsilon:.4g} per person at this site, by the whole study"),
+                    ("this release", shown_price(receipt.epsilon, receipt.given, delta=receipt.delta)),
+                    (
+                        "at most",
+                        f"ε {shown_price(receipt.study_epsilon, receipt.given)}, per person at this site, by the whole "
+                        "study",
+                    ),
                 ]
             ),
             *([("note", note)] if note else []),
-            ("in words", receipt.translation),
+            ("in words", receipt.stated_translation),
             ("neighbours", f"{receipt.neighbours.replace('_', ' ')}; unit {receipt.unit}"),
             ("given", receipt.conditional_on),
         )
@@ -336,7 +341,8 @@ def wave_reopen(
 def _release_data(release: Release) -> dict[str, Any]:
     names = ("release_id", "study", "wave", "site", "n", "plan_version", "bundle_sha256", "bundle_bytes")
     facts = {name: getattr(release, name) for name in (*names, "log_index", "log_root", "accepted_day")}
-    return {**facts, "epsilon": release.receipt.epsilon, "posture": release.receipt.posture}
+    receipt = release.receipt
+    return {**facts, "epsilon": receipt.stated_epsilon, "epsilon_given": receipt.given, "posture": receipt.posture}
 
 
 def one_release(store: Store, start: str) -> Release:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from coordinator.demo.play import BASELINE, REAL, Answer, Play
+from coordinator.demo.play import BASELINE, REAL, Answer, Play, Prices
+from shared.stated import raised, shown_column, shown_epsilon, shown_price
 from shared.terminal import console
 
 if TYPE_CHECKING:
@@ -31,22 +32,21 @@ def write(answers: Mapping[str, Answer], play: Play, out: Path) -> None:
         first, *others = answer.arms
         ratio = answer.arms[first].scale == "log"
         unit = play.unit(answer)
-        prices = _words(answer.epsilon)
-        for other in answer.others.values():
-            prices = {site: f"{price} / {_words(other).get(site, '–')}" for site, price in prices.items()}
-        whose = f" ({' / '.join([first, *answer.others])})" if answer.others else ""
-        together = (
-            {"ε of both": {site: f"{both:.3g}" for site, both in answer.together.items()}} if answer.together else {}
-        )
-        noise = f" Noise: its part of the variance of {first}." if answer.others else ""
-        told = f"ε at the plan's δ{whose}, {play.covers}.{noise} Real records: only in this demo."
-        for label in answer.arms if answer.others else ():
+        priced = [dict([shown_column(answer.priced(label))]) for label in (first, *answer.apart)]
+        whose = f" ({' / '.join([first, *answer.apart])})" if answer.others else ""
+        together = dict([shown_column(answer.together, "ε of both")]) if answer.together else {}
+        noise = f" Noise: its part of the variance of {first}." if answer.apart else ""
+        open_ = f" {BASELINE}: {_price(answer.priced(BASELINE))[0]}." if BASELINE in answer.others else ""
+        told = f"ε at the plan's δ{whose}, {play.covers}.{open_}{noise} Real records: only in this demo."
+        for label in answer.arms if answer.apart else ():
             figures.forest(
                 answer.arms[label],
                 title=f"{answer.title}: {label}",
                 note=answer.question,
                 xlabel=f"{unit} (log scale)" if ratio else unit,
-                columns={} if label == REAL else {"Posture": dict(answer.posture), "ε": _words(answer.priced(label))},
+                columns={}
+                if label == REAL
+                else {"Posture": dict(answer.posture)} | dict([shown_column(answer.priced(label))]),
                 name=label,
                 path=out / f"forest_{key}_{re.sub(r'[^a-z0-9]+', '_', label)}.svg",
             )
@@ -56,13 +56,13 @@ def write(answers: Mapping[str, Answer], play: Play, out: Path) -> None:
                 title=answer.title,
                 note=f"{answer.question}; {told}",
                 xlabel=f"{unit} (log scale)" if ratio else unit,
-                columns={"Posture": dict(answer.posture), "ε": prices} | together,
+                columns={"Posture": dict(answer.posture)} | _beside(priced) | together,
                 name=first,
                 compare={label: answer.arms[label] for label in others},
                 path=out / f"forest_{key}.{suffix}",
             )
-        document[key] = {"question": answer.question, "term": answer.term, "epsilon": dict(answer.epsilon)}
-        document[key] |= {"together": dict(answer.together)} if answer.together else {}
+        document[key] = {"question": answer.question, "term": answer.term} | _plain("epsilon", answer.epsilon)
+        document[key] |= _plain("together", answer.together) if answer.together else {}
         document[key]["arms"] = {label: plain(pooled_data(result)) for label, result in answer.arms.items()}
         real = answer.arms.get(REAL)
         for label, result in answer.arms.items():
@@ -71,9 +71,31 @@ def write(answers: Mapping[str, Answer], play: Play, out: Path) -> None:
     (out / "results.json").write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-def _words(epsilon: Mapping[str, float]) -> dict[str, str]:
-    """ε per site as it is printed: whole from 10 upwards, two digits below."""
-    return {site: f"{value:.0f}" if value >= 10 else f"{value:.2g}" for site, value in epsilon.items()}
+def _plain(name: str, prices: Prices) -> dict[str, Any]:
+    """ε per site, and beside it what it takes as given."""
+    numbers = {site: epsilon for site, (epsilon, _) in prices.items()}
+    return {name: numbers, f"{name}_given": {site: given for site, (_, given) in prices.items()}}
+
+
+def _beside(columns: Sequence[Mapping[str, Mapping[str, str]]]) -> dict[str, dict[str, str]]:
+    """Columns of several arms as one where their headings agree, else beside each other."""
+    out: dict[str, dict[str, str]] = {}
+    for column in columns:
+        for heading, cells in column.items():
+            before = out.get(heading)
+            out[heading] = (
+                dict(cells) if before is None else {s: f"{text} / {cells.get(s, '–')}" for s, text in before.items()}
+            )
+    return out
+
+
+def _price(prices: Prices) -> tuple[str, str]:
+    """What one site of an arm costs, from the cheapest to the dearest, or the words in its place; and the condition."""
+    stated = {epsilon for epsilon, _ in prices.values() if epsilon is not None}
+    apart = dict.fromkeys(shown_price(None, given) for epsilon, given in prices.values() if epsilon is None)
+    ends = list(dict.fromkeys(shown_epsilon(end) for end in (min(stated), max(stated)))) if stated else []
+    given = " and ".join(dict.fromkeys(given for epsilon, given in prices.values() if epsilon is not None and given))
+    return ", ".join([*([" to ".join(ends)] if ends else []), *apart]), given
 
 
 def _rounded(value: float) -> float:
@@ -85,15 +107,12 @@ def _printed(value: float, sign: str = "") -> str:
     return f"{value:{sign}.3f}" if abs(value) >= 0.001 or value == 0 else f"{value:{sign}.1g}"
 
 
-def row(
-    key: str, label: str, result: PooledResult, real: PooledResult | None, epsilon: Mapping[str, float]
-) -> dict[str, Any]:
+def row(key: str, label: str, result: PooledResult, real: PooledResult | None, prices: Prices) -> dict[str, Any]:
     """One line of the table: the pooled ratio, its interval, its distance to the real one, and the price."""
     import math
 
     show: Callable[[float], float] = math.exp if result.scale == "log" else float
-    costs = sorted(set(_words(epsilon).values()), key=float)
-    cost = costs[0] if len(costs) == 1 else f"{costs[0]} to {costs[-1]}"
+    cost, given = ("not private", "") if label == REAL else _price(prices)
     return {
         "question": key,
         "tables": label,
@@ -104,7 +123,8 @@ def row(
         "gap_to_real": None if real is None else _rounded(show(result.beta) - show(real.beta)),
         "tau2": round(result.tau2, 5),
         "I2_percent": round(result.I2, 1),
-        "epsilon_per_site": {REAL: "not private", BASELINE: "0"}.get(label, cost),
+        "epsilon_per_site": cost,
+        "epsilon_given": given,
         "excluded": "; ".join(f"{one.label}: {one.reason}" for one in result.excluded),
     }
 
@@ -118,12 +138,22 @@ def show(answers: Mapping[str, Answer], play: Play, out: Path, seconds: float) -
     table = Table(
         title="Pooled by random effects (REML, ad hoc Knapp-Hartung)", title_justify="left", box=box.SIMPLE_HEAD
     )
-    for heading in ("question", "tables", "estimate", "95 % interval", "gap", "I²", "ε"):
+    lines = {
+        (key, label): row(key, label, result, answer.arms.get(REAL), answer.priced(label))
+        for key, answer in answers.items()
+        for label, result in answer.arms.items()
+    }
+    priced = {
+        at: " given ".join(filter(None, (line["epsilon_per_site"], line["epsilon_given"])))
+        for at, line in lines.items()
+    }
+    last, prices = raised("ε", priced)
+    for heading in ("question", "tables", "estimate", "95 % interval", "gap", "I²", last):
         justify: Literal["left", "right"] = "left" if heading in ("question", "tables") else "right"
-        table.add_column(heading, justify=justify, no_wrap=True)
+        table.add_column(heading, justify=justify, no_wrap=heading != last)
     for key, answer in answers.items():
-        for label, result in answer.arms.items():
-            line = row(key, label, result, answer.arms.get(REAL), answer.priced(label))
+        for label in answer.arms:
+            line = lines[key, label]
             table.add_row(
                 key if label == next(iter(answer.arms)) else "",
                 label,
@@ -131,14 +161,14 @@ def show(answers: Mapping[str, Answer], play: Play, out: Path, seconds: float) -
                 f"{_printed(line['ci_lb'])} to {_printed(line['ci_ub'])}",
                 "" if label == REAL or line["gap_to_real"] is None else _printed(line["gap_to_real"], "+"),
                 f"{line['I2_percent']:.0f} %",
-                line["epsilon_per_site"],
+                prices[key, label],
             )
         table.add_section()
     screen.print(table)
     screen.print(play.note, style="dim")
     accounts = next((answer.together for answer in answers.values() if answer.together), {})
     if accounts:
-        each = ", ".join(f"{site} ε = {together:.4g}" for site, together in sorted(accounts.items()))
+        each = ", ".join(f"{site} ε = {shown_price(*together)}" for site, together in sorted(accounts.items()))
         screen.print(f"Both releases of a person together, by each hospital's own account: {each}.", highlight=False)
     warned: dict[str, list[str]] = {}
     for key, answer in answers.items():

@@ -63,10 +63,14 @@ class Assay(Play):
         [(name, formula)] = plan.estimands.items()
         with closing(Store.open(stage.hub, Config.load(stage.hub).store)) as store:
             seen = harmonised(store, "assay", COLUMN, to=REFERENCE, estimand=name, term=TERM)
-            priced = {release.site: release.receipt.epsilon or 0.0 for release in store.releases(seen.densities)}
+            priced = {release.site: release.receipt.epsilon for release in store.releases(seen.densities)}
         for suffix in ("svg", "pdf", "png"):
             seen.figure(stage.out / f"forest_three_answers.{suffix}", title=f"{plan.title}: three answers")
-        epsilon = {source.site: source.cost for source in seen.answer.sources}
+        epsilon = {source.site: source.price for source in seen.answer.sources}
+        both = {
+            site: (None if value is None else value + (priced.get(site) or 0.0), given)
+            for site, (value, given) in epsilon.items()
+        }
         return {
             name: Answer(
                 title=f"{plan.title}: {name}",
@@ -79,7 +83,7 @@ class Assay(Play):
                 },
                 epsilon=epsilon,
                 posture={source.site: source.posture for source in seen.answer.sources},
-                others={ARMS[2]: {site: value + priced.get(site, 0.0) for site, value in epsilon.items()}},
+                others={ARMS[2]: both},
             )
         }
 

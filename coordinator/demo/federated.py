@@ -93,7 +93,7 @@ class Federated(Cohorts):
                         "released through the flow": told.result,
                         REAL: pooled_real(stage.tables, plan, formula, "sbp/10"),
                     },
-                    epsilon={source.site: source.cost for source in told.sources},
+                    epsilon={source.site: source.price for source in told.sources},
                     posture={source.site: source.posture for source in told.sources},
                 )
         return answers
@@ -102,13 +102,14 @@ class Federated(Cohorts):
     def note(self) -> str:
         """What each ε covers."""
         from shared.plan import StudyPlan
+        from shared.stated import shown_epsilon
 
         training = StudyPlan.from_toml(self.text)
         assert training.federated is not None
-        epsilon = training.federated.epsilon(training.budget.delta)
+        epsilon = shown_epsilon(training.federated.epsilon(training.budget.delta))
         return (
             f"gap: to the real records. ε is that of the rows, whatever the flow; the training of the flow was charged "
-            f"before it began, ε = {epsilon:.2g} to every participant of every cohort. Nothing was fitted beside that."
+            f"before it began, ε = {epsilon} to every participant of every cohort. Nothing was fitted beside that."
         )
 
 

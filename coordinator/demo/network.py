@@ -74,7 +74,7 @@ class Network(Play):
                     question=formula,
                     term=told.term,
                     arms={plan.release.title: told.result, REAL: _real(stage.tables, plan, formula)},
-                    epsilon={site: source.cost for site, source in sources.items()},
+                    epsilon={site: source.price for site, source in sources.items()},
                     posture={site: source.posture for site, source in sources.items()},
                 )
         return found

@@ -39,6 +39,7 @@ __all__ = [
 ]
 
 STUDIES = Path(__file__).resolve().parents[2] / "deploy" / "studies"
+Prices = Mapping[str, tuple[float | None, str]]
 REAL, BASELINE = "real records", "released, w = 0"
 PLAYS: Mapping[str, str] = {
     "cvd": "coordinator.demo.cohorts:Cohorts",
@@ -144,23 +145,29 @@ class Answer:
     Args:
         title, question, term: of the figure; the formula; what is pooled of it.
         arms: label to pooled result; the released one first.
-        epsilon, posture: per site, of the released arm; a posture also of the other, where it has another.
-        others: per site, of an arm with a price of its own; each such study draws a figure per arm.
-        together: per site, ε of all its releases in its one account; none where there is one release.
+        epsilon, posture: per site, of the released arm; a posture also of the other, where it has another. A price is
+            ε and what it takes as given (`shared.stated`).
+        others: price per site, of an arm with a price of its own; where it is not `BASELINE`, each arm has a figure.
+        together: per site, the price of all its releases in its one account; none where there is one release.
     """
 
     title: str
     question: str
     term: str
     arms: Mapping[str, PooledResult]
-    epsilon: Mapping[str, float]
+    epsilon: Prices
     posture: Mapping[str, str]
-    others: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    together: Mapping[str, float] = field(default_factory=dict)
+    others: Mapping[str, Prices] = field(default_factory=dict)
+    together: Prices = field(default_factory=dict)
 
-    def priced(self, label: str) -> Mapping[str, float]:
-        """ε per site of an arm."""
+    def priced(self, label: str) -> Prices:
+        """Price per site of an arm."""
         return self.others.get(label, self.epsilon)
+
+    @property
+    def apart(self) -> tuple[str, ...]:
+        """Arms beside the first that are told of in a figure of their own."""
+        return tuple(label for label in self.others if label != BASELINE)
 
 
 class SideBySide(Play):
@@ -187,14 +194,15 @@ class SideBySide(Play):
         label, beside = self.labels(*plans.values())
         # A person stands in both releases: what both say of one person together is in the hospital's own account.
         priced = beside != BASELINE
-        together = {site: stage.agent(site, "budget")["site"]["epsilon"] for site in stage.tables} if priced else {}
+        accounts = {site: stage.agent(site, "budget")["site"] for site in stage.tables} if priced else {}
+        together = {site: (told["epsilon"], told["epsilon_given"]) for site, told in accounts.items()}
         answers: dict[str, Answer] = {}
         with closing(Store.open(stage.hub, Config.load(stage.hub).store)) as store:
             for name, formula in plans[shown].estimands.items():
                 for term in self.focus:
                     told = {study: ask(store, study, 1, formula, term=term) for study in plans}
                     sources = {source.site: source for source in told[shown].sources}
-                    others = {source.site: source.cost for source in told[other].sources}
+                    others = {source.site: source.price for source in told[other].sources}
                     postures = {source.site: source.posture for source in told[other].sources}
                     key = f"{name}_{re.sub(r'[^a-z0-9]+', '', term)}" if len(self.focus) > 1 else name
                     answers[key] = Answer(
@@ -206,12 +214,12 @@ class SideBySide(Play):
                             beside: told[other].result,
                             REAL: pooled_real(stage.tables, plans[shown], formula, term),
                         },
-                        epsilon={site: source.cost for site, source in sources.items()},
+                        epsilon={site: source.price for site, source in sources.items()},
                         posture={
                             site: " / ".join(dict.fromkeys((source.posture, postures.get(site, source.posture))))
                             for site, source in sources.items()
                         },
-                        others={beside: others} if priced else {},
+                        others={beside: others},
                         together=together,
                     )
         return answers

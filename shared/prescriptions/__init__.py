@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from shared.randomness import Noise
 
 __all__ = [
-    "UNGUARANTEED",
     "Answering",
     "EdgeRules",
     "Facts",
@@ -40,12 +39,10 @@ __all__ = [
     "Prescription",
     "kind",
     "must",
+    "other_record",
     "plain",
     "unit",
 ]
-
-UNGUARANTEED = "no formal guarantee"
-"""What people read in the place of an ε where none is stated."""
 
 _KINDS: Mapping[str, str] = {
     "latent_noise": "shared.prescriptions.latent_noise:LatentNoisePlan",
@@ -221,9 +218,9 @@ class Figures(Answering):
         everyone = "Every person in the table" if person else "Every row of the hospital's table"
         record = "one person's record" if person else "one row of the hospital's table"
         return (
-            f"{everyone}: replacing {record} by any other changes the probability of any released figures by at most "
-            "the stated (ε, δ). Everything that looks at a record is noised and priced; bounds, bins and weights come "
-            "from the plan. What is made of the figures afterwards costs nothing more.",
+            f"{everyone}: replacing {record} by {other_record(plan)} changes the probability of any released figures "
+            "by at most the stated (ε, δ). Everything that looks at a record is noised and priced; bounds, bins and "
+            "weights come from the plan. What is made of the figures afterwards costs nothing more.",
         )
 
     @abstractmethod
@@ -248,6 +245,15 @@ class Figures(Answering):
 def unit(plan: StudyPlan) -> str:
     """Whose record the guarantee is about: "patient", or "row" where no column says which rows are one person's."""
     return "patient" if plan.dictionary.person is not None else "row"
+
+
+def other_record(plan: StudyPlan) -> str:
+    """What a record is replaced by: any other, or any other that is complete where the plan leaves the rest out.
+
+    A record with a missing value would be left out, and n, which is public, would move.
+    """
+    left_out = any(column.missing == "complete_case" for column in plan.dictionary.released)
+    return "any other complete record" if left_out else "any other"
 
 
 def must(holds: bool, rule: str, given: object, step: str = "Correct the plan.") -> None:

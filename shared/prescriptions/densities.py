@@ -29,6 +29,7 @@ from shared.mechanisms.local import LEAST, MOST, LocalCounts, better
 from shared.mechanisms.quantiles import Quantiles
 from shared.mechanisms.scaling import Coefficients
 from shared.prescriptions import Facts, Figures, must, unit
+from shared.stated import shown_epsilon
 
 if TYPE_CHECKING:
     from shared.plan import StudyPlan
@@ -146,7 +147,7 @@ class DensitiesPlan(Figures):
         must(
             self.trust == "central" or LEAST * parts <= self.epsilon <= MOST * parts,
             f"release.epsilon with trust 'local' must give each density {LEAST:g} to {MOST:g}",
-            f"{self.epsilon:g} for {parts}",
+            f"{shown_epsilon(self.epsilon)} for {parts}",
         )
         most = max(map(len, self.densities))
         must(

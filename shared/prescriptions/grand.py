@@ -35,7 +35,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from shared.dictionary import LEVELLED, Dictionary
 from shared.errors import EstimateRefusal, ParameterError, PlanRefusal, SchemaRefusal
-from shared.prescriptions import Answering, EdgeRules, Facts, must
+from shared.prescriptions import Answering, EdgeRules, Facts, must, other_record
+from shared.stated import shown_epsilon
 
 if TYPE_CHECKING:
     import numpy as np
@@ -315,11 +316,15 @@ class GrandPlan(Answering):
     def covered(self, plan: StudyPlan) -> tuple[str, ...]:
         """Released persons, with all their edges and attributes."""
         noise = self.mechanism_of(plan)
+        others = (
+            other_record(plan).replace("any other", "any others", 1).replace(" complete record", " that are complete")
+        )
         if self.labelled:
-            return (_COVERED_IN_TWO.format(self._label_in_words(plan), *self.parts(), noise.scale, noise.p),)
+            parts = map(shown_epsilon, self.parts())
+            return (_COVERED_IN_TWO.format(others, self._label_in_words(plan), *parts, noise.scale, noise.p),)
         return (
             "Every person who is released, with all edges and attributes together (replace-one node): replacing the "
-            "edges and the attributes of one of them by any others changes the probability of any released network "
+            f"edges and the attributes of one of them by {others} changes the probability of any released network "
             f"by a factor of at most e^ε, with δ = 0. Laplace noise of scale {noise.scale:.4g}, which is p/ε, is added "
             f"to each of p = {noise.p} coordinates of a person, and together they cost exactly the stated ε. Edges "
             "between released persons are read by nothing that is released: the released ones are drawn anew."
@@ -421,11 +426,11 @@ class GrandPlan(Answering):
 
 _COVERED_IN_TWO = (
     "Every person who is released, with all edges and attributes together (replace-one node): replacing the edges and "
-    "the attributes of one of them by any others changes the probability of any released network by a factor of at "
+    "the attributes of one of them by {} changes the probability of any released network by a factor of at "
     "most e^ε, with δ = 0. The price has two parts, which add up to exactly the ε of the plan. First {} is told, by "
     "randomised response: it is either the person's own, or that of a person held out at random, and no label is more "
-    "than e^x times as probable for one person as for another, with x = {:.4g}, the first part. Then the coordinates "
-    "follow within it, for x = {:.4g}: Laplace noise of scale {:.4g}, which is p/x, is added to each of p = {} "
+    "than e^x times as probable for one person as for another, with x = {}, the first part. Then the coordinates "
+    "follow within it, for x = {}: Laplace noise of scale {:.4g}, which is p/x, is added to each of p = {} "
     "coordinates of a person. Edges between released persons are read by nothing that is released: the released ones "
     "are drawn anew."
 )

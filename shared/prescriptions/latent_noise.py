@@ -14,7 +14,8 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from shared.errors import PlanRefusal, SchemaRefusal
-from shared.prescriptions import Facts, Prescription, must, unit
+from shared.prescriptions import Facts, Prescription, must, other_record, unit
+from shared.stated import shown_epsilon, shown_price
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from shared.mechanisms.latent_noise import LatentNoise
     from shared.plan import StudyPlan
 
-__all__ = ["CONDITIONAL_ON", "LatentNoisePlan", "carried_column", "mechanism"]
+__all__ = ["CONDITIONAL_ON", "FITTED_ON_THE_ROWS", "LatentNoisePlan", "carried_column", "mechanism"]
 
 CONDITIONAL_ON: Mapping[str, str] = {
     "local": "flow, encoder, w and R",
@@ -44,6 +45,9 @@ OPEN: Mapping[str, str] = {
 }
 """`release.vary`, and what a steward is told that it gives away."""
 NOTHING_PROMISED = "nothing: no price is stated"
+FITTED_ON_THE_ROWS = "The flow, its margins and its stopping point: they were fitted on the released records themselves"
+"""How every ledger's line of a release under posture ``local`` begins to say what it does not cover: by these words a
+charge is known to be given the flow, so they stay as they are."""
 _SIX_DIGITS = Context(prec=6, rounding=ROUND_DOWN)
 
 
@@ -182,10 +186,20 @@ class LatentNoisePlan(Prescription):
     def _both(self) -> str:
         return "neither" if self.w is None else f"w = {self.w:g} and epsilon = {self.epsilon}"
 
+    def _flow_alone(self, plan: StudyPlan) -> bool:
+        """Whether the rows hold nothing of a record but what a flow carries that was fitted on it."""
+        return plan.posture == "local" and self.w == 0 and not self.vary
+
     def event(self, plan: StudyPlan) -> privacy.Event:
-        """Noise on the rows, and the training of the flow where that is priced."""
+        """Noise on the rows, and the training of the flow where that is priced.
+
+        Of rows from a flow alone that was fitted on their records nothing has a price: the noise is on no record, and
+        its ε of 0 would speak of nothing.
+        """
         from shared import privacy
 
+        if self._flow_alone(plan):
+            return privacy.NoGuarantee(of="flow")
         noise: privacy.Event = mechanism(plan).event
         training = _training(plan)
         return noise if training is None else privacy.Composition(events=(training, noise))
@@ -206,7 +220,7 @@ class LatentNoisePlan(Prescription):
             d=noise.d,
             parameters=parameters,
             conditional_on=NOTHING_PROMISED
-            if self.vary
+            if self.vary or self._flow_alone(plan)
             else (TRAINED_BEFORE if _used(plan) else CONDITIONAL_ON[plan.posture]) + self._also_given,
             # DP-SGD adds its noise to sums over persons; latent noise alone is added to each row by itself.
             model="local" if plan.private is None else "central",
@@ -222,9 +236,11 @@ class LatentNoisePlan(Prescription):
         person = unit(plan) == "patient"
         record = "one person's record" if person else "one row of the hospital's table"
         everyone = "Every person in the table" if person else "Every row of the hospital's table"
-        other = f"any other with the same {self.carry}" if self.carry else "any other"
+        other = other_record(plan) + (f" with the same {self.carry}" if self.carry else "")
         if self.vary:
             return ("Nothing: there is no formal guarantee for any row.",)
+        if self._flow_alone(plan):
+            return ("Nothing: no row holds anything but what the flow carries, and nothing bounds that.",)
         promise = (
             f"replacing {record} by {other} changes the probability of any released table by at most the stated (ε, δ)"
         )
@@ -234,7 +250,7 @@ class LatentNoisePlan(Prescription):
             covered = f"{whose}{but}, given the flow, the encoder, the weight w and the clipping radius R: {promise}."
         elif plan.posture == "holdout":
             covered = (
-                "Every person who is released: replacing the record of one of them by any other changes the "
+                f"Every person who is released: replacing the record of one of them by {other} changes the "
                 "probability of any released table by at most the stated (ε, δ). The flow was fitted on other "
                 "persons; the encoder, the weight w and the clipping radius R come from the plan."
             )
@@ -283,9 +299,8 @@ class LatentNoisePlan(Prescription):
                 f"{who}: no formal guarantee. {OPEN[self.vary]} So no ε is stated, no total holds this release, and "
                 "nothing bounds what it tells of a record.",
                 *(begun if plan.flow else ()),
-                "The flow, its margins and its stopping point: they were fitted on the released records themselves, "
-                "and nothing bounds what they carry about a person. The site audited the release by the attacks it "
-                "could try; that is evidence, not a guarantee.",
+                f"{FITTED_ON_THE_ROWS}, and nothing bounds what they carry about a person. The site audited the "
+                "release by the attacks it could try; that is evidence, not a guarantee.",
             )
         if plan.posture == "local":
             carried: tuple[str, ...] = ()
@@ -299,12 +314,14 @@ class LatentNoisePlan(Prescription):
                     " is released exactly, of each wave.",
                 )
             when = ", of this wave or of the one whose flow is used again" if len(plan.waves) > 1 else ""
+            bounded = "not bounded by this ε"
+            if self._flow_alone(plan):
+                bounded = "bounded by nothing: so no ε is stated of rows from it alone (w = 0), and no total holds them"
             return (
                 *carried,
                 *(begun if plan.flow else ()),
-                "The flow, its margins and its stopping point: they were fitted on the released records themselves"
-                f"{when} (posture 'local'), and what they carry about a person is not bounded by this ε. The site "
-                "audited the release by the attacks it could try; that is evidence, not a guarantee.",
+                f"{FITTED_ON_THE_ROWS}{when} (posture 'local'), and what they carry about a person is {bounded}. The "
+                "site audited the release by the attacks it could try; that is evidence, not a guarantee.",
             )
         if plan.posture == "holdout":
             return (
@@ -419,8 +436,8 @@ def _solved(target: float, delta: float, radius: float, training: privacy.Subsam
     low, high = -9.0, 0.0
     if not fits(low):
         raise PlanRefusal(
-            f"training must leave something of release.epsilon = {target:g}",
-            given=f"training that costs ε = {privacy.epsilon(training, delta):.4g} at δ = {delta:g} by itself",
+            f"training must leave something of release.epsilon = {shown_epsilon(target)}",
+            given=f"training that costs {shown_price(privacy.epsilon(training, delta), delta=delta)} by itself",
             next_step="Raise private.noise_multiplier, plan fewer steps or a lower rate, or raise release.epsilon.",
         )
     while high - low > 1e-3:
@@ -433,6 +450,6 @@ def _paper(plan: StudyPlan, noise: LatentNoise) -> float | None:
     """Theorem 2's ε*, beside the exact one so that readers of the paper find their number; it knows no training."""
     from shared import privacy
 
-    if plan.posture == "private" or noise.vary:
+    if plan.posture == "private" or noise.vary or (plan.posture == "local" and noise.w == 0):
         return None
     return privacy.theorem2_epsilon(w=noise.w, C=2 * noise.radius, delta=plan.budget.delta)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from shared.errors import UsageRefusal
-from shared.prescriptions import UNGUARANTEED
+from shared.stated import shown_epsilon, shown_price
 from shared.terminal import emit
 from site_agent.cli.frame import As, Dry, Home, Json, Reason, Study, app, audit_app, ledger_app
 from site_agent.desk import agent_version, attempted, desk, today
@@ -37,7 +37,8 @@ def budget(
     lines = at.ledger.statement(study)
     totals = airlock.totals(at, study)
     mine = at.config.budget
-    site = {"epsilon": at.ledger.site_total(mine.delta), "delta": mine.delta, "cap": mine.epsilon}
+    whole, given = at.ledger.site_price(mine.delta)
+    site = {"epsilon": whole, "epsilon_given": given, "delta": mine.delta, "cap": mine.epsilon}
 
     def show(out: Console) -> None:
         from site_agent import screens
@@ -45,11 +46,13 @@ def budget(
         screens.budget(out, lines, totals)
 
         out.print()
-        capped = "" if site["cap"] is None else f" of {site['cap']:g}"
-        out.print(f"All studies of this site together: ε = {site['epsilon']:.4g}{capped} at δ = {site['delta']:g},")
-        out.print("for somebody who was charged most in each. " + (_NO_SITE_CAP if site["cap"] is None else ""))
+        if whole is not None:
+            capped = "" if mine.epsilon is None else f", of {shown_epsilon(mine.epsilon)}"
+            out.print(f"All studies of this site together: {shown_price(whole, given, delta=mine.delta)}{capped},")
+            out.print("for somebody who was charged most in each. " + (_NO_SITE_CAP if mine.epsilon is None else ""))
         if apart := sum(total["open"] for total in totals):
-            out.print(f"{apart} releases with {UNGUARANTEED} are not in it.")
+            words = "; ".join(dict.fromkeys(total["open_words"] for total in totals if total["open_words"]))
+            out.print(f"{apart} releases are in no total: {words}.")
 
     emit({"lines": lines, "totals": totals, "site": site}, as_json=json, show=show)
 

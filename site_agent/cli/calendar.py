@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from shared.errors import UsageRefusal
-from shared.prescriptions import UNGUARANTEED
+from shared.stated import shown_epsilon, shown_price
 from shared.terminal import emit
 from site_agent.cli.frame import As, Dry, Home, Json, Study, app
 from site_agent.cli.plan import charged
@@ -37,6 +37,9 @@ def waves(
     from site_agent import waves as calendars
 
     at = desk(home)
+    from shared.privacy import guaranteed
+    from shared.release import given, planned_event
+
     day = today()
     studies: list[dict[str, Any]] = []
     for name in [study] if study else sorted({*at.config.studies, *at.plans.studies()}):
@@ -46,7 +49,7 @@ def waves(
         holds = at.ledger.holds(name)
         lines = calendars.calendar(plan, holds, day)
         found = calendars.due(plan, holds, day)
-        billed = charged(at, plan)
+        billed, promised = charged(at, plan), guaranteed(planned_event(plan))
         studies.append(
             {
                 "study": name,
@@ -56,9 +59,10 @@ def waves(
                 "spent": billed["epsilon"],
                 "delta": plan.budget.delta,
                 "cap": plan.budget.epsilon,
-                "all_waves": billed["with_waves_to_come"],
+                "all_waves": billed["with_waves_to_come"] if promised else None,
                 "last_affordable": billed["last_affordable"],
-                "promised": not getattr(plan.release, "vary", ""),
+                "epsilon_given": billed["epsilon_given"] or given(plan),
+                "promised": promised,
             }
         )
 
@@ -83,11 +87,11 @@ def waves(
             ]
             out.print(table(("wave", "opens", "closes", "state", "release"), cells, right=("wave",)))
             if not one["promised"]:
-                out.print(f"Rows with {UNGUARANTEED}: no total holds them.")
+                out.print(f"Rows: {shown_price(None, one['epsilon_given'])}; no total holds them.")
             else:
                 out.print(
-                    f"Charged so far ε = {one['spent']:.4g} of {one['cap']:g} at δ = {one['delta']:g}; "
-                    f"with all waves to come {one['all_waves']:.4g}."
+                    f"Charged so far {shown_price(one['spent'], one['epsilon_given'], delta=one['delta'])}, of "
+                    f"{shown_epsilon(one['cap'])}; with all waves to come {shown_epsilon(one['all_waves'])}."
                 )
             if one["last_affordable"] and one["promised"]:
                 out.print(f"The budget allows the waves to come up to wave {one['last_affordable']}.")

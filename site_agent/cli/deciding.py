@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from shared.errors import StateRefusal, UsageRefusal
+from shared.stated import shown_epsilon
 from shared.terminal import emit
 from site_agent.cli.frame import As, Dry, Home, Json, Reason, ReleaseId, Study, app, standing_app
 from site_agent.desk import Desk, agent_version, asked, attempted, desk, today
@@ -126,7 +127,7 @@ def standing_add(
             [
                 ("plan", document.plan_hash),
                 ("agent version", document.agent_version),
-                ("one release", f"at most ε = {document.max_epsilon:g}"),
+                ("one release", f"at most ε = {shown_epsilon(document.max_epsilon)}"),
                 ("until", document.until),
                 *(
                     [("rows", f"less than 20 % from the last release that a person approved, now {document.n}")]
@@ -167,7 +168,7 @@ def standing_list(
                 row["id"][:8],
                 row["study"],
                 row["approver"],
-                f"{row['max_epsilon']:g}",
+                shown_epsilon(row["max_epsilon"]),
                 row["until"],
                 row["used"],
                 row["state"],

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from shared.stated import shown_price
 from shared.terminal import emit, plain
 from site_agent.cli.frame import Dry, Home, Json, Study, app
 from site_agent.cli.release import working_site
@@ -74,7 +75,7 @@ def federate(
         screens.settings(
             out,
             [
-                ("price", f"{screens.epsilon(part.epsilon, part.delta)}, for everybody in the table, once"),
+                ("price", f"{shown_price(part.epsilon, delta=part.delta)}, for everybody in the table, once"),
                 ("approved by", part.approver),
                 ("charged", part.day or "not yet"),
                 ("answered", f"{len(part.answered)} of {part.rounds} rounds"),

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from shared.errors import ApprovalRefusal, BudgetRefusal, StateRefusal
+from shared.stated import shown_epsilon
 from shared.terminal import emit
 from site_agent.cli.frame import As, Dry, Home, Json, Reason, Study, plan_app
 from site_agent.desk import Desk, agent_version, asked, attempted, desk, today
@@ -135,13 +136,14 @@ def plan_facts(at: Desk, plan: StudyPlan) -> dict[str, Any]:
 
 def _price(plan: StudyPlan, event: Any) -> dict[str, Any]:
     from shared import privacy
-    from shared.release import in_words
+    from shared.release import given, in_words
     from site_agent.waves import cost
 
     delta, cap = plan.budget.delta, plan.budget.epsilon
     planned, promised = cost(plan, event), privacy.guaranteed(event)
     return {
         "epsilon": float(privacy.epsilon(event, delta)) if promised else None,
+        "epsilon_given": given(plan),
         "delta": delta,
         "all_waves": planned.totals[-1] if promised else None,
         "cap": cap,
@@ -172,12 +174,13 @@ def charged(at: Desk, plan: StudyPlan) -> dict[str, Any]:
     lines = calendar(plan, at.ledger.holds(plan.study), today())
     ahead = [line.number for line in lines if line.state in ("due", "not yet open")]
     totals = _ahead(at, plan, len(ahead))
-    spent = at.ledger.study_total(plan.study, plan.budget.delta).epsilon
+    so_far = at.ledger.study_total(plan.study, plan.budget.delta)
     within = [number for number, total in zip(ahead, totals, strict=True) if total <= plan.budget.epsilon]
     return {
-        "epsilon": spent,
+        "epsilon": so_far.stated,
+        "epsilon_given": so_far.given,
         "to_come": ahead,
-        "with_waves_to_come": totals[-1] if totals else spent,
+        "with_waves_to_come": totals[-1] if totals else so_far.epsilon,
         "last_affordable": within[-1] if within else None,
     }
 
@@ -231,8 +234,8 @@ def plan_approve(
     page = plan_facts(at, plan)
     if page["price"]["affordable"] == 0:
         raise BudgetRefusal(
-            f"the plan's first wave must fit its own cap of ε = {plan.budget.epsilon:g}",
-            given=f"ε = {page['price']['epsilon']:.4g}",
+            f"the plan's first wave must fit its own cap of ε = {shown_epsilon(plan.budget.epsilon)}",
+            given=f"ε = {shown_epsilon(page['price']['epsilon'])}",
             next_step="Ask the study lead for an amended plan.",
         )
     ticked = understood == plan.posture

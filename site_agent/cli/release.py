@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from shared.errors import ApprovalRefusal, StateRefusal, UsageRefusal
+from shared.stated import shown_epsilon, shown_price
 from shared.synthetic import Checkpoint, DrawNumber, Draws, FitName, Out, Restart, Rows, Steps
 from shared.terminal import emit
 from site_agent.cli.frame import Dry, Home, Json, ReleaseId, Study, app, outbox_app
@@ -143,7 +144,8 @@ def release(
             "wave": wave,
             "estimate": needs,
             "price": page["price"],
-            "spent": total.epsilon,
+            "spent": total.stated,
+            "epsilon_given": total.given,
             "dry_run": True,
         }
 
@@ -155,8 +157,14 @@ def release(
                     ("rows", f"about {needs.n}"),
                     ("takes", f"about {_left(needs.seconds).removesuffix(' left')} and {needs.memory_mb:.0f} MB"),
                     *([("search", "24 networks are tried first; the time is for all")] if plan.training.search else []),
-                    ("price", screens.epsilon(page["price"]["epsilon"], plan.budget.delta)),
-                    ("spent so far", f"ε = {total.epsilon:.4g} of {plan.budget.epsilon:g}")
+                    (
+                        "price",
+                        shown_price(page["price"]["epsilon"], page["price"]["epsilon_given"], delta=plan.budget.delta),
+                    ),
+                    (
+                        "spent so far",
+                        f"ε = {shown_price(total.epsilon, total.given)}, of {shown_epsilon(plan.budget.epsilon)}",
+                    )
                     if page["price"]["epsilon"] is not None
                     else ("budget", "no total holds it"),
                     ("stages", " → ".join(stage.value for stage in pipeline.STAGES)),
@@ -412,10 +420,11 @@ def _described(made: Any) -> dict[str, Any]:
         "bundle_sha256": hold.bundle_sha256,
         "bundle_bytes": hold.bundle_bytes,
         "recipient": receipt.recipient,
-        "epsilon": receipt.epsilon,
+        "epsilon": receipt.stated_epsilon,
+        "epsilon_given": receipt.given,
         "delta": receipt.delta,
         "study_epsilon": receipt.stated_study_epsilon,
-        "translation": receipt.translation,
+        "translation": receipt.stated_translation,
         "not_covered": receipt.not_covered,
         "checks": made.checks,
         "warnings": [{"name": check.name, "detail": check.detail} for check in made.warnings],
@@ -439,6 +448,7 @@ def outbox_list(home: Home = None, json: Json = False) -> None:
             "approvals": len(hold.approvals),
             "approvals_needed": hold.approvals_needed,
             "epsilon": hold.epsilon,
+            "epsilon_given": hold.given,
             "day": hold.day,
             "reason": hold.reason,
         }
