@@ -1096,6 +1096,31 @@ MUTATIONS: tuple[Mutation, ...] = (
         ),
         tests=["test_choices.py::test_whole_numbers_are_even_on_the_words_of_the_keystream"],
     ),
+    mutation(
+        "holdout: persons who withdrew still train",
+        (
+            PIPELINE,
+            "for i in sorted({*range(len(persons))} - set(may)) if persons[i] not in gone)",
+            "for i in sorted({*range(len(persons))} - set(may)))",
+        ),
+        tests=[
+            "test_whole_path.py::test_whoever_withdrew_is_looked_at_by_no_later_release_not_even_to_train_on",
+        ],
+    ),
+    mutation(
+        "another key for the persons, unnoticed",
+        (LEDGER, "other.space and other.space != space]", "other.space and not space]"),
+        tests=["test_whole_path.py::test_persons_told_apart_by_another_key_are_not_taken_for_new_ones"],
+    ),
+    mutation(
+        "a warning of records beyond the bounds of a density",
+        (
+            "site_agent/checks.py",
+            'Check(name="beyond_bounds", rule=rule, outcome="passed",',
+            'Check(name="beyond_bounds", rule=rule, outcome="warning" if clipped else "passed",',
+        ),
+        tests=["test_whole_path.py::test_a_record_decides_nothing_that_leaves_beside_the_figures"],
+    ),
 )
 
 
