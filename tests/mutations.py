@@ -77,6 +77,7 @@ LATENTS = "site_agent/models/latent_space.py"
 NETWORKS = "shared/networks.py"
 TABLES = "shared/mechanisms/tables.py"
 SLICING = "shared/mechanisms/slicing.py"
+SLICING_PLAN = "shared/prescriptions/slicing.py"
 DRAWING = "site_agent/drawing.py"
 NETWORK_SITE = "site_agent/networks.py"
 NETWORK_PLAN = "shared/prescriptions/grand.py"
@@ -89,6 +90,41 @@ SGD = "site_agent/models/private_flow.py"
 FEDERATED = "shared/federated.py"
 AT_SITES = "site_agent/federation.py"
 AT_HUB = "coordinator/federation.py"
+
+FIGURE = "test_shipped_noise.py::test_every_released_figure_carries_the_very_value_that_the_sampler_handed_out"
+ASKED = "test_shipped_noise.py::test_the_noise_that_is_asked_for_is_what_the_event_is_charged_by"
+MOVED = (
+    "test_shipped_noise.py::"
+    "test_exchanging_a_record_moves_the_figures_by_no_more_than_is_charged_and_the_worst_one_by_as_much"
+)
+MOVED_MOMENTS = (
+    "test_shipped_noise.py::"
+    "test_exchanging_a_record_moves_no_block_of_moments_by_more_than_is_charged_and_the_worst_one_by_nearly_as_much"
+)
+MOVED_LINE = "test_shipped_noise.py::test_exchanging_a_record_moves_its_line_by_no_more_than_is_charged"
+MOVED_ROW = "test_shipped_noise.py::test_exchanging_a_record_moves_its_row_by_the_diameter_and_no_other_at_all"
+MOVED_STEP = (
+    "test_shipped_noise.py::"
+    "test_exchanging_a_record_moves_a_training_step_by_less_than_twice_the_planned_clip_and_by_nearly_that"
+)
+LENS = "test_shipped_noise.py::test_moments_look_at_records_through_nothing_but_what_the_released_figures_say"
+ROW = "test_shipped_noise.py::test_every_coordinate_of_every_row_carries_the_very_value_that_the_sampler_handed_out"
+STEP = (
+    "test_shipped_noise.py::test_every_weight_of_every_training_step_carries_the_very_value_that_the_sampler_handed_out"
+)
+SAMPLE = "test_shipped_noise.py::test_each_training_step_samples_everybody_anew_at_the_planned_rate"
+RANK = (
+    "test_shipped_noise.py::test_every_rank_of_every_released_person_carries_the_very_value_that_the_sampler_handed_out"
+)
+ORDER = "test_shipped_noise.py::test_released_rows_stand_in_no_order_of_their_persons"
+QUANTILE_ODDS = (
+    "test_choices.py::test_no_record_changes_the_odds_of_any_quantiles_by_more_than_the_price_and_some_by_nearly_that"
+)
+REPORT_ODDS = (
+    "test_choices.py::test_no_record_changes_the_odds_of_any_reports_by_more_than_the_price_and_the_worst_by_just_that"
+)
+LABEL_ODDS = "test_choices.py::test_a_label_is_told_with_exactly_the_odds_that_are_stated_and_charged"
+IN_SAMPLE = "test_choices.py::test_a_person_enters_a_sample_on_exactly_as_many_words_of_the_keystream_as_the_rate_says"
 
 MUTATIONS: tuple[Mutation, ...] = (
     # -- the noise ------------------------------------------------------------------------------------------------
@@ -617,7 +653,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     mutation(
         "half the flips, in the labels of nodes",
         (LABELS, "own.chosen(kept, 1)", "own.chosen((1 + kept) / 2, 1)"),
-        tests=["test_labels.py::test_labels_are_released_with_the_stated_probabilities_and_no_others"],
+        tests=["test_choices.py::test_a_label_is_told_with_exactly_the_odds_that_are_stated_and_charged"],
     ),
     mutation(
         "the odds of the commonest label for those of the rarest",
@@ -771,6 +807,319 @@ MUTATIONS: tuple[Mutation, ...] = (
         "a receipt believed instead of recomputed",
         ("coordinator/collect.py", "            receipt.require_true(plan)\n", ""),
         tests=["test_collect.py::test_wrong_content_under_valid_signatures_is_kept_apart_and_told"],
+    ),
+    # -- from the plan to what leaves ---------------------------------------------------------------------------------
+    mutation(
+        "quantiles: twice the sharpness",
+        (
+            QUANTILES,
+            "rng.likeliest(score - score.min(), self.rate)",
+            "rng.likeliest(score - score.min(), 2 * self.rate)",
+        ),
+        tests=[QUANTILE_ODDS],
+    ),
+    mutation(
+        "quantiles: a fifth more of the sharpness",
+        (
+            QUANTILES,
+            "rng.likeliest(score - score.min(), self.rate)",
+            "rng.likeliest(score - score.min(), self.rate * Fraction(6, 5))",
+        ),
+        tests=[QUANTILE_ODDS],
+    ),
+    *(
+        mutation(
+            f"private: gradients clipped at {factor} times the plan's norm",
+            (SGD, "private.clip * (1 - ROOM))[0]", f"{factor} * private.clip * (1 - ROOM))[0]"),
+            tests=[MOVED_STEP],
+        )
+        for factor in (1.1, 1.5, 2)
+    ),
+    mutation(
+        "latent noise cut off at four scales",
+        (
+            LATENT,
+            "steps += rng.lattice_gaussian_steps(self._sigma, steps.shape, grid)",
+            "most = int(4 * self._sigma / grid)\n"
+            "        steps += np.clip(rng.lattice_gaussian_steps(self._sigma, steps.shape, grid), -most, most)",
+        ),
+        tests=[ROW],
+    ),
+    mutation(
+        "private: noise cut off at four scales",
+        (
+            SGD,
+            "+ rng.lattice_gaussian_steps(sigma, total.shape, grid)",
+            "+ np.clip(rng.lattice_gaussian_steps(sigma, total.shape, grid), -4 * sigma // grid, 4 * sigma // grid)",
+        ),
+        tests=[STEP],
+    ),
+    mutation(
+        "private: steps of too much noise drawn as quiet ones",
+        (
+            SGD,
+            "        return self._drawn.pop()",
+            "        return np.clip(self._drawn.pop(), -4 * sigma // grid, 4 * sigma // grid)",
+        ),
+        tests=[STEP],
+    ),
+    mutation(
+        "private: one portion of noise for all steps",
+        (SGD, "return self._drawn.pop()", "return self._drawn[-1]"),
+        tests=[STEP],
+    ),
+    mutation(
+        "private: a tenth of the noise of the multiplier",
+        (
+            SGD,
+            "sigma = private.noise_multiplier * private.clip",
+            "sigma = private.noise_multiplier * private.clip / 10",
+        ),
+        tests=[STEP],
+    ),
+    mutation(
+        "private: a tenth more of the records in a step",
+        (SGD, "rng.chosen(private.rate, n)", "rng.chosen(min(1.0, 1.1 * private.rate), n)"),
+        tests=[SAMPLE],
+    ),
+    mutation(
+        "densities: noise cut off at four scales",
+        (
+            DENSITY,
+            "rng.lattice_laplace_steps(self.scale, count.shape, 1.0)",
+            "rng.lattice_laplace_steps(self.scale, count.shape, 1.0).clip(-int(4 * self.scale), int(4 * self.scale))",
+        ),
+        tests=[FIGURE],
+    ),
+    mutation(
+        "densities: one-sided noise in cells that nobody is in",
+        (
+            DENSITY,
+            "[count + rng.lattice_laplace_steps(self.scale, count.shape, 1.0) for",
+            "[np.where(count, count + (e := rng.lattice_laplace_steps(self.scale, count.shape, 1.0)), np.abs(e)) for",
+        ),
+        tests=[FIGURE],
+    ),
+    mutation(
+        "densities: nine tenths of the sensitivity",
+        (DENSITY, "Laplace(scale=self.scale, sensitivity=1.0,", "Laplace(scale=self.scale, sensitivity=0.9,"),
+        tests=[MOVED],
+    ),
+    mutation(
+        "smooth densities: noise cut off at four scales",
+        (
+            SCALING,
+            "(2**self.basis.level,) * self.columns, 1.0)\n",
+            "(2**self.basis.level,) * self.columns, 1.0).clip(-int(4 * self.scale), int(4 * self.scale))\n",
+        ),
+        tests=[FIGURE],
+    ),
+    mutation(
+        "smooth densities: seven tenths of the sensitivity",
+        (SCALING, "sensitivity=float(self.sensitivity)", "sensitivity=0.7 * float(self.sensitivity)"),
+        tests=[MOVED],
+    ),
+    mutation(
+        "local: one record's noise for all of them",
+        (
+            LOCAL,
+            "rng.lattice_laplace_steps(scale, (rows, k), 1.0).sum(axis=0)",
+            "rng.lattice_laplace_steps(scale, (k,), 1.0)",
+        ),
+        tests=[FIGURE, ASKED],
+    ),
+    mutation(
+        "local: the other cell may be the true one",
+        (LOCAL, "(codes + 1 + rng.uniform(k - 1, len(codes))) % k", "(codes + rng.uniform(k, len(codes))) % k"),
+        tests=[REPORT_ODDS],
+    ),
+    mutation(
+        "local: responses true at twice the price",
+        (LOCAL, "odds = math.exp(self.epsilon)\n", "odds = math.exp(2 * self.epsilon)\n"),
+        tests=[REPORT_ODDS],
+    ),
+    mutation(
+        "tables: one-sided noise",
+        (
+            TABLES,
+            "[count + rng.lattice_gaussian_steps(self.sigma, count.shape, 1.0) for",
+            "[count + np.abs(rng.lattice_gaussian_steps(self.sigma, count.shape, 1.0)) for",
+        ),
+        tests=[FIGURE],
+    ),
+    mutation(
+        "tables: the rows of a table share their noise",
+        (
+            TABLES,
+            "rng.lattice_gaussian_steps(self.sigma, count.shape, 1.0)",
+            "rng.lattice_gaussian_steps(self.sigma, count.shape[-1:], 1.0)",
+        ),
+        tests=[FIGURE, ASKED],
+    ),
+    mutation(
+        "tables: nine tenths of the sensitivity",
+        (
+            TABLES,
+            "Gaussian(sigma=self.sigma, sensitivity=sensitivity(len(self.tables)))",
+            "Gaussian(sigma=self.sigma, sensitivity=0.9 * sensitivity(len(self.tables)))",
+        ),
+        tests=[MOVED],
+    ),
+    mutation(
+        "moments: noise cut off at four scales",
+        (
+            MOMENTS,
+            "return sums + noise.lattice_gaussian_steps(sigma_of(spec, block), sums.shape, grids_of(spec)[block])",
+            "most = int(4 * sigma_of(spec, block) / grids_of(spec)[block])\n"
+            "    drawn = noise.lattice_gaussian_steps(sigma_of(spec, block), sums.shape, grids_of(spec)[block])\n"
+            "    return sums + np.clip(drawn, -most, most)",
+        ),
+        tests=[FIGURE],
+    ),
+    mutation(
+        "moments: nine tenths of the sensitivity",
+        (MOMENTS, "sensitivity=_up(diameter))", "sensitivity=0.9 * _up(diameter))"),
+        tests=[MOVED_MOMENTS],
+    ),
+    mutation(
+        "moments: a lens of the true histograms",
+        (
+            MOMENTS,
+            "    lens = design.lens(release)\n    chunks",
+            "    true = tuple(np.asarray(table, dtype=np.int64) for table in design.counts(x, y))\n"
+            "    lens = design.lens(MomentsRelease(**{**vars(release), 'histograms': true}))\n    chunks",
+        ),
+        tests=[LENS],
+    ),
+    mutation(
+        "moments: a score of blocks without noise",
+        (
+            MOMENTS,
+            "    score = pilot(release, design)\n",
+            "    bare = {'moments': np.sum(inner, axis=0), 'products': np.sum(products, axis=0)}\n"
+            "    score = pilot(MomentsRelease(**{**vars(release), **bare}), design)\n",
+        ),
+        tests=[LENS],
+    ),
+    mutation(
+        "slicing: noise cut off at four scales",
+        (
+            SLICING,
+            "noisy = signal + rng.lattice_gaussian_steps(self.sigma, signal.shape, fine)",
+            "most = int(4 * self.sigma / fine)\n            "
+            "noisy = signal + np.clip(rng.lattice_gaussian_steps(self.sigma, signal.shape, fine), -most, most)",
+        ),
+        tests=[FIGURE],
+    ),
+    mutation(
+        "slicing: nine tenths of the distance between two rows",
+        (
+            SLICING,
+            "return root if root * root == squared else math.nextafter(root, math.inf)",
+            "return 0.9 * root",
+        ),
+        tests=[MOVED_LINE],
+    ),
+    mutation(
+        "slicing: lines in the order of their persons",
+        (SLICING_PLAN, "lines = lines[rng.generator.permutation(len(lines))]", "lines = lines[np.arange(len(lines))]"),
+        tests=[ORDER],
+    ),
+    mutation(
+        "the columns of a row share their noise",
+        (
+            LATENT,
+            "gaussian_steps(self._sigma, steps.shape, grid)",
+            "gaussian_steps(self._sigma, (len(steps), 1), grid)",
+        ),
+        tests=[ROW],
+    ),
+    mutation(
+        "nine tenths of the diameter, in the event of rows",
+        (LATENT, "sensitivity=2 * self._reach)", "sensitivity=1.8 * self._reach)"),
+        tests=[MOVED_ROW],
+    ),
+    mutation(
+        "copied rows of an earlier wave after those that were drawn",
+        (
+            DRAWING,
+            "rng.generator.permutation(len(self._noisy) + len(chosen.kept))]",
+            "rng.generator.permutation(len(self._noisy))]\n"
+            "        order += range(len(self._noisy), len(self._noisy) + len(chosen.kept))",
+        ),
+        tests=[ORDER],
+    ),
+    mutation(
+        "rows of a network in the order of their persons",
+        (NETWORK_SITE, "order = [int(k) for k in rng.generator.permutation(self.n)]", "order = list(range(self.n))"),
+        tests=[ORDER],
+    ),
+    mutation(
+        "one-sided noise on ranks",
+        (GRAND, "np.round(u / grid) * grid + noise", "np.round(u / grid) * grid + np.abs(noise)"),
+        tests=[RANK],
+    ),
+    mutation(
+        "one noise for all coordinates of a node",
+        (
+            GRAND,
+            "own.lattice_laplace_steps(self.scale, self.p, self._grid)",
+            "own.lattice_laplace_steps(self.scale, 1, self._grid)",
+        ),
+        tests=[RANK],
+    ),
+    mutation(
+        "another label drawn evenly, and not by the persons held out",
+        (LABELS, 'np.searchsorted(ends, drawn[1], side="right")', "drawn[1] % len(ends)"),
+        tests=[LABEL_ODDS],
+    ),
+    mutation(
+        "a sample drawn by comparing doubles",
+        (
+            RANDOM,
+            "return np.asarray(self._words(count) < np.uint64(threshold))",
+            "return np.asarray(self._words(count) / 2.0**64 < rate)",
+        ),
+        tests=[IN_SAMPLE],
+    ),
+    mutation(
+        "a sampling rate rounded up",
+        (RANDOM, "threshold = math.floor(Fraction(rate) * 2**64)", "threshold = math.ceil(Fraction(rate) * 2**64)"),
+        tests=[IN_SAMPLE],
+    ),
+    mutation(
+        "a whole number past the bound taken for the first",
+        (
+            RANDOM,
+            "        redo = np.flatnonzero(value >= t)\n",
+            "        value[value >= t] = 0\n        redo = np.flatnonzero(value >= t)\n",
+        ),
+        tests=["test_choices.py::test_whole_numbers_are_even_on_the_words_of_the_keystream"],
+    ),
+    mutation(
+        "holdout: persons who withdrew still train",
+        (
+            PIPELINE,
+            "for i in sorted({*range(len(persons))} - set(may)) if persons[i] not in gone)",
+            "for i in sorted({*range(len(persons))} - set(may)))",
+        ),
+        tests=[
+            "test_whole_path.py::test_whoever_withdrew_is_looked_at_by_no_later_release_not_even_to_train_on",
+        ],
+    ),
+    mutation(
+        "another key for the persons, unnoticed",
+        (LEDGER, "other.space and other.space != space]", "other.space and not space]"),
+        tests=["test_whole_path.py::test_persons_told_apart_by_another_key_are_not_taken_for_new_ones"],
+    ),
+    mutation(
+        "a warning of records beyond the bounds of a density",
+        (
+            "site_agent/checks.py",
+            'Check(name="beyond_bounds", rule=rule, outcome="passed",',
+            'Check(name="beyond_bounds", rule=rule, outcome="warning" if clipped else "passed",',
+        ),
+        tests=["test_whole_path.py::test_a_record_decides_nothing_that_leaves_beside_the_figures"],
     ),
 )
 

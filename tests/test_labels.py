@@ -1,4 +1,7 @@
-"""A label told by randomised response: its exact odds, the law that is drawn, that nodes are separate; communities."""
+"""A label told by randomised response: its exact odds, that nodes are separate; communities.
+
+That labels are drawn by these odds is worked out in tests/test_choices.py.
+"""
 
 from __future__ import annotations
 
@@ -111,28 +114,7 @@ def test_labels_that_nobody_in_the_hold_out_has_are_refused():
         made.release(np.array([0, 1]), ["a", "a"], seeded_rng(1))
 
 
-# -- level 1: what is drawn has the law that is charged ------------------------------------------------------------
-def drawn(made: LabelPrivate, given: int, times: int, seed: int) -> np.ndarray:
-    names = [f"{given} {time}" for time in range(times)]
-    told = made.release(np.full(times, given), names, seeded_rng(seed))
-    return np.bincount(told, minlength=len(made.counts))
-
-
-def fits(found: np.ndarray, claimed: LabelPrivate, given: int) -> float:
-    """p-value of the counts of released labels under what another mechanism would release."""
-    expected = [float(claimed.probability(label, given)) for label in range(len(claimed.counts))]
-    return float(stats.chisquare(found, np.array(expected) * found.sum()).pvalue)
-
-
-@pytest.mark.parametrize("given", [0, 2])
-def test_labels_are_released_with_the_stated_probabilities_and_no_others(given):
-    made = LabelPrivate(epsilon=2.0, counts=(300, 120, 80))
-    found = drawn(made, given, 4000, 7)
-    assert fits(found, made, given) > ALPHA
-    for other in (1.0, 1.6, 2.5, 4.0):
-        assert fits(found, LabelPrivate(epsilon=other, counts=made.counts), given) < ALPHA
-
-
+# -- what is drawn ------------------------------------------------------------------------------------------------
 def test_a_label_is_its_node_s_own_whoever_else_is_there_and_no_draw_is_used_twice():
     made = LabelPrivate(epsilon=1.0, counts=(30, 20, 10))
     names = [f"node {number}" for number in range(60)]

@@ -371,7 +371,7 @@ MADE_IN: dict[type[Event], set[str]] = {
         "shared/mechanisms/local.py",
         "shared/mechanisms/scaling.py",
     },
-    # Choices have no scale: tests/test_local_and_quantiles.py and test_labels.py hold their odds against their price.
+    # Choices have no scale: tests/test_choices.py goes through all of them, and holds their odds against their price.
     privacy.RandomisedResponse: {
         "shared/mechanisms/labels.py",
         "shared/mechanisms/local.py",

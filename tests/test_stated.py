@@ -22,12 +22,11 @@ from test_varied import budget_page, shown
 from coordinator.analysis import AnalysisService, _release
 from coordinator.authority import Authority
 from coordinator.cli import main
-from coordinator.collect import least_total
 from coordinator.demo import answers, play
 from coordinator.planning import _price, cost
 from coordinator.queries import ask
 from coordinator.remote import Study
-from coordinator.spending import spending
+from coordinator.spending import least_total, spending
 from coordinator.store import Store
 from shared import privacy
 from shared.errors import BudgetRefusal, PolicyRefusal, StateRefusal
@@ -144,7 +143,7 @@ def test_no_number_is_stated_for_them_anywhere_at_the_site(tmp_path):
     said = " ".join([in_words(plan, planned_event(plan)), *coverage(plan)[0], *coverage(plan)[1]])
     assert not NUMBER.search(said)
     bundle = read_bundle(at.outbox.bundle(made.hold.release_id), cap=1 << 26)
-    assert least_total(bundle.receipt, plan, []) == 0.0
+    assert least_total([(plan, privacy.from_canonical(bundle.receipt.event))], plan.budget.delta) == 0.0
 
 
 def test_no_number_is_stated_for_them_anywhere_at_the_coordinator(tmp_path, capsys):
