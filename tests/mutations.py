@@ -541,10 +541,35 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     mutation(
         "smooth densities: one person's half of the sensitivity",
-        (SCALING, "return 2 * int(np.abs(", "return int(np.abs("),
+        (SCALING, "return max(within, math.floor(further))", "return max(within, math.floor(further)) // 2"),
         tests=[
             "test_scaling.py::test_replacing_a_person_moves_no_sums_further_than_is_charged_which_is_a_part_of_the_paper_s_bound"
         ],
+    ),
+    mutation(
+        "smooth densities: half of what plans from before the diameter are charged",
+        (SCALING, "return 2 * int(np.abs(", "return int(np.abs("),
+        tests=["test_densities.py::test_a_plan_from_before_the_diameter_keeps_its_hash_its_price_and_its_noise"],
+    ),
+    mutation(
+        "smooth densities: persons who differ in one column only",
+        (SCALING, "return max(within, math.floor(further))", "return within"),
+        tests=["test_scaling.py::test_no_two_persons_of_any_small_table_are_further_apart_than_its_diameter[2]"],
+    ),
+    mutation(
+        "smooth densities: pairs of cells that are passed over",
+        (SCALING, "others[norms[others] > apart - norms[cell]]", "others[norms[others] > 1.2 * apart - norms[cell]]"),
+        tests=["test_scaling.py::test_the_diameter_of_one_column_is_that_of_all_pairs_of_cells"],
+    ),
+    mutation(
+        "smooth densities: signs that agree taken for signs that do not",
+        (SCALING, "plus, minus = same + opposite, same - opposite", "plus, minus = same + opposite, opposite + same"),
+        tests=["test_scaling.py::test_no_two_persons_of_any_small_table_are_further_apart_than_its_diameter"],
+    ),
+    mutation(
+        "a plan from before is read by today's default",
+        ("shared/plan.py", 'dict(getattr(kind, "before", {}))', "{}"),
+        tests=["test_densities.py::test_a_plan_from_before_the_diameter_keeps_its_hash_its_price_and_its_noise"],
     ),
     mutation(
         "smooth densities: the noise of another number of columns",
