@@ -222,8 +222,10 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     mutation(
         "a record counted in one cell of a histogram, not in two",
-        (MOMENTS, "diameters = (math.sqrt(2 * spec.tables)", "diameters = (math.sqrt(spec.tables)"),
-        tests=["test_moments.py::test_no_two_records_are_further_apart_than_the_event_says"],
+        (MOMENTS, "_up(math.sqrt(2 * spec.tables))", "_up(math.sqrt(spec.tables))"),
+        tests=[
+            "test_moments.py::test_no_two_records_are_further_apart_in_all_blocks_than_the_event_says_and_some_are_that_far"
+        ],
     ),
     mutation(
         "the moments' diameter without the features that change sign",
@@ -233,7 +235,39 @@ MUTATIONS: tuple[Mutation, ...] = (
     mutation(
         "the products' diameter at half the pairs",
         (MOMENTS, "math.sqrt(4 * (p * p // 4) + p", "math.sqrt(2 * (p * p // 4) + p"),
-        tests=["test_moments.py::test_no_two_records_are_further_apart_than_the_event_says"],
+        tests=[
+            "test_moments.py::test_no_two_records_are_further_apart_in_all_blocks_than_the_event_says_and_some_are_that_far"
+        ],
+    ),
+    mutation(
+        "moments: five percent more room than the blocks have together",
+        (MOMENTS, "return found * (1 - 1e-12)", "return found * 1.05"),
+        tests=[
+            "test_moments.py::test_no_two_records_are_further_apart_in_all_blocks_than_the_event_says_and_some_are_that_far"
+        ],
+    ),
+    mutation(
+        "moments: room as if a column that differs in one block differed in no other",
+        (
+            MOMENTS,
+            "left = 1 - fourth - first * (1 - still / (p + 1)) - products * (",
+            "left = 1 - fourth - first - 0 * (",
+        ),
+        tests=["test_moments.py::test_whatever_the_weights_no_two_records_are_further_apart_than_the_room_says"],
+    ),
+    mutation(
+        "moments: products that follow their covariates as they like",
+        (
+            MOMENTS,
+            "return np.clip(wide, -(-along // most) - 216, along // most + 216)",
+            "return 1024 * np.sign(x - 50)",
+        ),
+        tests=["test_moments.py::test_block_three_is_held_beside_block_two_whatever_the_lens"],
+    ),
+    mutation(
+        "moments: a plan from before is read with today's noise",
+        (MOMENTS, 'squares = SQUARE**2 if spec.sensitivity == "blocks" else 2.0**-19', "squares = 2.0**-19"),
+        tests=["test_moments.py::test_a_plan_from_before_has_the_noise_and_the_looks_that_it_had"],
     ),
     mutation(
         "a score that is not held in its box",
@@ -242,7 +276,7 @@ MUTATIONS: tuple[Mutation, ...] = (
             "np.clip(np.rint(rows * most).astype(np.int64), -most, most)",
             "np.rint(2 * rows * most).astype(np.int64)",
         ),
-        tests=["test_moments.py::test_no_two_records_are_further_apart_than_the_event_says"],
+        tests=["test_moments.py::test_a_score_moves_no_two_records_further_apart_than_the_event_says"],
     ),
     mutation(
         "a site of few records taken for one whose histograms are known",
