@@ -635,7 +635,7 @@ class CollectionService:
         least = least_total(charges, plan.budget.delta)
         if least > plan.budget.epsilon * (1 + 1e-9):
             raise BudgetRefusal(
-                f"all that arrived from a site must be within the plan's cap of ε = {shown_epsilon(plan.budget.epsilon)}",
+                f"all that a site delivered must be within the plan's cap of ε = {shown_epsilon(plan.budget.epsilon)}",
                 given=f"{shown_epsilon(least)} for {len(charges)} releases",
                 next_step="The site's ledger may be an old copy: site-agent ledger recover.",
             )

@@ -283,7 +283,7 @@ def densities(
 
     Args:
         held: what `queries.holding` gave for it, when it was asked already.
-    Raises: EstimateRefusal: the study releases something else.
+    Raises: EstimateRefusal: the study releases something else, or a site's releases have different noise.
     """
     held = held or queries.holding(store, study)
     taken = {stone.bundle_sha256 for stone in store.withdrawals(study)}
@@ -297,6 +297,8 @@ def densities(
                 given=plan.release.title,
                 next_step='Plan a study of its own with release.mechanism = "densities" beside the one with rows.',
             )
+        if any(store.plan(study, one.plan_version).plan.release != plan.release for one in releases):
+            raise EstimateRefusal("a site's releases must be of one [release] to be added up", given="several")
         alike = tuple(plan.release.alike)
         tables = [queries.rows_of(store, [release], taken) for release in releases]
         persons = [release.receipt.n for release in releases]

@@ -502,6 +502,9 @@ class StudyPlan:
         if isinstance(dictionary, dict) and isinstance(dictionary.get("columns"), dict):
             columns = [{"name": name, **column} for name, column in dictionary["columns"].items()]
             given["dictionary"] = {**dictionary, "columns": columns}
+        if isinstance(given.get("release"), dict):
+            # What a lead leaves out is today's default; what a signed plan leaves out, the default of its day.
+            given["release"] = {**_mechanism(given["release"]).today(), **given["release"]}
         return cls.from_canonical(given)
 
     @classmethod
@@ -551,9 +554,10 @@ def _plain(value: Any) -> Any:
         return {key: _plain(item) for key, item in value.items()}
     if hasattr(value, "__dataclass_fields__"):
         # Absent at its default, what came later: plans that know nothing of it keep the hash they were approved by.
-        later = getattr(type(value), "later", ())
+        later = {item.name: _default(item) for item in fields(value) if item.name in getattr(type(value), "later", ())}
+        absent = later | dict(getattr(type(value), "before", {}))
         shown = [
-            item for item in fields(value) if item.name not in later or getattr(value, item.name) != _default(item)
+            item for item in fields(value) if item.name not in absent or getattr(value, item.name) != absent[item.name]
         ]
         return {item.name: _plain(getattr(value, item.name)) for item in shown}
     return value
@@ -568,7 +572,7 @@ def _read(kind: Any, given: Any, where: str) -> Any:
         raise PlanRefusal(f"[{where}] must be a table of settings", given=type(given).__name__)
     types = {item.name: str(item.type) for item in fields(kind)}
     closed(given, types, where=f"[{where}]", refusal=PlanRefusal)
-    out: dict[str, Any] = {}
+    out: dict[str, Any] = dict(getattr(kind, "before", {}))
     for key, value in given.items():
         if types[key] == "dt.date":
             value = _date(value)

@@ -258,8 +258,10 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     mutation(
         "a record counted in one cell of a histogram, not in two",
-        (MOMENTS, "diameters = (math.sqrt(2 * spec.tables)", "diameters = (math.sqrt(spec.tables)"),
-        tests=["test_moments.py::test_no_two_records_are_further_apart_than_the_event_says"],
+        (MOMENTS, "_up(math.sqrt(2 * spec.tables))", "_up(math.sqrt(spec.tables))"),
+        tests=[
+            "test_moments.py::test_no_two_records_are_further_apart_in_all_blocks_than_the_event_says_and_some_are_that_far"
+        ],
     ),
     mutation(
         "the moments' diameter without the features that change sign",
@@ -269,7 +271,39 @@ MUTATIONS: tuple[Mutation, ...] = (
     mutation(
         "the products' diameter at half the pairs",
         (MOMENTS, "math.sqrt(4 * (p * p // 4) + p", "math.sqrt(2 * (p * p // 4) + p"),
-        tests=["test_moments.py::test_no_two_records_are_further_apart_than_the_event_says"],
+        tests=[
+            "test_moments.py::test_no_two_records_are_further_apart_in_all_blocks_than_the_event_says_and_some_are_that_far"
+        ],
+    ),
+    mutation(
+        "moments: five percent more room than the blocks have together",
+        (MOMENTS, "return found * (1 - 1e-12)", "return found * 1.05"),
+        tests=[
+            "test_moments.py::test_no_two_records_are_further_apart_in_all_blocks_than_the_event_says_and_some_are_that_far"
+        ],
+    ),
+    mutation(
+        "moments: room as if a column that differs in one block differed in no other",
+        (
+            MOMENTS,
+            "left = 1 - fourth - first * (1 - still / (p + 1)) - products * (",
+            "left = 1 - fourth - first - 0 * (",
+        ),
+        tests=["test_moments.py::test_whatever_the_weights_no_two_records_are_further_apart_than_the_room_says"],
+    ),
+    mutation(
+        "moments: products that follow their covariates as they like",
+        (
+            MOMENTS,
+            "return np.clip(wide, -(-along // most) - 216, along // most + 216)",
+            "return 1024 * np.sign(x - 50)",
+        ),
+        tests=["test_moments.py::test_block_three_is_held_beside_block_two_whatever_the_lens"],
+    ),
+    mutation(
+        "moments: a plan from before is read with today's noise",
+        (MOMENTS, 'squares = SQUARE**2 if spec.sensitivity == "blocks" else 2.0**-19', "squares = 2.0**-19"),
+        tests=["test_moments.py::test_a_plan_from_before_has_the_noise_and_the_looks_that_it_had"],
     ),
     mutation(
         "a score that is not held in its box",
@@ -278,7 +312,7 @@ MUTATIONS: tuple[Mutation, ...] = (
             "np.clip(np.rint(rows * most).astype(np.int64), -most, most)",
             "np.rint(2 * rows * most).astype(np.int64)",
         ),
-        tests=["test_moments.py::test_no_two_records_are_further_apart_than_the_event_says"],
+        tests=["test_moments.py::test_a_score_moves_no_two_records_further_apart_than_the_event_says"],
     ),
     mutation(
         "a site of few records taken for one whose histograms are known",
@@ -577,10 +611,35 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     mutation(
         "smooth densities: one person's half of the sensitivity",
-        (SCALING, "return 2 * int(np.abs(", "return int(np.abs("),
+        (SCALING, "return max(within, math.floor(further))", "return max(within, math.floor(further)) // 2"),
         tests=[
             "test_scaling.py::test_replacing_a_person_moves_no_sums_further_than_is_charged_which_is_a_part_of_the_paper_s_bound"
         ],
+    ),
+    mutation(
+        "smooth densities: half of what plans from before the diameter are charged",
+        (SCALING, "return 2 * int(np.abs(", "return int(np.abs("),
+        tests=["test_densities.py::test_a_plan_from_before_the_diameter_keeps_its_hash_its_price_and_its_noise"],
+    ),
+    mutation(
+        "smooth densities: persons who differ in one column only",
+        (SCALING, "return max(within, math.floor(further))", "return within"),
+        tests=["test_scaling.py::test_no_two_persons_of_any_small_table_are_further_apart_than_its_diameter[2]"],
+    ),
+    mutation(
+        "smooth densities: pairs of cells that are passed over",
+        (SCALING, "others[norms[others] > apart - norms[cell]]", "others[norms[others] > 1.2 * apart - norms[cell]]"),
+        tests=["test_scaling.py::test_the_diameter_of_one_column_is_that_of_all_pairs_of_cells"],
+    ),
+    mutation(
+        "smooth densities: signs that agree taken for signs that do not",
+        (SCALING, "plus, minus = same + opposite, same - opposite", "plus, minus = same + opposite, opposite + same"),
+        tests=["test_scaling.py::test_no_two_persons_of_any_small_table_are_further_apart_than_its_diameter"],
+    ),
+    mutation(
+        "a plan from before is read by today's default",
+        ("shared/plan.py", 'dict(getattr(kind, "before", {}))', "{}"),
+        tests=["test_densities.py::test_a_plan_from_before_the_diameter_keeps_its_hash_its_price_and_its_noise"],
     ),
     mutation(
         "smooth densities: the noise of another number of columns",

@@ -15,6 +15,7 @@ from test_pipeline import release, site, source  # noqa: F401
 
 from coordinator.queries import site_estimates
 from shared import privacy
+from shared.canonical import canonical_json
 from shared.dictionary import Column
 from shared.errors import DictionaryRefusal, EstimateRefusal, ParameterError, PlanRefusal, SchemaRefusal
 from shared.mechanisms.density import Densities, Grid, rounded_laplace_variance
@@ -109,6 +110,80 @@ def test_every_way_of_releasing_is_charged_at_most_the_plan_s_epsilon_and_nearly
 def test_a_plan_that_says_nothing_of_basis_and_trust_keeps_its_name(plan):
     made = replace(plan, release=DensitiesPlan(densities=[["sbp"]], epsilon=1.0), posture="private")
     assert not {"basis", "trust"} & set(made.to_canonical()["release"])
+
+
+CHARGED_BEFORE = {
+    "smooth": (
+        "34ac6a21e6eb9cf15a633c468f75b3e00294268a9e8d6def22461ab8cd9f1b88",
+        [
+            privacy.Laplace(scale=116574.0, sensitivity=87430.0),
+            privacy.Laplace(scale=1278610000.0, sensitivity=958957218.0),
+        ],
+    ),
+    "smooth, three together": (
+        "4e44217cd851d7a13795534682bf6e0ce8326c4ccef35eb5fd426439dd60e865",
+        [privacy.Laplace(scale=39759800000.0, sensitivity=59639678602.0)],
+    ),
+}
+"""Hashes and events of plans that were signed before the diameter was known."""
+
+
+@pytest.mark.parametrize("form", CHARGED_BEFORE)
+def test_a_plan_from_before_the_diameter_keeps_its_hash_its_price_and_its_noise(plan, form):
+    now = formed(plan, form)
+    given = json.loads(now.canonical)
+    assert given["release"].pop("sensitivity") == "diameter", "what is written today says so"
+    before = StudyPlan.from_bytes(canonical_json(given))
+    hash_, events = CHARGED_BEFORE[form]
+    assert before.hash == hash_
+    event = before.release.event(before)
+    assert (list(event.events) if isinstance(event, privacy.Composition) else [event]) == events
+    assert [group.coefficients.scale for group in before.release.groups(before)] == [one.scale for one in events]
+    for was, group in zip(events, now.release.groups(now), strict=True):
+        assert 0.79 < group.coefficients.scale / was.scale < 0.91, "the same ε, with less noise"
+
+
+WRITTEN = """
+study = "mini"
+version = 1
+title = "Blood pressure"
+purpose = "A map."
+coordinator = "hub"
+expires = 2030-06-30
+posture = "private"
+
+[release]
+mechanism = "densities"
+densities = [["sbp"]]
+epsilon = 1.0
+basis = "daubechies2"
+
+[budget]
+epsilon = 3
+
+[[waves]]
+number = 1
+opens = 2026-01-01
+closes = 2026-03-31
+
+[dictionary]
+name = "mini"
+version = 1
+[dictionary.columns.sbp]
+kind = "continuous"
+lower = 70
+upper = 270
+"""
+
+
+def test_a_lead_who_says_nothing_gets_the_diameter_and_a_histogram_has_no_word_of_it(plan):
+    written = StudyPlan.from_toml(WRITTEN)
+    assert written.to_canonical()["release"]["sensitivity"] == "diameter"
+    assert StudyPlan.from_bytes(written.canonical) == written
+    histogram = StudyPlan.from_toml(WRITTEN.replace("daubechies2", "haar"))
+    assert "sensitivity" not in histogram.to_canonical()["release"]
+    with pytest.raises(PlanRefusal, match="diameter or norms"):
+        StudyPlan.from_toml(WRITTEN.replace("[budget]", 'sensitivity = "none"\n[budget]'))
 
 
 @forms

@@ -291,6 +291,30 @@ def hub(desk):
     return desk.store
 
 
+def test_densities_of_one_site_are_added_up_only_where_their_noise_is_the_same(tmp_path):
+    """A version of the plan from before the diameter was known has more noise than the next one, at the same ε."""
+    made = Desk(tmp_path / "hub")
+    release = DensitiesPlan(densities=[["chol"]], epsilon=2.0, basis="daubechies2", sensitivity="norms")
+    rows = cohort_plan()
+    waves = tuple(replace(rows.waves[0], number=k) for k in (1, 2))
+    budget = Budget(epsilon=9.0)
+    first = replace(rows, release=release, posture="private", budget=budget, estimands={}, waves=waves)
+    second = replace(first, version=2, release=replace(release, sensitivity="diameter"))
+    invitation = made.authority.invite("north", ["cvd"], address="localhost:1", leads=[made.lead.public], days=9)
+    made.store.add_invitation(invitation)
+    key = join(made.store, invitation)
+    for wave, plan in enumerate((first, second), start=1):
+        made.publish(plan)
+        table = cohort(500, wave)
+        drawn = plan.release.draw(plan, plan.dictionary.check(table.assign(person=range(500))), seeded_rng(wave))
+        deliver(made.store, plan, "north", key, drawn, wave=wave, n=500)
+        if wave == 1:
+            known, _ = densities(made.store, "cvd")
+            assert set(known) == {"north"}
+    with pytest.raises(EstimateRefusal, match=r"of one \[release\] to be added up"):
+        densities(made.store, "cvd")
+
+
 def test_a_study_of_densities_is_described_without_rows_that_it_does_not_hold(hub):
     plan = hub.plan("cvd-densities").plan
     release = next(iter(hub.releases("cvd-densities")))

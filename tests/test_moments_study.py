@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import json
 import math
 from contextlib import closing
 from dataclasses import replace
@@ -19,11 +20,12 @@ from coordinator.planning import prices
 from coordinator.queries import ask
 from coordinator.store import Store
 from shared import privacy
+from shared.canonical import canonical_json
 from shared.errors import EstimateRefusal, PlanRefusal, SchemaRefusal
 from shared.estimands import estimate, parse_estimand
 from shared.keys import SigningKey
 from shared.plan import Budget, StudyPlan, sign_plan
-from shared.prescriptions.moments import COLUMNS, MomentsPlan
+from shared.prescriptions.moments import BLOCKS, COLUMNS, MomentsPlan
 from shared.randomness import seeded_rng
 from shared.release import read_bundle
 
@@ -85,10 +87,31 @@ def test_the_plan_s_epsilon_is_the_price_and_the_plan_survives_being_written_dow
     shares = {"histograms": 0.2, "moments": 0.3, "products": 0.2, "score": 0.3}
     other = study_plan(shares=shares)
     assert StudyPlan.from_bytes(other.canonical) == other
-    assert [part.mu for part in other.release.event(other).events] != [
-        part.mu for part in study.release.event(study).events
-    ]
+    assert other.release.facts(other).parameters != study.release.facts(study).parameters
     assert 0.9999 < privacy.epsilon(other.release.event(other), 1e-6) <= 1.0
+
+
+HASH_BEFORE = "9bf1efc06c600b64e9afa9d386deea503deb95e8479f82fac94c774cc0a2f5ac"
+"""Of the same plan, signed before all blocks were charged together."""
+
+
+def test_a_plan_from_before_keeps_its_hash_its_event_and_the_variance_of_its_noise(study):
+    table = with_persons(cohort(2000, 1))
+    given = json.loads(study.canonical)
+    assert given["release"].pop("sensitivity") == "joint", "what is written today says so"
+    before = StudyPlan.from_bytes(canonical_json(given))
+    assert before.hash == HASH_BEFORE
+    assert before.release.sensitivity == "blocks"
+    event = before.release.event(before)
+    assert isinstance(event, privacy.Composition)
+    assert 0.9999 < privacy.epsilon(event, 1e-6) <= 1.0
+    noise = before.release.facts(before).parameters
+    assert [part.sigma for part in event.events] == [noise[f"sigma_{name}s"] for name in BLOCKS]
+    assert noise["sigma_products"] > 1.01 * study.release.facts(study).parameters["sigma_products"]
+    drawn = before.release.draw(before, before.dictionary.check(table), seeded_rng(3))
+    told = answer(before, drawn, len(table), ADJUSTED)
+    now = answer(study, drawn, len(table), ADJUSTED)
+    assert [row.vi_privacy for row in told] != [row.vi_privacy for row in now], "each is read by its own plan"
 
 
 @pytest.mark.parametrize(

@@ -236,18 +236,19 @@ def node_coordinates(n: int, rng: Any) -> Drawn:
 
 
 def moments_block(block: int) -> Callable[[int, Any], Drawn]:
-    """One block of a moments release, in the unit of its event's sensitivity."""
+    """One block of a moments release; from its noise the module proves that all of them cost the event."""
 
     def draw(n: int, rng: Any) -> Drawn:
         spec = MomentsSpec(
             outcome="binary", responses=("died",), covariates=("a", "b", "c"), declared=("b",), epsilon=1.0, delta=1e-6
         )
-        part = moments.event(spec).events[block]
-        assert isinstance(part, Gaussian)
+        share = (spec.split.histograms, spec.split.moments, spec.split.products, spec.split.score)[block]
+        length = (math.sqrt(8), 1.0, math.sqrt(8 + 3 * 2.0**-19), 1.0)[block]
+        sigma = length / (moments.event(spec).mu * math.sqrt(share))
         sums = np.random.default_rng(5).integers(-(10**9), 10**9, n)
         # Counts; steps of which 2²² are the diameter; products of two numbers of at most 2¹⁰; steps again.
         unit = (1.0, 2.0**-22, 2.0**-20, 2.0**-22)[block]
-        return Drawn((moments.noised(spec, block, sums, rng) - sums) * unit, part.sigma, "gaussian")
+        return Drawn((moments.noised(spec, block, sums, rng) - sums) * unit, sigma, "gaussian")
 
     return draw
 

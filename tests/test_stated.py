@@ -372,7 +372,7 @@ def test_analysts_see_the_condition_beside_every_number(tmp_path):
             return facts
 
     told_study = Told(SimpleNamespace(ask=lambda *_: told), "cvd")
-    assert "ε so far given the flow" in re.sub(r"\s+", " ", shown(told_study.show))
+    assert "ε at most given the flow" in re.sub(r"\s+", " ", shown(told_study.show))
     notebook = told_study.releases()._repr_html_()
     assert re.search(r"<td>\d+(\.\d+)? given the flow</td>", notebook)
     assert "ε spent, given the flow" in {axes.get_ylabel() for axes in figure.figure.axes}

@@ -8,12 +8,13 @@ points: what it looks *at* depends on released numbers alone):
 1. **Histograms** of every covariate and of the outcome (survival: time × event) on the dictionary's public bounds.
 2. **Moments** Σ V(y) ⊗ U(x), whole numbers: U = (G, B_j clip((x_j − m_j)/s_j, ±1)), V = (2 A_k times the features of
    the outcome, which lie in [-½, ½]; W). Centre m, scale s, the time scale and the weights come from block 1.
-3. **Products** Σ U_i U_j (i < j) and Σ ⌊5U_i²/8⌋ of U = round(1024 clip((x − m)/(s k), ±1)), whole numbers; k is 7/4,
+3. **Products** Σ U_i U_j (i < j) and Σ ⌊5U_i²/8⌋ of U = round(1024 clip((x − m)/(s k), ±1)), whole numbers; k is 1.72,
    or less where the bounds are nearer (1 for a binary column).
 4. **Score** of each declared coefficient (optional): Σ r(y, x) clip(a(x), ±c), r in [-1, 1] the residual of the model
    fitted to blocks 1–3 and a(x) the covariate with the others projected out.
 
 **Why the sensitivities hold.** Neighbours are replace-one, n is public, and a block's sum changes by φ(x') − φ(x).
+First each block by itself, then all of them together, which is what is charged.
 
 *Histograms.* A record is in one cell of each of the H tables; another one moves at most two cells of each by 1:
 Δ² ≤ 2H.
@@ -36,16 +37,46 @@ nothing; G is as large as that.)
 *Score.* Every coordinate is held within b whole steps of zero and there are L of them: Δ² ≤ L (2b)², and b is the
 largest that keeps it at 1.
 
-*Products.* Write U = 1024 t with t ∈ [-1, 1]^p. ‖P(t) − P(t')‖² = Σ_{i<j} (t_i t_j − t'_i t'_j)² is convex in each t_i
-alone, so its maximum lies at a vertex of [-1, 1]^{2p}. There, let k signs of t' differ from t's: t_i t_j changes, by 2,
-for the k(p − k) pairs with one end among them. Hence at most 4 ⌊p²/4⌋. Whole numbers in the box are points of it, so
-the bound holds for U in units of 1024². Each ⌊5U²/8⌋ lies in [0, 5·1024²/8] and adds at most (5/8)²; together
-Δ² ≤ 4⌊p²/4⌋ + p (5/8)².
+*Products.* Write U = 1024 w with w ∈ [-1, 1]^p, and q = (5/8)² < 1/2. With a = ‖w‖², a' = ‖w'‖², r = w·w' the change is
 
-**Why the composition holds.** Block b is a Gaussian mechanism with μ_b = Δ_b/σ_b fixed by the plan, whatever the blocks
-before it said; so adaptive Gaussian composition applies (Dong, Roth & Su 2022, theorem 3.3 and corollary 3.3):
-μ² = Σ μ_b², and ε is that of one Gaussian mechanism, exact. Noise is sampled on each block's grid
-(`shared.randomness`), and sums of whole steps are exact in int64: no floating-point number is ever noised.
+    T = Σ_{i<j} (w_i w_j − w'_i w'_j)² + q Σ (w_i² − w'_i²)² = (a² + a'²)/2 − r² − (1/2 − q) Σ (w_i² − w'_i²)²,
+
+and Q, the same without its last term, is no less. Along s w, Q is convex in s²: largest at w = 0, where it is p²/2 at
+most, or where some |w_i| = 1. Then it is convex in every other w_j alone (a ≥ 1 + w_j² there), so these are ±1 too; the
+same of w'. There Q = p² − r² with r ≡ p (mod 2): T ≤ 4⌊p²/4⌋. Each ⌊5U²/8⌋ is off by less than 1 in 1024², which adds
+less than 2⁻¹⁹ a column: Δ² ≤ 4⌊p²/4⌋ + 2⁻¹⁹ p. (Plans of sensitivity ``blocks`` are charged q p more.)
+
+**Together.** No two records are the furthest apart in every block: moments differ most where all signs do, products
+where half of them do. With the blocks' noise σ_b = D_b / (μ √share_b), D_b the lengths above, what is charged is the
+largest Σ_b ‖change in block b‖² / σ_b² over pairs of records. Block 1 says which weights A, W, G, B block 2 looks
+through, and these are made as large as the sum stays within μ²: the noise is the plan's, and whatever block 1 said, two
+records are μ apart at most. (For ``blocks`` each block is held within D_b by itself.)
+
+The largest sum is found at corners. A column j of a record has a place x = U_j/B_j in block 2 and w = W_j/1024 in
+block 3; both are held, in whole numbers, in the parallelogram |x| ≤ 1, |w − κx| ≤ 1 − κ with κ = (1 + c)/2, c = 37/64
+(block 3 cuts at 1.72, so that rounding alone could lead out of it). Its corners are ±(1, 1) and ±(1, c). Fix all else:
+
+- The sum is convex in each V_k: they are at their ends, ‖V‖² = F + W².
+- It is convex in x alone: (x, w) is on the edge. On |x| = 1, where |w| ≥ c, it is convex in w, for T has the second
+  derivative 2 Σ_{i≠j} w_i² + q (12w² − 4w'²) ≥ q (12c² − 4) > 0. Along the other edges T may curve downwards by 4q κ²
+  at most, and block 2 curves upwards by 2 B_j² (F + W²): where that is more, beside their noise, the ends are largest.
+  Where it is not (strange weights or shares alone), each block is held within D_b by itself.
+
+At corners the sum depends on how many columns differ in sign, of which sizes B_j (two, and two kinds), and which w are
+c: a finite search (`room`). A binary column is at ±(1, 1) alone, and where it does not differ in sign it is in the same
+cell of its histogram; every other histogram may change. The score is taken to change by all it can.
+
+**Why the composition holds.** Fix two neighbours. Given what the blocks before said, block b is a Gaussian mechanism
+with a shift of μ_b standard deviations, which may depend on them, but Σ μ_b² ≤ μ² whatever they said. Let one more
+block, with nothing in it but a shift of √(μ² − Σ μ_b²), follow: who sees it too knows no less. The log-likelihood ratio
+of all blocks is Σ (μ_b N_b − μ_b²/2) with N_b standard normal given the past. As Σ μ_b² is constant now,
+
+.. math:: E \exp(i t \sum \mu_b N_b) = e^{-t^2 \mu^2 / 2} \; E \prod_b E[e^{i t \mu_b N_b + t^2 \mu_b^2 / 2} \mid past]
+          = e^{-t^2 \mu^2 / 2},
+
+it is exactly that of one Gaussian mechanism with μ, and so are ε and δ (Smith & Thakurta 2022; of fixed μ_b, Dong, Roth
+& Su 2022). Noise is sampled on each block's grid (`shared.randomness`), and sums of whole steps are exact in int64: no
+floating-point number is ever noised.
 
 *Covered*: every column of every record, all that is fitted afterwards included. *Public*: the number of records, the
 dictionary, the plan. *Not covered*: that a table was refused (`Dictionary.check`).
@@ -53,7 +84,9 @@ dictionary, the plan. *Not covered*: that a table was refused (`Dictionary.check
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import cached_property, lru_cache
@@ -85,6 +118,7 @@ __all__ = [
     "noised",
     "product_steps",
     "read",
+    "room",
     "score_reach",
     "score_steps",
     "sigma_of",
@@ -94,12 +128,15 @@ __all__ = [
 Array = NDArray[np.float64]
 Integers = NDArray[np.int64]
 Kind = Literal["survival", "binary", "count", "linear"]
+Sensitivity = Literal["joint", "blocks"]
 
 VERSION = 1
 """Grows whenever the same released numbers would mean something else."""
 MOST_COVARIATES = 15
-_WIDE = 1.75
+_WIDE = {"joint": 1.72, "blocks": 1.75}
 _LATTICE = 1024
+_CORNER = 37 / 64
+"""c of the corners ±(1, c): 12c² > 4."""
 SQUARE = 5 / 8
 """Weight of a square beside a product, in block 3."""
 _BESIDE = 0.55
@@ -154,6 +191,8 @@ class MomentsSpec:
         bins: of a numeric column's histogram. time_bins: of the follow-up.
         horizon: public end of follow-up, in the time's unit; later times count as censored there. None: the bound.
         score_clip: c of block 4, in standard deviations of a(x): 1; 1.5 to 2 where the model is doubted.
+        sensitivity: how far replacing a person is taken to move the release: in all blocks together (``joint``), or as
+            far in each of the ``blocks`` as in that one alone, by which plans were charged before.
     Raises: PlanRefusal.
 
     >>> spec = MomentsSpec(outcome="binary", responses=("died",), covariates=("age", "sex"), epsilon=1.0, delta=1e-6)
@@ -173,6 +212,7 @@ class MomentsSpec:
     time_bins: int = 16
     horizon: float | None = None
     score_clip: float = 1.0
+    sensitivity: Sensitivity = "joint"
 
     def __post_init__(self) -> None:
         def must(holds: bool, rule: str, given: object) -> None:
@@ -202,6 +242,8 @@ class MomentsSpec:
             must(type(value) is int and low <= value <= high, f"{name} must be a whole number in {low}..{high}", value)
         must(self.horizon is None or self.outcome == "survival", "only survival has a horizon", self.horizon)
         must(self.horizon is None or real(self.horizon, 1e-9, 1e9), "the horizon must be positive", self.horizon)
+        known = self.sensitivity in get_args(Sensitivity)
+        must(known, "sensitivity must be joint or blocks", self.sensitivity)
         must(real(self.score_clip, 0.25, 4), "score_clip must be in [0.25, 4]", self.score_clip)
         must(self.shares is None or isinstance(self.shares, Shares), "shares must be those of the blocks", self.shares)
         for name in ("epsilon", "delta", "score_clip", "horizon"):
@@ -258,26 +300,48 @@ class MomentsSpec:
         return len(self.covariates) + 1
 
 
-@lru_cache(maxsize=64)
-def event(spec: MomentsSpec) -> Composition:
-    """The price, known before anything runs: one Gaussian event per block, together `epsilon` at `delta`.
+def event(spec: MomentsSpec) -> Gaussian | Composition:
+    """The price, known before anything runs: `epsilon` at `delta`.
+
+    One Gaussian mechanism that is as private as all blocks together; for ``blocks`` one event per block.
 
     >>> from shared.privacy import epsilon
     >>> spec = MomentsSpec(outcome="binary", responses=("died",), covariates=("age", "sex"), epsilon=1.0, delta=1e-6)
-    >>> round(epsilon(event(spec), 1e-6), 6)
-    1.0
+    >>> round(epsilon(event(spec), 1e-6), 6), event(spec).sensitivity
+    (1.0, 1.0)
     """
-    unit = privacy.calibrate(Gaussian, spec.epsilon, spec.delta, sensitivity=1.0)
-    # A hair less than the whole, so that the sum of the parts is not above it by a rounding error.
-    mu = (1 - 1e-10) / unit.sigma
-    p = len(spec.covariates)
-    diameters = (math.sqrt(2 * spec.tables), 1.0, math.sqrt(4 * (p * p // 4) + p * SQUARE**2), 1.0)
+    if spec.sensitivity == "joint":
+        return Gaussian(sigma=1 / _mu(spec.epsilon, spec.delta), sensitivity=1.0)
     return Composition(
         events=tuple(
-            Gaussian(sigma=_up(diameter) / (mu * math.sqrt(share)), sensitivity=_up(diameter))
-            for diameter, share in zip(diameters, spec.split.parts, strict=True)
+            Gaussian(sigma=sigma, sensitivity=length)
+            for sigma, length, share in zip(_sigmas(spec), _lengths(spec), spec.split.parts, strict=True)
             if share > 0
         )
+    )
+
+
+@lru_cache(maxsize=64)
+def _mu(epsilon: float, delta: float) -> float:
+    # A hair less than the whole, so that the sum of the parts is not above it by a rounding error.
+    return (1 - 1e-10) / privacy.calibrate(Gaussian, epsilon, delta, sensitivity=1.0).sigma
+
+
+def _lengths(spec: MomentsSpec) -> tuple[float, float, float, float]:
+    """How far two records can be apart in each block by itself, in the unit of its noise."""
+    p = len(spec.covariates)
+    squares = SQUARE**2 if spec.sensitivity == "blocks" else 2.0**-19
+    return _up(math.sqrt(2 * spec.tables)), 1.0, _up(math.sqrt(4 * (p * p // 4) + p * squares)), 1.0
+
+
+def _sigmas(spec: MomentsSpec) -> tuple[float, ...]:
+    """The noise of each block: infinite where it has no share."""
+    mu, parts = _mu(spec.epsilon, spec.delta), spec.split.parts
+    if spec.sensitivity == "joint":
+        mu /= math.sqrt(sum(parts))  # the parts sum to 1 but for rounding
+    return tuple(
+        length / (mu * math.sqrt(share)) if share > 0 else math.inf
+        for length, share in zip(_lengths(spec), parts, strict=True)
     )
 
 
@@ -440,10 +504,8 @@ def _cells(values: Array, edges: Array) -> Integers:
 
 
 def sigma_of(spec: MomentsSpec, block: int) -> float:
-    """Standard deviation of a block's noise, in the unit of its event's sensitivity."""
-    part = event(spec).events[block]
-    assert isinstance(part, Gaussian)
-    return part.sigma
+    """Standard deviation of a block's noise: of block 1 in persons, of the others in the unit of `grids_of`' steps."""
+    return _sigmas(spec)[block]
 
 
 # -- what the later blocks look through --------------------------------------------------------------------------
@@ -486,9 +548,13 @@ class Lens:
         level = constant * math.hypot(*size_u) / math.hypot(*size_v)
         v, u = np.append(size_v, constant), np.append(level, size_u)
         factor = math.sqrt(_STEPS / _diameter(v, u))
+        spec, binary = self.design.spec, np.array([column.kind == "binary" for column in self.design.covariates])
+        if spec.sensitivity == "joint":
+            factor *= max(room(spec, binary, factor * v, factor * u), 1.0) ** 0.25
         while True:
             whole_v, whole_u = (np.maximum(np.rint(factor * size), 1).astype(np.int64) for size in (v, u))
-            if squared_diameter(whole_v, whole_u) <= _STEPS**2:
+            alone = squared_diameter(whole_v, whole_u) <= _STEPS**2
+            if alone or (spec.sensitivity == "joint" and room(spec, binary, whole_v, whole_u) >= 1):
                 return whole_v, whole_u
             factor *= 1 - 2.0**-14
 
@@ -516,23 +582,32 @@ class Lens:
 
     def moment_steps(self, x: Array, y: Array) -> Integers:
         """(n, a + 1, 1 + p) each record's part of block 2, in whole steps."""
-        most_v, most_u = self._whole
+        most_v = self._whole[0]
         v = np.clip(np.rint(self.v(self.outcome.features(y))).astype(np.int64), -most_v, most_v)
-        u = np.clip(np.rint(self.u(x)).astype(np.int64), -most_u, most_u)
-        return v[:, :, None] * u[:, None, :]
+        return v[:, :, None] * self._u_steps(x)[:, None, :]
+
+    def _u_steps(self, x: Array) -> Integers:
+        most = self._whole[1]
+        return np.clip(np.rint(self.u(x)).astype(np.int64), -most, most)
 
     def wide_steps(self, x: Array) -> Array:
         """(n, p) U of block 3: whole numbers of at most 1024 in size, as floats."""
-        return np.rint(self.wide(x) * _LATTICE)
+        wide = np.rint(self.wide(x) * _LATTICE)
+        if self.design.spec.sensitivity == "blocks":
+            return wide
+        # The parallelogram of the module's text, in whole numbers: 1024 κ = 808, 1024 (1 − κ) = 216.
+        along = 808 * self._u_steps(x)[:, 1:]
+        most = self._whole[1][1:]
+        return np.clip(wide, -(-along // most) - 216, along // most + 216)
 
     @cached_property
     def cut(self) -> Array:
-        """(p,) where block 3 cuts a covariate, in scales: 7/4, or as far as its bounds allow."""
+        """(p,) where block 3 cuts a covariate, in scales: 1.72 (7/4), or as far as its bounds allow."""
         reach = []
         for k, column in enumerate(self.design.covariates):
             low, high = column.span if column.kind in NUMERIC else (0.0, len(column.levels) - 1.0)
             reach.append(max(high - self.centre[k], self.centre[k] - low) / self.scale[k])
-        return np.minimum(_WIDE, np.array(reach))
+        return np.minimum(_WIDE[self.design.spec.sensitivity], np.array(reach))
 
     def wide(self, x: Array) -> Array:
         """(n, p) covariates cut for block 3, in [-1, 1]."""
@@ -553,6 +628,64 @@ def squared_diameter(v: Integers, u: Integers) -> int:
 def _diameter(v: Array, u: Array) -> float:
     f, h, w2, g2 = float(v[:-1] @ v[:-1]), float(u[1:] @ u[1:]), float(v[-1] ** 2), float(u[0] ** 2)
     return 2 * math.sqrt(max(f * (g2 + h), h * (w2 + f), f * g2 + h * w2))
+
+
+def room(spec: MomentsSpec, binary: NDArray[np.bool_], v: Array | Integers, u: Array | Integers) -> float:
+    """How many times the squared weights of block 2 may be as large before two records are μ apart in all blocks.
+
+    At least 1 says that they are not; 0, that the proof of the module's text does not hold for these weights, and each
+    block must be held by itself.
+
+    Args:
+        binary: (p,) whether a covariate is of kind binary.
+        v, u: ends (A, W) and (G, B), in steps.
+    """
+    p = len(spec.covariates)
+    f_all, w2 = float((v[:-1].astype(float) ** 2).sum()), float(v[-1]) ** 2
+    sizes, g2 = u[1:].astype(float) ** 2, float(u[0]) ** 2
+    first, second, third, fourth = (share / sum(spec.split.parts) for share in spec.split.parts)
+    products = third / _lengths(spec)[2] ** 2
+    unit = second / float(_STEPS) ** 2
+    downwards = 4 * SQUARE**2 * ((1 + _CORNER) / 2) ** 2 * products
+    if (2 * unit * sizes[~binary] * (f_all + w2) < downwards).any():
+        return 0.0
+    h = float(sizes.sum())
+    kinds = Counter(zip(sizes.tolist(), binary.tolist(), strict=True))
+    found = math.inf
+    for counts in itertools.product(*(range(count + 1) for count in kinds.values())):
+        g = sum(count * size for count, (size, _) in zip(counts, kinds, strict=True))
+        turned = sum(count for count, (_, two) in zip(counts, kinds, strict=True) if two)
+        still = int(binary.sum()) - turned
+        product = _product_corners(p - int(binary.sum()), int(binary.sum()))[sum(counts) - turned][turned]
+        left = 1 - fourth - first * (1 - still / (p + 1)) - products * (product + p * 2.0**-19)
+        moved = 4 * unit * max(g * (w2 + f_all), f_all * (g2 + h - g) + w2 * g)
+        if moved > 0:
+            found = min(found, left / moved)
+    return found * (1 - 1e-12)  # what floating-point arithmetic rounds
+
+
+@lru_cache(maxsize=64)
+def _product_corners(p: int, binary: int) -> tuple[tuple[float, ...], ...]:
+    """The largest T of block 3 at corners, by how many of p columns and of the binary ones differ in sign.
+
+    Those have corners ±1 and ±c, a binary column ±1 alone.
+    """
+    sizes = np.array([(1.0, 1.0), (1.0, _CORNER), (_CORNER, 1.0), (_CORNER, _CORNER)])
+    square, other = sizes[:, 0] ** 2, sizes[:, 1] ** 2
+    out = []
+    for k in range(p + 1):
+        parts = []
+        for count, sign in ((p - k, 1.0), (k, -1.0)):
+            ways = np.array([n for n in itertools.product(range(count + 1), repeat=3) if sum(n) <= count])
+            ways = np.column_stack([count - ways.sum(axis=1), ways])
+            parts.append(ways @ np.column_stack([square, other, sign * sizes.prod(axis=1), (square - other) ** 2]))
+        a, b, r, apart = (np.add.outer(one, two) for one, two in zip(parts[0].T, parts[1].T, strict=True))
+        found = [
+            ((a + binary) ** 2 + (b + binary) ** 2) / 2 - (r + binary - 2 * turned) ** 2 - (0.5 - SQUARE**2) * apart
+            for turned in range(binary + 1)
+        ]
+        out.append(tuple(float(one.max()) for one in found))
+    return tuple(out)
 
 
 def score_steps(rows: Array) -> Integers:
@@ -634,7 +767,7 @@ def read(data: bytes, design: Design) -> MomentsRelease:
     parts: list[Integers] = []
     for item, shape, block, reach in (
         *((table, shape, 0, 1.0) for table, shape in zip(tables, [*shapes, design.outcome_shape], strict=True)),
-        (given["moments"], (design.features, 1 + p), 1, 0.5),
+        (given["moments"], (design.features, 1 + p), 1, 0.5 / math.sqrt(spec.split.moments)),
         (given["products"], (p + p * (p - 1) // 2,), 2, 1.0),
         (given["score"], (len(spec.declared),), 3, 0.5),
     ):

@@ -7,9 +7,22 @@ refinement equation on a half line), so nothing is integrated numerically, and t
 those at the integers.
 
 *Sensitivity.* A value is snapped to the middle of one of 2¹² cells of [0, 1] first, and the functions are tabled there
-in whole steps of 2⁻¹² (2⁻⁸ for three columns). So the largest ℓ₁ norm S of a table's column is a finite maximum of
-integers, and replacing one person moves the sums over tensor products of d columns by at most 2 S^d in ℓ₁: no
-smoothness constant, no floating point.
+in whole steps of 2⁻¹² (2⁻⁸ for three columns): no smoothness constant, no floating point. Let S be the largest ℓ₁ norm
+of a cell's values and D the largest ℓ₁ distance of two cells' values, both finite maxima of integers. Replacing one
+person moves the sums of one column by D at most. Over tensor products of d columns it moves them by S^(d−1) D at most:
+
+- Two persons in different cells x, x' of *one* column: the others multiply ‖x − x'‖ ≤ D by norms, each S at most. It is
+  reached where D is, with everything else in the cell of norm S.
+- In *several*: of each of these let a, b be the norms of x and x', M the sum of min(|x_i|, |x'_i|) where both have the
+  same sign, N the same where they have not. Of two numbers of the same sign |s − t| = |s| + |t| − 2 min(|s|, |t|);
+  products have the same sign where an even number of their factors has not; and the least of two products of sizes is
+  no less than the product of the least ones. So
+
+  .. math:: \left\| \bigotimes x - \bigotimes x' \right\|_1 \le \prod a + \prod b - \prod (M + N) - \prod (M - N).
+
+  Where a + b ≤ D for one column, this is S^(d−1) D at most. Of all other pairs of cells it is computed: it is
+  linear in the (a, b, M, N) of each column, hence largest at corners of their convex hull. Of every basis here it is
+  below S^(d−1) D; were it not, it would be charged in its place.
 
 Source: Cohen, Daubechies and Vial (1993) for the space; Lalanne et al. (2026), §2 and Appendix D, for its use.
 """
@@ -19,6 +32,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cache, cached_property
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,10 +41,11 @@ from shared.errors import ParameterError
 from shared.privacy import Laplace
 from shared.randomness import Noise
 
-__all__ = ["CELLS", "Basis", "Coefficients", "filter_of", "paper_sensitivity"]
+__all__ = ["CELLS", "Basis", "Coefficients", "Sensitivity", "diameter", "filter_of", "paper_sensitivity"]
 
 Floats = NDArray[np.float64]
 Counts = NDArray[np.int64]
+Sensitivity = Literal["diameter", "norms"]
 CELLS = 1 << 12
 """Cells of [0, 1] that a value is snapped to before anything is computed of it."""
 
@@ -120,6 +135,8 @@ class Coefficients:
         basis: of each column.
         columns: d, 1 to 3.
         scale: b of the Laplace noise on each sum, in steps (`step`).
+        charge: the ``diameter`` of all persons' parts, which is exact; or the ``norms`` of two of them, 2 S^d, by
+            which plans were charged before the diameter was known.
     Raises: ParameterError.
 
     >>> made = Coefficients(basis=Basis(order=2, level=2), columns=2, scale=1e9)
@@ -130,6 +147,7 @@ class Coefficients:
     basis: Basis
     columns: int
     scale: float
+    charge: Sensitivity = "diameter"
 
     def __post_init__(self) -> None:
         if self.columns not in (1, 2, 3):
@@ -149,8 +167,11 @@ class Coefficients:
 
     @property
     def sensitivity(self) -> int:
-        """2 S^d in steps: the ℓ₁ distance by which replacing one person can move the sums, as an exact bound."""
-        return 2 * int(np.abs(self.basis.table(self.bits)).sum(axis=0).max()) ** self.columns
+        """In steps: the ℓ₁ distance by which replacing one person can move the sums."""
+        table = self.basis.table(self.bits)
+        if self.charge == "norms":
+            return 2 * int(np.abs(table).sum(axis=0).max()) ** self.columns
+        return _diameter(self.basis, self.bits, self.columns)
 
     @property
     def event(self) -> Laplace:
@@ -193,7 +214,65 @@ def paper_sensitivity(basis: Basis, columns: int) -> float:
     return 2.0 * float((3 * basis.order - 2) * np.abs(basis.values).max()) ** columns
 
 
+def diameter(table: Counts, columns: int) -> int:
+    """The largest ℓ₁ distance of two tensor products of `columns` columns of a table: exact where it is S^(d−1) D.
+
+    Else a bound, as the text of this module proves it.
+
+    Args:
+        table: (functions, cells) whole numbers.
+
+    >>> diameter(np.array([[3, 0, 2], [0, 1, -2]]), 1), diameter(np.array([[3, 0, 2], [0, 1, -2]]), 2)
+    (5, 20)
+    """
+    norms = np.abs(table).sum(axis=0)
+    order = np.argsort(-norms, kind="stable")
+    most, apart, pairs = int(norms.max()), 0, []
+    for i, cell in enumerate(order):
+        # By falling norm: two cells are no further apart than both norms together.
+        others = order[i + 1 :]
+        others = others[norms[others] > apart - norms[cell]]
+        if not len(others):
+            break
+        one, other = table[:, [cell]], table[:, others]
+        apart = max(apart, int(np.abs(one - other).sum(axis=0).max()))
+        smaller = np.minimum(np.abs(one), np.abs(other))
+        same, opposite = (np.where(side * one * other > 0, smaller, 0).sum(axis=0) for side in (1, -1))
+        pairs.append(np.stack([np.full(len(others), norms[cell]), norms[others], same, opposite]))
+    within = most ** (columns - 1) * apart
+    if columns == 1:
+        return within
+    further = max(most ** (columns - k) * _bound(np.concatenate(pairs, axis=1), k) for k in range(2, columns + 1))
+    return max(within, math.floor(further))
+
+
 # -- inside ----------------------------------------------------------------------------------------------------------
+@cache
+def _diameter(basis: Basis, bits: int, columns: int) -> int:
+    return diameter(basis.table(bits), columns)
+
+
+def _bound(pairs: Counts, columns: int) -> float:
+    """The largest ∏a + ∏b − ∏(M + N) − ∏(M − N) over a pair (a, b, M, N) for each column, either way round."""
+    from scipy.spatial import ConvexHull
+
+    points = np.concatenate([pairs, pairs[[1, 0, 2, 3]]], axis=1).astype(np.float64).T
+    # Four points that a pair is never below, so that the hull is not flat.
+    below = np.tile(points[0], (4, 1))
+    np.fill_diagonal(below, [0.0, 0.0, 4 * points.max(), 4 * points.max()])
+    points = np.concatenate([points, below])
+    a, b, same, opposite = points[ConvexHull(points).vertices].T
+    plus, minus = same + opposite, same - opposite
+    two = [np.multiply.outer(one, one) for one in (a, b, plus, minus)]
+    if columns == 2:
+        found = float((two[0] + two[1] - two[2] - two[3]).max())
+    else:
+        found = max(
+            float((a[k] * two[0] + b[k] * two[1] - plus[k] * two[2] - minus[k] * two[3]).max()) for k in range(len(a))
+        )
+    return found * (1 + 1e-9)  # what the hull rounds away
+
+
 @cache
 def filter_of(order: int) -> Floats:
     """(2N,) Daubechies' filter of least phase: h with φ(x) = √2 Σ h_k φ(2x − k).

@@ -102,8 +102,16 @@ class Prescription(ABC):
     later: ClassVar[tuple[str, ...]] = ()
     """Settings that a plan does not spell out while they are at their default: plans from before there was such a
     setting keep the hash they were approved by."""
+    before: ClassVar[Mapping[str, Any]] = {}
+    """Settings whose default has changed, with what a plan has that does not spell them out: it was written before
+    there was a choice, and its releases are charged and read as they always were. A plan written today says them."""
     fits: ClassVar[str] = "flow"
     """What is fitted on the persons who train, where there are such."""
+
+    @classmethod
+    def today(cls) -> dict[str, Any]:
+        """The defaults of `before`'s settings in a plan that is written now."""
+        return {item.name: item.default for item in fields(cls) if item.name in cls.before}
 
     @property
     def edges(self) -> EdgeRules | None:

@@ -27,7 +27,7 @@ from shared.mechanisms.density import Grid
 from shared.mechanisms.groups import Counted, Cuts, Group, Histogram, Reports, Smooth, basis_of, bounds
 from shared.mechanisms.local import LEAST, MOST, LocalCounts, better
 from shared.mechanisms.quantiles import Quantiles
-from shared.mechanisms.scaling import Coefficients
+from shared.mechanisms.scaling import Coefficients, Sensitivity
 from shared.prescriptions import Facts, Figures, must, unit
 from shared.stated import shown_epsilon
 
@@ -101,6 +101,8 @@ class DensitiesPlan(Figures):
         basis: ``haar``, ``daubechies2`` to ``daubechies4``, or ``quantiles``.
         trust: ``central``, or ``local`` for histograms whose every record is noised by itself: by Laplace noise or
             randomised response, whichever has less noise at this ε and number of cells.
+        sensitivity: how far replacing a person is taken to move the sums of smooth functions: their exact
+            ``diameter``, or in plans from before it was known the ``norms`` of two persons' parts, which is further.
     """
 
     densities: Sequence[Sequence[str]]
@@ -111,9 +113,11 @@ class DensitiesPlan(Figures):
     basis: Basis = "haar"
     trust: Literal["central", "local"] = "central"
     bounds: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    sensitivity: Sensitivity = "diameter"
     mechanism: Literal["densities"] = "densities"
     title: ClassVar[str] = "noisy densities"
     later: ClassVar[tuple[str, ...]] = ("basis", "bounds", "trust")
+    before: ClassVar[Mapping[str, Any]] = {"sensitivity": "norms"}
 
     def __post_init__(self) -> None:
         must(
@@ -143,6 +147,11 @@ class DensitiesPlan(Figures):
             repr(self.basis),
             'Write basis = "haar", or trust = "central".',
         )
+        known = self.sensitivity in get_args(Sensitivity)
+        must(known, "release.sensitivity must be diameter or norms", repr(self.sensitivity)[:60])
+        if not self.basis.startswith("daubechies"):
+            # Of all others there is one sensitivity, and no word of it in a plan.
+            object.__setattr__(self, "sensitivity", "norms")
         parts = len(self.densities)
         must(
             self.trust == "central" or LEAST * parts <= self.epsilon <= MOST * parts,
@@ -238,7 +247,8 @@ class DensitiesPlan(Figures):
         if self.basis == "quantiles":
             return Cuts(of=columns[0], tree=Quantiles(lower=0.0, upper=1.0, depth=level, epsilon=part))
         if self.basis != "haar":
-            mechanism = Coefficients(basis=basis_of(int(self.basis[-1]), level), columns=len(columns), scale=1.0)
+            basis = basis_of(int(self.basis[-1]), level)
+            mechanism = Coefficients(basis=basis, columns=len(columns), scale=1.0, charge=self.sensitivity)
             moved = float(mechanism.sensitivity)
             noise = privacy.calibrate(privacy.Laplace, part, 0.0, sensitivity=moved).scale
             return Smooth(of=columns, coefficients=replace(mechanism, scale=_coarser(noise)))

@@ -85,8 +85,10 @@ class MomentsPlan(Figures):
     bins: int = 32
     time_bins: int = 16
     score_clip: float = 1.0
+    sensitivity: Literal["joint", "blocks"] = "joint"
     mechanism: Literal["moments"] = "moments"
     title: ClassVar[str] = "noisy moments"
+    before: ClassVar[Mapping[str, Any]] = {"sensitivity": "blocks"}
 
     def __post_init__(self) -> None:
         for name in ("responses", "covariates", "exposures", "declared"):
@@ -118,7 +120,7 @@ class MomentsPlan(Figures):
         self.design(plan)
 
     def event(self, plan: StudyPlan) -> Event:
-        """One Gaussian mechanism per block."""
+        """One Gaussian mechanism, or in plans from before one per block."""
         return event(self.spec(plan.budget.delta))
 
     def facts(self, plan: StudyPlan) -> Facts:
