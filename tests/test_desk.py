@@ -16,6 +16,7 @@ from site_desk import PASSPHRASE, Hospital, hospital  # noqa: F401
 from shared.errors import IntegrityRefusal
 from shared.keys import SigningKey
 from shared.plan import sign_plan
+from shared.stated import FLOW, shown_price
 from shared.wire import Reminder
 from site_agent import cli, drawing, export, refusals, verifier
 from site_agent.holds import SIGNED, decided_by
@@ -339,7 +340,7 @@ def test_the_price_of_a_new_plan_stands_beside_what_was_charged_already(ready, p
     assert (charged["to_come"], charged["last_affordable"]) == ([2, 3, 4], 2)
     assert charged["with_waves_to_come"] > page["price"]["all_waves"] * 0.99
     text = " ".join(ready("plan", "show", "mini").split())
-    assert f"charged so far ε = {spent:.4g} at δ = 1e-06, by every version of the plan" in text
+    assert f"charged so far {shown_price(spent, FLOW, delta=1e-6)}, by every version of the plan" in text
     assert "once waves 2 to 4 are drawn; the budget allows them up to wave 2" in text
     ready.publish(replace(second, version=3, budget=replace(plan.budget, epsilon=1.1 * first)))
     ready("plan", "fetch", "mini")

@@ -41,6 +41,7 @@ from shared.prescriptions.grand import NEIGHBOURS, NUMBER, REACHED, GrandPlan, a
 from shared.randomness import seeded_rng
 from shared.release import in_words, read_bundle, write_bundle, write_receipt
 from shared.simulated import contact_networks
+from shared.stated import shown_epsilon
 from site_agent import fitting, records
 from site_agent.config import Edges, SiteFloors, Source
 from site_agent.ledger import Ledger
@@ -182,7 +183,7 @@ def test_a_label_told_first_is_a_part_of_the_price_and_not_an_addition_to_it(stu
     assert (facts.parameters["labels"], facts.parameters["label_share"]) == (first.get("communities", 3.0), share)
     covered = " ".join(plan.release.covered(plan))
     assert "add up to exactly the ε of the plan" in covered
-    assert f"x = {label.epsilon:.4g}" in covered
+    assert f"x = {shown_epsilon(label.epsilon)}" in covered
     assert f"p = {coordinates.coordinates} coordinates" in covered
     assert "told first" in plan.release.details(plan)
 

@@ -15,6 +15,7 @@ from site_desk import hospital  # noqa: F401
 from shared.canonical import sha256_hex
 from shared.federated import Federated
 from shared.rounds import Asked, pack, unpack
+from shared.stated import shown_epsilon
 
 
 @pytest.fixture
@@ -43,7 +44,7 @@ def test_a_steward_sees_the_price_before_and_takes_part_with_one_command(desk):
     assert page["training"]["epsilon"] == pytest.approx(price)
     assert page["price"]["all_waves"] > price
     shown = " ".join(desk("plan", "show", "mini").split())
-    assert f"the training ε = {price:.4g}"[:18] in shown
+    assert f"the training ε = {shown_epsilon(price)}" in shown
     assert "2 times the weights of a flow" in shown
     assert "The number of persons who train" in shown
     dry = desk.json("federate", "mini", "--dry-run")
