@@ -66,6 +66,7 @@ __all__ = [
     "revoke_plan",
     "revoke_standing",
     "send",
+    "shown",
     "sign_standing",
     "stand_in",
     "standing_lines",
@@ -193,6 +194,25 @@ def require_author(at: Desk, plan: StudyPlan, author: str | None) -> str:
     return AGENT
 
 
+def shown(at: Desk, release_id: str) -> Release:
+    """A sealed release for a person to look at.
+
+    Raises: PolicyRefusal, before it is delivered, where its plan wants it approved before the draw: whoever saw it
+        could choose by it; and as `pipeline.open_release`.
+    """
+    from site_agent import pipeline
+
+    made = pipeline.open_release(at.outbox, release_id)
+    plan = at.plans.plan(made.hold.study, made.receipt.plan_version)
+    if plan.floors.approval == "before" and made.hold.state != "delivered":
+        raise PolicyRefusal(
+            "a release that was approved before its draw must not be looked at before it is delivered",
+            given=made.hold.state.replace("_", " "),
+            next_step="site-agent run sends it. Give it up unseen with site-agent withdraw; it stays charged.",
+        )
+    return made
+
+
 def require_ticks(made: Release, ticked: Sequence[str]) -> tuple[Check, ...]:
     """The warnings that are not ticked yet. Raises: UsageRefusal, for a tick on no warning of this release."""
     names = [check.name for check in made.warnings]
@@ -226,10 +246,11 @@ def approve(
     at.require_running()
     at.config.approver_key(name)
     made = pipeline.open_release(at.outbox, release_id)
-    hold = made.hold
+    hold, ahead = made.hold, False
     if hold.state != "delivered":
         plan, _ = at.plans.approved(hold.study, agent_version=agent_version, today=today)
-        if plan.floors.approval == "before" and hold.state != "approved":
+        ahead = plan.floors.approval == "before"
+        if ahead and hold.state != "approved":
             raise ApprovalRefusal(
                 "a release of this plan must be approved before it is drawn, by nobody who has seen it",
                 given="a signature on drawn bytes",
@@ -242,7 +263,7 @@ def approve(
                 next_step=f"site-agent outbox show {release_id[:8]} has the difference; give it up with "
                 f"site-agent withdraw {release_id[:8]} --as NAME --reason policy, and release again.",
             )
-        if hold.state != "approved" or _stands(hold):
+        if not ahead and (hold.state != "approved" or _stands(hold)):
             _require_another_person(at, hold, plan, name)
             left = require_ticks(made, ticked)
             if left:
@@ -257,7 +278,7 @@ def approve(
     with at.locked():
         # Asked again: another person may have decided while this one was reading.
         hold = at.outbox.get(release_id)
-        if hold.state not in ("approved", "delivered") or _stands(hold):
+        if hold.state not in ("approved", "delivered") or (_stands(hold) and not ahead):
             key = open_key()
             # Asked again: the plan's approval may have been taken back while the passphrase was typed.
             at.ledger.require_plan(hold)
@@ -439,11 +460,13 @@ class Vanished:
         hold: the reservation.
         there: of the persons of earlier releases, how many the table has.
         earlier: how many there are.
+        snapshot: keyed hash of the table.
     """
 
     hold: Hold
     there: int
     earlier: int
+    snapshot: str
 
 
 def vanished(at: Desk, study: str) -> Vanished:
@@ -477,11 +500,11 @@ def vanished(at: Desk, study: str) -> Vanished:
             given=f"{there} of {earlier} who are there",
             next_step=f"Run site-agent release {study}.",
         )
-    return Vanished(hold=waiting[-1], there=there, earlier=earlier)
+    return Vanished(hold=waiting[-1], there=there, earlier=earlier, snapshot=table.snapshot)
 
 
 def confirm_persons(at: Desk, found: Vanished, *, name: str, reason: str, open_key: OpenKey) -> Hold:
-    """Sign, as the approver `name`, that the table holds other persons than earlier releases: for this wave alone.
+    """Sign, as the approver `name`, that this table holds other persons than earlier releases: for this wave alone.
 
     Raises: SignatureRefusal; ApprovalRefusal (not the registered key); ParameterError; StateRefusal; StorageRefusal.
     """
@@ -489,7 +512,13 @@ def confirm_persons(at: Desk, found: Vanished, *, name: str, reason: str, open_k
     key = _signer(at, name, open_key)
     with at.locked():
         return at.ledger.confirm_persons(
-            found.hold, there=found.there, earlier=found.earlier, name=name, reason=reason, key=key
+            found.hold,
+            there=found.there,
+            earlier=found.earlier,
+            snapshot=found.snapshot,
+            name=name,
+            reason=reason,
+            key=key,
         )
 
 
@@ -720,7 +749,11 @@ def _limit(at: Desk, noted: Noted, made: Release, plan: StudyPlan, *, agent_vers
     if standing.agent_version != agent_version or made.receipt.agent_version != agent_version:
         return "the agent's version must be the one it was signed for"
     if ahead:
-        return ""  # nothing that is in the bytes decides, and nobody has seen them
+        # Nothing that is in the bytes decides: but whoever signs after the draw could have looked at them.
+        drawn = next(
+            (e.seq for e in at.ledger.entries() if e.kind == "drawing" and e.body["release_id"] == hold.release_id), 0
+        )
+        return "" if noted.seq < drawn else "it must have been signed before the draw"
     if not made.audit or not made.checks or any(check.outcome == "failed" for check in made.checks):
         return "the checks and the audit must have passed"
     if made.warnings:
@@ -773,7 +806,9 @@ def _still_standing(at: Desk, hold: Hold, today: dt.date) -> Envelope | None:
             raise ApprovalRefusal(
                 "the standing approval of a release must be in force when it is sent",
                 given="one that was revoked" if noted.revoked else "one that has ended",
-                next_step=f"A person signs in its place: site-agent approve {hold.release_id[:8]} --as NAME",
+                next_step="A person signs in its place, where the plan lets them: site-agent approve "
+                f"{hold.release_id[:8]} --as NAME. Else give it up, charged as it is: site-agent withdraw "
+                f"{hold.release_id[:8]} --as NAME --reason policy.",
             )
         return noted.envelope
     return None

@@ -237,6 +237,7 @@ class Hold:
     touches: Touches = "everybody"
     closed_seq: int = 0
     confirmed: int = 0
+    confirmed_table: str = ""
     merged: tuple[int, ...] = ()
     drawn: bool = False
     persons_sha256: str = ""
@@ -462,7 +463,8 @@ def fold(holds: dict[str, Hold], entry: Entry) -> None:
     elif entry.kind == "persons_confirmed":
         if body["wave"] != hold.wave:
             raise StateRefusal("persons must be confirmed for the wave that is reserved", given=f"wave {body['wave']}")
-        change |= {"confirmed": hold.wave, "state": hold.state}
+        table = str(body.get("kept", {}).get("snapshot", ""))
+        change |= {"confirmed": hold.wave, "confirmed_table": table, "state": hold.state}
     elif entry.kind in ("drawing", "train"):
         change |= {
             "drawn": True,

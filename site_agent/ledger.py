@@ -587,17 +587,19 @@ class Ledger:
             earlier = book.earlier(book.hold(hold.release_id))
         return len(earlier & set(persons)), len(earlier)
 
-    def require_present(self, hold: Hold, persons: Collection[str], *, share: float) -> None:
+    def require_present(self, hold: Hold, persons: Collection[str], *, share: float, snapshot: str) -> None:
         """Refuse a table from which the persons of earlier releases have vanished: somebody rewrote identifiers, or
         has signed that these are other persons (`confirm_persons`).
 
         Args:
             persons: pseudonyms of everybody in the table.
             share: least share of the earlier persons.
+            snapshot: keyed hash of the table, which a person's word must be about.
         Raises: DifferencingRefusal; IntegrityRefusal (a list of persons is lost or was edited).
         """
         there, earlier = self.still_present(hold, persons)
-        if there < share * earlier and self.hold(hold.release_id).confirmed != hold.wave:
+        known = self.hold(hold.release_id)
+        if there < share * earlier and (known.confirmed, known.confirmed_table) != (hold.wave, snapshot):
             raise DifferencingRefusal(
                 f"at least {100 * share:g} % of the persons of the study's earlier releases must still be in the table",
                 given=f"{there} of {earlier}",
@@ -607,12 +609,21 @@ class Ledger:
             )
 
     def confirm_persons(
-        self, hold: Hold, *, there: int, earlier: int, name: str, reason: str, key: SigningKey | None = None
+        self,
+        hold: Hold,
+        *,
+        there: int,
+        earlier: int,
+        snapshot: str,
+        name: str,
+        reason: str,
+        key: SigningKey | None = None,
     ) -> Hold:
-        """Note a person's word that a table without earlier persons holds others: good for this wave alone.
+        """Note a person's word that a table without earlier persons holds others: for this wave and this table alone.
 
         Args:
             there, earlier: what `still_present` counted.
+            snapshot: keyed hash of the table that was looked at.
             name: of the approver, whose `key` signs the entry.
             reason: why they are others, in a few words.
         Raises: ParameterError (no reason); StateRefusal, unless the reservation waits for its draw.
@@ -622,7 +633,8 @@ class Ledger:
         with self._transaction(write=True) as book:
             wave = book.hold(hold.release_id).wave
             body = {"release_id": hold.release_id, "wave": wave, "name": name, "reason": reason}
-            book.append("persons_confirmed", body, person=key, kept={"present": there, "earlier": earlier})
+            counted = {"present": there, "earlier": earlier, "snapshot": snapshot}
+            book.append("persons_confirmed", body, person=key, kept=counted)
             return book.holds[hold.release_id]
 
     def require_roles_kept(

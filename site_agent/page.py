@@ -518,11 +518,11 @@ def _release_values(at: Desk, release_id: str, page: int) -> Mapping[str, Any]:
     import pandas as pd
 
     from shared.release import LABEL
-    from site_agent import airlock, pipeline
+    from site_agent import airlock
     from site_agent.cli.plan import plan_changes
     from site_agent.screens import cell
 
-    made = pipeline.open_release(at.outbox, release_id)
+    made = airlock.shown(at, release_id)
     hold = made.hold
     rows = len(made.table)
     pages = max(1, math.ceil(rows / ROWS))

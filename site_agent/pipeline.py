@@ -140,6 +140,7 @@ class Site:
         floors: what this site tightens.
         paused: whether the steward has paused the site; asked again and again until the draw, and in the audit.
         budget: what all studies together may cost.
+        approved: asked once more right before the draw whether it is still approved, where the plan wants that ahead.
     """
 
     name: str
@@ -151,6 +152,7 @@ class Site:
     floors: SiteFloors
     paused: Callable[[], bool]
     budget: SiteBudget = field(default_factory=SiteBudget)
+    approved: Callable[[StudyPlan], None] = lambda plan: None
 
     def require_running(self) -> None:
         """Raises: PausedRefusal."""
@@ -289,7 +291,7 @@ def make_release(
     roles = plan.posture == "holdout"
     ledger.require_same_persons(hold, space, roles=roles)
     if everyone is not None and (roles or hold.touches == "new"):
-        ledger.require_present(hold, everyone, share=limits.still_present)
+        ledger.require_present(hold, everyone, share=limits.still_present, snapshot=table.snapshot)
     # Under `holdout` whoever trains is in the table and not in the release: floors and populations are the release's.
     fitting.require_roles_kept(plan, _earlier_receipts(outbox, plan.study, except_for=hold.release_id))
     may = [int(row) for row in fitting.released_rows(plan, table.n, everyone)]
@@ -327,6 +329,7 @@ def make_release(
     drawing.fit(rng, clock.within)
 
     site.require_running()
+    site.approved(plan)
     clock.enter(Stage.DRAW)
     # Asked once more while nothing is lost: an offline site keeps its reservation instead of burning it below.
     site.witness.anchor(ledger.anchor_envelope())

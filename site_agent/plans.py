@@ -329,6 +329,14 @@ class Plans:
                     given=f"{now[:12]}, approved {then[:12]}",
                     next_step=again,
                 )
+        from shared.release import LEAVES_PERSONS_OPEN, coverage
+
+        if plan.posture in LEAVES_PERSONS_OPEN and tuple(approval.understood) != coverage(plan)[1]:
+            raise PlanChanged(
+                "what a receipt leaves open must be what was ticked with the plan's approval",
+                given="other sentences, by an earlier version of this software",
+                next_step=again,
+            )
         return plan, approval
 
     def last_approved(self, study: str) -> StudyPlan | None:

@@ -502,6 +502,8 @@ class Release:
         apart = not self.seal.get("author_apart") or self.stated["author"] not in names
         self.must(apart, "whoever had it made must not have approved it")
         plan = plans.known[self.charged["plan_hash"]]
+        ahead = plan["floors"].get("approval") != "before" or all(body.get("standing") for _, body in agreed)
+        self.must(ahead, "a release that is approved before its draw must carry no signature of a person who saw it")
         needed = max(1, self.seal["approvals"], plan["floors"]["approvals"])
         if delivered and self.put_back and not commit:
             # The ledger was put back to before its approval: then only what the coordinator was sent shows it.

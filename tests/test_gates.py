@@ -19,11 +19,19 @@ from test_collect import refused
 from test_pipeline import quick, release, site, source  # noqa: F401
 from test_standing import document, events, offered, sealed, standing
 
-from shared.errors import ApprovalRefusal, ChecksRefusal, PausedRefusal, PlanRefusal, PolicyRefusal
+from shared.errors import (
+    ApprovalRefusal,
+    ChecksRefusal,
+    NetworkRefusal,
+    PausedRefusal,
+    PlanChanged,
+    PlanRefusal,
+    PolicyRefusal,
+)
 from shared.plan import Floors, LatentNoisePlan, PrivateTraining, StudyPlan
 from shared.release import EARLIER_GATE, coverage
 from shared.standing import NO_RELEASE
-from site_agent import airlock, audit
+from site_agent import airlock, audit, cli, drawing
 
 FAR = "2998-12-31"
 POSTURES = {
@@ -178,6 +186,21 @@ def test_releases_of_earlier_versions_that_a_gate_selected_are_named(tmp_path, p
     assert not airlock.gated(site.outbox, now.hold.release_id)
 
 
+def test_after_an_update_that_says_other_things_are_open_the_plan_is_approved_again(hospital, plan, monkeypatch):
+    from shared import release as receipts
+
+    monkeypatch.setenv("TRIBUTARY_PASSPHRASE_DR_LIND", PASSPHRASE)
+    with monkeypatch.context() as patch:
+        patch.setattr(receipts, "_chosen_by", lambda plan: EARLIER_GATE)
+        hospital.joined("dr-lind").approved(plan).with_table(make_table(300))
+    refusal = hospital.refused("release", "mini", "--wave", "1", expect=PlanChanged.exit_code)
+    assert "what was ticked" in refusal["must"]
+    assert hospital.json("budget")["lines"] == []
+    hospital("plan", "approve", "mini", "--as", "dr-lind", "--understood", "local")
+    hospital("release", "mini", "--wave", "1")
+    hospital("audit", "verify")
+
+
 # -- approved before the draw ---------------------------------------------------------------------------------------
 def ahead(plan: StudyPlan, **floors) -> StudyPlan:
     return replace(
@@ -213,16 +236,60 @@ def test_a_first_release_is_sent_as_it_is_drawn_and_nobody_opens_a_key(desk, tmp
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_nobody_signs_drawn_bytes_by_hand(desk, monkeypatch):
-    made_by = add(desk)["id"]
-    monkeypatch.setattr(
-        "site_agent.airlock.stand_in", lambda at, release_id, **_: airlock.StandIn(hold=at.outbox.get(release_id))
-    )
-    made = desk.json("release", "mini", "--wave", "1")
+def unsent(desk: Hospital, monkeypatch) -> str:
+    """Drawn and approved ahead; then the coordinator did not answer."""
+    add(desk)
+    with monkeypatch.context() as patch:
+
+        def gone(*_, **__):
+            raise NetworkRefusal("the coordinator must answer", given="no answer")
+
+        patch.setattr(desk.hub, "send", gone)
+        desk.json("release", "mini", "--wave", "1", expect=NetworkRefusal.exit_code)
+    [one] = desk.json("outbox", "list")["releases"]
+    assert one["state"] == "approved"
+    return one["release_id"]
+
+
+def test_nobody_is_shown_it_and_nobody_signs_it_by_hand_while_it_waits_to_be_sent(desk, monkeypatch):
+    release_id = unsent(desk, monkeypatch)
+    for verb in (("outbox", "show"), ("outbox", "figures"), ("synthetic",)):
+        more = ("--out", str(desk.folder / "rows.csv")) if verb == ("synthetic",) else ()
+        assert "must not be looked at" in desk.refused(*verb, release_id, *more, expect=PolicyRefusal.exit_code)["must"]
+    desk("approve", release_id, "--as", "dr-lind")
+    envelope, _ = desk.hub.sent[-1]
+    assert len(envelope.signatures) == 1, "it was sent again, and nobody's key was opened"
+    assert desk.json("outbox", "show", release_id)["state"] == "delivered"
+
+
+def test_a_signature_that_was_made_after_the_draw_approves_nothing(desk, monkeypatch):
+    first = add(desk)["id"]
+    with monkeypatch.context() as patch:
+        patch.setattr(airlock, "stand_in", lambda at, i, **_: airlock.StandIn(hold=at.outbox.get(i)))
+        made = desk.json("release", "mini", "--wave", "1")
     assert made["state"] == "held"
-    refusal = desk.json("approve", made["release_id"], "--as", "dr-lind", expect=ApprovalRefusal.exit_code)
-    assert "by nobody who has seen it" in json.dumps(refusal)
-    assert made_by
+    assert "checks" not in made
+    desk("standing", "revoke", first[:8], "--as", "dr-lind", "--reason", "second thoughts")
+    add(desk)
+    assert not [event for event in events(desk) if event["what"] == "approved"]
+    refusal = desk.refused("approve", made["release_id"], "--as", "dr-lind", expect=ApprovalRefusal.exit_code)
+    assert "by nobody who has seen it" in refusal["must"]
+    desk("withdraw", made["release_id"], "--as", "dr-lind", "--reason", "policy")
+    desk("audit", "verify")
+
+
+def test_one_that_ended_during_the_fit_is_asked_for_again_before_the_draw(desk, monkeypatch):
+    made_by = add(desk)["id"]
+    quick_one = drawing._fit
+
+    def slow(*args):
+        cli.desk(desk.home).ledger.revoke_standing(made_by, name="dr-lind", reason="second thoughts")
+        return quick_one(*args)
+
+    monkeypatch.setattr(drawing, "_fit", slow)
+    refusal = desk.json("release", "mini", "--wave", "1", expect=ApprovalRefusal.exit_code)
+    assert "before it is drawn" in json.dumps(refusal)
+    assert [hold.state for hold in cli.desk(desk.home).ledger.holds()] == ["anchored"]
 
 
 def test_a_site_that_wants_two_people_refuses_before_the_charge(desk):

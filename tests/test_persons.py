@@ -28,7 +28,7 @@ from shared.errors import (
     StateRefusal,
 )
 from shared.plan import Budget, LatentNoisePlan
-from site_agent import cli, export, fitting, lasting, verifier
+from site_agent import cli, export, fitting, lasting, records, verifier
 from site_agent import ledger as ledger_module
 from site_agent.config import SiteFloors
 from site_agent.holds import decided_by
@@ -258,10 +258,12 @@ def test_a_lost_list_of_who_trained_stops_the_next_wave(quick, tmp_path, plan, s
 
 
 # -- earlier persons who have vanished ------------------------------------------------------------------------------
-def confirmed(site, **more):
-    """A steward's word for the reservation that waits."""
+def confirmed(site, plan, where):
+    """A steward's word for the reservation that waits, on the table that lies there."""
     waiting = site.ledger.holds()[-1]
-    return site.ledger.confirm_persons(waiting, there=0, earlier=300, name="ada", reason="another ward", **more)
+    snapshot = records.read(where, plan.dictionary, key=site.snapshot_key).snapshot
+    told = {"there": 0, "earlier": 300, "snapshot": snapshot, "name": "ada", "reason": "another ward"}
+    return site.ledger.confirm_persons(waiting, **told)
 
 
 @pytest.mark.parametrize("returning", ["append", "frozen"])
@@ -323,7 +325,10 @@ def test_a_signature_lets_one_wave_of_other_persons_through(quick, tmp_path, pla
     other = source(tmp_path, rewritten(grown(300)))
     with pytest.raises(DifferencingRefusal):
         release(many, site, other, wave=2)
-    assert confirmed(site).confirmed == 2
+    assert confirmed(site, many, other).confirmed == 2
+    with pytest.raises(DifferencingRefusal):
+        release(many, site, source(tmp_path, rewritten(grown(300), "z")), wave=2)
+    other = source(tmp_path, rewritten(grown(300)))
     made = release(many, site, other, wave=2)
     assert made.receipt.drawn == 300
     deliver(site, made)
@@ -335,9 +340,10 @@ def test_a_signature_lets_one_wave_of_other_persons_through(quick, tmp_path, pla
 def test_a_signature_is_not_carried_over_to_the_next_wave(quick, tmp_path, plan, site):
     many = several(plan)
     deliver(site, release(many, site, source(tmp_path, grown(300))))
+    other = source(tmp_path, rewritten(grown(300)))
     with pytest.raises(DifferencingRefusal):
-        release(many, site, source(tmp_path, rewritten(grown(300))), wave=2)
-    first = confirmed(site)
+        release(many, site, other, wave=2)
+    first = confirmed(site, many, other)
     with pytest.raises(DifferencingRefusal):
         release(many, site, source(tmp_path, rewritten(grown(300), "y")), wave=3)
     carried = site.ledger.hold(first.release_id)
@@ -348,9 +354,9 @@ def test_only_a_reservation_that_waits_is_confirmed_and_with_a_reason(quick, tmp
     made = release(several(plan), site, source(tmp_path, grown(300)))
     entries = site.ledger.entries()
     with pytest.raises(StateRefusal, match="persons_confirmed"):
-        confirmed(site)
+        site.ledger.confirm_persons(made.hold, there=0, earlier=1, snapshot="", name="ada", reason="others")
     with pytest.raises(ParameterError, match="reason"):
-        site.ledger.confirm_persons(made.hold, there=0, earlier=1, name="ada", reason=" ")
+        site.ledger.confirm_persons(made.hold, there=0, earlier=1, snapshot="", name="ada", reason=" ")
     assert site.ledger.entries() == entries
 
 
@@ -405,7 +411,7 @@ def test_it_is_refused_where_nothing_waits_and_where_nobody_has_vanished(waits):
 def test_a_confirmation_that_nobody_signed_is_found(waits):
     at = cli.desk(waits.home)
     [_, hold] = at.ledger.holds()
-    at.ledger.confirm_persons(hold, there=0, earlier=300, name="dr-lind", reason="other persons")
+    at.ledger.confirm_persons(hold, there=0, earlier=300, snapshot="", name="dr-lind", reason="other persons")
     waits.refused("audit", "verify", expect=30)
     with pytest.raises(verifier.Wrong, match="persons_confirmed"):
         verifier.examine(export.record(at, "mini"), "mini")

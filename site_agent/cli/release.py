@@ -193,6 +193,16 @@ def release(
     if found.hold.state == "approved":
         sent = airlock.send(at, full, agent_version=agent_version(), today=today()).sent
     made = replace(made, hold=at.outbox.get(full))
+    standing = {"used": found.used, "limit": found.limit}
+    if plan.floors.approval == "before" and made.hold.state != "delivered":
+        seen = {"release_id": full, "study": study, "wave": wave, "state": made.hold.state, "standing": standing}
+
+        def unseen(out: Console) -> None:
+            out.print(f"Drawn and sealed, {made.hold.state}: nobody is shown it before it is delivered. {found.limit}")
+            screens.next_step(out, "site-agent run")
+
+        emit({**seen, "accepted": sent}, as_json=json, show=unseen)
+        return
 
     def show(out: Console) -> None:
         screens.release_page(out, made)
@@ -217,7 +227,6 @@ def release(
             f"site-agent reject {short} --as NAME --reason …",
         )
 
-    standing = {"used": found.used, "limit": found.limit}
     emit({**_described(made), "standing": standing, "accepted": sent}, as_json=json, show=show)
 
 
@@ -324,7 +333,7 @@ def synthetic(
     takes minutes is stopped by Ctrl-C, and goes on from its --checkpoint.
     """
     from shared.synthetic import Synthesis, run_synthesis
-    from site_agent import pipeline
+    from site_agent import airlock
 
     at = desk(home)
     sealed = [hold for hold in at.outbox.list() if hold.study == release]
@@ -336,7 +345,7 @@ def synthetic(
             given=f"{named[-1].release_id[:8]}, which is {named[-1].state}",
             next_step="See site-agent outbox list, and name one that stands.",
         )
-    made = pipeline.open_release(at.outbox, standing[-1].release_id)
+    made = airlock.shown(at, standing[-1].release_id)
     plan = at.plans.plan(made.hold.study, made.receipt.plan_version)
     used = {
         "release_id": made.hold.release_id,
@@ -393,6 +402,7 @@ def _write_figures(figures: dict[Path, tuple[str, Any]]) -> None:
 
 def working_site(at: Desk, witness: Any) -> Site:
     """The site as the pipeline sees it."""
+    from site_agent import airlock
     from site_agent.pipeline import Site
 
     return Site(
@@ -405,6 +415,7 @@ def working_site(at: Desk, witness: Any) -> Site:
         floors=at.config.floors,
         paused=at.stopped(),
         budget=at.config.budget,
+        approved=lambda plan: airlock.require_approved_ahead(at, plan, agent_version=agent_version(), today=today()),
     )
 
 
@@ -475,10 +486,10 @@ def outbox_show(
     json: Json = False,
 ) -> None:
     """The exact rows that would leave, with size, checks, audit, price, and what changed in the plan."""
-    from site_agent import airlock, pipeline, screens
+    from site_agent import airlock, screens
 
     at = desk(home)
-    made = pipeline.open_release(at.outbox, at.release_id(release_id))
+    made = airlock.shown(at, at.release_id(release_id))
     changes = plan_changes(at, made)
     earlier = airlock.compare(at, made)
     answer = {
@@ -517,12 +528,12 @@ def outbox_figures(
     """Draw for the approver: released columns beside the real ones, and what the attack achieved. They stay here."""
     from shared.encoding import Encoder
     from shared.randomness import secure_rng
-    from site_agent import lasting, pipeline, records, screens
+    from site_agent import airlock, lasting, records, screens
     from site_agent.audit import AuditReport
 
     at = desk(home)
     full = at.release_id(release_id)
-    made = pipeline.open_release(at.outbox, full)
+    made = airlock.shown(at, full)
     plan = at.plans.plan(made.hold.study, made.receipt.plan_version)
     folder = (out or at.home / "figures" / full[:8]).expanduser().absolute()
     title = f"{made.hold.study}, wave {made.hold.wave}"
