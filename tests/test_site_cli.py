@@ -75,7 +75,7 @@ def test_every_command_answers_in_json_and_every_changing_one_can_be_tried():
         *("init", "join", "data add", "data map", "data frame", "plan fetch", "plan approve", "try", "release"),
         *("approve", "reject", "send-back", "withdraw", "pause", "resume", "ledger recover", "leave", "plan revoke"),
         *("curve", "outbox figures", "synthetic"),
-        *("run", "withdraw-person", "federate"),
+        *("run", "withdraw-person", "data confirm-persons", "federate"),
         *("standing add", "standing revoke"),
         "page",
     }
