@@ -32,6 +32,7 @@ from shared.canonical import canonical_json, parse_json, sha256_hex
 from shared.errors import AccessRefusal, EstimateRefusal, PolicyRefusal, RateRefusal, Refusal, RoleRefusal, StateRefusal
 from shared.plan import StudyPlan
 from shared.prescriptions import Answering
+from shared.stated import all_given
 from shared.synthetic import versions
 from shared.terminal import plain
 from shared.transport import MESSAGE_CAP, Call, Handler
@@ -140,6 +141,9 @@ class AnalysisService:
     def _study(self, study: str) -> dict[str, Any]:
         plan = self._store.plan(study).plan
         releases = self._store.releases(study)
+        paid: dict[str, list[tuple[float | None, str]]] = {}
+        for release in self._store.releases(study, withdrawn=True):
+            paid.setdefault(release.site, []).append((release.receipt.stated_epsilon, release.receipt.given))
         sites: dict[str, dict[str, Any]] = {}
         for release in releases:
             facts = sites.setdefault(release.site, {"waves": [], "n": {}})
@@ -147,7 +151,10 @@ class AnalysisService:
             facts["n"][str(release.wave)] = release.n
             receipt = release.receipt
             facts |= {"posture": receipt.posture, "study_epsilon": receipt.stated_study_epsilon}
-            facts["epsilon_given"] = receipt.given
+            # What a withdrawn release took as given, the study's total still does.
+            facts["epsilon_given"] = (
+                all_given(paid[release.site]) if receipt.stated_epsilon is not None else receipt.given
+            )
         return {
             "study": study,
             "title": plan.title,

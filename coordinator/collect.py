@@ -57,7 +57,7 @@ from shared.keys import Envelope, write_private
 from shared.plan import StudyPlan
 from shared.release import AGENT, STATEMENT_TYPE, Receipt, Statement, read_bundle
 from shared.standing import broken_limit, open_revocation, open_standing
-from shared.stated import shown_epsilon
+from shared.stated import all_given, shown_epsilon, shown_price
 from shared.transport import Call, Handler, Server
 from shared.wire import (
     ANALYSIS,
@@ -623,7 +623,7 @@ class CollectionService:
         """
         from coordinator.spending import least_total
         from shared import privacy
-        from shared.release import planned_event
+        from shared.release import given, planned_event
 
         earlier = self._store.charged(receipt.study, receipt.site)
         earlier.pop(receipt.release_id, None)
@@ -634,9 +634,10 @@ class CollectionService:
         ]
         least = least_total(charges, plan.budget.delta)
         if least > plan.budget.epsilon * (1 + 1e-9):
+            condition = all_given((least, given(charged)) for charged, event in charges if privacy.guaranteed(event))
             raise BudgetRefusal(
                 f"all that a site delivered must be within the plan's cap of ε = {shown_epsilon(plan.budget.epsilon)}",
-                given=f"{shown_epsilon(least)} for {len(charges)} releases",
+                given=f"{shown_price(least, condition)} for {len(charges)} releases",
                 next_step="The site's ledger may be an old copy: site-agent ledger recover.",
             )
         if len(receipt.previous) != 64 or set(receipt.previous) - set("0123456789abcdef"):

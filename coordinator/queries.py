@@ -71,8 +71,9 @@ class Source:
         bundle_sha256: its bytes.
         log_index: its place in the coordinator's log.
         epsilon: of the release; None where it has no formal guarantee.
-        study_epsilon: the most that the study may cost a person at this site, by the receipt; None where `epsilon` is.
-        epsilon_given: what both take as given, or what nothing bounds where there is none; blank for nothing.
+        study_epsilon: the cap on what the study may cost a person at this site, by the receipt's version of the plan;
+            None where `epsilon` is.
+        epsilon_given: what `epsilon` takes as given, or what nothing bounds where there is none; blank for nothing.
         censoring: of a question about time to an event, in words: the wave at which follow-up ended.
     """
 

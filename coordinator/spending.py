@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from coordinator.planning import Cost, cost
 from shared.errors import StateRefusal
-from shared.stated import shown_epsilon, shown_price
+from shared.stated import all_given, shown_epsilon, shown_price
 
 if TYPE_CHECKING:
     from coordinator.drawing import Drawn
@@ -34,7 +34,7 @@ class Spending:
 
     Args:
         sites: their names.
-        given: what those ε take as given; blank for nothing.
+        given: what those ε take as given: all that any release in them does, or would; blank for nothing.
         spent: (wave, ε of what had arrived of the study by then) for every release that was accepted, rising.
         planned: the same for the plan's further waves, up to the first that the cap does not allow.
     """
@@ -110,7 +110,7 @@ def spending(store: Store, study: str) -> Budget:
     courses: dict[tuple[tuple[tuple[int, str], ...], str], dict[str, Points]] = {}
     by_site: dict[str, list[tuple[int, float]]] = {}
     charges: dict[str, list[tuple[StudyPlan, Event]]] = {}
-    given: dict[str, str] = {}
+    told: dict[str, list[tuple[float | None, str]]] = {}
     open_: dict[str, str] = {}
     for release in store.releases(study, withdrawn=True):  # by wave
         if release.receipt.stated_epsilon is None:
@@ -118,7 +118,7 @@ def spending(store: Store, study: str) -> Budget:
             continue
         arrived = charges.setdefault(release.site, [])
         arrived.append((store.plan(study, release.plan_version).plan, privacy.from_canonical(release.receipt.event)))
-        given[release.site] = given.get(release.site) or release.receipt.given
+        told.setdefault(release.site, []).append((release.receipt.stated_epsilon, release.receipt.given))
         by_site.setdefault(release.site, []).append((release.wave, least_total(arrived, plan.budget.delta)))
     if not by_site and not open_:
         raise StateRefusal("a study must have an accepted release", given="none", next_step="See coordinator releases.")
@@ -132,14 +132,14 @@ def spending(store: Store, study: str) -> Budget:
         if site in open_:  # the ε of a part of what left the site would pass for that of all of it
             continue
         alike = tuple((wave, shown_epsilon(epsilon)) for wave, epsilon in found)  # two machines differ in last digits
-        courses.setdefault((alike, given[site]), {})[site] = tuple(found)
+        courses.setdefault((alike, all_given(told[site])), {})[site] = tuple(found)
     return Budget(
         study=study,
         version=plan.version,
         cap=plan.budget.epsilon,
         delta=plan.budget.delta,
         waves=numbers,
-        courses=tuple(_course(sites, told, price, numbers, plan.redraws) for (_, told), sites in courses.items()),
+        courses=tuple(_course(sites, given, price, numbers, plan.redraws) for (_, given), sites in courses.items()),
         open=dict(sorted(open_.items())),
     )
 
@@ -149,7 +149,8 @@ def _course(sites: Mapping[str, Points], given: str, price: Cost, numbers: Seque
     spent = tuple(max(points) for points in zip(*sites.values(), strict=True))
     further = [number for number in numbers if number > spent[-1][0]]
     planned = _planned(price, spent[-1][1], further, redraws)
-    return Spending(sites=tuple(sites), spent=spent, planned=planned, given=given)
+    ahead = [(epsilon, price.epsilon_given) for _, epsilon in planned]
+    return Spending(sites=tuple(sites), spent=spent, planned=planned, given=all_given([(spent[-1][1], given), *ahead]))
 
 
 def _planned(price: Cost, spent: float, further: list[int], redraws: bool) -> Points:

@@ -147,8 +147,9 @@ class Receipt:
         flow_of: id of the release for which the flow was fitted; this one's, unless a sealed flow is used again.
         epsilon: of this release alone, at `delta`; None where it has no formal guarantee. Shown to people as
             `stated_epsilon`, with what it takes as given (`given`).
-        study_epsilon: the most that the study may cost a person here, at `delta`: the plan's cap. Until version 0.1 it
-            was what the ledger had charged so far, which told how often a draw was refused.
+        study_epsilon: the most that the study may cost a person here by this version of the plan, at `delta`: its cap.
+            It takes as given what any release of the study does, an earlier one too. Until version 0.1 it was what the
+            ledger had charged so far, which told how often a draw was refused.
         trained: where the plan names a flow that several sites have trained, and this one was among them: what its
             ledger was charged for that (`TRAINED`), before the first round; empty otherwise.
     """

@@ -2,7 +2,8 @@
 
 - A printed ε or δ is **never below the true one**: it is rounded up, and what is left of a cap is rounded down.
 - An ε that holds for rows **given the flow** alone (posture ``local``: the flow was fitted on the very records that are
-  released) never stands by itself: the condition stands in its column's heading or right after it.
+  released) never stands by itself: the condition stands in its column's heading or right after it. A total has the
+  condition of every price in it (`all_given`).
 - Where there is no ε to state, words stand in its place.
 
 So a price travels as two values: ``epsilon``, None where none is stated, and ``given``, what it takes as given (blank:
@@ -13,13 +14,14 @@ very records hold nothing of a record but what the flow carries.
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context
 from typing import TypeVar
 
 __all__ = [
     "FLOW",
     "UNGUARANTEED",
+    "all_given",
     "raised",
     "shown_column",
     "shown_delta",
@@ -91,6 +93,15 @@ def shown_column(prices: Mapping[str, tuple[float | None, str]], heading: str = 
     ('ε', {'north': '2 given the flow', 'south': '3'})
     """
     return raised(heading, {row: shown_price(*price) for row, price in prices.items()})
+
+
+def all_given(prices: Iterable[tuple[float | None, str]]) -> str:
+    """What a total of these prices takes as given: all that any price in it does. One without ε is in no total.
+
+    >>> all_given([(2.0, FLOW), (3.0, "")]), all_given([(None, FLOW), (3.0, "")])
+    ('the flow', '')
+    """
+    return " and ".join(dict.fromkeys(given for epsilon, given in prices if epsilon is not None and given))
 
 
 def raised(heading: str, cells: Mapping[_Row, str]) -> tuple[str, dict[_Row, str]]:

@@ -74,7 +74,7 @@ from shared.errors import (
 )
 from shared.failpoints import reach
 from shared.keys import Envelope, PublicKey, Signature, SigningKey
-from shared.stated import shown_delta, shown_epsilon, shown_price
+from shared.stated import all_given, shown_delta, shown_epsilon, shown_price
 from shared.wire import ANCHOR_TYPE, AnchorHead
 from site_agent.composition import Charge, Composition, site_total
 from site_agent.holds import (
@@ -214,9 +214,10 @@ class StatementLine:
     """One charge as a bank statement prints it.
 
     Args:
-        epsilon_given: what `epsilon` and `total` take as given, or what nothing bounds; blank for nothing.
+        epsilon_given: what `epsilon` takes as given, or what nothing bounds; blank for nothing.
         total: the study's total at this line's δ up to this line, for the persons who were charged most; None on the
             line of a charge that is in no total.
+        total_given: what `total` takes as given: all that any charge up to this line does.
         persons: how many persons it touches; None where that is not known. A release of everybody counts against
             everybody, however many it touched.
     """
@@ -236,6 +237,7 @@ class StatementLine:
     persons: int | None = None
     merged: tuple[int, ...] = ()
     epsilon_given: str = ""
+    total_given: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -1350,12 +1352,13 @@ class Ledger:
     def statement(self, study: str | None = None) -> list[StatementLine]:
         """Every charge with the study's running total, in order of reservation. Raises: IntegrityRefusal."""
         lines: list[StatementLine] = []
-        seen: dict[str, int] = {}
+        seen: dict[str, list[Hold]] = {}
         with self._transaction() as book:
             holds = [hold for hold in book.holds.values() if study is None or hold.study == study]
             composed = {name: book.composition(name) for name in dict.fromkeys(hold.study for hold in holds)}
         for hold in holds:
-            seen[hold.study] = seen.get(hold.study, 0) + 1
+            upto = seen.setdefault(hold.study, [])
+            upto.append(hold)
             lines.append(
                 StatementLine(
                     date=hold.day,
@@ -1364,7 +1367,7 @@ class Ledger:
                     release_id=hold.release_id,
                     what=str(hold.event["event"]),
                     epsilon=hold.epsilon,
-                    total=None if hold.epsilon is None else composed[hold.study].total(hold.delta, seen[hold.study]),
+                    total=None if hold.epsilon is None else composed[hold.study].total(hold.delta, len(upto)),
                     cap=hold.cap_epsilon,
                     delta=hold.delta,
                     state=hold.phase,
@@ -1373,6 +1376,7 @@ class Ledger:
                     persons=hold.persons,
                     merged=hold.merged,
                     epsilon_given=hold.given,
+                    total_given="" if hold.epsilon is None else _given(upto),
                 )
             )
         return lines
@@ -1960,7 +1964,7 @@ def _frozen(value: Any) -> Any:
 
 def _given(holds: Iterable[Hold]) -> str:
     """What a total of these charges takes as given: all that any of them does."""
-    return " and ".join(dict.fromkeys(hold.given for hold in holds if hold.given and hold.epsilon is not None))
+    return all_given((hold.epsilon, hold.given) for hold in holds)
 
 
 def _resumed(hold: Hold, *, plan_hash: str, event: Mapping[str, Any], delta: float) -> Hold:

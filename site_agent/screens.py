@@ -207,10 +207,9 @@ def plan_page(out: Console, page: Mapping[str, Any]) -> None:
 def charged_words(page: Mapping[str, Any]) -> str:
     """Charged so far and planned together against the budget, and the last wave it allows; for screen and page."""
     charged, cap = page["charged"], page["price"]["cap"]
-    given = page["price"]["epsilon_given"]
     if page["price"]["epsilon"] is None:
-        return f"{shown_price(None, given)}; no total holds its releases"
-    total = f"ε = {shown_price(charged['with_waves_to_come'], given)}, of {shown_epsilon(cap)}"
+        return f"{shown_price(None, page['price']['epsilon_given'])}; no total holds its releases"
+    total = f"ε = {shown_price(charged['with_waves_to_come'], charged['total_given'])}, of {shown_epsilon(cap)}"
     if not charged["to_come"]:
         return f"{total}; no wave is to come"
     if charged["last_affordable"] is None:
@@ -349,7 +348,7 @@ def budget(out: Console, lines: Sequence[StatementLine], totals: Sequence[Mappin
         charge, charges = shown_column(
             {line.release_id: (line.epsilon, line.epsilon_given) for line in mine}, "charge ε"
         )
-        sums = {line.release_id: (line.total, line.epsilon_given) for line in mine if line.total is not None}
+        sums = {line.release_id: (line.total, line.total_given) for line in mine if line.total is not None}
         running, running_sums = shown_column(sums, "total ε (RDP)")
         out.print(
             table(

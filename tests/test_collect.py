@@ -837,6 +837,12 @@ def test_a_refresh_counts_against_everybody_also_where_persons_are_known(hub, pl
             egress.send(one.envelope, one.path)
         beyond = sealed(3)
         refused(BudgetRefusal, lambda: egress.send(beyond.envelope, beyond.path))
+        # What two releases took as given their sum with a third does, whatever the third one's flow was fitted on.
+        public = dataclasses.replace(named, version=3, posture="public")
+        hub.store.add_plan(sign_plan(public, [LEAD]), public)
+        last = hub.seal("north", plan=public, table=small_table(seed=3), wave=3, release_id="04" * 16)
+        refusal = refused(BudgetRefusal, lambda: egress.send(last.envelope, last.path))
+        assert "given the flow for 4 releases" in str(refusal)
     (hub.home / "coordinator.toml").write_text(
         Config(home=hub.home, name=plan.coordinator, address="127.0.0.1:8443", names=("127.0.0.1",)).to_toml()
     )

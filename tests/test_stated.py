@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 from delivered import cohort as people
-from delivered import cohort_plan, deliver, join
+from delivered import cohort_plan, deliver, join, take_back
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_postures import TODAY, cohort, fitted, released, site, strange, study
@@ -22,6 +22,7 @@ from test_varied import budget_page, shown
 from coordinator.analysis import AnalysisService, _release
 from coordinator.authority import Authority
 from coordinator.cli import main
+from coordinator.config import Config
 from coordinator.demo import answers, play
 from coordinator.planning import _price, cost
 from coordinator.queries import ask
@@ -31,17 +32,19 @@ from coordinator.store import Store
 from shared import privacy
 from shared.errors import BudgetRefusal, PolicyRefusal, StateRefusal
 from shared.keys import SigningKey
-from shared.plan import LatentNoisePlan, StudyPlan, sign_plan
+from shared.plan import Budget, LatentNoisePlan, StudyPlan, sign_plan
 from shared.prescriptions.latent_noise import FITTED_ON_THE_ROWS, mechanism
 from shared.privacy import Gaussian, NoGuarantee
 from shared.randomness import seeded_rng
 from shared.release import Receipt, coverage, in_words, planned_event, read_bundle
 from shared.standing import broken_limit
-from shared.stated import FLOW, raised, shown_column, shown_delta, shown_epsilon, shown_price, shown_room
+from shared.stated import FLOW, all_given, raised, shown_column, shown_delta, shown_epsilon, shown_price, shown_room
 from shared.terminal import plain
 from site_agent import screens
 from site_agent.airlock import totals
+from site_agent.cli import books, calendar
 from site_agent.cli.plan import _price as _price_of
+from site_agent.cli.plan import charged
 from site_agent.config import SiteBudget, Source
 from site_agent.fitting import require_roles_kept
 from site_agent.pipeline import make_release
@@ -310,7 +313,7 @@ def test_a_price_given_the_flow_stands_nowhere_without_saying_so(tmp_path):
     plan = study("local")
     at, made = released(plan, tmp_path, cohort(500))
     price = _price_of(plan, planned_event(plan))
-    page = {"charged": {"with_waves_to_come": 1.0, "to_come": []}, "price": price}
+    page = {"charged": {"with_waves_to_come": 1.0, "total_given": FLOW, "to_come": []}, "price": price}
     screen = shown(lambda out: screens.budget(out, at.ledger.statement(), totals(at, plan.study)))
     assert "charge ε given the flow" in screen
     assert "total ε (RDP) given the flow" in screen
@@ -376,3 +379,130 @@ def test_analysts_see_the_condition_beside_every_number(tmp_path):
     notebook = told_study.releases()._repr_html_()
     assert re.search(r"<td>\d+(\.\d+)? given the flow</td>", notebook)
     assert "ε spent, given the flow" in {axes.get_ylabel() for axes in figure.figure.axes}
+
+
+# -- of a total: the condition of every price in it ---------------------------------------------------------------
+def mixed_ledger(tmp_path, *, waves: int = 2) -> tuple[SimpleNamespace, StudyPlan]:
+    """A site that has drawn wave 1 under posture local, and its plan's second version, which is public."""
+    at, plan = site(tmp_path), study("local")
+    first = plan.waves[0]
+    later = study(
+        "public",
+        version=2,
+        returning="refresh",
+        budget=Budget(epsilon=1000.0),
+        waves=(first, *(replace(first, number=k, refit=True) for k in range(2, waves + 1))),
+    )
+    for wave, one in ((1, plan), (2, later))[:waves]:
+        at.ledger.reserve(
+            study=plan.study,
+            plan_hash=one.hash,
+            wave=wave,
+            release_id=f"{wave}" * 32,
+            event=planned_event(one).to_canonical(),
+            delta=plan.budget.delta,
+            cap_epsilon=later.budget.epsilon,
+            uncovered=coverage(one)[1],
+        )
+    return at, later
+
+
+def test_a_running_total_has_the_condition_of_every_charge_in_it(tmp_path, monkeypatch, capsys):
+    """Wave 1 given the flow, wave 2 whatever the flow was: what both cost together holds given the flow alone."""
+    at, plan = mixed_ledger(tmp_path)
+    first, second = at.ledger.statement(plan.study)
+    assert [(line.epsilon_given, line.total_given) for line in (first, second)] == [(FLOW, FLOW), ("", FLOW)]
+    assert second.total > max(first.total, second.epsilon)
+    both = shown_epsilon(second.total)
+    screen = shown(lambda out: screens.budget(out, [first, second], totals(at, plan.study)))
+    assert re.search(r"total ε \(RDP\) given the flow", screen)
+    assert f"{shown_epsilon(first.epsilon)} given the flow" in screen  # charges differ: each says it
+    (line,) = [row for row in screen.splitlines() if second.release_id[:8] in row]
+    assert (both in line, "given" in line) == (True, False)
+    assert f"{both} given the flow" in budget_page(at)
+    assert not re.search(rf"{re.escape(both)}(?! given the flow)", budget_page(at))
+    told = SimpleNamespace(ledger=at.ledger, config=SimpleNamespace(budget=SiteBudget()))
+    monkeypatch.setattr(books, "desk", lambda home: told)
+    books.budget(json=True)
+    lines = json.loads(capsys.readouterr().out)["lines"]
+    assert [(one["epsilon_given"], one["total_given"]) for one in lines] == [(FLOW, FLOW), ("", FLOW)]
+
+
+def test_a_charge_without_a_condition_gets_none_from_those_after_it_or_of_another_study(tmp_path):
+    at = site(tmp_path)
+    local, public = coverage(study("local"))[1], coverage(study("public"))[1]
+    terms = {"plan_hash": "a" * 64, "event": Gaussian(sigma=1.0, sensitivity=1.0).to_canonical(), "delta": 1e-6}
+    for k, (name, wave, open_) in enumerate((("a", 1, public), ("b", 1, local), ("a", 2, local), ("b", 2, public))):
+        at.ledger.reserve(study=name, wave=wave, release_id=f"{k}" * 32, uncovered=open_, cap_epsilon=1e3, **terms)
+    assert [line.total_given for line in at.ledger.statement()] == ["", FLOW, FLOW, FLOW]
+
+
+def test_what_a_plan_costs_with_earlier_versions_has_their_condition(tmp_path, monkeypatch, capsys):
+    at, plan = mixed_ledger(tmp_path, waves=1)
+    plan = replace(plan, waves=(plan.waves[0], replace(plan.waves[0], number=2, refit=True)))
+    price = _price_of(plan, planned_event(plan))
+    found = charged(at, plan)
+    assert (price["epsilon_given"], found["to_come"], found["total_given"]) == ("", [2], FLOW)
+    words = screens.charged_words({"charged": found, "price": price})
+    assert words.startswith(f"ε = {shown_epsilon(found['with_waves_to_come'])} given the flow, of 1000")
+    # And the other way round: nothing was charged, and the plan is local.
+    ahead = charged(site(tmp_path / "other"), study("local"))
+    assert (ahead["epsilon_given"], ahead["to_come"], ahead["total_given"]) == ("", [1], FLOW)
+    told = SimpleNamespace(ledger=at.ledger, plans=SimpleNamespace(plan=lambda name: plan))
+    monkeypatch.setattr(calendar, "desk", lambda home: told)
+    calendar.waves(plan.study)
+    total = shown_epsilon(found["with_waves_to_come"])
+    assert f"with all waves to come {total} given the flow." in re.sub(r"\s+", " ", capsys.readouterr().out)
+
+
+def test_at_the_coordinator_a_sum_has_the_condition_of_every_release_in_it(tmp_path, capsys):
+    authority = Authority.create(tmp_path, coordinator="tributary-hub", names=("localhost",))
+    config = Config(home=tmp_path, name="tributary-hub", address="localhost:1", names=("localhost",))
+    (tmp_path / "coordinator.toml").write_text(config.to_toml())
+    lead, plan = SigningKey.generate(), cohort_plan()
+    later = replace(plan, version=2, posture="public")
+    with closing(Store.open(tmp_path)) as store:
+        store.add_plan(sign_plan(plan, [lead]), plan)
+        store.add_plan(sign_plan(later, [lead]), later)
+        invitation = authority.invite("north", ["cvd"], address="localhost:1", leads=[lead.public], days=300)
+        store.add_invitation(invitation)
+        key = join(store, invitation)
+        deliver(store, plan, "north", key, people(300, 1))
+        newest = deliver(store, later, "north", key, people(310, 2), wave=2)
+        for back in (False, True):
+            if back:
+                take_back(store, "north", key)
+            facts = AnalysisService._study(SimpleNamespace(_store=store), "cvd")["sites"]["north"]
+            assert (facts["posture"], facts["epsilon_given"]) == ("public", FLOW)
+        (course,) = spending(store, "cvd").courses
+        assert course.given == FLOW
+    assert main(["--home", str(tmp_path), "release", "show", newest]) == 0
+    said = re.sub(r"\s+", " ", capsys.readouterr().out)
+    together = re.search(r"all 2 releases that had arrived by then would have spent ε (\S+ given the flow)\.", said)
+    assert together, said
+    cap = shown_epsilon(later.budget.epsilon)
+    assert f"ε {cap} given the flow, per person at this site, by the whole study under version 2 of the plan" in said
+    assert re.search(r"this release ε = \S+ at δ = \S+ at most", said), "this one holds whatever the flow was"
+
+
+def test_further_waves_of_a_plan_have_its_condition_after_releases_without_one(tmp_path):
+    authority = Authority.create(tmp_path, coordinator="tributary-hub", names=("localhost",))
+    lead, later = SigningKey.generate(), cohort_plan()
+    plan, later = replace(later, posture="public"), replace(later, version=2)
+    with closing(Store.open(tmp_path)) as store:
+        store.add_plan(sign_plan(plan, [lead]), plan)
+        invitation = authority.invite("north", ["cvd"], address="localhost:1", leads=[lead.public], days=300)
+        store.add_invitation(invitation)
+        deliver(store, plan, "north", join(store, invitation), people(300, 1))
+        (before,) = spending(store, "cvd").courses
+        store.add_plan(sign_plan(later, [lead]), later)
+        (after,) = spending(store, "cvd").courses
+    assert before.planned
+    assert after.planned
+    assert (before.given, after.given) == ("", FLOW)
+
+
+def test_a_total_takes_as_given_what_any_price_in_it_does():
+    assert all_given([(2.0, ""), (3.0, FLOW), (4.0, FLOW)]) == FLOW
+    assert all_given([(2.0, ""), (None, FLOW)]) == ""
+    assert all_given([]) == ""

@@ -10,7 +10,7 @@ import typer
 
 from coordinator.config import Config
 from shared.errors import ParameterError, StateRefusal
-from shared.stated import shown_price
+from shared.stated import all_given, shown_price
 from shared.terminal import checklist, emit, plain, table
 
 if TYPE_CHECKING:
@@ -86,17 +86,22 @@ def release_show(
     with open_store(Config.load(context.obj)) as store:
         found = one_release(store, release)
         receipt = found.receipt
-        charges = [
-            (store.plan(found.study, other.plan_version).plan, privacy.from_canonical(other.receipt.event))
+        arrived = [
+            other
             for other in store.releases(found.study, site=found.site, withdrawn=True)
             if other.log_index <= found.log_index
         ]
+        charges = [
+            (store.plan(found.study, other.plan_version).plan, privacy.from_canonical(other.receipt.event))
+            for other in arrived
+        ]
+    given = all_given((other.receipt.stated_epsilon, other.receipt.given) for other in arrived)
     together = least_total(charges, receipt.delta, together=True)
     note = ""
     if len(charges) > 1 and receipt.epsilon is not None:
         note = (
             f"Somebody in all {len(charges)} releases that had arrived by then would have spent ε "
-            f"{shown_price(together, receipt.given)}. The site's ledger counts per person, and draws that never "
+            f"{shown_price(together, given)}. The site's ledger counts per person, and draws that never "
             "arrived as well; only the site can see it."
         )
 
@@ -118,8 +123,8 @@ def release_show(
                     ("this release", shown_price(receipt.epsilon, receipt.given, delta=receipt.delta)),
                     (
                         "at most",
-                        f"ε {shown_price(receipt.study_epsilon, receipt.given)}, per person at this site, by the whole "
-                        "study",
+                        f"ε {shown_price(receipt.study_epsilon, given)}, per person at this site, by the whole study "
+                        f"under version {receipt.plan_version} of the plan",
                     ),
                 ]
             ),

@@ -60,8 +60,9 @@ def waves(
                 "delta": plan.budget.delta,
                 "cap": plan.budget.epsilon,
                 "all_waves": billed["with_waves_to_come"] if promised else None,
+                "all_waves_given": billed["total_given"],
                 "last_affordable": billed["last_affordable"],
-                "epsilon_given": billed["epsilon_given"] or given(plan),
+                "epsilon_given": billed["epsilon_given"] if promised else given(plan),
                 "promised": promised,
             }
         )
@@ -91,7 +92,8 @@ def waves(
             else:
                 out.print(
                     f"Charged so far {shown_price(one['spent'], one['epsilon_given'], delta=one['delta'])}, of "
-                    f"{shown_epsilon(one['cap'])}; with all waves to come {shown_epsilon(one['all_waves'])}."
+                    f"{shown_epsilon(one['cap'])}; with all waves to come "
+                    f"{shown_price(one['all_waves'], one['all_waves_given'])}."
                 )
             if one["last_affordable"] and one["promised"]:
                 out.print(f"The budget allows the waves to come up to wave {one['last_affordable']}.")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from shared.errors import ApprovalRefusal, BudgetRefusal, StateRefusal
-from shared.stated import shown_epsilon
+from shared.stated import all_given, shown_epsilon
 from shared.terminal import emit
 from site_agent.cli.frame import As, Dry, Home, Json, Reason, Study, plan_app
 from site_agent.desk import Desk, agent_version, asked, attempted, desk, today
@@ -169,6 +169,7 @@ def _training(plan: StudyPlan) -> dict[str, Any] | None:
 
 def charged(at: Desk, plan: StudyPlan) -> dict[str, Any]:
     """What the study was charged already, by whatever version, and with the waves of this plan that are to come."""
+    from shared.release import given
     from site_agent.waves import calendar
 
     lines = calendar(plan, at.ledger.holds(plan.study), today())
@@ -181,6 +182,7 @@ def charged(at: Desk, plan: StudyPlan) -> dict[str, Any]:
         "epsilon_given": so_far.given,
         "to_come": ahead,
         "with_waves_to_come": totals[-1] if totals else so_far.epsilon,
+        "total_given": all_given([(so_far.epsilon, so_far.given), *((total, given(plan)) for total in totals)]),
         "last_affordable": within[-1] if within else None,
     }
 
