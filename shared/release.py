@@ -101,8 +101,8 @@ def told_apart(plan: StudyPlan) -> tuple[str, ...]:
         return ()
     return (
         "Somebody under another identifier counts as somebody else: persons are told apart by the column "
-        f"{plan.dictionary.person!r}, of which case, white space, Unicode form and leading zeros are ignored (not "
-        "where the site began the study with an agent that did not).",
+        f"{plan.dictionary.person!r}, of which case, white space, unseen characters, Unicode form and leading zeros "
+        "are ignored (not where the site began the study with an agent that did not).",
     )
 
 

@@ -9,7 +9,8 @@ it stays at the site.
 What reads a released person's record after the seal decides nothing where somebody is promised an ε
 (`StudyPlan.records_decide`): a table that was refused, or that needed a tick, for what it has in common with one record
 would tell of that record at no price. There such a check is a *note*: the approver sees its figures, and it ends the
-same way whatever the records were. What reads the released table alone is post-processing, and may decide anywhere.
+same way whatever the records were, also where it breaks down on them (`carried_out`). What reads the released table
+alone is post-processing, and may decide anywhere.
 
 *Beyond chance* has a meaning here. A released row may equal a real row because the cell is common: with three yes/no
 columns most rows do. What would identify someone is equality with a row that only one person has. For a fresh draw
@@ -21,11 +22,12 @@ in a table with one truly continuous column both are 0 and a single hit is.
 
 from __future__ import annotations
 
+import logging
 import math
 import platform
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
 import pandas as pd
@@ -33,7 +35,15 @@ import pandas as pd
 from shared.canonical import canonical_json, parse_json
 from shared.dictionary import LEVELLED, NUMERIC, Column, Dictionary
 from shared.encoding import Encoder
-from shared.errors import ChecksRefusal, DictionaryRefusal, DifferencingRefusal, Refusal, SchemaRefusal, SmallN
+from shared.errors import (
+    ChecksRefusal,
+    DictionaryRefusal,
+    DifferencingRefusal,
+    PausedRefusal,
+    Refusal,
+    SchemaRefusal,
+    SmallN,
+)
 from shared.prescriptions import Figures
 from shared.randomness import secure_rng
 from shared.stated import FLOW, shown_delta, shown_price
@@ -46,6 +56,7 @@ __all__ = [
     "Check",
     "CheckReport",
     "before_draw",
+    "carried_out",
     "check_figures",
     "check_network",
     "check_rows",
@@ -61,6 +72,8 @@ MODEL_WARNING = 1.5
 """Factor between a motif's density among those held out and in their model that an approver is told of."""
 DEGREES_WARNING = 1.5
 """Factor by which a released network may have more or fewer edges before an approver is told of it."""
+BROKEN = "could not be carried out on these records"
+Found = TypeVar("Found")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -269,7 +282,7 @@ def check_rows(
     real: pd.DataFrame,
     dictionary: Dictionary,
     limits: Limits,
-    clipped: int,
+    clipped: Callable[[], int],
     beyond: float = 0.0,
     carried: str = "",
     vary: str = "",
@@ -284,7 +297,7 @@ def check_rows(
         real: (n, columns) canonical values, as `Dictionary.check` returned them.
         dictionary: of the plan.
         limits: floors in force.
-        clipped: records whose latent lay outside the clipping ball.
+        clipped: counts the records whose latent lies outside the clipping ball.
         carried: column whose true values are released; blank for none.
         vary: how the noise depends on records (`release.vary`); blank where it does not.
         flow_alone: whether the rows are drawn from a flow alone that was fitted on their records (w = 0).
@@ -293,12 +306,16 @@ def check_rows(
         decide: whether what reads `real` may refuse, or ask for a tick (`StudyPlan.records_decide`).
     """
     drawn = released if fresh is None else released[np.asarray(fresh)].reset_index(drop=True)
-    of_records = (_equal_rows(drawn, real, dictionary), _clip(clipped, len(real), beyond))
+    outliers = _outliers(beyond)
+    of_records: tuple[tuple[Check, Callable[[], Check]], ...] = (
+        (_EQUAL, lambda: _equal_rows(drawn, real, dictionary)),
+        (outliers, lambda: _clip(outliers, clipped(), len(real))),
+    )
     return (
         _dictionary(released, dictionary),
         _persons(len(drawn), len(real), limits),
         _rare_levels(released, dictionary, limits),
-        *(of_records if decide else (check.as_note() for check in of_records)),
+        *(find() if decide else _note(rule, find) for rule, find in of_records),
         *(_carried(released, dictionary, carried, limits) if carried else ()),
         *((_varied(vary),) if vary else ()),
         *((_flow_alone(),) if flow_alone else ()),
@@ -306,14 +323,15 @@ def check_rows(
 
 
 def check_figures(
-    plan: StudyPlan, released: pd.DataFrame, *, n: int, limits: Limits, clipped: int | None = None
+    plan: StudyPlan, released: pd.DataFrame, *, n: int, limits: Limits, clipped: Callable[[], int | None]
 ) -> tuple[Check, ...]:
     """Hold sealed figures against the plan. Whose records they are of cannot be seen in them: the price says so.
 
     Args:
         released: the table as read back from the sealed bundle.
         n: persons whose records they were taken of.
-        clipped: how many of them had a value beyond bounds that the plan sets for the figures; None without such.
+        clipped: counts those with a value beyond bounds that the plan sets for the figures; None without such, which
+            is said without a look at a record.
     """
     rule = "the figures must be those that the plan names, and possible for so many persons and so much noise"
     try:
@@ -323,10 +341,10 @@ def check_figures(
     else:
         exact = Check(name="figures", rule=rule, outcome="passed", detail=f"{len(released)} figures")
     found: tuple[Check, ...] = (exact, _persons(n, n, limits))
-    if clipped is not None:
-        rule = "values beyond the bounds of the figures count at their bound"
-        said = f"{clipped} records; the count stays here"
-        found += (Check(name="beyond_bounds", rule=rule, outcome="note", measured=float(clipped), detail=said),)
+    broken: Check | None = _broken(_BEYOND)
+    beyond = carried_out(lambda: _beyond(clipped()), broken)
+    if beyond is not None:
+        found += (beyond,)
     if exact.outcome != "passed" or not isinstance(plan.release, Figures):
         return found
     doubt = plan.release.doubt(plan, released, n)
@@ -342,7 +360,7 @@ def check_network(
     *,
     real: pd.DataFrame,
     beside: pd.DataFrame,
-    density: float,
+    ties: int,
     likeness: Mapping[str, tuple[float, float]],
     limits: Limits,
 ) -> tuple[Check, ...]:
@@ -352,7 +370,7 @@ def check_network(
         released: the table as read back from the sealed bundle: attributes, and `neighbours`.
         real: (n, columns) canonical values of the released persons.
         beside: (m, columns) canonical values of the persons held out.
-        density: edges for each pair of a released person and one held out; a directed pair can have two.
+        ties: edges between a released person and one held out; a directed pair can have two.
         likeness: of a motif, by how much its log density is larger in networks drawn from the model of those held out
             than in their own, and by how much that varies between draws; made of them alone.
     """
@@ -377,60 +395,43 @@ def check_network(
     names = list(plan.dictionary.names)
     if names:
         rows = released[names]
-        copied = replace(
-            _equal_rows(rows, beside, plan.dictionary),
-            name="copies-of-held-out",
-            rule="no released row should equal that of one person held out, beyond chance",
+        found += (
+            _note(
+                _COPIES,
+                lambda: replace(_equal_rows(rows, beside, plan.dictionary), name=_COPIES.name, rule=_COPIES.rule),
+            ),
+            _rare_levels(rows, plan.dictionary, limits),
         )
-        found += (copied.as_note(), _rare_levels(rows, plan.dictionary, limits))
     directed = plan.release.edges is not None and plan.release.edges.directed
-    far = {name: over for name, (over, sd) in likeness.items() if not abs(over) <= math.log(MODEL_WARNING) + 2 * sd}
-    found += (
-        Check(
-            name="model",
-            rule="networks drawn from the model of those held out should be like their own, in edges and triangles",
-            outcome="warning" if far else "passed",
-            measured=math.exp(min(700.0, max((abs(over) for over, _ in likeness.values()), default=0.0))),
-            threshold=MODEL_WARNING,
-            detail=", ".join(f"{name} by a factor of {math.exp(min(700.0, far[name])):.3g}" for name in far),
-            policy=MODEL_WARNING,
-        ).as_note(),
-    )
-    return (*found, *_degrees(released, density, len(real), directed=directed))
-
-
-def _degrees(released: pd.DataFrame, density: float, n: int, *, directed: bool) -> tuple[Check, ...]:
-    """Whether the model drew a network like the real one, and nobody who is connected with everybody."""
-    from shared.prescriptions.grand import adjacency
-
-    network = adjacency(released, directed=directed)
-    degrees = np.diff(network.indptr).astype(np.int64)
-    if directed:
-        degrees = degrees + np.bincount(network.indices, minlength=n)
-    expected = density * (n - 1)
-    mean = float(degrees.mean()) if n else 0.0
-    ratio = mean / expected if expected > 0 else math.inf
-    most = (n - 1) * (2 if directed else 1)
-    everybody = int((degrees >= most).sum()) if mean < most / 2 else 0
+    degrees, hubs = _degrees(released, directed=directed)
     return (
-        Check(
-            name="degrees",
-            rule="a released person should have about as many edges as the real ones have to those held out",
-            outcome="passed" if 1 / DEGREES_WARNING <= ratio <= DEGREES_WARNING else "warning",
-            measured=ratio,
-            threshold=DEGREES_WARNING,
-            detail=f"{mean:.3g} edges a person",
-            policy=DEGREES_WARNING,
-        ).as_note(),
-        Check(
-            name="hubs",
-            rule="nobody should be connected with everybody in a network where most pairs are not",
-            outcome="passed" if not everybody else "warning",
-            measured=float(everybody),
-            threshold=0.0,
-            policy=0.0,
-        ),
+        *found,
+        _note(_MODEL, lambda: _model(likeness)),
+        _note(_DEGREES, lambda: _like_degrees(degrees, ties / (len(real) * len(beside)))),
+        hubs,
     )
+
+
+def carried_out(find: Callable[[], Found], otherwise: Found) -> Found:
+    """What is found in released records where that decides nothing; `otherwise` where it breaks down on them.
+
+    A value that no document can hold (NaN, infinity) is a breakdown too. A release that stayed behind because of
+    either would tell of a record.
+
+    Args:
+        find: reads records; returns a check, or the content of a document.
+    Raises: PausedRefusal, OSError, MemoryError. They are of no record: the next run goes on from the sealed bytes.
+    """
+    try:
+        found = find()
+        canonical_json(asdict(found) if isinstance(found, Check) else found)
+    except (PausedRefusal, OSError, MemoryError):
+        raise
+    except Exception as error:
+        # The kind alone: an error's words may quote a record.
+        logging.getLogger("tributary.audit").warning("a look at the records broke down: %s", type(error).__name__)
+        return otherwise
+    return found
 
 
 def tool_versions(agent_version: str) -> dict[str, str]:
@@ -447,6 +448,47 @@ def tool_versions(agent_version: str) -> dict[str, str]:
 
 
 # -- the checks -------------------------------------------------------------------------------------------------
+# What reads records, as it is known before any is read: name, rule and policy are told outside, however it ends.
+_EQUAL = Check(
+    name="equal-rows",
+    rule="no released row may equal the row of exactly one person on all columns, beyond chance",
+    outcome="note",
+    policy=CHANCE,
+)
+_COPIES = Check(
+    name="copies-of-held-out",
+    rule="no released row should equal that of one person held out, beyond chance",
+    outcome="note",
+    policy=CHANCE,
+)
+_BEYOND = Check(
+    name="beyond_bounds", rule="values beyond the bounds of the figures count at their bound", outcome="note"
+)
+_MODEL = Check(
+    name="model",
+    rule="networks drawn from the model of those held out should be like their own, in edges and triangles",
+    outcome="note",
+    threshold=MODEL_WARNING,
+    policy=MODEL_WARNING,
+)
+_DEGREES = Check(
+    name="degrees",
+    rule="a released person should have about as many edges as the real ones have to those held out",
+    outcome="note",
+    threshold=DEGREES_WARNING,
+    policy=DEGREES_WARNING,
+)
+
+
+def _note(rule: Check, find: Callable[[], Check]) -> Check:
+    """A check that reads records and decides nothing."""
+    return carried_out(lambda: find().as_note(), _broken(rule))
+
+
+def _broken(rule: Check) -> Check:
+    return replace(rule, notable=True, detail=BROKEN)
+
+
 def _dictionary(released: pd.DataFrame, dictionary: Dictionary) -> Check:
     rule = "the released table must lie within the dictionary"
     try:
@@ -479,14 +521,12 @@ def _equal_rows(released: pd.DataFrame, real: pd.DataFrame, dictionary: Dictiona
     hits = sum(row.tobytes() in known for row in theirs)
     mean = max(2.0 * int((counts == 2).sum()), _independent_hits(ours, once))
     allowed = float(poisson.ppf(1 - CHANCE, mean)) if mean > 0 else 0.0
-    return Check(
-        name="equal-rows",
-        rule="no released row may equal the row of exactly one person on all columns, beyond chance",
+    return replace(
+        _EQUAL,
         outcome="passed" if hits <= allowed else "failed",
         measured=float(hits),
         threshold=allowed,
         detail=f"{len(once)} of {len(ours)} real rows are unlike all others; by chance about {mean:.3g} would be hit",
-        policy=CHANCE,
     )
 
 
@@ -591,14 +631,69 @@ def _flow_alone() -> Check:
     )
 
 
-def _clip(clipped: int, n: int, beyond: float) -> Check:
+def _outliers(beyond: float) -> Check:
+    """The rule of `_clip`, where the plan means a share of the records to lie outside."""
     most = CLIPPED_WARNING + round(beyond, 6)
-    return Check(
-        name="clipped",
-        rule=f"at most {most:.0%} of the records should lie outside the clipping radius",
+    rule = f"at most {most:.0%} of the records should lie outside the clipping radius"
+    return Check(name="clipped", rule=rule, outcome="note", policy=most)
+
+
+def _clip(rule: Check, clipped: int, n: int) -> Check:
+    most = rule.policy or 0.0
+    return replace(
+        rule,
         outcome="warning" if clipped > most * n else "passed",
         measured=float(clipped),
         threshold=float(np.floor(most * n)),
         detail="outliers are pulled in before noise is added; the count stays here",
-        policy=most,
+    )
+
+
+def _beyond(clipped: int | None) -> Check | None:
+    if clipped is None:
+        return None
+    return replace(_BEYOND, measured=float(clipped), detail=f"{clipped} records; the count stays here")
+
+
+def _model(likeness: Mapping[str, tuple[float, float]]) -> Check:
+    far = {name: over for name, (over, sd) in likeness.items() if not abs(over) <= math.log(MODEL_WARNING) + 2 * sd}
+    return replace(
+        _MODEL,
+        outcome="warning" if far else "passed",
+        measured=math.exp(min(700.0, max((abs(over) for over, _ in likeness.values()), default=0.0))),
+        detail=", ".join(f"{name} by a factor of {math.exp(min(700.0, far[name])):.3g}" for name in far),
+    )
+
+
+def _degrees(released: pd.DataFrame, *, directed: bool) -> tuple[np.ndarray[Any, np.dtype[np.int64]], Check]:
+    """Edges of each released person, and whether the model drew nobody who is connected with everybody."""
+    from shared.prescriptions.grand import adjacency
+
+    network = adjacency(released, directed=directed)
+    n = network.shape[0]
+    degrees = np.diff(network.indptr).astype(np.int64)
+    if directed:
+        degrees = degrees + np.bincount(network.indices, minlength=n)
+    most = (n - 1) * (2 if directed else 1)
+    everybody = int((degrees >= most).sum()) if n and degrees.mean() < most / 2 else 0
+    hubs = Check(
+        name="hubs",
+        rule="nobody should be connected with everybody in a network where most pairs are not",
+        outcome="passed" if not everybody else "warning",
+        measured=float(everybody),
+        threshold=0.0,
+        policy=0.0,
+    )
+    return degrees, hubs
+
+
+def _like_degrees(degrees: np.ndarray[Any, np.dtype[np.int64]], density: float) -> Check:
+    """Whether the model drew a network with as many edges as the real one."""
+    mean, expected = float(degrees.mean()), density * (len(degrees) - 1)
+    ratio = mean / expected if expected > 0 else None
+    return replace(
+        _DEGREES,
+        outcome="passed" if ratio and 1 / DEGREES_WARNING <= ratio <= DEGREES_WARNING else "warning",
+        measured=ratio,
+        detail=f"{mean:.3g} edges a person",
     )

@@ -8,12 +8,11 @@ witnessed *drawing* entry and the seal, and never again for the same charge.
 
 from __future__ import annotations
 
-import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from shared.errors import PausedRefusal
 from shared.prescriptions import Figures
 from shared.prescriptions.grand import GrandPlan
 from site_agent import lasting
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
     from shared.flows import Bijection
     from shared.plan import StudyPlan
     from shared.randomness import Noise
-    from site_agent.audit import AuditReport
     from site_agent.checks import Check
     from site_agent.config import Limits
     from site_agent.fitting import Fitted
@@ -50,9 +48,10 @@ class Drawing(ABC):
 
     `n` persons are in the release, of whom `drawn` were drawn for it; `flow_of` names the release whose sealed flow
     it used, if any; `rows` says whose each released row, or figure's record, is; `left_out` counts source rows
-    without a complete record.
+    without a complete record. `unattacked` is the audit's outcome where `attack` cannot be carried out.
     """
 
+    unattacked: ClassVar[Mapping[str, Any]]
     n: int
     drawn: int
     flow_of: str = ""
@@ -95,7 +94,7 @@ class Drawing(ABC):
         """The disclosure checks of the sealed table."""
 
     @abstractmethod
-    def attack(self, limits: Limits, rng: Noise, told: Told) -> dict[str, Any]:
+    def attack(self, limits: Limits, rng: Noise, told: Told) -> Mapping[str, Any]:
         """The audit's outcome, with its ``sentences``.
 
         Raises: AuditRefusal, where what an attack finds in records may decide (`StudyPlan.records_decide`).
@@ -118,6 +117,11 @@ def drawing_of(plan: StudyPlan, trained: Bijection | None = None, keeping: Keepi
 
 class _Rows(Drawing):
     """Latent noise: a flow between records and latents, noise on the latents, one synthetic row per record."""
+
+    unattacked: ClassVar[Mapping[str, Any]] = {
+        "decides": False,
+        "sentences": [NOTES, "The attacks could not be carried out on these records."],
+    }
 
     def __init__(self, plan: StudyPlan, trained: Bijection | None = None) -> None:
         from shared.encoding import Encoder
@@ -224,7 +228,7 @@ class _Rows(Drawing):
             real=self._real,
             dictionary=self.plan.dictionary,
             limits=limits,
-            clipped=self._fitted.mechanism.clipped_count(self._x),
+            clipped=lambda: self._fitted.mechanism.clipped_count(self._x),
             beyond=self._fitted.mechanism.beyond,
             carried=getattr(self.plan.release, "carry", ""),
             vary=getattr(self.plan.release, "vary", ""),
@@ -245,7 +249,16 @@ class _Rows(Drawing):
 
 
 class _Noisy(Drawing):
-    """Noisy figures of the records, taken in one step; nothing is fitted."""
+    """Noisy figures of the records, taken in one step; nothing is fitted that one could probe."""
+
+    unattacked: ClassVar[Mapping[str, Any]] = {
+        "tried": False,
+        "sentences": [
+            "No attack was tried: what leaves is noised for everybody alike, by the price that is stated.",
+            "The price in words bounds what any attack can learn of a person, those alike that nobody has thought "
+            "of yet.",
+        ],
+    }
 
     def __init__(self, plan: StudyPlan, figures: Figures) -> None:
         super().__init__(plan)
@@ -285,19 +298,12 @@ class _Noisy(Drawing):
     def checks(self, table: pd.DataFrame, limits: Limits) -> tuple[Check, ...]:
         from site_agent.checks import check_figures
 
-        clipped = self._figures.clipped(self.plan, self._real)
+        clipped = partial(self._figures.clipped, self.plan, self._real)
         return check_figures(self.plan, table, n=self.n, limits=limits, clipped=clipped)
 
     def attack(self, limits: Limits, rng: Noise, told: Told) -> dict[str, Any]:
-        """What the price already says of every attack: nothing was fitted that one could probe."""
-        return {
-            "tried": False,
-            "sentences": [
-                "No attack was tried: what leaves is noised for everybody alike, by the price that is stated.",
-                "The price in words bounds what any attack can learn of a person, those alike that nobody has thought "
-                "of yet.",
-            ],
-        }
+        """What the price already says of every attack."""
+        return dict(self.unattacked)
 
 
 # -- inside -----------------------------------------------------------------------------------------------------
@@ -330,8 +336,6 @@ def _attack(
     The membership attack is tried on another release, of four fifths of the records: one of all of them leaves nobody
     to be wrong about. It is drawn through the flow that could have learned from those alone (`Fitted.stand_in`),
     attacked and thrown away: it never reaches the disk.
-
-    Where it may not decide, an attack that breaks down on these records must not hold the release up either.
     """
     from site_agent.audit import AuditLimits, attack, gate
 
@@ -341,33 +345,24 @@ def _attack(
         extreme_linkage=limits.extreme_linkage,
     )
 
-    def attacked() -> AuditReport:
-        order = rng.generator.permutation(len(x))
-        cut = round(HELD_BACK * len(x))
-        held_back, inside = x[order[:cut]], x[order[cut:]]
-        stand_in = fitted.stand_in(inside, rng, lambda share: progress(0.8 * share))
-        return attack(
-            x=x,
-            released=noisy,
-            latents=fitted.mechanism.latents(x),
-            fitted_on=inside,
-            held_back=held_back,
-            probe=stand_in.release(inside, rng),
-            mechanism=stand_in,
-            encoder=encoder,
-            limits=in_force if decide else None,
-            rng=rng,
-        )
-
-    if decide:
-        report = attacked()
-        gate(report, in_force)
-        return {**report.to_canonical(), "sentences": list(report.sentences())}
-    try:
-        report = attacked()
-    except (PausedRefusal, OSError, MemoryError):
-        raise  # nothing of these records: the next run goes on from the sealed bytes
-    except Exception as error:
-        logging.getLogger("tributary.audit").warning("an attack broke down: %s", type(error).__name__)
-        return {"decides": False, "sentences": [NOTES, "The attacks could not be carried out on these records."]}
-    return {**report.to_canonical(), "decides": False, "sentences": [NOTES, *report.sentences()]}
+    order = rng.generator.permutation(len(x))
+    cut = round(HELD_BACK * len(x))
+    held_back, inside = x[order[:cut]], x[order[cut:]]
+    stand_in = fitted.stand_in(inside, rng, lambda share: progress(0.8 * share))
+    report = attack(
+        x=x,
+        released=noisy,
+        latents=fitted.mechanism.latents(x),
+        fitted_on=inside,
+        held_back=held_back,
+        probe=stand_in.release(inside, rng),
+        mechanism=stand_in,
+        encoder=encoder,
+        limits=in_force if decide else None,
+        rng=rng,
+    )
+    sentences = list(report.sentences())
+    if not decide:
+        return {**report.to_canonical(), "decides": False, "sentences": [NOTES, *sentences]}
+    gate(report, in_force)
+    return {**report.to_canonical(), "sentences": sentences}

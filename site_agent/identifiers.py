@@ -10,6 +10,8 @@ from __future__ import annotations
 import unicodedata
 from typing import Any
 
+import numpy as np
+
 __all__ = ["NORMALISED", "compared", "normalised"]
 
 NORMALISED = "normalised-"
@@ -17,19 +19,42 @@ NORMALISED = "normalised-"
 
 
 def normalised(identifier: str) -> str:
-    """Unicode form NFKC, one space for any white space within and none around, case folded.
+    """Unicode form NFKC, no format characters, one space for any white space within and none around, case folded.
 
-    An identifier that is all digits has no leading zeros.
+    Format characters (category Cf) are those that nobody sees: a zero-width space, a soft hyphen, a byte-order mark.
+    An identifier that is all decimal digits, of whatever script, is written in ASCII digits without leading zeros.
 
-    >>> [normalised(text) for text in ("P1", " p1 ", "00017", "A  7", "000")]
-    ['p1', 'p1', '17', 'a 7', '0']
+    >>> [normalised(text) for text in ("P1", " p1 ", "00017", "A  7", "000", "P\u200b1", "\u0660\u0661\u0667")]
+    ['p1', 'p1', '17', 'a 7', '0', 'p1', '17']
     """
-    folded = unicodedata.normalize("NFKC", identifier).casefold()
-    text = " ".join(unicodedata.normalize("NFKC", folded).split())
-    return text.lstrip("0") or "0" if text.isascii() and text.isdigit() else text
+    text = _folded(identifier)
+    # Without a format character between them, two marks may compose, or come in another order: until nothing changes.
+    while (again := _folded(text)) != text:
+        text = again
+    if not text.isdecimal():
+        return text
+    return "".join(str(unicodedata.decimal(digit)) for digit in text).lstrip("0") or "0"
+
+
+def _folded(text: str) -> str:
+    folded = unicodedata.normalize("NFKC", text).casefold()
+    seen = "".join(character for character in folded if unicodedata.category(character) != "Cf")
+    return " ".join(unicodedata.normalize("NFKC", seen).split())
 
 
 def compared(identifiers: Any, *, as_written: bool) -> Any:
-    """A column or an index of identifiers as text, normalised or without white space around them alone."""
-    text = identifiers.astype("string")
-    return text.str.strip() if as_written else text.map(normalised, na_action="ignore").astype("string")
+    """A column or an index of identifiers as text, normalised or without white space around them alone.
+
+    A float that is a whole number is written as an integer where it is normalised: that is how a column of integers is
+    stored as soon as one is missing. The text ``17.0`` is left as it is: somebody may have written it so.
+    """
+    if as_written:
+        return identifiers.astype("string").str.strip()
+    if identifiers.dtype.kind in "fO":
+        identifiers = identifiers.map(_written, na_action="ignore")
+    return identifiers.astype("string").map(normalised, na_action="ignore").astype("string")
+
+
+def _written(identifier: Any) -> str:
+    whole = isinstance(identifier, float | np.floating) and identifier.is_integer()
+    return str(int(identifier) if whole else identifier)

@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import pandas as pd
@@ -54,6 +54,12 @@ _LIKENESS, _LIKE = ("edge", "triangle", "transitivity"), 4
 MOST_COMPARED = 2000
 """Larger networks are compared on so many persons of each, because shortest paths are counted."""
 
+_TRIED = (
+    "No attack was tried on the persons who are released: the price that is stated bounds what any attack can learn of "
+    "one of them, those alike that nobody has thought of yet.",
+    "No attack was tried on the persons who are held out either: no guarantee is theirs, and the model is of them.",
+)
+
 
 def drawing(plan: StudyPlan, release: GrandPlan, keeping: Keeping | None = None) -> Drawing:
     """The drawing of a network: see `site_agent.drawing`."""
@@ -62,6 +68,11 @@ def drawing(plan: StudyPlan, release: GrandPlan, keeping: Keeping | None = None)
 
 class _Network(Drawing):
     """GRAND on the persons who are released, with a model of those who are not."""
+
+    unattacked: ClassVar[Mapping[str, Any]] = {
+        "tried": False,
+        "sentences": [*_TRIED, "A comparison with the real network could not be carried out on these records."],
+    }
 
     def __init__(self, plan: StudyPlan, release: GrandPlan, keeping: Keeping | None) -> None:
         super().__init__(plan)
@@ -307,20 +318,22 @@ class _Network(Drawing):
             table,
             real=self._real,
             beside=self._beside,
-            density=(self._ties.nnz + (0 if self._back is None else self._back.nnz)) / np.prod(self._ties.shape),
+            ties=self._ties.nnz + (0 if self._back is None else self._back.nnz),
             likeness=self._likeness,
             limits=limits,
         )
 
     def attack(self, limits: Limits, rng: Noise, told: Told) -> dict[str, Any]:
         """No attack: the price bounds all of them. What the network is worth, beside what it could be."""
-        found = self._utility(rng, told)
-        # Whoever is held out has no guarantee: what the model says of them ends here.
-        del self._space, self._frame, self._into, self._latents, self._framed
         labels = self._labels
-        self._labels = self._told = None
-        del self._held, self._ties, self._back, self._whole, self._beside
-        self._kept = self._keeping = None
+        try:
+            found = self._utility(rng, told)
+        finally:
+            # Whoever is held out has no guarantee: what the model says of them ends here.
+            del self._space, self._frame, self._into, self._latents, self._framed
+            self._labels = self._told = None
+            del self._held, self._ties, self._back, self._whole, self._beside
+            self._kept = self._keeping = None
         return {
             "tried": False,
             "sentences": [
@@ -497,11 +510,6 @@ _STATISTICS = {
     "eigenvector": "Eigenvector centrality",
     "harmonic": "Harmonic centrality",
 }
-_TRIED = (
-    "No attack was tried on the persons who are released: the price that is stated bounds what any attack can learn of "
-    "one of them, those alike that nobody has thought of yet.",
-    "No attack was tried on the persons who are held out either: no guarantee is theirs, and the model is of them.",
-)
 
 
 def _named(network: Any, numbers: Any) -> list[Any]:

@@ -25,6 +25,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -443,7 +444,8 @@ def _finish(
         report.require_passed()
 
         clock.enter(Stage.AUDIT)
-        audited = drawing.attack(limits, rng, clock.within)
+        attack = partial(drawing.attack, limits, rng, clock.within)
+        audited = attack() if plan.records_decide else checks.carried_out(attack, drawing.unattacked)
     except (ChecksRefusal, AuditRefusal) as error:
         # Anything else refuses nothing (a pause, a full disk): the next run goes on from the sealed bytes.
         ledger.burn(hold, f"refused after sealing: {_name(error)}")

@@ -375,8 +375,8 @@ def _checked(table: pd.DataFrame, dictionary: Dictionary) -> pd.DataFrame:
         raise DuplicatePerson(
             refusal.must,
             given=refusal.given,
-            next_step=f"{refusal.next_step} Identifiers that differ in case, white space, Unicode form or leading "
-            "zeros alone are one person's.",
+            next_step=f"{refusal.next_step} Identifiers that differ in case, white space, unseen characters, "
+            "Unicode form or leading zeros alone are one person's.",
         ) from None
     except DataRefusal as refusal:
         step = refusal.next_step or "Correct the rows at the source, then site-agent data check."

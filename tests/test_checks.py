@@ -29,7 +29,7 @@ def in_released_form(dictionary, source: pd.DataFrame, seed: int = 1) -> pd.Data
 
 def report(dictionary, released, source, clipped=0) -> CheckReport:
     found = check_rows(
-        released=released, real=dictionary.check(source), dictionary=dictionary, limits=LIMITS, clipped=clipped
+        released=released, real=dictionary.check(source), dictionary=dictionary, limits=LIMITS, clipped=lambda: clipped
     )
     return CheckReport.of("ab" * 16, "cd" * 32, found, limits=LIMITS, agent_version="0.1.0")
 

@@ -13,9 +13,11 @@ import pandas as pd
 import pytest
 from conftest import make_table
 from service import Hub as Service
+from shipped import KEY, Bench
 from site_desk import PASSPHRASE, Hospital, hospital  # noqa: F401
 from test_collect import plan as small_plan  # noqa: F401
 from test_collect import refused
+from test_network_release import contacts_plan
 from test_pipeline import quick, release, site, source  # noqa: F401
 from test_standing import document, events, offered, sealed, standing
 
@@ -28,10 +30,13 @@ from shared.errors import (
     PlanRefusal,
     PolicyRefusal,
 )
+from shared.mechanisms.latent_noise import LatentNoise
 from shared.plan import Floors, LatentNoisePlan, PrivateTraining, StudyPlan
+from shared.randomness import seeded_rng
 from shared.release import EARLIER_GATE, coverage
+from shared.simulated import contact_networks
 from shared.standing import NO_RELEASE
-from site_agent import airlock, audit, cli, drawing
+from site_agent import airlock, audit, checks, cli, drawing, fitting, networks, records
 
 FAR = "2998-12-31"
 POSTURES = {
@@ -52,7 +57,6 @@ def promised(request, plan) -> StudyPlan:
 
 def copied(monkeypatch) -> None:
     """Every released row is as unlucky as can be: every check and every attack on records finds all of them."""
-    from site_agent import checks
 
     def everything(released, real, dictionary):
         rule = "no released row may equal the row of exactly one person on all columns, beyond chance"
@@ -122,6 +126,119 @@ def test_an_attack_that_breaks_down_on_these_records_holds_nothing_up(tmp_path, 
     assert made.hold.state == "held"
     assert made.audit["sentences"][1] == "The attacks could not be carried out on these records."
     assert "quoted" not in json.dumps(made.audit)
+
+
+def raising(*_, **__):
+    raise ZeroDivisionError("a record quoted here would be a leak")
+
+
+def no_number(*_, **__):
+    return {"degree": {"released": float("nan")}}
+
+
+def endless(*_, **__):
+    return replace(checks._EQUAL, outcome="failed", measured=float("inf"))
+
+
+def shown(made) -> dict[str, str]:
+    """What is told outside of the checks of a release, and which documents are."""
+    folder = made.site.outbox.folder(made.hold.release_id)
+    content = json.loads((folder / "outcomes.json").read_text())["content"]
+    del content["checks_sha256"]  # of a document that stays at the site
+    return {**content, "documents": sorted(path.name for path in folder.iterdir())}
+
+
+class Shown:
+    """A release by a hospital of its own, from the same noise as any other of these."""
+
+    def __init__(self, folder, plan, table, edges=None) -> None:
+        bench = Bench(folder)
+        self.site, self.made = bench.site, bench.release(plan, table, seeded_rng(1), edges=edges)
+        self.hold = self.made.hold
+
+    @property
+    def note(self) -> str:
+        return json.dumps([self.made.audit, [check.detail for check in self.made.checks]])
+
+
+@pytest.mark.parametrize(
+    ("where", "name", "broken"),
+    [
+        (checks, "_equal_rows", raising),
+        (checks, "_equal_rows", endless),
+        (LatentNoise, "clipped_count", raising),
+        (audit, "attack", raising),
+    ],
+)
+def test_whatever_breaks_down_on_the_records_of_rows_changes_nothing_outside(
+    tmp_path, plan, table, monkeypatch, where, name, broken
+):
+    plan = replace(plan, **POSTURES["public"])
+    whole = Shown(tmp_path / "whole", plan, table)
+    monkeypatch.setattr(where, name, broken)
+    found = Shown(tmp_path / "broken", plan, table)
+    assert found.hold.state == "held"
+    assert shown(found) == shown(whole)
+    assert "could not be carried out on these records" in found.note
+    assert "quoted" not in found.note
+
+
+@pytest.mark.parametrize(
+    ("where", "name", "broken"),
+    [
+        (networks._Network, "_utility", raising),
+        (networks._Network, "_utility", no_number),
+        (networks._Network, "attack", raising),
+        (checks, "_equal_rows", raising),
+        (checks, "_like_degrees", raising),
+    ],
+)
+def test_whatever_breaks_down_on_the_records_of_a_network_changes_nothing_outside(
+    tmp_path, monkeypatch, where, name, broken
+):
+    nodes, edges = contact_networks(np.random.default_rng(1), sites=1, n=160, mean_degree=12)["harbour"]
+    whole = Shown(tmp_path / "whole", contacts_plan(), nodes, edges)
+    monkeypatch.setattr(where, name, broken)
+    found = Shown(tmp_path / "broken", contacts_plan(), nodes, edges)
+    assert found.hold.state == "held"
+    assert shown(found) == shown(whole)
+    assert "could not be carried out on these records" in found.note
+    assert "quoted" not in found.note
+
+
+def test_nobody_tied_to_anybody_held_out_is_a_note_like_any_other(tmp_path):
+    """The expected number of edges is 0, and the ratio to it no number that a document can hold."""
+    plan = contacts_plan()
+    nodes, edges = contact_networks(np.random.default_rng(1), sites=1, n=160, mean_degree=12)["harbour"]
+    held = {one for one in nodes["person"] if fitting.trains(plan, records.pseudonym(one, key=KEY))}
+    one, other = (edges.iloc[:, k].isin(held) for k in (0, 1))
+    whole = Shown(tmp_path / "tied", plan, nodes, edges)
+    apart = Shown(tmp_path / "apart", plan, nodes, edges[one == other])
+    lines = [{line["name"]: line["outcome"] for line in shown(each)["checks"]} for each in (whole, apart)]
+    assert lines[0]["degrees"] == lines[1]["degrees"] == "note"
+
+
+def test_what_reads_the_released_table_alone_still_decides_when_the_rest_breaks_down(
+    tmp_path, plan, site, table, monkeypatch
+):
+    monkeypatch.setattr(checks, "_equal_rows", raising)
+    monkeypatch.setattr(
+        checks, "_dictionary", lambda *_: checks.Check(name="dictionary", rule="within it", outcome="failed")
+    )
+    with pytest.raises(ChecksRefusal, match="within it"):
+        release(replace(plan, **POSTURES["public"]), site, source(tmp_path, table))
+    assert [hold.state for hold in site.ledger.holds()] == ["burnt"]
+
+
+@pytest.mark.parametrize("error", [PausedRefusal("this site must not be paused"), OSError(28, "full"), MemoryError()])
+def test_what_is_of_no_record_still_stops_the_run_and_refuses_nothing(tmp_path, plan, site, table, monkeypatch, error):
+    def stopped(*_, **__):
+        raise error
+
+    monkeypatch.setattr(checks, "_equal_rows", stopped)
+    with pytest.raises(type(error)):
+        release(replace(plan, **POSTURES["public"]), site, source(tmp_path, table))
+    assert [hold.state for hold in site.ledger.holds()] == ["sealed"]
 
 
 def test_a_pause_during_the_attacks_is_still_a_pause(tmp_path, plan, site, table, monkeypatch):

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import unicodedata
 from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
 import pytest
 from conftest import make_table
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from shared.dictionary import Column, Dictionary
 from shared.errors import (
@@ -21,7 +24,7 @@ from shared.errors import (
     Refusal,
 )
 from site_agent.config import Config, Limits, SiteFloors, Source
-from site_agent.identifiers import normalised
+from site_agent.identifiers import compared, normalised
 from site_agent.records import (
     header,
     named,
@@ -132,6 +135,11 @@ def test_pseudonyms_are_keyed_and_hide_the_person(tmp_path, table, dictionary):
         ("Ⅷ-12", "viii-12"),
         ("１２３", "0123"),
         ("Straße", "STRASSE"),
+        ("P\u200b1", "P1"),
+        ("\ufeffP\u00ad1\u200e", "p1"),
+        ("\u200b00017", "17"),
+        ("٠٠١٧", "17"),
+        ("００１７", "۱۷"),
     ],
 )
 def test_identifiers_that_differ_in_how_they_are_written_are_one_persons(tmp_path, table, dictionary, one, other):
@@ -144,6 +152,36 @@ def test_identifiers_that_differ_in_how_they_are_written_are_one_persons(tmp_pat
     both = table.assign(person=[one, other, *table["person"][2:]])
     assert "leading zeros" in refused(DuplicatePerson, write(tmp_path, both), dictionary).next_step
     assert [type(p) for p in problems(write(tmp_path, both), dictionary)] == [DuplicatePerson]
+
+
+@given(st.text(st.characters() | st.sampled_from("0٠۱１ \u200b\u00ad\u0345\u0301ßİᾳΣς가ᄀ")))
+@settings(max_examples=1000)
+def test_what_was_normalised_once_stays_as_it_is(text):
+    once = normalised(text)
+    assert normalised(once) == once
+    assert not [character for character in once if unicodedata.category(character) == "Cf"]
+
+
+@pytest.mark.parametrize("kind", ["float64", "float32", "Float64"])
+def test_whole_numbers_of_a_float_column_are_the_identifiers_that_they_were_before_one_was_missing(
+    tmp_path, table, dictionary, kind
+):
+    """Whoever writes integers with a gap gets floats: 17.0 is how pandas shows 17, and nobody's identifier."""
+    found = []
+    for name, column in (("int", "int64"), ("float", kind)):
+        where = tmp_path / f"{name}.parquet"
+        table.assign(person=pd.Series(range(10**6, 10**6 + len(table)), dtype=column)).to_parquet(where)
+        found.append(pseudonyms(read(Source(path=where), dictionary, key=KEY), dictionary, key=KEY))
+    assert found[0] == found[1]
+
+
+def test_floats_that_are_no_whole_numbers_stay_as_they_are():
+    names = pd.Series([17.0, 17.5, None, 1e17, float("inf")])
+    assert compared(names, as_written=False).dropna().tolist() == ["17", "17.5", f"1{'0' * 17}", "inf"]
+    mixed = pd.Index([17.0, 17, None, "17.0", "x"], dtype=object)
+    assert compared(mixed, as_written=False).dropna().tolist() == ["17", "17", "17.0", "x"]
+    assert compared(names, as_written=True)[0] == "17.0", "a study goes on as it began"
+    assert compared(pd.Index([17.0]), as_written=False)[0] == "17"
 
 
 @pytest.mark.parametrize(("one", "other"), [("0", "1"), ("a1", "a01"), ("10", "1"), ("1.0", "1"), ("p 1", "p1")])
