@@ -99,7 +99,7 @@ MOVED = (
 )
 MOVED_MOMENTS = (
     "test_shipped_noise.py::"
-    "test_exchanging_a_record_moves_no_block_of_moments_by_more_than_is_charged_and_the_worst_one_by_nearly_as_much"
+    "test_exchanging_a_record_moves_moments_by_no_more_than_is_charged_and_the_worst_one_by_nearly_as_much"
 )
 MOVED_LINE = "test_shipped_noise.py::test_exchanging_a_record_moves_its_line_by_no_more_than_is_charged"
 MOVED_ROW = "test_shipped_noise.py::test_exchanging_a_record_moves_its_row_by_the_diameter_and_no_other_at_all"
@@ -1037,7 +1037,11 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     mutation(
         "moments: nine tenths of the sensitivity",
-        (MOMENTS, "sensitivity=_up(diameter))", "sensitivity=0.9 * _up(diameter))"),
+        (
+            MOMENTS,
+            "return Gaussian(sigma=1 / _mu(spec.epsilon, spec.delta), sensitivity=1.0)",
+            "return Gaussian(sigma=1 / _mu(spec.epsilon, spec.delta), sensitivity=0.9)",
+        ),
         tests=[MOVED_MOMENTS],
     ),
     mutation(
@@ -1175,8 +1179,8 @@ MUTATIONS: tuple[Mutation, ...] = (
         "a warning of records beyond the bounds of a density",
         (
             "site_agent/checks.py",
-            'Check(name="beyond_bounds", rule=rule, outcome="passed",',
-            'Check(name="beyond_bounds", rule=rule, outcome="warning" if clipped else "passed",',
+            "return replace(_BEYOND, measured=float(clipped),",
+            'return replace(_BEYOND, outcome="warning" if clipped else "note", measured=float(clipped),',
         ),
         tests=["test_whole_path.py::test_a_record_decides_nothing_that_leaves_beside_the_figures"],
     ),

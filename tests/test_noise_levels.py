@@ -380,7 +380,13 @@ MADE_IN: dict[type[Event], set[str]] = {
     },
     privacy.ExponentialMechanism: {"shared/mechanisms/quantiles.py"},
     # No level is claimed for it: tests/test_varied.py holds what it does and what it says.
-    privacy.NoGuarantee: {"shared/mechanisms/latent_noise.py"},
+    # The last three say that there is no guarantee where the flow alone is released: no noise is drawn.
+    privacy.NoGuarantee: {
+        "shared/mechanisms/latent_noise.py",
+        "shared/prescriptions/latent_noise.py",
+        "shared/release.py",
+        "site_agent/drawing.py",
+    },
     SubsampledGaussian: {"shared/federated.py", "shared/prescriptions/latent_noise.py"},
     # The mechanism of that name is made beside its event and in the prescription.
     privacy.Slicing: {"shared/mechanisms/slicing.py", "shared/prescriptions/slicing.py"},

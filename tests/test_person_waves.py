@@ -22,7 +22,7 @@ from shared import privacy
 from shared.errors import DifferencingRefusal, Refusal
 from shared.keys import SigningKey
 from shared.plan import Budget, LatentNoisePlan
-from site_agent import fitting, lasting
+from site_agent import fitting, lasting, records
 from site_agent.config import SiteFloors
 from site_agent.identifiers import normalised
 from site_agent.ledger import Ledger
@@ -101,7 +101,9 @@ class Life:
             if not (sign and "confirm-persons" in (refusal.next_step or "")):
                 return False
             waiting = self.site.ledger.holds()[-1]
-            self.site.ledger.confirm_persons(waiting, there=0, earlier=1, name="ada", reason="other persons")
+            snapshot = records.read(where, self.plan.dictionary, key=self.site.snapshot_key).snapshot
+            word = {"there": 0, "earlier": 1, "snapshot": snapshot, "name": "ada", "reason": "other persons"}
+            self.site.ledger.confirm_persons(waiting, **word)
             self.signed += 1
             try:
                 made = release(self.plan, self.site, where, wave=number)
