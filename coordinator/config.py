@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from shared.canonical import closed
+from shared.base.canonical import closed
 from shared.errors import ConfigRefusal, StateRefusal
 
 __all__ = ["FILE_NAME", "HOME_VARIABLE", "Config", "default_home"]

@@ -12,10 +12,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from coordinator.cautions import Condition, theorem3
+from coordinator.pooling.cautions import Condition, theorem3
 from shared.errors import ParameterError, Refusal
-from shared.plan import Floors, StudyPlan
-from shared.stated import shown_delta, shown_epsilon, shown_price, shown_room
+from shared.plans.plan import Floors, StudyPlan
+from shared.privacy.stated import shown_delta, shown_epsilon, shown_price, shown_room
 from shared.terminal import Check
 
 __all__ = ["Cost", "Price", "WaveCost", "changes", "conditions", "cost", "prices", "review", "template"]
@@ -257,7 +257,7 @@ def _dictionary(plan: StudyPlan) -> list[Check]:
 
 
 def _estimand(plan: StudyPlan, name: str, formula: str) -> Check:
-    from shared.estimands import parse_estimand
+    from shared.estimands.answer import parse_estimand
 
     label = f"estimand {name}"
     try:
@@ -356,7 +356,8 @@ def _price(plan: StudyPlan) -> list[Check]:
 def conditions(plan: StudyPlan) -> tuple[Condition, ...] | None:
     """What speaks against Theorem 3 by what the plan expects; None where it expects nothing, or releases no rows.
 
-    That sites differ (τ₀ > 0) no plan can state: an answer is held to it (`coordinator.queries.Answer.cautions`).
+    That sites differ (τ₀ > 0) no plan can state: an answer is held to it
+    (`coordinator.answers.queries.Answer.cautions`).
     """
     if plan.expected is None or plan.release.mechanism != "latent_noise":
         return None
@@ -470,9 +471,9 @@ def cost(plan: StudyPlan, *, waves: int | None = None, persons: int | None = Non
         persons: persons at the largest site; δ is then held against it.
     Raises: ParameterError (waves or persons not positive, δ too large for that many persons).
     """
-    from shared import privacy
-    from shared.prescriptions.latent_noise import mechanism
-    from shared.release import given, in_words, planned_event
+    from shared.mechanisms.latent_noise.plan import mechanism
+    from shared.privacy import accountant as privacy
+    from shared.releases.receipt import given, in_words, planned_event
 
     count = len(plan.waves) if waves is None else waves
     if not 1 <= count <= 10_000:
@@ -533,7 +534,7 @@ def cost(plan: StudyPlan, *, waves: int | None = None, persons: int | None = Non
 
 def _last_affordable(curve: Any, delta: float, cap: float, before: Any = 0.0) -> int:
     """The largest number of waves whose composed ε fits; totals grow, so a doubling and a bisection find it."""
-    from shared import privacy
+    from shared.privacy import accountant as privacy
 
     def fits(number: int) -> bool:
         return privacy.epsilon_from_rdp(before + number * curve, delta) <= cap
@@ -587,9 +588,9 @@ def prices(plan: StudyPlan, *, figures: float = 1.0, private: float = 8.0) -> tu
         figures: ε of the mechanisms that release noisy figures; a plan's own is taken where it prescribes one.
         private: ε of latent noise with everything covered.
     """
-    from shared.plan import LatentNoisePlan, PrivateTraining
-    from shared.prescriptions.moments import MomentsPlan
-    from shared.prescriptions.tables import TablesPlan
+    from shared.mechanisms.moments.plan import MomentsPlan
+    from shared.mechanisms.tables.plan import TablesPlan
+    from shared.plans.plan import LatentNoisePlan, PrivateTraining
 
     own = plan.release
     w = own.w if isinstance(own, LatentNoisePlan) and own.w is not None else PAPER_W
@@ -627,8 +628,8 @@ def prices(plan: StudyPlan, *, figures: float = 1.0, private: float = 8.0) -> tu
 
 
 def _priced(name: str, plan: StudyPlan, changes: Mapping[str, Any], covered: str, width: float | None = None) -> Price:
-    from shared import privacy
-    from shared.release import given, planned_event
+    from shared.privacy import accountant as privacy
+    from shared.releases.receipt import given, planned_event
 
     try:
         changed = replace(plan, **changes)
@@ -640,8 +641,8 @@ def _priced(name: str, plan: StudyPlan, changes: Mapping[str, Any], covered: str
 
 
 def _latent_width(w: float) -> float:
-    """Of a regression coefficient, whose order is 2 (`coordinator.intervals`), at posture local."""
-    from coordinator.intervals import Draw, parts
+    """Of a regression coefficient, whose order is 2 (`coordinator.pooling.intervals`), at posture local."""
+    from coordinator.pooling.intervals import Draw, parts
 
     draw = Draw(rows=1, w=w, fitted_on=1)
     return float(sum(parts(1.0, [draw], 2.0)) ** 0.5)
@@ -649,8 +650,8 @@ def _latent_width(w: float) -> float:
 
 def _moments(plan: StudyPlan, epsilon: float) -> Any:
     """The moments release of the first planned model that gives every column a role; None without one."""
-    from shared.estimands import parse_estimand
-    from shared.prescriptions.moments import MomentsPlan
+    from shared.estimands.answer import parse_estimand
+    from shared.mechanisms.moments.plan import MomentsPlan
 
     for formula in plan.estimands.values():
         try:
@@ -695,6 +696,6 @@ def _flat(value: Any, at: str = "") -> list[tuple[str, str]]:
     if isinstance(value, Sequence) and not isinstance(value, str) and value and isinstance(value[0], dict):
         named = [(str(item.get("name", item.get("number", index))), item) for index, item in enumerate(value)]
         return [pair for name, item in named for pair in _flat(item, f"{at}.{name}")]
-    from shared.canonical import canonical_json
+    from shared.base.canonical import canonical_json
 
     return [(at, canonical_json(value).decode())]

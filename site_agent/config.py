@@ -17,12 +17,12 @@ from pathlib import Path, PurePosixPath, PureWindowsPath
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
-from shared.canonical import closed
+from shared.base.canonical import closed
 from shared.errors import ConfigRefusal, Refusal, StateRefusal
 
 if TYPE_CHECKING:
-    from shared.keys import PublicKey
-    from shared.plan import Floors
+    from shared.base.keys import PublicKey
+    from shared.plans.plan import Floors
 
 __all__ = ["FILE_NAME", "HOME_VARIABLE", "Config", "Edges", "Limits", "SiteFloors", "Source", "default_home"]
 
@@ -152,7 +152,8 @@ class Source:
             the hospital's export is noticed instead of dropped.
         edges: of a study of a network, its edge list; a GraphML file holds its own.
         table: of a SQLite file, the table or view that is read.
-        database: of a query, the environment variable that holds the database's address (`site_agent.databases`).
+        database: of a query, the environment variable that holds the database's address
+            (`site_agent.records.databases`).
     Raises: ConfigRefusal, at construction.
 
     >>> Source(path=Path("/data/cohort.csv"), columns={"SBP": "sbp"}).format
@@ -191,7 +192,7 @@ STILL_PRESENT = 0.5
 
 @dataclass(frozen=True, kw_only=True)
 class SiteFloors:
-    """Floors this site adds to every plan; None leaves the plan's. See `shared.plan.Floors` for their meaning.
+    """Floors this site adds to every plan; None leaves the plan's. See `shared.plans.plan.Floors` for their meaning.
 
     Args:
         still_present: least share of the persons of a study's earlier releases who must be in the table of a later one;
@@ -230,7 +231,7 @@ class SiteFloors:
 
 @dataclass(frozen=True, kw_only=True)
 class SiteBudget:
-    """What all studies of this site together may cost one person; see `site_agent.composition`.
+    """What all studies of this site together may cost one person; see `shared.privacy.composition`.
 
     Args:
         epsilon: cap on ε at `delta`; None for no cap of the site's own.
@@ -264,7 +265,7 @@ class Limits:
     def of(cls, plan: Floors, site: SiteFloors) -> Limits:
         """The stricter of plan and site, floor by floor.
 
-        >>> from shared.plan import Floors
+        >>> from shared.plans.plan import Floors
         >>> Limits.of(Floors(persons=80), SiteFloors(persons=60, approvals=2)).persons
         80
         """
@@ -318,7 +319,7 @@ class Config:
     data: Mapping[str, Source] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        from shared.keys import PublicKey
+        from shared.base.keys import PublicKey
 
         for name in ("site", "coordinator"):
             value = getattr(self, name)
@@ -368,7 +369,8 @@ class Config:
         return self.home / "keys" / "snapshot.key"
 
     def frame_key(self, study: str) -> Path:
-        """What the frames of a study's network are encrypted under; absent where none is kept (`site_agent.frames`)."""
+        """What the frames of a study's network are encrypted under; absent where none is kept
+        (`site_agent.release.frames`)."""
         return frame_key(self.home, study)
 
     @property
@@ -408,20 +410,20 @@ class Config:
 
     @property
     def refused(self) -> Path:
-        """What was refused here (`site_agent.refusals`)."""
+        """What was refused here (`site_agent.show.refusals`)."""
         return self.home / "refused.jsonl"
 
     @property
     def pinned_leads(self) -> dict[str, PublicKey]:
         """The leads' keys by handle, as `open_plan` takes them."""
-        from shared.keys import PublicKey
+        from shared.base.keys import PublicKey
 
         return {key.key_id: key for key in map(PublicKey, self.leads)}
 
     @property
     def signers(self) -> dict[str, tuple[PublicKey, ...]]:
         """Every key under which a person's signature was ever good here, by name: to verify, never to approve."""
-        from shared.keys import PublicKey
+        from shared.base.keys import PublicKey
 
         names = {**self.approvers, **self.retired_approvers}
         current = {name: (key,) for name, key in self.approvers.items()}
@@ -554,7 +556,7 @@ class Config:
 
     def save(self) -> None:
         """Write `home`/site.toml, whole or not at all."""
-        from shared.keys import write_private
+        from shared.base.keys import write_private
 
         write_private(self.home / FILE_NAME, self.to_toml().encode())
 

@@ -24,13 +24,13 @@ import typer
 from shared.errors import ApprovalRefusal, PausedRefusal, Refusal, StateRefusal, UsageRefusal
 
 if TYPE_CHECKING:
-    from shared.keys import SigningKey
+    from shared.base.keys import SigningKey
     from site_agent.config import Config
+    from site_agent.decide.outbox import Outbox
+    from site_agent.decide.plans import Plans
     from site_agent.egress import Egress
-    from site_agent.ledger import Ledger
-    from site_agent.outbox import Outbox
-    from site_agent.plans import Plans
-    from site_agent.refusals import Refusals
+    from site_agent.ledger.book import Ledger
+    from site_agent.show.refusals import Refusals
 
 __all__ = ["Desk", "agent_version", "asked", "attempted", "desk", "door", "passphrase", "today"]
 
@@ -66,22 +66,22 @@ class Desk:
     @cached_property
     def release_key(self) -> SigningKey:
         """The agent's key."""
-        from shared.keys import SigningKey
+        from shared.base.keys import SigningKey
 
         return SigningKey.load(self.config.release_key)
 
     @cached_property
     def ledger(self) -> Ledger:
         """The ledger, verified."""
-        from site_agent.ledger import Ledger
+        from site_agent.ledger.book import Ledger
 
         return Ledger(self.config.ledger, self.release_key, site=self.config.site)
 
     @cached_property
     def outbox(self) -> Outbox:
         """The outbox."""
-        from shared.keys import PublicKey
-        from site_agent.outbox import Outbox
+        from shared.base.keys import PublicKey
+        from site_agent.decide.outbox import Outbox
 
         approvers = {name: PublicKey(key) for name, key in self.config.approvers.items()}
         return Outbox(self.home, self.ledger, approvers=approvers)
@@ -89,8 +89,8 @@ class Desk:
     @cached_property
     def plans(self) -> Plans:
         """The book of plans."""
-        from shared.keys import PublicKey
-        from site_agent.plans import Plans
+        from shared.base.keys import PublicKey
+        from site_agent.decide.plans import Plans
 
         return Plans(
             folder=self.home / "plans",
@@ -105,7 +105,7 @@ class Desk:
     @cached_property
     def refusals(self) -> Refusals:
         """What was refused here."""
-        from site_agent.refusals import Refusals
+        from site_agent.show.refusals import Refusals
 
         return Refusals(self.config.refused, self.release_key, site=self.config.site)
 
@@ -195,7 +195,7 @@ class Desk:
         Args:
             beside: people who must be somebody else: one shared variable must not open a second person's key.
         """
-        from shared.keys import SigningKey
+        from shared.base.keys import SigningKey
 
         path = self.config.approver_key(name)
         return SigningKey.load(path, passphrase(name, beside=beside))
@@ -218,7 +218,7 @@ class Desk:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Hold the folder as its only agent, and settle what a crash left."""
-        from site_agent.lock import StateLock
+        from site_agent.ledger.lock import StateLock
 
         with StateLock(self.home):
             before = {hold.release_id for hold in self.ledger.holds() if hold.phase == "burnt"}
@@ -235,7 +235,7 @@ class Desk:
 
 def door(config: Config, **settings: Any) -> Egress:
     """The connection of a site that has joined."""
-    from shared.keys import PublicKey
+    from shared.base.keys import PublicKey
     from site_agent.egress import Egress, Witness
 
     pinned = config.ca.with_name("witness.pub")

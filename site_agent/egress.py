@@ -18,7 +18,10 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, TypeVar
 
-from shared.canonical import canonical_json, parse_json
+from shared.base.canonical import canonical_json, parse_json
+from shared.base.failpoints import reach
+from shared.base.keys import Envelope, PublicKey, SigningKey
+from shared.base.merkle import verify_consistency
 from shared.errors import (
     ApprovalRefusal,
     CertificateRefusal,
@@ -30,13 +33,8 @@ from shared.errors import (
     StateRefusal,
     StorageRefusal,
 )
-from shared.failpoints import reach
-from shared.invitation import Invitation
-from shared.keys import Envelope, PublicKey, SigningKey
-from shared.merkle import verify_consistency
-from shared.rounds import Answered, Asked, open_answer, open_asked
-from shared.transport import Client, Credentials
-from shared.wire import (
+from shared.plans.invitation import Invitation
+from shared.wire.messages import (
     CHUNK_BYTES,
     COLLECTION,
     ENROLMENT_TYPE,
@@ -67,6 +65,8 @@ from shared.wire import (
     Withdrawn,
     require_countersigned,
 )
+from shared.wire.rounds import Answered, Asked, open_answer, open_asked
+from shared.wire.transport import Client, Credentials
 
 __all__ = ["Egress", "Witness", "new_tls_identity"]
 
@@ -290,7 +290,7 @@ class Egress:
         return self._ask("Enrol", EnrolRequest(token=token, envelope=envelope.to_bytes()))
 
     def fetch_plan(self, study: str) -> Envelope:
-        """The newest signed plan of `study`; open it with `shared.plan.open_plan` and the pinned leads."""
+        """The newest signed plan of `study`; open it with `shared.plans.plan.open_plan` and the pinned leads."""
         return Envelope.from_bytes(self._ask("FetchPlan", StudyRequest(study=study)).envelope)
 
     def anchor(self, envelope: Envelope) -> AnchorReceipt:
@@ -334,7 +334,7 @@ class Egress:
         """Take a delivered release back; safe to repeat.
 
         Args:
-            envelope: a `shared.wire.Withdrawal`, signed by the agent and an approver.
+            envelope: a `shared.wire.messages.Withdrawal`, signed by the agent and an approver.
         Raises: ApprovalRefusal (one signature), the coordinator's refusal, or NetworkRefusal.
         """
         if envelope.payload_type != WITHDRAWAL_TYPE:
@@ -354,10 +354,10 @@ class Egress:
         """Tell the coordinator that a standing approval is over; safe to repeat.
 
         Args:
-            envelope: a `shared.standing.Revocation`, signed by the approver it names.
+            envelope: a `shared.plans.standing.Revocation`, signed by the approver it names.
         Raises: the coordinator's refusal, IntegrityRefusal (it names another), or NetworkRefusal.
         """
-        from shared.standing import Revocation
+        from shared.plans.standing import Revocation
 
         said = Revocation.from_bytes(envelope.payload)
         document = SignedDocument(envelope=envelope.to_bytes())
@@ -399,7 +399,7 @@ class Egress:
         """Send the answer to one round; safe to repeat, and never with other bytes than those that were signed.
 
         Args:
-            answer: a `shared.rounds.Answered`, signed by the release key.
+            answer: a `shared.wire.rounds.Answered`, signed by the release key.
             key: that key.
         Raises: PausedRefusal; what `allowed` raises; the coordinator's refusal; NetworkRefusal.
         """
@@ -466,7 +466,7 @@ class Egress:
             signed), PausedRefusal (what was sent stays where it is; the next call goes on from there), the
             coordinator's refusal, or NetworkRefusal when it could not be reached.
         """
-        from shared.release import STATEMENT_TYPE, Statement
+        from shared.releases.receipt import STATEMENT_TYPE, Statement
 
         if envelope.payload_type != STATEMENT_TYPE:
             raise ParameterError("the envelope must be over a release statement", given="another type")

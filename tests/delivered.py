@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from coordinator.store import Store
+from coordinator.store.store import Store
+from shared.base.keys import SigningKey
 from shared.errors import DictionaryRefusal
-from shared.invitation import Invitation
-from shared.keys import SigningKey
-from shared.plan import StudyPlan
-from shared.release import Statement, write_bundle, write_receipt
-from shared.wire import EnrolmentRequest, Withdrawal
+from shared.plans.invitation import Invitation
+from shared.plans.plan import StudyPlan
+from shared.releases.receipt import Statement, write_bundle, write_receipt
+from shared.wire.messages import EnrolmentRequest, Withdrawal
 
 STUDIES = Path(__file__).parents[1] / "deploy" / "studies"
 TODAY = dt.date(2026, 1, 5)
@@ -94,7 +94,7 @@ def quarantine(store: Store, plan: StudyPlan, site: str, key: SigningKey, table:
 
 
 def _release(plan, site, key, table, wave, drawn=None, flow_of="", n=None):
-    from shared.canonical import sha256_hex
+    from shared.base.canonical import sha256_hex
 
     release_id = sha256_hex(f"{plan.hash}{site}{wave}{len(table)}".encode())[:32]
     receipt = write_receipt(

@@ -59,37 +59,37 @@ def mutation(name: str, *edits: tuple[str, str, str], tests: Sequence[str]) -> M
     return Mutation(name, tuple(Edit(*edit) for edit in edits), tuple(f"tests/{test}" for test in tests))
 
 
-LATENT = "shared/mechanisms/latent_noise.py"
-MOMENTS = "shared/mechanisms/moments.py"
-RANDOM = "shared/randomness.py"
-PRIVACY = "shared/privacy.py"
-RELEASE = "shared/release.py"
-PRESCRIBED = "shared/prescriptions/latent_noise.py"
-DENSITY = "shared/mechanisms/density.py"
-SCALING = "shared/mechanisms/scaling.py"
-LOCAL = "shared/mechanisms/local.py"
-QUANTILES = "shared/mechanisms/quantiles.py"
-GROUPS = "shared/mechanisms/groups.py"
-DENSITIES_PLAN = "shared/prescriptions/densities.py"
-GRAND = "shared/mechanisms/grand.py"
-LABELS = "shared/mechanisms/labels.py"
+LATENT = "shared/mechanisms/latent_noise/noise.py"
+MOMENTS = "shared/mechanisms/moments/noise.py"
+RANDOM = "shared/base/randomness.py"
+PRIVACY = "shared/privacy/accountant.py"
+RELEASE = "shared/releases/receipt.py"
+PRESCRIBED = "shared/mechanisms/latent_noise/plan.py"
+DENSITY = "shared/mechanisms/densities/noise.py"
+SCALING = "shared/mechanisms/densities/scaling.py"
+LOCAL = "shared/mechanisms/densities/local.py"
+QUANTILES = "shared/mechanisms/densities/quantiles.py"
+GROUPS = "shared/mechanisms/densities/groups.py"
+DENSITIES_PLAN = "shared/mechanisms/densities/plan.py"
+GRAND = "shared/mechanisms/grand/noise.py"
+LABELS = "shared/mechanisms/grand/labels.py"
 LATENTS = "site_agent/models/latent_space.py"
-NETWORKS = "shared/networks.py"
-TABLES = "shared/mechanisms/tables.py"
-SLICING = "shared/mechanisms/slicing.py"
-SLICING_PLAN = "shared/prescriptions/slicing.py"
-DRAWING = "site_agent/drawing.py"
-NETWORK_SITE = "site_agent/networks.py"
-NETWORK_PLAN = "shared/prescriptions/grand.py"
-LEDGER = "site_agent/ledger.py"
-HOLDS = "site_agent/holds.py"
-COMPOSED = "site_agent/composition.py"
-PIPELINE = "site_agent/pipeline.py"
-FITTING = "site_agent/fitting.py"
+NETWORKS = "shared/mechanisms/grand/counts.py"
+TABLES = "shared/mechanisms/tables/noise.py"
+SLICING = "shared/mechanisms/slicing/noise.py"
+SLICING_PLAN = "shared/mechanisms/slicing/plan.py"
+DRAWING = "site_agent/release/drawing.py"
+NETWORK_SITE = "site_agent/release/networks.py"
+NETWORK_PLAN = "shared/mechanisms/grand/plan.py"
+LEDGER = "site_agent/ledger/book.py"
+HOLDS = "site_agent/ledger/holds.py"
+COMPOSED = "shared/privacy/composition.py"
+PIPELINE = "site_agent/release/pipeline.py"
+FITTING = "site_agent/release/fitting.py"
 SGD = "site_agent/models/private_flow.py"
-FEDERATED = "shared/federated.py"
-AT_SITES = "site_agent/federation.py"
-AT_HUB = "coordinator/federation.py"
+FEDERATED = "shared/plans/federated.py"
+AT_SITES = "site_agent/training/federation.py"
+AT_HUB = "coordinator/training/federation.py"
 
 FIGURE = "test_shipped_noise.py::test_every_released_figure_carries_the_very_value_that_the_sampler_handed_out"
 ASKED = "test_shipped_noise.py::test_the_noise_that_is_asked_for_is_what_the_event_is_charged_by"
@@ -211,12 +211,12 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     mutation(
         "the numbers of a wave given to the next one as well",
-        ("site_agent/frames.py", "first=first)", "first=0)"),
+        ("site_agent/release/frames.py", "first=first)", "first=0)"),
         tests=["test_network_release.py::test_edges_between_two_persons_are_the_same_whichever_wave_asks"],
     ),
     mutation(
         "a frame that outlives its deletion",
-        ("site_agent/frames.py", "self.path.unlink(missing_ok=True)", "there = there[:0]"),
+        ("site_agent/release/frames.py", "self.path.unlink(missing_ok=True)", "there = there[:0]"),
         tests=["test_network_release.py::test_a_frame_that_is_deleted_is_gone_and_no_wave_goes_on_from_it"],
     ),
     mutation(
@@ -229,7 +229,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     mutation(
         "a database's address in a refusal",
         (
-            "site_agent/databases.py",
+            "site_agent/records/databases.py",
             'problem = "something else"',
             "problem = given",
         ),
@@ -250,7 +250,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     mutation(
         "a moments release charged at a larger δ than the plan's",
         (
-            "shared/prescriptions/moments.py",
+            "shared/mechanisms/moments/plan.py",
             "return event(self.spec(plan.budget.delta))",
             "return event(self.spec(1e-3))",
         ),
@@ -317,7 +317,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     mutation(
         "a site of few records taken for one whose histograms are known",
         (
-            "shared/generators/cohort.py",
+            "shared/mechanisms/moments/cohort.py",
             "self.events < FEW_EVENTS or self.n < _DROWNED * sigma_of(self.design.spec, 0)",
             "self.events < FEW_EVENTS",
         ),
@@ -369,7 +369,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         (
             PIPELINE,
             "rng = secure_rng() if rng is None else rng",
-            "rng = __import__('shared.randomness').randomness.seeded_rng(7) if rng is None else rng",
+            "rng = __import__('shared.base.randomness').randomness.seeded_rng(7) if rng is None else rng",
         ),
         tests=["test_every_epsilon.py::test_two_waves_are_two_draws"],
     ),
@@ -532,7 +532,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     mutation(
         "another relation on the receipt",
-        ("shared/prescriptions/__init__.py", 'neighbours: str = "replace_one"', 'neighbours: str = "add_remove"'),
+        ("shared/mechanisms/base.py", 'neighbours: str = "replace_one"', 'neighbours: str = "add_remove"'),
         tests=["test_every_epsilon.py::test_the_receipt_says_who_is_protected_against_what"],
     ),
     mutation(
@@ -638,7 +638,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     mutation(
         "a plan from before is read by today's default",
-        ("shared/plan.py", 'dict(getattr(kind, "before", {}))', "{}"),
+        ("shared/plans/plan.py", 'dict(getattr(kind, "before", {}))', "{}"),
         tests=["test_densities.py::test_a_plan_from_before_the_diameter_keeps_its_hash_its_price_and_its_noise"],
     ),
     mutation(
@@ -864,7 +864,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     mutation(
         "a receipt believed instead of recomputed",
-        ("coordinator/collect.py", "            receipt.require_true(plan)\n", ""),
+        ("coordinator/services/collect.py", "            receipt.require_true(plan)\n", ""),
         tests=["test_collect.py::test_wrong_content_under_valid_signatures_is_kept_apart_and_told"],
     ),
     # -- from the plan to what leaves ---------------------------------------------------------------------------------
@@ -1178,7 +1178,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     mutation(
         "a warning of records beyond the bounds of a density",
         (
-            "site_agent/checks.py",
+            "site_agent/release/checks.py",
             "return replace(_BEYOND, measured=float(clipped),",
             'return replace(_BEYOND, outcome="warning" if clipped else "note", measured=float(clipped),',
         ),

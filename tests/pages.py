@@ -17,7 +17,7 @@ from pathlib import Path
 from theatre import zygote
 
 ROOT = Path(__file__).resolve().parent.parent
-PROGRAMS = {"site-agent": "site_agent.cli", "coordinator": "coordinator.cli", "analyst": "coordinator.client"}
+PROGRAMS = {"site-agent": "site_agent.cli", "coordinator": "coordinator.cli", "analyst": "coordinator.analyst.commands"}
 SERVER = "coordinator serve"
 ASK = """
 import json, os, socket, sys

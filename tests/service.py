@@ -12,18 +12,18 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from coordinator.authority import Authority
-from coordinator.collect import Coordinator
-from coordinator.store import Store
-from shared.canonical import canonical_json, sha256_hex
-from shared.chain import GENESIS, extend_head
-from shared.dictionary import Column, Dictionary
-from shared.invitation import Invitation
-from shared.keys import Envelope, SigningKey
-from shared.plan import StudyPlan, sign_plan
-from shared.release import Receipt, Statement, write_bundle, write_receipt
-from shared.transport import Client, Credentials
-from shared.wire import ANCHOR_TYPE, COLLECTION, SERVICE, AnchorHead, EnrolmentRequest
+from coordinator.services.authority import Authority
+from coordinator.services.collect import Coordinator
+from coordinator.store.store import Store
+from shared.base.canonical import canonical_json, sha256_hex
+from shared.base.chain import GENESIS, extend_head
+from shared.base.keys import Envelope, SigningKey
+from shared.plans.dictionary import Column, Dictionary
+from shared.plans.invitation import Invitation
+from shared.plans.plan import StudyPlan, sign_plan
+from shared.releases.receipt import Receipt, Statement, write_bundle, write_receipt
+from shared.wire.messages import ANCHOR_TYPE, COLLECTION, SERVICE, AnchorHead, EnrolmentRequest
+from shared.wire.transport import Client, Credentials
 from site_agent.egress import Egress, Witness, new_tls_identity
 
 LEAD = SigningKey.generate()

@@ -17,14 +17,14 @@ import numpy as np
 import pandas as pd
 from site_desk import Hub
 
-from shared.keys import SigningKey
-from shared.plan import Budget, StudyPlan, Wave
-from shared.randomness import Noise
-from site_agent import lasting
+from shared.base.keys import SigningKey
+from shared.base.randomness import Noise
+from shared.plans.plan import Budget, StudyPlan, Wave
 from site_agent.config import Edges, SiteFloors, Source
-from site_agent.ledger import Ledger
-from site_agent.outbox import Outbox
-from site_agent.pipeline import Release, Site, make_release
+from site_agent.decide.outbox import Outbox
+from site_agent.ledger.book import Ledger
+from site_agent.release import lasting
+from site_agent.release.pipeline import Release, Site, make_release
 
 TODAY = dt.date(2026, 1, 5)
 KEY = b"k" * 32

@@ -19,18 +19,19 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from shared.canonical import parse_json, sha256_hex
-from shared.chain import GENESIS, head_fingerprint, heads
+from shared.base.canonical import parse_json, sha256_hex
+from shared.base.chain import GENESIS, head_fingerprint, heads
+from shared.base.keys import Envelope, SigningKey
 from shared.errors import LedgerRefusal, NetworkRefusal
-from shared.flows import AffineAutoregressiveFlow
-from shared.invitation import Invitation, certificate_fingerprint
-from shared.keys import Envelope, SigningKey
-from shared.plan import StudyPlan, sign_plan
-from shared.prescriptions.latent_noise import mechanism
+from shared.flows.bijections import AffineAutoregressiveFlow
+from shared.mechanisms.latent_noise.plan import mechanism
+from shared.plans.invitation import Invitation, certificate_fingerprint
+from shared.plans.plan import StudyPlan, sign_plan
 from shared.terminal import run
-from shared.wire import Acceptance, AnchorHead, AnchorReceipt, Enrolment, Holding, Holdings, Reminder
-from site_agent import cli, drawing, pipeline
-from site_agent.fitting import Fitted, released_rows
+from shared.wire.messages import Acceptance, AnchorHead, AnchorReceipt, Enrolment, Holding, Holdings, Reminder
+from site_agent import cli
+from site_agent.release import drawing, pipeline
+from site_agent.release.fitting import Fitted, released_rows
 
 PASSPHRASE = "correct horse battery"
 

@@ -11,15 +11,16 @@ import pytest
 from conftest import make_table
 from site_desk import PASSPHRASE, Hospital, hospital  # noqa: F401
 
-from shared.canonical import parse_json
+from shared.base.canonical import parse_json
+from shared.base.keys import Envelope, PublicKey, SigningKey, write_private
 from shared.errors import ApprovalRefusal, PausedRefusal
-from shared.keys import Envelope, PublicKey, SigningKey, write_private
-from shared.plan import Budget, Floors
-from shared.release import STATEMENT_TYPE, Statement
-from shared.wire import WITHDRAWAL_TYPE
-from site_agent import airlock, drawing, pipeline
+from shared.plans.plan import Budget, Floors
+from shared.releases.receipt import STATEMENT_TYPE, Statement
+from shared.wire.messages import WITHDRAWAL_TYPE
 from site_agent.config import Config
+from site_agent.decide import airlock
 from site_agent.desk import Desk, agent_version, today
+from site_agent.release import drawing, pipeline
 
 
 @pytest.fixture

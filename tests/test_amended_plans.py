@@ -11,10 +11,10 @@ from conftest import make_table
 from test_pipeline import deliver, kinds, quick, release, site, source  # noqa: F401
 from test_waves import fit_of, grown, several
 
-from shared import privacy
 from shared.errors import DifferencingRefusal, PlanChanged
-from shared.plan import Budget, LatentNoisePlan, PrivateTraining, Training
-from site_agent import drawing
+from shared.plans.plan import Budget, LatentNoisePlan, PrivateTraining, Training
+from shared.privacy import accountant as privacy
+from site_agent.release import drawing
 
 DEAR = Budget(epsilon=1e9)
 CHEAP = PrivateTraining(rate=0.1, noise_multiplier=2.0, steps=10)

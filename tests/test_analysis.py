@@ -25,17 +25,21 @@ import pytest
 from delivered import TODAY, cohort, cohort_plan, deliver, join, take_back
 from pages import ROOT, Terminal
 
-import shared.release
-from coordinator import analysis, cli, client, queries
-from coordinator.analysts import Analysts
-from coordinator.authority import Authority
-from coordinator.client import connect
-from coordinator.collect import Coordinator
+import shared.releases.receipt
+from coordinator import cli
+from coordinator.analyst import commands as client
+from coordinator.analyst.commands import connect
+from coordinator.analyst.remote import Pass, Study
+from coordinator.answers import queries
+from coordinator.answers.curves import curves as made_curves
 from coordinator.config import FILE_NAME, Config
-from coordinator.curves import curves as made_curves
-from coordinator.pooling import pool_estimates
-from coordinator.remote import Pass, Study
-from coordinator.store import Store
+from coordinator.pooling.pool import pool_estimates
+from coordinator.services import analysis
+from coordinator.services.analysts import Analysts
+from coordinator.services.authority import Authority
+from coordinator.services.collect import Coordinator
+from coordinator.store.store import Store
+from shared.base.keys import SigningKey
 from shared.errors import (
     AccessRefusal,
     CertificateRefusal,
@@ -49,10 +53,9 @@ from shared.errors import (
     StateRefusal,
     TooLarge,
 )
-from shared.keys import SigningKey
-from shared.plan import sign_plan
-from shared.transport import SERVER_NAME, Client, Credentials
-from shared.wire import ANALYSIS, ANALYSIS_SERVICE, Document, QueryRequest
+from shared.plans.plan import sign_plan
+from shared.wire.messages import ANALYSIS, ANALYSIS_SERVICE, Document, QueryRequest
+from shared.wire.transport import SERVER_NAME, Client, Credentials
 
 SITES = {"alpha": 500, "beta": 400, "gamma": 300}
 ADJUSTED = "Surv(time, cvd) ~ sbp/10 + age/10"
@@ -562,14 +565,14 @@ def test_questions_that_meet_a_cold_table_at_once_read_its_bundle_once(own, monk
     own.add("cvd", "alpha", cohort(300, 1))
     own.start()
     (release,) = own.store.releases("cvd")
-    read, real = [], shared.release.read_bundle
+    read, real = [], shared.releases.receipt.read_bundle
 
     def counted(*given, **more):
         read.append(1)
         time.sleep(0.05)
         return real(*given, **more)
 
-    monkeypatch.setattr(shared.release, "read_bundle", counted)
+    monkeypatch.setattr(shared.releases.receipt, "read_bundle", counted)
     with ThreadPoolExecutor(4) as pool:
         tables = list(pool.map(own.store.table, [release] * 4))
     assert len(read) == 1

@@ -7,9 +7,9 @@ import sys
 import pandas as pd
 import pytest
 
-from coordinator.client import main, number, read_table
-from coordinator.pooling import pool
-from coordinator.two_by_two import Tables, mantel_haenszel
+from coordinator.analyst.commands import main, number, read_table
+from coordinator.pooling.pool import pool
+from coordinator.pooling.two_by_two import Tables, mantel_haenszel
 from shared.errors import DataFileRefusal
 
 ROWS = pd.DataFrame(
@@ -113,7 +113,7 @@ def test_an_unknown_method_is_refused(csv, capsys):
 
 @pytest.mark.parametrize("suffix", [".svg", ".pdf", ".png"])
 def test_a_forest_plot_is_written(csv, tmp_path, capsys, suffix):
-    pytest.importorskip("coordinator.figures")
+    pytest.importorskip("coordinator.figures.forest")
     out = tmp_path / f"forest{suffix}"
     code, said = answer(capsys, "forest", csv, "--out", out)
     assert (code, said["written"]) == (0, True)
@@ -163,7 +163,7 @@ def test_a_number_reads_back_to_four_digits(value):
 
 
 def test_help_and_pooling_need_neither_torch_nor_grpc_and_help_needs_no_matplotlib(csv):
-    run = "import sys; from coordinator.client import main; main(sys.argv[1:]); print(*sys.modules)"
+    run = "import sys; from coordinator.analyst.commands import main; main(sys.argv[1:]); print(*sys.modules)"
     for argv, absent in (
         (["--help"], {"torch", "grpc", "matplotlib", "pandas", "scipy", "statsmodels"}),
         (["pool", str(csv)], {"torch", "grpc", "matplotlib"}),

@@ -13,11 +13,11 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.hazmat.primitives.serialization import Encoding
 
-from coordinator.authority import Authority, requested_key
+from coordinator.services.authority import Authority, requested_key
+from shared.base.keys import SigningKey
 from shared.errors import CertificateRefusal, ParameterError, SchemaRefusal, StateRefusal, TokenRefusal
-from shared.invitation import Invitation, certificate_fingerprint
-from shared.keys import SigningKey
-from shared.transport import peer_of
+from shared.plans.invitation import Invitation, certificate_fingerprint
+from shared.wire.transport import peer_of
 from site_agent.egress import new_tls_identity
 
 LEAD = SigningKey.generate().public
@@ -69,7 +69,7 @@ def test_the_server_certificate_names_its_addresses_and_the_pinned_name(authorit
 
 def test_a_server_certificate_near_its_end_is_renewed_under_the_same_names(authority, monkeypatch):
     before = authority.server()
-    monkeypatch.setattr("coordinator.authority.RENEW_DAYS", 400)
+    monkeypatch.setattr("coordinator.services.authority.RENEW_DAYS", 400)
     after = authority.server()
     assert after.cert_pem != before.cert_pem
     assert names_of(after.cert_pem) == names_of(before.cert_pem)

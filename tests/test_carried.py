@@ -9,20 +9,20 @@ import numpy as np
 import pytest
 from test_postures import TODAY, cohort, encoded, fitted, released, site, study
 
-from shared import privacy
+from shared.base.randomness import seeded_rng
 from shared.errors import ParameterError, PlanChanged, PlanRefusal, SmallN
-from shared.flows import from_arrays, to_arrays
-from shared.mechanisms.latent_noise import LatentNoise, default_radius
-from shared.plan import LatentNoisePlan, StudyPlan, Training, Wave
-from shared.prescriptions.latent_noise import mechanism
-from shared.randomness import seeded_rng
-from shared.release import coverage, in_words, planned_event, read_bundle
-from site_agent.audit import weighed
-from site_agent.checks import check_rows
+from shared.flows.bijections import from_arrays, to_arrays
+from shared.mechanisms.latent_noise.noise import LatentNoise, default_radius
+from shared.mechanisms.latent_noise.plan import mechanism
+from shared.plans.plan import LatentNoisePlan, StudyPlan, Training, Wave
+from shared.privacy import accountant as privacy
+from shared.releases.receipt import coverage, in_words, planned_event, read_bundle
 from site_agent.config import Limits, SiteFloors, Source
-from site_agent.lasting import Fit, fitted_by
 from site_agent.models.flow import FlowSettings, fit_flow
-from site_agent.pipeline import make_release
+from site_agent.release.audit import weighed
+from site_agent.release.checks import check_rows
+from site_agent.release.lasting import Fit, fitted_by
+from site_agent.release.pipeline import make_release
 
 EVENT = 3
 
@@ -215,7 +215,7 @@ def test_an_event_too_rare_for_a_law_of_its_own_is_carried_all_the_same(events):
 
 @pytest.mark.parametrize("carried", [(3,), (-1,), (0, 1, 2)])
 def test_columns_that_are_not_there_or_leave_none_are_refused(carried):
-    from shared.flows import Identity
+    from shared.flows.bijections import Identity
 
     with pytest.raises(ParameterError, match="carried columns"):
         LatentNoise(flow=Identity(d=3), w=0.5, radius=1.0, carried=carried)

@@ -11,13 +11,13 @@ from conftest import make_table
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shared.dictionary import Column, Dictionary
-from shared.encoding import Encoder
+from shared.base.randomness import seeded_rng
 from shared.errors import ChecksRefusal, DifferencingRefusal, SchemaRefusal, SmallN
-from shared.plan import Floors
-from shared.randomness import seeded_rng
-from site_agent.checks import CheckReport, before_draw, check_rows
+from shared.plans.dictionary import Column, Dictionary
+from shared.plans.encoding import Encoder
+from shared.plans.plan import Floors
 from site_agent.config import Limits, SiteFloors
+from site_agent.release.checks import CheckReport, before_draw, check_rows
 
 LIMITS = Limits.of(Floors(), SiteFloors())
 

@@ -24,15 +24,15 @@ import pytest
 from shipped import Bench, Given, study
 from test_shipped_noise import contacts, network
 
-from shared import privacy
-from shared.dictionary import Column, Dictionary
-from shared.mechanisms import quantiles
-from shared.mechanisms.labels import LabelPrivate
-from shared.mechanisms.quantiles import Quantiles
-from shared.plan import StudyPlan
-from shared.prescriptions.densities import DensitiesPlan
-from shared.prescriptions.grand import GrandPlan
-from shared.randomness import Noise, seeded_rng
+from shared.base.randomness import Noise, seeded_rng
+from shared.mechanisms.densities import quantiles
+from shared.mechanisms.densities.plan import DensitiesPlan
+from shared.mechanisms.densities.quantiles import Quantiles
+from shared.mechanisms.grand.labels import LabelPrivate
+from shared.mechanisms.grand.plan import GrandPlan
+from shared.plans.dictionary import Column, Dictionary
+from shared.plans.plan import StudyPlan
+from shared.privacy import accountant as privacy
 
 Law = dict[Any, float]
 

@@ -10,15 +10,15 @@ import pytest
 from scipy import stats
 from test_moments import COLUMNS, COVARIATES, OUTCOMES, cohort, planned
 
-from shared.dictionary import Column, Dictionary
+from shared.base.randomness import seeded_rng
 from shared.errors import ParameterError
-from shared.generators.cohort import FEW_EVENTS, fit, pilot
-from shared.generators.margins import Margin, bin_edges, fitted_margin, product_moments, project
-from shared.generators.outcomes import Binary, Count, Linear, Survival, fitted_survival
-from shared.mechanisms.moments import Design, MomentsSpec, moments
-from shared.randomness import seeded_rng
-from shared.regression import generalised, least_squares
-from shared.survival import cox
+from shared.estimands.regression import generalised, least_squares
+from shared.estimands.survival import cox
+from shared.mechanisms.moments.cohort import FEW_EVENTS, fit, pilot
+from shared.mechanisms.moments.margins import Margin, bin_edges, fitted_margin, product_moments, project
+from shared.mechanisms.moments.noise import Design, MomentsSpec, moments
+from shared.mechanisms.moments.outcomes import Binary, Count, Linear, Survival, fitted_survival
+from shared.plans.dictionary import Column, Dictionary
 
 SD = np.array([11.0, 18.0, 0.5, 0.9])
 

@@ -27,14 +27,13 @@ import pytest
 from service import LEAD, SMALL, Hub, SiteKeys, anchor_head, rezip, small_table
 from test_ledger import soak
 
-import coordinator.collect as collect
+import coordinator.services.collect as collect
 from coordinator.cli import main
 from coordinator.config import Config
-from coordinator.store import Store
-from shared import privacy
-from shared.canonical import canonical_json, parse_json, sha256_hex
-from shared.chain import LINKS_CAP, head_fingerprint
-from shared.dictionary import Column
+from coordinator.store.store import Store
+from shared.base.canonical import canonical_json, parse_json, sha256_hex
+from shared.base.chain import LINKS_CAP, head_fingerprint
+from shared.base.keys import Envelope, SigningKey
 from shared.errors import (
     ApprovalRefusal,
     BudgetRefusal,
@@ -61,11 +60,11 @@ from shared.errors import (
     TokenRefusal,
     TooLarge,
 )
-from shared.keys import Envelope, SigningKey
-from shared.plan import Budget, LatentNoisePlan, StudyPlan, Wave, open_plan, sign_plan
-from shared.release import planned_event
-from shared.transport import Call, Peer
-from shared.wire import (
+from shared.plans.dictionary import Column
+from shared.plans.plan import Budget, LatentNoisePlan, StudyPlan, Wave, open_plan, sign_plan
+from shared.privacy import accountant as privacy
+from shared.releases.receipt import planned_event
+from shared.wire.messages import (
     ANCHOR_TYPE,
     CHUNK_BYTES,
     Chunk,
@@ -75,6 +74,7 @@ from shared.wire import (
     OfferRequest,
     StudyRequest,
 )
+from shared.wire.transport import Call, Peer
 from site_agent.egress import Egress, new_tls_identity
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -969,8 +969,8 @@ SERVER = """
 import os, signal, sys
 import grpc, pandas, pyarrow.parquet  # noqa: before the fork, so that each server starts at once
 from pathlib import Path
-import coordinator.collect as collect
-import shared.release
+import coordinator.services.collect as collect
+import shared.releases.receipt
 for line in sys.stdin:
     home, failpoint = line.split()
     started, told = os.pipe()
@@ -1044,7 +1044,7 @@ class Servers:
 
 def failpoints(kind: str = "ingest") -> list[str]:
     """Those of an ingest, or of a withdrawal (``withdraw``: test_withdrawal.py)."""
-    tree = ast.parse((ROOT / "coordinator" / "collect.py").read_text())
+    tree = ast.parse((ROOT / "coordinator" / "services" / "collect.py").read_text())
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and ast.unparse(node.func) == "reach"]
     names = [ast.literal_eval(call.args[0]) for call in calls]
     assert {name.partition(".")[0] for name in names} == {"ingest", "withdraw"}
@@ -1120,7 +1120,7 @@ def killed_at_every_step(hub: Hub) -> list[str]:
 
 def test_every_write_of_an_ingest_stands_between_two_failpoints():
     """A write, rename or flush without a failpoint near it would not be tested by the crashes above."""
-    text = (ROOT / "coordinator" / "collect.py").read_text()
+    text = (ROOT / "coordinator" / "services" / "collect.py").read_text()
     for step in (
         "_write(out",
         "os.fsync(out",

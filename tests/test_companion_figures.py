@@ -8,9 +8,9 @@ import math
 import numpy as np
 import pytest
 
-from coordinator.companion_figures import KINDS, draw, funnel, influence_panel, refits
-from coordinator.diagnostics import baujat, influence, trim_and_fill
-from coordinator.pooling import cumulative, leave_one_out, pool
+from coordinator.figures.companions import KINDS, draw, funnel, influence_panel, refits
+from coordinator.pooling.diagnostics import baujat, influence, trim_and_fill
+from coordinator.pooling.pool import cumulative, leave_one_out, pool
 from shared.errors import EstimateRefusal, ParameterError
 
 CITIES = ["Aachen", "Bergen", "Coimbra", "Dijon", "Exeter", "Freiburg", "Gdańsk", "Halle", "Ithaca", "Jena", "Kiel"]

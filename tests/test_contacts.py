@@ -11,13 +11,13 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from shared.dictionary import Column, Dictionary
 from shared.errors import ConfigRefusal, DataFileRefusal, DictionaryRefusal, MissingRefusal, Refusal, StateRefusal
-from shared.prescriptions import EdgeRules
-from site_agent import records
+from shared.mechanisms.base import EdgeRules
+from shared.plans.dictionary import Column, Dictionary
 from site_agent.config import Edges, Source, _source
-from site_agent.contacts import Contacts
-from site_agent.records import Records
+from site_agent.records import table as records
+from site_agent.records.contacts import Contacts
+from site_agent.records.table import Records
 
 WARDS = Dictionary(
     name="wards",
@@ -205,8 +205,8 @@ import resource, sys
 from pathlib import Path
 import numpy as np
 from site_agent.config import Edges
-from site_agent.contacts import read
-from shared.prescriptions import EdgeRules
+from site_agent.records.contacts import read
+from shared.mechanisms.base import EdgeRules
 folder, n, lines = Path(sys.argv[1]), 50_000, int(sys.argv[2])
 found = read(Edges(path=folder / "edges.csv"), [f"ward-{i:06d}" for i in range(n)], [], EdgeRules())
 print(found.edges, found.lines, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)

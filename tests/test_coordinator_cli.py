@@ -16,20 +16,20 @@ from delivered import STUDIES, TODAY, cohort, cohort_plan, deliver, join, quaran
 from service import anchor_head
 
 from coordinator import planning
+from coordinator.analyst.commands import main as analyst
+from coordinator.answers.queries import pooled
 from coordinator.cli import app, main
-from coordinator.client import main as analyst
 from coordinator.config import Config
-from coordinator.log import verify_inclusion
-from coordinator.queries import pooled
-from coordinator.store import Store
-from shared import privacy
-from shared.chain import head_fingerprint
+from coordinator.store.log import verify_inclusion
+from coordinator.store.store import Store
+from shared.base.chain import head_fingerprint
+from shared.base.keys import Envelope, SigningKey
 from shared.errors import ConfigRefusal, ParameterError, StateRefusal
-from shared.invitation import Invitation
-from shared.keys import Envelope, SigningKey
-from shared.mechanisms.latent_noise import default_radius
-from shared.plan import LatentNoisePlan, StudyPlan, open_plan
-from site_agent.ledger import Ledger
+from shared.mechanisms.latent_noise.noise import default_radius
+from shared.plans.invitation import Invitation
+from shared.plans.plan import LatentNoisePlan, StudyPlan, open_plan
+from shared.privacy import accountant as privacy
+from site_agent.ledger.book import Ledger
 
 
 @pytest.fixture

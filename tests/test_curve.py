@@ -13,17 +13,17 @@ from conftest import make_table
 from scipy import stats
 from site_desk import Hospital, hospital  # noqa: F401
 
-from shared import privacy
-from shared.encoding import Encoder
+from shared.base.randomness import seeded_rng
 from shared.errors import ParameterError, PolicyRefusal
-from shared.mechanisms.latent_noise import default_radius
-from shared.plan import Floors, StudyPlan, Training
-from shared.randomness import seeded_rng
-from site_agent import curve as curves
-from site_agent.audit import LikelihoodAttack, Rate
-from site_agent.curve import Curve, price_curve, require_allowed
-from site_agent.figures import attack_figure, curve_figure, figure_bytes, margins_figure
+from shared.mechanisms.latent_noise.noise import default_radius
+from shared.plans.encoding import Encoder
+from shared.plans.plan import Floors, StudyPlan, Training
+from shared.privacy import accountant as privacy
 from site_agent.models import flow as flows
+from site_agent.release.audit import LikelihoodAttack, Rate
+from site_agent.show import curve as curves
+from site_agent.show.curve import Curve, price_curve, require_allowed
+from site_agent.show.figures import attack_figure, curve_figure, figure_bytes, margins_figure
 
 ESTIMANDS = {"pressure": "mean(sbp)", "models": "ols(sbp) ~ visits + C(grade)", "none": "correlation(sbp, visits)"}
 

@@ -15,8 +15,9 @@ from test_contacts import LINES, NODES, TIES, WARDS
 from test_contacts import write as write_files
 
 from shared.errors import ConfigRefusal, DataFileRefusal, DictionaryRefusal, MissingRefusal, Refusal, StateRefusal
-from site_agent import contacts, databases, records
 from site_agent.config import Config, Edges, Source
+from site_agent.records import contacts, databases
+from site_agent.records import table as records
 
 KEY = b"k" * 32
 SECRET = "hunter2-7319"

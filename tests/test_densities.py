@@ -13,18 +13,18 @@ import pytest
 from service import Hub
 from test_pipeline import release, site, source  # noqa: F401
 
-from coordinator.queries import site_estimates
-from shared import privacy
-from shared.canonical import canonical_json
-from shared.dictionary import Column
+from coordinator.answers.queries import site_estimates
+from shared.base.canonical import canonical_json
+from shared.base.randomness import seeded_rng
 from shared.errors import DictionaryRefusal, EstimateRefusal, ParameterError, PlanRefusal, SchemaRefusal
-from shared.mechanisms.density import Densities, Grid, rounded_laplace_variance
-from shared.plan import Budget, StudyPlan
-from shared.prescriptions.densities import DensitiesPlan, level_for
-from shared.questions import parse_estimand
-from shared.randomness import seeded_rng
-from shared.release import read_bundle
-from site_agent.outbox import outcomes
+from shared.estimands.questions import parse_estimand
+from shared.mechanisms.densities.noise import Densities, Grid, rounded_laplace_variance
+from shared.mechanisms.densities.plan import DensitiesPlan, level_for
+from shared.plans.dictionary import Column
+from shared.plans.plan import Budget, StudyPlan
+from shared.privacy import accountant as privacy
+from shared.releases.receipt import read_bundle
+from site_agent.decide.outbox import outcomes
 from tests.conftest import make_table
 
 DOSE = Column(name="dose", kind="continuous", lower=0, upper=4, missing="level")

@@ -13,15 +13,17 @@ import pytest
 from conftest import make_table
 from site_desk import PASSPHRASE, Hospital, hospital  # noqa: F401
 
+from shared.base.keys import SigningKey
 from shared.errors import IntegrityRefusal
-from shared.keys import SigningKey
-from shared.plan import sign_plan
-from shared.stated import FLOW, shown_price
-from shared.wire import Reminder
-from site_agent import cli, drawing, export, refusals, verifier
-from site_agent.holds import SIGNED, decided_by
-from site_agent.lock import StateLock
-from site_agent.refusals import Refusals
+from shared.plans.plan import sign_plan
+from shared.privacy.stated import FLOW, shown_price
+from shared.wire.messages import Reminder
+from site_agent import cli
+from site_agent.ledger.holds import SIGNED, decided_by
+from site_agent.ledger.lock import StateLock
+from site_agent.release import drawing
+from site_agent.show import export, refusals, verifier
+from site_agent.show.refusals import Refusals
 
 CANARY = "CANARY-4711"
 

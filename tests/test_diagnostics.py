@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinator.analyses import Asked, analyse
-from coordinator.client import pooled_data
-from coordinator.diagnostics import begg, egger, influence, shrunken, trim_and_fill
-from coordinator.moderators import regress, subgroups
-from coordinator.pooling import leave_one_out, pool, pool_estimates
+from coordinator.analyst.commands import pooled_data
+from coordinator.pooling.analyses import Asked, analyse
+from coordinator.pooling.diagnostics import begg, egger, influence, shrunken, trim_and_fill
+from coordinator.pooling.moderators import regress, subgroups
+from coordinator.pooling.pool import leave_one_out, pool, pool_estimates
 from shared.errors import EstimateRefusal, ParameterError
-from shared.estimands import Estimate
+from shared.estimands.answer import Estimate
 from shared.terminal import plain
 
 EFFECT = st.one_of(st.floats(-3, 3), st.sampled_from([0.0, 0.3]))

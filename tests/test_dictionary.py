@@ -7,8 +7,8 @@ import pandas as pd
 import pytest
 from conftest import make_table
 
-from shared.dictionary import Column, Dictionary
 from shared.errors import DictionaryRefusal, DuplicatePerson, MissingRefusal
+from shared.plans.dictionary import Column, Dictionary
 
 
 def test_a_fitting_table_becomes_canonical_values(dictionary, table):

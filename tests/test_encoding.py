@@ -9,10 +9,10 @@ from conftest import make_table
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shared.dictionary import Column, Dictionary
-from shared.encoding import Encoder
+from shared.base.randomness import seeded_rng
 from shared.errors import SchemaRefusal
-from shared.randomness import seeded_rng
+from shared.plans.dictionary import Column, Dictionary
+from shared.plans.encoding import Encoder
 
 
 def test_decoding_an_encoded_table_gives_it_back(dictionary, table):

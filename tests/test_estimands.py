@@ -15,11 +15,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinator.pooling import pool_estimates
+from coordinator.pooling.pool import pool_estimates
 from shared.errors import EstimateRefusal, ParameterError
-from shared.estimands import Estimand, Estimate, estimate, parse_estimand, parse_formula
-from shared.formulas import Node, parse
-from shared.survival import cox, kaplan_meier, restricted_mean
+from shared.estimands.answer import Estimand, Estimate, estimate, parse_estimand, parse_formula
+from shared.estimands.formulas import Node, parse
+from shared.estimands.survival import cox, kaplan_meier, restricted_mean
 
 
 def ask(table, text, **more):

@@ -27,25 +27,25 @@ from scipy import stats
 from site_desk import Hub
 from test_noise_levels import Scaled
 
-from shared import privacy
-from shared.canonical import parse_json
-from shared.dictionary import Column, Dictionary
+from shared.base.canonical import parse_json
+from shared.base.keys import SigningKey
 from shared.errors import BudgetRefusal
-from shared.flows import AffineAutoregressiveFlow
-from shared.keys import SigningKey
-from shared.mechanisms.latent_noise import LatentNoise
-from shared.plan import Budget, LatentNoisePlan, StudyPlan, Wave, sign_plan
-from shared.prescriptions.latent_noise import mechanism
-from shared.privacy import Gaussian, epsilon, from_canonical, w_for_epsilon
-from shared.release import Receipt, planned_event, read_bundle
-from shared.stated import shown_epsilon
-from site_agent import drawing
-from site_agent.composition import Charge, Composition
+from shared.flows.bijections import AffineAutoregressiveFlow
+from shared.mechanisms.latent_noise.noise import LatentNoise
+from shared.mechanisms.latent_noise.plan import mechanism
+from shared.plans.dictionary import Column, Dictionary
+from shared.plans.plan import Budget, LatentNoisePlan, StudyPlan, Wave, sign_plan
+from shared.privacy import accountant as privacy
+from shared.privacy.accountant import Gaussian, epsilon, from_canonical, w_for_epsilon
+from shared.privacy.composition import Charge, Composition
+from shared.privacy.stated import shown_epsilon
+from shared.releases.receipt import Receipt, planned_event, read_bundle
 from site_agent.config import SiteFloors, Source
-from site_agent.fitting import Fitted, released_rows
-from site_agent.ledger import Ledger
-from site_agent.outbox import Outbox
-from site_agent.pipeline import Site, make_release
+from site_agent.decide.outbox import Outbox
+from site_agent.ledger.book import Ledger
+from site_agent.release import drawing
+from site_agent.release.fitting import Fitted, released_rows
+from site_agent.release.pipeline import Site, make_release
 
 ROOT = Path(__file__).resolve().parent.parent
 TODAY = dt.date(2026, 1, 5)
@@ -232,7 +232,7 @@ def test_the_budget_statement_charges_what_the_receipts_print(given_flow, tmp_pa
 
     from rich.console import Console
 
-    from site_agent import screens
+    from site_agent.show import screens
 
     out = Console(file=io.StringIO(), width=200)
     total = {"study": "extremes", "delta": DELTA, "epsilon": spent.epsilon, "cap": spent.cap, "open": 0}
@@ -263,10 +263,10 @@ def test_what_a_plan_says_it_will_cost_is_what_its_release_costs(released):
 
 
 def test_analysts_and_the_demo_are_shown_the_epsilon_of_the_receipts(tmp_path):
-    from coordinator.authority import Authority
+    from coordinator.answers.queries import ask
     from coordinator.demo import answers, play
-    from coordinator.queries import ask
-    from coordinator.store import Store
+    from coordinator.services.authority import Authority
+    from coordinator.store.store import Store
 
     lead, plan = SigningKey.generate(), cohort_plan()
     authority = Authority.create(tmp_path, coordinator="tributary-hub", names=("localhost",))
@@ -337,23 +337,23 @@ def production() -> list[tuple[str, ast.Module]]:
 
 
 COMPUTE = {
-    "shared/mechanisms/moments.py",  # the noise that a plan's ε asks for: test_moments.py computes the ε of it
-    "shared/mechanisms/slicing.py",  # likewise, with U's rounding in it: test_slicing.py
-    "shared/release.py",  # the receipt, and its recomputation
-    "shared/federated.py",  # the receipt of a training by all sites: test_federation.py
-    "shared/prescriptions/latent_noise.py",  # the w that an ε asks for, and the paper's figure
-    "shared/prescriptions/densities.py",  # the noise that an ε asks for
-    "shared/mechanisms/local.py",  # the noise that a report's ε asks for
-    "shared/prescriptions/tables.py",  # the noise that an ε asks for
-    "site_agent/ledger.py",  # what is shown of a single charge
-    "site_agent/holds.py",  # the price of a charge
-    "site_agent/composition.py",  # totals
-    "site_agent/waves.py",  # the total with the waves to come
-    "site_agent/curve.py",  # what other weights would cost
-    "coordinator/spending.py",  # what the releases that arrived cost together
-    "site_agent/airlock.py",  # whether a signature in advance is good for the planned release
+    "shared/mechanisms/moments/noise.py",  # the noise that a plan's ε asks for: test_moments.py computes the ε of it
+    "shared/mechanisms/slicing/noise.py",  # likewise, with U's rounding in it: test_slicing.py
+    "shared/releases/receipt.py",  # the receipt, and its recomputation
+    "shared/plans/federated.py",  # the receipt of a training by all sites: test_federation.py
+    "shared/mechanisms/latent_noise/plan.py",  # the w that an ε asks for, and the paper's figure
+    "shared/mechanisms/densities/plan.py",  # the noise that an ε asks for
+    "shared/mechanisms/densities/local.py",  # the noise that a report's ε asks for
+    "shared/mechanisms/tables/plan.py",  # the noise that an ε asks for
+    "site_agent/ledger/book.py",  # what is shown of a single charge
+    "site_agent/ledger/holds.py",  # the price of a charge
+    "shared/privacy/composition.py",  # totals
+    "site_agent/decide/waves.py",  # the total with the waves to come
+    "site_agent/show/curve.py",  # what other weights would cost
+    "coordinator/answers/spending.py",  # what the releases that arrived cost together
+    "site_agent/decide/airlock.py",  # whether a signature in advance is good for the planned release
     "site_agent/cli/plan.py",  # a plan's price before it is approved
-    "site_agent/recovery.py",  # the dearest plan of a study, when a ledger was put back
+    "site_agent/ledger/recovery.py",  # the dearest plan of a study, when a ledger was put back
     "coordinator/planning.py",  # a plan's price before it is signed
 }
 """The only files that ask the accountant for an ε. What they ask about is held to a real release above."""
@@ -371,7 +371,7 @@ def test_only_a_few_files_compute_an_epsilon_and_all_of_them_by_the_accountant()
                 and called.attr in ACCOUNTANT
             ):
                 found.add(place)
-            if isinstance(node, ast.ImportFrom) and node.module == "shared.privacy":
+            if isinstance(node, ast.ImportFrom) and node.module == "shared.privacy.accountant":
                 names = {alias.name for alias in node.names} & ACCOUNTANT
                 assert not names, f"{place} imports {names}: say privacy.epsilon, so that it is seen"
     assert found == COMPUTE
@@ -391,25 +391,25 @@ def named(node: ast.AST) -> str:
 def test_nobody_does_arithmetic_with_an_epsilon():
     """Neither d times an ε nor a sum of several: that is the accountant's business."""
     allowed = {
-        ("coordinator/collect.py", "plan.budget.epsilon * (1 + 1e-09)"),  # a cap, with room for another libm
-        ("site_agent/screens.py", "total['epsilon'] / total['cap']"),  # the length of a bar
-        ("site_agent/page.py", "total['epsilon'] / cap"),  # the same on the page
-        ("site_agent/page.py", "cap - total['epsilon']"),  # what is left of a cap
+        ("coordinator/services/collect.py", "plan.budget.epsilon * (1 + 1e-09)"),  # a cap, with room for another libm
+        ("site_agent/show/screens.py", "total['epsilon'] / total['cap']"),  # the length of a bar
+        ("site_agent/show/page.py", "total['epsilon'] / cap"),  # the same on the page
+        ("site_agent/show/page.py", "cap - total['epsilon']"),  # what is left of a cap
         (
-            "shared/mechanisms/grand.py",
+            "shared/mechanisms/grand/noise.py",
             "self.p / self.epsilon",
         ),  # the noise: its event is asked in test_network_release
-        ("shared/mechanisms/grand.py", "1 / self.epsilon"),  # the noise as the paper prints it
-        ("shared/mechanisms/grand.py", "self.p * self.epsilon"),  # what that really costs
+        ("shared/mechanisms/grand/noise.py", "1 / self.epsilon"),  # the noise as the paper prints it
+        ("shared/mechanisms/grand/noise.py", "self.p * self.epsilon"),  # what that really costs
         (
-            "shared/prescriptions/densities.py",
+            "shared/mechanisms/densities/plan.py",
             "self.epsilon / len(columns)",
         ),  # each group's part: test_densities adds up
-        ("shared/prescriptions/grand.py", "self.epsilon * fewer"),  # the same noise on fewer coordinates
+        ("shared/mechanisms/grand/plan.py", "self.epsilon * fewer"),  # the same noise on fewer coordinates
     }
     found = set()
     for place, tree in production():
-        if place == "shared/privacy.py":
+        if place == "shared/privacy/accountant.py":
             continue
         for node in ast.walk(tree):
             if isinstance(node, ast.BinOp) and any("epsilon" in named(side) for side in (node.left, node.right)):
@@ -491,7 +491,7 @@ PRICED = re.compile(r"epsilon|delta|\bcap\b|\btotal\b|\bspent\b")
 def test_every_epsilon_and_delta_is_formatted_by_one_function_that_rounds_up():
     """No format of anybody's own: after ε or δ, of a value that is called so, or in a page."""
     for place, tree in production():
-        if place == "shared/stated.py":
+        if place == "shared/privacy/stated.py":
             continue
         for node in ast.walk(tree):
             shaped: list[ast.AST] = []
@@ -511,12 +511,12 @@ def test_every_epsilon_and_delta_is_formatted_by_one_function_that_rounds_up():
                 assert not price or (place, ast.unparse(node)) in NO_PRINT, (
                     f"{place}:{node.lineno}: {ast.unparse(value)}"
                 )
-    for page in sorted((ROOT / "site_agent" / "pages").glob("*.html")):
+    for page in sorted((ROOT / "site_agent" / "show" / "pages").glob("*.html")):
         for shown in re.findall(r"{{(.*?)}}", page.read_text(encoding="utf-8"), flags=re.DOTALL):
             assert "format" not in shown or not PRICED.search(shown), f"{page.name}: {shown}"
 
 
-NO_PRINT = {("site_agent/rounds.py", "round(flow.epsilon, 9)")}
+NO_PRINT = {("site_agent/training/rounds.py", "round(flow.epsilon, 9)")}
 """Numbers that are compared, and shown to nobody."""
 
 
@@ -533,8 +533,8 @@ def test_every_receipt_in_the_product_is_written_by_one_function_and_checked_by_
         for node in ast.walk(tree)
         if isinstance(node, ast.Call) and named(node.func) == "require_true"
     }
-    assert made <= {"shared/release.py"}
-    assert {"site_agent/pipeline.py", "coordinator/collect.py"} <= checked
+    assert made <= {"shared/releases/receipt.py"}
+    assert {"site_agent/release/pipeline.py", "coordinator/services/collect.py"} <= checked
 
 
 def test_a_bundle_shows_no_other_figure_of_its_price(released):

@@ -19,20 +19,22 @@ import pytest
 from conftest import make_table
 from site_desk import PASSPHRASE, Hospital, hospital  # noqa: F401
 
-from shared.canonical import canonical_json, sha256_hex
-from shared.chain import GENESIS, extend_head
+from shared.base.canonical import canonical_json, sha256_hex
+from shared.base.chain import GENESIS, extend_head
+from shared.base.keys import Envelope, SigningKey
+from shared.base.merkle import leaf_hash, node_hash
 from shared.errors import ConfigRefusal, IntegrityRefusal
-from shared.keys import Envelope, SigningKey
-from shared.merkle import leaf_hash, node_hash
-from shared.plan import Budget
-from shared.wire import Acceptance, AnchorReceipt, countersigned
-from site_agent import cli, holds, verifier
-from site_agent import ledger as ledger_module
+from shared.plans.plan import Budget
+from shared.wire.messages import Acceptance, AnchorReceipt, countersigned
+from site_agent import cli
 from site_agent.config import Config
 from site_agent.egress import Witness
-from site_agent.export import EXPORT_TYPE, _line
-from site_agent.holds import Entry, link_of
-from site_agent.ledger import HEAD_TYPE
+from site_agent.ledger import book as ledger_module
+from site_agent.ledger import holds
+from site_agent.ledger.book import HEAD_TYPE
+from site_agent.ledger.holds import Entry, link_of
+from site_agent.show import verifier
+from site_agent.show.export import EXPORT_TYPE, _line
 
 CANARY = "CANARY-88172"
 
@@ -446,7 +448,7 @@ def test_no_value_of_a_record_is_in_it(ready, exported):
         assert not [form for form in forms if form in data], path
         assert b"PAR1" not in data
     bundle = next((ready.home / "sealed").glob("*/bundle.zip"))
-    from shared.release import read_bundle
+    from shared.releases.receipt import read_bundle
 
     released = read_bundle(bundle, cap=1 << 30).table["time"]
     assert np.isfinite(released).all()

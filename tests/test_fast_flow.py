@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 import torch
 
+from shared.base.randomness import seeded_rng
 from shared.errors import SchemaRefusal
-from shared.flows import AffineAutoregressiveFlow, MaskedLayer, from_arrays, to_arrays
-from shared.plan import Training
-from shared.randomness import seeded_rng
+from shared.flows.bijections import AffineAutoregressiveFlow, MaskedLayer, from_arrays, to_arrays
+from shared.plans.plan import Training
 from site_agent.models.fast_flow import Adam, FusedFlow, first_layers, masks
 from site_agent.models.flow import SPLINE_BINS, FlowSettings, fit_flow
 from site_agent.models.reference_flow import NflowsFlow, torch_session
@@ -187,7 +187,7 @@ def test_both_engines_fit_the_same_flow():
 def test_a_fit_loads_no_torch():
     """It would be a second of every release."""
     code = (
-        "import sys, numpy as np; from shared.randomness import seeded_rng; "
+        "import sys, numpy as np; from shared.base.randomness import seeded_rng; "
         "from site_agent.models.flow import FlowSettings, fit_flow; "
         "x = np.random.default_rng(1).gamma(2.0, size=(80, 2)); "
         "fit_flow(x, FlowSettings(flows=2, hidden=8, epochs=2), seeded_rng(1)); "

@@ -18,14 +18,13 @@ import numpy as np
 import pytest
 from service import SMALL, Hub, small_table
 
-import coordinator.rounds
-from coordinator import dialled
-from coordinator.collect import CollectionService
-from coordinator.dialled import train
-from coordinator.rounds import LetterBoxes
-from shared import privacy
-from shared.canonical import sha256_hex
-from shared.dictionary import Column
+import coordinator.training.rounds
+from coordinator.services.collect import CollectionService
+from coordinator.training import dialled
+from coordinator.training.dialled import train
+from coordinator.training.rounds import LetterBoxes
+from shared.base.canonical import sha256_hex
+from shared.base.keys import SigningKey
 from shared.errors import (
     ApprovalRefusal,
     BudgetRefusal,
@@ -40,19 +39,20 @@ from shared.errors import (
     SmallN,
     StateRefusal,
 )
-from shared.federated import Federated, FederatedFlow
-from shared.keys import SigningKey
-from shared.plan import Budget, Floors, LatentNoisePlan, StudyPlan, Training, Wave
-from shared.rounds import Answered, Asked, open_asked, pack, unpack
-from shared.wire import RoundAnswer
+from shared.plans.dictionary import Column
+from shared.plans.federated import Federated, FederatedFlow
+from shared.plans.plan import Budget, Floors, LatentNoisePlan, StudyPlan, Training, Wave
+from shared.privacy import accountant as privacy
+from shared.wire.messages import RoundAnswer
+from shared.wire.rounds import Answered, Asked, open_asked, pack, unpack
 from site_agent import egress as egress_module
-from site_agent import rounds
 from site_agent.config import SiteBudget, SiteFloors, Source
-from site_agent.federation import federated_flow
-from site_agent.lasting import read_fit
-from site_agent.ledger import Ledger
-from site_agent.outbox import Outbox
-from site_agent.pipeline import Site
+from site_agent.decide.outbox import Outbox
+from site_agent.ledger.book import Ledger
+from site_agent.release.lasting import read_fit
+from site_agent.release.pipeline import Site
+from site_agent.training import rounds
+from site_agent.training.federation import federated_flow
 
 TODAY = dt.date(2026, 6, 1)
 DELTA = 1e-4
@@ -201,7 +201,7 @@ class Dies(Exception):
 def dying(monkeypatch, hospital: Hospital, place: str, time: int = 1) -> None:
     """Stop one hospital's thread at a failpoint, like a kill: no handler of ours knows the exception."""
     import site_agent.egress
-    import site_agent.ledger
+    import site_agent.ledger.book
 
     seen: list[str] = []
 
@@ -211,7 +211,7 @@ def dying(monkeypatch, hospital: Hospital, place: str, time: int = 1) -> None:
             if name == place and seen.count(name) == time:
                 raise Dies(name)
 
-    for module in (rounds, site_agent.egress, site_agent.ledger):
+    for module in (rounds, site_agent.egress, site_agent.ledger.book):
         monkeypatch.setattr(module, "reach", reach)
 
 
@@ -333,7 +333,7 @@ def test_a_coordinator_killed_in_a_round_goes_on_with_it_and_nobody_pays_twice(m
         if name == place and seen.count(name) == 2:
             raise Dies(name)
 
-    monkeypatch.setattr(coordinator.rounds, "reach", reach)
+    monkeypatch.setattr(coordinator.training.rounds, "reach", reach)
     with pytest.raises(Dies):
         coordinate(hub)
     monkeypatch.undo()
@@ -359,7 +359,7 @@ def test_a_training_goes_on_with_the_sites_that_are_there_when_it_does(hub, hosp
 
 def test_the_quorum_is_waited_for_and_a_minute_for_others_and_nobody_who_never_comes(monkeypatch, hub):
     """Of three sites one never answers: from the fourth round on it costs no time. What was read is not read again."""
-    from shared import flower
+    from shared.wire import flower
 
     flower.prepare()
     from flwr.app import ArrayRecord, ConfigRecord, RecordDict
@@ -513,8 +513,8 @@ def test_a_site_without_a_network_for_two_rounds_is_back_for_the_third(hub, hosp
 # -- what a site refuses ------------------------------------------------------------------------------------------
 def ask(hub: Hub, number: int = 1, *, seed: int = 0, key: SigningKey | None = None) -> Asked:
     """A question as a coordinator would ask it, or a stranger with its database."""
-    from shared.encoding import Encoder
-    from shared.federated import Shape, first_weights
+    from shared.plans.encoding import Encoder
+    from shared.plans.federated import Shape, first_weights
 
     content = pack(first_weights(Shape.of(Encoder(dictionary=PERSONS).d, PLAN.training), seed), {})
     said = Asked(
@@ -623,7 +623,7 @@ def test_an_old_acknowledgement_begins_no_round(hub, hospitals):
 
 
 def pseudonyms(hospital: Hospital) -> list[str]:
-    from site_agent import records
+    from site_agent.records import table as records
 
     table = records.read(Source(path=hospital.table), PERSONS, key=hospital.secret)
     return records.row_pseudonyms(table, PERSONS, key=hospital.secret)
@@ -730,11 +730,11 @@ def test_a_question_that_is_asked_for_ever_keeps_nobody(hub, hospitals):
 
 # -- afterwards ---------------------------------------------------------------------------------------------------
 def test_a_later_plan_releases_through_the_flow_and_its_receipt_names_the_trainings_charge(hub, hospitals):
-    from coordinator.queries import draws_of
-    from shared.encoding import Encoder
+    from coordinator.answers.queries import draws_of
     from shared.errors import PlanChanged, ReceiptRefusal
-    from shared.release import TRAINED, Receipt
-    from site_agent.pipeline import make_release
+    from shared.plans.encoding import Encoder
+    from shared.releases.receipt import TRAINED, Receipt
+    from site_agent.release.pipeline import make_release
 
     victim = hospitals[0]
     victim.ledger.approve_plan(study=PLAN.study, version=1, plan_hash=PLAN.hash, approver="lind")

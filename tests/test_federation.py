@@ -15,11 +15,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from coordinator import federation as hub
-from shared import flower, privacy
-from shared.canonical import canonical_json, parse_json
-from shared.dictionary import Column, Dictionary
-from shared.encoding import Encoder
+from coordinator.training import federation as hub
+from shared.base.canonical import canonical_json, parse_json
+from shared.base.keys import SigningKey
+from shared.base.randomness import seeded_rng
 from shared.errors import (
     BudgetRefusal,
     NetworkRefusal,
@@ -33,7 +32,9 @@ from shared.errors import (
     TooLarge,
     TrainingRefusal,
 )
-from shared.federated import (
+from shared.plans.dictionary import Column, Dictionary
+from shared.plans.encoding import Encoder
+from shared.plans.federated import (
     Federated,
     FederatedFlow,
     Shape,
@@ -45,12 +46,12 @@ from shared.federated import (
     to_text,
     unpack,
 )
-from shared.keys import SigningKey
-from shared.plan import Budget, LatentNoisePlan, Reference, StudyPlan, Training, Wave
-from shared.privacy import SubsampledGaussian
-from shared.randomness import seeded_rng
-from site_agent import federation
-from site_agent.federation import MemorySource, client_app, federated_flow, local_round, start_of
+from shared.plans.plan import Budget, LatentNoisePlan, Reference, StudyPlan, Training, Wave
+from shared.privacy import accountant as privacy
+from shared.privacy.accountant import SubsampledGaussian
+from shared.wire import flower
+from site_agent.training import federation
+from site_agent.training.federation import MemorySource, client_app, federated_flow, local_round, start_of
 
 NAMES = ("north", "south", "east", "west")
 FEDERATED = Federated(rounds=3, local_steps=2, rate=0.5, noise_multiplier=1.2, server_rate=0.05)
@@ -774,9 +775,9 @@ def test_an_impossible_federated_is_refused_with_the_reason(changed, says):
 
 
 def test_a_flow_that_no_round_can_carry_is_refused_in_the_plan():
-    from shared.federated import MOST_WEIGHTS
-    from shared.rounds import pack
-    from shared.wire import ROUND_CAP
+    from shared.plans.federated import MOST_WEIGHTS
+    from shared.wire.messages import ROUND_CAP
+    from shared.wire.rounds import pack
 
     with pytest.raises(SchemaRefusal, match="smaller training"):
         replace(made(), training=Training(flows=20, hidden=1024, layers=4))

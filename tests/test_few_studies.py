@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from coordinator.few_studies import bayes, exact_interval, henmi_copas
-from coordinator.pooling import pool, pool_many
-from coordinator.profiles import Profile, counts_profile, normal_profile, pool_profiles, pool_profiles_random
-from coordinator.two_by_two import Tables, mantel_haenszel, peto
+from coordinator.pooling.few_studies import bayes, exact_interval, henmi_copas
+from coordinator.pooling.pool import pool, pool_many
+from coordinator.pooling.profiles import Profile, counts_profile, normal_profile, pool_profiles, pool_profiles_random
+from coordinator.pooling.two_by_two import Tables, mantel_haenszel, peto
 from shared.errors import EstimateRefusal, ParameterError
-from shared.estimands import Estimate
+from shared.estimands.answer import Estimate
 
 ROWS = st.lists(
     st.tuples(st.floats(-3, 3), st.floats(-27, 27).map(lambda power: 10.0 ** (power / 9))), min_size=1, max_size=6

@@ -20,22 +20,22 @@ from site_desk import hospital  # noqa: F401
 from test_analysis import Desk
 from test_pipeline import release, site, source  # noqa: F401
 
-from coordinator import client
+from coordinator.analyst import commands as client
+from coordinator.analyst.commands import connect
+from coordinator.answers.synthesis import synthesis
 from coordinator.cli import main
-from coordinator.client import connect
 from coordinator.config import FILE_NAME, Config
-from coordinator.store import Store
-from coordinator.synthesis import synthesis
-from shared.dictionary import Column, Dictionary
+from coordinator.store.store import Store
+from shared.base.randomness import seeded_rng
 from shared.errors import EstimateRefusal, ParameterError, SchemaRefusal, StateRefusal
-from shared.generators.divergence import Divergence, Wasserstein
-from shared.generators.fits import FITS, Settings, generator, is_checkpoint
-from shared.generators.network import Network
-from shared.mechanisms.slicing import RowCode, Slicing
-from shared.plan import Budget
-from shared.prescriptions.slicing import SlicingPlan
-from shared.randomness import seeded_rng
-from shared.release import read_bundle
+from shared.mechanisms.slicing.divergence import Divergence, Wasserstein
+from shared.mechanisms.slicing.fits import FITS, Settings, generator, is_checkpoint
+from shared.mechanisms.slicing.network import Network
+from shared.mechanisms.slicing.noise import RowCode, Slicing
+from shared.mechanisms.slicing.plan import SlicingPlan
+from shared.plans.dictionary import Column, Dictionary
+from shared.plans.plan import Budget
+from shared.releases.receipt import read_bundle
 
 PAIR = Dictionary(
     name="pair",
@@ -183,7 +183,7 @@ def test_a_stopped_fit_goes_on_to_the_same_weights_and_a_seed_decides_them(name,
 
 
 def test_a_fit_ends_early_where_the_held_out_lines_get_no_nearer(released, monkeypatch):
-    monkeypatch.setattr("shared.generators.fits._PATIENCE", 2)
+    monkeypatch.setattr("shared.mechanisms.slicing.fits._PATIENCE", 2)
     settings = Settings(fit="sliced_wasserstein", steps=5000, batch=64, rate=1e-12)
     found = generator(CODE, [released], 0.5, settings)
     assert found.finished

@@ -7,9 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from shared.base.randomness import seeded_rng
 from shared.errors import ParameterError, TrainingRefusal
-from shared.plan import Training
-from shared.randomness import seeded_rng
+from shared.plans.plan import Training
 from shared.simulated import gaussian_table
 from site_agent.models import flow as training
 from site_agent.models.flow import FlowSettings, estimate_cost, fit_flow, refit_flow, smallest_n
@@ -111,7 +111,7 @@ def test_plain_arrays_agree_with_nflows(activation, layers):
         from nflows.transforms.permutations import Permutation
     import torch
 
-    from shared.flows import AffineAutoregressiveFlow
+    from shared.flows.bijections import AffineAutoregressiveFlow
     from site_agent.models.reference_flow import torch_session
 
     d = 5
@@ -142,7 +142,7 @@ def test_plain_arrays_agree_with_nflows(activation, layers):
 
 @pytest.mark.parametrize("engine", ["auto", "nflows"])
 def test_the_trainers_own_likelihood_is_the_flows(engine):
-    from shared.flows import AffineAutoregressiveFlow
+    from shared.flows.bijections import AffineAutoregressiveFlow
 
     settings = FlowSettings(flows=3, hidden=16, epochs=4, engine=engine)
     y = np.random.default_rng(1).gamma(2.0, size=(300, 3)) - 2

@@ -31,16 +31,16 @@ import yaml
 from service import Hub
 from test_federating import PLAN, WHOLE, Hospital
 
-from coordinator import dialled
-from shared import flower
-from shared.canonical import sha256_hex
+from coordinator.training import dialled
+from shared.base.canonical import sha256_hex
+from shared.base.keys import SigningKey
 from shared.errors import ConfigRefusal, NetworkRefusal, RoundsRefusal, SchemaRefusal, SignatureRefusal, TooLarge
-from shared.federated import FederatedFlow
-from shared.keys import SigningKey
-from shared.plan import StudyPlan
-from shared.rounds import Asked
-from shared.wire import ROUND_CAP, RoundAnswer, RoundReply
-from site_agent import runtime
+from shared.plans.federated import FederatedFlow
+from shared.plans.plan import StudyPlan
+from shared.wire import flower
+from shared.wire.messages import ROUND_CAP, RoundAnswer, RoundReply
+from shared.wire.rounds import Asked
+from site_agent.training import runtime
 
 REPOSITORY = Path(__file__).parent.parent
 DEPLOY = REPOSITORY / "deploy" / "flower"
@@ -420,7 +420,7 @@ def test_the_app_that_is_sent_names_installed_code_and_brings_none():
     assert set(written) == {"__init__.py", "client.py", "server.py"}
     for name, side in (("client.py", "site_agent"), ("server.py", "coordinator")):
         lines = [line for line in written[name].splitlines()[1:] if line]
-        assert lines == [f"from {side} import runtime", "app = runtime.app()"]
+        assert lines == [f"from {side}.training import runtime", "app = runtime.app()"]
     asked = tomllib.loads((DEPLOY / "app" / "pyproject.toml").read_text())["project"]["dependencies"]
     assert asked == ["flwr>=1.41.0,<1.42"]  # nothing else that an installer could fetch
 
@@ -549,7 +549,7 @@ class Nodes:
 def test_a_site_that_gave_no_answer_or_was_never_heard_of_is_asked_again_and_a_stranger_is_not_heard():
     from flwr.app import Error
 
-    from coordinator.runtime import AGAIN, LOST, Carried
+    from coordinator.training.runtime import AGAIN, LOST, Carried
 
     now = [0.0]
     grid = Nodes()
@@ -637,7 +637,7 @@ def test_what_the_runtime_brings_is_two_byte_strings_or_nothing():
     "text", ["north = 1\nsouth = 1", "north = 0", 'north = "1"', "north = true", "north", "[north]"]
 )
 def test_the_list_of_nodes_gives_each_site_a_node_of_its_own(tmp_path, text):
-    from coordinator.runtime import NODES, nodes_of
+    from coordinator.training.runtime import NODES, nodes_of
 
     with pytest.raises(ConfigRefusal):
         nodes_of(tmp_path)

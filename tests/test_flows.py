@@ -8,7 +8,7 @@ import pytest
 from scipy import special, stats
 
 from shared.errors import ParameterError, SchemaRefusal
-from shared.flows import (
+from shared.flows.bijections import (
     SCALE_FLOOR,
     AffineAutoregressiveFlow,
     Beside,

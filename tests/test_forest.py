@@ -10,12 +10,12 @@ import xml.etree.ElementTree as ElementTree
 import numpy as np
 import pytest
 
-from coordinator.drawing import view_of
-from coordinator.figures import describe, forest, forest_table
-from coordinator.moderators import subgroups
-from coordinator.pooling import pool, pool_estimates
+from coordinator.figures.canvas import view_of
+from coordinator.figures.forest import describe, forest, forest_table
+from coordinator.pooling.moderators import subgroups
+from coordinator.pooling.pool import pool, pool_estimates
 from shared.errors import ParameterError
-from shared.estimands import Estimate
+from shared.estimands.answer import Estimate
 
 SITES = ["Aachen", "Bergen", "Coimbra", "Dijon", "Exeter", "Freiburg"]
 
@@ -316,7 +316,10 @@ def test_importing_the_figures_does_not_import_matplotlib():
     import subprocess
     import sys
 
-    code = "import sys, coordinator.figures, shared.estimands; print({'matplotlib', 'statsmodels'} & set(sys.modules))"
+    code = (
+        "import sys, coordinator.figures.forest, shared.estimands.answer; "
+        "print({'matplotlib', 'statsmodels'} & set(sys.modules))"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
 

@@ -7,16 +7,16 @@ import math
 import numpy as np
 import pytest
 
-from coordinator.gaps import Gap, gap, pooled_gap, reperturbed
-from coordinator.intervals import Draw, kept_shares, with_release_variance
-from coordinator.pooling import pool_estimates
-from shared.dictionary import Column, Dictionary
-from shared.encoding import Encoder
+from coordinator.pooling.gaps import Gap, gap, pooled_gap, reperturbed
+from coordinator.pooling.intervals import Draw, kept_shares, with_release_variance
+from coordinator.pooling.pool import pool_estimates
+from shared.base.randomness import seeded_rng
 from shared.errors import ParameterError
-from shared.estimands import Estimate, estimate, parse_estimand
-from shared.flows import AffineAutoregressiveFlow, Beside
-from shared.mechanisms.latent_noise import LatentNoise
-from shared.randomness import seeded_rng
+from shared.estimands.answer import Estimate, estimate, parse_estimand
+from shared.flows.bijections import AffineAutoregressiveFlow, Beside
+from shared.mechanisms.latent_noise.noise import LatentNoise
+from shared.plans.dictionary import Column, Dictionary
+from shared.plans.encoding import Encoder
 
 QUESTION = parse_estimand("ols(y) ~ x")
 ENCODER = Encoder(

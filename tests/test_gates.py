@@ -20,6 +20,7 @@ from test_network_release import contacts_plan
 from test_pipeline import quick, release, site, source  # noqa: F401
 from test_standing import document, events, offered, sealed, standing
 
+from shared.base.randomness import seeded_rng
 from shared.errors import (
     ApprovalRefusal,
     ChecksRefusal,
@@ -29,13 +30,15 @@ from shared.errors import (
     PlanRefusal,
     PolicyRefusal,
 )
-from shared.mechanisms.latent_noise import LatentNoise
-from shared.plan import Floors, LatentNoisePlan, PrivateTraining, StudyPlan
-from shared.randomness import seeded_rng
-from shared.release import EARLIER_GATE, coverage
+from shared.mechanisms.latent_noise.noise import LatentNoise
+from shared.plans.plan import Floors, LatentNoisePlan, PrivateTraining, StudyPlan
+from shared.plans.standing import NO_RELEASE
+from shared.releases.receipt import EARLIER_GATE, coverage
 from shared.simulated import contact_networks
-from shared.standing import NO_RELEASE
-from site_agent import airlock, audit, checks, cli, drawing, fitting, networks, records
+from site_agent import cli
+from site_agent.decide import airlock
+from site_agent.records import table as records
+from site_agent.release import audit, checks, drawing, fitting, networks
 
 FAR = "2998-12-31"
 POSTURES = {
@@ -274,7 +277,7 @@ def test_a_receipt_tells_nothing_of_what_was_charged_before(tmp_path, plan, site
 
 # -- releases of earlier versions -----------------------------------------------------------------------------------
 def test_releases_of_earlier_versions_that_a_gate_selected_are_named(tmp_path, plan, site, table, monkeypatch):
-    from shared import release as receipts
+    from shared.releases import receipt as receipts
 
     public = replace(plan, **POSTURES["public"])
     monkeypatch.setattr(receipts, "_chosen_by", lambda plan: EARLIER_GATE)
@@ -288,7 +291,7 @@ def test_releases_of_earlier_versions_that_a_gate_selected_are_named(tmp_path, p
 
 
 def test_after_an_update_that_says_other_things_are_open_the_plan_is_approved_again(hospital, plan, monkeypatch):
-    from shared import release as receipts
+    from shared.releases import receipt as receipts
 
     monkeypatch.setenv("TRIBUTARY_PASSPHRASE_DR_LIND", PASSPHRASE)
     with monkeypatch.context() as patch:

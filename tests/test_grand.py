@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from scipy import integrate, sparse, stats
 
-from shared import privacy
+from shared.base.randomness import secure_rng, seeded_rng
 from shared.errors import ParameterError
-from shared.mechanisms.grand import (
+from shared.mechanisms.grand.noise import (
     MODELS,
     NodePrivate,
     PaperModeAtPTimesEpsilon,
@@ -19,7 +19,7 @@ from shared.mechanisms.grand import (
     neighbours,
     smoothed_uniform,
 )
-from shared.randomness import secure_rng, seeded_rng
+from shared.privacy import accountant as privacy
 from site_agent.models.latent_space import fit
 
 FRAME = np.random.default_rng(1).normal(size=(300, 3)) @ np.array([[1.0, 0.6, 0.2], [0, 1.0, 0.5], [0, 0, 1.0]])

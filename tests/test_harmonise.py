@@ -11,18 +11,19 @@ import pandas as pd
 import pytest
 from test_analysis import Desk
 
-from coordinator import cli, client
-from coordinator.analysis import AnalysisService
-from coordinator.client import connect
+from coordinator import cli
+from coordinator.analyst import commands as client
+from coordinator.analyst.commands import connect
+from coordinator.analyst.remote import Harmonised
+from coordinator.answers.densities import Joint, Noisy, density_of, distance, on_simplex
+from coordinator.answers.harmonise import case_mix_warning, densities, harmonised
+from coordinator.answers.maps import _COARSE, ColumnsMap, GridMap, Map, _by_kernels, _by_logarithms, bootstrap
 from coordinator.demo.play import Asked, play_of, pooled_real
-from coordinator.densities import Joint, Noisy, density_of, distance, on_simplex
-from coordinator.harmonise import case_mix_warning, densities, harmonised
-from coordinator.maps import _COARSE, ColumnsMap, GridMap, Map, _by_kernels, _by_logarithms, bootstrap
-from coordinator.remote import Harmonised
+from coordinator.services.analysis import AnalysisService
+from shared.base.randomness import seeded_rng
 from shared.errors import AccessRefusal, EstimateRefusal, ParameterError, SchemaRefusal
-from shared.plan import Budget, StudyPlan
-from shared.prescriptions.densities import DensitiesPlan
-from shared.randomness import seeded_rng
+from shared.mechanisms.densities.plan import DensitiesPlan
+from shared.plans.plan import Budget, StudyPlan
 from tests.delivered import cohort, cohort_plan, deliver, join, take_back
 
 EDGES = np.linspace(40.0, 700.0, 65)

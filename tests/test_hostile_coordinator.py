@@ -12,9 +12,10 @@ from test_collect import refused
 from test_recovery import PLAN, Agent
 from test_withdrawal import taken_back
 
-import shared.wire as wire
-from coordinator.collect import CollectionService
-from coordinator.log import consistency_proof, leaf_hash, root
+import shared.wire.messages as wire
+from coordinator.services.collect import CollectionService
+from coordinator.store.log import consistency_proof, leaf_hash, root
+from shared.base.keys import Envelope, SigningKey
 from shared.errors import (
     ApprovalRefusal,
     IntegrityRefusal,
@@ -26,10 +27,8 @@ from shared.errors import (
     SchemaRefusal,
     SignatureRefusal,
 )
-from shared.keys import Envelope, SigningKey
-from shared.plan import sign_plan
-from shared.transport import Client
-from shared.wire import (
+from shared.plans.plan import sign_plan
+from shared.wire.messages import (
     Acceptance,
     AnchorReceipt,
     Growth,
@@ -42,7 +41,8 @@ from shared.wire import (
     countersigned,
     require_countersigned,
 )
-from site_agent.recovery import survey
+from shared.wire.transport import Client
+from site_agent.ledger.recovery import survey
 
 TODAY = dt.date(2026, 5, 1)
 

@@ -14,18 +14,26 @@ import pytest
 from delivered import cohort, cohort_plan, deliver, join
 from rich.console import Console
 
-from coordinator.authority import Authority
-from coordinator.client import pooled_data, show_pooled
-from coordinator.intervals import Draw, StandIn, combine_draws, effective_order, parts, too_much, with_release_variance
-from coordinator.pooling import pool, pool_estimates
-from coordinator.queries import Kept, ask, holding
-from coordinator.store import Store
+from coordinator.analyst.commands import pooled_data, show_pooled
+from coordinator.answers.queries import Kept, ask, holding
+from coordinator.pooling.intervals import (
+    Draw,
+    StandIn,
+    combine_draws,
+    effective_order,
+    parts,
+    too_much,
+    with_release_variance,
+)
+from coordinator.pooling.pool import pool, pool_estimates
+from coordinator.services.authority import Authority
+from coordinator.store.store import Store
+from shared.base.keys import SigningKey
+from shared.base.randomness import seeded_rng
 from shared.errors import ParameterError
-from shared.estimands import Estimate, estimate, influence, parse_estimand
-from shared.flows import AffineAutoregressiveFlow
-from shared.keys import SigningKey
-from shared.plan import StudyPlan, sign_plan
-from shared.randomness import seeded_rng
+from shared.estimands.answer import Estimate, estimate, influence, parse_estimand
+from shared.flows.bijections import AffineAutoregressiveFlow
+from shared.plans.plan import StudyPlan, sign_plan
 from shared.terminal import plain
 
 N, OTHERS, WEIGHTS, TIMES = 200, 100, (0.0, 0.5, 0.8), 2000

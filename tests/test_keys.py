@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from shared.base.keys import Envelope, PublicKey, SigningKey
 from shared.errors import Refusal, SchemaRefusal, SignatureRefusal, StateRefusal, StorageRefusal
-from shared.keys import Envelope, PublicKey, SigningKey
 
 
 def test_a_key_survives_the_disk_and_only_its_passphrase_opens_it(tmp_path):

@@ -11,22 +11,22 @@ import pandas as pd
 import pytest
 from test_pipeline import release, site, source  # noqa: F401
 
-from coordinator import queries
-from coordinator.authority import Authority
-from coordinator.curves import curves
-from coordinator.figures import forest
-from coordinator.store import Store
-from shared.dictionary import Column, Dictionary
+from coordinator.answers import queries
+from coordinator.answers.curves import curves
+from coordinator.figures.forest import forest
+from coordinator.services.authority import Authority
+from coordinator.store.store import Store
+from shared.base.keys import SigningKey
+from shared.base.randomness import seeded_rng
 from shared.errors import EstimateRefusal, ParameterError
-from shared.estimands import estimate, parse_estimand
-from shared.generators.latent_class import consistent, fit
-from shared.generators.one_step import Released, answer, fitted, synthetic
-from shared.keys import SigningKey
-from shared.mechanisms.tables import Tables, Zero, attributes
-from shared.plan import Budget, StudyPlan, sign_plan
-from shared.prescriptions.tables import TablesPlan
-from shared.randomness import seeded_rng
-from shared.release import read_bundle
+from shared.estimands.answer import estimate, parse_estimand
+from shared.mechanisms.tables.latent_class import consistent, fit
+from shared.mechanisms.tables.noise import Tables, Zero, attributes
+from shared.mechanisms.tables.one_step import Released, answer, fitted, synthetic
+from shared.mechanisms.tables.plan import TablesPlan
+from shared.plans.dictionary import Column, Dictionary
+from shared.plans.plan import Budget, StudyPlan, sign_plan
+from shared.releases.receipt import read_bundle
 from tests.conftest import make_table
 from tests.delivered import deliver, join
 
@@ -111,7 +111,7 @@ def test_consistent_tables_share_their_margins_and_no_margin_is_negative():
 def test_the_gradient_is_that_of_the_loss():
     from scipy.optimize import check_grad
 
-    from shared.generators.latent_class import _Problem
+    from shared.mechanisms.tables.latent_class import _Problem
 
     given = released(400, 5.0)
     problem = _Problem(given.tables, given.counts, given.n, 25.0, 3)

@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
+from shared.base.randomness import Noise, grid_for, seeded_rng
 from shared.errors import ParameterError
-from shared.flows import Identity
-from shared.mechanisms.latent_noise import LatentNoise, default_radius, kept_weight, shrunk
-from shared.privacy import Gaussian, epsilon, w_for_epsilon
-from shared.randomness import Noise, grid_for, seeded_rng
+from shared.flows.bijections import Identity
+from shared.mechanisms.latent_noise.noise import LatentNoise, default_radius, kept_weight, shrunk
+from shared.privacy.accountant import Gaussian, epsilon, w_for_epsilon
 
 DELTA = 1e-5
 RUNS = 5_000

@@ -7,7 +7,7 @@ import pytest
 from scipy import optimize, sparse
 
 from shared.errors import ParameterError
-from shared.mechanisms.grand import MODELS
+from shared.mechanisms.grand.noise import MODELS
 from site_agent.models import latent_space
 from site_agent.models.latent_space import LatentSpace, choose_dimension, draw_pairs, fit
 

@@ -22,8 +22,8 @@ from pathlib import Path
 
 import pytest
 
-from shared import privacy
-from shared.chain import GENESIS, extend_head
+from shared.base.chain import GENESIS, extend_head
+from shared.base.keys import PublicKey, SigningKey
 from shared.errors import (
     ApprovalRefusal,
     BudgetRefusal,
@@ -36,11 +36,11 @@ from shared.errors import (
     StorageRefusal,
     UnknownEvent,
 )
-from shared.keys import PublicKey, SigningKey
-from shared.wire import ANCHOR_TYPE, AnchorHead
-from site_agent import ledger as ledger_module
-from site_agent.ledger import Ledger
-from site_agent.lock import StateLock
+from shared.privacy import accountant as privacy
+from shared.wire.messages import ANCHOR_TYPE, AnchorHead
+from site_agent.ledger import book as ledger_module
+from site_agent.ledger.book import Ledger
+from site_agent.ledger.lock import StateLock
 
 DELTA = 1e-6
 GAUSSIAN = privacy.Gaussian(sigma=4.0, sensitivity=1.0)
@@ -783,7 +783,7 @@ def test_processes_that_create_the_ledger_at_once_make_one(tmp_path):
 # -- the state folder -----------------------------------------------------------------------------------------------
 def test_a_second_agent_is_refused_and_told_which_file_and_process(tmp_path):
     code = (
-        "import sys, pathlib, site_agent.lock as l\n"
+        "import sys, pathlib, site_agent.ledger.lock as l\n"
         "with l.StateLock(pathlib.Path(sys.argv[1])):\n print('held', flush=True); sys.stdin.read()"
     )
     agent = subprocess.Popen(

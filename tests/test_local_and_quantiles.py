@@ -14,14 +14,14 @@ import pandas as pd
 import pytest
 from scipy import stats
 
-from shared import privacy
-from shared.dictionary import Column
+from shared.base.randomness import seeded_rng
 from shared.errors import ParameterError
-from shared.mechanisms.density import Grid
-from shared.mechanisms.local import LocalCounts, better
-from shared.mechanisms.quantiles import Quantiles
-from shared.privacy import RandomisedResponse
-from shared.randomness import seeded_rng
+from shared.mechanisms.densities.local import LocalCounts, better
+from shared.mechanisms.densities.noise import Grid
+from shared.mechanisms.densities.quantiles import Quantiles
+from shared.plans.dictionary import Column
+from shared.privacy import accountant as privacy
+from shared.privacy.accountant import RandomisedResponse
 
 ALPHA = 1e-6
 

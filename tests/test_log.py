@@ -6,7 +6,7 @@ import hashlib
 
 import pytest
 
-from coordinator.log import (
+from coordinator.store.log import (
     append,
     consistency_proof,
     inclusion_proof,

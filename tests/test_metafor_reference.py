@@ -16,11 +16,11 @@ import numpy as np
 import pytest
 from scipy import special
 
-from coordinator.diagnostics import baujat, begg, egger, failsafe_n, influence, shrunken, trim_and_fill
-from coordinator.few_studies import henmi_copas
-from coordinator.moderators import regress, subgroups
-from coordinator.pooling import cumulative, leave_one_out, pool
-from coordinator.two_by_two import Tables, effect_sizes, mantel_haenszel, peto
+from coordinator.pooling.diagnostics import baujat, begg, egger, failsafe_n, influence, shrunken, trim_and_fill
+from coordinator.pooling.few_studies import henmi_copas
+from coordinator.pooling.moderators import regress, subgroups
+from coordinator.pooling.pool import cumulative, leave_one_out, pool
+from coordinator.pooling.two_by_two import Tables, effect_sizes, mantel_haenszel, peto
 from shared.errors import EstimateRefusal
 
 REFERENCE = json.loads((Path(__file__).parent / "reference" / "metafor_public.json").read_text())

@@ -12,11 +12,10 @@ import pandas as pd
 import pytest
 from scipy import stats
 
-from shared import privacy
-from shared.dictionary import Column, Dictionary
+from shared.base.randomness import seeded_rng
 from shared.errors import DictionaryRefusal, MissingRefusal, PlanRefusal, SchemaRefusal
-from shared.generators.cohort import fit, pilot
-from shared.mechanisms.moments import (
+from shared.mechanisms.moments.cohort import fit, pilot
+from shared.mechanisms.moments.noise import (
     SQUARE,
     Design,
     MomentsRelease,
@@ -33,7 +32,8 @@ from shared.mechanisms.moments import (
     sigma_of,
     squared_diameter,
 )
-from shared.randomness import seeded_rng
+from shared.plans.dictionary import Column, Dictionary
+from shared.privacy import accountant as privacy
 
 COLUMNS = {
     "time": Column(name="time", kind="time", upper=20, event="died", decimals=2),

@@ -14,20 +14,20 @@ import pytest
 from delivered import STUDIES, cohort, deliver, join
 from test_pipeline import release, site, source  # noqa: F401
 
-from coordinator.authority import Authority
+from coordinator.answers.queries import ask
 from coordinator.demo.play import Asked, play_of
 from coordinator.planning import prices
-from coordinator.queries import ask
-from coordinator.store import Store
-from shared import privacy
-from shared.canonical import canonical_json
+from coordinator.services.authority import Authority
+from coordinator.store.store import Store
+from shared.base.canonical import canonical_json
+from shared.base.keys import SigningKey
+from shared.base.randomness import seeded_rng
 from shared.errors import EstimateRefusal, PlanRefusal, SchemaRefusal
-from shared.estimands import estimate, parse_estimand
-from shared.keys import SigningKey
-from shared.plan import Budget, StudyPlan, sign_plan
-from shared.prescriptions.moments import BLOCKS, COLUMNS, MomentsPlan
-from shared.randomness import seeded_rng
-from shared.release import read_bundle
+from shared.estimands.answer import estimate, parse_estimand
+from shared.mechanisms.moments.plan import BLOCKS, COLUMNS, MomentsPlan
+from shared.plans.plan import Budget, StudyPlan, sign_plan
+from shared.privacy import accountant as privacy
+from shared.releases.receipt import read_bundle
 
 PERSONS = {"alpha": 9000, "beta": 7000, "gamma": 6000}
 ADJUSTED = "cox(time, cvd) ~ sbp/10 + age/10 + chol/40 + hdl/15"

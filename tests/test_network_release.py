@@ -20,8 +20,8 @@ import pytest
 from site_desk import Hub, hospital  # noqa: F401
 from test_pipeline import deliver
 
-from shared import privacy
-from shared.dictionary import Column, Dictionary
+from shared.base.keys import SigningKey
+from shared.base.randomness import seeded_rng
 from shared.errors import (
     EstimateRefusal,
     IntegrityRefusal,
@@ -33,20 +33,21 @@ from shared.errors import (
     StateRefusal,
     TrainingRefusal,
 )
-from shared.keys import SigningKey
-from shared.mechanisms.grand import coordinates
-from shared.mechanisms.labels import LabelPrivate
-from shared.plan import Budget, StudyPlan, Wave
-from shared.prescriptions.grand import NEIGHBOURS, NUMBER, REACHED, GrandPlan, adjacency, held_out, union
-from shared.randomness import seeded_rng
-from shared.release import in_words, read_bundle, write_bundle, write_receipt
+from shared.mechanisms.grand.labels import LabelPrivate
+from shared.mechanisms.grand.noise import coordinates
+from shared.mechanisms.grand.plan import NEIGHBOURS, NUMBER, REACHED, GrandPlan, adjacency, held_out, union
+from shared.plans.dictionary import Column, Dictionary
+from shared.plans.plan import Budget, StudyPlan, Wave
+from shared.privacy import accountant as privacy
+from shared.privacy.stated import shown_epsilon
+from shared.releases.receipt import in_words, read_bundle, write_bundle, write_receipt
 from shared.simulated import contact_networks
-from shared.stated import shown_epsilon
-from site_agent import fitting, records
 from site_agent.config import Edges, SiteFloors, Source
-from site_agent.ledger import Ledger
-from site_agent.outbox import Outbox
-from site_agent.pipeline import Site, make_release, rehearse
+from site_agent.decide.outbox import Outbox
+from site_agent.ledger.book import Ledger
+from site_agent.records import table as records
+from site_agent.release import fitting
+from site_agent.release.pipeline import Site, make_release, rehearse
 
 TODAY = dt.date(2026, 1, 5)
 KEY = b"k" * 32
@@ -302,7 +303,7 @@ def test_ties_among_the_released_are_never_read(ward, study):
 
 def test_every_coordinate_of_every_released_person_gets_the_noise_that_is_charged(ward, study, monkeypatch):
     """834 draws of Lap(b): the mean of |e| is within 25 % of b but once in a thousand million."""
-    from shared.mechanisms.grand import NodePrivate
+    from shared.mechanisms.grand.noise import NodePrivate
 
     given, privatise = [], NodePrivate.privatise
 
@@ -345,7 +346,7 @@ def test_a_refresh_charges_everybody_again(ward, study):
 
 
 def test_a_run_that_was_killed_after_its_seal_is_checked_by_the_next_one(ward, study, monkeypatch):
-    from site_agent import pipeline
+    from site_agent.release import pipeline
 
     site = ward.site()
     with monkeypatch.context() as broken:
@@ -388,7 +389,7 @@ def test_a_rehearsal_draws_a_network_from_the_dictionary_alone(tmp_path, study):
 @pytest.mark.parametrize("first", [{"communities": 2}, {"by": "ward"}])
 def test_a_site_tells_a_label_first_with_the_noise_that_is_charged(ward, study, monkeypatch, first):
     """What `release` gave is what stands in the released table, and its law is that of the plan's part of ε."""
-    from shared.mechanisms.grand import NodePrivate
+    from shared.mechanisms.grand.noise import NodePrivate
 
     told, placed = [], []
     release, privatise = LabelPrivate.release, NodePrivate.privatise
@@ -452,7 +453,7 @@ def test_more_communities_than_the_held_out_can_fill_are_refused_before_anything
 
 
 def test_levels_that_few_of_the_held_out_have_are_told_together_and_none_is_told_of_nobody_else():
-    from site_agent.networks import _by_column
+    from site_agent.release.networks import _by_column
 
     plan = contacts_plan(release=GrandPlan(epsilon=2.0, d=2, by="ward"))
 
@@ -534,7 +535,7 @@ def test_a_complete_network_and_extreme_prices_give_a_network_that_is_possible(w
 
 
 def test_an_approver_is_told_of_a_release_that_copies_the_persons_held_out_and_nobody_else_is(ward, study, monkeypatch):
-    from shared.mechanisms.grand import NodePrivate
+    from shared.mechanisms.grand.noise import NodePrivate
 
     height = Column(name="height", kind="continuous", lower=100, upper=220)
     columns = (*study.dictionary.columns, height)
@@ -562,7 +563,7 @@ def test_too_few_held_out_for_the_floor_are_refused_before_anything_is_charged(w
 
 
 def test_more_edges_than_a_reader_takes_are_refused_before_anything_is_charged(ward, study, monkeypatch):
-    from site_agent import networks
+    from site_agent.release import networks
 
     monkeypatch.setattr(networks, "MOST_EDGES", 300)
     site = ward.site()
@@ -654,7 +655,7 @@ def test_a_hostile_site_may_send_no_other_network(study, released, spoil, words)
 
 
 def test_a_small_file_that_unpacks_to_a_large_list_is_refused_before_it_is_read(tmp_path):
-    from shared import release as bundles
+    from shared.releases import receipt as bundles
 
     for many, refused in ((400_000, True), (100, False)):
         offsets = pa.array(np.linspace(0, many, 101).astype(np.int32))
@@ -700,7 +701,7 @@ class Grown:
         return replace(self.ward, **{"nodes": self.ward.nodes[:count], "edges": edges, **changes})
 
     def frame(self, made):
-        from site_agent.frames import FRAME, Vault
+        from site_agent.release.frames import FRAME, Vault
 
         data = (self.site.outbox.folder(made.hold.release_id) / FRAME).read_bytes()
         return Vault(self.site.ledger.path.parent, "contacts").open(data, made.hold.release_id)
@@ -827,7 +828,7 @@ def test_ties_among_the_new_and_between_new_and_old_are_never_read(grown, tmp_pa
 
 
 def test_only_a_plan_that_asks_for_it_keeps_a_frame_and_then_under_a_key(grown, first, ward, study):
-    from site_agent.frames import FRAME, Vault
+    from site_agent.release.frames import FRAME, Vault
 
     site = ward.site("plain")
     made = ward.release(study, site)
@@ -851,7 +852,7 @@ def test_only_a_plan_that_asks_for_it_keeps_a_frame_and_then_under_a_key(grown, 
 
 
 def test_a_frame_that_is_deleted_is_gone_and_no_wave_goes_on_from_it(grown, first):
-    from site_agent.frames import FRAME, Vault
+    from site_agent.release.frames import FRAME, Vault
 
     vault = Vault(grown.site.ledger.path.parent, "contacts")
     assert vault.forget(grown.site.ledger) == 1
@@ -886,7 +887,7 @@ def test_new_persons_are_placed_by_those_held_out_who_are_still_there(grown, fir
 
 
 def test_a_killed_wave_of_a_kept_frame_is_taken_up_and_the_next_waits_for_it(grown, monkeypatch):
-    from site_agent import pipeline
+    from site_agent.release import pipeline
 
     with monkeypatch.context() as broken:
         broken.setattr(pipeline, "_finish", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))

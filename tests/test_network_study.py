@@ -16,13 +16,13 @@ from test_network_release import contacts_plan
 from test_networks import arc_figures
 from theatre import Theatre
 
-from coordinator.queries import ask, site_estimates
+from coordinator.answers.queries import ask, site_estimates
 from shared.errors import EstimateRefusal, ParameterError, Refusal, SchemaRefusal
-from shared.estimands import estimate, parse_estimand
-from shared.network_estimands import ARCS, figure
-from shared.plan import StudyPlan, Wave
-from shared.prescriptions.grand import NEIGHBOURS, NUMBER, GrandPlan, adjacency
-from shared.questions import ACROSS, NETWORK, parse_formula
+from shared.estimands.answer import estimate, parse_estimand
+from shared.estimands.questions import ACROSS, NETWORK, parse_formula
+from shared.mechanisms.grand.answer import ARCS, figure
+from shared.mechanisms.grand.plan import NEIGHBOURS, NUMBER, GrandPlan, adjacency
+from shared.plans.plan import StudyPlan, Wave
 from shared.simulated import contact_networks
 
 TOLD = {"study": "contacts", "site": "north", "wave": 1}

@@ -9,9 +9,9 @@ import pytest
 from scipy import sparse
 from scipy.sparse.csgraph import shortest_path
 
-from shared import networks
 from shared.errors import EstimateRefusal, ParameterError
-from shared.networks import MOTIFS, agreement, assortativity, communities, motifs, simple
+from shared.mechanisms.grand import counts as networks
+from shared.mechanisms.grand.counts import MOTIFS, agreement, assortativity, communities, motifs, simple
 
 
 def random(n: int, p: float, seed: int = 1) -> sparse.csr_array:

@@ -21,22 +21,22 @@ import pandas as pd
 import pytest
 from scipy import stats
 
-from shared import privacy
-from shared.dictionary import Column, Dictionary
-from shared.federated import Federated, Shape
-from shared.flows import Identity
-from shared.mechanisms import moments
-from shared.mechanisms.density import Densities, Grid
-from shared.mechanisms.grand import NodePrivate
-from shared.mechanisms.latent_noise import LatentNoise
-from shared.mechanisms.local import LocalCounts
-from shared.mechanisms.moments import MomentsSpec
-from shared.mechanisms.scaling import Basis, Coefficients
-from shared.mechanisms.slicing import Slicing, noise_for
-from shared.mechanisms.tables import Tables, attributes, sensitivity
-from shared.plan import PrivateTraining, Training
-from shared.privacy import Composition, Event, Gaussian, Laplace, SubsampledGaussian
-from shared.randomness import Noise, grid_for, seeded_rng
+from shared.base.randomness import Noise, grid_for, seeded_rng
+from shared.flows.bijections import Identity
+from shared.mechanisms.densities.local import LocalCounts
+from shared.mechanisms.densities.noise import Densities, Grid
+from shared.mechanisms.densities.scaling import Basis, Coefficients
+from shared.mechanisms.grand.noise import NodePrivate
+from shared.mechanisms.latent_noise.noise import LatentNoise
+from shared.mechanisms.moments import noise as moments
+from shared.mechanisms.moments.noise import MomentsSpec
+from shared.mechanisms.slicing.noise import Slicing, noise_for
+from shared.mechanisms.tables.noise import Tables, attributes, sensitivity
+from shared.plans.dictionary import Column, Dictionary
+from shared.plans.federated import Federated, Shape
+from shared.plans.plan import PrivateTraining, Training
+from shared.privacy import accountant as privacy
+from shared.privacy.accountant import Composition, Event, Gaussian, Laplace, SubsampledGaussian
 
 ROOT = Path(__file__).resolve().parent.parent
 ALPHA = 1e-6
@@ -138,7 +138,7 @@ def plain_laplace(n: int, rng: Any) -> Drawn:
 
 def training_step(n: int, rng: Any) -> Drawn:
     """A step of DP-SGD: what is added to a clipped sum, against the event that posture ``private`` charges."""
-    from shared.prescriptions.latent_noise import _training
+    from shared.mechanisms.latent_noise.plan import _training
     from site_agent.models.private_flow import noisy
 
     plan = SimpleNamespace(private=PrivateTraining(rate=0.1, noise_multiplier=1.3, steps=7, clip=0.6))
@@ -150,7 +150,7 @@ def training_step(n: int, rng: Any) -> Drawn:
 
 def federated_round(n: int, rng: Any) -> Drawn:
     """What a site sends in a round, when no record was sampled: against the event that the whole training charges."""
-    from site_agent.federation import local_round
+    from site_agent.training.federation import local_round
 
     federated = Federated(
         rounds=5, local_steps=2, rate=1e-9, noise_multiplier=1.4, clip=0.6, step_size=1e-9, strategy="fedavg"
@@ -347,60 +347,60 @@ def test_a_million_draws_have_the_scale_that_the_event_claims(name, record_prope
 
 # -- nothing draws, and nothing is charged, that is not tested here -----------------------------------------------
 DRAWN_IN = {
-    "shared/mechanisms/density.py",
-    "shared/mechanisms/grand.py",
-    "shared/mechanisms/latent_noise.py",
-    "shared/mechanisms/local.py",
-    "shared/mechanisms/scaling.py",
-    "shared/mechanisms/tables.py",
-    "shared/mechanisms/slicing.py",
-    "shared/mechanisms/moments.py",
+    "shared/mechanisms/densities/noise.py",
+    "shared/mechanisms/grand/noise.py",
+    "shared/mechanisms/latent_noise/noise.py",
+    "shared/mechanisms/densities/local.py",
+    "shared/mechanisms/densities/scaling.py",
+    "shared/mechanisms/tables/noise.py",
+    "shared/mechanisms/slicing/noise.py",
+    "shared/mechanisms/moments/noise.py",
     "site_agent/models/private_flow.py",
 }
 """Production files that draw noise; each has an entry in MECHANISMS."""
 MADE_IN: dict[type[Event], set[str]] = {
     Gaussian: {
-        "shared/mechanisms/latent_noise.py",
-        "shared/mechanisms/moments.py",
-        "shared/mechanisms/slicing.py",
-        "shared/mechanisms/tables.py",
-        "shared/prescriptions/latent_noise.py",  # there to solve for w
+        "shared/mechanisms/latent_noise/noise.py",
+        "shared/mechanisms/moments/noise.py",
+        "shared/mechanisms/slicing/noise.py",
+        "shared/mechanisms/tables/noise.py",
+        "shared/mechanisms/latent_noise/plan.py",  # there to solve for w
     },
     Laplace: {
-        "shared/mechanisms/density.py",
-        "shared/mechanisms/grand.py",
-        "shared/mechanisms/local.py",
-        "shared/mechanisms/scaling.py",
+        "shared/mechanisms/densities/noise.py",
+        "shared/mechanisms/grand/noise.py",
+        "shared/mechanisms/densities/local.py",
+        "shared/mechanisms/densities/scaling.py",
     },
     # Choices have no scale: tests/test_choices.py goes through all of them, and holds their odds against their price.
     privacy.RandomisedResponse: {
-        "shared/mechanisms/labels.py",
-        "shared/mechanisms/local.py",
-        "shared/prescriptions/grand.py",  # the event alone, which test_network_release holds to the mechanism's
+        "shared/mechanisms/grand/labels.py",
+        "shared/mechanisms/densities/local.py",
+        "shared/mechanisms/grand/plan.py",  # the event alone, which test_network_release holds to the mechanism's
     },
-    privacy.ExponentialMechanism: {"shared/mechanisms/quantiles.py"},
+    privacy.ExponentialMechanism: {"shared/mechanisms/densities/quantiles.py"},
     # No level is claimed for it: tests/test_varied.py holds what it does and what it says.
     # The last three say that there is no guarantee where the flow alone is released: no noise is drawn.
     privacy.NoGuarantee: {
-        "shared/mechanisms/latent_noise.py",
-        "shared/prescriptions/latent_noise.py",
-        "shared/release.py",
-        "site_agent/drawing.py",
+        "shared/mechanisms/latent_noise/noise.py",
+        "shared/mechanisms/latent_noise/plan.py",
+        "shared/releases/receipt.py",
+        "site_agent/release/drawing.py",
     },
-    SubsampledGaussian: {"shared/federated.py", "shared/prescriptions/latent_noise.py"},
+    SubsampledGaussian: {"shared/plans/federated.py", "shared/mechanisms/latent_noise/plan.py"},
     # The mechanism of that name is made beside its event and in the prescription.
-    privacy.Slicing: {"shared/mechanisms/slicing.py", "shared/prescriptions/slicing.py"},
+    privacy.Slicing: {"shared/mechanisms/slicing/noise.py", "shared/mechanisms/slicing/plan.py"},
     # The site's own class of that name, which adds up charges, is made in the last three.
     Composition: {
-        "shared/mechanisms/moments.py",
-        "shared/mechanisms/quantiles.py",
-        "shared/mechanisms/slicing.py",
-        "shared/prescriptions/densities.py",
-        "shared/prescriptions/grand.py",
-        "shared/prescriptions/latent_noise.py",
-        "site_agent/composition.py",
-        "site_agent/ledger.py",
-        "site_agent/waves.py",
+        "shared/mechanisms/moments/noise.py",
+        "shared/mechanisms/densities/quantiles.py",
+        "shared/mechanisms/slicing/noise.py",
+        "shared/mechanisms/densities/plan.py",
+        "shared/mechanisms/grand/plan.py",
+        "shared/mechanisms/latent_noise/plan.py",
+        "shared/privacy/composition.py",
+        "site_agent/ledger/book.py",
+        "site_agent/decide/waves.py",
     },
 }
 """Kinds of event that production code makes, and where; each is the scale of an entry in MECHANISMS."""
@@ -423,14 +423,14 @@ def calls(*wanted: str) -> dict[str, set[str]]:
 def test_noise_is_drawn_only_where_level_one_looks():
     """A new mechanism has to be put into MECHANISMS before this passes again."""
     drawn = calls("lattice_gaussian", "lattice_gaussian_steps", "lattice_laplace", "lattice_laplace_steps")
-    assert set().union(*drawn.values()) - {"shared/randomness.py"} == DRAWN_IN
+    assert set().union(*drawn.values()) - {"shared/base/randomness.py"} == DRAWN_IN
 
 
 def test_every_kind_of_event_that_is_made_is_one_whose_noise_is_tested():
     """The accountant knows more kinds than the product draws; the others are made by no production code."""
     made = calls(*(kind.__name__ for kind in privacy._REGISTRY.values()))
     for kind in privacy._REGISTRY.values():
-        places = made.get(kind.__name__, set()) - {"shared/privacy.py"}
+        places = made.get(kind.__name__, set()) - {"shared/privacy/accountant.py"}
         assert places <= MADE_IN.get(kind, set()), f"{kind.__name__} is drawn by nothing that is tested here"
 
 

@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 from test_ledger import Accepted, acknowledge, forked, soak
 
-from shared import privacy
-from shared.canonical import sha256_hex
+from shared.base.canonical import sha256_hex
+from shared.base.keys import Envelope, SigningKey
 from shared.errors import (
     ApprovalRefusal,
     IntegrityRefusal,
@@ -27,15 +27,15 @@ from shared.errors import (
     StateRefusal,
     StorageRefusal,
 )
-from shared.keys import Envelope, SigningKey
-from shared.release import STATEMENT_TYPE, Receipt, Statement, write_receipt
-from shared.wire import ANCHOR_TYPE
-from site_agent import ledger as ledger_module
-from site_agent import outbox as outbox_module
-from site_agent.lasting import FIT, ROWS
-from site_agent.ledger import Ledger
-from site_agent.lock import StateLock
-from site_agent.outbox import Outbox
+from shared.privacy import accountant as privacy
+from shared.releases.receipt import STATEMENT_TYPE, Receipt, Statement, write_receipt
+from shared.wire.messages import ANCHOR_TYPE
+from site_agent.decide import outbox as outbox_module
+from site_agent.decide.outbox import Outbox
+from site_agent.ledger import book as ledger_module
+from site_agent.ledger.book import Ledger
+from site_agent.ledger.lock import StateLock
+from site_agent.release.lasting import FIT, ROWS
 
 AGENT, ADA, BOB = SigningKey.generate(), SigningKey.generate(), SigningKey.generate()
 PEOPLE = {"ada": ADA.public, "bob": BOB.public}

@@ -20,9 +20,10 @@ from conftest import make_table
 from site_desk import PASSPHRASE, Hospital, hospital  # noqa: F401
 
 from shared.errors import UsageRefusal
-from shared.plan import Budget
-from shared.stated import shown_price
-from site_agent import cli, page
+from shared.plans.plan import Budget
+from shared.privacy.stated import shown_price
+from site_agent import cli
+from site_agent.show import page
 
 TOKEN = re.compile(r'name="csrf" value="([^"]+)"')
 FORM = {"Content-Type": "application/x-www-form-urlencoded"}

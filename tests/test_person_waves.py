@@ -18,17 +18,18 @@ from site_desk import Hub
 from test_pipeline import deliver, quick, release, source  # noqa: F401
 from test_waves import several
 
-from shared import privacy
+from shared.base.keys import SigningKey
 from shared.errors import DifferencingRefusal, Refusal
-from shared.keys import SigningKey
-from shared.plan import Budget, LatentNoisePlan
-from site_agent import fitting, lasting, records
+from shared.plans.plan import Budget, LatentNoisePlan
+from shared.privacy import accountant as privacy
 from site_agent.config import SiteFloors
-from site_agent.identifiers import normalised
-from site_agent.ledger import Ledger
-from site_agent.outbox import Outbox
-from site_agent.pipeline import Site
-from site_agent.records import pseudonym
+from site_agent.decide.outbox import Outbox
+from site_agent.ledger.book import Ledger
+from site_agent.records import table as records
+from site_agent.records.identifiers import normalised
+from site_agent.records.table import pseudonym
+from site_agent.release import fitting, lasting
+from site_agent.release.pipeline import Site
 
 KEY = b"k" * 32
 EVERYBODY = make_table(1200)

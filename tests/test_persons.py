@@ -15,8 +15,7 @@ from test_pipeline import deliver, kinds, quick, release, site, source  # noqa: 
 from test_site_cli import ticks
 from test_waves import grown, several
 
-from shared import privacy
-from shared.canonical import parse_json, sha256_hex
+from shared.base.canonical import parse_json, sha256_hex
 from shared.errors import (
     BudgetRefusal,
     ConfigRefusal,
@@ -27,14 +26,18 @@ from shared.errors import (
     SmallN,
     StateRefusal,
 )
-from shared.plan import Budget, LatentNoisePlan
-from site_agent import cli, export, fitting, lasting, records, verifier
-from site_agent import ledger as ledger_module
+from shared.plans.plan import Budget, LatentNoisePlan
+from shared.privacy import accountant as privacy
+from site_agent import cli
 from site_agent.config import SiteFloors
-from site_agent.holds import decided_by
-from site_agent.identifiers import normalised
-from site_agent.ledger import Ledger
-from site_agent.records import pseudonym
+from site_agent.ledger import book as ledger_module
+from site_agent.ledger.book import Ledger
+from site_agent.ledger.holds import decided_by
+from site_agent.records import table as records
+from site_agent.records.identifiers import normalised
+from site_agent.records.table import pseudonym
+from site_agent.release import fitting, lasting
+from site_agent.show import export, verifier
 
 
 def rewritten(table: pd.DataFrame, start: str = "x") -> pd.DataFrame:

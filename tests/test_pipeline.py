@@ -13,7 +13,9 @@ import pytest
 from site_desk import Hub, quick_fit
 from test_ledger import Accepted
 
-from shared.canonical import sha256_hex
+from shared.base.canonical import sha256_hex
+from shared.base.keys import SigningKey
+from shared.base.randomness import seeded_rng
 from shared.errors import (
     AuditRefusal,
     BudgetRefusal,
@@ -28,15 +30,13 @@ from shared.errors import (
     SmallN,
     StateRefusal,
 )
-from shared.keys import SigningKey
-from shared.plan import Budget, LatentNoisePlan, Wave
-from shared.randomness import seeded_rng
-from shared.release import read_bundle
-from site_agent import drawing
+from shared.plans.plan import Budget, LatentNoisePlan, Wave
+from shared.releases.receipt import read_bundle
 from site_agent.config import SiteFloors, Source
-from site_agent.ledger import Ledger
-from site_agent.outbox import Outbox
-from site_agent.pipeline import STAGES, Site, Stage, made_up_table, make_release, rehearse
+from site_agent.decide.outbox import Outbox
+from site_agent.ledger.book import Ledger
+from site_agent.release import drawing
+from site_agent.release.pipeline import STAGES, Site, Stage, made_up_table, make_release, rehearse
 
 TODAY = dt.date(2026, 1, 5)
 
@@ -236,7 +236,7 @@ def burnt(site: Site) -> str:
 
 def test_a_release_that_fails_its_checks_is_burnt_with_the_reason(quick, tmp_path, plan, site, table, monkeypatch):
     """A mechanism that hands the records through."""
-    from shared.mechanisms.latent_noise import LatentNoise
+    from shared.mechanisms.latent_noise.noise import LatentNoise
 
     monkeypatch.setattr(LatentNoise, "release", lambda self, x, rng: x)
     with pytest.raises(ChecksRefusal) as caught:
@@ -262,7 +262,7 @@ def test_a_failure_between_drawing_and_sealing_is_burnt_and_its_words_are_not_ke
     def fail(self, x):
         raise ValueError("CANARY-7319")
 
-    monkeypatch.setattr("shared.encoding.Encoder.decode", fail)
+    monkeypatch.setattr("shared.plans.encoding.Encoder.decode", fail)
     with pytest.raises(ValueError, match="CANARY"):
         release(plan, site, source(tmp_path, table))
     assert "ValueError" in burnt(site)

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from shared.canonical import canonical_json
+from shared.base.canonical import canonical_json
+from shared.base.keys import Envelope, SigningKey
 from shared.errors import DictionaryRefusal, PlanExpired, PlanRefusal, Refusal, SignatureRefusal
-from shared.keys import Envelope, SigningKey
-from shared.plan import Floors, StudyPlan, open_plan, sign_plan
+from shared.plans.plan import Floors, StudyPlan, open_plan, sign_plan
 
 TOML = """
 study = "mini"

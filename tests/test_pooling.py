@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinator.client import pooled_data
-from coordinator.pooling import cumulative, leave_one_out, pool, pool_estimates, pool_many, tau2_dl
+from coordinator.analyst.commands import pooled_data
+from coordinator.pooling.pool import cumulative, leave_one_out, pool, pool_estimates, pool_many, tau2_dl
 from shared.errors import EstimateRefusal, ParameterError
-from shared.estimands import Estimate
+from shared.estimands.answer import Estimate
 from shared.terminal import plain
 
 REFERENCE = json.loads((Path(__file__).parent / "reference" / "metafor_public.json").read_text())

@@ -13,24 +13,25 @@ import pytest
 from site_desk import Hub
 from test_pipeline import deliver
 
-from shared import privacy
-from shared.dictionary import Column, Dictionary
-from shared.encoding import Encoder
+from shared.base.keys import SigningKey
+from shared.base.randomness import seeded_rng
 from shared.errors import PlanRefusal, PolicyRefusal, ReceiptRefusal, SmallN, TrainingRefusal
-from shared.flows import to_arrays
-from shared.keys import SigningKey
-from shared.plan import Budget, Floors, LatentNoisePlan, PrivateTraining, Reference, StudyPlan, Training, Wave
-from shared.prescriptions import latent_noise
-from shared.prescriptions.latent_noise import mechanism
-from shared.randomness import seeded_rng
-from shared.release import planned_event, read_bundle
+from shared.flows.bijections import to_arrays
+from shared.mechanisms.latent_noise import plan as latent_noise
+from shared.mechanisms.latent_noise.plan import mechanism
+from shared.plans.dictionary import Column, Dictionary
+from shared.plans.encoding import Encoder
+from shared.plans.plan import Budget, Floors, LatentNoisePlan, PrivateTraining, Reference, StudyPlan, Training, Wave
+from shared.privacy import accountant as privacy
+from shared.releases.receipt import planned_event, read_bundle
 from shared.simulated import small_hospitals
-from site_agent import fitting, records
 from site_agent.config import SiteFloors, Source
-from site_agent.fitting import fit, public_flow, released_rows, trains
-from site_agent.ledger import Ledger
-from site_agent.outbox import Outbox
-from site_agent.pipeline import Site, make_release, rehearse
+from site_agent.decide.outbox import Outbox
+from site_agent.ledger.book import Ledger
+from site_agent.records import table as records
+from site_agent.release import fitting
+from site_agent.release.fitting import fit, public_flow, released_rows, trains
+from site_agent.release.pipeline import Site, make_release, rehearse
 
 TODAY = dt.date(2026, 1, 5)
 STUDIES = Path(__file__).parents[1] / "deploy" / "studies"
@@ -234,7 +235,7 @@ def test_every_possible_record_has_a_short_latent_under_the_public_flow(dictiona
     plan = study("public", reference=tight, dictionary=dictionary)
     encoder = Encoder(dictionary=dictionary)
     flow = public_flow(plan, encoder)
-    from site_agent.pipeline import made_up_table
+    from site_agent.release.pipeline import made_up_table
 
     x = encoder.encode(dictionary.check(made_up_table(plan, 500, seeded_rng(1))), seeded_rng(2))
     z = flow.inverse(x)

@@ -15,10 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import integrate, optimize, stats
 
-from shared import privacy
-from shared.canonical import canonical_json, parse_json
+from shared.base.canonical import canonical_json, parse_json
 from shared.errors import ParameterError, UnknownEvent
-from shared.privacy import (
+from shared.privacy import accountant as privacy
+from shared.privacy.accountant import (
     ORDERS,
     Composition,
     Event,
@@ -560,7 +560,7 @@ def test_above_ten_the_sentence_says_that_it_is_no_guarantee():
 
 def test_importing_the_accountant_loads_no_heavy_library():
     code = (
-        "import sys, shared.privacy, shared.mechanisms.latent_noise; "
+        "import sys, shared.privacy.accountant, shared.mechanisms.latent_noise.noise; "
         "print([m for m in ('dp_accounting', 'torch', 'statsmodels', 'pandas') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -808,7 +808,7 @@ def test_nothing_outside_the_accountant_uses_the_library():
 
     for package in ("shared", "site_agent", "coordinator"):
         for path in (Path(root) / package).rglob("*.py"):
-            if path.name != "privacy.py":
+            if path.name != "accountant.py":
                 for node in ast.walk(ast.parse(path.read_text())):
                     names = [alias.name for alias in getattr(node, "names", [])] if isinstance(node, ast.Import) else []
                     names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []

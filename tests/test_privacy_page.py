@@ -14,15 +14,15 @@ from typing import Any
 import pytest
 
 from shared.errors import PlanRefusal
-from shared.plan import POSTURES, PrivateTraining, StudyPlan
-from shared.prescriptions import _KINDS
-from shared.prescriptions.densities import DensitiesPlan
-from shared.prescriptions.grand import GrandPlan
-from shared.prescriptions.moments import MomentsPlan
-from shared.prescriptions.slicing import SlicingPlan
-from shared.prescriptions.tables import TablesPlan
-from shared.release import Receipt, planned_event, write_receipt
-from shared.stated import shown_epsilon
+from shared.mechanisms.base import _KINDS
+from shared.mechanisms.densities.plan import DensitiesPlan
+from shared.mechanisms.grand.plan import GrandPlan
+from shared.mechanisms.moments.plan import MomentsPlan
+from shared.mechanisms.slicing.plan import SlicingPlan
+from shared.mechanisms.tables.plan import TablesPlan
+from shared.plans.plan import POSTURES, PrivateTraining, StudyPlan
+from shared.privacy.stated import shown_epsilon
+from shared.releases.receipt import Receipt, planned_event, write_receipt
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "privacy.md"

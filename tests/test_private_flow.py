@@ -10,10 +10,10 @@ import pytest
 import torch
 from scipy import stats
 
+from shared.base.randomness import seeded_rng
 from shared.errors import TrainingRefusal
-from shared.flows import AffineAutoregressiveFlow, MaskedLayer
-from shared.plan import PrivateTraining, Training
-from shared.randomness import seeded_rng
+from shared.flows.bijections import AffineAutoregressiveFlow, MaskedLayer
+from shared.plans.plan import PrivateTraining, Training
 from site_agent.models import private_flow
 from site_agent.models.fast_flow import Adam, FusedFlow, first_layers, masks
 from site_agent.models.private_flow import ROOM, Ahead, clipped_sum, noisy, private_layers

@@ -8,18 +8,18 @@ import pandas as pd
 import pytest
 from delivered import STUDIES, cohort, cohort_plan, deliver, join, quarantine
 
-from coordinator.authority import Authority
-from coordinator.cautions import theorem3
-from coordinator.gaps import released_flow
-from coordinator.queries import Kept, ask, draws_of, pooled, resolve, site_estimates
-from coordinator.store import Store
-from shared.encoding import Encoder
+from coordinator.answers.queries import Kept, ask, draws_of, pooled, resolve, site_estimates
+from coordinator.pooling.cautions import theorem3
+from coordinator.pooling.gaps import released_flow
+from coordinator.services.authority import Authority
+from coordinator.store.store import Store
+from shared.base.keys import SigningKey
+from shared.base.randomness import seeded_rng
 from shared.errors import EstimateRefusal, ParameterError, PlanChanged, PlanRefusal
-from shared.estimands import estimate, parse_estimand
-from shared.keys import SigningKey
-from shared.mechanisms.latent_noise import default_radius, kept_weight
-from shared.plan import StudyPlan, sign_plan
-from shared.randomness import seeded_rng
+from shared.estimands.answer import estimate, parse_estimand
+from shared.mechanisms.latent_noise.noise import default_radius, kept_weight
+from shared.plans.encoding import Encoder
+from shared.plans.plan import StudyPlan, sign_plan
 
 SITES = {"alpha": 1200, "beta": 900, "gamma": 700, "delta": 500}
 UNADJUSTED = "cox(time, cvd) ~ sbp/10"

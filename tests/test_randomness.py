@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from shared.base.randomness import Noise, grid_for, rounding_reach, secure_rng, seeded_rng
 from shared.errors import ParameterError
-from shared.mechanisms.latent_noise import LatentNoise, default_radius
-from shared.privacy import Laplace, Slicing, calibrate, w_for_epsilon
-from shared.randomness import Noise, grid_for, rounding_reach, secure_rng, seeded_rng
+from shared.mechanisms.latent_noise.noise import LatentNoise, default_radius
+from shared.privacy.accountant import Laplace, Slicing, calibrate, w_for_epsilon
 
 ALPHA = 1e-6
 ROOT = Path(__file__).resolve().parent.parent
@@ -447,7 +447,7 @@ def test_only_tests_and_examples_use_a_seeded_source():
                     found.append((path.relative_to(ROOT).as_posix(), type(node).__name__))
                 if isinstance(node, ast.keyword) and node.arg == "_key":
                     found.append((path.relative_to(ROOT).as_posix(), "_key"))
-    assert {place for place, _ in found} == {"shared/randomness.py"}
+    assert {place for place, _ in found} == {"shared/base/randomness.py"}
     assert sorted(kind for _, kind in found) == ["Constant", "FunctionDef", "_key", "_key", "_key", "_key"]
 
 
@@ -455,7 +455,7 @@ def test_only_tests_and_examples_use_a_seeded_source():
 def test_no_command_setting_or_argument_offers_a_seed(package):
     # Simulated hospitals have no person behind them: the demo may repeat them.
     allowed = {
-        "shared/randomness.py",
+        "shared/base/randomness.py",
         "shared/simulated.py",
         "coordinator/demo/__init__.py",
         "coordinator/demo/play.py",

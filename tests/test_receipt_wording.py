@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from shared.dictionary import Column, Dictionary
-from shared.plan import Budget, LatentNoisePlan, PrivateTraining, StudyPlan, Training, Wave
-from shared.prescriptions.tables import TablesPlan
-from shared.release import Receipt, coverage, write_receipt
+from shared.mechanisms.tables.plan import TablesPlan
+from shared.plans.dictionary import Column, Dictionary
+from shared.plans.plan import Budget, LatentNoisePlan, PrivateTraining, StudyPlan, Training, Wave
+from shared.releases.receipt import Receipt, coverage, write_receipt
 
 SNAPSHOT = Path(__file__).parent / "receipt_wording.json"
 WORDS = ("unit", "neighbours", "model", "conditional_on", "translation", "covered", "not_covered")

@@ -13,7 +13,6 @@ from conftest import make_table
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shared.dictionary import Column, Dictionary
 from shared.errors import (
     ConfigRefusal,
     DataFileRefusal,
@@ -23,9 +22,10 @@ from shared.errors import (
     MissingRefusal,
     Refusal,
 )
+from shared.plans.dictionary import Column, Dictionary
 from site_agent.config import Config, Limits, SiteFloors, Source
-from site_agent.identifiers import compared, normalised
-from site_agent.records import (
+from site_agent.records.identifiers import compared, normalised
+from site_agent.records.table import (
     header,
     named,
     person_space,

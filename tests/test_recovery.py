@@ -12,14 +12,14 @@ import pytest
 from service import LEAD, SMALL, Hub, small_table
 from test_ledger import deliver
 
-from shared import privacy
 from shared.errors import BudgetRefusal, LedgerRefusal, PlanRefusal, StateRefusal
-from shared.plan import Budget, LatentNoisePlan, StudyPlan, Wave, sign_plan
-from shared.release import planned_event
-from site_agent.holds import _curve, price_of
-from site_agent.ledger import Ledger, Lost
-from site_agent.plans import Plans
-from site_agent.recovery import draws_within, recover
+from shared.plans.plan import Budget, LatentNoisePlan, StudyPlan, Wave, sign_plan
+from shared.privacy import accountant as privacy
+from shared.releases.receipt import planned_event
+from site_agent.decide.plans import Plans
+from site_agent.ledger.book import Ledger, Lost
+from site_agent.ledger.holds import _curve, price_of
+from site_agent.ledger.recovery import draws_within, recover
 
 TODAY = dt.date(2026, 5, 1)
 PLAN = StudyPlan(

@@ -11,13 +11,14 @@ import pandas as pd
 import pytest
 from conftest import make_table
 
-from shared import privacy, release
-from shared.canonical import canonical_json, parse_json, sha256_hex
-from shared.encoding import Encoder
+from shared.base.canonical import canonical_json, parse_json, sha256_hex
+from shared.base.keys import SigningKey
+from shared.base.randomness import seeded_rng
 from shared.errors import IntegrityRefusal, PolicyRefusal, ReceiptRefusal, Refusal, SchemaRefusal
-from shared.keys import SigningKey
-from shared.randomness import seeded_rng
-from shared.release import (
+from shared.plans.encoding import Encoder
+from shared.privacy import accountant as privacy
+from shared.releases import receipt as release
+from shared.releases.receipt import (
     LABEL,
     STATEMENT_TYPE,
     Receipt,

@@ -13,9 +13,9 @@ from service import LEAD, Hub
 from test_collect import plan
 from test_ledger import DELTA, DIGEST, Anchored, acknowledge, reserve
 
-from coordinator.rounds import LetterBoxes
-from shared import privacy
-from shared.canonical import canonical_json, sha256_hex
+from coordinator.training.rounds import LetterBoxes
+from shared.base.canonical import canonical_json, sha256_hex
+from shared.base.keys import SigningKey
 from shared.errors import (
     BudgetRefusal,
     IntegrityRefusal,
@@ -30,11 +30,11 @@ from shared.errors import (
     TooLarge,
     TrainingRefusal,
 )
-from shared.keys import SigningKey
-from shared.rounds import Answered, Asked, node_id, open_answer, open_asked, pack, unpack
-from shared.wire import ROUND_CAP, RoundAnswer
-from site_agent import verifier
-from site_agent.ledger import Ledger
+from shared.privacy import accountant as privacy
+from shared.wire.messages import ROUND_CAP, RoundAnswer
+from shared.wire.rounds import Answered, Asked, node_id, open_answer, open_asked, pack, unpack
+from site_agent.ledger.book import Ledger
+from site_agent.show import verifier
 
 __all__ = ["plan"]  # the fixture
 WEIGHTS = np.linspace(-1, 1, 50)
@@ -265,8 +265,8 @@ def test_an_answer_of_ten_gigabytes_does_not_get_through_the_door(training, serv
     with pytest.raises(TooLarge):
         training.answer(said, content_bytes=10 << 30)
     body = json.loads(training.answer(said).payload) | {"content_bytes": 10 << 30}
-    from shared.keys import Envelope
-    from shared.rounds import ANSWER_TYPE
+    from shared.base.keys import Envelope
+    from shared.wire.rounds import ANSWER_TYPE
 
     forged = Envelope.sign(ANSWER_TYPE, canonical_json(body), [service.sites["north"].release])
     with service.client("north") as client:
@@ -346,7 +346,7 @@ def test_the_whole_training_is_charged_before_its_first_round(ledger):
 
 
 def test_a_round_is_written_without_folding_all_rounds_before_it_and_verify_folds_all(ledger, monkeypatch):
-    from site_agent import ledger as module
+    from site_agent.ledger import book as module
 
     hold = begun(ledger)
     seen: list[int] = []

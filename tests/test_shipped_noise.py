@@ -23,24 +23,26 @@ import pytest
 from scipy import stats
 from shipped import Asked, Bench, Given, far, silent, study
 
-from shared.dictionary import Column, Dictionary
-from shared.encoding import Encoder
-from shared.federated import Federated, Shape, pack
-from shared.flows import AffineAutoregressiveFlow
-from shared.generators.cohort import pilot
-from shared.mechanisms import grand, moments
-from shared.mechanisms.slicing import ROW_STEP
-from shared.plan import LatentNoisePlan, PrivateTraining, StudyPlan, Training
-from shared.prescriptions.densities import DensitiesPlan
-from shared.prescriptions.grand import GrandPlan
-from shared.prescriptions.moments import MomentsPlan
-from shared.prescriptions.slicing import SlicingPlan
-from shared.prescriptions.tables import TablesPlan
-from shared.privacy import Composition, Gaussian, Laplace
-from shared.randomness import grid_for
+from shared.base.randomness import grid_for
+from shared.flows.bijections import AffineAutoregressiveFlow
+from shared.mechanisms.densities.plan import DensitiesPlan
+from shared.mechanisms.grand import noise as grand
+from shared.mechanisms.grand.plan import GrandPlan
+from shared.mechanisms.moments import noise as moments
+from shared.mechanisms.moments.cohort import pilot
+from shared.mechanisms.moments.plan import MomentsPlan
+from shared.mechanisms.slicing.noise import ROW_STEP
+from shared.mechanisms.slicing.plan import SlicingPlan
+from shared.mechanisms.tables.plan import TablesPlan
+from shared.plans.dictionary import Column, Dictionary
+from shared.plans.encoding import Encoder
+from shared.plans.federated import Federated, Shape, pack
+from shared.plans.plan import LatentNoisePlan, PrivateTraining, StudyPlan, Training
+from shared.privacy.accountant import Composition, Gaussian, Laplace
 from shared.simulated import contact_networks
-from site_agent import drawing, federation, fitting
 from site_agent.models import private_flow
+from site_agent.release import drawing, fitting
+from site_agent.training import federation
 
 Noises = list[tuple[Asked, np.ndarray]]
 N = 60

@@ -15,11 +15,12 @@ import pytest
 from conftest import make_table
 from site_desk import PASSPHRASE, Hospital, hospital  # noqa: F401
 
-from shared.canonical import sha256_hex
-from shared.keys import Envelope, SigningKey
-from shared.plan import Budget, PrivateTraining, Wave, sign_plan
-from shared.release import STATEMENT_TYPE
-from site_agent import cli, pipeline
+from shared.base.canonical import sha256_hex
+from shared.base.keys import Envelope, SigningKey
+from shared.plans.plan import Budget, PrivateTraining, Wave, sign_plan
+from shared.releases.receipt import STATEMENT_TYPE
+from site_agent import cli
+from site_agent.release import pipeline
 
 ROOT = Path(__file__).resolve().parent.parent
 CANARY = "CANARY-7319"
@@ -140,7 +141,7 @@ def test_a_certificate_of_another_key_is_refused(hospital):
 
     hospital("init", "--invitation", str(hospital.invitation), "--approver", "dr-lind")
     key = ec.generate_private_key(ec.SECP256R1())
-    from shared.wire import Enrolment
+    from shared.wire.messages import Enrolment
 
     foreign = Enrolment(state="accepted", certificate_pem=certificate("north", key.public_key(), key))
     hospital.hub.enrol = lambda **_: foreign
@@ -537,7 +538,7 @@ def test_a_wave_outside_its_window_is_refused(hospital, plan, table, monkeypatch
 
 
 def test_an_interrupted_draw_is_burnt_and_said_before_another_is_charged(ready, monkeypatch):
-    from shared.mechanisms.latent_noise import LatentNoise
+    from shared.mechanisms.latent_noise.noise import LatentNoise
 
     def die(self, x, rng):
         raise SystemExit(137)

@@ -14,17 +14,17 @@ from scipy import optimize, stats
 from service import SMALL, Hub
 from test_pipeline import release, site, source  # noqa: F401
 
-from shared import privacy
-from shared.dictionary import Column, Dictionary
+from shared.base.randomness import seeded_rng
 from shared.errors import EstimateRefusal, ParameterError, PlanRefusal, SchemaRefusal
-from shared.estimands import parse_estimand
-from shared.generators import projections
-from shared.mechanisms.slicing import ROW_STEP, RowCode, Slicing, event, noise_for, theorem1_epsilon
-from shared.plan import Budget, StudyPlan
-from shared.prescriptions.slicing import SlicingPlan
-from shared.prescriptions.tables import TablesPlan
-from shared.randomness import seeded_rng
-from shared.release import read_bundle
+from shared.estimands.answer import parse_estimand
+from shared.mechanisms.slicing import projections
+from shared.mechanisms.slicing.noise import ROW_STEP, RowCode, Slicing, event, noise_for, theorem1_epsilon
+from shared.mechanisms.slicing.plan import SlicingPlan
+from shared.mechanisms.tables.plan import TablesPlan
+from shared.plans.dictionary import Column, Dictionary
+from shared.plans.plan import Budget, StudyPlan
+from shared.privacy import accountant as privacy
+from shared.releases.receipt import read_bundle
 
 TINY = Dictionary(
     name="tiny",

@@ -22,6 +22,7 @@ from test_collect import refused
 from test_export import resigned, rewritten, verified
 from test_page import served
 
+from shared.base.keys import Envelope, SigningKey
 from shared.errors import (
     ApprovalRefusal,
     NetworkRefusal,
@@ -29,11 +30,12 @@ from shared.errors import (
     SchemaRefusal,
     SignatureRefusal,
 )
-from shared.keys import Envelope, SigningKey
-from shared.plan import Budget, Floors
-from shared.standing import Revocation, Standing, broken_limit, open_revocation, open_standing
-from site_agent import cli, drawing, pipeline, verifier
-from site_agent.checks import Check
+from shared.plans.plan import Budget, Floors
+from shared.plans.standing import Revocation, Standing, broken_limit, open_revocation, open_standing
+from site_agent import cli
+from site_agent.release import drawing, pipeline
+from site_agent.release.checks import Check
+from site_agent.show import verifier
 
 FAR = "2998-12-31"
 WITHIN = "100000"
@@ -59,7 +61,7 @@ def shelf(tmp_path_factory) -> dict:
 
 def rare_levels(patch, outcome: str) -> None:
     found = Check(name="rare-levels", rule="no rare level", outcome=outcome)
-    patch.setattr("site_agent.checks._rare_levels", lambda *_: found)
+    patch.setattr("site_agent.release.checks._rare_levels", lambda *_: found)
 
 
 @pytest.fixture
@@ -613,7 +615,7 @@ def not_audited(site, patch):
 )
 def test_a_stranger_rechecks_each_limit_that_the_agent_was_made_to_pass_over(ready, monkeypatch, cause, said):
     add(ready)
-    monkeypatch.setattr("site_agent.airlock._limit", lambda *_, **__: "")
+    monkeypatch.setattr("site_agent.decide.airlock._limit", lambda *_, **__: "")
     cause(ready, monkeypatch)
     assert ready.json("release", "mini", "--wave", "2")["state"] == "delivered"
     assert said in ready.refused("audit", "verify", expect=30)["given"]

@@ -19,35 +19,44 @@ from test_postures import TODAY, cohort, fitted, released, site, strange, study
 from test_receipt_wording import study as worded
 from test_varied import budget_page, shown
 
-from coordinator.analysis import AnalysisService, _release
-from coordinator.authority import Authority
+from coordinator.analyst.remote import Study
+from coordinator.answers.queries import ask
+from coordinator.answers.spending import least_total, spending
 from coordinator.cli import main
 from coordinator.config import Config
 from coordinator.demo import answers, play
 from coordinator.planning import _price, cost
-from coordinator.queries import ask
-from coordinator.remote import Study
-from coordinator.spending import least_total, spending
-from coordinator.store import Store
-from shared import privacy
+from coordinator.services.analysis import AnalysisService, _release
+from coordinator.services.authority import Authority
+from coordinator.store.store import Store
+from shared.base.keys import SigningKey
+from shared.base.randomness import seeded_rng
 from shared.errors import BudgetRefusal, PolicyRefusal, StateRefusal
-from shared.keys import SigningKey
-from shared.plan import Budget, LatentNoisePlan, StudyPlan, sign_plan
-from shared.prescriptions.latent_noise import FITTED_ON_THE_ROWS, mechanism
-from shared.privacy import Gaussian, NoGuarantee
-from shared.randomness import seeded_rng
-from shared.release import Receipt, coverage, in_words, planned_event, read_bundle
-from shared.standing import broken_limit
-from shared.stated import FLOW, all_given, raised, shown_column, shown_delta, shown_epsilon, shown_price, shown_room
+from shared.mechanisms.latent_noise.plan import FITTED_ON_THE_ROWS, mechanism
+from shared.plans.plan import Budget, LatentNoisePlan, StudyPlan, sign_plan
+from shared.plans.standing import broken_limit
+from shared.privacy import accountant as privacy
+from shared.privacy.accountant import Gaussian, NoGuarantee
+from shared.privacy.stated import (
+    FLOW,
+    all_given,
+    raised,
+    shown_column,
+    shown_delta,
+    shown_epsilon,
+    shown_price,
+    shown_room,
+)
+from shared.releases.receipt import Receipt, coverage, in_words, planned_event, read_bundle
 from shared.terminal import plain
-from site_agent import screens
-from site_agent.airlock import totals
 from site_agent.cli import books, calendar
 from site_agent.cli.plan import _price as _price_of
 from site_agent.cli.plan import charged
 from site_agent.config import SiteBudget, Source
-from site_agent.fitting import require_roles_kept
-from site_agent.pipeline import make_release
+from site_agent.decide.airlock import totals
+from site_agent.release.fitting import require_roles_kept
+from site_agent.release.pipeline import make_release
+from site_agent.show import screens
 
 OPEN = "not bounded: the flow"
 NOTHING = Gaussian(sigma=1.0, sensitivity=0.0)

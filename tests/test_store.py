@@ -12,9 +12,10 @@ import pytest
 import sqlalchemy as sa
 from service import LEAD, SMALL, Hub, anchor_head, small_table
 
-import coordinator.store as module
-from coordinator.log import leaf_hash, verify_consistency, verify_inclusion
-from coordinator.store import Store
+import coordinator.store.store as module
+from coordinator.store.log import leaf_hash, verify_consistency, verify_inclusion
+from coordinator.store.store import Store
+from shared.base.keys import Envelope, SigningKey
 from shared.errors import (
     CertificateRefusal,
     IntegrityRefusal,
@@ -26,8 +27,7 @@ from shared.errors import (
     StateRefusal,
     StorageRefusal,
 )
-from shared.keys import Envelope, SigningKey
-from shared.plan import Budget, LatentNoisePlan, StudyPlan, Wave, sign_plan
+from shared.plans.plan import Budget, LatentNoisePlan, StudyPlan, Wave, sign_plan
 
 TODAY = dt.date(2026, 5, 1)
 

@@ -6,9 +6,9 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from shared.dictionary import Column
 from shared.errors import DictionaryRefusal
-from shared.plan import StudyPlan
+from shared.plans.dictionary import Column
+from shared.plans.plan import StudyPlan
 
 STUDIES = Path(__file__).parents[1] / "deploy" / "studies"
 HOSPITALS = ("cleveland", "hungarian", "switzerland", "va")
@@ -48,8 +48,8 @@ def test_every_numeric_column_of_a_shipped_study_has_a_label_and_the_public_boun
 
 def test_the_federated_study_fits_its_budget_and_its_next_version_names_a_flow():
     from coordinator.demo.federated import named
-    from shared.release import planned_event
-    from site_agent.waves import cost
+    from shared.releases.receipt import planned_event
+    from site_agent.decide.waves import cost
 
     first = plan("federated")
     assert first.federated.epsilon(first.budget.delta) == pytest.approx(2.0, rel=0.01)
@@ -90,8 +90,8 @@ def test_the_demo_s_table_says_what_an_interval_does_not_hold_and_says_each_sent
 
     from coordinator.demo.answers import show
     from coordinator.demo.play import REAL, Answer
-    from coordinator.intervals import _OPEN
-    from coordinator.pooling import pool
+    from coordinator.pooling.intervals import _OPEN
+    from coordinator.pooling.pool import pool
 
     plain = pool([0.1, 0.3, 0.6], [0.03, 0.03, 0.01])
     warned = replace(plain, notes=(*plain.notes, f"north: {_OPEN['private']}", "Another note."))

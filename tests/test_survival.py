@@ -23,7 +23,7 @@ import pandas as pd
 import pytest
 from theatre import ROOT, Theatre, plan_toml
 
-from shared import privacy
+from shared.privacy import accountant as privacy
 
 WAVES = 12
 NEW = 60

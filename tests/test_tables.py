@@ -10,14 +10,14 @@ import pandas as pd
 import pytest
 from test_pipeline import deliver, release, site, source  # noqa: F401
 
-from shared import privacy
-from shared.dictionary import Column, Dictionary
+from shared.base.randomness import seeded_rng
 from shared.errors import ParameterError, PlanRefusal, SchemaRefusal
-from shared.mechanisms.tables import Tables, attributes, sensitivity
-from shared.plan import Budget, StudyPlan, Wave
-from shared.prescriptions.tables import TablesPlan
-from shared.randomness import seeded_rng
-from shared.release import read_bundle
+from shared.mechanisms.tables.noise import Tables, attributes, sensitivity
+from shared.mechanisms.tables.plan import TablesPlan
+from shared.plans.dictionary import Column, Dictionary
+from shared.plans.plan import Budget, StudyPlan, Wave
+from shared.privacy import accountant as privacy
+from shared.releases.receipt import read_bundle
 from tests.conftest import make_table
 
 TINY = Dictionary(

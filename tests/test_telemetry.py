@@ -14,12 +14,12 @@ from service import Hub, small_table
 from test_collect import plan
 from test_withdrawal import taken_back
 
-import shared.wire as wire
+import shared.wire.messages as wire
 import site_agent.egress as egress
 from shared.errors import ParameterError, Refusal
-from shared.invitation import Invitation
-from shared.release import Statement
-from shared.rounds import Answered
+from shared.plans.invitation import Invitation
+from shared.releases.receipt import Statement
+from shared.wire.rounds import Answered
 
 __all__ = ["plan"]  # the fixture
 CANARY = "CANARY-4711-/srv/cohort.csv-sbp=187.25"
@@ -78,7 +78,7 @@ def test_everything_that_a_site_says_of_itself_is_on_the_list():
 class Broken:
     """Raises at the k-th call of a function of the site's side of the wire, in this thread only."""
 
-    FILES = tuple(str(Path(module.__file__)) for module in (egress, wire, sys.modules["shared.transport"]))
+    FILES = tuple(str(Path(module.__file__)) for module in (egress, wire, sys.modules["shared.wire.transport"]))
 
     def __init__(self, at: int, error: Exception) -> None:
         self.at, self.error, self.seen, self.where = at, error, 0, ""

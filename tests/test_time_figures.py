@@ -13,20 +13,20 @@ import pandas as pd
 import pytest
 from delivered import cohort, cohort_plan, deliver, join
 
-from coordinator.authority import Authority
-from coordinator.curves import curves
-from coordinator.drawing import COLOURS, DASHES, SERIES
+from coordinator.answers.curves import curves
+from coordinator.answers.queries import ask
+from coordinator.answers.spending import Budget, Spending, _planned, spending
+from coordinator.figures.canvas import COLOURS, DASHES, SERIES
+from coordinator.figures.over_time import MOST_CURVES, km_figure, waves_figure
 from coordinator.planning import cost
-from coordinator.pooling import pool_estimates
-from coordinator.queries import ask
-from coordinator.spending import Budget, Spending, _planned, spending
-from coordinator.store import Store
-from coordinator.time_figures import MOST_CURVES, km_figure, waves_figure
+from coordinator.pooling.pool import pool_estimates
+from coordinator.services.authority import Authority
+from coordinator.store.store import Store
+from shared.base.keys import SigningKey
 from shared.errors import EstimateRefusal, ParameterError, StateRefusal
-from shared.estimands import Estimate, estimate
-from shared.keys import SigningKey
-from shared.plan import Wave, sign_plan
-from shared.survival import GridCurve, kaplan_meier, public_times
+from shared.estimands.answer import Estimate, estimate
+from shared.estimands.survival import GridCurve, kaplan_meier, public_times
+from shared.plans.plan import Wave, sign_plan
 
 TIMES = public_times(25.0)
 WAVES, DAY = (1, 2, 3, 4), dt.date(2026, 1, 1)

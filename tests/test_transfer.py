@@ -9,17 +9,17 @@ import pytest
 from test_flow_training import banana, same
 from test_postures import cohort, encoded, study
 
+from shared.base.randomness import seeded_rng
 from shared.errors import ParameterError, PlanRefusal
-from shared.flows import AffineAutoregressiveFlow, Composed, Identity
-from shared.plan import Federated, StudyPlan, Training
-from shared.prescriptions.latent_noise import CONDITIONAL_ON
-from shared.public_start import public_start
-from shared.randomness import seeded_rng
-from shared.release import coverage, planned_event
-from site_agent import fitting
-from site_agent.lasting import fitted_by
+from shared.flows.bijections import AffineAutoregressiveFlow, Composed, Identity
+from shared.flows.public_start import public_start
+from shared.mechanisms.latent_noise.plan import CONDITIONAL_ON
+from shared.plans.plan import Federated, StudyPlan, Training
+from shared.releases.receipt import coverage, planned_event
 from site_agent.models import flow as fits
 from site_agent.models.flow import PAPERS_GRID, FlowSettings, estimate_cost, fit_flow, network_of
+from site_agent.release import fitting
+from site_agent.release.lasting import fitted_by
 
 ALONE = FlowSettings(flows=2, hidden=16, epochs=40, patience=6, final_steps=5)
 BEGUN = replace(ALONE, transfer=True)

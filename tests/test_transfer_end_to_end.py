@@ -14,21 +14,21 @@ import pytest
 from service import LEAD, Hub
 from test_federating import Hospital
 
-from coordinator.dialled import train
-from shared.dictionary import Column, Dictionary
-from shared.encoding import Encoder
+from coordinator.training.dialled import train
+from shared.base.randomness import seeded_rng
 from shared.errors import PlanChanged, StateRefusal
-from shared.federated import Federated
-from shared.plan import Budget, Floors, LatentNoisePlan, Reference, StudyPlan, Training, Wave, sign_plan
-from shared.randomness import seeded_rng
-from shared.release import planned_event
-from site_agent import rounds
+from shared.plans.dictionary import Column, Dictionary
+from shared.plans.encoding import Encoder
+from shared.plans.federated import Federated
+from shared.plans.plan import Budget, Floors, LatentNoisePlan, Reference, StudyPlan, Training, Wave, sign_plan
+from shared.releases.receipt import planned_event
 from site_agent.config import Source
-from site_agent.federation import federated_flow
-from site_agent.lasting import read_fit
+from site_agent.decide.outbox import Outbox
 from site_agent.models.flow import fit_flow
-from site_agent.outbox import Outbox
-from site_agent.pipeline import make_release
+from site_agent.release.lasting import read_fit
+from site_agent.release.pipeline import make_release
+from site_agent.training import rounds
+from site_agent.training.federation import federated_flow
 
 TODAY = dt.date(2026, 6, 1)
 BENT = Dictionary(

@@ -14,11 +14,13 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 
-from coordinator.authority import Authority, _builder, _name, requested_key
-from shared import errors, transport, wire
+from coordinator.services.authority import Authority, _builder, _name, requested_key
+from shared import errors
 from shared.errors import CATALOGUE, CertificateRefusal, NetworkRefusal, PlanRefusal, Refusal, TooLarge
-from shared.transport import Client, Credentials, Server
-from shared.wire import Chunk, SignedDocument, StudyRequest
+from shared.wire import messages as wire
+from shared.wire import transport
+from shared.wire.messages import Chunk, SignedDocument, StudyRequest
+from shared.wire.transport import Client, Credentials, Server
 from site_agent.egress import new_tls_identity
 
 SERVICE = wire.SERVICE
@@ -299,7 +301,7 @@ def test_credentials_never_show_their_key(authority):
     assert "PRIVATE" not in repr(site_credentials(authority))
 
 
-@pytest.mark.parametrize("module", ["shared.transport", "shared.invitation", "site_agent.egress"])
+@pytest.mark.parametrize("module", ["shared.wire.transport", "shared.plans.invitation", "site_agent.egress"])
 def test_grpc_is_imported_when_a_connection_is_made_and_not_before(module):
     code = f"import sys, {module}; print('grpc' in sys.modules, 'pandas' in sys.modules)"
     made = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -26,15 +26,15 @@ import pytest
 from scipy import stats
 from test_noise_levels import Scaled
 
-from shared import privacy
-from shared.dictionary import Column, Dictionary
-from shared.encoding import Encoder
-from shared.flows import Identity
-from shared.mechanisms.latent_noise import LatentNoise
-from shared.plan import Budget, LatentNoisePlan, PrivateTraining, StudyPlan, Training, Wave
-from shared.privacy import Gaussian, Laplace, SubsampledGaussian, epsilon, pure_epsilon, w_for_epsilon
-from shared.randomness import grid_for, seeded_rng
-from shared.release import planned_event, read_bundle, write_bundle, write_receipt
+from shared.base.randomness import grid_for, seeded_rng
+from shared.flows.bijections import Identity
+from shared.mechanisms.latent_noise.noise import LatentNoise
+from shared.plans.dictionary import Column, Dictionary
+from shared.plans.encoding import Encoder
+from shared.plans.plan import Budget, LatentNoisePlan, PrivateTraining, StudyPlan, Training, Wave
+from shared.privacy import accountant as privacy
+from shared.privacy.accountant import Gaussian, Laplace, SubsampledGaussian, epsilon, pure_epsilon, w_for_epsilon
+from shared.releases.receipt import planned_event, read_bundle, write_bundle, write_receipt
 
 RUNS = 5_000
 QUIET = 20_000

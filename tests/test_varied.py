@@ -19,20 +19,20 @@ from rich.console import Console
 from test_postures import TODAY, cohort, encoded, fitted, released, site, study
 from theatre import plan_toml
 
-from coordinator.analysis import AnalysisService
-from coordinator.authority import Authority
+from coordinator.analyst.remote import Study
+from coordinator.answers.queries import _source
+from coordinator.answers.spending import least_total, spending
 from coordinator.cli import main
 from coordinator.planning import _price, cost
-from coordinator.queries import _source
-from coordinator.remote import Study
-from coordinator.spending import least_total, spending
-from coordinator.store import Store
-from shared import privacy
+from coordinator.services.analysis import AnalysisService
+from coordinator.services.authority import Authority
+from coordinator.store.store import Store
+from shared.base.keys import SigningKey
+from shared.base.randomness import seeded_rng
 from shared.errors import BudgetRefusal, ParameterError, PlanRefusal, PolicyRefusal, StateRefusal
-from shared.estimands import parse_estimand
-from shared.flows import Identity
-from shared.keys import SigningKey
-from shared.mechanisms.latent_noise import (
+from shared.estimands.answer import parse_estimand
+from shared.flows.bijections import Identity
+from shared.mechanisms.latent_noise.noise import (
     VARIED,
     LatentNoise,
     default_radius,
@@ -41,22 +41,22 @@ from shared.mechanisms.latent_noise import (
     matched,
     varied,
 )
-from shared.plan import Floors, LatentNoisePlan, StudyPlan, Wave, sign_plan
-from shared.prescriptions.latent_noise import mechanism
-from shared.privacy import NoGuarantee
-from shared.randomness import seeded_rng
-from shared.release import Receipt, coverage, in_words, planned_event, read_bundle
-from shared.standing import Standing, broken_limit
-from site_agent import page, screens
-from site_agent.airlock import totals
-from site_agent.audit import linkage, weighed
+from shared.mechanisms.latent_noise.plan import mechanism
+from shared.plans.plan import Floors, LatentNoisePlan, StudyPlan, Wave, sign_plan
+from shared.plans.standing import Standing, broken_limit
+from shared.privacy import accountant as privacy
+from shared.privacy.accountant import NoGuarantee
+from shared.privacy.composition import Composition
+from shared.releases.receipt import Receipt, coverage, in_words, planned_event, read_bundle
 from site_agent.cli.plan import _price as _price_of
-from site_agent.composition import Composition
 from site_agent.config import SiteBudget, Source
-from site_agent.curve import require_allowed
-from site_agent.holds import price_of
-from site_agent.lasting import fitted_by
-from site_agent.pipeline import make_release
+from site_agent.decide.airlock import totals
+from site_agent.ledger.holds import price_of
+from site_agent.release.audit import linkage, weighed
+from site_agent.release.lasting import fitted_by
+from site_agent.release.pipeline import make_release
+from site_agent.show import page, screens
+from site_agent.show.curve import require_allowed
 
 N, D, W = 4000, 4, 0.6
 

@@ -19,16 +19,16 @@ import pytest
 from delivered import TODAY, cohort, cohort_plan, deliver, join, quarantine, take_back
 
 import coordinator.cli as cli
-from coordinator.authority import Authority
+from coordinator.answers.queries import ask, site_estimates
+from coordinator.answers.waves import STATES, draft, grid, reminder, scheduled
 from coordinator.cli import main
-from coordinator.queries import ask, site_estimates
-from coordinator.store import Store
-from coordinator.waves import STATES, draft, grid, reminder, scheduled
-from shared.canonical import parse_json
+from coordinator.services.authority import Authority
+from coordinator.store.store import Store
+from shared.base.canonical import parse_json
+from shared.base.keys import Envelope, SigningKey
 from shared.errors import EstimateRefusal, ParameterError, PlanRefusal, StateRefusal
-from shared.estimands import estimate, parse_estimand
-from shared.keys import Envelope, SigningKey
-from shared.plan import StudyPlan, Wave, sign_plan
+from shared.estimands.answer import estimate, parse_estimand
+from shared.plans.plan import StudyPlan, Wave, sign_plan
 
 QUESTION = "cox(time, cvd) ~ sbp/10"
 DAY = dt.timedelta(days=1)
@@ -150,7 +150,7 @@ def test_the_grid_says_of_each_site_what_the_coordinator_holds(study):
 def test_a_ledger_that_moved_since_the_last_delivery_is_a_guess_and_is_called_one(study):
     from service import anchor_head
 
-    from shared.keys import Envelope
+    from shared.base.keys import Envelope
 
     envelope = Envelope.sign("x", b"y", [SigningKey.generate()])
     study.deliver("alpha", 1)
@@ -473,8 +473,8 @@ def test_a_lead_killed_after_a_note_finds_it_once_when_the_verb_is_run_again(stu
 def test_the_end_of_a_standing_approval_is_kept_when_the_coordinator_dies_before_it_can_say_so(study):
     code = (
         "import datetime, pathlib, sys\n"
-        "from coordinator.store import Store\n"
-        "from shared.keys import Envelope\n"
+        "from coordinator.store.store import Store\n"
+        "from shared.base.keys import Envelope\n"
         "said = Envelope.from_bytes(sys.stdin.buffer.read())\n"
         "Store.open(pathlib.Path(sys.argv[1])).revoke_standing('alpha', 'ab' * 32, said, datetime.date(2026, 1, 5))\n"
     )

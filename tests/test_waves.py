@@ -18,7 +18,7 @@ from site_desk import hospital  # noqa: F401
 from test_ledger import DELTA, GAUSSIAN, KEY, acknowledge, drawing, forked, reserve
 from test_pipeline import deliver, kinds, quick, release, site, source  # noqa: F401
 
-from shared import privacy
+from shared.base.keys import SigningKey
 from shared.errors import (
     BudgetRefusal,
     DifferencingRefusal,
@@ -32,15 +32,16 @@ from shared.errors import (
     StateRefusal,
     TooLarge,
 )
-from shared.keys import SigningKey
-from shared.plan import Budget, LatentNoisePlan, Wave
-from shared.release import read_bundle
-from site_agent import drawing as mechanisms
-from site_agent import lasting, pipeline, waves
-from site_agent.composition import Charge, Composition
-from site_agent.holds import LOST_CAP, Lost
-from site_agent.ledger import Ledger
-from site_agent.outbox import Outbox
+from shared.plans.plan import Budget, LatentNoisePlan, Wave
+from shared.privacy import accountant as privacy
+from shared.privacy.composition import Charge, Composition
+from shared.releases.receipt import read_bundle
+from site_agent.decide import waves
+from site_agent.decide.outbox import Outbox
+from site_agent.ledger.book import Ledger
+from site_agent.ledger.holds import LOST_CAP, Lost
+from site_agent.release import drawing as mechanisms
+from site_agent.release import lasting, pipeline
 
 ALWAYS = {"opens": dt.date(2000, 1, 1), "closes": dt.date(2999, 1, 1)}
 CURVE = tuple(float(value) for value in privacy.rdp(GAUSSIAN))
@@ -346,7 +347,7 @@ def test_a_lost_list_of_rows_stops_the_comparison_instead_of_passing_it(quick, t
 
 # -- persons who withdraw -----------------------------------------------------------------------------------------
 def pseudonyms(table: pd.DataFrame) -> list[str]:
-    from site_agent.records import pseudonym
+    from site_agent.records.table import pseudonym
 
     return [pseudonym(person, key=b"k" * 32) for person in table["person"]]
 
@@ -455,7 +456,7 @@ def test_a_snapshot_taken_at_the_anchor_and_put_back_after_the_run_does_not_draw
         put_back = opened()
         assert put_back.ledger.holds()[-1].state == "anchored"
         draws = []
-        monkeypatch.setattr("shared.mechanisms.latent_noise.LatentNoise.release", lambda *_: draws.append(1))
+        monkeypatch.setattr("shared.mechanisms.latent_noise.noise.LatentNoise.release", lambda *_: draws.append(1))
         with pytest.raises(LedgerRefusal):
             release(plan, put_back, where)
         assert draws == []

@@ -35,21 +35,22 @@ from scipy import stats
 from shipped import KEY, Bench, study
 from site_desk import PASSPHRASE, Hospital, hospital  # noqa: F401
 
-from shared import privacy
-from shared.canonical import parse_json
-from shared.dictionary import Column, Dictionary
+from shared.base.canonical import parse_json
+from shared.base.keys import Envelope, SigningKey
+from shared.base.randomness import Noise, seeded_rng
 from shared.errors import DifferencingRefusal, Refusal
-from shared.keys import Envelope, SigningKey
-from shared.plan import Floors, LatentNoisePlan, PrivateTraining, StudyPlan, Training
-from shared.prescriptions.densities import DensitiesPlan
-from shared.prescriptions.grand import GrandPlan
-from shared.prescriptions.moments import MomentsPlan
-from shared.prescriptions.slicing import SlicingPlan
-from shared.prescriptions.tables import TablesPlan
-from shared.randomness import Noise, seeded_rng
+from shared.mechanisms.densities.plan import DensitiesPlan
+from shared.mechanisms.grand.plan import GrandPlan
+from shared.mechanisms.moments.plan import MomentsPlan
+from shared.mechanisms.slicing.plan import SlicingPlan
+from shared.mechanisms.tables.plan import TablesPlan
+from shared.plans.dictionary import Column, Dictionary
+from shared.plans.plan import Floors, LatentNoisePlan, PrivateTraining, StudyPlan, Training
+from shared.privacy import accountant as privacy
 from shared.simulated import contact_networks
-from site_agent import drawing, fitting, records
-from site_agent.pipeline import Release
+from site_agent.records import table as records
+from site_agent.release import drawing, fitting
+from site_agent.release.pipeline import Release
 
 ATTACK = drawing._attack
 DRAWS = 3
@@ -410,7 +411,9 @@ def test_a_record_decides_neither_whether_a_standing_approval_serves_nor_what_st
     monkeypatch.setattr(drawing, "_attack", ATTACK)
     sources: list[Noise] = []
     ids: list[int] = []
-    monkeypatch.setattr("shared.randomness.secure_rng", lambda: sources.append(seeded_rng(len(sources))) or sources[-1])
+    monkeypatch.setattr(
+        "shared.base.randomness.secure_rng", lambda: sources.append(seeded_rng(len(sources))) or sources[-1]
+    )
     monkeypatch.setattr("secrets.token_hex", lambda size: ids.append(0) or f"{len(ids):0{2 * size}x}")
     plan = rows_plan("public", SIXTH, waves=2, returning="refresh", floors=Floors(standing=True))
     hospital.joined("dr-lind").publish(plan)

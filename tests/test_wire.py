@@ -9,13 +9,13 @@ import sys
 
 import pytest
 
-from shared import wire
-from shared.canonical import canonical_json
+from shared.base.canonical import canonical_json
+from shared.base.keys import SigningKey
 from shared.errors import SchemaRefusal
-from shared.keys import SigningKey
 from shared.proto import collection_pb2 as pb
 from shared.proto.generate import generated
-from shared.wire import (
+from shared.wire import messages as wire
+from shared.wire.messages import (
     Acceptance,
     AnchorHead,
     AnchorReceipt,

@@ -13,8 +13,8 @@ from service import LEAD, Hub, small_table
 from test_collect import Servers, failpoints, plan, refused
 from theatre import Theatre, plan_toml
 
-from shared.canonical import parse_json
-from shared.dictionary import Column
+from shared.base.canonical import parse_json
+from shared.base.keys import Envelope, SigningKey
 from shared.errors import (
     ApprovalRefusal,
     CertificateRefusal,
@@ -28,9 +28,9 @@ from shared.errors import (
     SignatureRefusal,
     StateRefusal,
 )
-from shared.keys import Envelope, SigningKey
-from shared.plan import sign_plan
-from shared.wire import REASONS, WITHDRAWAL_TYPE, SignedDocument, Withdrawal
+from shared.plans.dictionary import Column
+from shared.plans.plan import sign_plan
+from shared.wire.messages import REASONS, WITHDRAWAL_TYPE, SignedDocument, Withdrawal
 from site_agent.egress import Witness
 
 __all__ = ["plan"]  # the fixture

@@ -384,27 +384,27 @@ PRELOADED = [
     "cryptography.x509",
     "google.protobuf.message",
     "dp_accounting",
-    "shared.wire",
-    "shared.release",
-    "shared.flows",
-    "shared.mechanisms.latent_noise",
+    "shared.wire.messages",
+    "shared.releases.receipt",
+    "shared.flows.bijections",
+    "shared.mechanisms.latent_noise.noise",
     "site_agent.cli",
     "site_agent.egress",
-    "site_agent.drawing",
-    "site_agent.pipeline",
+    "site_agent.release.drawing",
+    "site_agent.release.pipeline",
     "site_agent.models.flow",
-    "site_agent.audit",
-    "site_agent.checks",
-    "site_agent.records",
-    "site_agent.ledger",
-    "site_agent.outbox",
-    "site_agent.plans",
-    "site_agent.screens",
-    "site_agent.health",
+    "site_agent.release.audit",
+    "site_agent.release.checks",
+    "site_agent.records.table",
+    "site_agent.ledger.book",
+    "site_agent.decide.outbox",
+    "site_agent.decide.plans",
+    "site_agent.show.screens",
+    "site_agent.show.health",
     "coordinator.cli",
-    "coordinator.collect",
-    "coordinator.authority",
-    "coordinator.store",
+    "coordinator.services.collect",
+    "coordinator.services.authority",
+    "coordinator.store.store",
 ]
 
 
@@ -419,9 +419,9 @@ def _draws() -> None:
 
     What the membership attack releases is a stand-in, which never leaves memory.
     """
-    from shared.mechanisms.latent_noise import LatentNoise
-    from site_agent import drawing
-    from site_agent.outbox import Outbox
+    from shared.mechanisms.latent_noise.noise import LatentNoise
+    from site_agent.decide.outbox import Outbox
+    from site_agent.release import drawing
 
     drawn, sealed, attacked = LatentNoise.release, Outbox.seal, drawing._attack
     attacking: list[bool] = []
@@ -448,7 +448,7 @@ def _draws() -> None:
 
 def _trace() -> None:
     """Note every failpoint that is passed."""
-    from shared import failpoints
+    from shared.base import failpoints
 
     old = failpoints.reach
 
@@ -462,7 +462,7 @@ def _trace() -> None:
 
 def _plaintext() -> None:
     """Keep every message on its way into the encrypted connection, and out of it."""
-    from shared import wire
+    from shared.wire import messages as wire
 
     encode, decode = wire.encode, wire.decode
 
@@ -487,10 +487,10 @@ def _stumble() -> None:
     """A fault that nobody foresaw, in the words of a library that quotes the cell it stumbled over."""
     import pandas as pd
 
-    from site_agent import drawing
+    from site_agent.release import drawing
 
     def fit(*_: Any) -> Any:
-        from shared.randomness import secure_rng  # noqa: F401
+        from shared.base.randomness import secure_rng  # noqa: F401
 
         frame = pd.read_csv(os.environ["THEATRE_TABLE"], dtype=str)
         return frame["person"].astype(float)

@@ -32,10 +32,10 @@ def analyst_add(
 ) -> None:
     """Make a token and write it to a file, once: only its hash is kept here."""
     config = Config.load(context.obj)
-    from coordinator.analysts import Analysts
-    from coordinator.authority import Authority
-    from coordinator.remote import Pass
-    from shared.transport import SERVER_NAME
+    from coordinator.analyst.remote import Pass
+    from coordinator.services.analysts import Analysts
+    from coordinator.services.authority import Authority
+    from shared.wire.transport import SERVER_NAME
 
     if not config.analysts:
         raise StateRefusal(
@@ -76,7 +76,7 @@ def analyst_add(
 @analyst_app.command("list")
 def analyst_list(context: typer.Context, json: Json = False) -> None:
     """List the tokens: whose they are, what for, until when. The tokens themselves cannot be shown."""
-    from coordinator.analysts import Analysts
+    from coordinator.services.analysts import Analysts
 
     with open_store(Config.load(context.obj)) as store:
         found = Analysts(store).accounts()
@@ -103,7 +103,7 @@ def analyst_revoke(
     json: Json = False,
 ) -> None:
     """Take tokens back. The next call with one is refused; what was answered stays in the record."""
-    from coordinator.analysts import Analysts
+    from coordinator.services.analysts import Analysts
 
     with open_store(Config.load(context.obj)) as store:
         analysts = Analysts(store)

@@ -9,8 +9,8 @@ import typer
 
 from coordinator.config import Config
 from shared.errors import ParameterError, StateRefusal
-from shared.stated import shown_price
-from shared.synthetic import Checkpoint, DrawNumber, Draws, FitName, Out, Restart, Rows, Steps, run_synthesis
+from shared.privacy.stated import shown_price
+from shared.releases.synthetic import Checkpoint, DrawNumber, Draws, FitName, Out, Restart, Rows, Steps, run_synthesis
 from shared.terminal import emit, plain, table
 
 if TYPE_CHECKING:
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     import pandas as pd
     from rich.console import Console
 
-    from coordinator.queries import Answer
-    from coordinator.store import SavedResult, Store
-    from shared.federated import FederatedFlow
+    from coordinator.answers.queries import Answer
+    from coordinator.store.store import SavedResult, Store
+    from shared.plans.federated import FederatedFlow
 from coordinator.cli.frame import DryRun, Json, Study, app, open_store, today
 
 __all__ = ["figure", "harmonise", "pool", "results", "synthetic"]
@@ -116,7 +116,7 @@ def pool(
         _estimates(answer).to_csv(out, index=False)
 
     def show(shown: Console) -> None:
-        from coordinator import analyses
+        from coordinator.pooling import analyses
 
         _show_answer(shown, answer, data["changed"])
         analyses.show(shown, answer.result, further, exp=answer.result.scale == "log")
@@ -153,8 +153,8 @@ def figure(
     json: Json = False,
 ) -> None:
     """Draw the forest plot of a pooled answer, one of the figures beside it, survival curves, or the budget."""
-    from coordinator.client import check_figure
-    from coordinator.companion_figures import KINDS
+    from coordinator.analyst.commands import check_figure
+    from coordinator.figures.companions import KINDS
 
     check_figure(out, kind)
 
@@ -167,7 +167,7 @@ def figure(
     if (subgroup or favours or sort) and kind != "forest":
         raise ParameterError("subgroups, favours and an order must be of a forest plot", given=repr(kind))
     if kind == "budget":
-        from coordinator.spending import spending
+        from coordinator.answers.spending import spending
 
         with open_store(Config.load(context.obj)) as store:
             budget = spending(store, study)
@@ -175,12 +175,12 @@ def figure(
         emit({**plain(budget), **made}, as_json=json, show=lambda shown: shown.print(words))
         return
     if not wave:
-        from coordinator.queries import newest
+        from coordinator.answers.queries import newest
 
         with open_store(Config.load(context.obj)) as store:
             wave = newest(store, study)
     if kind == "km":
-        from coordinator.curves import curves
+        from coordinator.answers.curves import curves
 
         with open_store(Config.load(context.obj)) as store:
             asked = _one_question(store, study, estimand, formula)
@@ -206,7 +206,7 @@ def figure(
         made["waves"] = _by_wave(context, answer, title or f"{study}: {answer.term} in {answer.estimand}", path)
         before = None if dry_run else _save(context, answer, "figure", figure=str(out))
     elif not dry_run:
-        from coordinator.client import draw, sides
+        from coordinator.analyst.commands import draw, sides
 
         draw(
             answer.result,
@@ -244,7 +244,7 @@ def harmonise(
     json: Json = False,
 ) -> None:
     """Ask as released and with a column on one site's scale, side by side. No site is contacted; it costs no ε."""
-    from coordinator import harmonise as maps
+    from coordinator.answers import harmonise as maps
 
     if forest is not None and forest.suffix.lower() not in (".svg", ".pdf", ".png"):
         raise ParameterError("a figure must end in .svg, .pdf or .png", given=repr(forest.name))
@@ -292,7 +292,7 @@ def synthetic(
     json: Json = False,
 ) -> None:
     """Draw synthetic rows from a site's noisy figures, where the plan lets rows leave. It costs no ε."""
-    from coordinator.synthesis import synthesis
+    from coordinator.answers.synthesis import synthesis
 
     with open_store(Config.load(context.obj)) as store:
         planned = synthesis(store, study, site, wave=wave, fit=fit, number=draw, rows=rows, draws=m, steps=steps)
@@ -346,7 +346,7 @@ def _ask(
     level: float,
     **more: Any,
 ) -> Answer:
-    from coordinator.queries import ask
+    from coordinator.answers.queries import ask
 
     with open_store(Config.load(context.obj)) as store:
         asked = _one_question(store, study, estimand, formula)
@@ -356,7 +356,7 @@ def _ask(
 
 def _trained(path: Path | None) -> FederatedFlow | None:
     """The document of a trained flow. Raises: StateRefusal (no such file), SchemaRefusal."""
-    from shared.federated import FederatedFlow
+    from shared.plans.federated import FederatedFlow
 
     if path is None:
         return None
@@ -378,8 +378,8 @@ def _one_question(store: Store, study: str, estimand: str, formula: str) -> str:
 
 def _by_wave(context: typer.Context, answer: Answer, title: str, path: Path | None) -> dict[str, dict[str, Any]]:
     """Ask the same of every wave up to the answer's, and draw it; the pooled figures by wave."""
-    from coordinator.queries import ask
-    from coordinator.time_figures import waves_figure
+    from coordinator.answers.queries import ask
+    from coordinator.figures.over_time import waves_figure
     from shared.errors import EstimateRefusal
 
     result = answer.result
@@ -436,7 +436,7 @@ def _changed(before: SavedResult | None, answer: Answer) -> list[str]:
 
 def _analyse(answer: Answer, mods: list[str], subgroup: str, facts: Path | None, **options: Any) -> dict[str, Any]:
     """The further questions of a pooled answer."""
-    from coordinator import analyses
+    from coordinator.pooling import analyses
 
     by_label = _known(answer, [*mods, *([subgroup] if subgroup else [])], facts)
     asked = analyses.Asked(
@@ -453,7 +453,7 @@ def _known(answer: Answer, names: Sequence[str], facts: Path | None) -> dict[str
         name: {source.site: getattr(source, name) for source in answer.sources} for name in ("n", "epsilon", "posture")
     }
     if facts is not None:
-        from coordinator.client import read_table
+        from coordinator.analyst.commands import read_table
 
         given = read_table(facts)
         if "site" not in given.columns or given["site"].duplicated().any():
@@ -480,7 +480,7 @@ def _estimates(answer: Answer) -> pd.DataFrame:
 
 
 def _show_answer(out: Console, answer: Answer, changed: Sequence[str] = ()) -> None:
-    from coordinator.client import show_pooled
+    from coordinator.analyst.commands import show_pooled
 
     result = answer.result
     ratio = result.scale == "log"

@@ -8,7 +8,7 @@ import typer
 
 from coordinator.config import Config
 from shared.errors import PlanRefusal
-from shared.stated import shown_price
+from shared.privacy.stated import shown_price
 from shared.terminal import console, emit
 
 if TYPE_CHECKING:
@@ -30,8 +30,8 @@ def federate_run(
     json: Json = False,
 ) -> None:
     """Train the plan's flow with the sites that dial in; stopped, it goes on where it was. Beside coordinator serve."""
-    from coordinator.authority import Authority
-    from coordinator.dialled import nodes, train
+    from coordinator.services.authority import Authority
+    from coordinator.training.dialled import nodes, train
 
     config = Config.load(context.obj)
     with open_store(config) as store:
@@ -90,7 +90,7 @@ def federate_run(
 @federate_app.command("status")
 def federate_status(context: typer.Context, study: Study, json: Json = False) -> None:
     """How far the study's newest training is: which round, who has answered it, who is waited for."""
-    from coordinator.rounds import LetterBoxes
+    from coordinator.training.rounds import LetterBoxes
 
     with open_store(Config.load(context.obj)) as store:
         found = LetterBoxes(store).progress(study)

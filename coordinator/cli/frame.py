@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from coordinator.store import Store
-    from shared.keys import PublicKey
+    from coordinator.store.store import Store
+    from shared.base.keys import PublicKey
 
 __all__ = [
     "PASSPHRASE_VARIABLE",
@@ -78,7 +78,7 @@ def _home(
 
 def open_store(config: Config) -> closing[Store]:
     """This coordinator's store, closed when the block ends."""
-    from coordinator.store import Store
+    from coordinator.store.store import Store
 
     return closing(Store.open(config.home, config.store))
 
@@ -105,7 +105,7 @@ def ask_passphrase(who: str, *, confirm: bool = False) -> str | None:
 
 def lead_keys(config: Config) -> dict[str, PublicKey]:
     """The leads' public keys, by name; they are what a site pins."""
-    from shared.keys import PublicKey
+    from shared.base.keys import PublicKey
 
     found = {path.stem: PublicKey(path.read_text().strip()) for path in sorted((config.home / "keys").glob("*.pub"))}
     if not found:

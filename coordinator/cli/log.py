@@ -59,7 +59,7 @@ def log_proof(
     json: Json = False,
 ) -> None:
     """Prove that one release stands in the log, in a form that anyone can verify (RFC 9162)."""
-    from coordinator.log import leaf_hash, verify_inclusion
+    from coordinator.store.log import leaf_hash, verify_inclusion
 
     with open_store(Config.load(context.obj)) as store:
         found = one_release(store, release)
@@ -104,9 +104,9 @@ def log_list(
     json: Json = False,
 ) -> None:
     """Sign what was witnessed and accepted of a site, for a stranger who checks the site's audit export (verify.py)."""
-    from coordinator.authority import Authority
-    from shared.canonical import canonical_json
-    from shared.keys import Envelope, write_private
+    from coordinator.services.authority import Authority
+    from shared.base.canonical import canonical_json
+    from shared.base.keys import Envelope, write_private
 
     config = Config.load(context.obj)
     if out.exists():

@@ -10,7 +10,7 @@ import typer
 
 from coordinator.config import Config
 from shared.errors import ParameterError, PlanRefusal, PlanRollback, StateRefusal
-from shared.stated import shown_column, shown_delta, shown_epsilon, shown_price, shown_room
+from shared.privacy.stated import shown_column, shown_delta, shown_epsilon, shown_price, shown_room
 from shared.terminal import checklist, emit, plain, table
 
 if TYPE_CHECKING:
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from coordinator.store import Store
-    from shared.keys import SigningKey
-    from shared.plan import StudyPlan
+    from coordinator.store.store import Store
+    from shared.base.keys import SigningKey
+    from shared.plans.plan import StudyPlan
 from coordinator.cli.frame import (
     DryRun,
     Json,
@@ -94,7 +94,7 @@ def plan_check(context: typer.Context, file: PlanFile, json: Json = False) -> No
 def plan_prices(file: PlanFile, json: Json = False) -> None:
     """The study's price list: what each mechanism would cost a person, what that covers, how wide intervals are."""
     from coordinator.planning import prices
-    from shared.plan import StudyPlan
+    from shared.plans.plan import StudyPlan
 
     plan = StudyPlan.from_toml(_text(file))
     listed = prices(plan)
@@ -129,7 +129,7 @@ def plan_cost(
 ) -> None:
     """Price a plan: what each wave costs a person, and the last wave the budget affords."""
     from coordinator.planning import MANY, cost
-    from shared.plan import StudyPlan
+    from shared.plans.plan import StudyPlan
 
     plan = StudyPlan.from_toml(_text(file))
     price = cost(plan, waves=waves, persons=persons)
@@ -209,7 +209,7 @@ def plan_sign(
 ) -> None:
     """Sign a plan with the lead's key and publish it to the sites; they act on it once their stewards approve."""
     from coordinator.planning import changes, review
-    from shared.plan import sign_plan
+    from shared.plans.plan import sign_plan
 
     config = Config.load(context.obj)
     plan, checks = review(_text(file), today=today(), recipient=config.name)
@@ -274,7 +274,7 @@ def plan_amend(
     json: Json = False,
 ) -> None:
     """Write the next version of a study's plan as a draft to edit. It is signed like any plan, and approved anew."""
-    from coordinator.waves import draft
+    from coordinator.answers.waves import draft
 
     config = Config.load(context.obj)
     with open_store(config) as store:
@@ -309,7 +309,7 @@ def plan_show(
 ) -> None:
     """Show a signed plan: what leaves the sites, how often, to whom, at which price, what is not covered."""
     from coordinator.planning import cost
-    from shared.release import coverage
+    from shared.releases.receipt import coverage
 
     with open_store(Config.load(context.obj)) as store:
         plan = store.plan(study, version).plan
@@ -371,7 +371,7 @@ def _name(context: typer.Context) -> str:
 
 
 def _lead_key(config: Config, name: str) -> SigningKey:
-    from shared.keys import SigningKey
+    from shared.base.keys import SigningKey
 
     path = config.home / "keys" / f"{name}.pem"
     encrypted = path.is_file() and b"ENCRYPTED" in path.read_bytes()

@@ -10,13 +10,13 @@ import typer
 
 from coordinator.config import Config
 from shared.errors import ParameterError, StateRefusal
-from shared.stated import all_given, shown_price
+from shared.privacy.stated import all_given, shown_price
 from shared.terminal import checklist, emit, plain, table
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from coordinator.store import Release, Store
+    from coordinator.store.store import Release, Store
 from coordinator.cli.frame import (
     DryRun,
     Json,
@@ -80,8 +80,8 @@ def release_show(
     json: Json = False,
 ) -> None:
     """Show one accepted release: its receipt in words."""
-    from coordinator.spending import least_total
-    from shared import privacy
+    from coordinator.answers.spending import least_total
+    from shared.privacy import accountant as privacy
 
     with open_store(Config.load(context.obj)) as store:
         found = one_release(store, release)
@@ -156,8 +156,8 @@ def wave_schedule(
     json: Json = False,
 ) -> None:
     """Write a new draft version of the plan with a calendar. Nothing is sent: sign it, and each site approves it."""
+    from coordinator.answers.waves import draft, scheduled
     from coordinator.planning import changes, review
-    from coordinator.waves import draft, scheduled
 
     config = Config.load(context.obj)
     try:
@@ -196,7 +196,7 @@ def wave_schedule(
 @wave_app.command("status")
 def wave_status(context: typer.Context, study: Study, json: Json = False) -> None:
     """Show each site in each wave: who has delivered, who is missing, how long the oldest wait has lasted."""
-    from coordinator.waves import STATES, grid
+    from coordinator.answers.waves import STATES, grid
 
     with open_store(Config.load(context.obj)) as store:
         found = grid(store, study, today())
@@ -246,7 +246,7 @@ def wave_remind(
     json: Json = False,
 ) -> None:
     """Write a text for each site that is missing, for you to send; the site also sees the day when it next asks."""
-    from coordinator.waves import grid, reminder
+    from coordinator.answers.waves import grid, reminder
 
     with open_store(Config.load(context.obj)) as store:
         plan = store.plan(study).plan
@@ -284,7 +284,7 @@ def wave_close(
     json: Json = False,
 ) -> None:
     """Close a wave, naming who is missing. For good: what arrives later makes a revision."""
-    from coordinator.waves import grid
+    from coordinator.answers.waves import grid
 
     with open_store(Config.load(context.obj)) as store:
         planned = store.plan(study).plan.wave(wave)

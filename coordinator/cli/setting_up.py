@@ -62,8 +62,8 @@ def init(
         made = {"home": str(home), "name": name, "address": address, "names": config.names, "created": False}
         emit(made, as_json=json, show=lambda out: out.print(f"would create {home} for {name} at {address}"))
         return
-    from coordinator.authority import Authority
-    from shared.keys import SigningKey, write_private
+    from coordinator.services.authority import Authority
+    from shared.base.keys import SigningKey, write_private
 
     home.mkdir(parents=True, exist_ok=True)
     home.chmod(0o700)
@@ -117,7 +117,7 @@ def serve(
 ) -> None:
     """Answer sites and analysts, in the foreground, until it is told to stop (SIGTERM, or Ctrl-C)."""
     config = Config.load(context.obj)
-    from coordinator import collect
+    from coordinator.services import collect
 
     listen = address or config.listen
     host = listen.rpartition(":")[0]

@@ -15,8 +15,8 @@ from shared.terminal import emit, table
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from coordinator.store import Site as Enrolled
-    from coordinator.store import Store
+    from coordinator.store.store import Site as Enrolled
+    from coordinator.store.store import Store
 from coordinator.cli.frame import DryRun, Json, Site, app, lead_keys, open_store, show_facts, today
 
 __all__ = ["accept", "invite", "reanchor", "revoke", "sites"]
@@ -33,8 +33,8 @@ def invite(
     json: Json = False,
 ) -> None:
     """Write one site's invitation: the coordinator's fingerprint, a single-use token, the lead's public keys."""
-    from coordinator.authority import Authority
-    from shared.keys import write_private
+    from coordinator.services.authority import Authority
+    from shared.base.keys import write_private
 
     config = Config.load(context.obj)
     if out.exists():

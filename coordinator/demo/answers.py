@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from coordinator.demo.play import BASELINE, REAL, Answer, Play, Prices
-from shared.stated import raised, shown_column, shown_epsilon, shown_price
+from shared.privacy.stated import raised, shown_column, shown_epsilon, shown_price
 from shared.terminal import console
 
 if TYPE_CHECKING:
-    from coordinator.pooling import PooledResult
+    from coordinator.pooling.pool import PooledResult
 
 __all__ = ["row", "show", "write"]
 
@@ -22,8 +22,8 @@ def write(answers: Mapping[str, Answer], play: Play, out: Path) -> None:
     """Figures (SVG, PDF, PNG), one table of all pooled values (CSV), and the same as JSON."""
     import pandas as pd
 
-    from coordinator import figures
-    from coordinator.client import pooled_data
+    from coordinator.analyst.commands import pooled_data
+    from coordinator.figures import forest as figures
     from shared.terminal import plain
 
     rows: list[dict[str, Any]] = []

@@ -54,10 +54,10 @@ class Assay(Play):
 
     def answers(self, stage: Stage) -> dict[str, Answer]:
         """The planned question as released and harmonised; the figure of all three answers is drawn as well."""
+        from coordinator.answers.harmonise import ARMS, harmonised
         from coordinator.config import Config
-        from coordinator.harmonise import ARMS, harmonised
-        from coordinator.store import Store
-        from shared.plan import StudyPlan
+        from coordinator.store.store import Store
+        from shared.plans.plan import StudyPlan
 
         plan = StudyPlan.from_toml(stage.plans["assay"])
         [(name, formula)] = plan.estimands.items()

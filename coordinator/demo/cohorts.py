@@ -16,7 +16,7 @@ from coordinator.demo.play import BASELINE, STUDIES, Answer, SideBySide, around,
 from shared.errors import ParameterError
 
 if TYPE_CHECKING:
-    from shared.plan import StudyPlan
+    from shared.plans.plan import StudyPlan
 
 __all__ = ["Cohorts", "Heart", "Moments"]
 
@@ -35,7 +35,7 @@ class _Rows(SideBySide):
 
     def labels(self, shown: StudyPlan, other: StudyPlan) -> tuple[str, str]:
         """What the two plans' releases are called."""
-        from shared.prescriptions.latent_noise import mechanism
+        from shared.mechanisms.latent_noise.plan import mechanism
 
         return f"released, w = {mechanism(shown).w:.4g}", BASELINE
 
@@ -85,7 +85,7 @@ class Moments(Cohorts):
 
     def labels(self, shown: StudyPlan, other: StudyPlan) -> tuple[str, str]:
         """What the two plans' releases are called."""
-        from shared.prescriptions.latent_noise import mechanism
+        from shared.mechanisms.latent_noise.plan import mechanism
 
         return shown.release.title, f"latent noise, w = {mechanism(other).w:.4g}"
 

@@ -74,10 +74,10 @@ class Federated(Cohorts):
 
     def answers(self, stage: Stage) -> dict[str, Answer]:
         """Every planned question: pooled from the releases and from the real records."""
+        from coordinator.answers.queries import ask
         from coordinator.config import Config
-        from coordinator.queries import ask
-        from coordinator.store import Store
-        from shared.plan import StudyPlan
+        from coordinator.store.store import Store
+        from shared.plans.plan import StudyPlan
 
         [(study, text)] = stage.plans.items()
         plan = StudyPlan.from_toml(text)
@@ -101,8 +101,8 @@ class Federated(Cohorts):
     @property
     def note(self) -> str:
         """What each ε covers."""
-        from shared.plan import StudyPlan
-        from shared.stated import shown_epsilon
+        from shared.plans.plan import StudyPlan
+        from shared.privacy.stated import shown_epsilon
 
         training = StudyPlan.from_toml(self.text)
         assert training.federated is not None

@@ -12,8 +12,8 @@ from shared.errors import ParameterError
 
 if TYPE_CHECKING:
     from coordinator.demo.stage import Stage
-    from coordinator.pooling import PooledResult
-    from shared.plan import StudyPlan
+    from coordinator.pooling.pool import PooledResult
+    from shared.plans.plan import StudyPlan
 
 __all__ = ["Network"]
 
@@ -57,10 +57,10 @@ class Network(Play):
 
     def answers(self, stage: Stage) -> dict[str, Answer]:
         """Every planned question, pooled from the releases and from the real networks."""
+        from coordinator.answers.queries import ask
         from coordinator.config import Config
-        from coordinator.queries import ask
-        from coordinator.store import Store
-        from shared.plan import StudyPlan
+        from coordinator.store.store import Store
+        from shared.plans.plan import StudyPlan
 
         [(study, text)] = stage.plans.items()
         plan = StudyPlan.from_toml(text)
@@ -102,9 +102,9 @@ def _real(tables: Mapping[str, Path], plan: StudyPlan, formula: str) -> PooledRe
     import pandas as pd
     from scipy.sparse import csr_array
 
-    from coordinator.pooling import pool_estimates
-    from shared.estimands import Estimate, parse_estimand
-    from shared.network_estimands import figure
+    from coordinator.pooling.pool import pool_estimates
+    from shared.estimands.answer import Estimate, parse_estimand
+    from shared.mechanisms.grand.answer import figure
 
     question = parse_estimand(formula)
     rows = []

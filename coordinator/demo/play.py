@@ -19,9 +19,9 @@ from shared.errors import ParameterError, StateRefusal
 
 if TYPE_CHECKING:
     from coordinator.demo.stage import Stage
-    from coordinator.pooling import PooledResult
-    from shared.estimands import Estimate
-    from shared.plan import StudyPlan
+    from coordinator.pooling.pool import PooledResult
+    from shared.estimands.answer import Estimate
+    from shared.plans.plan import StudyPlan
 
 __all__ = [
     "BASELINE",
@@ -146,7 +146,7 @@ class Answer:
         title, question, term: of the figure; the formula; what is pooled of it.
         arms: label to pooled result; the released one first.
         epsilon, posture: per site, of the released arm; a posture also of the other, where it has another. A price is
-            ε and what it takes as given (`shared.stated`).
+            ε and what it takes as given (`shared.privacy.stated`).
         others: price per site, of an arm with a price of its own; where it is not `BASELINE`, each arm has a figure.
         together: per site, the price of all its releases in its one account; none where there is one release.
     """
@@ -184,10 +184,10 @@ class SideBySide(Play):
 
     def answers(self, stage: Stage) -> dict[str, Answer]:
         """Every planned question and focus term: pooled from both plans' releases and from the real records."""
+        from coordinator.answers.queries import ask
         from coordinator.config import Config
-        from coordinator.queries import ask
-        from coordinator.store import Store
-        from shared.plan import StudyPlan
+        from coordinator.store.store import Store
+        from shared.plans.plan import StudyPlan
 
         plans = {study: StudyPlan.from_toml(text) for study, text in stage.plans.items()}
         shown, other = plans
@@ -254,8 +254,8 @@ def pooled_real(tables: Mapping[str, Path], plan: StudyPlan, formula: str, term:
     """Pool the real tables: possible here only because they are simulated or public."""
     import pandas as pd
 
-    from coordinator.pooling import pool_estimates
-    from shared.estimands import estimate, parse_estimand
+    from coordinator.pooling.pool import pool_estimates
+    from shared.estimands.answer import estimate, parse_estimand
 
     question = parse_estimand(formula)
     rows: list[Estimate] = []

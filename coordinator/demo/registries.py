@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from coordinator.demo.play import Answer, SideBySide, around
 
 if TYPE_CHECKING:
-    from shared.plan import StudyPlan
+    from shared.plans.plan import StudyPlan
 
 __all__ = ["Registries"]
 

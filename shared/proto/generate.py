@@ -1,7 +1,8 @@
 """Regenerate the code of the .proto files, or say that the committed code is stale.
 
 ``python -m shared.proto.generate`` writes; with ``--check`` it compares and exits with 1 when something differs. The
-service itself is not generated: `shared.transport` builds both ends from the list of methods in `shared.wire`.
+service itself is not generated: `shared.wire.transport` builds both ends from the list of methods in
+`shared.wire.messages`.
 """
 
 from __future__ import annotations

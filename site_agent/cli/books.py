@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from shared.errors import UsageRefusal
-from shared.stated import shown_epsilon, shown_price
+from shared.privacy.stated import shown_epsilon, shown_price
 from shared.terminal import emit
 from site_agent.cli.frame import As, Dry, Home, Json, Reason, Study, app, audit_app, ledger_app
 from site_agent.desk import agent_version, attempted, desk, today
@@ -31,7 +31,7 @@ def budget(
     json: Json = False,
 ) -> None:
     """Like a bank statement: every charge, the total, the cap, and what no ε covers."""
-    from site_agent import airlock
+    from site_agent.decide import airlock
 
     at = desk(home)
     lines = at.ledger.statement(study)
@@ -41,7 +41,7 @@ def budget(
     site = {"epsilon": whole, "epsilon_given": given, "delta": mine.delta, "cap": mine.epsilon}
 
     def show(out: Console) -> None:
-        from site_agent import screens
+        from site_agent.show import screens
 
         screens.budget(out, lines, totals)
 
@@ -67,7 +67,7 @@ def history(
     json: Json = False,
 ) -> None:
     """Who did what, when, and what was refused: the ledger's entries, and the site's own log of refusals."""
-    from site_agent import airlock
+    from site_agent.decide import airlock
 
     at = desk(home)
     entries = airlock.history(at)
@@ -75,7 +75,7 @@ def history(
 
     def show(out: Console) -> None:
         from shared.terminal import table
-        from site_agent import screens
+        from site_agent.show import screens
 
         refused = sum(row["kind"] == "refused" for row in entries)
         detail = f"{len(entries) - refused} entries, {refused} refused attempts; times are UTC, order is the number's"
@@ -106,7 +106,7 @@ def pause(
     dry_run: Dry = False,
 ) -> None:
     """Stop at once: nothing is drawn, approved or sent until `site-agent resume`. No network and no key are needed."""
-    from site_agent import airlock
+    from site_agent.decide import airlock
 
     at = desk(home)
     noted = True
@@ -116,7 +116,7 @@ def pause(
     paused = dry_run or at.config.pause_file.exists()
 
     def show(out: Console) -> None:
-        from site_agent import screens
+        from site_agent.show import screens
 
         screens.heading(
             out, f"Site {at.config.site}", "dry run" if dry_run else "paused: nothing is drawn, approved or sent"
@@ -133,7 +133,7 @@ def pause(
 @attempted("resume")
 def resume(name: As, reason: Reason = "", home: Home = None, json: Json = False, dry_run: Dry = False) -> None:
     """End a pause. Anybody may stop the site; an approver starts it again, and signs for it."""
-    from site_agent import airlock
+    from site_agent.decide import airlock
 
     at = desk(home)
     at.config.approver_key(name)
@@ -141,7 +141,7 @@ def resume(name: As, reason: Reason = "", home: Home = None, json: Json = False,
         airlock.resume(at, name=name, reason=reason, open_key=lambda: at.approver(name))
 
     def show(out: Console) -> None:
-        from site_agent import screens
+        from site_agent.show import screens
 
         screens.heading(out, f"Site {at.config.site}", "dry run" if dry_run else f"running, by {name}")
         screens.next_step(out, "site-agent status")
@@ -157,12 +157,12 @@ def audit_export(
     json: Json = False,
 ) -> None:
     """The study's whole record in a folder that a stranger can check with one small script. No row is in it."""
-    from site_agent.export import export
+    from site_agent.show.export import export
 
     answer = export(desk(home), study, out, agent_version=agent_version(), today=today())
 
     def show(page: Console) -> None:
-        from site_agent import screens
+        from site_agent.show import screens
 
         screens.heading(page, f"Audit record of {study}", f"{answer['files']} files in {out}")
         screens.settings(
@@ -189,7 +189,7 @@ def page(
     dry_run: Dry = False,
 ) -> None:
     """The airlock in a browser on this machine: read, approve, reject, see the budget, pause. Ctrl-C ends it."""
-    from site_agent.page import LOOPBACK, serve
+    from site_agent.show.page import LOOPBACK, serve
 
     place = desk(home).home
     desk(place).ledger.entries()
@@ -203,7 +203,7 @@ def page(
 
     def announce(address: str, password: str) -> None:
         def show(out: Console) -> None:
-            from site_agent import screens
+            from site_agent.show import screens
 
             screens.settings(out, [("open", address), ("password", password)])
             out.print("It works once. Nobody but you should see this terminal. Ctrl-C ends the page.")
@@ -219,13 +219,13 @@ def page(
 @ledger_app.command("verify")
 def audit_verify(home: Home = None, json: Json = False) -> None:
     """Verify every entry, sealed bundle, plan approval and decision of this site, each with its signature."""
-    from site_agent import airlock
+    from site_agent.decide import airlock
 
     answer = airlock.verify(desk(home))
 
     def show(out: Console) -> None:
         from shared.terminal import Check, checklist
-        from site_agent import screens
+        from site_agent.show import screens
 
         screens.heading(out, "Audit")
         checklist(
@@ -266,8 +266,8 @@ def _gated(releases: Sequence[str]) -> list[Check]:
 @attempted("ledger recover")
 def ledger_recover(home: Home = None, json: Json = False, dry_run: Dry = False) -> None:
     """After a restored backup: count as spent whatever may be missing, and show what the study lead must allow."""
-    from site_agent.lock import StateLock
-    from site_agent.recovery import recover, survey
+    from site_agent.ledger.lock import StateLock
+    from site_agent.ledger.recovery import recover, survey
 
     at = desk(home)
     with StateLock(at.home), at.egress() as egress:
@@ -292,7 +292,7 @@ def ledger_recover(home: Home = None, json: Json = False, dry_run: Dry = False) 
 
     def show(out: Console) -> None:
         from shared.terminal import table
-        from site_agent import screens
+        from site_agent.show import screens
 
         screens.heading(out, "Ledger", "dry run, nothing counted" if dry_run else found.state)
         if found.state == "whole":

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from shared.errors import UsageRefusal
-from shared.stated import shown_epsilon, shown_price
+from shared.privacy.stated import shown_epsilon, shown_price
 from shared.terminal import emit
 from site_agent.cli.frame import As, Dry, Home, Json, Study, app
 from site_agent.cli.plan import charged
@@ -34,11 +34,11 @@ def waves(
     """The calendar: what is due, where each wave stands, what was charged, and the last wave the budget allows."""
     from dataclasses import asdict
 
-    from site_agent import waves as calendars
+    from site_agent.decide import waves as calendars
 
     at = desk(home)
-    from shared.privacy import guaranteed
-    from shared.release import given, planned_event
+    from shared.privacy.accountant import guaranteed
+    from shared.releases.receipt import given, planned_event
 
     day = today()
     studies: list[dict[str, Any]] = []
@@ -69,7 +69,7 @@ def waves(
 
     def show(out: Console) -> None:
         from shared.terminal import table
-        from site_agent import screens
+        from site_agent.show import screens
 
         for one in studies:
             due = f"wave {one['due']} is due" if one["due"] else "nothing is due"
@@ -125,7 +125,7 @@ def run_(
     from dataclasses import asdict
     from functools import partial
 
-    from site_agent.waves import Event, attend
+    from site_agent.decide.waves import Event, attend
 
     def say(event: Event) -> None:
         if json:
@@ -200,10 +200,10 @@ def withdraw_person(
     dry_run: Dry = False,
 ) -> None:
     """Note that persons withdrew their consent: they are drawn no more, and leave the table as the plan allows."""
-    from site_agent import airlock, waves
     from site_agent.config import Limits
-    from site_agent.identifiers import normalised
-    from site_agent.records import pseudonym
+    from site_agent.decide import airlock, waves
+    from site_agent.records.identifiers import normalised
+    from site_agent.records.table import pseudonym
 
     at = desk(home)
     at.config.approver_key(name)
@@ -242,7 +242,7 @@ def withdraw_person(
     }
 
     def show(out: Console) -> None:
-        from site_agent import screens
+        from site_agent.show import screens
 
         noted_by = f"{added} noted, signed by {name}"
         screens.heading(out, f"Withdrawn from {study}", "dry run, nothing noted" if dry_run else noted_by)

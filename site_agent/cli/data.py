@@ -82,7 +82,7 @@ def data_map(
     dry_run: Dry = False,
 ) -> None:
     """Map the file's column names to the dictionary's."""
-    from site_agent import records
+    from site_agent.records import table as records
 
     at = desk(home)
     source = at.config.source(study)
@@ -113,7 +113,7 @@ def data_map(
 
 
 def _show_mapping(at: Desk, study: str, source: Any, *, json: bool, dry_run: bool) -> None:
-    from site_agent import records
+    from site_agent.records import table as records
 
     plan = at.plans.plan(study)
     records.require_edges(source, plan.release.edges)
@@ -139,7 +139,7 @@ def _show_mapping(at: Desk, study: str, source: Any, *, json: bool, dry_run: boo
 
     def show(out: Console) -> None:
         from shared.terminal import table
-        from site_agent import screens
+        from site_agent.show import screens
 
         screens.heading(
             out,
@@ -174,7 +174,7 @@ def _show_mapping(at: Desk, study: str, source: Any, *, json: bool, dry_run: boo
 @data_app.command("check")
 def data_check(study: Study, home: Home = None, json: Json = False) -> None:
     """Hold the table against the dictionary: every problem, by column, rule and count."""
-    from site_agent import records
+    from site_agent.records import table as records
 
     at = desk(home)
     plan = at.plans.plan(study)
@@ -202,7 +202,7 @@ def data_check(study: Study, home: Home = None, json: Json = False) -> None:
 
     def show(out: Console) -> None:
         from shared.terminal import Check, checklist
-        from site_agent import screens
+        from site_agent.show import screens
 
         screens.heading(out, f"{source.path.name} for {study}", "counts are shown here and nowhere else")
         if found:
@@ -233,7 +233,7 @@ def data_confirm_persons(
     study: Study, name: As, reason: Reason, home: Home = None, json: Json = False, dry_run: Dry = False
 ) -> None:
     """Sign that a table without the persons of earlier releases holds other persons: for one wave."""
-    from site_agent import airlock
+    from site_agent.decide import airlock
 
     at = desk(home)
     at.config.approver_key(name)
@@ -256,7 +256,7 @@ def data_confirm_persons(
     }
 
     def show(out: Console) -> None:
-        from site_agent import screens
+        from site_agent.show import screens
 
         said = "dry run, nothing signed" if dry_run else f"signed by {name}, for wave {found.hold.wave} alone"
         screens.heading(out, f"Other persons in {study}", said)
@@ -293,7 +293,7 @@ def data_frame(
     dry_run: Dry = False,
 ) -> None:
     """Whether the model of a network's held-out persons is kept here, and delete it."""
-    from site_agent.frames import Vault
+    from site_agent.release.frames import Vault
 
     at = desk(home)
     planned = at.plans.plan(study).release.sealed
@@ -317,7 +317,7 @@ def data_frame(
     }
 
     def show(out: Console) -> None:
-        from site_agent import screens
+        from site_agent.show import screens
 
         screens.heading(out, f"The frame of {study}", "dry run, nothing deleted" if dry_run and delete else "")
         if delete:

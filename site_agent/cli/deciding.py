@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from shared.errors import StateRefusal, UsageRefusal
-from shared.stated import shown_epsilon
+from shared.privacy.stated import shown_epsilon
 from shared.terminal import emit
 from site_agent.cli.frame import As, Dry, Home, Json, Reason, ReleaseId, Study, app, standing_app
 from site_agent.desk import Desk, agent_version, asked, attempted, desk, today
@@ -18,7 +18,7 @@ from site_agent.desk import Desk, agent_version, asked, attempted, desk, today
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from site_agent.ledger import Hold
+    from site_agent.ledger.book import Hold
 
 __all__ = ["approve", "leave", "reject", "send_back", "standing_add", "standing_list", "standing_revoke", "withdraw"]
 
@@ -34,7 +34,8 @@ def approve(
     dry_run: Dry = False,
 ) -> None:
     """Sign exactly these bytes and, when enough people have signed, send them. Safe to repeat."""
-    from site_agent import airlock, screens
+    from site_agent.decide import airlock
+    from site_agent.show import screens
 
     at = desk(home)
     at.require_running()
@@ -100,8 +101,9 @@ def standing_add(
     """Sign in advance for later releases of the approved plan: whatever is outside the limits waits for a person."""
     from dataclasses import asdict
 
-    from shared.standing import NO_RELEASE
-    from site_agent import airlock, screens
+    from shared.plans.standing import NO_RELEASE
+    from site_agent.decide import airlock
+    from site_agent.show import screens
 
     at = desk(home)
     try:
@@ -154,13 +156,13 @@ def standing_list(
     json: Json = False,
 ) -> None:
     """Every standing approval, its limits, and how often it was used."""
-    from site_agent import airlock
+    from site_agent.decide import airlock
 
     rows = airlock.standing_lines(desk(home), today(), study)
 
     def show(out: Console) -> None:
         from shared.terminal import table
-        from site_agent import screens
+        from site_agent.show import screens
 
         screens.heading(out, "Standing approvals", f"{sum(row['state'] == 'in force' for row in rows)} in force")
         cells = [
@@ -192,7 +194,7 @@ def standing_revoke(
     dry_run: Dry = False,
 ) -> None:
     """Take a standing approval back: from now on it approves nothing. Any approver may. The coordinator is told."""
-    from site_agent import airlock
+    from site_agent.decide import airlock
 
     at = desk(home)
     at.config.approver_key(name)
@@ -210,7 +212,7 @@ def standing_revoke(
     answer = {"id": found[0].digest, "study": found[0].study, "by": name, "told": told, "dry_run": dry_run}
 
     def show(out: Console) -> None:
-        from site_agent import screens
+        from site_agent.show import screens
 
         detail = "dry run, nothing changed" if dry_run else f"revoked by {name}"
         screens.heading(out, f"Standing approval {found[0].digest[:8]}", detail)
@@ -228,7 +230,8 @@ def standing_revoke(
 
 def _ticked(at: Desk, full: str, ticked: list[str], *, quiet: bool) -> list[str]:
     """The ticks that were given, and those that a person on the terminal adds when asked."""
-    from site_agent import airlock, pipeline
+    from site_agent.decide import airlock
+    from site_agent.release import pipeline
 
     if quiet or not sys.stdin.isatty() or at.outbox.get(full).state not in ("held", "sent_back"):
         return ticked
@@ -246,7 +249,7 @@ def _others(hold: Hold) -> list[str]:
 def _decide(
     for_good: bool, done: str, release_id: str, name: str, reason: str, home: Path | None, json: bool, dry_run: bool
 ) -> None:
-    from site_agent import airlock
+    from site_agent.decide import airlock
 
     at = desk(home)
     at.config.approver_key(name)
@@ -258,7 +261,7 @@ def _decide(
         )
 
     def show(out: Console) -> None:
-        from site_agent import screens
+        from site_agent.show import screens
 
         screens.heading(out, f"Release {full[:8]}", "dry run, nothing changed" if dry_run else done)
         screens.next_step(out, "site-agent budget" if for_good else f"site-agent outbox show {full[:8]}")
@@ -299,8 +302,8 @@ def withdraw(
     dry_run: Dry = False,
 ) -> None:
     """Take a release back: stop it here at once, and have the coordinator bury what it has. The charge stays."""
-    from shared.wire import REASONS
-    from site_agent import airlock
+    from shared.wire.messages import REASONS
+    from site_agent.decide import airlock
 
     at = desk(home)
     at.config.approver_key(name)
@@ -329,7 +332,7 @@ def withdraw(
     }
 
     def show(out: Console) -> None:
-        from site_agent import screens
+        from site_agent.show import screens
 
         screens.heading(out, f"Release {full[:8]}", "dry run, nothing changed" if dry_run else "withdrawn")
         if dry_run:
@@ -351,7 +354,7 @@ def leave(
     study: Study, name: As, note: Reason = "", home: Home = None, json: Json = False, dry_run: Dry = False
 ) -> None:
     """Leave a study: bury what was delivered, revoke its plan, delete what was sealed. The audit log stays."""
-    from site_agent import airlock
+    from site_agent.decide import airlock
 
     at = desk(home)
     deleted = airlock.leave(at, study, name=name, open_key=lambda: at.approver(name), note=note, dry_run=dry_run)
@@ -368,7 +371,7 @@ def leave(
 
     def show(out: Console) -> None:
         from shared.terminal import table
-        from site_agent import screens
+        from site_agent.show import screens
 
         screens.heading(out, f"Leaving {study}", "dry run, nothing changed" if dry_run else "done")
         cells = [(one.release_id[:8], one.name, f"{one.size:,}", one.sha256[:32] + "…") for one in deleted]

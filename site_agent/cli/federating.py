@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from shared.stated import shown_price
+from shared.privacy.stated import shown_price
 from shared.terminal import emit, plain
 from site_agent.cli.frame import Dry, Home, Json, Study, app
 from site_agent.cli.release import working_site
@@ -32,7 +32,8 @@ def federate(
     """Take part in the training that the approved plan asks for. All its rounds are charged before the first."""
     from dataclasses import asdict
 
-    from site_agent import rounds, screens
+    from site_agent.show import screens
+    from site_agent.training import rounds
 
     at = desk(home)
     plan, approval = at.plans.approved(study, agent_version=agent_version(), today=today())

@@ -35,10 +35,10 @@ def init(
     """Make this site's folder and keys from an invitation. Nothing is sent."""
     import secrets
 
-    from shared.invitation import Invitation
-    from shared.keys import SigningKey, write_private
+    from shared.base.keys import SigningKey, write_private
+    from shared.plans.invitation import Invitation
     from site_agent.config import Config
-    from site_agent.ledger import Ledger
+    from site_agent.ledger.book import Ledger
 
     place = desk(home).home
     invited = Invitation.from_bytes(invitation.read_bytes())
@@ -116,7 +116,7 @@ def init(
     }
 
     def show(out: Console) -> None:
-        from site_agent import screens
+        from site_agent.show import screens
 
         screens.heading(out, f"Site {config.site}", "dry run, nothing written" if dry_run else f"made in {place}")
         rows = [
@@ -143,8 +143,8 @@ def _csr(config: Config) -> Path:
 @app.command()
 def join(home: Home = None, json: Json = False, dry_run: Dry = False) -> None:
     """Ask the coordinator to accept this site; run it again to fetch the certificate."""
-    from shared.invitation import Invitation
-    from shared.keys import PublicKey, write_private
+    from shared.base.keys import PublicKey, write_private
+    from shared.plans.invitation import Invitation
     from site_agent.egress import Egress
 
     at = desk(home)
@@ -189,7 +189,7 @@ def join(home: Home = None, json: Json = False, dry_run: Dry = False) -> None:
             )
 
     def show(out: Console) -> None:
-        from site_agent import screens
+        from site_agent.show import screens
 
         if state == "joined":
             screens.heading(out, f"Site {config.site} has joined {config.coordinator}.")
@@ -224,13 +224,13 @@ def _require_own_certificate(config: Config, pem: str) -> None:
 @app.command()
 def doctor(home: Home = None, json: Json = False) -> None:
     """Look at everything that could stop a release: each line is green, or says how to mend it."""
-    from site_agent.health import diagnose
+    from site_agent.show.health import diagnose
 
     found, code = diagnose(desk(home), today())
     from shared.terminal import checklist
 
     def show(out: Console) -> None:
-        from site_agent import screens
+        from site_agent.show import screens
 
         screens.heading(out, "Doctor")
         checklist(out, found)
@@ -299,7 +299,7 @@ def status(home: Home = None, json: Json = False) -> None:
 
     def show(out: Console) -> None:
         from shared.terminal import table
-        from site_agent import screens
+        from site_agent.show import screens
 
         state = "PAUSED" if at.paused else "joined" if joined else "not joined"
         screens.heading(out, f"Site {config.site}", f"{state} · coordinator {config.coordinator}")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from shared.errors import ApprovalRefusal, BudgetRefusal, StateRefusal
-from shared.stated import all_given, shown_epsilon
+from shared.privacy.stated import all_given, shown_epsilon
 from shared.terminal import emit
 from site_agent.cli.frame import As, Dry, Home, Json, Reason, Study, plan_app
 from site_agent.desk import Desk, agent_version, asked, attempted, desk, today
@@ -18,8 +18,8 @@ from site_agent.desk import Desk, agent_version, asked, attempted, desk, today
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from shared.plan import StudyPlan
-    from site_agent.pipeline import Release
+    from shared.plans.plan import StudyPlan
+    from site_agent.release.pipeline import Release
 
 __all__ = [
     "charged",
@@ -43,7 +43,7 @@ def plan_fetch(
     dry_run: Dry = False,
 ) -> None:
     """Fetch the study's plan and verify who signed it. It is not approved by that."""
-    from shared.keys import Envelope
+    from shared.base.keys import Envelope
 
     at = desk(home)
     if file is not None:
@@ -54,7 +54,7 @@ def plan_fetch(
     plan = at.plans.receive(study, envelope, today=today(), keep=not dry_run)
 
     def show(out: Console) -> None:
-        from site_agent import screens
+        from site_agent.show import screens
 
         screens.heading(out, f"{plan.study}: {plan.title}", f"version {plan.version}, signed by the study lead")
         screens.settings(out, [("plan hash", plan.hash), ("expires", plan.expires)])
@@ -75,7 +75,7 @@ def plan_show(
     page = plan_facts(at, at.plans.plan(study, version))
 
     def show(out: Console) -> None:
-        from site_agent import screens
+        from site_agent.show import screens
 
         screens.plan_page(out, page)
         if not page["approved_by"]:
@@ -88,10 +88,10 @@ def plan_facts(at: Desk, plan: StudyPlan) -> dict[str, Any]:
     """Everything a steward agrees to, as plain values."""
     from dataclasses import asdict
 
-    from shared.release import coverage, planned_event
+    from shared.releases.receipt import coverage, planned_event
     from shared.terminal import plain
     from site_agent.config import Limits
-    from site_agent.plans import difference
+    from site_agent.decide.plans import difference
 
     event = planned_event(plan)
     approval = at.plans.approval(plan.study, plan.version)
@@ -135,9 +135,9 @@ def plan_facts(at: Desk, plan: StudyPlan) -> dict[str, Any]:
 
 
 def _price(plan: StudyPlan, event: Any) -> dict[str, Any]:
-    from shared import privacy
-    from shared.release import given, in_words
-    from site_agent.waves import cost
+    from shared.privacy import accountant as privacy
+    from shared.releases.receipt import given, in_words
+    from site_agent.decide.waves import cost
 
     delta, cap = plan.budget.delta, plan.budget.epsilon
     planned, promised = cost(plan, event), privacy.guaranteed(event)
@@ -156,7 +156,7 @@ def _training(plan: StudyPlan) -> dict[str, Any] | None:
     """A training that the sites run together: what a steward agrees to with the plan."""
     if plan.federated is None:
         return None
-    from site_agent.rounds import uncovered
+    from site_agent.training.rounds import uncovered
 
     return {
         "rounds": plan.federated.rounds,
@@ -169,8 +169,8 @@ def _training(plan: StudyPlan) -> dict[str, Any] | None:
 
 def charged(at: Desk, plan: StudyPlan) -> dict[str, Any]:
     """What the study was charged already, by whatever version, and with the waves of this plan that are to come."""
-    from shared.release import given
-    from site_agent.waves import calendar
+    from shared.releases.receipt import given
+    from site_agent.decide.waves import calendar
 
     lines = calendar(plan, at.ledger.holds(plan.study), today())
     ahead = [line.number for line in lines if line.state in ("due", "not yet open")]
@@ -188,8 +188,8 @@ def charged(at: Desk, plan: StudyPlan) -> dict[str, Any]:
 
 
 def _ahead(at: Desk, plan: StudyPlan, more: int) -> tuple[float, ...]:
-    from shared.release import planned_event
-    from site_agent.pipeline import touches
+    from shared.releases.receipt import planned_event
+    from site_agent.release.pipeline import touches
 
     event = planned_event(plan).to_canonical()
     return at.ledger.forecast(plan.study, event, plan.budget.delta, touches=touches(plan), more=more)
@@ -197,7 +197,7 @@ def _ahead(at: Desk, plan: StudyPlan, more: int) -> tuple[float, ...]:
 
 def due_numbers(at: Desk, plan: StudyPlan, day: dt.date) -> list[int]:
     """Number of the wave to work on, if there is one."""
-    from site_agent.waves import due
+    from site_agent.decide.waves import due
 
     found = due(plan, at.ledger.holds(plan.study), day)
     return [] if found is None else [found.number]
@@ -205,7 +205,7 @@ def due_numbers(at: Desk, plan: StudyPlan, day: dt.date) -> list[int]:
 
 def plan_changes(at: Desk, made: Release) -> list[tuple[str, str, str]]:
     """What the newest plan says otherwise than the plan of a release."""
-    from site_agent.plans import difference
+    from site_agent.decide.plans import difference
 
     now = at.plans.plan(made.hold.study)
     if now.hash == made.hold.plan_hash:
@@ -228,7 +228,7 @@ def plan_approve(
     dry_run: Dry = False,
 ) -> None:
     """Agree to exactly this plan, with this dictionary, run by this version of the agent."""
-    from shared.release import LEAVES_PERSONS_OPEN, coverage
+    from shared.releases.receipt import LEAVES_PERSONS_OPEN, coverage
 
     at = desk(home)
     at.config.approver_key(name)
@@ -243,7 +243,7 @@ def plan_approve(
     ticked = understood == plan.posture
     if not ticked and not json and sys.stdin.isatty():
         from shared.terminal import console
-        from site_agent import screens
+        from site_agent.show import screens
 
         screens.plan_page(console(stderr=True), page)
         ticked = asked(f"Posture {plan.posture!r}: have you read what is not covered, and agree to it?")
@@ -275,7 +275,7 @@ def plan_approve(
     }
 
     def show(out: Console) -> None:
-        from site_agent import screens
+        from site_agent.show import screens
 
         detail = "dry run, not approved" if dry_run else f"approved by {name}"
         screens.heading(out, f"{study}, version {plan.version}", detail)
@@ -295,7 +295,7 @@ def plan_revoke(
     study: Study, name: As, reason: Reason = "", home: Home = None, json: Json = False, dry_run: Dry = False
 ) -> None:
     """Take the approval of the plan back: nothing more is made or sent under it. What has left has left."""
-    from site_agent import airlock
+    from site_agent.decide import airlock
 
     at = desk(home)
     at.config.approver_key(name)
@@ -309,7 +309,7 @@ def plan_revoke(
         airlock.told(at)
 
     def show(out: Console) -> None:
-        from site_agent import screens
+        from site_agent.show import screens
 
         detail = "dry run, nothing changed" if dry_run else f"approval revoked by {name}"
         screens.heading(out, f"{study}, version {plan.version}", detail)

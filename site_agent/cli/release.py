@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from shared.errors import ApprovalRefusal, StateRefusal, UsageRefusal
-from shared.stated import shown_epsilon, shown_price
-from shared.synthetic import Checkpoint, DrawNumber, Draws, FitName, Out, Restart, Rows, Steps
+from shared.privacy.stated import shown_epsilon, shown_price
+from shared.releases.synthetic import Checkpoint, DrawNumber, Draws, FitName, Out, Restart, Rows, Steps
 from shared.terminal import emit
 from site_agent.cli.frame import Dry, Home, Json, ReleaseId, Study, app, outbox_app
 from site_agent.cli.plan import plan_changes, plan_facts
@@ -20,7 +20,7 @@ from site_agent.desk import Desk, agent_version, attempted, desk, today
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from site_agent.pipeline import Progress, Site
+    from site_agent.release.pipeline import Progress, Site
 
 __all__ = ["curve", "outbox_figures", "outbox_list", "outbox_show", "release", "synthetic", "try_", "working_site"]
 
@@ -71,7 +71,7 @@ def _left(seconds: float | None) -> str:
 @app.command("try")
 def try_(study: Study, home: Home = None, json: Json = False, dry_run: Dry = False) -> None:
     """Rehearse the whole release on made-up data: no record is read, it costs nothing, nothing is sent."""
-    from site_agent.pipeline import rehearse
+    from site_agent.release.pipeline import rehearse
 
     at = desk(home)
     plan = at.plans.plan(study)
@@ -99,7 +99,7 @@ def try_(study: Study, home: Home = None, json: Json = False, dry_run: Dry = Fal
     answer = {"study": study, "folder": folder, "rows": rows, "cost": 0, "refused": None, "finding": refused}
 
     def show(out: Console) -> None:
-        from site_agent import screens
+        from site_agent.show import screens
 
         screens.heading(out, f"Rehearsal of {study}", "made-up data, cost 0, nothing sent")
         if done.release is not None:
@@ -126,7 +126,9 @@ def release(
     """Make the release of one wave, and hold it here for approval. Charged once; only a standing approval sends it."""
     from dataclasses import replace
 
-    from site_agent import airlock, pipeline, screens
+    from site_agent.decide import airlock
+    from site_agent.release import pipeline
+    from site_agent.show import screens
 
     at = desk(home)
     at.require_running()
@@ -251,10 +253,12 @@ def curve(
     It fits one flow and draws from it many times, here, in memory. What is kept is the curve: aggregates, in a file
     that only its owner can read. On real records it needs the approved plan: choosing w by it is a look at the data.
     """
-    from shared.encoding import Encoder
-    from shared.randomness import secure_rng
-    from site_agent import pipeline, records, screens
-    from site_agent.curve import DRAWS, GRID, price_curve, require_allowed
+    from shared.base.randomness import secure_rng
+    from shared.plans.encoding import Encoder
+    from site_agent.records import table as records
+    from site_agent.release import pipeline
+    from site_agent.show import screens
+    from site_agent.show.curve import DRAWS, GRID, price_curve, require_allowed
 
     at = desk(home)
     name = out or f"curve-{study}{'-made-up' if made_up else ''}.svg"
@@ -332,8 +336,8 @@ def synthetic(
     What is fitted are the very bytes that leave or have left, so that whoever receives them can do the same. A fit that
     takes minutes is stopped by Ctrl-C, and goes on from its --checkpoint.
     """
-    from shared.synthetic import Synthesis, run_synthesis
-    from site_agent import airlock
+    from shared.releases.synthetic import Synthesis, run_synthesis
+    from site_agent.decide import airlock
 
     at = desk(home)
     sealed = [hold for hold in at.outbox.list() if hold.study == release]
@@ -391,8 +395,8 @@ def _figure_path(home: Path, name: str) -> Path:
 
 def _write_figures(figures: dict[Path, tuple[str, Any]]) -> None:
     """Draw and write, readable by the owner alone."""
-    from shared.keys import write_private
-    from site_agent.figures import curve_figure, figure_bytes
+    from shared.base.keys import write_private
+    from site_agent.show.figures import curve_figure, figure_bytes
 
     for path, (kind, what) in figures.items():
         figure = curve_figure(what) if kind == "curve" else what
@@ -402,8 +406,8 @@ def _write_figures(figures: dict[Path, tuple[str, Any]]) -> None:
 
 def working_site(at: Desk, witness: Any) -> Site:
     """The site as the pipeline sees it."""
-    from site_agent import airlock
-    from site_agent.pipeline import Site
+    from site_agent.decide import airlock
+    from site_agent.release.pipeline import Site
 
     return Site(
         name=at.config.site,
@@ -467,7 +471,7 @@ def outbox_list(home: Home = None, json: Json = False) -> None:
     ]
 
     def show(out: Console) -> None:
-        from site_agent import screens
+        from site_agent.show import screens
 
         screens.heading(out, "Outbox")
         screens.outbox(out, rows)
@@ -486,7 +490,8 @@ def outbox_show(
     json: Json = False,
 ) -> None:
     """The exact rows that would leave, with size, checks, audit, price, and what changed in the plan."""
-    from site_agent import airlock, screens
+    from site_agent.decide import airlock
+    from site_agent.show import screens
 
     at = desk(home)
     made = airlock.shown(at, at.release_id(release_id))
@@ -526,10 +531,13 @@ def outbox_figures(
     dry_run: Dry = False,
 ) -> None:
     """Draw for the approver: released columns beside the real ones, and what the attack achieved. They stay here."""
-    from shared.encoding import Encoder
-    from shared.randomness import secure_rng
-    from site_agent import airlock, lasting, records, screens
-    from site_agent.audit import AuditReport
+    from shared.base.randomness import secure_rng
+    from shared.plans.encoding import Encoder
+    from site_agent.decide import airlock
+    from site_agent.records import table as records
+    from site_agent.release import lasting
+    from site_agent.release.audit import AuditReport
+    from site_agent.show import screens
 
     at = desk(home)
     full = at.release_id(release_id)
@@ -547,7 +555,7 @@ def outbox_figures(
     if made.snapshot and made.snapshot != table.snapshot:
         told.append("The table has changed since this release was drawn; the real columns are those of today.")
     if not dry_run:
-        from site_agent.figures import attack_figure, margins_figure
+        from site_agent.show.figures import attack_figure, margins_figure
 
         encoder = Encoder(dictionary=plan.dictionary)
         names = list(plan.dictionary.names)

@@ -9,17 +9,17 @@ Four decisions, each measured before it was taken.
 * **Refit on everything.** Held-back records choose the number of steps; the released flow takes that many on all of
   them, and then a few at a small rate.
 * **Levels are not left to the flow.** A dequantised column (code + U(0, 1)) is a staircase that an affine flow draws
-  badly: a rare event becomes too frequent. `shared.flows.Levels` models it by its law given the other columns; a
-  column with many levels gets a margin with knots at every integer, so that its frequencies are exact. A time is
-  another quantity for those with the event and those without, so it gets a margin and a regression for each
+  badly: a rare event becomes too frequent. `shared.flows.bijections.Levels` models it by its law given the other
+  columns; a column with many levels gets a margin with knots at every integer, so that its frequencies are exact. A
+  time is another quantity for those with the event and those without, so it gets a margin and a regression for each
   (`Strata`).
 * **Plain arrays leave.** The masked layers have nflows' parameters and are trained by `site_agent.models.fast_flow`,
   in numpy; nflows itself (`site_agent.models.reference_flow`, torch) is what that is tested against, and trains what
-  it does not know. What is returned is a `shared.flows` chain that agrees with nflows to 1e-6.
+  it does not know. What is returned is a `shared.flows.bijections` chain that agrees with nflows to 1e-6.
 
 Margins, levels, whitening, stopping point and weights are all fitted on the records given, and no guarantee covers
-those: whether they are the released ones (posture `local`) or others (`holdout`) is `site_agent.fitting`'s rule.
-Training with noise is in `site_agent.models.private_flow`.
+those: whether they are the released ones (posture `local`) or others (`holdout`) is `site_agent.release.fitting`'s
+rule. Training with noise is in `site_agent.models.private_flow`.
 """
 
 from __future__ import annotations
@@ -35,8 +35,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import optimize, special
 
+from shared.base.randomness import Noise
 from shared.errors import ParameterError, TrainingRefusal
-from shared.flows import (
+from shared.flows.bijections import (
     AffineAutoregressiveFlow,
     Beside,
     Bijection,
@@ -48,8 +49,7 @@ from shared.flows import (
     Strata,
     StratumModel,
 )
-from shared.plan import Training
-from shared.randomness import Noise
+from shared.plans.plan import Training
 from site_agent.models.fast_flow import Adam, FusedFlow, first_layers
 
 __all__ = [
@@ -105,7 +105,7 @@ class FlowSettings:
         final_rate: their step size.
         margins: ``normal_scores`` maps every margin to N(0, 1) first; ``none`` leaves it to the flow.
         modelled_levels: a dequantised column with at most so many levels is modelled given the others
-            (`shared.flows.Levels`); 0 models none. Only with ``normal_scores``.
+            (`shared.flows.bijections.Levels`); 0 models none. Only with ``normal_scores``.
         activation: ``tanh`` or ``relu``.
         spectral: every weight matrix is held to a largest singular value of at most 1, after each step (Theorem 2). The
             networks are then 1-Lipschitz; f⁻¹ is not, as whitening alone expands. No guarantee here rests on it.
@@ -268,7 +268,7 @@ def fit_flow(
     Raises: TrainingRefusal: too few records, a value that is not finite, a smooth column that does not vary, columns
         that determine one another, or a likelihood that became NaN. ParameterError: not a matrix.
 
-    >>> from shared.randomness import seeded_rng
+    >>> from shared.base.randomness import seeded_rng
     >>> x = seeded_rng(1).generator.normal(size=(200, 2)) * [1.0, 3.0] + [0.0, 5.0]
     >>> fitted = fit_flow(x, FlowSettings(epochs=0), seeded_rng(2))
     >>> np.allclose(fitted.flow.forward(fitted.flow.inverse(x)), x)

@@ -40,8 +40,8 @@ from scipy import optimize, sparse
 from scipy.sparse.linalg import ArpackError, LinearOperator, eigsh, svds
 
 from shared.errors import ParameterError
-from shared.mechanisms.grand import coordinates
-from shared.networks import clusters
+from shared.mechanisms.grand.counts import clusters
+from shared.mechanisms.grand.noise import coordinates
 
 __all__ = ["Communities", "LatentSpace", "choose_dimension", "communities", "draw_pairs", "fit"]
 
@@ -66,7 +66,7 @@ class LatentSpace:
     """A fitted model: what it says of the hold-out nodes, and how it reads and draws others.
 
     Args:
-        model: one of `shared.mechanisms.grand.MODELS`.
+        model: one of `shared.mechanisms.grand.noise.MODELS`.
         d: latent dimension.
         directed: whether a tie has a direction.
         positions: (m, p) coordinates of the hold-out nodes, in the order of the module's table.
@@ -473,7 +473,7 @@ def fit(
 
     Args:
         holdout: (m, m) 0 and 1, no loops; symmetric unless directed.
-        model: one of `shared.mechanisms.grand.MODELS`.
+        model: one of `shared.mechanisms.grand.noise.MODELS`.
         d: latent dimension, below m; None chooses 1 to `most` by :func:`choose_dimension`.
         directed: whether a tie has a direction.
         rng: starting points and the pairs of the cross-validation: no guarantee rests on it.

@@ -33,10 +33,10 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from shared.base.randomness import Noise, grid_for
 from shared.errors import TrainingRefusal
-from shared.flows import MaskedLayer
-from shared.plan import PrivateTraining, Training
-from shared.randomness import Noise, grid_for
+from shared.flows.bijections import MaskedLayer
+from shared.plans.plan import PrivateTraining, Training
 from site_agent.models.fast_flow import Adam, FusedFlow, first_layers
 
 __all__ = [
@@ -79,10 +79,10 @@ def private_layers(
         rng: draws samples and noise from its keystream, and the first weights from its generator.
         progress: called with the share done.
     Raises: TrainingRefusal, where a step would take more records than the room for rounding was calculated for.
-    Returns: layers from data to noise, as `shared.flows.AffineAutoregressiveFlow` takes them.
+    Returns: layers from data to noise, as `shared.flows.bijections.AffineAutoregressiveFlow` takes them.
 
-    The price is `shared.privacy.SubsampledGaussian(rate, noise_multiplier, steps)`, replace-one; clip and n do not
-    enter it.
+    The price is `shared.privacy.accountant.SubsampledGaussian(rate, noise_multiplier, steps)`, replace-one; clip and n
+    do not enter it.
     """
     n, d = y.shape
     require_room(n, private.rate)
@@ -131,7 +131,7 @@ def start(d: int, training: Training, seed: int) -> FusedFlow:
 
 
 class Lattice(Protocol):
-    """A source of lattice noise: `shared.randomness.Noise`, or one of these that draws ahead."""
+    """A source of lattice noise: `shared.base.randomness.Noise`, or one of these that draws ahead."""
 
     def lattice_gaussian_steps(self, sigma: float, shape: tuple[int, ...], grid: float) -> NDArray[np.int64]:
         """See `Noise.lattice_gaussian_steps`."""
@@ -207,7 +207,7 @@ def seconds_per_step(n: int, d: int, training: Training, private: PrivateTrainin
     """Time of one step on this machine, measured on made-up numbers; for an estimate before a run."""
     import time
 
-    from shared.randomness import secure_rng
+    from shared.base.randomness import secure_rng
 
     few = PrivateTraining(rate=private.rate, noise_multiplier=private.noise_multiplier, steps=5, clip=private.clip)
     made_up = np.random.default_rng(0).standard_normal((n, d))

@@ -82,7 +82,7 @@ def main() -> None:
     from delivered import cohort, cohort_plan
     from test_analysis import Desk
 
-    from coordinator.client import connect
+    from coordinator.analyst.commands import connect
     from coordinator.config import FILE_NAME
 
     rounds: dict[str, dict[str, Any]] = {}

@@ -19,12 +19,12 @@ import time
 
 import numpy as np
 
-from shared.dictionary import Column, Dictionary
-from shared.encoding import Encoder
-from shared.mechanisms.latent_noise import LatentNoise, default_radius
-from shared.randomness import seeded_rng
+from shared.base.randomness import seeded_rng
+from shared.estimands.survival import kaplan_meier
+from shared.mechanisms.latent_noise.noise import LatentNoise, default_radius
+from shared.plans.dictionary import Column, Dictionary
+from shared.plans.encoding import Encoder
 from shared.simulated import cvd_cohorts
-from shared.survival import kaplan_meier
 from site_agent.models.flow import FlowSettings, fit_flow
 from tests.benchmarks import record
 from tests.benchmarks.lni_repeat import dersimonian_laird

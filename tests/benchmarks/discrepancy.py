@@ -16,12 +16,12 @@ import sys
 
 import numpy as np
 
-from coordinator.gaps import gap, reperturbed
-from coordinator.intervals import Draw, with_release_variance
-from shared.encoding import Encoder
-from shared.estimands import estimate, parse_estimand
-from shared.mechanisms.latent_noise import LatentNoise, default_radius
-from shared.randomness import seeded_rng
+from coordinator.pooling.gaps import gap, reperturbed
+from coordinator.pooling.intervals import Draw, with_release_variance
+from shared.base.randomness import seeded_rng
+from shared.estimands.answer import estimate, parse_estimand
+from shared.mechanisms.latent_noise.noise import LatentNoise, default_radius
+from shared.plans.encoding import Encoder
 from shared.simulated import cvd_cohorts
 from site_agent.models.flow import FlowSettings, fit_flow
 from tests.benchmarks import record

@@ -12,12 +12,12 @@ import sys
 import numpy as np
 from scipy import stats
 
-from shared.mechanisms.latent_noise import INSIDE_SHRUNK, LatentNoise, default_radius, kept_weight
-from shared.privacy import epsilon, guaranteed
-from shared.randomness import seeded_rng
+from shared.base.randomness import seeded_rng
+from shared.mechanisms.latent_noise.noise import INSIDE_SHRUNK, LatentNoise, default_radius, kept_weight
+from shared.privacy.accountant import epsilon, guaranteed
 from shared.simulated import gaussian_table
-from site_agent.audit import run_audit, weighed
 from site_agent.models.flow import FlowSettings, fit_flow
+from site_agent.release.audit import run_audit, weighed
 from tests.benchmarks import record
 
 SEED, N, D, RHO, W, DELTA = 2711, 2500, 5, 0.9, 0.8, 1e-5

@@ -18,9 +18,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import numpy as np
 import torch
 
-from shared.flows import AffineAutoregressiveFlow, Composed
-from shared.mechanisms.latent_noise import LatentNoise, default_radius
-from shared.randomness import seeded_rng
+from shared.base.randomness import seeded_rng
+from shared.flows.bijections import AffineAutoregressiveFlow, Composed
+from shared.mechanisms.latent_noise.noise import LatentNoise, default_radius
 from shared.simulated import cvd_cohorts
 from site_agent.models.fast_flow import Adam, FusedFlow, first_layers
 from site_agent.models.flow import FlowSettings, fit_flow
@@ -185,7 +185,7 @@ def cohorts() -> dict:
     `same steps`: all of it left to the flow, 60 epochs, by either engine. `demo`: the demo's settings, which begin at
     margins and levels and mostly need no network, beside nflows alone as above.
     """
-    from shared.encoding import Encoder
+    from shared.plans.encoding import Encoder
     from tests.benchmarks.cohorts_gap import dictionary
 
     encoder = Encoder(dictionary=dictionary())

@@ -8,8 +8,8 @@ import time
 import numpy as np
 import torch
 
-from shared.plan import PrivateTraining, Training
-from shared.randomness import seeded_rng
+from shared.base.randomness import seeded_rng
+from shared.plans.plan import PrivateTraining, Training
 from site_agent.models import private_flow
 from site_agent.models.reference_flow import NflowsFlow
 from tests.benchmarks import record

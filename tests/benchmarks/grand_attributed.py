@@ -29,15 +29,15 @@ import numpy as np
 import pandas as pd
 from scipy.sparse import csr_array
 
-from shared.dictionary import Column, Dictionary
-from shared.networks import communities, simple
-from shared.plan import Budget, StudyPlan
-from shared.prescriptions.grand import GrandPlan, adjacency
-from shared.randomness import seeded_rng
-from site_agent import networks
-from site_agent.contacts import Contacts
-from site_agent.pipeline import Chosen
-from site_agent.records import Records
+from shared.base.randomness import seeded_rng
+from shared.mechanisms.grand.counts import communities, simple
+from shared.mechanisms.grand.plan import GrandPlan, adjacency
+from shared.plans.dictionary import Column, Dictionary
+from shared.plans.plan import Budget, StudyPlan
+from site_agent.records.contacts import Contacts
+from site_agent.records.table import Records
+from site_agent.release import networks
+from site_agent.release.pipeline import Chosen
 from tests.benchmarks import record
 
 SEED, STUDENTS, FRIENDS, EPSILONS = 731, 653, 16, (1.0, 5.0, 10.0)

@@ -27,11 +27,11 @@ os.environ["OPENBLAS_NUM_THREADS"] = "1"
 
 import numpy as np
 
-from shared.mechanisms.grand import Labelled, NodePrivate, PaperModeAtPTimesEpsilon
-from shared.mechanisms.labels import LEAST_OF_A_LABEL, LabelPrivate, parted
-from shared.networks import agreement
-from shared.networks import communities as clustered
-from shared.randomness import seeded_rng
+from shared.base.randomness import seeded_rng
+from shared.mechanisms.grand.counts import agreement
+from shared.mechanisms.grand.counts import communities as clustered
+from shared.mechanisms.grand.labels import LEAST_OF_A_LABEL, LabelPrivate, parted
+from shared.mechanisms.grand.noise import Labelled, NodePrivate, PaperModeAtPTimesEpsilon
 from site_agent.models.latent_space import LatentSpace, communities, draw_pairs
 from tests.benchmarks import record
 from tests.benchmarks.grand_networks import estimated, halves, private, resumed

@@ -23,8 +23,8 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import numpy as np
 
-from coordinator.pooling import pool
-from shared.networks import MOTIFS, motifs
+from coordinator.pooling.pool import pool
+from shared.mechanisms.grand.counts import MOTIFS, motifs
 from site_agent.models.latent_space import LatentSpace
 from tests.benchmarks import record
 from tests.benchmarks.grand_networks import drawn, estimated, halves, private, resumed

@@ -31,8 +31,8 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
-from shared.mechanisms.grand import NodePrivate, smoothed_uniform
-from shared.randomness import Noise, seeded_rng
+from shared.base.randomness import Noise, seeded_rng
+from shared.mechanisms.grand.noise import NodePrivate, smoothed_uniform
 from site_agent.models.latent_space import LatentSpace
 from tests.benchmarks import record
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from shared.mechanisms.grand import NodePrivate
-from shared.randomness import seeded_rng
+from shared.base.randomness import seeded_rng
+from shared.mechanisms.grand.noise import NodePrivate
 from site_agent.models.latent_space import LatentSpace, fit
 
 FAMILIES = {"LSM": "inner_product", "RDPG": "rdpg"}

@@ -28,9 +28,9 @@ from typing import Any
 import numpy as np
 from scipy import sparse
 
-from shared.mechanisms.grand import NodePrivate
-from shared.networks import degrees, triangles
-from shared.randomness import seeded_rng
+from shared.base.randomness import seeded_rng
+from shared.mechanisms.grand.counts import degrees, triangles
+from shared.mechanisms.grand.noise import NodePrivate
 from site_agent.models.latent_space import fit
 from tests.benchmarks import record
 from tests.benchmarks.grand_networks import drawn, halves, simulated

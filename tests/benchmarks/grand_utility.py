@@ -32,8 +32,8 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import numpy as np
 
-from shared.mechanisms.grand import PaperModeAtPTimesEpsilon
-from shared.networks import STATISTICS, compare, node_statistics
+from shared.mechanisms.grand.counts import STATISTICS, compare, node_statistics
+from shared.mechanisms.grand.noise import PaperModeAtPTimesEpsilon
 from tests.benchmarks import record
 from tests.benchmarks.grand_networks import FAMILIES, drawn, estimated, halves, private, resumed, simulated
 

@@ -21,12 +21,12 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from coordinator.pooling import pool
-from shared.generators.cohort import fit
-from shared.mechanisms.moments import Design, MomentsSpec, moments
-from shared.randomness import seeded_rng
+from coordinator.pooling.pool import pool
+from shared.base.randomness import seeded_rng
+from shared.estimands.survival import cox
+from shared.mechanisms.moments.cohort import fit
+from shared.mechanisms.moments.noise import Design, MomentsSpec, moments
 from shared.simulated import COHORTS, CVD_HAZARD_RATIO, cvd_cohorts
-from shared.survival import cox
 from tests.benchmarks import record
 from tests.benchmarks.cohorts_gap import dictionary
 

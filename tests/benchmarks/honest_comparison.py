@@ -17,16 +17,16 @@ from pathlib import Path
 
 import numpy as np
 
-from coordinator.intervals import Draw, with_release_variance
-from coordinator.pooling import pool
-from shared import privacy
-from shared.encoding import Encoder
-from shared.estimands import estimate, parse_estimand
-from shared.plan import LatentNoisePlan, PrivateTraining, Reference, StudyPlan
-from shared.prescriptions.tables import TablesPlan
-from shared.randomness import seeded_rng
+from coordinator.pooling.intervals import Draw, with_release_variance
+from coordinator.pooling.pool import pool
+from shared.base.randomness import seeded_rng
+from shared.estimands.answer import estimate, parse_estimand
+from shared.mechanisms.tables.plan import TablesPlan
+from shared.plans.encoding import Encoder
+from shared.plans.plan import LatentNoisePlan, PrivateTraining, Reference, StudyPlan
+from shared.privacy import accountant as privacy
 from shared.simulated import COHORTS, cvd_cohorts
-from site_agent.fitting import fit
+from site_agent.release.fitting import fit
 from tests.benchmarks import honest, record
 
 QUESTION = parse_estimand("cox(time, cvd) ~ sbp/10 + age/10 + chol/40 + hdl/15")

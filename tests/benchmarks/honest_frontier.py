@@ -14,9 +14,9 @@ import math
 
 import numpy as np
 
-from coordinator.pooling import pool
-from shared.generators import cohort as generator
-from shared.mechanisms.moments import moments
+from coordinator.pooling.pool import pool
+from shared.mechanisms.moments import cohort as generator
+from shared.mechanisms.moments.noise import moments
 from shared.simulated import cvd_cohorts
 from tests.benchmarks import honest, record
 

@@ -18,11 +18,11 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from shared.dictionary import Column, Dictionary
-from shared.estimands import estimate, parse_estimand
-from shared.generators.cohort import fit
-from shared.mechanisms.moments import Design, MomentsSpec, moments
-from shared.randomness import seeded_rng
+from shared.base.randomness import seeded_rng
+from shared.estimands.answer import estimate, parse_estimand
+from shared.mechanisms.moments.cohort import fit
+from shared.mechanisms.moments.noise import Design, MomentsSpec, moments
+from shared.plans.dictionary import Column, Dictionary
 from tests.benchmarks import record
 
 SIZES = (300, 3000, 40_000)

@@ -18,12 +18,12 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from coordinator.intervals import COX_ATTENUATION, TOO_MUCH, Draw, with_release_variance
-from coordinator.pooling import pool
-from shared.encoding import Encoder
-from shared.estimands import estimate, parse_estimand
-from shared.mechanisms.latent_noise import LatentNoise, default_radius
-from shared.randomness import seeded_rng
+from coordinator.pooling.intervals import COX_ATTENUATION, TOO_MUCH, Draw, with_release_variance
+from coordinator.pooling.pool import pool
+from shared.base.randomness import seeded_rng
+from shared.estimands.answer import estimate, parse_estimand
+from shared.mechanisms.latent_noise.noise import LatentNoise, default_radius
+from shared.plans.encoding import Encoder
 from shared.simulated import CVD_HAZARD_RATIO, cvd_cohorts, linear_studies
 from site_agent.models.flow import FlowSettings, fit_flow
 from tests.benchmarks import record

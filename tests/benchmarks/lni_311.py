@@ -14,8 +14,8 @@ from functools import partial
 
 import numpy as np
 
-from shared.mechanisms.latent_noise import LatentNoise
-from shared.randomness import seeded_rng
+from shared.base.randomness import seeded_rng
+from shared.mechanisms.latent_noise.noise import LatentNoise
 from shared.simulated import gaussian_table
 from site_agent.models.flow import FlowSettings, fit_flow
 from tests.benchmarks import record

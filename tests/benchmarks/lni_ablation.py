@@ -13,10 +13,10 @@ from unittest.mock import patch
 
 import numpy as np
 
-from shared.encoding import Encoder
-from shared.flows import AffineAutoregressiveFlow
-from shared.mechanisms.latent_noise import LatentNoise, default_radius
-from shared.randomness import seeded_rng
+from shared.base.randomness import seeded_rng
+from shared.flows.bijections import AffineAutoregressiveFlow
+from shared.mechanisms.latent_noise.noise import LatentNoise, default_radius
+from shared.plans.encoding import Encoder
 from shared.simulated import cvd_cohorts, gaussian_table, linear_studies
 from site_agent.models import flow as fits
 from site_agent.models.flow import FlowSettings, fit_flow

@@ -18,13 +18,13 @@ import numpy as np
 from scipy.spatial import cKDTree
 from scipy.stats import gaussian_kde
 
-from shared.encoding import Encoder
-from shared.mechanisms.latent_noise import LatentNoise, default_radius
-from shared.randomness import seeded_rng
+from shared.base.randomness import seeded_rng
+from shared.estimands.survival import cox
+from shared.mechanisms.latent_noise.noise import LatentNoise, default_radius
+from shared.plans.encoding import Encoder
 from shared.simulated import cvd_cohorts
-from shared.survival import cox
-from site_agent.audit import linkage, seen, whitening
 from site_agent.models.flow import PAPERS_GRID, FlowSettings, fit_flow
+from site_agent.release.audit import linkage, seen, whitening
 from tests.benchmarks import record
 from tests.benchmarks.cohorts_gap import dictionary
 from tests.benchmarks.lni_repeat import (

@@ -12,8 +12,8 @@ import time
 
 import numpy as np
 
-from shared.mechanisms.latent_noise import LatentNoise, default_radius
-from shared.randomness import seeded_rng
+from shared.base.randomness import seeded_rng
+from shared.mechanisms.latent_noise.noise import LatentNoise, default_radius
 from site_agent.models.flow import FlowSettings, fit_flow, network_of
 from tests.benchmarks import record
 from tests.benchmarks.lni_cohorts import log_hr

@@ -15,13 +15,13 @@ from functools import cache
 
 import numpy as np
 
-from shared import privacy
-from shared.encoding import Encoder
-from shared.flows import AffineAutoregressiveFlow, Composed
-from shared.mechanisms.latent_noise import LatentNoise, default_radius
-from shared.plan import PrivateTraining, Reference, Training
-from shared.public_start import public_start
-from shared.randomness import seeded_rng
+from shared.base.randomness import seeded_rng
+from shared.flows.bijections import AffineAutoregressiveFlow, Composed
+from shared.flows.public_start import public_start
+from shared.mechanisms.latent_noise.noise import LatentNoise, default_radius
+from shared.plans.encoding import Encoder
+from shared.plans.plan import PrivateTraining, Reference, Training
+from shared.privacy import accountant as privacy
 from shared.simulated import cvd_cohorts
 from site_agent.models.flow import FlowSettings, fit_flow
 from site_agent.models.private_flow import private_layers

@@ -5,7 +5,7 @@ python -m tests.benchmarks.noise_speed
 
 import time
 
-from shared.randomness import grid_for, seeded_rng
+from shared.base.randomness import grid_for, seeded_rng
 from tests.benchmarks import record
 
 SEED, SCALE, MANY, FEW, REPEATS = 20, 1.3, 1_000_000, 2_000, 5

@@ -7,9 +7,9 @@ import time
 
 import numpy as np
 
-from coordinator.diagnostics import influence
-from coordinator.heterogeneity import estimate_tau2
-from coordinator.pooling import leave_one_out, pool, pool_many
+from coordinator.pooling.diagnostics import influence
+from coordinator.pooling.heterogeneity import estimate_tau2
+from coordinator.pooling.pool import leave_one_out, pool, pool_many
 from tests.benchmarks import record
 
 SEED, MANY, K, REPEATS = 12, 10_000, 12, 5

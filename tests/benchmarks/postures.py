@@ -7,12 +7,12 @@ from pathlib import Path
 
 import numpy as np
 
-from shared.encoding import Encoder
-from shared.estimands import estimate, parse_estimand
-from shared.plan import StudyPlan
-from shared.randomness import seeded_rng
+from shared.base.randomness import seeded_rng
+from shared.estimands.answer import estimate, parse_estimand
+from shared.plans.encoding import Encoder
+from shared.plans.plan import StudyPlan
 from shared.simulated import small_hospitals
-from site_agent.fitting import fit
+from site_agent.release.fitting import fit
 from tests.benchmarks import record
 
 SEED, DRAWS, SITES, N = 12, 4, 3, 1500

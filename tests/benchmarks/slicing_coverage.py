@@ -15,9 +15,9 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from shared.generators import projections
-from shared.mechanisms.slicing import RowCode, Slicing, noise_for
-from shared.randomness import seeded_rng
+from shared.base.randomness import seeded_rng
+from shared.mechanisms.slicing import projections
+from shared.mechanisms.slicing.noise import RowCode, Slicing, noise_for
 from tests.benchmarks import record
 from tests.benchmarks.tables_coverage import DELTA, LEVELS, PLAN, QUESTION, TRUTH, N, covered
 

@@ -19,11 +19,11 @@ from pathlib import Path
 
 import numpy as np
 
-from shared.generators.divergence import Divergence
-from shared.generators.fits import Settings, generator
-from shared.generators.network import Adam, Network
-from shared.mechanisms.slicing import RowCode, Slicing, noise_for
-from shared.randomness import seeded_rng
+from shared.base.randomness import seeded_rng
+from shared.mechanisms.slicing.divergence import Divergence
+from shared.mechanisms.slicing.fits import Settings, generator
+from shared.mechanisms.slicing.network import Adam, Network
+from shared.mechanisms.slicing.noise import RowCode, Slicing, noise_for
 from tests.benchmarks import record
 from tests.benchmarks.tables_quality import DELTA, DICTIONARY, SEEDS, N, census_like, quality, summary
 

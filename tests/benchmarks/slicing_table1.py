@@ -26,17 +26,17 @@ from pathlib import Path
 
 import numpy as np
 
-from shared import privacy
-from shared.encoding import Encoder
-from shared.flows import AffineAutoregressiveFlow, Composed
-from shared.generators.network import Adam, Network, Trained
-from shared.generators.one_step import Released, fitted, synthetic
-from shared.mechanisms.slicing import ROW_STEP
-from shared.mechanisms.tables import Tables, attributes, sensitivity
-from shared.plan import Budget, LatentNoisePlan, PrivateTraining, StudyPlan, Training, Wave
-from shared.randomness import seeded_rng
-from site_agent.fitting import public_flow
+from shared.base.randomness import seeded_rng
+from shared.flows.bijections import AffineAutoregressiveFlow, Composed
+from shared.mechanisms.slicing.network import Adam, Network, Trained
+from shared.mechanisms.slicing.noise import ROW_STEP
+from shared.mechanisms.tables.noise import Tables, attributes, sensitivity
+from shared.mechanisms.tables.one_step import Released, fitted, synthetic
+from shared.plans.encoding import Encoder
+from shared.plans.plan import Budget, LatentNoisePlan, PrivateTraining, StudyPlan, Training, Wave
+from shared.privacy import accountant as privacy
 from site_agent.models.private_flow import private_layers
+from site_agent.release.fitting import public_flow
 from tests.benchmarks import record
 from tests.benchmarks.slicing_quality import CODE, EPSILONS, METRICS, MOMENTS, Cells, cell, chosen, tables
 from tests.benchmarks.tables_quality import DELTA, DICTIONARY, N, census_like, quality, summary

@@ -25,12 +25,12 @@ import argparse
 import numpy as np
 from scipy import stats
 
-from shared import privacy
-from shared.dictionary import Dictionary
-from shared.generators.one_step import Released, fitted, synthetic
-from shared.mechanisms.tables import Tables, attributes, sensitivity
-from shared.randomness import seeded_rng
-from shared.regression import generalised
+from shared.base.randomness import seeded_rng
+from shared.estimands.regression import generalised
+from shared.mechanisms.tables.noise import Tables, attributes, sensitivity
+from shared.mechanisms.tables.one_step import Released, fitted, synthetic
+from shared.plans.dictionary import Dictionary
+from shared.privacy import accountant as privacy
 from tests.benchmarks import record
 from tests.benchmarks.tables_quality import DELTA, DICTIONARY, NUMBERS, N, census_like, design, summary
 

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import numpy as np
 
-from shared import privacy
-from shared.estimands import estimate, parse_estimand
-from shared.generators.one_step import Released, answer, fitted
-from shared.mechanisms.tables import Tables, attributes, sensitivity
-from shared.plan import StudyPlan
-from shared.randomness import seeded_rng
+from shared.base.randomness import seeded_rng
+from shared.estimands.answer import estimate, parse_estimand
+from shared.mechanisms.tables.noise import Tables, attributes, sensitivity
+from shared.mechanisms.tables.one_step import Released, answer, fitted
+from shared.plans.plan import StudyPlan
+from shared.privacy import accountant as privacy
 from shared.simulated import small_hospitals
 from tests.benchmarks import record
 

@@ -19,11 +19,11 @@ import time
 import numpy as np
 import pandas as pd
 
-from shared import privacy
-from shared.encoding import typed
-from shared.generators.one_step import Released, fitted, synthetic
-from shared.mechanisms.tables import Tables, attributes, sensitivity
-from shared.randomness import seeded_rng
+from shared.base.randomness import seeded_rng
+from shared.mechanisms.tables.noise import Tables, attributes, sensitivity
+from shared.mechanisms.tables.one_step import Released, fitted, synthetic
+from shared.plans.encoding import typed
+from shared.privacy import accountant as privacy
 from tests.benchmarks import record
 from tests.benchmarks.tables_quality import DELTA, DICTIONARY, N, census_like, quality, summary
 

@@ -17,12 +17,12 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from shared import privacy
-from shared.dictionary import Column, Dictionary
-from shared.generators.one_step import Released, fitted, synthetic
-from shared.mechanisms.tables import Tables, attributes, sensitivity
-from shared.randomness import seeded_rng
-from shared.regression import generalised
+from shared.base.randomness import seeded_rng
+from shared.estimands.regression import generalised
+from shared.mechanisms.tables.noise import Tables, attributes, sensitivity
+from shared.mechanisms.tables.one_step import Released, fitted, synthetic
+from shared.plans.dictionary import Column, Dictionary
+from shared.privacy import accountant as privacy
 from tests.benchmarks import record
 
 SEEDS, N, DELTA, EPSILONS = 5, 20_000, 1e-5, (1.0, 5.1)

@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from coordinator.densities import Noisy
-from coordinator.harmonise import case_mix_warning
-from coordinator.maps import Map
+from coordinator.answers.densities import Noisy
+from coordinator.answers.harmonise import case_mix_warning
+from coordinator.answers.maps import Map
 from tests.benchmarks import record
 
 Floats = NDArray[np.float64]

@@ -27,11 +27,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from coordinator.densities import _shares
-from coordinator.maps import GridMap, _refined
-from shared.mechanisms.density import rounded_laplace_variance
-from shared.mechanisms.scaling import Basis, Coefficients, paper_sensitivity
-from shared.prescriptions.densities import level_for
+from coordinator.answers.densities import _shares
+from coordinator.answers.maps import GridMap, _refined
+from shared.mechanisms.densities.noise import rounded_laplace_variance
+from shared.mechanisms.densities.plan import level_for
+from shared.mechanisms.densities.scaling import Basis, Coefficients, paper_sensitivity
 from tests.benchmarks import record
 
 Floats = NDArray[np.float64]
@@ -238,7 +238,7 @@ def draw(told: dict[str, Any], path: Path) -> None:
     mpl.use("Agg")
     import matplotlib.pyplot as plt
 
-    from coordinator.drawing import save
+    from coordinator.figures.canvas import save
 
     mpl.rcParams["font.family"] = "DejaVu Sans"
     made, both = plt.subplots(1, 2, figsize=(9.2, 4.2))

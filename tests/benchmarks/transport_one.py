@@ -1,9 +1,9 @@
 """One column's map from noisy densities, and what else could be released: ``python -m tests.benchmarks.transport_one``.
 
 *Quantiles.* Mean squared error of the map between two distributions on [0, 1]: ours, and private quantiles joined by
-straight lines (`shared.mechanisms.quantiles`, the product's own, charged as replacing a person costs), with the number
-of quantiles that turns out best. Over all patients, and over the middle 90 % of them; with the 64 bins of the default
-and with the 32 of level = 5, and beside what records without any noise give.
+straight lines (`shared.mechanisms.densities.quantiles`, the product's own, charged as replacing a person costs), with
+the number of quantiles that turns out best. Over all patients, and over the middle 90 % of them; with the 64 bins of
+the default and with the 32 of level = 5, and beside what records without any noise give.
 
 *Local.* Error of a density of 64 bins where every record is noised by itself: Laplace, randomised response, and the
 one that the rule takes; beside the central release.
@@ -18,13 +18,13 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from coordinator.densities import Noisy
-from coordinator.maps import Map
-from shared.dictionary import Column
-from shared.mechanisms.density import Grid
-from shared.mechanisms.local import LocalCounts, better
-from shared.mechanisms.quantiles import Quantiles
-from shared.randomness import seeded_rng
+from coordinator.answers.densities import Noisy
+from coordinator.answers.maps import Map
+from shared.base.randomness import seeded_rng
+from shared.mechanisms.densities.local import LocalCounts, better
+from shared.mechanisms.densities.noise import Grid
+from shared.mechanisms.densities.quantiles import Quantiles
+from shared.plans.dictionary import Column
 from tests.benchmarks import record
 
 Floats = NDArray[np.float64]

@@ -33,8 +33,8 @@ def reset_peak():
 
 def study():
     """A plan whose dictionary has only numbers."""
-    from shared.dictionary import Column, Dictionary
-    from shared.plan import Budget, LatentNoisePlan, StudyPlan, Wave
+    from shared.plans.dictionary import Column, Dictionary
+    from shared.plans.plan import Budget, LatentNoisePlan, StudyPlan, Wave
 
     columns = tuple(Column(name=f"x{k}", kind="continuous", lower=0, upper=1) for k in range(COLUMNS))
     waves = tuple(Wave(number=k, opens=dt.date(2000, 1, 1), closes=dt.date(2999, 1, 1)) for k in (1, 2))
@@ -55,7 +55,7 @@ def study():
 
 def serve(home, pipe):
     """The coordinator's process."""
-    from coordinator.collect import Coordinator
+    from coordinator.services.collect import Coordinator
 
     with Coordinator(Path(home), "127.0.0.1:0") as running:
         pipe.send(running.port)
@@ -69,7 +69,7 @@ def serve(home, pipe):
 
 def send(settings, releases, pipe):
     """The site's process."""
-    from shared.keys import Envelope
+    from shared.base.keys import Envelope
     from site_agent.egress import Egress
 
     with Egress(**settings) as egress:

@@ -1,5 +1,5 @@
 """Run by the SuperLink: the coordinator on the same machine."""
 
-from coordinator import runtime
+from coordinator.training import runtime
 
 app = runtime.app()

@@ -1,0 +1,908 @@
+"""`analyst`: ask the coordinator, or pool a table of yi and vi without a server; never a site.
+
+With a token's file the verbs ask a study's accepted releases over the network: each is one call of
+`coordinator.analyst.remote`, which is also the library (``from coordinator.analyst.commands import connect``). Without
+one, what an analyst holds in a spreadsheet (one estimate and its variance per study) becomes a pooled result, a forest
+plot, or a description of what would be left out. The same pooling and the same figure answer the coordinator's own
+questions, so a number printed here is the number printed there; `show_pooled` draws both.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable
+from dataclasses import replace
+from functools import wraps
+from inspect import Parameter, Signature, signature
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from coordinator.analyst.remote import Harmonised, Result, Study, connect, write_table
+from shared.errors import DataFileRefusal, ParameterError
+from shared.privacy.stated import raised
+from shared.releases.synthetic import Checkpoint, DrawNumber, Draws, FitName, Out, Restart, Rows, Steps, run_synthesis
+from shared.terminal import application, emit, run, table
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    import numpy as np
+    import pandas as pd
+    from numpy.typing import NDArray
+    from rich.console import Console
+
+    from coordinator.analyst.remote import Table
+    from coordinator.pooling.pool import PooledResult
+
+__all__ = [
+    "app",
+    "check_figure",
+    "connect",
+    "draw",
+    "main",
+    "number",
+    "pooled_data",
+    "read_table",
+    "show_pooled",
+    "sides",
+]
+
+TOKEN_VARIABLE = "TRIBUTARY_ANALYST_TOKEN"
+TOKEN_FILE = "analyst.token.json"
+
+app = application("Ask a coordinator's studies, or pool a table of your own. No site is contacted, no patient data.")
+
+File = Annotated[Path, typer.Argument(help="Table with one row per study: .csv, .tsv or .parquet.")]
+Yi = Annotated[str, typer.Option("--yi", help="Column of estimates (log scale for ratios).")]
+Vi = Annotated[str, typer.Option("--vi", help="Column of their variances (squared standard errors).")]
+Labels = Annotated[str, typer.Option("--labels", help="Column that names the rows.")]
+Method = Annotated[str, typer.Option("--method", help="FE, or tau² by DL, HE, HS, HSk, SJ, ML, REML, EB, PM, PMM.")]
+Test = Annotated[str, typer.Option("--test", help="z, t, knha (Knapp-Hartung) or adhoc (never below the model).")]
+Level = Annotated[float, typer.Option("--level", help="Coverage of every interval.")]
+Exp = Annotated[bool, typer.Option("--exp", help="Show ratios: the estimates are logarithms.")]
+Json = Annotated[bool, typer.Option("--json", help="Answer as JSON.")]
+Mods = Annotated[list[str] | None, typer.Option("--mods", help="A moderator of a meta-regression; repeat for several.")]
+Subgroup = Annotated[str, typer.Option("--subgroup", help="Pool each of its levels apart, and compare them.")]
+Favours = Annotated[str, typer.Option("--favours", help='Sides of the null line: "Favours drug|Favours placebo".')]
+Sort = Annotated[str, typer.Option("--sort", help="Rows of a forest plot by name, estimate or weight.")]
+Columns = Annotated[list[str] | None, typer.Option("--column", help="A column to show beside the rows; repeatable.")]
+Bayes = Annotated[bool, typer.Option("--bayes", help="Also the posterior under a half-normal prior on τ.")]
+Scale = Annotated[float, typer.Option("--scale", help="Scale of that prior; 0.5 suits log ratios.")]
+Exact = Annotated[bool, typer.Option("--exact", help="Also intervals made for few studies.")]
+Diagnostics = Annotated[bool, typer.Option("--diagnostics", help="Also leave-one-out, influence, asymmetry.")]
+Kind = Annotated[str, typer.Option("--kind", help="forest, leave-one-out, cumulative, funnel, baujat or influence.")]
+
+
+# -- asking a coordinator -----------------------------------------------------------------------------------------
+Token = Annotated[
+    Path, typer.Option("--token", envvar=TOKEN_VARIABLE, help="The token's file, from coordinator analyst add.")
+]
+StudyName = Annotated[str, typer.Argument(help="The study.")]
+Question = Annotated[str, typer.Argument(help='As in R: "Surv(time, event) ~ sbp + age", "died ~ age".')]
+Term = Annotated[str, typer.Option("--term", help="Which term to pool; the first if left out.")]
+Wave = Annotated[int, typer.Option("--wave", help="The table as of this wave; the newest if left out.")]
+AsOf = Annotated[int | None, typer.Option("--as-of", help="Revision of a closed wave; all there is now if left out.")]
+Label = Annotated[str, typer.Option("--label", help="confirmatory or exploratory; it stands in the record.")]
+Figure = Annotated[Path | None, typer.Option("--forest", help="Also draw the forest plot: .svg, .pdf or .png.")]
+Subset = Annotated[str, typer.Option("--subset", help='Only rows for which this holds, as in "age >= 60".')]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Ask for no rows, write nothing.")]
+ASK = "Ask a coordinator"
+
+
+@app.command(rich_help_panel=ASK)
+def studies(token: Token = Path(TOKEN_FILE), json: Json = False) -> None:
+    """List the studies that the token is for."""
+    with connect(token) as connection:
+        _emit(connection.studies(), json)
+
+
+@app.command(rich_help_panel=ASK)
+def releases(study: StudyName, token: Token = Path(TOKEN_FILE), json: Json = False) -> None:
+    """List a study's releases with their receipts; withdrawn ones are marked."""
+    with connect(token) as connection:
+        _emit(connection[study].releases(), json)
+
+
+def _how(
+    study: StudyName,
+    term: Term = "",
+    method: Method = "REML",
+    test: Test = "adhoc",
+    level: Level = 0.95,
+    wave: Wave = 0,
+    as_of: AsOf = None,
+    subset: Subset = "",
+    label: Label = "exploratory",
+    forest: Figure = None,
+    subgroup: Annotated[str, typer.Option("--subgroup", help="posture: pool its levels apart, and compare them.")] = "",
+    bayes: Bayes = False,
+    exact: Exact = False,
+    diagnostics: Diagnostics = False,
+    token: Token = Path(TOKEN_FILE),
+    json: Json = False,
+) -> dict[str, Any]:
+    """What every question has beside its own arguments, as `coordinator.analyst.remote.Study.query` takes it."""
+    how = {"term": term, "method": method, "test": test, "level": level, "wave": wave, "as_of": as_of, "label": label}
+    return how | ({"subset": subset} if subset else {})
+
+
+def _asks(verb: Callable[..., Result]) -> Callable[..., None]:
+    """Make a verb of a function that asks: its own arguments, and those of `_how`, which stand in one place."""
+    own = list(signature(verb, eval_str=True).parameters.values())[1:-1]  # not the study, not **how
+    study, *every = signature(_how, eval_str=True).parameters.values()
+    shown = [item.replace(kind=Parameter.KEYWORD_ONLY) for item in (study, *own, *every)]
+
+    @wraps(verb)
+    def command(**given: Any) -> None:
+        mine = {item.name: given.pop(item.name) for item in own}
+        with connect(given["token"]) as connection:
+            more = {name: given[name] for name in ("bayes", "exact", "diagnostics")} | {"subgroups": given["subgroup"]}
+            _answered(verb(connection[given["study"]], **mine, **_how(**given)), given["forest"], given["json"], more)
+
+    command.__annotations__ = {item.name: item.annotation for item in shown}
+    command.__signature__ = Signature(shown)  # type: ignore[attr-defined]
+    return command
+
+
+@app.command(rich_help_panel=ASK)
+@_asks
+def query(
+    study: Study,
+    question: Annotated[str, typer.Argument(help="Name of a planned analysis, or the whole question.")],
+    **how: Any,
+) -> Result:
+    """Ask a planned analysis by its name, or any question: an estimate per site, and the pooled result."""
+    return study.query("", question, **how)
+
+
+@app.command(rich_help_panel=ASK)
+@_asks
+def cox(study: Study, formula: Question, **how: Any) -> Result:
+    """Cox regression at every site, pooled: "Surv(time, event) ~ sbp + age"."""
+    return study.cox(formula, **how)
+
+
+@app.command(rich_help_panel=ASK)
+@_asks
+def glm(
+    study: Study,
+    formula: Question,
+    family: Annotated[str, typer.Option("--family", help="gaussian, binomial or poisson.")] = "binomial",
+    **how: Any,
+) -> Result:
+    """A generalised linear model at every site, pooled: "died ~ age + C(sex)"."""
+    return study.glm(formula, family=family, **how)
+
+
+@app.command(rich_help_panel=ASK)
+@_asks
+def km(
+    study: Study,
+    formula: Question,
+    at: Annotated[float, typer.Option("--at", help="The time, the same at every site.")],
+    curve: Annotated[Path | None, typer.Option("--curve", help="Also draw the curves: .svg, .pdf or .png.")] = None,
+    **how: Any,
+) -> Result:
+    """Kaplan-Meier at every site, pooled: the share without the event at a time: "Surv(time, event) ~ 1"."""
+    result = study.km(formula, at=at, **how)
+    if curve is not None:
+        result.curve(curve)
+    return result
+
+
+@app.command(rich_help_panel=ASK)
+@_asks
+def rmst(
+    study: Study,
+    formula: Question,
+    tau: Annotated[float, typer.Option("--tau", help="Until this time, the same at every site.")],
+    **how: Any,
+) -> Result:
+    """Restricted mean survival time at every site, pooled: "Surv(time, event) ~ arm"."""
+    return study.rmst(formula, tau=tau, **how)
+
+
+@app.command(rich_help_panel=ASK)
+@_asks
+def logrank(study: Study, formula: Question, **how: Any) -> Result:
+    """Log-rank comparison at every site, pooled as log hazard ratios: "Surv(time, event) ~ arm"."""
+    return study.logrank(formula, **how)
+
+
+@app.command(rich_help_panel=ASK)
+@_asks
+def ols(study: Study, formula: Question, **how: Any) -> Result:
+    """Linear regression at every site, pooled: "sbp ~ age + C(sex)"."""
+    return study.ols(formula, **how)
+
+
+@app.command(rich_help_panel=ASK)
+@_asks
+def logistic(study: Study, formula: Question, **how: Any) -> Result:
+    """Logistic regression at every site, pooled as log odds ratios: "died ~ age"."""
+    return study.logistic(formula, **how)
+
+
+@app.command(rich_help_panel=ASK)
+@_asks
+def poisson(study: Study, formula: Question, **how: Any) -> Result:
+    """Poisson regression at every site, pooled as log rate ratios: "count ~ age + offset(log(years))"."""
+    return study.poisson(formula, **how)
+
+
+@app.command("two-by-two", rich_help_panel=ASK)
+@_asks
+def two_by_two(
+    study: Study,
+    formula: Question,
+    measure: Annotated[str, typer.Option("--measure", help="OR, RR or RD.")] = "OR",
+    **how: Any,
+) -> Result:
+    """Two groups and an outcome at every site, pooled: "died ~ arm"."""
+    return study.two_by_two(formula, measure=measure, **how)
+
+
+@app.command(rich_help_panel=ASK)
+@_asks
+def difference(study: Study, formula: Question, **how: Any) -> Result:
+    """Difference of means to the first group at every site, pooled: "sbp ~ arm"."""
+    return study.difference(formula, **how)
+
+
+@app.command(rich_help_panel=ASK)
+@_asks
+def ratio(study: Study, formula: Question, **how: Any) -> Result:
+    """Ratio of means to the first group at every site, pooled: "sbp ~ arm"."""
+    return study.ratio(formula, **how)
+
+
+@app.command(rich_help_panel=ASK)
+@_asks
+def mean(study: Study, column: Annotated[str, typer.Argument(help='A column, as in "sbp".')], **how: Any) -> Result:
+    """Mean of a column at every site, pooled."""
+    return study.mean(column, **how)
+
+
+@app.command(rich_help_panel=ASK)
+@_asks
+def proportion(
+    study: Study, outcome: Annotated[str, typer.Argument(help='What holds or not, as in "sbp > 140".')], **how: Any
+) -> Result:
+    """Share of rows for which something holds at every site, pooled on the logit scale."""
+    return study.proportion(outcome, **how)
+
+
+@app.command(rich_help_panel=ASK)
+@_asks
+def correlation(
+    study: Study,
+    columns: Annotated[list[str], typer.Argument(help="Two columns; more with --structure cs.")],
+    structure: Annotated[
+        str, typer.Option("--structure", help="pearson, or cs: one correlation of all, of equal variance.")
+    ] = "pearson",
+    **how: Any,
+) -> Result:
+    """Correlation at every site, pooled on Fisher's scale."""
+    return study.correlation(*columns, structure=structure, **how)
+
+
+@app.command(rich_help_panel=ASK)
+@_asks
+def harmonise(
+    study: Study,
+    column: Annotated[str, typer.Argument(help="What hospitals measure differently; chol,hdl: together.")],
+    to: Annotated[str, typer.Option("--to", help="The site whose scale counts.")],
+    question: Annotated[
+        str, typer.Option("--question", help="As of query; the one planned analysis with the column if left out.")
+    ] = "",
+    densities: Annotated[
+        str, typer.Option("--densities", help="Study of densities; STUDY-densities if left out.")
+    ] = "",
+    **how: Any,
+) -> Result:
+    """Ask as released and with a column on one site's scale, side by side; nothing is spent, nothing is hidden."""
+    return study.harmonise(column, to=to, formula=question, densities=densities, **how)
+
+
+@app.command(rich_help_panel=ASK)
+def export(
+    study: StudyName,
+    subject: Annotated[str, typer.Argument(help="The id of a result, or of a release.")],
+    out: Annotated[Path, typer.Option("--out", help="A table, .json or a figure; rows: .csv or .parquet.")],
+    kind: Annotated[str, typer.Option("--kind", help="Of a figure: as of analyst forest, or curve.")] = "forest",
+    subgroup: Annotated[str, typer.Option("--subgroup", help="Of a forest plot: posture; its levels apart.")] = "",
+    favours: Favours = "",
+    token: Token = Path(TOKEN_FILE),
+    dry_run: DryRun = False,
+    json: Json = False,
+) -> None:
+    """Write a result as a table, JSON or a forest plot; or a release's rows, where the plan lets analysts have them."""
+    with connect(token) as connection:
+        mine = connection[study]
+        if any(row["release_id"] == subject for row in mine.releases()):
+            _rows(mine, subject, out, dry_run, json)
+            return
+        found = mine.result(subject)
+        if subgroup or favours:
+            check_figure(out, kind)
+            if kind == "curve":
+                raise ParameterError("subgroups and favours must be of a forest plot", given=repr(kind))
+            if not dry_run:
+                found.forest(out, kind, subgroups=subgroup, favours=sides(favours))
+        elif not dry_run:
+            found.export(out, kind)
+    made = {"file": str(out), "result": found.id, "written": not dry_run}
+    words = f"{'would write' if dry_run else 'wrote'} {out}: result {found.id}"
+    emit(made, as_json=json, show=lambda shown: shown.print(words))
+
+
+@app.command(rich_help_panel=ASK)
+def explain(
+    study: StudyName,
+    result: Annotated[str, typer.Argument(help="The result's id.")],
+    token: Token = Path(TOKEN_FILE),
+    json: Json = False,
+) -> None:
+    """Say what a result rests on: bundles, receipts, plan, code, who asked; and whether it is stale."""
+    with connect(token) as connection:
+        found = connection[study].explain(result)
+        emit(found.document, as_json=json, show=found.show)
+
+
+@app.command(rich_help_panel=ASK)
+def log(study: StudyName, token: Token = Path(TOKEN_FILE), json: Json = False) -> None:
+    """The multiplicity record: every question to a study, by anyone, answered or refused."""
+    with connect(token) as connection:
+        _emit(connection[study].log(), json)
+
+
+@app.command(rich_help_panel=ASK)
+def rows(
+    study: StudyName,
+    release: Annotated[str, typer.Argument(help="The release's id.")],
+    out: Annotated[Path, typer.Option("--out", help="Table to write: .csv or .parquet.")],
+    token: Token = Path(TOKEN_FILE),
+    dry_run: DryRun = False,
+    json: Json = False,
+) -> None:
+    """Download one release's privatised rows, where the plan lets analysts have them; it is recorded."""
+    with connect(token) as connection:
+        _rows(connection[study], release, out, dry_run, json)
+
+
+@app.command(rich_help_panel=ASK)
+def synthetic(
+    study: StudyName,
+    site: Annotated[str, typer.Option("--site", help="Whose figures.")],
+    out: Out,
+    fit: FitName = "",
+    rows: Rows = 0,
+    m: Draws = 1,
+    draw: DrawNumber = 0,
+    steps: Steps = 3000,
+    checkpoint: Checkpoint = None,
+    restart: Restart = False,
+    token: Token = Path(TOKEN_FILE),
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Fetch the figures, which is recorded; fit and write nothing.")
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Draw synthetic rows on this machine from a site's noisy figures, where the plan lets analysts have them.
+
+    The figures are fetched once, and the download is recorded. Fitting costs no ε and asks nobody; a fit that takes
+    minutes is stopped by Ctrl-C, and goes on from its --checkpoint.
+    """
+    with connect(token) as connection:
+        planned = connection[study].synthetic(site, fit=fit, number=draw, rows=rows, draws=m, steps=steps)
+        run_synthesis(planned, out, checkpoint=checkpoint, restart=restart, dry_run=dry_run, json=json)
+
+
+def _rows(study: Study, release: str, out: Path, dry_run: bool, json: bool) -> None:
+    if out.suffix.lower() not in (".csv", ".parquet"):
+        raise ParameterError("the table must end in .csv or .parquet", given=repr(out.name))
+    count = None
+    if not dry_run:
+        found = study.rows(release)
+        count = len(found)
+        write_table(found, out)
+    words = f"{'would write' if dry_run else f'wrote {count} privatised rows, not patient records, to'} {out}"
+    made = {"file": str(out), "release": release, "rows": count, "written": not dry_run}
+    emit(made, as_json=json, show=lambda shown: shown.print(words))
+
+
+def _answered(result: Result, forest: Path | None, json: bool, more: Mapping[str, Any]) -> None:
+    if forest is not None:
+        result.forest(forest, subgroups=more["subgroups"])
+    further = result.further(**more) if any(more.values()) else None
+
+    def show(out: Console) -> None:
+        result.show(out)
+        if not isinstance(result, Harmonised):  # it shows its three answers itself
+            result.meta().show(out)
+        if further is not None:
+            further.show(out)
+
+    emit({**result.document, **(further.document if further else {})}, as_json=json, show=show)
+
+
+def _emit(found: Table, json: bool) -> None:
+    emit(found.document, as_json=json, show=found.show)
+
+
+# -- pooling a table ----------------------------------------------------------------------------------------------
+@app.command()
+def describe(
+    subject: Annotated[str, typer.Argument(help="A study, or a table: .csv, .tsv or .parquet.")],
+    column: Annotated[str, typer.Argument(help="Of a study: one column.")] = "",
+    yi: Yi = "yi",
+    vi: Vi = "vi",
+    labels: Labels = "",
+    token: Token = Path(TOKEN_FILE),
+    json: Json = False,
+) -> None:
+    """Show a study's dictionary with missing shares, or say what a table holds that could be pooled."""
+    if not Path(subject).suffix:
+        with connect(token) as connection:
+            _emit(connection[subject].dictionary(column), json)
+        return
+    import numpy as np
+
+    file = Path(subject)
+
+    from coordinator.pooling.pool import pool
+
+    given = read_table(file)
+    names = [str(name) for name in given.columns]
+    answer: dict[str, Any] = {"file": file.name, "rows": len(given), "columns": names}
+    if {yi, vi} <= set(names):
+        y, v = (_numbers(given, name) for name in (yi, vi))
+        pooled = pool(y, v, method="FE", test="z", labels=_labels(given, labels))
+        answer["usable"] = pooled.k
+        answer["excluded"] = pooled.excluded
+        answer["yi"] = {"least": float(np.min(pooled.yi)), "most": float(np.max(pooled.yi))}
+        answer["se"] = {"least": float(np.min(pooled.vi)) ** 0.5, "most": float(np.max(pooled.vi)) ** 0.5}
+
+    def show(out: Console) -> None:
+        out.print(f"{file.name}: {len(given)} rows; columns {', '.join(names)}")
+        if "usable" not in answer:
+            out.print(f"No columns {yi!r} and {vi!r}. Name yours with --yi and --vi.", style="cyan")
+            return
+        out.print(f"{answer['usable']} rows can be pooled.")
+        for what, label in (("yi", "estimates"), ("se", "standard errors")):
+            out.print(f"  {label:16} {number(answer[what]['least'])} to {number(answer[what]['most'])}")
+        for row in answer["excluded"]:
+            out.print(f"  left out: {row.label}: {row.reason}", style="yellow")
+
+    emit(answer, as_json=json, show=show)
+
+
+@app.command()
+def pool(
+    file: File,
+    yi: Yi = "yi",
+    vi: Vi = "vi",
+    labels: Labels = "",
+    method: Method = "REML",
+    test: Test = "adhoc",
+    level: Level = 0.95,
+    exp: Exp = False,
+    mods: Mods = None,
+    subgroup: Subgroup = "",
+    bayes: Bayes = False,
+    scale: Scale = 0.5,
+    exact: Exact = False,
+    diagnostics: Diagnostics = False,
+    json: Json = False,
+) -> None:
+    """Pool: fixed effect and random effects, heterogeneity, prediction interval, and what was left out."""
+    from coordinator.pooling import analyses
+
+    result = _pool(file, yi=yi, vi=vi, labels=labels, method=method, test=test, level=level)
+    facts = _facts(file, labels, [*(mods or []), *([subgroup] if subgroup else [])])
+    asked = analyses.Asked(
+        mods={name: facts[name] for name in mods or []},
+        group=(subgroup, facts[subgroup]) if subgroup else None,
+        bayes=bayes,
+        scale=scale,
+        exact=exact,
+        diagnostics=diagnostics,
+    )
+    answers = analyses.analyse(replace(result, scale="log") if exp else result, asked)
+
+    def show(out: Console) -> None:
+        show_pooled(out, result, exp=exp)
+        analyses.show(out, result, answers, exp=exp)
+
+    emit({**pooled_data(result), **answers}, as_json=json, show=show)
+
+
+@app.command()
+def tables(
+    file: File,
+    measure: Annotated[str, typer.Option("--measure", help="OR, RR or RD.")] = "OR",
+    method: Annotated[str, typer.Option("--method", help="MH (Mantel-Haenszel) or Peto (odds ratio only).")] = "MH",
+    cells: Annotated[str, typer.Option("--cells", help="Columns: events, none; the same in the second group.")] = (
+        "ai,bi,ci,di"
+    ),
+    labels: Labels = "",
+    level: Level = 0.95,
+    json: Json = False,
+) -> None:
+    """Pool 2×2 tables of counts; nothing is added to a zero."""
+    from coordinator.pooling.two_by_two import Tables, mantel_haenszel, peto
+
+    given = read_table(file)
+    names = [name.strip() for name in cells.split(",")]
+    if len(names) != 4:
+        raise ParameterError("--cells must name four columns", given=f"{len(names)}", next_step="As in ai,bi,ci,di.")
+    if method not in ("MH", "Peto"):
+        raise ParameterError("method must be one of MH, Peto", given=repr(method))
+    if method == "Peto" and measure != "OR":
+        raise ParameterError("Peto's method must have the measure OR", given=measure)
+    ai, bi, ci, di = (_numbers(given, name) for name in names)
+    counts = Tables(ai=ai, bi=bi, ci=ci, di=di, labels=_labels(given, labels) or ())
+    result = peto(counts, level=level) if method == "Peto" else mantel_haenszel(counts, measure, level=level)  # type: ignore[arg-type]
+
+    def show(out: Console) -> None:
+        from math import exp
+
+        if result.beta is None or result.ci_lb is None or result.ci_ub is None:
+            out.print(result.reason, style="yellow")
+        else:
+            back = exp if measure != "RD" else float
+            ends = f"{number(back(result.ci_lb))} to {number(back(result.ci_ub))}"
+            effect = f"{result.measure} {number(back(result.beta))}"
+            out.print(f"{effect} ({100 * level:g} % CI {ends}), p {_p(result.pval or 0.0)}", style="bold")
+            out.print(f"{result.k} tables; Q {result.QE:.2f}, p {_p(result.QEp or 0.0)}, I² {result.I2:.0f} %")
+        for note in result.notes:
+            out.print(f"note  {note}", style="dim")
+
+    emit(result, as_json=json, show=show)
+
+
+@app.command()
+def forest(
+    file: File,
+    out: Annotated[Path, typer.Option("--out", help="Figure to write: .svg, .pdf or .png; its numbers: .csv.")],
+    yi: Yi = "yi",
+    vi: Vi = "vi",
+    labels: Labels = "",
+    method: Method = "REML",
+    test: Test = "adhoc",
+    level: Level = 0.95,
+    exp: Exp = False,
+    title: Annotated[str, typer.Option("--title", help="Title of the figure.")] = "",
+    kind: Kind = "forest",
+    subgroup: Subgroup = "",
+    favours: Favours = "",
+    sort: Sort = "",
+    column: Columns = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Pool, but write no file.")] = False,
+    json: Json = False,
+) -> None:
+    """Draw the forest plot of a table, or one of the figures beside it."""
+    result = _pool(file, yi=yi, vi=vi, labels=labels, method=method, test=test, level=level)
+    written = {"figure": str(out), "kind": kind, "rows": result.k, "written": not dry_run}
+    check_figure(out, kind)
+    facts = _facts(file, labels, [*([subgroup] if subgroup else []), *(column or [])])
+    group = (subgroup, facts[subgroup]) if subgroup else None
+    more: dict[str, Any] = {"group": group, "favours": sides(favours), "sort": sort}
+    more["columns"] = {name: {row: str(value) for row, value in facts[name].items()} for name in column or []}
+    draw(result, kind, title=title, ratio=exp or None, path=None if dry_run else out, **more)
+    emit(written, as_json=json, show=lambda shown: shown.print(f"{'would write' if dry_run else 'wrote'} {out}"))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The `analyst` command; returns its exit code."""
+    return run(app, name="analyst", argv=argv)
+
+
+def check_figure(path: Path, kind: str) -> None:
+    """Refuse a file that no figure of this kind can be written to, with a ParameterError."""
+    if path.suffix.lower() not in (".svg", ".pdf", ".png", *([".csv"] if kind == "forest" else [])):
+        raise ParameterError(
+            "a figure must end in .svg, .pdf or .png",
+            given=repr(path.name),
+            next_step="The numbers of a forest plot are written as .csv.",
+        )
+
+
+def sides(text: str) -> tuple[str, str] | None:
+    """What lies left and right of a null line. Raises: ParameterError: not two texts.
+
+    >>> sides("Favours drug | Favours placebo")
+    ('Favours drug', 'Favours placebo')
+    """
+    if not text:
+        return None
+    left, bar, right = (part.strip() for part in text.partition("|"))
+    if not (left and bar and right) or "|" in right:
+        raise ParameterError("--favours must name both sides", given=repr(text), next_step='As in "left|right".')
+    return left, right
+
+
+def draw(
+    result: PooledResult,
+    kind: str,
+    *,
+    title: str = "",
+    note: str = "",
+    ratio: bool | None = None,
+    columns: dict[str, dict[str, str]] | None = None,
+    group: tuple[str, Mapping[str, Any]] | None = None,
+    favours: tuple[str, str] | None = None,
+    sort: str = "",
+    path: Path | None = None,
+) -> None:
+    """Draw the forest plot or one of its companions.
+
+    Args:
+        group: name and (label -> level) of the subgroups of a forest plot.
+        favours: what lies left and right of its null line.
+        sort: order of its rows (`coordinator.pooling.pool.ordered`); as they are when empty.
+        path: of a forest plot it may end in .csv: then its numbers are written, mark by mark.
+    Raises: ParameterError: an unknown kind or suffix, or subgroups or sides of another figure than the forest plot.
+    """
+    if kind == "forest":
+        from coordinator.figures import forest as figures
+        from coordinator.pooling.pool import ordered
+
+        result = ordered(result, sort) if sort else result
+        # In one order, whether the columns come from the program or from a document, whose keys are sorted.
+        columns = dict(
+            raised(head.replace("posture", "Posture"), (columns or {})[head])
+            for head in sorted(columns or {}, reverse=True)
+        )
+        more: dict[str, Any] = {"favours": favours}
+        if group is not None:
+            from coordinator.pooling.moderators import subgroups
+
+            name, levels = group
+            more |= {"groups": subgroups(result, [levels.get(label) for label in result.labels]), "by": name}
+        if path is not None and path.suffix.lower() == ".csv":
+            shown = {name: more[name] for name in ("groups", "by") if name in more}
+            write_table(figures.forest_table(result, ratio=ratio, **shown), path)
+            return
+        figures.forest(result, title=title, note=note, ratio=ratio, columns=columns, path=path, **more)
+        return
+    if group is not None or favours is not None or sort:
+        raise ParameterError("subgroups, favours and an order must be of a forest plot", given=repr(kind))
+    from coordinator.figures import companions as companion_figures
+    from coordinator.pooling.diagnostics import trim_and_fill
+
+    if kind not in companion_figures.KINDS:
+        known = ", ".join(("forest", *companion_figures.KINDS))
+        raise ParameterError(f"the figure must be one of {known}", given=repr(kind))
+    filled = trim_and_fill(result) if kind == "funnel" else None
+    companion_figures.draw(kind, result, title=title, note=note, ratio=ratio, filled=filled, path=path)
+
+
+# -- reading ------------------------------------------------------------------------------------------------------
+def read_table(path: Path) -> pd.DataFrame:
+    """A table from .csv, .tsv or .parquet. Raises: DataFileRefusal."""
+    import pandas as pd
+
+    suffix = path.suffix.lower()
+    if suffix not in (".csv", ".tsv", ".parquet"):
+        raise DataFileRefusal("the file must end in .csv, .tsv or .parquet", given=repr(path.name))
+    if not path.is_file():
+        raise DataFileRefusal("the file must exist", given=path.name, next_step="Check the path.")
+    try:
+        given = (
+            pd.read_parquet(path) if suffix == ".parquet" else pd.read_csv(path, sep="\t" if suffix == ".tsv" else ",")
+        )
+    except (ValueError, OSError) as error:  # pandas' parser and Arrow errors are ValueErrors or OSErrors
+        raise DataFileRefusal(f"{path.name} must be readable", given=type(error).__name__) from None
+    if given.empty:
+        raise DataFileRefusal(f"{path.name} must have at least one row", given="none")
+    return given
+
+
+def _column(given: pd.DataFrame, name: str) -> pd.Series:
+    if name not in given.columns:
+        names = [str(column) for column in given.columns]
+        near = difflib.get_close_matches(name, names, n=1, cutoff=0.6)  # below, vi would be told yi
+        step = f"Did you mean {near[0]!r}?" if near else f"Columns: {', '.join(names[:20])}."
+        raise ParameterError("the table must have the column", given=repr(name), next_step=step)
+    return given[name]
+
+
+def _numbers(given: pd.DataFrame, name: str) -> NDArray[np.float64]:
+    """(rows,) float64; what is no number is NaN, and will be listed as left out."""
+    import pandas as pd
+
+    return pd.to_numeric(_column(given, name), errors="coerce").to_numpy(dtype="float64", na_value=float("nan"))
+
+
+def _labels(given: pd.DataFrame, name: str) -> list[str] | None:
+    """The rows' names: the column asked for, else the first column of words."""
+    import pandas as pd
+
+    if name:
+        return [str(value) for value in _column(given, name)]
+    for column in given.columns:
+        if not pd.api.types.is_numeric_dtype(given[column]):
+            return [str(value) for value in given[column]]
+    return None
+
+
+def _facts(file: Path, labels: str, names: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Column -> (label of the row -> value); missing values are left out."""
+    import pandas as pd
+
+    if not names:
+        return {}
+    given = read_table(file)
+    rows = _labels(given, labels) or [f"study {i + 1}" for i in range(len(given))]
+    if len(set(rows)) < len(rows):
+        raise ParameterError("rows must have different names here", given="some alike", next_step="Name --labels.")
+    facts: dict[str, dict[str, Any]] = {}
+    for name in names:
+        column = _column(given, name)
+        values = column.tolist() if pd.api.types.is_numeric_dtype(column) else column.astype("string").tolist()
+        facts[name] = {row: value for row, value in zip(rows, values, strict=True) if not pd.isna(value)}
+    return facts
+
+
+def _pool(file: Path, *, yi: str, vi: str, labels: str, method: Any, test: Any, level: float) -> PooledResult:
+    from coordinator.pooling import pool as pooling
+
+    given = read_table(file)
+    y, v = _numbers(given, yi), _numbers(given, vi)
+    return pooling.pool(y, v, method=method, test=test, level=level, labels=_labels(given, labels))
+
+
+# -- showing ------------------------------------------------------------------------------------------------------
+def pooled_data(result: PooledResult) -> dict[str, Any]:
+    """A pooled result as JSON holds it: every row, both models, and every derived figure."""
+
+    def model(fit: PooledResult) -> dict[str, Any]:
+        names = ("method", "test", "beta", "se", "zval", "pval", "ci_lb", "ci_ub", "tau2", "I2", "H2", "QE", "QEp")
+        return {name: getattr(fit, name) for name in names}
+
+    half = _normal_half(result.level)
+    shares = result.noise_share
+    sources = result.estimates or (None,) * result.k
+    rows = []
+    for i, source in enumerate(sources):
+        y, se = result.yi[i], result.vi[i] ** 0.5
+        row: dict[str, Any] = {
+            "label": result.labels[i],
+            "yi": y,
+            "vi": result.vi[i],
+            "ci_lb": y - half * se,
+            "ci_ub": y + half * se,
+        }
+        row["weight"] = result.weights[i]
+        if source is not None:
+            row |= {"n": source.n, "noise_share": shares[i], "receipts": list(source.receipts)}
+            row |= {name: getattr(source, name) for name in ("vi_sampling", "vi_privacy", "vi_naive", "how")}
+        rows.append(row)
+    return {
+        "term": result.term,
+        "scale": result.scale,
+        "level": result.level,
+        "k": result.k,
+        "rows": rows,
+        "pooled": model(result),
+        "fixed": model(result.fixed),
+        "se_tau2": result.se_tau2,
+        "tau2_interval": result.tau2_interval,
+        "I2_interval": result.I2_interval,
+        "H2_interval": result.H2_interval,
+        "sensitivity": [model(row) for row in result.sensitivity],
+        "noise_share": result.pooled_noise_share,
+        "naive": None if result.naive is None else model(result.naive),
+        "prediction_interval": result.prediction_interval,
+        "excluded": result.excluded,
+        "notes": result.notes,
+        "receipts": result.receipts,
+    }
+
+
+def show_pooled(
+    out: Console, result: PooledResult, *, exp: bool = False, extra: dict[str, dict[str, str]] | None = None
+) -> None:
+    """Draw a pooled result: a line per row, then both models, heterogeneity, and what was left out.
+
+    Args:
+        out: the console.
+        result: what to draw.
+        exp: show ratios instead of logarithms.
+        extra: header to (label to cell): further columns, such as n and ε.
+    """
+    from math import exp as antilog
+    from math import floor, log10
+
+    from rich.table import Table
+    from rich.text import Text
+
+    further = dict(raised(head, cells) for head, cells in (extra or {}).items())
+    percent = f"{100 * result.level:g} % CI"
+    half = _normal_half(result.level)
+
+    narrowest = min(result.vi) ** 0.5
+    decimals = 3 if exp else min(max(1 - floor(log10(narrowest)), 2), 8)
+
+    def shown(value: float) -> str:
+        return f"{antilog(value) if exp else value:.{decimals}f}"
+
+    def interval(low: float | None, high: float | None) -> str:
+        return "–" if low is None or high is None else f"{shown(low)} to {shown(high)}"
+
+    rows: list[list[Any]] = []
+    for i, label in enumerate(result.labels):
+        y, se = result.yi[i], result.vi[i] ** 0.5
+        cells = [label, shown(y), interval(y - half * se, y + half * se), f"{result.weights[i]:.1f}"]
+        rows.append([*cells, *(column.get(label, "–") for column in further.values())])
+    heads = ["site" if result.estimates else "study", "estimate", percent, "weight %", *further]
+    words = {head for head in further if head == "posture"}
+    out.print(table(heads, rows, right=set(heads[1:]) - words))
+
+    random = f"random effects ({result.method}, {result.test})"
+    models = [("fixed effect", result.fixed)]
+    if result.method != "FE":
+        models.append((random, result))
+    grid = Table.grid(padding=(0, 2))
+    for justify in ("left", "right", "right", "left"):
+        grid.add_column(justify=justify, no_wrap=True)  # type: ignore[arg-type]
+    for name, fit in models:
+        last = fit is models[-1][1]
+        line = (name, shown(fit.beta), interval(fit.ci_lb, fit.ci_ub), f"p {_p(fit.pval)}")
+        grid.add_row(*(Text(cell, style="bold" if last else "") for cell in line))
+    predicted = result.prediction_interval
+    where = interval(predicted.lb, predicted.ub) if not predicted.empty else predicted.reason
+    if result.method != "FE":
+        grid.add_row(Text("prediction interval"), Text(""), Text(where), Text("a new site's effect", style="dim"))
+    out.print()
+    out.print(grid)
+    if result.df:
+        parts = [f"Q {result.QE:.2f} on {result.df} df, p {_p(result.QEp)}", f"I² {result.I2:.0f} %"]
+        if result.method != "FE":
+            between = result.tau2_interval
+            bounds = "" if between.empty else f" ({number(between.lb or 0.0)} to {number(between.ub or 0.0)})"
+            parts.insert(0, f"τ² {number(result.tau2)}{bounds}")
+        out.print("between sites: " + "   ".join(parts))
+    if result.pooled_noise_share > 0:
+        out.print(f"privacy noise: {result.pooled_noise_share:.0f} % of the variance of the pooled estimate")
+    if result.naive is not None:
+        claimed = interval(result.naive.ci_lb, result.naive.ci_ub)
+        out.print(f"naive interval, released rows taken for patients: {claimed}", style="dim")
+    if result.excluded:
+        out.print()
+        for row in result.excluded:
+            out.print(f"left out  {row.label}: {row.reason}", style="yellow")
+    if result.notes:
+        out.print()
+        for note in result.notes:
+            out.print(f"note  {note}", style="dim")
+
+
+def number(value: float) -> str:
+    """Four significant digits, without exponents where a reader expects none.
+
+    >>> number(0.04301), number(12.3456), number(0.0), number(-1234567.0), number(2.5e-9)
+    ('0.04301', '12.35', '0', '-1234567', '2.5e-09')
+    """
+    if value == 0:
+        return "0"
+    if abs(value) >= 1000:
+        return f"{value:.0f}" if abs(value) < 1e9 else f"{value:.3e}"
+    return f"{value:.4g}" if abs(value) < 1e-4 else f"{value:#.4g}".rstrip(".")
+
+
+def _p(value: float) -> str:
+    return "< 0.001" if value < 0.001 else f"{value:.3f}"
+
+
+def _normal_half(level: float) -> float:
+    from statistics import NormalDist
+
+    return NormalDist().inv_cdf((1 + level) / 2)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,161 @@
+"""Kaplan–Meier of every site as of a wave, read off at public times: what a figure or a table of it is made from.
+
+The times come from the dictionary's bound of the follow-up column, never from rows, so they are the same at every site
+and in every wave, and a curve has at most a hundred of them (`shared.estimands.survival.GridCurve` says why). Which
+releases count is decided by `coordinator.answers.queries`, as for every other question.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from coordinator.answers import queries
+from shared.errors import EstimateRefusal, ParameterError, Refusal
+from shared.estimands.answer import Estimand, parse_estimand, survival_curves
+from shared.estimands.survival import GridCurve, public_times
+from shared.mechanisms.base import Answering
+
+if TYPE_CHECKING:
+    from coordinator.store.store import Release, Store
+
+__all__ = ["Curves", "curves"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Curves:
+    """The curves of a study as of a wave, with what they rest on.
+
+    Args:
+        study, wave: the table as of wave k.
+        estimand: the question in one spelling, without a time.
+        curves: one per site and group; their labels name both where both differ.
+        left_out: site -> why it has no curve.
+        used: SHA-256 of every bundle, with its site.
+        axis: the follow-up column with its unit, for the axis.
+        event: what the curves are free of.
+    """
+
+    study: str
+    wave: int
+    estimand: str
+    curves: tuple[GridCurve, ...]
+    left_out: Mapping[str, str]
+    used: Mapping[str, str]
+    axis: str
+    event: str
+
+    @property
+    def title(self) -> str:
+        """What a figure of it is called."""
+        return f"{self.study}, wave {self.wave}: {self.estimand}"
+
+    @property
+    def provenance(self) -> str:
+        """What it rests on, in a sentence."""
+        count = len(set(self.used.values()))
+        return f"Privatised releases of {count} site{'s' * (count != 1)}; rows, not patients, are counted."
+
+    def figure(self, path: Any = None, *, title: str = "", bands: bool | None = None) -> Any:
+        """Draw them (`coordinator.figures.over_time.km_figure`)."""
+        from coordinator.figures.over_time import km_figure
+
+        return km_figure(
+            self.curves,
+            title=title or self.title,
+            note=self.provenance,
+            xlabel=self.axis,
+            ylabel=f"Share without {self.event}",
+            left_out=self.left_out,
+            bands=bands,
+            path=path,
+        )
+
+
+def curves(
+    store: Store,
+    study: str,
+    wave: int,
+    estimand: str | Estimand,
+    *,
+    as_of: int | None = None,
+    combine: bool = False,
+    sites: Sequence[str] = (),
+    level: float = 0.95,
+) -> Curves:
+    """The curve of each site and group of a ``km`` question.
+
+    Args:
+        wave: the table as of it; 0 for the newest wave with a release.
+        estimand: ``km(time, event) ~ 1``, ``~ arm``, or a planned analysis; its time, if any, is not used.
+        as_of, combine: as in `coordinator.answers.queries.ask`.
+        sites: only these; all when empty.
+        level: coverage of the pointwise intervals, which hold the noise of the releases in full.
+    Raises: what `queries.resolve` and `queries.holding` raise; ParameterError (another kind of question, an unknown
+        site); EstimateRefusal (no site has a curve).
+    """
+    import pandas as pd
+
+    plan = store.plan(study).plan
+    asked = estimand if isinstance(estimand, Estimand) else parse_estimand(plan.estimands.get(estimand, estimand))
+    if asked.kind != "km":
+        raise ParameterError(
+            "a curve must be asked by km", given=str(asked), next_step="As in km(time, event) ~ arm, or ~ 1."
+        )
+    question = replace(asked, at=None)
+    # The question of one time is refused or resolved by the same rules: an unknown column, with the nearest names.
+    queries.resolve(plan, replace(question, at=1.0), lack=lambda name: queries.lacking(store, study, name))
+    held = queries.holding(store, study, wave, as_of=as_of, combine=combine)
+    columns = {column.name: column for column in plan.dictionary.released}
+    follow_up = columns[question.duration]
+    times = public_times(follow_up.span[1])
+    levels = {column.name: column.levels for column in plan.dictionary.released if column.levels}
+    releases = held.parts
+    unknown = [site for site in sites if site not in releases]
+    if unknown:
+        raise ParameterError(
+            "the site must have a release in this wave",
+            given=", ".join(map(repr, unknown)),
+            next_step=f"Sites: {', '.join(sorted(releases))}.",
+        )
+    found: list[GridCurve] = []
+    left_out: dict[str, str] = {}
+    for site in sorted(sites or releases):
+        try:
+            if any(_noisy(store, release) for release in releases[site]):
+                raise EstimateRefusal(
+                    "a whole curve must come from released rows",
+                    given="noisy figures",
+                    next_step="Ask km(..., at = 5) for one time.",
+                )
+            tables = [store.table(release) for release in releases[site]]
+            more = queries.released_inflation(releases[site], held.behind[site], held.combined)
+            table = tables[0] if len(tables) == 1 else pd.concat(tables, ignore_index=True)
+            for group, curve in survival_curves(table, question, levels).items():
+                name = f"{site}, {group}" if group else site
+                found.append(curve.read_off(times, label=name, level=level, inflation=more))
+        except Refusal as refusal:
+            left_out[site] = str(refusal).rstrip(".")
+    if not found:
+        raise EstimateRefusal("a site must have a curve", given="; ".join(f"{s}: {w}" for s, w in left_out.items()))
+    unit = f" ({follow_up.unit})" if follow_up.unit else ""
+    event = columns.get(question.event)
+    return Curves(
+        study=study,
+        wave=held.wave,
+        estimand=str(question),
+        curves=tuple(found),
+        left_out=left_out,
+        used=held.used,
+        axis=_upper(f"{follow_up.label or follow_up.name}{unit}"),
+        event=(event.label or event.name) if event else question.event,
+    )
+
+
+def _noisy(store: Store, release: Release) -> bool:
+    return isinstance(store.plan(release.study, release.plan_version).plan.release, Answering)
+
+
+def _upper(text: str) -> str:
+    return text[:1].upper() + text[1:]

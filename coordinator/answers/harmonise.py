@@ -1,0 +1,543 @@
+r"""What hospitals measure differently, mapped onto one hospital's scale: from noisy densities, and never silently.
+
+Two laboratories report the same quantity on different scales. Where their patients are alike, the increasing map that
+carries one laboratory's distribution onto the other's is the conversion between them. Each site releases its noisy
+histogram once (`shared.mechanisms.densities.noise`); everything here is made of those figures, so it costs nothing
+more.
+
+What a site's figures say of a distribution is in `coordinator.answers.densities`, the maps between two in
+`coordinator.answers.maps`.
+Here they become answers: asked with a question, on every site's rows, beside what would have come out without them.
+
+A map made of two distributions cannot tell a laboratory's scale from its patients. Where the patients really differ it
+does harm: it takes the difference away. So the view says what it did beside what would have come out without it, and
+warns where columns that no laboratory distorts, such as age, differ between the sites by more than can be ignored.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from coordinator.answers import queries
+from coordinator.answers.densities import Density, Joint, density_of, distance
+from coordinator.answers.maps import ColumnsMap
+from coordinator.pooling.intervals import with_release_variance
+from coordinator.pooling.pool import Method, PooledResult, Test, pool_estimates
+from shared.errors import EstimateRefusal, ParameterError, Refusal
+from shared.estimands.answer import Estimate, estimate
+from shared.mechanisms.base import Answering
+from shared.mechanisms.densities.plan import DensitiesPlan
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import pandas as pd
+
+    from coordinator.store.store import Release, Store
+    from shared.estimands.questions import Estimand
+
+__all__ = [
+    "ARMS",
+    "Harmonised",
+    "Known",
+    "beside",
+    "case_mix_warning",
+    "densities",
+    "draw",
+    "harmonised",
+    "named",
+    "said_of",
+]
+
+Floats = NDArray[np.float64]
+ALIKE = 1.0
+"""How far apart two sites' patients may lie, in standard deviations, before harmonising them is warned of."""
+
+
+def case_mix_warning(
+    densities: Mapping[str, Mapping[str, Density]], column: str, to: str, *, limit: float = ALIKE
+) -> tuple[str, ...]:
+    """What speaks against harmonising `column` to the site `to`, in sentences; empty where nothing is seen.
+
+    Args:
+        densities: site to column to density: the column itself, and columns that no laboratory distorts.
+        limit: distance (see `distance`) from which patients count as different.
+
+    Where other columns are given, they judge: they are measured alike everywhere, so that a difference in them is one
+    of patients. Where none is, the column itself does, and the sentence says that its scale may be the reason.
+    """
+    if to not in densities or column not in densities[to]:
+        raise ParameterError(f"the reference must have a density of {column}", given=to)
+    out = []
+    for site, has in sorted(densities.items()):
+        if site == to:
+            continue
+        alike = sorted(name for name in has if name != column and name in densities[to])
+        for name in alike or [column]:
+            out += _apart(densities, site, name, to, limit, alike=bool(alike))
+    return tuple(out)
+
+
+def _alike_warnings(
+    densities: Mapping[str, Mapping[str, Density]], name: str, to: str, *, limit: float
+) -> tuple[str, ...]:
+    """The same for a column that is measured alike, whatever is harmonised."""
+    out = []
+    for site in sorted(densities):
+        if site != to:
+            out += _apart(densities, site, name, to, limit, alike=True)
+    return tuple(out)
+
+
+def _apart(
+    densities: Mapping[str, Mapping[str, Density]], site: str, name: str, to: str, limit: float, *, alike: bool
+) -> list[str]:
+    if name not in densities[site]:
+        return []
+    apart = distance(densities[site][name], densities[to][name])
+    if apart <= limit:
+        return []
+    why = (
+        f"{name} is measured alike, so its patients differ: harmonising takes away a part of what is real"
+        if alike
+        else "this may be its laboratory or its patients: no column that should not differ was released to tell"
+    )
+    return [f"{site} and {to} lie {apart:.1f} standard deviations apart in {name}; {why}."]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Harmonised:
+    """One question three times, side by side: nothing is harmonised without showing what it changed.
+
+    Args:
+        densities: the study that the densities came from.
+        columns, to: what was mapped, onto which site's scale.
+        answer: the question as it stands, each site by itself, then pooled: every site has an intercept and its own
+            scale. Also who asked what of which releases.
+        raw: all rows in one table, as if one laboratory had measured them.
+        estimates: one per site with its rows mapped first, excluded ones with their reason.
+        harmonised: those pooled; the variance of the maps is in its interval.
+        map_variance: of the pooled estimate, by the densities' noise and size (bootstrap).
+        site_map_variance: the same of each site's estimate.
+        maps: site to its map.
+        bands: site to column to (4, points): values on its scale, where they go, and between what that lies (95 %);
+            of several columns mapped together, the others in their middle.
+        outside: site to how many rows were mapped as its bounds are.
+        warnings: what speaks against harmonising (`case_mix_warning`).
+        notes: what a reader must know of the way it was made.
+        used: SHA-256 of the bundles with densities, with their site.
+    """
+
+    densities: str
+    columns: tuple[str, ...]
+    to: str
+    answer: queries.Answer
+    raw: Estimate
+    estimates: tuple[Estimate, ...]
+    harmonised: PooledResult
+    map_variance: float
+    site_map_variance: Mapping[str, float]
+    maps: Mapping[str, ColumnsMap]
+    bands: Mapping[str, Mapping[str, Floats]]
+    outside: Mapping[str, int]
+    warnings: tuple[str, ...]
+    notes: tuple[str, ...]
+    used: Mapping[str, str]
+
+    @property
+    def column(self) -> str:
+        """What was mapped, as it was asked for: ``chol``, or ``chol,hdl``."""
+        return ",".join(self.columns)
+
+    @property
+    def _said(self) -> str:
+        return " and ".join(self.columns)
+
+    @property
+    def intercepts(self) -> PooledResult:
+        """The answer as released, site by site."""
+        return self.answer.result
+
+    @property
+    def asked(self) -> dict[str, Any]:
+        """The question as plain values."""
+        return {**self.answer.asked, "harmonised": self.column, "to": self.to, "densities": self.densities}
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """The whole answer: that of the question as released, and beside it what harmonising makes of it."""
+        from coordinator.analyst.commands import pooled_data
+        from shared.terminal import plain
+
+        told = {name: getattr(self, name) for name in ("densities", "column", "to", "raw", "outside", "used")}
+        told |= {"warnings": self.warnings, "about": self.notes, "lines": self.lines, "estimates": self.estimates}
+        told |= {"map_variance": self.map_variance, "site_map_variance": self.site_map_variance}
+        told |= pooled_data(self.harmonised)
+        names = ("value", "mapped", "lower", "upper")
+        bands = {
+            site: {name: dict(zip(names, band, strict=True)) for name, band in by_column.items()}
+            for site, by_column in self.bands.items()
+        }
+        # Of one column the band stands by itself; of several, each under its name.
+        told["maps"] = bands if len(self.columns) > 1 else {s: band[self.column] for s, band in bands.items()}
+        return {**self.answer.document, "harmonised": plain(told)}
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """The three answers, the warnings and the notes, in words."""
+        said = said_of(self.raw, self.intercepts, self.harmonised)
+        return (
+            f"{self.answer.term} in {self.answer.estimand}, {self._said} mapped onto the scale of {self.to}",
+            *(f"{what}: {words}" for what, words in said.items()),
+            f"of the last one's standard error {math.sqrt(self.map_variance):.2g} is the maps'",
+            *(f"warning: {text}" for text in self.warnings),
+            *self.notes,
+        )
+
+    def figure(self, path: str | Path, *, title: str = "") -> None:
+        """Draw the three answers in one forest plot. Raises: ParameterError: an unknown suffix."""
+        draw(
+            self.intercepts,
+            self.harmonised,
+            self.raw,
+            title=title or f"{self.answer.study}: {self.answer.term}, {self._said} on the scale of {self.to}",
+            question=self.answer.estimand,
+            map_variance=self.site_map_variance,
+            warnings=self.warnings,
+            path=path,
+        )
+
+
+ARMS = ("all rows in one table", "site by site", "harmonised")
+"""The three answers, in the order in which they are told."""
+
+
+def said_of(raw: Estimate, intercepts: PooledResult, mapped: PooledResult) -> dict[str, str]:
+    """The three answers on the scale that people read, each with its interval, by the name of its arm."""
+    view: Callable[[float], float] = math.exp if mapped.scale == "log" else float
+    said = {ARMS[0]: f"none: {raw.reason}"}
+    results = {ARMS[1]: intercepts, ARMS[2]: mapped}
+    if raw.yi is not None:
+        results = {ARMS[0]: pool_estimates([raw], level=mapped.level), **results}
+    for what, row in results.items():
+        said[what] = f"{view(row.beta):.4g} ({view(row.ci_lb):.4g} to {view(row.ci_ub):.4g})"
+    return said
+
+
+def draw(
+    intercepts: PooledResult,
+    mapped: PooledResult,
+    raw: Estimate,
+    *,
+    title: str,
+    question: str,
+    map_variance: Mapping[str, float],
+    warnings: tuple[str, ...],
+    path: str | Path,
+) -> None:
+    """One forest plot: every site as released and harmonised, both pooled, and all rows in one table below them.
+
+    Args:
+        map_variance: site to the variance that its map adds to its harmonised estimate: a column beside the sites.
+        warnings: stand under the figure.
+    Raises: ParameterError: an unknown suffix.
+    """
+    from coordinator.figures import forest as figures
+
+    shown = {site: f"{math.sqrt(value):.2g}" for site, value in map_variance.items()}
+    figures.forest(
+        intercepts,
+        title=title,
+        note=f"{question}; the pooled harmonised intervals hold the maps' uncertainty",
+        name=ARMS[1],
+        compare={ARMS[2]: mapped},
+        columns={"Map SE": shown},
+        whole={} if raw.yi is None else {ARMS[0]: pool_estimates([raw], level=mapped.level)},
+        warnings=warnings,
+        path=path,
+    )
+
+
+def beside(study: str) -> str:
+    """What the study of densities is called that stands beside a study with rows."""
+    return f"{study}-densities"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Known:
+    """What is known of one site: densities of single columns by name, of several together by their names in order."""
+
+    single: Mapping[str, Density]
+    joint: Mapping[tuple[str, ...], Joint]
+
+
+def densities(
+    store: Store, study: str, held: queries.Holding | None = None
+) -> tuple[dict[str, Known], tuple[str, ...]]:
+    """Site to densities of the accepted releases of a study of densities, and the columns measured alike.
+
+    Args:
+        held: what `queries.holding` gave for it, when it was asked already.
+    Raises: EstimateRefusal: the study releases something else, or a site's releases have different noise.
+    """
+    held = held or queries.holding(store, study)
+    taken = {stone.bundle_sha256 for stone in store.withdrawals(study)}
+    out: dict[str, Known] = {}
+    alike: tuple[str, ...] = ()
+    for site, releases in held.parts.items():
+        plan = store.plan(study, releases[-1].plan_version).plan
+        if not isinstance(plan.release, DensitiesPlan):
+            raise EstimateRefusal(
+                f"study {study} must release densities",
+                given=plan.release.title,
+                next_step='Plan a study of its own with release.mechanism = "densities" beside the one with rows.',
+            )
+        if any(store.plan(study, one.plan_version).plan.release != plan.release for one in releases):
+            raise EstimateRefusal("a site's releases must be of one [release] to be added up", given="several")
+        alike = tuple(plan.release.alike)
+        tables = [queries.rows_of(store, [release], taken) for release in releases]
+        persons = [release.receipt.n for release in releases]
+        single: dict[str, Density] = {}
+        joint: dict[tuple[str, ...], Joint] = {}
+        for i, group in enumerate(plan.release.groups(plan)):
+            figures = [(plan.release.figures(plan, table)[i], n) for table, n in zip(tables, persons, strict=True)]
+            try:
+                found = density_of(group, figures)
+            except EstimateRefusal:
+                continue  # nobody there has a value: as if it were not measured
+            if isinstance(found, Joint):
+                joint[tuple(column.name for column in group.columns)] = found
+            else:
+                single[group.columns[0].name] = found
+        out[site] = Known(single=single, joint=joint)
+    return out, alike
+
+
+def named(column: str | Sequence[str]) -> tuple[str, ...]:
+    """The columns of a question to be harmonised: one, or several parted by commas.
+
+    >>> named("chol"), named("chol, hdl"), named(["chol", "hdl"])
+    (('chol',), ('chol', 'hdl'), ('chol', 'hdl'))
+    """
+    parts = column.split(",") if isinstance(column, str) else column
+    return tuple(str(part).strip() for part in parts)
+
+
+def harmonised(
+    store: Store,
+    study: str,
+    column: str | Sequence[str],
+    *,
+    to: str,
+    estimand: str | Estimand,
+    term: str = "",
+    source: str = "",
+    wave: int = 0,
+    held: queries.Holding | None = None,
+    kept: queries.Kept | None = None,
+    method: Method = "REML",
+    test: Test = "adhoc",
+    level: float = 0.95,
+    draws: int = 20,
+) -> Harmonised:
+    """Put a question to the released rows as they are, and with `column` mapped onto the scale of the site `to`.
+
+    Args:
+        study: with released rows.
+        column: one column, or two or three whose density was released together: then they are mapped together.
+        source: the study of densities; `beside` the study if it is not given.
+        held, kept: as of `queries.ask`.
+        draws: of the bootstrap of the maps.
+    Raises: EstimateRefusal (no density of the column at the reference, no site with both), ParameterError,
+        and what `queries.ask` raises.
+    """
+    if draws < 2:
+        raise ParameterError("the bootstrap of the maps must have at least two draws", given=f"{draws}")
+    columns = named(column)
+    if not 1 <= len(set(columns)) == len(columns) <= 3 or not all(columns):
+        raise ParameterError("one to three different columns must be harmonised together", given=", ".join(columns))
+    what = " and ".join(columns)
+    source = source or beside(study)
+    drawn = queries.holding(store, source)
+    known, alike = densities(store, source, drawn)
+    here_known = {site: found_ for site, has in known.items() if (found_ := _of(has, columns)) is not None}
+    if to not in here_known:
+        having = ", ".join(sorted(here_known)) or "none"
+        raise EstimateRefusal(
+            f"the reference must have released a density of {what}", given=to, next_step=f"Sites that have: {having}."
+        )
+    held = held or queries.holding(store, study, wave)
+    plan = store.plan(study).plan
+    question, _ = queries.resolve(plan, estimand, lack=lambda name: queries.lacking(store, study, name))
+    if not set(columns) <= set(question.columns):
+        raise ParameterError(f"the question must be about the mapped {_columns(columns)}", given=str(question))
+    pooling: dict[str, Any] = {"method": method, "test": test, "level": level}
+    answer = queries.ask(store, study, held.wave, question, held=held, kept=kept, term=term, **pooling)
+    taken = {stone.bundle_sha256 for stone in store.withdrawals(study)}
+    levels = {one.name: one.levels for one in plan.dictionary.released if one.levels}
+    rng = np.random.default_rng(1)  # public: the noise that is drawn here hides nothing
+    target = here_known[to]
+    targets = [target.again(rng) for _ in range(draws)]
+    maps: dict[str, ColumnsMap] = {}
+    bands: dict[str, dict[str, Floats]] = {}
+    outside: dict[str, int] = {}
+    tables: dict[str, pd.DataFrame] = {}
+    found: list[Estimate] = []
+    moved: list[list[Estimate]] = [[] for _ in range(draws)]
+    spreads: dict[str, float] = {}
+    for site, releases in held.parts.items():
+        told: dict[str, Any] = {"study": study, "site": site, "wave": held.wave, "levels": levels}
+        told["receipts"] = tuple(release.receipt.hash for release in releases)
+        try:
+            tables[site] = rows = _rows(store, releases, taken, columns)
+            if site not in here_known:
+                raise EstimateRefusal(f"{site} must have released a density of {what}", given=f"none in {source}")
+            mine = here_known[site]
+            here = ColumnsMap(mine, target)
+            # The reference is its own scale, whatever the noise.
+            again = [here if site == to else ColumnsMap(mine.again(rng), one) for one in targets]
+            through = partial(_mapped, columns=columns, through=here)
+            how: dict[str, Any] = {"behind": held.behind[site], "combined": held.combined, "stand_in": None}
+            mapped = queries.site_answer(store, releases, taken, question, **how, told=told, through=through)
+        except Refusal as refusal:
+            found.append(queries.absent(study, site, held.wave, answer.term, question, str(refusal).rstrip(".")))
+            continue
+        maps[site], outside[site] = here, here.outside(_values(rows, columns))
+        bands[site] = _bands(here, again, columns)
+        row_here = next(row for row in mapped if row.term == answer.term)
+        found.append(row_here)
+        if row_here.yi is None:
+            continue
+        values: list[float] = []
+        for row, other in zip(moved, again, strict=True):
+            redone = estimate(_mapped(rows, columns=columns, through=other), question, levels=levels)
+            value = next(each.yi for each in redone if each.term == row_here.term)
+            values.append(row_here.yi if value is None else value)
+            row.append(replace(row_here, yi=values[-1]))
+        spreads[site] = 0.0 if site == to else float(np.var(values, ddof=1))
+    pools = [pool_estimates(row, **pooling).beta for row in moved if row]
+    variance = float(np.var(pools, ddof=1)) if pools else 0.0
+    if not {stone.bundle_sha256 for stone in store.withdrawals(source)}.isdisjoint(drawn.used):
+        raise queries.moved()
+    return Harmonised(
+        densities=source,
+        columns=columns,
+        to=to,
+        answer=answer,
+        raw=_stacked(held, tables, question, answer.term, study, levels),
+        estimates=tuple(found),
+        harmonised=replace(pool_estimates(found, **pooling), shared=variance),
+        map_variance=variance,
+        site_map_variance=spreads,
+        maps=maps,
+        bands=bands,
+        outside=outside,
+        warnings=_warned(known, columns, alike, to),
+        notes=_notes(columns, to, source, alike, outside),
+        used=drawn.used,
+    )
+
+
+def _columns(columns: Sequence[str]) -> str:
+    return "column" if len(columns) == 1 else "columns"
+
+
+def _of(has: Known, columns: tuple[str, ...]) -> Density | Joint | None:
+    """The density of these columns, in the order in which they were asked for."""
+    if len(columns) == 1:
+        return has.single.get(columns[0])
+    for names, found in has.joint.items():
+        if set(names) == set(columns) and len(names) == len(columns):
+            order = [names.index(name) for name in columns]
+            edges = tuple(found.edges[i] for i in order)
+            return replace(found, counts=np.transpose(found.counts, order), edges=edges)
+    return None
+
+
+def _warned(known: Mapping[str, Known], columns: tuple[str, ...], alike: tuple[str, ...], to: str) -> tuple[str, ...]:
+    """The warnings of each column, once; where no column has a density of its own, those measured alike speak."""
+    out: dict[str, None] = {}
+    for column in columns:
+        named_ = (column, *alike)
+        judged = {
+            site: {name: has.single[name] for name in named_ if name in has.single} for site, has in known.items()
+        }
+        if column in judged[to]:
+            out |= dict.fromkeys(case_mix_warning(judged, column, to))
+        else:
+            for name in judged[to]:
+                out |= dict.fromkeys(_alike_warnings(judged, name, to, limit=ALIKE))
+    return tuple(out)
+
+
+def _bands(here: ColumnsMap, again: Sequence[ColumnsMap], columns: tuple[str, ...]) -> dict[str, Floats]:
+    """Column to (4, points): its values, where they go, and between what that lies (95 %)."""
+    out = {}
+    for axis, name in enumerate(columns):
+        points = here.line_of(axis, 65)
+        spread = np.quantile([one(points)[:, axis] for one in again], [0.025, 0.975], axis=0)
+        out[name] = np.vstack([points[:, axis], here(points)[:, axis], spread])
+    return out
+
+
+def _rows(store: Store, releases: tuple[Release, ...], taken: set[str], columns: tuple[str, ...]) -> pd.DataFrame:
+    plan = store.plan(releases[-1].study, releases[-1].plan_version).plan
+    if isinstance(plan.release, Answering):
+        raise EstimateRefusal("only released rows can be mapped", given=plan.release.title)
+    lacking = [name for name in columns if name not in plan.dictionary.names]
+    if lacking:
+        raise EstimateRefusal(f"the released rows must have the column {', '.join(lacking)}", given="none")
+    return queries.rows_of(store, releases, taken)
+
+
+def _values(table: pd.DataFrame, columns: tuple[str, ...]) -> Floats:
+    return np.stack([table[name].to_numpy(dtype=np.float64, na_value=np.nan) for name in columns], axis=1)
+
+
+def _mapped(table: pd.DataFrame, *, columns: tuple[str, ...], through: ColumnsMap) -> pd.DataFrame:
+    return table.assign(**dict(zip(columns, through(_values(table, columns)).T, strict=True)))
+
+
+def _stacked(
+    held: queries.Holding,
+    tables: Mapping[str, pd.DataFrame],
+    question: Estimand,
+    term: str,
+    study: str,
+    levels: Mapping[str, Any],
+) -> Estimate:
+    """The answer of all sites' rows in one table, with the variance of the patients behind them."""
+    import pandas as pd
+
+    try:
+        rows = pd.concat(list(tables.values()), ignore_index=True)
+        naive = estimate(rows, question, study=study, site=ARMS[0], wave=held.wave, levels=levels)
+        draws = [one for site in tables for one in queries.draws_of(held.parts[site], held.behind[site])]
+        known = with_release_variance([row for row in naive if row.term == term], rows, question, draws, levels=levels)
+        return known[0]
+    except Refusal as refusal:
+        return queries.absent(study, ARMS[0], held.wave, term, question, str(refusal).rstrip("."))
+
+
+def _notes(
+    columns: tuple[str, ...], to: str, source: str, alike: tuple[str, ...], outside: Mapping[str, int]
+) -> tuple[str, ...]:
+    judged = f"Patients are compared by {', '.join(alike)}" if alike else "No column was named that is measured alike"
+    beyond = ", ".join(f"{count} rows of {site}" for site, count in sorted(outside.items()) if count)
+    said, are = " and ".join(columns), "was" if len(columns) == 1 else "were"
+    it = "it" if len(columns) == 1 else "them"
+    return (
+        f"{said} {are} mapped onto the scale of {to} by the noisy densities of {source}: made of releases that are "
+        f"charged already. It assumes that the sites' patients are alike in {it}; where they are not, harmonising "
+        "harms.",
+        f"{judged}.",
+        *(["They were mapped together: a row that lacks one of them has lost the others too."] if it == "them" else []),
+        *([f"Outside the bounds of the densities, and mapped as the bounds are: {beyond}."] if beyond else []),
+    )

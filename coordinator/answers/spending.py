@@ -1,0 +1,167 @@
+"""What the releases that arrived cost of a study's budget, wave by wave, and what its further waves would cost.
+
+The coordinator holds no ledger, and no receipt tells what one holds: how often a draw was burnt or rejected is the
+site's own. What is known here is the price of each release that arrived, withdrawn since or not, and it is a lower
+bound of what its persons were charged; the plan's cap is the upper one. Further waves are priced as `coordinator plan
+cost` prices them. A site with a release without a formal guarantee has no ε to draw: it is named beside the figure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from coordinator.planning import Cost, cost
+from shared.errors import StateRefusal
+from shared.privacy.stated import all_given, shown_epsilon, shown_price
+
+if TYPE_CHECKING:
+    from coordinator.figures.canvas import Drawn
+    from coordinator.store.store import Store
+    from shared.plans.plan import StudyPlan
+    from shared.privacy.accountant import Event
+
+__all__ = ["Budget", "Spending", "least_total", "spending"]
+
+Points = tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spending:
+    """One site, or several with the same course.
+
+    Args:
+        sites: their names.
+        given: what those ε take as given: all that any release in them does, or would; blank for nothing.
+        spent: (wave, ε of what had arrived of the study by then) for every release that was accepted, rising.
+        planned: the same for the plan's further waves, up to the first that the cap does not allow.
+    """
+
+    sites: tuple[str, ...]
+    spent: Points
+    planned: Points
+    given: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Budget:
+    """A study's budget.
+
+    Args:
+        cap, delta: of the newest plan.
+        waves: numbers of its waves.
+        courses: sites with the same course together.
+        open: sites without a course, because no total holds their releases, and what stands in place of their price.
+    """
+
+    study: str
+    version: int
+    cap: float
+    delta: float
+    waves: tuple[int, ...]
+    courses: tuple[Spending, ...]
+    open: Mapping[str, str] = field(default_factory=dict)
+
+    def figure(self, path: Path | None = None, *, title: str = "") -> Drawn:
+        """Draw it (`coordinator.figures.over_time.budget_figure`)."""
+        from coordinator.figures.over_time import budget_figure
+
+        return budget_figure(self, title=title, path=path)
+
+
+def least_total(charges: Sequence[tuple[StudyPlan, Event]], delta: float, *, together: bool = False) -> float:
+    """The least ε that an honest ledger can have charged its worst-off person for these releases of one site.
+
+    A ledger composes per person, and counts every draw, also one that was refused here or never sent. What a release
+    under ``refresh`` cost counts against everybody; of two others nobody need be in both, and all that is known is
+    that somebody is in the dearest one.
+
+    Args:
+        charges: plan and event of each release.
+        delta: δ of the study.
+        together: what it would be for somebody who is in all of them; not a bound.
+    """
+    from shared.privacy import accountant as privacy
+
+    def total(events: Sequence[Event]) -> float:
+        pure = privacy.pure_epsilon(events)
+        composed = float(privacy.epsilon_from_rdp(privacy.rdp(events), delta))
+        return composed if pure is None else min(composed, pure)
+
+    # No total holds a release without a guarantee.
+    charges = [(plan, event) for plan, event in charges if privacy.guaranteed(event)]
+    everybodys = [event for plan, event in charges if plan.redraws or together]
+    single = {event for plan, event in charges if not (plan.redraws or together)}
+    return max((total([*everybodys, event]) for event in single), default=total(everybodys) if everybodys else 0.0)
+
+
+def spending(store: Store, study: str) -> Budget:
+    """What the releases of every site of a study cost, in the order in which they arrived.
+
+    Raises: PlanRefusal (no such study), StateRefusal (no release, or none with a formal guarantee).
+    """
+    from shared.privacy import accountant as privacy
+
+    plan = store.plan(study).plan
+    price = cost(plan, waves=2 * len(plan.waves))  # a crash burns a charge: more of them than waves
+    numbers = tuple(sorted(wave.number for wave in plan.waves))
+    courses: dict[tuple[tuple[tuple[int, str], ...], str], dict[str, Points]] = {}
+    by_site: dict[str, list[tuple[int, float]]] = {}
+    charges: dict[str, list[tuple[StudyPlan, Event]]] = {}
+    told: dict[str, list[tuple[float | None, str]]] = {}
+    open_: dict[str, str] = {}
+    for release in store.releases(study, withdrawn=True):  # by wave
+        if release.receipt.stated_epsilon is None:
+            open_[release.site] = shown_price(None, release.receipt.given)
+            continue
+        arrived = charges.setdefault(release.site, [])
+        arrived.append((store.plan(study, release.plan_version).plan, privacy.from_canonical(release.receipt.event)))
+        told.setdefault(release.site, []).append((release.receipt.stated_epsilon, release.receipt.given))
+        by_site.setdefault(release.site, []).append((release.wave, least_total(arrived, plan.budget.delta)))
+    if not by_site and not open_:
+        raise StateRefusal("a study must have an accepted release", given="none", next_step="See coordinator releases.")
+    if not by_site.keys() - open_.keys():
+        raise StateRefusal(
+            "a site must have releases with a formal guarantee, or there is no ε to draw",
+            given="; ".join(f"{site}: {words}" for site, words in sorted(open_.items())),
+            next_step="See coordinator releases.",
+        )
+    for site, found in sorted(by_site.items()):
+        if site in open_:  # the ε of a part of what left the site would pass for that of all of it
+            continue
+        alike = tuple((wave, shown_epsilon(epsilon)) for wave, epsilon in found)  # two machines differ in last digits
+        courses.setdefault((alike, all_given(told[site])), {})[site] = tuple(found)
+    return Budget(
+        study=study,
+        version=plan.version,
+        cap=plan.budget.epsilon,
+        delta=plan.budget.delta,
+        waves=numbers,
+        courses=tuple(_course(sites, given, price, numbers, plan.redraws) for (_, given), sites in courses.items()),
+        open=dict(sorted(open_.items())),
+    )
+
+
+def _course(sites: Mapping[str, Points], given: str, price: Cost, numbers: Sequence[int], redraws: bool) -> Spending:
+    """The course of sites that print alike: what the dearest of them spent."""
+    spent = tuple(max(points) for points in zip(*sites.values(), strict=True))
+    further = [number for number in numbers if number > spent[-1][0]]
+    planned = _planned(price, spent[-1][1], further, redraws)
+    ahead = [(epsilon, price.epsilon_given) for _, epsilon in planned]
+    return Spending(sites=tuple(sites), spent=spent, planned=planned, given=all_given([(spent[-1][1], given), *ahead]))
+
+
+def _planned(price: Cost, spent: float, further: list[int], redraws: bool) -> Points:
+    """Totals after each further wave for somebody who is in all; an odd total is rounded up to whole charges."""
+    totals = [wave.total for wave in price.waves]
+    charged = next((i + 1 for i, total in enumerate(totals) if total >= spent * (1 - 1e-6)), len(totals))
+    points: list[tuple[int, float]] = []
+    for j, number in enumerate(further[: len(totals) - charged], start=1):
+        # Under append and frozen nobody is drawn twice, so a further wave is paid by others.
+        total = totals[charged + j - 1] if redraws else max(spent, totals[0])
+        points.append((number, total))
+        if total > price.cap:
+            break
+    return tuple(points)

@@ -1,0 +1,62 @@
+"""Synthetic rows of one site from what its releases hold here: see `shared.releases.synthetic`.
+
+Rows leave a coordinator only where stewards approved that rows do, and drawn rows are no exception: the plan must say
+``row_download = true``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from coordinator.answers import queries
+from shared.errors import EstimateRefusal, PolicyRefusal
+from shared.releases.synthetic import Synthesis
+
+if TYPE_CHECKING:
+    from coordinator.store.store import Store
+
+__all__ = ["synthesis"]
+
+
+def synthesis(store: Store, study: str, site: str, *, wave: int = 0, **how: Any) -> Synthesis:
+    """What would be fitted to a site's figures as of a wave; the newest if 0.
+
+    Args:
+        how: fit, number, rows, draws and settings, as of `Synthesis`.
+    Raises: ParameterError; PolicyRefusal (no rows may leave); EstimateRefusal (no figures of the site, or of several
+        kinds); from the drawing StateRefusal, where a release was taken back meanwhile.
+    """
+    held = queries.holding(store, study, wave)
+    releases = held.parts.get(site)
+    if not releases:
+        raise EstimateRefusal(
+            f"{site} must have an accepted release as of wave {held.wave}",
+            given="none",
+            next_step="See coordinator releases.",
+        )
+    plans = {one.plan_version: store.plan(study, one.plan_version).plan for one in releases}
+    plan = plans[releases[-1].plan_version]
+    if not all(one.row_download for one in (*plans.values(), store.plan(study).plan)):
+        raise PolicyRefusal(
+            "the plan must let rows leave the coordinator",
+            given="row_download = false",
+            next_step="Questions are answered without it: coordinator pool.",
+        )
+    if any(one.release != plan.release for one in plans.values()):
+        raise EstimateRefusal("a site's releases must be of one [release] to be added up", given="several")
+
+    def taken() -> set[str]:
+        return {stone.bundle_sha256 for stone in store.withdrawals(study)}
+
+    def still() -> None:
+        if taken() & {one.bundle_sha256 for one in releases}:
+            raise queries.moved()  # what a site took back while the fit ran gives no rows
+
+    gone = taken()
+    figures = [(queries.rows_of(store, [one], gone), one.receipt.n) for one in releases]
+    used = [
+        {"release_id": one.release_id, "bundle_sha256": one.bundle_sha256, "receipt": one.receipt.hash}
+        for one in releases
+    ]
+    about = {"study": study, "site": site, "wave": held.wave, "releases": used}
+    return Synthesis(plan, figures, about=about, still=still, **how)

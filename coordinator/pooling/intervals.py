@@ -1,0 +1,469 @@
+r"""What a standard error from a released table must be: not of its rows, but of the patients behind them.
+
+The rows of a release look like patients, and a program that takes them for patients finds the variance of a table of
+so many patients: too small, because the same patients also shaped the flow the rows were drawn from, and because the
+rows are noise in part. The coordinator has neither the patients nor, in general, the flow. It has the rows, w and the
+numbers of the receipt, and that is enough to first order.
+
+Let φ be the influence function of the estimate, in latents: θ̃ ≈ θ + the mean of φ over what it is computed from.
+Latent noise blends z with fresh noise, √w z + √(1−w) Z: an Ornstein-Uhlenbeck step, whose eigenfunctions are the
+Hermite polynomials. The part φ_k of order k keeps the share w^{k/2} of itself. So, with a = w^{k/2}, V = Var φ, N rows
+of as many patients and a flow that m persons were fitted on,
+
+.. math:: \tilde\theta - \theta = (1 - a) F + a S + E, \quad
+          \mathrm{Var}\,F = V/m, \; \mathrm{Var}\,S = V/N, \; \mathrm{Var}\,E = (1 - a^2) V/N
+
+F is the flow's error (an efficient fit errs by the mean of φ over its persons), S the patients', E the noise of the
+release. E is the **privacy** part. The rest is the **sampling** part: patients, and flow fit. If the flow was fitted on
+the very persons released (posture `local`), F = S, and the whole is V/N (2 − w^k): at w = 0 twice what the rows claim.
+If on others (`holdout`), F and S are independent: V/N + (1 − a)² V/m. The term V/m does not depend on the rows, so no
+number of rows or of copies brings the variance below it.
+
+The **order** k is a matter of the question. A mean of a normal column is of order 1; a regression coefficient, a
+product of two columns, of order 2, exactly so in the linear Gaussian case. A threshold (an event) has parts of every
+order, and forgets faster. `effective_order` finds it by a parametric bootstrap: a Gaussian copula with the released
+table's own margins stands in for the flow, two tables are drawn whose latents correlate by r, and the influences of
+their rows correlate by about r^k.
+
+What this does not hold: a flow that does not draw the law of the data. That error is not random, does not shrink with
+the rows, and at the sites of one study often has one sign. Where it is known to matter, the estimate says so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+from scipy import special
+
+from shared.errors import ParameterError, Refusal
+from shared.estimands.answer import Estimand, Estimate, influence
+from shared.estimands.formulas import Rows
+from shared.estimands.questions import INTERCEPT, MODELS, SURVIVAL, Kind
+
+__all__ = [
+    "Draw",
+    "StandIn",
+    "combine_draws",
+    "effective_order",
+    "inflation",
+    "kept_shares",
+    "parts",
+    "with_release_variance",
+]
+
+Array = NDArray[np.float64]
+
+STAND_IN_ROWS, MORE_ROWS = 512, 2048
+"""Rows of each of the two tables by which the order of a question is found; and where these are too few for it."""
+_SEED = 20260105
+_LEAST_R = 0.5
+COX_ATTENUATION = 0.08
+"""Share by which a flow at w = 0 drew the pooled log hazard ratio of the twelve full-size cohorts towards zero:
+`mean_absolute_gap/w=0.0` of tests/benchmarks/results/cohorts_gap.json, 0.0137 of 1.17, is 7.5 % of log 1.17; one sign
+on every draw. At other w it is taken to be in proportion to the noise (tests/benchmarks/interval_coverage.py)."""
+TOO_MUCH = 0.5
+"""A bias beyond so many standard errors brings a 95 % interval below 92 %."""
+_PAIRS_KEPT = 16
+_EVERY_ORDER = math.inf
+"""Order of what forgets at once: its noise is counted in full."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Draw:
+    """Rows that were drawn through one flow.
+
+    Args:
+        rows: how many of the table's.
+        w: weight of the data in their latents, in [0, 1).
+        flow: name of the flow; draws through one flow share its error.
+        fitted_on: persons the flow was fitted on; None if it was fitted on no record.
+        among: whether those persons are among the table's.
+    """
+
+    rows: int
+    w: float
+    flow: str = ""
+    fitted_on: int | None
+    among: bool = True
+
+    def __post_init__(self) -> None:
+        if self.rows < 1 or not 0 <= self.w < 1 or (self.fitted_on is not None and self.fitted_on < 1):
+            raise ParameterError(
+                "a draw must have rows, a w in [0, 1) and persons its flow was fitted on",
+                given=f"rows = {self.rows}, w = {self.w}, fitted_on = {self.fitted_on}",
+            )
+
+
+def parts(naive: float, draws: Sequence[Draw], order: float, *, copies: bool = False) -> tuple[float, float]:
+    """(sampling, privacy) variance of an estimate from a released table.
+
+    Args:
+        naive: variance that the table's own standard error claims; all its rows together.
+        draws: where the rows came from.
+        order: k; infinite for "at most".
+        copies: whether the draws are copies of the same persons (refreshes put together): then nothing of patients
+            and flows averages out, and only the noise does.
+
+    The linear Gaussian case, posture `local`: 2 − w² times what the rows claim.
+
+    >>> [round(sum(parts(1.0, [Draw(rows=500, w=w, fitted_on=500)], 2)), 3) for w in (0.0, 0.5, 0.8)]
+    [2.0, 1.75, 1.36]
+
+    A million rows drawn from the flow of 500 persons: the variance of 500 persons, 2000 times what the rows claim.
+
+    >>> round(sum(parts(1.0, [Draw(rows=10**6, w=0.0, fitted_on=500)], 2)))
+    2001
+    """
+    total = sum(draw.rows for draw in draws)
+    row = naive * total
+    share = [draw.rows / total for draw in draws]
+    kept = [_kept(draw.w, order) for draw in draws]
+    privacy = row / total * sum(p * (1 - a * a) for p, a in zip(share, kept, strict=True))
+    flows: dict[str, list[tuple[Draw, float, float]]] = {}
+    for draw, p, a in zip(draws, share, kept, strict=True):
+        flows.setdefault(draw.flow, []).append((draw, p, a))
+    # The flow's own error enters with the weight of all the rows drawn through it.
+    fits = [(group[0][0], sum(p * (1 - a) for _, p, a in group), group[0][2]) for group in flows.values()]
+    known = [(draw, weight, a, float(draw.fitted_on)) for draw, weight, a in fits if draw.fitted_on is not None]
+    if copies:
+        persons = max(draw.rows for draw in draws)
+        patients = sum(p * a for p, a in zip(share, kept, strict=True)) / math.sqrt(persons)
+        own = sum(weight / math.sqrt(m) for draw, weight, _, m in known if draw.among)
+        others = sum(weight / math.sqrt(m) for draw, weight, _, m in known if not draw.among)
+        return row * ((patients + own) ** 2 + others**2), privacy
+    sampling = sum(p * a * a for p, a in zip(share, kept, strict=True)) / total
+    sampling += sum(weight**2 / m for _, weight, _, m in known)
+    sampling += sum(2 * weight * a / total for draw, weight, a, _ in known if draw.among)
+    return row * sampling, privacy
+
+
+def inflation(draws: Sequence[Draw], *, copies: bool = False) -> float:
+    """How many times the variance that the rows claim an estimate of no known order has: its noise counted in full.
+
+    >>> inflation([Draw(rows=500, w=0.5, fitted_on=500)])
+    2.0
+    """
+    return sum(parts(1.0, draws, _EVERY_ORDER, copies=copies))
+
+
+def _kept(w: float, order: float) -> float:
+    """a = w^{k/2}: share of itself that the patients' part keeps."""
+    return 0.0 if w == 0 or math.isinf(order) else float(w ** (order / 2))
+
+
+def combine_draws(
+    estimates: Sequence[float], variances: Sequence[float], *, rows: int, persons: int
+) -> tuple[float, float, float]:
+    """Combining rule for m synthetic tables drawn from one fitted generator: (estimate, sampling, privacy variance).
+
+    .. math:: T = \\bar v \\, rows / persons + b / m
+
+    with b the variance between the draws (for m = 1 the v of the draw itself). The first part is the patients', and
+    no number of draws or rows takes it away: with v about V/rows it is V/persons.
+    Source: Raab, Nowok and Dibben (2016), with the variance between draws in place of its expectation where m > 1.
+
+    Args:
+        estimates, variances: (m,) of the draws, each with its rows' own variance.
+        rows: rows of each draw. persons: records the generator was fitted on.
+
+    >>> estimate, sampling, privacy = combine_draws([1.0, 1.2], [0.01, 0.01], rows=1000, persons=500)
+    >>> round(estimate, 3), round(sampling, 3), round(privacy, 3)
+    (1.1, 0.02, 0.01)
+    """
+    m = len(estimates)
+    if m < 1 or len(variances) != m or min(rows, persons) < 1 or min(variances) < 0:
+        raise ParameterError("draws must have an estimate and a variance each, rows and persons", given=f"{m} draws")
+    mean = float(np.mean(variances))
+    between = float(np.var(estimates, ddof=1)) if m > 1 else mean
+    return float(np.mean(estimates)), mean * rows / persons, between / m
+
+
+# -- the order of a question -----------------------------------------------------------------------------------
+def effective_order(
+    table: pd.DataFrame | Rows,
+    question: Estimand,
+    w: float,
+    *,
+    levels: Mapping[str, Sequence[Any]] | None = None,
+    stand_in: StandIn | None = None,
+) -> dict[str, float]:
+    """Term -> k such that estimates from two tables whose latents correlate by r correlate by about r^k, at r = w.
+
+    A term that is not in the answer has none: its noise must be counted in full. Other kinds than models are asked
+    about through the model that has their influence (a difference of means through least squares), and have one order
+    for all terms, under the blank name; kinds that have none (km, rmst) have no order.
+
+    Args:
+        stand_in: of this very table, from an earlier question; the orders are the same without it.
+    Raises: nothing of the question: a stand-in that does not support it answers nothing.
+    """
+    asked = _as_model(question)
+    if asked is None or not len(table):
+        return {}
+    r = max(w, _LEAST_R)
+    stand_in = stand_in or StandIn()
+    out: dict[str, float] = {}
+    for rows in (STAND_IN_ROWS, MORE_ROWS):
+        with contextlib.suppress(Refusal):
+            pushes = influence(stand_in.rows(table, asked.columns, r, rows), asked, levels=levels)
+            shares = {label: _share(push, len(asked.columns), r) for label, push in pushes.items() if push.any()}
+            out = {label: math.log(min(max(share, 0.01), r)) / math.log(r) for label, share in shares.items()}
+        if set(asked.labels) <= out.keys():
+            break
+    slopes = [order for label, order in out.items() if label != INTERCEPT] or list(out.values())
+    return out if question.kind in MODELS or not slopes else {"": max(slopes)}
+
+
+def kept_shares(
+    table: pd.DataFrame | Rows,
+    again: pd.DataFrame | Rows,
+    question: Estimand,
+    *,
+    levels: Mapping[str, Sequence[Any]] | None = None,
+) -> dict[str, float]:
+    """Term -> a, the share of itself that each row's influence keeps from a table to its release: a correlation.
+
+    Where rows can be released again nothing need be assumed of columns or noise: a column that is carried over keeps
+    what is its own, and a flow that draws badly keeps less. Kinds that are asked about through a model have one share
+    for all terms, under the blank name; a term without an answer in either table has none.
+
+    Args:
+        table, again: (n, …) rows, and the same rows released again, in their order.
+    """
+    asked = _as_model(question)
+    if asked is None:
+        return {}
+    with contextlib.suppress(Refusal):
+        before, after = (influence(rows, asked, levels=levels) for rows in (table, again))
+        out = {}
+        for label in before.keys() & after.keys():
+            if before[label].any() and after[label].any():
+                out[label] = float(np.corrcoef(before[label], after[label])[0, 1])
+        slopes = [share for label, share in out.items() if label != INTERCEPT] or list(out.values())
+        return out if question.kind in MODELS or not slopes else {"": min(slopes)}
+    return {}
+
+
+def _share(push: Array, d: int, r: float) -> float:
+    """Correlation of the influences of the rows of two tables, (2m,) one below the other, whose latents correlate by r.
+
+    On the polynomials of orders 1 and 2 in the latents it is r and r² without error; what is left over is counted.
+    """
+    m = len(push) // 2
+    _, basis, dual, degree = _latents(d, m, r)
+    found = dual @ push
+    rest = push - basis @ found
+    together = float(found**2 @ r**degree) + float(rest[:m] @ rest[m:]) / m
+    return together / (float(found @ found) + float(rest @ rest) / (2 * m))
+
+
+def _as_model(question: Estimand) -> Estimand | None:
+    """The model whose coefficients have the influence of the question."""
+    kind = question.kind
+    if kind in MODELS:
+        return replace(question, robust="") if question.robust else question
+    within = question.subset
+    if kind in ("mean", "proportion"):
+        return Estimand(kind="ols" if kind == "mean" else "logistic", outcome=question.outcome, subset=within)
+    if kind in ("difference", "ratio", "two_by_two"):
+        like: Kind = "logistic" if kind == "two_by_two" else "ols"
+        return Estimand(kind=like, outcome=question.outcome, terms=question.terms, subset=within)
+    if kind == "correlation":
+        return Estimand(kind="ols", outcome=question.terms[0], terms=(question.terms[1],), subset=within)
+    if kind == "logrank":
+        return Estimand(
+            kind="cox",
+            duration=question.duration,
+            event=question.event,
+            terms=question.terms,
+            strata=question.strata,
+            subset=within,
+        )
+    return None
+
+
+class StandIn:
+    """Draws tables like a given one: a Gaussian copula with its margins. Safe for many threads.
+
+    What is worked out of each column, and the tables drawn last, are kept for the next question to the same table.
+    """
+
+    def __init__(self) -> None:
+        self._margins: dict[str, tuple[pd.Series, Array]] = {}
+        self._drawn: OrderedDict[tuple[tuple[str, ...], float, int], tuple[pd.DataFrame, Rows]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def draw(
+        self, table: pd.DataFrame | Rows, columns: Sequence[str], r: float, rows: int = STAND_IN_ROWS
+    ) -> pd.DataFrame:
+        """Two tables of `rows` rows, one below the other, whose latents correlate by r, row by row.
+
+        A missing value is drawn as often as the table has one. The draws are the same at every call: an answer that
+        is asked for twice is the same answer.
+
+        Args:
+            table: (n, …); the same at every call.
+        """
+        return self._pair(table, (tuple(columns), r, rows))[0]
+
+    def rows(self, table: pd.DataFrame | Rows, columns: Sequence[str], r: float, rows: int = STAND_IN_ROWS) -> Rows:
+        """`draw`, as questions read it."""
+        return self._pair(table, (tuple(columns), r, rows))[1]
+
+    def _pair(self, table: pd.DataFrame | Rows, place: tuple[tuple[str, ...], float, int]) -> tuple[pd.DataFrame, Rows]:
+        with self._lock:
+            if place not in self._drawn:
+                drawn = self._draw(table, *place)
+                self._drawn[place] = drawn, Rows(drawn)
+                while len(self._drawn) > _PAIRS_KEPT:
+                    self._drawn.popitem(last=False)
+            self._drawn.move_to_end(place)
+            return self._drawn[place]
+
+    def _draw(self, table: pd.DataFrame | Rows, columns: tuple[str, ...], r: float, rows: int) -> pd.DataFrame:
+        n, d = len(table), len(columns)
+        for name in columns:
+            if name not in self._margins:
+                self._margins[name] = _margin(table, name)
+        scores = np.stack([self._margins[name][1] for name in columns])
+        with np.errstate(all="ignore"):
+            correlation = np.atleast_2d(np.corrcoef(scores))
+        root = np.linalg.cholesky(0.999 * np.nan_to_num(correlation, nan=1.0) + 0.001 * np.eye(d))
+        uniform = special.ndtr(_latents(d, rows, r)[0] @ root.T)
+        at = np.minimum((uniform * n).astype(np.int64), n - 1)
+        return pd.DataFrame({name: self._margins[name][0].array.take(at[:, j]) for j, name in enumerate(columns)})
+
+
+def _margin(table: pd.DataFrame | Rows, name: str) -> tuple[pd.Series, Array]:
+    """A column sorted, and the normal score of each row of the table; ties are broken by lot, for each column anew."""
+    n = len(table)
+    lots = np.random.default_rng([_SEED, list(table.columns).index(name)]).random(n)
+    order = np.lexsort((lots, _key(table[name])))
+    scores = np.empty(n)
+    scores[order] = special.ndtri((np.arange(n) + 0.5) / n)
+    return table[name].take(order), scores
+
+
+@functools.lru_cache(maxsize=32)
+def _latents(d: int, rows: int, r: float) -> tuple[Array, Array, Array, Array]:
+    """Latents (2 rows, d) of two tables; Hermite polynomials of orders 1 and 2 at them, the least-squares map, orders.
+
+    Of so many columns that a coefficient would have fewer than ten rows, order 1 alone, or none.
+    """
+    rng = np.random.default_rng(_SEED)
+    z, fresh = rng.standard_normal((2, rows, d))
+    latents = np.concatenate([z, r * z + math.sqrt(1 - r * r) * fresh])
+    i, j = np.tril_indices(d, -1)
+    first, second = latents, np.hstack([(latents**2 - 1) / math.sqrt(2), latents[:, i] * latents[:, j]])
+    parts_ = [part for most, part in ((d, first), (d + second.shape[1], second)) if 10 * most <= 2 * rows]
+    basis = np.hstack([np.ones((2 * rows, 1)), *parts_])
+    degree = np.repeat(np.arange(1.0, 1 + len(parts_)), [part.shape[1] for part in parts_])
+    return latents, basis[:, 1:], np.linalg.pinv(basis)[1:], degree
+
+
+def _key(column: pd.Series) -> Array:
+    """What a column is sorted by: levels in their order, words by name, missing values last."""
+    if isinstance(column.dtype, pd.CategoricalDtype):
+        codes = column.cat.codes.to_numpy(dtype=np.float64)
+        return np.where(codes < 0, np.inf, codes)
+    if pd.api.types.is_numeric_dtype(column.dtype):
+        return np.nan_to_num(column.to_numpy(dtype=np.float64, na_value=np.nan), nan=np.inf)
+    codes = pd.factorize(column, sort=True)[0].astype(np.float64)
+    return np.where(codes < 0, np.inf, codes)
+
+
+_OPEN = {
+    "public": "The flow was fitted on no record of the site, so the released rows hold an association only as far as w "
+    "keeps it; the flow's bias is not in this interval.",
+    "private": "The flow was trained with noise from a public start; that noise and the flow's bias are not in this "
+    "interval.",
+}
+_SHAPE = (
+    "An interaction or a curve is in the released rows only as far as the fitted flow draws it; the flow's bias is not "
+    "in this interval."
+)
+_BIAS = (
+    "Flows draw such an answer towards zero by more than half of this standard error; the flow's bias is not in this "
+    "interval."
+)
+
+
+# -- estimates ---------------------------------------------------------------------------------------------------
+def with_release_variance(
+    estimates: Sequence[Estimate],
+    table: pd.DataFrame | Rows,
+    question: Estimand,
+    draws: Sequence[Draw],
+    *,
+    levels: Mapping[str, Sequence[Any]] | None = None,
+    copies: bool = False,
+    postures: Sequence[str] = (),
+    stand_in: StandIn | None = None,
+) -> list[Estimate]:
+    """The same estimates with the variance of the patients behind the rows; the rows' own stays as `vi_naive`.
+
+    Args:
+        estimates: of one released table, `vi_sampling` as the rows claim.
+        draws: where its rows came from.
+        copies: as in `parts`.
+        postures: of the releases: some have an error that no variance holds.
+        stand_in: as in `effective_order`.
+    """
+    weights = {draw.w for draw in draws if draw.w > 0}
+    asked = any(row.yi is not None for row in estimates)
+    orders = {}
+    if weights and asked:
+        orders = effective_order(table, question, max(weights), levels=levels, stand_in=stand_in)
+    out = []
+    for row in estimates:
+        if row.vi_sampling is None:
+            out.append(row)
+            continue
+        order = orders.get(row.term, orders.get("", _EVERY_ORDER))
+        sampling, privacy = parts(row.vi_sampling, draws, order, copies=copies)
+        if not weights:
+            how = "drawn from the fitted flow: noise of the draw known, flow fit by linearisation"
+        elif math.isinf(order):
+            how = "latent noise, counted in full: an upper bound"
+        else:
+            how = "latent noise and flow fit by linearisation, its order by parametric bootstrap"
+        lost = 0.0
+        if question.kind in SURVIVAL and row.scale == "log":
+            # What the flow misses is of high order, so the rows keep little of it: the noise's share, as measured.
+            lost = COX_ATTENUATION * privacy / row.vi_sampling
+        warnings = [_OPEN[posture] for posture in sorted(set(postures)) if posture in _OPEN]
+        if ":" in row.term or "^" in row.term:
+            warnings.append(_SHAPE)
+        if too_much(lost, row.yi or 0.0, math.sqrt(sampling + privacy)):
+            warnings.append(_BIAS)
+        out.append(
+            replace(
+                row,
+                vi_sampling=sampling,
+                vi_privacy=privacy,
+                vi_naive=row.vi_sampling,
+                how=how,
+                attenuation=lost,
+                warnings=tuple(warnings),
+            )
+        )
+    return out
+
+
+def too_much(attenuation: float, estimate: float, se: float) -> bool:
+    """Whether the flow's known bias is so large beside the standard error that the interval cannot hold what it says.
+
+    >>> too_much(0.08, 0.157, 0.02), too_much(0.08, 0.157, 0.05)
+    (True, False)
+    """
+    return attenuation * abs(estimate) > TOO_MUCH * se

@@ -1,0 +1,867 @@
+"""Pool one estimate per site into one answer, and say what that answer is worth.
+
+Two models stand side by side in every result: one common effect (inverse variance, ``FE``), and effects that
+vary between sites with variance tau2. The default, REML with the ad hoc Knapp-Hartung interval, is chosen for
+federations: few sites, one of them large, where the normal interval covers too little and the plain
+Knapp-Hartung interval can collapse.
+
+Names follow metafor: ``beta se zval pval ci_lb ci_ub tau2 I2 H2 QE QEp weights``; I2 and weights are
+percentages. Three traps shaped the code. Q is a sum of centred squares, because the textbook difference of
+sums cancels when estimates share a large offset. tau2 is truncated at 0 and found by a bracketing root finder,
+because iterations with an absolute stopping rule stop at their start on small scales. And a row that cannot be
+used leaves with its label and its reason in ``excluded``; a NaN or an interval of width zero never gets through.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal, get_args, overload
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy import special
+
+from coordinator.pooling.heterogeneity import (
+    Method,
+    Test,
+    estimate_tau2,
+    fit,
+    likelihood_interval,
+    log_likelihood,
+    q_profile,
+    se_tau2,
+    tau2_dl,
+    typical_v,
+)
+from coordinator.pooling.intervals import TOO_MUCH
+from shared.errors import EstimateRefusal, ParameterError
+from shared.estimands.answer import Estimate, Scale
+
+if TYPE_CHECKING:
+    from coordinator.pooling.moderators import RegressionResult
+
+__all__ = [
+    "Excluded",
+    "FitStatistics",
+    "Interval",
+    "ManyResults",
+    "Method",
+    "PooledResult",
+    "Test",
+    "check",
+    "check_level",
+    "cumulative",
+    "leave_one_out",
+    "ordered",
+    "pool",
+    "pool_estimates",
+    "pool_many",
+    "tau2_dl",
+    "usable",
+]
+
+Array = NDArray[np.float64]
+# Outside this range squares and inverses of the weights would overflow; no effect measure lives there.
+_LARGEST_ESTIMATE, _SMALLEST_VARIANCE, _LARGEST_VARIANCE = 1e50, 1e-100, 1e100
+# Rows so unlike in size cannot be held in one sum: the median standard error tells which of them are the odd ones.
+_FARTHEST, _MOST_UNLIKE = 1e12, 1e8
+_UNLIKE = "its scale is beyond any that the other sites have: check its unit"
+_LEAST_LEVEL = 0.5
+_DOMINANT, _HETEROGENEOUS, _FEW = 50.0, 75.0, 5  # percent of weight, percent of variance, sites
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A confidence or prediction interval; when it is empty or undefined both ends are None and `reason` says why.
+
+    >>> Interval(0.1, 0.4).empty, Interval(None, None, "needs two sites").empty
+    (False, True)
+    """
+
+    lb: float | None
+    ub: float | None
+    reason: str = ""
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is no interval to show."""
+        return self.lb is None or self.ub is None
+
+    def map(self, function: Callable[[float], float]) -> Interval:
+        """Both ends through an increasing function; an empty interval stays empty."""
+        if self.lb is None or self.ub is None:
+            return self
+        return Interval(function(self.lb), function(self.ub), self.reason)
+
+
+@dataclass(frozen=True)
+class Excluded:
+    """A row that was not pooled, and why."""
+
+    label: str
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class FitStatistics:
+    """Of two parameters, the mean and tau2; REML values compare only fits of the same mean."""
+
+    logLik: float
+    deviance: float
+    AIC: float
+    BIC: float
+    AICc: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class PooledResult:
+    """What pooling K estimates gave; immutable, and every derived quantity is a property.
+
+    Attributes:
+        labels, yi, vi: the K rows used: label, estimate on the analysis scale, its variance.
+        method, test, level: how; `test` is the one applied (with one row it is always ``z``).
+        beta: pooled estimate on the analysis scale.
+        se_model: standard error from the weights alone, before any Knapp-Hartung scaling.
+        s2w: weighted mean square of the residuals, the Knapp-Hartung factor (1 when K = 1).
+        tau2: variance between sites, in squared units of yi; 0 under ``FE``.
+        QE: Cochran's Q with fixed-effect weights, K - 1 degrees of freedom.
+        typical_v: the typical within-site variance that I2 and H2 compare tau2 with.
+        weights: percent, summing to 100, of the chosen model.
+        excluded: rows that were not used, each with its reason.
+        notes: sentences a reader of the result must see.
+        term, scale, estimates: set when the rows came from `shared.estimands.answer`.
+        shared: variance of the pooled estimate that all rows have in common, as by a map onto one site's scale; it
+            is in no row, in no weight and not in tau2, and no further site would lower it.
+    """
+
+    labels: tuple[str, ...]
+    yi: tuple[float, ...]
+    vi: tuple[float, ...]
+    method: Method
+    test: Test
+    level: float
+    beta: float
+    se_model: float
+    s2w: float
+    tau2: float
+    QE: float
+    typical_v: float
+    weights: tuple[float, ...]
+    excluded: tuple[Excluded, ...] = ()
+    notes: tuple[str, ...] = ()
+    term: str = ""
+    scale: Scale = "identity"
+    estimates: tuple[Estimate, ...] = ()
+    shared: float = 0.0
+
+    @property
+    def k(self) -> int:
+        """Number of rows pooled."""
+        return len(self.yi)
+
+    @property
+    def df(self) -> int:
+        """Degrees of freedom of Q, and of t where it is used."""
+        return self.k - 1
+
+    @property
+    def tau(self) -> float:
+        """Standard deviation between sites, in units of yi."""
+        return math.sqrt(self.tau2)
+
+    @property
+    def se(self) -> float:
+        """Standard error under `test`."""
+        factor = {"knha": self.s2w, "adhoc": max(1.0, self.s2w)}.get(self.test, 1.0)
+        own = self.se_model * math.sqrt(factor)
+        return math.hypot(own, math.sqrt(self.shared)) if self.shared else own
+
+    @property
+    def zval(self) -> float:
+        """The test statistic beta / se, whichever the reference distribution."""
+        return self.beta / self.se
+
+    @property
+    def pval(self) -> float:
+        """Two-sided p-value of no effect."""
+        below = -abs(self.zval)
+        return float(2 * (special.ndtr(below) if self.test == "z" else special.stdtr(self.df, below)))
+
+    @property
+    def ci_lb(self) -> float:
+        """Lower confidence limit of beta."""
+        return self.beta - self.critical * self.se
+
+    @property
+    def ci_ub(self) -> float:
+        """Upper confidence limit of beta."""
+        return self.beta + self.critical * self.se
+
+    @property
+    def QEp(self) -> float:
+        """p-value of Q: chi-square with K - 1 degrees of freedom (1 when K = 1)."""
+        return float(special.chdtrc(self.df, self.QE)) if self.df else 1.0
+
+    @property
+    def I2(self) -> float:
+        """Percent of the total variance that lies between sites."""
+        if self.method == "FE":
+            return 100 * max(0.0, 1 - self.df / self.QE) if self.QE > 0 else 0.0
+        return _i2(self.tau2, self.typical_v)
+
+    @property
+    def H2(self) -> float:
+        """Total variance over typical within-site variance (Q / df under FE)."""
+        if self.method == "FE":
+            return self.QE / self.df if self.df else 1.0
+        return _h2(self.tau2, self.typical_v)
+
+    @cached_property
+    def tau2_interval(self) -> Interval:
+        """Q-profile interval of tau2 (Viechtbauer 2007): where Q(tau2) stays between its chi-square quantiles."""
+        if self.df == 0:
+            return Interval(None, None, "needs at least two sites")
+        if self.method == "FE":
+            return Interval(None, None, "the fixed-effect model has no variance between sites")
+        lb, ub = q_profile(np.array(self.yi), np.array(self.vi), self.level)
+        if math.isnan(lb):
+            return Interval(None, None, "estimates agree more closely than their variances allow")
+        return Interval(float(lb), float(ub))
+
+    @cached_property
+    def tau2_likelihood_interval(self) -> Interval:
+        """Profile-likelihood interval of tau2 (Hardy and Thompson 1996), under ML or REML."""
+        if self.method not in ("ML", "REML") or self.df == 0:
+            return Interval(None, None, "needs two sites and the method ML or REML")
+        y, v = np.array(self.yi), np.array(self.vi)
+        return Interval(*likelihood_interval(y, v, self.tau2, self.method, self.level))
+
+    @cached_property
+    def se_tau2(self) -> float | None:
+        """Standard error of tau2, a large-sample figure; None under ``FE`` and for one site."""
+        if self.method == "FE" or self.df == 0:
+            return None
+        return float(se_tau2(np.array(self.yi), np.array(self.vi), np.array(self.tau2), self.method))
+
+    @property
+    def fit_statistics(self) -> FitStatistics | None:
+        """Likelihood and information criteria under ML or REML; None otherwise."""
+        if self.method not in ("ML", "REML") or self.df == 0:
+            return None
+        y, v = np.array(self.yi), np.array(self.vi)
+        ll = float(log_likelihood(y, v, np.array(self.tau2), self.method))
+        n, saturated = self.k - 1, 0.0
+        if self.method == "ML":
+            n, saturated = self.k, float(-0.5 * np.log(2 * math.pi * v).sum())
+        size = max(n, 4)
+        return FitStatistics(
+            logLik=ll,
+            deviance=-2 * (ll - saturated),
+            AIC=-2 * ll + 4,
+            BIC=-2 * ll + 2 * math.log(n),
+            AICc=-2 * ll + 4 * size / (size - 3),
+        )
+
+    @property
+    def tau_interval(self) -> Interval:
+        """`tau2_interval` in units of yi."""
+        return self.tau2_interval.map(math.sqrt)
+
+    @property
+    def I2_interval(self) -> Interval:
+        """I2 at both ends of `tau2_interval`."""
+        ends = self.tau2_interval.map(lambda tau2: _i2(tau2, self.typical_v))
+        if ends.lb is not None and ends.ub is not None and ends.ub <= ends.lb and ends.ub > 0:
+            return Interval(None, None, "both ends are 100 % to the last digit")
+        return ends
+
+    @property
+    def H2_interval(self) -> Interval:
+        """H2 at both ends of `tau2_interval`."""
+        return self.tau2_interval.map(lambda tau2: _h2(tau2, self.typical_v))
+
+    @property
+    def prediction_interval(self) -> Interval:
+        """Where the effect of a new site is expected: t with K - 1 df (normal for ``z``), this test's se, tau2."""
+        return self.prediction("default")
+
+    def prediction(self, kind: Literal["default", "riley", "simple"]) -> Interval:
+        """The same by other conventions: ``riley`` takes t with K - 2 df, ``simple`` the normal and tau alone.
+
+        Source: Riley, Higgins and Deeks 2011, BMJ 342:d549; the default is metafor's.
+        """
+        if self.method == "FE":
+            return Interval(None, None, "the fixed-effect model has no variance between sites")
+        if self.k < 3:
+            return Interval(None, None, "needs at least three sites")
+        tail = (1 - self.level) / 2
+        spread, critical = math.hypot(self.se, self.tau), self.critical
+        if kind == "riley":
+            critical = -float(special.stdtrit(self.k - 2, tail))
+        elif kind == "simple":
+            critical, spread = -float(special.ndtri(tail)), self.tau
+        lb, ub = self.beta - critical * spread, self.beta + critical * spread
+        if not lb < ub:
+            return Interval(None, None, "τ² is 0, or next to it: an interval of τ alone has no width")
+        return Interval(lb, ub)
+
+    @cached_property
+    def fixed(self) -> PooledResult:
+        """The fixed-effect result on the same rows, with its normal interval."""
+        return self if self.method == "FE" else _fit(self, method="FE", test="z")
+
+    @property
+    def sensitivity(self) -> tuple[PooledResult, ...]:
+        """The same fit under z, Knapp-Hartung and its ad hoc floor, those that give an interval with width."""
+        tests: tuple[Test, ...] = ("z",) if self.k == 1 else ("z", "knha", "adhoc")
+        rows = (replace(self, test=test) for test in tests)
+        return tuple(row for row in rows if row.test != "knha" or not _collapses(row))
+
+    @property
+    def noise_share(self) -> tuple[float, ...]:
+        """Percent of each row's variance that is privacy noise (0 where the rows did not come as estimates)."""
+        if not self.estimates:
+            return (0.0,) * self.k
+        return tuple(100 * row.vi_privacy / vi for row, vi in zip(self.estimates, self.vi, strict=True))
+
+    @property
+    def pooled_noise_share(self) -> float:
+        """Percent of the pooled estimate's model variance that is privacy noise: what no larger sample would lower."""
+        if not self.estimates:
+            return 0.0
+        noise = sum((w / 100) ** 2 * row.vi_privacy for w, row in zip(self.weights, self.estimates, strict=True))
+        return 100 * noise / self.se_model**2
+
+    @property
+    def naive(self) -> PooledResult | None:
+        """The same pooling by somebody who takes released rows for patients; None where no row is of a release."""
+        if not any(row.vi_naive is not None for row in self.estimates):
+            return None
+        try:
+            return pool(
+                self.yi, [row.naive for row in self.estimates], method=self.method, test=self.test, level=self.level
+            )
+        except EstimateRefusal:  # no row claims a variance
+            return None
+
+    @property
+    def receipts(self) -> tuple[str, ...]:
+        """Every receipt behind the rows used, in order, each once."""
+        return tuple(dict.fromkeys(receipt for row in self.estimates for receipt in row.receipts))
+
+    @property
+    def critical(self) -> float:
+        """Half the width of an interval in standard errors: a quantile of t or of the normal."""
+        tail = (1 - self.level) / 2
+        return -float(special.ndtri(tail) if self.test == "z" else special.stdtrit(self.df, tail))
+
+
+@overload
+def pool(
+    yi: ArrayLike | Sequence[float | None],
+    vi: ArrayLike | Sequence[float | None],
+    *,
+    method: Method = "REML",
+    test: Test = "adhoc",
+    level: float = 0.95,
+    labels: Sequence[str] | None = None,
+    mods: None = None,
+) -> PooledResult: ...
+@overload
+def pool(
+    yi: ArrayLike | Sequence[float | None],
+    vi: ArrayLike | Sequence[float | None],
+    *,
+    method: Method = "REML",
+    test: Test = "adhoc",
+    level: float = 0.95,
+    labels: Sequence[str] | None = None,
+    mods: Mapping[str, Sequence[Any]] | ArrayLike,
+) -> RegressionResult: ...
+def pool(
+    yi: ArrayLike | Sequence[float | None],
+    vi: ArrayLike | Sequence[float | None],
+    *,
+    method: Method = "REML",
+    test: Test = "adhoc",
+    level: float = 0.95,
+    labels: Sequence[str] | None = None,
+    mods: Mapping[str, Sequence[Any]] | ArrayLike | None = None,
+) -> PooledResult | RegressionResult:
+    """Pool one meta-analysis.
+
+    Args:
+        yi: (K,) estimates on the analysis scale (log for ratios). None, NaN and infinities are rows to exclude.
+        vi: (K,) variances of the estimates, in squared units of yi.
+        method: ``FE``, or the estimator of tau2: DL, HE, HS, HSk, SJ, ML, REML, EB, PM, PMM.
+        test: ``z``, ``t`` (K - 1 df), ``knha`` (Knapp-Hartung), ``adhoc`` (Knapp-Hartung, never below the model).
+        level: coverage of every interval.
+        labels: (K,) names of the rows, used in messages and figures.
+        mods: moderators make it a meta-regression: see `coordinator.pooling.moderators.regress`.
+    Raises:
+        ParameterError: unknown method or test, level outside [0.5, 1), or arguments of different lengths.
+        EstimateRefusal: no row can be used.
+    Source: metafor's ``rma.uni``; DerSimonian and Laird 1986; Paule and Mandel 1982; Sidik and Jonkman 2005;
+        Knapp and Hartung 2003; Roever, Knapp and Friede 2015 (the ad hoc floor).
+
+    >>> result = pool([0.10, 0.30, 0.35, 0.65], [0.03, 0.03, 0.05, 0.01], labels=["A", "B", "C", "D"])
+    >>> round(result.beta, 3), round(result.tau2, 4), result.test, round(result.fixed.beta, 3)
+    (0.377, 0.0429, 'adhoc', 0.457)
+    """
+    if mods is not None:
+        from coordinator.pooling.moderators import regress
+
+        return regress(yi, vi, mods, method=method, test=test, level=level, labels=labels)
+    check(method, test, level)
+    keep, names, estimates, variances, excluded = usable(yi, vi, labels)
+    blank = PooledResult(
+        labels=tuple(names[i] for i in keep),
+        yi=tuple(estimates[keep].tolist()),
+        vi=tuple(variances[keep].tolist()),
+        excluded=excluded,
+        method=method,
+        test=test,
+        level=level,
+        beta=0.0,
+        se_model=1.0,
+        s2w=1.0,
+        tau2=0.0,
+        QE=0.0,
+        typical_v=1.0,
+        weights=(),
+    )
+    return _announce(_fit(blank, method=method, test=test))
+
+
+def pool_estimates(
+    estimates: Sequence[Estimate], *, method: Method = "REML", test: Test = "adhoc", level: float = 0.95
+) -> PooledResult:
+    """Pool the estimates of one term; a site that has none is listed with its own reason.
+
+    Args:
+        estimates: one per site, of one term on one scale; vi is sampling plus privacy noise.
+        method, test, level: as in `pool`.
+    Raises:
+        ParameterError: several terms or scales, or the same site twice in a wave.
+        EstimateRefusal: no estimate can be used.
+    """
+    check(method, test, level)
+    for what in ("term", "scale"):
+        values = sorted({str(getattr(row, what)) for row in estimates})
+        if len(values) > 1:
+            raise ParameterError(f"all estimates must share one {what}", given=", ".join(values))
+    seen = [(row.site, row.wave) for row in estimates]
+    if len(set(seen)) < len(seen):
+        raise ParameterError(
+            "each site may appear once per wave",
+            given=", ".join(sorted({site for site, _ in seen if sum(s == site for s, _ in seen) > 1})),
+            next_step="Pooling one site's persons twice would understate the error.",
+        )
+    waves = len({row.wave for row in estimates}) > 1
+    labels = [f"{row.site}, wave {row.wave}" if waves else row.site for row in estimates]
+    absent = {i: Excluded(labels[i], row.reason) for i, row in enumerate(estimates) if row.yi is None}
+    present = [i for i in range(len(estimates)) if i not in absent]
+    if not present:
+        raise _nothing_left(tuple(absent.values()))
+    chosen = [estimates[i] for i in present]
+    try:
+        result = pool(
+            [row.yi for row in chosen],
+            [row.vi for row in chosen],
+            method=method,
+            test=test,
+            level=level,
+            labels=[labels[i] for i in present],
+        )
+    except EstimateRefusal:
+        rejected = [Excluded(labels[i], _reason(estimates[i].yi, estimates[i].vi) or _UNLIKE) for i in present]
+        raise _nothing_left((*absent.values(), *rejected)) from None
+    used = dict(zip(labels, estimates, strict=True))
+    order = {label: i for i, label in enumerate(labels)}
+    notes = [note for note in result.notes if note not in _announcement(result)]
+    if waves and len({row.site for row in chosen}) < len(chosen):
+        notes.append("A site contributes more than one wave: the rows are not independent if they share persons.")
+    notes += _unheld(result, chosen)
+    return _announce(
+        replace(
+            result,
+            excluded=tuple(sorted((*absent.values(), *result.excluded), key=lambda row: order[row.label])),
+            notes=tuple(notes),
+            term=estimates[0].term,
+            scale=estimates[0].scale,
+            estimates=tuple(used[label] for label in result.labels),
+        )
+    )
+
+
+def _unheld(result: PooledResult, estimates: Sequence[Estimate]) -> list[str]:
+    """What the estimates say that no interval holds, each sentence once; and the bias of their flows, in figures."""
+    said: dict[str, list[str]] = {}
+    for row in estimates:
+        for sentence in row.warnings:
+            said.setdefault(sentence, []).append(row.site)
+    notes = [s if len(who) == len(estimates) else f"{', '.join(who)}: {s}" for s, who in said.items()]
+    if len(estimates) == result.k:
+        weights = np.array(result.weights) / 100
+        lost = float(weights @ np.abs([row.attenuation * (row.yi or 0.0) for row in estimates]))
+        if lost > TOO_MUCH * result.se:
+            notes.append(
+                f"Flows were measured to draw such an answer towards zero by about {lost / result.se:.1f} standard "
+                "errors of the pooled estimate; the flow's bias is not in this interval."
+            )
+    return notes
+
+
+def leave_one_out(result: PooledResult) -> tuple[tuple[str, PooledResult], ...]:
+    """Refit without each row in turn: ``(label left out, result)``, K pairs; none when K = 1.
+
+    >>> rows = leave_one_out(pool([0.1, 0.3, 0.6], [0.03, 0.03, 0.01], method="DL", labels=["A", "B", "C"]))
+    >>> [(label, round(row.beta, 2)) for label, row in rows]
+    [('A', 0.48), ('B', 0.37), ('C', 0.2)]
+    """
+    if result.k == 1:
+        return ()
+    everyone = range(result.k)
+    return tuple((result.labels[i], _subset(result, [j for j in everyone if j != i])) for i in everyone)
+
+
+def ordered(result: PooledResult, by: str) -> PooledResult:
+    """The same result with its rows by ``name``, ``estimate`` (lowest first) or ``weight`` (heaviest first).
+
+    Raises: ParameterError: another order.
+
+    >>> ordered(pool([0.5, 0.1, 0.3], [0.1, 0.2, 0.3], labels=["B", "C", "A"]), "estimate").labels
+    ('C', 'A', 'B')
+    """
+    keys: dict[str, Sequence[Any]] = {"name": result.labels, "estimate": result.yi}
+    keys["weight"] = [-weight for weight in result.weights]
+    if by not in keys:
+        raise ParameterError(f"rows must be sorted by one of {', '.join(keys)}", given=repr(by))
+    rows = sorted(range(result.k), key=lambda i: keys[by][i])
+    return replace(
+        result,
+        labels=tuple(result.labels[i] for i in rows),
+        yi=tuple(result.yi[i] for i in rows),
+        vi=tuple(result.vi[i] for i in rows),
+        weights=tuple(result.weights[i] for i in rows),
+        estimates=tuple(result.estimates[i] for i in rows) if result.estimates else (),
+    )
+
+
+def cumulative(result: PooledResult, order: Sequence[int] | None = None) -> tuple[tuple[str, PooledResult], ...]:
+    """Refit as rows arrive: ``(label added, result so far)``, K pairs.
+
+    Args:
+        result: any pooled result; its method, test and level are kept.
+        order: (K,) row positions from 0; by default the order of the result.
+    Raises: ParameterError: order is not a permutation of the rows.
+    """
+    arrival = list(range(result.k)) if order is None else [int(i) for i in order]
+    if sorted(arrival) != list(range(result.k)):
+        raise ParameterError("order must name every row once", given=f"{arrival}")
+    return tuple((result.labels[row], _subset(result, arrival[: i + 1])) for i, row in enumerate(arrival))
+
+
+# -- many at once ------------------------------------------------------------------------------------------
+@dataclass(frozen=True, kw_only=True)
+class ManyResults:
+    """What pooling B meta-analyses in one call gave: each array is (B,), in the units and names of `PooledResult`.
+
+    Attributes:
+        k: rows used; rows without an estimate or a usable variance are left out of each.
+        reasons: empty, or why a meta-analysis has no result; its numbers are then NaN.
+    """
+
+    method: Method
+    test: Test
+    level: float
+    k: NDArray[np.int64]
+    beta: Array
+    se: Array
+    zval: Array
+    pval: Array
+    ci_lb: Array
+    ci_ub: Array
+    tau2: Array
+    I2: Array
+    H2: Array
+    QE: Array
+    QEp: Array
+    s2w: Array
+    reasons: tuple[str, ...]
+
+
+def pool_many(
+    yi: ArrayLike, vi: ArrayLike, *, method: Method = "REML", test: Test = "adhoc", level: float = 0.95
+) -> ManyResults:
+    """Pool B meta-analyses at once: as `pool` on each, without the notes.
+
+    Args:
+        yi, vi: (B, K); NaN where a meta-analysis has fewer than K rows.
+        method, test, level: as in `pool`. With one row the test is ``z``; where ``knha`` would have no width, its
+            ad hoc floor is used.
+    Raises: ParameterError: as `pool`, or another shape.
+
+    >>> result = pool_many([[0.1, 0.3, 0.9], [0.2, 0.2, np.nan]], [[0.02, 0.03, 0.02], [0.1, 0.1, np.nan]])
+    >>> result.beta.round(3).tolist(), result.k.tolist()
+    ([0.436, 0.2], [3, 2])
+    """
+    check(method, test, level)
+    y, v = np.asarray(yi, dtype=float), np.asarray(vi, dtype=float)
+    if y.ndim != 2 or y.shape != v.shape:
+        raise ParameterError("yi and vi must be tables of one shape (B, K)", given=f"{y.shape} and {v.shape}")
+    good = np.isfinite(y) & np.isfinite(v)
+    with np.errstate(invalid="ignore"):
+        good &= (v >= _SMALLEST_VARIANCE) & (v <= _LARGEST_VARIANCE) & (np.abs(y) <= _LARGEST_ESTIMATE)
+        good &= np.sqrt(np.maximum(v, 0)) > 8 * np.finfo(float).eps * np.abs(y)
+    good &= ~_unlike(y, v, good)
+    count = good.sum(axis=1)
+    order = np.argsort(~good, axis=1, kind="stable")  # usable rows first, in their order
+    y, v = np.take_along_axis(y, order, 1), np.take_along_axis(v, order, 1)
+    names = ("beta", "se", "zval", "pval", "ci_lb", "ci_ub", "tau2", "I2", "H2", "QE", "QEp", "s2w")
+    columns = {name: np.full(len(y), np.nan) for name in names}
+    for k in np.unique(count):
+        if k == 0:
+            continue
+        rows = np.flatnonzero(count == k)
+        for name, values in _many(y[rows, :k], v[rows, :k], method, test, level).items():
+            columns[name][rows] = values
+    reasons = tuple("" if k else "no row can be used" for k in count)
+    return ManyResults(method=method, test=test, level=level, k=count, reasons=reasons, **columns)
+
+
+def _many(y: Array, v: Array, method: Method, test: Test, level: float) -> dict[str, Array]:
+    k, rows = v.shape[1], len(v)
+    df, tail = k - 1, (1 - level) / 2
+    tau2 = estimate_tau2(y, v, method)[0] if df else np.zeros(rows)
+    model = fit(y, v, tau2)
+    beta, se = model.beta[:, 0], np.sqrt(model.vcov[:, 0, 0])
+    s2w = model.Q / df if df else np.ones(rows)
+    q = fit(y, v).Q if df else np.zeros(rows)
+    typical = typical_v(v) if df else v[:, 0]
+    if test in ("knha", "adhoc") and df:
+        noise = 8 * np.finfo(float).eps * np.abs(y).max(axis=1)
+        floor = (test == "adhoc") | (se * np.sqrt(s2w) <= noise)
+        se = se * np.sqrt(np.where(floor, np.maximum(s2w, 1.0), s2w))
+    normal = test == "z" or not df
+    critical = -float(special.ndtri(tail) if normal else special.stdtrit(df, tail))
+    zval = beta / se
+    fe = method == "FE"
+    with np.errstate(divide="ignore", invalid="ignore"):
+        share = np.where(q > 0, np.maximum(0.0, 1 - df / q), 0.0) if fe else tau2 / (tau2 + typical)
+    return {
+        "beta": beta,
+        "se": se,
+        "zval": zval,
+        "pval": 2 * (special.ndtr(-np.abs(zval)) if normal else special.stdtr(df, -np.abs(zval))),
+        "ci_lb": beta - critical * se,
+        "ci_ub": beta + critical * se,
+        "tau2": tau2,
+        "I2": 100 * share,
+        "H2": (q / df if df else np.ones(rows)) if fe else tau2 / typical + 1,
+        "QE": q,
+        "QEp": special.chdtrc(df, q) if df else np.ones(rows),
+        "s2w": s2w,
+    }
+
+
+# -- arguments, checked once -------------------------------------------------------------------------------
+def check(method: str, test: str, level: float) -> None:
+    """Refuse an unknown method or test, or a level outside [0.5, 1), with a ParameterError."""
+    if method not in get_args(Method):
+        raise ParameterError(f"method must be one of {', '.join(get_args(Method))}", given=repr(method))
+    if test not in get_args(Test):
+        raise ParameterError(f"test must be one of {', '.join(get_args(Test))}", given=repr(test))
+    check_level(level)
+
+
+def check_level(level: float) -> None:
+    """Refuse a coverage outside [0.5, 1) with a ParameterError."""
+    if not 0 < level < 1:
+        raise ParameterError("level must be in (0, 1)", given=f"{level}", next_step="A 95 % interval is 0.95.")
+    if level < _LEAST_LEVEL:  # far below, an interval has no width that a number could show
+        raise ParameterError(
+            f"level must be at least {_LEAST_LEVEL}", given=f"{level}", next_step="A 95 % interval is 0.95."
+        )
+
+
+def usable(
+    yi: ArrayLike | Sequence[float | None], vi: ArrayLike | Sequence[float | None], labels: Sequence[str] | None
+) -> tuple[list[int], list[str], Array, Array, tuple[Excluded, ...]]:
+    """Positions of the rows that can be pooled, all names, estimates and variances, and the others with reasons.
+
+    Raises: ParameterError: lengths that differ, or no numbers; EstimateRefusal: no row can be used.
+    """
+    estimates, variances = _vector(yi, "yi"), _vector(vi, "vi")
+    if len(estimates) != len(variances):
+        raise ParameterError("yi and vi must have the same length", given=f"{len(estimates)} and {len(variances)}")
+    names = [f"study {i + 1}" for i in range(len(estimates))] if labels is None else [str(name) for name in labels]
+    if len(names) != len(estimates):
+        raise ParameterError("labels must name every row", given=f"{len(names)} labels for {len(estimates)} rows")
+    reasons = [_reason(y, v) for y, v in zip(estimates, variances, strict=True)]
+    sound = np.array([not reason for reason in reasons], dtype=bool)
+    if sound.sum() > 1:
+        odd = _unlike(estimates[None], variances[None], sound[None])[0]
+        reasons = [_UNLIKE if apart else reason for apart, reason in zip(odd, reasons, strict=True)]
+    keep = [i for i, reason in enumerate(reasons) if not reason]
+    excluded = tuple(Excluded(names[i], reason) for i, reason in enumerate(reasons) if reason)
+    if not keep:
+        raise _nothing_left(excluded)
+    return keep, names, estimates, variances, excluded
+
+
+# -- one fit -----------------------------------------------------------------------------------------------
+def _fit(rows: PooledResult, *, method: Method, test: Test) -> PooledResult:
+    """Fit the rows of `rows`; its other numbers are ignored."""
+    y, v = np.array(rows.yi), np.array(rows.vi)
+    k, tau2, several = len(y), 0.0, False
+    if k > 1:
+        found, more = estimate_tau2(y, v, method)
+        tau2, several = float(found), bool(more)
+    model = fit(y, v, np.array(tau2))
+    result = replace(
+        rows,
+        method=method,
+        test=test,
+        beta=float(model.beta[0]),
+        se_model=math.sqrt(float(model.vcov[0, 0])),
+        s2w=float(model.Q) / (k - 1) if k > 1 else 1.0,
+        tau2=tau2,
+        QE=float(fit(y, v).Q) if k > 1 else 0.0,
+        typical_v=float(typical_v(v)) if k > 1 else float(v[0]),
+        weights=tuple((100 * model.hat).tolist()),
+        notes=(),
+    )
+    notes = []
+    if k == 1:
+        result = replace(result, test="z")
+    elif test == "knha" and _collapses(result):
+        result = replace(result, test="adhoc")
+        notes.append("Knapp-Hartung would give an interval without width: its ad hoc floor is used.")
+    if several:
+        notes.append("The likelihood of τ² has more than one maximum; the highest is reported.")
+    return replace(result, notes=tuple(_notes(result) + notes))
+
+
+def _i2(tau2: float, typical: float) -> float:
+    return 100 * tau2 / (tau2 + typical)
+
+
+def _h2(tau2: float, typical: float) -> float:
+    return tau2 / typical + 1
+
+
+def _notes(result: PooledResult) -> list[str]:
+    notes = []
+    if result.k == 1:
+        return [f"Only {result.labels[0]} has an estimate: nothing was pooled, this is its own result."]
+    if result.k == 2:
+        notes.append("Two sites cannot tell how sites vary: read fixed and random effects side by side.")
+    elif result.k < _FEW and result.method != "FE":
+        notes.append(f"With {result.k} sites τ² and the prediction interval are approximate.")
+    heaviest = int(np.argmax(result.weights))
+    if result.weights[heaviest] > max(_DOMINANT, 150 / result.k):  # of two sites one always has half
+        share = f"{result.weights[heaviest]:.0f} %"
+        notes.append(f"{result.labels[heaviest]} carries {share} of the weight: this is mostly its answer.")
+    if result.method == "FE":
+        return notes
+    if result.test == "knha" and result.s2w < 1:
+        notes.append("The Knapp-Hartung interval is narrower than the model's; test adhoc does not allow that.")
+    if result.I2 > _HETEROGENEOUS:
+        notes.append(f"Sites differ strongly (I² {result.I2:.0f} %): the pooled value describes an average site only.")
+    least = float(special.chdtri(result.df, (1 + result.level) / 2))
+    if least > result.QE:
+        notes.append("Sites agree more closely than their variances allow: the interval of τ² is empty.")
+    return notes
+
+
+def _announcement(result: PooledResult) -> tuple[str, ...]:
+    if not result.excluded:
+        return ()
+    total = len(result.excluded) + result.k
+    return (f"{len(result.excluded)} of {total} rows are excluded; each is listed with its reason.",)
+
+
+def _announce(result: PooledResult) -> PooledResult:
+    return replace(result, notes=_announcement(result) + result.notes)
+
+
+def _subset(result: PooledResult, rows: list[int]) -> PooledResult:
+    chosen = replace(
+        result,
+        labels=tuple(result.labels[i] for i in rows),
+        yi=tuple(result.yi[i] for i in rows),
+        vi=tuple(result.vi[i] for i in rows),
+        excluded=(),
+        estimates=tuple(result.estimates[i] for i in rows) if result.estimates else (),
+    )
+    return _fit(chosen, method=result.method, test=result.test)
+
+
+def _collapses(result: PooledResult) -> bool:
+    """Whether the residuals are rounding noise, so that the Knapp-Hartung interval would have no width."""
+    noise = 8 * float(np.finfo(float).eps) * max(abs(y) for y in result.yi)
+    return bool(result.se_model * math.sqrt(result.s2w) <= noise)
+
+
+def _reason(y: float | None, v: float | None) -> str:
+    """Why a row cannot be pooled; empty when it can."""
+    if y is None or math.isnan(y):
+        return "the estimate is missing"
+    if math.isinf(y):
+        return "no finite estimate at this site"
+    if v is None or math.isnan(v) or math.isinf(v):
+        return "the variance is missing or infinite"
+    if v <= 0:
+        return "the variance is negative" if v < 0 else "the variance is zero"
+    if abs(y) > _LARGEST_ESTIMATE or not _SMALLEST_VARIANCE <= v <= _LARGEST_VARIANCE:
+        return "the estimate or its variance is beyond any effect measure"
+    if math.sqrt(v) <= 8 * np.finfo(float).eps * abs(y):
+        return "the standard error is below the rounding error of the estimate"
+    return ""
+
+
+def _unlike(y: Array, v: Array, good: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """(B, K) which of the `good` rows are of another order of magnitude than the median of theirs.
+
+    Of two rows the smaller one is the median: what a site reports in another unit by mistake is rarely too small.
+    """
+    out = np.zeros(good.shape, dtype=bool)
+    size = np.sqrt(np.where(good, v, np.nan))
+    place = np.where(good, y, np.nan)
+    with np.errstate(invalid="ignore"):
+        top, bottom = np.where(good, size, 0.0).max(-1, initial=0), np.where(good, size, np.inf).min(-1, initial=np.inf)
+        reach = np.where(good, np.abs(y), 0.0).max(-1, initial=0)
+        asked = np.flatnonzero((good.sum(-1) > 1) & ((top > _MOST_UNLIKE * bottom) | (reach > _FARTHEST / 2 * bottom)))
+        if not len(asked):
+            return out
+        middle = (good[asked].sum(-1) - 1) // 2
+        each = np.arange(len(asked))
+        usual = np.sort(size[asked], axis=-1)[each, middle][:, None]
+        centre = np.sort(place[asked], axis=-1)[each, middle][:, None]
+        off = (size[asked] > _MOST_UNLIKE * usual) | (size[asked] * _MOST_UNLIKE < usual)
+        off |= np.abs(place[asked] - centre) > _FARTHEST * usual
+    out[asked] = off & good[asked]
+    return out
+
+
+def _nothing_left(excluded: tuple[Excluded, ...]) -> EstimateRefusal:
+    listed = "; ".join(f"{row.label}: {row.reason}" for row in excluded) or "no rows"
+    return EstimateRefusal(
+        "at least one site must have a usable estimate",
+        given=listed,
+        next_step="Ask for a simpler model, or wait for more releases.",
+    )
+
+
+def _vector(values: ArrayLike | Sequence[float | None], name: str) -> Array:
+    try:
+        vector = np.asarray(values, dtype=float)
+    except (TypeError, ValueError):
+        raise ParameterError(f"{name} must hold numbers", given="something else") from None
+    if vector.ndim != 1:
+        raise ParameterError(f"{name} must have one dimension", given=f"shape {vector.shape}")
+    return vector

@@ -1,0 +1,624 @@
+"""The Analysis service: what an analyst may ask over the network, and nothing that reaches a site.
+
+Every answer comes from `coordinator.answers.queries`; this module decides who may have it, how often, and keeps what
+was given. A call goes through the same gates in the same order: its size (before it is read), its token, the token's
+rate, its form, the token's studies, the role. A study that the token is not for is refused with the same words as one
+that does not exist, before anything of it is looked at.
+
+An answer is one JSON document whose id is the hash of all that it depends on: the releases in force, those withdrawn,
+the question, the plan and the versions of the code. So the same question to the same releases is computed once,
+however many ask it at once, and a new release makes a new answer without anything being thrown away. Whether an old
+answer is stale is never written into it: that is said when it is explained.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import functools
+import io
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary
+
+from coordinator.answers import queries
+from coordinator.answers.curves import curves
+from coordinator.services.analysts import PAGE, Analyst, Analysts, Asked
+from coordinator.store.store import Release, Store, remember
+from shared.base.canonical import canonical_json, parse_json, sha256_hex
+from shared.errors import AccessRefusal, EstimateRefusal, PolicyRefusal, RateRefusal, Refusal, RoleRefusal, StateRefusal
+from shared.mechanisms.base import Answering
+from shared.plans.plan import StudyPlan
+from shared.privacy.stated import all_given
+from shared.releases.synthetic import versions
+from shared.terminal import plain
+from shared.wire.messages import (
+    CHUNK_BYTES,
+    DescribeRequest,
+    Document,
+    ExplainRequest,
+    LogRequest,
+    QueryRequest,
+    ReleasesRequest,
+    RowsChunk,
+    RowsRequest,
+    StudiesRequest,
+)
+from shared.wire.transport import MESSAGE_CAP, Call, Handler
+
+if TYPE_CHECKING:
+    from shared.estimands.questions import Estimand
+
+__all__ = ["LONGEST", "REQUEST_CAP", "WAITING", "AnalysisService"]
+
+REQUEST_CAP = 64 << 10
+LONGEST = 300.0
+WAITING = 64
+PATIENCE = 30.0  # seconds that a question waits for a free place
+ASKING, DOWNLOADS = ("analyst", "lead"), ("lead", "auditor")
+KEPT = 512  # letters of a refused formula that the record keeps
+LABEL = b"privatised rows, not patient records"
+
+
+class AnalysisService:
+    """What analysts are answered. Safe for many threads.
+
+    Args:
+        store: the coordinator's store.
+        rate: questions a minute that one token may ask for long; 0 for no limit.
+        burst: questions that it may ask at once after a pause.
+        at_once: questions that are computed at the same time; further ones wait.
+        today: gives the UTC date.
+        clock: gives seconds that only grow.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        rate: int = 600,
+        burst: int = 100,
+        at_once: int = 1,
+        today: Callable[[], dt.date],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._store, self._analysts = store, Analysts(store)
+        self._today = today
+        self._rate = _Rate(rate / 60, burst, clock)
+        self._places = threading.BoundedSemaphore(at_once)
+        self._turns: WeakValueDictionary[str, _Turn] = WeakValueDictionary()
+        self._guard = threading.Lock()
+        self._kept = queries.Kept()
+        self._missing: OrderedDict[str, dict[str, float]] = OrderedDict()
+        self._holdings: OrderedDict[tuple[str, int, int | None, bool, int], queries.Holding] = OrderedDict()
+
+    @property
+    def handlers(self) -> Mapping[str, Handler]:
+        """One function per method of the service."""
+        return {
+            "Studies": self.studies,
+            "Describe": self.describe,
+            "Releases": self.releases,
+            "Query": self.query,
+            "Rows": self.rows,
+            "Explain": self.explain,
+            "Log": self.log,
+        }
+
+    # -- who may ------------------------------------------------------------------------------------------------
+    def identify(self, token: str) -> Analyst:
+        """Whose token this is, when it may ask now. Raises: AccessRefusal, RateRefusal."""
+        who = self._analysts.identify(token, today=self._today())
+        self._rate.take(who.serial)
+        return who
+
+    def _for(self, call: Call, study: str, roles: tuple[str, ...] = ()) -> Analyst:
+        """The caller, when its token is for the study and its role may do this. Raises: AccessRefusal, RoleRefusal."""
+        who = call.peer
+        assert isinstance(who, Analyst)
+        if study not in who.studies:
+            raise AccessRefusal(
+                "the study must be one that the token is for",
+                given=repr(study),
+                next_step=f"Yours: {', '.join(who.studies)}.",
+            )
+        if roles and who.role not in roles:
+            raise RoleRefusal(f"the role must be {' or '.join(roles)}", given=who.role)
+        return who
+
+    # -- what there is ------------------------------------------------------------------------------------------
+    def studies(self, call: Call, request: StudiesRequest) -> Document:
+        """The studies of the token: sites, waves, persons, postures, planned analyses."""
+        who = call.peer
+        assert isinstance(who, Analyst)
+        known = {stored.plan.study for stored in self._store.plans()}
+        told = [self._study(study) for study in who.studies if study in known]
+        return _document({"analyst": who.site, "role": who.role, "studies": told})
+
+    def _study(self, study: str) -> dict[str, Any]:
+        plan = self._store.plan(study).plan
+        releases = self._store.releases(study)
+        paid: dict[str, list[tuple[float | None, str]]] = {}
+        for release in self._store.releases(study, withdrawn=True):
+            paid.setdefault(release.site, []).append((release.receipt.stated_epsilon, release.receipt.given))
+        sites: dict[str, dict[str, Any]] = {}
+        for release in releases:
+            facts = sites.setdefault(release.site, {"waves": [], "n": {}})
+            facts["waves"].append(release.wave)
+            facts["n"][str(release.wave)] = release.n
+            receipt = release.receipt
+            facts |= {"posture": receipt.posture, "study_epsilon": receipt.stated_study_epsilon}
+            # What a withdrawn release took as given, the study's total still does.
+            facts["epsilon_given"] = (
+                all_given(paid[release.site]) if receipt.stated_epsilon is not None else receipt.given
+            )
+        return {
+            "study": study,
+            "title": plan.title,
+            "purpose": plan.purpose,
+            "version": plan.version,
+            "plan_hash": plan.hash,
+            "posture": plan.posture,
+            "returning": plan.returning,
+            "waves": [wave.number for wave in plan.waves],
+            "delivered": sorted({release.wave for release in releases}),
+            "sites": sites,
+            "last_day": max((release.accepted_day for release in releases), default=None),
+            "estimands": dict(plan.estimands),
+            "row_download": plan.row_download,
+            "note": "Rows are privatised, not patient records.",
+        }
+
+    def describe(self, call: Call, request: DescribeRequest) -> Document:
+        """The dictionary with the share of missing values per site, in its newest release.
+
+        Raises: ParameterError (no such column: the nearest ones, and which sites lack it).
+        """
+        self._for(call, request.study)
+        plan = self._store.plan(request.study).plan
+        columns = [column for column in plan.dictionary.released if request.column in ("", column.name)]
+        if not columns:
+            raise queries.no_column(plan, request.column, queries.lacking(self._store, request.study, request.column))
+        newest = {release.site: release for release in self._store.releases(request.study)}
+        with self._place():
+            shares = {site: self._shares(release) for site, release in sorted(newest.items())}
+            holds = {
+                site: self._store.plan(release.study, release.plan_version).plan.dictionary.names
+                for site, release in sorted(newest.items())
+            }
+        told = []
+        for column in columns:
+            facts = {
+                name: getattr(column, name)
+                for name in ("name", "kind", "label", "unit", "lower", "upper", "levels", "missing", "decimals")
+            }
+            told.append(
+                {
+                    **facts,
+                    "missing_share": {s: row[column.name] for s, row in shares.items() if column.name in row},
+                    "lacking": [site for site, names in holds.items() if column.name not in names],
+                }
+            )
+        return _document({"study": request.study, "version": plan.version, "columns": told})
+
+    def _shares(self, release: Release) -> dict[str, float]:
+        """Column to the share of its values that are missing; of the last few hundred releases from memory."""
+        with self._guard:
+            known = self._missing.get(release.bundle_sha256)
+        if known is None:
+            table = self._store.table(release)
+            plan = self._store.plan(release.study, release.plan_version).plan
+            if isinstance(plan.release, Answering):
+                import numpy as np
+
+                figures = [(table, release.receipt.n)]
+                try:
+                    [table] = plan.release.synthetic(plan, figures, draws=1, rng=np.random.default_rng(0))
+                except EstimateRefusal:  # densities hold no rows: what is missing is not known column by column
+                    table = table.iloc[:0, :0]
+            known = {str(name): float(share) for name, share in table.isna().mean().items()}
+            with self._guard:
+                self._missing[release.bundle_sha256] = known
+                while len(self._missing) > 512:
+                    self._missing.popitem(last=False)
+        return known
+
+    def releases(self, call: Call, request: ReleasesRequest) -> Document:
+        """Every release with its receipt; withdrawn ones are named, and answer nothing."""
+        self._for(call, request.study)
+        found = self._store.releases(request.study, withdrawn=True)
+        there = any(not release.withdrawn for release in found)
+        parts = queries.holding(self._store, request.study).parts if there else {}
+        versions = sorted({release.plan_version for releases in parts.values() for release in releases})
+        return _document(
+            {
+                "study": request.study,
+                "releases": [_release(release) for release in found],
+                # What a site's table is made of now, and under which plans: who may have its rows can fit to them.
+                "held": {site: [one.release_id for one in releases] for site, releases in parts.items()},
+                "plans": {f"{v}": self._store.plan(request.study, v).plan.to_canonical() for v in versions},
+            }
+        )
+
+    # -- questions ----------------------------------------------------------------------------------------------
+    def query(self, call: Call, request: QueryRequest) -> Document:
+        """Answer one question, from what was kept if it was asked before; a line of the record either way.
+
+        A question that is refused is a line as well, with its code; one that is not for this token is none.
+        Raises: AccessRefusal, RoleRefusal, RateRefusal, and what `coordinator.answers.queries.ask` raises.
+        """
+        who = self._for(call, request.study)
+        try:
+            if who.role not in ASKING:
+                raise RoleRefusal(f"the role must be {' or '.join(ASKING)}", given=who.role)
+            return self._answered(who, call, request)
+        except Exception as caught:
+            # A look that gave no number was a look all the same: the paper counts it apart.
+            refusal = caught if isinstance(caught, Refusal) else Refusal("The coordinator could not answer")
+            self._analysts.note(
+                who,
+                study=request.study,
+                kind="refused",
+                subject=refusal.code,
+                question=_tried(request, refusal),
+                label=request.label,
+                today=self._today(),
+            )
+            raise
+
+    def _answered(self, who: Analyst, call: Call, request: QueryRequest) -> Document:
+        study, plan = request.study, self._store.plan(request.study).plan
+        question = queries.question(request.kind, request.formula, request.options)
+        found, _ = queries.resolve(plan, question, lack=lambda name: queries.lacking(self._store, study, name))
+        held = self._held(plan, request.wave, request.as_of, request.combine)
+        rests, gone = dict(held.rests), [stone.bundle_sha256 for stone in held.withdrawn]
+        maps: dict[str, str] = {}
+        if request.harmonise:
+            from coordinator.answers.harmonise import beside
+
+            maps = {"harmonised": request.harmonise, "to": request.to, "densities": request.densities or beside(study)}
+            self._for(call, maps["densities"])
+            drawn = self._held(self._store.plan(maps["densities"]).plan, 0, None, combine=False)
+            rests |= drawn.rests
+            gone += [stone.bundle_sha256 for stone in drawn.withdrawn]
+        asked: dict[str, Any] = {
+            "estimand": str(found),
+            "term": request.term,
+            "method": request.method,
+            "test": request.test,
+        }
+        asked |= {"level": request.level, "wave": held.wave, "as_of": request.as_of, "combine": request.combine}
+        state = {"used": rests, "withdrawn": gone, "revisions": plain(held.revisions)}
+        made_by = {"plan": plan.hash, "code": versions()}
+        result_id = sha256_hex(canonical_json({"study": study, "question": asked | maps, **state, **made_by}))[:32]
+        call.digest = result_id
+
+        def line(told: Mapping[str, Any]) -> dict[str, Any]:
+            return {
+                "study": study,
+                "kind": "query",
+                "subject": result_id,
+                "question": {**told["asked"], "beta": told["pooled"]["beta"], "rests_on": _set_hash(rests)},
+                "label": request.label,
+                "planned": told["planned"] or "",
+                "today": self._today(),
+            }
+
+        # The record is written before the answer leaves: no number is seen that does not stand in it.
+        with self._turn(result_id):
+            data = self._analysts.answer(study, result_id)
+            if data is None:
+                how: dict[str, Any] = {"held": held, "kept": self._kept, "term": request.term, "level": request.level}
+                how |= {"method": request.method, "test": request.test}  # checked where they are used
+                with self._place():
+                    if maps:
+                        told, answer, used = self._harmonised(study, found, maps, how)
+                    else:
+                        answer = queries.ask(self._store, study, held.wave, found, **how)
+                        told, used = {"asked": answer.asked, **answer.document}, answer.used
+                    told = self._told(answer, told, result_id, plan, used, rests)
+                saved = functools.partial(
+                    remember,
+                    study=study,
+                    wave=answer.wave,
+                    kind="analysis",
+                    question=told["asked"],
+                    used=used,
+                    numbers=answer.numbers,
+                    today=self._today(),
+                )
+                return Document(json=self._analysts.give(who, canonical_json(told), beside=saved, **line(told)))
+        self._analysts.note(who, **line(parse_json(data, cap=MESSAGE_CAP)))
+        return Document(json=data)
+
+    def _harmonised(
+        self, study: str, question: Estimand, maps: Mapping[str, str], how: Mapping[str, Any]
+    ) -> tuple[dict[str, Any], queries.Answer, dict[str, str]]:
+        """The document, the answer as released that stands in it, and the bundles of both studies."""
+        from coordinator.answers.harmonise import harmonised
+
+        seen = harmonised(
+            self._store, study, maps["harmonised"], to=maps["to"], source=maps["densities"], estimand=question, **how
+        )
+        return {"asked": seen.asked, **seen.document}, seen.answer, {**seen.answer.used, **seen.used}
+
+    def _told(
+        self,
+        answer: queries.Answer,
+        document: Mapping[str, Any],
+        result_id: str,
+        plan: StudyPlan,
+        used: Mapping[str, str],
+        rests: Mapping[str, str],
+    ) -> dict[str, Any]:
+        provenance = {
+            "bundles": used,
+            "rests_on": rests,
+            "receipts": sorted({source.receipt for source in answer.sources}),
+            "plan": {"version": plan.version, "hash": plan.hash},
+            "code": versions(),
+        }
+        told = {"result": result_id, **document, "provenance": provenance}
+        if answer.estimand.startswith("km("):
+            told["curves"] = self._curves(answer)
+        return dict(plain(told))
+
+    def _curves(self, answer: queries.Answer) -> dict[str, Any] | None:
+        """The curves behind the one time that was asked about, read off at public times; None where no site has one."""
+        try:
+            made = curves(
+                self._store,
+                answer.study,
+                answer.wave,
+                answer.estimand,
+                as_of=answer.as_of,
+                combine=answer.combined,
+                level=answer.result.level,
+            )
+        except EstimateRefusal:
+            return None
+        if made.used != answer.used:
+            raise queries.moved()
+        names = ("title", "axis", "event", "left_out", "curves")
+        return {**{name: getattr(made, name) for name in names}, "note": made.provenance}
+
+    def _held(self, plan: StudyPlan, wave: int, as_of: int | None, combine: bool) -> queries.Holding:
+        """`queries.holding`, from memory as long as the log has not grown: nothing it tells can have changed."""
+        place = (plan.hash, wave, as_of, combine, self._store.entries())
+        with self._guard:
+            known = self._holdings.get(place)
+        if known is None:
+            known = queries.holding(self._store, plan.study, wave, as_of=as_of, combine=combine)
+            with self._guard:
+                self._holdings[place] = known
+                while len(self._holdings) > 256:
+                    self._holdings.popitem(last=False)
+        return known
+
+    def explain(self, call: Call, request: ExplainRequest) -> Document:
+        """All that stands behind a result, who asked for it, and why it is stale, if it is. Raises: StateRefusal."""
+        self._for(call, request.study)
+        result_id = self._analysts.result_id(request.study, request.result_id)
+        data = self._analysts.answer(request.study, result_id) if result_id else None
+        if result_id is None or data is None:
+            raise StateRefusal(
+                "the result must have been given in this study", given=repr(request.result_id), next_step="See log."
+            )
+        told = parse_json(data, cap=MESSAGE_CAP)
+        used = told["provenance"]["bundles"]
+        studies = [request.study, *([told["asked"]["densities"]] if "densities" in told["asked"] else [])]
+        releases = [
+            _release(release)
+            for study in studies
+            for release in self._store.releases(study, withdrawn=True)
+            if release.bundle_sha256 in used
+        ]
+        version = told["provenance"]["plan"]["version"]
+        return _document(
+            {
+                "result": result_id,
+                "answer": told,
+                "stale": self._stale(request.study, told["asked"], told["provenance"]),
+                "releases": releases,
+                "plan": self._store.plan(request.study, version).plan.to_canonical(),
+                "asked_by": self._record(request.study, subject=result_id),
+            }
+        )
+
+    def _stale(self, study: str, asked: Mapping[str, Any], provenance: Mapping[str, Any]) -> list[str]:
+        """Why the same question would be answered from other releases today, in sentences."""
+        used, rests = provenance["bundles"], provenance.get("rests_on", provenance["bundles"])
+        gone = {
+            stone.bundle_sha256: stone
+            for one in (study, asked.get("densities", study))
+            for stone in self._store.withdrawals(one)
+        }
+        why = [
+            f"{site} has withdrawn its release of wave {gone[digest].wave}"
+            for digest, site in sorted(used.items(), key=lambda item: item[1])
+            if digest in gone
+        ]
+        now_used, now_rests = self._now(study, asked)
+        why += [
+            f"a release of {site} was replaced by a later one"
+            for digest, site in sorted(used.items(), key=lambda item: item[1])
+            if digest not in now_used and digest not in gone
+        ]
+        why += [f"{site} has delivered since" for digest, site in sorted(now_rests.items()) if digest not in rests]
+        return why
+
+    def _now(self, study: str, asked: Mapping[str, Any]) -> tuple[dict[str, str], dict[str, str]]:
+        """The bundles that the same question would be answered from today, and all that it would depend on."""
+        now = self._held(self._store.plan(study).plan, asked["wave"], asked["as_of"], asked["combined"])
+        if "densities" not in asked:
+            return now.used, now.rests
+        try:
+            maps = self._held(self._store.plan(asked["densities"]).plan, 0, None, combine=False)
+        except EstimateRefusal:  # none is left
+            return now.used, now.rests
+        return {**now.used, **maps.used}, {**now.rests, **maps.rests}
+
+    # -- the record ---------------------------------------------------------------------------------------------
+    def log(self, call: Call, request: LogRequest) -> Document:
+        """The record of a study: every question, answered or refused. Downloads are shown to leads and auditors."""
+        who = self._for(call, request.study)
+        lines = self._analysts.record(request.study, after=request.after)
+        last = lines[-1].number if len(lines) == PAGE else None
+        shown = [line for line in lines if line.kind != "rows" or who.role in DOWNLOADS]
+        return _document({"study": request.study, "lines": self._lines(request.study, shown), "next": last})
+
+    def _record(self, study: str, *, subject: str) -> list[dict[str, Any]]:
+        return self._lines(study, self._analysts.record(study, subject=subject))
+
+    def _lines(self, study: str, lines: Iterable[Asked]) -> list[dict[str, Any]]:
+        """Lines as plain values; a question that would be answered from other releases today is stale."""
+        now: dict[tuple[int, int | None, bool, str], str] = {}
+        told = []
+        for line in lines:
+            asked = line.question
+            stale = False
+            if line.kind == "query":
+                place = (asked["wave"], asked["as_of"], asked["combined"], asked.get("densities", ""))
+                if place not in now:
+                    now[place] = _set_hash(self._now(study, asked)[1])
+                stale = now[place] != asked["rests_on"]
+            told.append({**plain(line), "stale": stale})
+        return told
+
+    # -- rows ---------------------------------------------------------------------------------------------------
+    def rows(self, call: Call, request: RowsRequest) -> Iterator[RowsChunk]:
+        """The rows of a release as Parquet; the record says so before the first byte leaves.
+
+        Raises: PolicyRefusal (the plan does not let analysts have rows), StateRefusal (no such release, or withdrawn).
+        """
+        who = self._for(call, request.study, ASKING)
+        found = [r for r in self._store.releases(request.study) if r.release_id == request.release_id]
+        if not found:
+            raise StateRefusal(
+                "the release must be an accepted one of this study",
+                given=repr(request.release_id),
+                next_step="See releases.",
+            )
+        (release,) = found
+        call.digest = release.bundle_sha256
+        # What a steward approved is the plan that the release was drawn under: a later version opens nothing earlier.
+        own = self._store.plan(request.study, release.plan_version).plan
+        if not (own.row_download and self._store.plan(request.study).plan.row_download):
+            raise PolicyRefusal(
+                "the plan must let analysts download rows",
+                given="row_download = false",
+                next_step="Questions about them are free: ask one. Downloads take a plan that every site approves.",
+            )
+        with self._place():
+            data = _parquet(self._store, release)
+        place = {"wave": release.wave, "site": release.site, "bundle_sha256": release.bundle_sha256, "n": release.n}
+        self._analysts.note(
+            who, study=request.study, kind="rows", subject=release.release_id, question=place, today=self._today()
+        )
+        for start in range(0, len(data), CHUNK_BYTES):
+            yield RowsChunk(data=data[start : start + CHUNK_BYTES])
+
+    # -- turns --------------------------------------------------------------------------------------------------
+    def _turn(self, result_id: str) -> _Turn:
+        with self._guard:
+            turn = self._turns.get(result_id)
+            if turn is None:
+                turn = self._turns[result_id] = _Turn()
+            return turn
+
+    @contextmanager
+    def _place(self) -> Iterator[None]:
+        if not self._places.acquire(timeout=PATIENCE):
+            raise RateRefusal(
+                "the coordinator must have a free place for a question", given="none", next_step="Try again later."
+            )
+        try:
+            yield
+        finally:
+            self._places.release()
+
+
+class _Turn:
+    """A lock that a dictionary may hold weakly."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> None:
+        if not self._lock.acquire(timeout=2 * PATIENCE):
+            raise RateRefusal("the same question must be answered first", given="one that is not", next_step="Wait.")
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+
+class _Rate:
+    """A bucket of permissions per token that fills at a steady rate.
+
+    >>> now = [0.0]
+    >>> rate = _Rate(1.0, 2, lambda: now[0])
+    >>> rate.take("a"), rate.take("a")
+    (None, None)
+    >>> rate.take("a")
+    Traceback (most recent call last):
+    shared.errors.RateRefusal: a token may ask 60 times a minute, got more. Wait a little.
+    >>> now[0] = 1.0
+    >>> rate.take("a")
+    """
+
+    def __init__(self, per_second: float, burst: int, clock: Callable[[], float]) -> None:
+        self._per_second, self._burst, self._clock = per_second, burst, clock
+        self._left: dict[str, tuple[float, float]] = {}
+        self._lock = threading.Lock()
+
+    def take(self, who: str) -> None:
+        if not self._per_second:
+            return
+        with self._lock:
+            now = self._clock()
+            left, then = self._left.get(who, (float(self._burst), now))
+            left = min(float(self._burst), left + (now - then) * self._per_second)
+            self._left[who] = (left - (left >= 1), now)
+        if left < 1:
+            raise RateRefusal(
+                f"a token may ask {60 * self._per_second:g} times a minute", given="more", next_step="Wait a little."
+            )
+
+
+def _tried(request: QueryRequest, refusal: Refusal) -> dict[str, Any]:
+    """A refused question for the record: as it was written, cut where it is longer than a person would read."""
+    how = {name: getattr(request, name) for name in ("kind", "term", "method", "test", "wave", "as_of")}
+    if request.harmonise:
+        how |= {"harmonised": request.harmonise, "to": request.to, "densities": request.densities}
+    options = {name[:KEPT]: value[:KEPT] for name, value in sorted(request.options.items())[:8]}
+    return {**how, "formula": request.formula[:KEPT], "options": options, "why": str(refusal)[:KEPT]}
+
+
+def _set_hash(used: Mapping[str, str]) -> str:
+    """One name for a set of bundles."""
+    return sha256_hex(canonical_json(sorted(used)))[:16]
+
+
+def _document(told: Mapping[str, Any]) -> Document:
+    return Document(json=canonical_json(plain(told)))
+
+
+def _release(release: Release) -> dict[str, Any]:
+    names = ("release_id", "wave", "site", "n", "plan_version", "plan_hash", "bundle_sha256", "bundle_bytes")
+    more = ("log_index", "log_root", "accepted_day", "withdrawn", "receipt")
+    told = {name: getattr(release, name) for name in (*names, *more)} | {"receipt_hash": release.receipt.hash}
+    return told | {"epsilon": release.receipt.stated_epsilon, "epsilon_given": release.receipt.given}
+
+
+def _parquet(store: Store, release: Release) -> bytes:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    table = pa.Table.from_pandas(store.table(release), preserve_index=False)
+    table = table.replace_schema_metadata({**(table.schema.metadata or {}), b"label": LABEL})
+    out = io.BytesIO()
+    pq.write_table(table, out)
+    return out.getvalue()

@@ -1,0 +1,335 @@
+"""Who may ask, and what was asked: analysts' tokens, the answers that were given, and the record of every question.
+
+A token is 256 random bits with a public id in front. The store keeps its SHA-256 (such a token cannot be guessed, so
+a slow hash would protect nothing), the day it expires, and the studies it is for. It is looked up by the id and
+compared in constant time, so that neither the answer nor how long it took says how much of a guess was right.
+
+An answer is kept under the hash of everything it depends on: which releases, which question, which plan, which code.
+Two people who ask the same get the same bytes, and nothing but another release makes an answer a new one. That a
+question was asked is a line of the record each time, whether it was answered or refused: how many looks were taken at
+the data is what a reader of the paper must be able to count. A line is on disk before its answer leaves; lines that
+wait for the disk at the same time are written together.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import hmac
+import json
+import secrets
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar, cast
+
+import sqlalchemy as sa
+
+from coordinator.store.store import Store, Writer
+from shared.base.canonical import canonical_json, sha256_hex
+from shared.errors import AccessRefusal, ParameterError, StateRefusal
+from shared.wire.transport import Peer
+
+__all__ = ["ROLES", "Account", "Analyst", "Analysts", "Asked"]
+
+ROLES = ("analyst", "lead", "auditor")
+DAYS = 365
+PAGE = 1000
+T = TypeVar("T")
+_NOBODY = sha256_hex(b"")
+
+_meta = sa.MetaData()
+_digest, _word = sa.String(64), sa.String(64)
+_tokens = sa.Table(
+    "analyst_tokens",
+    _meta,
+    sa.Column("id", sa.String(16), primary_key=True),
+    sa.Column("name", _word, nullable=False),
+    sa.Column("role", sa.String(16), nullable=False),
+    sa.Column("studies", sa.Text, nullable=False),
+    sa.Column("token_sha256", _digest, nullable=False, unique=True),
+    sa.Column("made", sa.Date, nullable=False),
+    sa.Column("expires", sa.Date, nullable=False),
+    sa.Column("revoked", sa.Date),
+)
+_answers = sa.Table(
+    "answers",
+    _meta,
+    sa.Column("result_id", _word, primary_key=True),
+    sa.Column("study", _word, nullable=False),
+    sa.Column("document", sa.LargeBinary, nullable=False),
+    sa.Column("day", sa.String(10), nullable=False),
+)
+_asked = sa.Table(
+    "asked",
+    _meta,
+    sa.Column("number", sa.Integer, primary_key=True),
+    sa.Column("study", _word, nullable=False, index=True),
+    sa.Column("analyst", _word, nullable=False),
+    sa.Column("role", sa.String(16), nullable=False),
+    sa.Column("day", sa.String(10), nullable=False),
+    sa.Column("kind", sa.String(16), nullable=False),
+    sa.Column("label", sa.String(16), nullable=False),
+    sa.Column("planned", sa.Text, nullable=False),
+    sa.Column("question", sa.Text, nullable=False),
+    sa.Column("subject", _word, nullable=False),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Analyst(Peer):
+    """An analyst at the other end, by the token that was shown."""
+
+    studies: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Account:
+    """One token, without what is secret of it.
+
+    Args:
+        id: its public half.
+        name: whose it is.
+        role: ``analyst`` asks; ``lead`` also sees downloads; ``auditor`` reads the record and asks nothing.
+        studies: what it is for.
+        expires: last day on which it is good.
+        revoked: the day it was taken back.
+    """
+
+    id: str
+    name: str
+    role: str
+    studies: tuple[str, ...]
+    made: dt.date
+    expires: dt.date
+    revoked: dt.date | None = None
+
+    def state(self, today: dt.date) -> str:
+        """In force, expired or revoked."""
+        return "revoked" if self.revoked else "expired" if today > self.expires else "in force"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """One line of the record.
+
+    Args:
+        number: its place; it only grows.
+        kind: ``query``, ``refused``, or ``rows`` for a download.
+        label: confirmatory or exploratory; blank for a download.
+        planned: name of the planned analysis, or blank.
+        question: as plain values (`coordinator.answers.queries.Answer.asked`); if refused, as it was written.
+        subject: the result's id; of a refused question its code, of a download the release's id.
+    """
+
+    number: int
+    study: str
+    analyst: str
+    role: str
+    day: str
+    kind: str
+    label: str
+    planned: str
+    question: Mapping[str, Any]
+    subject: str
+
+
+class Analysts:
+    """Tokens, answers and the record, in the coordinator's database.
+
+    Args:
+        store: the coordinator's store.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._read, self._write = store.extended(_meta)
+        self._together = _Together(self._write)
+
+    # -- tokens -------------------------------------------------------------------------------------------------
+    def add(
+        self, name: str, *, studies: Sequence[str], role: str = "analyst", days: int = DAYS, today: dt.date
+    ) -> tuple[Account, str]:
+        """A new token: its account, and the token itself, which nobody can read again.
+
+        Raises: ParameterError.
+        """
+        plain = name.isascii() and name.replace("-", "").replace("_", "").replace(".", "").isalnum()
+        if not (plain and len(name) <= 64):
+            raise ParameterError("an analyst's name must be a plain word", given=repr(name))
+        if role not in ROLES:
+            raise ParameterError(f"a role must be one of {', '.join(ROLES)}", given=repr(role))
+        if not 1 <= days <= 3650:
+            raise ParameterError("a token must last 1 to 3650 days", given=f"{days}")
+        if not studies:
+            raise ParameterError("a token must be for a study", given="none", next_step="Name it with --study.")
+        public, secret = secrets.token_hex(8), secrets.token_urlsafe(32)
+        token = f"{public}.{secret}"
+        account = Account(
+            id=public,
+            name=name,
+            role=role,
+            studies=tuple(dict.fromkeys(studies)),
+            made=today,
+            expires=today + dt.timedelta(days=days),
+        )
+        values = {item: getattr(account, item) for item in ("id", "name", "role", "made", "expires", "revoked")}
+        values |= {"studies": json.dumps(account.studies), "token_sha256": sha256_hex(token.encode())}
+        self._write(lambda c: c.execute(_tokens.insert().values(**values)))
+        return account, token
+
+    def accounts(self) -> tuple[Account, ...]:
+        """All tokens, by name and day."""
+        query = sa.select(_tokens).order_by(_tokens.c.name, _tokens.c.made, _tokens.c.id)
+        return tuple(_account(row) for row in self._read(lambda c: c.execute(query).all()))
+
+    def revoke(self, name: str, *, today: dt.date) -> tuple[Account, ...]:
+        """Take back every token of a name, or the one of an id; those it took back. Raises: StateRefusal (none)."""
+        where = (_tokens.c.name == name) | (_tokens.c.id == name)
+        found = [account for account in self.accounts() if name in (account.name, account.id) and not account.revoked]
+        if not found:
+            raise StateRefusal(
+                "an analyst must hold a token to lose it", given=repr(name), next_step="See coordinator analyst list."
+            )
+        self._write(
+            lambda c: c.execute(_tokens.update().where(where & _tokens.c.revoked.is_(None)).values(revoked=today))
+        )
+        return tuple(found)
+
+    def identify(self, token: str, *, today: dt.date) -> Analyst:
+        """Whose token this is. Raises: AccessRefusal: one answer for unknown, expired and revoked alike."""
+        public = token.partition(".")[0][:16]
+        row = self._read(lambda c: c.execute(sa.select(_tokens).where(_tokens.c.id == public)).first())
+        kept = row.token_sha256 if row is not None else _NOBODY
+        same = hmac.compare_digest(kept, sha256_hex(token.encode()))
+        account = _account(row) if row is not None else None
+        if account is None or not same or account.state(today) != "in force":
+            raise AccessRefusal(
+                "a call must carry a token that is in force",
+                given="an unknown, expired or revoked one" if token else "none",
+                next_step="Ask the study lead for a new one (coordinator analyst add).",
+            )
+        return Analyst(role=account.role, site=account.name, serial=account.id, studies=account.studies)
+
+    # -- answers ------------------------------------------------------------------------------------------------
+    def answer(self, study: str, result_id: str) -> bytes | None:
+        """The answer that was given under this id in this study."""
+        where = (_answers.c.result_id == result_id) & (_answers.c.study == study)
+        found: bytes | None = self._read(lambda c: c.execute(sa.select(_answers.c.document).where(where)).scalar())
+        return found
+
+    def result_id(self, study: str, start: str) -> str | None:
+        """The id in this study that begins so, if there is one and no other."""
+        where = _answers.c.result_id.startswith(start, autoescape=True) & (_answers.c.study == study)
+        rows = self._read(lambda c: c.execute(sa.select(_answers.c.result_id).where(where).limit(2)).all())
+        return str(rows[0].result_id) if len(rows) == 1 else None
+
+    # -- the record ---------------------------------------------------------------------------------------------
+    def note(
+        self,
+        who: Analyst,
+        *,
+        study: str,
+        kind: str,
+        subject: str,
+        question: Mapping[str, Any],
+        label: str = "",
+        planned: str = "",
+        today: dt.date,
+    ) -> None:
+        """Add a line to the record. Durable when it returns; lines of several threads share a transaction."""
+        values = {"study": study, "analyst": who.site, "role": who.role, "day": today.isoformat(), "kind": kind}
+        values |= {"label": label, "planned": planned, "subject": subject}
+        text = canonical_json(dict(question)).decode()
+        self._together(lambda c: c.execute(_asked.insert().values(**values, question=text)))
+
+    def give(
+        self,
+        who: Analyst,
+        document: bytes,
+        *,
+        beside: Callable[[sa.Connection], object],
+        study: str,
+        subject: str,
+        today: dt.date,
+        **line: Any,
+    ) -> bytes:
+        """Keep an answer under its id (`subject`) with its line of the record, in one transaction.
+
+        Args:
+            beside: what else is written with it.
+            line: the rest of the line, as of `note`.
+        Returns: the answer that stands, which is the first one under this id.
+        """
+        values = {"study": study, "analyst": who.site, "role": who.role, "day": today.isoformat(), "subject": subject}
+        text = canonical_json(dict(line.pop("question"))).decode()
+
+        def work(c: sa.Connection) -> bytes:
+            known: bytes | None = c.execute(
+                sa.select(_answers.c.document).where(_answers.c.result_id == subject)
+            ).scalar()
+            if known is None:
+                kept = {"result_id": subject, "study": study, "document": document, "day": today.isoformat()}
+                c.execute(_answers.insert().values(**kept))
+                beside(c)
+            c.execute(_asked.insert().values(**values, **line, question=text))
+            return document if known is None else known
+
+        return self._together(work)
+
+    def record(self, study: str, *, after: int = 0, subject: str = "") -> tuple[Asked, ...]:
+        """At most `PAGE` lines of a study's record from after line `after`; of one result or release, if named."""
+        query = sa.select(_asked).where((_asked.c.study == study) & (_asked.c.number > after))
+        if subject:
+            query = query.where(_asked.c.subject == subject)
+        rows = self._read(lambda c: c.execute(query.order_by(_asked.c.number).limit(PAGE)).mappings().all())
+        return tuple(Asked(**{**row, "question": json.loads(row["question"])}) for row in rows)
+
+
+class _Together:
+    """Writes of many threads in one transaction: one wait for the disk, however many write at once.
+
+    Each call returns when its own work is durable. If the transaction fails, each is done again by itself, so that
+    one that cannot be written takes no other down.
+    """
+
+    def __init__(self, write: Writer) -> None:
+        self._write = write
+        self._guard, self._busy = threading.Lock(), threading.Lock()
+        self._waiting: list[_Job] = []
+
+    def __call__(self, work: Callable[[sa.Connection], T]) -> T:
+        job = _Job(work)
+        with self._guard:
+            self._waiting.append(job)
+        with self._busy:
+            if not job.done:  # nobody who was here before has taken it along
+                with self._guard:
+                    jobs, self._waiting = self._waiting, []
+                self._run(jobs)
+        if job.failed is not None:
+            raise job.failed
+        return cast("T", job.given)
+
+    def _run(self, jobs: list[_Job]) -> None:
+        try:
+            given = self._write(lambda c: [job.work(c) for job in jobs])
+            for job, value in zip(jobs, given, strict=True):
+                job.given, job.done = value, True
+            return
+        except Exception as failed:
+            if len(jobs) == 1:
+                jobs[0].failed, jobs[0].done = failed, True
+                return
+        for job in jobs:
+            self._run([job])
+
+
+class _Job:
+    def __init__(self, work: Callable[[sa.Connection], object]) -> None:
+        self.work, self.done = work, False
+        self.given: object = None
+        self.failed: Exception | None = None
+
+
+def _account(row: Any) -> Account:
+    values = {name: getattr(row, name) for name in ("id", "name", "role", "made", "expires", "revoked")}
+    return Account(studies=tuple(json.loads(row.studies)), **values)

@@ -1,0 +1,890 @@
+"""The Collection service: takes privatised releases from sites, each exactly once, and nothing else.
+
+An offer carries the signed statement; all that can be decided from it (signatures of the pinned keys, ids, plan,
+wave) is decided before a byte of the bundle is taken. The bundle is streamed to ``staging/``, hashed, and only then
+opened. A release whose bytes are what its site and approvers signed, but whose *content* breaks the plan, is kept in
+``quarantine/`` with a typed reason that the site sees; analysts never see it.
+
+A site is answered with an acceptance only when the bundle and its folder are flushed to disk and the transaction that
+logs the release is committed. Between those two a crash may leave a bundle that no transaction names; `recover` puts
+it back into staging, where the site's next offer finds it. So a release is acknowledged after it is safe, visible
+when it is whole, and accepted once, however often it is sent.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import errno
+import fcntl
+import hashlib
+import itertools
+import logging
+import math
+import os
+import shutil
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, BinaryIO
+from weakref import WeakValueDictionary
+
+from coordinator.services.analysis import LONGEST, REQUEST_CAP, WAITING, AnalysisService
+from coordinator.services.authority import Authority, requested_key
+from coordinator.store.store import Site, Store
+from coordinator.training.rounds import LetterBoxes
+from shared.base.canonical import sha256_hex
+from shared.base.failpoints import reach
+from shared.base.keys import Envelope, write_private
+from shared.errors import (
+    ApprovalRefusal,
+    BudgetRefusal,
+    IntegrityRefusal,
+    LockedRefusal,
+    NetworkRefusal,
+    PlanChanged,
+    PlanRefusal,
+    ReceiptRefusal,
+    Refusal,
+    ReplayRefusal,
+    RoleRefusal,
+    SchemaRefusal,
+    SmallN,
+    StateRefusal,
+    StorageRefusal,
+    TooLarge,
+)
+from shared.plans.plan import StudyPlan
+from shared.plans.standing import broken_limit, open_revocation, open_standing
+from shared.privacy.stated import all_given, shown_epsilon, shown_price
+from shared.releases.receipt import AGENT, STATEMENT_TYPE, Receipt, Statement, read_bundle
+from shared.wire.messages import (
+    ANALYSIS,
+    ANALYSIS_SERVICE,
+    ANCHOR_TYPE,
+    COLLECTION,
+    ENROLMENT_TYPE,
+    SERVICE,
+    WITHDRAWAL_TYPE,
+    Acceptance,
+    AnchorHead,
+    AnchorReceipt,
+    Chunk,
+    Enrolment,
+    EnrolmentRequest,
+    EnrolRequest,
+    Growth,
+    GrowthRequest,
+    Holdings,
+    Offered,
+    OfferRequest,
+    Reply,
+    Revoked,
+    RoundAnswer,
+    RoundReceipt,
+    RoundReply,
+    RoundRequest,
+    SignedDocument,
+    StudyRequest,
+    Withdrawal,
+    Withdrawn,
+    countersigned,
+)
+from shared.wire.transport import Call, Handler, Server
+
+__all__ = ["CollectionService", "Coordinator", "serve"]
+
+MAX_BUNDLE = 256 << 20
+TABLE_FACTOR = 8  # a table may take this many times the largest bundle when it is decompressed
+STAGED_PER_SITE = 8
+PATIENCE = 120.0  # seconds that a second upload of the same bytes waits for the first
+BLOCK = 1 << 20
+
+
+def utc_today() -> dt.date:
+    """Today in UTC; the coordinator tells days only."""
+    return dt.datetime.now(dt.UTC).date()
+
+
+class CollectionService:
+    """What the coordinator answers. One instance per home folder; safe for many threads.
+
+    Args:
+        home: the coordinator's home folder.
+        store: its store.
+        authority: its certificate authority.
+        max_bundle: most bytes of one release.
+        today: gives the UTC date.
+    """
+
+    def __init__(
+        self,
+        *,
+        home: Path,
+        store: Store,
+        authority: Authority,
+        max_bundle: int = MAX_BUNDLE,
+        today: Callable[[], dt.date] = utc_today,
+    ) -> None:
+        self._store, self._authority, self._today = store, authority, today
+        self._max_bundle = max_bundle
+        self._home = home
+        self._boxes = LetterBoxes(store)
+        self._bundles, self._staging, self._quarantine = store.bundles, home / "staging", home / "quarantine"
+        for folder in (self._bundles, self._staging, self._quarantine):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._locks: WeakValueDictionary[str, _Turn] = WeakValueDictionary()
+        self._locks_guard = threading.Lock()
+        # Opening a bundle takes memory in proportion to its table; two at a time bound it.
+        self._opening = threading.BoundedSemaphore(2)
+
+    @property
+    def handlers(self) -> Mapping[str, Handler]:
+        """One function per method of the service."""
+        return {
+            "Enrol": self.enrol,
+            "FetchPlan": self.fetch_plan,
+            "Anchor": self.anchor,
+            "Offer": self.offer,
+            "Upload": self.upload,
+            "Status": self.status,
+            "Withdraw": self.withdraw,
+            "RevokeStanding": self.revoke_standing,
+            "Growth": self.growth,
+            "NextRound": self.next_round,
+            "UploadRound": self.upload_round,
+        }
+
+    # -- joining ------------------------------------------------------------------------------------------------
+    def enrol(self, call: Call, request: EnrolRequest) -> Enrolment:
+        """Take a request to join, or say what became of it. Raises: RoleRefusal, TokenRefusal, SignatureRefusal, …"""
+        if call.peer.role != "enrol":
+            raise RoleRefusal("only an invitation's certificate may ask to join", given="a site's")
+        envelope = _envelope(request.envelope)
+        call.digest = envelope.digest
+        asked = EnrolmentRequest.from_bytes(envelope.payload)
+        # The key stands in the request itself: its signature shows possession. Trust comes from the lead, who
+        # compares its fingerprint.
+        envelope.require(ENROLMENT_TYPE, {asked.release_key.key_id: asked.release_key})
+        requested_key(asked.csr_pem)
+        site = self._store.enrol(
+            token=request.token, site=call.peer.site, request=asked, digest=envelope.digest, today=self._today()
+        )
+        if site.state == "pending":
+            return Enrolment(state="pending", fingerprint=site.fingerprint)
+        if site.state == "accepted":
+            if not site.certificate_pem:
+                issued = self._authority.issue(site.csr_pem, site.site)
+                site = self._store.set_certificate(site.site, site.csr_pem, issued)
+            return Enrolment(state="accepted", certificate_pem=site.certificate_pem)
+        return Enrolment(state="refused", reason=site.reason or site.state)
+
+    def _site(self, call: Call) -> Site:
+        """The accepted site that calls. Raises: RoleRefusal (a bootstrap certificate), CertificateRefusal."""
+        if call.peer.role != "site":
+            raise RoleRefusal(
+                "an invitation's certificate may only ask to join", given="another call", next_step="Join first."
+            )
+        return self._store.require_site(call.peer.site, call.peer.serial)
+
+    def _invited(self, site: Site, study: str) -> None:
+        if study not in site.studies:
+            raise RoleRefusal("the site must be invited to the study", given=study, next_step="Ask the study lead.")
+
+    # -- plans, anchors, status ---------------------------------------------------------------------------------
+    def fetch_plan(self, call: Call, request: StudyRequest) -> SignedDocument:
+        """The newest signed plan of a study. Raises: PlanRefusal, RoleRefusal."""
+        self._invited(self._site(call), request.study)
+        envelope = self._store.plan(request.study).envelope
+        call.digest = envelope.digest
+        return SignedDocument(envelope=envelope.to_bytes())
+
+    def anchor(self, call: Call, request: SignedDocument) -> AnchorReceipt:
+        """Witness the head of a site's ledger. Raises: SignatureRefusal, ReplayRefusal, LedgerRefusal."""
+        site = self._site(call)
+        envelope = _envelope(request.envelope)
+        call.digest = envelope.digest
+        head = AnchorHead.from_bytes(envelope.require(ANCHOR_TYPE, {site.release_key.key_id: site.release_key}))
+        if head.site != site.site:
+            raise ReplayRefusal("a ledger head must be the calling site's", given="another site's")
+        reach("ingest.before_anchor")
+        receipt = self._store.add_anchor(head, envelope)
+        reach("ingest.after_anchor")
+        return self._signed_for(site, receipt)
+
+    def status(self, call: Call, request: StudyRequest) -> Holdings:
+        """What is held of the calling site, each with the site's own signature, so that it need not be believed."""
+        site = self._site(call)
+        self._invited(site, request.study)
+        anchored, envelope, reanchored = self._store.witnessed(site.site)
+        return Holdings(
+            holdings=self._store.holdings(request.study, site.site),
+            anchored=None if anchored is None else self._signed_for(site, anchored),
+            reanchored=reanchored,
+            anchor=envelope,
+            reminders=self._store.reminders(request.study, site.site),
+        )
+
+    def growth(self, call: Call, request: GrowthRequest) -> Growth:
+        """Proof that the log only grew between two sizes that sites have seen. Raises: ParameterError."""
+        self._site(call)
+        return Growth(proof=self._store.prove_growth(request.old_size, request.size))
+
+    def _signed_for(self, site: Site, reply: Reply) -> Reply:
+        return countersigned(reply, self._authority.witness, site.site)
+
+    # -- a training that the sites run together -------------------------------------------------------------------
+    def next_round(self, call: Call, request: RoundRequest) -> RoundReply:
+        """What a training asks of the calling site now, or the finished flow that it names. Raises: RoleRefusal."""
+        site = self._site(call)
+        self._invited(site, request.study)
+        return self._boxes.next(site, request.study, request.flow)
+
+    def upload_round(self, call: Call, request: RoundAnswer) -> RoundReceipt:
+        """Take a site's answer to a round, once. Raises: see `LetterBoxes.answer`."""
+        site = self._site(call)
+        call.digest = sha256_hex(request.content)
+        return self._boxes.answer(site, request)
+
+    # -- withdrawal ---------------------------------------------------------------------------------------------
+    def withdraw(self, call: Call, request: SignedDocument) -> Withdrawn:
+        """Take a release back for its site: hidden first and for good, its bytes deleted after that.
+
+        Raises: SignatureRefusal, ApprovalRefusal, ReplayRefusal, StateRefusal.
+        """
+        site = self._site(call)
+        envelope = _envelope(request.envelope)
+        asked = Withdrawal.from_bytes(envelope.require(WITHDRAWAL_TYPE, {site.release_key.key_id: site.release_key}))
+        call.digest = asked.bundle_sha256
+        if asked.site != site.site:
+            raise ReplayRefusal("a withdrawal must be of the calling site's release", given="another site's")
+        if not envelope.verified_by({key.key_id: key for key in site.approvers.values()}):
+            raise ApprovalRefusal(
+                "a withdrawal must be signed by an approver of the site",
+                given="the agent's signature only",
+                next_step="Sign it with a key that was named when the site joined.",
+            )
+        part = self._part(site, asked.bundle_sha256)
+        with self._turn(part):  # no upload of the same bytes ends in between
+            reach("withdraw.before_commit")
+            stone = self._store.withdraw(withdrawal=asked, envelope=envelope, today=self._today())
+            reach("withdraw.after_commit")
+            self._delete(asked.bundle_sha256)
+            reach("withdraw.deleted")
+        return self._signed_for(site, stone.withdrawn)
+
+    def revoke_standing(self, call: Call, request: SignedDocument) -> Revoked:
+        """End a standing approval for its site, by the word of any of its approvers; again changes nothing.
+
+        Raises: SignatureRefusal, ReplayRefusal, TooLarge.
+        """
+        site = self._site(call)
+        envelope = _envelope(request.envelope)
+        said = open_revocation(envelope, site.approvers)
+        call.digest = said.standing
+        if said.site != site.site:
+            raise ReplayRefusal("a revocation must be of the calling site's standing approval", given="another site's")
+        self._invited(site, said.study)
+        self._store.revoke_standing(site.site, said.standing, envelope, self._today())
+        return Revoked(standing=said.standing)
+
+    def _delete(self, digest: str) -> None:
+        """Remove the bytes of a withdrawn release from everywhere, flushed."""
+        for folder in (self._bundles, self._quarantine):
+            path = folder / f"{digest}.zip"
+            if path.exists():
+                path.unlink()
+                _flush_folder(folder)
+        for path in [*self._staging.glob(f"*.{digest}.part"), *self._staging.glob(f"*.{digest}.json")]:
+            path.unlink(missing_ok=True)
+
+    # -- offer --------------------------------------------------------------------------------------------------
+    def offer(self, call: Call, request: OfferRequest) -> Offered:
+        """Decide on a statement before its bundle is sent.
+
+        Raises: SignatureRefusal, ApprovalRefusal, ReplayRefusal, PlanRefusal and its kinds, TooLarge, StorageRefusal;
+        or the reason for which these bytes were quarantined before.
+        """
+        site = self._site(call)
+        envelope = _envelope(request.envelope)
+        statement = self._signed(site, envelope)
+        call.digest = statement.bundle_sha256
+        known = self._answered(site, statement)
+        if known is not None:
+            return Offered(acceptance=self._signed_for(site, known))
+        standing = None if request.standing is None else _envelope(request.standing)
+        self._planned(site, statement, envelope, standing)
+        part = self._part(site, statement.bundle_sha256)
+        with self._turn(part):
+            # Another delivery of the same bytes may have ended while this one was being checked.
+            known = self._answered(site, statement)
+            if known is not None:
+                return Offered(acceptance=self._signed_for(site, known))
+            reach("ingest.before_staging")
+            self._make_room(site, part, statement.bundle_bytes)
+            lines = [one.to_bytes() for one in (envelope, standing) if one is not None]  # one line of JSON each
+            write_private(part.with_suffix(".json"), b"\n".join(lines))
+            reach("ingest.after_staging")
+            return Offered(offset=min(_size(part), statement.bundle_bytes))
+
+    def _signed(self, site: Site, envelope: Envelope) -> Statement:
+        """The statement, when this site's release key signed it and it is about this site and this coordinator."""
+        release_key = {site.release_key.key_id: site.release_key}
+        approvers = {key.key_id: key for key in site.approvers.values()}
+        if not envelope.verified_by(release_key) and envelope.verified_by(approvers):
+            raise RoleRefusal("a release must be signed by the site's release key", given="an approver's key only")
+        statement = Statement.from_bytes(envelope.require(STATEMENT_TYPE, release_key))
+        for name, expected in (("site", site.site), ("recipient", self._authority.coordinator)):
+            if getattr(statement, name) != expected:
+                raise ReplayRefusal(f"the statement's {name} must be this {name}", given="another")
+        if statement.bundle_bytes > self._max_bundle:
+            raise TooLarge(f"a bundle must have at most {self._max_bundle} bytes", given=f"{statement.bundle_bytes}")
+        if statement.bundle_bytes < 1 or len(statement.bundle_sha256) != 64 or not statement.release_id.isalnum():
+            raise SchemaRefusal("a statement must name a release id, and its bundle by size and SHA-256")
+        return statement
+
+    def _answered(self, site: Site, statement: Statement) -> Acceptance | None:
+        """The answer these bytes got before, if any. Raises: that answer, if it was a refusal of their content."""
+        known = self._store.accepted(statement)
+        if known is not None:
+            return known
+        for apart in self._store.quarantined(bundle_sha256=statement.bundle_sha256):
+            if apart.site == site.site:
+                raise apart.refusal
+        return None
+
+    def _planned(self, site: Site, statement: Statement, envelope: Envelope, standing: Envelope | None) -> StudyPlan:
+        """The plan the statement acts upon: known, newest, in force, its wave open, its approvals given."""
+        self._invited(site, statement.study)
+        newest = self._store.plan(statement.study).plan
+        if statement.plan_hash != newest.hash or statement.plan_version != newest.version:
+            known = {stored.plan.hash for stored in self._store.plans()}
+            if statement.plan_hash in known:
+                raise PlanChanged(
+                    f"a release must follow plan version {newest.version}", given=f"version {statement.plan_version}"
+                )
+            raise PlanRefusal("a release must follow a plan that the coordinator knows", given="another hash")
+        newest.require_current(self._today())
+        wave = newest.wave(statement.wave)
+        if self._today() + dt.timedelta(days=1) < wave.opens:  # a site's clock and zone may be a day ahead
+            raise PlanRefusal("a wave must be open", given=f"wave {wave.number}, which opens on {wave.opens}")
+        approvers = {key.key_id: key for key in site.approvers.values()}
+        signers = envelope.verified_by(approvers)
+        if newest.floors.approval == "before" and standing is None:
+            raise ApprovalRefusal(
+                "a release of this plan must be approved before it is drawn",
+                given="no standing approval",
+                next_step="Run site-agent standing add, then site-agent run.",
+            )
+        if standing is not None:
+            signers |= {self._stands(site, statement, newest, standing)}
+        approved = len(signers)
+        if newest.floors.author_apart and statement.author != AGENT:
+            author = site.approvers.get(statement.author)
+            if author is None or author.key_id in signers:
+                raise ApprovalRefusal(
+                    "whoever had the release made must be an approver of the site and must not approve it",
+                    given=f"author {statement.author!r}",
+                    next_step="Another approver of the site decides.",
+                )
+        if approved < newest.floors.approvals:
+            raise ApprovalRefusal(
+                f"a release must be signed by {newest.floors.approvals} approver(s) of the site",
+                given=f"{approved}",
+                next_step="Approve it (site-agent approve) with a key that was named when the site joined.",
+            )
+        return newest
+
+    def _stands(self, site: Site, statement: Statement, plan: StudyPlan, envelope: Envelope) -> str:
+        """Handle of the approver whose standing approval is good for this statement, as far as that says.
+
+        Raises: SignatureRefusal, ReplayRefusal, ApprovalRefusal.
+        """
+        if not plan.floors.standing:
+            raise _not_standing("the plan must allow a standing approval")
+        standing = open_standing(envelope, site.approvers)
+        if (standing.site, standing.study) != (site.site, statement.study):
+            raise ReplayRefusal("a standing approval must be of the calling site and this study", given="another")
+        if self._store.standing_revoked(site.site, envelope.digest):
+            raise _not_standing("it must not have been revoked")
+        limit = broken_limit(
+            standing, plan_hash=statement.plan_hash, today=self._today(), epsilon=None, n=None, last_n=None
+        )
+        if limit:
+            raise _not_standing(limit)
+        return site.approvers[standing.approver].key_id
+
+    def _require_size(self, site: Site, receipt: Receipt, envelope: Envelope, plan: StudyPlan) -> None:
+        """The limits of a standing approval that only the bundle shows. Raises: ApprovalRefusal.
+
+        The content is whole and may still be approved by a person: it is not set apart.
+        """
+        approvers = {key.key_id: key for key in site.approvers.values()}
+        earlier = [
+            one
+            for one in self._store.releases(receipt.study, site=site.site)
+            if not one.withdrawn and one.envelope.verified_by(approvers)  # by hand: size must not creep wave by wave
+        ]
+        last = max(earlier, key=lambda one: one.log_index, default=None)
+        ahead = plan.floors.approval == "before"
+        standing = open_standing(envelope, site.approvers)
+        limit = broken_limit(
+            standing,
+            plan_hash=receipt.plan_hash,
+            today=self._today(),
+            epsilon=math.inf if receipt.stated_epsilon is None else receipt.epsilon,
+            n=None if ahead else receipt.n,
+            last_n=None if last is None else last.n,
+        )
+        if not limit and receipt.agent_version != standing.agent_version:
+            limit = "the agent's version must be the one it was signed for"
+        if limit:
+            raise _not_standing(limit)
+
+    def _make_room(self, site: Site, part: Path, size: int) -> None:
+        """Refuse what the disk cannot hold; forget the oldest of a site's unfinished uploads."""
+        free = shutil.disk_usage(self._staging).free
+        if free < size + (64 << 20):
+            raise _no_room(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+        others = [path for path in self._staging.glob(f"{site.site}.*.json") if path.stem != part.stem]
+        for path in sorted(others, key=lambda path: path.stat().st_mtime)[: max(0, len(others) + 1 - STAGED_PER_SITE)]:
+            path.with_suffix(".part").unlink(missing_ok=True)
+            path.unlink(missing_ok=True)
+
+    # -- upload -------------------------------------------------------------------------------------------------
+    def upload(self, call: Call, chunks: Iterator[Chunk]) -> Acceptance:
+        """Take an offered bundle and answer when it is safe.
+
+        Raises: StateRefusal (never offered), IntegrityRefusal (truncated, wrong place, other bytes), TooLarge,
+        StorageRefusal; any refusal of `offer`; or the refusal for which the content was quarantined.
+        """
+        site = self._site(call)
+        first = next(chunks, None)
+        if first is None:
+            raise IntegrityRefusal("an upload must carry the offered bytes", given="none")
+        digest = call.digest = first.bundle_sha256
+        part = self._part(site, digest)
+        with self._turn(part):
+            try:
+                staged = [Envelope.from_bytes(line) for line in part.with_suffix(".json").read_bytes().split(b"\n")]
+            except FileNotFoundError:
+                return self._settled(site, digest)
+            envelope, standing = staged[0], staged[1] if len(staged) > 1 else None
+            # What the offer decided is decided again: hours may have passed, and a site may have been revoked.
+            statement = self._signed(site, envelope)
+            known = self._answered(site, statement)
+            if known is not None:
+                return self._signed_for(site, known)
+            plan = self._planned(site, statement, envelope, standing)
+            self._receive(part, statement, first, chunks)
+            return self._signed_for(site, self._ingest(site, part, statement, envelope, standing, plan))
+
+    def _settled(self, site: Site, digest: str) -> Acceptance:
+        """The answer for bytes that are no longer staged, because another call has brought them to an end."""
+        release = self._store.by_bundle(digest)
+        if release is not None and release.site == site.site and not release.withdrawn:
+            return self._signed_for(site, release.acceptance)
+        for apart in self._store.quarantined(bundle_sha256=digest):
+            if apart.site == site.site:
+                raise apart.refusal
+        raise StateRefusal("a bundle must be offered before it is sent", given="one that was not")
+
+    def _receive(self, part: Path, statement: Statement, first: Chunk, chunks: Iterator[Chunk]) -> None:
+        """Write the chunks to `part`, from a place that it already reaches, until it is whole and flushed."""
+        total, place = statement.bundle_bytes, first.offset
+        have = _size(part)
+        if place > have:
+            raise IntegrityRefusal(
+                "an upload must go on where the last one stopped", given="a gap", next_step="Offer the release again."
+            )
+        try:
+            with part.open("r+b" if part.exists() else "x+b") as out:
+                out.truncate(place)
+                out.seek(place)
+                for chunk in itertools.chain([first], chunks):
+                    if chunk.bundle_sha256 != statement.bundle_sha256 or chunk.offset != place:
+                        raise IntegrityRefusal("the chunks of an upload must follow each other", given="a gap")
+                    if place + len(chunk.data) > total:
+                        raise TooLarge("a bundle must have the size that was signed", given="more bytes")
+                    reach("ingest.before_chunk")
+                    _write(out, chunk.data)
+                    reach("ingest.after_chunk")
+                    place += len(chunk.data)
+                if place < total:
+                    raise IntegrityRefusal("an upload must carry the whole bundle", given=f"{place} of {total} bytes")
+                out.flush()
+                reach("ingest.before_flush")
+                os.fsync(out.fileno())
+                out.seek(0)
+                digest = hashlib.file_digest(out, "sha256").hexdigest()
+            reach("ingest.received")
+        except TooLarge:
+            part.unlink(missing_ok=True)
+            raise
+        except OSError as error:
+            part.unlink(missing_ok=True)
+            raise _no_room(error) from None
+        if digest != statement.bundle_sha256:
+            part.unlink(missing_ok=True)
+            raise IntegrityRefusal("the bundle must be the one that was signed", given="other bytes")
+
+    def _ingest(
+        self,
+        site: Site,
+        part: Path,
+        statement: Statement,
+        envelope: Envelope,
+        standing: Envelope | None,
+        plan: StudyPlan,
+    ) -> Acceptance:
+        """Open, check, move, flush, log, commit: in this order, so that no step shows what a later one might undo."""
+        try:
+            with self._opening:
+                receipt = self._checked(part, statement, plan)
+        except Refusal as refusal:
+            self._set_apart(part, statement, envelope, refusal)
+            raise
+        if standing is not None:
+            self._require_size(site, receipt, standing, plan)
+        kept = self._bundles / f"{statement.bundle_sha256}.zip"
+        try:
+            reach("ingest.before_move")
+            os.replace(part, kept)
+            reach("ingest.after_move")
+            _flush_folder(self._bundles)
+            _flush_folder(self._staging)
+            reach("ingest.before_commit")
+            acceptance = self._store.accept_release(
+                statement=statement, envelope=envelope, receipt=receipt, today=self._today(), standing=standing
+            )
+            reach("ingest.after_commit")
+        except (Refusal, OSError) as error:
+            # Whether the commit took place is for the database to say; a bundle that it names is never touched.
+            if kept.exists() and self._store.by_bundle(statement.bundle_sha256) is None:
+                os.replace(kept, part)
+            if isinstance(error, OSError):
+                raise _no_room(error) from None
+            raise
+        part.with_suffix(".json").unlink(missing_ok=True)
+        reach("ingest.done")
+        return acceptance
+
+    def _checked(self, part: Path, statement: Statement, plan: StudyPlan) -> Receipt:
+        """The receipt of a bundle whose content is what its statement and plan say. Raises: the refusal of it."""
+        try:
+            bundle = read_bundle(part, cap=TABLE_FACTOR * self._max_bundle)
+            receipt = bundle.receipt
+            if receipt.hash != statement.receipt_sha256:
+                raise ReceiptRefusal("the receipt must be the one that was signed", given="another")
+            for name in ("study", "plan_hash", "plan_version", "wave", "site", "release_id", "recipient"):
+                if getattr(receipt, name) != getattr(statement, name):
+                    raise ReplayRefusal(f"the receipt's {name} must be the statement's", given="another")
+            receipt.require_true(plan)
+            if receipt.n < plan.floors.persons:
+                raise SmallN(f"a release must have at least {plan.floors.persons} persons", given=f"{receipt.n}")
+            self._require_history(receipt, plan)
+            self._require_trained(receipt, plan)
+            plan.release.validate(plan, bundle.table, receipt.n)
+            return receipt
+        except (Refusal, MemoryError, OSError):
+            raise
+        except Exception as error:
+            # Content that breaks a reader in a way we did not foresee is content, not a fault of ours to repeat.
+            logging.getLogger("tributary.collect").error("unexpected %s in a bundle", type(error).__name__)
+            raise SchemaRefusal("a bundle's content must be readable", given="another form") from None
+
+    def _require_trained(self, receipt: Receipt, plan: StudyPlan) -> None:
+        """Hold what a receipt says of the training of its flow against that training. Raises: ReceiptRefusal.
+
+        A flow that was not trained here has nothing to be held against. A site whose ledger began anew may have
+        forgotten what it was charged for; its charge is counted there as a lost one.
+        """
+        flow = self._boxes.flow(plan.flow) if plan.flow else None
+        if flow is None:
+            return
+        said = receipt.trained
+        if not said:
+            *_, begun_anew = self._store.witnessed(receipt.site)
+            if flow.sites.get(receipt.site, {}).get("answered") and not begun_anew:
+                raise ReceiptRefusal(
+                    "a receipt of a site that trained the plan's flow must name its charge for that", given="none"
+                )
+            return
+        for name in ("plan_hash", "rounds", "delta", "epsilon"):
+            told, true = said[name], getattr(flow, name)
+            same = math.isclose(told, true, rel_tol=1e-9) if isinstance(true, float) else told == true
+            if not same:
+                raise ReceiptRefusal(f"a receipt's {name} of the training must be the training's", given="another")
+
+    def _require_history(self, receipt: Receipt, plan: StudyPlan) -> None:
+        """Hold a release against those that arrived here before. Raises: BudgetRefusal, ReceiptRefusal.
+
+        Their total is a lower bound of what the site has charged (`least_total`): what it never sent is not known here.
+        """
+        from coordinator.answers.spending import least_total
+        from shared.privacy import accountant as privacy
+        from shared.releases.receipt import given, planned_event
+
+        earlier = self._store.charged(receipt.study, receipt.site)
+        earlier.pop(receipt.release_id, None)
+        plans = [self._store.plan(receipt.study, version).plan for version, _ in earlier.values()]
+        charges = [
+            (plan, privacy.from_canonical(receipt.event)),
+            *((before, planned_event(before)) for before in plans),
+        ]
+        least = least_total(charges, plan.budget.delta)
+        if least > plan.budget.epsilon * (1 + 1e-9):
+            condition = all_given((least, given(charged)) for charged, event in charges if privacy.guaranteed(event))
+            raise BudgetRefusal(
+                f"all that a site delivered must be within the plan's cap of ε = {shown_epsilon(plan.budget.epsilon)}",
+                given=f"{shown_price(least, condition)} for {len(charges)} releases",
+                next_step="The site's ledger may be an old copy: site-agent ledger recover.",
+            )
+        if len(receipt.previous) != 64 or set(receipt.previous) - set("0123456789abcdef"):
+            raise ReceiptRefusal("a receipt's previous must be a SHA-256", given="another form")
+        # Receipts of one ledger form a chain. Links that were never sent are missing here; a fork is not explained by
+        # that, but by a ledger that the study lead has let begin anew since.
+        forks = [
+            release
+            for _, release in earlier.values()
+            if release is not None
+            and release.receipt.previous == receipt.previous
+            and release.log_index > self._store.began_anew(receipt.site)
+        ]
+        if forks:
+            raise ReceiptRefusal(
+                "a receipt must follow the site's last one",
+                given="one that another release of the site follows already",
+                next_step="The site's ledger may be an old copy: site-agent ledger recover.",
+            )
+
+    def _set_apart(self, part: Path, statement: Statement, envelope: Envelope, refusal: Refusal) -> None:
+        reach("ingest.before_quarantine")
+        os.replace(part, self._quarantine / f"{statement.bundle_sha256}.zip")
+        reach("ingest.quarantine_moved")
+        _flush_folder(self._quarantine)
+        self._store.quarantine(statement=statement, envelope=envelope, refusal=refusal, today=self._today())
+        reach("ingest.quarantine_committed")
+        part.with_suffix(".json").unlink(missing_ok=True)
+        reach("ingest.quarantined")
+
+    # -- staging ------------------------------------------------------------------------------------------------
+    def _part(self, site: Site, digest: str) -> Path:
+        # The site's name is part of the file's: no site can touch what another one has staged.
+        return self._staging / f"{site.site}.{digest}.part"
+
+    def _turn(self, part: Path) -> _Turn:
+        with self._locks_guard:
+            return self._locks.setdefault(part.name, _Turn())
+
+    def recover(self) -> int:
+        """Bring the folders in line with the database after a crash; how many bundles went back to staging.
+
+        A bundle that no transaction names was never acknowledged: it goes back to staging when its offer is there,
+        else it is deleted. What is staged for a release that is settled is deleted.
+        """
+        gone = {stone.bundle_sha256 for stone in self._store.withdrawals()}
+        for folder in (self._bundles, self._quarantine):
+            for digest in sorted(gone & {path.stem for path in folder.glob("*.zip")}):
+                self._delete(digest)
+        offers = {path.stem.split(".", 1)[1]: path for path in self._staging.glob("*.*.json")}
+        moved = 0
+        for folder in (self._bundles, self._quarantine):
+            for path in folder.glob("*.zip"):
+                if self._is_settled(path.stem):
+                    continue
+                reach("ingest.before_recovery")
+                if path.stem in offers:
+                    os.replace(path, offers[path.stem].with_suffix(".part"))
+                    moved += 1
+                else:
+                    path.unlink()
+                reach("ingest.recovered")
+        for digest, path in offers.items():
+            if self._is_settled(digest):
+                path.with_suffix(".part").unlink(missing_ok=True)
+                path.unlink(missing_ok=True)
+        for path in self._staging.glob("*.json.part"):  # a half-written offer
+            path.unlink(missing_ok=True)
+        return moved
+
+    def _is_settled(self, digest: str) -> bool:
+        return self._store.by_bundle(digest) is not None or bool(self._store.quarantined(bundle_sha256=digest))
+
+
+class _Turn:
+    """A lock that gives up after `PATIENCE`, so that a stalled upload cannot hold up the next for ever."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> None:
+        if not self._lock.acquire(timeout=PATIENCE):
+            raise NetworkRefusal("one upload of a bundle must end before the next", given="one that has not")
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+
+def _envelope(data: bytes) -> Envelope:
+    """An envelope in its one form: base64 has several spellings of the same signature, and one is enough."""
+    envelope = Envelope.from_bytes(data)
+    if envelope.to_bytes() != data:
+        raise SchemaRefusal("an envelope must be in canonical form", given="another form")
+    return envelope
+
+
+def _not_standing(limit: str) -> ApprovalRefusal:
+    return ApprovalRefusal(
+        "a standing approval must be good for the release",
+        given=f"one that is not: {limit}",
+        next_step="A person approves it at the site: site-agent approve.",
+    )
+
+
+def _write(out: BinaryIO, data: bytes) -> None:
+    out.write(data)
+
+
+def _no_room(error: OSError) -> StorageRefusal:
+    return StorageRefusal(
+        "the coordinator must be able to keep the bundle",
+        given=error.strerror or "an error",
+        next_step="Ask the study lead; the release stays sealed and can be sent later.",
+    )
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
+
+
+def _flush_folder(folder: Path) -> None:
+    """Flush a folder, so that a rename in it survives a power cut."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+class Coordinator:
+    """A coordinator that serves; the only one on its home folder.
+
+    Args:
+        home: the home folder, with an authority in it (`Authority.create`).
+        listen: ``host:port`` to bind; port 0 takes a free one, see `port`.
+        url: database, if not SQLite in the home folder.
+        max_bundle: most bytes of one release.
+        workers: threads that answer.
+        today: gives the UTC date.
+        analysts: ``host:port`` to bind for analysts; blank answers none. See `analysts_port`.
+        analysis: settings of `coordinator.services.analysis.AnalysisService`.
+    Raises: StateRefusal (not set up), LockedRefusal (another one serves), NetworkRefusal (the port is taken).
+    """
+
+    def __init__(
+        self,
+        home: Path,
+        listen: str,
+        *,
+        url: str = "",
+        max_bundle: int = MAX_BUNDLE,
+        workers: int = 16,
+        today: Callable[[], dt.date] = utc_today,
+        analysts: str = "",
+        analysis: Mapping[str, Any] | None = None,
+    ) -> None:
+        authority = Authority.load(home)
+        self._lock = (home / "server.lock").open("a")
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            self._lock.close()
+            raise LockedRefusal("one coordinator must serve a home folder", given="a second one") from None
+        self.store = Store.open(home, url)
+        self.service = CollectionService(
+            home=home, store=self.store, authority=authority, max_bundle=max_bundle, today=today
+        )
+        try:
+            self.service.recover()
+            self._server = Server(
+                service=SERVICE,
+                methods=COLLECTION,
+                handlers=self.service.handlers,
+                listen=listen,
+                credentials=authority.server,
+                workers=workers,
+            )
+            self.port = self._server.port
+            self._analysis = None
+            if analysts:
+                # Own threads: no number of analysts can keep a site from delivering.
+                asked = AnalysisService(self.store, today=today, **(analysis or {}))
+                try:
+                    self._analysis = Server(
+                        service=ANALYSIS_SERVICE,
+                        methods=ANALYSIS,
+                        handlers=asked.handlers,
+                        identify=asked.identify,
+                        listen=analysts,
+                        credentials=authority.server,
+                        workers=workers,
+                        request_cap=REQUEST_CAP,
+                        longest=LONGEST,
+                        waiting=WAITING,
+                    )
+                except BaseException:
+                    self._server.stop(0)
+                    raise
+        except BaseException:
+            self.store.close()
+            self._lock.close()
+            raise
+        self.analysts_port = self._analysis.port if self._analysis is not None else 0
+
+    def stop(self, grace: float = 5.0) -> None:
+        """Let running calls end within `grace` seconds, then close everything."""
+        if self._analysis is not None:
+            self._analysis.stop(grace)
+        self._server.stop(grace)
+        self.store.close()
+        self._lock.close()
+
+    def __enter__(self) -> Coordinator:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop(0.5)
+
+
+def serve(home: Path, address: str, *, ready: Callable[[int], None] = lambda port: None, **settings: Any) -> None:
+    """Serve until SIGTERM or SIGINT.
+
+    Args:
+        home: the coordinator's home folder.
+        address: ``host:port`` to bind.
+        ready: called with the port when calls are answered.
+        settings: as of `Coordinator`.
+    """
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    stopping = {signal.SIGTERM, signal.SIGINT}
+    # Read from a pipe that the signal writes to. A handler alone is not enough: when it is noted just before the main
+    # thread goes to sleep on a lock, it runs only at the next signal, and the server would not end.
+    told, tell = os.pipe()
+    os.set_blocking(tell, False)
+    earlier = {number: signal.signal(number, lambda *_: None) for number in stopping}
+    before = signal.set_wakeup_fd(tell)
+    try:
+        coordinator = Coordinator(home, address, **settings)
+        try:
+            ready(coordinator.port)
+            while os.read(told, 1)[0] not in stopping:
+                pass
+        finally:
+            coordinator.stop()
+    finally:
+        signal.set_wakeup_fd(before)
+        for number, handler in earlier.items():
+            signal.signal(number, handler)
+        os.close(told)
+        os.close(tell)

@@ -1,0 +1,246 @@
+"""What the coordinator keeps, as its other rooms see it: frozen values, one for each kind of row."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from shared.base.keys import Envelope, PublicKey
+from shared.errors import Refusal, refusal_from_code
+from shared.plans.plan import StudyPlan
+from shared.wire.messages import Acceptance, Withdrawn
+
+if TYPE_CHECKING:
+    from shared.releases.receipt import Receipt
+
+__all__ = [
+    "KeyHistory",
+    "LogEntry",
+    "Quarantined",
+    "Release",
+    "Revision",
+    "SavedResult",
+    "Site",
+    "StoredPlan",
+    "Tombstone",
+    "WaveRecord",
+    "release_leaf",
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredPlan:
+    """One signed version of a study's plan."""
+
+    envelope: Envelope
+    plan: StudyPlan
+
+
+@dataclass(frozen=True, kw_only=True)
+class Site:
+    """A site and its pinned keys.
+
+    Args:
+        state: pending, accepted, refused or revoked.
+        studies: studies it was invited to.
+        release_key: the key that signs its ledger heads and releases.
+        approvers: its approvers' keys, by name.
+        certificate_pem: its client certificate, once issued.
+        reason: why it was refused.
+    """
+
+    site: str
+    state: str
+    studies: tuple[str, ...]
+    release_key: PublicKey
+    approvers: Mapping[str, PublicKey]
+    csr_pem: str = field(default="", repr=False)
+    certificate_pem: str = field(default="", repr=False)
+    reason: str = ""
+
+    @property
+    def fingerprint(self) -> str:
+        """What lead and steward compare."""
+        return self.release_key.fingerprint
+
+
+@dataclass(frozen=True, kw_only=True)
+class Release:
+    """An accepted release; its table is in `Store.table`, unless it is `withdrawn` (then the reason's code)."""
+
+    release_id: str
+    study: str
+    plan_hash: str
+    plan_version: int
+    wave: int
+    site: str
+    bundle_sha256: str
+    bundle_bytes: int
+    n: int
+    receipt: Receipt
+    envelope: Envelope
+    log_index: int
+    log_root: str
+    accepted_day: str
+    withdrawn: str = ""
+    standing: Envelope | None = None
+
+    @property
+    def leaf(self) -> dict[str, str]:
+        """What the log says of it."""
+        return release_leaf(self.envelope, self.bundle_sha256, self.site, self.standing)
+
+    @property
+    def acceptance(self) -> Acceptance:
+        """What the site was answered, and is answered whenever it asks again."""
+        return Acceptance(
+            study=self.study,
+            wave=self.wave,
+            site=self.site,
+            release_id=self.release_id,
+            bundle_sha256=self.bundle_sha256,
+            log_index=self.log_index,
+            log_root=self.log_root,
+            accepted_day=self.accepted_day,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Quarantined:
+    """A release with valid signatures and wrong content: kept apart, never shown to analysts."""
+
+    bundle_sha256: str
+    release_id: str
+    study: str
+    wave: int
+    site: str
+    code: str
+    reason: str
+    day: str
+
+    @property
+    def refusal(self) -> Refusal:
+        """The refusal that the site was answered."""
+        return refusal_from_code(self.code, self.reason)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tombstone:
+    """A release that its site took back; of its bytes the digest is left."""
+
+    bundle_sha256: str
+    release_id: str
+    study: str
+    wave: int
+    site: str
+    reason_code: str
+    log_index: int
+    log_root: str
+    day: str
+
+    @property
+    def withdrawn(self) -> Withdrawn:
+        """What the site was answered, and is answered whenever it asks again."""
+        return Withdrawn(
+            study=self.study,
+            wave=self.wave,
+            site=self.site,
+            release_id=self.release_id,
+            bundle_sha256=self.bundle_sha256,
+            log_index=self.log_index,
+            log_root=self.log_root,
+            withdrawn_day=self.day,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Revision:
+    """One state of a closed wave: what stood in the log up to and including entry `log_index`.
+
+    Args:
+        number: 0 is what had been delivered when the wave was first closed.
+        cause: ``closed``, ``late`` (a release after the close) or ``withdrawn``.
+        site: whose release it was (late, withdrawn).
+        missing: sites that had not delivered (closed).
+        reason: why it was closed before its deadline, or below its quorum.
+        day: ISO date, UTC.
+    """
+
+    number: int
+    log_index: int
+    cause: str
+    site: str = ""
+    missing: tuple[str, ...] = ()
+    reason: str = ""
+    day: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WaveRecord:
+    """What the log says of a wave: whether it is closed now, and its revisions, oldest first."""
+
+    study: str
+    wave: int
+    closed: bool
+    revisions: tuple[Revision, ...]
+
+    @property
+    def revision(self) -> int | None:
+        """The revision in force; None while the wave is open."""
+        return self.revisions[-1].number if self.closed else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SavedResult:
+    """A pooled answer or a figure that was handed out.
+
+    Args:
+        question: what was asked, as plain values.
+        used: SHA-256 of every bundle it rests on, with its site.
+        numbers: the pooled figures.
+        figure: the file that was written, or blank.
+        withdrawn: the bundles among `used` that were withdrawn since: not empty means stale.
+    """
+
+    id: int
+    study: str
+    wave: int
+    kind: str
+    question: Mapping[str, Any]
+    used: Mapping[str, str]
+    numbers: Mapping[str, Any]
+    figure: str
+    day: str
+    withdrawn: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogEntry:
+    """One leaf of the log."""
+
+    index: int
+    entry: bytes
+    root: str
+
+
+@dataclass(frozen=True)
+class KeyHistory:
+    """Every key that a site has had: rows of (site, until, role, key), `until` None for those in force."""
+
+    rows: tuple[tuple[str, int | None, str, PublicKey], ...]
+
+    def at(self, site: str, index: int) -> tuple[dict[str, PublicKey], dict[str, PublicKey]]:
+        """(release keys, approvers' keys), by handle, that could sign entry `index` of the log."""
+        mine = [row for row in self.rows if row[0] == site]
+        ends = sorted({until for _, until, _, _ in mine if until is not None and until > index})
+        term = ends[0] if ends else None
+        found = [(role, key) for _, until, role, key in mine if until == term]
+        release = {key.key_id: key for role, key in found if role == "release"}
+        return release, {key.key_id: key for role, key in found if role == "approver"}
+
+
+def release_leaf(envelope: Envelope, bundle: str, site: str, standing: Envelope | None) -> dict[str, str]:
+    """What the log says of an accepted release: its statement, its bytes, whose it is, under which approval."""
+    leaf = {"kind": "release", "statement": envelope.digest, "bundle": bundle, "site": site}
+    return leaf if standing is None else {**leaf, "standing": standing.digest}

@@ -1,0 +1,229 @@
+"""The coordinator's tables, and how SQLite is opened. What a row means stands in `coordinator.store.kept`.
+
+The rules that must never break are constraints here, not only of the code: one release per (study, wave, site), one
+row per bundle, one entry per place in the log.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import sqlalchemy as sa
+
+__all__ = [
+    "anchors",
+    "invitations",
+    "log",
+    "meta",
+    "plans",
+    "quarantine",
+    "reanchors",
+    "releases",
+    "reminders",
+    "results",
+    "retired",
+    "revocations",
+    "revoked",
+    "site_keys",
+    "sites",
+    "sqlite_begin",
+    "sqlite_connect",
+    "standing",
+    "wave_events",
+    "withdrawals",
+]
+
+meta = sa.MetaData()
+_digest, _word = sa.String(64), sa.String(64)
+plans = sa.Table(
+    "plans",
+    meta,
+    sa.Column("study", _word, primary_key=True),
+    sa.Column("version", sa.Integer, primary_key=True),
+    sa.Column("hash", _digest, nullable=False, unique=True),
+    sa.Column("envelope", sa.LargeBinary, nullable=False),
+)
+invitations = sa.Table(
+    "invitations",
+    meta,
+    sa.Column("token_sha256", _digest, primary_key=True),
+    sa.Column("site", _word, nullable=False),
+    sa.Column("studies", sa.Text, nullable=False),
+    sa.Column("expires", sa.Date, nullable=False),
+    sa.Column("used_for", _digest),
+)
+sites = sa.Table(
+    "sites",
+    meta,
+    sa.Column("site", _word, primary_key=True),
+    sa.Column("state", sa.String(16), nullable=False),
+    sa.Column("studies", sa.Text, nullable=False),
+    sa.Column("request_sha256", _digest, nullable=False),
+    sa.Column("csr_pem", sa.Text, nullable=False),
+    sa.Column("certificate_pem", sa.Text, nullable=False),
+    sa.Column("reason", sa.Text, nullable=False),
+)
+site_keys = sa.Table(
+    "site_keys",
+    meta,
+    sa.Column("site", _word, sa.ForeignKey("sites.site"), primary_key=True),
+    sa.Column("role", sa.String(16), primary_key=True),
+    sa.Column("name", _word, primary_key=True),
+    sa.Column("public_key", _digest, nullable=False),
+    sa.UniqueConstraint("site", "public_key"),
+)
+revoked = sa.Table(
+    "revoked",
+    meta,
+    sa.Column("serial", sa.String(64), primary_key=True),
+    sa.Column("site", _word, nullable=False),
+    sa.Column("log_index", sa.Integer, nullable=False),
+)
+log = sa.Table(
+    "log",
+    meta,
+    sa.Column("index", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("entry", sa.LargeBinary, nullable=False),
+    sa.Column("leaf", sa.LargeBinary(32), nullable=False),
+    sa.Column("peaks", sa.LargeBinary, nullable=False),
+    sa.Column("root", _digest, nullable=False),
+)
+anchors = sa.Table(
+    "anchors",
+    meta,
+    # A ledger that begins anew uses its numbers again: the order of witnessing is the log's.
+    sa.Column("log_index", sa.Integer, sa.ForeignKey("log.index"), primary_key=True, autoincrement=False),
+    sa.Column("site", _word, nullable=False, index=True),
+    sa.Column("line", sa.Integer, nullable=False),
+    sa.Column("seq", sa.BigInteger, nullable=False),
+    sa.Column("head", _digest, nullable=False),
+    sa.Column("envelope", sa.LargeBinary, nullable=False),
+    sa.UniqueConstraint("site", "line", "seq"),
+)
+reanchors = sa.Table(
+    "reanchors",
+    meta,
+    sa.Column("site", _word, primary_key=True),
+    sa.Column("fingerprint", sa.String(32), nullable=False),
+    sa.Column("left_index", sa.Integer, sa.ForeignKey("anchors.log_index"), nullable=False),
+    sa.Column("log_index", sa.Integer, sa.ForeignKey("log.index"), nullable=False),
+)
+releases = sa.Table(
+    "releases",
+    meta,
+    sa.Column("release_id", _word, primary_key=True),
+    sa.Column("study", _word, nullable=False),
+    sa.Column("plan_hash", _digest, sa.ForeignKey("plans.hash"), nullable=False),
+    sa.Column("plan_version", sa.Integer, nullable=False),
+    sa.Column("wave", sa.Integer, nullable=False),
+    sa.Column("site", _word, sa.ForeignKey("sites.site"), nullable=False),
+    sa.Column("bundle_sha256", _digest, nullable=False, unique=True),
+    sa.Column("bundle_bytes", sa.BigInteger, nullable=False),
+    sa.Column("n", sa.Integer, nullable=False),
+    sa.Column("receipt", sa.LargeBinary, nullable=False),
+    sa.Column("envelope", sa.LargeBinary, nullable=False),
+    sa.Column("log_index", sa.Integer, sa.ForeignKey("log.index"), nullable=False, unique=True),
+    sa.Column("log_root", _digest, nullable=False),
+    sa.Column("accepted_day", sa.String(10), nullable=False),
+    sa.UniqueConstraint("study", "wave", "site"),
+)
+standing = sa.Table(
+    "standing",
+    meta,
+    sa.Column("release_id", _word, sa.ForeignKey("releases.release_id"), primary_key=True),
+    sa.Column("standing", sa.LargeBinary, nullable=False),
+)
+revocations = sa.Table(
+    "standing_revocations",
+    meta,
+    sa.Column("site", _word, primary_key=True),
+    sa.Column("standing", _digest, primary_key=True),
+    sa.Column("envelope", sa.LargeBinary, nullable=False),
+    sa.Column("day", sa.String(10), nullable=False),
+)
+quarantine = sa.Table(
+    "quarantine",
+    meta,
+    sa.Column("bundle_sha256", _digest, primary_key=True),
+    sa.Column("release_id", _word, nullable=False),
+    sa.Column("study", _word, nullable=False),
+    sa.Column("wave", sa.Integer, nullable=False),
+    sa.Column("site", _word, nullable=False),
+    sa.Column("code", sa.String(32), nullable=False),
+    sa.Column("reason", sa.Text, nullable=False),
+    sa.Column("envelope", sa.LargeBinary, nullable=False),
+    sa.Column("day", sa.String(10), nullable=False),
+)
+retired = sa.Table(
+    "retired_keys",
+    meta,
+    sa.Column("site", _word, primary_key=True),
+    sa.Column("until", sa.Integer, primary_key=True),
+    sa.Column("role", sa.String(16), primary_key=True),
+    sa.Column("name", _word, primary_key=True),
+    sa.Column("public_key", _digest, nullable=False),
+)
+withdrawals = sa.Table(
+    "withdrawals",
+    meta,
+    sa.Column("bundle_sha256", _digest, primary_key=True),
+    sa.Column("release_id", _word, nullable=False, index=True),
+    sa.Column("study", _word, nullable=False),
+    sa.Column("wave", sa.Integer, nullable=False),
+    sa.Column("site", _word, sa.ForeignKey("sites.site"), nullable=False),
+    sa.Column("reason_code", sa.String(16), nullable=False),
+    sa.Column("envelope", sa.LargeBinary, nullable=False),
+    sa.Column("log_index", sa.Integer, sa.ForeignKey("log.index"), nullable=False, unique=True),
+    sa.Column("log_root", _digest, nullable=False),
+    sa.Column("day", sa.String(10), nullable=False),
+)
+wave_events = sa.Table(
+    "wave_events",
+    meta,
+    sa.Column("log_index", sa.Integer, sa.ForeignKey("log.index"), primary_key=True, autoincrement=False),
+    sa.Column("study", _word, nullable=False, index=True),
+    sa.Column("wave", sa.Integer, nullable=False),
+    sa.Column("kind", sa.String(16), nullable=False),
+    sa.Column("missing", sa.Text, nullable=False),
+    sa.Column("reason", sa.Text, nullable=False),
+    sa.Column("day", sa.String(10), nullable=False),
+)
+reminders = sa.Table(
+    "reminders",
+    meta,
+    sa.Column("study", _word, primary_key=True),
+    sa.Column("wave", sa.Integer, primary_key=True),
+    sa.Column("site", _word, primary_key=True),
+    sa.Column("day", sa.String(10), nullable=False),
+)
+results = sa.Table(
+    "results",
+    meta,
+    sa.Column("id", sa.Integer, primary_key=True),
+    sa.Column("content", _digest, nullable=False, unique=True),
+    sa.Column("study", _word, nullable=False),
+    sa.Column("wave", sa.Integer, nullable=False),
+    sa.Column("kind", sa.String(16), nullable=False),
+    sa.Column("question", sa.Text, nullable=False),
+    sa.Column("used", sa.Text, nullable=False),
+    sa.Column("numbers", sa.Text, nullable=False),
+    sa.Column("figure", sa.Text, nullable=False),
+    sa.Column("day", sa.String(10), nullable=False),
+    sa.Index("results_by_question", "study", "question"),
+)
+
+
+def sqlite_connect(connection: Any, _: Any) -> None:
+    """Durable before acknowledged: a write-ahead log, synchronous=FULL."""
+    connection.isolation_level = None  # the driver must not begin transactions behind SQLAlchemy's back
+    cursor = connection.cursor()
+    for pragma in ("busy_timeout=30000", "journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON"):
+        cursor.execute(f"PRAGMA {pragma}")
+    cursor.close()
+
+
+def sqlite_begin(connection: sa.Connection) -> None:
+    """Begin as a writer where the connection is to write."""
+    # A writer that began as a reader could not wait for another writer: it would be sent away at once.
+    writes = connection.get_execution_options().get("tributary_write", False)
+    connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")

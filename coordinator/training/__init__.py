@@ -1,0 +1,1 @@
+"""One flow trained by several sites: the grid, its rounds, and the runtime of Flower."""

@@ -1,0 +1,281 @@
+"""Letter boxes of a training that the sites run together: what each round asks, and what each site answered.
+
+The sites dial in and empty their box; nothing here reaches out. Every question and every answer is in the database
+before anybody is told that it is, so that the server, and whoever runs the training, may stop at any moment and go on
+where they were. Two rules hold whatever is sent: a round is asked with one content (what a round was about never
+changes while answers to it are on their way), and a site answers a round once (the same bytes again get the same
+receipt, other bytes are refused as a replay). Sites come and go meanwhile: who joins is asked the open round as well,
+and who has left does not answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import sqlalchemy as sa
+
+from coordinator.store.store import Site, Store
+from shared.base.canonical import sha256_hex
+from shared.base.failpoints import reach
+from shared.base.keys import Envelope, PublicKey, SigningKey
+from shared.errors import Refusal, ReplayRefusal, RoleRefusal, RoundsRefusal, StateRefusal
+from shared.wire.messages import ROUND_CAP, RoundAnswer, RoundReceipt, RoundReply
+from shared.wire.rounds import Answered, Asked, open_answer, open_asked, unpack
+
+if TYPE_CHECKING:
+    from shared.plans.federated import FederatedFlow
+
+__all__ = ["Answer", "LetterBoxes", "Progress"]
+
+_meta = sa.MetaData()
+_word, _digest = sa.String(64), sa.String(64)
+_content = sa.LargeBinary(ROUND_CAP)
+_asked = sa.Table(
+    "round_asked",
+    _meta,
+    sa.Column("number", sa.Integer, primary_key=True),
+    sa.Column("study", _word, nullable=False, index=True),
+    sa.Column("plan_hash", _digest, nullable=False),
+    sa.Column("kind", sa.String(16), nullable=False),
+    sa.Column("round", sa.Integer, nullable=False),
+    sa.Column("digest", _digest, nullable=False),
+    sa.Column("envelope", sa.LargeBinary(16 << 10), nullable=False),
+    sa.Column("content", _content, nullable=False),
+    sa.UniqueConstraint("study", "plan_hash", "kind", "round"),
+)
+_of = sa.Table(
+    "round_of",
+    _meta,
+    sa.Column("asked", sa.Integer, sa.ForeignKey("round_asked.number"), primary_key=True),
+    sa.Column("site", _word, primary_key=True),
+    sa.Column("envelope", sa.LargeBinary(16 << 10)),
+    sa.Column("content", _content),
+    sa.Column("key", _digest),  # under which it was taken: the site may have another one by the time it is read
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """One site's answer to one round, as it signed it with the key that it had then."""
+
+    said: Answered
+    content: bytes = field(repr=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Progress:
+    """How far a training is.
+
+    Args:
+        plan_hash: of the plan that asks for it.
+        round: the last one that was asked; 0 before the first.
+        answered: of that round, site to blank, or to the code of the refusal for which it gave nothing; a site that
+            has not answered is not in it.
+        waiting: of that round, the sites that have not answered.
+        finished: SHA-256 of the flow; blank until there is one.
+    """
+
+    plan_hash: str
+    round: int
+    answered: Mapping[str, str]
+    waiting: tuple[str, ...]
+    finished: str = ""
+
+
+class LetterBoxes:
+    """The boxes of all trainings, in the coordinator's database. Safe for several processes.
+
+    Args:
+        store: the coordinator's store.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._read, self._write = store.extended(_meta)
+
+    # -- the coordinator's side ---------------------------------------------------------------------------------
+    def ask(self, said: Asked, content: bytes, sites: Sequence[str], key: SigningKey) -> None:
+        """Put a round into the boxes of `sites`, or a finished flow up for all.
+
+        Again adds the sites that have no box of this round yet, and changes nothing else.
+
+        Args:
+            key: the coordinator's witness key.
+        Raises: ReplayRefusal, where the round was asked before with another content.
+        """
+        envelope = said.sign(key).to_bytes()
+        open_asked(envelope, content, key.public)
+
+        def put(c: sa.Connection) -> None:
+            same = (_asked.c.study == said.study) & (_asked.c.plan_hash == said.plan_hash)
+            found = c.execute(
+                sa.select(_asked.c.number, _asked.c.digest).where(
+                    same & (_asked.c.kind == said.kind) & (_asked.c.round == said.round)
+                )
+            ).first()
+            if found is not None:
+                if found.digest != said.digest:
+                    raise ReplayRefusal(
+                        f"round {said.round} must be asked once, with one content",
+                        given="another question",
+                        next_step="Go on from the training's own folder; a training is not begun anew under one plan.",
+                    )
+                known = set(c.execute(sa.select(_of.c.site).where(_of.c.asked == found.number)).scalars())
+                new = [{"asked": found.number, "site": site} for site in sites if site not in known]
+                if new:
+                    c.execute(_of.insert(), new)
+                return
+            values = {"study": said.study, "plan_hash": said.plan_hash, "kind": said.kind, "round": said.round}
+            made = c.execute(
+                _asked.insert().values(**values, digest=said.digest, envelope=envelope, content=content)
+            ).inserted_primary_key
+            assert made is not None
+            reach("rounds.before_ask")
+            if sites:
+                c.execute(_of.insert(), [{"asked": made[0], "site": site} for site in sites])
+
+        self._write(put)
+        reach("rounds.after_ask")
+
+    def answers(
+        self, study: str, plan_hash: str, number: int, *, among: Collection[str] | None = None
+    ) -> dict[str, Answer | Refusal]:
+        """What the sites have answered to a round, by site; or why what lies in a site's box cannot be taken.
+
+        Args:
+            among: of these sites only; the others' answers are not read.
+        """
+        query = (
+            sa.select(_of.c.site, _of.c.envelope, _of.c.content, _of.c.key)
+            .join(_asked, _asked.c.number == _of.c.asked)
+            .where((_asked.c.study == study) & (_asked.c.plan_hash == plan_hash) & (_asked.c.round == number))
+            .where((_asked.c.kind == "train") & _of.c.envelope.is_not(None))
+        )
+        if among is not None:
+            query = query.where(_of.c.site.in_(sorted(among)))
+        out: dict[str, Answer | Refusal] = {}
+        for row in self._read(lambda c: c.execute(query).all()):
+            content = bytes(row.content)
+            try:
+                said = open_answer(bytes(row.envelope), content, PublicKey(row.key))
+                out[row.site] = Answer(said=said, content=content)
+            except Refusal as refusal:  # one damaged row must not hide the others
+                out[row.site] = refusal
+        return out
+
+    def flow(self, name: str) -> FederatedFlow | None:
+        """The finished flow of that name (``federated:<digest>``); None where none of the trainings here gave it."""
+        from shared.plans.federated import PREFIX, FederatedFlow
+
+        done = self._finished(name.removeprefix(PREFIX))
+        return None if done is None else FederatedFlow.from_bytes(bytes(done.content))
+
+    def progress(self, study: str) -> Progress | None:
+        """How far the newest training of a study is; None where none was begun."""
+        last = self._last(study)
+        if last is None:
+            return None
+        rows = self._read(
+            lambda c: c.execute(sa.select(_of).where(_of.c.asked == last.number).order_by(_of.c.site)).all()
+        )
+        answered = {}
+        for row in rows:
+            if row.envelope is not None:
+                signed = Envelope.from_bytes(bytes(row.envelope))
+                answered[row.site] = _said(signed.payload).code
+        return Progress(
+            plan_hash=last.plan_hash,
+            round=last.round,
+            answered=answered,
+            waiting=tuple(row.site for row in rows if row.envelope is None),
+            finished=sha256_hex(bytes(last.content)) if last.kind == "finished" else "",
+        )
+
+    # -- a site's side ------------------------------------------------------------------------------------------
+    def next(self, site: Site, study: str, flow: str = "") -> RoundReply:
+        """What the newest training of a study asks of a site now; empty where that is nothing.
+
+        Args:
+            flow: SHA-256 of a finished flow that the site needs, whatever other training has begun since.
+        """
+        last = self._finished(flow, study) if flow else self._last(study)
+        if last is None:
+            return RoundReply()
+        if last.kind == "train":
+            box = sa.select(_of.c.envelope).where((_of.c.asked == last.number) & (_of.c.site == site.site))
+            found = self._read(lambda c: c.execute(box).first())
+            if found is None or found.envelope is not None:
+                return RoundReply()
+        return RoundReply(envelope=bytes(last.envelope), content=bytes(last.content))
+
+    def answer(self, site: Site, given: RoundAnswer) -> RoundReceipt:
+        """Take a site's answer, once.
+
+        Raises: SignatureRefusal, SchemaRefusal, TooLarge, IntegrityRefusal (what it signed is not what came);
+            ReplayRefusal (another site's, another training's, other bytes than it sent before, or another question);
+            RoleRefusal (not asked); RoundsRefusal (no such round); StateRefusal (the round is over).
+        """
+        said = open_answer(given.envelope, given.content, site.release_key)
+        if said.site != site.site:
+            raise ReplayRefusal("an answer must be the calling site's", given="another site's")
+        if not said.code:
+            unpack(given.content)  # an answer is taken once: what cannot be read later must not be in the box
+
+        taken = {"envelope": given.envelope, "content": given.content, "key": site.release_key.hex}
+
+        def take(c: sa.Connection) -> None:
+            mine = (_asked.c.study == said.study) & (_asked.c.kind == "train")
+            last = c.execute(sa.select(_asked).where(mine).order_by(_asked.c.number.desc())).first()
+            if last is None or said.plan_hash != last.plan_hash:
+                raise ReplayRefusal("an answer must be to the training that is under way", given="another")
+            row = c.execute(
+                sa.select(_asked).where(mine & (_asked.c.plan_hash == said.plan_hash) & (_asked.c.round == said.round))
+            ).first()
+            if row is None:
+                raise RoundsRefusal("an answer must be to a round that was asked", given=f"round {said.round}")
+            if row.digest != said.asked:
+                raise ReplayRefusal("an answer must be to the very question of its round", given="to another one")
+            place = (_of.c.asked == row.number) & (_of.c.site == site.site)
+            box = c.execute(sa.select(_of.c.envelope, _of.c.content).where(place)).first()
+            if box is None:
+                raise RoleRefusal("an answer must come from a site that was asked", given="one that was not")
+            if box.envelope is not None:
+                if (bytes(box.envelope), bytes(box.content)) != (given.envelope, given.content):
+                    raise ReplayRefusal("a site must answer a round once", given="a second, different answer")
+                return
+            if row.number != last.number or self._is_finished(c, said):
+                raise StateRefusal("a round must be answered before the next is asked", given="an answer too late")
+            reach("rounds.before_answer")
+            c.execute(_of.update().where(place).values(**taken))
+
+        self._write(take)
+        reach("rounds.after_answer")
+        return RoundReceipt(study=said.study, round=said.round, answer=sha256_hex(said.to_bytes()))
+
+    # -- inside -------------------------------------------------------------------------------------------------
+    def _last(self, study: str) -> sa.Row[tuple[object, ...]] | None:
+        query = sa.select(_asked).where(_asked.c.study == study).order_by(_asked.c.number.desc()).limit(1)
+        return self._read(lambda c: c.execute(query).first())
+
+    def _finished(self, digest: str, study: str = "") -> sa.Row[tuple[object, ...]] | None:
+        """The row of a finished flow, of one study or of any."""
+        query = sa.select(_asked).where(_asked.c.kind == "finished")
+        if study:
+            query = query.where(_asked.c.study == study)
+        for row in self._read(lambda c: c.execute(query).all()):
+            if sha256_hex(bytes(row.content)) == digest:
+                return row
+        return None
+
+    @staticmethod
+    def _is_finished(c: sa.Connection, said: Answered) -> bool:
+        same = (_asked.c.study == said.study) & (_asked.c.plan_hash == said.plan_hash)
+        return c.execute(sa.select(_asked.c.number).where(same & (_asked.c.kind == "finished"))).first() is not None
+
+
+def _said(payload: bytes) -> Answered:
+    from shared.base.canonical import parse_json
+
+    return Answered(**parse_json(payload))

@@ -1,0 +1,238 @@
+"""Ed25519 keys on disk, and signed envelopes over bytes *and their type*.
+
+An envelope follows DSSE: what is signed is the pre-authentication encoding of (type, payload), so a signature on
+one kind of document can never be shown as a signature on another. Keys are pinned by whoever verifies; a key that
+arrives inside an artefact is never trusted.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import stat
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
+from shared.base.canonical import canonical_json, parse_json, sha256_hex
+from shared.errors import ParameterError, SchemaRefusal, SignatureRefusal, StateRefusal, StorageRefusal
+
+__all__ = ["Envelope", "PublicKey", "Signature", "SigningKey", "write_private"]
+
+ENVELOPE_CAP = 4 << 20
+
+
+@dataclass(frozen=True)
+class PublicKey:
+    """An Ed25519 public key: 32 bytes, written as 64 hexadecimal digits."""
+
+    hex: str
+
+    def __post_init__(self) -> None:
+        if len(self.hex) != 64 or any(digit not in "0123456789abcdef" for digit in self.hex):
+            raise SchemaRefusal("a public key must be 64 lower-case hexadecimal digits", given=f"{len(self.hex)}")
+
+    @property
+    def key_id(self) -> str:
+        """First 16 digits of the SHA-256 of the key: a handle, not a proof."""
+        return sha256_hex(bytes.fromhex(self.hex))[:16]
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 of the key in groups of four, for two people to compare aloud."""
+        digest = sha256_hex(bytes.fromhex(self.hex))[:32]
+        return " ".join(digest[i : i + 4] for i in range(0, 32, 4))
+
+    def verifies(self, signature: bytes, message: bytes) -> bool:
+        """Whether `signature` is this key's over `message`."""
+        try:
+            Ed25519PublicKey.from_public_bytes(bytes.fromhex(self.hex)).verify(signature, message)
+        except (InvalidSignature, ValueError):
+            return False
+        return True
+
+
+class SigningKey:
+    """An Ed25519 private key. Its text form never shows the secret.
+
+    >>> key = SigningKey.generate()
+    >>> key.public.verifies(key.sign(b"text"), b"text")
+    True
+    """
+
+    def __init__(self, key: Ed25519PrivateKey) -> None:
+        self._key = key
+        raw = key.public_key().public_bytes(serialization.Encoding.Raw, serialization.PublicFormat.Raw)
+        self.public = PublicKey(raw.hex())
+
+    def __repr__(self) -> str:
+        return f"SigningKey({self.public.key_id})"
+
+    @classmethod
+    def generate(cls) -> SigningKey:
+        """A new key from the operating system's generator."""
+        return cls(Ed25519PrivateKey.generate())
+
+    def sign(self, message: bytes) -> bytes:
+        """The 64-byte signature."""
+        return self._key.sign(message)
+
+    def save(self, path: Path, passphrase: str | None = None) -> None:
+        """Write as PKCS#8 PEM, readable by the owner only; encrypted when a passphrase is given."""
+        lock: serialization.KeySerializationEncryption = serialization.NoEncryption()
+        if passphrase is not None:
+            if len(passphrase) < 8:
+                raise ParameterError("a passphrase must have at least 8 characters", given=f"{len(passphrase)}")
+            lock = serialization.BestAvailableEncryption(passphrase.encode())
+        pem = self._key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, lock)
+        write_private(path, pem)
+
+    @classmethod
+    def load(cls, path: Path, passphrase: str | None = None) -> SigningKey:
+        """Read a key that `save` wrote.
+
+        Raises: StateRefusal (no such key), StorageRefusal (file readable by others), SignatureRefusal (wrong
+        passphrase, or not an Ed25519 key).
+        """
+        try:
+            mode = path.stat().st_mode
+            pem = path.read_bytes()
+        except FileNotFoundError:
+            raise StateRefusal("the key file must exist", given=path.name, next_step="Create it with init.") from None
+        if mode & (stat.S_IRWXG | stat.S_IRWXO):
+            raise StorageRefusal(
+                f"the key file {path.name} must be readable by its owner only",
+                given=oct(mode & 0o777),
+                next_step=f"chmod 600 {path.name}",
+            )
+        try:
+            key = serialization.load_pem_private_key(pem, passphrase.encode() if passphrase is not None else None)
+        except (ValueError, TypeError, UnsupportedAlgorithm):
+            raise SignatureRefusal(
+                f"the passphrase must open the key file {path.name}", given="one that does not"
+            ) from None
+        if not isinstance(key, Ed25519PrivateKey):
+            raise SignatureRefusal(f"the key file {path.name} must hold an Ed25519 key")
+        return cls(key)
+
+
+def write_private(path: Path, data: bytes) -> None:
+    """Write `data` to `path` so that the owner alone can read it, whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(path.name + ".part")
+    try:
+        handle = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(handle, "wb") as out:
+            out.write(data)
+            out.flush()
+            os.fsync(out.fileno())
+        os.replace(part, path)
+    except OSError as error:
+        raise StorageRefusal(f"{path.name} must be writable", given=error.strerror or "an error") from error
+
+
+@dataclass(frozen=True)
+class Signature:
+    """One signature of an envelope, with the handle of the key that made it."""
+
+    key_id: str
+    value: bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Envelope:
+    """Bytes, their type, and who signed both.
+
+    >>> lead = SigningKey.generate()
+    >>> envelope = Envelope.sign("text/plain", b"plan", [lead])
+    >>> sorted(envelope.verified_by({lead.public.key_id: lead.public})) == [lead.public.key_id]
+    True
+    """
+
+    payload_type: str
+    payload: bytes
+    signatures: tuple[Signature, ...]
+
+    @staticmethod
+    def encoding(payload_type: str, payload: bytes) -> bytes:
+        """DSSE's pre-authentication encoding of (type, payload)."""
+        kind = payload_type.encode()
+        return b"DSSEv1 %d %s %d %s" % (len(kind), kind, len(payload), payload)
+
+    @classmethod
+    def sign(cls, payload_type: str, payload: bytes, keys: Sequence[SigningKey]) -> Envelope:
+        """Sign `payload` as `payload_type` with every key."""
+        message = cls.encoding(payload_type, payload)
+        made = tuple(Signature(key.public.key_id, key.sign(message)) for key in keys)
+        return cls(payload_type=payload_type, payload=payload, signatures=made)
+
+    def also_signed(self, key: SigningKey) -> Envelope:
+        """The same envelope with one more signature."""
+        more = Signature(key.public.key_id, key.sign(self.encoding(self.payload_type, self.payload)))
+        kept = tuple(signature for signature in self.signatures if signature.key_id != more.key_id)
+        return Envelope(payload_type=self.payload_type, payload=self.payload, signatures=(*kept, more))
+
+    def verified_by(self, trusted: Mapping[str, PublicKey]) -> set[str]:
+        """Handles of the *trusted* keys whose signature here verifies; signatures of other keys count for nothing."""
+        message = self.encoding(self.payload_type, self.payload)
+        return {
+            signature.key_id
+            for signature in self.signatures
+            if (key := trusted.get(signature.key_id)) is not None and key.verifies(signature.value, message)
+        }
+
+    def require(self, payload_type: str, trusted: Mapping[str, PublicKey], *, threshold: int = 1) -> bytes:
+        """The payload, if it has the expected type and `threshold` trusted signatures.
+
+        Raises: SignatureRefusal. Nothing of the payload is parsed before this returns.
+        """
+        if self.payload_type != payload_type:
+            raise SignatureRefusal(f"the signed document must be of type {payload_type}", given="another type")
+        good = self.verified_by(trusted)
+        if len(good) < threshold:
+            raise SignatureRefusal(
+                f"the document must carry {threshold} signature(s) of pinned keys",
+                given=f"{len(good)}",
+                next_step="Compare key fingerprints with the sender.",
+            )
+        return self.payload
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the payload."""
+        return sha256_hex(self.payload)
+
+    def to_bytes(self) -> bytes:
+        """Canonical JSON form."""
+        body: dict[str, Any] = {
+            "payloadType": self.payload_type,
+            "payload": base64.b64encode(self.payload).decode(),
+            "signatures": [{"keyid": s.key_id, "sig": base64.b64encode(s.value).decode()} for s in self.signatures],
+        }
+        return canonical_json(body)
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Envelope:
+        """Read the JSON form, at most `ENVELOPE_CAP` bytes. Raises: SchemaRefusal."""
+        body = parse_json(data, cap=ENVELOPE_CAP)
+        try:
+            if set(body) != {"payloadType", "payload", "signatures"} or not 1 <= len(body["signatures"]) <= 16:
+                raise ValueError
+            signatures = []
+            for item in body["signatures"]:
+                if set(item) != {"keyid", "sig"}:
+                    raise ValueError
+                signatures.append(Signature(str(item["keyid"]), base64.b64decode(item["sig"], validate=True)))
+            payload = base64.b64decode(body["payload"], validate=True)
+            envelope = cls(payload_type=str(body["payloadType"]), payload=payload, signatures=tuple(signatures))
+            # Base64 has spare bits at its end: without this, other bytes would read as the same envelope.
+            if envelope.to_bytes() != data:
+                raise ValueError
+            return envelope
+        except (ValueError, TypeError, KeyError, AttributeError):
+            raise SchemaRefusal("an envelope must be payloadType, payload and signatures in canonical form") from None

@@ -1,0 +1,1 @@
+"""Questions and how a table of rows answers them: formulas, regressions, survival."""

@@ -1,0 +1,455 @@
+"""What may be asked of one table: a frozen question, its checks, and its two spellings.
+
+    cox(years, died, subset = sex == 1) ~ sbp/10 * C(arm)            the whole question in one text, as plans hold it
+    "cox", "Surv(years, died) ~ sbp + age", subset="sex == 1"        a kind and a formula, as in R
+
+Both become an `Estimand`, whose `str` is the first spelling in one form: equal questions have equal texts, which is
+how a planned analysis is recognised. A question is checked when it is made, long before it meets a table.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+from typing import Any, Literal, get_args
+
+from shared.errors import ParameterError
+from shared.estimands.formulas import Node, RightSide, check_arithmetic, is_logical, names, parse, right_side
+from shared.estimands.regression import Robust
+from shared.estimands.survival import Ties
+
+__all__ = ["GROUPED", "INTERCEPT", "MODELS", "NETWORK", "SURVIVAL", "Estimand", "Kind", "Scale"]
+__all__ += ["parse_estimand", "parse_formula"]
+
+Kind = Literal[
+    "mean",
+    "difference",
+    "ratio",
+    "proportion",
+    "two_by_two",
+    "correlation",
+    "ols",
+    "logistic",
+    "poisson",
+    "cox",
+    "km",
+    "rmst",
+    "logrank",
+    "network",
+]
+Scale = Literal["identity", "log", "logit", "fisher_z"]
+Measure = Literal["OR", "RR", "RD"]
+
+INTERCEPT = "intercept"
+_SCALES: dict[str, Scale] = {
+    "ratio": "log",
+    "proportion": "logit",
+    "correlation": "fisher_z",
+    "logistic": "log",
+    "poisson": "log",
+    "cox": "log",
+    "km": "logit",
+    "logrank": "log",
+    "network": "log",
+}
+NETWORK: Mapping[str, str] = {
+    "edge": "share of pairs that are connected",
+    "v_shape": "share of the possible V-shapes (one person connected with two others) that are there",
+    "triangle": "share of triples of which all three pairs are connected",
+    "star3": "share of the possible 3-stars (one person connected with three others) that are there",
+    "transitivity": "share of V-shapes that are closed to a triangle",
+    "mean_degree": "mean number of connections of a person, in the whole network of a site",
+    "degree_cv": "coefficient of variation of the number of connections, in the whole network of a site",
+    "reciprocity": "share of edges that are returned, of a network with directions",
+    "in_degree_cv": "coefficient of variation of the number of edges to a person, in the whole network of a site",
+    "out_degree_cv": "coefficient of variation of the number of edges from a person, in the whole network of a site",
+    "directed_transitivity": "share of paths from one person over another to a third that are also an edge",
+    "assortativity": "correlation of an attribute across edges",
+    "recovery": "agreement of the communities that clustering finds with an attribute's levels, above chance",
+    "modularity": "share of edges within the communities that clustering finds, above what degrees alone give",
+}
+"""What may be asked of a network, in words."""
+ACROSS = ("assortativity", "recovery")
+"""Those of a column, which stands after ~."""
+SURVIVAL = ("cox", "km", "rmst", "logrank")
+MODELS = ("ols", "logistic", "poisson", "cox")
+GROUPED = ("difference", "ratio", "two_by_two", "logrank")
+_OPTIONS: dict[str, tuple[str, ...]] = {
+    "two_by_two": ("measure",),
+    "correlation": ("structure",),
+    "ols": ("weights", "robust"),
+    "logistic": ("weights", "robust"),
+    "poisson": ("weights", "robust"),
+    "cox": ("weights", "ties", "start", "stop"),
+    "km": ("at",),
+    "rmst": ("tau",),
+}
+_HINT = "Write for example: logistic(died) ~ age/10 + C(smoking)."
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimand:
+    """A question to one table.
+
+    Attributes:
+        kind: one of the fourteen kinds.
+        terms: terms as in a formula: ``age``, ``C(arm)``, ``log(x)``, ``age:C(arm)``; the columns of a correlation;
+            the one group column of a comparison; empty for an intercept only.
+        outcome: column, or a comparison such as ``num > 0``; of ``network`` the statistic, one of `NETWORK`.
+        duration, event: of a survival question; `event` may be a comparison.
+        per: column -> units per coefficient: ``{"sbp": 10}`` reports the effect of ten units.
+        strata: columns whose levels have baseline hazards of their own (cox, logrank).
+        offset: arithmetic added to the linear predictor; empty without one.
+        intercept: False for a model through the origin.
+        subset: a filter; rows where it is false or missing are not asked.
+        weights: column of case weights of a model.
+        ties: ``efron`` (as R) or ``breslow``.
+        robust: ``HC0`` to ``HC3`` for a sandwich variance; empty for the model's.
+        measure: of a two-by-two table: ``OR``, ``RR`` or ``RD``.
+        start, stop: time window of a Cox model: persons still at risk at `start`, events up to `stop`.
+        structure: ``cs`` for the one correlation of columns that share a variance (compound symmetry).
+        at: time at which survival is reported. tau: horizon of a restricted mean.
+    Raises: ParameterError: parts that do not belong to the kind, or are missing.
+
+    >>> str(Estimand(kind="cox", terms=("sbp", "age"), duration="years", event="died", per={"sbp": 10}))
+    'cox(years, died) ~ sbp/10 + age'
+    """
+
+    kind: Kind
+    terms: tuple[str, ...] = ()
+    outcome: str = ""
+    duration: str = ""
+    event: str = ""
+    per: Mapping[str, float] = field(default_factory=dict, hash=False)
+    strata: tuple[str, ...] = ()
+    offset: str = ""
+    intercept: bool = True
+    subset: str = ""
+    weights: str = ""
+    ties: Ties = "efron"
+    robust: Robust = ""
+    measure: Measure = "OR"
+    start: float | None = None
+    stop: float | None = None
+    at: float | None = None
+    tau: float | None = None
+    structure: Literal["pearson", "cs"] = "pearson"
+
+    def __post_init__(self) -> None:
+        if self.kind not in get_args(Kind):
+            raise ParameterError(f"kind must be one of {', '.join(get_args(Kind))}", given=repr(self.kind))
+        object.__setattr__(self, "terms", tuple(self.terms))
+        object.__setattr__(self, "per", {name: float(units) for name, units in self.per.items()})
+        kind, survival = self.kind, self.kind in SURVIVAL
+        complete = bool(self.duration and self.event) == survival
+        if not complete or bool(self.outcome) != (not survival and kind != "correlation"):
+            raise ParameterError(f"{kind} must name {_NEEDS[kind]}", next_step="See docs/estimands.md.")
+        if kind in ("mean", "proportion") and self.terms:
+            raise ParameterError(f"{kind} takes no terms", given=", ".join(self.terms))
+        if kind == "correlation" and len(self.terms) < 2:
+            raise ParameterError("correlation must name two columns", given=f"{len(self.terms)}")
+        if kind == "correlation" and len(self.terms) > 2 and self.structure != "cs":
+            raise ParameterError(
+                "more than two columns must share one correlation",
+                given=f"{len(self.terms)} columns",
+                next_step="Write correlation(a, b, c, structure = cs).",
+            )
+        if kind == "cox" and not self.terms:
+            raise ParameterError("cox must have at least one term", next_step="A Cox model has no intercept.")
+        if (kind in GROUPED and len(self.terms) != 1) or (kind in ("km", "rmst") and len(self.terms) > 1):
+            raise ParameterError(f"{kind} must compare the groups of one column", given=f"{len(self.terms)} terms")
+        if len(set(self.terms)) < len(self.terms):
+            raise ParameterError("each term may stand once", given=", ".join(self.terms))
+        if kind == "network" and parse(self.outcome).kind == "text":
+            object.__setattr__(self, "outcome", str(parse(self.outcome).value))
+        for text in filter(None, (self.outcome if kind != "network" else "", self.event)):
+            node = _side(text)
+            binary = survival or kind in ("proportion", "logistic", "two_by_two")
+            if is_logical(node) and not binary:
+                raise ParameterError(f"{kind} takes a column, not a comparison", given=text)
+        for term in self.terms:
+            _check_term(term, plain=kind == "correlation")
+        for name in filter(None, (self.duration, self.weights, *self.strata)):
+            if parse(name).kind != "name":
+                raise ParameterError("duration, weights and strata must be columns", given=repr(name))
+        for name, units in self.per.items():
+            if name not in self.terms or kind not in MODELS:
+                raise ParameterError("units can only be given for a numeric term of a model", given=repr(name))
+            if not (math.isfinite(units) and units > 0):
+                raise ParameterError(f"units of {name!r} must be positive", given=f"{units}")
+        if kind == "network":
+            self._check_network()
+        self._check_options()
+
+    def _check_network(self) -> None:
+        if self.outcome not in NETWORK:
+            near = difflib.get_close_matches(self.outcome, NETWORK, n=1)
+            raise ParameterError(
+                f"a network question must be about one of {', '.join(NETWORK)}",
+                given=repr(self.outcome)[:60],
+                next_step=f"Did you mean {near[0]!r}?" if near else "Write for example: network(triangle).",
+            )
+        across = self.outcome in ACROSS
+        if len(self.terms) != across or (across and parse(self.terms[0]).kind != "name"):
+            raise ParameterError(
+                f"network({self.outcome}) must name one column after ~"
+                if across
+                else f"network takes no terms after ~ but for {' and '.join(ACROSS)}",
+                given=", ".join(self.terms) or "none",
+                next_step=f"Write for example: network({self.outcome if across else ACROSS[0]}) ~ ward.",
+            )
+        if self.subset:
+            raise ParameterError("network takes no subset: a part of a network is another network", given=self.subset)
+
+    def _check_options(self) -> None:
+        if self.strata and self.kind not in ("cox", "logrank"):
+            raise ParameterError(f"{self.kind} takes no strata()", given=", ".join(self.strata))
+        if self.offset:
+            check_arithmetic(parse(self.offset))
+        if (self.offset or not self.intercept) and self.kind not in MODELS:
+            raise ParameterError(f"{self.kind} takes neither an offset nor - 1", given=str(self.offset or "- 1"))
+        if self.subset:
+            node = parse(self.subset)
+            check_arithmetic(node)
+            if not is_logical(node):
+                raise ParameterError("a subset must be true or false for every row", given=repr(self.subset))
+        for name, default in _DEFAULTS.items():
+            value = getattr(self, name)
+            if value != default and name not in _OPTIONS.get(self.kind, ()):
+                raise ParameterError(f"{self.kind} takes no {name}", given=f"{value}")
+            if isinstance(default, str) and name in _CHOICES and value not in _CHOICES[name]:
+                choices = ", ".join(filter(None, _CHOICES[name]))
+                raise ParameterError(f"{name} must be one of {choices}", given=repr(value))
+            if default is None and value is not None and not (math.isfinite(value) and value >= 0):
+                raise ParameterError(f"{name} must be a time of at least 0", given=f"{value}")
+        if self.kind == "rmst" and not self.tau:
+            raise ParameterError(
+                "rmst must have a horizon tau > 0, the same at every site",
+                next_step="Write rmst(time, event, tau = 5).",
+            )
+        if self.start is not None and self.stop is not None and self.start >= self.stop:
+            raise ParameterError("start must be before stop", given=f"{self.start:g} and {self.stop:g}")
+
+    def __str__(self) -> str:
+        if self.kind == "correlation":
+            inside = list(self.terms)
+        elif self.kind in SURVIVAL:
+            inside = [self.duration, str(_side(self.event))]
+        elif self.kind == "network":
+            inside = [self.outcome]
+        else:
+            inside = [str(_side(self.outcome))]
+        for name, default in _DEFAULTS.items():
+            value = getattr(self, name)
+            if value != default:
+                inside.append(f"{name} = {value if isinstance(value, str) else Node('number', float(value))}")
+        if self.subset:
+            inside.append(f"subset = {parse(self.subset)}")
+        left = f"{self.kind}({', '.join(inside)})"
+        right = [self.label(term) for term in self.terms]
+        right += [f"strata({name})" for name in self.strata]
+        right += [f"offset({self.offset})"] if self.offset else []
+        if self.kind in ("mean", "proportion", "correlation"):
+            return left
+        if self.kind in ("km", "rmst", "network") and not right:
+            return left
+        return f"{left} ~ " + (" + ".join(right) or "1") + ("" if self.intercept else " - 1")
+
+    def label(self, term: str) -> str:
+        """The term as it stands in the text, with its units."""
+        return f"{term}/{_shown(self.per[term])}" if term in self.per else term
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Names of its answers, as far as they are known without a table (a column of levels has one for each)."""
+        whole = self.kind in ("mean", "proportion", "correlation", "network")
+        whole = whole or (self.kind in ("km", "rmst") and not self.terms)
+        return (str(self),) if whole else tuple(self.label(term) for term in self.terms) or (INTERCEPT,)
+
+    @property
+    def scale(self) -> Scale:
+        """The scale of its estimates."""
+        if self.kind == "two_by_two":
+            return "identity" if self.measure == "RD" else "log"
+        if self.kind == "network" and self.outcome in ("assortativity", "recovery", "modularity"):
+            return "fisher_z" if self.outcome == "assortativity" else "identity"
+        return _SCALES.get(self.kind, "identity")
+
+    @cached_property
+    def columns(self) -> tuple[str, ...]:
+        """Columns it reads, each once: outcome first."""
+        outcome = "" if self.kind == "network" else self.outcome
+        pieces = (outcome, self.event, self.duration, *self.terms, *self.strata, self.offset)
+        texts = (text for text in (*pieces, self.weights, self.subset) if text)
+        return tuple(dict.fromkeys(name for text in texts for name in names(parse(text))))
+
+
+_NEEDS = {
+    "mean": "an outcome",
+    "difference": "an outcome and a group column",
+    "ratio": "an outcome and a group column",
+    "proportion": "an outcome",
+    "two_by_two": "an outcome and a group column",
+    "correlation": "two columns",
+    "ols": "an outcome and its terms",
+    "logistic": "an outcome and its terms",
+    "poisson": "an outcome and its terms",
+    "cox": "a duration and an event",
+    "km": "a duration and an event",
+    "rmst": "a duration and an event",
+    "logrank": "a duration and an event",
+    "network": "what to ask of the network",
+}
+_DEFAULTS: dict[str, Any] = {
+    "weights": "",
+    "ties": "efron",
+    "robust": "",
+    "measure": "OR",
+    "start": None,
+    "stop": None,
+    "at": None,
+    "tau": None,
+    "structure": "pearson",
+}
+_CHOICES: dict[str, tuple[str, ...]] = {
+    "ties": ("efron", "breslow"),
+    "robust": ("", "HC0", "HC1", "HC2", "HC3"),
+    "measure": ("OR", "RR", "RD"),
+    "structure": ("pearson", "cs"),
+}
+
+
+@lru_cache(maxsize=256)
+def _shown(number: float) -> str:
+    return str(Node("number", number))
+
+
+def _side(text: str) -> Node:
+    """An outcome: a column, a comparison, or arithmetic on columns."""
+    node = parse(text)
+    check_arithmetic(node)
+    if not any(True for _ in names(node)):
+        raise ParameterError("an outcome must be a column, or a column compared with a number or a quoted level")
+    return node
+
+
+def _check_term(text: str, *, plain: bool) -> None:
+    node = parse(text)
+    if plain and node.kind != "name":
+        raise ParameterError("a correlation is between columns", given=repr(text))
+    found = right_side(node)
+    if len(found.terms) != 1 or found.per or found.strata or found.offset is not None or not found.intercept:
+        raise ParameterError("a term must be a column, C(column), a function of columns or a:b", given=repr(text))
+
+
+def parse_estimand(text: str) -> Estimand:
+    """Read a question; `str` of the result gives it back in one spelling.
+
+    Raises: ParameterError: anything outside the grammar.
+
+    >>> parse_estimand("logistic(num > 0, subset = age >= 60) ~ age/10 + C(cp)").terms
+    ('age', 'C(cp)')
+    """
+    node = parse(text)
+    left, right = node.parts if (node.kind, node.value) == ("binary", "~") else (node, None)
+    if left.kind != "call" or left.value not in get_args(Kind):
+        raise ParameterError(
+            f"an estimand must read kind(columns) or kind(columns) ~ terms, with kind one of {', '.join(_NEEDS)}",
+            given=repr(text[:80]),
+            next_step=_HINT,
+        )
+    kind = left.value
+    free = len(left.parts) - len(left.keys)
+    inside, options = left.parts[:free], dict(zip(left.keys, left.parts[free:], strict=True))
+    if len(options) < len(left.keys):
+        raise ParameterError("each option may stand once", given=", ".join(left.keys))
+    if len(inside) == 1 and (inside[0].kind, inside[0].value) == ("binary", "~") and right is None:
+        return _formula(kind, inside[0], options)
+    wanted = 2 if kind in SURVIVAL else 1
+    if len(inside) != wanted if kind != "correlation" else len(inside) < 2:
+        raise ParameterError(
+            f"{kind} must name {_NEEDS[kind]} in its brackets", given=repr(str(left)[:80]), next_step=_HINT
+        )
+    needs_terms = kind in MODELS or kind in GROUPED
+    takes_terms = needs_terms or kind in ("km", "rmst", "network")
+    if (needs_terms and right is None) or (right is not None and not takes_terms):
+        must = f"{kind} must have terms after ~" if needs_terms else f"{kind} takes no terms after ~"
+        raise ParameterError(must, given=repr(text[:80]), next_step=_HINT)
+    return _question(kind, inside, right, options)
+
+
+def parse_formula(kind: str, formula: str, **options: Any) -> Estimand:
+    """Read a question written as in R: the kind apart, and one formula.
+
+    Args:
+        kind: one of the kinds.
+        formula: ``y ~ a + b``, ``Surv(time, event) ~ a``; ``y`` or ``y ~ 1`` for mean and proportion; ``~ a + b`` or
+            ``a ~ b`` for a correlation; ``y ~ arm`` for a comparison.
+        options: as `Estimand`'s: subset, weights, ties, robust, measure, start, stop, at, tau; None is not given.
+    Raises: ParameterError.
+
+    >>> str(parse_formula("cox", "Surv(years, died) ~ age", subset="sex == 1"))
+    'cox(years, died, subset = sex == 1) ~ age'
+    """
+    if kind not in get_args(Kind):
+        near = difflib.get_close_matches(str(kind), get_args(Kind), n=1)
+        raise ParameterError(
+            f"kind must be one of {', '.join(get_args(Kind))}",
+            given=repr(kind),
+            next_step=f"Did you mean {near[0]!r}?" if near else "",
+        )
+    given = {}
+    for name, value in options.items():
+        if value not in (None, ""):
+            number = isinstance(value, int | float) and not isinstance(value, bool)
+            given[name] = Node("number", float(value)) if number else parse(str(value))
+    return _formula(kind, parse(formula), given)
+
+
+def _formula(kind: str, node: Node, options: Mapping[str, Node]) -> Estimand:
+    left, right = node.parts if (node.kind, node.value) == ("binary", "~") else (node, None)
+    if left == Node("number", 1.0) and right is not None and kind in ("mean", "proportion", "correlation"):
+        left, right = right, None  # ~ x
+    if kind == "correlation":
+        both = left if right is None else Node("binary", "+", (left, right))
+        found = right_side(both)
+        return _question(kind, tuple(term[0] for term in found.terms), None, options)
+    if kind in SURVIVAL:
+        if left.kind != "call" or left.value != "Surv" or len(left.parts) != 2 or left.keys:
+            raise ParameterError(
+                f"{kind} must have Surv(time, event) before ~",
+                given=repr(str(left)[:60]),
+                next_step="Write for example: Surv(time, died) ~ age.",
+            )
+        return _question(kind, left.parts, right, options)
+    if right is not None and kind in ("mean", "proportion") and right == Node("number", 1.0):
+        right = None
+    return _question(kind, (left,), right, options)
+
+
+def _question(kind: Any, left: Sequence[Node], right: Node | None, options: Mapping[str, Node]) -> Estimand:
+    side = RightSide(terms=(), per={}, intercept=True, strata=(), offset=None)
+    if right is not None:
+        side = right_side(right)
+    parts: dict[str, Any] = {}
+    for name, node in options.items():
+        if name not in ("subset", *_OPTIONS.get(kind, ())):
+            allowed = ", ".join(("subset", *_OPTIONS.get(kind, ())))
+            raise ParameterError(f"{kind} takes the options {allowed}", given=repr(name))
+        if name in ("start", "stop", "at", "tau"):
+            if node.kind != "number":
+                raise ParameterError(f"{name} must be a number", given=repr(str(node)[:40]))
+            parts[name] = node.value
+        else:
+            parts[name] = str(node)
+    terms = tuple(":".join(map(str, term)) for term in side.terms)
+    parts |= {"per": side.per, "strata": side.strata, "intercept": side.intercept}
+    parts["offset"] = "" if side.offset is None else str(side.offset)
+    if kind == "correlation":
+        return Estimand(kind=kind, terms=tuple(map(str, left)), **parts)
+    if kind in SURVIVAL:
+        return Estimand(kind=kind, terms=terms, duration=str(left[0]), event=str(left[1]), **parts)
+    return Estimand(kind=kind, terms=terms, outcome=str(left[0]), **parts)

@@ -1,0 +1,1 @@
+"""Bijections between latents and encoded records, and the public flow that a dictionary gives."""

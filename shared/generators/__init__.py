@@ -1,1 +1,0 @@
-"""Generators: what a noisy release says about a site, as a model that can be drawn from. Free of budget."""

@@ -1,0 +1,289 @@
+"""What a plan may prescribe: ``[release]`` of a study plan, one frozen table of settings per mechanism.
+
+A *mechanism* (`shared.mechanisms`) is mathematics: records, parameters and noise in, an object out. A *prescription* is
+the same thing as a plan promises it: which event a release is charged as, what its receipt says, which sentences tell
+a steward what is covered, and which tables the coordinator may take for such a release. Everything that differs
+between mechanisms on this side of the wire is asked of it, so that plan, receipt, ledger, checks, outbox and egress
+know no mechanism by name.
+
+A release is a receipt and one table, always. A `Prescription` of rows (latent noise) releases synthetic rows of the
+dictionary, for which flows are fitted at the site. What releases something else is `Answering`: what is made of it
+afterwards (`synthetic`, `answer`) is post-processing and free. `Figures` are noisy figures, one per row, drawn in one
+step from the checked records; a network is fitted and drawn from its edges, by its site.
+"""
+
+from __future__ import annotations
+
+import importlib
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from shared.errors import EstimateRefusal, PlanRefusal
+
+if TYPE_CHECKING:
+    import numpy as np
+    import pandas as pd
+
+    from shared.base.randomness import Noise
+    from shared.estimands.answer import Estimand, Estimate
+    from shared.plans.plan import StudyPlan
+    from shared.privacy.accountant import Event
+
+__all__ = [
+    "Answering",
+    "EdgeRules",
+    "Facts",
+    "Figures",
+    "Prescription",
+    "kind",
+    "must",
+    "other_record",
+    "plain",
+    "unit",
+]
+
+_KINDS: Mapping[str, str] = {
+    "latent_noise": "shared.mechanisms.latent_noise.plan:LatentNoisePlan",
+    "moments": "shared.mechanisms.moments.plan:MomentsPlan",
+    "tables": "shared.mechanisms.tables.plan:TablesPlan",
+    "slicing": "shared.mechanisms.slicing.plan:SlicingPlan",
+    "densities": "shared.mechanisms.densities.plan:DensitiesPlan",
+    "grand": "shared.mechanisms.grand.plan:GrandPlan",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """What a receipt says of its mechanism beside the price.
+
+    Args:
+        d: columns the noise is added to.
+        parameters: name to value.
+        neighbours: the relation of which the price speaks.
+        model: ``local`` (noise on each row by itself) or ``central`` (noise on sums).
+        conditional_on: what the price takes as given.
+        epsilon_paper: the source paper's figure, where its bound is a looser one; readers look for it.
+    """
+
+    d: int
+    parameters: Mapping[str, float]
+    conditional_on: str
+    model: str
+    neighbours: str = "replace_one"
+    epsilon_paper: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class EdgeRules:
+    """What a plan says of the network between the rows of a table.
+
+    Args:
+        directed: whether an edge from a to b differs from one from b to a.
+        strangers: an edge with an end outside the node table is refused, or left out and counted.
+    """
+
+    directed: bool = False
+    strangers: Literal["refuse", "leave_out"] = "refuse"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prescription(ABC):
+    """Settings of one mechanism, as a plan fixes them.
+
+    `mechanism` is its name in plans and receipts, `title` what people call it.
+    """
+
+    mechanism: str
+    title: ClassVar[str] = ""
+    draws_rows: ClassVar[bool] = False
+    """Whether the released table holds synthetic rows of the dictionary."""
+    later: ClassVar[tuple[str, ...]] = ()
+    """Settings that a plan does not spell out while they are at their default: plans from before there was such a
+    setting keep the hash they were approved by."""
+    before: ClassVar[Mapping[str, Any]] = {}
+    """Settings whose default has changed, with what a plan has that does not spell them out: it was written before
+    there was a choice, and its releases are charged and read as they always were. A plan written today says them."""
+    fits: ClassVar[str] = "flow"
+    """What is fitted on the persons who train, where there are such."""
+
+    @classmethod
+    def today(cls) -> dict[str, Any]:
+        """The defaults of `before`'s settings in a plan that is written now."""
+        return {item.name: item.default for item in fields(cls) if item.name in cls.before}
+
+    @property
+    def edges(self) -> EdgeRules | None:
+        """The network that is read beside the table; None where there is none."""
+        return None
+
+    @property
+    def sealed(self) -> bool:
+        """Whether what a network was drawn from is kept, encrypted, and each later wave goes on from it."""
+        return False
+
+    def require(self, plan: StudyPlan) -> None:
+        """Refuse a plan that this mechanism cannot serve. Raises: PlanRefusal."""
+        return
+
+    @abstractmethod
+    def event(self, plan: StudyPlan) -> Event:
+        """What one release is charged as, known before it runs."""
+
+    @abstractmethod
+    def facts(self, plan: StudyPlan) -> Facts:
+        """The receipt's facts."""
+
+    @abstractmethod
+    def covered(self, plan: StudyPlan) -> tuple[str, ...]:
+        """What the price covers, in sentences for a steward."""
+
+    def not_covered(self, plan: StudyPlan) -> tuple[str, ...]:
+        """What this mechanism leaves open, beyond what every release does."""
+        return ()
+
+    @abstractmethod
+    def validate(self, plan: StudyPlan, table: pd.DataFrame, n: int) -> None:
+        """Refuse a released table that this mechanism could not have made of `n` persons' records.
+
+        Raises: DictionaryRefusal, SchemaRefusal. The agent asks before it seals, the coordinator before it accepts.
+        """
+
+    @abstractmethod
+    def details(self, plan: StudyPlan) -> str:
+        """The settings in half a line."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answering(Prescription):
+    """A mechanism whose releases answer questions themselves: no regression on released rows would be right."""
+
+    def synthetic(
+        self, plan: StudyPlan, tables: Sequence[tuple[pd.DataFrame, int]], *, draws: int, rng: np.random.Generator
+    ) -> list[pd.DataFrame]:
+        """Synthetic tables of the dictionary, fitted to released figures: post-processing.
+
+        Args:
+            tables: released figures and their n, of releases of different persons.
+            draws: how many tables.
+            rng: of the drawing.
+        Raises: EstimateRefusal, where the figures hold no rows.
+        """
+        raise EstimateRefusal(
+            f"release.mechanism {self.mechanism!r} must hold enough to draw rows from",
+            given="figures of single columns or groups",
+            next_step="Ask for rows from a study of tables, moments or latent noise.",
+        )
+
+    @abstractmethod
+    def answer(
+        self,
+        plan: StudyPlan,
+        tables: Sequence[tuple[pd.DataFrame, int]],
+        question: Estimand,
+        *,
+        levels: Mapping[str, Any],
+        **told: Any,
+    ) -> list[Estimate]:
+        """A question answered from released figures, one estimate per term, with its whole variance.
+
+        Args:
+            tables: as of `synthetic`.
+            levels: levels of the dictionary's columns.
+            told: study, site, wave and receipts for the estimates.
+        Raises: EstimateRefusal.
+        """
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figures(Answering):
+    """A mechanism that releases noisy figures instead of rows; nothing is fitted at the site.
+
+    Its posture is ``private``: whatever looks at a record is in the price.
+    """
+
+    def require(self, plan: StudyPlan) -> None:
+        """Posture ``private``, nothing that only a flow would need, and waves that append or refresh."""
+        must(plan.private is None, f"[private] must not be given with release.mechanism {self.mechanism!r}", "one")
+        must(not plan.reference, f"[reference] must not be given with release.mechanism {self.mechanism!r}", "one")
+        if plan.posture != "private":
+            raise PlanRefusal(
+                f"release.mechanism {self.mechanism!r} must have posture 'private': all it says of a record is noised",
+                given=repr(plan.posture),
+                next_step='Write posture = "private".',
+            )
+        if plan.returning == "frozen" and len(plan.waves) > 1:
+            raise PlanRefusal(
+                f"release.mechanism {self.mechanism!r} must append or refresh: there are no rows to copy",
+                given="returning = 'frozen'",
+                next_step='Write returning = "append" or "refresh".',
+            )
+
+    def covered(self, plan: StudyPlan) -> tuple[str, ...]:
+        """Everybody, and everything that looks at them."""
+        person = unit(plan) == "patient"
+        everyone = "Every person in the table" if person else "Every row of the hospital's table"
+        record = "one person's record" if person else "one row of the hospital's table"
+        return (
+            f"{everyone}: replacing {record} by {other_record(plan)} changes the probability of any released figures "
+            "by at most the stated (ε, δ). Everything that looks at a record is noised and priced; bounds, bins and "
+            "weights come from the plan. What is made of the figures afterwards costs nothing more.",
+        )
+
+    @abstractmethod
+    def draw(self, plan: StudyPlan, records: pd.DataFrame, rng: Noise) -> pd.DataFrame:
+        """The noisy figures of checked records (`Dictionary.check`): the one draw."""
+
+    def clipped(self, plan: StudyPlan, records: pd.DataFrame) -> int | None:
+        """How many checked records have a value beyond bounds of this mechanism's own; None where it has none.
+
+        For the hospital's approver alone: it is counted exactly, and is in no price.
+        """
+        return None
+
+    def doubt(self, plan: StudyPlan, table: pd.DataFrame, n: int) -> str:
+        """Why figures of so few persons under so much noise say little, in a sentence; empty where they say enough.
+
+        It is read from the released figures alone, and costs nothing.
+        """
+        return ""
+
+
+def unit(plan: StudyPlan) -> str:
+    """Whose record the guarantee is about: "patient", or "row" where no column says which rows are one person's."""
+    return "patient" if plan.dictionary.person is not None else "row"
+
+
+def other_record(plan: StudyPlan) -> str:
+    """What a record is replaced by: any other, or any other that is complete where the plan leaves the rest out.
+
+    A record with a missing value would be left out, and n, which is public, would move.
+    """
+    left_out = any(column.missing == "complete_case" for column in plan.dictionary.released)
+    return "any other complete record" if left_out else "any other"
+
+
+def must(holds: bool, rule: str, given: object, step: str = "Correct the plan.") -> None:
+    """What a plan must hold. Raises: PlanRefusal."""
+    if not holds:
+        raise PlanRefusal(rule, given=f"{given}", next_step=step)
+
+
+def kind(name: object) -> type[Prescription]:
+    """The class of a mechanism's settings. Raises: PlanRefusal."""
+    where = _KINDS.get(name) if isinstance(name, str) else None
+    if where is None:
+        raise PlanRefusal(
+            f"release.mechanism must be one of {', '.join(_KINDS)}",
+            given=repr(name)[:60],
+            next_step="Correct the plan.",
+        )
+    module, name = where.split(":")
+    found: type[Prescription] = getattr(importlib.import_module(module), name)
+    return found
+
+
+def plain(settings: Prescription) -> dict[str, Any]:
+    """Plain values for canonical JSON."""
+    return {item.name: getattr(settings, item.name) for item in fields(settings)}

@@ -1,0 +1,1 @@
+"""Noisy densities: histograms, smooth functions, quantiles, local reports."""

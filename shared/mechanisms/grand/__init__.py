@@ -1,0 +1,1 @@
+"""GRAND: node-private networks."""

@@ -1,0 +1,548 @@
+"""GRAND as a plan prescribes it: a node-private network, of the persons who are released, and none of the others.
+
+Posture ``holdout`` is what this mechanism is: a share of the persons, drawn for life by a keyed hash of the identifier,
+shapes a latent space model and is never released, and no noise is promised to them. Each other person's coordinates are
+read off their own ties to those persons (and their own attributes), go through noise of scale b = p/ε each, and a new
+network is drawn among them. Ties between released persons are never read.
+
+A release is one table with a row per released person: the dictionary's columns, and ``neighbours``, the places of the
+rows that the row has an edge to. An undirected edge stands once, at the smaller place. Places are shuffled before the
+draw, so that a row says nothing by where it stands.
+
+How many persons were held out is not told: a reader takes what the plan's share gives (`held_out`), which changes the
+(1 + n/m) of a standard error by little. Nor is the latent dimension told, where the plan lets the hold-out choose it:
+noise is made for the largest one, so that price and receipt follow from the plan.
+
+Where the plan asks for it, one label of a person is told before the coordinates, by randomised response at a share of
+ε: the community (`communities`), which a model of the persons held out gives it, or the level of a column (`by`). The
+coordinates follow within it, at what is left of ε: see `shared.mechanisms.grand.labels`, and decision 0017 for why.
+
+With ``keep = "sealed"`` a hospital keeps what the model says of the persons held out (the *frame*), the private
+coordinates of the released and one key for all pairs of them, encrypted, and a wave that appends goes on from there:
+its persons pay once, nobody else pays anything, and edges between its persons and those of earlier waves are drawn.
+Such a table has a column ``number``: each released person's for life, counted on from wave to wave, and what
+``neighbours`` are then told by. An edge to a person of an earlier wave stands with the later one; of a directed
+network, one *from* a person of an earlier wave stands in ``reached_by``. `union` puts the waves together.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from shared.errors import EstimateRefusal, ParameterError, PlanRefusal, SchemaRefusal
+from shared.mechanisms.base import Answering, EdgeRules, Facts, must, other_record
+from shared.plans.dictionary import LEVELLED, Dictionary
+from shared.privacy.stated import shown_epsilon
+
+if TYPE_CHECKING:
+    import numpy as np
+    import pandas as pd
+
+    from shared.estimands.answer import Estimand, Estimate
+    from shared.mechanisms.grand.noise import NodePrivate
+    from shared.plans.plan import StudyPlan
+    from shared.privacy.accountant import Event
+
+__all__ = ["NEIGHBOURS", "NUMBER", "REACHED", "GrandPlan", "adjacency", "held_out", "union"]
+
+NEIGHBOURS = "neighbours"
+"""The column of a released table that holds the edges."""
+MOST_COMMUNITIES = 20
+NUMBER = "number"
+"""Where a frame is kept: each person's number, for life."""
+REACHED = "reached_by"
+"""Where the frame of a directed network is kept: persons of earlier waves who have an edge to this one."""
+MOST_EDGES = 1 << 25
+"""Of one release: what a reader with a few gigabytes of memory can count the triangles of."""
+_KEPT = ("deleted", "sealed")
+_MODELS = ("inner_product", "rdpg", "grdpg")
+_MODEL_WORDS = {
+    "inner_product": "inner-product latent space model",
+    "rdpg": "random dot product graph",
+    "grdpg": "generalised random dot product graph",
+}
+
+
+_SEALED_OPEN = (
+    " What the model says of them (positions and attributes, one row each) is kept at the hospital until 30 days "
+    "after the close of the plan's last wave, or until a steward deletes it: encrypted, under a key in the site's own "
+    "folder. It protects copies of the sealed file, not against somebody who can read the whole folder."
+)
+_SEALED_COVERED = (
+    " A later wave places new persons through the kept model and charges them alone: edges to persons of earlier waves "
+    "are drawn from what is private of those already, and cost them nothing more."
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GrandPlan(Answering):
+    """A node-private network by GRAND.
+
+    Args:
+        epsilon: of one released person, all p coordinates together; pure, exactly what is charged.
+        model: ``inner_product``, ``rdpg`` or ``grdpg`` (`site_agent.models.latent_space`).
+        d: latent dimension; None lets each site choose it on its hold-out persons, up to `most`.
+        most: the largest dimension that may be chosen; noise is made for it.
+        directed: whether an edge from a to b differs from one from b to a.
+        strangers: an edge with an end outside the node table is refused, or left out and counted.
+        communities: how many communities are looked for among the persons held out; a released person's is told first.
+            None tells none.
+        by: a column with levels that is told first, in the place of a community; "" for none.
+        label_share: the part of ε at which the first is told; the coordinates have the rest.
+        keep: what becomes of the model when a release is made: ``deleted``, so that later waves start anew; or
+            ``sealed``, encrypted at the hospital, so that a wave that appends goes on from it.
+    """
+
+    epsilon: float
+    model: str = "inner_product"
+    d: int | None = None
+    most: int = 6
+    directed: bool = False
+    strangers: str = "refuse"
+    communities: int | None = None
+    by: str = ""
+    label_share: float = 0.5
+    keep: str = "deleted"
+    mechanism: Literal["grand"] = "grand"
+    later: ClassVar[tuple[str, ...]] = ("communities", "by", "label_share", "keep")
+    title: ClassVar[str] = "node-private network"
+    fits: ClassVar[str] = "model"
+
+    def __post_init__(self) -> None:
+        must(
+            isinstance(self.epsilon, int | float)
+            and not isinstance(self.epsilon, bool)
+            and 0 < self.epsilon < math.inf,
+            "release.epsilon must be positive and finite",
+            self.epsilon,
+        )
+        object.__setattr__(self, "epsilon", float(self.epsilon))
+        must(self.model in _MODELS, f"release.model must be one of {', '.join(_MODELS)}", repr(self.model)[:40])
+        for name, value in (("d", self.d), ("most", self.most)):
+            whole = isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= 32
+            must(whole or (name == "d" and value is None), f"release.{name} must be a whole number in 1..32", value)
+        must(isinstance(self.directed, bool), "release.directed must be true or false", self.directed)
+        must(
+            self.model != "grdpg" or not self.directed,
+            "release.model must not be 'grdpg' for a directed network: its two positions have signs of their own",
+            "grdpg, directed",
+            'Write model = "rdpg".',
+        )
+        known = ("refuse", "leave_out")
+        must(self.strangers in known, f"release.strangers must be one of {', '.join(known)}", repr(self.strangers)[:40])
+        must(self.keep in _KEPT, f"release.keep must be one of {', '.join(_KEPT)}", repr(self.keep)[:40])
+        self._check_label()
+
+    def _check_label(self) -> None:
+        whole = isinstance(self.communities, int) and not isinstance(self.communities, bool)
+        must(
+            self.communities is None or (whole and 2 <= self.communities <= MOST_COMMUNITIES),
+            f"release.communities must be a whole number in 2..{MOST_COMMUNITIES}",
+            repr(self.communities)[:40],
+            "Leave it out where persons are to be released without a community.",
+        )
+        must(isinstance(self.by, str), "release.by must be a column's name", type(self.by).__name__)
+        must(
+            self.communities is None or not self.by,
+            "release.communities and release.by must not both be given: one label is told first",
+            f"{self.communities} and {self.by!r}",
+        )
+        must(
+            not (self.by and self.sealed),
+            'release.keep = "sealed" must not come with release.by',
+            f"by = {self.by!r}",
+            "A kept frame has positions and no levels: look for communities, or let each wave be a network of its own.",
+        )
+        share = self.label_share
+        must(
+            isinstance(share, int | float) and not isinstance(share, bool) and 0.05 <= share <= 0.95,
+            "release.label_share must be in [0.05, 0.95]",
+            repr(share)[:40],
+        )
+        object.__setattr__(self, "label_share", float(share))
+        must(
+            self.labelled or self.label_share == 0.5,
+            "release.label_share must come with release.communities or release.by",
+            self.label_share,
+        )
+
+    @property
+    def labelled(self) -> bool:
+        """Whether a label of a person is told before the coordinates."""
+        return self.communities is not None or bool(self.by)
+
+    @property
+    def sealed(self) -> bool:
+        """Whether the frame is kept, and waves are one network."""
+        return self.keep == "sealed"
+
+    @property
+    def told(self) -> tuple[str, ...]:
+        """The columns of a released table beside the dictionary's, in their order."""
+        if not self.sealed:
+            return (NEIGHBOURS,)
+        return (NUMBER, NEIGHBOURS, REACHED) if self.directed else (NUMBER, NEIGHBOURS)
+
+    @property
+    def edges(self) -> EdgeRules:
+        """The network that is read beside the node table."""
+        return EdgeRules(directed=self.directed, strangers="refuse" if self.strangers == "refuse" else "leave_out")
+
+    def require(self, plan: StudyPlan) -> None:
+        """Posture ``holdout``, persons, and waves of which each is a fit of its own."""
+        must(plan.private is None, f"[private] must not be given with release.mechanism {self.mechanism!r}", "one")
+        must(not plan.reference, f"[reference] must not be given with release.mechanism {self.mechanism!r}", "one")
+        must(
+            plan.posture == "holdout",
+            "release.mechanism 'grand' must have posture 'holdout': its model is fitted on persons who are not "
+            "released, and no noise is promised to them",
+            repr(plan.posture),
+            'Write posture = "holdout" and a holdout, the share of the persons who are held out.',
+        )
+        names = plan.dictionary.names
+        for own in self.told:
+            must(own not in names, f"a column must not be called {own!r}: it holds the edges", own)
+        for column in plan.dictionary.released:
+            must(
+                column.kind not in ("continuous", "time") or column.decimals is not None,
+                f"column {column.name!r} must be rounded: released values lie on or between those of persons held out, "
+                "and unrounded ones could be told to be theirs",
+                "no decimals",
+                "Give the column its decimals in the dictionary.",
+            )
+        must(plan.returning != "frozen" or len(plan.waves) == 1, "a network must append or refresh", "frozen")
+        must(
+            not self.sealed or plan.returning == "append",
+            "release.keep = 'sealed' must go with returning = 'append': a refresh fits anew and charges everybody",
+            repr(plan.returning),
+            'Write returning = "append", or keep = "deleted".',
+        )
+        sealed = [wave.number for wave in plan.waves if wave.number > 1 and not wave.refit]
+        must(
+            plan.returning != "refresh" or not sealed,
+            "every later wave of a network that refreshes must have refit = true: what the model knew of the persons "
+            "held out is deleted with each run, and no later wave can go on from it",
+            f"wave {sealed[0] if sealed else ''} without",
+            'Write refit = true for each later wave, which charges everybody again; or returning = "append".',
+        )
+        if self.by:
+            known = {column.name: column for column in plan.dictionary.released}
+            must(
+                self.by in known and known[self.by].kind in LEVELLED,
+                "release.by must be a released column with levels",
+                f"{self.by!r}, {known[self.by].kind if self.by in known else 'no such column'}",
+            )
+        try:
+            noise = self.mechanism_of(plan)
+        except ParameterError as error:
+            raise PlanRefusal(error.must, given=error.given, next_step=error.next_step or "Correct the plan.") from None
+        must(noise.p <= 200, "a network must have at most 200 coordinates", noise.p)
+
+    @property
+    def widest(self) -> int:
+        """The latent dimension that noise is made for."""
+        return self.most if self.d is None else self.d
+
+    def parts(self) -> tuple[float, float]:
+        """ε of a person's label, 0 where none is told, and of the coordinates; they add up to ε exactly."""
+        from shared.mechanisms.grand.labels import parted
+
+        return parted(self.epsilon, self.label_share) if self.labelled else (0.0, self.epsilon)
+
+    def labels_of(self, plan: StudyPlan) -> int:
+        """How many labels there can be: communities, or the column's levels and one more where it may be missing."""
+        if not self.by:
+            return self.communities or 1
+        column = plan.dictionary.column(self.by)
+        return len(column.levels) + (column.missing == "level")
+
+    def told_after(self, dictionary: Dictionary) -> Dictionary:
+        """The columns that are coordinates: all but the one that is told first."""
+        from dataclasses import replace
+
+        return replace(dictionary, columns=tuple(one for one in dictionary.columns if one.name != self.by))
+
+    def mechanism_of(self, plan: StudyPlan, *, latent: int | None = None) -> NodePrivate:
+        """The mechanism of a plan's coordinates: its noise is made for the largest dimension that the plan allows.
+
+        Args:
+            latent: the dimension that was chosen on the hold-out; fewer coordinates then pay less than the plan's ε,
+                under the same noise on each.
+        Raises: ParameterError.
+        """
+        from shared.mechanisms.grand.noise import NodePrivate, coordinates
+        from shared.plans.encoding import Encoder
+
+        attributes = Encoder(dictionary=self.told_after(plan.dictionary)).d
+        total = self.parts()[1]
+        p, fewer = (
+            coordinates(self.model, d, directed=self.directed, attributes=attributes)
+            for d in (self.widest, self.widest if latent is None else latent)
+        )
+        # Fewer coordinates have the very scale that the receipt states: dividing anew can round to less.
+        stated = NodePrivate(epsilon=total, p=p).scale
+        return NodePrivate(epsilon=total * fewer / p, p=fewer, attributes=attributes, fixed=stated)
+
+    def event(self, plan: StudyPlan) -> Event:
+        """p coordinates, each moved by at most 1, under Laplace noise of scale p/ε: exactly ε; a label's part of it."""
+        from shared.privacy.accountant import Composition, RandomisedResponse
+
+        coordinates = self.mechanism_of(plan).event
+        if not self.labelled:
+            return coordinates
+        return Composition(events=(RandomisedResponse(epsilon=self.parts()[0]), coordinates))
+
+    def facts(self, plan: StudyPlan) -> Facts:
+        """p, the scale of the noise, the latent dimension, and the share that is held out."""
+        noise = self.mechanism_of(plan)
+        return Facts(
+            d=noise.p,
+            parameters={
+                "p": float(noise.p),
+                "scale": noise.scale,
+                "latent": float(self.widest),
+                "directed": float(self.directed),
+                "holdout": plan.holdout,
+                **({"labels": float(self.labels_of(plan)), "label_share": self.label_share} if self.labelled else {}),
+            },
+            conditional_on="nothing: the model was fitted on other persons, who are not covered",
+            model="local",
+        )
+
+    def covered(self, plan: StudyPlan) -> tuple[str, ...]:
+        """Released persons, with all their edges and attributes."""
+        noise = self.mechanism_of(plan)
+        others = (
+            other_record(plan).replace("any other", "any others", 1).replace(" complete record", " that are complete")
+        )
+        if self.labelled:
+            parts = map(shown_epsilon, self.parts())
+            return (_COVERED_IN_TWO.format(others, self._label_in_words(plan), *parts, noise.scale, noise.p),)
+        return (
+            "Every person who is released, with all edges and attributes together (replace-one node): replacing the "
+            f"edges and the attributes of one of them by {others} changes the probability of any released network "
+            f"by a factor of at most e^ε, with δ = 0. Laplace noise of scale {noise.scale:.4g}, which is p/ε, is added "
+            f"to each of p = {noise.p} coordinates of a person, and together they cost exactly the stated ε. Edges "
+            "between released persons are read by nothing that is released: the released ones are drawn anew."
+            + (_SEALED_COVERED if self.sealed else ""),
+        )
+
+    def not_covered(self, plan: StudyPlan) -> tuple[str, ...]:
+        """The persons held out, membership; and what such a network does not say."""
+        noise = self.mechanism_of(plan)
+        return (
+            f"The persons who are held out, about {100 * plan.holdout:g} % of the table: they have NO guarantee at "
+            "all. Their edges and attributes shape the model without noise, and released values lie between theirs: "
+            "single values can be exact copies of theirs. Who is held out is decided by a keyed hash of the person's "
+            "identifier, for life; whoever is held out is never released in this study."
+            + (_SEALED_OPEN if self.sealed else ""),
+            "That a person is in the network at all: two networks of the same size are compared, with one person "
+            "replaced; who is a member, and how many there are, is not hidden.",
+            f"That a row means somebody: with noise of scale {noise.scale:.3g} on values between 0 and 1, "
+            + f"a released row says {_says(noise.scale)} of the person behind it"
+            + (f" beyond {self._label_in_words(plan)}. " if self.labelled else ". ")
+            + "The release keeps the distribution of the network; at small ε individual correspondence is gone, and no "
+            "row may be read as a person's.",
+        )
+
+    def details(self, plan: StudyPlan) -> str:
+        """Model, dimension, coordinates and noise."""
+        noise = self.mechanism_of(plan)
+        latent = f"d = {self.d}" if self.d is not None else f"d chosen on the hold-out, at most {self.most}"
+        kind = "directed, " if self.directed else ""
+        first = f", {self._label_in_words(plan)} told first" if self.labelled else ""
+        return (
+            f"{kind}{_MODEL_WORDS[self.model]}, {latent}, p = {noise.p}, noise of scale {noise.scale:.4g} on each rank"
+            f"{first}"
+        )
+
+    def _label_in_words(self, plan: StudyPlan) -> str:
+        if self.by:
+            return f"the column {self.by!r} ({self.labels_of(plan)} levels)"
+        return f"one of {self.communities} communities"
+
+    def validate(self, plan: StudyPlan, table: pd.DataFrame, n: int) -> None:
+        """A row for each of n persons: the dictionary's columns, and sorted places of other rows, each edge once."""
+        if tuple(table.columns) != (*plan.dictionary.names, *self.told) or len(table) != n:
+            raise SchemaRefusal(
+                f"a released network must have the dictionary's columns, {' and '.join(self.told)}, and one row per "
+                "person",
+                given=f"{len(table)} rows for {n}",
+            )
+        plan.dictionary.validate_release(table[list(plan.dictionary.names)])
+        first = _first(table)
+        _, places, owners = _flat(table)
+        own = owners + first
+        # What was released before has the smaller numbers; where no frame is kept there is nobody before.
+        if self.directed:
+            wrong = int(((places < 0) | (places >= first + n) | (places == own)).sum())
+        else:
+            wrong = int(((places < 0) | ((places >= first) & (places <= own)) | (places >= first + n)).sum())
+        wrong += _unsorted(places, owners)
+        if REACHED in self.told:
+            _, earlier, owners = _flat(table, REACHED)
+            wrong += int(((earlier < 0) | (earlier >= first)).sum()) + _unsorted(earlier, owners)
+        if wrong:
+            raise SchemaRefusal(
+                "neighbours must be places of other rows, ascending, each edge once",
+                given=f"{wrong} that are not",
+            )
+
+    def answer(
+        self,
+        plan: StudyPlan,
+        tables: Sequence[tuple[pd.DataFrame, int]],
+        question: Estimand,
+        *,
+        levels: Mapping[str, Any],
+        **told: Any,
+    ) -> list[Estimate]:
+        """A ``network`` question of the released networks, and no other.
+
+        The release is a draw from a distribution that m persons gave: every variance is multiplied by 1 + n/m
+        (`shared.mechanisms.grand.answer`).
+
+        Raises: EstimateRefusal.
+        """
+        from shared.mechanisms.grand.answer import answer
+
+        return answer(plan, tables, question, levels=levels, **told)
+
+    def synthetic(
+        self, plan: StudyPlan, tables: Sequence[tuple[pd.DataFrame, int]], *, draws: int, rng: np.random.Generator
+    ) -> list[pd.DataFrame]:
+        """The released attributes themselves, without their edges: there is nothing to draw anew."""
+        import pandas as pd
+
+        if not plan.dictionary.names:
+            raise EstimateRefusal("rows must have attributes", given="a network of persons without any")
+        rows = pd.concat([table[list(plan.dictionary.names)] for table, _ in tables], ignore_index=True)
+        return [rows.copy() for _ in range(draws)]
+
+
+_COVERED_IN_TWO = (
+    "Every person who is released, with all edges and attributes together (replace-one node): replacing the edges and "
+    "the attributes of one of them by {} changes the probability of any released network by a factor of at "
+    "most e^ε, with δ = 0. The price has two parts, which add up to exactly the ε of the plan. First {} is told, by "
+    "randomised response: it is either the person's own, or that of a person held out at random, and no label is more "
+    "than e^x times as probable for one person as for another, with x = {}, the first part. Then the coordinates "
+    "follow within it, for x = {}: Laplace noise of scale {:.4g}, which is p/x, is added to each of p = {} "
+    "coordinates of a person. Edges between released persons are read by nothing that is released: the released ones "
+    "are drawn anew."
+)
+
+
+def _says(scale: float) -> str:
+    """How much a rank between 0 and 1 still says of a person under noise of this scale."""
+    return "next to nothing" if scale >= 3 else "little" if scale >= 1 else "something"
+
+
+def held_out(plan: StudyPlan, n: int) -> int:
+    """m: how many persons were held out where n are released, by the plan's share.
+
+    >>> from types import SimpleNamespace
+    >>> held_out(SimpleNamespace(holdout=0.25), 300)
+    100
+    """
+    return max(1, round(n * plan.holdout / (1 - plan.holdout)))
+
+
+def adjacency(table: pd.DataFrame, *, directed: bool) -> Any:
+    """A released table as a sparse matrix: (n, n) csr_array of int8, symmetric where it is undirected.
+
+    Args:
+        table: as `GrandPlan.validate` accepts it.
+    """
+    import numpy as np
+    from scipy.sparse import csr_array
+
+    _, places, owners = _flat(table)
+    places = places - _first(table)
+    n, own = len(table), places >= 0
+    row, column = owners[own].astype(np.int32), places[own].astype(np.int32)
+    ones = np.ones(len(row), dtype=np.int8)
+    made = csr_array((ones, (row, column)), shape=(n, n))
+    whole = made if directed else (made + made.T).tocsr()
+    whole.sort_indices()
+    return whole
+
+
+def union(tables: Sequence[pd.DataFrame], *, directed: bool) -> Any:
+    """Tables of a kept frame as one network: (n, n) csr_array of int8 of all their persons, table after table.
+
+    An edge to a person in none of the tables, whose release was taken back, is left out.
+
+    Args:
+        tables: each as `GrandPlan.validate` accepts it.
+    Raises: EstimateRefusal, where two of them give one number to two persons.
+    """
+    import numpy as np
+    from scipy.sparse import csr_array
+
+    firsts, sizes = [_first(table) for table in tables], [len(table) for table in tables]
+    order = sorted(range(len(tables)), key=lambda k: firsts[k])
+    for one, other in itertools.pairwise(order):
+        if firsts[one] + sizes[one] > firsts[other]:
+            raise EstimateRefusal("a person's number must be of one person", given="two releases that share some")
+    n, starts = sum(sizes), np.concatenate([[0], np.cumsum(sizes)])
+    low, start = np.array(firsts)[order], starts[:-1][order]
+    ends = low + np.array(sizes)[order]
+
+    def placed(numbers: Any) -> Any:
+        at = np.searchsorted(low, numbers, side="right") - 1
+        known = (at >= 0) & (numbers < ends[at])
+        return np.where(known, numbers - low[at] + start[at], -1)
+
+    rows, columns = [], []
+    for begin, table in zip(starts, tables, strict=False):
+        _, places, owners = _flat(table)
+        rows.append(owners + begin)
+        columns.append(placed(places))
+        if REACHED in table.columns:
+            _, places, owners = _flat(table, REACHED)
+            rows.append(placed(places))
+            columns.append(owners + begin)
+    row, column = np.concatenate(rows), np.concatenate(columns)
+    both = (row >= 0) & (column >= 0)
+    row, column = row[both].astype(np.int32), column[both].astype(np.int32)
+    made = csr_array((np.ones(len(row), dtype=np.int8), (row, column)), shape=(n, n))
+    whole = made if directed else (made + made.T).tocsr()
+    whole.sort_indices()
+    return whole
+
+
+def _first(table: pd.DataFrame) -> int:
+    """The number of a table's first person; 0 where it has none. Raises: SchemaRefusal, where one does not follow."""
+    import numpy as np
+
+    if NUMBER not in table.columns:
+        return 0
+    numbers = table[NUMBER].to_numpy()
+    first = int(numbers[0]) if numbers.dtype == np.int32 and len(numbers) else -1
+    if first < 0 or not (numbers == first + np.arange(len(numbers))).all():
+        raise SchemaRefusal(f"{NUMBER} must be 32-bit whole numbers, each one more than the last", given="other values")
+    return first
+
+
+def _unsorted(places: Any, owners: Any) -> int:
+    """Places of one row that do not ascend."""
+    return int(((owners[1:] == owners[:-1]) & (places[1:] <= places[:-1])).sum())
+
+
+def _flat(table: pd.DataFrame, name: str = NEIGHBOURS) -> tuple[Any, Any, Any]:
+    """Where each row's edges start, their places, and the row that each belongs to. Raises: SchemaRefusal."""
+    import numpy as np
+
+    lists = table[name].tolist()
+    plain = all(isinstance(one, np.ndarray) and one.ndim == 1 and one.dtype == np.int32 for one in lists)
+    if not plain:
+        raise SchemaRefusal(f"{name} must be lists of 32-bit whole numbers", given="other values")
+    sizes = np.fromiter((len(one) for one in lists), dtype=np.int64, count=len(lists))
+    if int(sizes.sum()) > MOST_EDGES:
+        raise SchemaRefusal(f"a released network must have at most {MOST_EDGES} edges", given=f"{sizes.sum()}")
+    places = np.concatenate(lists).astype(np.int64) if lists else np.empty(0, dtype=np.int64)
+    return np.concatenate([[0], np.cumsum(sizes)]), places, np.repeat(np.arange(len(lists)), sizes)

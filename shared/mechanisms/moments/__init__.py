@@ -1,0 +1,1 @@
+"""Noisy moments of outcome and covariates, and the cohort that they describe."""

@@ -1,0 +1,387 @@
+r"""The outcome given the covariates: survival with censoring, yes or no, a count, a measurement.
+
+Each class is one answer to the same six questions: which bounded features of an outcome the mechanism sums
+(`features`, every one in [-½, ½]), what their expectation is given a linear predictor (`conditional`), what a score's
+residual is and what it is expected to be (`residual`, `expected_residual`, both in [-1, 1]), how much a row says about
+a coefficient (`information`), and how an outcome is drawn (`draw`). The expectations are closed forms in time, so that
+fitting needs no simulation of outcomes:
+
+.. math:: E[e \mid x] = \sum_k P(C \in k \mid x) \, (1 - S(m_k \mid x)), \qquad
+          E[\psi(T) \mid x] = \sum_k \Delta\psi_k \, S(m_k \mid x) \, P(C > m_k \mid x)
+
+with ψ the share of the baseline's cumulative hazard reached by a time, m_k the middle of the k-th interval, and both
+hazards proportional.
+
+Everything is made from noisy histograms, hence free of budget.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import special
+
+from shared.mechanisms.moments.margins import Margin, project, shrunken
+
+__all__ = ["Binary", "Count", "Linear", "Outcome", "Survival", "fitted_survival", "from_margin"]
+
+Array = NDArray[np.float64]
+_MOST = 8.0
+"""Largest linear predictor of a hazard: e⁸ is beyond any hazard ratio of two patients."""
+
+
+class Outcome(Protocol):
+    """What every kind of outcome answers."""
+
+    @property
+    def predictors(self) -> int:
+        """Number of linear predictors: 2 for survival (event and censoring), else 1."""
+
+    @property
+    def unit(self) -> float:
+        """What a coefficient is multiplied by: the outcome's own scale for a measurement, else 1."""
+
+    @property
+    def weights(self) -> Array:
+        """(a,) how much the mechanism stresses each feature."""
+
+    @property
+    def imbalance(self) -> float:
+        """How far the first feature's mean lies from 0."""
+
+    def features(self, y: Array) -> Array:
+        """(n, outcome columns) -> (n, a), each in [-½, ½]."""
+
+    def conditional(self, eta: Array) -> Array:
+        """(m, predictors) -> (m, a): expectation of the features."""
+
+    def residual(self, y: Array, eta: Array) -> Array:
+        """(n, columns), (n, predictors) -> (n,), each in [-1, 1]."""
+
+    def expected_residual(self, eta: Array, pilot: Array) -> Array:
+        """Expectation, under `eta`, of the residual from `pilot`."""
+
+    def information(self, eta: Array) -> Array:
+        """(m,) weight of each row in the score of a coefficient."""
+
+    def draw(self, eta: Array, uniforms: Array) -> Array:
+        """(n, predictors), (n, 3) uniforms -> (n, columns)."""
+
+
+# -- survival ----------------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Survival:
+    """Two proportional hazards on common intervals of [0, horizon].
+
+    Args:
+        edges: (k + 1,) interval ends. cumulative: (k + 1,) baseline cumulative hazard of the event at them.
+        staying: (k + 1,) log probability, at the baseline, of not having been censored; the last is practically -∞.
+        events: share of persons with an event.
+        reached: (k + 1,) ψ at the edges; None takes it from `cumulative`.
+    """
+
+    edges: Array
+    cumulative: Array
+    staying: Array
+    events: float
+    reached: Array | None = None
+
+    predictors = 2
+    unit = 1.0
+
+    @cached_property
+    def psi(self) -> Array:
+        """(k + 1,) share of the cumulative hazard reached at each edge."""
+        return self.cumulative / self.cumulative[-1] if self.reached is None else self.reached
+
+    def among(self, eta: Array, everybody: Survival) -> Survival:
+        r"""The shape of the baselines behind the hazards of everybody: who is at higher risk leaves earlier.
+
+        A hazard of everybody still there is the baseline's times their mean relative hazard, which falls with time:
+
+        .. math:: d\Lambda_0(t) \propto d\Lambda(t) \, \frac{\sum_i S_i(t) G_i(t)}{\sum_i e^{\eta_i} S_i(t) G_i(t)}
+
+        with S and G the probabilities of no event and of no censoring, interval by interval from the first, where the
+        factor is 1. The level is for the moments to tell: a baseline that followed it would leave it undetermined.
+
+        Args:
+            eta: (m, 2) linear predictors of points that stand for everybody; their levels do not matter.
+            everybody: with the hazards of everybody, whose ψ stays.
+        """
+        eta = np.clip(eta, -_MOST, _MOST)
+        relative = np.exp(eta)
+        relative /= relative.mean(axis=0)
+        steps = np.diff(np.column_stack([everybody.cumulative, -everybody.staying]), axis=0)
+        own, out = np.zeros(2), np.zeros((len(steps) + 1, 2))
+        for k, step in enumerate(steps):
+            # Half of an interval's hazard is behind who is at risk in its middle.
+            after = own
+            for _ in range(2):
+                there = np.exp(-(relative @ ((own + after) / 2)))
+                after = own + step * there.sum() / np.maximum(there @ relative, 1e-300)
+            own = out[k + 1] = after
+        return replace(self, cumulative=out[:, 0], staying=-out[:, 1], reached=everybody.psi)
+
+    @property
+    def weights(self) -> Array:
+        """The event counts fully; ψ in proportion to what it says, which grows with the cumulative hazard."""
+        level = 0.25 + 0.55 * max(self.imbalance, 0.05)
+        late = (4 * level / 1.3) ** 0.25 * math.sqrt(min(float(self.cumulative[-1]), 1.5))
+        return np.array([1.0, float(np.clip(late, 0.1, 1.3))])
+
+    @property
+    def imbalance(self) -> float:
+        """Distance of the event rate from one half."""
+        return abs(0.5 - float(np.clip(self.events, 0.02, 0.98)))
+
+    def features(self, y: Array) -> Array:
+        """Event and ψ(time), less one half each."""
+        return np.column_stack([y[:, 1], np.interp(y[:, 0], self.edges, self.psi)]) - 0.5
+
+    def _curves(self, eta: Array) -> tuple[Array, Array, Array, Array]:
+        """Relative event hazard, probability to stay at the edges, survival in the middles; (m, 1), (m, k + 1), …"""
+        eta = np.clip(eta, -_MOST, _MOST)
+        relative = np.exp(eta[:, :1])
+        stays = np.exp(np.exp(eta[:, 1:]) * self.staying)
+        middles = (self.cumulative[1:] + self.cumulative[:-1]) / 2
+        return relative, stays, np.exp(-relative * middles), (stays[:, 1:] + stays[:, :-1]) / 2
+
+    def conditional(self, eta: Array) -> Array:
+        """Expected event and ψ(time), less one half each."""
+        _, stays, survives, present = self._curves(eta)
+        event = ((stays[:, :-1] - stays[:, 1:]) * (1 - survives)).sum(axis=1)
+        late = (survives * present) @ np.diff(self.psi)
+        return np.column_stack([event, late]) - 0.5
+
+    def residual(self, y: Array, eta: Array) -> Array:
+        """Event less expected events, the latter at most 1."""
+        reached = np.interp(y[:, 0], self.edges, self.cumulative)
+        return np.asarray(y[:, 1] - np.minimum(reached * np.exp(np.clip(eta[:, 0], -_MOST, _MOST)), 1.0))
+
+    def expected_residual(self, eta: Array, pilot: Array) -> Array:
+        """As `Outcome` says."""
+        _, stays, survives, present = self._curves(eta)
+        event = ((stays[:, :-1] - stays[:, 1:]) * (1 - survives)).sum(axis=1)
+        charged = np.minimum(np.exp(np.clip(pilot[:, :1], -_MOST, _MOST)) * self.cumulative, 1.0)
+        return np.asarray(event - (np.diff(charged, axis=1) * survives * present).sum(axis=1))
+
+    def information(self, eta: Array) -> Array:
+        """The probability of an event."""
+        return np.asarray(self.conditional(eta)[:, 0] + 0.5)
+
+    def draw(self, eta: Array, uniforms: Array) -> Array:
+        """Time and event: the earlier of two draws by inversion."""
+        eta = np.clip(eta, -_MOST, _MOST)
+        reached = -np.log(uniforms[:, 0]) * np.exp(-eta[:, 0])
+        time = np.where(reached < self.cumulative[-1], np.interp(reached, self.cumulative, self.edges), np.inf)
+        stayed = -np.log(uniforms[:, 1]) * np.exp(-eta[:, 1])
+        interval = np.clip(np.searchsorted(-self.staying, stayed, side="right") - 1, 0, len(self.edges) - 2)
+        width = np.diff(self.edges)[interval]
+        leaves = self.edges[interval] + uniforms[:, 2] * width
+        return np.column_stack([np.minimum(time, leaves), time <= leaves])
+
+
+def fitted_survival(counts: Array, n: int, sigma: float, horizon: float) -> Survival:
+    """Baseline hazards behind noisy (event, censored) × time counts: a Weibull shape, and what stands out of noise.
+
+    Args:
+        counts: (2, k), events first. sigma: of the noise on each. horizon: public end of follow-up.
+    """
+    k = counts.shape[1]
+    edges = np.linspace(0, horizon, k + 1)
+    total = project(counts, n).sum(axis=0)
+    at_risk = np.maximum(n - np.r_[0.0, np.cumsum(total)[:-1]] - total / 2, 1e-3 * n)
+    variance = sigma**2 + np.maximum(project(counts, n)[0], 1.0)
+    best, best_loss = np.zeros(k), math.inf
+    for shape in np.linspace(0.5, 2.6, 43):
+        one = np.diff((edges / horizon) ** shape) * at_risk
+        level = max(float((one * counts[0] / variance).sum() / (one**2 / variance).sum()), 4 / float(one.sum()))
+        loss = float(((counts[0] - level * one) ** 2 / variance).sum()) + ((shape - 1.2) / 0.4) ** 2
+        if loss < best_loss:
+            best, best_loss = level * one, loss
+    # Not more events than persons, whatever the noise says.
+    best = best * min(1.0, 0.97 * n / float(best.sum()))
+    kept = shrunken(counts[0] - best, np.sqrt(sigma**2 + best), np.ones(k, dtype=bool))
+    events = np.maximum(best + kept, 0.05 * best)
+    hazard = np.minimum(events / at_risk, 3.0)
+    cumulative = np.r_[0.0, np.cumsum(hazard)]
+    survives = np.exp(-(cumulative[1:] + cumulative[:-1]) / 2)
+    leaving = project(counts[1], max(n - float(events.sum()), 1.0)) / np.maximum(survives, 0.02)
+    leaving = leaving / leaving.sum() + 1e-6
+    remaining = np.cumsum(leaving[::-1])[::-1]
+    staying = np.r_[0.0, np.cumsum(np.log1p(-np.minimum(leaving[:-1] / remaining[:-1], 1 - 1e-9))), -60.0]
+    staying[:-1] = np.maximum(staying[:-1], -50.0)
+    return Survival(edges, cumulative, staying, float(np.clip(events.sum() / n, 0.0, 1.0)))
+
+
+# -- yes or no, counts, measurements -----------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Binary:
+    """Logistic: the log odds are `level` plus the predictor."""
+
+    level: float
+
+    predictors = 1
+    unit = 1.0
+    weights = np.ones(1)
+
+    @property
+    def imbalance(self) -> float:
+        """Distance of the rate from one half."""
+        return abs(0.5 - float(special.expit(self.level)))
+
+    def features(self, y: Array) -> Array:
+        """The outcome less one half."""
+        return y[:, :1] - 0.5
+
+    def _mean(self, eta: Array) -> Array:
+        return np.asarray(special.expit(self.level + eta[:, 0]))
+
+    def conditional(self, eta: Array) -> Array:
+        """As `Outcome` says."""
+        return self._mean(eta)[:, None] - 0.5
+
+    def residual(self, y: Array, eta: Array) -> Array:
+        """Outcome less its probability."""
+        return np.asarray(y[:, 0] - self._mean(eta))
+
+    def expected_residual(self, eta: Array, pilot: Array) -> Array:
+        """As `Outcome` says."""
+        return self._mean(eta) - self._mean(pilot)
+
+    def information(self, eta: Array) -> Array:
+        """p (1 − p)."""
+        mean = self._mean(eta)
+        return mean * (1 - mean)
+
+    def draw(self, eta: Array, uniforms: Array) -> Array:
+        """As `Outcome` says."""
+        return (uniforms[:, :1] < self._mean(eta)[:, None]).astype(float)
+
+
+@dataclass(frozen=True)
+class Count:
+    """Poisson: the log mean is `level` plus the predictor. Sums are of min(y, cap)."""
+
+    level: float
+    cap: int
+    most: int
+
+    predictors = 1
+    unit = 1.0
+    weights = np.ones(1)
+
+    @property
+    def imbalance(self) -> float:
+        """Distance of the mean, in caps, from one half."""
+        return abs(0.5 - min(math.exp(self.level), self.cap) / self.cap)
+
+    @property
+    def _reach(self) -> float:
+        return 1.0 + 2.5 * math.exp(self.level / 2)
+
+    def _mean(self, eta: Array) -> Array:
+        return np.exp(np.minimum(self.level + eta[:, 0], math.log(self.most + 1.0)))
+
+    def features(self, y: Array) -> Array:
+        """The capped count over the cap, less one half."""
+        return np.minimum(y[:, :1], self.cap) / self.cap - 0.5
+
+    def conditional(self, eta: Array) -> Array:
+        """E min(Y, c) = c − Σ (c − k) P(Y = k), k < c."""
+        mean, k = self._mean(eta)[:, None], np.arange(float(self.cap))
+        share = np.exp(special.xlogy(k, mean) - mean - special.gammaln(k + 1))
+        return np.asarray(0.5 - (share @ (self.cap - k))[:, None] / self.cap)
+
+    def residual(self, y: Array, eta: Array) -> Array:
+        """Count less its mean, in units of a public reach, cut at 1."""
+        return np.clip((y[:, 0] - self._mean(eta)) / self._reach, -1, 1)
+
+    def expected_residual(self, eta: Array, pilot: Array) -> Array:
+        """As `Outcome` says: a sum over the values a count may have."""
+        mean, before = self._mean(eta)[:, None], self._mean(pilot)[:, None]
+        largest = int(min(self.most, float(mean.max()) + 8 * math.sqrt(float(mean.max())) + 12))
+        k = np.arange(largest + 1.0)
+        share = np.exp(special.xlogy(k, mean) - mean - special.gammaln(k + 1))
+        cut = np.clip((k - before) / self._reach, -1, 1)
+        return np.asarray((share * cut).sum(axis=1) + np.maximum(1 - share.sum(axis=1), 0.0))
+
+    def information(self, eta: Array) -> Array:
+        """The mean."""
+        return self._mean(eta)
+
+    def draw(self, eta: Array, uniforms: Array) -> Array:
+        """By inversion."""
+        from scipy.stats import poisson
+
+        return np.minimum(poisson.ppf(uniforms[:, :1], self._mean(eta)[:, None]), self.most)
+
+
+@dataclass(frozen=True)
+class Linear:
+    """A measurement: mean `centre` + `unit`·predictor, normal residuals with standard deviation `spread`·`unit`.
+
+    `margin` is the distribution of the measurement over all persons: the histogram's.
+    """
+
+    centre: float
+    unit: float
+    spread: float
+    lower: float
+    upper: float
+
+    predictors = 1
+    weights = np.ones(1)
+    imbalance = 0.0
+    _CUT = 2.0
+
+    def features(self, y: Array) -> Array:
+        """The measurement in its own units, cut at 2, over 4."""
+        return np.clip((y[:, :1] - self.centre) / self.unit, -self._CUT, self._CUT) / (2 * self._CUT)
+
+    def conditional(self, eta: Array) -> Array:
+        """As `Outcome` says."""
+        return _cut_mean(eta[:, :1], self.spread, self._CUT) / (2 * self._CUT)
+
+    def residual(self, y: Array, eta: Array) -> Array:
+        """Measurement less its mean, in units of two residual standard deviations, cut at 1."""
+        return np.clip(((y[:, 0] - self.centre) / self.unit - eta[:, 0]) / (2 * self.spread), -1, 1)
+
+    def expected_residual(self, eta: Array, pilot: Array) -> Array:
+        """As `Outcome` says."""
+        return _cut_mean((eta - pilot)[:, 0], self.spread, 2 * self.spread) / (2 * self.spread)
+
+    def information(self, eta: Array) -> Array:
+        """The same for every row."""
+        return np.ones(len(eta))
+
+    def draw(self, eta: Array, uniforms: Array) -> Array:
+        """As `Outcome` says, within the public bounds."""
+        y = self.centre + self.unit * (eta[:, :1] + self.spread * special.ndtri(uniforms[:, :1]))
+        return np.clip(y, self.lower, self.upper)
+
+
+def _cut_mean(mean: Array, sd: float, cut: float) -> Array:
+    """E clip(N(mean, sd²), −cut, cut)."""
+    a, b = (-cut - mean) / sd, (cut - mean) / sd
+    density = np.exp(-(np.stack([a, b]) ** 2) / 2) / math.sqrt(2 * math.pi)
+    inside = special.ndtr(b) - special.ndtr(a)
+    value = mean * inside + sd * (density[0] - density[1]) - cut * special.ndtr(a) + cut * special.ndtr(-b)
+    return np.asarray(value)
+
+
+def from_margin(kind: str, margin: Margin, lower: float, upper: float) -> Outcome:
+    """The outcome's own distribution, before any covariate: levels, cap and scale come from it."""
+    if kind == "binary":
+        return Binary(float(special.logit(np.clip(margin.mean, 0.003, 0.997))))
+    mean, sd = margin.mean, max(margin.sd, 1e-6 * (upper - lower))
+    if kind == "count":
+        mean = max(mean, 0.02)
+        cap = int(np.clip(math.ceil(mean + 2.5 * max(sd, math.sqrt(mean))), 1, max(upper, 1)))
+        return Count(math.log(mean), cap, int(upper))
+    return Linear(mean, sd, 0.9, lower, upper)

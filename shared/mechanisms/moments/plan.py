@@ -1,0 +1,444 @@
+"""Noisy moments as a plan prescribes them: one outcome, its covariates, and all that is asked of them under one ε.
+
+The released table has one line per figure, in whole steps of its block's grid. What it tells is read once
+(`shared.mechanisms.moments.cohort`): the coefficients of the planned model come with the variance of patients and of
+noise, any other question is put to synthetic rows. These hold what the generator's model holds, and the answer says so.
+
+For rows the variance is found by drawing the noise again. Let f(θ, U) be the answer of a table drawn from parameters θ
+by uniforms U, v its rows' own variance, and θ* the parameters that another draw of the release's noise gives. Over m
+pairs of tables that share their uniforms,
+
+.. math:: \\bar f = \\frac1m \\sum_k f(\\hat\\theta, U_k), \\qquad
+          T = \\bar v \\, \\frac{rows}{persons} + \\frac{1}{m - 2} \\sum_k d_k^2 + \\frac{b}{m}, \\qquad
+          d_k = f(\\theta^*_k, U_k) - f(\\hat\\theta, U_k)
+
+with b the variance between the f(θ̂, U_k): what sampling patients makes uncertain, the noise of the release (m − 2 for
+m, because m squares tell it), and the draw of the rows.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import numpy as np
+import pandas as pd
+
+from shared.errors import EstimateRefusal, SchemaRefusal
+from shared.estimands.answer import Estimand, Estimate, estimate
+from shared.mechanisms.base import Facts, Figures, must
+from shared.mechanisms.moments.cohort import Cohort, fit
+from shared.mechanisms.moments.noise import Design, MomentsRelease, MomentsSpec, event, moments, read, sigma_of
+from shared.plans.dictionary import NUMERIC, Column
+from shared.privacy.accountant import Event
+
+if TYPE_CHECKING:
+    from shared.base.randomness import Noise
+    from shared.plans.plan import StudyPlan
+
+__all__ = ["COLUMNS", "MomentsPlan"]
+
+COLUMNS = ("block", "figure", "value")
+"""Of the released table: the block, the figure in words, its noisy value in whole steps of the block's grid."""
+BLOCKS = ("histogram", "moment", "product", "score")
+DRAWS = 8
+"""Pairs of synthetic tables behind an answer that is not a planned coefficient."""
+MOST_ROWS = 10_000
+"""Of one synthetic table; the rule is for any ratio of rows to persons."""
+BOOTSTRAP = 40
+_MODEL = (
+    "The rows behind this answer have the planned outcome model and a Gaussian copula; what the patients' own law has "
+    "beyond these is not in the interval."
+)
+DOUBT = 2.0
+"""An interval this many times as wide as the patients alone would make it is told of before it leaves."""
+_MODELS = {"survival": "cox", "binary": "logistic", "count": "poisson", "linear": "ols"}
+_FEATURES = {
+    "survival": ("event", "hazard lived through"),
+    "binary": ("yes",),
+    "count": ("count",),
+    "linear": ("value",),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class MomentsPlan(Figures):
+    """Histograms, moments of outcome and covariates, products of covariates, and scores of declared coefficients.
+
+    The arguments are those of `shared.mechanisms.moments.noise.MomentsSpec`; δ is the budget's. `horizon` is the
+    planned end of follow-up of the whole study, and public.
+    """
+
+    epsilon: float
+    outcome: Literal["survival", "binary", "count", "linear"]
+    responses: Sequence[str]
+    covariates: Sequence[str]
+    exposures: Sequence[str] = ()
+    declared: Sequence[str] = ()
+    horizon: float | None = None
+    shares: Mapping[str, float] = field(default_factory=dict)
+    bins: int = 32
+    time_bins: int = 16
+    score_clip: float = 1.0
+    sensitivity: Literal["joint", "blocks"] = "joint"
+    mechanism: Literal["moments"] = "moments"
+    title: ClassVar[str] = "noisy moments"
+    before: ClassVar[Mapping[str, Any]] = {"sensitivity": "blocks"}
+
+    def __post_init__(self) -> None:
+        for name in ("responses", "covariates", "exposures", "declared"):
+            value = getattr(self, name)
+            listed = isinstance(value, Sequence) and not isinstance(value, str)
+            must(listed, f"release.{name} must be a list of columns", repr(value)[:60])
+            object.__setattr__(self, name, tuple(value))
+        must(
+            isinstance(self.shares, Mapping),
+            "release.shares must be a table of shares by block",
+            repr(self.shares)[:60],
+        )
+        object.__setattr__(self, "shares", dict(self.shares))
+        self.spec(1e-6)
+
+    def spec(self, delta: float) -> MomentsSpec:
+        """The mechanism's settings at a δ. Raises: PlanRefusal."""
+        given = {item.name: getattr(self, item.name) for item in fields(self) if item.name != "mechanism"}
+        given["shares"] = dict(self.shares) or None
+        return MomentsSpec.from_canonical({**given, "delta": delta})
+
+    def design(self, plan: StudyPlan) -> Design:
+        """The settings beside the plan's dictionary. Raises: PlanRefusal."""
+        return Design(spec=self.spec(plan.budget.delta), dictionary=plan.dictionary)
+
+    def require(self, plan: StudyPlan) -> None:
+        """Every column has a role that its kind can play."""
+        super().require(plan)
+        self.design(plan)
+
+    def event(self, plan: StudyPlan) -> Event:
+        """One Gaussian mechanism, or in plans from before one per block."""
+        return event(self.spec(plan.budget.delta))
+
+    def facts(self, plan: StudyPlan) -> Facts:
+        """The noise of each block, in the unit of its sensitivity."""
+        design = self.design(plan)
+        blocks = BLOCKS if self.declared else BLOCKS[:3]
+        noise = {f"sigma_{name}s": sigma_of(design.spec, k) for k, name in enumerate(blocks)}
+        return Facts(
+            d=len(plan.dictionary.released),
+            parameters={**noise, "figures": len(_names(design)[0])},
+            conditional_on="nothing: nothing was fitted on records",
+            model="central",
+        )
+
+    def details(self, plan: StudyPlan) -> str:
+        """What is measured, in how many figures, with how much noise."""
+        design = self.design(plan)
+        declared = f", {' and '.join(self.declared)} declared" if self.declared else ""
+        return (
+            f"{self.outcome} on {len(self.covariates)} covariates{declared}, {len(_names(design)[0])} figures, "
+            f"noise of {sigma_of(design.spec, 0):.4g} persons on each count"
+        )
+
+    # -- the released table --------------------------------------------------------------------------------------
+    def draw(self, plan: StudyPlan, records: pd.DataFrame, rng: Noise) -> pd.DataFrame:
+        """The noisy figures, a line each."""
+        return self.lines(plan, moments(records, self.design(plan), rng))
+
+    def lines(self, plan: StudyPlan, release: MomentsRelease) -> pd.DataFrame:
+        """A release as the table that leaves; `release` reads it back."""
+        blocks, figures = _names(self.design(plan))
+        parts = (*release.histograms, release.moments, release.products, release.score)
+        return pd.DataFrame(
+            {
+                "block": list(blocks),
+                "figure": list(figures),
+                "value": np.concatenate([np.ravel(part) for part in parts]).astype(np.int64),
+            }
+        )
+
+    def release(self, plan: StudyPlan, table: pd.DataFrame, n: int) -> MomentsRelease:
+        """The release that a table of lines holds. Raises: SchemaRefusal."""
+        design = self.design(plan)
+        flat, at = table["value"].to_numpy(dtype=np.int64), 0
+        parts = []
+        p = design.p
+        shapes: list[tuple[int, ...]] = [(len(edges) - 1,) for edges in design.edges]
+        shapes += [design.outcome_shape, (design.features, 1 + p), (p * (p + 1) // 2,), (len(self.declared),)]
+        for shape in shapes:
+            parts.append(flat[at : at + math.prod(shape)].reshape(shape))
+            at += math.prod(shape)
+        given = MomentsRelease(
+            n=n, histograms=tuple(parts[: p + 1]), moments=parts[p + 1], products=parts[p + 2], score=parts[p + 3]
+        )
+        return read(given.to_bytes(), design)
+
+    def validate(self, plan: StudyPlan, table: pd.DataFrame, n: int) -> None:
+        """Exactly the plan's figures, in order; whole numbers that n persons and this noise can give."""
+        blocks, figures = _names(self.design(plan))
+        if tuple(table.columns) != COLUMNS or len(table) != len(figures):
+            raise SchemaRefusal(
+                f"released moments must have columns {', '.join(COLUMNS)} and {len(figures)} lines",
+                given=f"{len(table)} lines",
+            )
+        if table["value"].dtype != np.dtype("int64"):
+            raise SchemaRefusal("released moments must be whole numbers", given=f"{table['value'].dtype}")
+        if tuple(table["block"]) != blocks or tuple(table["figure"]) != figures:
+            raise SchemaRefusal("released moments must name the plan's figures, in order", given="others")
+        counts = self.release(plan, table, n).histograms
+        below = sum(int((part < -12 * sigma_of(self.design(plan).spec, 0) - 1).sum()) for part in counts)
+        if below:
+            raise SchemaRefusal("counts must be possible for the noise of the plan", given=f"{below} are not")
+
+    # -- what the figures tell -----------------------------------------------------------------------------------
+    def cohort(self, plan: StudyPlan, table: pd.DataFrame, n: int, *, bootstrap: bool = True) -> Cohort:
+        """The cohort of a release, the same at every call. Raises: EstimateRefusal."""
+        return _fitted(self.release(plan, table, n).to_bytes(), self.design(plan), bootstrap)
+
+    def doubt(self, plan: StudyPlan, table: pd.DataFrame, n: int) -> str:
+        """Which of the study's own coefficients the noise makes more than twice as uncertain as the patients do."""
+        try:
+            return _doubt(self.cohort(plan, table, n, bootstrap=False))
+        except EstimateRefusal as refusal:
+            return str(refusal)
+
+    def synthetic(
+        self, plan: StudyPlan, tables: Sequence[tuple[pd.DataFrame, int]], *, draws: int, rng: np.random.Generator
+    ) -> list[pd.DataFrame]:
+        """Tables of as many rows as there were persons, their effects calibrated to the released ones."""
+        cohorts = [self.cohort(plan, table, n) for table, n in tables]
+        return [_rows(cohorts, [rng] * len(cohorts), 1.0) for _ in range(draws)]
+
+    def answer(
+        self,
+        plan: StudyPlan,
+        tables: Sequence[tuple[pd.DataFrame, int]],
+        question: Estimand,
+        *,
+        levels: Mapping[str, Any],
+        **told: Any,
+    ) -> list[Estimate]:
+        """The planned model's coefficients from the fit, every other question from synthetic rows.
+
+        Releases of different persons: coefficients are combined by inverse variance, rows are put together.
+
+        Raises: EstimateRefusal: an interaction, of which the figures tell nothing; no synthetic table supports it.
+        """
+        design = self.design(plan)
+        releases = tuple(self.release(plan, table, n).to_bytes() for table, n in tables)
+        cohorts = [_fitted(data, design, True) for data in releases]
+        doubts = tuple(dict.fromkeys(filter(None, map(_doubt, cohorts))))
+        planned = _planned(design, question)
+        if planned is not None:
+            return _coefficients(cohorts, planned, question, doubts, told)
+        mixed = [term for term in question.terms if ":" in term]
+        if mixed:
+            raise EstimateRefusal(
+                "a question to noisy moments must have no interaction: they hold none, and none would be found",
+                given=", ".join(mixed),
+                next_step="Ask without it, or plan a mechanism that keeps rows.",
+            )
+        persons = sum(cohort.n for cohort in cohorts)
+        return _from_rows(_pairs(releases, design), persons, question, levels, doubts, told)
+
+
+# -- names ---------------------------------------------------------------------------------------------------------
+@lru_cache(maxsize=16)
+def _names(design: Design) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Block and words of every figure, in order."""
+    spec = design.spec
+    words: list[list[str]] = [[], [], [], list(spec.declared)]
+    for column, edges in zip(design.covariates, design.edges, strict=True):
+        words[0] += _cells(column, edges)
+    cells = _cells(design.response, design.outcome_edges)
+    if spec.outcome == "survival":
+        died = design.dictionary.column(spec.responses[1])
+        # The histogram's first row is of those with the event.
+        cells = [f"{cell}, {died.name} = {died.levels[level]}" for level in (1, 0) for cell in cells]
+    words[0] += cells
+    rows = (*_FEATURES[spec.outcome], "everybody")
+    words[1] = [f"{row} × {name}" for row in rows for name in ("everybody", *spec.covariates)]
+    words[2] = [f"{name} squared" for name in spec.covariates]
+    words[2] += [f"{one} × {other}" for one, other in itertools.combinations(spec.covariates, 2)]
+    blocks = [block for block, names in zip(BLOCKS, words, strict=True) for _ in names]
+    return tuple(blocks), tuple(itertools.chain(*words))
+
+
+def _cells(column: Column, edges: Any) -> list[str]:
+    if column.kind not in NUMERIC:
+        return [f"{column.name} = {level}" for level in column.levels]
+    if column.kind == "integer" and edges[1] - edges[0] == 1 and edges[0] % 1 == 0.5:
+        return [f"{column.name} {low + 0.5:g}" for low in edges[:-1]]
+    return [f"{column.name} {low:.6g} to {high:.6g}" for low, high in itertools.pairwise(edges)]
+
+
+# -- answers -------------------------------------------------------------------------------------------------------
+@lru_cache(maxsize=64)
+def _fitted(data: bytes, design: Design, bootstrap: bool) -> Cohort:
+    try:
+        # Simulation, not noise that protects anybody: the seed is the release itself, so an answer stays the same.
+        rng = np.random.default_rng(_seed(data)) if bootstrap else None
+        found = fit(read(data, design), design, rng=rng, bootstrap=BOOTSTRAP)
+    except (np.linalg.LinAlgError, FloatingPointError) as error:
+        raise EstimateRefusal("the figures must determine a cohort", given=type(error).__name__) from None
+    if not np.isfinite([found.effects, np.diag(found.sampling), np.diag(found.privacy)]).all():
+        raise EstimateRefusal("the figures must determine a cohort", given="no finite effect")
+    return found
+
+
+def _doubt(cohort: Cohort) -> str:
+    spec = cohort.design.spec
+    focus = spec.declared or spec.exposures or spec.covariates
+    wider = np.sqrt(1 + np.diag(cohort.privacy) / np.diag(cohort.sampling))
+    worst = max((float(wider[spec.covariates.index(name)]), name) for name in focus)
+    if worst[0] <= DOUBT:
+        return ""
+    return (
+        f"Too few persons for the plan's price: the noise makes the interval of {worst[1]} "
+        f"{worst[0]:.1f} times as wide as the {cohort.n} persons alone would."
+    )
+
+
+def _planned(design: Design, question: Estimand) -> list[tuple[int, str, float]] | None:
+    """(covariate, label, units per coefficient) of each term, where the question is the very model that was planned."""
+    spec = design.spec
+    outcome = (question.duration, question.event) if spec.outcome == "survival" else (question.outcome,)
+    plain = Estimand(
+        kind=question.kind,
+        terms=question.terms,
+        outcome=question.outcome,
+        duration=question.duration,
+        event=question.event,
+        per=question.per,
+    )
+    if question != plain or question.kind != _MODELS[spec.outcome] or outcome != spec.responses:
+        return None
+    if set(question.terms) != set(spec.covariates):
+        return None
+    out = []
+    for term in question.terms:
+        column = design.dictionary.column(term)
+        label, units = question.label(term), question.per.get(term, 1.0)
+        if column.kind not in NUMERIC:
+            levels = column.levels
+            if any(isinstance(level, str) for level in levels):
+                if len(levels) > 2:
+                    return None  # a factor with an effect per level is another model than a score per step
+                label = f"{term}[{levels[1]}]"
+            else:
+                steps = {float(high) - float(low) for low, high in itertools.pairwise(levels)}
+                if len(steps) > 1:
+                    return None
+                units /= steps.pop()
+        out.append((spec.covariates.index(term), label, units))
+    return out
+
+
+def _coefficients(
+    cohorts: Sequence[Cohort],
+    planned: Sequence[tuple[int, str, float]],
+    question: Estimand,
+    doubts: tuple[str, ...],
+    told: Mapping[str, Any],
+) -> list[Estimate]:
+    boots = sum(cohort.bootstrapped > 0 for cohort in cohorts)
+    how = "fit to the released moments, patients and noise to first order"
+    if boots:
+        how = "fit to the released moments, bootstrap through the release (few events, or few records beside the noise)"
+    out = []
+    for j, label, units in planned:
+        effects = np.array([cohort.effects[j] for cohort in cohorts])
+        sampling = np.array([cohort.sampling[j, j] for cohort in cohorts])
+        privacy = np.array([cohort.privacy[j, j] for cohort in cohorts])
+        weights = 1 / (sampling + privacy)
+        weights /= weights.sum()
+        out.append(
+            Estimate(
+                term=label,
+                yi=float(weights @ effects) * units,
+                vi_sampling=float(weights**2 @ sampling) * units**2,
+                vi_privacy=float(weights**2 @ privacy) * units**2,
+                n=sum(cohort.n for cohort in cohorts),
+                scale=question.scale,
+                how=how + (", releases by inverse variance" if len(cohorts) > 1 else ""),
+                warnings=doubts,
+                **told,
+            )
+        )
+    return out
+
+
+def _rows(cohorts: Sequence[Cohort], rngs: Sequence[np.random.Generator], share: float, **more: Any) -> pd.DataFrame:
+    made = [
+        cohort.rows(rng, n=max(1, round(share * cohort.n)), **more) for cohort, rng in zip(cohorts, rngs, strict=True)
+    ]
+    return made[0] if len(made) == 1 else pd.concat(made, ignore_index=True)
+
+
+@lru_cache(maxsize=16)
+def _pairs(releases: tuple[bytes, ...], design: Design) -> tuple[tuple[pd.DataFrame, pd.DataFrame], ...]:
+    """Pairs of synthetic tables that share their uniforms: as released, and with the noise drawn again."""
+    seed = _seed(b"".join(releases))
+    found = [_fitted(data, design, True) for data in releases]
+    share = min(1.0, MOST_ROWS / sum(cohort.n for cohort in found))
+    pairs = []
+    for k in range(DRAWS):
+        again = np.random.default_rng([seed, k])
+        pair = [
+            _rows(them, [np.random.default_rng([seed, k, i]) for i in range(len(them))], share, calibrated=False)
+            for them in (found, [cohort.redrawn(again) for cohort in found])
+        ]
+        pairs.append((pair[0], pair[1]))
+    return tuple(pairs)
+
+
+def _seed(data: bytes) -> int:
+    return int.from_bytes(hashlib.sha256(data).digest()[:8], "big")
+
+
+def _from_rows(
+    pairs: Sequence[tuple[pd.DataFrame, pd.DataFrame]],
+    persons: int,
+    question: Estimand,
+    levels: Mapping[str, Any],
+    doubts: tuple[str, ...],
+    told: Mapping[str, Any],
+) -> list[Estimate]:
+    """The rule of the module's text, term by term."""
+    found = [
+        tuple({row.term: row for row in estimate(table, question, levels=levels, **told)} for table in pair)
+        for pair in pairs
+    ]
+    out = []
+    for term, first in found[0][0].items():
+        drawn = [(one.get(term), other.get(term)) for one, other in found]
+        both = [(a, b) for a, b in drawn if a is not None and b is not None and a.yi is not None and b.yi is not None]
+        if len(both) < len(found):
+            lost = next(
+                (row.reason for pair in drawn for row in pair if row is not None and row.reason), "no such term"
+            )
+            reason = f"{len(found) - len(both)} of {len(found)} pairs of synthetic tables do not support it: {lost}"
+            out.append(replace(first, yi=None, vi_sampling=None, n=persons, reason=reason))
+            continue
+        values = np.array([(a.yi, b.yi) for a, b in both], dtype=float)
+        own = float(np.mean([a.vi_sampling for a, _ in both]))
+        m = len(both)
+        moved = float(np.square(values[:, 1] - values[:, 0]).sum()) / (m - 2)
+        between = float(values[:, 0].var(ddof=1)) / m
+        out.append(
+            replace(
+                first,
+                yi=float(values[:, 0].mean()),
+                vi_sampling=own * len(pairs[0][0]) / persons,
+                vi_privacy=moved + between,
+                vi_naive=own,
+                n=persons,
+                how=f"{m} pairs of synthetic tables, as released and with the noise drawn again",
+                warnings=(*doubts, _MODEL),
+            )
+        )
+    return out

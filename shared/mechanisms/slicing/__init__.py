@@ -1,0 +1,1 @@
+"""The slicing mechanism, and fits to its releases."""

@@ -1,0 +1,238 @@
+"""Slicing as a plan prescribes it: how many directions, and one price for a line of noisy sums per row."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import numpy as np
+import pandas as pd
+
+from shared.errors import EstimateRefusal, ParameterError, PlanRefusal, SchemaRefusal
+from shared.mechanisms.base import Facts, Figures, must, unit
+from shared.mechanisms.slicing.noise import RowCode, Slicing, noise_for
+from shared.privacy import accountant as privacy
+
+if TYPE_CHECKING:
+    from shared.base.randomness import Noise
+    from shared.estimands.answer import Estimand, Estimate
+    from shared.mechanisms.slicing.fits import Fitted, Progress, Settings
+    from shared.mechanisms.slicing.projections import Moments
+    from shared.plans.plan import StudyPlan
+
+__all__ = ["DIRECTION", "PROJECTION", "SlicingPlan"]
+
+DIRECTION, PROJECTION = "direction", "projection"
+"""What a released line is: a row of U, or the noisy sums of one record."""
+MOST_SLICES = 4095
+"""A released table has at most 4096 columns."""
+MOST_EPSILON = 50.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlicingPlan(Figures):
+    """Every row through random directions, with Gaussian noise on each sum.
+
+    Args:
+        epsilon: ε of one release at the budget's δ, in (0, 50]; the noise is solved for.
+        sigma: the noise's standard deviation. Exactly one of `epsilon` and `sigma` is given.
+        slices: how many directions; None for eight per entry of a coded row, below which moments lose much.
+    """
+
+    epsilon: float | None = None
+    sigma: float | None = None
+    slices: int | None = None
+    mechanism: Literal["slicing"] = "slicing"
+    title: ClassVar[str] = "slicing"
+
+    def __post_init__(self) -> None:
+        given = [name for name in ("epsilon", "sigma") if getattr(self, name) is not None]
+        must(len(given) == 1, "release must give either epsilon or sigma", " and ".join(given) or "neither")
+        most = {"epsilon": MOST_EPSILON, "sigma": math.inf}
+        for name in given:
+            value = getattr(self, name)
+            number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+            must(
+                number and 0 < value <= most[name],
+                f"release.{name} must be a number in (0, {most[name]:g}]",
+                repr(value)[:40],
+            )
+        if self.slices is not None:
+            whole = isinstance(self.slices, int) and not isinstance(self.slices, bool)
+            must(
+                whole and 1 <= self.slices <= MOST_SLICES,
+                f"release.slices must be a whole number in 1..{MOST_SLICES}",
+                repr(self.slices)[:40],
+            )
+
+    def require(self, plan: StudyPlan) -> None:
+        """Rows that can be coded, and at least as many directions as a row has entries."""
+        super().require(plan)
+        try:
+            self.slicing(plan)
+        except ParameterError as error:
+            raise PlanRefusal(error.must, given=error.given, next_step=error.next_step or "Correct the plan.") from None
+
+    def code(self, plan: StudyPlan) -> RowCode:
+        """How records become rows."""
+        return RowCode(dictionary=plan.dictionary)
+
+    def slicing(self, plan: StudyPlan) -> Slicing:
+        """The mechanism of a plan. Raises: ParameterError."""
+        code = self.code(plan)
+        d, distance = code.d, code.distance
+        slices = min(8 * d, MOST_SLICES) if self.slices is None else self.slices
+        Slicing(d=d, slices=slices, sigma=1.0, distance=distance)  # before a price is solved for
+        sigma = self.sigma
+        if sigma is None:
+            assert self.epsilon is not None
+            sigma = noise_for(self.epsilon, plan.budget.delta, d=d, slices=slices, distance=distance)
+        return Slicing(d=d, slices=slices, sigma=sigma, distance=distance)
+
+    def event(self, plan: StudyPlan) -> privacy.Event:
+        """Slicing, with the rounding of its directions."""
+        return self.slicing(plan).event
+
+    def facts(self, plan: StudyPlan) -> Facts:
+        """The noise, the directions, and how far apart two rows can be."""
+        slicing = self.slicing(plan)
+        return Facts(
+            d=slicing.d,
+            parameters={"sigma": slicing.sigma, "slices": slicing.slices, "distance": slicing.distance},
+            conditional_on="nothing: nothing was fitted on records",
+            model="local",
+        )
+
+    def row_noise(self, plan: StudyPlan) -> float:
+        """What the lines leave of a level: the noise's standard deviation where the level itself is 0 or 1."""
+        slicing = self.slicing(plan)
+        # (XU + V) U⁺: V spread over m' directions, of which the longest eigenvalues of U Uᵀ are about m'/d.
+        return slicing.sigma * math.sqrt(slicing.d / slicing.slices) / self.code(plan).unit
+
+    def details(self, plan: StudyPlan) -> str:
+        """Directions and noise."""
+        slicing = self.slicing(plan)
+        return (
+            f"{slicing.slices} directions of {slicing.d} entries, noise of {slicing.sigma:.4g} on each sum: about "
+            f"{self.row_noise(plan):.2g} on a level that is 0 or 1"
+        )
+
+    def covered(self, plan: StudyPlan) -> tuple[str, ...]:
+        """As of all figures, and that a line is of one row."""
+        whose = "person" if unit(plan) == "patient" else "row"
+        return (
+            *super().covered(plan),
+            f"Each released line is of one {whose}: sums of the coded record with noise on each, in no order. Undone "
+            f"as far as can be, it is the record with noise of about {self.row_noise(plan):.2g} on every level that "
+            "is 0 or 1. Nobody outside, the coordinator included, holds anything of a record but that.",
+        )
+
+    def draw(self, plan: StudyPlan, records: pd.DataFrame, rng: Noise) -> pd.DataFrame:
+        """The directions, then a line per record, in an order that says nothing."""
+        slicing = self.slicing(plan)
+        directions, lines = slicing.release(self.code(plan).encode(records), rng)
+        lines = lines[rng.generator.permutation(len(lines))]
+        table = pd.DataFrame(np.concatenate([directions, lines]), columns=list(_columns(slicing.slices)))
+        table.insert(0, "line", [DIRECTION] * slicing.d + [PROJECTION] * len(lines))
+        return table
+
+    def projections(self, plan: StudyPlan, table: pd.DataFrame) -> tuple[Any, Any]:
+        """((d, slices) directions, (n, slices) noisy sums) of a released table."""
+        values = table.iloc[:, 1:].to_numpy(dtype=np.float64)
+        d = self.code(plan).d
+        return values[:d], values[d:]
+
+    def synthetic(
+        self, plan: StudyPlan, tables: Sequence[tuple[pd.DataFrame, int]], *, draws: int, rng: np.random.Generator
+    ) -> list[pd.DataFrame]:
+        """Rows of a mixture of products fitted to the lines' moments: see `shared.mechanisms.slicing.projections`."""
+        from shared.mechanisms.slicing.projections import fit
+
+        found = self._moments(plan, tables)
+        model = fit(self.code(plan), found)
+        return [model.rows(found.n, rng)[1] for _ in range(draws)]
+
+    def generator(
+        self,
+        plan: StudyPlan,
+        tables: Sequence[tuple[pd.DataFrame, int]],
+        settings: Settings,
+        *,
+        checkpoint: Path | None = None,
+        watch: Callable[[Progress], bool | None] | None = None,
+    ) -> Fitted:
+        """A generator by one of the fits of `shared.mechanisms.slicing.fits`: any of them, any number of times, for
+        nothing."""
+        from shared.mechanisms.slicing.fits import generator
+
+        releases = self._releases(plan, tables)
+        return generator(
+            self.code(plan), releases, self.slicing(plan).sigma, settings, checkpoint=checkpoint, watch=watch
+        )
+
+    def answer(
+        self,
+        plan: StudyPlan,
+        tables: Sequence[tuple[pd.DataFrame, int]],
+        question: Estimand,
+        *,
+        levels: Mapping[str, Any],
+        **told: Any,
+    ) -> list[Estimate]:
+        """Five synthetic tables' answers together: see `shared.mechanisms.slicing.projections`."""
+        from shared.mechanisms.slicing.projections import answer
+
+        return answer(self.code(plan), self._moments(plan, tables), question, levels=levels, **told)
+
+    def _moments(self, plan: StudyPlan, tables: Sequence[tuple[pd.DataFrame, int]]) -> Moments:
+        from shared.mechanisms.slicing.projections import moments
+
+        return moments(self.code(plan), self._releases(plan, tables), self.slicing(plan).sigma)
+
+    def _releases(self, plan: StudyPlan, tables: Sequence[tuple[pd.DataFrame, int]]) -> list[tuple[Any, Any]]:
+        slicing = self.slicing(plan)
+        for table, _ in tables:
+            if table.shape[1] != slicing.slices + 1 or int((table["line"] == DIRECTION).sum()) != slicing.d:
+                raise EstimateRefusal(
+                    "a site's releases must be projections as its newest plan version has them",
+                    given="those of an earlier version",
+                )
+        return [self.projections(plan, table) for table, _ in tables]
+
+    def validate(self, plan: StudyPlan, table: pd.DataFrame, n: int) -> None:
+        """Exactly the plan's directions and n lines: numbers on their grids that this noise can give."""
+        slicing = self.slicing(plan)
+        names = ("line", *_columns(slicing.slices))
+        if tuple(table.columns) != names or len(table) != slicing.d + n:
+            raise SchemaRefusal(
+                f"released projections must have columns line, p1 to p{slicing.slices} and {slicing.d} + {n} lines",
+                given=f"{len(table.columns)} columns, {len(table)} lines",
+            )
+        if table["line"].tolist() != [DIRECTION] * slicing.d + [PROJECTION] * n:
+            raise SchemaRefusal(
+                f"released projections must be {slicing.d} directions and then {n} lines", given="another order"
+            )
+        if any(dtype != np.dtype("float64") for dtype in table.dtypes.iloc[1:]):
+            raise SchemaRefusal("released projections must be numbers", given="other columns")
+        directions, lines = self.projections(plan, table)
+        if not (np.isfinite(directions).all() and np.isfinite(lines).all()):
+            raise SchemaRefusal("released projections must be finite", given="others")
+        # No normal deviate of forty standard deviations in the life of the universe; a row adds at most U's own length.
+        long = np.sqrt((directions**2).sum(axis=0))
+        outside = int((np.abs(directions) > 40 / math.sqrt(slicing.d)).sum())
+        outside += int((np.abs(lines) > 40 * slicing.sigma + long + 1).sum())
+        if outside:
+            raise SchemaRefusal(
+                "released projections must be possible for the rows and the noise of the plan",
+                given=f"{outside} are not",
+            )
+        for values, step in ((directions, slicing.direction_step), (lines, slicing.grid)):
+            if not np.array_equal(np.rint(values / step) * step, values):
+                raise SchemaRefusal("released projections must lie on the grid of their noise", given="others")
+
+
+def _columns(slices: int) -> tuple[str, ...]:
+    return tuple(f"p{i + 1}" for i in range(slices))

@@ -1,0 +1,1 @@
+"""Noisy one- and two-way tables, and answers from them."""

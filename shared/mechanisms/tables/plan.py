@@ -1,0 +1,254 @@
+"""Noisy tables as a plan prescribes them: which tables, how many bins, and one price for all of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import numpy as np
+import pandas as pd
+
+from shared.errors import EstimateRefusal, ParameterError, PlanRefusal, SchemaRefusal
+from shared.mechanisms.base import Facts, Figures, must
+from shared.mechanisms.tables.noise import Attribute, Tables, Zero, attributes, sensitivity
+from shared.privacy import accountant as privacy
+
+if TYPE_CHECKING:
+    from shared.base.randomness import Noise
+    from shared.estimands.answer import Estimand, Estimate
+    from shared.mechanisms.tables.one_step import Released
+    from shared.plans.plan import StudyPlan
+
+__all__ = ["COLUMNS", "TablesPlan"]
+
+COLUMNS = ("table", "cell", "count")
+"""Of the released table: which contingency table, which cell in words, the noisy count of persons."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TablesPlan(Figures):
+    """All one-way tables, and the two-way tables that are named (or all of them), with Gaussian noise.
+
+    Args:
+        epsilon: ε of one release at the budget's δ; the noise is solved for.
+        sigma: the noise's standard deviation in persons. Exactly one of `epsilon` and `sigma` is given.
+        bins: of numeric columns, by name; others have 16.
+        pairs: pairs of columns that are crossed; None for every pair. A time stands for itself and its event.
+        zeros: what no person can be, two columns at a time: of each its levels, ``missing`` among them, or of a number
+            the least and the largest value, whose bins count where they lie within. Public knowledge, never data.
+    """
+
+    epsilon: float | None = None
+    sigma: float | None = None
+    bins: Mapping[str, int] = field(default_factory=dict)
+    pairs: Sequence[Sequence[str]] | None = None
+    zeros: Sequence[Mapping[str, Sequence[Any]]] = ()
+    mechanism: Literal["tables"] = "tables"
+    title: ClassVar[str] = "noisy tables"
+
+    def __post_init__(self) -> None:
+        given = [name for name in ("epsilon", "sigma") if getattr(self, name) is not None]
+        must(len(given) == 1, "release must give either epsilon or sigma", " and ".join(given) or "neither")
+        for name in given:
+            value = getattr(self, name)
+            must(0 < value < math.inf, f"release.{name} must be positive and finite", value)
+        must(isinstance(self.bins, Mapping), "release.bins must be a table of numbers by column", repr(self.bins))
+        object.__setattr__(self, "bins", dict(self.bins))
+        if self.pairs is not None:
+            listed = isinstance(self.pairs, Sequence) and not isinstance(self.pairs, str)
+            listed = listed and all(isinstance(p, Sequence) and not isinstance(p, str) for p in self.pairs)
+            must(
+                listed and all(len(pair) == 2 for pair in self.pairs), "release.pairs must be pairs of columns", "other"
+            )
+            object.__setattr__(self, "pairs", tuple(tuple(map(str, pair)) for pair in self.pairs))
+        listed = isinstance(self.zeros, Sequence) and not isinstance(self.zeros, str)
+        listed = listed and all(
+            isinstance(one, Mapping)
+            and len(one) == 2
+            and all(isinstance(cells, Sequence) and not isinstance(cells, str) and cells for cells in one.values())
+            for one in self.zeros
+        )
+        must(listed, "release.zeros must each be of two columns, a list of what nobody has in both", "others")
+        # Lists, as they come back from a plan's canonical form.
+        plainly = tuple({str(name): list(cells) for name, cells in one.items()} for one in self.zeros)
+        object.__setattr__(self, "zeros", plainly)
+
+    def require(self, plan: StudyPlan) -> None:
+        """Known columns, bins within reason, and tables of a size that can be released."""
+        super().require(plan)
+        names = {column.name for column in plan.dictionary.released}
+        unknown = sorted(set(self.bins) - names)
+        must(not unknown, "release.bins must name columns of the dictionary", ", ".join(unknown))
+        try:
+            self.tables(plan)
+        except ParameterError as error:
+            raise PlanRefusal(error.must, given=error.given, next_step=error.next_step or "Correct the plan.") from None
+
+    def tables(self, plan: StudyPlan) -> Tables:
+        """The mechanism of a plan. Raises: ParameterError."""
+        found = attributes(plan.dictionary, self.bins)
+        pairs = None if self.pairs is None else tuple(sorted(_pair(found, pair) for pair in self.pairs))
+        count = len(found) + (len(found) * (len(found) - 1) // 2 if pairs is None else len(pairs))
+        zeros = tuple(_zero(found, one) for one in self.zeros)
+        return Tables(
+            attributes=found, pairs=pairs, sigma=self._sigma(sensitivity(count), plan.budget.delta), zeros=zeros
+        )
+
+    def _sigma(self, reach: float, delta: float) -> float:
+        if self.sigma is not None:
+            return self.sigma
+        assert self.epsilon is not None
+        sigma = privacy.calibrate(privacy.Gaussian, self.epsilon, delta, sensitivity=reach).sigma
+        # Up to six digits: the same on machines whose last digits differ, and never less noise than was promised.
+        digits = 5 - math.floor(math.log10(sigma))
+        return math.ceil(sigma * 10.0**digits) / 10.0**digits
+
+    def event(self, plan: StudyPlan) -> privacy.Event:
+        """One Gaussian mechanism on all counts."""
+        return self.tables(plan).event
+
+    def facts(self, plan: StudyPlan) -> Facts:
+        """The noise, and how much there is of it."""
+        tables = self.tables(plan)
+        return Facts(
+            d=len(plan.dictionary.released),
+            parameters={"sigma": tables.sigma, "tables": len(tables.tables), "cells": tables.cells},
+            conditional_on="nothing: nothing was fitted on records",
+            model="central",
+        )
+
+    def details(self, plan: StudyPlan) -> str:
+        """Tables, cells and noise."""
+        tables = self.tables(plan)
+        words = f"{len(tables.tables)} tables, {tables.cells} counts, noise of {tables.sigma:.4g} persons on each"
+        nowhere = sum(int(cells.sum()) for cells in tables.impossible.values())
+        return words + (f", {nowhere} cells declared impossible" if nowhere else "")
+
+    def covered(self, plan: StudyPlan) -> tuple[str, ...]:
+        """As of all figures, and what happens where nobody is said to be."""
+        out = super().covered(plan)
+        if not self.zeros:
+            return out
+        return (
+            *out,
+            "Cells that the plan declares impossible are released as 0 whatever the records say, and nothing that "
+            "leaves tells whether a record contradicts the plan there.",
+        )
+
+    def draw(self, plan: StudyPlan, records: pd.DataFrame, rng: Noise) -> pd.DataFrame:
+        """The noisy counts, a line each."""
+        return self._lines(plan, self.tables(plan).release(records, rng))
+
+    def _lines(self, plan: StudyPlan, counts: Sequence[Any]) -> pd.DataFrame:
+        names, cells = self._labels(plan)
+        flat = np.concatenate([np.ravel(count) for count in counts]).astype(np.int64)
+        return pd.DataFrame({"table": names, "cell": cells, "count": flat})
+
+    def _labels(self, plan: StudyPlan) -> tuple[list[str], list[str]]:
+        mechanism = self.tables(plan)
+        labels = [attribute.labels for attribute in mechanism.attributes]
+        names: list[str] = []
+        cells: list[str] = []
+        for table in mechanism.tables:
+            name = " × ".join(mechanism.attributes[i].name for i in table.of)
+            here = ["".join(parts) for parts in labels[table.of[0]]]
+            if len(table.of) == 2:
+                here = [f"{one} × {other}" for one in here for other in labels[table.of[1]]]
+            names += [name] * len(here)
+            cells += here
+        return names, cells
+
+    def counts(self, plan: StudyPlan, table: pd.DataFrame) -> list[Any]:
+        """The noisy counts of a released table, one array per contingency table."""
+        flat = table["count"].to_numpy(dtype=np.int64)
+        out, at = [], 0
+        for one in self.tables(plan).tables:
+            size = math.prod(one.shape)
+            out.append(flat[at : at + size].reshape(one.shape))
+            at += size
+        return out
+
+    def released(self, plan: StudyPlan, tables: Sequence[tuple[pd.DataFrame, int]]) -> Released:
+        """The counts of releases of different persons, added up. Raises: EstimateRefusal, if they count other cells."""
+        from shared.mechanisms.tables.one_step import Released
+
+        names, cells = self._labels(plan)
+        for table, _ in tables:
+            if table["table"].tolist() != names or table["cell"].tolist() != cells:
+                raise EstimateRefusal(
+                    "a site's releases must count the cells of its newest plan version",
+                    given="tables of an earlier version",
+                )
+        sums = [sum(parts) for parts in zip(*(self.counts(plan, table) for table, _ in tables), strict=True)]
+        return Released(tables=self.tables(plan), counts=tuple(sums), n=sum(n for _, n in tables), releases=len(tables))
+
+    def synthetic(
+        self, plan: StudyPlan, tables: Sequence[tuple[pd.DataFrame, int]], *, draws: int, rng: np.random.Generator
+    ) -> list[pd.DataFrame]:
+        """Rows of latent classes fitted to the counts: see `shared.mechanisms.tables.latent_class`."""
+        from shared.mechanisms.tables.one_step import fitted, synthetic
+
+        return synthetic(fitted(self.released(plan, tables)), plan.dictionary, draws=draws, rng=rng)
+
+    def answer(
+        self,
+        plan: StudyPlan,
+        tables: Sequence[tuple[pd.DataFrame, int]],
+        question: Estimand,
+        *,
+        levels: Mapping[str, Any],
+        **told: Any,
+    ) -> list[Estimate]:
+        """The synthetic rows' answer and one step to the counts: see `shared.mechanisms.tables.one_step`."""
+        from shared.mechanisms.tables.one_step import answer, fitted
+
+        released = self.released(plan, tables)
+        return answer(released, fitted(released), plan.dictionary, question, levels=levels, **told)
+
+    def validate(self, plan: StudyPlan, table: pd.DataFrame, n: int) -> None:
+        """Exactly the plan's tables and cells, in order; whole counts that n persons and this noise can give."""
+        mechanism = self.tables(plan)
+        if tuple(table.columns) != COLUMNS or len(table) != mechanism.cells:
+            raise SchemaRefusal(
+                f"released tables must have columns {', '.join(COLUMNS)} and {mechanism.cells} lines",
+                given=f"{len(table)} lines",
+            )
+        if table["count"].dtype != np.dtype("int64"):
+            raise SchemaRefusal("released counts must be whole numbers", given=f"{table['count'].dtype}")
+        names, cells = self._labels(plan)
+        if table["table"].tolist() != names or table["cell"].tolist() != cells:
+            raise SchemaRefusal("released tables must name the plan's tables and cells, in order", given="others")
+        nowhere = mechanism.impossible
+        for one, count in zip(mechanism.tables, self.counts(plan, table), strict=True):
+            if len(one.of) == 2 and one.of in nowhere and count[nowhere[one.of[0], one.of[1]]].any():
+                raise SchemaRefusal("released counts must be 0 where the plan says nobody can be", given="others")
+        reach = 40 * mechanism.sigma + 1  # no noise of this law in the life of the universe
+        outside = int(((table["count"] < -reach) | (table["count"] > n + reach)).sum())
+        if outside:
+            raise SchemaRefusal(
+                "released counts must be possible for the persons and the noise of the plan", given=f"{outside} are not"
+            )
+
+
+def _zero(found: tuple[Attribute, ...], declared: Mapping[str, Sequence[Any]]) -> Zero:
+    low, high = _pair(found, tuple(declared))
+    cells: dict[int, tuple[int, ...]] = {}
+    for name, given in declared.items():
+        place = next(i for i, one in enumerate(found) if name in (column.name for column in one.columns))
+        cells[place] = found[place].within(name, given)
+    return Zero(of=(low, high), rows=cells[low], columns=cells[high])
+
+
+def _pair(found: tuple[Attribute, ...], pair: Sequence[str]) -> tuple[int, int]:
+    places = []
+    for name in pair:
+        at = next((i for i, one in enumerate(found) if name in (column.name for column in one.columns)), None)
+        if at is None:
+            raise ParameterError("release.pairs and zeros must name columns of the dictionary", given=name)
+        places.append(at)
+    low, high = sorted(places)
+    if low == high:
+        raise ParameterError("release.pairs and zeros must be of different columns", given=" and ".join(pair))
+    return low, high

@@ -1,0 +1,1 @@
+"""What a study fixes beforehand: dictionary, encoding, plan, invitation, approvals in advance, joint training."""

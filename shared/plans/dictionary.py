@@ -1,0 +1,379 @@
+"""The data dictionary: names, kinds, units, levels and public bounds of a study's columns.
+
+It is written before anyone looks at a record, and it is the *only* source of bounds and levels. An encoder built
+from it therefore depends on no record, and costs no privacy. A value outside it is refused, never stretched to fit.
+
+Missing values are declared per column:
+
+- ``refuse``: none may be missing (the default);
+- ``level``: "missing" is a value like any other and is itself released, so the guarantee covers it;
+- ``complete_case``: rows with a missing value are left out before encoding. How many that are depends on the
+  records, so the receipt names it as not covered.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from shared.base.canonical import canonical_json, closed, sha256_hex
+from shared.errors import DictionaryRefusal, DuplicatePerson, MissingRefusal
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = ["Column", "Dictionary"]
+
+Kind = Literal["continuous", "integer", "binary", "ordered", "nominal", "time", "event", "person"]
+Missing = Literal["refuse", "level", "complete_case"]
+Level = str | int
+
+KINDS: tuple[str, ...] = ("continuous", "integer", "binary", "ordered", "nominal", "time", "event", "person")
+MISSING: tuple[str, ...] = ("refuse", "level", "complete_case")
+NUMERIC = frozenset({"continuous", "integer", "time"})
+LEVELLED = frozenset({"binary", "ordered", "nominal", "event"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Column:
+    """One column of the study, as agreed before any record is read.
+
+    Args:
+        name: name in the released table.
+        kind: one of `KINDS`. ``time`` is a follow-up time on [0, upper]; ``event`` its 0/1 indicator; ``person`` the
+            identifier, which never leaves the site.
+        label: a few words for people.
+        unit: unit of the values, e.g. ``mmHg``.
+        lower: lowest possible value (numeric kinds); 0 for ``time``.
+        upper: highest possible value; for ``time`` the longest possible follow-up.
+        levels: possible values, in order (``ordered``) or in a public order (``nominal``); 0 and 1 for ``event``.
+        missing: what a missing value is (see the module's text).
+        missing_codes: source values that mean "missing", such as 0 for a cholesterol that was not measured.
+        decimals: decimals of the released value (``continuous`` and ``time``); None leaves it unrounded.
+        event: for ``time``: the name of its event column.
+    Raises: DictionaryRefusal, at construction.
+
+    >>> Column(name="sbp", kind="continuous", unit="mmHg", lower=70, upper=260).released
+    True
+    """
+
+    name: str
+    kind: Kind
+    label: str = ""
+    unit: str = ""
+    lower: float | None = None
+    upper: float | None = None
+    levels: tuple[Level, ...] = ()
+    missing: Missing = "refuse"
+    missing_codes: tuple[float | str, ...] = ()
+    decimals: int | None = None
+    event: str = ""
+
+    def __post_init__(self) -> None:
+        def must(holds: bool, rule: str, given: str) -> None:
+            if not holds:
+                raise DictionaryRefusal(
+                    f"column {self.name!r}: {rule}", given=given, next_step="Correct the dictionary of the plan."
+                )
+
+        must(self.decimals is None or 0 <= self.decimals <= 12, "decimals must be in 0..12", f"{self.decimals}")
+        must(bool(self.name) and self.name.isidentifier(), "its name must be a plain word", repr(self.name))
+        must(self.kind in KINDS, f"kind must be one of {', '.join(KINDS)}", repr(self.kind))
+        must(self.missing in MISSING, f"missing must be one of {', '.join(MISSING)}", repr(self.missing))
+        # One number has one form, so that 70 and 70.0 give the same hash.
+        for bound in ("lower", "upper"):
+            if getattr(self, bound) is not None:
+                object.__setattr__(self, bound, float(getattr(self, bound)))
+        codes = tuple(code if isinstance(code, str) else float(code) for code in self.missing_codes)
+        object.__setattr__(self, "missing_codes", codes)
+        if self.kind in ("binary", "event") and not self.levels:
+            object.__setattr__(self, "levels", (0, 1))
+        if self.kind == "time" and self.lower is None:
+            object.__setattr__(self, "lower", 0.0)
+        if self.kind in NUMERIC:
+            finite = all(bound is not None and math.isfinite(bound) for bound in (self.lower, self.upper))
+            must(finite, "a numeric column must have finite public bounds lower and upper", "none")
+            lower, upper = self.span
+            must(lower < upper, "lower must be below upper", f"{lower} and {upper}")
+            must(not self.levels, "a numeric column has bounds, not levels", f"{len(self.levels)} levels")
+        if self.kind == "time":
+            must(self.lower == 0, "follow-up must start at 0", f"{self.lower}")
+        if self.kind == "integer":
+            whole = float(self.lower or 0).is_integer() and float(self.upper or 0).is_integer()
+            must(whole, "the bounds of an integer column must be whole numbers", f"{self.lower} and {self.upper}")
+        if self.kind in LEVELLED:
+            must(len(self.levels) >= 2, "it must list at least two levels", f"{len(self.levels)}")
+            must(len(set(self.levels)) == len(self.levels), "its levels must differ", f"{len(self.levels)} levels")
+            must(len({type(level) for level in self.levels}) == 1, "levels must be all text or all integers", "a mix")
+        if self.kind in ("binary", "event"):
+            must(len(self.levels) == 2, "it must have exactly two levels", f"{len(self.levels)}")
+        if self.kind == "event":
+            must(self.levels == (0, 1), "an event must be coded 0 and 1", f"{self.levels}")
+        if self.kind == "person":
+            must(self.missing == "refuse", "a person must have an identifier", self.missing)
+
+    @property
+    def released(self) -> bool:
+        """Whether the column may leave the site at all (privatised)."""
+        return self.kind != "person"
+
+    @property
+    def span(self) -> tuple[float, float]:
+        """The public bounds of a numeric column."""
+        if self.lower is None or self.upper is None:
+            raise DictionaryRefusal(f"column {self.name!r} must be numeric to have bounds", given=self.kind)
+        return float(self.lower), float(self.upper)
+
+    @property
+    def dtype(self) -> Any:
+        """The pandas dtype of the released column: levels in words are categories, levels in numbers integers.
+
+        (Parquet keeps categories of words and loses categories of numbers.)
+        """
+        import pandas as pd
+
+        if self.kind in ("continuous", "time"):
+            return np.dtype("float64")
+        if self.levels and isinstance(self.levels[0], str):
+            return pd.CategoricalDtype(list(self.levels), ordered=self.kind == "ordered")
+        return pd.Int64Dtype() if self.missing == "level" else np.dtype("int64")
+
+    def to_canonical(self) -> dict[str, Any]:
+        """Plain values for canonical JSON; defaults are left out, so a new field changes no old hash."""
+        out: dict[str, Any] = {}
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if value != field.default:
+                out[field.name] = list(value) if isinstance(value, tuple) else value
+        return out
+
+    @classmethod
+    def from_canonical(cls, given: Mapping[str, Any]) -> Column:
+        """Read plain values; an unknown key is refused."""
+        known = {field.name for field in fields(cls)}
+        closed(given, known, where=f"column {given.get('name', '?')!r}", refusal=DictionaryRefusal)
+        values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in given.items()}
+        for name, value in values.items():
+            if not isinstance(value, _PLAIN[name]) or isinstance(value, bool):
+                raise DictionaryRefusal(f"column {given.get('name', '?')!r}: {name} must be {_PLAIN_WORDS[name]}")
+        try:
+            return cls(**values)
+        except TypeError:
+            raise DictionaryRefusal("a column must have a name and a kind", given=f"{sorted(given)}") from None
+
+    def check(self, values: pd.Series) -> pd.Series:
+        """One source column as canonical values: float64 (numeric) or level codes, NaN where missing.
+
+        Args:
+            values: (n,) source values of any dtype; numbers may come as text.
+        Returns: (n,) float64; for levelled kinds the index of the level in `levels`.
+        Raises: DictionaryRefusal or MissingRefusal with the column, the rule and the count, never a value.
+        """
+        import pandas as pd
+
+        blank = values.isna() | values.astype("string").str.strip().fillna("").isin(["", "NA", "NaN", "nan"])
+        if self.kind in NUMERIC:
+            out = pd.to_numeric(values.where(~blank), errors="coerce").astype("float64")
+            self._refuse("must be a number", int((out.isna() & ~blank).sum()))
+            out = out.where(~out.isin([code for code in self.missing_codes if isinstance(code, float)]))
+            lower, upper = self.span
+            self._refuse("must be finite", int(np.isinf(out).sum()))
+            self._refuse(f"must be at least {self.lower:g}", int((out < lower).sum()))
+            self._refuse(f"must be at most {self.upper:g}", int((out > upper).sum()))
+            if self.kind == "integer":
+                self._refuse("must be a whole number", int((out.dropna() % 1 != 0).sum()))
+        else:
+            text = values.astype("string").str.strip()
+            if isinstance(self.levels[0], int):  # 1, 1.0 and "1" are the same level
+                number = pd.to_numeric(text.where(~blank), errors="coerce")
+                index: dict[Any, int] = {level: i for i, level in enumerate(self.levels)}
+                gone = number.isin([code for code in self.missing_codes if isinstance(code, float)])
+                out = number.map(index).astype("float64")
+            else:
+                index = {str(level): i for i, level in enumerate(self.levels)}
+                gone = text.isin([code for code in self.missing_codes if isinstance(code, str)])
+                out = text.where(~blank).map(index).astype("float64")
+            gone = gone.fillna(False).astype(bool)
+            out = out.where(~gone)
+            self._refuse("must be a level of the dictionary", int((out.isna() & ~blank & ~gone).sum()))
+        missing = int(out.isna().sum())
+        if missing and self.missing == "refuse":
+            raise MissingRefusal(
+                f"column {self.name!r} must have no missing value",
+                given=f"{missing} missing",
+                next_step="Complete them, or ask the lead to declare missing = 'level' or 'complete_case'.",
+            )
+        if missing == len(out) and self.missing == "complete_case":
+            raise MissingRefusal(
+                f"column {self.name!r} must hold at least one value",
+                given=f"{missing} missing",
+                next_step="Check the column mapping (site-agent data map).",
+            )
+        return out
+
+    def _refuse(self, rule: str, count: int) -> None:
+        if count:
+            raise DictionaryRefusal(
+                f"column {self.name!r} {rule}",
+                given=f"{count} rows that do not",
+                next_step="Correct the rows at the source, or map the column (site-agent data map).",
+            )
+
+
+_PLAIN: dict[str, type | tuple[type, ...]] = {
+    **dict.fromkeys(("name", "kind", "label", "unit", "missing", "event"), str),
+    **dict.fromkeys(("lower", "upper"), (int, float)),
+    **dict.fromkeys(("levels", "missing_codes"), tuple),
+    "decimals": int,
+}
+_PLAIN_WORDS = {
+    name: {str: "text", tuple: "a list", int: "a whole number"}.get(kind, "a number")  # type: ignore[arg-type]
+    for name, kind in _PLAIN.items()
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dictionary:
+    """The columns of a study, in order.
+
+    >>> d = Dictionary(name="mini", version=1, columns=(
+    ...     Column(name="person", kind="person"), Column(name="sex", kind="binary")))
+    >>> d.names, len(d.hash)
+    (('sex',), 64)
+    """
+
+    name: str
+    version: int
+    columns: tuple[Column, ...]
+
+    def __post_init__(self) -> None:
+        names = [column.name for column in self.columns]
+        if len(set(names)) != len(names):
+            raise DictionaryRefusal("column names must differ", given=f"{len(names) - len(set(names))} repeated")
+        if not self.columns:
+            raise DictionaryRefusal("a dictionary must have at least one column", given="none")
+        if sum(column.kind == "person" for column in self.columns) > 1:
+            raise DictionaryRefusal("a dictionary must have at most one person column", given="several")
+        for column in self.columns:
+            if column.kind == "time" and column.event and column.event not in names:
+                raise DictionaryRefusal(f"column {column.name!r}: its event must be a column", given=repr(column.event))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the released columns, in order."""
+        return tuple(column.name for column in self.columns if column.released)
+
+    @property
+    def released(self) -> tuple[Column, ...]:
+        """The columns that are released."""
+        return tuple(column for column in self.columns if column.released)
+
+    @property
+    def person(self) -> str | None:
+        """Name of the person column, or None when every row is its own person."""
+        return next((column.name for column in self.columns if column.kind == "person"), None)
+
+    def column(self, name: str) -> Column:
+        """The column called `name`. Raises: DictionaryRefusal, naming the known ones."""
+        for column in self.columns:
+            if column.name == name:
+                return column
+        raise DictionaryRefusal(
+            "the column must be in the dictionary",
+            given=repr(name),
+            next_step=f"Columns: {', '.join(c.name for c in self.columns)}.",
+        )
+
+    @property
+    def hash(self) -> str:
+        """SHA-256 of the canonical form."""
+        return sha256_hex(canonical_json(self.to_canonical()))
+
+    def to_canonical(self) -> dict[str, Any]:
+        """Plain values for canonical JSON."""
+        return {"name": self.name, "version": self.version, "columns": [c.to_canonical() for c in self.columns]}
+
+    @classmethod
+    def from_canonical(cls, given: Mapping[str, Any]) -> Dictionary:
+        """Read plain values; an unknown key is refused."""
+        closed(given, {"name", "version", "columns"}, where="the dictionary", refusal=DictionaryRefusal)
+        if not isinstance(given.get("columns"), list) or not all(isinstance(c, Mapping) for c in given["columns"]):
+            raise DictionaryRefusal("a dictionary must have a list of columns", given="none")
+        return cls(
+            name=str(given.get("name", "")),
+            version=int(given.get("version", 1)),
+            columns=tuple(Column.from_canonical(column) for column in given["columns"]),
+        )
+
+    def check(self, table: pd.DataFrame) -> pd.DataFrame:
+        """Hold a source table against the dictionary.
+
+        Returns: (n, columns) float64 frame of canonical values (`Column.check`), plus the person column as text;
+            rows with a missing ``complete_case`` value are left out.
+        Raises: DictionaryRefusal (unknown or absent column, value outside), MissingRefusal, DuplicatePerson.
+        """
+        import pandas as pd
+
+        expected = [column.name for column in self.columns]
+        for rule, names in (
+            ("every column of the dictionary must be in the table", [n for n in expected if n not in table.columns]),
+            ("every column of the table must be in the dictionary", [n for n in table.columns if n not in expected]),
+        ):
+            if names:
+                raise DictionaryRefusal(
+                    rule, given=f"{', '.join(map(str, names))}", next_step="Map the names with site-agent data map."
+                )
+        out = pd.DataFrame(index=pd.RangeIndex(len(table)))
+        keep = np.ones(len(table), dtype=bool)
+        for column in self.columns:
+            values = table[column.name].reset_index(drop=True)
+            if column.kind == "person":
+                persons = values.astype("string").str.strip()
+                absent = int((persons.isna() | (persons == "")).sum())
+                if absent:
+                    raise MissingRefusal(f"column {column.name!r} must identify every row", given=f"{absent} blank")
+                repeated = int(persons.duplicated().sum())
+                if repeated:
+                    raise DuplicatePerson(
+                        f"column {column.name!r}: a person must stand in the table once",
+                        given=f"{repeated} repeated rows",
+                        next_step="Keep one row per person, as the plan's eligibility rule says.",
+                    )
+                out[column.name] = persons
+                continue
+            out[column.name] = column.check(values)
+            if column.missing == "complete_case":
+                keep &= out[column.name].notna().to_numpy()
+        return out.loc[keep].reset_index(drop=True)
+
+    def validate_release(self, table: pd.DataFrame) -> None:
+        """Hold a *released* table against the dictionary: names, order, dtypes, bounds, levels.
+
+        Raises: DictionaryRefusal. Used by the coordinator on every bundle and by the agent before it seals one.
+        """
+        if tuple(table.columns) != self.names:
+            raise DictionaryRefusal("a release must have exactly the dictionary's columns, in order")
+        for column in self.released:
+            values = table[column.name]
+            if values.dtype != column.dtype:
+                raise DictionaryRefusal(
+                    f"column {column.name!r} must have dtype {column.dtype}", given=f"{values.dtype}"
+                )
+            missing = int(values.isna().sum())
+            if missing and column.missing != "level":
+                raise DictionaryRefusal(f"column {column.name!r} must have no missing value", given=f"{missing}")
+            present = values.dropna()
+            if column.kind in NUMERIC:
+                lower, upper = column.span
+                number = present.astype("float64")
+                outside = int((~np.isfinite(number) | (number < lower) | (number > upper)).sum())
+            else:
+                outside = int((~present.isin(list(column.levels))).sum())
+            if outside:
+                raise DictionaryRefusal(
+                    f"column {column.name!r} must lie within the dictionary", given=f"{outside} outside"
+                )

@@ -1,0 +1,606 @@
+"""The study plan: everything a steward agrees to, in one signed document.
+
+A plan is written as TOML by the study lead, becomes canonical JSON, and is known from then on by the SHA-256 of
+those bytes. It carries a version that only grows and a date on which it expires. A site acts on a plan only when
+its own steward has approved that hash; changing one byte voids the approval.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import math
+import tomllib
+from collections.abc import Mapping
+from dataclasses import MISSING, Field, dataclass, field, fields
+from functools import cached_property
+from typing import Any, ClassVar, Literal
+
+from shared.base.canonical import canonical_json, closed, parse_json, sha256_hex
+from shared.base.keys import Envelope, PublicKey, SigningKey
+from shared.errors import ParameterError, PlanExpired, PlanRefusal
+from shared.mechanisms.base import Prescription, kind, must
+from shared.mechanisms.latent_noise.plan import LatentNoisePlan
+from shared.plans.dictionary import NUMERIC, Dictionary
+from shared.plans.federated import PREFIX, Federated, Shape, read_reference
+
+__all__ = [
+    "PLAN_TYPE",
+    "Budget",
+    "Expected",
+    "Federated",
+    "Floors",
+    "LatentNoisePlan",
+    "PrivateTraining",
+    "Reference",
+    "StudyPlan",
+    "Training",
+    "Wave",
+    "open_plan",
+    "sign_plan",
+]
+
+PLAN_TYPE = "application/vnd.tributary.plan+json"
+PLAN_CAP = 1 << 20
+Posture = Literal["local", "holdout", "private", "public"]
+POSTURES: tuple[Posture, ...] = ("local", "holdout", "private", "public")
+Returning = Literal["append", "refresh", "frozen"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """How a site fits its flow; fixed by the plan so that no site chooses it by looking.
+
+    Args:
+        flows: masked autoregressive layers.
+        hidden: units of each hidden layer.
+        layers: hidden layers in each masked network.
+        epochs: most passes over the records.
+        learning_rate: Adam's first step size, annealed by a cosine.
+        validation: share of records held back for early stopping.
+        patience: epochs without improvement before training stops.
+        margins: ``normal_scores`` maps every margin to N(0, 1) first; ``none`` leaves it to the flow.
+        family: ``affine`` layers, or ``spline``: rational-quadratic ones, slower to train.
+        spectral: no weight matrix has a singular value above 1. A restraint on the fit, of which no guarantee is made.
+        search: a site tries 24 networks (the paper's grid) in the place of flows, hidden and layers, and takes the one
+            under which held-back records are likeliest; with postures ``local`` and ``holdout``.
+        transfer: a site of few records begins at what the plan's `flow` knows, and keeps that only where held-back
+            records gain by it; with posture ``local`` and a flow that several sites have trained.
+    """
+
+    flows: int = 4
+    hidden: int = 48
+    layers: int = 1
+    epochs: int = 60
+    learning_rate: float = 3e-3
+    validation: float = 0.25
+    patience: int = 12
+    margins: Literal["normal_scores", "none"] = "normal_scores"
+    family: Literal["affine", "spline"] = "affine"
+    spectral: bool = False
+    search: bool = False
+    transfer: bool = False
+    later: ClassVar[tuple[str, ...]] = ("search", "transfer")
+
+    def __post_init__(self) -> None:
+        for name, most in (("flows", 20), ("hidden", 1024), ("layers", 4), ("epochs", 10_000), ("patience", 10_000)):
+            value = getattr(self, name)
+            must(isinstance(value, int) and 1 <= value <= most, f"training.{name} must be in 1..{most}", value)
+        must(0 < self.learning_rate <= 1, "training.learning_rate must be in (0, 1]", self.learning_rate)
+        must(0 < self.validation < 0.9, "training.validation must be in (0, 0.9)", self.validation)
+        must(self.margins in ("normal_scores", "none"), "training.margins is unknown", self.margins)
+        must(self.family in ("affine", "spline"), "training.family must be 'affine' or 'spline'", self.family)
+        must(not self.spectral or self.family == "affine", "training.spectral must go with affine layers", self.family)
+        for name in ("spectral", "search", "transfer"):
+            must(isinstance(getattr(self, name), bool), f"training.{name} must be true or false", getattr(self, name))
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrivateTraining:
+    """DP-SGD, all of it fixed in advance (posture ``private``).
+
+    Args:
+        rate: probability with which each person enters a step's batch (Poisson).
+        noise_multiplier: standard deviation of a step's noise, in units of `clip`.
+        steps: number of steps; there is no early stopping.
+        clip: norm C to which each person's gradient is clipped.
+    """
+
+    rate: float
+    noise_multiplier: float
+    steps: int
+    clip: float = 1.0
+
+    def __post_init__(self) -> None:
+        must(0 < self.rate <= 1, "private.rate must be in (0, 1]", self.rate)
+        for name in ("noise_multiplier", "clip"):
+            value = getattr(self, name)
+            must(0 < value < math.inf, f"private.{name} must be positive", value)
+        # More is no better, and beyond it noise and clip would not fit on one grid.
+        must(self.noise_multiplier <= 100, "private.noise_multiplier must be at most 100", self.noise_multiplier)
+        must(1 <= self.steps <= 100_000, "private.steps must be in 1..100000", self.steps)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reference:
+    """What is publicly known of a column (a published table, a census): where postures that may not look start.
+
+    Args:
+        mean: in the column's own unit; of a binary or event column, its share of ones.
+        sd: standard deviation, in the same unit; not used for binary and event columns.
+    """
+
+    mean: float
+    sd: float = 0.0
+
+    def __post_init__(self) -> None:
+        must(math.isfinite(self.mean), "a reference mean must be finite", self.mean)
+        must(0 <= self.sd < math.inf, "a reference sd must be non-negative", self.sd)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Budget:
+    """What one person may be charged by this study, in (ε, δ), composed by RDP.
+
+    Args:
+        epsilon: cap on ε at `delta`.
+        delta: δ_total of the study; must be below 1/(10 n) at every site.
+    """
+
+    epsilon: float
+    delta: float = 1e-6
+
+    def __post_init__(self) -> None:
+        must(0 < self.epsilon < math.inf, "budget.epsilon must be positive and finite", self.epsilon)
+        must(0 < self.delta <= 1e-3, "budget.delta must be in (0, 0.001]", self.delta)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Expected:
+    """How large the lead expects the study to be: nobody is held to it, and warnings are worked out from it.
+
+    Args:
+        sites: K, sites that will release.
+        persons: persons of an average site.
+    """
+
+    sites: int
+    persons: int
+
+    def __post_init__(self) -> None:
+        for name in ("sites", "persons"):
+            value = getattr(self, name)
+            must(1 <= value <= 1_000_000_000, f"expected.{name} must be in 1..1000000000", value)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Floors:
+    """Disclosure floors of the study. A site may tighten them, never loosen them.
+
+    Args:
+        persons: fewest persons in a release.
+        rare_level: a level with fewer rows than this is a warning that the approver ticks.
+        membership_auc: highest AUC of the membership attack that passes the gate.
+        own_row_linkage: highest share of records whose nearest released row is their own.
+        extreme_linkage: the same among the 5 % of records with the largest latent norm.
+        approvals: approvers who must sign a release.
+        author_apart: whether whoever had the release made must not approve it.
+        standing: whether an approver of a site may sign in advance, within limits: see `shared.plans.standing`.
+        approval: ``after`` the draw, on the exact bytes, or ``before`` it: an approver signs in advance, no person sees
+            the bytes before they leave, and so no choice is made by what is in them.
+    """
+
+    persons: int = 50
+    rare_level: int = 10
+    membership_auc: float = 0.55
+    own_row_linkage: float = 0.05
+    extreme_linkage: float = 0.20
+    approvals: int = 1
+    author_apart: bool = False
+    standing: bool = False
+    approval: Literal["after", "before"] = "after"
+    later: ClassVar[tuple[str, ...]] = ("approval",)
+
+    def __post_init__(self) -> None:
+        must(isinstance(self.author_apart, bool), "floors.author_apart must be true or false", self.author_apart)
+        must(isinstance(self.standing, bool), "floors.standing must be true or false", self.standing)
+        must(self.approval in ("after", "before"), "floors.approval must be 'after' or 'before'", repr(self.approval))
+        must(
+            self.approval == "after" or (self.standing and self.approvals == 1 and not self.author_apart),
+            "floors.approval = 'before' must go with standing = true and one approver, who may have it made",
+            f"standing = {str(self.standing).lower()}, approvals = {self.approvals}, author_apart = "
+            f"{str(self.author_apart).lower()}",
+        )
+        must(self.persons >= 50, "floors.persons must be at least 50", self.persons, "Floors can only be tightened.")
+        must(self.rare_level >= 10, "floors.rare_level must be at least 10", self.rare_level)
+        must(0.5 <= self.membership_auc <= 1, "floors.membership_auc must be in [0.5, 1]", self.membership_auc)
+        for name in ("own_row_linkage", "extreme_linkage"):
+            must(0 < getattr(self, name) <= 1, f"floors.{name} must be in (0, 1]", getattr(self, name))
+        must(1 <= self.approvals <= 5, "floors.approvals must be in 1..5", self.approvals)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wave:
+    """One planned release of every site.
+
+    Args:
+        number: 1, 2, 3, …
+        opens: first day on which a site may draw.
+        closes: deadline for delivery.
+        refit: whether a ``refresh`` fits a new flow; without it, and always under ``append`` and ``frozen``, a wave
+            is released through the sealed flow of the first one.
+        quorum: deliveries below which the coordinator does not close the wave without a reason; 0 for none.
+    """
+
+    number: int
+    opens: dt.date
+    closes: dt.date
+    refit: bool = False
+    quorum: int = 0
+
+    def __post_init__(self) -> None:
+        must(self.number >= 1, "a wave's number must be at least 1", self.number)
+        must(self.opens <= self.closes, "a wave must open before it closes", f"{self.opens} and {self.closes}")
+        must(isinstance(self.refit, bool), "a wave's refit must be true or false", self.refit)
+        must(0 <= self.quorum <= 10_000, "a wave's quorum must be in 0..10000", self.quorum)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StudyPlan:
+    """What leaves, how often, to whom, at which price.
+
+    Args:
+        study: short name, a plain word.
+        version: 1, 2, 3, …; a site refuses a lower one than it has seen.
+        title: one line.
+        purpose: what the releases are for, in words.
+        coordinator: id of the only recipient; a bundle for another coordinator is refused by it.
+        expires: last day on which the plan may be acted upon.
+        posture: what may be fitted on which records; see `shared.releases.receipt.coverage`.
+        release: the mechanism and its parameters: see `shared.mechanisms.base`.
+        training: how the flow is fitted.
+        private: DP-SGD's parameters; with posture ``private``, and only with it.
+        holdout: share of persons who train the flow and are never released; used with posture ``holdout``. A later
+            version must not change it: roles are for life.
+        reference: column to what is publicly known of it, for postures ``public`` and ``private``.
+        returning: what a later wave does with a person already released: ``append`` releases new persons only,
+            ``refresh`` everybody anew, ``frozen`` copies the sealed rows and adds the new persons'.
+        budget: cap per person.
+        floors: disclosure floors.
+        waves: the calendar.
+        eligibility: the rule that says who is in the table; by it, n is public.
+        estimands: planned analyses, name to formula.
+        row_download: whether analysts may download the released rows.
+        federated: training of one flow by all sites together; it is charged by itself, and the rows of this plan are
+            not drawn through what comes out.
+        flow: ``federated:<digest>`` of a flow that an earlier plan's sites have trained: with posture ``private``, in
+            the place of [private]; with posture ``local``, to begin at (`Training.transfer`).
+        expected: how large the lead expects the study to be; None where the plan does not say.
+        dictionary: columns, bounds and levels.
+
+    `StudyPlan.from_toml(plan.to_toml())` is not promised; `from_bytes(plan.to_bytes())` is the identity.
+    """
+
+    study: str
+    version: int
+    title: str
+    purpose: str
+    coordinator: str
+    expires: dt.date
+    release: Prescription
+    budget: Budget
+    waves: tuple[Wave, ...]
+    dictionary: Dictionary
+    posture: Posture = "local"
+    training: Training = field(default_factory=Training)
+    private: PrivateTraining | None = None
+    holdout: float = 0.5
+    reference: Mapping[str, Reference] = field(default_factory=dict)
+    returning: Returning = "append"
+    floors: Floors = field(default_factory=Floors)
+    eligibility: str = ""
+    estimands: Mapping[str, str] = field(default_factory=dict)
+    row_download: bool = False
+    federated: Federated | None = None
+    flow: str = ""
+    expected: Expected | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("study", "coordinator"):
+            value = getattr(self, name)
+            plain = bool(value) and len(value) <= 64 and value.replace("-", "").replace("_", "").isalnum()
+            must(plain and value.isascii(), f"{name} must be a plain word (letters, digits, - and _)", repr(value))
+        must(self.version >= 1, "version must be at least 1", self.version)
+        must(bool(self.title.strip() and self.purpose.strip()), "title and purpose must say something", "blank text")
+        must(self.posture in POSTURES, f"posture must be one of {', '.join(POSTURES)}", repr(self.posture))
+        must(0.05 <= self.holdout <= 0.95, "holdout must be in [0.05, 0.95]", self.holdout)
+        _must_be_references(self.reference, self.dictionary)
+        must(
+            not self.reference or self.posture in ("public", "private"),
+            "[reference] must be given with posture 'public' or 'private' only: the others fit the start to records",
+            f"posture {self.posture!r}",
+        )
+        must(
+            self.posture != "private" or self.training.family == "affine",
+            "training.family must be 'affine' with posture 'private': training with noise knows no other",
+            repr(self.training.family),
+        )
+        must(self.returning in ("append", "refresh", "frozen"), "returning is unknown", repr(self.returning))
+        known = self.dictionary.person is not None
+        must(
+            known or self.posture != "holdout",
+            "posture 'holdout' must have a person column: who trains is decided per person, for life",
+            "none",
+        )
+        must(
+            known or len(self.waves) == 1 or self.returning == "refresh",
+            f"several waves that {self.returning} must have a person column",
+            "none",
+            "Add one, or let every wave refresh.",
+        )
+        numbers = [wave.number for wave in self.waves]
+        must(numbers == list(range(1, len(numbers) + 1)) and bool(numbers), "waves must be numbered 1, 2, …", numbers)
+        self._require_federated()
+        must(
+            bool(self.dictionary.names) or self.release.edges is not None,
+            "a dictionary must have at least one column to release",
+            "none",
+        )
+        must(
+            self.floors.approval == "after" or not self.records_decide,
+            "floors.approval must be 'after' with posture 'local': its checks read records and may refuse the table",
+            repr(self.floors.approval),
+        )
+        self.release.require(self)
+
+    def _require_federated(self) -> None:
+        digest = self.flow.removeprefix(PREFIX)
+        named = self.flow.startswith(PREFIX) and len(digest) == 64 and set(digest) <= set("0123456789abcdef")
+        must(not self.flow or named, "flow must be 'federated:' and the digest of a trained flow", repr(self.flow)[:80])
+        begins = self.posture == "local" and self.training.transfer
+        must(
+            not self.flow or self.posture == "private" or begins,
+            "flow must be given with posture 'private' only: a trained flow has learned from every site's records. "
+            "With posture 'local' a site may begin at it, by training.transfer = true",
+            f"posture {self.posture!r}",
+        )
+        must(
+            not self.training.transfer or (begins and bool(self.flow) and self.training.family == "affine"),
+            "training.transfer must go with posture 'local', affine layers and a flow that several sites have trained",
+            f"posture {self.posture!r}, {'a' if self.flow else 'no'} flow",
+        )
+        why = {
+            "private": "every try would be charged to each person",
+            "public": "nothing is fitted there",
+        }.get(self.posture, "sites that train together must have one network")
+        must(
+            not self.training.search or (self.posture in ("local", "holdout") and self.federated is None),
+            f"training.search must go with posture 'local' or 'holdout', without [federated]: {why}",
+            f"posture {self.posture!r}{', [federated]' if self.federated else ''}",
+            "Leave training.search out, and write the network into the plan.",
+        )
+        if self.federated is None:
+            return
+        must(
+            self.training.family == "affine" and not self.training.spectral,
+            "training.family must be 'affine' with [federated], without training.spectral",
+            repr(self.training.family),
+        )
+        # Known here, before anybody approves or is charged, and not at the first round.
+        from shared.plans.encoding import Encoder
+
+        Shape.of(Encoder(dictionary=self.dictionary).d, self.training)
+        for site, table in self.federated.reference.items():
+            _must_be_references({**self.reference, **table}, self.dictionary, f"federated.reference.{site}")
+
+    @property
+    def canonical(self) -> bytes:
+        """Canonical JSON of the plan: what is hashed and signed."""
+        return canonical_json(self.to_canonical())
+
+    @cached_property
+    def hash(self) -> str:
+        """SHA-256 of the canonical bytes: the plan's only name."""
+        return sha256_hex(self.canonical)
+
+    @property
+    def redraws(self) -> bool:
+        """Whether a later wave draws, and charges, a person again: under ``refresh``, and where nobody is known."""
+        return self.returning == "refresh" or self.dictionary.person is None
+
+    @property
+    def records_decide(self) -> bool:
+        """Whether checks and attacks that read released records may refuse a sealed release: under ``local`` alone.
+
+        There no ε speaks of the flow, and the site's gates are what stands between it and the records. Everywhere else
+        an ε is promised for whatever table leaves, and a refusal that follows from a record would be outside of it.
+        """
+        return self.posture == "local"
+
+    def wave(self, number: int) -> Wave:
+        """The planned wave `number`. Raises: PlanRefusal."""
+        for wave in self.waves:
+            if wave.number == number:
+                return wave
+        raise PlanRefusal("the wave must be in the plan", given=f"{number}", next_step="See site-agent plan show.")
+
+    def require_current(self, today: dt.date) -> None:
+        """Refuse a plan whose expiry has passed. Raises: PlanExpired."""
+        if today > self.expires:
+            raise PlanExpired(
+                "a plan must not be expired",
+                given=f"expiry {self.expires}",
+                next_step="Ask the study lead for a new version.",
+            )
+
+    def to_canonical(self) -> dict[str, Any]:
+        """Plain values for canonical JSON."""
+        out: dict[str, Any] = {}
+        for item in fields(self):
+            value = getattr(self, item.name)
+            if isinstance(value, Dictionary):
+                out[item.name] = value.to_canonical()
+            elif isinstance(value, tuple):
+                out[item.name] = [_plain(wave) for wave in value]
+            elif item.name == "reference":
+                out[item.name] = {column: _plain(known) for column, known in value.items()}
+            elif item.name in ("federated", "flow", "expected"):
+                # Absent, not null: plans that know nothing of it keep the hash they were approved by.
+                if value:
+                    out[item.name] = _plain(value)
+            elif item.name == "release":
+                # The same of impossible cells: of plans that declare none, no word.
+                out[item.name] = {k: v for k, v in _plain(value).items() if k != "zeros" or v}
+            else:
+                out[item.name] = _plain(value)
+        return out
+
+    @classmethod
+    def from_canonical(cls, given: Mapping[str, Any]) -> StudyPlan:
+        """Read plain values; unknown keys are refused with the nearest known one. Raises: PlanRefusal."""
+        closed(given, {item.name for item in fields(cls)}, where="a study plan", refusal=PlanRefusal)
+        parts: dict[str, Any] = dict(given)
+        try:
+            for name, kind in (
+                ("release", _mechanism(parts.get("release"))),
+                ("training", Training),
+                ("budget", Budget),
+                ("floors", Floors),
+                ("private", PrivateTraining),
+                ("expected", Expected),
+            ):
+                if parts.get(name) is not None:
+                    parts[name] = _read(kind, parts[name], name)
+            if parts.get("federated") is not None:
+                parts["federated"] = _read(Federated, parts["federated"], "federated")
+            references = dict(parts.get("reference", {}))
+            parts["reference"] = {str(k): _read(Reference, v, f"reference.{k}") for k, v in references.items()}
+            parts["dictionary"] = Dictionary.from_canonical(parts["dictionary"])
+            parts["waves"] = tuple(_read(Wave, wave, "waves") for wave in parts["waves"])
+            parts["expires"] = _date(parts["expires"])
+            parts["estimands"] = {str(k): str(v) for k, v in dict(parts.get("estimands", {})).items()}
+            return cls(**parts)
+        except KeyError as error:
+            raise PlanRefusal(f"a study plan must have {error.args[0]!r}", given="none") from None
+        except (TypeError, ValueError, AttributeError) as error:
+            absent = [item.name for item in fields(cls) if item.name not in given and _required(item)]
+            given_text = f"no {', '.join(absent)}" if absent else type(error).__name__
+            raise PlanRefusal(
+                "a study plan must have every required field, each of its type", given=given_text
+            ) from None
+
+    @classmethod
+    def from_toml(cls, text: str) -> StudyPlan:
+        """Read a plan as a lead writes it. Columns stand as tables: ``[dictionary.columns.sbp]``.
+
+        Raises: PlanRefusal, DictionaryRefusal.
+        """
+        try:
+            given = tomllib.loads(text)
+        except tomllib.TOMLDecodeError as error:
+            raise PlanRefusal("a study plan must be TOML", given=str(error)) from None
+        dictionary = given.get("dictionary")
+        if isinstance(dictionary, dict) and isinstance(dictionary.get("columns"), dict):
+            columns = [{"name": name, **column} for name, column in dictionary["columns"].items()]
+            given["dictionary"] = {**dictionary, "columns": columns}
+        if isinstance(given.get("release"), dict):
+            # What a lead leaves out is today's default; what a signed plan leaves out, the default of its day.
+            given["release"] = {**_mechanism(given["release"]).today(), **given["release"]}
+        return cls.from_canonical(given)
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> StudyPlan:
+        """Read canonical bytes. Raises: SchemaRefusal, PlanRefusal."""
+        given = parse_json(data, cap=PLAN_CAP)
+        must(isinstance(given, dict), "a study plan must be a JSON object", type(given).__name__)
+        plan = cls.from_canonical(given)
+        must(plan.canonical == data, "a study plan must be in canonical form", "another form")
+        return plan
+
+
+def _must_be_references(given: Mapping[str, Reference], dictionary: Dictionary, where: str = "reference") -> None:
+    """What is publicly known of a column must be possible within its public bounds."""
+    columns = {column.name: column for column in dictionary.released}
+    unknown = sorted(set(given) - set(columns))
+    must(not unknown, f"[{where}] must name columns of the dictionary", ", ".join(unknown))
+    for name, known in given.items():
+        kind = columns[name].kind
+        if kind in ("binary", "event"):
+            must(0 < known.mean < 1, f"{where}.{name}.mean must be a share in (0, 1)", known.mean)
+            continue
+        must(kind in NUMERIC, f"[{where}] must not name {name}: levels have no mean", kind)
+        lower, upper = columns[name].span
+        must(lower < known.mean < upper, f"{where}.{name}.mean must lie within the public bounds", known.mean)
+        # No law on [lower, upper] with this mean is wider than the one on its two ends.
+        widest = math.sqrt((known.mean - lower) * (upper - known.mean))
+        must(0 < known.sd < 0.9 * widest, f"{where}.{name}.sd must be positive and below {0.9 * widest:.4g}", known.sd)
+
+
+def _mechanism(release: Any) -> type[Prescription]:
+    return kind(release.get("mechanism", "latent_noise") if isinstance(release, Mapping) else "latent_noise")
+
+
+def _required(item: Field[Any]) -> bool:
+    return item.default is MISSING and item.default_factory is MISSING
+
+
+def _default(item: Field[Any]) -> Any:
+    return item.default if item.default_factory is MISSING else item.default_factory()
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dt.date):
+        return value.isoformat()
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    if hasattr(value, "__dataclass_fields__"):
+        # Absent at its default, what came later: plans that know nothing of it keep the hash they were approved by.
+        later = {item.name: _default(item) for item in fields(value) if item.name in getattr(type(value), "later", ())}
+        absent = later | dict(getattr(type(value), "before", {}))
+        shown = [
+            item for item in fields(value) if item.name not in absent or getattr(value, item.name) != absent[item.name]
+        ]
+        return {item.name: _plain(getattr(value, item.name)) for item in shown}
+    return value
+
+
+def _date(value: Any) -> dt.date:
+    return value if type(value) is dt.date else dt.date.fromisoformat(str(value))
+
+
+def _read(kind: Any, given: Any, where: str) -> Any:
+    if not isinstance(given, Mapping):
+        raise PlanRefusal(f"[{where}] must be a table of settings", given=type(given).__name__)
+    types = {item.name: str(item.type) for item in fields(kind)}
+    closed(given, types, where=f"[{where}]", refusal=PlanRefusal)
+    out: dict[str, Any] = dict(getattr(kind, "before", {}))
+    for key, value in given.items():
+        if types[key] == "dt.date":
+            value = _date(value)
+        elif kind is Federated and key == "reference":
+            value = read_reference(value, lambda known, place: _read(Reference, known, place))
+        elif types[key].startswith("float") and value is not None:
+            must(
+                isinstance(value, (int, float)) and not isinstance(value, bool),
+                f"{where}.{key} must be a number",
+                value,
+            )
+            value = float(value)
+        elif types[key] == "int":
+            must(isinstance(value, int) and not isinstance(value, bool), f"{where}.{key} must be a whole number", value)
+        out[key] = value
+    return kind(**out)
+
+
+def sign_plan(plan: StudyPlan, keys: list[SigningKey]) -> Envelope:
+    """Sign a plan as its lead(s)."""
+    if not keys:
+        raise ParameterError("a plan must be signed by at least one lead", given="no key")
+    return Envelope.sign(PLAN_TYPE, plan.canonical, keys)
+
+
+def open_plan(envelope: Envelope, leads: Mapping[str, PublicKey], *, threshold: int = 1) -> StudyPlan:
+    """The plan inside an envelope signed by `threshold` pinned leads.
+
+    Raises: SignatureRefusal, PlanRefusal. Nothing is parsed before the signatures hold.
+    """
+    return StudyPlan.from_bytes(envelope.require(PLAN_TYPE, leads, threshold=threshold))

@@ -1,0 +1,1 @@
+"""Privacy accounting: events and their price, and what one person can have been charged."""

@@ -1,0 +1,146 @@
+r"""What one person can have been charged: the worst class of persons, not the sum over everything that happened.
+
+A charge counts against everybody, or against new persons. Before a release of new persons is drawn these are only
+bounded (whom no earlier release has touched); from its *drawing* entry on they are a list of keyed pseudonyms. Persons
+who took part in the same releases form a class, and have lost the same:
+
+.. math:: \varepsilon(\delta) = \max_{\text{classes } c} \; \min\Bigl( \varepsilon_{\mathrm{RDP}}\Bigl(\sum_{i \in c}
+          \rho_i, \delta\Bigr), \; \sum_{i \in c} \varepsilon_i \Bigr)
+
+(the pure sum only where every charge of the class has one). New persons in wave 3 do not pay for wave 1, and disjoint
+strata do not add up. Three rules keep the figure from ever being too small:
+
+* a charge against everybody (a refresh, a training) stays one, whoever was drawn: identifiers that are rewritten
+  between two of them would make the same persons look like others;
+* a charge whose persons are not known (no person column, a ledger that was put back) counts against everybody;
+* an undrawn charge for *new* persons is counted beside every person that it may still touch: those in no release at
+  all, and those whose every release had been burnt when it was reserved. The ledger lets it draw nobody else.
+
+Across the studies of a site the classes are not matched. Pseudonyms are keyed per site, so equal identifiers give
+equal pseudonyms in all studies; but whether two studies identify a patient by the same number nobody here can tell,
+and a patient with two numbers would be counted as two. The total of a site therefore adds the worst class of each
+study, order by order: an upper bound for whoever took part in all of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+__all__ = ["Charge", "Composition", "site_total"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Charge:
+    """The price of one release, and whom it touches.
+
+    Args:
+        rdp: Rényi curve on the fixed orders, ∞ where undefined.
+        pure: pure ε, or None.
+        persons: pseudonyms, once they are known; None before.
+        beside: while `persons` is None: None if it may touch everybody; for a release of new persons, the positions
+            (in the sequence of charges) of those drawn releases whose persons it may touch again.
+    """
+
+    rdp: tuple[float, ...] = field(repr=False)
+    pure: float | None
+    persons: Collection[str] | None = field(default=None, repr=False)
+    beside: frozenset[int] | None = None
+
+
+class Composition:
+    """The charges of one study, sorted into classes of persons.
+
+    >>> gaussian = (0.5,) * 289
+    >>> def touched(*persons):
+    ...     return Charge(rdp=gaussian, pure=None, persons=persons)
+    >>> apart = Composition([touched("a", "b"), touched("c")])
+    >>> twice = Composition([touched("a", "b"), touched("b")])
+    >>> apart.total(1e-6) < twice.total(1e-6)
+    True
+    """
+
+    def __init__(self, charges: Sequence[Charge]) -> None:
+        self.charges = tuple(charges)
+        took: dict[str, int] = {}
+        for k, charge in enumerate(self.charges):
+            bit = 1 << k
+            for person in charge.persons or ():
+                took[person] = took.get(person, 0) | bit
+        # 0 is whoever took part in nothing yet: somebody may always join.
+        self._classes = {0, *took.values()}
+
+    def classes(self, upto: int | None = None) -> set[int]:
+        """Each class as a bit pattern over the charges, the first `upto` of them."""
+        count = len(self.charges) if upto is None else upto
+        known = (1 << count) - 1
+        always = sum(1 << k for k, c in enumerate(self.charges[:count]) if c.persons is None and c.beside is None)
+        drawn = {mask & known for mask in self._classes}
+        out = set(drawn)
+        for k, charge in enumerate(self.charges[:count]):
+            if charge.persons is None and charge.beside is not None:
+                may = sum(1 << other for other in charge.beside)
+                out |= {mask | 1 << k for mask in drawn if not mask & ~may}
+        return {mask | always for mask in out}
+
+    def total(self, delta: float, upto: int | None = None) -> float:
+        """ε of the worst class at `delta`, of the first `upto` charges."""
+        return max((_epsilon(curve, pure, delta) for curve, pure in self._sums(upto)), default=0.0)
+
+    def bound(self) -> tuple[Any, float | None]:
+        """A curve (289,) that no class exceeds at any order, and a pure ε that none exceeds, or None."""
+        import numpy as np
+
+        sums = list(self._sums(None))
+        pures = [pure for _, pure in sums]
+        return np.max([curve for curve, _ in sums], axis=0), None if None in pures else max(p or 0.0 for p in pures)
+
+    def _sums(self, upto: int | None) -> Iterable[tuple[Any, float | None]]:
+        """Curve and pure ε of each class; classes that were charged the same prices as often are one."""
+        import numpy as np
+
+        names: dict[tuple[tuple[float, ...], float | None], int] = {}
+        price = [names.setdefault((charge.rdp, charge.pure), len(names)) for charge in self.charges]
+        prices = list(names)
+        curves = [np.asarray(rdp, dtype=np.float64) for rdp, _ in prices]
+        counted = set()
+        for mask in self.classes(upto):
+            counts = [0] * len(prices)
+            while mask:
+                low = mask & -mask
+                counts[price[low.bit_length() - 1]] += 1
+                mask ^= low
+            counted.add(tuple(counts))
+        for times in counted:
+            held = [(k, many) for k, many in enumerate(times) if many]
+            curve = sum((many * curves[k] for k, many in held), np.zeros(_orders()))
+            pures = [(prices[k][1], many) for k, many in held]
+            pure = math.fsum(many * value for value, many in pures if value is not None)
+            yield curve, None if any(value is None for value, _ in pures) else pure
+
+
+def site_total(studies: Iterable[Composition], delta: float) -> float:
+    """ε at `delta` of somebody who was in the worst class of every study."""
+    import numpy as np
+
+    bounds = [study.bound() for study in studies]
+    if not bounds:
+        return 0.0
+    pures = [pure for _, pure in bounds]
+    pure = None if None in pures else math.fsum(p for p in pures if p is not None)
+    return _epsilon(np.sum([curve for curve, _ in bounds], axis=0), pure, delta)
+
+
+def _epsilon(curve: Any, pure: float | None, delta: float) -> float:
+    from shared.privacy import accountant as privacy
+
+    total = float(privacy.epsilon_from_rdp(curve, delta))
+    return total if pure is None else min(total, pure)
+
+
+def _orders() -> int:
+    from shared.privacy import accountant as privacy
+
+    return len(privacy.ORDERS)

@@ -1,0 +1,713 @@
+"""The release: a receipt, a bundle of bytes, and the statement that people sign.
+
+- The **receipt** says what was promised, to whom, at which price, and what is not covered. It is a function of the
+  plan's and mechanism's parameters only, never of a record.
+- The **bundle** is one file with fixed contents (an uncompressed zip: any tool opens it, and nothing can inflate):
+  `manifest.json`, `receipt.json`, `table.parquet`. The same release always gives the same bytes.
+- The **statement** names the bundle's SHA-256 and every id (study, plan, wave, site, release, recipient). The agent
+  and the approvers sign it; a statement for one place is worth nothing in another.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import math
+import mmap
+import re
+import zipfile
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, asdict, dataclass, field, fields
+from functools import cached_property
+from pathlib import Path
+from typing import IO, Any, cast
+
+import pandas as pd
+
+from shared.base.canonical import canonical_json, closed, parse_json, sha256_hex
+from shared.base.keys import Envelope, SigningKey
+from shared.errors import IntegrityRefusal, ReceiptRefusal, SchemaRefusal
+from shared.mechanisms.base import unit
+from shared.plans.plan import StudyPlan
+from shared.privacy import accountant as privacy
+from shared.privacy.stated import FLOW
+
+__all__ = [
+    "AGENT",
+    "LABEL",
+    "LEAVES_PERSONS_OPEN",
+    "STATEMENT_TYPE",
+    "TRAINED",
+    "Bundle",
+    "Receipt",
+    "Statement",
+    "coverage",
+    "given",
+    "in_words",
+    "planned_event",
+    "read_bundle",
+    "unit",
+    "write_bundle",
+    "write_receipt",
+]
+
+STATEMENT_TYPE = "application/vnd.tributary.release+json"
+AGENT = "agent"
+"""Author of a release that no person asked for; no approver can have this name."""
+TRAINED = ("release_id", "plan_hash", "day", "approver", "rounds", "epsilon", "delta")
+"""What a receipt says of a training's charge: its place in the ledger, the plan, the day, who had approved it, how many
+rounds, and its whole price."""
+LABEL = "synthetic / privatised, not patient records"
+BUNDLE_FORMAT = "tributary-bundle/1"
+MEMBERS = ("manifest.json", "receipt.json", "table.parquet")
+DOCUMENT_CAP = 1 << 20
+PARQUET_KEYS = frozenset({"ARROW:schema", "pandas", "label"})
+PANDAS_KEYS = frozenset({"index_columns", "column_indexes", "columns", "attributes", "creator", "pandas_version"})
+COLUMN_KEYS = frozenset({"name", "field_name", "pandas_type", "numpy_type", "metadata"})
+_DIGEST, _WORD = re.compile("[0-9a-f]{64}"), re.compile("[A-Za-z0-9_-]{1,64}")
+EARLIER_GATE = "That the release passed the site's checks and audit: its delivery shows it."
+"""What receipts of version 0.1 said, whose agents refused sealed tables by exact functions of records under every
+posture. `site-agent audit verify` finds those releases by it."""
+_VARIED = privacy.NoGuarantee().to_canonical()
+LEAVES_PERSONS_OPEN = ("local", "holdout")
+"""Postures under which some person's record shapes the flow without noise: approved only with a tick on that."""
+
+
+def coverage(plan: StudyPlan) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """What the guarantee of a plan covers, and what it does not, in sentences for a steward.
+
+    Returns: (covered, not_covered).
+    """
+    count = " and from who was drawn to train," if plan.posture == "holdout" else ""
+    what = "released rows" if plan.release.draws_rows else "persons behind the figures"
+    always: tuple[str, ...] = (
+        f"The number of {what}: it follows from the plan's eligibility rule{count} and is public.",
+        "A person who is a patient of several hospitals: losses add up, and no hospital can see it.",
+        _chosen_by(plan),
+        "Other studies with the same patients: each has a budget of its own, and losses add up unless the site has "
+        "set a budget over all of them.",
+    )
+    if unit(plan) != "patient":
+        always += (
+            "A person with several rows: the study has no person column, so the guarantee is for one row, and the "
+            "losses of a person's rows add up.",
+        )
+    return plan.release.covered(plan), plan.release.not_covered(plan) + always + told_apart(plan) + left_out(plan)
+
+
+def told_apart(plan: StudyPlan) -> tuple[str, ...]:
+    """By what persons are told apart, where a plan has a person column: totals and roles hold as far as that goes."""
+    if plan.dictionary.person is None:
+        return ()
+    return (
+        "Somebody under another identifier counts as somebody else: persons are told apart by the column "
+        f"{plan.dictionary.person!r}, of which case, white space, unseen characters, Unicode form and leading zeros "
+        "are ignored (not where the site began the study with an agent that did not).",
+    )
+
+
+def _chosen_by(plan: StudyPlan) -> str:
+    """What, other than noise, decides which table leaves."""
+    if plan.records_decide:
+        return (
+            "Which table leaves: the site's checks and attack audit read the records, and refuse a table that fails "
+            "them. What is stated holds of a table before that selection; a delivery shows that it passed."
+        )
+    if plan.floors.approval == "before":
+        return (
+            "When the plan's approver decided: before the draw. Nobody saw the table before it left, and no check or "
+            "attack that reads a released record refused or delayed it."
+        )
+    return (
+        "The choice of whoever approves: the table may be held beside the site's own records before it is approved. No "
+        "check or attack that reads a released record refuses or delays it, but a person may, and may have another "
+        "drawn. Each draw is charged; the choice itself is not in the price."
+    )
+
+
+def left_out(plan: StudyPlan) -> tuple[str, ...]:
+    """That the number of rows tells how many had a missing value, where a plan leaves those out."""
+    complete_case = tuple(c.name for c in plan.dictionary.released if c.missing == "complete_case")
+    if not complete_case:
+        return ()
+    return (f"How many rows had a missing value in {', '.join(complete_case)}: those rows are left out.",)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Receipt:
+    """What one release promises and costs.
+
+    `event` is the canonical form of a `shared.privacy.accountant` event; every other figure follows from it and
+    `delta`, and `require_true` says so.
+
+    Args:
+        returning: what the plan's waves do with persons released before.
+        n: persons in the release; of a release of rows, its rows.
+        drawn: of these, those drawn for this release; the others are copied from an earlier one (``frozen``).
+        flow_of: id of the release for which the flow was fitted; this one's, unless a sealed flow is used again.
+        epsilon: of this release alone, at `delta`; None where it has no formal guarantee. Shown to people as
+            `stated_epsilon`, with what it takes as given (`given`).
+        study_epsilon: the most that the study may cost a person here by this version of the plan, at `delta`: its cap.
+            It takes as given what any release of the study does, an earlier one too. Until version 0.1 it was what the
+            ledger had charged so far, which told how often a draw was refused.
+        trained: where the plan names a flow that several sites have trained, and this one was among them: what its
+            ledger was charged for that (`TRAINED`), before the first round; empty otherwise.
+    """
+
+    study: str
+    plan_hash: str
+    plan_version: int
+    dictionary_hash: str
+    wave: int
+    site: str
+    release_id: str
+    recipient: str
+    agent_version: str
+    mechanism: str
+    parameters: Mapping[str, float]
+    event: Mapping[str, Any]
+    neighbours: str
+    unit: str
+    contributions: int
+    model: str
+    conditional_on: str
+    posture: str
+    returning: str
+    n: int
+    drawn: int
+    flow_of: str
+    d: int
+    delta: float
+    epsilon: float | None
+    epsilon_paper: float | None
+    epsilon_pure: float | None
+    rdp: tuple[float | None, ...]
+    study_epsilon: float
+    translation: str
+    covered: tuple[str, ...]
+    not_covered: tuple[str, ...]
+    previous: str
+    trained: Mapping[str, Any] = field(default_factory=dict)
+
+    @cached_property
+    def hash(self) -> str:
+        """SHA-256 of the canonical form."""
+        return sha256_hex(self.to_bytes())
+
+    @property
+    def given(self) -> str:
+        """What the price takes as given, or what nothing bounds where none is stated; blank for nothing."""
+        return FLOW if self.posture == "local" and dict(self.event) != _VARIED else ""
+
+    @property
+    def stated_epsilon(self) -> float | None:
+        """`epsilon` as people may be shown it.
+
+        None as well where an earlier version stated 0 for rows from a flow alone that was fitted on their records.
+        """
+        return None if self.given and self.epsilon == 0 else self.epsilon
+
+    @property
+    def stated_study_epsilon(self) -> float | None:
+        """`study_epsilon` as people may be shown it: None where this release has no formal guarantee.
+
+        No cap holds such a release, and a number would pass for a guarantee.
+        """
+        return None if self.stated_epsilon is None else self.study_epsilon
+
+    @property
+    def stated_translation(self) -> str:
+        """`translation` as people may be shown it: of rows from a flow alone, not what an earlier version said."""
+        if self.epsilon is None or self.stated_epsilon is not None:
+            return self.translation
+        return privacy.translate(privacy.NoGuarantee(of="flow"), unit="patient" if self.unit == "patient" else "record")
+
+    def to_bytes(self) -> bytes:
+        """Canonical JSON."""
+        # Not asdict, which copies every number of the curve: a table of releases reads a receipt per line.
+        body = {item.name: getattr(self, item.name) for item in fields(self)}
+        body |= {"parameters": dict(self.parameters), "event": dict(self.event), "trained": dict(self.trained)}
+        if not self.trained:  # absent, as on receipts from before there was such a training
+            del body["trained"]
+        return canonical_json(body)
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Receipt:
+        """Read canonical JSON. Raises: SchemaRefusal."""
+        body = _document(data, cls, "a receipt")
+        for name in ("rdp", "covered", "not_covered"):
+            body[name] = tuple(body[name])
+        receipt = cls(**body)
+        if receipt.to_bytes() != data:
+            raise SchemaRefusal("a receipt must be in canonical form")
+        return receipt
+
+    def require_true(self, plan: StudyPlan) -> None:
+        """Recompute every figure from the plan and the event. Raises: ReceiptRefusal, UnknownEvent.
+
+        The coordinator runs this on every bundle, the agent before it seals one.
+        """
+        event = privacy.from_canonical(self.event)
+        curve = _finite(privacy.rdp(event))
+        least = 0 if plan.returning == "frozen" and self.wave > 1 else self.n
+        if not least <= self.drawn <= self.n or not _WORD.fullmatch(self.flow_of):
+            raise ReceiptRefusal(
+                "a receipt must say how many of its rows were drawn, and through which release's flow",
+                given=f"{self.drawn} of {self.n} rows",
+            )
+        if self.trained and (not plan.flow or not _is_charge(self.trained)):
+            raise ReceiptRefusal(
+                "a receipt must name a training's charge under a plan that names its flow, and in full",
+                given="another form",
+            )
+        expected: dict[str, Any] = {
+            **_prescribed(plan),
+            "epsilon": _stated(event, plan.budget.delta),
+            "epsilon_pure": privacy.pure_epsilon(event),
+            "rdp": curve,
+            "translation": in_words(plan, event),
+        }
+        for name, value in expected.items():
+            if not _agree(getattr(self, name), value):
+                raise ReceiptRefusal(
+                    f"the receipt's {name} must be what its event and plan give",
+                    given="another value",
+                    next_step="Update the agent and the coordinator to the same version, or ask the site.",
+                )
+
+
+def planned_event(plan: StudyPlan) -> privacy.Event:
+    """The privacy event that one release under this plan is charged as, before it runs."""
+    return plan.release.event(plan)
+
+
+def given(plan: StudyPlan) -> str:
+    """What a plan's price takes as given, or what nothing bounds where none is stated (`shared.privacy.stated`)."""
+    return FLOW if plan.posture == "local" and planned_event(plan) != privacy.NoGuarantee() else ""
+
+
+def in_words(plan: StudyPlan, event: privacy.Event) -> str:
+    """The price in words, with what it does not cover said first: it is the sentence that people quote."""
+    who = "patient" if unit(plan) == "patient" else "record"
+    if carried := getattr(plan.release, "carry", ""):
+        # "At most 1 % could be recognised" would be quoted without its condition, and is not true of these rows.
+        return (
+            f"Given the {plan.release.facts(plan).conditional_on}, which this does not cover: the price speaks of the "
+            f"other columns alone. Everybody's true {carried} is released, and no figure bounds how surely a {who} "
+            "could be recognised with it."
+        )
+    words = privacy.translate(event, delta=plan.budget.delta, unit=who, given=given(plan))
+    if not privacy.guaranteed(event):
+        return words
+    if plan.posture == "local":
+        return f"Given the {plan.release.facts(plan).conditional_on}, which this does not cover: {words}"
+    if plan.posture == "holdout":
+        trained = f"those who trained the {plan.release.fits} are not covered"
+        return f"For the persons who are released; {trained}: {words}"
+    return words
+
+
+def _is_charge(given: Mapping[str, Any]) -> bool:
+    """Whether this says what a ledger was charged for a training, when, how much and by whose approval."""
+    numbers = [given.get(name) for name in ("epsilon", "delta")]
+    texts = [given.get(name) for name in ("release_id", "plan_hash", "day", "approver")]
+    return (
+        given.keys() == set(TRAINED)
+        and all(isinstance(number, float) and 0 < number < math.inf for number in numbers)
+        and type(given["rounds"]) is int
+        and given["rounds"] >= 1
+        and all(isinstance(text, str) and _WORD.fullmatch(text) for text in texts)
+        and bool(_DIGEST.fullmatch(given["plan_hash"]))
+    )
+
+
+def _prescribed(plan: StudyPlan) -> dict[str, Any]:
+    """Everything on a receipt that the plan alone decides."""
+    covered, not_covered = coverage(plan)
+    return {
+        "study": plan.study,
+        "plan_hash": plan.hash,
+        "plan_version": plan.version,
+        "dictionary_hash": plan.dictionary.hash,
+        "recipient": plan.coordinator,
+        "mechanism": plan.release.mechanism,
+        **asdict(plan.release.facts(plan)),
+        "event": planned_event(plan).to_canonical(),
+        "unit": unit(plan),
+        "contributions": 1,
+        "posture": plan.posture,
+        "returning": plan.returning,
+        "delta": plan.budget.delta,
+        "study_epsilon": plan.budget.epsilon,
+        "covered": covered,
+        "not_covered": not_covered,
+    }
+
+
+def _agree(left: Any, right: Any) -> bool:
+    """Equal; floats to 1e-9 relative, because two machines may round a special function differently."""
+    if isinstance(left, float) and isinstance(right, (int, float)):
+        return math.isclose(left, right, rel_tol=1e-9, abs_tol=1e-12)
+    if isinstance(left, (tuple, list)) and isinstance(right, (tuple, list)):
+        return len(left) == len(right) and all(map(_agree, left, right))
+    if isinstance(left, Mapping) and isinstance(right, Mapping):
+        return left.keys() == right.keys() and all(_agree(left[key], right[key]) for key in left)
+    return bool(left == right)
+
+
+def _stated(event: privacy.Event, delta: float) -> float | None:
+    """The ε that a receipt states; None where there is no guarantee, for infinity is no price."""
+    return privacy.epsilon(event, delta) if privacy.guaranteed(event) else None
+
+
+def _finite(curve: Any) -> tuple[float | None, ...]:
+    """An RDP curve for JSON: orders at which it is undefined are null."""
+    return tuple(float(value) if math.isfinite(value) else None for value in curve)
+
+
+def write_receipt(
+    *,
+    plan: StudyPlan,
+    wave: int,
+    site: str,
+    release_id: str,
+    agent_version: str,
+    n: int,
+    previous: str,
+    drawn: int | None = None,
+    flow_of: str = "",
+    trained: Mapping[str, Any] | None = None,
+) -> Receipt:
+    """The receipt of a release that this plan prescribes; every figure follows from the parameters.
+
+    Args:
+        n: persons in the release (public); of a release of rows, its rows.
+        previous: hash of the site's previous receipt in this study, or 64 zeros.
+        drawn: rows drawn for this release; None for all.
+        flow_of: release for which the flow was fitted; blank for this one.
+        trained: see `Receipt`.
+    """
+    event = planned_event(plan)
+    return Receipt(
+        **_prescribed(plan),
+        wave=wave,
+        site=site,
+        release_id=release_id,
+        agent_version=agent_version,
+        n=n,
+        drawn=n if drawn is None else drawn,
+        flow_of=flow_of or release_id,
+        epsilon=_stated(event, plan.budget.delta),
+        epsilon_pure=privacy.pure_epsilon(event),
+        rdp=_finite(privacy.rdp(event)),
+        translation=in_words(plan, event),
+        previous=previous,
+        trained=dict(trained or {}),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bundle:
+    """A sealed release, read back: its receipt and its table."""
+
+    digest: str
+    receipt: Receipt
+    table: pd.DataFrame
+
+
+def write_bundle(receipt: Receipt, table: pd.DataFrame) -> bytes:
+    """The bundle's bytes: deterministic for a receipt and a table."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    sink = io.BytesIO()
+    arrow = pa.Table.from_pandas(table, preserve_index=False)
+    arrow = arrow.replace_schema_metadata({**(arrow.schema.metadata or {}), b"label": LABEL.encode()})
+    pq.write_table(arrow, sink, compression="zstd", write_statistics=False)
+    parts = {"receipt.json": receipt.to_bytes(), "table.parquet": sink.getvalue()}
+    out = io.BytesIO()
+    _write_archive(
+        out, {"manifest.json": _manifest(receipt, list(table.columns), len(table), _digests(parts)), **parts}
+    )
+    return out.getvalue()
+
+
+def _digests(files: Mapping[str, bytes | memoryview]) -> dict[str, Any]:
+    return {name: {"sha256": hashlib.sha256(data).hexdigest(), "bytes": len(data)} for name, data in files.items()}
+
+
+def _manifest(receipt: Receipt, columns: list[str], rows: int, digests: Mapping[str, Any]) -> bytes:
+    """The one manifest that a receipt, the table's columns and the files' digests have."""
+    return canonical_json(
+        {
+            "format": BUNDLE_FORMAT,
+            "label": LABEL,
+            "release_id": receipt.release_id,
+            "rows": rows,
+            "columns": columns,
+            "files": dict(digests),
+        }
+    )
+
+
+def _write_archive(out: Any, members: Mapping[str, bytes | memoryview]) -> None:
+    """The one zip file that holds these members, in this order."""
+    with zipfile.ZipFile(out, "w", zipfile.ZIP_STORED) as archive:
+        for name, data in members.items():
+            entry = zipfile.ZipInfo(name, date_time=(1980, 1, 1, 0, 0, 0))
+            entry.create_system = 3  # the same bytes on every system
+            entry.external_attr = 0o644 << 16
+            archive.writestr(entry, cast(bytes, data))
+
+
+def read_bundle(path: Path, *, cap: int) -> Bundle:
+    """Open a bundle whose signature and digest have *already* been verified.
+
+    The file is mapped, not read: a 50 MB bundle costs little more memory than its table.
+
+    Args:
+        path: the bundle file.
+        cap: most bytes the decompressed table may take.
+    Raises: IntegrityRefusal, SchemaRefusal: anything but the exact form; caught before a large table is made.
+    """
+    try:
+        with path.open("rb") as file:
+            # Closed when nothing points into it any more: a refusal's traceback may still hold a view.
+            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        digest = hashlib.sha256(mapped).hexdigest()
+        manifest_at, receipt_at, table_at = _members(mapped)
+        data = memoryview(mapped)[table_at]
+        receipt, columns, rows = _agreed(mapped[manifest_at], mapped[receipt_at], data)
+        _require_exact(mapped, table_at, mapped[manifest_at], mapped[receipt_at])
+
+        def forget() -> None:
+            mapped.madvise(mmap.MADV_DONTNEED)
+
+        table = _read_table(data, rows, cap, forget=forget)
+    except (zipfile.BadZipFile, NotImplementedError, EOFError, ValueError, RuntimeError) as error:
+        raise IntegrityRefusal("a bundle must be a readable zip file", given=type(error).__name__) from None
+    if [str(name) for name in table.columns] != columns:
+        raise SchemaRefusal("a manifest must name the table's columns", given="others")
+    return Bundle(digest=digest, receipt=receipt, table=table)
+
+
+def _require_exact(mapped: mmap.mmap, table_at: slice, manifest: bytes, receipt: bytes) -> None:
+    """Refuse every archive but the one that `write_bundle` makes of these members: nothing before, between or after.
+
+    It is written again into a sink that holds each write against the file, so the table is never copied.
+    """
+    sink = _Mirror(mapped, table_at)
+    table = memoryview(mapped)[table_at]
+    _write_archive(sink, {"manifest.json": manifest, "receipt.json": receipt, "table.parquet": table})
+    if not sink.same():
+        raise SchemaRefusal("a bundle must hold its members and not one byte more", given="other bytes")
+
+
+class _Mirror:
+    """A file to write to, which remembers the small writes and holds them against `mapped` at the end.
+
+    The table itself is a part of `mapped`: of it only the place can be wrong.
+    """
+
+    def __init__(self, mapped: mmap.mmap, table_at: slice) -> None:
+        self._mapped, self._table_at = mapped, table_at
+        self._small: dict[int, bytes] = {}
+        self._placed = False
+        self._at = self._end = 0
+
+    def write(self, data: bytes | memoryview) -> int:
+        if isinstance(data, memoryview):
+            self._placed = self._table_at == slice(self._at, self._at + len(data))
+        else:
+            self._small[self._at] = bytes(data)
+        self._at += len(data)
+        self._end = max(self._end, self._at)
+        return len(data)
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, place: int, whence: int = 0) -> int:
+        self._at = place + {0: 0, 1: self._at, 2: self._end}[whence]
+        return self._at
+
+    def flush(self) -> None:
+        """Nothing waits."""
+
+    def same(self) -> bool:
+        """Whether what was written is the file, byte for byte."""
+        agree = all(self._mapped[at : at + len(data)] == data for at, data in self._small.items())
+        return agree and self._placed and self._end == len(self._mapped)
+
+
+def _members(mapped: mmap.mmap) -> list[slice]:
+    """Where each member's bytes lie; refuses any other archive than the one `write_bundle` writes."""
+    with zipfile.ZipFile(cast(IO[bytes], mapped)) as archive:  # a mapping reads like a file
+        entries = archive.infolist()
+    if tuple(entry.filename for entry in entries) != MEMBERS:
+        raise SchemaRefusal(f"a bundle must hold exactly {', '.join(MEMBERS)}", given=f"{len(entries)} files")
+    places: list[slice] = []
+    for entry in entries:
+        if entry.compress_type != zipfile.ZIP_STORED or entry.file_size != entry.compress_size:
+            raise SchemaRefusal("a bundle must not be compressed")
+        start = entry.header_offset + 30 + len(entry.filename)  # a local header is 30 bytes and the name
+        places.append(slice(start, start + entry.file_size))
+    if any(place.stop - place.start > DOCUMENT_CAP for place in places[:2]):
+        raise SchemaRefusal(f"manifest and receipt must have at most {DOCUMENT_CAP} bytes")
+    if places[-1].stop > len(mapped):
+        raise SchemaRefusal("a bundle must hold all bytes of its members")
+    return places
+
+
+def _agreed(manifest_bytes: bytes, receipt_bytes: bytes, table_bytes: memoryview) -> tuple[Receipt, list[str], int]:
+    """The receipt, the table's columns and its rows, when the manifest is exactly what the files beside it give."""
+    manifest = parse_json(manifest_bytes)
+    if not isinstance(manifest, dict) or manifest.get("format") != BUNDLE_FORMAT or manifest.get("label") != LABEL:
+        raise SchemaRefusal(f"a manifest must have format {BUNDLE_FORMAT} and the label")
+    files: dict[str, bytes | memoryview] = {"receipt.json": receipt_bytes, "table.parquet": table_bytes}
+    digests = _digests(files)
+    if manifest.get("files") != digests:
+        raise IntegrityRefusal("the manifest's digests must be those of the bundle's files")
+    receipt = Receipt.from_bytes(receipt_bytes)
+    rows = manifest.get("rows")
+    if manifest.get("release_id") != receipt.release_id or not isinstance(rows, int) or isinstance(rows, bool):
+        raise SchemaRefusal("manifest and receipt must agree on the release id, and the manifest count the rows")
+    given = manifest.get("columns")
+    columns = [name for name in given if isinstance(name, str)] if isinstance(given, list) else []
+    if _manifest(receipt, columns, rows, digests) != manifest_bytes:
+        raise SchemaRefusal("a manifest must say what the bundle holds and nothing else", given="another text")
+    return receipt, columns, rows
+
+
+def _read_table(data: memoryview, rows: int, cap: int, forget: Callable[[], None]) -> pd.DataFrame:
+    """The table, read column by column; `forget` drops the file's pages, so that they never add up with the table."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        parquet = pq.ParquetFile(pa.BufferReader(pa.py_buffer(data)))
+        meta = parquet.metadata
+        size = sum(meta.row_group(i).total_byte_size for i in range(meta.num_row_groups))
+        # A list's values can be packed a hundred thousand to a byte: what counts is what they take when decoded.
+        if max(size, _listed(meta)) > cap or meta.num_columns > 4096 or meta.num_rows != rows:
+            raise SchemaRefusal("the table must have the manifest's rows and fit in memory")
+        _require_plain(parquet, data)
+        # Whatever dtypes the file claims, `Dictionary.validate_release` decides afterwards.
+        columns = []
+        for name in parquet.schema_arrow.names:
+            forget()
+            column = parquet.read(columns=[name], use_threads=False)
+            columns.append(column.to_pandas(use_threads=False, self_destruct=True))
+        parquet.close()
+        table = pd.concat(columns, axis=1) if columns else pd.DataFrame(index=range(rows))
+    except (pa.ArrowException, OSError, KeyError, TypeError) as error:
+        raise SchemaRefusal("table.parquet must be readable", given=type(error).__name__) from None
+    if len(table) != rows:
+        raise SchemaRefusal("the table must have the manifest's rows")
+    return table
+
+
+def _listed(meta: Any) -> int:
+    """Bytes that the list columns of a Parquet file take in memory: 8 for each value, 120 for each list."""
+    lists = [k for k in range(meta.num_columns) if meta.schema.column(k).max_repetition_level > 0]
+    values = sum(meta.row_group(i).column(k).num_values for i in range(meta.num_row_groups) for k in lists)
+    return 8 * values + 120 * meta.num_rows * len(lists)
+
+
+def _require_plain(parquet: Any, data: memoryview) -> None:
+    """Refuse a Parquet file with room for anything but its columns: unread bytes, or metadata of its own.
+
+    Raises: SchemaRefusal.
+    """
+    meta, names = parquet.metadata, parquet.schema_arrow.names
+    kept = {key.decode(errors="replace"): value for key, value in (meta.metadata or {}).items()}
+    footer = int.from_bytes(data[-8:-4], "little")
+    chunks = [meta.row_group(i).column(k) for i in range(meta.num_row_groups) for k in range(meta.num_columns)]
+    # Header, column chunks, footer: whatever else a file held, no reader of the table would ever see.
+    tiled = 4 + sum(chunk.total_compressed_size for chunk in chunks) + footer + 8 == len(data)
+    plain = kept.keys() <= PARQUET_KEYS and kept.get("label") == LABEL.encode()
+    plain = plain and sum(map(len, kept.values())) <= (8 << 10) + len(names) * (2 << 10)
+    plain = plain and len(meta.created_by or "") <= 64 and not any(field.metadata for field in parquet.schema_arrow)
+    if plain and "pandas" in kept:
+        told = parse_json(kept["pandas"])
+        plain = isinstance(told, dict) and told.keys() <= PANDAS_KEYS and isinstance(told.get("columns"), list)
+        columns = told["columns"] if plain else []
+        plain = plain and [item.get("name") if isinstance(item, dict) else None for item in columns] == names
+        plain = plain and all(item.keys() <= COLUMN_KEYS for item in columns)
+    if not (tiled and plain):
+        raise SchemaRefusal("table.parquet must hold its columns and nothing else", given="further bytes or metadata")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Statement:
+    """What the agent and the approvers sign: these exact bytes, from here, to there, for this.
+
+    `author` is the approver who had the release made, or `AGENT` where the calendar did.
+    """
+
+    study: str
+    plan_hash: str
+    plan_version: int
+    wave: int
+    site: str
+    release_id: str
+    recipient: str
+    bundle_sha256: str
+    bundle_bytes: int
+    receipt_sha256: str
+    ledger_head: str
+    author: str = AGENT
+
+    def to_bytes(self) -> bytes:
+        """Canonical JSON."""
+        return canonical_json(asdict(self))
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Statement:
+        """Read canonical JSON. Raises: SchemaRefusal."""
+        statement = cls(**_document(data, cls, "a release statement"))
+        digests = (statement.plan_hash, statement.bundle_sha256, statement.receipt_sha256, statement.ledger_head)
+        words = (statement.study, statement.site, statement.release_id, statement.recipient, statement.author)
+        # Digests and ids become parts of file names on the other side.
+        if not all(map(_DIGEST.fullmatch, digests)) or not all(map(_WORD.fullmatch, words)):
+            raise SchemaRefusal("a release statement must have plain ids and digests of 64 hexadecimal digits")
+        if statement.to_bytes() != data:
+            raise SchemaRefusal("a release statement must be in canonical form")
+        return statement
+
+    def sign(self, keys: list[SigningKey]) -> Envelope:
+        """Sign as the agent (and approvers, see `Envelope.also_signed`)."""
+        return Envelope.sign(STATEMENT_TYPE, self.to_bytes(), keys)
+
+    @property
+    def file_name(self) -> str:
+        """The bundle's file name; it says what the content is."""
+        return f"SYNTHETIC-not-patient-records_{self.study}_{self.site}_wave{self.wave}_{self.release_id[:8]}.zip"
+
+
+_JSON_TYPES: dict[str, tuple[type, ...]] = {
+    "str": (str,),
+    "int": (int,),
+    "float": (int, float),
+    "float | None": (int, float, type(None)),
+    "Mapping[str, float]": (dict,),
+    "Mapping[str, Any]": (dict,),
+    "tuple[str, ...]": (list,),
+    "tuple[float | None, ...]": (list,),
+}
+
+
+def _document(data: bytes, kind: Any, what: str) -> dict[str, Any]:
+    """A flat JSON document with exactly the dataclass's fields, each of its type."""
+    body = parse_json(data)
+    if not isinstance(body, dict):
+        raise SchemaRefusal(f"{what} must be a JSON object")
+    types = {item.name: str(item.type) for item in fields(kind)}
+    closed(body, types, where=what, refusal=SchemaRefusal)
+    optional = {item.name for item in fields(kind) if item.default_factory is not MISSING}
+    for name, written in types.items():
+        if name in optional and name not in body:
+            continue
+        if name not in body or not isinstance(body[name], _JSON_TYPES[written]) or isinstance(body[name], bool):
+            raise SchemaRefusal(f"{what} must have {name} of type {written}")
+    return body

@@ -1,0 +1,247 @@
+"""What travels in a training that the sites run together: one signed question per round, one signed answer per site.
+
+A round's question (`Asked`) is signed by the coordinator's witness key, which every invitation pins, and names the
+SHA-256 of the weights beside it: a site can show later what it was asked. An answer (`Answered`) is signed by the
+site's release key and names the digest of the very question it answers, the global weights with it, so that it is
+worth nothing in another round, training, study or site. Beside both lies the content in a form of its own: a line of
+canonical JSON with the number of weights and a few named numbers, then the weights as plain little-endian floats.
+Nothing here says what to run: numbers are all that a site is ever sent.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+from shared.base.canonical import canonical_json, parse_json, sha256_hex
+from shared.base.keys import Envelope, PublicKey, SigningKey
+from shared.errors import CATALOGUE, IntegrityRefusal, SchemaRefusal, TooLarge, TrainingRefusal
+from shared.wire.messages import ROUND_CAP
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+__all__ = [
+    "ANSWER_TYPE",
+    "ASKED_TYPE",
+    "Answered",
+    "Asked",
+    "node_id",
+    "open_answer",
+    "open_asked",
+    "pack",
+    "require_content",
+    "unpack",
+]
+
+ASKED_TYPE = "application/vnd.tributary.round+json"
+ANSWER_TYPE = "application/vnd.tributary.round-answer+json"
+FORMAT = b"tributary-weights/1\n"
+HEADER_CAP = 4096
+NUMBERS_CAP = 16
+MOST_ROUNDS = 10_000
+MOST = 1 << 53
+"""A count in a header is below it. JSON has integers that no double holds: turned into one, they are an error."""
+_NUMBER = re.compile("[a-z][a-z0-9_-]{0,31}")
+_DIGEST, _WORD = re.compile("[0-9a-f]{64}"), re.compile("[A-Za-z0-9_-]{1,64}")
+
+
+def _must(holds: bool, rule: str) -> None:
+    if not holds:
+        raise SchemaRefusal(rule)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """What the coordinator says of a training: the weights of a round, or the finished flow.
+
+    Args:
+        kind: ``train`` asks for an answer; ``finished`` brings the flow, and `round` is then the last one.
+        plan_hash: of the plan whose ``[federated]`` part it is.
+        content_sha256, content_bytes: of what comes beside it.
+    """
+
+    study: str
+    plan_hash: str
+    kind: Literal["train", "finished"]
+    round: int
+    content_sha256: str
+    content_bytes: int
+
+    def __post_init__(self) -> None:
+        _must_name(self)
+        _must(self.kind in ("train", "finished"), "a round must be asked or finished")
+
+    def to_bytes(self) -> bytes:
+        """Canonical JSON."""
+        return _written(self)
+
+    def sign(self, key: SigningKey) -> Envelope:
+        """As the coordinator."""
+        return Envelope.sign(ASKED_TYPE, self.to_bytes(), [key])
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the canonical bytes: what an answer names."""
+        return sha256_hex(self.to_bytes())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answered:
+    """What a site answers to one round.
+
+    Args:
+        asked: digest of the question (`Asked.digest`).
+        code: blank with weights; else the code of the refusal for which the site gives none in this round.
+        content_sha256, content_bytes: of the weights beside it.
+    """
+
+    study: str
+    plan_hash: str
+    site: str
+    round: int
+    asked: str
+    content_sha256: str
+    content_bytes: int
+    code: str = ""
+
+    def __post_init__(self) -> None:
+        _must_name(self)
+        _must(bool(_WORD.fullmatch(self.site)), "an answer must name its site")
+        _must(bool(_DIGEST.fullmatch(self.asked)), "an answer must name what was asked by its SHA-256")
+        _must(not self.code or self.code in CATALOGUE, "an answer without weights must have a known code")
+        _must(bool(self.code) == (self.content_bytes == 0), "an answer must have weights, or the code of a refusal")
+
+    def to_bytes(self) -> bytes:
+        """Canonical JSON."""
+        return _written(self)
+
+    def sign(self, key: SigningKey) -> Envelope:
+        """As the site."""
+        return Envelope.sign(ANSWER_TYPE, self.to_bytes(), [key])
+
+
+Said = TypeVar("Said", Asked, Answered)
+
+
+def _must_name(said: Asked | Answered) -> None:
+    texts = [getattr(said, item.name) for item in fields(said) if item.type == "str"]
+    _must(all(isinstance(text, str) for text in texts), "the texts of a round must be text")
+    _must(bool(_WORD.fullmatch(said.study)), "a round must name its study")
+    digests = (said.plan_hash, said.content_sha256)
+    _must(all(map(_DIGEST.fullmatch, digests)), "a round must name plan and content by their SHA-256")
+    counts = (said.round, said.content_bytes)
+    _must(all(type(count) is int for count in counts), "a round's number and size must be counts")
+    _must(1 <= said.round <= MOST_ROUNDS, f"a round's number must be in 1..{MOST_ROUNDS}")
+    if not 0 <= said.content_bytes <= ROUND_CAP:
+        raise TooLarge(f"a round's content must have at most {ROUND_CAP} bytes", given=f"{said.content_bytes}")
+
+
+def _written(said: Asked | Answered) -> bytes:
+    return canonical_json({item.name: getattr(said, item.name) for item in fields(said)})
+
+
+def _read(kind: type[Said], data: bytes) -> Said:
+    body = parse_json(data, cap=HEADER_CAP)
+    known = {item.name for item in fields(kind)}
+    _must(isinstance(body, dict) and body.keys() == known, f"a round must have {', '.join(sorted(known))}")
+    said = kind(**body)
+    _must(said.to_bytes() == data, "a round must be in canonical form")
+    return said
+
+
+def open_asked(envelope: bytes, content: bytes, witness: PublicKey) -> Asked:
+    """What is asked, if the pinned coordinator signed it and the content is the one it names.
+
+    Raises: SignatureRefusal, SchemaRefusal, TooLarge, IntegrityRefusal.
+    """
+    signed = Envelope.from_bytes(envelope)
+    said = _read(Asked, signed.require(ASKED_TYPE, {witness.key_id: witness}))
+    require_content(said, content)
+    return said
+
+
+def open_answer(envelope: bytes, content: bytes, release_key: PublicKey) -> Answered:
+    """What a site answers, if it signed it and the content is the one it names. Raises: as of `open_asked`."""
+    signed = Envelope.from_bytes(envelope)
+    said = _read(Answered, signed.require(ANSWER_TYPE, {release_key.key_id: release_key}))
+    require_content(said, content)
+    return said
+
+
+def require_content(said: Asked | Answered, content: bytes) -> None:
+    """Refuse other bytes than those that were signed. Raises: IntegrityRefusal."""
+    if (len(content), sha256_hex(content)) != (said.content_bytes, said.content_sha256):
+        raise IntegrityRefusal("the content of a round must be the one that was signed", given="other bytes")
+
+
+def node_id(release_key: PublicKey) -> int:
+    """The number by which Flower knows a site: 63 bits of the SHA-256 of its release key, the same for ever."""
+    return int.from_bytes(hashlib.sha256(release_key.hex.encode()).digest()[:8], "big") >> 1
+
+
+def pack(weights: NDArray[np.floating[Any]], numbers: Mapping[str, float]) -> bytes:
+    """Weights and a few named numbers as plain bytes.
+
+    Raises: TrainingRefusal, where a weight is not finite; TooLarge.
+
+    >>> import numpy as np
+    >>> weights, numbers = unpack(pack(np.array([1.5, -2.0]), {"steps": 4}))
+    >>> weights.tolist(), numbers
+    ([1.5, -2.0], {'steps': 4})
+    """
+    import numpy as np
+
+    kind = "<f4" if weights.dtype == np.float32 else "<f8"
+    flat = np.ascontiguousarray(weights, dtype=kind)
+    if flat.ndim != 1 or not flat.size:
+        raise SchemaRefusal("a flow's weights must be one list of numbers", given=f"{flat.ndim} dimensions")
+    if not np.isfinite(flat).all():
+        raise TrainingRefusal("every weight must be a finite number", given="one that is not")
+    header = canonical_json({"dtype": kind, "count": int(flat.size), "numbers": dict(numbers)})
+    packed = FORMAT + header + b"\n" + flat.tobytes()
+    if len(packed) > ROUND_CAP:
+        raise TooLarge(
+            f"a flow's weights must have at most {ROUND_CAP} bytes",
+            given=f"{len(packed)}",
+            next_step="Plan fewer or smaller layers under [training].",
+        )
+    return packed
+
+
+def unpack(content: bytes) -> tuple[NDArray[np.floating[Any]], dict[str, float]]:
+    """The reverse of `pack`: (weights, numbers). What is claimed is compared with what is there before it is made.
+
+    Weights that are not finite are read: whoever sent them is told so by name. Raises: SchemaRefusal, TooLarge.
+    """
+    import numpy as np
+
+    if len(content) > ROUND_CAP:
+        raise TooLarge(f"a flow's weights must have at most {ROUND_CAP} bytes", given=f"{len(content)}")
+    end = content.find(b"\n", len(FORMAT), len(FORMAT) + HEADER_CAP)
+    _must(content.startswith(FORMAT) and end > 0, "a round's content must be weights in the agreed form")
+    text = content[len(FORMAT) : end]
+    said = parse_json(text, cap=HEADER_CAP)
+    whole = isinstance(said, dict) and said.keys() == {"dtype", "count", "numbers"}
+    _must(whole and said["dtype"] in ("<f4", "<f8"), "weights must be described by type, count and numbers")
+    numbers, count = said["numbers"], said["count"]
+    _must(isinstance(numbers, dict) and len(numbers) <= NUMBERS_CAP, f"at most {NUMBERS_CAP} numbers may come along")
+    _must(all(map(_plain, numbers.values())), f"what comes along must be finite numbers, counts below {MOST}")
+    _must(all(map(_NUMBER.fullmatch, numbers)), "what comes along must be named numbers")
+    start = end + 1
+    width = int(said["dtype"][-1])
+    if type(count) is not int or count < 1 or count * width != len(content) - start:
+        raise SchemaRefusal("as many weights must come as are claimed", given="another number of bytes")
+    return np.frombuffer(content, dtype=said["dtype"], offset=start).astype(said["dtype"][1:]), numbers
+
+
+def _plain(value: object) -> bool:
+    """Whether this is a finite number, and a count one that a double holds."""
+    if isinstance(value, float):
+        return math.isfinite(value)
+    return type(value) is int and abs(value) < MOST

@@ -1,0 +1,473 @@
+"""The plan's calendar, lived by: which wave is due, once each, and what the agent does about it unattended.
+
+What is due follows from three things only: the plan, the ledger's holds, and the UTC date. No state is kept beside the
+ledger, so there is nothing that could disagree with it after a crash, a month without power or a restored folder. Two
+rules make that safe under a clock that lies:
+
+* a wave that has a hold of its own, whatever became of it, is never due again; drawing it anew is a person's decision
+  (`site-agent release`) and another charge. Only an open reservation and an unaudited seal are taken up again;
+* waves go forward: once a later wave has a hold, an earlier one without has merged into it. What came first is the
+  ledger's order; a date only opens and closes.
+
+So a clock that is wrong may make a wave early or leave it out, and never makes one twice. A date is a day in UTC: a
+plan's day does not begin earlier in another time zone, nor twice in a year of summer time.
+
+The agent never approves by itself. `attend` makes what is due, puts it in the outbox, uses a standing approval that an
+approver has signed where every limit of it holds, sends what is approved, and says one line about each.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import math
+import secrets
+import time
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from shared.errors import ApprovalRefusal, IntegrityRefusal, LockedRefusal, NetworkRefusal, Refusal, SmallN
+from shared.plans.federated import PREFIX
+from shared.plans.plan import StudyPlan, Wave
+
+if TYPE_CHECKING:
+    from site_agent.desk import Desk
+    from site_agent.egress import Egress
+    from site_agent.ledger.book import Hold, Ledger
+    from site_agent.release.pipeline import Site
+
+__all__ = ["Cost", "Event", "Planned", "attend", "by_lot", "calendar", "cost", "due"]
+
+_OPEN = {
+    "reserved": "reserved",
+    "anchored": "reserved",
+    "drawing": "being drawn",
+    "sealed": "sealed, not yet checked",
+    "held": "waits for a person",
+    "sent_back": "sent back",
+    "approved": "approved, not yet sent",
+    "delivered": "delivered",
+    "withdrawn": "withdrawn",
+    "burnt": "burnt",
+    "rejected": "rejected",
+}
+_VERBS = {
+    "no plan": "plan fetch",
+    "offline": "run",
+    "not connected": "run",
+    "not sent": "send",
+    "not approved": "approve",
+    "not released": "release",
+    "withdrawal not told": "withdraw",
+    "revocation not told": "standing revoke",
+    "decision not witnessed": "run",
+    "no part in the training": "federate",
+}
+"""What was tried, for the log of refusals, by what `attend` says of it."""
+_RESUMED = ("due", "reserved", "sealed, not yet checked")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Planned:
+    """One wave of a plan and where it stands.
+
+    Args:
+        state: ``not yet open``, ``due``, ``missed``, ``merged``, or what became of its release.
+        release_id: of its last hold; blank while it has none.
+        into: the wave that took it over, where it is merged.
+    """
+
+    number: int
+    opens: dt.date
+    closes: dt.date
+    state: str
+    release_id: str = ""
+    into: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cost:
+    """What a plan's waves cost the person who is charged most.
+
+    Args:
+        totals: ε after 1, 2, … waves, as the cap is held against it.
+        affordable: the last wave whose total is within the cap; 0 for none.
+    """
+
+    totals: tuple[float, ...]
+    affordable: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Event:
+    """One thing that `attend` did, or could not do."""
+
+    study: str
+    what: str
+    wave: int | None = None
+    detail: str = ""
+    code: str = ""
+
+
+def calendar(plan: StudyPlan, holds: Iterable[Hold], today: dt.date) -> tuple[Planned, ...]:
+    """Every planned wave and where it stands on a day.
+
+    Args:
+        plan: whichever version holds now; waves are known by their number.
+        holds: the ledger's holds of this study, in its order.
+        today: UTC date.
+    """
+    mine = [hold for hold in holds if hold.study == plan.study and hold.wave > 0]
+    last = {hold.wave: hold for hold in mine}
+    taken_over = {number: hold.wave for hold in mine for number in hold.merged}
+    latest = max(last, default=0)
+    out = []
+    for wave in plan.waves:
+        hold, into = last.get(wave.number), None
+        if hold is not None:
+            state = _OPEN[hold.state]
+        elif wave.number < latest:
+            state, into = "merged", taken_over.get(wave.number, min(n for n in last if n > wave.number))
+        elif today < wave.opens:
+            state = "not yet open"
+        else:
+            state = "due" if today <= wave.closes else "missed"
+        out.append(
+            Planned(
+                number=wave.number,
+                opens=wave.opens,
+                closes=wave.closes,
+                state=state,
+                release_id=hold.release_id if hold is not None else "",
+                into=into,
+            )
+        )
+    return tuple(out)
+
+
+def due(plan: StudyPlan, holds: Iterable[Hold], today: dt.date) -> Wave | None:
+    """The one wave to work on today, the earliest first; None where there is none.
+
+    After days off the waves that closed meanwhile are not made up for: under ``append`` and ``frozen`` whoever would
+    have been in them is new in the next one, and under ``refresh`` it draws everybody anyway.
+    """
+    lines = calendar(plan, holds, today)
+    latest = max((line.number for line in lines if line.release_id), default=0)
+    for line in lines:
+        if line.number >= latest and line.opens <= today <= line.closes and line.state in _RESUMED:
+            return plan.wave(line.number)
+    return None
+
+
+def cost(plan: StudyPlan, event: Any, waves: int | None = None) -> Cost:
+    """What `waves` waves of a plan cost (all planned ones by default), by Rényi composition or the pure sum.
+
+    A person is drawn in every wave under ``refresh``, and in one at most under ``append`` and ``frozen``. A training
+    that the plan asks for comes before them, and is charged to everybody.
+    """
+    from shared.privacy import accountant as privacy
+    from shared.privacy.composition import Charge, Composition
+    from site_agent.ledger.holds import price_of
+    from site_agent.release.pipeline import touches
+
+    many = len(plan.waves) if waves is None else waves
+    price = price_of(event.to_canonical(), plan.budget.delta)
+    curve = tuple(math.inf if value is None else value for value in price["rdp"])
+    before = []
+    if plan.federated is not None:
+        training = plan.federated.event
+        before = [Charge(rdp=tuple(float(v) for v in privacy.rdp(training)), pure=privacy.pure_epsilon(training))]
+    beside = frozenset(range(len(before))) if touches(plan) == "new" else None
+    charge = Charge(rdp=curve, pure=price["epsilon_pure"], beside=beside)
+    composed = Composition([*before, *[charge] * many])
+    totals = tuple(composed.total(plan.budget.delta, len(before) + k) for k in range(1, many + 1))
+    return Cost(totals=totals, affordable=_within(totals, plan.budget.epsilon))
+
+
+def by_lot(ledger: Ledger, study: str, leaving: Collection[str], *, others: int, floor: int) -> frozenset[str]:
+    """Persons drawn by lot to leave with those who withdrew, so that a wave need not wait until enough have.
+
+    The lot looks at pseudonyms only: who goes along depends on no record. They stay away like those who withdrew, or
+    the table without them would be compared with the one that has both.
+
+    Args:
+        leaving: pseudonyms of all who withdrew.
+        others: with how many others each of them must leave the table as of the last release.
+        floor: fewest persons that a release may hold.
+    Returns: nobody where no person of that table leaves, or enough do already.
+    Raises: SmallN, when too few would stay; IntegrityRefusal (whose the released rows are is lost).
+    """
+    from site_agent.release.lasting import read_rows
+
+    table = frozenset[str]()
+    for hold in ledger.holds(study):
+        if hold.may_be_out and hold.files:
+            mine = frozenset(read_rows(ledger.folder(hold), hold).persons)
+            table = mine if mine & table else mine | table
+    gone = table & frozenset(leaving)
+    if not gone or len(gone) > others:
+        return frozenset()
+    stay = sorted(table - gone)
+    more = others + 1 - len(gone)
+    if len(stay) - more < floor:
+        raise SmallN(
+            f"at least {floor} persons must stay in the table",
+            given=f"{len(stay)} others, of whom {more} would leave by lot",
+            next_step="Let the wave wait, or take the earlier releases back: site-agent withdraw --reason consent.",
+        )
+    return frozenset(secrets.SystemRandom().sample(stay, more))
+
+
+def _within(totals: Sequence[float], cap: float) -> int:
+    # Totals never fall, so that the ones within the cap come first.
+    return sum(math.isfinite(total) and total <= cap for total in totals)
+
+
+def attend(
+    at: Desk,
+    *,
+    site: Callable[[Egress], Site],
+    agent_version: str,
+    today: dt.date,
+    say: Callable[[Event], None],
+    dry_run: bool = False,
+) -> None:
+    """One round: fetch plans, send what is approved, make what is due. A refusal is said, and the round goes on.
+
+    Nothing is reserved while the coordinator does not answer: the draw could not be witnessed. A pause ends the
+    round at its next step, which is within a second or two also while a flow is fitted.
+    """
+    from site_agent.decide import airlock
+    from site_agent.release import pipeline
+
+    def told(study: str, what: str, refusal: Refusal, wave: int | None = None, release_id: str = "") -> None:
+        say(Event(study=study, what=what, wave=wave, detail=str(refusal), code=refusal.code))
+        # That nobody answers is the weather, and refuses nothing.
+        if not dry_run and not isinstance(refusal, NetworkRefusal):
+            at.note_refusal(_VERBS[what], refusal, study=study, release_id=release_id, agent=True)
+
+    if not dry_run:
+        try:
+            airlock.require_witnessed(at)
+        except Refusal as refusal:
+            # That nobody answers, or that another agent is at work, the round itself will say.
+            if isinstance(refusal, IntegrityRefusal) and not isinstance(refusal, LockedRefusal):
+                told("", "decision not witnessed", refusal)
+    if at.paused:
+        say(Event(study="", what="paused", detail="Nothing is drawn or sent until site-agent resume --as NAME."))
+        return
+    studies = sorted({*at.config.studies, *at.config.data, *at.plans.studies()})
+    try:
+        with at.egress() as egress:
+            for study in studies:
+                known = at.plans.highest(study)
+                try:
+                    plan = at.plans.receive(study, egress.fetch_plan(study), today=today, keep=not dry_run)
+                except NetworkRefusal:
+                    raise
+                except Refusal as refusal:
+                    told(study, "no plan", refusal)
+                    continue
+                if plan.version > known:
+                    step = f"Read site-agent plan show {study}."
+                    say(Event(study=study, what=f"plan version {plan.version} has come", detail=step))
+    except NetworkRefusal as refusal:
+        told("", "offline", refusal)
+        return
+    except Refusal as refusal:
+        told("", "not connected", refusal)
+        return
+
+    def advance(hold: Hold) -> str:
+        """Approve what a standing approval is good for, and send it; or the limit that failed."""
+        found = airlock.stand_in(at, hold.release_id, agent_version=agent_version, today=today)
+        if found.limit:
+            at.note_refusal("standing approval", ApprovalRefusal(found.limit), release_id=hold.release_id, agent=True)
+        if found.used:
+            detail = f"{hold.release_id[:8]}, by the standing approval of {found.used}"
+            say(Event(study=hold.study, what="approved", wave=hold.wave, detail=detail))
+        if found.hold.state == "approved":
+            send(found.hold)
+        return found.limit
+
+    def send(hold: Hold) -> None:
+        try:
+            airlock.send(at, hold.release_id, agent_version=agent_version, today=today)
+            say(Event(study=hold.study, what="sent", wave=hold.wave, detail=hold.release_id[:8]))
+        except Refusal as refusal:
+            told(hold.study, "not sent", refusal, hold.wave, hold.release_id)
+
+    if not dry_run:
+        try:
+            for noted in airlock.tell_revocations(at):
+                detail = f"standing approval {noted.digest[:8]}"
+                say(Event(study=noted.study, what="told of a revocation", detail=detail))
+        except Refusal as refusal:
+            told("", "revocation not told", refusal)
+
+    for hold in at.outbox.list():
+        if hold.withdrawal is None or hold.withdrawal.settled or not hold.left or at.paused:
+            continue
+        if dry_run:
+            say(Event(study=hold.study, what="would tell of a withdrawal", wave=hold.wave, detail=hold.release_id[:8]))
+            continue
+        try:
+            airlock.bury(at, hold.release_id)
+            say(Event(study=hold.study, what="told of a withdrawal", wave=hold.wave, detail=hold.release_id[:8]))
+        except Refusal as refusal:
+            told(hold.study, "withdrawal not told", refusal, hold.wave, hold.release_id)
+
+    for hold in at.outbox.list():
+        if hold.state not in ("held", "approved") or at.paused:
+            continue
+        if hold.state == "held":
+            try:
+                if not dry_run:
+                    advance(hold)
+            except Refusal as refusal:
+                told(hold.study, "not approved", refusal, hold.wave, hold.release_id)
+            continue
+        if dry_run:
+            say(Event(study=hold.study, what="would send", wave=hold.wave, detail=hold.release_id[:8]))
+            continue
+        send(hold)
+
+    def prepare(study: str, what: Callable[[StudyPlan], bool]) -> None:
+        """Fetch the flow of a plan, or take part in its training."""
+        try:
+            plan, _ = at.plans.approved(study, agent_version=agent_version, today=today)
+        except Refusal:
+            return  # said below, where a wave is due
+        try:
+            if what(plan):
+                _train(at, plan, site=site, today=today, say=say, dry_run=dry_run)
+        except Refusal as refusal:
+            told(study, "no part in the training", refusal)
+
+    for study in studies:
+        if at.paused:
+            return
+        prepare(study, lambda plan: bool(plan.flow))
+
+    for study in studies:
+        if at.config.frame_key(study).exists():
+            try:
+                _forget(at, study, today=today, say=say, dry_run=dry_run)
+            except Refusal as refusal:
+                told(study, "no plan", refusal)
+
+    for study in studies:
+        if at.paused:
+            return
+        wave: int | None = None
+        try:
+            plan, _ = at.plans.approved(study, agent_version=agent_version, today=today)
+            found = due(plan, at.ledger.holds(study), today)
+            if found is None:
+                continue
+            wave = found.number
+            source = at.config.source(study)
+            airlock.require_approved_ahead(at, plan, agent_version=agent_version, today=today)
+            if dry_run:
+                say(Event(study=study, what="would release", wave=wave))
+                continue
+            with at.locked(), at.egress() as egress:
+                made = pipeline.make_release(plan=plan, wave=wave, source=source, site=site(egress), today=today)
+            limit = advance(made.hold)
+            hold = at.outbox.get(made.hold.release_id)
+            if hold.state == "held":
+                why = f"The standing approval was not used: {limit}. " if limit else ""
+                step = f"{why}Run site-agent outbox show {hold.release_id[:8]}."
+                say(Event(study=study, what="waits for a person", wave=wave, detail=step))
+        except Refusal as refusal:
+            told(study, "not released", refusal, wave)
+
+    # Last: a training takes as long as its coordinator likes, and nothing that is due waits for it.
+    for study in studies:
+        if at.paused:
+            return
+        prepare(study, lambda plan: plan.federated is not None)
+
+
+LONGEST = 900.0
+"""Seconds that a training may take of one round of the agent: the calendar of all studies is looked at after it."""
+PATIENCE = 60.0
+"""Seconds for which one round of the agent waits for the next round of a training; the others' work takes time too."""
+
+
+_GRACE = dt.timedelta(days=30)
+"""Time from the close of a plan's last wave until its frame is deleted.
+
+Nothing brings a frame back, and nobody is asked. A clock that is some days ahead, or an amendment with a further wave
+that comes late, must not cost the network; persons held out wait a month longer for the deletion."""
+
+
+def _forget(at: Desk, study: str, *, today: dt.date, say: Callable[[Event], None], dry_run: bool) -> None:
+    """Delete the frames of a network whose last planned wave has been closed for longer than `_GRACE`.
+
+    By this machine's own clock: where that is further ahead than `_GRACE`, the frames are deleted too early, for good.
+
+    Raises: any `Refusal`.
+    """
+    if any(today <= wave.closes + _GRACE for wave in at.plans.plan(study).waves):
+        return
+    if not dry_run:
+        from site_agent.release.frames import Vault
+
+        with at.locked():
+            Vault(at.home, study).forget(at.ledger)
+    what = "would delete the frame of its network" if dry_run else "deleted the frame of its network"
+    say(Event(study=study, what=what, detail=f"its last wave closed more than {_GRACE.days} days ago"))
+
+
+def _train(
+    at: Desk,
+    plan: StudyPlan,
+    *,
+    site: Callable[[Egress], Site],
+    today: dt.date,
+    say: Callable[[Event], None],
+    dry_run: bool,
+) -> None:
+    """Answer what a training asks, or fetch the flow that a plan names. Raises: any `Refusal`."""
+    from site_agent.training import rounds
+
+    if plan.flow:
+        if rounds.flow_path(at.home, plan.flow.removeprefix(PREFIX)).exists():
+            return
+        if not dry_run:
+            with at.locked(), at.egress() as egress:
+                rounds.fetch(plan, egress, at.home)
+        say(Event(study=plan.study, what="would fetch its flow" if dry_run else "fetched its flow"))
+        return
+    if rounds.ended(at.ledger, plan):
+        return
+    if dry_run:
+        say(Event(study=plan.study, what="would take part in its training"))
+        return
+    began: set[tuple[str, int]] = set()
+    limit = time.monotonic() + LONGEST
+
+    def told(what: str, number: int) -> None:
+        began.add((what, number))  # the same thing again is no progress, whatever the coordinator asks
+        detail = f"round {number}" if number else f"all {plan.federated.rounds if plan.federated else 0} rounds"
+        say(Event(study=plan.study, what=f"training {what}", detail=detail))
+
+    while True:
+        known = len(began)
+        with at.egress() as egress:
+            rounds.take_part(
+                plan=plan,
+                source=at.config.source(plan.study),
+                site=site(egress),
+                door=egress,
+                home=at.home,
+                today=today,
+                locked=at.locked,
+                # Nothing asked at all: the calendar goes on at once.
+                wait=min(PATIENCE, max(0.0, limit - time.monotonic())) if began else 0.0,
+                told=told,
+                until=limit,
+            )
+        if len(began) == known or time.monotonic() >= limit or rounds.ended(at.ledger, plan):
+            return

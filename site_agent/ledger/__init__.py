@@ -1,0 +1,1 @@
+"""The privacy ledger: entries, charges, recovery, and the lock on the state folder."""

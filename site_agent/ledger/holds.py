@@ -1,0 +1,610 @@
+"""What the ledger's entries amount to: each charge, whom it may touch, and what became of it.
+
+A `Hold` is one charge. Nothing here is stored: `fold` derives every hold from the entries, one by one, and refuses an
+entry that may not stand where it stands. Whom a release touches is told three times, each time more exactly: at
+*reserve* it is everybody, or the persons no earlier release has touched; the *drawing* entry binds the list of
+pseudonyms by its digest and count, before any noise exists; the *seal* entry binds the files that say which released
+row is whose and which flow drew it.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from shared.base.canonical import canonical_json, sha256_hex
+from shared.base.chain import LINKS_CAP
+from shared.base.keys import Envelope, PublicKey
+from shared.errors import ParameterError, StateRefusal
+from shared.mechanisms.latent_noise.plan import FITTED_ON_THE_ROWS
+from shared.privacy.stated import FLOW
+
+__all__ = [
+    "DECISION_TYPE",
+    "LOST_CAP",
+    "SIGNED",
+    "WITNESSED_AT_ONCE",
+    "Approval",
+    "Entry",
+    "Hold",
+    "Lost",
+    "Round",
+    "Touches",
+    "Withdrawal",
+    "decided_by",
+    "decision_message",
+    "fold",
+    "link_of",
+    "lost_bodies",
+    "price_of",
+    "require_word",
+    "told",
+    "told_digest",
+]
+
+LOST_CAP = LINKS_CAP
+"""Most charges in one `Lost`: a number that came over the wire must not decide how many holds are made."""
+_LOST_BYTES = 1 << 18
+DECISION_TYPE = "application/vnd.tributary.site-decision+json"
+SIGNED = frozenset({"plan_revoked", "standing_revoked", "persons_withdrew", "persons_confirmed", "left", "resumed"})
+"""Kinds of entry that a person signs; one of kind ``paused`` may be signed, because stopping waits for nobody."""
+WITNESSED_AT_ONCE = (SIGNED - {"persons_withdrew", "persons_confirmed"}) | {"paused", "reject", "send_back", "withdraw"}
+"""Kinds of entry by which somebody stops something: an older copy of the ledger must not undo them unnoticed.
+
+Not that a person withdrew from a study: an anchor that came alone would tell of it, and the next one holds it as well.
+"""
+Touches = Literal["everybody", "new"]
+State = Literal[
+    "reserved",
+    "anchored",
+    "drawing",
+    "training",
+    "sealed",
+    "held",
+    "sent_back",
+    "approved",
+    "delivered",
+    "trained",
+    "withdrawn",
+    "burnt",
+    "rejected",
+]
+_VARIED = {"event": "no_guarantee"}
+Phase = Literal["held", "sealed", "delivered", "burnt"]
+
+# Each kind of entry: the states it may follow, and the state it leads to.
+_MOVES: dict[str, tuple[frozenset[State], State]] = {
+    "anchor": (frozenset({"reserved", "anchored"}), "anchored"),
+    # The reservation of a wave that has to wait, taken over by a later wave.
+    "carry": (frozenset({"reserved", "anchored"}), "anchored"),
+    # A person's word that a table without earlier persons holds others, for this wave alone.
+    "persons_confirmed": (frozenset({"reserved", "anchored"}), "anchored"),
+    "drawing": (frozenset({"anchored"}), "drawing"),
+    # A training that the sites run together: charged whole, then round by round, each begun once and answered once.
+    "train": (frozenset({"anchored"}), "training"),
+    "round": (frozenset({"training"}), "training"),
+    "witnessed": (frozenset({"training"}), "training"),
+    "answer": (frozenset({"training"}), "training"),
+    "trained": (frozenset({"training"}), "trained"),
+    "seal": (frozenset({"drawing"}), "sealed"),
+    "hold": (frozenset({"sealed", "held", "sent_back"}), "held"),
+    "send_back": (frozenset({"held", "sent_back"}), "sent_back"),
+    # Also of what stands approved in advance, when the coordinator would not take that: a person signs in its place.
+    "approve": (frozenset({"held", "sent_back", "approved"}), "held"),
+    "commit": (frozenset({"approved"}), "delivered"),
+    # Once approved the bytes may already have left, so there is nothing left to reject; burning says only that the
+    # site gives up on it, for instance after the coordinator quarantined it.
+    "reject": (frozenset({"sealed", "held", "sent_back"}), "rejected"),
+    "burn": (
+        frozenset({"reserved", "anchored", "drawing", "training", "sealed", "held", "sent_back", "approved"}),
+        "burnt",
+    ),
+    # A person takes it back, wherever it is; what may have left needs a tombstone at the coordinator as well.
+    "withdraw": (
+        frozenset({"reserved", "anchored", "training", "sealed", "held", "sent_back", "approved", "delivered"}),
+        "burnt",
+    ),
+    "tombstone": (frozenset({"withdrawn", "burnt"}), "withdrawn"),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """One line of the ledger. `time` is UTC and for people only.
+
+    `body` is read from canonical JSON. Its ``tags`` say which studies it is about (`Ledger.tag`; none: every study),
+    its ``kept`` holds the counts of records that are told to nobody outside.
+    """
+
+    seq: int
+    time: str
+    kind: str
+    body: Mapping[str, Any]
+    previous: str
+    hash: str
+    signature: bytes
+
+    @property
+    def link(self) -> str:
+        """SHA-256 of the entry without its predecessor; ``hash = SHA-256(previous ‖ link)``, see
+        `shared.base.chain`."""
+        return link_of(self.seq, self.time, self.kind, self.body)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Approval:
+    """One approver's signature over the release statement, or the standing approval that stands in for it.
+
+    Args:
+        signature: empty where a standing approval was used.
+        standing: digest of its document; blank where the person signed these bytes.
+    """
+
+    name: str
+    key: PublicKey
+    signature: bytes
+    standing: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Withdrawal:
+    """One approver's signature under the taking back of a release.
+
+    Args:
+        reason_code: from the fixed list that the coordinator is told.
+        settled: whether the coordinator has been told, or never had the release.
+        log_index: place of the tombstone in the coordinator's log; None where it never had the release.
+    """
+
+    name: str
+    key: PublicKey
+    signature: bytes
+    reason_code: str
+    settled: bool = False
+    log_index: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Round:
+    """One round of a training that was begun here.
+
+    Args:
+        asked: digest of the question (`shared.wire.rounds.Asked.digest`), the global weights with it.
+        answer: SHA-256 of the answer's content, once it is sealed; blank where the round was begun and nothing sealed.
+        seq: number of the entry that began it.
+        witnessed: whether the coordinator has acknowledged a head with that entry: before it nothing is sealed.
+    """
+
+    asked: str
+    answer: str = ""
+    seq: int = 0
+    witnessed: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hold:
+    """One charge and what became of it.
+
+    Args:
+        event: canonical form of the privacy event that was charged.
+        epsilon: exact ε of this release alone, at `delta`; None where it has no guarantee, and is in no total. So it
+            is too where an entry of an earlier version says 0 of rows from a flow alone, fitted on their records.
+        epsilon_pure: its pure ε, or None.
+        rdp: its Rényi curve on the fixed orders, ∞ where undefined.
+        uncovered: what the guarantee leaves out, in words.
+        touches: against whom it counts: everybody, or the persons that no earlier release of the study has touched.
+        day: UTC date of the reservation, for people.
+        reserved_seq: number of the entry that charged it.
+        closed_seq: number of the entry that burnt or rejected it; 0 while it is neither.
+        confirmed: the wave for which a person has signed that its table, from which earlier persons have vanished, is
+            of others; 0 for none.
+        merged: earlier waves whose reservation this was, until it was carried over to `wave`.
+        drawn: whether noise was, or may have been, drawn.
+        persons_sha256: digest of ``population.json``, the pseudonyms it touches; blank while, or where, unknown.
+        persons: how many those are; None while, or where, unknown.
+        trained_sha256: digest of ``trained.json``, the pseudonyms that it was fitted on and does not release (posture
+            ``holdout``); blank elsewhere, and in ledgers from before it was bound.
+        space: by what persons were told apart (`site_agent.records.table.person_space`); blank while, or where,
+            unknown.
+        sealed_head: hash of the seal entry; the release statement names it.
+        files: SHA-256 of each site-only file that was sealed with the bundle.
+        documents: SHA-256 of each site-only document that the approver was shown.
+        author: the approver who had it made, or ``agent`` where the calendar did.
+        author_apart: whether the author must not approve it.
+        left: whether it was ever approved, so that its bytes may have left.
+        withdrawal: who took it back, and why.
+        rounds: of a training that the sites run together, how many were charged; 0 for a release. A training has no
+            wave: it is charged for everybody in the table, whatever is released later.
+        begun: of those, the rounds that were begun, by number.
+        snapshot: keyed hash of the table that trains; blank while unknown.
+        flow: SHA-256 of the flow that came of it; blank before.
+    """
+
+    study: str
+    plan_hash: str
+    wave: int
+    release_id: str
+    event: Mapping[str, Any]
+    delta: float
+    cap_epsilon: float
+    epsilon: float | None
+    epsilon_pure: float | None
+    rdp: tuple[float, ...] = field(repr=False)
+    uncovered: tuple[str, ...]
+    day: str
+    reserved_seq: int
+    touches: Touches = "everybody"
+    closed_seq: int = 0
+    confirmed: int = 0
+    confirmed_table: str = ""
+    merged: tuple[int, ...] = ()
+    drawn: bool = False
+    persons_sha256: str = ""
+    persons: int | None = None
+    trained_sha256: str = ""
+    space: str = ""
+    state: State = "reserved"
+    bundle_sha256: str = ""
+    bundle_bytes: int = 0
+    receipt_sha256: str = ""
+    plan_version: int = 0
+    recipient: str = ""
+    approvals_needed: int = 1
+    sealed_head: str = ""
+    files: Mapping[str, str] = field(default_factory=dict)
+    documents: Mapping[str, str] = field(default_factory=dict)
+    approvals: tuple[Approval, ...] = ()
+    reason: str = ""
+    log_index: int | None = None
+    author: str = "agent"
+    author_apart: bool = False
+    left: bool = False
+    withdrawal: Withdrawal | None = None
+    rounds: int = 0
+    begun: Mapping[int, Round] = field(default_factory=dict)
+    snapshot: str = ""
+    flow: str = ""
+
+    @property
+    def given(self) -> str:
+        """What its price takes as given, or what nothing bounds where it has none (`shared.privacy.stated`)."""
+        local = any(line.startswith(FITTED_ON_THE_ROWS) for line in self.uncovered)
+        return FLOW if local and dict(self.event) != _VARIED else ""
+
+    @property
+    def phase(self) -> Phase:
+        """The state as a bank statement tells it."""
+        if self.state in ("reserved", "anchored", "drawing", "training"):
+            return "held"
+        if self.state in ("burnt", "rejected"):
+            return "burnt"
+        return "delivered" if self.state in ("delivered", "trained", "withdrawn") else "sealed"
+
+    @property
+    def may_be_out(self) -> bool:
+        """Whether its rows have left the site, still may, or may have: burning what was approved calls nothing back."""
+        return bool(self.bundle_sha256) and (self.phase != "burnt" or self.left)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lost:
+    """Charges that a restored ledger no longer knows, at the full price of `event`.
+
+    Args:
+        others: events that each may have been instead, where nobody knows; no order is then charged less than any.
+        count: how many; at most `LOST_CAP`, further ones stand as another `Lost`.
+        wave: of a release that the coordinator holds; 0 where nobody knows.
+        release_id: the same; blank where nobody knows, or where `count` is not 1.
+        log_index: place of its acceptance in the coordinator's log; None unless it was accepted.
+    """
+
+    study: str
+    plan_hash: str
+    event: Mapping[str, Any]
+    delta: float
+    cap_epsilon: float
+    uncovered: tuple[str, ...] = ()
+    others: tuple[Mapping[str, Any], ...] = ()
+    count: int = 1
+    wave: int = 0
+    release_id: str = ""
+    log_index: int | None = None
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.count <= LOST_CAP or (self.release_id and self.count != 1):
+            raise ParameterError(
+                f"a lost charge must be counted at most {LOST_CAP} times, and a named one once", given=f"{self.count}"
+            )
+
+
+def told(body: Mapping[str, Any]) -> dict[str, Any]:
+    """An entry's body as others may see it: its counts of records, which are salted, by their digest, and no tags."""
+    shown = {name: value for name, value in body.items() if name != "tags"}
+    return {**shown, "kept": sha256_hex(canonical_json(body["kept"]))} if "kept" in body else shown
+
+
+def told_digest(time: str, kind: str, body: Mapping[str, Any]) -> str:
+    """What stands for time, kind and body of an entry where it is not told; its salt keeps it from being guessed."""
+    return sha256_hex(canonical_json({"time": time, "kind": kind, "body": told(body)}))
+
+
+def link_of(seq: int, time: str, kind: str, body: Mapping[str, Any]) -> str:
+    """SHA-256 of an entry without its predecessor.
+
+    It covers which studies the entry is about apart from what it says, so that neither can be shown without the other
+    (`site_agent.show.export`). Entries of ledgers from before that name no studies.
+    """
+    if "tags" not in body:
+        return sha256_hex(canonical_json({"seq": seq, "time": time, "kind": kind, "body": body}))
+    return sha256_hex(canonical_json({"seq": seq, "tags": body["tags"], "told": told_digest(time, kind, body)}))
+
+
+def decision_message(site: str, kind: str, previous: str, body: Mapping[str, Any]) -> bytes:
+    """The bytes that a person signs under an entry of a kind in `SIGNED`.
+
+    They name the entry before it, so that a signature is good at one place of one ledger and cannot be used again.
+
+    Args:
+        body: the entry's; signed is what others may see of it (`told`), without salt, key and signature.
+    """
+    said = {name: value for name, value in told(body).items() if name not in ("salt", "key", "signature")}
+    payload = canonical_json({"site": site, "kind": kind, "previous": previous, "body": said})
+    return Envelope.encoding(DECISION_TYPE, payload)
+
+
+def decided_by(site: str, entry: Entry, signers: Mapping[str, Collection[PublicKey]]) -> bool:
+    """Whether the person whom an entry names has signed it, with a key that is or was registered for them."""
+    body = entry.body
+    message = decision_message(site, entry.kind, entry.previous, body)
+    own = [key for key in signers.get(body.get("name", ""), ()) if key.hex == body.get("key")]
+    return any(key.verifies(bytes.fromhex(body.get("signature", "")), message) for key in own)
+
+
+def price_of(event: Mapping[str, Any], delta: float, others: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
+    """What an event costs, as an entry keeps it. Raises: UnknownEvent.
+
+    Args:
+        others: events of which it may have been one instead: the price is then the largest at each order, the largest
+            pure ε if all have one, and the largest ε at `delta`, each of which bounds whichever it was. An event
+            without a guarantee has none of them, and its ε is null.
+    """
+    import numpy as np
+
+    from shared.privacy import accountant as privacy
+
+    events = [privacy.from_canonical(one) for one in (event, *others)]
+    # What a total holds of it: nothing of a release without a guarantee, and all of what it may have been instead.
+    summed = [one for one in events if privacy.guaranteed(one)]
+    pure = [privacy.pure_epsilon(one) for one in summed]
+    curve = np.max([np.zeros(privacy.ORDERS.size), *(privacy.rdp(one) for one in summed)], axis=0)
+    price = {
+        "event": events[0].to_canonical(),
+        "delta": delta,
+        "epsilon": _stated(max(privacy.epsilon(one, delta) for one in events)),
+        "epsilon_pure": None if None in pure else max((one for one in pure if one is not None), default=0.0),
+        "rdp": [float(value) if math.isfinite(value) else None for value in curve],
+    }
+    return {**price, "others": [one.to_canonical() for one in events[1:]]} if others else price
+
+
+def _stated(epsilon: float) -> float | None:
+    return epsilon if math.isfinite(epsilon) else None
+
+
+def _curve(price: Mapping[str, Any]) -> tuple[float, ...]:
+    return tuple(math.inf if value is None else float(value) for value in price["rdp"])
+
+
+def lost_bodies(lost: Sequence[Lost]) -> list[dict[str, Any]]:
+    """Lost charges as bodies of entries, each far below what is read back; a price stands once in each."""
+    bodies: list[dict[str, Any]] = []
+    size = _LOST_BYTES
+    for one in lost:
+        require_word(one.study, "study")
+        if one.release_id:
+            require_word(one.release_id, "release_id")
+        charge = {
+            "study": one.study,
+            "plan_hash": one.plan_hash,
+            "cap_epsilon": one.cap_epsilon,
+            "uncovered": list(one.uncovered),
+            "count": one.count,
+            "wave": one.wave,
+            "release_id": one.release_id,
+            "log_index": one.log_index,
+        }
+        price = price_of(one.event, one.delta, one.others)
+        if size >= _LOST_BYTES:
+            bodies.append({"prices": [], "charges": []})
+            size = 0
+        body = bodies[-1]
+        if price not in body["prices"]:
+            body["prices"].append(price)
+            size += len(canonical_json(price))
+        body["charges"].append({"price": body["prices"].index(price), **charge})
+        size += len(canonical_json(charge))
+    return bodies or [{"prices": [], "charges": []}]
+
+
+def fold(holds: dict[str, Hold], entry: Entry) -> None:
+    """Bring `holds` from before `entry` to after it. Raises: StateRefusal, if the entry may not stand here."""
+    body = entry.body
+    if entry.kind == "genesis":
+        if entry.seq != 1:
+            raise StateRefusal("a ledger must have one genesis", given=f"another at {entry.seq}")
+        return
+    if entry.kind == "reserve":
+        holds[body["release_id"]] = _new_hold(body, entry, release_id=body["release_id"])
+        return
+    if entry.kind in ("lost", "recovered"):
+        _fold_lost(holds, entry)
+        return
+    if entry.kind not in _MOVES:
+        raise StateRefusal("an entry must be of a known kind", given=repr(entry.kind))
+    hold = holds[body["release_id"]]
+    allowed, following = _MOVES[entry.kind]
+    if hold.state not in allowed:
+        raise StateRefusal(
+            f"a release must be {' or '.join(sorted(allowed))} for the step '{entry.kind}'",
+            given=hold.state,
+            next_step="See site-agent outbox show." if hold.bundle_sha256 else "See site-agent budget.",
+        )
+    if (hold.rounds and entry.kind in ("carry", "persons_confirmed", "drawing")) or (
+        entry.kind == "train" and not hold.rounds
+    ):
+        raise StateRefusal("a training must be drawn round by round, and a release at once", given=entry.kind)
+    change: dict[str, Any] = {"state": following}
+    if following in ("burnt", "rejected") and not hold.closed_seq:
+        change["closed_seq"] = entry.seq
+    if entry.kind == "carry":
+        change |= {name: body[name] for name in ("wave", "plan_hash", "cap_epsilon")}
+        change |= {"uncovered": tuple(body["uncovered"]), "merged": (*hold.merged, hold.wave), "state": hold.state}
+    elif entry.kind == "persons_confirmed":
+        if body["wave"] != hold.wave:
+            raise StateRefusal("persons must be confirmed for the wave that is reserved", given=f"wave {body['wave']}")
+        table = str(body.get("kept", {}).get("snapshot", ""))
+        change |= {"confirmed": hold.wave, "confirmed_table": table, "state": hold.state}
+    elif entry.kind in ("drawing", "train"):
+        change |= {
+            "drawn": True,
+            "persons_sha256": body.get("persons_sha256", ""),
+            "persons": body.get("kept", body).get("persons"),
+        }
+        change |= {"trained_sha256": body.get("trained_sha256", ""), "space": body.get("space", "")}
+        change["snapshot"] = body.get("kept", body).get("snapshot", "")
+    elif entry.kind in ("round", "witnessed", "answer"):
+        change["begun"] = {**hold.begun, body["number"]: _rounded(hold, entry)}
+    elif entry.kind == "trained":
+        change["flow"] = body["flow_sha256"]
+    elif entry.kind == "seal":
+        for name in ("bundle_sha256", "bundle_bytes", "receipt_sha256", "plan_version", "recipient"):
+            change[name] = body[name]
+        change |= {"approvals_needed": body["approvals"], "sealed_head": entry.hash, "files": body.get("files", {})}
+        change |= {"author": body.get("author", "agent"), "author_apart": body.get("author_apart", False)}
+    elif entry.kind == "hold":
+        change |= {"documents": body["documents"], "approvals": (), "reason": ""}
+    elif entry.kind == "approve":
+        given = Approval(
+            name=body["name"],
+            key=PublicKey(body["key"]),
+            signature=bytes.fromhex(body["signature"]),
+            standing=body.get("standing", ""),
+        )
+        if hold.state == "approved" and (given.standing or not any(one.standing for one in hold.approvals)):
+            raise StateRefusal("an approved release must need no further approval", given=hold.state)
+        # A person takes the place of a standing approval: of their own, or of one that was enough and did not serve.
+        over = not given.standing and hold.state == "approved"
+        kept = (one for one in hold.approvals if not (one.standing and (over or one.name == given.name)))
+        approvals = (*kept, given)
+        change |= {"approvals": approvals, "reason": ""}
+        if len(approvals) >= hold.approvals_needed:
+            change |= {"state": "approved", "left": True}
+    elif entry.kind == "commit":
+        change["log_index"] = body["log_index"]
+    elif entry.kind in ("reject", "send_back"):
+        change |= {"reason": body["reason"], "approvals": ()}
+    elif entry.kind == "burn":
+        change["reason"] = body["reason"]
+    elif entry.kind == "withdraw":
+        change["reason"] = body["reason"]
+        change["withdrawal"] = Withdrawal(
+            name=body["by"],
+            key=PublicKey(body["key"]),
+            signature=bytes.fromhex(body["signature"]),
+            reason_code=body["reason_code"],
+        )
+        if hold.state == "delivered":
+            change["state"] = "withdrawn"
+    elif entry.kind == "tombstone":
+        if hold.withdrawal is None:
+            raise StateRefusal("a tombstone must follow a withdrawal", given="none")
+        if body["log_index"] is None:
+            change["state"] = hold.state
+        change["withdrawal"] = replace(hold.withdrawal, settled=True, log_index=body["log_index"])
+    holds[hold.release_id] = _honest(replace(hold, **change))
+
+
+def _rounded(hold: Hold, entry: Entry) -> Round:
+    """A round after its entry: begun in its turn and within what was charged, then witnessed, then sealed once."""
+    body = entry.body
+    number, known = body["number"], hold.begun.get(body["number"])
+    if entry.kind == "witnessed":
+        if known is None or known.answer or body["seq"] < known.seq:
+            raise StateRefusal("a round must be witnessed after it was begun, and before its answer", given=f"{number}")
+        return replace(known, witnessed=True)
+    if entry.kind == "answer":
+        if known is None or known.answer or not known.witnessed:
+            raise StateRefusal("a round must be begun and witnessed before its answer, and have one", given=f"{number}")
+        return replace(known, answer=body["answer_sha256"])
+    if number <= max(hold.begun, default=0):
+        raise StateRefusal("rounds must be begun once each, and in turn", given=f"round {number}")
+    if number > hold.rounds:
+        raise StateRefusal(
+            f"a training must have at most the {hold.rounds} rounds it was charged for", given=f"{number}"
+        )
+    return Round(asked=body["asked"], seq=entry.seq)
+
+
+def _fold_lost(holds: dict[str, Hold], entry: Entry) -> None:
+    body = entry.body
+    for number, charge in enumerate(body["charges"]):
+        at = charge["log_index"]
+        made = replace(
+            _new_hold({**body["prices"][charge["price"]], **charge}, entry, release_id=charge["release_id"]),
+            state="burnt" if at is None else "delivered",
+            log_index=at,
+            drawn=True,
+            left=at is not None,
+            closed_seq=entry.seq if at is None else 0,
+            reason="counted when the ledger was put back",
+        )
+        for k in range(charge["count"]):
+            name = charge["release_id"] or f"recovered-{entry.seq}-{number}-{k}"
+            if name in holds:
+                raise StateRefusal("a lost release must be one the ledger lacks", given=name)
+            holds[name] = replace(made, release_id=name)
+    for name, at in body.get("accepted", {}).items():
+        holds[name] = replace(_forgotten(holds[name]), state="delivered", closed_seq=0, log_index=at, left=True)
+    for name in body.get("burnt", ()):
+        reason = "open when the ledger was put back"
+        holds[name] = replace(_forgotten(holds[name]), state="burnt", closed_seq=entry.seq, reason=reason)
+
+
+def _forgotten(hold: Hold) -> Hold:
+    """An undrawn hold of a ledger that was put back: it may have been drawn since, and nobody knows of whom."""
+    return hold if hold.drawn else replace(hold, drawn=True, touches="everybody")
+
+
+def _new_hold(body: Mapping[str, Any], entry: Entry, *, release_id: str) -> Hold:
+    made = Hold(
+        study=body["study"],
+        plan_hash=body["plan_hash"],
+        wave=body["wave"],
+        release_id=release_id,
+        event=body["event"],
+        delta=body["delta"],
+        cap_epsilon=body["cap_epsilon"],
+        epsilon=body["epsilon"],
+        epsilon_pure=body["epsilon_pure"],
+        rdp=_curve(body),
+        uncovered=tuple(body["uncovered"]),
+        touches=body.get("touches", "everybody"),
+        day=entry.time[:10],
+        reserved_seq=entry.seq,
+        rounds=body.get("rounds", 0),
+    )
+    return _honest(made)
+
+
+def _honest(hold: Hold) -> Hold:
+    """Without the 0 that an earlier version charged for rows from a flow alone; its curve is 0 at every order too."""
+    return replace(hold, epsilon=None) if hold.given and hold.epsilon == 0 else hold
+
+
+def require_word(text: str, name: str) -> None:
+    """Refuse a name that is not a plain word. Raises: ParameterError."""
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}", text):
+        raise ParameterError(f"{name} must be a plain word (letters, digits, - and _)", given=repr(text)[:80])

@@ -1,0 +1,297 @@
+"""What a ledger restored from a backup must count as spent before it may go on.
+
+The coordinator knows two things of the time that is missing here: the last head that it witnessed, and the releases
+that it holds. Both are turned into charges that are never too few:
+
+* each release that it holds (accepted or quarantined) and this ledger does not know, once, in its study;
+* each further draw that the missing entries can have held, in *every* study of the site, because nobody can tell in
+  which. A draw needs a reservation, and the agent notes an acknowledged anchor and the start of the drawing before the
+  next reservation is anchored: `g` missing entries hold at most ⌊(g + 2) / 3⌋ draws.
+
+A release that the coordinator holds is priced by the plan that its statement names, which this site signed. A draw that
+nobody can name may have been of any version: it is charged the largest of their Rényi curves, order by order, and the
+largest pure ε. Whichever plan each draw was of, it lost no more than that at any order, and composition adds order by
+order, so that the sum bounds every mixture. No version by itself need be the dearest at all orders. Where a plan is not
+known, nothing is counted, because any price would be a guess.
+
+Nothing is taken on the coordinator's word: plans count with the study lead's signature, the last head and every release
+with the one of this site's own release key, so that a hostile coordinator cannot invent a release or a later head. It
+can hide some. A hidden release is counted among the draws that nobody can name, in every study. Two things nobody can
+find out here: a last head that is hidden (the ledger is then not known for an old copy), and a dearer version that is
+hidden together with every release made under it. So the versions are shown, and the study lead, who signed them, hears
+of them before the site may go on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Protocol
+
+from shared.base.keys import Envelope
+from shared.errors import IntegrityRefusal, LedgerRefusal, PlanRefusal, Refusal, StateRefusal
+from shared.releases.receipt import STATEMENT_TYPE, Statement
+from shared.wire.messages import ANCHOR_TYPE, AnchorHead, AnchorReceipt, Holding, Holdings
+from site_agent.ledger.book import Ledger, Lost
+from site_agent.ledger.holds import LOST_CAP
+
+if TYPE_CHECKING:
+    from shared.base.keys import PublicKey
+    from shared.plans.plan import StudyPlan
+    from site_agent.decide.plans import Plans
+
+__all__ = ["Coordinator", "Recovery", "draws_within", "recover", "survey"]
+
+
+MISSING_CAP = 100_000
+"""More missing entries than any site ever writes: a coordinator's word must not decide how much is counted here."""
+
+
+class Coordinator(Protocol):
+    """What is asked of the coordinator (`site_agent.egress.Egress`)."""
+
+    def fetch_plan(self, study: str) -> Envelope: ...  # noqa: D102
+    def holdings(self, study: str) -> Holdings: ...  # noqa: D102
+    def anchor(self, envelope: Envelope) -> AnchorReceipt: ...  # noqa: D102
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recovery:
+    """What is missing, and what it is charged as.
+
+    Args:
+        state: ``whole`` (nothing is missing), ``to count``, ``counted`` (the study lead must allow it), ``done``.
+        witnessed: the last head that the coordinator has witnessed; None before the first.
+        known: number of the last entry that this ledger knows to be anchored.
+        missing: entries between the two.
+        unknown: draws that they can have held beyond the releases that the coordinator holds.
+        lost: the charges.
+        accepted: log place of each release that is known here as well, by id, and that the coordinator accepted.
+        fingerprint: of the ledger's head once counted, for the study lead.
+        priced: the plan versions of each study that the charges were priced by.
+    """
+
+    state: str
+    witnessed: AnchorReceipt | None
+    known: int
+    missing: int = 0
+    unknown: int = 0
+    lost: tuple[Lost, ...] = ()
+    accepted: tuple[tuple[str, int], ...] = ()
+    fingerprint: str = ""
+    priced: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+
+
+def draws_within(entries: int) -> int:
+    """Most draws that so many consecutive entries of a ledger can have paid for and that may have been made.
+
+    >>> [draws_within(g) for g in (0, 1, 2, 3, 4, 7, 8)]
+    [0, 1, 1, 1, 2, 3, 3]
+    """
+    return (entries + 2) // 3 if entries > 0 else 0
+
+
+def survey(ledger: Ledger, plans: Plans, door: Coordinator, studies: Iterable[str]) -> Recovery:
+    """Compare the ledger with the coordinator's record; change nothing.
+
+    Args:
+        studies: all studies that the site was invited to; those of the ledger are added.
+    Raises: LedgerRefusal, when the copy is from before an earlier recovery: its charges cannot be bounded by counting;
+        IntegrityRefusal, when the last head shown is not signed by this site; StateRefusal, when the plan of a release
+        or of a study is not known, so that it cannot be priced; any refusal of the coordinator or of a plan.
+    """
+    names = sorted({*studies, *plans.studies(), *(hold.study for hold in ledger.holds())})
+    if not names:
+        raise StateRefusal("a site must take part in a study", given="none", next_step="See site-agent status.")
+    answers = {study: door.holdings(study) for study in names}
+    first = answers[names[0]]
+    witnessed, known = _own_head(ledger, first), ledger.anchored()
+    if witnessed is None or ledger.holds_head(witnessed):
+        return Recovery(state="whole", witnessed=witnessed, known=known)
+    done = ledger.recovered(witnessed)
+    if done:
+        return Recovery(state="counted", witnessed=witnessed, known=known, fingerprint=done)
+    if ledger.recoveries() != first.reanchored or witnessed.seq <= known:
+        raise LedgerRefusal(
+            "a ledger to recover must be from after the last recovery",
+            given=f"{ledger.recoveries()} recoveries here, {first.reanchored} at the coordinator",
+            next_step="Restore a later backup of ledger.db and ledger.head. Without one, what was spent cannot be "
+            "bounded: the site releases nothing more in its studies; call the study lead.",
+        )
+    if witnessed.seq - known > MISSING_CAP:
+        raise LedgerRefusal(
+            f"at most {MISSING_CAP} entries may be missing to be counted",
+            given=f"{witnessed.seq - known}",
+            next_step="Restore a later backup of ledger.db and ledger.head; call the study lead.",
+        )
+    here = {hold.release_id: hold for hold in ledger.holds()}
+    held = [one for study in names for one in _own(ledger, study, answers[study])]
+    away = [(holding, said) for holding, said in held if holding.release_id not in here]
+    unknown = max(draws_within(witnessed.seq - known) - len(away), 0)
+    lost: list[Lost] = []
+    priced: dict[str, tuple[int, ...]] = {}
+    for study in names:
+        by_hash = _known(plans, door, study)
+        _require_known(ledger, study, by_hash, [said for _, said in held if said.study == study])
+        lost += [_named(by_hash[said.plan_hash], holding) for holding, said in away if said.study == study]
+        if unknown and not by_hash:
+            raise StateRefusal(
+                "what the missing entries may have drawn must be charged in every study, at the price of its plan",
+                given=f"no plan of {study} here, and none from the coordinator",
+                next_step=f"{_by_hand(study, None)} Only if it never had one: take {study} out of `studies` in "
+                "site.toml.",
+            )
+        if by_hash:
+            mine = [hold.event for hold in here.values() if hold.study == study]
+            lost += _unnamed(list(by_hash.values()), mine, unknown)
+            priced[study] = tuple(sorted(plan.version for plan in by_hash.values()))
+    return Recovery(
+        state="to count",
+        witnessed=witnessed,
+        known=known,
+        missing=witnessed.seq - known,
+        unknown=unknown,
+        lost=tuple(lost),
+        accepted=tuple(
+            (h.release_id, h.log_index) for h, _ in held if h.release_id in here and h.log_index is not None
+        ),
+        priced=priced,
+    )
+
+
+def _own_head(ledger: Ledger, answer: Holdings) -> AnchorReceipt | None:
+    """The last witnessed head, when this site itself has signed exactly it. Raises: IntegrityRefusal."""
+    told = answer.anchored
+    if told is None:
+        return None
+    try:
+        envelope = Envelope.from_bytes(answer.anchor)
+        head = AnchorHead.from_bytes(envelope.require(ANCHOR_TYPE, _release_key(ledger)))
+    except Refusal:
+        head = None
+    if head is None or (head.site, head.seq, head.head) != (ledger.site, told.seq, told.head):
+        raise IntegrityRefusal(
+            "the last witnessed head must be shown as this site signed it",
+            given="one without this site's signature",
+            next_step="Nothing is counted on the coordinator's word. Call the study lead.",
+        )
+    return told
+
+
+def _own(ledger: Ledger, study: str, answer: Holdings) -> list[tuple[Holding, Statement]]:
+    """The releases that this site has signed, each once; what cannot be shown so is not counted as one of them."""
+    found: dict[str, tuple[Holding, Statement]] = {}
+    for holding in answer.holdings:
+        try:
+            envelope = Envelope.from_bytes(holding.statement)
+            said = Statement.from_bytes(envelope.require(STATEMENT_TYPE, _release_key(ledger)))
+        except Refusal:
+            continue
+        named = (ledger.site, study, holding.study, holding.wave, holding.release_id)
+        if (said.site, said.study, said.study, said.wave, said.release_id) == named:
+            kept = found.get(said.release_id)
+            if kept is None or kept[0].log_index is None:
+                found[said.release_id] = (holding, said)
+    return list(found.values())
+
+
+def _release_key(ledger: Ledger) -> dict[str, PublicKey]:
+    return {ledger.signer.public.key_id: ledger.signer.public}
+
+
+def recover(ledger: Ledger, plans: Plans, door: Coordinator, studies: Iterable[str]) -> Recovery:
+    """Count what is missing, and have the new head witnessed if the study lead has allowed it; safe to repeat.
+
+    Raises: what `survey` raises; StorageRefusal.
+    """
+    found = survey(ledger, plans, door, studies)
+    if found.witnessed is None:
+        return found
+    if found.state == "whole":
+        if found.known > found.witnessed.seq:  # the coordinator was put back: prove the rest from what it has
+            door.anchor(ledger.anchor_envelope(after=found.witnessed.seq))
+        return found
+    fingerprint = found.fingerprint
+    if found.state == "to count":
+        fingerprint = ledger.count_lost(found.witnessed, found.lost, accepted=dict(found.accepted))
+    try:
+        door.anchor(ledger.anchor_envelope())
+        state = "done"
+    except LedgerRefusal:
+        state = "counted"
+    return replace(found, state=state, fingerprint=fingerprint)
+
+
+def _known(plans: Plans, door: Coordinator, study: str) -> dict[str, StudyPlan]:
+    """Every version of a study's plan that lies here or that the coordinator offers, by hash, lowest first."""
+    found = list(plans.filed(study))
+    with contextlib.suppress(PlanRefusal):  # what needs a plan is refused without one
+        found.append(plans.opened(study, door.fetch_plan(study)))
+    return {plan.hash: plan for plan in sorted(found, key=lambda plan: plan.version)}
+
+
+def _require_known(ledger: Ledger, study: str, known: Collection[str], said: Iterable[Statement]) -> None:
+    """Refuse to price anything while a plan that this site has signed something under is not known."""
+    noted = ledger.approved_plan(study)
+    used = {statement.plan_hash: statement.plan_version for statement in said}
+    for plan_hash, version in used.items() | ({(noted[1], noted[0])} if noted else set()):
+        if plan_hash not in known:
+            raise StateRefusal(
+                "the plan of everything that this site has signed must be known, or its price is not",
+                given=f"version {version} of {study} ({plan_hash[:12]}), neither here nor offered by the coordinator",
+                next_step=_by_hand(study, version),
+            )
+
+
+def _by_hand(study: str, version: int | None) -> str:
+    which, name = (f"version {version} of it", version) if version else ("its newest version", "N")
+    return (
+        f"Ask the study lead for {which} as signed, put it into plans/{study}/plan-{name}.json, and run "
+        "site-agent ledger recover again."
+    )
+
+
+def _named(plan: StudyPlan, holding: Holding) -> Lost:
+    """The charge of a release that the coordinator holds, by its own plan."""
+    from shared.releases.receipt import coverage, planned_event
+
+    return Lost(
+        study=plan.study,
+        plan_hash=plan.hash,
+        event=planned_event(plan).to_canonical(),
+        delta=plan.budget.delta,
+        cap_epsilon=plan.budget.epsilon,
+        uncovered=coverage(plan)[1],
+        wave=holding.wave,
+        release_id=holding.release_id,
+        log_index=holding.log_index,
+    )
+
+
+def _unnamed(known: Sequence[StudyPlan], charged: Iterable[Mapping[str, Any]], count: int) -> list[Lost]:
+    """The charges of draws that may have been of any version of a study's plan, lowest version first.
+
+    Args:
+        charged: what the study was charged for here, as canonical events; those are drawn again at no lower price.
+    """
+    from shared.privacy import accountant as privacy
+    from shared.releases.receipt import coverage, planned_event
+
+    delta = min(plan.budget.delta for plan in known)
+    trainings = [plan.federated.event for plan in known if plan.federated is not None]
+    events = {*(planned_event(plan) for plan in known), *trainings, *map(privacy.from_canonical, charged)}
+    # The dearest at one δ stands first, for the eye; the price is that of all of them
+    # (`site_agent.ledger.holds.price_of`).
+    dearest, *others = sorted(events, key=lambda event: (-privacy.epsilon(event, delta), repr(event)))
+    newest = known[-1]
+    lost = Lost(
+        study=newest.study,
+        plan_hash=newest.hash,
+        event=dearest.to_canonical(),
+        others=tuple(event.to_canonical() for event in others),
+        delta=delta,
+        cap_epsilon=newest.budget.epsilon,
+        uncovered=tuple(dict.fromkeys(line for plan in known for line in coverage(plan)[1])),
+    )
+    return [replace(lost, count=min(LOST_CAP, count - k)) for k in range(0, count, LOST_CAP)]

@@ -1,0 +1,1 @@
+"""The hospital's table: files, databases, contacts."""

@@ -1,0 +1,60 @@
+"""Identifiers as persons are told apart by them.
+
+A hospital writes its identifiers as it likes, and otherwise in the next extract: `P1` for `p1`, 17 for 00017. Those are
+one person, who must not stand in a table twice, nor look new to a later wave. Whatever differs beyond that is another
+person to the program.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from typing import Any
+
+import numpy as np
+
+__all__ = ["NORMALISED", "compared", "normalised"]
+
+NORMALISED = "normalised-"
+"""How `site_agent.records.table.person_space` begins where identifiers were normalised before they were compared."""
+
+
+def normalised(identifier: str) -> str:
+    """Unicode form NFKC, no format characters, one space for any white space within and none around, case folded.
+
+    Format characters (category Cf) are those that nobody sees: a zero-width space, a soft hyphen, a byte-order mark.
+    An identifier that is all decimal digits, of whatever script, is written in ASCII digits without leading zeros.
+
+    >>> [normalised(text) for text in ("P1", " p1 ", "00017", "A  7", "000", "P\u200b1", "\u0660\u0661\u0667")]
+    ['p1', 'p1', '17', 'a 7', '0', 'p1', '17']
+    """
+    text = _folded(identifier)
+    # Without a format character between them, two marks may compose, or come in another order: until nothing changes.
+    while (again := _folded(text)) != text:
+        text = again
+    if not text.isdecimal():
+        return text
+    return "".join(str(unicodedata.decimal(digit)) for digit in text).lstrip("0") or "0"
+
+
+def _folded(text: str) -> str:
+    folded = unicodedata.normalize("NFKC", text).casefold()
+    seen = "".join(character for character in folded if unicodedata.category(character) != "Cf")
+    return " ".join(unicodedata.normalize("NFKC", seen).split())
+
+
+def compared(identifiers: Any, *, as_written: bool) -> Any:
+    """A column or an index of identifiers as text, normalised or without white space around them alone.
+
+    A float that is a whole number is written as an integer where it is normalised: that is how a column of integers is
+    stored as soon as one is missing. The text ``17.0`` is left as it is: somebody may have written it so.
+    """
+    if as_written:
+        return identifiers.astype("string").str.strip()
+    if identifiers.dtype.kind in "fO":
+        identifiers = identifiers.map(_written, na_action="ignore")
+    return identifiers.astype("string").map(normalised, na_action="ignore").astype("string")
+
+
+def _written(identifier: Any) -> str:
+    whole = isinstance(identifier, float | np.floating) and identifier.is_integer()
+    return str(int(identifier) if whole else identifier)

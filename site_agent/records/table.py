@@ -1,0 +1,520 @@
+"""Reading the hospital's table: in place, never copied, and refused unless it is exactly what the dictionary says.
+
+A file, or what is read from a database (`site_agent.records.databases`), goes through three gates: it must be readable
+(`DataFileRefusal`), its columns must be the dictionary's (`DictionaryRefusal`), and its values must be within it
+(`Dictionary.check`). Whatever goes wrong, the message names column, rule and count. Two traps make that harder than it
+looks. A parser's own message quotes the cell it stumbled over, so none is ever passed on. And in a file without a
+header the first patient *is* the header, so column names are repeated only when at least one of them is expected.
+
+Persons are told apart by their identifiers alone, normalised first (`site_agent.records.identifiers`).
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import hmac
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+
+from shared.errors import (
+    DataFileRefusal,
+    DataRefusal,
+    DictionaryRefusal,
+    DuplicatePerson,
+    MissingRefusal,
+    StateRefusal,
+)
+from shared.plans.dictionary import Dictionary
+from site_agent.config import DATABASES, Edges, Source
+from site_agent.records.identifiers import NORMALISED, compared
+
+if TYPE_CHECKING:
+    from shared.mechanisms.base import EdgeRules
+    from site_agent.records.contacts import Contacts
+
+__all__ = [
+    "Records",
+    "count",
+    "header",
+    "named",
+    "person_space",
+    "problems",
+    "pseudonym",
+    "pseudonyms",
+    "read",
+    "require_edges",
+    "row_pseudonyms",
+    "suggestions",
+]
+
+BLOCK = 1 << 20
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Records:
+    """A checked table. Its text form shows no record.
+
+    Args:
+        table: (n, columns), canonical values as `Dictionary.check` returns them.
+        rows: rows of the source file; `rows - n` were left out as incomplete.
+        snapshot: keyed hash of the bytes of the source file, and of the edge list where there is one; says at this
+            site, and only here, which files were read. Of a database, of the rows that were read.
+        contacts: of a study of a network, who is connected with whom.
+    """
+
+    table: pd.DataFrame
+    rows: int
+    snapshot: str
+    contacts: Contacts | None = None
+
+    @property
+    def n(self) -> int:
+        """Number of checked rows."""
+        return len(self.table)
+
+    def __repr__(self) -> str:
+        return f"Records({self.table.shape[1]} columns)"
+
+
+def read(
+    source: Source, dictionary: Dictionary, *, key: bytes, rules: EdgeRules | None = None, as_written: bool = False
+) -> Records:
+    """Read a study's table, and its network, and hold them against the dictionary and the plan.
+
+    Args:
+        source: the file and its column mapping, and the edge list.
+        dictionary: of the approved plan.
+        key: the site's snapshot key.
+        rules: what the plan says of edges (`Prescription.edges`); None where it is of no network.
+        as_written: whether identifiers are taken as they are written (`Ledger.as_written`), and not normalised.
+    Raises: DataFileRefusal (absent, empty, truncated, wrong encoding), DictionaryRefusal (a column, value or edge
+        outside the dictionary), MissingRefusal, DuplicatePerson, StateRefusal (no edge list, or one too many).
+    """
+    require_edges(source, rules)
+    table = _mapped(source, dictionary)
+    digest = hmac.new(key, digestmod=hashlib.sha256)
+    size = _digested(digest, source, table)
+    table = _identified(table, dictionary, as_written)
+    checked = _checked(table, dictionary)
+    contacts = None
+    if rules is not None and source.edges is not None:
+        # Where one file ends and the next begins is part of what was read.
+        digest.update(b"\0edges\0" + size.to_bytes(8, "big"))
+        contacts = _contacts(source, table, checked, dictionary, rules, as_written, seen=digest.update)
+        if source.edges.format not in DATABASES:
+            _digested(digest, source.edges, None)
+    return Records(table=checked, rows=len(table), snapshot=digest.hexdigest(), contacts=contacts)
+
+
+def problems(
+    source: Source, dictionary: Dictionary, *, rules: EdgeRules | None = None, as_written: bool = False
+) -> tuple[DataRefusal, ...]:
+    """Everything that is wrong with a table, column by column, where `read` would stop at the first.
+
+    Args: as of `read`.
+    Returns: refusals, each with its rule and count; empty when `read` would succeed.
+    """
+    require_edges(source, rules)
+    try:
+        table = _identified(_mapped(source, dictionary), dictionary, as_written)
+    except DataRefusal as refusal:
+        return (refusal,)
+    found: list[DataRefusal] = []
+    for column in dictionary.columns:
+        alone = Dictionary(
+            name=dictionary.name,
+            version=dictionary.version,
+            # A dictionary must release something: the person column is checked beside one that cannot fail.
+            columns=(column, _ALWAYS) if column.kind == "person" else (_free_of_event(column),),
+        )
+        part = table[[column.name]].copy()
+        if column.kind == "person":
+            part[_ALWAYS.name] = 0
+        try:
+            _checked(part, alone)
+        except DataRefusal as refusal:
+            found.append(refusal)
+    if rules is not None and not found:
+        try:
+            _contacts(source, table, _checked(table, dictionary), dictionary, rules, as_written)
+        except DataRefusal as refusal:
+            found.append(refusal)
+    return tuple(found)
+
+
+def require_edges(source: Source, rules: EdgeRules | None) -> None:
+    """An edge list for a network, and for nothing else. Raises: StateRefusal."""
+    if (source.edges is None) != (rules is None):
+        raise StateRefusal(
+            "a study of a network must have an edge list" if rules else "a study without a network must have no edges",
+            given="none" if rules else "an edge list",
+            next_step="Run site-agent data add FILE --edges FILE --as STUDY."
+            if rules
+            else "Run site-agent data add FILE --as STUDY with the table alone.",
+        )
+
+
+def header(source: Source) -> tuple[str, ...]:
+    """The column names of a file, as they stand in it. Raises: DataFileRefusal."""
+    _must_be_a_file(source)
+    if source.format == "parquet":
+        return tuple(str(name) for name in _parquet(source).schema_arrow.names)
+    if source.format == "graphml":
+        return tuple(str(name) for name in _graphml_table(source).columns)
+    if source.format in DATABASES:
+        from site_agent.records import databases
+
+        return databases.columns(source)
+    try:
+        with source.path.open(encoding=_encoding(source), newline="") as file:
+            first = next(csv.reader(file, delimiter=source.delimiter), [])
+    except (UnicodeError, csv.Error) as error:
+        raise _unreadable(source, error) from None
+    names = tuple(name.strip() for name in first)
+    if not any(names):
+        raise DataFileRefusal("the table must have a first line with column names", given="an empty line")
+    return names
+
+
+def named(source: Source, dictionary: Dictionary) -> tuple[bool, tuple[str, ...]]:
+    """Column names of a file for a screen, if its first line can be a header at all.
+
+    Returns: (True, names), or (False, ()) when fewer than half of the planned columns are there under a name that is
+        expected or like it: the line may be the first patient, one of whose values happens to be a column's name.
+    """
+    names = header(source)
+    expected = {column.name for column in dictionary.columns} | set(source.columns)
+    known = set(names) & expected
+    known |= set(suggestions([name for name in names if name not in known], dictionary))
+    if 2 * len(known) >= len(dictionary.columns):
+        return True, names
+    return False, ()
+
+
+def count(source: Source) -> int:
+    """Rows of a file, for an estimate of time; nothing is checked. Raises: DataFileRefusal."""
+    header(source)
+    if source.format == "parquet":
+        return int(_parquet(source).metadata.num_rows)
+    if source.format == "graphml":
+        return len(_graphml_table(source))
+    if source.format in DATABASES:
+        from site_agent.records import databases
+
+        return databases.count(source)
+    try:
+        with source.path.open(encoding=_encoding(source), newline="") as file:
+            return sum(1 for line in csv.reader(file, delimiter=source.delimiter) if line) - 1
+    except (csv.Error, UnicodeError) as error:
+        raise _unreadable(source, error) from None
+
+
+def suggestions(names: Iterable[str], dictionary: Dictionary) -> dict[str, str]:
+    """Names of a file that look like a dictionary column, by name: a proposal for `data map`, never applied unasked.
+
+    >>> from shared.plans.dictionary import Column
+    >>> suggestions(["SBP (mmHg)", "ward"], Dictionary(name="m", version=1, columns=(
+    ...     Column(name="sbp", kind="continuous", lower=70, upper=270),)))
+    {'SBP (mmHg)': 'sbp'}
+    """
+    import difflib
+    import re
+
+    open_names = {column.name.lower(): column.name for column in dictionary.columns}
+    out: dict[str, str] = {}
+    for name in names:
+        bare = re.sub(r"\(.*?\)|\[.*?\]", "", name).strip().lower().replace(" ", "_")
+        near = difflib.get_close_matches(bare, list(open_names), n=1, cutoff=0.8)
+        if near:
+            out[name] = open_names.pop(near[0])
+    return out
+
+
+def pseudonyms(records: Records, dictionary: Dictionary, *, key: bytes) -> frozenset[str]:
+    """Keyed hashes of the persons in a table: kept here to compare populations, worth nothing without the key.
+
+    Empty where the dictionary has no person column: then no two populations can be compared.
+    """
+    return frozenset(row_pseudonyms(records, dictionary, key=key) or ())
+
+
+def row_pseudonyms(records: Records, dictionary: Dictionary, *, key: bytes) -> tuple[str, ...] | None:
+    """The keyed hash of each row's person, in the order of the rows; None without a person column."""
+    if dictionary.person is None:
+        return None
+    return tuple(pseudonym(str(person), key=key) for person in records.table[dictionary.person])
+
+
+def person_space(source: Source, dictionary: Dictionary, *, key: bytes, as_written: bool = False) -> str:
+    """By what persons are told apart: a keyed hash of the site's key, both names of the person column and the format.
+
+    Two releases can be compared person by person only where it is the same: under another key, column or way of
+    writing identifiers everybody looks new. Empty where the dictionary has no person column. It shows whether
+    identifiers were normalised (`as_written`, as of `read`).
+    """
+    if dictionary.person is None:
+        return ""
+    mapped = next((theirs for theirs, ours in source.columns.items() if ours == dictionary.person), dictionary.person)
+    text = "\0".join(("person space", dictionary.person, mapped, source.format))
+    return ("" if as_written else NORMALISED) + hmac.new(key, text.encode(), hashlib.sha256).hexdigest()[:32]
+
+
+def pseudonym(person: str, *, key: bytes) -> str:
+    """The keyed hash of one identifier, as `read` gives it. The key is the site's, the same in every study."""
+    return hmac.new(key, b"person\0" + person.encode(), hashlib.sha256).hexdigest()[:32]
+
+
+# -- inside -----------------------------------------------------------------------------------------------------
+def _digested(digest: hmac.HMAC, source: Source | Edges, table: pd.DataFrame | None) -> int:
+    """Add to a hash what was read: a file's bytes, or a database's rows. Returns: how many bytes that was."""
+    size = 0
+    if source.format in DATABASES and table is not None:
+        from site_agent.records import databases
+
+        for row in databases.encoded(table):
+            digest.update(row)
+            size += len(row)
+        return size
+    with source.path.open("rb") as file:
+        while block := file.read(BLOCK):
+            digest.update(block)
+            size += len(block)
+    return size
+
+
+def _mapped(source: Source, dictionary: Dictionary) -> pd.DataFrame:
+    """The source table under the dictionary's names, text as it stands; columns as planned, rows as found."""
+    names = header(source)
+    renamed = [source.columns.get(name, name) for name in names]
+    _check_columns(source, names, renamed, dictionary)
+    expected = {column.name for column in dictionary.columns}
+    wanted = [i for i, name in enumerate(names) if name not in source.ignore and renamed[i] in expected]
+    if source.format == "parquet":
+        table = _parquet_table(source, [names[i] for i in wanted])
+    elif source.format in DATABASES:
+        from site_agent.records import databases
+
+        table = databases.table(source, [names[i] for i in wanted])
+    else:
+        table = (_csv_table(source) if source.format == "csv" else _graphml_table(source)).iloc[:, wanted]
+    table.columns = pd.Index([renamed[i] for i in wanted])
+    if len(table) == 0:
+        raise DataFileRefusal("the table must hold records", given="0 rows", next_step="Check the export.")
+    empty = [c.name for c in dictionary.columns if c.missing != "level" and _blank(table[c.name]).all()]
+    if empty:
+        raise MissingRefusal(
+            f"column {', '.join(map(repr, empty))} must hold at least one value",
+            given=f"{len(table)} rows, all missing",
+            next_step="Check the export and the mapping (site-agent data map).",
+        )
+    return table
+
+
+def _check_columns(source: Source, names: Sequence[str], renamed: Sequence[str], dictionary: Dictionary) -> None:
+    expected = [column.name for column in dictionary.columns]
+    if not set(renamed) & set(expected):
+        raise DictionaryRefusal(
+            "the first line must hold column names of the dictionary or of the mapping",
+            given=f"none among {len(names)}",
+            next_step="Check that the file has a header and which delimiter it uses, then site-agent data map.",
+        )
+    used = [name for name in names if name not in source.ignore]
+    if len(set(used)) != len(used):
+        raise DataFileRefusal(
+            "column names of the table must differ",
+            given=f"{len(used) - len(set(used))} repeated",
+            next_step="Rename them at the source.",
+        )
+    absent = [name for name in (*source.columns, *source.ignore) if name not in names]
+    if absent:
+        raise DictionaryRefusal(
+            "every mapped or ignored column must be in the table",
+            given=f"no {', '.join(map(repr, absent))}",
+            next_step="Correct the mapping with site-agent data map.",
+        )
+    targets = [to for name, to in zip(names, renamed, strict=True) if name not in source.ignore]
+    twice = sorted({to for to in targets if targets.count(to) > 1})
+    if twice:
+        raise DictionaryRefusal(
+            "a dictionary column must come from one source column",
+            given=f"several for {', '.join(map(repr, twice))}",
+            next_step="Ignore the others with site-agent data map --ignore.",
+        )
+    lacking = [name for name in expected if name not in targets]
+    if lacking:
+        raise DictionaryRefusal(
+            "every column of the dictionary must be in the table",
+            given=f"no {', '.join(map(repr, lacking))}",
+            next_step="Map the names with site-agent data map.",
+        )
+    unknown = [name for name, to in zip(names, renamed, strict=True) if name in used and to not in expected]
+    if unknown:
+        raise DictionaryRefusal(
+            "every column of the table must be in the dictionary, mapped, or ignored by name",
+            given=", ".join(map(repr, unknown)),
+            next_step="Map it, or site-agent data map STUDY --ignore NAME (or --ignore-rest).",
+        )
+
+
+def _identified(table: pd.DataFrame, dictionary: Dictionary, as_written: bool) -> pd.DataFrame:
+    """The table with its identifiers as persons are told apart by them."""
+    if dictionary.person is None:
+        return table
+    return table.assign(**{dictionary.person: compared(table[dictionary.person], as_written=as_written)})
+
+
+def _checked(table: pd.DataFrame, dictionary: Dictionary) -> pd.DataFrame:
+    try:
+        return dictionary.check(table)
+    except DuplicatePerson as refusal:
+        raise DuplicatePerson(
+            refusal.must,
+            given=refusal.given,
+            next_step=f"{refusal.next_step} Identifiers that differ in case, white space, unseen characters, "
+            "Unicode form or leading zeros alone are one person's.",
+        ) from None
+    except DataRefusal as refusal:
+        step = refusal.next_step or "Correct the rows at the source, then site-agent data check."
+        raise type(refusal)(refusal.must, given=refusal.given, next_step=step) from None
+
+
+def _csv_table(source: Source) -> pd.DataFrame:
+    try:
+        # pandas pads a line that was cut off and makes an index of fields that are too many: counted first.
+        with source.path.open(encoding=_encoding(source), newline="") as file:
+            lines = csv.reader(file, delimiter=source.delimiter, strict=True)
+            wide = len(next(lines))
+            widths = Counter(len(line) for line in lines if line)
+        short, long = (sum(c for w, c in widths.items() if (w < wide) == less and w != wide) for less in (True, False))
+        if short or long:
+            raise DataFileRefusal(
+                f"every row must have {wide} fields, as the first line has",
+                given=f"{short} rows with fewer, {long} with more",
+                next_step="Check the delimiter and the quoting, and that the export is complete.",
+            )
+        # Everything stays text: a parser that guesses would turn the identifier 007 into 7.
+        return pd.read_csv(
+            source.path,
+            dtype=str,
+            keep_default_na=False,
+            encoding=_encoding(source),
+            sep=source.delimiter,
+            skip_blank_lines=True,
+        )
+    except (csv.Error, UnicodeError, pd.errors.ParserError, pd.errors.EmptyDataError, ValueError, OSError) as error:
+        raise _unreadable(source, error) from None
+
+
+def _parquet(source: Source) -> Any:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        return pq.ParquetFile(source.path)
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise _unreadable(source, error) from None
+
+
+def _parquet_table(source: Source, names: list[str]) -> pd.DataFrame:
+    import pyarrow as pa
+
+    try:
+        return _parquet(source).read(columns=names).to_pandas()[names].reset_index(drop=True)
+    except (pa.ArrowException, OSError, ValueError, KeyError) as error:
+        raise _unreadable(source, error) from None
+
+
+def _graphml_table(source: Source) -> pd.DataFrame:
+    """The nodes of a GraphML file: their ids as ``id``, and their attributes."""
+    from site_agent.records import contacts
+
+    found = contacts.graph(source.path)
+    table = pd.DataFrame.from_records([dict(told) for _, told in found.nodes(data=True)])
+    table = table.reindex(range(found.number_of_nodes()))
+    if "id" in table.columns:
+        raise DataFileRefusal(
+            "a GraphML file's attributes must not be called 'id'",
+            given="one that is",
+            next_step="Rename it at the source: the node's own id has that name.",
+        )
+    table.insert(0, "id", [str(node) for node in found.nodes()])
+    return table
+
+
+def _contacts(
+    source: Source,
+    table: pd.DataFrame,
+    checked: pd.DataFrame,
+    dictionary: Dictionary,
+    rules: EdgeRules,
+    as_written: bool,
+    seen: Callable[[bytes], None] | None = None,
+) -> Contacts:
+    from site_agent.records import contacts
+
+    assert source.edges is not None, "require_edges"
+    assert dictionary.person is not None, "a plan of a network has a person column"
+    persons, everyone = list(checked[dictionary.person]), list(table[dictionary.person])
+    return contacts.read(source.edges, persons, everyone, rules, as_written=as_written, seen=seen)
+
+
+def _must_be_a_file(source: Source) -> None:
+    if not source.path.is_file():
+        raise DataFileRefusal(
+            "the table must be a file on this machine",
+            given=f"{source.path.name}, which is not there",
+            next_step="Run site-agent data add with the right path, or mount the folder.",
+        )
+    if source.path.stat().st_size == 0:
+        raise DataFileRefusal(
+            f"the table {source.path.name} must not be empty", given="0 bytes", next_step="Check the export."
+        )
+
+
+def _encoding(source: Source) -> str:
+    return "utf-8-sig" if source.encoding == "utf-8" else source.encoding
+
+
+def _unreadable(source: Source, error: Exception) -> DataFileRefusal:
+    """What a parser stumbled over, without its words: they quote the file."""
+    if isinstance(error, UnicodeError):
+        return DataFileRefusal(
+            f"the table {source.path.name} must be text in {source.encoding}",
+            given="bytes that are not",
+            next_step="Export it as UTF-8, or name its encoding: site-agent data add … --encoding cp1252.",
+        )
+    if source.format == "parquet":
+        return DataFileRefusal(
+            f"the table {source.path.name} must be a whole Parquet file",
+            given="a truncated or damaged one",
+            next_step="Export it again.",
+        )
+    return DataFileRefusal(
+        f"the table {source.path.name} must be readable as CSV",
+        given="rows of unequal length or an open quote",
+        next_step="Check the delimiter and the quoting, and that the export is complete.",
+    )
+
+
+def _blank(values: pd.Series) -> pd.Series:
+    return values.isna() | values.astype("string").str.strip().fillna("").isin(["", "NA", "NaN", "nan"])
+
+
+def _free_of_event(column: Any) -> Any:
+    from dataclasses import replace
+
+    return replace(column, event="") if column.event else column
+
+
+def _always() -> Any:
+    from shared.plans.dictionary import Column
+
+    return Column(name="always_", kind="binary")
+
+
+_ALWAYS = _always()

@@ -1,0 +1,699 @@
+"""Disclosure checks: what must hold before a draw, and what the sealed table must show beside the real one.
+
+Before the draw (`before_draw`): enough persons, a δ that fits their number, and no population that differs from an
+earlier release's by a handful of people. Refusals there cost nothing. After the seal (`check_rows`): the table
+lies within the dictionary, no released row equals a real one more often than chance, rare levels and clipped outliers
+are counted. The outcome is a `CheckReport` with every threshold and tool version in it, bound to the bundle's digest;
+it stays at the site.
+
+What reads a released person's record after the seal decides nothing where somebody is promised an ε
+(`StudyPlan.records_decide`): a table that was refused, or that needed a tick, for what it has in common with one record
+would tell of that record at no price. There such a check is a *note*: the approver sees its figures, and it ends the
+same way whatever the records were, also where it breaks down on them (`carried_out`). What reads the released table
+alone is post-processing, and may decide anywhere.
+
+*Beyond chance* has a meaning here. A released row may equal a real row because the cell is common: with three yes/no
+columns most rows do. What would identify someone is equality with a row that only one person has. For a fresh draw
+from the same population the expected number of such hits is estimated in two ways, and the larger is taken: Good and
+Turing's (the probability of the classes seen once is 2 N₂/n, with N₂ classes seen twice) and the product of
+leave-one-out frequencies (columns as if independent). More hits than the 0.999 Poisson quantile of that are refused;
+in a table with one truly continuous column both are 0 and a single hit is.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import platform
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+import numpy as np
+import pandas as pd
+
+from shared.base.canonical import canonical_json, parse_json
+from shared.base.randomness import secure_rng
+from shared.errors import (
+    ChecksRefusal,
+    DictionaryRefusal,
+    DifferencingRefusal,
+    PausedRefusal,
+    Refusal,
+    SchemaRefusal,
+    SmallN,
+)
+from shared.mechanisms.base import Figures
+from shared.plans.dictionary import LEVELLED, NUMERIC, Column, Dictionary
+from shared.plans.encoding import Encoder
+from shared.privacy.stated import FLOW, shown_delta, shown_price
+from site_agent.config import Limits
+
+if TYPE_CHECKING:
+    from shared.plans.plan import StudyPlan
+
+__all__ = [
+    "Check",
+    "CheckReport",
+    "before_draw",
+    "carried_out",
+    "check_figures",
+    "check_network",
+    "check_rows",
+    "exact_counts",
+    "tool_versions",
+]
+
+FORMAT = "tributary-checks/1"
+CHANCE = 1e-3
+"""How often a harmless release would fail the equal-rows check."""
+CLIPPED_WARNING = 0.05
+MODEL_WARNING = 1.5
+"""Factor between a motif's density among those held out and in their model that an approver is told of."""
+DEGREES_WARNING = 1.5
+"""Factor by which a released network may have more or fewer edges before an approver is told of it."""
+BROKEN = "could not be carried out on these records"
+Found = TypeVar("Found")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    """One rule, what was measured, and the threshold it was held against.
+
+    Args:
+        name: stable handle; an approver ticks a warning by it.
+        rule: what must hold, in words.
+        outcome: ``passed``, ``warning`` (a person must tick it), ``failed``, or ``note``: shown, and decides nothing.
+        measured: a count; None where there is nothing to count.
+        threshold: what it was compared with.
+        detail: which columns, how many; never a value.
+        policy: the threshold as policy states it, whatever table it is applied to: all that is told of it outside.
+        notable: of a note, whether the rule does not hold: for the approver's eyes alone.
+    """
+
+    name: str
+    rule: str
+    outcome: Literal["passed", "warning", "failed", "note"]
+    measured: float | None = None
+    threshold: float | None = None
+    detail: str = ""
+    policy: float | None = None
+    notable: bool = False
+
+    def as_note(self) -> Check:
+        """The same figures, deciding nothing."""
+        return replace(self, outcome="note", notable=self.outcome != "passed")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckReport:
+    """Every check of one sealed release, with the thresholds and tool versions that decided."""
+
+    release_id: str
+    bundle_sha256: str
+    checks: tuple[Check, ...]
+    limits: Mapping[str, float]
+    versions: Mapping[str, str]
+
+    @classmethod
+    def of(
+        cls, release_id: str, bundle_sha256: str, checks: tuple[Check, ...], *, limits: Limits, agent_version: str
+    ) -> CheckReport:
+        """What was found in a sealed release, with the floors in force and the versions of what looked."""
+        return cls(
+            release_id=release_id,
+            bundle_sha256=bundle_sha256,
+            checks=checks,
+            limits={name: float(value) for name, value in asdict(limits).items()},
+            versions=tool_versions(agent_version),
+        )
+
+    @property
+    def failed(self) -> tuple[Check, ...]:
+        """Checks that forbid the release."""
+        return tuple(check for check in self.checks if check.outcome == "failed")
+
+    @property
+    def warnings(self) -> tuple[Check, ...]:
+        """Checks that an approver must tick."""
+        return tuple(check for check in self.checks if check.outcome == "warning")
+
+    def require_passed(self) -> None:
+        """Refuse a release that failed. Raises: ChecksRefusal, naming every failed check with its count."""
+        if self.failed:
+            raise ChecksRefusal(
+                "; ".join(check.rule for check in self.failed),
+                given="; ".join(
+                    f"{check.name}: {check.measured:g}" for check in self.failed if check.measured is not None
+                )
+                or ", ".join(check.name for check in self.failed),
+                next_step="Ask the lead for more noise (a lower w) or coarser columns; this draw stays spent.",
+            )
+
+    def to_bytes(self) -> bytes:
+        """Canonical JSON, the content of ``checks.json``."""
+        body = {"format": FORMAT, **asdict(self), "limits": dict(self.limits), "versions": dict(self.versions)}
+        return canonical_json(body)
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> CheckReport:
+        """Read ``checks.json``. Raises: SchemaRefusal."""
+        body = parse_json(data)
+        try:
+            if body.pop("format") != FORMAT:
+                raise ValueError
+            return cls(**{**body, "checks": tuple(Check(**check) for check in body["checks"])})
+        except (KeyError, TypeError, ValueError, AttributeError):
+            raise SchemaRefusal(f"a check report must have the form {FORMAT}") from None
+
+
+def before_draw(
+    *,
+    n: int,
+    delta: float,
+    limits: Limits,
+    persons: Collection[str] = (),
+    earlier: Mapping[str, Collection[str]] | None = None,
+    total: int | None = None,
+    waits: bool = False,
+    withdrawn: int = 0,
+    leaving: int = 0,
+    sizes: Collection[int] = (),
+    held: int | None = None,
+    exact: Collection[int] = (),
+) -> None:
+    """What must hold of the table before anything is fitted or drawn; a refusal here costs nothing.
+
+    Args:
+        n: checked rows to draw, one per person.
+        delta: δ of the study.
+        limits: floors in force.
+        persons: pseudonyms of everybody in this release.
+        earlier: release, or table as of a release, to its pseudonyms, same study.
+        total: persons of the study who will have been released; `n` where it is None.
+        waits: whether this is a later wave of new persons, which may wait for more of them.
+        withdrawn: persons who withdrew and would leave the table with this release.
+        leaving: all who would.
+        sizes: rows of the study's earlier releases, where persons cannot be told apart.
+        held: persons held out of a network, who are what its released persons are drawn from; None of other releases.
+        exact: of a column that is carried over without noise, `exact_counts` of the rows to draw.
+    Raises: SmallN, DifferencingRefusal, ChecksRefusal.
+    """
+    if n < limits.persons:
+        if waits:
+            raise SmallN(
+                f"a wave must bring at least {limits.persons} new persons",
+                given=f"{n}",
+                next_step="The wave waits and merges with the next one, which takes over its reservation: nobody is "
+                "charged twice, and nothing was drawn.",
+            )
+        raise SmallN(
+            f"a release must hold at least {limits.persons} persons",
+            given=f"{n}",
+            next_step="Wait until the table has grown; the reservation is kept and nothing was drawn.",
+        )
+    if held is not None and held < limits.persons:
+        raise SmallN(
+            f"at least {limits.persons} persons must be held out of a network, as many as must be released",
+            given=f"{held}",
+            next_step="Wait until the table has grown, or ask the study lead for a larger holdout; the reservation is "
+            "kept and nothing was drawn.",
+        )
+    if exact and min(exact) < limits.rare_level:
+        # How many it is stays unsaid: an absent value is as exact a figure as a rare one.
+        raise SmallN(
+            f"each value of a column that is carried over must stand in at least {limits.rare_level} rows to draw",
+            given="a value with fewer",
+            next_step="Wait until the table has grown, or ask the study lead to leave release.carry out; the "
+            "reservation is kept and nothing was drawn.",
+        )
+    most = n if total is None else total
+    if not delta < 1 / (10 * most):
+        raise ChecksRefusal(
+            "the plan's δ must be below 1/(10 n)",
+            given=f"δ = {shown_delta(delta)} with {most} persons",
+            next_step="Ask the study lead for a plan with a smaller budget.delta.",
+        )
+    if withdrawn and leaving <= limits.difference:
+        raise DifferencingRefusal(
+            f"a person who withdrew must leave together with at least {limits.difference} others",
+            given=f"{leaving} who leave",
+            next_step="The wave waits and merges with the next one; the reservation is kept. Nobody who withdrew is "
+            "released anew meanwhile.",
+        )
+    near = [before for before in sizes if 0 < abs(n - before) < limits.difference]
+    if near:
+        raise DifferencingRefusal(
+            f"without a person column two releases must hold as many rows, or differ by at least {limits.difference}",
+            given=f"{n} rows, {near[0]} in an earlier release",
+            next_step="Wait until more persons have joined or left; the reservation is kept.",
+        )
+    now = set(persons)
+    for release_id, before in (earlier or {}).items():
+        differ = len(now ^ set(before))
+        if now and before and 0 < differ < limits.difference:
+            raise DifferencingRefusal(
+                f"populations of two releases must be the same or differ by at least {limits.difference} persons",
+                given=f"{differ} beside release {release_id[:8]}",
+                next_step="Wait until more persons have joined or left; the reservation is kept.",
+            )
+
+
+def exact_counts(plan: StudyPlan, rows: pd.DataFrame) -> tuple[int, ...]:
+    """Of canonical rows to draw, how many have each value of the column carried over, absent values included.
+
+    Empty where the plan carries none.
+    """
+    carried = getattr(plan.release, "carry", "")
+    if not carried:
+        return ()
+    column = plan.dictionary.column(carried)
+    return _level_counts(rows[carried], range(len(column.levels)), column)
+
+
+def _level_counts(values: Any, levels: Collection[Any], column: Column) -> tuple[int, ...]:
+    known = tuple(int((values == level).sum()) for level in levels)
+    return (*known, int(values.isna().sum())) if column.missing == "level" else known
+
+
+def check_rows(
+    *,
+    released: pd.DataFrame,
+    real: pd.DataFrame,
+    dictionary: Dictionary,
+    limits: Limits,
+    clipped: Callable[[], int],
+    beyond: float = 0.0,
+    carried: str = "",
+    vary: str = "",
+    fresh: Sequence[bool] | None = None,
+    decide: bool = True,
+    flow_alone: bool = False,
+) -> tuple[Check, ...]:
+    """Hold a sealed table of synthetic rows beside the real one.
+
+    Args:
+        released: the table as read back from the sealed bundle.
+        real: (n, columns) canonical values, as `Dictionary.check` returned them.
+        dictionary: of the plan.
+        limits: floors in force.
+        clipped: counts the records whose latent lies outside the clipping ball.
+        carried: column whose true values are released; blank for none.
+        vary: how the noise depends on records (`release.vary`); blank where it does not.
+        flow_alone: whether the rows are drawn from a flow alone that was fitted on their records (w = 0).
+        beyond: share of records that the plan means to lie outside it, where it pulls them in (`LatentNoise.shrink`).
+        fresh: which released rows were drawn for this release, where others were copied from an earlier one.
+        decide: whether what reads `real` may refuse, or ask for a tick (`StudyPlan.records_decide`).
+    """
+    drawn = released if fresh is None else released[np.asarray(fresh)].reset_index(drop=True)
+    outliers = _outliers(beyond)
+    of_records: tuple[tuple[Check, Callable[[], Check]], ...] = (
+        (_EQUAL, lambda: _equal_rows(drawn, real, dictionary)),
+        (outliers, lambda: _clip(outliers, clipped(), len(real))),
+    )
+    return (
+        _dictionary(released, dictionary),
+        _persons(len(drawn), len(real), limits),
+        _rare_levels(released, dictionary, limits),
+        *(find() if decide else _note(rule, find) for rule, find in of_records),
+        *(_carried(released, dictionary, carried, limits) if carried else ()),
+        *((_varied(vary),) if vary else ()),
+        *((_flow_alone(),) if flow_alone else ()),
+    )
+
+
+def check_figures(
+    plan: StudyPlan, released: pd.DataFrame, *, n: int, limits: Limits, clipped: Callable[[], int | None]
+) -> tuple[Check, ...]:
+    """Hold sealed figures against the plan. Whose records they are of cannot be seen in them: the price says so.
+
+    Args:
+        released: the table as read back from the sealed bundle.
+        n: persons whose records they were taken of.
+        clipped: counts those with a value beyond bounds that the plan sets for the figures; None without such, which
+            is said without a look at a record.
+    """
+    rule = "the figures must be those that the plan names, and possible for so many persons and so much noise"
+    try:
+        plan.release.validate(plan, released, n)
+    except Refusal as refusal:
+        exact = Check(name="figures", rule=rule, outcome="failed", detail=str(refusal))
+    else:
+        exact = Check(name="figures", rule=rule, outcome="passed", detail=f"{len(released)} figures")
+    found: tuple[Check, ...] = (exact, _persons(n, n, limits))
+    broken: Check | None = _broken(_BEYOND)
+    beyond = carried_out(lambda: _beyond(clipped()), broken)
+    if beyond is not None:
+        found += (beyond,)
+    if exact.outcome != "passed" or not isinstance(plan.release, Figures):
+        return found
+    doubt = plan.release.doubt(plan, released, n)
+    if not doubt:
+        return found
+    rule = "the figures must say more of the patients than of the noise"
+    return *found, Check(name="too_few_for_the_price", rule=rule, outcome="warning", detail=doubt)
+
+
+def check_network(
+    plan: StudyPlan,
+    released: pd.DataFrame,
+    *,
+    real: pd.DataFrame,
+    beside: pd.DataFrame,
+    ties: int,
+    likeness: Mapping[str, tuple[float, float]],
+    limits: Limits,
+) -> tuple[Check, ...]:
+    """Hold a sealed network against the plan, the persons behind it, and the persons held out.
+
+    Args:
+        released: the table as read back from the sealed bundle: attributes, and `neighbours`.
+        real: (n, columns) canonical values of the released persons.
+        beside: (m, columns) canonical values of the persons held out.
+        ties: edges between a released person and one held out; a directed pair can have two.
+        likeness: of a motif, by how much its log density is larger in networks drawn from the model of those held out
+            than in their own, and by how much that varies between draws; made of them alone.
+    """
+    rule = "a row per person, attributes within the dictionary, and edges that a network of so many persons can have"
+    try:
+        plan.release.validate(plan, released, len(real))
+    except Refusal as refusal:
+        exact = Check(name="network", rule=rule, outcome="failed", detail=str(refusal))
+    else:
+        exact = Check(name="network", rule=rule, outcome="passed", detail=f"{len(released)} persons")
+    persons = Check(
+        name="persons",
+        rule=f"a release must hold at least {limits.persons} persons, and as many must be held out",
+        outcome="passed" if min(len(real), len(beside)) >= limits.persons else "failed",
+        measured=float(min(len(real), len(beside))),
+        threshold=float(limits.persons),
+        policy=float(limits.persons),
+    )
+    found: tuple[Check, ...] = (exact, persons)
+    if exact.outcome != "passed":
+        return found
+    names = list(plan.dictionary.names)
+    if names:
+        rows = released[names]
+        found += (
+            _note(
+                _COPIES,
+                lambda: replace(_equal_rows(rows, beside, plan.dictionary), name=_COPIES.name, rule=_COPIES.rule),
+            ),
+            _rare_levels(rows, plan.dictionary, limits),
+        )
+    directed = plan.release.edges is not None and plan.release.edges.directed
+    degrees, hubs = _degrees(released, directed=directed)
+    return (
+        *found,
+        _note(_MODEL, lambda: _model(likeness)),
+        _note(_DEGREES, lambda: _like_degrees(degrees, ties / (len(real) * len(beside)))),
+        hubs,
+    )
+
+
+def carried_out(find: Callable[[], Found], otherwise: Found) -> Found:
+    """What is found in released records where that decides nothing; `otherwise` where it breaks down on them.
+
+    A value that no document can hold (NaN, infinity) is a breakdown too. A release that stayed behind because of
+    either would tell of a record.
+
+    Args:
+        find: reads records; returns a check, or the content of a document.
+    Raises: PausedRefusal, OSError, MemoryError. They are of no record: the next run goes on from the sealed bytes.
+    """
+    try:
+        found = find()
+        canonical_json(asdict(found) if isinstance(found, Check) else found)
+    except (PausedRefusal, OSError, MemoryError):
+        raise
+    except Exception as error:
+        # The kind alone: an error's words may quote a record.
+        logging.getLogger("tributary.audit").warning("a look at the records broke down: %s", type(error).__name__)
+        return otherwise
+    return found
+
+
+def tool_versions(agent_version: str) -> dict[str, str]:
+    """Versions of what decided."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    out = {"tributary": agent_version, "python": platform.python_version()}
+    for name in ("numpy", "pandas", "pyarrow", "scipy", "torch"):
+        try:
+            out[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return out
+
+
+# -- the checks -------------------------------------------------------------------------------------------------
+# What reads records, as it is known before any is read: name, rule and policy are told outside, however it ends.
+_EQUAL = Check(
+    name="equal-rows",
+    rule="no released row may equal the row of exactly one person on all columns, beyond chance",
+    outcome="note",
+    policy=CHANCE,
+)
+_COPIES = Check(
+    name="copies-of-held-out",
+    rule="no released row should equal that of one person held out, beyond chance",
+    outcome="note",
+    policy=CHANCE,
+)
+_BEYOND = Check(
+    name="beyond_bounds", rule="values beyond the bounds of the figures count at their bound", outcome="note"
+)
+_MODEL = Check(
+    name="model",
+    rule="networks drawn from the model of those held out should be like their own, in edges and triangles",
+    outcome="note",
+    threshold=MODEL_WARNING,
+    policy=MODEL_WARNING,
+)
+_DEGREES = Check(
+    name="degrees",
+    rule="a released person should have about as many edges as the real ones have to those held out",
+    outcome="note",
+    threshold=DEGREES_WARNING,
+    policy=DEGREES_WARNING,
+)
+
+
+def _note(rule: Check, find: Callable[[], Check]) -> Check:
+    """A check that reads records and decides nothing."""
+    return carried_out(lambda: find().as_note(), _broken(rule))
+
+
+def _broken(rule: Check) -> Check:
+    return replace(rule, notable=True, detail=BROKEN)
+
+
+def _dictionary(released: pd.DataFrame, dictionary: Dictionary) -> Check:
+    rule = "the released table must lie within the dictionary"
+    try:
+        dictionary.validate_release(released)
+    except DictionaryRefusal as refusal:
+        return Check(name="dictionary", rule=rule, outcome="failed", detail=str(refusal))
+    return Check(name="dictionary", rule=rule, outcome="passed", detail=f"{len(dictionary.released)} columns")
+
+
+def _persons(n: int, n_real: int, limits: Limits) -> Check:
+    enough = n >= limits.persons and n == n_real
+    return Check(
+        name="persons",
+        rule=f"a release must hold at least {limits.persons} persons, one row each",
+        outcome="passed" if enough else "failed",
+        measured=float(n),
+        threshold=float(limits.persons),
+        policy=float(limits.persons),
+    )
+
+
+def _equal_rows(released: pd.DataFrame, real: pd.DataFrame, dictionary: Dictionary) -> Check:
+    from scipy.stats import poisson
+
+    ours = _codes(_as_released(real, dictionary), dictionary)
+    theirs = _codes(released, dictionary)
+    unique, counts = np.unique(ours, axis=0, return_counts=True)
+    once = unique[counts == 1]
+    known = {row.tobytes() for row in once}
+    hits = sum(row.tobytes() in known for row in theirs)
+    mean = max(2.0 * int((counts == 2).sum()), _independent_hits(ours, once))
+    allowed = float(poisson.ppf(1 - CHANCE, mean)) if mean > 0 else 0.0
+    return replace(
+        _EQUAL,
+        outcome="passed" if hits <= allowed else "failed",
+        measured=float(hits),
+        threshold=allowed,
+        detail=f"{len(once)} of {len(ours)} real rows are unlike all others; by chance about {mean:.3g} would be hit",
+    )
+
+
+def _as_released(real: pd.DataFrame, dictionary: Dictionary) -> pd.DataFrame:
+    """Real records in the form of a release: same rounding, same types. The draws only fill what decoding drops."""
+    encoder = Encoder(dictionary=dictionary)
+    return encoder.decode(encoder.encode(real, secure_rng()))
+
+
+def _codes(table: pd.DataFrame, dictionary: Dictionary) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """(n, columns) integers that are equal exactly where two cells are; -1 is missing.
+
+    An unrounded number is compared to 1e-9 of its range: a copied record comes back from the flow with the rounding
+    error of its arithmetic, and must still be found.
+    """
+    out = []
+    for column in dictionary.released:
+        values = table[column.name]
+        if column.kind in NUMERIC:
+            lower, upper = column.span
+            number = values.astype("Float64").to_numpy(dtype=np.float64, na_value=np.nan)
+            step = (upper - lower) * 1e-9
+            if column.kind == "integer":
+                step = 1.0
+            elif column.decimals is not None:
+                step = 10.0**-column.decimals
+            code = np.where(np.isnan(number), -1.0, np.round((np.nan_to_num(number) - lower) / step))
+            out.append(np.asarray(code, dtype=np.int64))
+        elif isinstance(values.dtype, pd.CategoricalDtype):
+            out.append(np.asarray(values.cat.codes, dtype=np.int64))
+        else:
+            out.append(np.asarray(values.astype("Int64").fillna(-1), dtype=np.int64))
+    return np.ascontiguousarray(np.column_stack(out))
+
+
+def _independent_hits(ours: np.ndarray[Any, Any], once: np.ndarray[Any, Any]) -> float:
+    """Expected hits on `once` among n draws with independent columns, each row left out of its own frequencies."""
+    n = len(ours)
+    if not len(once) or n < 2:
+        return 0.0
+    chance = np.ones(len(once))
+    for j in range(ours.shape[1]):
+        levels, counts = np.unique(ours[:, j], return_counts=True)
+        chance *= (counts[np.searchsorted(levels, once[:, j])] - 1) / (n - 1)
+    return float(n * chance.sum())
+
+
+def _rare_levels(released: pd.DataFrame, dictionary: Dictionary, limits: Limits) -> Check:
+    rare: dict[str, int] = {}
+    for column in dictionary.released:
+        if column.kind in LEVELLED:
+            counts = released[column.name].value_counts(dropna=False)
+            few = int(((counts > 0) & (counts < limits.rare_level)).sum())
+            if few:
+                rare[column.name] = few
+    return Check(
+        name="rare-levels",
+        rule=f"a level should stand in at least {limits.rare_level} released rows",
+        outcome="warning" if rare else "passed",
+        measured=float(sum(rare.values())),
+        threshold=0.0,
+        detail=", ".join(f"{name}: {count} rare" for name, count in rare.items()),
+        policy=float(limits.rare_level),
+    )
+
+
+def _carried(released: pd.DataFrame, dictionary: Dictionary, carried: str, limits: Limits) -> tuple[Check, ...]:
+    told = Check(
+        name="carried",
+        rule="no column should be released as it is",
+        outcome="warning",
+        detail=f"every row has its person's true {carried}; no formal guarantee covers that column",
+    )
+    # `before_draw` has refused it for nothing; this is of the table that would leave.
+    column = dictionary.column(carried)
+    few = sum(count < limits.rare_level for count in _level_counts(released[carried], column.levels, column))
+    counts = Check(
+        name="carried-counts",
+        rule=f"each value of a column that is carried over must stand in at least {limits.rare_level} released rows",
+        outcome="failed" if few else "passed",
+        detail=f"{carried}: {few} values with fewer" if few else carried,
+        policy=float(limits.rare_level),
+    )
+    return told, counts
+
+
+def _varied(vary: str) -> Check:
+    return Check(
+        name="no-guarantee",
+        rule="noise should be the same for everybody, so that an ε holds",
+        outcome="warning",
+        detail=f"noise that depends on the records ({vary}): no formal guarantee for any row, and no ε",
+    )
+
+
+def _flow_alone() -> Check:
+    return Check(
+        name="no-guarantee",
+        rule="noise should be on the records, so that an ε holds",
+        outcome="warning",
+        detail=f"rows from the flow alone (w = 0), which was fitted on their records: {shown_price(None, FLOW)}",
+    )
+
+
+def _outliers(beyond: float) -> Check:
+    """The rule of `_clip`, where the plan means a share of the records to lie outside."""
+    most = CLIPPED_WARNING + round(beyond, 6)
+    rule = f"at most {most:.0%} of the records should lie outside the clipping radius"
+    return Check(name="clipped", rule=rule, outcome="note", policy=most)
+
+
+def _clip(rule: Check, clipped: int, n: int) -> Check:
+    most = rule.policy or 0.0
+    return replace(
+        rule,
+        outcome="warning" if clipped > most * n else "passed",
+        measured=float(clipped),
+        threshold=float(np.floor(most * n)),
+        detail="outliers are pulled in before noise is added; the count stays here",
+    )
+
+
+def _beyond(clipped: int | None) -> Check | None:
+    if clipped is None:
+        return None
+    return replace(_BEYOND, measured=float(clipped), detail=f"{clipped} records; the count stays here")
+
+
+def _model(likeness: Mapping[str, tuple[float, float]]) -> Check:
+    far = {name: over for name, (over, sd) in likeness.items() if not abs(over) <= math.log(MODEL_WARNING) + 2 * sd}
+    return replace(
+        _MODEL,
+        outcome="warning" if far else "passed",
+        measured=math.exp(min(700.0, max((abs(over) for over, _ in likeness.values()), default=0.0))),
+        detail=", ".join(f"{name} by a factor of {math.exp(min(700.0, far[name])):.3g}" for name in far),
+    )
+
+
+def _degrees(released: pd.DataFrame, *, directed: bool) -> tuple[np.ndarray[Any, np.dtype[np.int64]], Check]:
+    """Edges of each released person, and whether the model drew nobody who is connected with everybody."""
+    from shared.mechanisms.grand.plan import adjacency
+
+    network = adjacency(released, directed=directed)
+    n = network.shape[0]
+    degrees = np.diff(network.indptr).astype(np.int64)
+    if directed:
+        degrees = degrees + np.bincount(network.indices, minlength=n)
+    most = (n - 1) * (2 if directed else 1)
+    everybody = int((degrees >= most).sum()) if n and degrees.mean() < most / 2 else 0
+    hubs = Check(
+        name="hubs",
+        rule="nobody should be connected with everybody in a network where most pairs are not",
+        outcome="passed" if not everybody else "warning",
+        measured=float(everybody),
+        threshold=0.0,
+        policy=0.0,
+    )
+    return degrees, hubs
+
+
+def _like_degrees(degrees: np.ndarray[Any, np.dtype[np.int64]], density: float) -> Check:
+    """Whether the model drew a network with as many edges as the real one."""
+    mean, expected = float(degrees.mean()), density * (len(degrees) - 1)
+    ratio = mean / expected if expected > 0 else None
+    return replace(
+        _DEGREES,
+        outcome="passed" if ratio and 1 / DEGREES_WARNING <= ratio <= DEGREES_WARNING else "warning",
+        measured=ratio,
+        detail=f"{mean:.3g} edges a person",
+    )

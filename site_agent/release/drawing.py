@@ -1,0 +1,368 @@
+"""What one mechanism does between the table that was read and the bytes that are sealed, and with these afterwards.
+
+The pipeline owns the order, the ledger and the stages; a `Drawing` owns what differs between mechanisms. Latent noise
+fits a flow and noises every record; a `shared.mechanisms.base.Figures` takes noisy figures of all of them; a network
+(`site_agent.release.networks`) is fitted on some persons and drawn for the others. All draw once: `draw` is called
+between the witnessed *drawing* entry and the seal, and never again for the same charge.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from shared.mechanisms.base import Figures
+from shared.mechanisms.grand.plan import GrandPlan
+from site_agent.release import lasting
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from shared.base.randomness import Noise
+    from shared.flows.bijections import Bijection
+    from shared.plans.encoding import Encoder
+    from shared.plans.plan import StudyPlan
+    from site_agent.config import Limits
+    from site_agent.ledger.book import Hold
+    from site_agent.records.table import Records
+    from site_agent.release.checks import Check
+    from site_agent.release.fitting import Fitted
+    from site_agent.release.frames import Keeping
+    from site_agent.release.pipeline import Chosen
+
+__all__ = ["Drawing", "drawing_of"]
+
+NOTES = (
+    "What the attacks found decides nothing: the price bounds what any attack can learn of a person, and a release "
+    "that was refused for what it has in common with a record would tell of that record."
+)
+HELD_BACK = 0.2
+"""Share of the records that the stand-in flow of the membership attack never sees."""
+Told = Callable[[float], None]
+
+
+class Drawing(ABC):
+    """One release's mechanism at work.
+
+    `n` persons are in the release, of whom `drawn` were drawn for it; `flow_of` names the release whose sealed flow
+    it used, if any; `rows` says whose each released row, or figure's record, is; `left_out` counts source rows
+    without a complete record. `unattacked` is the audit's outcome where `attack` cannot be carried out.
+    """
+
+    unattacked: ClassVar[Mapping[str, Any]]
+    n: int
+    drawn: int
+    flow_of: str = ""
+    rows: lasting.Rows
+    left_out: int
+
+    def __init__(self, plan: StudyPlan) -> None:
+        self.plan = plan
+
+    @abstractmethod
+    def take(self, table: Records, persons: Sequence[str] | None, chosen: Chosen, base: lasting.Fit | None) -> None:
+        """Take the records that are drawn. Raises: PlanChanged, where `base` does not serve this plan."""
+
+    @abstractmethod
+    def encode(self, rng: Noise) -> None:
+        """Records to what the mechanism works on."""
+
+    @abstractmethod
+    def fit(self, rng: Noise, told: Told) -> None:
+        """Whatever is fitted before the draw."""
+
+    @abstractmethod
+    def draw(self, rng: Noise) -> None:
+        """Add the noise: once."""
+
+    @abstractmethod
+    def released(self, rng: Noise) -> pd.DataFrame:
+        """The table that leaves."""
+
+    @abstractmethod
+    def files(self, release_id: str) -> Mapping[str, bytes]:
+        """What stays at the site with the seal: by name."""
+
+    @abstractmethod
+    def again(self, table: Records, hold: Hold, folder: Any, rng: Noise) -> None:
+        """Take up a release that was sealed, from its files and the table it was drawn from."""
+
+    @abstractmethod
+    def checks(self, table: pd.DataFrame, limits: Limits) -> tuple[Check, ...]:
+        """The disclosure checks of the sealed table."""
+
+    @abstractmethod
+    def attack(self, limits: Limits, rng: Noise, told: Told) -> Mapping[str, Any]:
+        """The audit's outcome, with its ``sentences``.
+
+        Raises: AuditRefusal, where what an attack finds in records may decide (`StudyPlan.records_decide`).
+        """
+
+
+def drawing_of(plan: StudyPlan, trained: Bijection | None = None, keeping: Keeping | None = None) -> Drawing:
+    """The drawing that a plan's mechanism asks for.
+
+    Args:
+        trained: the flow that the plan names (`StudyPlan.flow`), if it names one.
+        keeping: what a network goes on from that keeps its frame.
+    """
+    if isinstance(plan.release, GrandPlan):
+        from site_agent.release import networks
+
+        return networks.drawing(plan, plan.release, keeping)
+    return _Noisy(plan, plan.release) if isinstance(plan.release, Figures) else _Rows(plan, trained)
+
+
+class _Rows(Drawing):
+    """Latent noise: a flow between records and latents, noise on the latents, one synthetic row per record."""
+
+    unattacked: ClassVar[Mapping[str, Any]] = {
+        "decides": False,
+        "sentences": [NOTES, "The attacks could not be carried out on these records."],
+    }
+
+    def __init__(self, plan: StudyPlan, trained: Bijection | None = None) -> None:
+        from shared.plans.encoding import Encoder
+
+        super().__init__(plan)
+        self._trained = trained
+        self._encoder = Encoder(dictionary=plan.dictionary)
+
+    def take(self, table: Records, persons: Sequence[str] | None, chosen: Chosen, base: lasting.Fit | None) -> None:
+        if base is not None:
+            from shared.mechanisms.latent_noise.plan import mechanism
+
+            planned = mechanism(self.plan)
+            base.require_fits(self.plan, w=planned.w, radius=planned.radius, noise=self.plan.returning != "refresh")
+            self.flow_of = base.flow_of
+        self._base, self._chosen, self._persons = base, chosen, persons
+        self._snapshot = table.snapshot
+        self.left_out = table.rows - table.n
+        # Whoever is neither drawn nor trains, be it by a withdrawal, is not looked at.
+        self._present = list(chosen.rows) if base is not None else sorted({*chosen.rows, *chosen.train})
+        self._records = table.table.iloc[self._present].reset_index(drop=True)
+        self._real = table.table.iloc[list(chosen.rows)].reset_index(drop=True)
+
+    def encode(self, rng: Noise) -> None:
+        self._x = self._encoder.encode(self._records, rng)
+        del self._records
+
+    def fit(self, rng: Noise, told: Told) -> None:
+        from site_agent.release import fitting
+
+        # Under `local` the plan's flow is where the first fit may begin; a wave after it has the sealed one.
+        if self.plan.flow and (self._base is None or self.plan.posture != "local"):
+            self._fitted = fitting.fit(self.plan, self._encoder, self._x, None, rng, told, trained=self._trained)
+        elif self._base is None:
+            names = None if self._persons is None else [self._persons[i] for i in self._present]
+            self._fitted = _fit(self.plan, self._encoder, self._x, names, rng, told)
+        else:
+            self._fitted = fitting.sealed(self.plan, self._encoder, self._base.flow, n=len(self._x))
+        self._x = self._x[self._fitted.released]
+
+    def draw(self, rng: Noise) -> None:
+        self._noisy = self._fitted.mechanism.release(self._x, rng)
+        self.drawn = len(self._noisy)
+
+    def released(self, rng: Noise) -> pd.DataFrame:
+        # Row i of the draw comes from record i: once shuffled, a row says nothing by its place.
+        chosen = self._chosen
+        order = [int(k) for k in rng.generator.permutation(len(self._noisy) + len(chosen.kept))]
+        table = chosen.after(self._encoder.decode(self._noisy)).iloc[order].reset_index(drop=True)
+        self.n = len(table)
+        source = [*chosen.rows, *([-1] * len(chosen.kept))]
+        whose = [] if self._persons is None else [*(self._persons[i] for i in chosen.rows), *chosen.kept]
+        self.rows = lasting.Rows(
+            snapshot=self._snapshot,
+            source=tuple(source[k] for k in order),
+            persons=tuple(whose[k] for k in order) if whose else (),
+        )
+        return table
+
+    def files(self, release_id: str) -> Mapping[str, bytes]:
+        mechanism = self._fitted.mechanism
+        fit = lasting.Fit(
+            flow=mechanism.flow,
+            epochs=self._fitted.epochs,
+            w=mechanism.w,
+            radius=mechanism.radius,
+            dictionary=self.plan.dictionary.hash,
+            fitted_by=lasting.fitted_by(self.plan),
+            flow_of=self.flow_of or release_id,
+            fresh=self._base is None,
+            noisy=self._noisy,
+        )
+        return {lasting.FIT: fit.to_bytes(), lasting.ROWS: self.rows.to_bytes()}
+
+    def again(self, table: Records, hold: Hold, folder: Any, rng: Noise) -> None:
+        from site_agent.release import fitting
+
+        self.rows = lasting.read_rows(folder, hold)
+        fit = lasting.read_fit(folder, hold)
+        drawn = sorted(i for i in self.rows.source if i >= 0)
+        self._real = table.table.iloc[drawn].reset_index(drop=True)
+        self._x = self._encoder.encode(self._real, rng)
+        self._noisy = fit.noisy
+        self._fitted = fitting.sealed(
+            self.plan,
+            self._encoder,
+            fit.flow,
+            n=len(self._real),
+            epochs=fit.epochs,
+            fresh=fit.fresh,
+            begin=self._trained,
+        )
+        self.left_out = table.rows - table.n
+
+    def checks(self, table: pd.DataFrame, limits: Limits) -> tuple[Check, ...]:
+        from shared.privacy.accountant import NoGuarantee
+        from shared.releases.receipt import planned_event
+        from site_agent.release.checks import check_rows
+
+        return check_rows(
+            released=table,
+            fresh=[row >= 0 for row in self.rows.source],
+            decide=self.plan.records_decide,
+            real=self._real,
+            dictionary=self.plan.dictionary,
+            limits=limits,
+            clipped=lambda: self._fitted.mechanism.clipped_count(self._x),
+            beyond=self._fitted.mechanism.beyond,
+            carried=getattr(self.plan.release, "carry", ""),
+            vary=getattr(self.plan.release, "vary", ""),
+            flow_alone=planned_event(self.plan) == NoGuarantee(of="flow"),
+        )
+
+    def attack(self, limits: Limits, rng: Noise, told: Told) -> dict[str, Any]:
+        return _attack(
+            decide=self.plan.records_decide,
+            x=self._x,
+            noisy=self._noisy,
+            fitted=self._fitted,
+            encoder=self._encoder,
+            limits=limits,
+            rng=rng,
+            progress=told,
+        )
+
+
+class _Noisy(Drawing):
+    """Noisy figures of the records, taken in one step; nothing is fitted that one could probe."""
+
+    unattacked: ClassVar[Mapping[str, Any]] = {
+        "tried": False,
+        "sentences": [
+            "No attack was tried: what leaves is noised for everybody alike, by the price that is stated.",
+            "The price in words bounds what any attack can learn of a person, those alike that nobody has thought "
+            "of yet.",
+        ],
+    }
+
+    def __init__(self, plan: StudyPlan, figures: Figures) -> None:
+        super().__init__(plan)
+        self._figures = figures
+
+    def take(self, table: Records, persons: Sequence[str] | None, chosen: Chosen, base: lasting.Fit | None) -> None:
+        self._real = table.table.iloc[list(chosen.rows)].reset_index(drop=True)
+        self.n = self.drawn = len(self._real)
+        self.left_out = table.rows - table.n
+        self.rows = lasting.Rows(
+            snapshot=table.snapshot,
+            source=chosen.rows,
+            persons=() if persons is None else tuple(persons[i] for i in chosen.rows),
+        )
+
+    def encode(self, rng: Noise) -> None:
+        """Figures are taken of the checked records themselves."""
+
+    def fit(self, rng: Noise, told: Told) -> None:
+        """Nothing is fitted."""
+
+    def draw(self, rng: Noise) -> None:
+        self._table = self._figures.draw(self.plan, self._real, rng)
+
+    def released(self, rng: Noise) -> pd.DataFrame:
+        return self._table
+
+    def files(self, release_id: str) -> Mapping[str, bytes]:
+        return {lasting.ROWS: self.rows.to_bytes()}
+
+    def again(self, table: Records, hold: Hold, folder: Any, rng: Noise) -> None:
+        self.rows = lasting.read_rows(folder, hold)
+        self._real = table.table.iloc[list(self.rows.source)].reset_index(drop=True)
+        self.n = self.drawn = len(self._real)
+        self.left_out = table.rows - table.n
+
+    def checks(self, table: pd.DataFrame, limits: Limits) -> tuple[Check, ...]:
+        from site_agent.release.checks import check_figures
+
+        clipped = partial(self._figures.clipped, self.plan, self._real)
+        return check_figures(self.plan, table, n=self.n, limits=limits, clipped=clipped)
+
+    def attack(self, limits: Limits, rng: Noise, told: Told) -> dict[str, Any]:
+        """What the price already says of every attack."""
+        return dict(self.unattacked)
+
+
+# -- inside -----------------------------------------------------------------------------------------------------
+def _fit(
+    plan: StudyPlan,
+    encoder: Encoder,
+    x: Any,
+    persons: Sequence[str] | None,
+    rng: Noise,
+    progress: Told,
+) -> Fitted:
+    from site_agent.release.fitting import fit
+
+    return fit(plan, encoder, x, persons, rng, progress)
+
+
+def _attack(
+    *,
+    decide: bool,
+    x: Any,
+    noisy: Any,
+    fitted: Fitted,
+    encoder: Encoder,
+    limits: Limits,
+    rng: Noise,
+    progress: Callable[[float], None],
+) -> dict[str, Any]:
+    """Attack the release; hold the outcome against the limits where it may `decide`. Raises: AuditRefusal.
+
+    The membership attack is tried on another release, of four fifths of the records: one of all of them leaves nobody
+    to be wrong about. It is drawn through the flow that could have learned from those alone (`Fitted.stand_in`),
+    attacked and thrown away: it never reaches the disk.
+    """
+    from site_agent.release.audit import AuditLimits, attack, gate
+
+    in_force = AuditLimits(
+        membership_auc=limits.membership_auc,
+        own_row_linkage=limits.own_row_linkage,
+        extreme_linkage=limits.extreme_linkage,
+    )
+
+    order = rng.generator.permutation(len(x))
+    cut = round(HELD_BACK * len(x))
+    held_back, inside = x[order[:cut]], x[order[cut:]]
+    stand_in = fitted.stand_in(inside, rng, lambda share: progress(0.8 * share))
+    report = attack(
+        x=x,
+        released=noisy,
+        latents=fitted.mechanism.latents(x),
+        fitted_on=inside,
+        held_back=held_back,
+        probe=stand_in.release(inside, rng),
+        mechanism=stand_in,
+        encoder=encoder,
+        limits=in_force if decide else None,
+        rng=rng,
+    )
+    sentences = list(report.sentences())
+    if not decide:
+        return {**report.to_canonical(), "decides": False, "sentences": [NOTES, *sentences]}
+    gate(report, in_force)
+    return {**report.to_canonical(), "sentences": sentences}

@@ -1,0 +1,264 @@
+"""`site-agent audit export`: the record of one study at this site, for a stranger who trusts neither us nor our code.
+
+A folder of plain files: the whole ledger with its hashes and signatures, the signed plans and their approvals, and of
+each sealed release its statement, receipt, checks (rule, threshold, outcome, tool versions), who decided what, and
+whether it was taken back. ``manifest.json`` lists all of it under the site's signature, ``verify.py`` checks all of it
+with Python's library and `cryptography`, ``summary.html`` says on one page what it amounts to.
+
+No row is in it, released or real, and no count of records but the n of a receipt, which leaves with every release. Of
+the checks it has ``outcomes.json``, written and bound when they were shown to the approver; where an entry counts
+persons it has the digest. The attack audit's values stay where they are; the ledger keeps their digest.
+
+Entries of the site's other studies are there as digests and tags: the chain holds, and nothing of them is told. No
+entry of this study can be passed off as one of those, because each carries the tag of its study from the day it was
+written (docs/decisions/0011).
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from shared.base.canonical import canonical_json, parse_json, sha256_hex
+from shared.base.keys import Envelope
+from shared.errors import StateRefusal
+from site_agent.ledger.holds import told, told_digest
+
+if TYPE_CHECKING:
+    from site_agent.desk import Desk
+    from site_agent.ledger.book import Entry, Hold
+
+__all__ = ["EXPORT_TYPE", "export", "record"]
+
+EXPORT_TYPE = "application/vnd.tributary.audit-export+json"
+HERE = Path(__file__).parent
+CHECKS_CAP = 256 << 20
+
+
+def export(at: Desk, study: str, out: Path, *, agent_version: str, today: dt.date) -> dict[str, Any]:
+    """Write the record of `study` into the new folder `out`.
+
+    Returns: what the command answers: files, releases, entries, head, fingerprint of the site's key.
+    Raises: StateRefusal (no such study, or `out` holds something); what `airlock.verify` raises: a record that does not
+        verify here is not handed out.
+    """
+    from site_agent.decide import airlock
+
+    found = airlock.verify(at)
+    if study not in at.plans.studies() and not at.ledger.holds(study):
+        raise StateRefusal("the study must be one of this site's", given=repr(study), next_step="site-agent status")
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise StateRefusal("the folder of an export must be new or empty", given=out.name, next_step="Name another.")
+    entries = at.ledger.entries()
+    holds = [hold for hold in at.ledger.holds(study) if hold.bundle_sha256]
+    files = {**record(at, study), "verify.py": (HERE / "verifier.py").read_bytes()}
+    files["summary.html"] = _summary(at, study, holds, entries, _checks(files), today).encode()
+    files["ro-crate-metadata.json"] = _crate(at, study, sorted(files), today)
+    manifest = {
+        "format": "tributary-audit-export/2",
+        "site": at.config.site,
+        "study": study,
+        "agent_version": agent_version,
+        "day": today.isoformat(),
+        "head": entries[-1].hash,
+        "files": {name: sha256_hex(data) for name, data in files.items()},
+    }
+    files["manifest.json"] = Envelope.sign(EXPORT_TYPE, canonical_json(manifest), [at.release_key]).to_bytes()
+    out.mkdir(parents=True, exist_ok=True)
+    for name, data in files.items():
+        path = out / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+    return {
+        "study": study,
+        "out": out,
+        "files": len(files),
+        "releases": len(holds),
+        "entries": found["entries"],
+        "head": entries[-1].hash,
+        "fingerprint": at.release_key.public.fingerprint,
+    }
+
+
+def record(at: Desk, study: str) -> dict[str, bytes]:
+    """What there is to check of a study, by file name: all of an export but its list, its script and its summary.
+
+    Raises: StateRefusal, IntegrityRefusal, StorageRefusal: what is lost or not as it was.
+    """
+    holds = at.ledger.holds()
+    studies = {hold.release_id: hold.study for hold in holds}
+    tag = at.ledger.tag(study)
+    files = {
+        "ledger.json": canonical_json([_line(entry, tag, study, studies) for entry in at.ledger.entries()]),
+        "keys.json": canonical_json(_keys(at, study)),
+        "acknowledged.json": canonical_json(_acknowledged(at, study)),
+        **_plans(at, study),
+    }
+    for hold in holds:
+        if hold.study == study and hold.bundle_sha256:
+            for name, data in _release(at, hold).items():
+                files[f"releases/{hold.release_id}/{name}"] = data
+    return files
+
+
+def _line(entry: Entry, tag: str, study: str, studies: Mapping[str, str]) -> dict[str, Any]:
+    """An entry; of another study only what the chain needs, and its tags."""
+    line: dict[str, Any] = {"seq": entry.seq, "hash": entry.hash, "signature": entry.signature.hex()}
+    tags = entry.body.get("tags")
+    if tags is None:
+        if not _concerns(entry, study, studies):
+            return {**line, "link": entry.link}
+        return {**line, "time": entry.time, "kind": entry.kind, "body": dict(entry.body)}
+    line["tags"] = tags
+    if tags and tag not in tags:
+        return {**line, "told": told_digest(entry.time, entry.kind, entry.body)}
+    return {**line, "time": entry.time, "kind": entry.kind, "body": told(entry.body)}
+
+
+def _concerns(entry: Entry, study: str, studies: Mapping[str, str]) -> bool:
+    """Whether an entry from before there were tags is about `study`."""
+    body = entry.body
+    if entry.kind in ("lost", "recovered"):
+        return any(charge["study"] == study for charge in body["charges"])
+    if "study" in body:
+        return bool(body["study"] == study)
+    return "release_id" not in body or studies[body["release_id"]] == study
+
+
+def _acknowledged(at: Desk, study: str) -> list[Any]:
+    """What the coordinator has signed: heads it witnessed, and what it accepted or buried of this study."""
+    path = at.home / "acknowledged.jsonl"
+    lines = path.read_bytes().split(b"\n") if path.exists() else []
+    said = [parse_json(line) for line in lines if line.endswith(b"}")]
+    return [one for one in said if one.get("study", study) == study]
+
+
+def _keys(at: Desk, study: str) -> dict[str, Any]:
+    config = at.config
+    pinned = config.ca.with_name("witness.pub")
+    return {
+        "witness_key": pinned.read_text().strip() if pinned.exists() else "",
+        "site": config.site,
+        "study_tag": at.ledger.tag_proof(study).hex(),
+        "coordinator": config.coordinator,
+        "ca_fingerprint": config.ca_fingerprint,
+        "release_key": at.release_key.public.hex,
+        "approvers": dict(config.approvers),
+        "retired_approvers": {name: list(keys) for name, keys in config.retired_approvers.items()},
+        "leads": {key.key_id: key.hex for key in config.pinned_leads.values()},
+        "threshold": config.threshold,
+    }
+
+
+def _plans(at: Desk, study: str) -> dict[str, bytes]:
+    folder = at.plans.folder / study
+    return {f"plans/{path.name}": path.read_bytes() for path in sorted(folder.glob("*.json"))}
+
+
+def _release(at: Desk, hold: Hold) -> dict[str, bytes]:
+    """What there is of one release, without its rows. After leaving a study that is what the ledger knows."""
+    import zipfile
+
+    files = {"statement.json": at.outbox.statement(hold.release_id).to_bytes()}
+    if hold.withdrawal is not None:
+        files["withdrawal.json"] = at.outbox.tombstone(hold.release_id).to_bytes()
+    if hold.release_id in at.ledger.deleted():
+        return files
+    folder = at.outbox.folder(hold.release_id)
+    with zipfile.ZipFile(at.outbox.bundle(hold.release_id)) as archive:
+        files["receipt.json"] = archive.read("receipt.json")
+    files |= {path.name: path.read_bytes() for path in sorted(folder.glob("decision-*.json"))}
+    written = folder / "outcomes.json"
+    if written.exists():
+        files["outcomes.json"] = written.read_bytes()
+    elif hold.documents and "outcomes.json" not in hold.documents:
+        files["outcomes.json"] = _outcomes(folder, hold)
+    return files
+
+
+def _outcomes(folder: Path, hold: Hold) -> bytes:
+    """Of a release that was held before outcomes were written: bound to the checks by their digest alone."""
+    from site_agent.decide.outbox import outcomes
+
+    data, audit = ((folder / name).read_bytes() for name in ("checks.json", "audit.json"))
+    content = outcomes(
+        parse_json(data, cap=CHECKS_CAP)["content"], parse_json(audit, cap=CHECKS_CAP)["content"], sha256_hex(data)
+    )
+    return canonical_json({"release_id": hold.release_id, "bundle_sha256": hold.bundle_sha256, "content": content})
+
+
+def _checks(files: Mapping[str, bytes]) -> dict[str, list[dict[str, Any]]]:
+    """How each check of each release ended."""
+    return {
+        name.split("/")[1]: parse_json(data)["content"]["checks"]
+        for name, data in files.items()
+        if name.endswith("/outcomes.json")
+    }
+
+
+def _summary(
+    at: Desk,
+    study: str,
+    holds: list[Hold],
+    entries: list[Entry],
+    checks: Mapping[str, list[dict[str, Any]]],
+    today: dt.date,
+) -> str:
+    """One page for people, with its style inside: it must read well on any machine."""
+    import jinja2
+
+    from shared.privacy import stated
+    from site_agent.cli.plan import plan_facts
+    from site_agent.decide import airlock
+
+    versions = [plan for plan in at.plans.filed(study)]
+    approvals = [
+        {**dict(entry.body), "day": entry.time[:10], "kind": entry.kind}
+        for entry in entries
+        if entry.kind in ("plan_approved", "plan_revoked") and entry.body["study"] == study
+    ]
+    delivered = {e.body["release_id"]: e for e in entries if e.kind == "commit"}
+    pages = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(HERE / "pages"), autoescape=True, undefined=jinja2.StrictUndefined
+    )
+    pages.globals["stated"] = stated
+    return pages.get_template("summary.html").render(
+        site=at.config.site,
+        study=study,
+        day=today.isoformat(),
+        plan=plan_facts(at, versions[-1]) if versions else None,
+        approvals=approvals,
+        holds=holds,
+        checks=checks,
+        charges=at.ledger.statement(study),
+        delivered=delivered,
+        totals=airlock.totals(at, study),
+        entries=len(entries),
+        head=entries[-1].hash,
+        fingerprint=at.release_key.public.fingerprint,
+        leads=[key.fingerprint for key in at.config.pinned_leads.values()],
+        style=jinja2.utils.markupsafe.Markup((HERE / "pages" / "style.css").read_text(encoding="utf-8")),
+    )
+
+
+def _crate(at: Desk, study: str, names: list[str], today: dt.date) -> bytes:
+    """The folder described as a Research Object Crate (RO-Crate 1.1), so that other tools know what they hold."""
+    kinds = {".json": "application/json", ".html": "text/html", ".py": "text/x-python"}
+    parts = [{"@id": name, "@type": "File", "encodingFormat": kinds[Path(name).suffix]} for name in names]
+    about = {
+        "@id": "ro-crate-metadata.json",
+        "@type": "CreativeWork",
+        "conformsTo": {"@id": "https://w3id.org/ro/crate/1.1"},
+        "about": {"@id": "./"},
+    }
+    root = {
+        "@id": "./",
+        "@type": "Dataset",
+        "name": f"Audit record of study {study} at site {at.config.site}",
+        "description": "Ledger, plans, approvals, receipts and checks of privatised releases. Holds no rows.",
+        "datePublished": today.isoformat(),
+        "hasPart": [{"@id": name} for name in names],
+    }
+    return canonical_json({"@context": "https://w3id.org/ro/crate/1.1/context", "@graph": [about, root, *parts]})

@@ -1,0 +1,201 @@
+"""`doctor`: what could stop a release, looked at before it does; every finding is green or comes with its fix."""
+
+from __future__ import annotations
+
+import datetime as dt
+import os
+import shutil
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from shared.errors import CertificateRefusal, NetworkRefusal, Refusal, StorageRefusal
+from shared.terminal import Check
+
+if TYPE_CHECKING:
+    from site_agent.desk import Desk
+
+__all__ = ["diagnose"]
+
+CERTIFICATE_WARNING_DAYS = 30
+Finding = tuple[Literal["ok", "warn", "fail"], str, str]
+LITTLE_SPACE, TOO_LITTLE_SPACE = 2 << 30, 200 << 20
+
+
+def diagnose(desk: Desk, today: dt.date) -> tuple[list[Check], int]:
+    """Every check of a site, in the order in which a person would mend them.
+
+    Returns: the checks, and 0 or the exit code of the first that failed.
+    """
+    config = desk.config
+    code = 0
+    found: list[Check] = []
+
+    def look(name: str, work: Callable[[Desk, dt.date], Finding]) -> None:
+        nonlocal code
+        try:
+            state, detail, fix = work(desk, today)
+            found.append(Check(name=name, state=state, detail=detail, fix=fix))
+        except Refusal as refusal:
+            found.append(Check.of(name, refusal))
+            code = code or refusal.exit_code
+        except OSError as error:
+            failed = StorageRefusal(f"{name} must be readable", given=error.strerror or "an error")
+            found.append(Check.of(name, failed))
+            code = code or failed.exit_code
+
+    look("clock", _clock)
+    look("disk", _disk)
+    look("permissions", _permissions)
+    look("pinned authority", _authority)
+    look("coordinator's key", _witness)
+    look("certificate", _certificate)
+    look("ledger", _ledger)
+    look("tables", _tables)
+    look("coordinator", _reach)
+    found.append(
+        Check(
+            name="firewall rule",
+            detail=f"allow outbound TCP to {config.address} (TLS 1.3, mutual, not to be inspected); nothing inbound",
+        )
+    )
+    return found, code
+
+
+def _clock(desk: Desk, today: dt.date) -> Finding:
+    now = dt.datetime.now(dt.UTC)
+    last = desk.ledger.entries()[-1].time
+    if now.strftime("%Y-%m-%dT%H:%M:%SZ") < last:
+        return "warn", f"{now:%Y-%m-%d %H:%M} UTC is before the ledger's last entry", "Set the clock (NTP)."
+    if os.environ.get("TRIBUTARY_TODAY"):
+        return "warn", f"the day is set to {today} by TRIBUTARY_TODAY", "Unset it, outside tests."
+    return "ok", f"{now:%Y-%m-%d %H:%M} UTC", ""
+
+
+def _disk(desk: Desk, today: dt.date) -> Finding:
+    free = shutil.disk_usage(desk.home).free
+    if free < TOO_LITTLE_SPACE:
+        raise StorageRefusal(
+            f"{TOO_LITTLE_SPACE >> 20} MB must be free", given=f"{free >> 20} MB", next_step="Free space."
+        )
+    return (
+        "warn" if free < LITTLE_SPACE else "ok",
+        f"{free / (1 << 30):.1f} GB free",
+        "Free space before a large release.",
+    )
+
+
+def _permissions(desk: Desk, today: dt.date) -> Finding:
+    if not os.access(desk.home, os.W_OK):
+        raise StorageRefusal("the site's folder must be writable", given="read-only", next_step="Check its owner.")
+    for path in sorted((desk.home / "keys").rglob("*")):
+        mode = path.stat().st_mode
+        if path.is_file() and mode & (stat.S_IRWXG | stat.S_IRWXO):
+            name = path.relative_to(desk.home)
+            raise StorageRefusal(
+                f"{name} must be readable by its owner only", given=oct(mode & 0o777), next_step=f"chmod 600 {name}"
+            )
+    root = hasattr(os, "geteuid") and os.geteuid() == 0
+    fix = "Run the agent as a user of its own."
+    return ("warn" if root else "ok"), "keys are the owner's only" + (", but this runs as root" if root else ""), fix
+
+
+def _authority(desk: Desk, today: dt.date) -> Finding:
+    from shared.plans.invitation import certificate_fingerprint
+
+    fingerprint = certificate_fingerprint(desk.config.ca.read_text())
+    if fingerprint != desk.config.ca_fingerprint:
+        raise CertificateRefusal(
+            "certificates/ca.pem must be the authority of the invitation",
+            given="another certificate",
+            next_step="Do not go on. Call the study lead.",
+        )
+    return "ok", fingerprint[:29] + " …", ""
+
+
+def _witness(desk: Desk, today: dt.date) -> Finding:
+    """The key under which the coordinator signs what it acknowledges; without it nothing that it says is checked."""
+    from shared.base.keys import PublicKey
+
+    path = desk.config.ca.with_name("witness.pub")
+    if not path.exists():
+        return (
+            "warn",
+            "certificates/witness.pub is missing: what the coordinator acknowledges is not checked or kept",
+            "Restore it from a backup, or ask the study lead for a new invitation and compare the key on the phone.",
+        )
+    return "ok", PublicKey(path.read_text().strip()).fingerprint, ""
+
+
+def _certificate(desk: Desk, today: dt.date) -> Finding:
+    from cryptography import x509
+
+    path: Path = desk.config.certificate
+    if not path.exists():
+        return "warn", "none yet", "site-agent join"
+    try:
+        certificate = x509.load_pem_x509_certificate(path.read_bytes())
+    except ValueError:
+        raise CertificateRefusal(
+            "the certificate must be readable", given="other bytes", next_step="Re-enrol."
+        ) from None
+    now = dt.datetime.now(dt.UTC)
+    left = (certificate.not_valid_after_utc - now).days
+    if now < certificate.not_valid_before_utc:
+        raise CertificateRefusal(
+            "the certificate must be valid already",
+            given=f"valid from {certificate.not_valid_before_utc:%Y-%m-%d}",
+            next_step="Set the clock (NTP).",
+        )
+    if now > certificate.not_valid_after_utc:
+        raise CertificateRefusal(
+            "the certificate must not be expired",
+            given=f"expired {certificate.not_valid_after_utc:%Y-%m-%d}",
+            next_step="Ask the study lead for a new invitation.",
+        )
+    return (
+        "warn" if left < CERTIFICATE_WARNING_DAYS else "ok",
+        f"{left} days left",
+        "Ask the study lead for a new invitation before it expires.",
+    )
+
+
+def _ledger(desk: Desk, today: dt.date) -> Finding:
+    entries = desk.ledger.verify()
+    waiting = [hold for hold in desk.ledger.holds() if hold.state == "drawing"]
+    if waiting:
+        return (
+            "warn",
+            f"{entries} entries; a draw was interrupted",
+            "Run site-agent release: the draw is burnt first.",
+        )
+    return "ok", f"{entries} entr{'y' if entries == 1 else 'ies'}, chained and signed", ""
+
+
+def _tables(desk: Desk, today: dt.date) -> Finding:
+    from site_agent.records import table as records
+
+    if not desk.config.data:
+        return "warn", "none", "site-agent data add FILE --as STUDY"
+    for source in desk.config.data.values():
+        records.header(source)
+    return "ok", ", ".join(sorted(desk.config.data)), ""
+
+
+def _reach(desk: Desk, today: dt.date) -> Finding:
+    from shared.plans.invitation import Invitation
+    from site_agent.egress import Egress
+
+    config = desk.config
+    # The bootstrap certificate may ask to join and nothing else: being told so is an answer, too.
+    joined = config.certificate.exists()
+    opened = desk.egress() if joined else Egress.from_invitation(Invitation.from_bytes(config.invitation.read_bytes()))
+    with opened as egress:
+        try:
+            egress.status(next(iter(config.data), "doctor"))
+        except (NetworkRefusal, CertificateRefusal):
+            raise
+        except Refusal:
+            pass
+    return "ok", f"{config.address} answers", ""

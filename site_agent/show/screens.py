@@ -1,0 +1,436 @@
+"""What the steward sees: one page per question, calm, and with the next command at its end.
+
+Every function takes a result and draws it on a console of at most 100 columns; nothing here computes a figure that is
+not also in the command's ``--json`` answer. The one rule of taste: what is *not* covered stands as close to a number
+as the number itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from shared.plans.plan import Floors
+from shared.privacy.stated import FLOW, shown_column, shown_delta, shown_epsilon, shown_price
+from shared.terminal import table
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from site_agent.decide.airlock import Earlier
+    from site_agent.ledger.book import StatementLine
+    from site_agent.release.pipeline import Release
+    from site_agent.show.curve import Curve
+
+__all__ = [
+    "budget",
+    "cell",
+    "charged_words",
+    "curve_page",
+    "heading",
+    "next_step",
+    "note",
+    "outbox",
+    "plan_page",
+    "release_page",
+    "sentences",
+    "settings",
+]
+
+ROWS = 8
+
+
+def heading(out: Console, text: str, detail: str = "") -> None:
+    """One bold line, its detail dim beside it."""
+    from rich.text import Text
+
+    out.print()
+    out.print(Text.assemble((text, "bold"), ("   " + detail if detail else "", "dim")))
+
+
+def next_step(out: Console, *commands: str) -> None:
+    """The last line of every page: what to do now."""
+    from rich.text import Text
+
+    out.print()
+    for i, command in enumerate(commands):
+        out.print(Text.assemble(("next  " if i == 0 else "      ", "dim"), (command, "cyan")), soft_wrap=True)
+
+
+def note(out: Console, text: str) -> None:
+    """A line in yellow, for what needs a second look."""
+    from rich.text import Text
+
+    out.print(Text(text, style="yellow"))
+
+
+def settings(out: Console, rows: Iterable[tuple[str, Any]]) -> None:
+    """Names on the left, what they are on the right."""
+    from rich.table import Table
+    from rich.text import Text
+
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="dim", no_wrap=True)
+    grid.add_column(overflow="fold")
+    for name, value in rows:
+        grid.add_row(name, value if isinstance(value, Text) else Text(str(value)))
+    out.print(grid)
+
+
+def sentences(out: Console, lines: Sequence[str], *, mark: str = "·", style: str = "") -> None:
+    """Sentences, each with a mark and a hanging indent."""
+    from rich.table import Table
+    from rich.text import Text
+
+    grid = Table.grid(padding=(0, 1))
+    grid.add_column(no_wrap=True)
+    grid.add_column()
+    for line in lines:
+        grid.add_row(Text(mark, style=style or "dim"), Text(line))
+    out.print(grid)
+
+
+def _trained_together(page: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Lines about a flow that several sites train, where the plan has one."""
+    if page["training"]:
+        said = page["training"]
+        words = (
+            f"{said['rounds']} times the weights of a flow after a few steps with noise, {said['steps']} steps in all"
+        )
+        return [("and in a training", words)]
+    return (
+        [("drawn through", f"the flow that several sites have trained: {page['flow'][:26]}…")] if page["flow"] else []
+    )
+
+
+def plan_page(out: Console, page: Mapping[str, Any]) -> None:
+    """Everything a steward agrees to, on one page."""
+    state = f"approved by {page['approved_by']}" if page["approved_by"] else "not approved here"
+    heading(out, f"{page['study']}: {page['title']}", f"version {page['version']} · {state}")
+    if page["changes"]:
+        heading(out, "Changed since the version that was approved here")
+        out.print(table(("setting", "before", "now"), [[item or None for item in row] for row in page["changes"]]))
+        out.print()
+    out.print(page["purpose"])
+    out.print()
+    settings(
+        out,
+        (
+            (
+                "what leaves",
+                f"{len(page['columns'])} columns of privatised rows, one row per person; no "
+                f"{'counts' if page['training'] else 'model, no counts'}",
+            ),
+            *_trained_together(page),
+            ("how often", "; ".join(f"wave {w['number']}: {w['opens']} to {w['closes']}" for w in page["waves"])),
+            ("to whom", f"{page['recipient']}, and nobody else"),
+            (
+                "rows handed on",
+                "analysts may download the rows" if page["row_download"] else "analysts cannot download rows",
+            ),
+            ("who is in it", page["eligibility"] or "not stated"),
+            ("until", page["expires"]),
+            ("plan hash", page["hash"][:16]),
+        ),
+    )
+    heading(out, "Price, per person")
+    price = page["price"]
+    settings(
+        out,
+        (
+            *(
+                [
+                    (
+                        "the training",
+                        f"{shown_price(page['training']['epsilon'], delta=price['delta'])}, whole, before round 1",
+                    )
+                ]
+                if page["training"]
+                else []
+            ),
+            ("one wave", shown_price(price["epsilon"], price["epsilon_given"], delta=price["delta"])),
+            (
+                "all of it" if page["training"] else "all waves",
+                shown_price(price["all_waves"], price["epsilon_given"], delta=price["delta"])
+                + ("" if price["epsilon"] is None else f", of a budget of {shown_epsilon(price['cap'])}"),
+            ),
+            *(
+                [
+                    (
+                        "charged so far",
+                        shown_price(page["charged"]["epsilon"], page["charged"]["epsilon_given"], delta=price["delta"])
+                        + ", by every version of the plan",
+                    )
+                ]
+                if price["epsilon"] is not None
+                else []
+            ),
+            ("with what comes", charged_words(page)),
+            ("in words", price["translation"]),
+        ),
+    )
+    if page["charged"]["to_come"] and page["charged"]["last_affordable"] is None:
+        note(out, "The budget allows none of the waves to come: nothing more could be released under this plan.")
+    heading(out, "Covered by this price", f"posture {page['posture']}")
+    sentences(out, page["covered"], mark="✓", style="green")
+    heading(out, "Not covered by this price", f"posture {page['posture']}")
+    more = [line for line in (page["training"] or {}).get("not_covered", ()) if line not in page["not_covered"]]
+    sentences(out, [*page["not_covered"], *more], mark="✗", style="yellow")
+    heading(out, "Columns")
+    rows = []
+    for column in page["columns"]:
+        missing = {"refuse": "none allowed", "level": "released as a level", "complete_case": "row left out"}
+        rows.append((column["name"], column["kind"], column["values"], missing[column["missing"]]))
+    out.print(table(("column", "kind", "bounds or levels", "missing values"), rows))
+    heading(out, "Floors in force", "the stricter of the plan's and this site's")
+    floors = page["floors"]
+    out.print(
+        f"at least {floors['persons']:g} persons · signed by {floors['approvals']:g} of its approvers · "
+        f"attack AUC at most {floors['membership_auc']:g} · own-row linkage at most {floors['own_row_linkage']:g}, "
+        f"{floors['extreme_linkage']:g} among outliers"
+        if page["posture"] == "local"
+        else f"at least {floors['persons']:g} persons · signed by {floors['approvals']:g} of its approvers"
+    )
+    if page["approval"] == "before":
+        out.print(
+            "A release is approved before it is drawn (site-agent standing add); nobody sees it before it leaves."
+        )
+    elif page["posture"] != "local":
+        out.print("Checks and attacks that read records are shown to the approver. They refuse nothing.")
+    usual = Floors()
+    audited = ("membership_auc", "own_row_linkage", "extreme_linkage")
+    if page["posture"] == "local" and any(floors[name] > getattr(usual, name) for name in audited):
+        wide = ", ".join(f"{getattr(usual, name):g}" for name in audited)
+        note(out, f"The limits of the attack audit are wider than usual ({wide}).")
+
+
+def charged_words(page: Mapping[str, Any]) -> str:
+    """Charged so far and planned together against the budget, and the last wave it allows; for screen and page."""
+    charged, cap = page["charged"], page["price"]["cap"]
+    if page["price"]["epsilon"] is None:
+        return f"{shown_price(None, page['price']['epsilon_given'])}; no total holds its releases"
+    total = f"ε = {shown_price(charged['with_waves_to_come'], charged['total_given'])}, of {shown_epsilon(cap)}"
+    if not charged["to_come"]:
+        return f"{total}; no wave is to come"
+    if charged["last_affordable"] is None:
+        return f"{total}; the budget allows none of the waves to come"
+    first, last = charged["to_come"][0], charged["to_come"][-1]
+    waves = f"wave {first}" if first == last else f"waves {first} to {last}"
+    return f"{total} once {waves} are drawn; the budget allows them up to wave {charged['last_affordable']}".replace(
+        f"wave {first} are", f"wave {first} is"
+    )
+
+
+def release_page(
+    out: Console,
+    release: Release,
+    *,
+    changes: Sequence[Sequence[str]] = (),
+    earlier: Sequence[Earlier] = (),
+    rows: int = ROWS,
+) -> None:
+    """A sealed release as its approver must see it: the very rows, size, checks, audit, price."""
+    from rich.text import Text
+
+    hold, receipt = release.hold, release.receipt
+    heading(out, f"{hold.study}, wave {hold.wave}", f"release {hold.release_id[:8]} · {hold.state.replace('_', ' ')}")
+    settings(
+        out,
+        (
+            ("what", "synthetic / privatised, not patient records"),
+            ("by", receipt.mechanism.replace("_", " ") + f", of {receipt.n} persons"),
+            ("size", f"{len(release.table)} rows, {release.table.shape[1]} columns, {hold.bundle_bytes:,} bytes"),
+            ("to", receipt.recipient),
+            (
+                "price",
+                shown_price(receipt.stated_epsilon, receipt.given, delta=receipt.delta)
+                + (
+                    ""
+                    if receipt.stated_study_epsilon is None
+                    else f"; the study's cap is ε = {shown_price(receipt.stated_study_epsilon, receipt.given)}"
+                ),
+            ),
+            ("in words", receipt.stated_translation),
+            ("bytes", f"SHA-256 {hold.bundle_sha256[:32]}…"),
+            ("made by", hold.author),
+            ("approvals", f"{len(hold.approvals)} of {hold.approvals_needed}"),
+        ),
+    )
+    heading(
+        out,
+        "The rows",
+        f"first {min(rows, len(release.table))} of {len(release.table)}; outbox show --rows N for more",
+    )
+    for part in _pages(release.table.columns, out.width):
+        shown = release.table[list(part)].head(rows)
+        out.print(table(part, [[cell(v) for v in row] for row in shown.itertuples(index=False)]))
+    heading(out, "Checks", "stay here")
+    marks = {"passed": ("✓", "green"), "warning": ("!", "yellow"), "failed": ("✗", "bold red"), "note": ("·", "cyan")}
+    lines = [
+        (
+            Text("→", "yellow") if check.notable else Text(*marks[check.outcome]),
+            check.rule,
+            None if check.measured is None else f"{check.measured:g}",
+            None if check.threshold is None else f"{check.threshold:g}",
+        )
+        for check in release.checks
+    ]
+    out.print(table(("", "rule", "found", "limit"), lines, right=("found", "limit")))
+    for check in release.warnings:
+        note(out, f"! {check.name}: {check.detail} (tick it with --tick {check.name})")
+    for check in release.notable:
+        note(out, f"→ {check.name}: {check.detail or 'the rule does not hold'} (to be known; it decides nothing)")
+    if release.audit:
+        heading(out, "Attacks we tried", "stay here")
+        sentences(out, release.audit.get("sentences", ()))
+    heading(out, "Not covered")
+    sentences(out, receipt.not_covered, mark="✗", style="yellow")
+    if receipt.posture != "local" and hold.state in ("held", "sent_back"):
+        out.print(
+            "Nothing above that was found in records decides, and your own choice by it is not in the price: a release "
+            "that is rejected because of what it shows of a record tells of that record. Each further draw is charged."
+        )
+    if earlier:
+        heading(out, "Beside the earlier releases of this study")
+        cells = [
+            (
+                one.release_id[:8],
+                one.wave,
+                one.state.replace("_", " "),
+                f"{one.rows} → {one.rows_now}",
+                "; ".join([*(f"+ {name}" for name in one.added), *(f"− {name}" for name in one.removed), *one.shifts]),
+            )
+            for one in earlier
+        ]
+        out.print(table(("release", "wave", "state", "rows", "what differs most"), cells, right=("wave",)))
+    if changes:
+        heading(out, "The plan has changed since")
+        out.print(table(("setting", "then", "now"), [[item or None for item in row] for row in changes]))
+
+
+def outbox(out: Console, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Every sealed release, one line each."""
+    if not rows:
+        out.print("The outbox is empty.")
+        return
+    head, prices = shown_column({row["release_id"]: (row["epsilon"], row["epsilon_given"]) for row in rows})
+    out.print(
+        table(
+            ("release", "study", "wave", "state", "approvals", head, "sealed"),
+            [
+                (
+                    row["release_id"][:8],
+                    row["study"],
+                    row["wave"],
+                    row["state"].replace("_", " "),
+                    f"{row['approvals']} of {row['approvals_needed']}",
+                    prices[row["release_id"]],
+                    row["day"],
+                )
+                for row in rows
+            ],
+            right=("wave", head),
+        )
+    )
+
+
+def budget(out: Console, lines: Sequence[StatementLine], totals: Sequence[Mapping[str, Any]]) -> None:
+    """Like a bank statement: each charge, the running total, the cap; beside it what no ε covers."""
+    from rich.text import Text
+
+    if not lines:
+        out.print("Nothing has been charged.")
+        return
+    for total in totals:
+        mine = [line for line in lines if line.study == total["study"]]
+        heading(out, f"Budget of {total['study']}", f"per person, at δ = {shown_delta(total['delta'])}")
+        states = {"held": "reserved", "sealed": "sealed", "delivered": "delivered", "burnt": "burnt, stays charged"}
+        charge, charges = shown_column(
+            {line.release_id: (line.epsilon, line.epsilon_given) for line in mine}, "charge ε"
+        )
+        sums = {line.release_id: (line.total, line.total_given) for line in mine if line.total is not None}
+        running, running_sums = shown_column(sums, "total ε (RDP)")
+        out.print(
+            table(
+                ("date", "wave", "release", charge, running, "state"),
+                [
+                    (
+                        line.date,
+                        line.wave or "training",
+                        line.release_id[:8],
+                        charges[line.release_id],
+                        running_sums.get(line.release_id, "–"),
+                        Text(
+                            "delivered, taken back"
+                            if line.detail.startswith("taken back")
+                            else line.detail
+                            if line.detail in ("training", "trained")
+                            else states[line.state],
+                            style="yellow" if line.state == "burnt" else "",
+                        ),
+                    )
+                    for line in mine
+                ],
+                right=("wave", charge, running),
+            )
+        )
+        if total["epsilon"] is not None:
+            share = min(1.0, total["epsilon"] / total["cap"]) if total["cap"] else 1.0
+            filled = round(40 * share)
+            bar = Text.assemble(("█" * filled, "cyan"), ("░" * (40 - filled), "dim"))
+            spent = shown_price(total["epsilon"], total["epsilon_given"])
+            bar.append(f"  ε = {spent}, of {shown_epsilon(total['cap'])}")
+            out.print(bar)
+        if apart := total["open"]:
+            out.print(f"{apart} of {total['releases']} charges are in no total: {total['open_words']}")
+        uncovered = list(dict.fromkeys(sentence for line in mine for sentence in line.uncovered))
+        if uncovered:
+            heading(out, "Not in this total, because no ε covers it")
+            sentences(out, uncovered, mark="✗", style="yellow")
+
+
+def curve_page(out: Console, curve: Curve) -> None:
+    """The curve of w as a table, what it is not beside it."""
+    whose = "made-up values" if curve.made_up else f"{curve.n:,} records"
+    heading(out, f"{curve.study}: what a weight w buys, and what it costs", f"{whose}; stays here")
+    rows = [
+        (
+            f"{point.w:.3g}" + (" ← plan" if point.w == curve.planned else ""),
+            shown_price(point.epsilon, "" if point.epsilon is not None else FLOW),
+            f"{point.bound:.1%}",
+            f"{point.hits.value:.1%} ({point.hits.low:.1%} to {point.hits.high:.1%})",
+            f"{point.own_row.value:.1%}",
+            f"{point.distance_auc.value:.2f}",
+            None if point.error is None else f"{point.error:.1%}",
+        )
+        for point in curve.points
+    ]
+    names = ("w", f"true ε given {FLOW}", "bound", "holder of the flow", "own row", "AUC", "estimates off")
+    out.print(table(names, rows, right=names[1:]))
+    out.print(
+        f"Bound and holder of the flow: patients recognised at 1 % false alarms. Estimates off: median relative error "
+        f"of {len(curve.points[0].errors)} planned terms over {curve.draws} draws."
+    )
+    sentences(out, curve.sentences())
+
+
+def _pages(names: Iterable[str], width: int) -> list[tuple[str, ...]]:
+    """Columns in groups that fit side by side."""
+    pages: list[tuple[str, ...]] = []
+    now: list[str] = []
+    used = 2
+    for name in names:
+        need = max(len(name), 8) + 2
+        if now and used + need > width:
+            pages.append(tuple(now))
+            now, used = [], 2
+        now.append(name)
+        used += need
+    return [*pages, tuple(now)] if now else pages
+
+
+def cell(value: Any) -> Any:
+    """A value of a released table as people read it; None where it is missing."""
+    if value is None or str(value) in ("<NA>", "nan"):
+        return None
+    return f"{value:.6g}" if isinstance(value, float) else value

@@ -1,0 +1,1 @@
+"""The site's part in training one flow with others."""

@@ -1,0 +1,650 @@
+"""This site's part in a training that the sites run together: what is charged, begun, sealed and answered, in order.
+
+The site asks; the coordinator only ever answers with numbers. When the first question of a training comes, the *whole*
+training is charged and witnessed before a record is read. Then, round by round:
+
+1. the question is verified: the pinned coordinator's signature, study, plan, and that its round was paid for;
+2. the round is *begun* in the ledger, and the coordinator witnesses that very entry, which the ledger notes: a ledger
+   that was put back could not begin the same round unnoticed;
+3. the steps are taken (`site_agent.training.federation`), and the answer is written to disk whole and *sealed* in the
+ledger;
+4. it leaves by the one door, signed by the site's release key.
+
+A process that is killed before 3 is done gives its round up: nobody can tell whether its noise was drawn, and the
+charge stands. One that is killed after 3 sends the same bytes again. So a round has one answer at most, and nothing
+leaves that the ledger does not name. All rounds are of one table: it must not change while a training runs.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import math
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from shared.base.canonical import sha256_hex
+from shared.base.failpoints import reach
+from shared.base.keys import Envelope, PublicKey
+from shared.base.randomness import secure_rng
+from shared.errors import (
+    ApprovalRefusal,
+    IntegrityRefusal,
+    LockedRefusal,
+    NetworkRefusal,
+    PlanChanged,
+    PlanRefusal,
+    Refusal,
+    ReplayRefusal,
+    RoundsRefusal,
+    StateRefusal,
+    TrainingRefusal,
+)
+from shared.wire.rounds import Answered, Asked, node_id, pack, unpack
+from site_agent.config import Limits, Source
+from site_agent.ledger.book import private_folder, write_whole
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from shared.base.randomness import Noise
+    from shared.plans.federated import Federated, FederatedFlow
+    from shared.plans.plan import StudyPlan
+    from shared.wire.messages import RoundReceipt
+    from site_agent.ledger.book import AnchorReceipt, Hold, Ledger
+    from site_agent.release.pipeline import Site
+
+__all__ = ["FLOWS", "Part", "charge_of", "ended", "fetch", "flow_path", "kept_flow", "part", "take_part", "uncovered"]
+
+FLOWS = "flows"
+"""Folder of the trained flows that came back, each named by its digest."""
+_ALWAYS = (
+    "The number of persons who train: it follows from the plan's eligibility rule and is public.",
+    "A person who is a patient of several hospitals: losses add up, and no hospital can see it.",
+    "Rounding in the arithmetic of the training: its gradients are floating-point numbers. Its noise is drawn exactly.",
+    "How long a round's steps take: it grows with the size of the sample, and an answer comes when they are done.",
+)
+GIVEN_UP = TrainingRefusal.code
+"""What the coordinator is told of a round that was begun and has no answer: nothing about why."""
+SOONEST, LATEST = 0.1, 5.0
+"""Seconds between two looks into the letter box: soon after a round, less and less often while nothing comes."""
+
+
+class Door(Protocol):
+    """The part of `Egress` that a training needs."""
+
+    def anchor(self, envelope: Envelope) -> AnchorReceipt:
+        """Have the coordinator acknowledge the ledger's head."""
+        ...
+
+    def next_round(self, study: str, flow: str = "") -> tuple[Asked, bytes] | None:
+        """What is asked now, or the finished flow of that digest, verified."""
+        ...
+
+    def answer_round(self, answer: Envelope, content: bytes, key: PublicKey) -> RoundReceipt:
+        """Send an answer."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """Where this site stands in a training.
+
+    Args:
+        release_id: of its charge; blank before there is one.
+        state: ``not asked yet``, or the charge's.
+        rounds: how many the plan has.
+        answered: rounds with an answer here.
+        given_up: rounds that were begun and have none.
+        epsilon: of the whole training, at the plan's δ.
+        day: of the charge, UTC; approver: of the plan.
+        flow: SHA-256 of the flow that came back; blank before.
+    """
+
+    study: str
+    rounds: int
+    epsilon: float
+    delta: float
+    approver: str = ""
+    release_id: str = ""
+    state: str = "not asked yet"
+    answered: tuple[int, ...] = ()
+    given_up: tuple[int, ...] = ()
+    day: str = ""
+    flow: str = ""
+
+
+Told = Callable[[str, int], None]
+"""Called with what was done (``charged``, ``answered``, ``sent again``, ``given up``, ``too late``, ``finished``) and
+the round."""
+
+
+def part(ledger: Ledger, plan: StudyPlan, approver: str = "") -> Part:
+    """Where the site stands in the training of an approved plan. Raises: PlanRefusal (it has none)."""
+    federated = _training(plan)
+    facts: dict[str, Any] = {
+        "study": plan.study,
+        "rounds": federated.rounds,
+        "epsilon": federated.epsilon(plan.budget.delta),
+        "delta": plan.budget.delta,
+        "approver": approver,
+    }
+    hold = _charged(ledger, plan)
+    if hold is None:
+        return Part(**facts)
+    return Part(
+        **facts,
+        release_id=hold.release_id,
+        state=hold.state,
+        answered=tuple(number for number, one in sorted(hold.begun.items()) if one.answer),
+        given_up=tuple(number for number, one in sorted(hold.begun.items()) if not one.answer),
+        day=hold.day,
+        flow=hold.flow,
+    )
+
+
+def ended(ledger: Ledger, plan: StudyPlan) -> bool:
+    """Whether the training has ended at this site. Unlike `part` it prices nothing, which an idle agent need not."""
+    hold = _charged(ledger, plan)
+    return hold is not None and bool(hold.flow)
+
+
+def take_part(
+    *,
+    plan: StudyPlan,
+    source: Source,
+    site: Site,
+    door: Door,
+    home: Path,
+    today: dt.date,
+    locked: Callable[[], AbstractContextManager[None]],
+    wait: float = 0.0,
+    until: float = math.inf,
+    rng: Noise | None = None,
+    told: Told = lambda what, round_: None,
+) -> None:
+    """Answer what is asked, until the training has ended, or nothing has been asked for `wait` seconds.
+
+    Args:
+        plan: approved at this site (`Plans.approved`), with [federated].
+        source: the study's table.
+        site: ledger, keys and floors.
+        door: the connection.
+        home: the site's folder; the finished flow is put there.
+        today: UTC date at the start.
+        locked: holds the folder as its only agent, while a round is worked on and not while one is waited for.
+        wait: how long to wait for the next question; 0 answers what is asked now.
+        until: nothing is begun after this time (`time.monotonic`).
+        rng: source of the privacy noise; None takes one of the operating system's, keyed anew for each round.
+    Raises: any `Refusal`; nothing is lost by it: the next call goes on.
+    """
+    _training(plan)
+    work = _Work(plan, source, site, door, home, rng, told)
+    began = time.monotonic()
+    end, pause = began + wait, SOONEST
+    known: set[str] = set()
+    while True:
+        site.require_running()
+        plan.require_current(today + dt.timedelta(seconds=time.monotonic() - began))
+        try:
+            found = door.next_round(plan.study)
+            if found is not None and found[0].plan_hash == plan.hash:
+                with locked():
+                    if found[0].kind == "finished":
+                        work.finish(*found)
+                        return
+                    work.answer(*found)
+                # A question that was answered is sent its bytes again, but keeps nobody busy: no new time for it.
+                if found[0].digest not in known:
+                    known.add(found[0].digest)
+                    end, pause = time.monotonic() + wait, SOONEST
+                    if time.monotonic() < until:
+                        continue
+        except (NetworkRefusal, LockedRefusal):
+            if time.monotonic() >= min(end, until):
+                raise
+        if time.monotonic() >= min(end, until):
+            return
+        time.sleep(pause)
+        pause = min(1.5 * pause, LATEST)
+
+
+def charge_of(ledger: Ledger, flow: FederatedFlow) -> dict[str, Any]:
+    """What this site was charged for a trained flow, when, and by whose approval; empty where it took no part.
+
+    Raises: PlanChanged, where the flow is not the one that this site's training ended with, or not of its charge.
+    """
+    mine = [hold for hold in ledger.holds() if hold.rounds and hold.plan_hash == flow.plan_hash and hold.drawn]
+    if not mine:
+        return {}
+    hold = mine[-1]
+    said = (dict(flow.event), flow.delta, flow.rounds, round(flow.epsilon, 9))
+    if hold.flow not in ("", flow.digest) or said != (
+        dict(hold.event),
+        hold.delta,
+        hold.rounds,
+        round(hold.epsilon or 0.0, 9),
+    ):
+        raise PlanChanged(
+            "a flow of a training in which this site took part must be the one that it ended with, at its price",
+            given=f"{flow.digest[:12]}…" + (f" for {hold.flow[:12]}…" if hold.flow else " with another price"),
+            next_step="Nothing was charged. Ask the study lead which flow the plan should name.",
+        )
+    approved = [
+        entry.body["name"]
+        for entry in ledger.entries()
+        if entry.kind == "plan_approved" and entry.body["plan_hash"] == hold.plan_hash and entry.seq < hold.reserved_seq
+    ]
+    return {
+        "release_id": hold.release_id,
+        "plan_hash": hold.plan_hash,
+        "day": hold.day,
+        "approver": approved[-1] if approved else "agent",
+        "rounds": hold.rounds,
+        "epsilon": hold.epsilon,
+        "delta": hold.delta,
+    }
+
+
+def fetch(plan: StudyPlan, door: Door, home: Path) -> bool:
+    """Have the flow that a plan names at this site; whether it had to be fetched.
+
+    Raises: PlanChanged (the coordinator has another one); StateRefusal (it has none); NetworkRefusal.
+    """
+    from shared.plans.federated import PREFIX, FederatedFlow
+
+    path = flow_path(home, plan.flow.removeprefix(PREFIX))
+    if path.exists():
+        kept_flow(home, plan.flow)
+        return False
+    found = door.next_round(plan.study, path.stem)
+    if found is None or found[0].kind != "finished":
+        raise StateRefusal(
+            "the coordinator must have the flow that the plan names", given="none yet", next_step="Ask the study lead."
+        )
+    FederatedFlow.from_bytes(found[1], name=plan.flow)
+    private_folder(path.parent)
+    write_whole(path, found[1], "federate.flow")
+    return True
+
+
+class _Work:
+    """One process's part in one training: it reads the records once."""
+
+    def __init__(
+        self, plan: StudyPlan, source: Source, site: Site, door: Door, home: Path, rng: Noise | None, told: Told
+    ) -> None:
+        self.plan, self.source, self.at, self.door, self.home = plan, source, site, door, home
+        self.rng, self.told, self.ledger = rng, told, site.ledger
+        self._encoded: NDArray[np.float64] | None = None
+        self._undrawn: set[int] = set()
+        """Rounds begun by this very process that it has surely not drawn: the coordinator did not witness them yet."""
+
+    # -- one question -------------------------------------------------------------------------------------------
+    def answer(self, said: Asked, content: bytes) -> None:
+        """Answer a verified question, once."""
+        federated = _training(self.plan)
+        if said.round > federated.rounds:
+            raise RoundsRefusal(
+                f"a training must have at most the {federated.rounds} rounds that were charged",
+                given=f"round {said.round}",
+                next_step="Nothing was drawn. More rounds need a new version of the plan, and a new charge.",
+            )
+        hold = self._paid()
+        known = hold.begun.get(said.round)
+        if known is not None and known.asked != said.digest:
+            raise ReplayRefusal(
+                "a round must be asked with the weights that it was asked with before",
+                given=f"round {said.round} with others",
+                next_step="Nothing was drawn. Tell the study lead.",
+            )
+        fresh = known is None or said.round in self._undrawn
+        what = "answered" if fresh else "sent again" if known and known.answer else "given up"
+        if fresh:
+            refused = self._train(hold, said, content)
+            hold = self.ledger.hold(hold.release_id)
+            known = hold.begun.get(said.round)
+            what = what if refused is None else "given up"
+            if known is None:  # not even begun: a question that cannot be answered
+                assert refused is not None
+                self._send(said, b"", refused.code)
+                raise refused
+        assert known is not None
+        self._send(said, self._sealed(hold, said.round) if known.answer else b"", "" if known.answer else GIVEN_UP)
+        self.told(what, said.round)
+
+    def _send(self, said: Asked, content: bytes, code: str) -> None:
+        answer = Answered(
+            study=said.study,
+            plan_hash=said.plan_hash,
+            site=self.at.name,
+            round=said.round,
+            asked=said.digest,
+            content_sha256=sha256_hex(content),
+            content_bytes=len(content),
+            code=code,
+        )
+        signer = self.ledger.signer
+        try:
+            self.door.answer_round(answer.sign(signer), content, signer.public)
+        except StateRefusal:
+            # The others went on without it. The charge stands, and the next round is asked of this site as well.
+            self.told("too late", said.round)
+
+    def _paid(self) -> Hold:
+        """The training's hold, charged and witnessed, its persons bound: before its first round, and once."""
+        plan, ledger = self.plan, self.ledger
+        before = _charged(ledger, plan)
+        if before is not None and before.phase == "burnt":
+            raise StateRefusal(
+                "this site's part in a training must not have been ended",
+                given=f"one that was: {before.reason or before.state}",
+                next_step="Its charge stays. To take part again needs a new version of the plan, and a new charge.",
+            )
+        self._require_approvers()
+        hold = self._reserved() if before is None else before
+        reach("federate.reserved")
+        if hold.state == "reserved":
+            hold = ledger.mark_anchored(hold, self.door.anchor(ledger.anchor_envelope()))
+            reach("federate.anchored")
+        if hold.state == "anchored":
+            hold = self._bound(hold)
+            self.told("charged", 0)
+        if hold.state != "training":
+            raise StateRefusal(
+                "a training must be under way for a round to be answered",
+                given=hold.state,
+                next_step="See site-agent budget.",
+            )
+        return hold
+
+    def _require_approvers(self) -> None:
+        """Refuse a training with fewer approvers of its plan than a release needs: no person sees its rounds.
+
+        The plan's approval is all that a person ever signs for them. Raises: ApprovalRefusal.
+        """
+        plan, limits = self.plan, self._limits
+        needed = max(limits.approvals, 2 if limits.author_apart else 1)
+        names: set[str] = set()
+        for entry in self.ledger.entries() if needed > 1 else ():
+            if entry.kind == "plan_approved" and entry.body["plan_hash"] == plan.hash:
+                names.add(entry.body["name"])
+            elif entry.kind == "plan_revoked" and entry.body["study"] == plan.study:
+                names.clear()
+        if 1 < needed > len(names):
+            raise ApprovalRefusal(
+                f"{needed} people must have approved the plan: it stands for every round of its training",
+                given=f"{len(names)}: {', '.join(sorted(names)) or 'nobody'}",
+                next_step=f"Another approver runs site-agent plan approve {plan.study} --as NAME.",
+            )
+
+    def _reserved(self) -> Hold:
+        plan, federated = self.plan, _training(self.plan)
+        return self.ledger.reserve(
+            study=plan.study,
+            plan_hash=plan.hash,
+            wave=0,
+            release_id=secrets.token_hex(16),
+            event=federated.event.to_canonical(),
+            delta=plan.budget.delta,
+            cap_epsilon=plan.budget.epsilon,
+            uncovered=uncovered(plan),
+            site_cap_epsilon=self.at.budget.epsilon,
+            site_delta=self.at.budget.delta,
+            rounds=federated.rounds,
+        )
+
+    def _bound(self, hold: Hold) -> Hold:
+        from site_agent.records import table as records
+
+        self._read(hold)
+        as_written = self.ledger.as_written(self.plan.study)
+        space = records.person_space(self.source, self.plan.dictionary, key=self.at.snapshot_key, as_written=as_written)
+        hold = self.ledger.start_training(hold, self._persons, space=space, snapshot=self._snapshot)
+        reach("federate.bound")
+        return hold
+
+    def _read(self, hold: Hold) -> None:
+        """Records of everybody who has not withdrawn, encoded. Raises: SmallN, DataRefusal, StateRefusal, …"""
+        from shared.plans.encoding import Encoder
+        from site_agent.records import table as records
+        from site_agent.release import checks
+
+        plan, key = self.plan, self.at.snapshot_key
+        as_written = self.ledger.as_written(plan.study)
+        table = records.read(self.source, plan.dictionary, key=key, as_written=as_written)
+        if hold.snapshot and hold.snapshot != table.snapshot:
+            raise StateRefusal(
+                "the table must not change while a training runs",
+                given="a table that has changed since its first round",
+                next_step=f"Put that table back until the training has ended, or end this site's part: "
+                f"site-agent withdraw {hold.release_id[:8]} --as NAME --reason policy. Its charge stays.",
+            )
+        everyone = records.row_pseudonyms(table, plan.dictionary, key=key)
+        bound = self.ledger.persons(hold) if hold.persons_sha256 else None
+        if hold.persons_sha256 and (bound is None or everyone is None):
+            raise StateRefusal(
+                "persons must be told apart as before the first round",
+                given="another way, or a list that was deleted",
+                next_step="Put mapping and snapshot.key back as they were, or end this site's part.",
+            )
+        gone = self.ledger.persons_gone(plan.study)
+        rows = [i for i in range(table.n) if everyone is None or _belongs(everyone[i], bound, gone)]
+        checks.before_draw(n=len(rows), delta=plan.budget.delta, limits=self._limits)
+        self._snapshot = table.snapshot
+        self._persons: Sequence[str] | None = None if everyone is None else [everyone[i] for i in rows]
+        chosen = table.table.iloc[rows].reset_index(drop=True)
+        self._encoded = Encoder(dictionary=plan.dictionary).encode(chosen, self.rng or secure_rng())
+
+    def _present(self) -> NDArray[np.float64]:
+        """The records as of this round: those of persons who have withdrawn since the first are not a number.
+
+        They stay as rows, so that the number of records that goes out is the same in every round and tells of nobody's
+        withdrawal, and what a sampled one adds to a step is nothing (`site_agent.models.private_flow.clipped_sum`).
+        Raises: SmallN, where too few are left.
+        """
+        from site_agent.release import checks
+
+        assert self._encoded is not None
+        if self._persons is None:
+            return self._encoded
+        gone = self.ledger.persons_gone(self.plan.study)
+        away = [person in gone for person in self._persons]
+        checks.before_draw(n=len(away) - sum(away), delta=self.plan.budget.delta, limits=self._limits)
+        present = self._encoded.copy()
+        present[away] = float("nan")
+        return present
+
+    @property
+    def _limits(self) -> Limits:
+        return Limits.of(self.plan.floors, self.at.floors)
+
+    def _train(self, hold: Hold, said: Asked, content: bytes) -> Refusal | None:
+        """Have the Flower app take the round's steps; None, or why there is no answer.
+
+        Raises: what stops the site and not the round: a pause, a plan that was revoked, an offline coordinator, a table
+        that cannot be read.
+        """
+        from shared.wire import flower
+        from site_agent.training.federation import client_app
+
+        if self._encoded is None:
+            self._read(hold)
+        flower.prepare()
+        from flwr.app import ArrayRecord, ConfigRecord, Context, RecordDict
+
+        try:
+            weights, numbers = unpack(content)
+        except Refusal as refusal:
+            return refusal
+        if numbers:
+            return TrainingRefusal("a round must be asked with weights alone", given="further numbers")
+        asked = RecordDict(
+            {
+                flower.ARRAYS: ArrayRecord({flower.WEIGHTS: flower.vector(weights.astype("f8"))}),
+                flower.CONFIG: ConfigRecord({"plan": said.plan_hash, "server-round": said.round}),
+            }
+        )
+        me = node_id(self.ledger.signer.public)
+        message = flower.addressed(
+            asked, message_type="train", source=0, target=me, name=said.digest, group=str(said.round)
+        )
+        mine = _Source(self, hold, said, self._present())
+        context = Context(run_id=0, node_id=me, node_config={}, state=RecordDict(), run_config={})
+        reply = client_app(mine)(message, context)
+        if mine.stopped is not None:
+            raise mine.stopped
+        return flower.refusal(reply.error) if reply.has_error() else None
+
+    # -- what is on disk ----------------------------------------------------------------------------------------
+    def begin(self, hold: Hold, said: Asked) -> None:
+        """The last step before a round's noise: in the ledger, and witnessed."""
+        if said.round not in self._undrawn:
+            self.ledger.begin_round(hold, said.round, said.digest)
+            self._undrawn.add(said.round)
+            reach("federate.begun")
+        receipt = self.door.anchor(self.ledger.anchor_envelope())
+        reach("federate.anchored_round")
+        self.ledger.witness_round(hold, said.round, receipt)
+        self._undrawn.discard(said.round)
+        reach("federate.witnessed")
+
+    def seal(self, hold: Hold, said: Asked, weights: NDArray[np.float64]) -> None:
+        """An answer on disk, and in the ledger: only then may it leave."""
+        federated = _training(self.plan)
+        assert self._encoded is not None
+        content = pack(weights, {"n": len(self._encoded), "steps": federated.local_steps})
+        folder = self.ledger.folder(hold)
+        private_folder(folder.parent)
+        private_folder(folder)
+        write_whole(folder / _file(said.round), content, "federate.answer")
+        self.ledger.seal_round(hold, said.round, sha256_hex(content))
+        reach("federate.sealed")
+
+    def _sealed(self, hold: Hold, number: int) -> bytes:
+        path = self.ledger.folder(hold) / _file(number)
+        content = path.read_bytes() if path.exists() else b""
+        if sha256_hex(content) != hold.begun[number].answer:
+            raise IntegrityRefusal(
+                f"the answer to round {number} must be the bytes that were sealed",
+                given="other bytes" if content else "no file",
+                next_step="Restore the sealed folder; a round is never drawn again.",
+            )
+        return content
+
+    # -- the end ------------------------------------------------------------------------------------------------
+    def finish(self, said: Asked, content: bytes) -> None:
+        """Keep the flow that came of it, if it is what its plan gives. Raises: SchemaRefusal, ReceiptRefusal."""
+        from shared.plans.federated import FederatedFlow
+
+        flow = FederatedFlow.from_bytes(content)
+        flow.require_true(self.plan)
+        path = flow_path(self.home, flow.digest)
+        if not path.exists():
+            private_folder(path.parent)
+            write_whole(path, content, "federate.flow")
+        hold = _charged(self.ledger, self.plan)
+        if hold is not None and hold.state == "training":
+            self.ledger.end_training(hold, flow.digest)
+            reach("federate.ended")
+        self.told("finished", said.round)
+
+
+class _Source:
+    """What the Flower app sees of the site (`site_agent.training.federation.Source`), for one round."""
+
+    def __init__(self, work: _Work, hold: Hold, said: Asked, present: NDArray[np.float64]) -> None:
+        self._work, self._hold, self._said, self._present = work, hold, said, present
+        self.stopped: Exception | None = None
+
+    @property
+    def plan(self) -> StudyPlan:
+        return self._work.plan
+
+    @property
+    def site(self) -> str:
+        return self._work.at.name
+
+    def answered(self, round_: int) -> tuple[str, NDArray[np.float64]] | None:
+        return None  # what was answered before is sent again without asking the app
+
+    def allow(self, round_: int) -> None:
+        try:
+            self._work.at.require_running()
+            self._work.begin(self._hold, self._said)
+        except Exception as error:
+            self.stopped = error
+            raise
+
+    def records(self) -> NDArray[np.float64]:
+        return self._present
+
+    def noise(self) -> Noise:
+        return self._work.rng or secure_rng()  # keyed anew: an image of this process draws nothing of a round twice
+
+    def keep(self, round_: int, asked: str, weights: NDArray[np.float64]) -> None:
+        try:
+            self._work.seal(self._hold, self._said, weights)
+        except Exception as error:
+            self.stopped = error
+            raise
+
+
+def _belongs(person: str, bound: frozenset[str] | None, gone: frozenset[str]) -> bool:
+    """Whether a person trains: of those who were bound before the first round, and before it of all who are left."""
+    return person not in gone if bound is None else person in bound
+
+
+def uncovered(plan: StudyPlan) -> tuple[str, ...]:
+    """What the guarantee of a plan's training does not cover, in sentences for a steward."""
+    from shared.releases.receipt import left_out, unit
+
+    rows = () if unit(plan) == "patient" else (_ROWS,)
+    return _ALWAYS + rows + left_out(plan)
+
+
+_ROWS = "A person with several rows: the study has no person column, so the guarantee is for one row."
+
+
+def _training(plan: StudyPlan) -> Federated:
+    if plan.federated is None:
+        raise PlanRefusal(
+            "the approved plan must have [federated] for the site to take part in a training",
+            given="none",
+            next_step=f"See site-agent plan show {plan.study}.",
+        )
+    return plan.federated
+
+
+def _charged(ledger: Ledger, plan: StudyPlan) -> Hold | None:
+    """The training's charge under this plan, the last one; None where there is none."""
+    mine = [hold for hold in ledger.holds(plan.study) if hold.rounds and hold.plan_hash == plan.hash]
+    return mine[-1] if mine else None
+
+
+def _file(number: int) -> str:
+    return f"round-{number:05d}.bin"
+
+
+def flow_path(home: Path, digest: str) -> Path:
+    """Where a trained flow lies."""
+    return home / FLOWS / f"{digest}.json"
+
+
+def kept_flow(home: Path, name: str) -> FederatedFlow:
+    """The trained flow that a plan names. Raises: StateRefusal (it is not here), PlanChanged (another one)."""
+    from shared.plans.federated import PREFIX, FederatedFlow
+
+    path = flow_path(home, name.removeprefix(PREFIX))
+    if not path.exists():
+        raise StateRefusal(
+            "the flow that the plan names must be at this site",
+            given="no such file",
+            next_step="Run site-agent federate STUDY: it fetches the flow that the training ended with.",
+        )
+    return FederatedFlow.from_bytes(path.read_bytes(), name=name)
