@@ -305,7 +305,7 @@ def send(at: Desk, release_id: str, *, agent_version: str, today: dt.date) -> Ap
 
 
 def require_approved_ahead(at: Desk, plan: StudyPlan, *, agent_version: str, today: dt.date) -> None:
-    """Refuse a release, before anything is charged, of a plan that wants it approved before it is drawn, and is not.
+    """Refuse what a plan wants approved before it is drawn, and is not: asked before the charge and before the draw.
 
     Raises: ApprovalRefusal (no standing approval in force is good for the release as it is planned); PolicyRefusal
         (this site wants more than the one approver that such a plan has).
@@ -334,7 +334,7 @@ def require_approved_ahead(at: Desk, plan: StudyPlan, *, agent_version: str, tod
     raise ApprovalRefusal(
         "a release of this plan must be approved before it is drawn",
         given="no standing approval in force that is good for it",
-        next_step=f"Run {_STANDING_ADD.format(study=plan.study)}. Nothing was charged.",
+        next_step=f"Run {_STANDING_ADD.format(study=plan.study)}. Nothing was drawn.",
     )
 
 
