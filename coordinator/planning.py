@@ -8,7 +8,7 @@ the budget affords. The paper's own figure stands beside it, because readers of 
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -473,7 +473,7 @@ def cost(plan: StudyPlan, *, waves: int | None = None, persons: int | None = Non
     """
     from shared.mechanisms.latent_noise.plan import mechanism
     from shared.privacy import accountant as privacy
-    from shared.releases.receipt import given, in_words, planned_event
+    from shared.releases.receipt import given, in_words, planned_event, planned_events
 
     count = len(plan.waves) if waves is None else waves
     if not 1 <= count <= 10_000:
@@ -492,14 +492,20 @@ def cost(plan: StudyPlan, *, waves: int | None = None, persons: int | None = Non
     prescribed = mechanism(plan) if plan.release.draws_rows else None
     promised = privacy.guaranteed(event)
     noise = prescribed if promised else None
-    curve = privacy.rdp(event)
     federated = plan.federated
     before = 0.0 if federated is None else privacy.rdp(federated.event)
-    # Under `append` and `frozen` nobody is drawn twice: whoever comes with the third wave pays for the third alone.
-    totals = [
-        privacy.epsilon_from_rdp(before + (number if plan.redraws else 1) * curve, delta)
-        for number in range(1, count + 1 if promised else 1)
-    ]
+
+    curves = {one: privacy.rdp(one) for one in planned_events(plan, max(count, len(plan.waves)) + 1)}
+
+    def total(number: int) -> float:
+        """After that many waves, of which all beyond the plan's cost alike."""
+        # Under `append` and `frozen` nobody is drawn twice: whoever comes with the third wave pays for the third alone.
+        events = planned_events(plan, min(number, len(plan.waves) + 1) if plan.redraws else 1)
+        charged = sum((curves[one] for one in events), before)
+        more = number - len(events) if plan.redraws else 0
+        return privacy.epsilon_from_rdp(charged + more * curves[events[-1]], delta)
+
+    totals = [total(number) for number in range(1, count + 1 if promised else 1)]
     return Cost(
         study=plan.study,
         version=plan.version,
@@ -523,7 +529,7 @@ def cost(plan: StudyPlan, *, waves: int | None = None, persons: int | None = Non
         ),
         last_affordable=MANY
         if not promised
-        else _last_affordable(curve, delta, cap, before)
+        else _last_affordable(total, cap)
         if plan.redraws
         else MANY * (totals[0] <= cap),
         translation=in_words(plan, event),
@@ -532,12 +538,11 @@ def cost(plan: StudyPlan, *, waves: int | None = None, persons: int | None = Non
     )
 
 
-def _last_affordable(curve: Any, delta: float, cap: float, before: Any = 0.0) -> int:
+def _last_affordable(total: Callable[[int], float], cap: float) -> int:
     """The largest number of waves whose composed ε fits; totals grow, so a doubling and a bisection find it."""
-    from shared.privacy import accountant as privacy
 
     def fits(number: int) -> bool:
-        return privacy.epsilon_from_rdp(before + number * curve, delta) <= cap
+        return total(number) <= cap
 
     if not fits(1):
         return 0

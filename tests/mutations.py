@@ -541,6 +541,42 @@ MUTATIONS: tuple[Mutation, ...] = (
         tests=["test_postures.py::test_the_private_event_is_training_and_noise_together"],
     ),
     mutation(
+        "a flow that nobody was charged for is used at the price of rows",
+        (
+            "site_agent/release/pipeline.py",
+            "return sealed is not None and sealed.flow_of in trained",
+            "return sealed is not None",
+        ),
+        tests=["test_flow_used_again.py::test_a_flow_of_a_release_without_a_training_is_charged_one"],
+    ),
+    mutation(
+        "a wave that refits is charged the rows alone",
+        (
+            "site_agent/release/pipeline.py",
+            "if base is None or not plan.release.draws_rows or refits(plan, plan.wave(wave)):",
+            "if base is None or not plan.release.draws_rows:",
+        ),
+        tests=[
+            "test_flow_used_again.py::test_waves_through_one_private_flow_are_charged_its_training_once_and_one_that_refits_again"
+        ],
+    ),
+    mutation(
+        "a receipt at the price of rows of its own flow",
+        ("shared/releases/receipt.py", "reused = self.flow_of != self.release_id and _agree(", "reused = _agree("),
+        tests=["test_flow_used_again.py::test_a_receipt_at_the_price_of_rows_is_true_only_of_another_releases_flow"],
+    ),
+    mutation(
+        "the coordinator takes the price of rows beside any release",
+        (
+            "coordinator/services/collect.py",
+            'if not any(training in found.event.get("events", ()) for found in fitted):',
+            "if not fitted:",
+        ),
+        tests=[
+            "test_flow_used_again.py::test_the_coordinator_takes_the_price_of_rows_only_beside_the_release_that_was_charged_the_training"
+        ],
+    ),
+    mutation(
         "the sensitivity of one table for all of them",
         (TABLES, "sensitivity=sensitivity(len(self.tables))", "sensitivity=sensitivity(1)"),
         tests=[

@@ -70,9 +70,16 @@ PLANS = {
 }
 
 
+THROUGH_AN_EARLIER_FLOW = "private, through the flow of an earlier release"
+PLANS[THROUGH_AN_EARLIER_FLOW] = replace(study("private"), title="Words again")
+
+
 def receipt(plan: StudyPlan) -> Receipt:
+    reused = plan is PLANS[THROUGH_AN_EARLIER_FLOW]
     return write_receipt(
         plan=plan,
+        reused=reused,
+        flow_of="cd" * 16 if reused else "",
         wave=1,
         site="north",
         release_id="ab" * 16,

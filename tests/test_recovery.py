@@ -18,7 +18,7 @@ from shared.privacy import accountant as privacy
 from shared.releases.receipt import planned_event
 from site_agent.decide.plans import Plans
 from site_agent.ledger.book import Ledger, Lost
-from site_agent.ledger.holds import _curve, price_of
+from site_agent.ledger.holds import curve_of, price_of
 from site_agent.ledger.recovery import draws_within, recover
 
 TODAY = dt.date(2026, 5, 1)
@@ -203,7 +203,7 @@ def test_a_draw_nobody_can_name_costs_at_no_order_less_than_under_any_known_vers
     assert above.any()
     assert not above.all()
     price = price_of(steep.to_canonical(), 1e-6, [flat.to_canonical()])
-    assert np.array_equal(_curve(price), np.maximum(privacy.rdp(steep), privacy.rdp(flat)))
+    assert np.array_equal(curve_of(price), np.maximum(privacy.rdp(steep), privacy.rdp(flat)))
     assert price["epsilon"] == max(privacy.epsilon(steep, 1e-6), privacy.epsilon(flat, 1e-6))
     assert price["epsilon_pure"] is None, "one of them has none"
 

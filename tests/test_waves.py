@@ -597,11 +597,11 @@ def test_a_night_on_which_the_clocks_change_makes_each_wave_exactly_once(plan, t
 
 
 def test_what_the_waves_cost_depends_on_what_they_do_with_returning_persons(plan):
-    event = GAUSSIAN
-    append = waves.cost(several(plan, 12, budget=Budget(epsilon=once(3))), event)
+    events = [GAUSSIAN] * 12
+    append = waves.cost(several(plan, 12, budget=Budget(epsilon=once(3))), events)
     assert append.totals == pytest.approx([once()] * 12, rel=1e-12)
     assert append.affordable == 12
-    refresh = waves.cost(several(plan, 12, returning="refresh", budget=Budget(epsilon=once(3))), event)
+    refresh = waves.cost(several(plan, 12, returning="refresh", budget=Budget(epsilon=once(3))), events)
     assert refresh.totals == pytest.approx([once(k) for k in range(1, 13)], rel=1e-12)
     assert refresh.affordable == 3
 

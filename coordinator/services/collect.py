@@ -24,14 +24,14 @@ import os
 import shutil
 import signal
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 from weakref import WeakValueDictionary
 
 from coordinator.services.analysis import LONGEST, REQUEST_CAP, WAITING, AnalysisService
 from coordinator.services.authority import Authority, requested_key
-from coordinator.store.store import Site, Store
+from coordinator.store.store import Release, Site, Store
 from coordinator.training.rounds import LetterBoxes
 from shared.base.canonical import sha256_hex
 from shared.base.failpoints import reach
@@ -57,7 +57,7 @@ from shared.errors import (
 from shared.plans.plan import StudyPlan
 from shared.plans.standing import broken_limit, open_revocation, open_standing
 from shared.privacy.stated import all_given, shown_epsilon, shown_price
-from shared.releases.receipt import AGENT, STATEMENT_TYPE, Receipt, Statement, read_bundle
+from shared.releases.receipt import AGENT, STATEMENT_TYPE, Receipt, Statement, charged_training, read_bundle
 from shared.wire.messages import (
     ANALYSIS,
     ANALYSIS_SERVICE,
@@ -628,10 +628,18 @@ class CollectionService:
         earlier = self._store.charged(receipt.study, receipt.site)
         earlier.pop(receipt.release_id, None)
         plans = [self._store.plan(receipt.study, version).plan for version, _ in earlier.values()]
+        # Of what was set apart nobody here read the receipt: it may have been drawn through an earlier release's flow.
         charges = [
             (plan, privacy.from_canonical(receipt.event)),
-            *((before, planned_event(before)) for before in plans),
+            *(
+                (
+                    before,
+                    privacy.from_canonical(release.receipt.event) if release else planned_event(before, reused=True),
+                )
+                for before, (_, release) in zip(plans, earlier.values(), strict=True)
+            ),
         ]
+        self._require_training_charged(receipt, plan, [release for _, release in earlier.values() if release])
         least = least_total(charges, plan.budget.delta)
         if least > plan.budget.epsilon * (1 + 1e-9):
             condition = all_given((least, given(charged)) for charged, event in charges if privacy.guaranteed(event))
@@ -656,6 +664,22 @@ class CollectionService:
                 "a receipt must follow the site's last one",
                 given="one that another release of the site follows already",
                 next_step="The site's ledger may be an old copy: site-agent ledger recover.",
+            )
+
+    def _require_training_charged(self, receipt: Receipt, plan: StudyPlan, earlier: Sequence[Release]) -> None:
+        """Hold a release that was charged without a training against the one that fitted its flow.
+
+        Raises: ReceiptRefusal.
+        """
+        training = charged_training(plan)
+        if training is None or training in receipt.event.get("events", ()):
+            return
+        fitted = [release.receipt for release in earlier if release.release_id == receipt.flow_of]
+        if not any(training in found.event.get("events", ()) for found in fitted):
+            raise ReceiptRefusal(
+                "a release that is not charged for the training of its flow must name the release that was",
+                given="one that has not arrived here" if not fitted else "one that was not charged for this training",
+                next_step="Ask the site to deliver that release first.",
             )
 
     def _set_apart(self, part: Path, statement: Statement, envelope: Envelope, refusal: Refusal) -> None:

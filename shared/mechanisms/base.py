@@ -131,6 +131,13 @@ class Prescription(ABC):
     def event(self, plan: StudyPlan) -> Event:
         """What one release is charged as, known before it runs."""
 
+    def reused(self, plan: StudyPlan) -> Prescription:
+        """The settings of a release that is drawn through what an earlier release of the study has fitted and paid for.
+
+        Returns: itself, where that changes neither the price nor what it covers.
+        """
+        return self
+
     @abstractmethod
     def facts(self, plan: StudyPlan) -> Facts:
         """The receipt's facts."""

@@ -28,7 +28,7 @@ from shared.base.canonical import canonical_json, closed, parse_json, sha256_hex
 from shared.base.keys import Envelope, SigningKey
 from shared.errors import IntegrityRefusal, ReceiptRefusal, SchemaRefusal
 from shared.mechanisms.base import unit
-from shared.plans.plan import StudyPlan
+from shared.plans.plan import StudyPlan, Wave
 from shared.privacy import accountant as privacy
 from shared.privacy.stated import FLOW
 
@@ -41,11 +41,14 @@ __all__ = [
     "Bundle",
     "Receipt",
     "Statement",
+    "charged_training",
     "coverage",
     "given",
     "in_words",
     "planned_event",
+    "planned_events",
     "read_bundle",
+    "refits",
     "unit",
     "write_bundle",
     "write_receipt",
@@ -73,9 +76,11 @@ LEAVES_PERSONS_OPEN = ("local", "holdout")
 """Postures under which some person's record shapes the flow without noise: approved only with a tick on that."""
 
 
-def coverage(plan: StudyPlan) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def coverage(plan: StudyPlan, *, reused: bool = False) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """What the guarantee of a plan covers, and what it does not, in sentences for a steward.
 
+    Args:
+        reused: as of `planned_event`.
     Returns: (covered, not_covered).
     """
     count = " and from who was drawn to train," if plan.posture == "holdout" else ""
@@ -92,7 +97,8 @@ def coverage(plan: StudyPlan) -> tuple[tuple[str, ...], tuple[str, ...]]:
             "A person with several rows: the study has no person column, so the guarantee is for one row, and the "
             "losses of a person's rows add up.",
         )
-    return plan.release.covered(plan), plan.release.not_covered(plan) + always + told_apart(plan) + left_out(plan)
+    release = plan.release.reused(plan) if reused else plan.release
+    return release.covered(plan), release.not_covered(plan) + always + told_apart(plan) + left_out(plan)
 
 
 def told_apart(plan: StudyPlan) -> tuple[str, ...]:
@@ -260,8 +266,11 @@ class Receipt:
                 "a receipt must name a training's charge under a plan that names its flow, and in full",
                 given="another form",
             )
+        # Through an earlier release's flow the rows alone are charged; agents of version 0.1 charged all of it again.
+        through = planned_event(plan, reused=True).to_canonical()
+        reused = self.flow_of != self.release_id and _agree(dict(self.event), through)
         expected: dict[str, Any] = {
-            **_prescribed(plan),
+            **_prescribed(plan, reused=reused),
             "epsilon": _stated(event, plan.budget.delta),
             "epsilon_pure": privacy.pure_epsilon(event),
             "rdp": curve,
@@ -276,9 +285,41 @@ class Receipt:
                 )
 
 
-def planned_event(plan: StudyPlan) -> privacy.Event:
-    """The privacy event that one release under this plan is charged as, before it runs."""
-    return plan.release.event(plan)
+def planned_event(plan: StudyPlan, *, reused: bool = False) -> privacy.Event:
+    """The privacy event that one release under this plan is charged as, before it runs.
+
+    Args:
+        reused: whether it is drawn through the flow of an earlier release of its site, which was charged the training.
+    """
+    return (plan.release.reused(plan) if reused else plan.release).event(plan)
+
+
+def planned_events(plan: StudyPlan, waves: int | None = None) -> tuple[privacy.Event, ...]:
+    """The events of a plan's waves where each is delivered: the flow is fitted in the first, and where a wave refits.
+
+    Args:
+        waves: how many; None takes the plan's. Those beyond the plan's refit nothing.
+    """
+    count = len(plan.waves) if waves is None else waves
+    fitted, again = planned_event(plan), planned_event(plan, reused=True)
+    numbered = {wave.number: wave for wave in plan.waves}
+    return tuple(
+        fitted if number == 1 or refits(plan, numbered.get(number)) else again for number in range(1, count + 1)
+    )
+
+
+def charged_training(plan: StudyPlan) -> Mapping[str, Any] | None:
+    """The event, in canonical form, of the training that is charged with the release that fits the flow.
+
+    Returns: None where fitting has no price, or is charged by itself.
+    """
+    fitted, again = planned_event(plan), planned_event(plan, reused=True)
+    return None if fitted == again else fitted.to_canonical()["events"][0]
+
+
+def refits(plan: StudyPlan, wave: Wave | None) -> bool:
+    """Whether a wave fits a flow of its own though an earlier one has left its."""
+    return plan.returning == "refresh" and wave is not None and wave.refit
 
 
 def given(plan: StudyPlan) -> str:
@@ -321,9 +362,10 @@ def _is_charge(given: Mapping[str, Any]) -> bool:
     )
 
 
-def _prescribed(plan: StudyPlan) -> dict[str, Any]:
-    """Everything on a receipt that the plan alone decides."""
-    covered, not_covered = coverage(plan)
+def _prescribed(plan: StudyPlan, *, reused: bool) -> dict[str, Any]:
+    """Everything on a receipt that the plan alone decides, and whether a flow is used again."""
+    covered, not_covered = coverage(plan, reused=reused)
+    release = plan.release.reused(plan) if reused else plan.release
     return {
         "study": plan.study,
         "plan_hash": plan.hash,
@@ -331,8 +373,8 @@ def _prescribed(plan: StudyPlan) -> dict[str, Any]:
         "dictionary_hash": plan.dictionary.hash,
         "recipient": plan.coordinator,
         "mechanism": plan.release.mechanism,
-        **asdict(plan.release.facts(plan)),
-        "event": planned_event(plan).to_canonical(),
+        **asdict(release.facts(plan)),
+        "event": release.event(plan).to_canonical(),
         "unit": unit(plan),
         "contributions": 1,
         "posture": plan.posture,
@@ -376,6 +418,7 @@ def write_receipt(
     previous: str,
     drawn: int | None = None,
     flow_of: str = "",
+    reused: bool = False,
     trained: Mapping[str, Any] | None = None,
 ) -> Receipt:
     """The receipt of a release that this plan prescribes; every figure follows from the parameters.
@@ -385,11 +428,12 @@ def write_receipt(
         previous: hash of the site's previous receipt in this study, or 64 zeros.
         drawn: rows drawn for this release; None for all.
         flow_of: release for which the flow was fitted; blank for this one.
+        reused: whether it was charged as a release through that flow (`planned_event`).
         trained: see `Receipt`.
     """
-    event = planned_event(plan)
+    event = planned_event(plan, reused=reused)
     return Receipt(
-        **_prescribed(plan),
+        **_prescribed(plan, reused=reused),
         wave=wave,
         site=site,
         release_id=release_id,

@@ -16,6 +16,8 @@ from site_agent.cli.frame import As, Dry, Home, Json, Reason, Study, plan_app
 from site_agent.desk import Desk, agent_version, asked, attempted, desk, today
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from rich.console import Console
 
     from shared.plans.plan import StudyPlan
@@ -136,11 +138,11 @@ def plan_facts(at: Desk, plan: StudyPlan) -> dict[str, Any]:
 
 def _price(plan: StudyPlan, event: Any) -> dict[str, Any]:
     from shared.privacy import accountant as privacy
-    from shared.releases.receipt import given, in_words
+    from shared.releases.receipt import given, in_words, planned_events
     from site_agent.decide.waves import cost
 
     delta, cap = plan.budget.delta, plan.budget.epsilon
-    planned, promised = cost(plan, event), privacy.guaranteed(event)
+    planned, promised = cost(plan, planned_events(plan)), privacy.guaranteed(event)
     return {
         "epsilon": float(privacy.epsilon(event, delta)) if promised else None,
         "epsilon_given": given(plan),
@@ -174,7 +176,7 @@ def charged(at: Desk, plan: StudyPlan) -> dict[str, Any]:
 
     lines = calendar(plan, at.ledger.holds(plan.study), today())
     ahead = [line.number for line in lines if line.state in ("due", "not yet open")]
-    totals = _ahead(at, plan, len(ahead))
+    totals = _ahead(at, plan, ahead)
     so_far = at.ledger.study_total(plan.study, plan.budget.delta)
     within = [number for number, total in zip(ahead, totals, strict=True) if total <= plan.budget.epsilon]
     return {
@@ -187,12 +189,18 @@ def charged(at: Desk, plan: StudyPlan) -> dict[str, Any]:
     }
 
 
-def _ahead(at: Desk, plan: StudyPlan, more: int) -> tuple[float, ...]:
-    from shared.releases.receipt import planned_event
+def _ahead(at: Desk, plan: StudyPlan, numbers: Sequence[int]) -> tuple[float, ...]:
+    """The study's totals after each of these waves, all that is under way having been delivered."""
+    from shared.releases.receipt import planned_event, refits
     from site_agent.release.pipeline import touches
 
-    event = planned_event(plan).to_canonical()
-    return at.ledger.forecast(plan.study, event, plan.budget.delta, touches=touches(plan), more=more)
+    mine = at.ledger.holds(plan.study)
+    fitted = any(hold.phase != "burnt" and hold.state != "withdrawn" and not hold.rounds for hold in mine)
+    events = []
+    for number in numbers:
+        events.append(planned_event(plan, reused=fitted and not refits(plan, plan.wave(number))).to_canonical())
+        fitted = True
+    return at.ledger.forecast(plan.study, events, plan.budget.delta, touches=touches(plan))
 
 
 def due_numbers(at: Desk, plan: StudyPlan, day: dt.date) -> list[int]:

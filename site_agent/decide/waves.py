@@ -159,28 +159,31 @@ def due(plan: StudyPlan, holds: Iterable[Hold], today: dt.date) -> Wave | None:
     return None
 
 
-def cost(plan: StudyPlan, event: Any, waves: int | None = None) -> Cost:
-    """What `waves` waves of a plan cost (all planned ones by default), by Rényi composition or the pure sum.
+def cost(plan: StudyPlan, events: Sequence[Any]) -> Cost:
+    """What waves of a plan cost, by Rényi composition or the pure sum.
 
     A person is drawn in every wave under ``refresh``, and in one at most under ``append`` and ``frozen``. A training
     that the plan asks for comes before them, and is charged to everybody.
+
+    Args:
+        events: what each wave is charged as (`shared.releases.receipt.planned_events`).
     """
     from shared.privacy import accountant as privacy
     from shared.privacy.composition import Charge, Composition
-    from site_agent.ledger.holds import price_of
+    from site_agent.ledger.holds import curve_of, price_of
     from site_agent.release.pipeline import touches
 
-    many = len(plan.waves) if waves is None else waves
-    price = price_of(event.to_canonical(), plan.budget.delta)
-    curve = tuple(math.inf if value is None else value for value in price["rdp"])
+    prices = {event: price_of(event.to_canonical(), plan.budget.delta) for event in set(events)}
     before = []
     if plan.federated is not None:
         training = plan.federated.event
         before = [Charge(rdp=tuple(float(v) for v in privacy.rdp(training)), pure=privacy.pure_epsilon(training))]
     beside = frozenset(range(len(before))) if touches(plan) == "new" else None
-    charge = Charge(rdp=curve, pure=price["epsilon_pure"], beside=beside)
-    composed = Composition([*before, *[charge] * many])
-    totals = tuple(composed.total(plan.budget.delta, len(before) + k) for k in range(1, many + 1))
+    charges = {
+        event: Charge(rdp=curve_of(price), pure=price["epsilon_pure"], beside=beside) for event, price in prices.items()
+    }
+    composed = Composition([*before, *(charges[event] for event in events)])
+    totals = tuple(composed.total(plan.budget.delta, len(before) + k) for k in range(1, len(events) + 1))
     return Cost(totals=totals, affordable=_within(totals, plan.budget.epsilon))
 
 

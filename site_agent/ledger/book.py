@@ -86,6 +86,7 @@ from site_agent.ledger.holds import (
     Round,
     Touches,
     Withdrawal,
+    curve_of,
     decision_message,
     fold,
     link_of,
@@ -1337,18 +1338,19 @@ class Ledger:
         return None if holds and all(hold.epsilon is None for hold in holds) else total, _given(holds)
 
     def forecast(
-        self, study: str, event: Mapping[str, Any], delta: float, *, touches: Touches, more: int
+        self, study: str, events: Sequence[Mapping[str, Any]], delta: float, *, touches: Touches
     ) -> tuple[float, ...]:
-        """The study's total after 1, 2, …, `more` further releases of this event, each drawn in its turn."""
-        price = price_of(event, delta)
+        """The study's total after each of further releases, drawn in their turn and charged as these events."""
+        prices = {canonical_json(event): price_of(event, delta) for event in events}
         with self._transaction() as book:
             charges = list(book.composition(study).charges)
             trainings = frozenset(k for k, hold in enumerate(book.of(study)) if hold.rounds)
-        rdp = tuple(math.inf if value is None else value for value in price["rdp"])
         beside = trainings if touches == "new" else None
-        new = Charge(rdp=rdp, pure=price["epsilon_pure"], beside=beside)
-        ahead = Composition([*charges, *[new] * more])
-        return tuple(ahead.total(delta, len(charges) + k) for k in range(1, more + 1))
+        new = {
+            of: Charge(rdp=curve_of(price), pure=price["epsilon_pure"], beside=beside) for of, price in prices.items()
+        }
+        ahead = Composition([*charges, *(new[canonical_json(event)] for event in events)])
+        return tuple(ahead.total(delta, len(charges) + k) for k in range(1, len(events) + 1))
 
     def statement(self, study: str | None = None) -> list[StatementLine]:
         """Every charge with the study's running total, in order of reservation. Raises: IntegrityRefusal."""
@@ -1978,7 +1980,7 @@ def _resumed(hold: Hold, *, plan_hash: str, event: Mapping[str, Any], delta: flo
     if (hold.plan_hash, dict(hold.event), hold.delta) != (plan_hash, dict(event), delta):
         raise StateRefusal(
             f"the open reservation of wave {hold.wave} must be of the same plan and event",
-            given="another plan",
+            given="another plan, or another price",
             next_step=f"site-agent withdraw {hold.release_id[:8]} --as NAME --reason policy gives the earlier one up; "
             "its charge stays. Then release again.",
         )

@@ -34,6 +34,7 @@ __all__ = [
     "Round",
     "Touches",
     "Withdrawal",
+    "curve_of",
     "decided_by",
     "decision_message",
     "fold",
@@ -394,7 +395,8 @@ def _stated(epsilon: float) -> float | None:
     return epsilon if math.isfinite(epsilon) else None
 
 
-def _curve(price: Mapping[str, Any]) -> tuple[float, ...]:
+def curve_of(price: Mapping[str, Any]) -> tuple[float, ...]:
+    """The Rényi curve of a price (`price_of`), ∞ where undefined."""
     return tuple(math.inf if value is None else float(value) for value in price["rdp"])
 
 
@@ -589,7 +591,7 @@ def _new_hold(body: Mapping[str, Any], entry: Entry, *, release_id: str) -> Hold
         cap_epsilon=body["cap_epsilon"],
         epsilon=body["epsilon"],
         epsilon_pure=body["epsilon_pure"],
-        rdp=_curve(body),
+        rdp=curve_of(body),
         uncovered=tuple(body["uncovered"]),
         touches=body.get("touches", "everybody"),
         day=entry.time[:10],

@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from site_agent.release.checks import Check
     from site_agent.release.drawing import Drawing
     from site_agent.release.frames import Keeping
+    from site_agent.release.lasting import Fit
 
 __all__ = [
     "STAGES",
@@ -245,7 +246,7 @@ def make_release(
     from shared.base.randomness import secure_rng
     from shared.releases.receipt import coverage, planned_event, write_bundle, write_receipt
     from site_agent.records import table as records
-    from site_agent.release import checks, fitting, lasting
+    from site_agent.release import checks, fitting
     from site_agent.release.drawing import drawing_of
 
     clock = _Clock(progress, site.require_running)
@@ -256,6 +257,8 @@ def make_release(
     require_open(plan, wave, today)
     rng = secure_rng() if rng is None else rng
     base = _base(ledger, plan, wave)
+    sealed = _sealed(plan, wave, ledger, base)
+    reused = _reused(plan, wave, ledger, sealed)
     trained = _trained(plan, site)  # before anything is charged: it may have to be fetched first
     keeping = _keeping(plan, ledger, base)
 
@@ -265,11 +268,11 @@ def make_release(
         plan_hash=plan.hash,
         wave=wave,
         release_id=secrets.token_hex(16),
-        event=planned_event(plan).to_canonical(),
+        event=planned_event(plan, reused=reused).to_canonical(),
         delta=plan.budget.delta,
         cap_epsilon=plan.budget.epsilon,
         touches=touches(plan),
-        uncovered=coverage(plan)[1],
+        uncovered=coverage(plan, reused=reused)[1],
         site_cap_epsilon=site.budget.epsilon,
         site_delta=site.budget.delta,
         carry=True,
@@ -312,9 +315,6 @@ def make_release(
         held=len(chosen.train) if plan.release.edges is not None else None,
         exact=checks.exact_counts(plan, table.table.iloc[list(chosen.rows)]),
     )
-    sealed = None
-    if plan.release.draws_rows and base is not None and not (plan.returning == "refresh" and plan.wave(wave).refit):
-        sealed = lasting.read_fit(ledger.folder(base), base)
     drawing = drawing_of(plan, trained.flow if trained else None, keeping)
     drawing.take(table, everyone, chosen, sealed)
     names = None if everyone is None else [everyone[i] for i in chosen.rows]
@@ -357,6 +357,7 @@ def make_release(
             n=drawing.n,
             drawn=drawing.drawn,
             flow_of=drawing.flow_of,
+            reused=reused,
             previous=ledger.last_receipt(plan.study),
             trained=trained.charge if trained else None,
         )
@@ -377,6 +378,41 @@ def make_release(
         raise
     reach("pipeline.sealed")
     return _finish(hold, drawing, plan, site, limits, rng, clock)
+
+
+def _sealed(plan: StudyPlan, wave: int, ledger: Ledger, base: Hold | None) -> Fit | None:
+    """The flow of an earlier release that a wave is drawn through; None where it fits its own.
+
+    Raises: IntegrityRefusal (lost or edited), SchemaRefusal.
+    """
+    from shared.releases.receipt import refits
+    from site_agent.release import lasting
+
+    if base is None or not plan.release.draws_rows or refits(plan, plan.wave(wave)):
+        return None
+    return lasting.read_fit(ledger.folder(base), base)
+
+
+def _reused(plan: StudyPlan, wave: int, ledger: Ledger, sealed: Fit | None) -> bool:
+    """Whether a wave is charged as drawn through a flow whose training this ledger was charged before.
+
+    What is charged is fixed at the reservation: one that stands at the full price, of an agent of version 0.1, keeps
+    it, and one that was drawn keeps what it was drawn at, whatever became of the earlier release.
+    """
+    from shared.releases.receipt import charged_training
+
+    training = charged_training(plan)
+    if training is None:
+        return False
+    holds = ledger.holds(plan.study)
+    trained = {hold.release_id for hold in holds if hold.drawn and training in hold.event.get("events", ())}
+    for hold in holds:
+        if hold.wave == wave and hold.phase != "burnt" and not hold.rounds:
+            if training in hold.event.get("events", ()):
+                return False
+            if hold.drawn:
+                return True
+    return sealed is not None and sealed.flow_of in trained
 
 
 def _read(plan: StudyPlan, source: Source, site: Site) -> Records:

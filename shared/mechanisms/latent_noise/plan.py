@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields, replace
 from decimal import ROUND_DOWN, Context
 from functools import lru_cache
 from typing import TYPE_CHECKING, ClassVar, Literal
@@ -36,6 +36,8 @@ CONDITIONAL_ON: Mapping[str, str] = {
 """What a posture's ε takes as given. Encoder, w and R come from the plan in all four."""
 TRAINED_BEFORE = "nothing: the flow was trained with noise, and charged before"
 """The same, where the plan names a flow that several sites have trained."""
+TRAINED_EARLIER = "nothing: the flow was trained with noise for an earlier release, and charged then"
+"""The same, where the release is drawn through the flow of an earlier one of its site."""
 OPEN: Mapping[str, str] = {
     "weight": "A record beyond R keeps less of itself and gets more noise than others, so that the noise of a row "
     "tells how unusual its record is.",
@@ -268,11 +270,7 @@ class LatentNoisePlan(Prescription):
                 "and not in this price."
             )
         else:
-            covered = (
-                f"{everyone}, in the training of the flow and in the released rows together: {promise}. The flow was "
-                "trained with noise (DP-SGD) from a public start, for a number of steps fixed in the plan, and the "
-                "stated price is that of the training and of the rows."
-            )
+            covered = f"{everyone}, {self._own_training(promise)}"
         if self.shrink > 1:
             covered += (
                 " The latents of unusual records, those beyond R, are pulled in towards the middle before the noise "
@@ -285,6 +283,24 @@ class LatentNoisePlan(Prescription):
                 "was drawn and charged then, and costs nothing more.",
             )
         return (covered, *copied)
+
+    def _own_training(self, promise: str) -> str:
+        """What the price covers of a training of the site's own (posture ``private``)."""
+        return (
+            f"in the training of the flow and in the released rows together: {promise}. The flow was trained with "
+            "noise (DP-SGD) from a public start, for a number of steps fixed in the plan, and the stated price is that "
+            "of the training and of the rows."
+        )
+
+    def reused(self, plan: StudyPlan) -> LatentNoisePlan:
+        """Posture ``private``: the rows alone, for the flow is the output of a training that was charged already.
+
+        With T the training of the release that fitted it and L the noise on rows, k releases through one flow cost
+        T ∘ Lᵏ: each further one reads no record but those that it draws.
+        """
+        if plan.private is None:
+            return self
+        return _Reused(**{item.name: getattr(self, item.name) for item in fields(self)})
 
     def not_covered(self, plan: StudyPlan) -> tuple[str, ...]:
         """What of the fitting no noise protects."""
@@ -355,6 +371,25 @@ class LatentNoisePlan(Prescription):
         carried = f", {self.carry} carried over as it is" if self.carry else ""
         varied = f", noise that depends on records ({self.vary}): no formal guarantee" if self.vary else ""
         return f"w = {noise.w:.4g}, R = {noise.radius:.4g}{beyond}{carried}{varied}"
+
+
+class _Reused(LatentNoisePlan):
+    """A release under posture ``private`` through the flow of an earlier one: see `LatentNoisePlan.reused`."""
+
+    def event(self, plan: StudyPlan) -> privacy.Event:
+        """The noise on the rows."""
+        return mechanism(plan).event
+
+    def facts(self, plan: StudyPlan) -> Facts:
+        """As of the release that fitted the flow; the noise is on each row by itself."""
+        return replace(super().facts(plan), conditional_on=TRAINED_EARLIER, model="local")
+
+    def _own_training(self, promise: str) -> str:
+        return (
+            f"in the released rows: {promise}, whatever the flow. The flow was trained with noise (DP-SGD) for an "
+            "earlier release of the study, which was charged that training: it is in the total of the study, and not "
+            "in this price."
+        )
 
 
 def mechanism(plan: StudyPlan, flow: Bijection | None = None) -> LatentNoise:
