@@ -46,7 +46,7 @@ class Chooser:
 
     def __init__(self, told: tuple[int, ...]) -> None:
         self.told, self.options, self.probability = told, [], Fraction(1)
-        self.log = 0.0
+        self.log, self.rates = 0.0, set[Fraction]()
 
     def _next(self, weights: list[Any]) -> int:
         place = self.told[len(self.options)] if len(self.options) < len(self.told) else 0
@@ -64,6 +64,7 @@ class Chooser:
     def likeliest(self, short: Any, rate: Fraction) -> int:
         short = np.asarray(short)
         assert short.min() == 0
+        self.rates.add(rate)
         log = -float(rate) * short
         place = self._next([1] * len(short))
         self.log += float(log[place] - np.logaddexp.reduce(log))
@@ -163,6 +164,18 @@ def test_the_released_borders_have_the_law_of_the_tree_that_is_charged(monkeypat
     assert group.tree.event == plan.release.event(plan)
     values = [0.5, 0.5, 3.5, 7.9]
     assert released(plan, table(values)) == borders(group.tree, [value / 8 for value in values])
+
+
+@pytest.mark.parametrize("level", [2, 3])
+def test_each_border_is_drawn_at_the_rate_of_which_the_price_is_made(level):
+    """The worst odds of a few cells stay below the price: a rate that is a little too high shows in itself alone."""
+    plan = densities(basis="quantiles", level=level, epsilon=1.3)
+    (group,) = plan.release.groups(plan)
+    asked = Chooser(())
+    group.tree.release([0.5, 0.5, 3.5, 7.9], asked)
+    assert asked.rates == {group.tree.rate}
+    # A record moves a score by 2, whatever the other was: odds of two borders by e^(4 rate), at each of the levels.
+    assert float(4 * group.tree.rate * level) <= privacy.pure_epsilon(plan.release.event(plan)) <= 1.3
 
 
 def test_quantiles_of_two_columns_share_the_price(monkeypatch):

@@ -43,6 +43,7 @@ from shared.plans.dictionary import Column
 from shared.plans.federated import Federated, FederatedFlow
 from shared.plans.plan import Budget, Floors, LatentNoisePlan, StudyPlan, Training, Wave
 from shared.privacy import accountant as privacy
+from shared.privacy.stated import CHARGED_BEFORE
 from shared.wire.messages import RoundAnswer
 from shared.wire.rounds import Answered, Asked, open_asked, pack, unpack
 from site_agent import egress as egress_module
@@ -764,6 +765,8 @@ def test_a_later_plan_releases_through_the_flow_and_its_receipt_names_the_traini
     # The price of the rows is theirs alone; the study's total holds both.
     assert made.receipt.epsilon == pytest.approx(privacy.epsilon(later.release.event(later), DELTA))
     assert victim.ledger.study_total(later.study, DELTA).epsilon > max(made.receipt.epsilon, WHOLE)
+    assert (made.receipt.given, made.hold.given) == (CHARGED_BEFORE, CHARGED_BEFORE)
+    assert victim.ledger.study_total(later.study, DELTA).given == ""
     assert Receipt.from_bytes(made.receipt.to_bytes()) == made.receipt
     made.receipt.require_true(later)
     forms = ({"epsilon": 0.0}, {"by": "x"}, {"approver": "a b"}, {"rounds": -5}, {"plan_hash": "nonsense"})

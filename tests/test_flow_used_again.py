@@ -23,6 +23,7 @@ from shared.errors import ReceiptRefusal, StateRefusal
 from shared.mechanisms.latent_noise.plan import LatentNoisePlan
 from shared.plans.plan import Budget, PrivateTraining, StudyPlan, Wave, sign_plan
 from shared.privacy import accountant as privacy
+from shared.privacy.stated import CHARGED_BEFORE
 from shared.releases.receipt import Receipt, coverage, planned_event, planned_events, write_receipt
 from site_agent import cli
 from site_agent.decide import waves as calendars
@@ -206,6 +207,14 @@ def test_a_receipt_at_the_price_of_rows_is_true_only_of_another_releases_flow():
     assert receipt(public) == receipt(public, reused=False), "where no training is charged nothing is left out"
 
 
+def test_what_a_reused_flow_costs_alone_says_so_and_the_total_of_the_study_does_not():
+    plan = study(release=LatentNoisePlan(w=0.0))
+    said = receipt(plan)
+    assert (said.stated_epsilon, said.given, said.given_in_total) == (0.0, CHARGED_BEFORE, "")
+    assert said.translation.startswith("Given the flow, whose training was charged before")
+    assert "whatever the attacker knows" not in said.translation
+
+
 @pytest.fixture
 def private(hub, delivered_plan) -> StudyPlan:
     plan = replace(
@@ -221,7 +230,18 @@ def private(hub, delivered_plan) -> StudyPlan:
 
 def offered(hub, plan: StudyPlan, wave: int, flow_of: int, *, reused: bool):
     said = receipt(plan, wave=wave, release_id=f"{wave:02d}" * 16, flow_of=f"{flow_of:02d}" * 16, reused=reused)
-    taken = ("flow_of", "event", "epsilon", "epsilon_pure", "rdp", "translation", "covered", "conditional_on", "model")
+    taken = (
+        "flow_of",
+        "event",
+        "epsilon",
+        "epsilon_pure",
+        "rdp",
+        "translation",
+        "covered",
+        "not_covered",
+        "conditional_on",
+        "model",
+    )
     changes = {name: getattr(said, name) for name in taken}
     return hub.seal("north", wave=wave, release_id=said.release_id, plan=plan, receipt_changes=changes)
 

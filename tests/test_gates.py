@@ -9,10 +9,11 @@ import sys
 from dataclasses import replace
 
 import numpy as np
+import pandas as pd
 import pytest
 from conftest import make_table
 from service import Hub as Service
-from shipped import KEY, Bench
+from shipped import KEY, Bench, study
 from site_desk import PASSPHRASE, Hospital, hospital  # noqa: F401
 from test_collect import plan as small_plan  # noqa: F401
 from test_collect import refused
@@ -31,6 +32,8 @@ from shared.errors import (
     PolicyRefusal,
 )
 from shared.mechanisms.latent_noise.noise import LatentNoise
+from shared.mechanisms.moments.plan import MomentsPlan
+from shared.plans.dictionary import Column, Dictionary
 from shared.plans.plan import Floors, LatentNoisePlan, PrivateTraining, StudyPlan
 from shared.plans.standing import NO_RELEASE
 from shared.releases.receipt import EARLIER_GATE, coverage
@@ -38,7 +41,7 @@ from shared.simulated import contact_networks
 from site_agent import cli
 from site_agent.decide import airlock
 from site_agent.records import table as records
-from site_agent.release import audit, checks, drawing, fitting, networks
+from site_agent.release import audit, checks, drawing, fitting, networks, pipeline
 
 FAR = "2998-12-31"
 POSTURES = {
@@ -79,6 +82,63 @@ def shown(found: Shown) -> dict[str, object]:
     content = json.loads((folder / "outcomes.json").read_text())["content"]
     del content["checks_sha256"]  # of a document that stays at the site
     return {**content, "documents": sorted(path.name for path in folder.iterdir())}
+
+
+def test_a_release_that_was_interrupted_is_held_alike_whatever_became_of_the_records(
+    tmp_path, promised, table, monkeypatch
+):
+    """A night's extract in which one value was corrected, or is not allowed any more, must not keep it back."""
+    plan = replace(promised, floors=replace(promised.floors, membership_auc=1.0))
+    ends = {}
+    for name, change in {"same": {}, "corrected": {"sbp": 141.5}, "not allowed": {"sbp": 9999.0}}.items():
+        bench = Bench(tmp_path / name)
+        with monkeypatch.context() as broken:
+            broken.setattr(drawing, "_attack", lambda **_: (_ for _ in ()).throw(KeyboardInterrupt))
+            with pytest.raises(KeyboardInterrupt):
+                bench.release(plan, table, seeded_rng(1))
+        changed = table.copy()
+        for column, value in change.items():
+            changed.loc[0, column] = value
+        made = bench.release(plan, changed, seeded_rng(2))
+        assert made.hold.state == "held"
+        told = json.loads((bench.site.outbox.folder(made.hold.release_id) / "outcomes.json").read_text())["content"]
+        ends[name] = {line["name"]: line["outcome"] for line in told["checks"]}, [w.name for w in made.warnings]
+        broken_off = "could not be carried out" in made.audit["sentences"][1]
+        assert broken_off == (name != "same")
+        assert (made.left_out is None) == (name != "same")
+    assert ends["same"] == ends["corrected"] == ends["not allowed"]
+
+
+def test_figures_that_were_interrupted_are_held_alike_whatever_became_of_the_records(tmp_path, monkeypatch):
+    release = MomentsPlan(outcome="linear", responses=["sbp"], covariates=["sex", "age"], epsilon=2.0)
+    columns = (
+        Column(name="person", kind="person"),
+        Column(name="sex", kind="binary"),
+        Column(name="age", kind="continuous", lower=18, upper=100),
+        Column(name="sbp", kind="continuous", lower=60, upper=260),
+    )
+    plan = study(release, Dictionary(name="two", version=1, columns=columns), posture="private")
+    rng = np.random.default_rng(1)
+    table = pd.DataFrame(
+        {
+            "person": [f"p{k}" for k in range(200)],
+            "sex": rng.integers(0, 2, 200),
+            "age": rng.uniform(20, 90, 200),
+            "sbp": rng.uniform(100, 160, 200),
+        }
+    )
+    ends = []
+    for name, value in (("same", table["sbp"][0]), ("corrected", 141.5)):
+        bench = Bench(tmp_path / name)
+        with monkeypatch.context() as broken:
+            broken.setattr(pipeline, "_finish", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+            with pytest.raises(KeyboardInterrupt):
+                bench.release(plan, table, seeded_rng(1))
+        table.loc[0, "sbp"] = value
+        made = bench.release(plan, table, seeded_rng(2))
+        ends.append([(check.name, check.outcome) for check in made.checks])
+        assert made.hold.state == "held"
+    assert ends[0] == ends[1]
 
 
 class Shown:

@@ -360,6 +360,22 @@ def test_a_run_that_was_killed_after_its_seal_is_checked_by_the_next_one(ward, s
     assert [entry.kind for entry in site.ledger.entries()].count("drawing") == 1
 
 
+def test_a_killed_run_is_held_alike_where_its_table_has_changed_since(ward, study, monkeypatch):
+    from site_agent.release import pipeline
+
+    ends = []
+    for name, nodes in (("same", ward.nodes), ("changed", ward.nodes.iloc[::-1])):
+        site = ward.site(name)
+        with monkeypatch.context() as broken:
+            broken.setattr(pipeline, "_finish", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+            with pytest.raises(KeyboardInterrupt):
+                ward.release(study, site)
+        made = replace(ward, nodes=nodes).release(study, site)
+        assert made.hold.state == "held"
+        ends.append([(check.name, check.outcome) for check in made.checks])
+    assert ends[0] == ends[1]
+
+
 def test_a_directed_network_and_one_without_attributes_go_the_same_way(ward, study):
     bare = Dictionary(name="c", version=1, columns=(Column(name="person", kind="person"),))
     plan = replace(study, dictionary=bare, release=GrandPlan(epsilon=50.0, d=1, directed=True, model="rdpg"))

@@ -97,6 +97,8 @@ def world(
             path = bench.site.outbox.bundle(one.hold.release_id)
             told.append((wave, "held", bundled(path), [warning.name for warning in one.warnings]))
             told.append(masked(bench.site.outbox.statement(one.hold.release_id).payload))
+            # An inspector is given which checks there were, and how each ended.
+            told.append(masked((bench.site.outbox.folder(one.hold.release_id) / "outcomes.json").read_bytes()))
             bench.deliver(one)
             made.append(one)
             break

@@ -118,7 +118,7 @@ def spending(store: Store, study: str) -> Budget:
             continue
         arrived = charges.setdefault(release.site, [])
         arrived.append((store.plan(study, release.plan_version).plan, privacy.from_canonical(release.receipt.event)))
-        told.setdefault(release.site, []).append((release.receipt.stated_epsilon, release.receipt.given))
+        told.setdefault(release.site, []).append((release.receipt.stated_epsilon, release.receipt.given_in_total))
         by_site.setdefault(release.site, []).append((release.wave, least_total(arrived, plan.budget.delta)))
     if not by_site and not open_:
         raise StateRefusal("a study must have an accepted release", given="none", next_step="See coordinator releases.")

@@ -95,7 +95,7 @@ def release_show(
             (store.plan(found.study, other.plan_version).plan, privacy.from_canonical(other.receipt.event))
             for other in arrived
         ]
-    given = all_given((other.receipt.stated_epsilon, other.receipt.given) for other in arrived)
+    given = all_given((other.receipt.stated_epsilon, other.receipt.given_in_total) for other in arrived)
     together = least_total(charges, receipt.delta, together=True)
     note = ""
     if len(charges) > 1 and receipt.epsilon is not None:

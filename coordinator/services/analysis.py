@@ -143,7 +143,7 @@ class AnalysisService:
         releases = self._store.releases(study)
         paid: dict[str, list[tuple[float | None, str]]] = {}
         for release in self._store.releases(study, withdrawn=True):
-            paid.setdefault(release.site, []).append((release.receipt.stated_epsilon, release.receipt.given))
+            paid.setdefault(release.site, []).append((release.receipt.stated_epsilon, release.receipt.given_in_total))
         sites: dict[str, dict[str, Any]] = {}
         for release in releases:
             facts = sites.setdefault(release.site, {"waves": [], "n": {}})

@@ -2,8 +2,9 @@
 
 - A printed ε or δ is **never below the true one**: it is rounded up, and what is left of a cap is rounded down.
 - An ε that holds for rows **given the flow** alone (posture ``local``: the flow was fitted on the very records that are
-  released) never stands by itself: the condition stands in its column's heading or right after it. A total has the
-  condition of every price in it (`all_given`).
+  released; posture ``private`` where the flow's training was charged before) never stands by itself: the condition
+  stands in its column's heading or right after it. A total has the condition of every price in it (`all_given`), unless
+  it holds the training as well.
 - Where there is no ε to state, words stand in its place.
 
 So a price travels as two values: ``epsilon``, None where none is stated, and ``given``, what it takes as given (blank:
@@ -19,6 +20,7 @@ from decimal import ROUND_CEILING, ROUND_FLOOR, Context
 from typing import TypeVar
 
 __all__ = [
+    "CHARGED_BEFORE",
     "FLOW",
     "UNGUARANTEED",
     "all_given",
@@ -32,6 +34,9 @@ __all__ = [
 
 FLOW = "the flow"
 """What a price under posture ``local`` takes as given."""
+CHARGED_BEFORE = "the flow, charged before"
+"""What the price of rows takes as given that are drawn through a flow whose training with noise is charged by itself:
+what the rows carry of the flow is in that charge."""
 UNGUARANTEED = "no formal guarantee"
 """What people read in the place of an ε where the noise itself keeps no promise."""
 

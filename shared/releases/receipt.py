@@ -28,9 +28,10 @@ from shared.base.canonical import canonical_json, closed, parse_json, sha256_hex
 from shared.base.keys import Envelope, SigningKey
 from shared.errors import IntegrityRefusal, ReceiptRefusal, SchemaRefusal
 from shared.mechanisms.base import unit
+from shared.mechanisms.latent_noise.plan import ALSO_GIVEN, TRAINED_BEFORE, TRAINED_EARLIER
 from shared.plans.plan import StudyPlan, Wave
 from shared.privacy import accountant as privacy
-from shared.privacy.stated import FLOW
+from shared.privacy.stated import CHARGED_BEFORE, FLOW
 
 __all__ = [
     "AGENT",
@@ -203,7 +204,17 @@ class Receipt:
     @property
     def given(self) -> str:
         """What the price takes as given, or what nothing bounds where none is stated; blank for nothing."""
-        return FLOW if self.posture == "local" and dict(self.event) != _VARIED else ""
+        if self.conditional_on in (TRAINED_BEFORE, TRAINED_EARLIER):
+            return CHARGED_BEFORE
+        if self.posture != "local" or dict(self.event) == _VARIED:
+            return ""
+        carried = self.conditional_on.partition(ALSO_GIVEN)[2]
+        return f"{FLOW} and the true {carried}" if carried else FLOW
+
+    @property
+    def given_in_total(self) -> str:
+        """What a total of the study's releases takes as given for this one: not a flow that one of them was charged."""
+        return "" if self.conditional_on == TRAINED_EARLIER else self.given
 
     @property
     def stated_epsilon(self) -> float | None:
@@ -211,7 +222,7 @@ class Receipt:
 
         None as well where an earlier version stated 0 for rows from a flow alone that was fitted on their records.
         """
-        return None if self.given and self.epsilon == 0 else self.epsilon
+        return None if self.given == FLOW and self.epsilon == 0 else self.epsilon
 
     @property
     def stated_study_epsilon(self) -> float | None:
@@ -274,7 +285,7 @@ class Receipt:
             "epsilon": _stated(event, plan.budget.delta),
             "epsilon_pure": privacy.pure_epsilon(event),
             "rdp": curve,
-            "translation": in_words(plan, event),
+            "translation": in_words(plan, event, reused=reused),
         }
         for name, value in expected.items():
             if not _agree(getattr(self, name), value):
@@ -322,12 +333,21 @@ def refits(plan: StudyPlan, wave: Wave | None) -> bool:
     return plan.returning == "refresh" and wave is not None and wave.refit
 
 
-def given(plan: StudyPlan) -> str:
-    """What a plan's price takes as given, or what nothing bounds where none is stated (`shared.privacy.stated`)."""
-    return FLOW if plan.posture == "local" and planned_event(plan) != privacy.NoGuarantee() else ""
+def given(plan: StudyPlan, *, reused: bool = False) -> str:
+    """What a plan's price takes as given, or what nothing bounds where none is stated (`shared.privacy.stated`).
+
+    Args:
+        reused: as of `planned_event`.
+    """
+    if plan.posture == "private" and (plan.flow or (reused and charged_training(plan) is not None)):
+        return CHARGED_BEFORE
+    if plan.posture != "local" or planned_event(plan) == privacy.NoGuarantee():
+        return ""
+    carried = getattr(plan.release, "carry", "")
+    return f"{FLOW} and the true {carried}" if carried else FLOW
 
 
-def in_words(plan: StudyPlan, event: privacy.Event) -> str:
+def in_words(plan: StudyPlan, event: privacy.Event, *, reused: bool = False) -> str:
     """The price in words, with what it does not cover said first: it is the sentence that people quote."""
     who = "patient" if unit(plan) == "patient" else "record"
     if carried := getattr(plan.release, "carry", ""):
@@ -337,9 +357,13 @@ def in_words(plan: StudyPlan, event: privacy.Event) -> str:
             f"other columns alone. Everybody's true {carried} is released, and no figure bounds how surely a {who} "
             "could be recognised with it."
         )
-    words = privacy.translate(event, delta=plan.budget.delta, unit=who, given=given(plan))
+    condition = given(plan, reused=reused)
+    held = FLOW if condition == CHARGED_BEFORE else condition
+    words = privacy.translate(event, delta=plan.budget.delta, unit=who, given=held)
     if not privacy.guaranteed(event):
         return words
+    if condition == CHARGED_BEFORE:
+        return f"Given the flow, whose training was charged before and adds to this: {words}"
     if plan.posture == "local":
         return f"Given the {plan.release.facts(plan).conditional_on}, which this does not cover: {words}"
     if plan.posture == "holdout":
@@ -444,7 +468,7 @@ def write_receipt(
         epsilon=_stated(event, plan.budget.delta),
         epsilon_pure=privacy.pure_epsilon(event),
         rdp=_finite(privacy.rdp(event)),
-        translation=in_words(plan, event),
+        translation=in_words(plan, event, reused=reused),
         previous=previous,
         trained=dict(trained or {}),
     )

@@ -75,7 +75,7 @@ from shared.errors import (
     TooLarge,
 )
 from shared.privacy.composition import Charge, Composition, site_total
-from shared.privacy.stated import all_given, shown_delta, shown_epsilon, shown_price
+from shared.privacy.stated import CHARGED_BEFORE, all_given, shown_delta, shown_epsilon, shown_price
 from shared.wire.messages import ANCHOR_TYPE, AnchorHead
 from site_agent.ledger.holds import (
     Approval,
@@ -1966,8 +1966,16 @@ def _frozen(value: Any) -> Any:
 
 
 def _given(holds: Iterable[Hold]) -> str:
-    """What a total of these charges takes as given: all that any of them does."""
-    return all_given((hold.epsilon, hold.given) for hold in holds)
+    """What a total of these charges takes as given: all that any of them does.
+
+    Not a flow whose training by several sites is among them: it was charged to everybody.
+    """
+    holds = tuple(holds)
+    trained = {hold.study for hold in holds if hold.rounds}
+    return all_given(
+        (hold.epsilon, "" if hold.given_in_total == CHARGED_BEFORE and hold.study in trained else hold.given_in_total)
+        for hold in holds
+    )
 
 
 def _resumed(hold: Hold, *, plan_hash: str, event: Mapping[str, Any], delta: float) -> Hold:

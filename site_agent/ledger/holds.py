@@ -19,8 +19,8 @@ from shared.base.canonical import canonical_json, sha256_hex
 from shared.base.chain import LINKS_CAP
 from shared.base.keys import Envelope, PublicKey
 from shared.errors import ParameterError, StateRefusal
-from shared.mechanisms.latent_noise.plan import FITTED_ON_THE_ROWS
-from shared.privacy.stated import FLOW
+from shared.mechanisms.latent_noise.plan import CARRIED, CHARGED_EARLIER, FITTED_ON_THE_ROWS, TRAINED_APART
+from shared.privacy.stated import CHARGED_BEFORE, FLOW
 
 __all__ = [
     "DECISION_TYPE",
@@ -272,8 +272,18 @@ class Hold:
     @property
     def given(self) -> str:
         """What its price takes as given, or what nothing bounds where it has none (`shared.privacy.stated`)."""
+        if any(line.startswith((TRAINED_APART, CHARGED_EARLIER)) for line in self.uncovered):
+            return CHARGED_BEFORE
         local = any(line.startswith(FITTED_ON_THE_ROWS) for line in self.uncovered)
-        return FLOW if local and dict(self.event) != _VARIED else ""
+        if not local or dict(self.event) == _VARIED:
+            return ""
+        carried = [found[1] for line in self.uncovered if (found := CARRIED.match(line))]
+        return f"{FLOW} and the true {carried[0]}" if carried else FLOW
+
+    @property
+    def given_in_total(self) -> str:
+        """What a total of the study's charges takes as given for this one: not a flow that one of them was charged."""
+        return "" if any(line.startswith(CHARGED_EARLIER) for line in self.uncovered) else self.given
 
     @property
     def phase(self) -> Phase:
@@ -603,7 +613,7 @@ def _new_hold(body: Mapping[str, Any], entry: Entry, *, release_id: str) -> Hold
 
 def _honest(hold: Hold) -> Hold:
     """Without the 0 that an earlier version charged for rows from a flow alone; its curve is 0 at every order too."""
-    return replace(hold, epsilon=None) if hold.given and hold.epsilon == 0 else hold
+    return replace(hold, epsilon=None) if hold.given == FLOW and hold.epsilon == 0 else hold
 
 
 def require_word(text: str, name: str) -> None:

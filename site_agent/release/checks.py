@@ -360,7 +360,7 @@ def check_network(
     *,
     real: pd.DataFrame,
     beside: pd.DataFrame,
-    ties: int,
+    ties: Callable[[], int],
     likeness: Mapping[str, tuple[float, float]],
     limits: Limits,
 ) -> tuple[Check, ...]:
@@ -370,7 +370,7 @@ def check_network(
         released: the table as read back from the sealed bundle: attributes, and `neighbours`.
         real: (n, columns) canonical values of the released persons.
         beside: (m, columns) canonical values of the persons held out.
-        ties: edges between a released person and one held out; a directed pair can have two.
+        ties: counts the edges between a released person and one held out; a directed pair can have two.
         likeness: of a motif, by how much its log density is larger in networks drawn from the model of those held out
             than in their own, and by how much that varies between draws; made of them alone.
     """
@@ -407,7 +407,7 @@ def check_network(
     return (
         *found,
         _note(_MODEL, lambda: _model(likeness)),
-        _note(_DEGREES, lambda: _like_degrees(degrees, ties / (len(real) * len(beside)))),
+        _note(_DEGREES, lambda: _like_degrees(degrees, ties() / (len(real) * len(beside)))),
         hubs,
     )
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from site_agent.release.frames import Keeping
     from site_agent.release.pipeline import Chosen
 
-__all__ = ["Drawing", "drawing_of"]
+__all__ = ["Drawing", "drawing_of", "unread"]
 
 NOTES = (
     "What the attacks found decides nothing: the price bounds what any attack can learn of a person, and a release "
@@ -48,7 +48,7 @@ class Drawing(ABC):
 
     `n` persons are in the release, of whom `drawn` were drawn for it; `flow_of` names the release whose sealed flow
     it used, if any; `rows` says whose each released row, or figure's record, is; `left_out` counts source rows
-    without a complete record. `unattacked` is the audit's outcome where `attack` cannot be carried out.
+    without a complete record (None: unknown). `unattacked` is the audit's outcome where `attack` cannot be carried out.
     """
 
     unattacked: ClassVar[Mapping[str, Any]]
@@ -56,7 +56,7 @@ class Drawing(ABC):
     drawn: int
     flow_of: str = ""
     rows: lasting.Rows
-    left_out: int
+    left_out: int | None = None
 
     def __init__(self, plan: StudyPlan) -> None:
         self.plan = plan
@@ -90,6 +90,10 @@ class Drawing(ABC):
         """Take up a release that was sealed, from its files and the table it was drawn from."""
 
     @abstractmethod
+    def without_records(self, hold: Hold, folder: Any) -> None:
+        """The same where that table is there no more: what would read it is said not to have been carried out."""
+
+    @abstractmethod
     def checks(self, table: pd.DataFrame, limits: Limits) -> tuple[Check, ...]:
         """The disclosure checks of the sealed table."""
 
@@ -99,6 +103,29 @@ class Drawing(ABC):
 
         Raises: AuditRefusal, where what an attack finds in records may decide (`StudyPlan.records_decide`).
         """
+
+
+def unread(n: int) -> Any:
+    """What stands for `n` records that a release was drawn from and that are there no more.
+
+    Their number is all that is known. Whatever else is asked of them raises LookupError, which a check that decides
+    nothing takes for a breakdown.
+    """
+    return _Unread(n)
+
+
+class _Unread:
+    def __init__(self, n: int) -> None:
+        self._n = n
+
+    def __len__(self) -> int:
+        return self._n
+
+    def __getattr__(self, name: str) -> Any:
+        raise LookupError("the records are there no more")
+
+    def __getitem__(self, name: object) -> Any:
+        raise LookupError("the records are there no more")
 
 
 def drawing_of(plan: StudyPlan, trained: Bijection | None = None, keeping: Keeping | None = None) -> Drawing:
@@ -216,6 +243,16 @@ class _Rows(Drawing):
         )
         self.left_out = table.rows - table.n
 
+    def without_records(self, hold: Hold, folder: Any) -> None:
+        from site_agent.release import fitting
+
+        self.rows = lasting.read_rows(folder, hold)
+        fit = lasting.read_fit(folder, hold)
+        drawn = sum(i >= 0 for i in self.rows.source)
+        self._real = self._x = unread(drawn)
+        self._noisy = fit.noisy
+        self._fitted = fitting.sealed(self.plan, self._encoder, fit.flow, n=drawn, epochs=fit.epochs, fresh=fit.fresh)
+
     def checks(self, table: pd.DataFrame, limits: Limits) -> tuple[Check, ...]:
         from shared.privacy.accountant import NoGuarantee
         from shared.releases.receipt import planned_event
@@ -294,6 +331,11 @@ class _Noisy(Drawing):
         self._real = table.table.iloc[list(self.rows.source)].reset_index(drop=True)
         self.n = self.drawn = len(self._real)
         self.left_out = table.rows - table.n
+
+    def without_records(self, hold: Hold, folder: Any) -> None:
+        self.rows = lasting.read_rows(folder, hold)
+        self._real = unread(len(self.rows.source))
+        self.n = self.drawn = len(self._real)
 
     def checks(self, table: pd.DataFrame, limits: Limits) -> tuple[Check, ...]:
         from site_agent.release.checks import check_figures

@@ -31,7 +31,7 @@ from shared.mechanisms.grand.noise import Labelled
 from shared.mechanisms.grand.plan import MOST_EDGES, NEIGHBOURS, NUMBER, REACHED, GrandPlan, adjacency
 from shared.plans.encoding import Encoder, typed
 from site_agent.release import lasting
-from site_agent.release.drawing import Drawing, Told
+from site_agent.release.drawing import Drawing, Told, unread
 from site_agent.release.frames import FRAME, Frame, Keeping, placed_by
 
 if TYPE_CHECKING:
@@ -310,6 +310,13 @@ class _Network(Drawing):
         self.encode(rng)
         self.fit(rng, lambda share: None)
 
+    def without_records(self, hold: Hold, folder: Any) -> None:
+        self.rows = lasting.read_rows(folder, hold)
+        body = parse_json(lasting.read_sealed(folder, hold, HELD), cap=lasting.CAP)
+        self.drawn = self.n = len(self.rows.source)
+        self._real, self._beside = unread(self.n), unread(len(body["held"]))
+        self._ties = self._back = self._likeness = self._labels = unread(0)
+
     def checks(self, table: pd.DataFrame, limits: Limits) -> tuple[Check, ...]:
         from site_agent.release.checks import check_network
 
@@ -319,7 +326,7 @@ class _Network(Drawing):
             table,
             real=self._real,
             beside=self._beside,
-            ties=self._ties.nnz + (0 if self._back is None else self._back.nnz),
+            ties=lambda: self._ties.nnz + (0 if self._back is None else self._back.nnz),
             likeness=self._likeness,
             limits=limits,
         )

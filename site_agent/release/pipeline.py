@@ -35,6 +35,7 @@ from shared.base.keys import Envelope, SigningKey, write_private
 from shared.errors import (
     AuditRefusal,
     ChecksRefusal,
+    DataRefusal,
     PausedRefusal,
     PolicyRefusal,
     Refusal,
@@ -176,7 +177,7 @@ class Release:
         table: inside the bundle: the exact rows that would leave.
         checks: disclosure checks; stay here.
         audit: outcome of the attacks; stays here.
-        left_out: source rows without a complete record.
+        left_out: source rows without a complete record; None where nobody could count them.
         snapshot: keyed hash of the file that was read.
     """
 
@@ -185,7 +186,7 @@ class Release:
     table: pd.DataFrame
     checks: tuple[Check, ...]
     audit: Mapping[str, Any]
-    left_out: int
+    left_out: int | None
     snapshot: str = ""
 
     @property
@@ -499,16 +500,23 @@ def _finish(
 
 
 def _taken_up(hold: Hold, plan: StudyPlan, source: Source, site: Site, rng: Noise) -> Drawing:
-    """What a run that was killed after its seal had in memory.
+    """What a run that was killed after its seal had in memory, as far as its table is still there.
 
-    Raises: StateRefusal, when the table is no longer the one that was drawn from: its audit would be of others.
+    Raises: StateRefusal, where checks and attacks may decide and the table is no longer the one that was drawn from:
+        they would be of others. Elsewhere a record that has changed since must hold nothing up.
     """
     from site_agent.release import lasting
     from site_agent.release.drawing import drawing_of
 
     folder = site.ledger.folder(hold)
-    table = _read(plan, source, site)
-    if table.snapshot != lasting.read_rows(folder, hold).snapshot:
+    table: Records | None = None
+    try:
+        table = _read(plan, source, site)
+    except DataRefusal:
+        if plan.records_decide:
+            raise
+    same = table is not None and table.snapshot == lasting.read_rows(folder, hold).snapshot
+    if plan.records_decide and not same:
         raise StateRefusal(
             "a sealed release must be audited on the table it was drawn from",
             given="a table that has changed since",
@@ -519,7 +527,10 @@ def _taken_up(hold: Hold, plan: StudyPlan, source: Source, site: Site, rng: Nois
     # What it goes on from lies in its own folder; the release before is not asked for.
     keeping = _keeping(plan, site.ledger, None)
     drawing = drawing_of(plan, trained.flow if trained else None, keeping)
-    drawing.again(table, hold, folder, rng)
+    if table is not None and same:
+        drawing.again(table, hold, folder, rng)
+    else:
+        drawing.without_records(hold, folder)
     return drawing
 
 
@@ -544,7 +555,7 @@ def open_release(outbox: Outbox, release_id: str) -> Release:
         table=bundle.table,
         checks=tuple(_check(given) for given in checks.get("checks", ())),
         audit=documents.get("audit", {}),
-        left_out=int(checks.get("left_out", 0)),
+        left_out=checks.get("left_out", 0),
         snapshot=str(checks.get("snapshot", "")),
     )
 

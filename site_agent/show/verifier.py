@@ -445,6 +445,8 @@ class Release:
             )
             same = all(receipt[item] == self.charged[item] for item in ("event", "epsilon", "delta", "wave"))
             self.must(same, "the receipt must state the charged event and price")
+            # Its own cap; until version 0.1 what the ledger had charged by then, which is below it.
+            self.must(receipt["study_epsilon"] <= plan["budget"]["epsilon"], "the receipt must keep the plan's cap")
             same = all(receipt[item] == self.stated[item] for item in ("study", "site", "release_id", "plan_hash"))
             self.must(same and receipt["posture"] == plan["posture"], "the receipt must be of this release and plan")
             if approval is not None:

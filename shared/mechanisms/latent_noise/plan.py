@@ -7,6 +7,7 @@ take longer to import than all else, and are imported where a figure is worked o
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from decimal import ROUND_DOWN, Context
@@ -50,6 +51,14 @@ NOTHING_PROMISED = "nothing: no price is stated"
 FITTED_ON_THE_ROWS = "The flow, its margins and its stopping point: they were fitted on the released records themselves"
 """How every ledger's line of a release under posture ``local`` begins to say what it does not cover: by these words a
 charge is known to be given the flow, so they stay as they are."""
+ALSO_GIVEN = ", and everybody's true "
+"""Before the column that a release carries over, in what its price takes as given."""
+CARRIED = re.compile(r"The column (.*?): no formal guarantee\.")
+"""How the ledger's line of such a release begins."""
+TRAINED_APART = "The training of the flow, which has a price of its own"
+"""How every ledger's line of a release through a flow that several sites have trained begins to say so."""
+CHARGED_EARLIER = "The training of the flow, which an earlier release of this study was charged"
+"""The same, through the flow of an earlier release."""
 _SIX_DIGITS = Context(prec=6, rounding=ROUND_DOWN)
 
 
@@ -231,7 +240,7 @@ class LatentNoisePlan(Prescription):
 
     @property
     def _also_given(self) -> str:
-        return f", and everybody's true {self.carry}" if self.carry else ""
+        return f"{ALSO_GIVEN}{self.carry}" if self.carry else ""
 
     def covered(self, plan: StudyPlan) -> tuple[str, ...]:
         """By posture: a row given its flow, the released persons, or everybody."""
@@ -347,8 +356,8 @@ class LatentNoisePlan(Prescription):
             )
         if plan.posture == "private":
             apart = (
-                "The training of the flow, which has a price of its own: a person of a hospital that took part in it "
-                "has lost what was charged then and what is charged now, together.",
+                f"{TRAINED_APART}: a person of a hospital that took part in it has lost what was charged then and what "
+                "is charged now, together.",
             )
             return (
                 *(apart if plan.flow else ()),
@@ -383,6 +392,14 @@ class _Reused(LatentNoisePlan):
     def facts(self, plan: StudyPlan) -> Facts:
         """As of the release that fitted the flow; the noise is on each row by itself."""
         return replace(super().facts(plan), conditional_on=TRAINED_EARLIER, model="local")
+
+    def not_covered(self, plan: StudyPlan) -> tuple[str, ...]:
+        """The training as well."""
+        return (
+            f"{CHARGED_EARLIER}: a person of that release has lost what was charged then and what is charged now, "
+            "together. The study's total holds both.",
+            *super().not_covered(plan),
+        )
 
     def _own_training(self, promise: str) -> str:
         return (
