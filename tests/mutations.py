@@ -61,6 +61,7 @@ def mutation(name: str, *edits: tuple[str, str, str], tests: Sequence[str]) -> M
 
 LATENT = "shared/mechanisms/latent_noise/noise.py"
 MOMENTS = "shared/mechanisms/moments/noise.py"
+MOMENTS_DRAW = "shared/mechanisms/moments/draw.py"
 RANDOM = "shared/base/randomness.py"
 PRIVACY = "shared/privacy/accountant.py"
 RELEASE = "shared/releases/receipt.py"
@@ -1047,7 +1048,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     mutation(
         "moments: a lens of the true histograms",
         (
-            MOMENTS,
+            MOMENTS_DRAW,
             "    lens = design.lens(release)\n    chunks",
             "    true = tuple(np.asarray(table, dtype=np.int64) for table in design.counts(x, y))\n"
             "    lens = design.lens(MomentsRelease(**{**vars(release), 'histograms': true}))\n    chunks",
@@ -1057,7 +1058,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     mutation(
         "moments: a score of blocks without noise",
         (
-            MOMENTS,
+            MOMENTS_DRAW,
             "    score = pilot(release, design)\n",
             "    bare = {'moments': np.sum(inner, axis=0), 'products': np.sum(products, axis=0)}\n"
             "    score = pilot(MomentsRelease(**{**vars(release), **bare}), design)\n",

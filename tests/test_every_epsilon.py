@@ -32,9 +32,9 @@ from shared.base.keys import SigningKey
 from shared.errors import BudgetRefusal
 from shared.flows.bijections import AffineAutoregressiveFlow
 from shared.mechanisms.latent_noise.noise import LatentNoise
-from shared.mechanisms.latent_noise.plan import mechanism
+from shared.mechanisms.latent_noise.plan import LatentNoisePlan, mechanism
 from shared.plans.dictionary import Column, Dictionary
-from shared.plans.plan import Budget, LatentNoisePlan, StudyPlan, Wave, sign_plan
+from shared.plans.plan import Budget, StudyPlan, Wave, sign_plan
 from shared.privacy import accountant as privacy
 from shared.privacy.accountant import Gaussian, epsilon, from_canonical, w_for_epsilon
 from shared.privacy.composition import Charge, Composition

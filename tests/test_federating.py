@@ -39,9 +39,10 @@ from shared.errors import (
     SmallN,
     StateRefusal,
 )
+from shared.mechanisms.latent_noise.plan import LatentNoisePlan
 from shared.plans.dictionary import Column
 from shared.plans.federated import Federated, FederatedFlow
-from shared.plans.plan import Budget, Floors, LatentNoisePlan, StudyPlan, Training, Wave
+from shared.plans.plan import Budget, Floors, StudyPlan, Training, Wave
 from shared.privacy import accountant as privacy
 from shared.wire.messages import RoundAnswer
 from shared.wire.rounds import Answered, Asked, open_asked, pack, unpack

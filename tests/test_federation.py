@@ -32,6 +32,7 @@ from shared.errors import (
     TooLarge,
     TrainingRefusal,
 )
+from shared.mechanisms.latent_noise.plan import LatentNoisePlan
 from shared.plans.dictionary import Column, Dictionary
 from shared.plans.encoding import Encoder
 from shared.plans.federated import (
@@ -46,7 +47,7 @@ from shared.plans.federated import (
     to_text,
     unpack,
 )
-from shared.plans.plan import Budget, LatentNoisePlan, Reference, StudyPlan, Training, Wave
+from shared.plans.plan import Budget, Reference, StudyPlan, Training, Wave
 from shared.privacy import accountant as privacy
 from shared.privacy.accountant import SubsampledGaussian
 from shared.wire import flower

@@ -33,9 +33,10 @@ from shared.errors import (
     StateRefusal,
     TrainingRefusal,
 )
+from shared.mechanisms.grand.edges import NEIGHBOURS, NUMBER, REACHED, adjacency, held_out, union
 from shared.mechanisms.grand.labels import LabelPrivate
 from shared.mechanisms.grand.noise import coordinates
-from shared.mechanisms.grand.plan import NEIGHBOURS, NUMBER, REACHED, GrandPlan, adjacency, held_out, union
+from shared.mechanisms.grand.plan import GrandPlan
 from shared.plans.dictionary import Column, Dictionary
 from shared.plans.plan import Budget, StudyPlan, Wave
 from shared.privacy import accountant as privacy

@@ -354,7 +354,7 @@ DRAWN_IN = {
     "shared/mechanisms/densities/scaling.py",
     "shared/mechanisms/tables/noise.py",
     "shared/mechanisms/slicing/noise.py",
-    "shared/mechanisms/moments/noise.py",
+    "shared/mechanisms/moments/draw.py",
     "site_agent/models/private_flow.py",
 }
 """Production files that draw noise; each has an entry in MECHANISMS."""

@@ -20,7 +20,8 @@ from test_waves import several
 
 from shared.base.keys import SigningKey
 from shared.errors import DifferencingRefusal, Refusal
-from shared.plans.plan import Budget, LatentNoisePlan
+from shared.mechanisms.latent_noise.plan import LatentNoisePlan
+from shared.plans.plan import Budget
 from shared.privacy import accountant as privacy
 from site_agent.config import SiteFloors
 from site_agent.decide.outbox import Outbox

@@ -30,7 +30,8 @@ from shared.errors import (
     SmallN,
     StateRefusal,
 )
-from shared.plans.plan import Budget, LatentNoisePlan, Wave
+from shared.mechanisms.latent_noise.plan import LatentNoisePlan
+from shared.plans.plan import Budget, Wave
 from shared.releases.receipt import read_bundle
 from site_agent.config import SiteFloors, Source
 from site_agent.decide.outbox import Outbox

@@ -18,10 +18,10 @@ from shared.base.randomness import seeded_rng
 from shared.errors import PlanRefusal, PolicyRefusal, ReceiptRefusal, SmallN, TrainingRefusal
 from shared.flows.bijections import to_arrays
 from shared.mechanisms.latent_noise import plan as latent_noise
-from shared.mechanisms.latent_noise.plan import mechanism
+from shared.mechanisms.latent_noise.plan import LatentNoisePlan, mechanism
 from shared.plans.dictionary import Column, Dictionary
 from shared.plans.encoding import Encoder
-from shared.plans.plan import Budget, Floors, LatentNoisePlan, PrivateTraining, Reference, StudyPlan, Training, Wave
+from shared.plans.plan import Budget, Floors, PrivateTraining, Reference, StudyPlan, Training, Wave
 from shared.privacy import accountant as privacy
 from shared.releases.receipt import planned_event, read_bundle
 from shared.simulated import small_hospitals

@@ -32,8 +32,8 @@ from coordinator.store.store import Store
 from shared.base.keys import SigningKey
 from shared.base.randomness import seeded_rng
 from shared.errors import BudgetRefusal, PolicyRefusal, StateRefusal
-from shared.mechanisms.latent_noise.plan import FITTED_ON_THE_ROWS, mechanism
-from shared.plans.plan import Budget, LatentNoisePlan, StudyPlan, sign_plan
+from shared.mechanisms.latent_noise.plan import FITTED_ON_THE_ROWS, LatentNoisePlan, mechanism
+from shared.plans.plan import Budget, StudyPlan, sign_plan
 from shared.plans.standing import broken_limit
 from shared.privacy import accountant as privacy
 from shared.privacy.accountant import Gaussian, NoGuarantee

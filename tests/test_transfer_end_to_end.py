@@ -17,10 +17,11 @@ from test_federating import Hospital
 from coordinator.training.dialled import train
 from shared.base.randomness import seeded_rng
 from shared.errors import PlanChanged, StateRefusal
+from shared.mechanisms.latent_noise.plan import LatentNoisePlan
 from shared.plans.dictionary import Column, Dictionary
 from shared.plans.encoding import Encoder
 from shared.plans.federated import Federated
-from shared.plans.plan import Budget, Floors, LatentNoisePlan, Reference, StudyPlan, Training, Wave, sign_plan
+from shared.plans.plan import Budget, Floors, Reference, StudyPlan, Training, Wave, sign_plan
 from shared.releases.receipt import planned_event
 from site_agent.config import Source
 from site_agent.decide.outbox import Outbox

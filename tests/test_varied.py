@@ -41,8 +41,8 @@ from shared.mechanisms.latent_noise.noise import (
     matched,
     varied,
 )
-from shared.mechanisms.latent_noise.plan import mechanism
-from shared.plans.plan import Floors, LatentNoisePlan, StudyPlan, Wave, sign_plan
+from shared.mechanisms.latent_noise.plan import LatentNoisePlan, mechanism
+from shared.plans.plan import Floors, StudyPlan, Wave, sign_plan
 from shared.plans.standing import Standing, broken_limit
 from shared.privacy import accountant as privacy
 from shared.privacy.accountant import NoGuarantee

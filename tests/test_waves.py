@@ -32,7 +32,8 @@ from shared.errors import (
     StateRefusal,
     TooLarge,
 )
-from shared.plans.plan import Budget, LatentNoisePlan, Wave
+from shared.mechanisms.latent_noise.plan import LatentNoisePlan
+from shared.plans.plan import Budget, Wave
 from shared.privacy import accountant as privacy
 from shared.privacy.composition import Charge, Composition
 from shared.releases.receipt import read_bundle

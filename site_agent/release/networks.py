@@ -26,9 +26,10 @@ from numpy.typing import NDArray
 from shared.base.canonical import canonical_json, parse_json
 from shared.errors import EstimateRefusal, TrainingRefusal
 from shared.mechanisms.grand.counts import MOTIFS
+from shared.mechanisms.grand.edges import MOST_EDGES, NEIGHBOURS, NUMBER, REACHED, adjacency
 from shared.mechanisms.grand.labels import LEAST_OF_A_LABEL, LabelPrivate
 from shared.mechanisms.grand.noise import Labelled
-from shared.mechanisms.grand.plan import MOST_EDGES, NEIGHBOURS, NUMBER, REACHED, GrandPlan, adjacency
+from shared.mechanisms.grand.plan import GrandPlan
 from shared.plans.encoding import Encoder, typed
 from site_agent.release import lasting
 from site_agent.release.drawing import Drawing, Told

@@ -22,9 +22,10 @@ from coordinator.training import federation as hub
 from shared.base.randomness import seeded_rng
 from shared.flows.bijections import AffineAutoregressiveFlow, Composed, Identity
 from shared.mechanisms.latent_noise.noise import LatentNoise, default_radius
+from shared.mechanisms.latent_noise.plan import LatentNoisePlan
 from shared.plans.encoding import Encoder
 from shared.plans.federated import Federated, Shape, first_weights, unpack
-from shared.plans.plan import Budget, LatentNoisePlan, Reference, StudyPlan, Training, Wave
+from shared.plans.plan import Budget, Reference, StudyPlan, Training, Wave
 from shared.privacy.accountant import SubsampledGaussian, calibrate, epsilon
 from shared.simulated import COHORTS, cvd_cohorts
 from shared.wire import flower

@@ -31,7 +31,8 @@ from scipy.sparse import csr_array
 
 from shared.base.randomness import seeded_rng
 from shared.mechanisms.grand.counts import communities, simple
-from shared.mechanisms.grand.plan import GrandPlan, adjacency
+from shared.mechanisms.grand.edges import adjacency
+from shared.mechanisms.grand.plan import GrandPlan
 from shared.plans.dictionary import Column, Dictionary
 from shared.plans.plan import Budget, StudyPlan
 from site_agent.records.contacts import Contacts

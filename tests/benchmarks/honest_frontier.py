@@ -16,7 +16,7 @@ import numpy as np
 
 from coordinator.pooling.pool import pool
 from shared.mechanisms.moments import cohort as generator
-from shared.mechanisms.moments.noise import moments
+from shared.mechanisms.moments.draw import moments
 from shared.simulated import cvd_cohorts
 from tests.benchmarks import honest, record
 

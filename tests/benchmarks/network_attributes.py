@@ -19,7 +19,8 @@ from scipy.sparse import csr_array
 from shared.base.randomness import seeded_rng
 from shared.estimands.answer import estimate, parse_estimand
 from shared.mechanisms.grand.answer import figure
-from shared.mechanisms.grand.plan import GrandPlan, held_out
+from shared.mechanisms.grand.edges import held_out
+from shared.mechanisms.grand.plan import GrandPlan
 from shared.plans.plan import StudyPlan
 from shared.simulated import contact_networks
 from site_agent.records.contacts import Contacts
