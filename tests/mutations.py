@@ -239,7 +239,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     mutation(
         "half the noise, in the moments",
         (
-            MOMENTS,
+            MOMENTS_DRAW,
             "lattice_gaussian_steps(sigma_of(spec, block), sums",
             "lattice_gaussian_steps(sigma_of(spec, block) / 2, sums",
         ),
@@ -1028,7 +1028,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     mutation(
         "moments: noise cut off at four scales",
         (
-            MOMENTS,
+            MOMENTS_DRAW,
             "return sums + noise.lattice_gaussian_steps(sigma_of(spec, block), sums.shape, grids_of(spec)[block])",
             "most = int(4 * sigma_of(spec, block) / grids_of(spec)[block])\n"
             "    drawn = noise.lattice_gaussian_steps(sigma_of(spec, block), sums.shape, grids_of(spec)[block])\n"

@@ -44,11 +44,12 @@ from shared.privacy.stated import shown_epsilon
 from shared.releases.receipt import in_words, read_bundle, write_bundle, write_receipt
 from shared.simulated import contact_networks
 from site_agent.config import Edges, SiteFloors, Source
-from site_agent.decide.outbox import Outbox
 from site_agent.ledger.book import Ledger
 from site_agent.records import table as records
 from site_agent.release import fitting
-from site_agent.release.pipeline import Site, make_release, rehearse
+from site_agent.release.outbox import Outbox
+from site_agent.release.pipeline import make_release, rehearse
+from site_agent.release.site import Site
 
 TODAY = dt.date(2026, 1, 5)
 KEY = b"k" * 32

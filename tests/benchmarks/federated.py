@@ -32,7 +32,8 @@ from shared.wire import flower
 from site_agent.models.fast_flow import Adam, FusedFlow
 from site_agent.models.flow import FlowSettings, fit_flow
 from site_agent.models.private_flow import Ahead, noisy_gradient
-from site_agent.training.federation import MemorySource, client_app, federated_flow, start_of
+from site_agent.release.trained_flow import federated_flow
+from site_agent.training.federation import MemorySource, client_app, start_of
 from tests.benchmarks import record
 from tests.benchmarks.cohorts_gap import dictionary, log_hr
 from tests.benchmarks.lni_repeat import dersimonian_laird

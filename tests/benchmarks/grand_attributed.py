@@ -38,7 +38,7 @@ from shared.plans.plan import Budget, StudyPlan
 from site_agent.records.contacts import Contacts
 from site_agent.records.table import Records
 from site_agent.release import networks
-from site_agent.release.pipeline import Chosen
+from site_agent.release.protocol import Chosen
 from tests.benchmarks import record
 
 SEED, STUDENTS, FRIENDS, EPSILONS = 731, 653, 16, (1.0, 5.0, 10.0)

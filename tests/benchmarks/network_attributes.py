@@ -26,7 +26,7 @@ from shared.simulated import contact_networks
 from site_agent.records.contacts import Contacts
 from site_agent.records.table import Records
 from site_agent.release import networks
-from site_agent.release.pipeline import Chosen
+from site_agent.release.protocol import Chosen
 from tests.benchmarks import record
 
 TIMES, LABELLED_TIMES, N, EPSILONS = 40, 12, 1000, (1.0, 4.0, 20.0)
