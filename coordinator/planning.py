@@ -593,9 +593,10 @@ def prices(plan: StudyPlan, *, figures: float = 1.0, private: float = 8.0) -> tu
         figures: ε of the mechanisms that release noisy figures; a plan's own is taken where it prescribes one.
         private: ε of latent noise with everything covered.
     """
+    from shared.mechanisms.latent_noise.plan import LatentNoisePlan
     from shared.mechanisms.moments.plan import MomentsPlan
     from shared.mechanisms.tables.plan import TablesPlan
-    from shared.plans.plan import LatentNoisePlan, PrivateTraining
+    from shared.plans.plan import PrivateTraining
 
     own = plan.release
     w = own.w if isinstance(own, LatentNoisePlan) and own.w is not None else PAPER_W

@@ -31,8 +31,19 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-__all__ = ["Check", "application", "checklist", "console", "emit", "plain", "run", "show_refusal", "table"]
-__all__ += ["write_table"]
+__all__ = [
+    "Check",
+    "application",
+    "checklist",
+    "console",
+    "emit",
+    "number",
+    "plain",
+    "run",
+    "show_refusal",
+    "table",
+    "write_table",
+]
 
 # What a terminal acts upon instead of showing it: control characters (but for a line's end), and marks that turn the
 # direction of text so that it reads otherwise than it is.
@@ -288,6 +299,19 @@ def table(
     for row in rows:
         made.add_row(*(cell if isinstance(cell, Text) else Text("–" if cell is None else str(cell)) for cell in row))
     return made
+
+
+def number(value: float) -> str:
+    """Four significant digits, without exponents where a reader expects none.
+
+    >>> number(0.04301), number(12.3456), number(0.0), number(-1234567.0), number(2.5e-9)
+    ('0.04301', '12.35', '0', '-1234567', '2.5e-09')
+    """
+    if value == 0:
+        return "0"
+    if abs(value) >= 1000:
+        return f"{value:.0f}" if abs(value) < 1e9 else f"{value:.3e}"
+    return f"{value:.4g}" if abs(value) < 1e-4 else f"{value:#.4g}".rstrip(".")
 
 
 def write_table(table: pd.DataFrame, path: Path) -> None:

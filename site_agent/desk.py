@@ -26,13 +26,14 @@ from shared.errors import ApprovalRefusal, PausedRefusal, Refusal, StateRefusal,
 if TYPE_CHECKING:
     from shared.base.keys import SigningKey
     from site_agent.config import Config
-    from site_agent.decide.outbox import Outbox
     from site_agent.decide.plans import Plans
     from site_agent.egress import Egress
     from site_agent.ledger.book import Ledger
+    from site_agent.release.outbox import Outbox
+    from site_agent.release.site import Site
     from site_agent.show.refusals import Refusals
 
-__all__ = ["Desk", "agent_version", "asked", "attempted", "desk", "door", "passphrase", "today"]
+__all__ = ["Desk", "agent_version", "asked", "attempted", "desk", "door", "passphrase", "today", "working_site"]
 
 TODAY_VARIABLE = "TRIBUTARY_TODAY"
 
@@ -81,7 +82,7 @@ class Desk:
     def outbox(self) -> Outbox:
         """The outbox."""
         from shared.base.keys import PublicKey
-        from site_agent.decide.outbox import Outbox
+        from site_agent.release.outbox import Outbox
 
         approvers = {name: PublicKey(key) for name, key in self.config.approvers.items()}
         return Outbox(self.home, self.ledger, approvers=approvers)
@@ -341,3 +342,22 @@ def passphrase(name: str, *, new: bool = False, beside: Iterable[str] = ()) -> s
 def asked(question: str) -> bool:
     """A yes or no on the terminal; no where there is none."""
     return sys.stdin.isatty() and bool(typer.confirm(question, default=False, err=True))
+
+
+def working_site(at: Desk, witness: Any) -> Site:
+    """The site as the pipeline sees it."""
+    from site_agent.decide import airlock
+    from site_agent.release.site import Site
+
+    return Site(
+        name=at.config.site,
+        agent_version=agent_version(),
+        ledger=at.ledger,
+        outbox=at.outbox,
+        witness=witness,
+        snapshot_key=at.config.snapshot_key.read_bytes(),
+        floors=at.config.floors,
+        paused=at.stopped(),
+        budget=at.config.budget,
+        approved=lambda plan: airlock.require_approved_ahead(at, plan, agent_version=agent_version(), today=today()),
+    )

@@ -11,8 +11,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from shared.mechanisms.latent_noise.plan import LatentNoisePlan
 from shared.plans.dictionary import Column, Dictionary
-from shared.plans.plan import Budget, Floors, LatentNoisePlan, StudyPlan, Training, Wave
+from shared.plans.plan import Budget, Floors, StudyPlan, Training, Wave
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["COLUMNS"] = "100"  # a screen is as wide wherever the tests run: parallel workers believe in 80 columns

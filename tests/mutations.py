@@ -61,6 +61,7 @@ def mutation(name: str, *edits: tuple[str, str, str], tests: Sequence[str]) -> M
 
 LATENT = "shared/mechanisms/latent_noise/noise.py"
 MOMENTS = "shared/mechanisms/moments/noise.py"
+MOMENTS_DRAW = "shared/mechanisms/moments/draw.py"
 RANDOM = "shared/base/randomness.py"
 PRIVACY = "shared/privacy/accountant.py"
 RELEASE = "shared/releases/receipt.py"
@@ -238,7 +239,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     mutation(
         "half the noise, in the moments",
         (
-            MOMENTS,
+            MOMENTS_DRAW,
             "lattice_gaussian_steps(sigma_of(spec, block), sums",
             "lattice_gaussian_steps(sigma_of(spec, block) / 2, sums",
         ),
@@ -1063,7 +1064,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     mutation(
         "moments: noise cut off at four scales",
         (
-            MOMENTS,
+            MOMENTS_DRAW,
             "return sums + noise.lattice_gaussian_steps(sigma_of(spec, block), sums.shape, grids_of(spec)[block])",
             "most = int(4 * sigma_of(spec, block) / grids_of(spec)[block])\n"
             "    drawn = noise.lattice_gaussian_steps(sigma_of(spec, block), sums.shape, grids_of(spec)[block])\n"
@@ -1083,7 +1084,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     mutation(
         "moments: a lens of the true histograms",
         (
-            MOMENTS,
+            MOMENTS_DRAW,
             "    lens = design.lens(release)\n    chunks",
             "    true = tuple(np.asarray(table, dtype=np.int64) for table in design.counts(x, y))\n"
             "    lens = design.lens(MomentsRelease(**{**vars(release), 'histograms': true}))\n    chunks",
@@ -1093,7 +1094,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     mutation(
         "moments: a score of blocks without noise",
         (
-            MOMENTS,
+            MOMENTS_DRAW,
             "    score = pilot(release, design)\n",
             "    bare = {'moments': np.sum(inner, axis=0), 'products': np.sum(products, axis=0)}\n"
             "    score = pilot(MomentsRelease(**{**vars(release), **bare}), design)\n",

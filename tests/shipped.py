@@ -21,10 +21,11 @@ from shared.base.keys import SigningKey
 from shared.base.randomness import Noise
 from shared.plans.plan import Budget, StudyPlan, Wave
 from site_agent.config import Edges, SiteFloors, Source
-from site_agent.decide.outbox import Outbox
 from site_agent.ledger.book import Ledger
 from site_agent.release import lasting
-from site_agent.release.pipeline import Release, Site, make_release
+from site_agent.release.outbox import Outbox
+from site_agent.release.pipeline import Release, make_release
+from site_agent.release.site import Site
 
 TODAY = dt.date(2026, 1, 5)
 KEY = b"k" * 32

@@ -12,7 +12,8 @@ from test_pipeline import deliver, kinds, quick, release, site, source  # noqa: 
 from test_waves import fit_of, grown, several
 
 from shared.errors import DifferencingRefusal, PlanChanged
-from shared.plans.plan import Budget, LatentNoisePlan, PrivateTraining, Training
+from shared.mechanisms.latent_noise.plan import LatentNoisePlan
+from shared.plans.plan import Budget, PrivateTraining, Training
 from shared.privacy import accountant as privacy
 from site_agent.release import drawing
 

@@ -7,10 +7,11 @@ import sys
 import pandas as pd
 import pytest
 
-from coordinator.analyst.commands import main, number, read_table
+from coordinator.analyst.commands import main, read_table
 from coordinator.pooling.pool import pool
 from coordinator.pooling.two_by_two import Tables, mantel_haenszel
 from shared.errors import DataFileRefusal
+from shared.terminal import number
 
 ROWS = pd.DataFrame(
     {

@@ -79,7 +79,7 @@ def test_an_idle_site_agent_holds_no_table_no_accountant_and_no_training():
     code = """
 import sys
 from pathlib import Path
-from site_agent.decide import airlock, outbox, plans, waves
+from site_agent.decide import airlock, plans, waves
 from site_agent import egress
 from site_agent.release import pipeline
 from site_agent.training import rounds

@@ -13,8 +13,8 @@ from shared.base.randomness import seeded_rng
 from shared.errors import ParameterError, PlanChanged, PlanRefusal, SmallN
 from shared.flows.bijections import from_arrays, to_arrays
 from shared.mechanisms.latent_noise.noise import LatentNoise, default_radius
-from shared.mechanisms.latent_noise.plan import mechanism
-from shared.plans.plan import LatentNoisePlan, StudyPlan, Training, Wave
+from shared.mechanisms.latent_noise.plan import LatentNoisePlan, mechanism
+from shared.plans.plan import StudyPlan, Training, Wave
 from shared.privacy import accountant as privacy
 from shared.releases.receipt import coverage, in_words, planned_event, read_bundle
 from site_agent.config import Limits, SiteFloors, Source

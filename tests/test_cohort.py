@@ -14,9 +14,11 @@ from shared.base.randomness import seeded_rng
 from shared.errors import ParameterError
 from shared.estimands.regression import generalised, least_squares
 from shared.estimands.survival import cox
-from shared.mechanisms.moments.cohort import FEW_EVENTS, fit, pilot
+from shared.mechanisms.moments.cohort import FEW_EVENTS, fit
+from shared.mechanisms.moments.copula import pilot
+from shared.mechanisms.moments.draw import moments
 from shared.mechanisms.moments.margins import Margin, bin_edges, fitted_margin, product_moments, project
-from shared.mechanisms.moments.noise import Design, MomentsSpec, moments
+from shared.mechanisms.moments.noise import Design, MomentsSpec
 from shared.mechanisms.moments.outcomes import Binary, Count, Linear, Survival, fitted_survival
 from shared.plans.dictionary import Column, Dictionary
 

@@ -60,8 +60,9 @@ from shared.errors import (
     TokenRefusal,
     TooLarge,
 )
+from shared.mechanisms.latent_noise.plan import LatentNoisePlan
 from shared.plans.dictionary import Column
-from shared.plans.plan import Budget, LatentNoisePlan, StudyPlan, Wave, open_plan, sign_plan
+from shared.plans.plan import Budget, StudyPlan, Wave, open_plan, sign_plan
 from shared.privacy import accountant as privacy
 from shared.releases.receipt import planned_event
 from shared.wire.messages import (

@@ -26,8 +26,9 @@ from shared.base.chain import head_fingerprint
 from shared.base.keys import Envelope, SigningKey
 from shared.errors import ConfigRefusal, ParameterError, StateRefusal
 from shared.mechanisms.latent_noise.noise import default_radius
+from shared.mechanisms.latent_noise.plan import LatentNoisePlan
 from shared.plans.invitation import Invitation
-from shared.plans.plan import LatentNoisePlan, StudyPlan, open_plan
+from shared.plans.plan import StudyPlan, open_plan
 from shared.privacy import accountant as privacy
 from site_agent.ledger.book import Ledger
 

@@ -24,7 +24,7 @@ from shared.plans.dictionary import Column
 from shared.plans.plan import Budget, StudyPlan
 from shared.privacy import accountant as privacy
 from shared.releases.receipt import read_bundle
-from site_agent.decide.outbox import outcomes
+from site_agent.release.outbox import outcomes
 from tests.conftest import make_table
 
 DOSE = Column(name="dose", kind="continuous", lower=0, upper=4, missing="level")

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinator.analyst.commands import pooled_data
 from coordinator.pooling.analyses import Asked, analyse
 from coordinator.pooling.diagnostics import begg, egger, influence, shrunken, trim_and_fill
-from coordinator.pooling.moderators import regress, subgroups
-from coordinator.pooling.pool import leave_one_out, pool, pool_estimates
+from coordinator.pooling.moderators import regress
+from coordinator.pooling.pool import leave_one_out, pool, pool_estimates, pooled_data
+from coordinator.pooling.subgroups import subgroups
 from shared.errors import EstimateRefusal, ParameterError
 from shared.estimands.answer import Estimate
 from shared.terminal import plain

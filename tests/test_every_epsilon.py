@@ -32,20 +32,21 @@ from shared.base.keys import SigningKey
 from shared.errors import BudgetRefusal
 from shared.flows.bijections import AffineAutoregressiveFlow
 from shared.mechanisms.latent_noise.noise import LatentNoise
-from shared.mechanisms.latent_noise.plan import mechanism
+from shared.mechanisms.latent_noise.plan import LatentNoisePlan, mechanism
 from shared.plans.dictionary import Column, Dictionary
-from shared.plans.plan import Budget, LatentNoisePlan, StudyPlan, Wave, sign_plan
+from shared.plans.plan import Budget, StudyPlan, Wave, sign_plan
 from shared.privacy import accountant as privacy
 from shared.privacy.accountant import Gaussian, epsilon, from_canonical, w_for_epsilon
 from shared.privacy.composition import Charge, Composition
 from shared.privacy.stated import shown_epsilon
 from shared.releases.receipt import Receipt, planned_event, read_bundle
 from site_agent.config import SiteFloors, Source
-from site_agent.decide.outbox import Outbox
 from site_agent.ledger.book import Ledger
 from site_agent.release import drawing
 from site_agent.release.fitting import Fitted, released_rows
-from site_agent.release.pipeline import Site, make_release
+from site_agent.release.outbox import Outbox
+from site_agent.release.pipeline import make_release
+from site_agent.release.site import Site
 
 ROOT = Path(__file__).resolve().parent.parent
 TODAY = dt.date(2026, 1, 5)
@@ -244,7 +245,7 @@ def test_the_budget_statement_charges_what_the_receipts_print(given_flow, tmp_pa
 
 def test_what_a_plan_says_it_will_cost_is_what_its_release_costs(released):
     from coordinator.planning import cost
-    from site_agent.cli.plan import _price
+    from site_agent.decide.plan_facts import _price
 
     _, receipt = released
     asked = cost(extremes())
@@ -352,7 +353,7 @@ COMPUTE = {
     "site_agent/show/curve.py",  # what other weights would cost
     "coordinator/answers/spending.py",  # what the releases that arrived cost together
     "site_agent/decide/airlock.py",  # whether a signature in advance is good for the planned release
-    "site_agent/cli/plan.py",  # a plan's price before it is approved
+    "site_agent/decide/plan_facts.py",  # a plan's price before it is approved
     "site_agent/ledger/recovery.py",  # the dearest plan of a study, when a ledger was put back
     "coordinator/planning.py",  # a plan's price before it is signed
 }
@@ -516,7 +517,7 @@ def test_every_epsilon_and_delta_is_formatted_by_one_function_that_rounds_up():
             assert "format" not in shown or not PRICED.search(shown), f"{page.name}: {shown}"
 
 
-NO_PRINT = {("site_agent/training/rounds.py", "round(flow.epsilon, 9)")}
+NO_PRINT = {("site_agent/release/trained_flow.py", "round(flow.epsilon, 9)")}
 """Numbers that are compared, and shown to nobody."""
 
 

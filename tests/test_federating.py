@@ -18,11 +18,11 @@ import numpy as np
 import pytest
 from service import SMALL, Hub, small_table
 
-import coordinator.training.rounds
+import coordinator.store.letter_boxes
 from coordinator.services.collect import CollectionService
+from coordinator.store.letter_boxes import LetterBoxes
 from coordinator.training import dialled
 from coordinator.training.dialled import train
-from coordinator.training.rounds import LetterBoxes
 from shared.base.canonical import sha256_hex
 from shared.base.keys import SigningKey
 from shared.errors import (
@@ -39,21 +39,23 @@ from shared.errors import (
     SmallN,
     StateRefusal,
 )
+from shared.mechanisms.latent_noise.plan import LatentNoisePlan
 from shared.plans.dictionary import Column
 from shared.plans.federated import Federated, FederatedFlow
-from shared.plans.plan import Budget, Floors, LatentNoisePlan, StudyPlan, Training, Wave
+from shared.plans.plan import Budget, Floors, StudyPlan, Training, Wave
 from shared.privacy import accountant as privacy
 from shared.privacy.stated import CHARGED_BEFORE
 from shared.wire.messages import RoundAnswer
 from shared.wire.rounds import Answered, Asked, open_asked, pack, unpack
 from site_agent import egress as egress_module
 from site_agent.config import SiteBudget, SiteFloors, Source
-from site_agent.decide.outbox import Outbox
 from site_agent.ledger.book import Ledger
+from site_agent.release import trained_flow
 from site_agent.release.lasting import read_fit
-from site_agent.release.pipeline import Site
+from site_agent.release.outbox import Outbox
+from site_agent.release.site import Site
+from site_agent.release.trained_flow import federated_flow
 from site_agent.training import rounds
-from site_agent.training.federation import federated_flow
 
 TODAY = dt.date(2026, 6, 1)
 DELTA = 1e-4
@@ -179,7 +181,7 @@ def test_three_hospitals_train_one_flow_and_each_is_charged_once_before_it(hub, 
         assert hospital.hold.flow == flow.digest
         assert hospital.hold.persons == 60
         assert hospital.ledger.verify() == len(hospital.ledger.entries())
-        assert rounds.kept_flow(hospital.home, flow.name).canonical == flow.canonical
+        assert trained_flow.kept_flow(hospital.home, flow.name).canonical == flow.canonical
         kinds = [entry.kind for entry in hospital.ledger.entries()]
         assert kinds == ["genesis", "reserve", "anchor", "train", *["round", "witnessed", "answer"] * 3, "trained"]
         # What left is what the ledger names, and nothing was sent that it does not.
@@ -334,7 +336,7 @@ def test_a_coordinator_killed_in_a_round_goes_on_with_it_and_nobody_pays_twice(m
         if name == place and seen.count(name) == 2:
             raise Dies(name)
 
-    monkeypatch.setattr(coordinator.training.rounds, "reach", reach)
+    monkeypatch.setattr(coordinator.store.letter_boxes, "reach", reach)
     with pytest.raises(Dies):
         coordinate(hub)
     monkeypatch.undo()
@@ -794,14 +796,14 @@ def test_a_later_plan_releases_through_the_flow_and_its_receipt_names_the_traini
     # A flow of the same training that is not the one it ended with here is not this charge's.
     for change in ({"weights": np.full(flow.shape.weights, 9.0)}, {"epsilon": 1e-9}):
         forged = dataclasses.replace(flow, **change)
-        rounds.flow_path(victim.home, forged.digest).write_bytes(forged.canonical)
+        trained_flow.flow_path(victim.home, forged.digest).write_bytes(forged.canonical)
         before = len(victim.ledger.entries())
         with pytest.raises(PlanChanged, match="ended with"):
             released(victim, dataclasses.replace(later, flow=forged.name))
         assert len(victim.ledger.entries()) == before
     # Another file under that name is another flow, and one that is not there is fetched first.
     other = hospitals[1]
-    path = rounds.flow_path(other.home, flow.digest)
+    path = trained_flow.flow_path(other.home, flow.digest)
     path.write_bytes(flow.canonical.replace(b'"rounds":3', b'"rounds":4'))
     with pytest.raises(PlanChanged):
         released(other, later)

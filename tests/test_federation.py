@@ -32,6 +32,7 @@ from shared.errors import (
     TooLarge,
     TrainingRefusal,
 )
+from shared.mechanisms.latent_noise.plan import LatentNoisePlan
 from shared.plans.dictionary import Column, Dictionary
 from shared.plans.encoding import Encoder
 from shared.plans.federated import (
@@ -46,12 +47,13 @@ from shared.plans.federated import (
     to_text,
     unpack,
 )
-from shared.plans.plan import Budget, LatentNoisePlan, Reference, StudyPlan, Training, Wave
+from shared.plans.plan import Budget, Reference, StudyPlan, Training, Wave
 from shared.privacy import accountant as privacy
 from shared.privacy.accountant import SubsampledGaussian
 from shared.wire import flower
+from site_agent.release.trained_flow import federated_flow
 from site_agent.training import federation
-from site_agent.training.federation import MemorySource, client_app, federated_flow, local_round, start_of
+from site_agent.training.federation import MemorySource, client_app, local_round, start_of
 
 NAMES = ("north", "south", "east", "west")
 FEDERATED = Federated(rounds=3, local_steps=2, rate=0.5, noise_multiplier=1.2, server_rate=0.05)

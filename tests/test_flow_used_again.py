@@ -25,7 +25,7 @@ from shared.plans.plan import Budget, PrivateTraining, StudyPlan, Wave, sign_pla
 from shared.privacy import accountant as privacy
 from shared.privacy.stated import CHARGED_BEFORE
 from shared.releases.receipt import Receipt, coverage, planned_event, planned_events, write_receipt
-from site_agent import cli
+from site_agent.decide import plan_facts
 from site_agent.decide import waves as calendars
 from site_agent.models import private_flow
 from site_agent.release import drawing, pipeline
@@ -97,7 +97,7 @@ def test_what_a_wave_costs_ahead_is_what_it_is_charged_at_the_site_and_by_the_le
     assert lead == pytest.approx(ahead, rel=1e-9)
     for wave, total in enumerate(ahead, start=1):
         at = SimpleNamespace(ledger=bench.site.ledger)
-        forecast = cli.plan._ahead(at, plan, [w.number for w in plan.waves if w.number >= wave])
+        forecast = plan_facts._ahead(at, plan, [w.number for w in plan.waves if w.number >= wave])
         assert forecast == pytest.approx(ahead[wave - 1 :], rel=1e-9)
         made(bench, plan, wave)
         assert charged(bench) == pytest.approx(total, rel=1e-9)

@@ -12,8 +12,8 @@ import pytest
 
 from coordinator.figures.canvas import view_of
 from coordinator.figures.forest import describe, forest, forest_table
-from coordinator.pooling.moderators import subgroups
 from coordinator.pooling.pool import pool, pool_estimates
+from coordinator.pooling.subgroups import subgroups
 from shared.errors import ParameterError
 from shared.estimands.answer import Estimate
 

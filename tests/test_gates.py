@@ -32,9 +32,10 @@ from shared.errors import (
     PolicyRefusal,
 )
 from shared.mechanisms.latent_noise.noise import LatentNoise
+from shared.mechanisms.latent_noise.plan import LatentNoisePlan
 from shared.mechanisms.moments.plan import MomentsPlan
 from shared.plans.dictionary import Column, Dictionary
-from shared.plans.plan import Floors, LatentNoisePlan, PrivateTraining, StudyPlan
+from shared.plans.plan import Floors, PrivateTraining, StudyPlan
 from shared.plans.standing import NO_RELEASE
 from shared.releases.receipt import EARLIER_GATE, coverage
 from shared.simulated import contact_networks

@@ -18,7 +18,8 @@ from coordinator.analyst.remote import Harmonised
 from coordinator.answers.densities import Joint, Noisy, density_of, distance, on_simplex
 from coordinator.answers.harmonise import case_mix_warning, densities, harmonised
 from coordinator.answers.maps import _COARSE, ColumnsMap, GridMap, Map, _by_kernels, _by_logarithms, bootstrap
-from coordinator.demo.play import Asked, play_of, pooled_real
+from coordinator.demo.catalogue import play_of
+from coordinator.demo.play import Asked, pooled_real
 from coordinator.services.analysis import AnalysisService
 from shared.base.randomness import seeded_rng
 from shared.errors import AccessRefusal, EstimateRefusal, ParameterError, SchemaRefusal

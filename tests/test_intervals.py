@@ -14,7 +14,7 @@ import pytest
 from delivered import cohort, cohort_plan, deliver, join
 from rich.console import Console
 
-from coordinator.analyst.commands import pooled_data, show_pooled
+from coordinator.analyst.show import show_pooled
 from coordinator.answers.queries import Kept, ask, holding
 from coordinator.pooling.intervals import (
     Draw,
@@ -25,7 +25,7 @@ from coordinator.pooling.intervals import (
     too_much,
     with_release_variance,
 )
-from coordinator.pooling.pool import pool, pool_estimates
+from coordinator.pooling.pool import pool, pool_estimates, pooled_data
 from coordinator.services.authority import Authority
 from coordinator.store.store import Store
 from shared.base.keys import SigningKey

@@ -18,8 +18,9 @@ from scipy import special
 
 from coordinator.pooling.diagnostics import baujat, begg, egger, failsafe_n, influence, shrunken, trim_and_fill
 from coordinator.pooling.few_studies import henmi_copas
-from coordinator.pooling.moderators import regress, subgroups
+from coordinator.pooling.moderators import regress
 from coordinator.pooling.pool import cumulative, leave_one_out, pool
+from coordinator.pooling.subgroups import subgroups
 from coordinator.pooling.two_by_two import Tables, effect_sizes, mantel_haenszel, peto
 from shared.errors import EstimateRefusal
 

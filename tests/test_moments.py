@@ -14,7 +14,9 @@ from scipy import stats
 
 from shared.base.randomness import seeded_rng
 from shared.errors import DictionaryRefusal, MissingRefusal, PlanRefusal, SchemaRefusal
-from shared.mechanisms.moments.cohort import fit, pilot
+from shared.mechanisms.moments.cohort import fit
+from shared.mechanisms.moments.copula import pilot
+from shared.mechanisms.moments.draw import moments, noised
 from shared.mechanisms.moments.noise import (
     SQUARE,
     Design,
@@ -23,8 +25,6 @@ from shared.mechanisms.moments.noise import (
     Shares,
     _product_corners,
     event,
-    moments,
-    noised,
     product_steps,
     read,
     room,

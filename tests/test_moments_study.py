@@ -15,7 +15,8 @@ from delivered import STUDIES, cohort, deliver, join
 from test_pipeline import release, site, source  # noqa: F401
 
 from coordinator.answers.queries import ask
-from coordinator.demo.play import Asked, play_of
+from coordinator.demo.catalogue import play_of
+from coordinator.demo.play import Asked
 from coordinator.planning import prices
 from coordinator.services.authority import Authority
 from coordinator.store.store import Store

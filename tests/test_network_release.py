@@ -33,9 +33,10 @@ from shared.errors import (
     StateRefusal,
     TrainingRefusal,
 )
+from shared.mechanisms.grand.edges import NEIGHBOURS, NUMBER, REACHED, adjacency, held_out, union
 from shared.mechanisms.grand.labels import LabelPrivate
 from shared.mechanisms.grand.noise import coordinates
-from shared.mechanisms.grand.plan import NEIGHBOURS, NUMBER, REACHED, GrandPlan, adjacency, held_out, union
+from shared.mechanisms.grand.plan import GrandPlan
 from shared.plans.dictionary import Column, Dictionary
 from shared.plans.plan import Budget, StudyPlan, Wave
 from shared.privacy import accountant as privacy
@@ -43,11 +44,12 @@ from shared.privacy.stated import shown_epsilon
 from shared.releases.receipt import in_words, read_bundle, write_bundle, write_receipt
 from shared.simulated import contact_networks
 from site_agent.config import Edges, SiteFloors, Source
-from site_agent.decide.outbox import Outbox
 from site_agent.ledger.book import Ledger
 from site_agent.records import table as records
 from site_agent.release import fitting
-from site_agent.release.pipeline import Site, make_release, rehearse
+from site_agent.release.outbox import Outbox
+from site_agent.release.pipeline import make_release, rehearse
+from site_agent.release.site import Site
 
 TODAY = dt.date(2026, 1, 5)
 KEY = b"k" * 32

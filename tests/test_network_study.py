@@ -21,7 +21,8 @@ from shared.errors import EstimateRefusal, ParameterError, Refusal, SchemaRefusa
 from shared.estimands.answer import estimate, parse_estimand
 from shared.estimands.questions import ACROSS, NETWORK, parse_formula
 from shared.mechanisms.grand.answer import ARCS, figure
-from shared.mechanisms.grand.plan import NEIGHBOURS, NUMBER, GrandPlan, adjacency
+from shared.mechanisms.grand.edges import NEIGHBOURS, NUMBER, adjacency
+from shared.mechanisms.grand.plan import GrandPlan
 from shared.plans.plan import StudyPlan, Wave
 from shared.simulated import contact_networks
 

@@ -29,6 +29,7 @@ from shared.mechanisms.densities.scaling import Basis, Coefficients
 from shared.mechanisms.grand.noise import NodePrivate
 from shared.mechanisms.latent_noise.noise import LatentNoise
 from shared.mechanisms.moments import noise as moments
+from shared.mechanisms.moments.draw import noised
 from shared.mechanisms.moments.noise import MomentsSpec
 from shared.mechanisms.slicing.noise import Slicing, noise_for
 from shared.mechanisms.tables.noise import Tables, attributes, sensitivity
@@ -248,7 +249,7 @@ def moments_block(block: int) -> Callable[[int, Any], Drawn]:
         sums = np.random.default_rng(5).integers(-(10**9), 10**9, n)
         # Counts; steps of which 2²² are the diameter; products of two numbers of at most 2¹⁰; steps again.
         unit = (1.0, 2.0**-22, 2.0**-20, 2.0**-22)[block]
-        return Drawn((moments.noised(spec, block, sums, rng) - sums) * unit, sigma, "gaussian")
+        return Drawn((noised(spec, block, sums, rng) - sums) * unit, sigma, "gaussian")
 
     return draw
 
@@ -354,7 +355,7 @@ DRAWN_IN = {
     "shared/mechanisms/densities/scaling.py",
     "shared/mechanisms/tables/noise.py",
     "shared/mechanisms/slicing/noise.py",
-    "shared/mechanisms/moments/noise.py",
+    "shared/mechanisms/moments/draw.py",
     "site_agent/models/private_flow.py",
 }
 """Production files that draw noise; each has an entry in MECHANISMS."""

@@ -30,12 +30,12 @@ from shared.errors import (
 from shared.privacy import accountant as privacy
 from shared.releases.receipt import STATEMENT_TYPE, Receipt, Statement, write_receipt
 from shared.wire.messages import ANCHOR_TYPE
-from site_agent.decide import outbox as outbox_module
-from site_agent.decide.outbox import Outbox
 from site_agent.ledger import book as ledger_module
 from site_agent.ledger.book import Ledger
 from site_agent.ledger.lock import StateLock
+from site_agent.release import outbox as outbox_module
 from site_agent.release.lasting import FIT, ROWS
+from site_agent.release.outbox import Outbox
 
 AGENT, ADA, BOB = SigningKey.generate(), SigningKey.generate(), SigningKey.generate()
 PEOPLE = {"ada": ADA.public, "bob": BOB.public}

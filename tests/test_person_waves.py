@@ -20,16 +20,17 @@ from test_waves import several
 
 from shared.base.keys import SigningKey
 from shared.errors import DifferencingRefusal, Refusal
-from shared.plans.plan import Budget, LatentNoisePlan
+from shared.mechanisms.latent_noise.plan import LatentNoisePlan
+from shared.plans.plan import Budget
 from shared.privacy import accountant as privacy
 from site_agent.config import SiteFloors
-from site_agent.decide.outbox import Outbox
 from site_agent.ledger.book import Ledger
 from site_agent.records import table as records
 from site_agent.records.identifiers import normalised
 from site_agent.records.table import pseudonym
 from site_agent.release import fitting, lasting
-from site_agent.release.pipeline import Site
+from site_agent.release.outbox import Outbox
+from site_agent.release.site import Site
 
 KEY = b"k" * 32
 EVERYBODY = make_table(1200)

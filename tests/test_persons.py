@@ -26,7 +26,8 @@ from shared.errors import (
     SmallN,
     StateRefusal,
 )
-from shared.plans.plan import Budget, LatentNoisePlan
+from shared.mechanisms.latent_noise.plan import LatentNoisePlan
+from shared.plans.plan import Budget
 from shared.privacy import accountant as privacy
 from site_agent import cli
 from site_agent.config import SiteFloors

@@ -30,13 +30,15 @@ from shared.errors import (
     SmallN,
     StateRefusal,
 )
-from shared.plans.plan import Budget, LatentNoisePlan, Wave
+from shared.mechanisms.latent_noise.plan import LatentNoisePlan
+from shared.plans.plan import Budget, Wave
 from shared.releases.receipt import read_bundle
 from site_agent.config import SiteFloors, Source
-from site_agent.decide.outbox import Outbox
 from site_agent.ledger.book import Ledger
 from site_agent.release import drawing
-from site_agent.release.pipeline import STAGES, Site, Stage, made_up_table, make_release, rehearse
+from site_agent.release.outbox import Outbox
+from site_agent.release.pipeline import STAGES, Stage, made_up_table, make_release, rehearse
+from site_agent.release.site import Site
 
 TODAY = dt.date(2026, 1, 5)
 

@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinator.analyst.commands import pooled_data
-from coordinator.pooling.pool import cumulative, leave_one_out, pool, pool_estimates, pool_many, tau2_dl
+from coordinator.pooling.pool import cumulative, leave_one_out, pool, pool_estimates, pool_many, pooled_data, tau2_dl
 from shared.errors import EstimateRefusal, ParameterError
 from shared.estimands.answer import Estimate
 from shared.terminal import plain

@@ -18,20 +18,21 @@ from shared.base.randomness import seeded_rng
 from shared.errors import PlanRefusal, PolicyRefusal, ReceiptRefusal, SmallN, TrainingRefusal
 from shared.flows.bijections import to_arrays
 from shared.mechanisms.latent_noise import plan as latent_noise
-from shared.mechanisms.latent_noise.plan import mechanism
+from shared.mechanisms.latent_noise.plan import LatentNoisePlan, mechanism
 from shared.plans.dictionary import Column, Dictionary
 from shared.plans.encoding import Encoder
-from shared.plans.plan import Budget, Floors, LatentNoisePlan, PrivateTraining, Reference, StudyPlan, Training, Wave
+from shared.plans.plan import Budget, Floors, PrivateTraining, Reference, StudyPlan, Training, Wave
 from shared.privacy import accountant as privacy
 from shared.releases.receipt import planned_event, read_bundle
 from shared.simulated import small_hospitals
 from site_agent.config import SiteFloors, Source
-from site_agent.decide.outbox import Outbox
 from site_agent.ledger.book import Ledger
 from site_agent.records import table as records
 from site_agent.release import fitting
 from site_agent.release.fitting import fit, public_flow, released_rows, trains
-from site_agent.release.pipeline import Site, make_release, rehearse
+from site_agent.release.outbox import Outbox
+from site_agent.release.pipeline import make_release, rehearse
+from site_agent.release.site import Site
 
 TODAY = dt.date(2026, 1, 5)
 STUDIES = Path(__file__).parents[1] / "deploy" / "studies"

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from shared.errors import PlanRefusal
-from shared.mechanisms.base import _KINDS
 from shared.mechanisms.densities.plan import DensitiesPlan
 from shared.mechanisms.grand.plan import GrandPlan
+from shared.mechanisms.kinds import KINDS
 from shared.mechanisms.moments.plan import MomentsPlan
 from shared.mechanisms.slicing.plan import SlicingPlan
 from shared.mechanisms.tables.plan import TablesPlan
@@ -141,7 +141,7 @@ def test_the_page_says_of_each_posture_and_mechanism_whether_it_is_offered():
         "slicing": (SlicingPlan(epsilon=5.0), None),
         "grand": (GrandPlan(epsilon=1.0, d=2), None),
     }
-    assert set(releases) == set(_KINDS)
+    assert set(releases) == set(KINDS)
     assert {mechanism for _, mechanism in said} == set(releases)
     assert {posture for posture, _ in said} == set(POSTURES)
     for mechanism, (release, fitted) in releases.items():

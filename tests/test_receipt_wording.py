@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from shared.mechanisms.latent_noise.plan import LatentNoisePlan
 from shared.mechanisms.tables.plan import TablesPlan
 from shared.plans.dictionary import Column, Dictionary
-from shared.plans.plan import Budget, LatentNoisePlan, PrivateTraining, StudyPlan, Training, Wave
+from shared.plans.plan import Budget, PrivateTraining, StudyPlan, Training, Wave
 from shared.releases.receipt import Receipt, coverage, write_receipt
 
 SNAPSHOT = Path(__file__).parent / "receipt_wording.json"

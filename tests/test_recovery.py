@@ -13,7 +13,8 @@ from service import LEAD, SMALL, Hub, small_table
 from test_ledger import deliver
 
 from shared.errors import BudgetRefusal, LedgerRefusal, PlanRefusal, StateRefusal
-from shared.plans.plan import Budget, LatentNoisePlan, StudyPlan, Wave, sign_plan
+from shared.mechanisms.latent_noise.plan import LatentNoisePlan
+from shared.plans.plan import Budget, StudyPlan, Wave, sign_plan
 from shared.privacy import accountant as privacy
 from shared.releases.receipt import planned_event
 from site_agent.decide.plans import Plans

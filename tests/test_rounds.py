@@ -13,7 +13,7 @@ from service import LEAD, Hub
 from test_collect import plan
 from test_ledger import DELTA, DIGEST, Anchored, acknowledge, reserve
 
-from coordinator.training.rounds import LetterBoxes
+from coordinator.store.letter_boxes import LetterBoxes
 from shared.base.canonical import canonical_json, sha256_hex
 from shared.base.keys import SigningKey
 from shared.errors import (

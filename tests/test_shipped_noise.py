@@ -28,8 +28,9 @@ from shared.flows.bijections import AffineAutoregressiveFlow
 from shared.mechanisms.densities.plan import DensitiesPlan
 from shared.mechanisms.grand import noise as grand
 from shared.mechanisms.grand.plan import GrandPlan
+from shared.mechanisms.latent_noise.plan import LatentNoisePlan
 from shared.mechanisms.moments import noise as moments
-from shared.mechanisms.moments.cohort import pilot
+from shared.mechanisms.moments.copula import pilot
 from shared.mechanisms.moments.plan import MomentsPlan
 from shared.mechanisms.slicing.noise import ROW_STEP
 from shared.mechanisms.slicing.plan import SlicingPlan
@@ -37,7 +38,7 @@ from shared.mechanisms.tables.plan import TablesPlan
 from shared.plans.dictionary import Column, Dictionary
 from shared.plans.encoding import Encoder
 from shared.plans.federated import Federated, Shape, pack
-from shared.plans.plan import LatentNoisePlan, PrivateTraining, StudyPlan, Training
+from shared.plans.plan import PrivateTraining, StudyPlan, Training
 from shared.privacy.accountant import Composition, Gaussian, Laplace
 from shared.simulated import contact_networks
 from site_agent.models import private_flow

@@ -24,7 +24,7 @@ from coordinator.answers.queries import ask
 from coordinator.answers.spending import least_total, spending
 from coordinator.cli import main
 from coordinator.config import Config
-from coordinator.demo import answers, play
+from coordinator.demo import answers, catalogue, play
 from coordinator.planning import _price, cost
 from coordinator.services.analysis import AnalysisService, _release
 from coordinator.services.authority import Authority
@@ -32,8 +32,8 @@ from coordinator.store.store import Store
 from shared.base.keys import SigningKey
 from shared.base.randomness import seeded_rng
 from shared.errors import BudgetRefusal, PolicyRefusal, StateRefusal
-from shared.mechanisms.latent_noise.plan import FITTED_ON_THE_ROWS, mechanism
-from shared.plans.plan import Budget, LatentNoisePlan, StudyPlan, sign_plan
+from shared.mechanisms.latent_noise.plan import FITTED_ON_THE_ROWS, LatentNoisePlan, mechanism
+from shared.plans.plan import Budget, StudyPlan, sign_plan
 from shared.plans.standing import broken_limit
 from shared.privacy import accountant as privacy
 from shared.privacy.accountant import Gaussian, NoGuarantee
@@ -50,10 +50,11 @@ from shared.privacy.stated import (
 from shared.releases.receipt import Receipt, coverage, in_words, planned_event, read_bundle
 from shared.terminal import plain
 from site_agent.cli import books, calendar
-from site_agent.cli.plan import _price as _price_of
-from site_agent.cli.plan import charged
 from site_agent.config import SiteBudget, Source
 from site_agent.decide.airlock import totals
+from site_agent.decide.plan_facts import _price as _price_of
+from site_agent.decide.plan_facts import charged
+from site_agent.desk import today
 from site_agent.release.fitting import require_roles_kept
 from site_agent.release.pipeline import make_release
 from site_agent.show import screens
@@ -215,7 +216,7 @@ def test_the_demo_shows_them_without_a_number_and_the_others_with_their_conditio
         posture=dict.fromkeys(prices, "local"),
         others={play.BASELINE: dict.fromkeys(prices, (None, FLOW))},
     )
-    shown_play = play.play_of(play.Asked(study="cvd"))
+    shown_play = catalogue.play_of(play.Asked(study="cvd"))
     answers.write({"unadjusted": answer}, shown_play, tmp_path)
     with (tmp_path / "results.csv").open(newline="", encoding="utf-8") as file:
         lines = list(csv.DictReader(file))
@@ -450,12 +451,12 @@ def test_what_a_plan_costs_with_earlier_versions_has_their_condition(tmp_path, m
     at, plan = mixed_ledger(tmp_path, waves=1)
     plan = replace(plan, waves=(plan.waves[0], replace(plan.waves[0], number=2, refit=True)))
     price = _price_of(plan, planned_event(plan))
-    found = charged(at, plan)
+    found = charged(at, plan, today())
     assert (price["epsilon_given"], found["to_come"], found["total_given"]) == ("", [2], FLOW)
     words = screens.charged_words({"charged": found, "price": price})
     assert words.startswith(f"ε = {shown_epsilon(found['with_waves_to_come'])} given the flow, of 1000")
     # And the other way round: nothing was charged, and the plan is local.
-    ahead = charged(site(tmp_path / "other"), study("local"))
+    ahead = charged(site(tmp_path / "other"), study("local"), today())
     assert (ahead["epsilon_given"], ahead["to_come"], ahead["total_given"]) == ("", [1], FLOW)
     told = SimpleNamespace(ledger=at.ledger, plans=SimpleNamespace(plan=lambda name: plan))
     monkeypatch.setattr(calendar, "desk", lambda home: told)

@@ -27,7 +27,8 @@ from shared.errors import (
     StateRefusal,
     StorageRefusal,
 )
-from shared.plans.plan import Budget, LatentNoisePlan, StudyPlan, Wave, sign_plan
+from shared.mechanisms.latent_noise.plan import LatentNoisePlan
+from shared.plans.plan import Budget, StudyPlan, Wave, sign_plan
 
 TODAY = dt.date(2026, 5, 1)
 

@@ -12,9 +12,9 @@ from test_postures import cohort, encoded, study
 from shared.base.randomness import seeded_rng
 from shared.errors import ParameterError, PlanRefusal
 from shared.flows.bijections import AffineAutoregressiveFlow, Composed, Identity
-from shared.flows.public_start import public_start
 from shared.mechanisms.latent_noise.plan import CONDITIONAL_ON
 from shared.plans.plan import Federated, StudyPlan, Training
+from shared.plans.public_start import public_start
 from shared.releases.receipt import coverage, planned_event
 from site_agent.models import flow as fits
 from site_agent.models.flow import PAPERS_GRID, FlowSettings, estimate_cost, fit_flow, network_of

@@ -17,18 +17,20 @@ from test_federating import Hospital
 from coordinator.training.dialled import train
 from shared.base.randomness import seeded_rng
 from shared.errors import PlanChanged, StateRefusal
+from shared.mechanisms.latent_noise.plan import LatentNoisePlan
 from shared.plans.dictionary import Column, Dictionary
 from shared.plans.encoding import Encoder
 from shared.plans.federated import Federated
-from shared.plans.plan import Budget, Floors, LatentNoisePlan, Reference, StudyPlan, Training, Wave, sign_plan
+from shared.plans.plan import Budget, Floors, Reference, StudyPlan, Training, Wave, sign_plan
 from shared.releases.receipt import planned_event
 from site_agent.config import Source
-from site_agent.decide.outbox import Outbox
 from site_agent.models.flow import fit_flow
+from site_agent.release import trained_flow
 from site_agent.release.lasting import read_fit
+from site_agent.release.outbox import Outbox
 from site_agent.release.pipeline import make_release
+from site_agent.release.trained_flow import federated_flow
 from site_agent.training import rounds
-from site_agent.training.federation import federated_flow
 
 TODAY = dt.date(2026, 6, 1)
 BENT = Dictionary(
@@ -129,7 +131,7 @@ def test_a_small_hospital_that_took_no_part_begins_at_the_flow_and_delivers(trai
             release()
         assert guest.ledger.holds() == []
         assert rounds.fetch(plan, egress, guest.home)
-        path = rounds.flow_path(guest.home, flow.digest)
+        path = trained_flow.flow_path(guest.home, flow.digest)
         kept = path.read_bytes()
         path.write_bytes(kept.replace(b'"rounds":2', b'"rounds":3'))
         with pytest.raises(PlanChanged):

@@ -29,9 +29,10 @@ from test_noise_levels import Scaled
 from shared.base.randomness import grid_for, seeded_rng
 from shared.flows.bijections import Identity
 from shared.mechanisms.latent_noise.noise import LatentNoise
+from shared.mechanisms.latent_noise.plan import LatentNoisePlan
 from shared.plans.dictionary import Column, Dictionary
 from shared.plans.encoding import Encoder
-from shared.plans.plan import Budget, LatentNoisePlan, PrivateTraining, StudyPlan, Training, Wave
+from shared.plans.plan import Budget, PrivateTraining, StudyPlan, Training, Wave
 from shared.privacy import accountant as privacy
 from shared.privacy.accountant import Gaussian, Laplace, SubsampledGaussian, epsilon, pure_epsilon, w_for_epsilon
 from shared.releases.receipt import planned_event, read_bundle, write_bundle, write_receipt

@@ -41,16 +41,16 @@ from shared.mechanisms.latent_noise.noise import (
     matched,
     varied,
 )
-from shared.mechanisms.latent_noise.plan import mechanism
-from shared.plans.plan import Floors, LatentNoisePlan, StudyPlan, Wave, sign_plan
+from shared.mechanisms.latent_noise.plan import LatentNoisePlan, mechanism
+from shared.plans.plan import Floors, StudyPlan, Wave, sign_plan
 from shared.plans.standing import Standing, broken_limit
 from shared.privacy import accountant as privacy
 from shared.privacy.accountant import NoGuarantee
 from shared.privacy.composition import Composition
 from shared.releases.receipt import Receipt, coverage, in_words, planned_event, read_bundle
-from site_agent.cli.plan import _price as _price_of
 from site_agent.config import SiteBudget, Source
 from site_agent.decide.airlock import totals
+from site_agent.decide.plan_facts import _price as _price_of
 from site_agent.ledger.holds import price_of
 from site_agent.release.audit import linkage, weighed
 from site_agent.release.lasting import fitted_by

@@ -32,16 +32,18 @@ from shared.errors import (
     StateRefusal,
     TooLarge,
 )
-from shared.plans.plan import Budget, LatentNoisePlan, Wave
+from shared.mechanisms.latent_noise.plan import LatentNoisePlan
+from shared.plans.plan import Budget, Wave
 from shared.privacy import accountant as privacy
 from shared.privacy.composition import Charge, Composition
 from shared.releases.receipt import read_bundle
 from site_agent.decide import waves
-from site_agent.decide.outbox import Outbox
 from site_agent.ledger.book import Ledger
 from site_agent.ledger.holds import LOST_CAP, Lost
 from site_agent.release import drawing as mechanisms
 from site_agent.release import lasting, pipeline
+from site_agent.release.outbox import Outbox
+from site_agent.release.site import Site
 
 ALWAYS = {"opens": dt.date(2000, 1, 1), "closes": dt.date(2999, 1, 1)}
 CURVE = tuple(float(value) for value in privacy.rdp(GAUSSIAN))
@@ -433,7 +435,7 @@ def test_a_snapshot_taken_at_the_anchor_and_put_back_after_the_run_does_not_draw
 
         def opened():
             ledger = Ledger.create(home / "ledger.db", hub.sites["north"].release, site="north")
-            return pipeline.Site(
+            return Site(
                 name="north",
                 agent_version="0.1.0",
                 ledger=ledger,

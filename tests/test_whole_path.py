@@ -41,11 +41,12 @@ from shared.base.randomness import Noise, seeded_rng
 from shared.errors import DifferencingRefusal, Refusal
 from shared.mechanisms.densities.plan import DensitiesPlan
 from shared.mechanisms.grand.plan import GrandPlan
+from shared.mechanisms.latent_noise.plan import LatentNoisePlan
 from shared.mechanisms.moments.plan import MomentsPlan
 from shared.mechanisms.slicing.plan import SlicingPlan
 from shared.mechanisms.tables.plan import TablesPlan
 from shared.plans.dictionary import Column, Dictionary
-from shared.plans.plan import Floors, LatentNoisePlan, PrivateTraining, StudyPlan, Training
+from shared.plans.plan import Floors, PrivateTraining, StudyPlan, Training
 from shared.privacy import accountant as privacy
 from shared.simulated import contact_networks
 from site_agent.records import table as records

@@ -397,7 +397,7 @@ PRELOADED = [
     "site_agent.release.checks",
     "site_agent.records.table",
     "site_agent.ledger.book",
-    "site_agent.decide.outbox",
+    "site_agent.release.outbox",
     "site_agent.decide.plans",
     "site_agent.show.screens",
     "site_agent.show.health",
@@ -420,8 +420,8 @@ def _draws() -> None:
     What the membership attack releases is a stand-in, which never leaves memory.
     """
     from shared.mechanisms.latent_noise.noise import LatentNoise
-    from site_agent.decide.outbox import Outbox
     from site_agent.release import drawing
+    from site_agent.release.outbox import Outbox
 
     drawn, sealed, attacked = LatentNoise.release, Outbox.seal, drawing._attack
     attacking: list[bool] = []

@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from coordinator.analyst.remote import Harmonised, Result, Study, connect, write_table
+from coordinator.analyst.show import check_figure, draw, p_shown, show_pooled, sides
 from shared.errors import DataFileRefusal, ParameterError
-from shared.privacy.stated import raised
 from shared.releases.synthetic import Checkpoint, DrawNumber, Draws, FitName, Out, Restart, Rows, Steps, run_synthesis
-from shared.terminal import application, emit, run, table
+from shared.terminal import application, emit, number, run
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -36,18 +36,7 @@ if TYPE_CHECKING:
     from coordinator.analyst.remote import Table
     from coordinator.pooling.pool import PooledResult
 
-__all__ = [
-    "app",
-    "check_figure",
-    "connect",
-    "draw",
-    "main",
-    "number",
-    "pooled_data",
-    "read_table",
-    "show_pooled",
-    "sides",
-]
+__all__ = ["app", "connect", "main", "read_table"]
 
 TOKEN_VARIABLE = "TRIBUTARY_ANALYST_TOKEN"
 TOKEN_FILE = "analyst.token.json"
@@ -499,6 +488,7 @@ def pool(
 ) -> None:
     """Pool: fixed effect and random effects, heterogeneity, prediction interval, and what was left out."""
     from coordinator.pooling import analyses
+    from coordinator.pooling.pool import pooled_data
 
     result = _pool(file, yi=yi, vi=vi, labels=labels, method=method, test=test, level=level)
     facts = _facts(file, labels, [*(mods or []), *([subgroup] if subgroup else [])])
@@ -555,8 +545,8 @@ def tables(
             back = exp if measure != "RD" else float
             ends = f"{number(back(result.ci_lb))} to {number(back(result.ci_ub))}"
             effect = f"{result.measure} {number(back(result.beta))}"
-            out.print(f"{effect} ({100 * level:g} % CI {ends}), p {_p(result.pval or 0.0)}", style="bold")
-            out.print(f"{result.k} tables; Q {result.QE:.2f}, p {_p(result.QEp or 0.0)}, I² {result.I2:.0f} %")
+            out.print(f"{effect} ({100 * level:g} % CI {ends}), p {p_shown(result.pval or 0.0)}", style="bold")
+            out.print(f"{result.k} tables; Q {result.QE:.2f}, p {p_shown(result.QEp or 0.0)}, I² {result.I2:.0f} %")
         for note in result.notes:
             out.print(f"note  {note}", style="dim")
 
@@ -598,86 +588,6 @@ def forest(
 def main(argv: Sequence[str] | None = None) -> int:
     """The `analyst` command; returns its exit code."""
     return run(app, name="analyst", argv=argv)
-
-
-def check_figure(path: Path, kind: str) -> None:
-    """Refuse a file that no figure of this kind can be written to, with a ParameterError."""
-    if path.suffix.lower() not in (".svg", ".pdf", ".png", *([".csv"] if kind == "forest" else [])):
-        raise ParameterError(
-            "a figure must end in .svg, .pdf or .png",
-            given=repr(path.name),
-            next_step="The numbers of a forest plot are written as .csv.",
-        )
-
-
-def sides(text: str) -> tuple[str, str] | None:
-    """What lies left and right of a null line. Raises: ParameterError: not two texts.
-
-    >>> sides("Favours drug | Favours placebo")
-    ('Favours drug', 'Favours placebo')
-    """
-    if not text:
-        return None
-    left, bar, right = (part.strip() for part in text.partition("|"))
-    if not (left and bar and right) or "|" in right:
-        raise ParameterError("--favours must name both sides", given=repr(text), next_step='As in "left|right".')
-    return left, right
-
-
-def draw(
-    result: PooledResult,
-    kind: str,
-    *,
-    title: str = "",
-    note: str = "",
-    ratio: bool | None = None,
-    columns: dict[str, dict[str, str]] | None = None,
-    group: tuple[str, Mapping[str, Any]] | None = None,
-    favours: tuple[str, str] | None = None,
-    sort: str = "",
-    path: Path | None = None,
-) -> None:
-    """Draw the forest plot or one of its companions.
-
-    Args:
-        group: name and (label -> level) of the subgroups of a forest plot.
-        favours: what lies left and right of its null line.
-        sort: order of its rows (`coordinator.pooling.pool.ordered`); as they are when empty.
-        path: of a forest plot it may end in .csv: then its numbers are written, mark by mark.
-    Raises: ParameterError: an unknown kind or suffix, or subgroups or sides of another figure than the forest plot.
-    """
-    if kind == "forest":
-        from coordinator.figures import forest as figures
-        from coordinator.pooling.pool import ordered
-
-        result = ordered(result, sort) if sort else result
-        # In one order, whether the columns come from the program or from a document, whose keys are sorted.
-        columns = dict(
-            raised(head.replace("posture", "Posture"), (columns or {})[head])
-            for head in sorted(columns or {}, reverse=True)
-        )
-        more: dict[str, Any] = {"favours": favours}
-        if group is not None:
-            from coordinator.pooling.moderators import subgroups
-
-            name, levels = group
-            more |= {"groups": subgroups(result, [levels.get(label) for label in result.labels]), "by": name}
-        if path is not None and path.suffix.lower() == ".csv":
-            shown = {name: more[name] for name in ("groups", "by") if name in more}
-            write_table(figures.forest_table(result, ratio=ratio, **shown), path)
-            return
-        figures.forest(result, title=title, note=note, ratio=ratio, columns=columns, path=path, **more)
-        return
-    if group is not None or favours is not None or sort:
-        raise ParameterError("subgroups, favours and an order must be of a forest plot", given=repr(kind))
-    from coordinator.figures import companions as companion_figures
-    from coordinator.pooling.diagnostics import trim_and_fill
-
-    if kind not in companion_figures.KINDS:
-        known = ", ".join(("forest", *companion_figures.KINDS))
-        raise ParameterError(f"the figure must be one of {known}", given=repr(kind))
-    filled = trim_and_fill(result) if kind == "funnel" else None
-    companion_figures.draw(kind, result, title=title, note=note, ratio=ratio, filled=filled, path=path)
 
 
 # -- reading ------------------------------------------------------------------------------------------------------
@@ -756,152 +666,6 @@ def _pool(file: Path, *, yi: str, vi: str, labels: str, method: Any, test: Any, 
 
 
 # -- showing ------------------------------------------------------------------------------------------------------
-def pooled_data(result: PooledResult) -> dict[str, Any]:
-    """A pooled result as JSON holds it: every row, both models, and every derived figure."""
-
-    def model(fit: PooledResult) -> dict[str, Any]:
-        names = ("method", "test", "beta", "se", "zval", "pval", "ci_lb", "ci_ub", "tau2", "I2", "H2", "QE", "QEp")
-        return {name: getattr(fit, name) for name in names}
-
-    half = _normal_half(result.level)
-    shares = result.noise_share
-    sources = result.estimates or (None,) * result.k
-    rows = []
-    for i, source in enumerate(sources):
-        y, se = result.yi[i], result.vi[i] ** 0.5
-        row: dict[str, Any] = {
-            "label": result.labels[i],
-            "yi": y,
-            "vi": result.vi[i],
-            "ci_lb": y - half * se,
-            "ci_ub": y + half * se,
-        }
-        row["weight"] = result.weights[i]
-        if source is not None:
-            row |= {"n": source.n, "noise_share": shares[i], "receipts": list(source.receipts)}
-            row |= {name: getattr(source, name) for name in ("vi_sampling", "vi_privacy", "vi_naive", "how")}
-        rows.append(row)
-    return {
-        "term": result.term,
-        "scale": result.scale,
-        "level": result.level,
-        "k": result.k,
-        "rows": rows,
-        "pooled": model(result),
-        "fixed": model(result.fixed),
-        "se_tau2": result.se_tau2,
-        "tau2_interval": result.tau2_interval,
-        "I2_interval": result.I2_interval,
-        "H2_interval": result.H2_interval,
-        "sensitivity": [model(row) for row in result.sensitivity],
-        "noise_share": result.pooled_noise_share,
-        "naive": None if result.naive is None else model(result.naive),
-        "prediction_interval": result.prediction_interval,
-        "excluded": result.excluded,
-        "notes": result.notes,
-        "receipts": result.receipts,
-    }
-
-
-def show_pooled(
-    out: Console, result: PooledResult, *, exp: bool = False, extra: dict[str, dict[str, str]] | None = None
-) -> None:
-    """Draw a pooled result: a line per row, then both models, heterogeneity, and what was left out.
-
-    Args:
-        out: the console.
-        result: what to draw.
-        exp: show ratios instead of logarithms.
-        extra: header to (label to cell): further columns, such as n and ε.
-    """
-    from math import exp as antilog
-    from math import floor, log10
-
-    from rich.table import Table
-    from rich.text import Text
-
-    further = dict(raised(head, cells) for head, cells in (extra or {}).items())
-    percent = f"{100 * result.level:g} % CI"
-    half = _normal_half(result.level)
-
-    narrowest = min(result.vi) ** 0.5
-    decimals = 3 if exp else min(max(1 - floor(log10(narrowest)), 2), 8)
-
-    def shown(value: float) -> str:
-        return f"{antilog(value) if exp else value:.{decimals}f}"
-
-    def interval(low: float | None, high: float | None) -> str:
-        return "–" if low is None or high is None else f"{shown(low)} to {shown(high)}"
-
-    rows: list[list[Any]] = []
-    for i, label in enumerate(result.labels):
-        y, se = result.yi[i], result.vi[i] ** 0.5
-        cells = [label, shown(y), interval(y - half * se, y + half * se), f"{result.weights[i]:.1f}"]
-        rows.append([*cells, *(column.get(label, "–") for column in further.values())])
-    heads = ["site" if result.estimates else "study", "estimate", percent, "weight %", *further]
-    words = {head for head in further if head == "posture"}
-    out.print(table(heads, rows, right=set(heads[1:]) - words))
-
-    random = f"random effects ({result.method}, {result.test})"
-    models = [("fixed effect", result.fixed)]
-    if result.method != "FE":
-        models.append((random, result))
-    grid = Table.grid(padding=(0, 2))
-    for justify in ("left", "right", "right", "left"):
-        grid.add_column(justify=justify, no_wrap=True)  # type: ignore[arg-type]
-    for name, fit in models:
-        last = fit is models[-1][1]
-        line = (name, shown(fit.beta), interval(fit.ci_lb, fit.ci_ub), f"p {_p(fit.pval)}")
-        grid.add_row(*(Text(cell, style="bold" if last else "") for cell in line))
-    predicted = result.prediction_interval
-    where = interval(predicted.lb, predicted.ub) if not predicted.empty else predicted.reason
-    if result.method != "FE":
-        grid.add_row(Text("prediction interval"), Text(""), Text(where), Text("a new site's effect", style="dim"))
-    out.print()
-    out.print(grid)
-    if result.df:
-        parts = [f"Q {result.QE:.2f} on {result.df} df, p {_p(result.QEp)}", f"I² {result.I2:.0f} %"]
-        if result.method != "FE":
-            between = result.tau2_interval
-            bounds = "" if between.empty else f" ({number(between.lb or 0.0)} to {number(between.ub or 0.0)})"
-            parts.insert(0, f"τ² {number(result.tau2)}{bounds}")
-        out.print("between sites: " + "   ".join(parts))
-    if result.pooled_noise_share > 0:
-        out.print(f"privacy noise: {result.pooled_noise_share:.0f} % of the variance of the pooled estimate")
-    if result.naive is not None:
-        claimed = interval(result.naive.ci_lb, result.naive.ci_ub)
-        out.print(f"naive interval, released rows taken for patients: {claimed}", style="dim")
-    if result.excluded:
-        out.print()
-        for row in result.excluded:
-            out.print(f"left out  {row.label}: {row.reason}", style="yellow")
-    if result.notes:
-        out.print()
-        for note in result.notes:
-            out.print(f"note  {note}", style="dim")
-
-
-def number(value: float) -> str:
-    """Four significant digits, without exponents where a reader expects none.
-
-    >>> number(0.04301), number(12.3456), number(0.0), number(-1234567.0), number(2.5e-9)
-    ('0.04301', '12.35', '0', '-1234567', '2.5e-09')
-    """
-    if value == 0:
-        return "0"
-    if abs(value) >= 1000:
-        return f"{value:.0f}" if abs(value) < 1e9 else f"{value:.3e}"
-    return f"{value:.4g}" if abs(value) < 1e-4 else f"{value:#.4g}".rstrip(".")
-
-
-def _p(value: float) -> str:
-    return "< 0.001" if value < 0.001 else f"{value:.3f}"
-
-
-def _normal_half(level: float) -> float:
-    from statistics import NormalDist
-
-    return NormalDist().inv_cdf((1 + level) / 2)
 
 
 if __name__ == "__main__":

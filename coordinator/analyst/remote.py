@@ -689,7 +689,7 @@ class Result(_Shown):
             favours: what lies left and right of the null line.
             sort: its rows by ``name``, ``estimate`` or ``weight``; as the sites stand when blank.
         """
-        from coordinator.analyst.commands import draw
+        from coordinator.analyst.show import draw
 
         told = self.document
         title = title or told["title"]
@@ -819,8 +819,7 @@ class Result(_Shown):
         """Draw it."""
         from math import exp, isfinite
 
-        from coordinator.analyst.commands import number
-        from shared.terminal import table
+        from shared.terminal import number, table
 
         told = self.document
         ratio = told["scale"] == "log"
@@ -896,8 +895,7 @@ class Harmonised(Result):
 
     def show(self, out: Console) -> None:
         """Draw it."""
-        from coordinator.analyst.commands import number
-        from shared.terminal import table
+        from shared.terminal import number, table
 
         told, mine = self.told, self.document
         out.print(told["lines"][0], style="bold")
@@ -947,7 +945,7 @@ def _value(row: Mapping[str, Any], scale: str) -> str | None:
     """An estimate with its standard error, a ratio as one."""
     from math import exp
 
-    from coordinator.analyst.commands import number
+    from shared.terminal import number
 
     if row["yi"] is None:
         return None
@@ -977,7 +975,7 @@ def _drawn(draw: Callable[[Path], object], title: str, path: str | Path | None, 
     """What `draw` writes: a file, or without one a picture. Raises: ParameterError: another suffix."""
     from tempfile import TemporaryDirectory
 
-    from coordinator.analyst.commands import check_figure
+    from coordinator.analyst.show import check_figure
 
     if path is None:
         with TemporaryDirectory() as folder:
@@ -1014,7 +1012,7 @@ class Meta(_Shown):
 
     def show(self, out: Console) -> None:
         """Draw it."""
-        from coordinator.analyst.commands import show_pooled
+        from coordinator.analyst.show import show_pooled
 
         show_pooled(out, self.result.pooled, exp=self.document["scale"] == "log")
 
@@ -1066,8 +1064,7 @@ class Explanation(_Shown):
 
     def show(self, out: Console) -> None:
         """Draw it."""
-        from coordinator.analyst.commands import number
-        from shared.terminal import table
+        from shared.terminal import number, table
 
         told = self.document["answer"]
         out.print(f"result {self.document['result']}: {told['term']} in {told['estimand']}", style="bold")
@@ -1102,7 +1099,7 @@ def _line(told: Mapping[str, Any]) -> str:
     """The pooled result in one line."""
     from math import exp
 
-    from coordinator.analyst.commands import number
+    from shared.terminal import number
 
     pooled, back = told["pooled"], exp if told["scale"] == "log" else float
     ends = f"{number(back(pooled['ci_lb']))} to {number(back(pooled['ci_ub']))}"

@@ -71,7 +71,7 @@ class GridMap:
     Entropic transport for the squared distance of rescaled columns, its blur made smaller step by step, read off as the
     mean place to which a place's mass goes, less what the same does from the source to itself: so that a site mapped
     onto itself stays where it is. Below `FINE` persons the noise of the figures is far larger than what a finer grid
-    and a smaller blur would tell, and a coarse grid does (`coordinator.answers.harmonise._Detail`): the numbers of
+    and a smaller blur would tell, and a coarse grid does (`_Detail`): the numbers of
     persons decide it, never the data.
 
     Args:

@@ -217,7 +217,7 @@ class Answer:
     @property
     def document(self) -> dict[str, Any]:
         """The whole answer: what ``--json`` prints and the analysts' service sends."""
-        from coordinator.analyst.commands import pooled_data
+        from coordinator.pooling.pool import pooled_data
 
         names = ("study", "wave", "estimand", "planned", "as_of", "revisions", "combined", "withdrawn", "terms")
         told = {name: getattr(self, name) for name in names}

@@ -153,7 +153,7 @@ def figure(
     json: Json = False,
 ) -> None:
     """Draw the forest plot of a pooled answer, one of the figures beside it, survival curves, or the budget."""
-    from coordinator.analyst.commands import check_figure
+    from coordinator.analyst.show import check_figure
     from coordinator.figures.companions import KINDS
 
     check_figure(out, kind)
@@ -206,7 +206,7 @@ def figure(
         made["waves"] = _by_wave(context, answer, title or f"{study}: {answer.term} in {answer.estimand}", path)
         before = None if dry_run else _save(context, answer, "figure", figure=str(out))
     elif not dry_run:
-        from coordinator.analyst.commands import draw, sides
+        from coordinator.analyst.show import draw, sides
 
         draw(
             answer.result,
@@ -480,7 +480,7 @@ def _estimates(answer: Answer) -> pd.DataFrame:
 
 
 def _show_answer(out: Console, answer: Answer, changed: Sequence[str] = ()) -> None:
-    from coordinator.analyst.commands import show_pooled
+    from coordinator.analyst.show import show_pooled
 
     result = answer.result
     ratio = result.scale == "log"

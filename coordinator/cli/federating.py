@@ -90,7 +90,7 @@ def federate_run(
 @federate_app.command("status")
 def federate_status(context: typer.Context, study: Study, json: Json = False) -> None:
     """How far the study's newest training is: which round, who has answered it, who is waited for."""
-    from coordinator.training.rounds import LetterBoxes
+    from coordinator.store.letter_boxes import LetterBoxes
 
     with open_store(Config.load(context.obj)) as store:
         found = LetterBoxes(store).progress(study)

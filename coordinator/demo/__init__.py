@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from coordinator.demo.play import PLAYS, Asked, play_of
+from coordinator.demo.catalogue import PLAYS, play_of
+from coordinator.demo.play import Asked
 from coordinator.demo.stage import STATE_MARK, Stage
 from shared.errors import ParameterError
 from shared.terminal import application, console, run

@@ -22,8 +22,8 @@ def write(answers: Mapping[str, Answer], play: Play, out: Path) -> None:
     """Figures (SVG, PDF, PNG), one table of all pooled values (CSV), and the same as JSON."""
     import pandas as pd
 
-    from coordinator.analyst.commands import pooled_data
     from coordinator.figures import forest as figures
+    from coordinator.pooling.pool import pooled_data
     from shared.terminal import plain
 
     rows: list[dict[str, Any]] = []

@@ -1,12 +1,11 @@
 """What a demo study is: its tables, its plans, what its hospitals do, and what is asked in the end.
 
-A new study is a subclass of `Play` in a module of its own, named in `PLAYS`.
+A new study is a subclass of `Play` in a module of its own, named in `coordinator.demo.catalogue.PLAYS`.
 """
 
 from __future__ import annotations
 
 import datetime as dt
-import importlib
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BASELINE",
-    "PLAYS",
     "REAL",
     "STUDIES",
     "Answer",
@@ -33,7 +31,6 @@ __all__ = [
     "Play",
     "SideBySide",
     "around",
-    "play_of",
     "pooled_real",
     "setting",
 ]
@@ -41,16 +38,6 @@ __all__ = [
 STUDIES = Path(__file__).resolve().parents[2] / "deploy" / "studies"
 Prices = Mapping[str, tuple[float | None, str]]
 REAL, BASELINE = "real records", "released, w = 0"
-PLAYS: Mapping[str, str] = {
-    "cvd": "coordinator.demo.cohorts:Cohorts",
-    "cohorts": "coordinator.demo.cohorts:Moments",
-    "heart": "coordinator.demo.cohorts:Heart",
-    "federated": "coordinator.demo.federated:Federated",
-    "network": "coordinator.demo.network:Network",
-    "registry": "coordinator.demo.registries:Registries",
-    "assay": "coordinator.demo.assay:Assay",
-}
-"""Name of a study to its play."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +45,7 @@ class Asked:
     """What was asked for on the command line.
 
     Args:
-        study: a name of `PLAYS`.
+        study: a name of `coordinator.demo.catalogue.PLAYS`.
         seed, scale, sites: of simulated tables: the seed, the share of their sizes, and how many hospitals.
         data: folder of the hospitals' own files.
         epsilon: in place of the plan's.
@@ -223,15 +210,6 @@ class SideBySide(Play):
                         together=together,
                     )
         return answers
-
-
-def play_of(asked: Asked) -> Play:
-    """The play of a study. Raises: ParameterError."""
-    if asked.study not in PLAYS:
-        raise ParameterError(f"the study must be one of {', '.join(PLAYS)}", given=repr(asked.study)[:40])
-    module, name = PLAYS[asked.study].split(":")
-    made: type[Play] = getattr(importlib.import_module(module), name)
-    return made(asked)
 
 
 def around(text: str, today: dt.date) -> str:

@@ -18,7 +18,8 @@ from xml.sax.saxutils import escape
 
 import numpy as np
 
-from coordinator.pooling.pool import Interval, PooledResult
+from coordinator.pooling.pool import PooledResult
+from coordinator.pooling.rows import Interval
 from shared.errors import ParameterError
 
 if TYPE_CHECKING:

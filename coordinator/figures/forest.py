@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from coordinator.pooling.moderators import Subgroups
+    from coordinator.pooling.subgroups import Subgroups
 
 __all__ = ["describe", "forest", "forest_table", "save"]
 
@@ -126,7 +126,7 @@ def forest(
         columns: heading -> (site label -> text), drawn beside the sites: posture, epsilon.
         compare: name -> result of the same question, drawn beside `result` in another colour and shape.
         name: what `result` is called in the legend when there is a comparison.
-        groups: `coordinator.pooling.moderators.subgroups` of `result`: each group stands apart with its own diamond and
+        groups: `coordinator.pooling.subgroups.subgroups` of `result`: each group stands apart with its own diamond and
             heterogeneity, and the tests for a difference below. A group of one site has no diamond.
         by: what the groups differ in, as in ``posture``.
         favours: what lies left and right of the null line, as in ("Favours drug", "Favours placebo").

@@ -15,7 +15,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from coordinator.answers.spending import Budget, Spending
 from coordinator.figures.canvas import (
     COLOURS,
     DASHES,
@@ -46,6 +45,8 @@ from shared.privacy.stated import shown_delta, shown_epsilon, shown_price, shown
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+
+    from coordinator.answers.spending import Budget, Spending
 
 __all__ = ["MOST_CURVES", "budget_figure", "km_figure", "waves_figure"]
 

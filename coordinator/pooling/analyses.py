@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from coordinator.pooling.pool import Interval, PooledResult
+from coordinator.pooling.pool import PooledResult
+from coordinator.pooling.rows import Interval
 from shared.errors import EstimateRefusal, ParameterError
 
 if TYPE_CHECKING:
@@ -50,11 +51,10 @@ def analyse(result: PooledResult, asked: Asked) -> dict[str, Any]:
 
     Raises: ParameterError: a parameter outside its domain.
     """
-    from coordinator.analyst.commands import pooled_data
     from coordinator.pooling.diagnostics import begg, egger, influence, trim_and_fill
     from coordinator.pooling.few_studies import bayes, exact_interval, henmi_copas
-    from coordinator.pooling.moderators import subgroups
-    from coordinator.pooling.pool import leave_one_out, pool
+    from coordinator.pooling.pool import leave_one_out, pool, pooled_data
+    from coordinator.pooling.subgroups import subgroups
 
     answers: dict[str, Any] = {}
     if asked.mods:
@@ -118,8 +118,7 @@ def show(out: Console, result: PooledResult, answers: Mapping[str, Any], *, exp:
     """Draw the answers of `analyse` for a person; `exp` shows ratios."""
     from math import exp as antilog
 
-    from coordinator.analyst.commands import number
-    from shared.terminal import table
+    from shared.terminal import number, table
 
     def value(x: float) -> str:
         return f"{antilog(min(x, 700.0)):.3f}" if exp else number(x)
@@ -195,8 +194,7 @@ def show(out: Console, result: PooledResult, answers: Mapping[str, Any], *, exp:
 
 
 def _show_diagnostics(out: Console, answers: Mapping[str, Any], value: Any, percent: str) -> None:
-    from coordinator.analyst.commands import number
-    from shared.terminal import table
+    from shared.terminal import number, table
 
     out.print()
     out.print("without each site", style="bold")

@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 from scipy import integrate, optimize, special
 
 from coordinator.pooling.heterogeneity import fit, q_profile, tau2_dl
-from coordinator.pooling.pool import Interval, PooledResult
+from coordinator.pooling.pool import PooledResult
+from coordinator.pooling.rows import Interval
 from shared.errors import ParameterError
 
 __all__ = ["ExactInterval", "HenmiCopas", "Posterior", "Summary", "bayes", "exact_interval", "henmi_copas"]

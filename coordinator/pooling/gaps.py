@@ -127,7 +127,7 @@ def released_flow(
     Raises: PlanChanged, if `trained` is not the flow that the plan names.
     """
     from shared.flows.bijections import AffineAutoregressiveFlow, Composed
-    from shared.flows.public_start import public_start
+    from shared.plans.public_start import public_start
 
     if plan.release.mechanism != "latent_noise":
         return None

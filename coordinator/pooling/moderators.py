@@ -1,4 +1,4 @@
-"""Why sites differ: meta-regression on moderators, and subgroups.
+"""Why sites differ: meta-regression on moderators.
 
 A moderator is a fact about a site (its year, its posture, its share of women), so K stays small and every
 coefficient costs a degree of freedom. The design always has an intercept, first. A moderator that is constant, or
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -19,10 +19,10 @@ from numpy.typing import ArrayLike, NDArray
 from scipy import special
 
 from coordinator.pooling.heterogeneity import Method, Test, estimate_tau2, fit, q_profile, se_tau2, typical_v
-from coordinator.pooling.pool import Excluded, Interval, PooledResult, check, pool, usable
+from coordinator.pooling.rows import Excluded, Interval, check, usable
 from shared.errors import EstimateRefusal, ParameterError
 
-__all__ = ["RegressionResult", "Subgroups", "regress", "subgroups"]
+__all__ = ["RegressionResult", "absent", "regress"]
 
 Array = NDArray[np.float64]
 _INTERCEPT = "intercept"
@@ -238,7 +238,7 @@ def regress(
     check(method, test, level)
     keep, names, estimates, variances, excluded = usable(yi, vi, labels)
     columns = _columns(mods, len(names))
-    missing = [i for i in keep if any(_absent(values[i]) for values in columns.values())]
+    missing = [i for i in keep if any(absent(values[i]) for values in columns.values())]
     keep = [i for i in keep if i not in missing]
     order = {name: i for i, name in enumerate(names)}
     rows_out = (*excluded, *(Excluded(names[i], "a moderator is missing") for i in missing))
@@ -304,94 +304,6 @@ def regress(
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Subgroups:
-    """Each group pooled by itself, and whether the groups differ.
-
-    Attributes:
-        groups: level -> its own result, with its own tau2.
-        Q_between: chi-square of the groups' pooled effects, with `df` degrees of freedom and p-value `p_between`.
-        common: the same groups with one tau2, as a meta-regression; its QM tests them. None when it cannot be fitted.
-        notes: sentences a reader must see.
-    """
-
-    groups: Mapping[str, PooledResult]
-    Q_between: float
-    df: int
-    p_between: float
-    common: RegressionResult | None
-    notes: tuple[str, ...] = ()
-
-
-def subgroups(result: PooledResult, group: Sequence[Any]) -> Subgroups:
-    """Pool each group of rows, and test for a difference, with separate and with one common tau2.
-
-    Args:
-        result: its method, test and level are kept.
-        group: (K,) level of each row used, or a mapping from the row's label to its level.
-    Raises: ParameterError: another length.
-    Source: Borenstein et al. 2009, chapter 19.
-
-    >>> whole = pool([0.1, 0.2, 0.8, 0.9], [0.01] * 4, method="FE", test="z")
-    >>> found = subgroups(whole, ["a", "a", "b", "b"])
-    >>> [round(row.beta, 2) for row in found.groups.values()], round(found.Q_between, 1)
-    ([0.15, 0.85], 49.0)
-    """
-    if isinstance(group, Mapping):
-        group = [group.get(label) for label in result.labels]
-    if len(group) != result.k:
-        raise ParameterError("group must name every row used", given=f"{len(group)} for {result.k} rows")
-    level_of = ["" if _absent(level) else str(level) for level in group]
-    levels = [level for level in dict.fromkeys(level_of) if level]
-    if not levels:
-        raise ParameterError("group must name a level for a row", given="none")
-    notes = []
-    unknown = [label for label, level in zip(result.labels, level_of, strict=True) if not level]
-    if unknown:
-        notes.append(f"Without a group, and left out: {', '.join(unknown)}.")
-    groups = {}
-    for level in levels:
-        rows = [i for i, own in enumerate(level_of) if own == level]
-        groups[level] = replace(
-            pool(
-                [result.yi[i] for i in rows],
-                [result.vi[i] for i in rows],
-                method=result.method,
-                test=result.test,
-                level=result.level,
-                labels=[result.labels[i] for i in rows],
-            ),
-            term=result.term,
-            scale=result.scale,
-            estimates=tuple(result.estimates[i] for i in rows) if result.estimates else (),
-        )
-    single = [level for level, row in groups.items() if row.k == 1]
-    if single:
-        notes.append(f"One row only, nothing pooled: {', '.join(single)}.")
-    q, df = 0.0, len(levels) - 1
-    if df:
-        effects = np.array([row.beta for row in groups.values()])
-        q = float(fit(effects, np.array([row.se**2 for row in groups.values()])).Q)
-    else:
-        notes.append("There is one group only: nothing to compare.")
-    common = None
-    known = [i for i, level in enumerate(level_of) if level]
-    if df and (len(known) > len(levels) or result.method == "FE"):
-        common = regress(
-            [result.yi[i] for i in known],
-            [result.vi[i] for i in known],
-            {"group": [level_of[i] for i in known]},
-            method=result.method,
-            test=result.test,
-            level=result.level,
-            labels=[result.labels[i] for i in known],
-        )
-    elif df:
-        notes.append("Every group has one row: one common τ² cannot be told from the groups.")
-    p_between = float(special.chdtrc(df, q)) if df else 1.0
-    return Subgroups(groups=groups, Q_between=q, df=df, p_between=p_between, common=common, notes=tuple(notes))
-
-
 def _columns(mods: Mapping[str, Sequence[Any]] | ArrayLike, rows: int) -> dict[str, list[Any]]:
     if isinstance(mods, Mapping):
         columns = {str(name): list(values) for name, values in mods.items()}
@@ -414,7 +326,8 @@ def _columns(mods: Mapping[str, Sequence[Any]] | ArrayLike, rows: int) -> dict[s
     return columns
 
 
-def _absent(value: Any) -> bool:
+def absent(value: Any) -> bool:
+    """True where a site has no value of a moderator: None, an empty word, or no finite number."""
     return value is None or value == "" or (isinstance(value, float) and not math.isfinite(value))
 
 

@@ -15,10 +15,11 @@ used leaves with its label and its reason in ``excluded``; a NaN or an interval 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, get_args, overload
+from statistics import NormalDist
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -37,6 +38,19 @@ from coordinator.pooling.heterogeneity import (
     typical_v,
 )
 from coordinator.pooling.intervals import TOO_MUCH
+from coordinator.pooling.rows import (
+    LARGEST_ESTIMATE,
+    LARGEST_VARIANCE,
+    SMALLEST_VARIANCE,
+    UNLIKE,
+    Excluded,
+    Interval,
+    check,
+    nothing_left,
+    reason_out,
+    unlike,
+    usable,
+)
 from shared.errors import EstimateRefusal, ParameterError
 from shared.estimands.answer import Estimate, Scale
 
@@ -44,65 +58,23 @@ if TYPE_CHECKING:
     from coordinator.pooling.moderators import RegressionResult
 
 __all__ = [
-    "Excluded",
     "FitStatistics",
-    "Interval",
     "ManyResults",
     "Method",
     "PooledResult",
     "Test",
-    "check",
-    "check_level",
     "cumulative",
     "leave_one_out",
     "ordered",
     "pool",
     "pool_estimates",
     "pool_many",
+    "pooled_data",
     "tau2_dl",
-    "usable",
 ]
 
 Array = NDArray[np.float64]
-# Outside this range squares and inverses of the weights would overflow; no effect measure lives there.
-_LARGEST_ESTIMATE, _SMALLEST_VARIANCE, _LARGEST_VARIANCE = 1e50, 1e-100, 1e100
-# Rows so unlike in size cannot be held in one sum: the median standard error tells which of them are the odd ones.
-_FARTHEST, _MOST_UNLIKE = 1e12, 1e8
-_UNLIKE = "its scale is beyond any that the other sites have: check its unit"
-_LEAST_LEVEL = 0.5
 _DOMINANT, _HETEROGENEOUS, _FEW = 50.0, 75.0, 5  # percent of weight, percent of variance, sites
-
-
-@dataclass(frozen=True)
-class Interval:
-    """A confidence or prediction interval; when it is empty or undefined both ends are None and `reason` says why.
-
-    >>> Interval(0.1, 0.4).empty, Interval(None, None, "needs two sites").empty
-    (False, True)
-    """
-
-    lb: float | None
-    ub: float | None
-    reason: str = ""
-
-    @property
-    def empty(self) -> bool:
-        """Whether there is no interval to show."""
-        return self.lb is None or self.ub is None
-
-    def map(self, function: Callable[[float], float]) -> Interval:
-        """Both ends through an increasing function; an empty interval stays empty."""
-        if self.lb is None or self.ub is None:
-            return self
-        return Interval(function(self.lb), function(self.ub), self.reason)
-
-
-@dataclass(frozen=True)
-class Excluded:
-    """A row that was not pooled, and why."""
-
-    label: str
-    reason: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -465,7 +437,7 @@ def pool_estimates(
     absent = {i: Excluded(labels[i], row.reason) for i, row in enumerate(estimates) if row.yi is None}
     present = [i for i in range(len(estimates)) if i not in absent]
     if not present:
-        raise _nothing_left(tuple(absent.values()))
+        raise nothing_left(tuple(absent.values()))
     chosen = [estimates[i] for i in present]
     try:
         result = pool(
@@ -477,8 +449,8 @@ def pool_estimates(
             labels=[labels[i] for i in present],
         )
     except EstimateRefusal:
-        rejected = [Excluded(labels[i], _reason(estimates[i].yi, estimates[i].vi) or _UNLIKE) for i in present]
-        raise _nothing_left((*absent.values(), *rejected)) from None
+        rejected = [Excluded(labels[i], reason_out(estimates[i].yi, estimates[i].vi) or UNLIKE) for i in present]
+        raise nothing_left((*absent.values(), *rejected)) from None
     used = dict(zip(labels, estimates, strict=True))
     order = {label: i for i, label in enumerate(labels)}
     notes = [note for note in result.notes if note not in _announcement(result)]
@@ -513,6 +485,53 @@ def _unheld(result: PooledResult, estimates: Sequence[Estimate]) -> list[str]:
                 "errors of the pooled estimate; the flow's bias is not in this interval."
             )
     return notes
+
+
+def pooled_data(result: PooledResult) -> dict[str, Any]:
+    """A pooled result as JSON holds it: every row, both models, and every derived figure."""
+
+    def model(fit: PooledResult) -> dict[str, Any]:
+        names = ("method", "test", "beta", "se", "zval", "pval", "ci_lb", "ci_ub", "tau2", "I2", "H2", "QE", "QEp")
+        return {name: getattr(fit, name) for name in names}
+
+    half = NormalDist().inv_cdf((1 + result.level) / 2)
+    shares = result.noise_share
+    sources = result.estimates or (None,) * result.k
+    rows = []
+    for i, source in enumerate(sources):
+        y, se = result.yi[i], result.vi[i] ** 0.5
+        row: dict[str, Any] = {
+            "label": result.labels[i],
+            "yi": y,
+            "vi": result.vi[i],
+            "ci_lb": y - half * se,
+            "ci_ub": y + half * se,
+        }
+        row["weight"] = result.weights[i]
+        if source is not None:
+            row |= {"n": source.n, "noise_share": shares[i], "receipts": list(source.receipts)}
+            row |= {name: getattr(source, name) for name in ("vi_sampling", "vi_privacy", "vi_naive", "how")}
+        rows.append(row)
+    return {
+        "term": result.term,
+        "scale": result.scale,
+        "level": result.level,
+        "k": result.k,
+        "rows": rows,
+        "pooled": model(result),
+        "fixed": model(result.fixed),
+        "se_tau2": result.se_tau2,
+        "tau2_interval": result.tau2_interval,
+        "I2_interval": result.I2_interval,
+        "H2_interval": result.H2_interval,
+        "sensitivity": [model(row) for row in result.sensitivity],
+        "noise_share": result.pooled_noise_share,
+        "naive": None if result.naive is None else model(result.naive),
+        "prediction_interval": result.prediction_interval,
+        "excluded": result.excluded,
+        "notes": result.notes,
+        "receipts": result.receipts,
+    }
 
 
 def leave_one_out(result: PooledResult) -> tuple[tuple[str, PooledResult], ...]:
@@ -615,9 +634,9 @@ def pool_many(
         raise ParameterError("yi and vi must be tables of one shape (B, K)", given=f"{y.shape} and {v.shape}")
     good = np.isfinite(y) & np.isfinite(v)
     with np.errstate(invalid="ignore"):
-        good &= (v >= _SMALLEST_VARIANCE) & (v <= _LARGEST_VARIANCE) & (np.abs(y) <= _LARGEST_ESTIMATE)
+        good &= (v >= SMALLEST_VARIANCE) & (v <= LARGEST_VARIANCE) & (np.abs(y) <= LARGEST_ESTIMATE)
         good &= np.sqrt(np.maximum(v, 0)) > 8 * np.finfo(float).eps * np.abs(y)
-    good &= ~_unlike(y, v, good)
+    good &= ~unlike(y, v, good)
     count = good.sum(axis=1)
     order = np.argsort(~good, axis=1, kind="stable")  # usable rows first, in their order
     y, v = np.take_along_axis(y, order, 1), np.take_along_axis(v, order, 1)
@@ -669,48 +688,6 @@ def _many(y: Array, v: Array, method: Method, test: Test, level: float) -> dict[
 
 
 # -- arguments, checked once -------------------------------------------------------------------------------
-def check(method: str, test: str, level: float) -> None:
-    """Refuse an unknown method or test, or a level outside [0.5, 1), with a ParameterError."""
-    if method not in get_args(Method):
-        raise ParameterError(f"method must be one of {', '.join(get_args(Method))}", given=repr(method))
-    if test not in get_args(Test):
-        raise ParameterError(f"test must be one of {', '.join(get_args(Test))}", given=repr(test))
-    check_level(level)
-
-
-def check_level(level: float) -> None:
-    """Refuse a coverage outside [0.5, 1) with a ParameterError."""
-    if not 0 < level < 1:
-        raise ParameterError("level must be in (0, 1)", given=f"{level}", next_step="A 95 % interval is 0.95.")
-    if level < _LEAST_LEVEL:  # far below, an interval has no width that a number could show
-        raise ParameterError(
-            f"level must be at least {_LEAST_LEVEL}", given=f"{level}", next_step="A 95 % interval is 0.95."
-        )
-
-
-def usable(
-    yi: ArrayLike | Sequence[float | None], vi: ArrayLike | Sequence[float | None], labels: Sequence[str] | None
-) -> tuple[list[int], list[str], Array, Array, tuple[Excluded, ...]]:
-    """Positions of the rows that can be pooled, all names, estimates and variances, and the others with reasons.
-
-    Raises: ParameterError: lengths that differ, or no numbers; EstimateRefusal: no row can be used.
-    """
-    estimates, variances = _vector(yi, "yi"), _vector(vi, "vi")
-    if len(estimates) != len(variances):
-        raise ParameterError("yi and vi must have the same length", given=f"{len(estimates)} and {len(variances)}")
-    names = [f"study {i + 1}" for i in range(len(estimates))] if labels is None else [str(name) for name in labels]
-    if len(names) != len(estimates):
-        raise ParameterError("labels must name every row", given=f"{len(names)} labels for {len(estimates)} rows")
-    reasons = [_reason(y, v) for y, v in zip(estimates, variances, strict=True)]
-    sound = np.array([not reason for reason in reasons], dtype=bool)
-    if sound.sum() > 1:
-        odd = _unlike(estimates[None], variances[None], sound[None])[0]
-        reasons = [_UNLIKE if apart else reason for apart, reason in zip(odd, reasons, strict=True)]
-    keep = [i for i, reason in enumerate(reasons) if not reason]
-    excluded = tuple(Excluded(names[i], reason) for i, reason in enumerate(reasons) if reason)
-    if not keep:
-        raise _nothing_left(excluded)
-    return keep, names, estimates, variances, excluded
 
 
 # -- one fit -----------------------------------------------------------------------------------------------
@@ -805,63 +782,3 @@ def _collapses(result: PooledResult) -> bool:
     """Whether the residuals are rounding noise, so that the Knapp-Hartung interval would have no width."""
     noise = 8 * float(np.finfo(float).eps) * max(abs(y) for y in result.yi)
     return bool(result.se_model * math.sqrt(result.s2w) <= noise)
-
-
-def _reason(y: float | None, v: float | None) -> str:
-    """Why a row cannot be pooled; empty when it can."""
-    if y is None or math.isnan(y):
-        return "the estimate is missing"
-    if math.isinf(y):
-        return "no finite estimate at this site"
-    if v is None or math.isnan(v) or math.isinf(v):
-        return "the variance is missing or infinite"
-    if v <= 0:
-        return "the variance is negative" if v < 0 else "the variance is zero"
-    if abs(y) > _LARGEST_ESTIMATE or not _SMALLEST_VARIANCE <= v <= _LARGEST_VARIANCE:
-        return "the estimate or its variance is beyond any effect measure"
-    if math.sqrt(v) <= 8 * np.finfo(float).eps * abs(y):
-        return "the standard error is below the rounding error of the estimate"
-    return ""
-
-
-def _unlike(y: Array, v: Array, good: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """(B, K) which of the `good` rows are of another order of magnitude than the median of theirs.
-
-    Of two rows the smaller one is the median: what a site reports in another unit by mistake is rarely too small.
-    """
-    out = np.zeros(good.shape, dtype=bool)
-    size = np.sqrt(np.where(good, v, np.nan))
-    place = np.where(good, y, np.nan)
-    with np.errstate(invalid="ignore"):
-        top, bottom = np.where(good, size, 0.0).max(-1, initial=0), np.where(good, size, np.inf).min(-1, initial=np.inf)
-        reach = np.where(good, np.abs(y), 0.0).max(-1, initial=0)
-        asked = np.flatnonzero((good.sum(-1) > 1) & ((top > _MOST_UNLIKE * bottom) | (reach > _FARTHEST / 2 * bottom)))
-        if not len(asked):
-            return out
-        middle = (good[asked].sum(-1) - 1) // 2
-        each = np.arange(len(asked))
-        usual = np.sort(size[asked], axis=-1)[each, middle][:, None]
-        centre = np.sort(place[asked], axis=-1)[each, middle][:, None]
-        off = (size[asked] > _MOST_UNLIKE * usual) | (size[asked] * _MOST_UNLIKE < usual)
-        off |= np.abs(place[asked] - centre) > _FARTHEST * usual
-    out[asked] = off & good[asked]
-    return out
-
-
-def _nothing_left(excluded: tuple[Excluded, ...]) -> EstimateRefusal:
-    listed = "; ".join(f"{row.label}: {row.reason}" for row in excluded) or "no rows"
-    return EstimateRefusal(
-        "at least one site must have a usable estimate",
-        given=listed,
-        next_step="Ask for a simpler model, or wait for more releases.",
-    )
-
-
-def _vector(values: ArrayLike | Sequence[float | None], name: str) -> Array:
-    try:
-        vector = np.asarray(values, dtype=float)
-    except (TypeError, ValueError):
-        raise ParameterError(f"{name} must hold numbers", given="something else") from None
-    if vector.ndim != 1:
-        raise ParameterError(f"{name} must have one dimension", given=f"shape {vector.shape}")
-    return vector

@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy import optimize, special
 
 from coordinator.pooling.few_studies import Summary
-from coordinator.pooling.pool import Interval, check_level
+from coordinator.pooling.rows import Interval, check_level
 from shared.errors import EstimateRefusal, ParameterError
 from shared.estimands.answer import Estimate
 

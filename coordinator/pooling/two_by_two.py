@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import special
 
-from coordinator.pooling.pool import Excluded, Interval, check_level
+from coordinator.pooling.rows import Excluded, Interval, check_level
 from shared.errors import EstimateRefusal, ParameterError
 
 __all__ = ["CountsResult", "EffectSizes", "Measure", "Tables", "effect_sizes", "mantel_haenszel", "peto"]

@@ -31,8 +31,8 @@ from weakref import WeakValueDictionary
 
 from coordinator.services.analysis import LONGEST, REQUEST_CAP, WAITING, AnalysisService
 from coordinator.services.authority import Authority, requested_key
+from coordinator.store.letter_boxes import LetterBoxes
 from coordinator.store.store import Release, Site, Store
-from coordinator.training.rounds import LetterBoxes
 from shared.base.canonical import sha256_hex
 from shared.base.failpoints import reach
 from shared.base.keys import Envelope, write_private

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from coordinator.training.rounds import Answer, LetterBoxes
+from coordinator.store.letter_boxes import Answer, LetterBoxes
 from shared.base.canonical import sha256_hex
 from shared.errors import (
     CATALOGUE,

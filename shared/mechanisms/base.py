@@ -14,7 +14,6 @@ step from the checked records; a network is fitted and drawn from its edges, by 
 
 from __future__ import annotations
 
-import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -37,21 +36,11 @@ __all__ = [
     "Facts",
     "Figures",
     "Prescription",
-    "kind",
     "must",
     "other_record",
     "plain",
     "unit",
 ]
-
-_KINDS: Mapping[str, str] = {
-    "latent_noise": "shared.mechanisms.latent_noise.plan:LatentNoisePlan",
-    "moments": "shared.mechanisms.moments.plan:MomentsPlan",
-    "tables": "shared.mechanisms.tables.plan:TablesPlan",
-    "slicing": "shared.mechanisms.slicing.plan:SlicingPlan",
-    "densities": "shared.mechanisms.densities.plan:DensitiesPlan",
-    "grand": "shared.mechanisms.grand.plan:GrandPlan",
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -275,20 +264,6 @@ def must(holds: bool, rule: str, given: object, step: str = "Correct the plan.")
     """What a plan must hold. Raises: PlanRefusal."""
     if not holds:
         raise PlanRefusal(rule, given=f"{given}", next_step=step)
-
-
-def kind(name: object) -> type[Prescription]:
-    """The class of a mechanism's settings. Raises: PlanRefusal."""
-    where = _KINDS.get(name) if isinstance(name, str) else None
-    if where is None:
-        raise PlanRefusal(
-            f"release.mechanism must be one of {', '.join(_KINDS)}",
-            given=repr(name)[:60],
-            next_step="Correct the plan.",
-        )
-    module, name = where.split(":")
-    found: type[Prescription] = getattr(importlib.import_module(module), name)
-    return found
 
 
 def plain(settings: Prescription) -> dict[str, Any]:

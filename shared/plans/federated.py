@@ -39,11 +39,12 @@ from numpy.typing import NDArray
 from shared.base.canonical import canonical_json, parse_json, sha256_hex
 from shared.errors import PlanChanged, ReceiptRefusal, SchemaRefusal
 from shared.mechanisms.base import must
+from shared.plans.training import PrivateTraining, Reference, Training
 
 if TYPE_CHECKING:
     from shared.base.keys import Envelope, PublicKey, SigningKey
     from shared.flows.bijections import MaskedLayer
-    from shared.plans.plan import PrivateTraining, Reference, StudyPlan, Training
+    from shared.plans.plan import StudyPlan
     from shared.privacy.accountant import Event
 
 __all__ = [
@@ -161,8 +162,6 @@ class Federated:
     @property
     def private(self) -> PrivateTraining:
         """The same, as a site's trainer takes it."""
-        from shared.plans.plan import PrivateTraining
-
         return PrivateTraining(rate=self.rate, noise_multiplier=self.noise_multiplier, steps=self.steps, clip=self.clip)
 
     def server_step(self, round_: int) -> float:
@@ -423,8 +422,6 @@ class FederatedFlow:
 
     def references(self, site: str) -> dict[str, Reference]:
         """What is published about a site's columns: its own figures, and those for all where it has none."""
-        from shared.plans.plan import Reference
-
         known = {**self.reference.get("*", {}), **self.reference.get(site, {})}
         return {column: Reference(mean=mean, sd=sd) for column, (mean, sd) in known.items()}
 

@@ -18,10 +18,11 @@ from typing import Any, ClassVar, Literal
 from shared.base.canonical import canonical_json, closed, parse_json, sha256_hex
 from shared.base.keys import Envelope, PublicKey, SigningKey
 from shared.errors import ParameterError, PlanExpired, PlanRefusal
-from shared.mechanisms.base import Prescription, kind, must
-from shared.mechanisms.latent_noise.plan import LatentNoisePlan
+from shared.mechanisms.base import Prescription, must
+from shared.mechanisms.kinds import kind
 from shared.plans.dictionary import NUMERIC, Dictionary
 from shared.plans.federated import PREFIX, Federated, Shape, read_reference
+from shared.plans.training import PrivateTraining, Reference, Training
 
 __all__ = [
     "PLAN_TYPE",
@@ -29,7 +30,6 @@ __all__ = [
     "Expected",
     "Federated",
     "Floors",
-    "LatentNoisePlan",
     "PrivateTraining",
     "Reference",
     "StudyPlan",
@@ -44,97 +44,6 @@ PLAN_CAP = 1 << 20
 Posture = Literal["local", "holdout", "private", "public"]
 POSTURES: tuple[Posture, ...] = ("local", "holdout", "private", "public")
 Returning = Literal["append", "refresh", "frozen"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Training:
-    """How a site fits its flow; fixed by the plan so that no site chooses it by looking.
-
-    Args:
-        flows: masked autoregressive layers.
-        hidden: units of each hidden layer.
-        layers: hidden layers in each masked network.
-        epochs: most passes over the records.
-        learning_rate: Adam's first step size, annealed by a cosine.
-        validation: share of records held back for early stopping.
-        patience: epochs without improvement before training stops.
-        margins: ``normal_scores`` maps every margin to N(0, 1) first; ``none`` leaves it to the flow.
-        family: ``affine`` layers, or ``spline``: rational-quadratic ones, slower to train.
-        spectral: no weight matrix has a singular value above 1. A restraint on the fit, of which no guarantee is made.
-        search: a site tries 24 networks (the paper's grid) in the place of flows, hidden and layers, and takes the one
-            under which held-back records are likeliest; with postures ``local`` and ``holdout``.
-        transfer: a site of few records begins at what the plan's `flow` knows, and keeps that only where held-back
-            records gain by it; with posture ``local`` and a flow that several sites have trained.
-    """
-
-    flows: int = 4
-    hidden: int = 48
-    layers: int = 1
-    epochs: int = 60
-    learning_rate: float = 3e-3
-    validation: float = 0.25
-    patience: int = 12
-    margins: Literal["normal_scores", "none"] = "normal_scores"
-    family: Literal["affine", "spline"] = "affine"
-    spectral: bool = False
-    search: bool = False
-    transfer: bool = False
-    later: ClassVar[tuple[str, ...]] = ("search", "transfer")
-
-    def __post_init__(self) -> None:
-        for name, most in (("flows", 20), ("hidden", 1024), ("layers", 4), ("epochs", 10_000), ("patience", 10_000)):
-            value = getattr(self, name)
-            must(isinstance(value, int) and 1 <= value <= most, f"training.{name} must be in 1..{most}", value)
-        must(0 < self.learning_rate <= 1, "training.learning_rate must be in (0, 1]", self.learning_rate)
-        must(0 < self.validation < 0.9, "training.validation must be in (0, 0.9)", self.validation)
-        must(self.margins in ("normal_scores", "none"), "training.margins is unknown", self.margins)
-        must(self.family in ("affine", "spline"), "training.family must be 'affine' or 'spline'", self.family)
-        must(not self.spectral or self.family == "affine", "training.spectral must go with affine layers", self.family)
-        for name in ("spectral", "search", "transfer"):
-            must(isinstance(getattr(self, name), bool), f"training.{name} must be true or false", getattr(self, name))
-
-
-@dataclass(frozen=True, kw_only=True)
-class PrivateTraining:
-    """DP-SGD, all of it fixed in advance (posture ``private``).
-
-    Args:
-        rate: probability with which each person enters a step's batch (Poisson).
-        noise_multiplier: standard deviation of a step's noise, in units of `clip`.
-        steps: number of steps; there is no early stopping.
-        clip: norm C to which each person's gradient is clipped.
-    """
-
-    rate: float
-    noise_multiplier: float
-    steps: int
-    clip: float = 1.0
-
-    def __post_init__(self) -> None:
-        must(0 < self.rate <= 1, "private.rate must be in (0, 1]", self.rate)
-        for name in ("noise_multiplier", "clip"):
-            value = getattr(self, name)
-            must(0 < value < math.inf, f"private.{name} must be positive", value)
-        # More is no better, and beyond it noise and clip would not fit on one grid.
-        must(self.noise_multiplier <= 100, "private.noise_multiplier must be at most 100", self.noise_multiplier)
-        must(1 <= self.steps <= 100_000, "private.steps must be in 1..100000", self.steps)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Reference:
-    """What is publicly known of a column (a published table, a census): where postures that may not look start.
-
-    Args:
-        mean: in the column's own unit; of a binary or event column, its share of ones.
-        sd: standard deviation, in the same unit; not used for binary and event columns.
-    """
-
-    mean: float
-    sd: float = 0.0
-
-    def __post_init__(self) -> None:
-        must(math.isfinite(self.mean), "a reference mean must be finite", self.mean)
-        must(0 <= self.sd < math.inf, "a reference sd must be non-negative", self.sd)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -219,9 +219,9 @@ def page(
 @ledger_app.command("verify")
 def audit_verify(home: Home = None, json: Json = False) -> None:
     """Verify every entry, sealed bundle, plan approval and decision of this site, each with its signature."""
-    from site_agent.decide import airlock
+    from site_agent.show import export
 
-    answer = airlock.verify(desk(home))
+    answer = export.verify(desk(home))
 
     def show(out: Console) -> None:
         from shared.terminal import Check, checklist

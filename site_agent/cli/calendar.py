@@ -15,9 +15,8 @@ from shared.errors import UsageRefusal
 from shared.privacy.stated import shown_epsilon, shown_price
 from shared.terminal import emit
 from site_agent.cli.frame import As, Dry, Home, Json, Study, app
-from site_agent.cli.plan import charged
-from site_agent.cli.release import working_site
-from site_agent.desk import agent_version, attempted, desk, today
+from site_agent.decide.plan_facts import charged
+from site_agent.desk import agent_version, attempted, desk, today, working_site
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -49,7 +48,7 @@ def waves(
         holds = at.ledger.holds(name)
         lines = calendars.calendar(plan, holds, day)
         found = calendars.due(plan, holds, day)
-        billed, promised = charged(at, plan), guaranteed(planned_event(plan))
+        billed, promised = charged(at, plan, today()), guaranteed(planned_event(plan))
         studies.append(
             {
                 "study": name,

@@ -9,8 +9,7 @@ import typer
 from shared.privacy.stated import shown_price
 from shared.terminal import emit, plain
 from site_agent.cli.frame import Dry, Home, Json, Study, app
-from site_agent.cli.release import working_site
-from site_agent.desk import agent_version, attempted, desk, today
+from site_agent.desk import agent_version, attempted, desk, today, working_site
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -10,7 +10,7 @@ import typer
 from shared.errors import ApprovalRefusal, CertificateRefusal, IntegrityRefusal, Refusal, StateRefusal, UsageRefusal
 from shared.terminal import emit
 from site_agent.cli.frame import Dry, Home, Json, app
-from site_agent.cli.plan import due_numbers
+from site_agent.decide.plan_facts import due_numbers
 from site_agent.desk import Desk, agent_version, desk, passphrase, today
 
 if TYPE_CHECKING:

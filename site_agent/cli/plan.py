@@ -1,38 +1,25 @@
-"""The study plan: ``plan fetch``, ``show``, ``approve``, ``revoke``, and the facts that screen and page show."""
+"""The study plan: ``plan fetch``, ``show``, ``approve``, ``revoke``."""
 
 from __future__ import annotations
 
-import datetime as dt
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from shared.errors import ApprovalRefusal, BudgetRefusal, StateRefusal
-from shared.privacy.stated import all_given, shown_epsilon
+from shared.privacy.stated import shown_epsilon
 from shared.terminal import emit
 from site_agent.cli.frame import As, Dry, Home, Json, Reason, Study, plan_app
-from site_agent.desk import Desk, agent_version, asked, attempted, desk, today
+from site_agent.decide.plan_facts import due_numbers, plan_facts
+from site_agent.desk import agent_version, asked, attempted, desk, today
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from rich.console import Console
 
-    from shared.plans.plan import StudyPlan
-    from site_agent.release.pipeline import Release
 
-__all__ = [
-    "charged",
-    "due_numbers",
-    "plan_approve",
-    "plan_changes",
-    "plan_facts",
-    "plan_fetch",
-    "plan_revoke",
-    "plan_show",
-]
+__all__ = ["plan_approve", "plan_fetch", "plan_revoke", "plan_show"]
 
 
 @plan_app.command("fetch")
@@ -74,7 +61,7 @@ def plan_show(
 ) -> None:
     """One page: what leaves, how often, to whom, at which price, and what is not covered."""
     at = desk(home)
-    page = plan_facts(at, at.plans.plan(study, version))
+    page = plan_facts(at, at.plans.plan(study, version), today())
 
     def show(out: Console) -> None:
         from site_agent.show import screens
@@ -84,141 +71,6 @@ def plan_show(
             screens.next_step(out, f"site-agent try {study}", f"site-agent plan approve {study} --as NAME")
 
     emit(page, as_json=json, show=show)
-
-
-def plan_facts(at: Desk, plan: StudyPlan) -> dict[str, Any]:
-    """Everything a steward agrees to, as plain values."""
-    from dataclasses import asdict
-
-    from shared.releases.receipt import coverage, planned_event
-    from shared.terminal import plain
-    from site_agent.config import Limits
-    from site_agent.decide.plans import difference
-
-    event = planned_event(plan)
-    approval = at.plans.approval(plan.study, plan.version)
-    before = at.plans.last_approved(plan.study)
-    covered, not_covered = coverage(plan)
-    columns = []
-    for column in plan.dictionary.released:
-        if column.levels:
-            values = " · ".join(map(str, column.levels))
-        else:
-            values = f"{column.span[0]:g} to {column.span[1]:g} {column.unit}".rstrip()
-        columns.append({"name": column.name, "kind": column.kind, "values": values, "missing": column.missing})
-    page: dict[str, Any] = plain(
-        {
-            "study": plan.study,
-            "version": plan.version,
-            "title": plan.title,
-            "purpose": plan.purpose,
-            "hash": plan.hash,
-            "dictionary_hash": plan.dictionary.hash,
-            "recipient": plan.coordinator,
-            "expires": plan.expires,
-            "eligibility": plan.eligibility,
-            "row_download": plan.row_download,
-            "waves": [asdict(wave) for wave in plan.waves],
-            "price": _price(plan, event),
-            "training": _training(plan),
-            "flow": plan.flow,
-            "charged": charged(at, plan),
-            "posture": plan.posture,
-            "covered": covered,
-            "not_covered": not_covered,
-            "columns": columns,
-            "floors": asdict(Limits.of(plan.floors, at.config.floors)),
-            "approval": plan.floors.approval,
-            "approved_by": approval.approver if approval and approval.plan_hash == plan.hash else None,
-            "changes": difference(before, plan) if before is not None and before.hash != plan.hash else [],
-        }
-    )
-    return page
-
-
-def _price(plan: StudyPlan, event: Any) -> dict[str, Any]:
-    from shared.privacy import accountant as privacy
-    from shared.releases.receipt import given, in_words, planned_events
-    from site_agent.decide.waves import cost
-
-    delta, cap = plan.budget.delta, plan.budget.epsilon
-    planned, promised = cost(plan, planned_events(plan)), privacy.guaranteed(event)
-    return {
-        "epsilon": float(privacy.epsilon(event, delta)) if promised else None,
-        "epsilon_given": given(plan),
-        "delta": delta,
-        "all_waves": planned.totals[-1] if promised else None,
-        "cap": cap,
-        "affordable": planned.affordable,
-        "translation": in_words(plan, event),
-    }
-
-
-def _training(plan: StudyPlan) -> dict[str, Any] | None:
-    """A training that the sites run together: what a steward agrees to with the plan."""
-    if plan.federated is None:
-        return None
-    from site_agent.training.rounds import uncovered
-
-    return {
-        "rounds": plan.federated.rounds,
-        "steps": plan.federated.steps,
-        "quorum": plan.federated.quorum,
-        "epsilon": plan.federated.epsilon(plan.budget.delta),
-        "not_covered": uncovered(plan),
-    }
-
-
-def charged(at: Desk, plan: StudyPlan) -> dict[str, Any]:
-    """What the study was charged already, by whatever version, and with the waves of this plan that are to come."""
-    from shared.releases.receipt import given
-    from site_agent.decide.waves import calendar
-
-    lines = calendar(plan, at.ledger.holds(plan.study), today())
-    ahead = [line.number for line in lines if line.state in ("due", "not yet open")]
-    totals = _ahead(at, plan, ahead)
-    so_far = at.ledger.study_total(plan.study, plan.budget.delta)
-    within = [number for number, total in zip(ahead, totals, strict=True) if total <= plan.budget.epsilon]
-    return {
-        "epsilon": so_far.stated,
-        "epsilon_given": so_far.given,
-        "to_come": ahead,
-        "with_waves_to_come": totals[-1] if totals else so_far.epsilon,
-        "total_given": all_given([(so_far.epsilon, so_far.given), *((total, given(plan)) for total in totals)]),
-        "last_affordable": within[-1] if within else None,
-    }
-
-
-def _ahead(at: Desk, plan: StudyPlan, numbers: Sequence[int]) -> tuple[float, ...]:
-    """The study's totals after each of these waves, all that is under way having been delivered."""
-    from shared.releases.receipt import planned_event, refits
-    from site_agent.release.pipeline import touches
-
-    mine = at.ledger.holds(plan.study)
-    fitted = any(hold.phase != "burnt" and hold.state != "withdrawn" and not hold.rounds for hold in mine)
-    events = []
-    for number in numbers:
-        events.append(planned_event(plan, reused=fitted and not refits(plan, plan.wave(number))).to_canonical())
-        fitted = True
-    return at.ledger.forecast(plan.study, events, plan.budget.delta, touches=touches(plan))
-
-
-def due_numbers(at: Desk, plan: StudyPlan, day: dt.date) -> list[int]:
-    """Number of the wave to work on, if there is one."""
-    from site_agent.decide.waves import due
-
-    found = due(plan, at.ledger.holds(plan.study), day)
-    return [] if found is None else [found.number]
-
-
-def plan_changes(at: Desk, made: Release) -> list[tuple[str, str, str]]:
-    """What the newest plan says otherwise than the plan of a release."""
-    from site_agent.decide.plans import difference
-
-    now = at.plans.plan(made.hold.study)
-    if now.hash == made.hold.plan_hash:
-        return []
-    return list(difference(at.plans.plan(made.hold.study, made.receipt.plan_version), now))
 
 
 @plan_app.command("approve")
@@ -241,7 +93,7 @@ def plan_approve(
     at = desk(home)
     at.config.approver_key(name)
     plan = at.plans.plan(study)
-    page = plan_facts(at, plan)
+    page = plan_facts(at, plan, today())
     if page["price"]["affordable"] == 0:
         raise BudgetRefusal(
             f"the plan's first wave must fit its own cap of ε = {shown_epsilon(plan.budget.epsilon)}",

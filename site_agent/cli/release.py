@@ -14,15 +14,15 @@ from shared.privacy.stated import shown_epsilon, shown_price
 from shared.releases.synthetic import Checkpoint, DrawNumber, Draws, FitName, Out, Restart, Rows, Steps
 from shared.terminal import emit
 from site_agent.cli.frame import Dry, Home, Json, ReleaseId, Study, app, outbox_app
-from site_agent.cli.plan import plan_changes, plan_facts
-from site_agent.desk import Desk, agent_version, attempted, desk, today
+from site_agent.decide.plan_facts import plan_changes, plan_facts
+from site_agent.desk import agent_version, attempted, desk, today, working_site
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from site_agent.release.pipeline import Progress, Site
+    from site_agent.release.pipeline import Progress
 
-__all__ = ["curve", "outbox_figures", "outbox_list", "outbox_show", "release", "synthetic", "try_", "working_site"]
+__all__ = ["curve", "outbox_figures", "outbox_list", "outbox_show", "release", "synthetic", "try_"]
 
 
 @contextmanager
@@ -139,7 +139,7 @@ def release(
     pipeline.require_open(plan, wave, today())
     needs = pipeline.estimate(plan, source)
     if dry_run:
-        page = plan_facts(at, plan)
+        page = plan_facts(at, plan, today())
         total = at.ledger.study_total(study, plan.budget.delta)
         answer = {
             "study": study,
@@ -402,25 +402,6 @@ def _write_figures(figures: dict[Path, tuple[str, Any]]) -> None:
         figure = curve_figure(what) if kind == "curve" else what
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         write_private(path, figure_bytes(figure, path.suffix.lower().lstrip(".")))
-
-
-def working_site(at: Desk, witness: Any) -> Site:
-    """The site as the pipeline sees it."""
-    from site_agent.decide import airlock
-    from site_agent.release.pipeline import Site
-
-    return Site(
-        name=at.config.site,
-        agent_version=agent_version(),
-        ledger=at.ledger,
-        outbox=at.outbox,
-        witness=witness,
-        snapshot_key=at.config.snapshot_key.read_bytes(),
-        floors=at.config.floors,
-        paused=at.stopped(),
-        budget=at.config.budget,
-        approved=lambda plan: airlock.require_approved_ahead(at, plan, agent_version=agent_version(), today=today()),
-    )
 
 
 def _described(made: Any) -> dict[str, Any]:

@@ -1,1 +1,1 @@
-"""What persons decide: plans, approvals, withdrawals, the outbox, and the calendar that waits for them."""
+"""What persons decide: plans, approvals, withdrawals, and the calendar that waits for them."""

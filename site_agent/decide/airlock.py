@@ -35,10 +35,10 @@ if TYPE_CHECKING:
     from shared.base.keys import Envelope, SigningKey
     from shared.plans.plan import StudyPlan
     from shared.plans.standing import Standing
-    from site_agent.decide.outbox import Outbox
     from site_agent.desk import Desk
     from site_agent.ledger.book import AnchorReceipt, Hold, Noted
     from site_agent.release.checks import Check
+    from site_agent.release.outbox import Outbox
     from site_agent.release.pipeline import Release
 
 __all__ = [
@@ -74,7 +74,6 @@ __all__ = [
     "told",
     "totals",
     "vanished",
-    "verify",
     "withdraw",
     "witnessed",
 ]
@@ -1095,68 +1094,6 @@ def resume(at: Desk, *, name: str, open_key: OpenKey, reason: str = "") -> None:
     at.ledger.resume(name=name, reason=reason, key=_signer(at, name, open_key))
     at.config.pause_file.unlink(missing_ok=True)
     witnessed(at)
-
-
-def verify(at: Desk) -> dict[str, Any]:
-    """Verify every entry, every signature of agent, lead and approvers, and every sealed bundle; how many there are.
-
-    ``gated`` names the releases of earlier versions whose ε does not hold a gate that read records (`gated`).
-
-    Of each study it holds what an export of it would say against the script that a stranger is given: what he would
-    find is found here first.
-
-    Raises: LedgerRefusal, IntegrityRefusal, ApprovalRefusal: what is not as it was.
-    """
-    from site_agent.ledger.holds import SIGNED, decided_by
-    from site_agent.show import export, verifier
-
-    entries = at.ledger.verify()
-    decisions = 0
-    for entry in at.ledger.entries():
-        # Entries from before there were tags were not signed by persons.
-        if "tags" in entry.body and (entry.kind in SIGNED or (entry.kind == "paused" and "signature" in entry.body)):
-            if not decided_by(at.config.site, entry, at.config.signers):
-                raise IntegrityRefusal(
-                    f"entry {entry.seq} ({entry.kind.replace('_', ' ')}) must be signed by the approver it names",
-                    given="no such signature",
-                    next_step="Keep the ledger as it is, and call the study lead.",
-                )
-            decisions += 1
-    bundles = 0
-    deleted = at.ledger.deleted()
-    for hold in at.outbox.list():
-        if hold.release_id not in deleted:
-            at.outbox.bundle(hold.release_id)
-            bundles += 1
-    approvals = 0
-    for study in at.plans.studies():
-        for version in range(1, at.plans.highest(study) + 1):
-            approvals += at.plans.approval(study, version) is not None
-    signatures = 0
-    for study in sorted({*at.plans.studies(), *(hold.study for hold in at.ledger.holds())}):
-        files = export.record(at, study)
-        try:
-            signatures += verifier.examine(files, study)["signatures"]
-        except (verifier.Wrong, KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
-            given = str(error) if isinstance(error, verifier.Wrong) else f"damaged ({type(error).__name__})"
-            raise IntegrityRefusal(
-                f"the record of study {study} must verify as a stranger would verify it",
-                given=given,
-                next_step="Nothing of it is handed out until this is explained: keep the state folder as it is.",
-            ) from None
-    head = at.ledger.entries()[-1].hash
-    gates = [hold.release_id for hold in at.outbox.list() if hold.left and hold.release_id not in deleted]
-    return {
-        "entries": entries,
-        "bundles": bundles,
-        "plan_approvals": approvals,
-        "decisions": decisions,
-        "refused": len(at.refusals.lines()),
-        "signatures": signatures,
-        "gated": [release_id for release_id in gates if gated(at.outbox, release_id)],
-        "head": head,
-        "ok": True,
-    }
 
 
 def gated(outbox: Outbox, release_id: str) -> bool:

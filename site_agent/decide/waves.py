@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from site_agent.desk import Desk
     from site_agent.egress import Egress
     from site_agent.ledger.book import Hold, Ledger
-    from site_agent.release.pipeline import Site
+    from site_agent.release.site import Site
 
 __all__ = ["Cost", "Event", "Planned", "attend", "by_lot", "calendar", "cost", "due"]
 
@@ -433,10 +433,11 @@ def _train(
     dry_run: bool,
 ) -> None:
     """Answer what a training asks, or fetch the flow that a plan names. Raises: any `Refusal`."""
+    from site_agent.release import trained_flow
     from site_agent.training import rounds
 
     if plan.flow:
-        if rounds.flow_path(at.home, plan.flow.removeprefix(PREFIX)).exists():
+        if trained_flow.flow_path(at.home, plan.flow.removeprefix(PREFIX)).exists():
             return
         if not dry_run:
             with at.locked(), at.egress() as egress:

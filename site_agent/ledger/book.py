@@ -919,7 +919,7 @@ class Ledger:
         """A person declines the sealed bytes: they will never be sent, and stay paid for.
 
         Args:
-            signed: key and signature of that person (`site_agent.decide.outbox.Outbox.decline`).
+            signed: key and signature of that person (`site_agent.release.outbox.Outbox.decline`).
         """
         return self._decide(hold, "reject", reason, by, signed)
 

@@ -1,1 +1,1 @@
-"""From an approved plan and a table to sealed bytes: drawing, checks, attacks, and what stays for later waves."""
+"""From an approved plan and a table to sealed bytes: drawing, checks, attacks, the outbox, what later waves need."""

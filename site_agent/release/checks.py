@@ -667,7 +667,7 @@ def _model(likeness: Mapping[str, tuple[float, float]]) -> Check:
 
 def _degrees(released: pd.DataFrame, *, directed: bool) -> tuple[np.ndarray[Any, np.dtype[np.int64]], Check]:
     """Edges of each released person, and whether the model drew nobody who is connected with everybody."""
-    from shared.mechanisms.grand.plan import adjacency
+    from shared.mechanisms.grand.edges import adjacency
 
     network = adjacency(released, directed=directed)
     n = network.shape[0]

@@ -1,14 +1,11 @@
-"""What one mechanism does between the table that was read and the bytes that are sealed, and with these afterwards.
+"""Which `Drawing` a plan asks for: rows by latent noise, or noisy figures.
 
-The pipeline owns the order, the ledger and the stages; a `Drawing` owns what differs between mechanisms. Latent noise
-fits a flow and noises every record; a `shared.mechanisms.base.Figures` takes noisy figures of all of them; a network
-(`site_agent.release.networks`) is fitted on some persons and drawn for the others. All draw once: `draw` is called
-between the witnessed *drawing* entry and the seal, and never again for the same charge.
+Latent noise fits a flow and noises every record; a `shared.mechanisms.base.Figures` takes noisy figures of all of them;
+a network (`site_agent.release.networks`) is fitted on some persons and drawn for the others.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -16,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from shared.mechanisms.base import Figures
 from shared.mechanisms.grand.plan import GrandPlan
 from site_agent.release import lasting
+from site_agent.release.protocol import Chosen, Drawing, Told, unread
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -30,9 +28,8 @@ if TYPE_CHECKING:
     from site_agent.release.checks import Check
     from site_agent.release.fitting import Fitted
     from site_agent.release.frames import Keeping
-    from site_agent.release.pipeline import Chosen
 
-__all__ = ["Drawing", "drawing_of", "unread"]
+__all__ = ["drawing_of"]
 
 NOTES = (
     "What the attacks found decides nothing: the price bounds what any attack can learn of a person, and a release "
@@ -40,92 +37,6 @@ NOTES = (
 )
 HELD_BACK = 0.2
 """Share of the records that the stand-in flow of the membership attack never sees."""
-Told = Callable[[float], None]
-
-
-class Drawing(ABC):
-    """One release's mechanism at work.
-
-    `n` persons are in the release, of whom `drawn` were drawn for it; `flow_of` names the release whose sealed flow
-    it used, if any; `rows` says whose each released row, or figure's record, is; `left_out` counts source rows
-    without a complete record (None: unknown). `unattacked` is the audit's outcome where `attack` cannot be carried out.
-    """
-
-    unattacked: ClassVar[Mapping[str, Any]]
-    n: int
-    drawn: int
-    flow_of: str = ""
-    rows: lasting.Rows
-    left_out: int | None = None
-
-    def __init__(self, plan: StudyPlan) -> None:
-        self.plan = plan
-
-    @abstractmethod
-    def take(self, table: Records, persons: Sequence[str] | None, chosen: Chosen, base: lasting.Fit | None) -> None:
-        """Take the records that are drawn. Raises: PlanChanged, where `base` does not serve this plan."""
-
-    @abstractmethod
-    def encode(self, rng: Noise) -> None:
-        """Records to what the mechanism works on."""
-
-    @abstractmethod
-    def fit(self, rng: Noise, told: Told) -> None:
-        """Whatever is fitted before the draw."""
-
-    @abstractmethod
-    def draw(self, rng: Noise) -> None:
-        """Add the noise: once."""
-
-    @abstractmethod
-    def released(self, rng: Noise) -> pd.DataFrame:
-        """The table that leaves."""
-
-    @abstractmethod
-    def files(self, release_id: str) -> Mapping[str, bytes]:
-        """What stays at the site with the seal: by name."""
-
-    @abstractmethod
-    def again(self, table: Records, hold: Hold, folder: Any, rng: Noise) -> None:
-        """Take up a release that was sealed, from its files and the table it was drawn from."""
-
-    @abstractmethod
-    def without_records(self, hold: Hold, folder: Any) -> None:
-        """The same where that table is there no more: what would read it is said not to have been carried out."""
-
-    @abstractmethod
-    def checks(self, table: pd.DataFrame, limits: Limits) -> tuple[Check, ...]:
-        """The disclosure checks of the sealed table."""
-
-    @abstractmethod
-    def attack(self, limits: Limits, rng: Noise, told: Told) -> Mapping[str, Any]:
-        """The audit's outcome, with its ``sentences``.
-
-        Raises: AuditRefusal, where what an attack finds in records may decide (`StudyPlan.records_decide`).
-        """
-
-
-def unread(n: int) -> Any:
-    """What stands for `n` records that a release was drawn from and that are there no more.
-
-    Their number is all that is known. Whatever else is asked of them raises LookupError, which a check that decides
-    nothing takes for a breakdown.
-    """
-    return _Unread(n)
-
-
-class _Unread:
-    def __init__(self, n: int) -> None:
-        self._n = n
-
-    def __len__(self) -> int:
-        return self._n
-
-    def __getattr__(self, name: str) -> Any:
-        raise LookupError("the records are there no more")
-
-    def __getitem__(self, name: object) -> Any:
-        raise LookupError("the records are there no more")
 
 
 def drawing_of(plan: StudyPlan, trained: Bijection | None = None, keeping: Keeping | None = None) -> Drawing:

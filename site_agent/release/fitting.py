@@ -31,11 +31,11 @@ from numpy.typing import NDArray
 from shared.base.randomness import Noise
 from shared.errors import PlanRefusal, PolicyRefusal, TrainingRefusal
 from shared.flows.bijections import AffineAutoregressiveFlow, Bijection, Composed
-from shared.flows.public_start import public_start
 from shared.mechanisms.latent_noise.noise import LatentNoise
 from shared.mechanisms.latent_noise.plan import carried_column, mechanism
 from shared.plans.encoding import Encoder
 from shared.plans.plan import StudyPlan
+from shared.plans.public_start import public_start
 from shared.privacy import accountant as privacy
 from shared.releases.receipt import Receipt, planned_event
 
@@ -200,7 +200,7 @@ def _split(share: float | None) -> str:
 
 
 def public_flow(plan: StudyPlan, encoder: Encoder) -> Composed:
-    """The flow that the dictionary and the plan's reference figures give: see `shared.flows.public_start`."""
+    """The flow that the dictionary and the plan's reference figures give: see `shared.plans.public_start`."""
     return public_start(encoder, plan.reference)
 
 

@@ -26,13 +26,14 @@ from numpy.typing import NDArray
 from shared.base.canonical import canonical_json, parse_json
 from shared.errors import EstimateRefusal, TrainingRefusal
 from shared.mechanisms.grand.counts import MOTIFS
+from shared.mechanisms.grand.edges import MOST_EDGES, NEIGHBOURS, NUMBER, REACHED, adjacency
 from shared.mechanisms.grand.labels import LEAST_OF_A_LABEL, LabelPrivate
 from shared.mechanisms.grand.noise import Labelled
-from shared.mechanisms.grand.plan import MOST_EDGES, NEIGHBOURS, NUMBER, REACHED, GrandPlan, adjacency
+from shared.mechanisms.grand.plan import GrandPlan
 from shared.plans.encoding import Encoder, typed
 from site_agent.release import lasting
-from site_agent.release.drawing import Drawing, Told, unread
 from site_agent.release.frames import FRAME, Frame, Keeping, placed_by
+from site_agent.release.protocol import Drawing, Told, unread
 
 if TYPE_CHECKING:
     from shared.base.randomness import Noise
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
     from site_agent.models.latent_space import LatentSpace
     from site_agent.records.table import Records
     from site_agent.release.checks import Check
-    from site_agent.release.pipeline import Chosen
+    from site_agent.release.protocol import Chosen
 
 __all__ = ["HELD", "LEAST_HELD_OUT", "MOST_COMPARED", "drawing"]
 

@@ -23,11 +23,11 @@ import datetime as dt
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from shared.base.canonical import canonical_json, parse_json
 from shared.base.failpoints import reach
@@ -36,13 +36,14 @@ from shared.errors import (
     AuditRefusal,
     ChecksRefusal,
     DataRefusal,
-    PausedRefusal,
     PolicyRefusal,
     Refusal,
     StateRefusal,
 )
 from shared.plans.plan import StudyPlan
-from site_agent.config import Edges, Limits, SiteBudget, SiteFloors, Source
+from site_agent.config import Edges, Limits, SiteFloors, Source
+from site_agent.release.protocol import Chosen
+from site_agent.release.site import Site
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -50,22 +51,20 @@ if TYPE_CHECKING:
     from shared.base.randomness import Noise
     from shared.flows.bijections import Bijection
     from shared.releases.receipt import Receipt
-    from site_agent.decide.outbox import Outbox
-    from site_agent.ledger.book import AnchorReceipt, Hold, Ledger, Touches
+    from site_agent.ledger.book import Hold, Ledger, Touches
     from site_agent.records.table import Records
     from site_agent.release.checks import Check
-    from site_agent.release.drawing import Drawing
     from site_agent.release.frames import Keeping
     from site_agent.release.lasting import Fit
+    from site_agent.release.outbox import Outbox
+    from site_agent.release.protocol import Drawing
 
 __all__ = [
     "STAGES",
-    "Chosen",
     "Estimate",
     "Progress",
     "Rehearsal",
     "Release",
-    "Site",
     "Stage",
     "estimate",
     "made_up_edges",
@@ -119,52 +118,6 @@ STAGES: tuple[Stage, ...] = tuple(_WEIGHTS)
 
 Progress = Callable[[Stage, float, float | None], None]
 """Called with the stage, the share of the whole that is done, and the seconds left (None while unknown)."""
-
-
-class Witness(Protocol):
-    """The part of `Egress` that a release needs."""
-
-    def anchor(self, envelope: Envelope) -> AnchorReceipt:
-        """Have the coordinator acknowledge the ledger's head."""
-        ...
-
-
-@dataclass(frozen=True, kw_only=True)
-class Site:
-    """What a release needs of its site.
-
-    Args:
-        name: the site's id.
-        agent_version: version of this software.
-        ledger: charges.
-        outbox: holds sealed bytes.
-        witness: acknowledges the ledger's head.
-        snapshot_key: secret of the keyed hashes.
-        floors: what this site tightens.
-        paused: whether the steward has paused the site; asked again and again until the draw, and in the audit.
-        budget: what all studies together may cost.
-        approved: asked once more right before the draw whether it is still approved, where the plan wants that ahead.
-    """
-
-    name: str
-    agent_version: str
-    ledger: Ledger
-    outbox: Outbox
-    witness: Witness
-    snapshot_key: bytes
-    floors: SiteFloors
-    paused: Callable[[], bool]
-    budget: SiteBudget = field(default_factory=SiteBudget)
-    approved: Callable[[StudyPlan], None] = lambda plan: None
-
-    def require_running(self) -> None:
-        """Raises: PausedRefusal."""
-        if self.paused():
-            raise PausedRefusal(
-                "this site must not be paused",
-                given="a pause",
-                next_step="Run site-agent resume --as NAME when it may go on.",
-            )
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -437,13 +390,12 @@ def _trained(plan: StudyPlan, site: Site) -> _Trained | None:
     if not plan.flow:
         return None
     from shared.plans.encoding import Encoder
-    from site_agent.training import rounds
-    from site_agent.training.federation import federated_flow
+    from site_agent.release import trained_flow
 
-    known = rounds.kept_flow(site.ledger.path.parent, plan.flow)
+    known = trained_flow.kept_flow(site.ledger.path.parent, plan.flow)
     return _Trained(
-        flow=federated_flow(known, Encoder(dictionary=plan.dictionary), site.name),
-        charge=rounds.charge_of(site.ledger, known),
+        flow=trained_flow.federated_flow(known, Encoder(dictionary=plan.dictionary), site.name),
+        charge=trained_flow.charge_of(site.ledger, known),
     )
 
 
@@ -637,8 +589,8 @@ def rehearse(
     import shutil
 
     from shared.base.randomness import secure_rng
-    from site_agent.decide.outbox import Outbox
     from site_agent.ledger.book import Ledger
+    from site_agent.release.outbox import Outbox
 
     if folder.exists():
         if not (folder / SANDBOX).exists():
@@ -649,11 +601,11 @@ def rehearse(
     folder.mkdir(parents=True, mode=0o700)
     (folder / SANDBOX).write_text("Made-up data. This folder is removed by the next rehearsal.\n", encoding="utf-8")
     if plan.flow and home is not None:
-        from site_agent.training import rounds
+        from site_agent.release import trained_flow
 
-        digest = rounds.kept_flow(home, plan.flow).digest
-        rounds.flow_path(folder, digest).parent.mkdir(mode=0o700)
-        shutil.copy(rounds.flow_path(home, digest), rounds.flow_path(folder, digest))
+        digest = trained_flow.kept_flow(home, plan.flow).digest
+        trained_flow.flow_path(folder, digest).parent.mkdir(mode=0o700)
+        shutil.copy(trained_flow.flow_path(home, digest), trained_flow.flow_path(folder, digest))
     rng = secure_rng()
     limits = Limits.of(plan.floors, floors)
     source = Source(path=(folder / "made-up.csv").resolve())
@@ -744,39 +696,6 @@ def made_up_edges(persons: Sequence[str], rng: Noise) -> pd.DataFrame:
 
 
 # -- inside -----------------------------------------------------------------------------------------------------
-@dataclass(frozen=True, kw_only=True, repr=False)
-class Chosen:
-    """Who is drawn, and beside whom.
-
-    Args:
-        rows: places of the records that are drawn.
-        train: places of the records that may train a flow and are never drawn (posture ``holdout``).
-        kept: persons whose earlier rows are copied.
-        copied: those rows, in the order of `kept`; None where nothing is.
-        population: pseudonyms of everybody in the release.
-        total: persons of the study who will have been released, this release included.
-        earlier: what the release must not be compared with too closely: release, or table as of it, to pseudonyms.
-        withdrawn: persons who withdrew and leave with this release.
-        leaving: all who were in the last release and are not in this one.
-        sizes: rows of the earlier releases, where persons cannot be told apart.
-    """
-
-    rows: tuple[int, ...]
-    train: tuple[int, ...] = ()
-    kept: tuple[str, ...] = ()
-    copied: pd.DataFrame | None = None
-    population: frozenset[str] = frozenset()
-    total: int = 0
-    earlier: Mapping[str, frozenset[str]] = field(default_factory=dict)
-    withdrawn: int = 0
-    leaving: int = 0
-    sizes: tuple[int, ...] = ()
-
-    def after(self, fresh: pd.DataFrame) -> pd.DataFrame:
-        """The drawn rows, then the copied ones."""
-        import pandas as pd
-
-        return fresh if self.copied is None else pd.concat([fresh, self.copied], ignore_index=True)
 
 
 def _choose(

@@ -23,14 +23,14 @@ from typing import TYPE_CHECKING, Any
 
 from shared.base.canonical import canonical_json, parse_json, sha256_hex
 from shared.base.keys import Envelope
-from shared.errors import StateRefusal
+from shared.errors import IntegrityRefusal, StateRefusal
 from site_agent.ledger.holds import told, told_digest
 
 if TYPE_CHECKING:
     from site_agent.desk import Desk
     from site_agent.ledger.book import Entry, Hold
 
-__all__ = ["EXPORT_TYPE", "export", "record"]
+__all__ = ["EXPORT_TYPE", "export", "record", "verify"]
 
 EXPORT_TYPE = "application/vnd.tributary.audit-export+json"
 HERE = Path(__file__).parent
@@ -41,12 +41,10 @@ def export(at: Desk, study: str, out: Path, *, agent_version: str, today: dt.dat
     """Write the record of `study` into the new folder `out`.
 
     Returns: what the command answers: files, releases, entries, head, fingerprint of the site's key.
-    Raises: StateRefusal (no such study, or `out` holds something); what `airlock.verify` raises: a record that does not
+    Raises: StateRefusal (no such study, or `out` holds something); what `verify` raises: a record that does not
         verify here is not handed out.
     """
-    from site_agent.decide import airlock
-
-    found = airlock.verify(at)
+    found = verify(at)
     if study not in at.plans.studies() and not at.ledger.holds(study):
         raise StateRefusal("the study must be one of this site's", given=repr(study), next_step="site-agent status")
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
@@ -79,6 +77,70 @@ def export(at: Desk, study: str, out: Path, *, agent_version: str, today: dt.dat
         "entries": found["entries"],
         "head": entries[-1].hash,
         "fingerprint": at.release_key.public.fingerprint,
+    }
+
+
+def verify(at: Desk) -> dict[str, Any]:
+    """Verify every entry, every signature of agent, lead and approvers, and every sealed bundle; how many there are.
+
+    ``gated`` names the releases of earlier versions whose ε does not hold a gate that read records
+    (`site_agent.decide.airlock.gated`).
+
+    Of each study it holds what an export of it would say against the script that a stranger is given: what he would
+    find is found here first.
+
+    Raises: LedgerRefusal, IntegrityRefusal, ApprovalRefusal: what is not as it was.
+    """
+    from site_agent.decide.airlock import gated
+    from site_agent.ledger.holds import SIGNED, decided_by
+    from site_agent.show import verifier
+
+    entries = at.ledger.verify()
+    decisions = 0
+    for entry in at.ledger.entries():
+        # Entries from before there were tags were not signed by persons.
+        if "tags" in entry.body and (entry.kind in SIGNED or (entry.kind == "paused" and "signature" in entry.body)):
+            if not decided_by(at.config.site, entry, at.config.signers):
+                raise IntegrityRefusal(
+                    f"entry {entry.seq} ({entry.kind.replace('_', ' ')}) must be signed by the approver it names",
+                    given="no such signature",
+                    next_step="Keep the ledger as it is, and call the study lead.",
+                )
+            decisions += 1
+    bundles = 0
+    deleted = at.ledger.deleted()
+    for hold in at.outbox.list():
+        if hold.release_id not in deleted:
+            at.outbox.bundle(hold.release_id)
+            bundles += 1
+    approvals = 0
+    for study in at.plans.studies():
+        for version in range(1, at.plans.highest(study) + 1):
+            approvals += at.plans.approval(study, version) is not None
+    signatures = 0
+    for study in sorted({*at.plans.studies(), *(hold.study for hold in at.ledger.holds())}):
+        files = record(at, study)
+        try:
+            signatures += verifier.examine(files, study)["signatures"]
+        except (verifier.Wrong, KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+            given = str(error) if isinstance(error, verifier.Wrong) else f"damaged ({type(error).__name__})"
+            raise IntegrityRefusal(
+                f"the record of study {study} must verify as a stranger would verify it",
+                given=given,
+                next_step="Nothing of it is handed out until this is explained: keep the state folder as it is.",
+            ) from None
+    head = at.ledger.entries()[-1].hash
+    gates = [hold.release_id for hold in at.outbox.list() if hold.left and hold.release_id not in deleted]
+    return {
+        "entries": entries,
+        "bundles": bundles,
+        "plan_approvals": approvals,
+        "decisions": decisions,
+        "refused": len(at.refusals.lines()),
+        "signatures": signatures,
+        "gated": [release_id for release_id in gates if gated(at.outbox, release_id)],
+        "head": head,
+        "ok": True,
     }
 
 
@@ -180,7 +242,7 @@ def _release(at: Desk, hold: Hold) -> dict[str, bytes]:
 
 def _outcomes(folder: Path, hold: Hold) -> bytes:
     """Of a release that was held before outcomes were written: bound to the checks by their digest alone."""
-    from site_agent.decide.outbox import outcomes
+    from site_agent.release.outbox import outcomes
 
     data, audit = ((folder / name).read_bytes() for name in ("checks.json", "audit.json"))
     content = outcomes(
@@ -210,8 +272,8 @@ def _summary(
     import jinja2
 
     from shared.privacy import stated
-    from site_agent.cli.plan import plan_facts
     from site_agent.decide import airlock
+    from site_agent.decide.plan_facts import plan_facts
 
     versions = [plan for plan in at.plans.filed(study)]
     approvals = [
@@ -228,7 +290,7 @@ def _summary(
         site=at.config.site,
         study=study,
         day=today.isoformat(),
-        plan=plan_facts(at, versions[-1]) if versions else None,
+        plan=plan_facts(at, versions[-1], today) if versions else None,
         approvals=approvals,
         holds=holds,
         checks=checks,

@@ -298,11 +298,11 @@ def application(
         return draw("budget.html", at, session, here="/budget", studies=studies, states=STATES)
 
     def plans(at: Desk, session: Session, request: Request) -> Response:
-        from site_agent.cli.plan import plan_facts
         from site_agent.decide import airlock
+        from site_agent.decide.plan_facts import plan_facts
         from site_agent.show.screens import charged_words
 
-        found = [plan_facts(at, at.plans.plan(study)) for study in at.plans.studies()]
+        found = [plan_facts(at, at.plans.plan(study), today()) for study in at.plans.studies()]
         standing = airlock.standing_lines(at, today())
         return draw(
             "plans.html",
@@ -317,8 +317,9 @@ def application(
 
     def audit(at: Desk, session: Session, request: Request) -> Response:
         from site_agent.decide import airlock
+        from site_agent.show import export
 
-        return draw("audit.html", at, session, here="/audit", found=airlock.verify(at), rows=airlock.history(at)[::-1])
+        return draw("audit.html", at, session, here="/audit", found=export.verify(at), rows=airlock.history(at)[::-1])
 
     # -- decisions ----------------------------------------------------------------------------------------------
     def approve(at: Desk, request: Request, form: QueryParams) -> str:
@@ -519,8 +520,8 @@ def _release_values(at: Desk, release_id: str, page: int) -> Mapping[str, Any]:
     import pandas as pd
 
     from shared.releases.receipt import LABEL
-    from site_agent.cli.plan import plan_changes
     from site_agent.decide import airlock
+    from site_agent.decide.plan_facts import plan_changes
     from site_agent.show.screens import cell
 
     made = airlock.shown(at, release_id)

@@ -34,20 +34,20 @@ from shared.errors import (
     SchemaRefusal,
     TrainingRefusal,
 )
-from shared.flows.bijections import AffineAutoregressiveFlow, Composed
+from shared.flows.bijections import Composed
 from shared.plans.encoding import Encoder
-from shared.plans.federated import FederatedFlow, Shape, pack, unpack, usable
+from shared.plans.federated import Shape, pack, unpack, usable
 from shared.plans.plan import StudyPlan
+from shared.plans.public_start import public_start
 from shared.wire import flower
 from site_agent.models.fast_flow import FusedFlow
 from site_agent.models.private_flow import Ahead, noisy_gradient, require_room
-from site_agent.release.fitting import public_start
 
 if TYPE_CHECKING:
     from flwr.app import Context, Message
     from flwr.clientapp import ClientApp
 
-__all__ = ["MemorySource", "Source", "client_app", "federated_flow", "local_round", "start_of"]
+__all__ = ["MemorySource", "Source", "client_app", "local_round", "start_of"]
 
 Array = NDArray[np.float64]
 
@@ -239,19 +239,3 @@ def start_of(plan: StudyPlan, encoder: Encoder, site: str) -> Composed:
     """The site's public start under a plan with [federated]: no record is read."""
     assert plan.federated is not None
     return public_start(encoder, {**plan.reference, **plan.federated.reference.get(site, {})})
-
-
-def federated_flow(trained: FederatedFlow, encoder: Encoder, site: str) -> Composed:
-    """A trained flow as the site uses it, latents to encoded records: its public start behind the trained layers.
-
-    Raises: PlanChanged, if the flow is one of other columns.
-    """
-    if trained.dictionary_hash != encoder.dictionary.hash or trained.shape.d != encoder.d:
-        raise PlanChanged(
-            "a trained flow must be one of the plan's own dictionary",
-            given=f"dictionary {trained.dictionary_hash[:12]}…",
-            next_step="Ask the study lead for a plan with the dictionary of the training.",
-        )
-    start = public_start(encoder, trained.references(site))
-    affine = AffineAutoregressiveFlow(mean=np.zeros(encoder.d), scale=np.eye(encoder.d), layers=trained.layers())
-    return Composed(first=affine, second=start.second)

@@ -36,7 +36,6 @@ from shared.errors import (
     IntegrityRefusal,
     LockedRefusal,
     NetworkRefusal,
-    PlanChanged,
     PlanRefusal,
     Refusal,
     ReplayRefusal,
@@ -47,22 +46,21 @@ from shared.errors import (
 from shared.wire.rounds import Answered, Asked, node_id, pack, unpack
 from site_agent.config import Limits, Source
 from site_agent.ledger.book import private_folder, write_whole
+from site_agent.release.trained_flow import flow_path, kept_flow
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
     from shared.base.randomness import Noise
-    from shared.plans.federated import Federated, FederatedFlow
+    from shared.plans.federated import Federated
     from shared.plans.plan import StudyPlan
     from shared.wire.messages import RoundReceipt
     from site_agent.ledger.book import AnchorReceipt, Hold, Ledger
-    from site_agent.release.pipeline import Site
+    from site_agent.release.site import Site
 
-__all__ = ["FLOWS", "Part", "charge_of", "ended", "fetch", "flow_path", "kept_flow", "part", "take_part", "uncovered"]
+__all__ = ["Part", "ended", "fetch", "part", "take_part", "uncovered"]
 
-FLOWS = "flows"
-"""Folder of the trained flows that came back, each named by its digest."""
 _ALWAYS = (
     "The number of persons who train: it follows from the plan's eligibility rule and is public.",
     "A person who is a patient of several hospitals: losses add up, and no hospital can see it.",
@@ -212,43 +210,6 @@ def take_part(
             return
         time.sleep(pause)
         pause = min(1.5 * pause, LATEST)
-
-
-def charge_of(ledger: Ledger, flow: FederatedFlow) -> dict[str, Any]:
-    """What this site was charged for a trained flow, when, and by whose approval; empty where it took no part.
-
-    Raises: PlanChanged, where the flow is not the one that this site's training ended with, or not of its charge.
-    """
-    mine = [hold for hold in ledger.holds() if hold.rounds and hold.plan_hash == flow.plan_hash and hold.drawn]
-    if not mine:
-        return {}
-    hold = mine[-1]
-    said = (dict(flow.event), flow.delta, flow.rounds, round(flow.epsilon, 9))
-    if hold.flow not in ("", flow.digest) or said != (
-        dict(hold.event),
-        hold.delta,
-        hold.rounds,
-        round(hold.epsilon or 0.0, 9),
-    ):
-        raise PlanChanged(
-            "a flow of a training in which this site took part must be the one that it ended with, at its price",
-            given=f"{flow.digest[:12]}…" + (f" for {hold.flow[:12]}…" if hold.flow else " with another price"),
-            next_step="Nothing was charged. Ask the study lead which flow the plan should name.",
-        )
-    approved = [
-        entry.body["name"]
-        for entry in ledger.entries()
-        if entry.kind == "plan_approved" and entry.body["plan_hash"] == hold.plan_hash and entry.seq < hold.reserved_seq
-    ]
-    return {
-        "release_id": hold.release_id,
-        "plan_hash": hold.plan_hash,
-        "day": hold.day,
-        "approver": approved[-1] if approved else "agent",
-        "rounds": hold.rounds,
-        "epsilon": hold.epsilon,
-        "delta": hold.delta,
-    }
 
 
 def fetch(plan: StudyPlan, door: Door, home: Path) -> bool:
@@ -629,22 +590,3 @@ def _charged(ledger: Ledger, plan: StudyPlan) -> Hold | None:
 
 def _file(number: int) -> str:
     return f"round-{number:05d}.bin"
-
-
-def flow_path(home: Path, digest: str) -> Path:
-    """Where a trained flow lies."""
-    return home / FLOWS / f"{digest}.json"
-
-
-def kept_flow(home: Path, name: str) -> FederatedFlow:
-    """The trained flow that a plan names. Raises: StateRefusal (it is not here), PlanChanged (another one)."""
-    from shared.plans.federated import PREFIX, FederatedFlow
-
-    path = flow_path(home, name.removeprefix(PREFIX))
-    if not path.exists():
-        raise StateRefusal(
-            "the flow that the plan names must be at this site",
-            given="no such file",
-            next_step="Run site-agent federate STUDY: it fetches the flow that the training ended with.",
-        )
-    return FederatedFlow.from_bytes(path.read_bytes(), name=name)

@@ -84,8 +84,7 @@ def answered(at: Desk, given: tuple[bytes, bytes]) -> RoundAnswer:
 
 
 def _answered(at: Desk, given: tuple[bytes, bytes]) -> RoundAnswer:
-    from site_agent.cli.release import working_site
-    from site_agent.desk import agent_version, today
+    from site_agent.desk import agent_version, today, working_site
     from site_agent.training import rounds
 
     with at.egress() as egress:

@@ -22,16 +22,18 @@ from coordinator.training import federation as hub
 from shared.base.randomness import seeded_rng
 from shared.flows.bijections import AffineAutoregressiveFlow, Composed, Identity
 from shared.mechanisms.latent_noise.noise import LatentNoise, default_radius
+from shared.mechanisms.latent_noise.plan import LatentNoisePlan
 from shared.plans.encoding import Encoder
 from shared.plans.federated import Federated, Shape, first_weights, unpack
-from shared.plans.plan import Budget, LatentNoisePlan, Reference, StudyPlan, Training, Wave
+from shared.plans.plan import Budget, Reference, StudyPlan, Training, Wave
 from shared.privacy.accountant import SubsampledGaussian, calibrate, epsilon
 from shared.simulated import COHORTS, cvd_cohorts
 from shared.wire import flower
 from site_agent.models.fast_flow import Adam, FusedFlow
 from site_agent.models.flow import FlowSettings, fit_flow
 from site_agent.models.private_flow import Ahead, noisy_gradient
-from site_agent.training.federation import MemorySource, client_app, federated_flow, start_of
+from site_agent.release.trained_flow import federated_flow
+from site_agent.training.federation import MemorySource, client_app, start_of
 from tests.benchmarks import record
 from tests.benchmarks.cohorts_gap import dictionary, log_hr
 from tests.benchmarks.lni_repeat import dersimonian_laird

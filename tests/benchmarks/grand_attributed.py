@@ -31,13 +31,14 @@ from scipy.sparse import csr_array
 
 from shared.base.randomness import seeded_rng
 from shared.mechanisms.grand.counts import communities, simple
-from shared.mechanisms.grand.plan import GrandPlan, adjacency
+from shared.mechanisms.grand.edges import adjacency
+from shared.mechanisms.grand.plan import GrandPlan
 from shared.plans.dictionary import Column, Dictionary
 from shared.plans.plan import Budget, StudyPlan
 from site_agent.records.contacts import Contacts
 from site_agent.records.table import Records
 from site_agent.release import networks
-from site_agent.release.pipeline import Chosen
+from site_agent.release.protocol import Chosen
 from tests.benchmarks import record
 
 SEED, STUDENTS, FRIENDS, EPSILONS = 731, 653, 16, (1.0, 5.0, 10.0)

@@ -25,7 +25,8 @@ from coordinator.pooling.pool import pool
 from shared.base.randomness import seeded_rng
 from shared.estimands.survival import cox
 from shared.mechanisms.moments.cohort import fit
-from shared.mechanisms.moments.noise import Design, MomentsSpec, moments
+from shared.mechanisms.moments.draw import moments
+from shared.mechanisms.moments.noise import Design, MomentsSpec
 from shared.simulated import COHORTS, CVD_HAZARD_RATIO, cvd_cohorts
 from tests.benchmarks import record
 from tests.benchmarks.cohorts_gap import dictionary

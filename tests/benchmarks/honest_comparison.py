@@ -21,9 +21,10 @@ from coordinator.pooling.intervals import Draw, with_release_variance
 from coordinator.pooling.pool import pool
 from shared.base.randomness import seeded_rng
 from shared.estimands.answer import estimate, parse_estimand
+from shared.mechanisms.latent_noise.plan import LatentNoisePlan
 from shared.mechanisms.tables.plan import TablesPlan
 from shared.plans.encoding import Encoder
-from shared.plans.plan import LatentNoisePlan, PrivateTraining, Reference, StudyPlan
+from shared.plans.plan import PrivateTraining, Reference, StudyPlan
 from shared.privacy import accountant as privacy
 from shared.simulated import COHORTS, cvd_cohorts
 from site_agent.release.fitting import fit

@@ -16,7 +16,8 @@ import numpy as np
 
 from coordinator.pooling.pool import pool
 from shared.mechanisms.moments import cohort as generator
-from shared.mechanisms.moments.noise import moments
+from shared.mechanisms.moments import copula
+from shared.mechanisms.moments.draw import moments
 from shared.simulated import cvd_cohorts
 from tests.benchmarks import honest, record
 
@@ -37,7 +38,7 @@ def site(name, table, declared):
     plan = honest.design(name, 1.0, declared)
     release = moments(plan.dictionary.check(table), plan, Silent())
     row = generator.fit(release, plan).estimates(study="cvd", site=name, wave=1)[3]
-    fitted = generator._complete(release, plan)
+    fitted = copula.complete(release, plan)
     model, theta, p = fitted.model, fitted.theta, plan.p
     _, slope = model.slope(theta, fitted.score)
     x, y = generator._drawn(model, theta, np.random.default_rng(1).random((3000, p + 3)))
@@ -50,7 +51,7 @@ def site(name, table, declared):
         slope,
         fitted.noise,
         covariance,
-        np.diag(generator._prior(model)),
+        np.diag(copula._prior(model)),
         block,
         at,
         unit,

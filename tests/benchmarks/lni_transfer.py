@@ -17,10 +17,10 @@ import numpy as np
 
 from shared.base.randomness import seeded_rng
 from shared.flows.bijections import AffineAutoregressiveFlow, Composed
-from shared.flows.public_start import public_start
 from shared.mechanisms.latent_noise.noise import LatentNoise, default_radius
 from shared.plans.encoding import Encoder
 from shared.plans.plan import PrivateTraining, Reference, Training
+from shared.plans.public_start import public_start
 from shared.privacy import accountant as privacy
 from shared.simulated import cvd_cohorts
 from site_agent.models.flow import FlowSettings, fit_flow

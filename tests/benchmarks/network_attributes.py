@@ -19,13 +19,14 @@ from scipy.sparse import csr_array
 from shared.base.randomness import seeded_rng
 from shared.estimands.answer import estimate, parse_estimand
 from shared.mechanisms.grand.answer import figure
-from shared.mechanisms.grand.plan import GrandPlan, held_out
+from shared.mechanisms.grand.edges import held_out
+from shared.mechanisms.grand.plan import GrandPlan
 from shared.plans.plan import StudyPlan
 from shared.simulated import contact_networks
 from site_agent.records.contacts import Contacts
 from site_agent.records.table import Records
 from site_agent.release import networks
-from site_agent.release.pipeline import Chosen
+from site_agent.release.protocol import Chosen
 from tests.benchmarks import record
 
 TIMES, LABELLED_TIMES, N, EPSILONS = 40, 12, 1000, (1.0, 4.0, 20.0)

@@ -28,12 +28,13 @@ import numpy as np
 
 from shared.base.randomness import seeded_rng
 from shared.flows.bijections import AffineAutoregressiveFlow, Composed
+from shared.mechanisms.latent_noise.plan import LatentNoisePlan
 from shared.mechanisms.slicing.network import Adam, Network, Trained
 from shared.mechanisms.slicing.noise import ROW_STEP
 from shared.mechanisms.tables.noise import Tables, attributes, sensitivity
 from shared.mechanisms.tables.one_step import Released, fitted, synthetic
 from shared.plans.encoding import Encoder
-from shared.plans.plan import Budget, LatentNoisePlan, PrivateTraining, StudyPlan, Training, Wave
+from shared.plans.plan import Budget, PrivateTraining, StudyPlan, Training, Wave
 from shared.privacy import accountant as privacy
 from site_agent.models.private_flow import private_layers
 from site_agent.release.fitting import public_flow

@@ -33,8 +33,9 @@ def reset_peak():
 
 def study():
     """A plan whose dictionary has only numbers."""
+    from shared.mechanisms.latent_noise.plan import LatentNoisePlan
     from shared.plans.dictionary import Column, Dictionary
-    from shared.plans.plan import Budget, LatentNoisePlan, StudyPlan, Wave
+    from shared.plans.plan import Budget, StudyPlan, Wave
 
     columns = tuple(Column(name=f"x{k}", kind="continuous", lower=0, upper=1) for k in range(COLUMNS))
     waves = tuple(Wave(number=k, opens=dt.date(2000, 1, 1), closes=dt.date(2999, 1, 1)) for k in (1, 2))

@@ -32,11 +32,12 @@ import pandas as pd
 
 from shared.errors import EstimateRefusal
 from shared.estimands.answer import Estimand, Estimate
-from shared.mechanisms.grand.plan import NUMBER, GrandPlan, adjacency, held_out, union
+from shared.mechanisms.grand.edges import NUMBER, adjacency, held_out, union
 from shared.plans.dictionary import LEVELLED, Dictionary
 
 if TYPE_CHECKING:
     from shared.mechanisms.grand.counts import Motifs
+    from shared.mechanisms.grand.plan import GrandPlan
     from shared.plans.plan import StudyPlan
 
 __all__ = ["answer", "figure"]
@@ -81,6 +82,7 @@ LEAST_OF_A_COMMUNITY = 10
 
 def answer(
     plan: StudyPlan,
+    release: GrandPlan,
     tables: Sequence[tuple[pd.DataFrame, int]],
     question: Estimand,
     *,
@@ -90,14 +92,14 @@ def answer(
     """One site's estimate from its released networks.
 
     Args:
+        release: the plan's mechanism.
         tables: released tables and their n, in the order of their waves, of different persons.
         levels, told: as of `shared.mechanisms.base.Answering.answer`.
     Raises: EstimateRefusal: a motif that is not there, an attribute without a correlation, a question of another kind.
     """
-    assert isinstance(plan.release, GrandPlan)
     if question.kind != "network":
         raise EstimateRefusal("the question must be one that a network answers", given=str(question), next_step=_FOR)
-    directed = plan.release.directed
+    directed = release.directed
     if question.outcome in ARCS and not directed:
         raise EstimateRefusal(
             f"network({question.outcome}) must be asked of a network with directions",
@@ -109,7 +111,7 @@ def answer(
     so_far, fewest = 0, math.inf
     whole = total + held_out(plan, total)
     networks: list[tuple[Any, pd.DataFrame, int]]
-    if plan.release.sealed:
+    if release.sealed:
         together = pd.concat([table for table, _ in tables], ignore_index=True)
         networks = [(union([table for table, _ in tables], directed=directed), together, total)]
     else:
@@ -117,10 +119,10 @@ def answer(
     for network, table, n in networks:
         so_far += n
         value, variance = figure(
-            network, table, question, plan.dictionary, whole=whole, communities=_planned(plan, question)
+            network, table, question, plan.dictionary, whole=whole, communities=_planned(plan, release, question)
         )
-        m = held_out(plan, _of_first_wave(*tables[0]) if plan.release.sealed else so_far)
-        fewest = min(fewest, network.nnz / max(1, n * (n - 1)) * m / plan.release.widest)
+        m = held_out(plan, _of_first_wave(*tables[0]) if release.sealed else so_far)
+        fewest = min(fewest, network.nnz / max(1, n * (n - 1)) * m / release.widest)
         share = n / total
         yi += share * value
         own += share**2 * variance
@@ -214,18 +216,17 @@ def _of_first_wave(table: pd.DataFrame, n: int) -> int:
     return min(n, before) if before else n
 
 
-def _planned(plan: StudyPlan, question: Estimand) -> int | None:
+def _planned(plan: StudyPlan, release: GrandPlan, question: Estimand) -> int | None:
     """How many communities a plan speaks of, where that is asked. Raises: EstimateRefusal, where it speaks of none."""
-    assert isinstance(plan.release, GrandPlan)
     if question.outcome != "modularity":
         return None
-    if not plan.release.labelled:
+    if not release.labelled:
         raise EstimateRefusal(
             "the plan must say how many communities there are for their strength to be asked",
             given="neither release.communities nor release.by",
             next_step="Ask network(recovery) ~ ward: how far communities agree with a column.",
         )
-    return plan.release.labels_of(plan)
+    return release.labels_of(plan)
 
 
 def _of_communities(

@@ -27,7 +27,6 @@ network, one *from* a person of an earlier wave stands in ``reached_by``. `union
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -35,6 +34,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from shared.errors import EstimateRefusal, ParameterError, PlanRefusal, SchemaRefusal
 from shared.mechanisms.base import Answering, EdgeRules, Facts, must, other_record
+from shared.mechanisms.grand.edges import NEIGHBOURS, NUMBER, REACHED, first_number, flat, unsorted
 from shared.plans.dictionary import LEVELLED, Dictionary
 from shared.privacy.stated import shown_epsilon
 
@@ -47,17 +47,9 @@ if TYPE_CHECKING:
     from shared.plans.plan import StudyPlan
     from shared.privacy.accountant import Event
 
-__all__ = ["NEIGHBOURS", "NUMBER", "REACHED", "GrandPlan", "adjacency", "held_out", "union"]
+__all__ = ["GrandPlan"]
 
-NEIGHBOURS = "neighbours"
-"""The column of a released table that holds the edges."""
 MOST_COMMUNITIES = 20
-NUMBER = "number"
-"""Where a frame is kept: each person's number, for life."""
-REACHED = "reached_by"
-"""Where the frame of a directed network is kept: persons of earlier waves who have an edge to this one."""
-MOST_EDGES = 1 << 25
-"""Of one release: what a reader with a few gigabytes of memory can count the triangles of."""
 _KEPT = ("deleted", "sealed")
 _MODELS = ("inner_product", "rdpg", "grdpg")
 _MODEL_WORDS = {
@@ -374,18 +366,18 @@ class GrandPlan(Answering):
                 given=f"{len(table)} rows for {n}",
             )
         plan.dictionary.validate_release(table[list(plan.dictionary.names)])
-        first = _first(table)
-        _, places, owners = _flat(table)
+        first = first_number(table)
+        _, places, owners = flat(table)
         own = owners + first
         # What was released before has the smaller numbers; where no frame is kept there is nobody before.
         if self.directed:
             wrong = int(((places < 0) | (places >= first + n) | (places == own)).sum())
         else:
             wrong = int(((places < 0) | ((places >= first) & (places <= own)) | (places >= first + n)).sum())
-        wrong += _unsorted(places, owners)
+        wrong += unsorted(places, owners)
         if REACHED in self.told:
-            _, earlier, owners = _flat(table, REACHED)
-            wrong += int(((earlier < 0) | (earlier >= first)).sum()) + _unsorted(earlier, owners)
+            _, earlier, owners = flat(table, REACHED)
+            wrong += int(((earlier < 0) | (earlier >= first)).sum()) + unsorted(earlier, owners)
         if wrong:
             raise SchemaRefusal(
                 "neighbours must be places of other rows, ascending, each edge once",
@@ -410,7 +402,7 @@ class GrandPlan(Answering):
         """
         from shared.mechanisms.grand.answer import answer
 
-        return answer(plan, tables, question, levels=levels, **told)
+        return answer(plan, self, tables, question, levels=levels, **told)
 
     def synthetic(
         self, plan: StudyPlan, tables: Sequence[tuple[pd.DataFrame, int]], *, draws: int, rng: np.random.Generator
@@ -439,110 +431,3 @@ _COVERED_IN_TWO = (
 def _says(scale: float) -> str:
     """How much a rank between 0 and 1 still says of a person under noise of this scale."""
     return "next to nothing" if scale >= 3 else "little" if scale >= 1 else "something"
-
-
-def held_out(plan: StudyPlan, n: int) -> int:
-    """m: how many persons were held out where n are released, by the plan's share.
-
-    >>> from types import SimpleNamespace
-    >>> held_out(SimpleNamespace(holdout=0.25), 300)
-    100
-    """
-    return max(1, round(n * plan.holdout / (1 - plan.holdout)))
-
-
-def adjacency(table: pd.DataFrame, *, directed: bool) -> Any:
-    """A released table as a sparse matrix: (n, n) csr_array of int8, symmetric where it is undirected.
-
-    Args:
-        table: as `GrandPlan.validate` accepts it.
-    """
-    import numpy as np
-    from scipy.sparse import csr_array
-
-    _, places, owners = _flat(table)
-    places = places - _first(table)
-    n, own = len(table), places >= 0
-    row, column = owners[own].astype(np.int32), places[own].astype(np.int32)
-    ones = np.ones(len(row), dtype=np.int8)
-    made = csr_array((ones, (row, column)), shape=(n, n))
-    whole = made if directed else (made + made.T).tocsr()
-    whole.sort_indices()
-    return whole
-
-
-def union(tables: Sequence[pd.DataFrame], *, directed: bool) -> Any:
-    """Tables of a kept frame as one network: (n, n) csr_array of int8 of all their persons, table after table.
-
-    An edge to a person in none of the tables, whose release was taken back, is left out.
-
-    Args:
-        tables: each as `GrandPlan.validate` accepts it.
-    Raises: EstimateRefusal, where two of them give one number to two persons.
-    """
-    import numpy as np
-    from scipy.sparse import csr_array
-
-    firsts, sizes = [_first(table) for table in tables], [len(table) for table in tables]
-    order = sorted(range(len(tables)), key=lambda k: firsts[k])
-    for one, other in itertools.pairwise(order):
-        if firsts[one] + sizes[one] > firsts[other]:
-            raise EstimateRefusal("a person's number must be of one person", given="two releases that share some")
-    n, starts = sum(sizes), np.concatenate([[0], np.cumsum(sizes)])
-    low, start = np.array(firsts)[order], starts[:-1][order]
-    ends = low + np.array(sizes)[order]
-
-    def placed(numbers: Any) -> Any:
-        at = np.searchsorted(low, numbers, side="right") - 1
-        known = (at >= 0) & (numbers < ends[at])
-        return np.where(known, numbers - low[at] + start[at], -1)
-
-    rows, columns = [], []
-    for begin, table in zip(starts, tables, strict=False):
-        _, places, owners = _flat(table)
-        rows.append(owners + begin)
-        columns.append(placed(places))
-        if REACHED in table.columns:
-            _, places, owners = _flat(table, REACHED)
-            rows.append(placed(places))
-            columns.append(owners + begin)
-    row, column = np.concatenate(rows), np.concatenate(columns)
-    both = (row >= 0) & (column >= 0)
-    row, column = row[both].astype(np.int32), column[both].astype(np.int32)
-    made = csr_array((np.ones(len(row), dtype=np.int8), (row, column)), shape=(n, n))
-    whole = made if directed else (made + made.T).tocsr()
-    whole.sort_indices()
-    return whole
-
-
-def _first(table: pd.DataFrame) -> int:
-    """The number of a table's first person; 0 where it has none. Raises: SchemaRefusal, where one does not follow."""
-    import numpy as np
-
-    if NUMBER not in table.columns:
-        return 0
-    numbers = table[NUMBER].to_numpy()
-    first = int(numbers[0]) if numbers.dtype == np.int32 and len(numbers) else -1
-    if first < 0 or not (numbers == first + np.arange(len(numbers))).all():
-        raise SchemaRefusal(f"{NUMBER} must be 32-bit whole numbers, each one more than the last", given="other values")
-    return first
-
-
-def _unsorted(places: Any, owners: Any) -> int:
-    """Places of one row that do not ascend."""
-    return int(((owners[1:] == owners[:-1]) & (places[1:] <= places[:-1])).sum())
-
-
-def _flat(table: pd.DataFrame, name: str = NEIGHBOURS) -> tuple[Any, Any, Any]:
-    """Where each row's edges start, their places, and the row that each belongs to. Raises: SchemaRefusal."""
-    import numpy as np
-
-    lists = table[name].tolist()
-    plain = all(isinstance(one, np.ndarray) and one.ndim == 1 and one.dtype == np.int32 for one in lists)
-    if not plain:
-        raise SchemaRefusal(f"{name} must be lists of 32-bit whole numbers", given="other values")
-    sizes = np.fromiter((len(one) for one in lists), dtype=np.int64, count=len(lists))
-    if int(sizes.sum()) > MOST_EDGES:
-        raise SchemaRefusal(f"a released network must have at most {MOST_EDGES} edges", given=f"{sizes.sum()}")
-    places = np.concatenate(lists).astype(np.int64) if lists else np.empty(0, dtype=np.int64)
-    return np.concatenate([[0], np.cumsum(sizes)]), places, np.repeat(np.arange(len(lists)), sizes)

@@ -98,7 +98,6 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from shared.base.canonical import canonical_json, closed, parse_json
-from shared.base.randomness import Noise
 from shared.errors import DictionaryRefusal, MissingRefusal, PlanRefusal, SchemaRefusal
 from shared.mechanisms.moments.margins import Margin, bin_edges, fitted_margin
 from shared.mechanisms.moments.outcomes import Outcome, fitted_survival, from_margin
@@ -115,8 +114,6 @@ __all__ = [
     "Shares",
     "event",
     "grids_of",
-    "moments",
-    "noised",
     "product_steps",
     "read",
     "room",
@@ -144,7 +141,6 @@ _BESIDE = 0.55
 """Gain of a covariate that is not the study's exposure."""
 _STEPS = 2**22
 """Diameter of blocks 2 and 4 in steps of their grid: every record is rounded, and there are many records."""
-_CHUNK = 1 << 15
 
 
 # -- what the plan says ------------------------------------------------------------------------------------------
@@ -788,49 +784,3 @@ def _is_whole(item: Any, shape: tuple[int, ...]) -> bool:
     if not shape:
         return type(item) is int and abs(item) < 2**62
     return isinstance(item, list) and len(item) == shape[0] and all(_is_whole(part, shape[1:]) for part in item)
-
-
-def noised(spec: MomentsSpec, block: int, sums: Integers, noise: Noise) -> Integers:
-    """Sums of a block, in steps, with the noise that its event states."""
-    return sums + noise.lattice_gaussian_steps(sigma_of(spec, block), sums.shape, grids_of(spec)[block])
-
-
-def moments(checked: pd.DataFrame, design: Design, noise: Noise) -> MomentsRelease:
-    """Privatise a table that `Dictionary.check` returned.
-
-    Raises: DictionaryRefusal, MissingRefusal, before anything is drawn.
-    """
-    x, y = design.matrices(checked)
-    spec = design.spec
-    release = MomentsRelease(
-        n=len(x),
-        histograms=tuple(noised(spec, 0, table, noise) for table in design.counts(x, y)),
-        moments=np.zeros((design.features, 1 + design.p), dtype=np.int64),
-        products=np.zeros(design.p * (design.p + 1) // 2, dtype=np.int64),
-        score=np.zeros(len(spec.declared), dtype=np.int64),
-    )
-    lens = design.lens(release)
-    chunks = range(0, len(x), _CHUNK)
-    inner = [lens.moment_steps(x[k : k + _CHUNK], y[k : k + _CHUNK]).sum(axis=0) for k in chunks]
-    products = [product_steps(lens.wide_steps(x[k : k + _CHUNK])) for k in chunks]
-    release = MomentsRelease(
-        n=len(x),
-        histograms=release.histograms,
-        moments=noised(spec, 1, np.sum(inner, axis=0), noise),
-        products=noised(spec, 2, np.sum(products, axis=0), noise),
-        score=release.score,
-    )
-    if not spec.declared:
-        return release
-    # Where the score looks is what the blocks above say; the same function reads it on the other side.
-    from shared.mechanisms.moments.cohort import pilot
-
-    score = pilot(release, design)
-    found = [score_steps(score.rows(x[k : k + _CHUNK], y[k : k + _CHUNK])).sum(axis=0) for k in chunks]
-    return MomentsRelease(
-        n=len(x),
-        histograms=release.histograms,
-        moments=release.moments,
-        products=release.products,
-        score=noised(spec, 3, np.sum(found, axis=0), noise),
-    )

@@ -33,7 +33,8 @@ from shared.errors import EstimateRefusal, SchemaRefusal
 from shared.estimands.answer import Estimand, Estimate, estimate
 from shared.mechanisms.base import Facts, Figures, must
 from shared.mechanisms.moments.cohort import Cohort, fit
-from shared.mechanisms.moments.noise import Design, MomentsRelease, MomentsSpec, event, moments, read, sigma_of
+from shared.mechanisms.moments.draw import moments
+from shared.mechanisms.moments.noise import Design, MomentsRelease, MomentsSpec, event, read, sigma_of
 from shared.plans.dictionary import NUMERIC, Column
 from shared.privacy.accountant import Event
 

@@ -1,0 +1,105 @@
+"""Subgroups of sites: each pooled by itself, and a test of whether they differ."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from scipy import special
+
+from coordinator.pooling.heterogeneity import fit
+from coordinator.pooling.moderators import RegressionResult, absent, regress
+from coordinator.pooling.pool import PooledResult, pool
+from shared.errors import ParameterError
+
+__all__ = ["Subgroups", "subgroups"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subgroups:
+    """Each group pooled by itself, and whether the groups differ.
+
+    Attributes:
+        groups: level -> its own result, with its own tau2.
+        Q_between: chi-square of the groups' pooled effects, with `df` degrees of freedom and p-value `p_between`.
+        common: the same groups with one tau2, as a meta-regression; its QM tests them. None when it cannot be fitted.
+        notes: sentences a reader must see.
+    """
+
+    groups: Mapping[str, PooledResult]
+    Q_between: float
+    df: int
+    p_between: float
+    common: RegressionResult | None
+    notes: tuple[str, ...] = ()
+
+
+def subgroups(result: PooledResult, group: Sequence[Any]) -> Subgroups:
+    """Pool each group of rows, and test for a difference, with separate and with one common tau2.
+
+    Args:
+        result: its method, test and level are kept.
+        group: (K,) level of each row used, or a mapping from the row's label to its level.
+    Raises: ParameterError: another length.
+    Source: Borenstein et al. 2009, chapter 19.
+
+    >>> whole = pool([0.1, 0.2, 0.8, 0.9], [0.01] * 4, method="FE", test="z")
+    >>> found = subgroups(whole, ["a", "a", "b", "b"])
+    >>> [round(row.beta, 2) for row in found.groups.values()], round(found.Q_between, 1)
+    ([0.15, 0.85], 49.0)
+    """
+    if isinstance(group, Mapping):
+        group = [group.get(label) for label in result.labels]
+    if len(group) != result.k:
+        raise ParameterError("group must name every row used", given=f"{len(group)} for {result.k} rows")
+    level_of = ["" if absent(level) else str(level) for level in group]
+    levels = [level for level in dict.fromkeys(level_of) if level]
+    if not levels:
+        raise ParameterError("group must name a level for a row", given="none")
+    notes = []
+    unknown = [label for label, level in zip(result.labels, level_of, strict=True) if not level]
+    if unknown:
+        notes.append(f"Without a group, and left out: {', '.join(unknown)}.")
+    groups = {}
+    for level in levels:
+        rows = [i for i, own in enumerate(level_of) if own == level]
+        groups[level] = replace(
+            pool(
+                [result.yi[i] for i in rows],
+                [result.vi[i] for i in rows],
+                method=result.method,
+                test=result.test,
+                level=result.level,
+                labels=[result.labels[i] for i in rows],
+            ),
+            term=result.term,
+            scale=result.scale,
+            estimates=tuple(result.estimates[i] for i in rows) if result.estimates else (),
+        )
+    single = [level for level, row in groups.items() if row.k == 1]
+    if single:
+        notes.append(f"One row only, nothing pooled: {', '.join(single)}.")
+    q, df = 0.0, len(levels) - 1
+    if df:
+        effects = np.array([row.beta for row in groups.values()])
+        q = float(fit(effects, np.array([row.se**2 for row in groups.values()])).Q)
+    else:
+        notes.append("There is one group only: nothing to compare.")
+    common = None
+    known = [i for i, level in enumerate(level_of) if level]
+    if df and (len(known) > len(levels) or result.method == "FE"):
+        common = regress(
+            [result.yi[i] for i in known],
+            [result.vi[i] for i in known],
+            {"group": [level_of[i] for i in known]},
+            method=result.method,
+            test=result.test,
+            level=result.level,
+            labels=[result.labels[i] for i in known],
+        )
+    elif df:
+        notes.append("Every group has one row: one common τ² cannot be told from the groups.")
+    p_between = float(special.chdtrc(df, q)) if df else 1.0
+    return Subgroups(groups=groups, Q_between=q, df=df, p_between=p_between, common=common, notes=tuple(notes))

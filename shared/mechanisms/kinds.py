@@ -1,0 +1,34 @@
+"""The mechanisms that a plan may name, each with the class of its settings."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+
+from shared.errors import PlanRefusal
+from shared.mechanisms.base import Prescription
+
+__all__ = ["KINDS", "kind"]
+
+KINDS: Mapping[str, str] = {
+    "latent_noise": "shared.mechanisms.latent_noise.plan:LatentNoisePlan",
+    "moments": "shared.mechanisms.moments.plan:MomentsPlan",
+    "tables": "shared.mechanisms.tables.plan:TablesPlan",
+    "slicing": "shared.mechanisms.slicing.plan:SlicingPlan",
+    "densities": "shared.mechanisms.densities.plan:DensitiesPlan",
+    "grand": "shared.mechanisms.grand.plan:GrandPlan",
+}
+
+
+def kind(name: object) -> type[Prescription]:
+    """The class of a mechanism's settings. Raises: PlanRefusal."""
+    where = KINDS.get(name) if isinstance(name, str) else None
+    if where is None:
+        raise PlanRefusal(
+            f"release.mechanism must be one of {', '.join(KINDS)}",
+            given=repr(name)[:60],
+            next_step="Correct the plan.",
+        )
+    module, name = where.split(":")
+    found: type[Prescription] = getattr(importlib.import_module(module), name)
+    return found

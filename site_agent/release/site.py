@@ -1,0 +1,64 @@
+"""What a release needs of the site that makes it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+from shared.errors import PausedRefusal
+from shared.plans.plan import StudyPlan
+from site_agent.config import SiteBudget, SiteFloors
+
+if TYPE_CHECKING:
+    from shared.base.keys import Envelope
+    from site_agent.ledger.book import AnchorReceipt, Ledger
+    from site_agent.release.outbox import Outbox
+
+__all__ = ["Site", "Witness"]
+
+
+class Witness(Protocol):
+    """The part of `Egress` that a release needs."""
+
+    def anchor(self, envelope: Envelope) -> AnchorReceipt:
+        """Have the coordinator acknowledge the ledger's head."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Site:
+    """What a release needs of its site.
+
+    Args:
+        name: the site's id.
+        agent_version: version of this software.
+        ledger: charges.
+        outbox: holds sealed bytes.
+        witness: acknowledges the ledger's head.
+        snapshot_key: secret of the keyed hashes.
+        floors: what this site tightens.
+        paused: whether the steward has paused the site; asked again and again until the draw, and in the audit.
+        budget: what all studies together may cost.
+        approved: asked once more right before the draw whether it is still approved, where the plan wants that ahead.
+    """
+
+    name: str
+    agent_version: str
+    ledger: Ledger
+    outbox: Outbox
+    witness: Witness
+    snapshot_key: bytes
+    floors: SiteFloors
+    paused: Callable[[], bool]
+    budget: SiteBudget = field(default_factory=SiteBudget)
+    approved: Callable[[StudyPlan], None] = lambda plan: None
+
+    def require_running(self) -> None:
+        """Raises: PausedRefusal."""
+        if self.paused():
+            raise PausedRefusal(
+                "this site must not be paused",
+                given="a pause",
+                next_step="Run site-agent resume --as NAME when it may go on.",
+            )
