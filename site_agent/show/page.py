@@ -50,7 +50,8 @@ HEADERS = {
     "cache-control": "no-store",
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
-    "referrer-policy": "no-referrer",
+    # Not no-referrer: a browser would then send `Origin: null` with this page's own forms.
+    "referrer-policy": "same-origin",
     "x-content-type-options": "nosniff",
     "x-frame-options": "DENY",
 }
@@ -321,6 +322,9 @@ def application(
 
         return draw("audit.html", at, session, here="/audit", found=export.verify(at), rows=airlock.history(at)[::-1])
 
+    def missing(at: Desk, session: Session, request: Request) -> Response:
+        return draw("missing.html", at, session, status=404)
+
     # -- decisions ----------------------------------------------------------------------------------------------
     def approve(at: Desk, request: Request, form: QueryParams) -> str:
         from site_agent.decide import airlock
@@ -396,6 +400,9 @@ def application(
         airlock.told(at)
         return "/plans"
 
+    async def not_found(request: Request, error: Exception) -> Response:
+        return await seen(missing)(request)
+
     return Starlette(
         routes=[
             Route("/style.css", css),
@@ -414,6 +421,7 @@ def application(
             Route("/release/{release_id}/withdraw", done(withdraw), methods=["POST"]),
         ],
         middleware=[Middleware(_Guard, hosts=hosts)],
+        exception_handlers={404: not_found},
     )
 
 

@@ -1,0 +1,95 @@
+"""The local page in a real Chromium: a steward signs in, reads, and approves; nothing is loaded and nothing cut off."""
+
+# ruff: noqa: F811  (a fixture is imported by its name)
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+
+import pytest
+from site_desk import PASSPHRASE, Hospital, hospital  # noqa: F401
+from test_page import browser, ready, released  # noqa: F401
+
+sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium: .ci/run installs one where it may")
+WIDTHS = {"desk": 1280, "phone": 390}
+
+
+@pytest.fixture(params=WIDTHS)
+def chromium(request) -> Iterator[sync_api.Page]:
+    """A window of each width; it fails on any request that leaves the page's own address, and on errors in the page."""
+    with sync_api.sync_playwright() as started:
+        # A container's root has no sandbox to give; the page under test runs no script.
+        arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
+        shown = started.chromium.launch(executable_path=CHROMIUM, args=arguments)
+        window = shown.new_page(viewport={"width": WIDTHS[request.param], "height": 900})
+        elsewhere, errors = [], []
+        window.on("request", lambda asked: elsewhere.append(asked.url) if "127.0.0.1" not in asked.url else None)
+        window.on("console", lambda line: errors.append(line.text) if line.type == "error" else None)
+        yield window
+        shown.close()
+    assert elsewhere == []
+    assert [line for line in errors if not any(code in line for code in ("401", "404", "409"))] == []
+
+
+def sign_in(chromium: sync_api.Page, browser) -> None:
+    chromium.goto(f"http://127.0.0.1:{browser.port}/")
+    assert chromium.url.endswith("/login")
+    chromium.get_by_label("Password").fill(browser.passwords[-1])
+    chromium.get_by_role("button").click()
+    assert chromium.url == f"http://127.0.0.1:{browser.port}/"
+
+
+def fits(chromium: sync_api.Page) -> bool:
+    """Whether nothing but what scrolls by itself is wider than the window."""
+    return bool(chromium.evaluate("document.documentElement.scrollWidth <= window.innerWidth"))
+
+
+def test_a_steward_signs_in_and_a_wrong_password_is_said_to_be_wrong(ready: Hospital, browser, chromium):
+    chromium.goto(f"http://127.0.0.1:{browser.port}/")
+    chromium.get_by_label("Password").fill("aaaa-aaaa-aaaa")
+    chromium.get_by_role("button").click()
+    assert "not one of this page" not in chromium.inner_text("body")
+    assert chromium.url.endswith("/login")
+    sign_in(chromium, browser)
+    for path in ("/", "/budget", "/plans", "/audit"):
+        answer = chromium.goto(f"http://127.0.0.1:{browser.port}{path}")
+        assert answer.status == 200
+        assert chromium.locator("nav [aria-current]").count() == 1, path
+        assert fits(chromium), path
+
+
+def test_a_release_is_approved_by_its_buttons(ready: Hospital, browser, chromium):
+    release_id = released(ready)
+    sign_in(chromium, browser)
+    chromium.goto(f"http://127.0.0.1:{browser.port}/release/{release_id}")
+    assert fits(chromium)
+    form = chromium.locator(f"form[action='/release/{release_id}/approve']")
+    for box in form.get_by_role("checkbox").all():
+        box.check()
+    form.locator("[name=name]").select_option("dr-lind")
+    form.locator("[name=passphrase]").fill(PASSPHRASE)
+    form.get_by_role("button").click()
+    assert "The coordinator has accepted these bytes" in chromium.inner_text("body")
+    assert ready.json("outbox", "show", release_id)["state"] == "delivered"
+
+
+@pytest.mark.parametrize("chromium", ["phone"], indirect=True)
+def test_on_a_phone_no_price_and_no_approval_is_cut_off(ready: Hospital, browser, chromium):
+    released(ready)
+    sign_in(chromium, browser)
+    for path, heads in (("/", ("Approvals", "ε")), ("/budget", ("Charge ε", "Balance ε"))):
+        chromium.goto(f"http://127.0.0.1:{browser.port}{path}")
+        for head in heads:
+            box = chromium.locator(f"td[data-head='{head}']").bounding_box()
+            assert box["x"] >= 0
+            assert box["x"] + box["width"] <= WIDTHS["phone"], head
+
+
+def test_an_address_that_names_nothing_leads_back(ready: Hospital, browser, chromium):
+    sign_in(chromium, browser)
+    assert chromium.goto(f"http://127.0.0.1:{browser.port}/nothing").status == 404
+    chromium.get_by_role("main").get_by_role("link", name="outbox").click()
+    assert chromium.url == f"http://127.0.0.1:{browser.port}/"
