@@ -255,6 +255,41 @@ def test_a_revoked_site_is_turned_away_and_may_join_anew(hub):
         assert egress.status("mini") == ()
 
 
+def revoked(hub) -> None:
+    hub.store.revoke_site("north")
+
+
+def replaced(hub) -> None:
+    newer = dataclasses.replace(hub.plan, version=2)
+    hub.store.add_plan(sign_plan(newer, [LEAD]), newer)
+
+
+def spent(hub) -> None:
+    """Another release of the site takes what the budget had left."""
+    other = hub.seal("north", wave=2, release_id="22" * 16, table=small_table(seed=5), plan=hub.store.plan("mini").plan)
+    (hub.store.bundles / f"{other.statement.bundle_sha256}.zip").write_bytes(other.path.read_bytes())
+    hub.store.accept_release(
+        statement=other.statement, envelope=other.envelope, receipt=other.receipt, today=dt.date(2026, 5, 1)
+    )
+
+
+@pytest.mark.parametrize(
+    ("meanwhile", "kind"), [(revoked, CertificateRefusal), (replaced, PlanChanged), (spent, BudgetRefusal)]
+)
+def test_what_changed_during_an_upload_is_decided_again_in_the_commit(hub, monkeypatch, meanwhile, kind):
+    """An upload may last an hour; what was true of its site and plan at the offer must be true of the entry."""
+    one = tight(hub.plan, 1)
+    if meanwhile is spent:
+        hub.store.add_plan(sign_plan(one, [LEAD]), one)
+    sealed = hub.seal("north", plan=hub.store.plan("mini").plan)
+    with monkeypatch.context() as patch, hub.egress("north", sleep=lambda seconds: None) as egress:
+        patch.setattr(collect, "reach", lambda place: meanwhile(hub) if place == "ingest.before_commit" else None)
+        refused(kind, lambda: egress.send(sealed.envelope, sealed.path))
+    assert hub.store.by_bundle(sealed.statement.bundle_sha256) is None
+    assert not (hub.store.bundles / f"{sealed.statement.bundle_sha256}.zip").exists()
+    assert hub.store.verify_log() == len(hub.store.log())
+
+
 # -- anchors ----------------------------------------------------------------------------------------------------
 def test_a_ledger_only_grows_in_the_coordinators_eyes(hub):
     with hub.egress("north") as egress:

@@ -29,6 +29,7 @@ from shared.errors import (
 )
 from shared.mechanisms.latent_noise.plan import LatentNoisePlan
 from shared.plans.plan import Budget, StudyPlan, Wave, sign_plan
+from shared.wire.messages import Withdrawal
 
 TODAY = dt.date(2026, 5, 1)
 
@@ -305,3 +306,38 @@ def test_a_database_that_is_full_is_a_refusal_and_changes_nothing(hub):
     assert [release.wave for release in again.releases()] == accepted
     assert again.verify_log() == len(accepted) < 99
     again.close()
+
+
+@pytest.mark.parametrize(
+    ("hide", "what"),
+    [
+        ("delete from releases", "release"),
+        ("delete from withdrawals", "withdrawal"),
+        ("delete from revoked", "revocation"),
+        ("delete from wave_events where kind = 'wave_reopened'", "wave_reopened"),
+        ("delete from anchors where seq = 1", "anchor"),
+    ],
+)
+def test_a_row_that_was_hidden_is_missed_by_its_entry(hub, hide, what):
+    put(hub, hub.seal("north"))
+    gone = hub.seal("south", release_id="cd" * 16)
+    put(hub, gone)
+    said = {name: getattr(gone.statement, name) for name in ("study", "site", "wave", "release_id", "bundle_sha256")}
+    back = Withdrawal(**said, reason_code="consent")
+    hub.store.withdraw(withdrawal=back, envelope=back.sign([hub.sites["south"].release]), today=TODAY)
+    envelope = Envelope.sign("x", b"y", [SigningKey.generate()])
+    for seq in (1, 2):
+        hub.store.add_anchor(anchor_head("north", seq), envelope)
+    hub.store.close_wave("mini", 1, expected=["north"], reason="late", today=TODAY)
+    hub.store.reopen_wave("mini", 1, reason="after all", today=TODAY)
+    hub.store.revoke_site("south")
+    whole = hub.store.verify_log()
+    raw = sqlite3.connect(hub.home / "store.db")
+    raw.execute("pragma foreign_keys = off")
+    raw.execute(hide)
+    raw.commit()
+    raw.close()
+    with pytest.raises(IntegrityRefusal, match="what it is about") as caught:
+        hub.store.verify_log()
+    assert f", {what}, and no such {what} in the database" in caught.value.given
+    assert hub.store.entries() == whole

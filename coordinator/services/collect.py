@@ -477,7 +477,15 @@ class CollectionService:
                 return self._signed_for(site, known)
             plan = self._planned(site, statement, envelope, standing)
             self._receive(part, statement, first, chunks)
-            return self._signed_for(site, self._ingest(site, part, statement, envelope, standing, plan))
+
+            def still(receipt: Receipt) -> None:
+                now = self._site(call)
+                self._planned(now, statement, envelope, standing)
+                self._require_history(receipt, plan)
+                if standing is not None:
+                    self._require_size(now, receipt, standing, plan)
+
+            return self._signed_for(site, self._ingest(part, statement, envelope, standing, plan, still))
 
     def _settled(self, site: Site, digest: str) -> Acceptance:
         """The answer for bytes that are no longer staged, because another call has brought them to an end."""
@@ -530,22 +538,25 @@ class CollectionService:
 
     def _ingest(
         self,
-        site: Site,
         part: Path,
         statement: Statement,
         envelope: Envelope,
         standing: Envelope | None,
         plan: StudyPlan,
+        still: Callable[[Receipt], None],
     ) -> Acceptance:
-        """Open, check, move, flush, log, commit: in this order, so that no step shows what a later one might undo."""
+        """Open, check, move, flush, log, commit: in this order, so that no step shows what a later one might undo.
+
+        Args:
+            still: asks again within the commit: during an upload of an hour a site may have been revoked, its plan
+                replaced, its standing approval ended, its budget spent by another release.
+        """
         try:
             with self._opening:
                 receipt = self._checked(part, statement, plan)
         except Refusal as refusal:
             self._set_apart(part, statement, envelope, refusal)
             raise
-        if standing is not None:
-            self._require_size(site, receipt, standing, plan)
         kept = self._bundles / f"{statement.bundle_sha256}.zip"
         try:
             reach("ingest.before_move")
@@ -555,7 +566,12 @@ class CollectionService:
             _flush_folder(self._staging)
             reach("ingest.before_commit")
             acceptance = self._store.accept_release(
-                statement=statement, envelope=envelope, receipt=receipt, today=self._today(), standing=standing
+                statement=statement,
+                envelope=envelope,
+                receipt=receipt,
+                today=self._today(),
+                standing=standing,
+                still=lambda: still(receipt),
             )
             reach("ingest.after_commit")
         except (Refusal, OSError) as error:

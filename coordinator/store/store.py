@@ -489,17 +489,23 @@ class Store:
         receipt: Receipt,
         today: dt.date,
         standing: Envelope | None = None,
+        still: Callable[[], None] = lambda: None,
     ) -> Acceptance:
         """Log a verified release and make it visible, in one transaction. Its bundle is on disk already.
 
-        Idempotent: the same statement again gives the acceptance it got. Raises: ReplayRefusal, when the release id,
-        the bundle, or the site's place in the wave is taken by other bytes.
+        Idempotent: the same statement again gives the acceptance it got.
+
+        Args:
+            still: asks once more, while nobody else can write, whatever was decided before the bundle had arrived.
+        Raises: ReplayRefusal, when the release id, the bundle, or the site's place in the wave is taken by other bytes;
+            any refusal of `still`.
         """
 
         def work(c: sa.Connection) -> Acceptance:
             known = self._known(c, statement)
             if known is not None:
                 return known.acceptance
+            still()
             index, log_root = _append(c, release_leaf(envelope, statement.bundle_sha256, statement.site, standing))
             c.execute(
                 db.releases.insert().values(
@@ -1017,7 +1023,10 @@ class Store:
         return consistency_proof(leaves[:later], size)
 
     def verify_log(self) -> int:
-        """Recompute every leaf and root, and hold every release and anchor against its entry; how many entries.
+        """Recompute every leaf and root, and hold rows and entries against each other; how many entries.
+
+        Each release, anchor, withdrawal, revocation and closing of a wave has its entry, and each entry has what it is
+        about: a row that somebody hid is missed here.
 
         Raises: IntegrityRefusal, naming the first place that does not agree.
         """
@@ -1028,7 +1037,10 @@ class Store:
             if found.index != expected or peaks_root(peaks).hex() != found.root:
                 raise IntegrityRefusal("the log must be whole", given=f"a break at entry {expected}")
 
+        about = set[int]()
+
         def must(index: int, what: str, *leaves: Mapping[str, Any]) -> None:
+            about.add(index)
             there = entries[index].entry if index < len(entries) else b""
             if there not in [canonical_json(leaf) for leaf in leaves]:
                 raise IntegrityRefusal(f"{what} must be in the log", given=f"another entry {index}")
@@ -1045,13 +1057,25 @@ class Store:
         for row in self._read(lambda c: c.execute(sa.select(db.withdrawals)).all()):
             leaf = {"kind": "withdrawal", "statement": Envelope.from_bytes(row.envelope).digest}
             must(row.log_index, "a withdrawal", {**leaf, "bundle": row.bundle_sha256, "site": row.site})
+        for row in self._read(lambda c: c.execute(sa.select(db.revoked)).all()):
+            must(row.log_index, "a revocation", {"kind": "revocation", "site": row.site, "serial": row.serial})
         for row in self._read(lambda c: c.execute(sa.select(db.wave_events)).all()):
+            about.add(row.log_index)
             there = parse_json(entries[row.log_index].entry) if row.log_index < len(entries) else {}
             told = (there.get("kind"), there.get("study"), there.get("wave"), there.get("reason"))
             if told != (row.kind, row.study, row.wave, row.reason) or there.get("missing", []) != json.loads(
                 row.missing
             ):
                 raise IntegrityRefusal("a wave's closing must be in the log", given=f"another entry {row.log_index}")
+        for found in entries:
+            # What a site may begin anew from is overwritten by the next such word; its entry stays.
+            kind = parse_json(found.entry).get("kind")
+            if found.index not in about and kind != "reanchor_allowed":
+                raise IntegrityRefusal(
+                    "every entry of the log must have what it is about",
+                    given=f"entry {found.index}, {kind}, and no such {kind} in the database",
+                    next_step="Restore the database from a backup: something that was logged has been removed from it.",
+                )
         return len(entries)
 
     def verify_signatures(self) -> int:
