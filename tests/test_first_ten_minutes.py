@@ -31,7 +31,7 @@ SAYS = {
     "site-agent approve $id": ("delivered", "of the coordinator's log", "ε = 180.7 given the flow, of 300"),
     "for site in south east": ("Site south has joined", "Site east has joined", "delivered"),
     "coordinator releases": ("east    accepted", "Accepted", "north", "1000"),
-    "coordinator pool": ("planned analysis adjusted", "random effects (REML, adhoc)", "Shown as ratios"),
+    "coordinator pool": ("planned analysis adjusted", "random effects (REML, adhoc)", "odds ratio"),
     "coordinator figure": ("wrote forest.svg",),
     "analyst pool": ("east", "north", "south", "random effects (DL, knha)"),
 }

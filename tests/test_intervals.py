@@ -261,7 +261,7 @@ def test_an_answer_holds_the_release_variance_and_the_naive_one_beside_it(tmp_pa
     assert told["naive"]["se"] == result.naive.se
     assert [row["vi_privacy"] for row in told["rows"]] == [row.vi_privacy for row in answer.estimates]
     shown = io.StringIO()
-    show_pooled(Console(width=200, file=shown), result, exp=True)
+    show_pooled(Console(width=200, file=shown), result)
     assert "released rows taken for patients" in shown.getvalue()
     again = pool_estimates([Estimate(**plain(row)) for row in answer.document["estimates"]])
     assert again.se == pytest.approx(pool_estimates(answer.estimates).se)

@@ -500,11 +500,12 @@ def pool(
         exact=exact,
         diagnostics=diagnostics,
     )
-    answers = analyses.analyse(replace(result, scale="log") if exp else result, asked)
+    read = replace(result, scale="log", effect=result.effect or "Ratio") if exp else result
+    answers = analyses.analyse(read, asked)
 
     def show(out: Console) -> None:
-        show_pooled(out, result, exp=exp)
-        analyses.show(out, result, answers, exp=exp)
+        show_pooled(out, read)
+        analyses.show(out, read, answers)
 
     emit({**pooled_data(result), **answers}, as_json=json, show=show)
 

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from coordinator.pooling.pool import PooledResult
-    from shared.estimands.answer import Estimate
+    from shared.estimands.answer import Estimate, Scale
     from shared.releases.synthetic import Synthesis
     from shared.wire.transport import Client
 
@@ -624,6 +624,7 @@ class Result(_Shown):
         return self._pooled(self.document)
 
     def _pooled(self, told: Mapping[str, Any]) -> PooledResult:
+        from dataclasses import replace
         from math import isclose
 
         from coordinator.pooling.pool import pool_estimates
@@ -631,6 +632,7 @@ class Result(_Shown):
         how = self.document["asked"]
         rows = [_estimate(row) for row in told["estimates"]]
         found = pool_estimates(rows, method=how["method"], test=how["test"], level=how["level"])
+        found = replace(found, effect=self.document.get("effect", ""))
         if not isclose(found.beta, told["pooled"]["beta"], rel_tol=1e-6, abs_tol=1e-9):
             raise IntegrityRefusal(
                 "this computer must pool to the number that was sent",
@@ -817,13 +819,13 @@ class Result(_Shown):
 
     def show(self, out: Console) -> None:
         """Draw it."""
-        from math import exp, isfinite
+        from math import isfinite
 
+        from shared.estimands.effects import SCALES, shown
         from shared.terminal import number, table
 
         told = self.document
-        ratio = told["scale"] == "log"
-        back = exp if ratio else float
+        scale = told["scale"]
         out.print(f"{told['term']} in {told['estimand']}", style="bold")
         out.print(f"{told['study']}, wave {told['wave']}. {told['told']}", style="dim")
         rows = []
@@ -832,9 +834,9 @@ class Result(_Shown):
                 rows.append([row["site"], None, None, row["n"] or None, row["reason"]])
                 continue
             se = (row["vi_sampling"] + row["vi_privacy"]) ** 0.5
-            shown = back(row["yi"])
-            rows.append([row["site"], number(shown) if isfinite(shown) else "∞", number(se), row["n"], ""])
-        head, error = ("ratio", "se of its log") if ratio else ("estimate", "se")
+            value = shown(row["yi"], scale)
+            rows.append([row["site"], number(value) if isfinite(value) else "∞", number(se), row["n"], ""])
+        head, error = _effect(told), f"se of its {SCALES[scale]}" if SCALES[scale] else "se"
         out.print(table(["site", head, error, "n", "left out because"], rows, right=[head, error, "n"]))
         out.print(_line(told))
         for sentence in told.get("cautions", ()):
@@ -843,7 +845,9 @@ class Result(_Shown):
 
     def _repr_html_(self) -> str:
         told = self.document
-        return _html(f"{told['term']} in {told['estimand']}", self.to_frame(), _line(told))
+        frame = self.to_frame()
+        notes = [_line(told), told["told"], *(f"note: {sentence}" for sentence in told.get("cautions", ()))]
+        return _html(f"{told['term']} in {told['estimand']}", _read(frame, told), *notes)
 
 
 class Harmonised(Result):
@@ -941,16 +945,14 @@ def _estimate(row: Mapping[str, Any]) -> Estimate:
     return Estimate(**{**row, "receipts": tuple(row["receipts"]), "warnings": tuple(row["warnings"])})
 
 
-def _value(row: Mapping[str, Any], scale: str) -> str | None:
-    """An estimate with its standard error, a ratio as one."""
-    from math import exp
-
+def _value(row: Mapping[str, Any], scale: Scale) -> str | None:
+    """An estimate off the analysis scale, with its standard error on it."""
+    from shared.estimands.effects import shown
     from shared.terminal import number
 
     if row["yi"] is None:
         return None
-    shown = exp(row["yi"]) if scale == "log" else row["yi"]
-    return f"{number(shown)} ({number((row['vi_sampling'] + row['vi_privacy']) ** 0.5)})"
+    return f"{number(shown(row['yi'], scale))} ({number((row['vi_sampling'] + row['vi_privacy']) ** 0.5)})"
 
 
 class Picture:
@@ -1014,7 +1016,7 @@ class Meta(_Shown):
         """Draw it."""
         from coordinator.analyst.show import show_pooled
 
-        show_pooled(out, self.result.pooled, exp=self.document["scale"] == "log")
+        show_pooled(out, self.result.pooled)
 
 
 class Further(_Shown):
@@ -1031,7 +1033,7 @@ class Further(_Shown):
         """Draw them."""
         from coordinator.pooling.analyses import show
 
-        show(out, self._result.pooled, self.answers, exp=self._result.document["scale"] == "log")
+        show(out, self._result.pooled, self.answers)
 
 
 class Explanation(_Shown):
@@ -1095,16 +1097,35 @@ class Explanation(_Shown):
             out.print(f"asked by {line['analyst']} on {line['day']}, {line['label']}")
 
 
-def _line(told: Mapping[str, Any]) -> str:
-    """The pooled result in one line."""
-    from math import exp
+def _effect(told: Mapping[str, Any]) -> str:
+    """What the estimates are called; a coordinator of version 0.1 does not say."""
+    return str(told.get("effect", "")).lower() or ("ratio" if told["scale"] == "log" else "estimate")
 
+
+def _line(told: Mapping[str, Any]) -> str:
+    """The pooled result in one line, off the analysis scale."""
+    from shared.estimands.effects import shown
     from shared.terminal import number
 
-    pooled, back = told["pooled"], exp if told["scale"] == "log" else float
-    ends = f"{number(back(pooled['ci_lb']))} to {number(back(pooled['ci_ub']))}"
+    pooled = told["pooled"]
+    value, low, high = (number(shown(pooled[name], told["scale"])) for name in ("beta", "ci_lb", "ci_ub"))
     how = f"{pooled['method']}, {pooled['test']}, {told['k']} sites"
-    return f"pooled {number(back(pooled['beta']))} ({100 * told['level']:g} % CI {ends}; {how})"
+    return f"pooled {_effect(told)} {value} ({100 * told['level']:g} % CI {low} to {high}; {how})"
+
+
+def _read(frame: pd.DataFrame, told: Mapping[str, Any]) -> pd.DataFrame:
+    """A table of sites as a notebook shows it: the estimate off the analysis scale, with its interval."""
+    from statistics import NormalDist
+
+    from shared.estimands.effects import shown
+
+    half = NormalDist().inv_cdf((1 + told["level"]) / 2)
+    error = frame["vi"] ** 0.5
+    ends = {_effect(told): frame["yi"], "lower": frame["yi"] - half * error, "upper": frame["yi"] + half * error}
+    out = frame[["site", "wave", "n"]].copy()
+    for name, column in ends.items():
+        out[name] = [None if y != y else round(shown(y, told["scale"]), 4) for y in column.astype(float)]
+    return out.assign(**{"left out because": frame["reason"]})
 
 
 def _html(title: str, frame: pd.DataFrame | None, *notes: str) -> str:

@@ -100,42 +100,41 @@ def draw(
     companion_figures.draw(kind, result, title=title, note=note, ratio=ratio, filled=filled, path=path)
 
 
-def show_pooled(
-    out: Console, result: PooledResult, *, exp: bool = False, extra: dict[str, dict[str, str]] | None = None
-) -> None:
+def show_pooled(out: Console, result: PooledResult, *, extra: dict[str, dict[str, str]] | None = None) -> None:
     """Draw a pooled result: a line per row, then both models, heterogeneity, and what was left out.
 
     Args:
         out: the console.
-        result: what to draw.
-        exp: show ratios instead of logarithms.
+        result: what to draw; its numbers are shown off the analysis scale, under the name of its effect.
         extra: header to (label to cell): further columns, such as n and ε.
     """
-    from math import exp as antilog
     from math import floor, log10
 
     from rich.table import Table
     from rich.text import Text
+
+    from shared.estimands.effects import SCALES, shown
 
     further = dict(raised(head, cells) for head, cells in (extra or {}).items())
     percent = f"{100 * result.level:g} % CI"
     half = NormalDist().inv_cdf((1 + result.level) / 2)
 
     narrowest = min(result.vi) ** 0.5
-    decimals = 3 if exp else min(max(1 - floor(log10(narrowest)), 2), 8)
+    decimals = 3 if SCALES[result.scale] else min(max(1 - floor(log10(narrowest)), 2), 8)
 
-    def shown(value: float) -> str:
-        return f"{antilog(value) if exp else value:.{decimals}f}"
+    def read(value: float) -> str:
+        return f"{shown(value, result.scale):.{decimals}f}"
 
     def interval(low: float | None, high: float | None) -> str:
-        return "–" if low is None or high is None else f"{shown(low)} to {shown(high)}"
+        return "–" if low is None or high is None else f"{read(low)} to {read(high)}"
 
     rows: list[list[Any]] = []
     for i, label in enumerate(result.labels):
         y, se = result.yi[i], result.vi[i] ** 0.5
-        cells = [label, shown(y), interval(y - half * se, y + half * se), f"{result.weights[i]:.1f}"]
+        cells = [label, read(y), interval(y - half * se, y + half * se), f"{result.weights[i]:.1f}"]
         rows.append([*cells, *(column.get(label, "–") for column in further.values())])
-    heads = ["site" if result.estimates else "study", "estimate", percent, "weight %", *further]
+    heads = ["site" if result.estimates else "study", result.effect.lower() or "estimate", percent]
+    heads += ["weight %", *further]
     words = {head for head in further if head == "posture"}
     out.print(table(heads, rows, right=set(heads[1:]) - words))
 
@@ -148,7 +147,7 @@ def show_pooled(
         grid.add_column(justify=justify, no_wrap=True)  # type: ignore[arg-type]
     for name, fit in models:
         last = fit is models[-1][1]
-        line = (name, shown(fit.beta), interval(fit.ci_lb, fit.ci_ub), f"p {p_shown(fit.pval)}")
+        line = (name, read(fit.beta), interval(fit.ci_lb, fit.ci_ub), f"p {p_shown(fit.pval)}")
         grid.add_row(*(Text(cell, style="bold" if last else "") for cell in line))
     predicted = result.prediction_interval
     where = interval(predicted.lb, predicted.ub) if not predicted.empty else predicted.reason
@@ -162,7 +161,8 @@ def show_pooled(
             between = result.tau2_interval
             bounds = "" if between.empty else f" ({number(between.lb or 0.0)} to {number(between.ub or 0.0)})"
             parts.insert(0, f"τ² {number(result.tau2)}{bounds}")
-        out.print("between sites: " + "   ".join(parts))
+        on = f" (on the {SCALES[result.scale]} scale)" if SCALES[result.scale] else ""
+        out.print(f"between sites{on}: " + "   ".join(parts))
     if result.pooled_noise_share > 0:
         out.print(f"privacy noise: {result.pooled_noise_share:.0f} % of the variance of the pooled estimate")
     if result.naive is not None:

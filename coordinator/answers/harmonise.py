@@ -17,7 +17,7 @@ warns where columns that no laboratory distorts, such as age, differ between the
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -32,6 +32,7 @@ from coordinator.pooling.intervals import with_release_variance
 from coordinator.pooling.pool import Method, PooledResult, Test, pool_estimates
 from shared.errors import EstimateRefusal, ParameterError, Refusal
 from shared.estimands.answer import Estimate, estimate
+from shared.estimands.effects import shown
 from shared.mechanisms.base import Answering
 from shared.mechanisms.densities.plan import DensitiesPlan
 
@@ -221,13 +222,13 @@ ARMS = ("all rows in one table", "site by site", "harmonised")
 
 def said_of(raw: Estimate, intercepts: PooledResult, mapped: PooledResult) -> dict[str, str]:
     """The three answers on the scale that people read, each with its interval, by the name of its arm."""
-    view: Callable[[float], float] = math.exp if mapped.scale == "log" else float
     said = {ARMS[0]: f"none: {raw.reason}"}
     results = {ARMS[1]: intercepts, ARMS[2]: mapped}
     if raw.yi is not None:
         results = {ARMS[0]: pool_estimates([raw], level=mapped.level), **results}
     for what, row in results.items():
-        said[what] = f"{view(row.beta):.4g} ({view(row.ci_lb):.4g} to {view(row.ci_ub):.4g})"
+        value, low, high = (shown(y, mapped.scale) for y in (row.beta, row.ci_lb, row.ci_ub))
+        said[what] = f"{value:.4g} ({low:.4g} to {high:.4g})"
     return said
 
 
@@ -433,7 +434,7 @@ def harmonised(
         answer=answer,
         raw=_stacked(held, tables, question, answer.term, study, levels),
         estimates=tuple(found),
-        harmonised=replace(pool_estimates(found, **pooling), shared=variance),
+        harmonised=replace(pool_estimates(found, **pooling), shared=variance, effect=answer.result.effect),
         map_variance=variance,
         site_map_variance=spreads,
         maps=maps,

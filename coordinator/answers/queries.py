@@ -30,6 +30,7 @@ from coordinator.pooling.intervals import Draw, StandIn, inflation, with_release
 from coordinator.pooling.pool import Method, PooledResult, Test, pool_estimates
 from shared.errors import EstimateRefusal, ParameterError, Refusal, StateRefusal
 from shared.estimands.answer import Estimand, Estimate, estimate, parse_estimand, parse_formula
+from shared.estimands.effects import effect_name
 from shared.estimands.formulas import Rows
 from shared.estimands.questions import SURVIVAL
 from shared.mechanisms.base import Answering
@@ -503,7 +504,8 @@ def ask(
     terms = tuple(dict.fromkeys(row.term for row in rows))
     chosen = _term(terms, term)
     estimates = tuple(row for row in rows if row.term == chosen)
-    result = pool_estimates(estimates, method=method, test=test, level=level)
+    pooled = pool_estimates(estimates, method=method, test=test, level=level)
+    result = replace(pooled, effect=effect_name(question, chosen))
     known = _released_again(store, study, held, question, chosen, again, trained) if again else {}
     return Answer(
         study=study,

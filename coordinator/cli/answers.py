@@ -119,7 +119,7 @@ def pool(
         from coordinator.pooling import analyses
 
         _show_answer(shown, answer, data["changed"])
-        analyses.show(shown, answer.result, further, exp=answer.result.scale == "log")
+        analyses.show(shown, answer.result, further)
 
     emit(data, as_json=json, show=show)
 
@@ -483,14 +483,9 @@ def _show_answer(out: Console, answer: Answer, changed: Sequence[str] = ()) -> N
     from coordinator.analyst.show import show_pooled
 
     result = answer.result
-    ratio = result.scale == "log"
     title = answer.term if answer.term == answer.estimand else f"{answer.term} in {answer.estimand}"
     out.print(title, style="bold")
     out.print(f"{answer.study}, wave {answer.wave}. {answer.provenance}", style="dim")
-    if ratio:
-        out.print("Shown as ratios.", style="dim")
-    elif result.scale != "identity":
-        out.print(f"Shown on the {result.scale.replace('_', ' ')} scale.", style="dim")
     out.print()
     for line in changed:
         out.print(line, style="yellow")
@@ -502,7 +497,7 @@ def _show_answer(out: Console, answer: Answer, changed: Sequence[str] = ()) -> N
     if len(censored) > 1 or any("each row" in words for words in censored):
         out.print(f"Follow-up ends at different waves: {'; '.join(censored)}.", style="yellow")
     n = {"n": {row.site: f"{row.n:,}" for row in answer.estimates if row.yi is not None}}
-    show_pooled(out, result, exp=ratio, extra={**n, **answer.columns})
+    show_pooled(out, result, extra={**n, **answer.columns})
     highest, given = max(
         ((source.epsilon, source.epsilon_given) for source in answer.sources if source.epsilon is not None),
         default=(0.0, ""),

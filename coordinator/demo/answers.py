@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -109,9 +109,11 @@ def _printed(value: float, sign: str = "") -> str:
 
 def row(key: str, label: str, result: PooledResult, real: PooledResult | None, prices: Prices) -> dict[str, Any]:
     """One line of the table: the pooled ratio, its interval, its distance to the real one, and the price."""
-    import math
+    from shared.estimands.effects import shown
 
-    show: Callable[[float], float] = math.exp if result.scale == "log" else float
+    def show(y: float) -> float:
+        return shown(y, result.scale)
+
     cost, given = ("not private", "") if label == REAL else _price(prices)
     return {
         "question": key,

@@ -21,10 +21,13 @@ import numpy as np
 from coordinator.pooling.pool import PooledResult
 from coordinator.pooling.rows import Interval
 from shared.errors import ParameterError
+from shared.estimands.effects import SCALES, shown
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+    from shared.estimands.questions import Scale
 
 __all__ = [
     "BAND",
@@ -92,11 +95,14 @@ class View:
     decimals: int
     null: float | None
     name: str
+    scale: Scale = "identity"
+    effect: str = "Estimate"
+    ratio: bool = False
 
     def number(self, value: float) -> str:
         """A value of the analysis scale, as it is printed."""
         shown = self.show(value)
-        if self.name.startswith("Ratio"):  # three digits are enough, and keep the column narrow
+        if self.ratio:  # three digits are enough, and keep the column narrow
             if shown < 0.005:
                 return "<0.01"
             return signed(shown, self.decimals if shown < 9.995 else 1 if shown < 99.95 else 0)
@@ -155,18 +161,18 @@ def view_of(results: Sequence[PooledResult], ratio: bool | None, null: float | s
     else:
         line = null  # type: ignore[assignment]
     typical = float(np.median([math.sqrt(v) for row in results for v in row.vi]))
-    functions: dict[str, tuple[Callable[[float], float], str]] = {
-        "identity": (float, "Estimate"),
-        "log": (lambda x: math.exp(min(x, 700.0)), f"{'Estimate' if density else 'Ratio'} (log scale)"),
-        "logit": (lambda x: 1 / (1 + math.exp(-max(min(x, 700.0), -700.0))), "Proportion (logit scale)"),
-        "fisher_z": (math.tanh, "Correlation (Fisher z scale)"),
-    }
-    show, name = functions[scale]
+    usual = {"log": "Estimate" if density else "Ratio", "logit": "Proportion", "fisher_z": "Correlation"}
+    effect = results[0].effect or usual.get(scale, "Estimate")
+    name = f"{effect} ({SCALES[scale]} scale)" if SCALES[scale] else effect
+
+    def show(y: float) -> float:
+        return shown(y, scale)
+
     middle = results[0].beta
     error = typical if scale == "identity" else (show(middle + typical) - show(middle - typical)) / 2
     digits = 1 if scale == "log" else 2  # of the typical standard error
     decimals = min(6, max(0 if scale == "identity" else 2, digits - 1 - math.floor(math.log10(max(error, 1e-9)))))
-    return View(show, decimals, line, name)
+    return View(show, decimals, line, name, scale, effect, ratio=scale == "log" and not density)
 
 
 def signed(value: float, decimals: int) -> str:
@@ -228,13 +234,13 @@ def axis_ticks(low: float, high: float, view: View) -> list[tuple[float, str]]:
     """Places on the axis and their labels: round numbers as shown, none so close that they would touch."""
     first, last = view.show(low), view.show(high)
     place: Callable[[float], float]
-    if view.name.startswith("Ratio"):
+    if view.scale == "log":
         values, place = _rungs(first, last), math.log
-    elif view.name.startswith("Proportion"):
+    elif view.scale == "logit":
         inside = [value for value in _round(first, last, 6) if 0 < value < 1]
         values = _rungs(first, last) if last < 0.3 else inside
         place = _logit
-    elif view.name.startswith("Correlation"):
+    elif view.scale == "fisher_z":
         values, place = [value for value in _round(first, last, 6) if -1 < value < 1], math.atanh
     else:
         values, place = _round(low, high, 5), float
@@ -505,7 +511,7 @@ def ladder(
     widths = [max(text_width(h, TEXT, True), *(text_width(row[i], TEXT) for row in cells)) for i, h in enumerate(heads)]
     numbers = [(view.number(m.beta), f"[{view.number(m.ci_lb)},", f"{view.number(m.ci_ub)}]") for m in models]
     parts = [max(text_width(row[i], TEXT, True) for row in numbers) for i in range(3)]
-    estimate = f"{'Ratio' if view.name.startswith('Ratio') else 'Estimate'} [{100 * result.level:g} % CI]"
+    estimate = f"{view.effect} [{100 * result.level:g} % CI]"
     block = max(sum(parts) + 0.12, text_width(estimate, TEXT, True))
     plot = MARGIN + left + GAP
     stops, at = [], plot + PLOT + GAP * 0.9  # an arrow at the end of the axis needs room

@@ -441,9 +441,7 @@ def _draw(
     results = list(series.values())
     several = len(results) > 1
     size = SMALL if several else TEXT
-    estimate = f"Estimate [{100 * results[0].level:g} % CI]"
-    if view.name.startswith("Ratio"):
-        estimate = estimate.replace("Estimate", "Ratio")
+    estimate = f"{view.effect} [{100 * results[0].level:g} % CI]"
 
     # Columns, left to right, each as wide as its widest cell.
     left = max(text_width(row.label, TEXT) for row in rows if row.kind in ("site", "excluded"))

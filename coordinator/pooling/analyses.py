@@ -114,14 +114,13 @@ def regression_data(fit: RegressionResult) -> dict[str, Any]:
     return {name: getattr(fit, name) for name in (*frame, *terms, *left)}
 
 
-def show(out: Console, result: PooledResult, answers: Mapping[str, Any], *, exp: bool = False) -> None:
-    """Draw the answers of `analyse` for a person; `exp` shows ratios."""
-    from math import exp as antilog
-
+def show(out: Console, result: PooledResult, answers: Mapping[str, Any]) -> None:
+    """Draw the answers of `analyse` for a person, off the analysis scale."""
+    from shared.estimands.effects import shown
     from shared.terminal import number, table
 
     def value(x: float) -> str:
-        return f"{antilog(min(x, 700.0)):.3f}" if exp else number(x)
+        return number(x) if result.scale == "identity" else f"{shown(x, result.scale):.3f}"
 
     def between(lb: float, ub: float) -> str:
         return f"{value(lb)} to {value(ub)}"

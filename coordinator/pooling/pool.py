@@ -53,6 +53,7 @@ from coordinator.pooling.rows import (
 )
 from shared.errors import EstimateRefusal, ParameterError
 from shared.estimands.answer import Estimate, Scale
+from shared.estimands.effects import shown
 
 if TYPE_CHECKING:
     from coordinator.pooling.moderators import RegressionResult
@@ -105,6 +106,7 @@ class PooledResult:
         excluded: rows that were not used, each with its reason.
         notes: sentences a reader of the result must see.
         term, scale, estimates: set when the rows came from `shared.estimands.answer`.
+        effect: what people call its estimates (`shared.estimands.effects`); blank where nobody has said.
         shared: variance of the pooled estimate that all rows have in common, as by a map onto one site's scale; it
             is in no row, in no weight and not in tau2, and no further site would lower it.
     """
@@ -128,6 +130,7 @@ class PooledResult:
     scale: Scale = "identity"
     estimates: tuple[Estimate, ...] = ()
     shared: float = 0.0
+    effect: str = ""
 
     @property
     def k(self) -> int:
@@ -490,9 +493,13 @@ def _unheld(result: PooledResult, estimates: Sequence[Estimate]) -> list[str]:
 def pooled_data(result: PooledResult) -> dict[str, Any]:
     """A pooled result as JSON holds it: every row, both models, and every derived figure."""
 
+    def back(y: float, low: float, high: float) -> dict[str, float]:
+        """As people read it: off the analysis scale."""
+        return {name: shown(x, result.scale) for name, x in (("estimate", y), ("ci_lb", low), ("ci_ub", high))}
+
     def model(fit: PooledResult) -> dict[str, Any]:
         names = ("method", "test", "beta", "se", "zval", "pval", "ci_lb", "ci_ub", "tau2", "I2", "H2", "QE", "QEp")
-        return {name: getattr(fit, name) for name in names}
+        return {name: getattr(fit, name) for name in names} | {"shown": back(fit.beta, fit.ci_lb, fit.ci_ub)}
 
     half = NormalDist().inv_cdf((1 + result.level) / 2)
     shares = result.noise_share
@@ -506,6 +513,7 @@ def pooled_data(result: PooledResult) -> dict[str, Any]:
             "vi": result.vi[i],
             "ci_lb": y - half * se,
             "ci_ub": y + half * se,
+            "shown": back(y, y - half * se, y + half * se),
         }
         row["weight"] = result.weights[i]
         if source is not None:
@@ -515,6 +523,7 @@ def pooled_data(result: PooledResult) -> dict[str, Any]:
     return {
         "term": result.term,
         "scale": result.scale,
+        "effect": result.effect,
         "level": result.level,
         "k": result.k,
         "rows": rows,

@@ -1,0 +1,75 @@
+"""What an estimate is called, and how it is read: its effect measure, and the way back from the analysis scale.
+
+Estimates are pooled on a scale on which their errors are nearly normal. People read the odds ratio and not its
+logarithm, the share and not its log odds; so whatever prints an estimate takes it back by `shown`, and names what it is
+by `effect_name`. An axis, a heading of standard errors and a file keep the analysis scale, and say which (`SCALES`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from shared.estimands.questions import INTERCEPT
+
+if TYPE_CHECKING:
+    from shared.estimands.questions import Estimand, Scale
+
+__all__ = ["SCALES", "effect_name", "shown"]
+
+SCALES: Mapping[str, str] = {"identity": "", "log": "log", "logit": "logit", "fisher_z": "Fisher z"}
+"""What people call each scale; blank where nothing was transformed."""
+_BACK: Mapping[str, Callable[[float], float]] = {
+    "identity": float,
+    "log": lambda y: math.exp(min(y, 700.0)),
+    "logit": lambda y: 1 / (1 + math.exp(-max(min(y, 700.0), -700.0))),
+    "fisher_z": math.tanh,
+}
+_NAMES: Mapping[str, str] = {
+    "mean": "Mean",
+    "difference": "Mean difference",
+    "ratio": "Ratio of means",
+    "proportion": "Proportion",
+    "correlation": "Correlation",
+    "ols": "Coefficient",
+    "logistic": "Odds ratio",
+    "poisson": "Rate ratio",
+    "cox": "Hazard ratio",
+    "km": "Survival",
+    "rmst": "Restricted mean survival time",
+    "logrank": "Hazard ratio",
+}
+_TABLES = {"OR": "Odds ratio", "RR": "Risk ratio", "RD": "Risk difference"}
+_BASELINES = {"ols": "Intercept", "logistic": "Odds", "poisson": "Rate"}
+
+
+def shown(value: float, scale: Scale) -> float:
+    """An estimate, or an end of its interval, taken back from the analysis scale.
+
+    >>> shown(0.0, "logit"), round(shown(0.25, "fisher_z"), 3), shown(0.0, "log"), shown(-2.0, "identity")
+    (0.5, 0.245, 1.0, -2.0)
+    """
+    return _BACK[scale](value)
+
+
+def effect_name(question: Estimand, term: str = "") -> str:
+    """The effect measure of a question's answers, as a reader of its table is told.
+
+    Args:
+        term: of a model with several: its intercept is no ratio.
+
+    >>> from shared.estimands.answer import parse_estimand
+    >>> effect_name(parse_estimand("km(age, num > 0, at = 60)")), effect_name(parse_estimand("logistic(died) ~ age"))
+    ('Survival at 60', 'Odds ratio')
+    """
+    if question.kind == "network":
+        return question.outcome.replace("_", " ").capitalize()
+    if question.kind == "two_by_two":
+        return _TABLES[question.measure]
+    if term == INTERCEPT and question.kind in _BASELINES:
+        return _BASELINES[question.kind]
+    name = _NAMES[question.kind]
+    if question.kind == "km" and question.at is not None:
+        return f"{name} at {question.at:g}"
+    return f"{name} to {question.tau:g}" if question.kind == "rmst" and question.tau is not None else name

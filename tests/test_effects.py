@@ -1,0 +1,84 @@
+"""Whatever prints an estimate says what it is, and prints it as people read it: never log odds under "proportion"."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+from typing import get_args
+
+import pytest
+from rich.console import Console
+
+from coordinator.analyst.show import show_pooled
+from coordinator.figures.canvas import view_of
+from coordinator.pooling import analyses
+from coordinator.pooling.pool import pool, pooled_data
+from shared.estimands.answer import parse_estimand
+from shared.estimands.effects import SCALES, effect_name, shown
+from shared.estimands.questions import Kind, Scale
+
+QUESTIONS = {
+    "mean(sbp)": "Mean",
+    "difference(sbp) ~ arm": "Mean difference",
+    "ratio(sbp) ~ arm": "Ratio of means",
+    "proportion(num > 0)": "Proportion",
+    "two_by_two(died) ~ arm": "Odds ratio",
+    "two_by_two(died, measure = RR) ~ arm": "Risk ratio",
+    "two_by_two(died, measure = RD) ~ arm": "Risk difference",
+    "correlation(age, sbp)": "Correlation",
+    "ols(sbp) ~ age": "Coefficient",
+    "logistic(died) ~ age": "Odds ratio",
+    "poisson(visits) ~ age": "Rate ratio",
+    "cox(time, died) ~ age": "Hazard ratio",
+    "km(time, died, at = 5)": "Survival at 5",
+    "rmst(time, died, tau = 5)": "Restricted mean survival time to 5",
+    "logrank(time, died) ~ arm": "Hazard ratio",
+    "network(transitivity)": "Transitivity",
+}
+
+
+@pytest.mark.parametrize("text", QUESTIONS)
+def test_each_question_names_its_effect_measure(text):
+    assert effect_name(parse_estimand(text)) == QUESTIONS[text]
+
+
+def test_every_kind_of_question_has_a_name_and_every_scale_a_way_back():
+    assert {parse_estimand(text).kind for text in QUESTIONS} == set(get_args(Kind))
+    assert set(SCALES) == set(get_args(Scale))
+    assert effect_name(parse_estimand("logistic(died) ~ age"), "intercept") == "Odds"
+
+
+def result(scale: Scale, effect: str):
+    found = pool([-0.4, 0.6, 0.9], [0.04, 0.05, 0.06], labels=["berlin", "lyon", "porto"])
+    return replace(found, scale=scale, effect=effect)
+
+
+def printed(found) -> str:
+    out = io.StringIO()
+    show_pooled(Console(width=200, file=out), found)
+    analyses.show(Console(width=200, file=out), found, analyses.analyse(found, analyses.Asked(bayes=True)))
+    return out.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("scale", "effect"),
+    [("logit", "Proportion"), ("fisher_z", "Correlation"), ("log", "Odds ratio"), ("logit", "Survival at 60")],
+)
+def test_a_table_shows_the_effect_off_its_scale_under_its_name(scale, effect):
+    found = result(scale, effect)
+    text = printed(found)
+    assert effect.lower() in text.lower()
+    for y in (*found.yi, found.beta, found.ci_lb, found.ci_ub):
+        assert f"{shown(y, scale):.3f}" in text
+        assert f" {y:.3f} " not in text, "a number on the analysis scale"
+    assert f"(on the {SCALES[scale]} scale)" in text
+    assert view_of([found], None, "auto").name == f"{effect} ({SCALES[scale]} scale)"
+
+
+def test_as_plain_values_each_interval_stands_on_both_scales():
+    told = pooled_data(result("logit", "Proportion"))
+    assert (told["effect"], told["scale"]) == ("Proportion", "logit")
+    for row in (*told["rows"], told["pooled"], told["fixed"]):
+        low, value, high = (row["shown"][name] for name in ("ci_lb", "estimate", "ci_ub"))
+        assert 0 < low < value < high < 1
+        assert low == pytest.approx(shown(row["ci_lb"], "logit"))
