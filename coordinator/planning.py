@@ -8,6 +8,8 @@ the budget affords. The paper's own figure stands beside it, because readers of 
 from __future__ import annotations
 
 import datetime as dt
+import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -493,17 +495,19 @@ def cost(plan: StudyPlan, *, waves: int | None = None, persons: int | None = Non
     promised = privacy.guaranteed(event)
     noise = prescribed if promised else None
     federated = plan.federated
-    before = 0.0 if federated is None else privacy.rdp(federated.event)
-
-    curves = {one: privacy.rdp(one) for one in planned_events(plan, max(count, len(plan.waves)) + 1)}
+    before = [] if federated is None else [federated.event]
+    curves = {one: privacy.rdp(one) for one in {*planned_events(plan, max(count, len(plan.waves)) + 1), *before}}
 
     def total(number: int) -> float:
-        """After that many waves, of which all beyond the plan's cost alike."""
+        """After that many waves, of which all beyond the plan's cost alike: as a site's ledger composes them."""
         # Under `append` and `frozen` nobody is drawn twice: whoever comes with the third wave pays for the third alone.
         events = planned_events(plan, min(number, len(plan.waves) + 1) if plan.redraws else 1)
-        charged = sum((curves[one] for one in events), before)
-        more = number - len(events) if plan.redraws else 0
-        return privacy.epsilon_from_rdp(charged + more * curves[events[-1]], delta)
+        times = Counter([*before, *events])
+        times[events[-1]] += number - len(events) if plan.redraws else 0
+        composed = float(privacy.epsilon_from_rdp(sum(many * curves[one] for one, many in times.items()), delta))
+        pures = [(privacy.pure_epsilon(one), many) for one, many in times.items()]
+        pure = [many * value for value, many in pures if value is not None]
+        return min(composed, math.fsum(pure)) if len(pure) == len(pures) else composed
 
     totals = [total(number) for number in range(1, count + 1 if promised else 1)]
     return Cost(
@@ -593,13 +597,17 @@ def prices(plan: StudyPlan, *, figures: float = 1.0, private: float = 8.0) -> tu
         figures: ε of the mechanisms that release noisy figures; a plan's own is taken where it prescribes one.
         private: ε of latent noise with everything covered.
     """
-    from shared.mechanisms.latent_noise.plan import LatentNoisePlan
+    from shared.mechanisms.latent_noise.plan import LatentNoisePlan, mechanism
     from shared.mechanisms.moments.plan import MomentsPlan
     from shared.mechanisms.tables.plan import TablesPlan
     from shared.plans.plan import PrivateTraining
 
     own = plan.release
-    w = own.w if isinstance(own, LatentNoisePlan) and own.w is not None else PAPER_W
+    w = PAPER_W
+    if isinstance(own, LatentNoisePlan):
+        # What a plan prices by its ε it must be shown at the w that follows from it, and not at another.
+        w = mechanism(replace(plan, posture="local", private=None, reference={}, flow="")).w
+        private = private if own.epsilon is None else own.epsilon
     if isinstance(own, MomentsPlan | TablesPlan) and own.epsilon is not None:
         figures = own.epsilon
     everything = "every person, and all that looks at a record"

@@ -85,6 +85,11 @@ def run(app: typer.Typer, *, name: str, argv: Sequence[str] | None = None) -> in
         error that nobody foresaw.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
+    if arguments == ["--version"]:
+        from importlib.metadata import version
+
+        sys.stdout.write(f"{name} {version('tributary')}\n")
+        return 0
     try:
         app(args=arguments, prog_name=name)
     except SystemExit as leave:

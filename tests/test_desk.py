@@ -245,11 +245,11 @@ def test_every_refused_attempt_leaves_one_line_that_says_what_and_who(ready, ids
 def test_what_a_coordinator_asks_for_in_vain_is_noted_once_a_day(ready, plan):
     ready.hub.envelopes["mini"] = sign_plan(replace(plan, version=2), [SigningKey.generate()])
     for _ in range(3):
-        ready("run", "--once")
+        ready("run", "--once", expect=30)
     assert tried(ready).count(("plan fetch", "E_SIGNATURE")) == 1
     ready.hub.down = True
     before = len(log(ready))
-    ready("run", "--once")
+    ready("run", "--once", expect=20)
     assert len(log(ready)) == before, "that nobody answers refuses nothing"
     ready.hub.down = False
     ready("plan", "fetch", "mini", expect=30)

@@ -612,7 +612,7 @@ def test_what_the_waves_cost_depends_on_what_they_do_with_returning_persons(plan
 def test_the_agent_makes_what_is_due_sends_what_is_approved_and_survives_the_coordinator(hospital, plan, table):
     at = hospital.joined().approved(several(plan, 2)).with_table(table)
     at.hub.down = True
-    assert "offline" in at("run", "--once")
+    assert "offline" in at("run", "--once", expect=20)
     assert at.json("budget")["lines"] == []
     at.hub.down = False
     assert "would release" in at("run", "--dry-run")

@@ -71,7 +71,8 @@ def typed(column: Column, values: Array) -> pd.Series:
             values = np.floor(values)
         elif column.decimals is not None:
             values = np.round(values, column.decimals)
-        return pd.Series(np.clip(values, *column.span)).astype(column.dtype)
+        # Plus zero: what was rounded to it from below is no "-0" in a table that people read.
+        return pd.Series(np.clip(values, *column.span) + 0.0).astype(column.dtype)
     absent = np.isnan(values)
     level = np.where(absent, 0, values).astype(np.int64)
     if isinstance(column.dtype, pd.CategoricalDtype):

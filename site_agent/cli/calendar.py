@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from shared.errors import UsageRefusal
+from shared.errors import CATALOGUE, NetworkRefusal, Refusal, UsageRefusal
 from shared.privacy.stated import shown_epsilon, shown_price
 from shared.terminal import emit
 from site_agent.cli.frame import As, Dry, Home, Json, Study, app
@@ -118,7 +118,11 @@ def run_(
     json: Json = False,
     dry_run: Dry = False,
 ) -> None:
-    """Live by the calendar: make each wave that is due, send what people have approved, now or in advance."""
+    """Live by the calendar: make each wave that is due, send what people have approved, now or in advance.
+
+    With --once it ends with the exit code of the first thing that failed (network, certificate, integrity or data): a
+    timer must not take a site that is cut off for one that is well. What a rule or a person holds back is no failure.
+    """
     import json as plain_json
     import time
     from dataclasses import asdict
@@ -126,7 +130,12 @@ def run_(
 
     from site_agent.decide.waves import Event, attend
 
+    failed: list[int] = []
+
     def say(event: Event) -> None:
+        found = CATALOGUE.get(event.code, Refusal).exit_code
+        if event.code and found >= NetworkRefusal.exit_code:
+            failed.append(found)
         if json:
             typer.echo(plain_json.dumps(asdict(event), ensure_ascii=False))
             return
@@ -157,6 +166,8 @@ def run_(
             dry_run=dry_run,
         )
         if once or dry_run:
+            if failed:
+                raise typer.Exit(failed[0])
             return
         end = time.monotonic() + 60 * every
         _begin_anew(end, was_paused)

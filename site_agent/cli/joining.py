@@ -152,6 +152,10 @@ def join(home: Home = None, json: Json = False, dry_run: Dry = False) -> None:
     fingerprint = at.release_key.public.fingerprint
     if config.certificate.exists():
         state, reason = "joined", ""
+        known = sorted({*config.studies, *at.plans.studies()})
+        if known and not dry_run:  # a certificate in the folder may have been revoked, or have expired
+            with at.egress() as egress:
+                egress.status(known[0])
     elif not config.invitation.exists():
         raise StateRefusal(
             "the invitation must be here until the site has joined", given="none", next_step="Ask for a new one."
