@@ -24,6 +24,7 @@ from shared.plans.encoding import typed
 from shared.plans.plan import StudyPlan
 from shared.privacy import accountant as privacy
 from site_agent import cli
+from site_agent.records.table import dialect
 
 STUDIES = Path(__file__).parents[1] / "deploy" / "studies"
 
@@ -86,3 +87,38 @@ def test_a_released_zero_has_no_sign():
     column = Column(name="oldpeak", kind="continuous", lower=-2, upper=6, decimals=1)
     values = typed(column, np.array([-0.04, 0.0, -1.0]))
     assert [f"{value:g}" for value in values] == ["0", "0", "-1"]
+
+
+GERMAN = "Patient;Alter;Größe;Bluthochdruck\np1;61;1,72;ja\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "encoding", "seen"),
+    [
+        (GERMAN, "cp1252", ("cp1252", ";")),
+        (GERMAN, "utf-8", ("utf-8", ";")),
+        (GERMAN, "utf-8-sig", ("utf-8", ";")),
+        (GERMAN.replace(";", "\t"), "utf-8", ("utf-8", "\t")),
+        ("person,age\np1,61\n", "utf-8", ("utf-8", ",")),
+        ('"a;b",age,"c|d|e|f"\n', "utf-8", ("utf-8", ",")),
+        ("person\n", "utf-8", ("utf-8", ",")),
+    ],
+)
+def test_a_file_is_read_as_its_beginning_says(tmp_path, text, encoding, seen):
+    path = tmp_path / "extract.csv"
+    path.write_bytes(text.encode(encoding))
+    assert dialect(path) == seen
+    assert dialect(tmp_path / "none.csv") == ("utf-8", ",")
+
+
+def test_a_german_extract_is_placed_without_options_and_what_was_mapped_stays(hospital, plan, tmp_path):
+    at = hospital.joined().approved(plan)
+    table = make_table(300).rename(columns={"sbp": "Blutdruck"})
+    path = tmp_path / "auszug.csv"
+    table.to_csv(path, index=False, sep=";", encoding="cp1252")
+    assert "with a semicolon between fields" in at("data", "add", str(path), "--as", "mini")
+    at("data", "map", "mini", "Blutdruck=sbp")
+    assert at.json("data", "add", str(path), "--as", "mini", "--delimiter", ";")["columns"]["Blutdruck"] == "sbp"
+    refused = at.refused("data", "map", "mini", "Alter=sbp", expect=2)
+    assert "'Alter'" in refused["given"]
+    assert at.json("data", "add", str(path), "--as", "mini")["columns"]["Blutdruck"] == "sbp"

@@ -26,8 +26,8 @@ def data_add(
         typer.Argument(help="CSV, Parquet, GraphML or SQLite file, or a query (.sql); read in place, never copied."),
     ],
     study: Annotated[str, typer.Option("--as", metavar="STUDY", help="The study it is for.")],
-    encoding: Annotated[str, typer.Option(help="Of a CSV file.")] = "utf-8",
-    delimiter: Annotated[str | None, typer.Option(help="Of a CSV file; tab for .tsv, else a comma.")] = None,
+    encoding: Annotated[str | None, typer.Option(help="Of a CSV file; utf-8 where it can be, else cp1252.")] = None,
+    delimiter: Annotated[str | None, typer.Option(help="Of a CSV file; by its first line: , ; | or a tab.")] = None,
     edges: Annotated[Path | None, typer.Option(help="Of a study of a network: the edge list; a file as above.")] = None,
     start: Annotated[str, typer.Option("--from", help="Column of the edge list: the person an edge starts at.")] = (
         "from"
@@ -47,15 +47,16 @@ def data_add(
 ) -> None:
     """Say where a study's table lies, and see its columns beside the dictionary's."""
     from site_agent.config import Edges, Source
+    from site_agent.records import table as records
 
     at = desk(home)
 
     def placed(path: Path, name: str) -> dict[str, Any]:
-        between = delimiter or ("\t" if path.suffix.lower() == ".tsv" else ",")
+        seen = records.dialect(path.expanduser()) if path.suffix.lower() in (".csv", ".tsv") else ("utf-8", ",")
         return {
             "path": path.expanduser().absolute(),
-            "encoding": encoding,
-            "delimiter": between.replace("\\t", "\t"),
+            "encoding": encoding or seen[0],
+            "delimiter": (delimiter or seen[1]).replace("\\t", "\t"),
             "table": name,
             "database": database if path.suffix.lower() == ".sql" else "",
         }
@@ -65,7 +66,13 @@ def data_add(
     if edges is None and edges_table:
         edges = file
     listed = None if edges is None else Edges(**placed(edges, edges_table), start=start, end=end)
-    _show_mapping(at, study, Source(**placed(file, table), edges=listed), json=json, dry_run=dry_run)
+    source = Source(**placed(file, table), edges=listed)
+    if study in at.config.data:
+        # A newer extract, or the same one read otherwise: what was mapped stays mapped where it is still there.
+        before, names = at.config.source(study), records.header(source)
+        columns = {name: to for name, to in before.columns.items() if name in names}
+        source = replace(source, columns=columns, ignore=tuple(name for name in before.ignore if name in names))
+    _show_mapping(at, study, source, json=json, dry_run=dry_run)
 
 
 @data_app.command("map")
@@ -93,6 +100,15 @@ def data_map(
             raise UsageRefusal("a mapping must be FILE_NAME=NAME", given=repr(pair))
         columns = {k: v for k, v in columns.items() if v != to} | {name: to}
     ignored = [*source.ignore, *(ignore or [])]
+    typed = [*(pair.rpartition("=")[0] for pair in pairs or []), *(ignore or [])]
+    names = records.header(source)
+    absent = [name for name in typed if name not in names]
+    if absent:
+        raise UsageRefusal(
+            "a column that is mapped or ignored must be in the file",
+            given=", ".join(map(repr, absent)),
+            next_step=f"See what the file holds: site-agent data add FILE --as {study} --dry-run.",
+        )
     if suggest or ignore_rest:
         plan = at.plans.plan(study)
         known = {column.name for column in plan.dictionary.columns}
@@ -110,6 +126,10 @@ def data_map(
         json=json,
         dry_run=dry_run,
     )
+
+
+def _between(delimiter: str) -> str:
+    return {",": "a comma", ";": "a semicolon", "\t": "a tab", "|": "a bar"}.get(delimiter, repr(delimiter))
 
 
 def _show_mapping(at: Desk, study: str, source: Any, *, json: bool, dry_run: bool) -> None:
@@ -146,9 +166,15 @@ def _show_mapping(at: Desk, study: str, source: Any, *, json: bool, dry_run: boo
             f"{source.path.name} for {study}",
             "dry run, nothing kept" if dry_run else "path kept, data not copied",
         )
+        if source.format == "csv":
+            out.print(f"Read as {source.encoding}, with {_between(source.delimiter)} between fields.", style="dim")
         if not trusted:
+            read = len(records.header(source))
+            how = f" between fields that {_between(source.delimiter)} separates" if source.format == "csv" else ""
             screens.note(
-                out, f"None of the {len(names) or 'first line’s'} names is in the dictionary: has the file a header?"
+                out,
+                f"Too few of the {read} names{how} are in the dictionary. Has the file a header, and is that the "
+                "delimiter (--delimiter)? Names are not shown: the first line might be a patient.",
             )
         back = {to: name for name, to in target.items() if to}
         rows = []

@@ -11,6 +11,7 @@ Persons are told apart by their identifiers alone, normalised first (`site_agent
 
 from __future__ import annotations
 
+import codecs
 import csv
 import hashlib
 import hmac
@@ -34,12 +35,15 @@ from site_agent.config import DATABASES, Edges, Source
 from site_agent.records.identifiers import NORMALISED, compared
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from shared.mechanisms.base import EdgeRules
     from site_agent.records.contacts import Contacts
 
 __all__ = [
     "Records",
     "count",
+    "dialect",
     "header",
     "named",
     "person_space",
@@ -157,6 +161,27 @@ def require_edges(source: Source, rules: EdgeRules | None) -> None:
             if rules
             else "Run site-agent data add FILE --as STUDY with the table alone.",
         )
+
+
+def dialect(path: Path) -> tuple[str, str]:
+    """Encoding and delimiter of a CSV file, by its beginning.
+
+    Returns: UTF-8, or where that cannot be, Windows' cp1252; and whichever of comma, semicolon, tab and bar the first
+        line has most of. UTF-8 and a comma where there is no such file.
+    """
+    try:
+        with path.open("rb") as file:
+            data = file.read(1 << 16)
+    except OSError:
+        return "utf-8", ","
+    encoding = "utf-8"
+    try:
+        text = codecs.getincrementaldecoder("utf-8-sig")().decode(data)
+    except UnicodeDecodeError:
+        encoding, text = "cp1252", data.decode("cp1252", errors="replace")
+    first = next(iter(text.splitlines()), "")
+    outside = "".join(first.split('"')[::2])  # what stands in quotation marks separates nothing
+    return encoding, max(",;\t|", key=outside.count)
 
 
 def header(source: Source) -> tuple[str, ...]:
