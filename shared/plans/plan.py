@@ -11,7 +11,7 @@ import datetime as dt
 import math
 import tomllib
 from collections.abc import Mapping
-from dataclasses import MISSING, Field, dataclass, field, fields
+from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any, ClassVar, Literal
 
@@ -65,6 +65,8 @@ class Training:
             under which held-back records are likeliest; with postures ``local`` and ``holdout``.
         transfer: a site of few records begins at what the plan's `flow` knows, and keeps that only where held-back
             records gain by it; with posture ``local`` and a flow that several sites have trained.
+        outcomes: ``last`` draws what the plan names as outcomes (`shared.plans.outcomes`) given all other columns, and
+            the flow is of those; with postures ``local`` and ``holdout``. ``joint`` leaves all columns to one flow.
     """
 
     flows: int = 4
@@ -79,7 +81,8 @@ class Training:
     spectral: bool = False
     search: bool = False
     transfer: bool = False
-    later: ClassVar[tuple[str, ...]] = ("search", "transfer")
+    outcomes: Literal["joint", "last"] = "joint"
+    later: ClassVar[tuple[str, ...]] = ("search", "transfer", "outcomes")
 
     def __post_init__(self) -> None:
         for name, most in (("flows", 20), ("hidden", 1024), ("layers", 4), ("epochs", 10_000), ("patience", 10_000)):
@@ -88,6 +91,7 @@ class Training:
         must(0 < self.learning_rate <= 1, "training.learning_rate must be in (0, 1]", self.learning_rate)
         must(0 < self.validation < 0.9, "training.validation must be in (0, 0.9)", self.validation)
         must(self.margins in ("normal_scores", "none"), "training.margins is unknown", self.margins)
+        must(self.outcomes in ("joint", "last"), "training.outcomes must be 'joint' or 'last'", repr(self.outcomes))
         must(self.family in ("affine", "spline"), "training.family must be 'affine' or 'spline'", self.family)
         must(not self.spectral or self.family == "affine", "training.spectral must go with affine layers", self.family)
         for name in ("spectral", "search", "transfer"):
@@ -324,6 +328,13 @@ class StudyPlan:
             "training.family must be 'affine' with posture 'private': training with noise knows no other",
             repr(self.training.family),
         )
+        must(
+            self.training.outcomes == "joint" or self._may_draw_outcomes_last,
+            "training.outcomes must be 'joint' but for latent noise with posture 'local' or 'holdout', margins "
+            "'normal_scores' and no release.carry: laws of outcomes are fitted to records, without noise",
+            f"posture {self.posture!r}, mechanism {self.release.mechanism!r}",
+            "Leave training.outcomes out.",
+        )
         must(self.returning in ("append", "refresh", "frozen"), "returning is unknown", repr(self.returning))
         known = self.dictionary.person is not None
         must(
@@ -351,6 +362,15 @@ class StudyPlan:
             repr(self.floors.approval),
         )
         self.release.require(self)
+
+    @property
+    def _may_draw_outcomes_last(self) -> bool:
+        return (
+            self.release.mechanism == "latent_noise"
+            and self.posture in ("local", "holdout")
+            and self.training.margins == "normal_scores"
+            and not getattr(self.release, "carry", "")
+        )
 
     def _require_federated(self) -> None:
         digest = self.flow.removeprefix(PREFIX)
@@ -505,7 +525,11 @@ class StudyPlan:
         if isinstance(given.get("release"), dict):
             # What a lead leaves out is today's default; what a signed plan leaves out, the default of its day.
             given["release"] = {**_mechanism(given["release"]).today(), **given["release"]}
-        return cls.from_canonical(given)
+        plan = cls.from_canonical(given)
+        written = given.get("training")
+        if plan._may_draw_outcomes_last and not (isinstance(written, dict) and "outcomes" in written):
+            plan = replace(plan, training=replace(plan.training, outcomes="last"))
+        return plan
 
     @classmethod
     def from_bytes(cls, data: bytes) -> StudyPlan:

@@ -35,6 +35,7 @@ from shared.flows.public_start import public_start
 from shared.mechanisms.latent_noise.noise import LatentNoise
 from shared.mechanisms.latent_noise.plan import carried_column, mechanism
 from shared.plans.encoding import Encoder
+from shared.plans.outcomes import planned_outcomes
 from shared.plans.plan import StudyPlan
 from shared.privacy import accountant as privacy
 from shared.releases.receipt import Receipt, planned_event
@@ -221,6 +222,12 @@ def estimate_seconds(plan: StudyPlan, n: int, d: int) -> tuple[float, float]:
     return idle + plan.private.steps * seconds_per_step(n, d, plan.training, plan.private), megabytes
 
 
+def _noised(plan: StudyPlan) -> tuple[float, float]:
+    """w and R of the releases that a flow is fitted for."""
+    noise = mechanism(plan)
+    return noise.w, noise.radius
+
+
 # -- one function per posture -------------------------------------------------------------------------------------
 def _local(
     plan: StudyPlan,
@@ -241,6 +248,8 @@ def _local(
         progress=lambda part, share, left: progress(share),
         carried=carried_column(plan),
         shared=begin,
+        outcomes=planned_outcomes(plan),
+        noised=_noised(plan),
     )
 
     return Fitted(
@@ -270,6 +279,8 @@ def _refit(
                 progress=lambda part, share, left: progress(share),
                 carried=carried_column(plan),
                 shared=begin,
+                outcomes=planned_outcomes(plan),
+                noised=_noised(plan),
             )
             return mechanism(plan, whole.flow)
         again = refit_flow(
@@ -280,6 +291,8 @@ def _refit(
             integer_columns=encoder.integer_columns,
             progress=lambda part, share, left: progress(share),
             carried=carried_column(plan),
+            outcomes=planned_outcomes(plan),
+            noised=_noised(plan),
         )
         return mechanism(plan, again.flow)
 
@@ -305,6 +318,8 @@ def _holdout(
         rng,
         integer_columns=encoder.integer_columns,
         progress=lambda part, share, left: progress(share),
+        outcomes=planned_outcomes(plan),
+        noised=_noised(plan),
     )
     return Fitted(mechanism=mechanism(plan, fitted.flow), released=released, trained=len(train))
 

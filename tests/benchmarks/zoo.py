@@ -6,6 +6,7 @@ coordinator's estimate, variance and pooling. What is held against the records i
 
 * bias: released less real pooled estimate, in standard errors of the real pooled estimate, averaged over the draws;
 * apart: the same distance draw by draw, noise included; noise alone makes it about .6 at the orders of a product;
+* flow: the same distance for so many rows drawn from the sites' flows that no noise is left: their misfit alone;
 * held: how often the released 95 % interval holds the records' pooled estimate, and the law's own answer;
 * width: of the released interval over that of the records'; I², released and real; how often a caution stood by.
 
@@ -40,6 +41,8 @@ from site_agent.release.fitting import fit
 from tests.benchmarks import record, worlds
 
 SEED = 20261123
+FLOW = 4
+"""Rows drawn from a flow for each of its records, to see what it draws without noise."""
 LAW = 150_000
 """Patients by whom a law's own answer is found: a large-sample fit, over as many sites as a cell may have."""
 
@@ -101,6 +104,7 @@ def cell(
     encoder = Encoder(dictionary=world.dictionary(kind))
     real: list[list[Estimate]] = []
     released: dict[tuple[float, int], list[list[Estimate]]] = {(w, b): [] for w in weights for b in range(draws)}
+    drawn_out: list[list[Estimate]] = []
     seconds = 0.0
     for site in range(sites):
         table = world(n, np.random.default_rng(_seed(name, n, site)), site)
@@ -115,6 +119,9 @@ def cell(
         except Refusal as refusal:
             return {"world": name, "kind": kind, "n": n, "sites": sites, "refused": str(refusal)[:200]}
         real.append(answers)
+        latents = rng.generator.standard_normal((FLOW * len(x), encoder.d))
+        alone = encoder.decode(fitted.mechanism.flow.forward(latents))
+        drawn_out.append(estimate(alone, question, study="zoo", site=f"s{site}", wave=1, levels=levels))
         for (w, _), rows in released.items():
             mechanism = replace(fitted.mechanism, w=w)
             out = encoder.decode(mechanism.release(x, rng))
@@ -141,6 +148,7 @@ def cell(
                 "released": float(np.mean([one.beta for one in got])),
                 "bias": float(np.mean(away)),
                 "apart": [round(one, 3) for one in away],
+                "flow": _misfit(drawn_out, real, term),
                 "held": float(np.mean([one.ci_lb <= truly.beta <= one.ci_ub for one in got])),
                 "width": float(np.mean([(one.ci_ub - one.ci_lb) / (truly.ci_ub - truly.ci_lb) for one in got])),
                 "I2": float(np.mean([one.I2 for one in got])),
@@ -170,6 +178,22 @@ def _pooled(answers: list[list[Estimate]], term: str) -> Any:
         return None
 
 
+def _misfit(drawn: list[list[Estimate]], real: list[list[Estimate]], term: str) -> float:
+    """How far the flows' own answers are from the records', pooled with the records' weights, in their standard errors.
+
+    Sites of which the records or the flow have no answer are left out.
+    """
+    both = [
+        (a.yi - b.yi, b.vi)
+        for one, other in zip(drawn, real, strict=True)
+        for a in one
+        for b in other
+        if a.term == b.term == term and a.yi is not None and b.yi is not None and b.vi
+    ]
+    weights = np.array([1 / v for _, v in both])
+    return float(weights @ np.array([y for y, _ in both]) / np.sqrt(weights.sum())) if both else 0.0
+
+
 def _cautioned(answers: list[list[Estimate]], term: str) -> bool:
     return any(row.warnings for site in answers for row in site if row.term == term)
 
@@ -181,6 +205,7 @@ def summary(cells: Sequence[dict[str, Any]], w: float) -> dict[str, Any]:
         return {"terms": 0}
     bias = np.abs([row["bias"] for row in rows])
     apart = np.abs([d for row in rows for d in row["apart"]])
+    flow = np.abs([row["flow"] for row in rows])
     held = np.array([row["held"] for row in rows])
     excess = np.array([row["I2"] - row["I2_real"] for row in rows])
     out = {
@@ -189,6 +214,8 @@ def summary(cells: Sequence[dict[str, Any]], w: float) -> dict[str, Any]:
         "bias_p95": float(np.quantile(bias, 0.95)),
         "apart_median": float(np.median(apart)),
         "apart_p95": float(np.quantile(apart, 0.95)),
+        "flow_median": float(np.median(flow)),
+        "flow_p95": float(np.quantile(flow, 0.95)),
         "held": float(100 * held.mean()),
         "width": float(np.median([row["width"] for row in rows])),
         "I2_excess": float(excess.mean()),
@@ -238,20 +265,23 @@ def main() -> None:
     asked.add_argument("--n", type=listed(int), default=(1000,))
     asked.add_argument("--sites", type=int, default=12)
     asked.add_argument("--w", type=listed(float), default=(0.8, 0.0))
-    asked.add_argument("--draws", type=int, default=2)
+    asked.add_argument("--draws", type=int, default=6)
     asked.add_argument("--outcomes", choices=("last", "joint"), default="last")
     asked.add_argument("--name", default="", help="writes tests/benchmarks/results/<name>.json")
     given = asked.parse_args()
     if given.quick:
         given.worlds = given.worlds or worlds.TUNING[:4]
         given.sites, given.draws = 4, 1
-    training = Training()
+    training = Training(outcomes=given.outcomes)
     found = []
     for name, kind, n in cells_of(given):
         one = cell(name, kind, n, given.sites, given.w, given.draws, training)
         found.append(one)
         brief = {f"w={w:g}": summary([one], w) for w in given.w}
-        seen = {w: {k: v.get(k) for k in ("bias_median", "bias_p95", "held", "I2_excess")} for w, v in brief.items()}
+        seen = {
+            w: {k: v.get(k) for k in ("bias_median", "bias_p95", "flow_median", "flow_p95", "held")}
+            for w, v in brief.items()
+        }
         print(name, kind, n, one.get("fit_seconds_per_site"), one.get("refused", ""), json.dumps(seen), flush=True)
     told = summaries(found, given.w)
     for w, parts in told.items():
