@@ -97,7 +97,7 @@ def test_a_plan_written_now_draws_outcomes_last_where_it_can():
 )
 def test_where_laws_cannot_be_fitted_the_order_is_refused(plan, changes):
     given = {"dictionary": COLUMNS, "training": Training(outcomes="last")} | changes
-    with pytest.raises(PlanRefusal, match="training.outcomes must be 'joint'") as refusal:
+    with pytest.raises(PlanRefusal, match=r"training\.outcomes must be 'joint'") as refusal:
         replace(plan, **given)
     assert refusal.value.next_step
 

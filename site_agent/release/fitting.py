@@ -209,11 +209,17 @@ def estimate_seconds(plan: StudyPlan, n: int, d: int) -> tuple[float, float]:
     """What fitting and attacking will take at most on this machine: (seconds, megabytes)."""
     from site_agent.models.flow import FlowSettings, estimate_cost
 
-    if plan.posture == "local":
-        seconds, megabytes = estimate_cost(n, d, plan.training)
-        return 1.5 * seconds, megabytes  # the attacks fit once more, of one network
-    if plan.posture == "holdout":
-        return estimate_cost(max(1, round(plan.holdout * n)), d, plan.training)
+    if plan.posture in ("local", "holdout"):
+        own = n if plan.posture == "local" else max(1, round(plan.holdout * n))
+        seconds, megabytes = estimate_cost(own, d, plan.training)
+        outcomes = planned_outcomes(plan)
+        if outcomes is not None:
+            from site_agent.models.outcome_laws import laws_cost
+
+            more = laws_cost(own, outcomes)
+            seconds, megabytes = seconds + more[0], megabytes + more[1]
+        # Under `local` the attacks fit once more, of one network.
+        return (1.5 if plan.posture == "local" else 1) * seconds, megabytes
     idle, megabytes = estimate_cost(n, d, FlowSettings(flows=0))
     if plan.private is None:
         return idle, megabytes

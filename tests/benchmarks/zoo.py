@@ -198,6 +198,18 @@ def _cautioned(answers: list[list[Estimate]], term: str) -> bool:
     return any(row.warnings for site in answers for row in site if row.term == term)
 
 
+KEPT = ("bias", "flow", "held", "width", "I2", "I2_real", "law_held", "cautioned")
+
+
+def brief(one: dict[str, Any]) -> dict[str, Any]:
+    """A cell as it is kept: per term its figures, to three digits."""
+    terms = {
+        f"{row['term']}, w={row['w']:g}": " ".join(f"{name}={row[name]:.3g}" for name in KEPT if name in row)
+        for row in one.get("terms", ())
+    }
+    return {key: value for key, value in one.items() if key != "terms"} | {"terms": terms}
+
+
 def summary(cells: Sequence[dict[str, Any]], w: float) -> dict[str, Any]:
     """What the bars are about: all terms of all cells at one w, or of some."""
     rows = [term for one in cells for term in one.get("terms", ()) if term["w"] == w]
@@ -295,7 +307,7 @@ def main() -> None:
             "draws": given.draws,
             "worlds": code,
             "summaries": told,
-            "cells": found,
+            "cells": [brief(one) for one in found],
         }
         print(record.write(given.name, results, seed=SEED))
 
