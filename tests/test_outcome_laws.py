@@ -247,7 +247,7 @@ def test_the_dead_keep_their_variances():
     pulse = rng.normal(size=n) * np.where(died, 1.8, 1.0) + 0.3 * died
     x = np.column_stack([rng.normal(size=n), pulse, died + rng.random(n)])
     outcomes = planned(3, ((2,),), {2: 2}, bounds={0: (-9.0, 9.0), 1: (-9.0, 9.0)})
-    flow = fit_flow(x, SMALL, seeded_rng(1), integer_columns=(2,), outcomes=outcomes, noised=(0.0, 3.0)).flow
+    flow = fit_flow(x, SMALL, seeded_rng(1), integer_columns=(2,), outcomes=outcomes).flow
     out = flow.forward(np.random.default_rng(2).normal(size=(120_000, 3)))
     gone = out[:, 2] >= 1
     assert out[gone, 1].std() / out[~gone, 1].std() == pytest.approx(1.8, rel=0.1)
@@ -261,7 +261,7 @@ def test_the_dead_keep_their_variances():
 def test_a_flow_with_outcomes_last_is_a_bijection_with_a_density(made):
     x, outcomes = made(600)
     integers = tuple(sorted({*outcomes.levels, *outcomes.whole}))
-    flow = fit_flow(x, SMALL, seeded_rng(1), integer_columns=integers, outcomes=outcomes, noised=(0.8, 3.0)).flow
+    flow = fit_flow(x, SMALL, seeded_rng(1), integer_columns=integers, outcomes=outcomes).flow
     assert np.allclose(flow.forward(flow.inverse(x)), x, atol=1e-8)
     assert np.isfinite(flow.log_prob(x)).all()
     again = from_arrays(to_arrays(flow))
@@ -278,8 +278,5 @@ def test_an_outcome_that_follows_from_the_rest_is_refused():
 
 def test_the_same_records_and_seed_give_the_same_laws():
     x, outcomes = survival(500)
-    one, other = (
-        fit_flow(x, SMALL, seeded_rng(5), integer_columns=(1, 3), outcomes=outcomes, noised=(0.8, 3.0)).flow
-        for _ in range(2)
-    )
+    one, other = (fit_flow(x, SMALL, seeded_rng(5), integer_columns=(1, 3), outcomes=outcomes).flow for _ in range(2))
     assert np.array_equal(one.inverse(x), other.inverse(x))

@@ -1,10 +1,11 @@
-"""Laws of outcomes put right for the covariates that a release will have.
+"""Laws of outcomes put right for the covariates that a flow draws.
 
-A law fitted to records is right for the records' covariates. A release draws its covariates through a flow and noise:
-where effects bend, a planned regression finds something else there, though the law is the same. So each law's lines are
-turned until the planned kind of regression, with every covariate in it, has on simulated releases at the plan's w the
-coefficients that it has on the records: its score at those coefficients is made 0 by a few Newton steps, the same draws
-throughout. It is indirect inference (Gourieroux, Monfort and Renault 1993), made of the rows the laws were fitted on.
+A law fitted to records is right for the records' covariates. A flow draws covariates of its own, never quite by the
+records' law: where effects bend, a straight regression finds something else among them, though the law of the outcome
+is the same. So each law's lines are turned until the planned kind of regression, with every covariate in it, has on
+tables drawn from the flow the coefficients that it has on the records: a few Newton steps, the same draws throughout.
+It is indirect inference (Gourieroux, Monfort and Renault 1993), made of the rows the laws were fitted on. An answer
+from a release at weight w lies between the records' and the flow's own, so that it is put right at every w.
 
 The regression is multinomial logistic for levels, least squares for measurements, Poisson for counts, Cox for times.
 """
@@ -30,8 +31,8 @@ Array = NDArray[np.float64]
 Law = LevelLaw | TiltLaw | HazardLaw
 
 ROWS, LEAST_COPIES, MOST_COPIES = 30_000, 4, 60
-"""Simulated rows in all, and how often at least and at most each record is released for them."""
-STEPS, _BLOCK = 3, 8192
+"""Simulated rows in all, and the least and the most tables of as many rows as there are records."""
+STEPS, _BLOCK = 4, 8192
 _RIDGE, _FAR, _NEAR, _NEWTON = 0.05, 4.0, 5e-3, 2
 Regression = Callable[[Array, Any, Array | None], tuple[Array, Array]]
 
@@ -41,34 +42,23 @@ def calibrated(
     x: Array,
     planned: PlannedOutcomes,
     *,
-    to_latents: Callable[[Array], Array],
     to_covariates: Callable[[Array], Array],
-    w: float,
-    radius: float,
     generator: np.random.Generator,
 ) -> OutcomesLast:
     """The same laws, turned.
 
     Args:
         x: (n, d) records they were fitted on.
-        to_latents: records to the latents that are clipped and noised.
         to_covariates: latents to encoded covariates beside the outcomes' latents: the flow but for the laws.
-        w, radius: of the releases.
-        generator: draws the simulated releases.
+        generator: draws the simulated tables.
     """
     n = len(x)
     copies = int(np.clip(ROWS // n, LEAST_COPIES, MOST_COPIES)) // 4 * 4
-    z = to_latents(x)
-    z = np.where(np.isfinite(z).all(axis=1, keepdims=True), z, 0.0)
-    z *= np.minimum(1.0, radius / np.maximum(np.sqrt((z**2).sum(axis=1, keepdims=True)), 1e-12))
-    # Each noise four times, with either sign for covariates and outcomes: what is odd in it cancels out.
+    # Each draw four times, with either sign for covariates and outcomes: what is odd in it cancels out.
     last = np.isin(np.arange(x.shape[1]), planned.drawn)
     signs = np.array([[a if own else b for own in last] for a in (1.0, -1.0) for b in (1.0, -1.0)])
     fresh = generator.standard_normal((copies // 4, 1, n, x.shape[1]))
-    noise = (fresh * signs[None, :, None, :]).reshape(copies * n, -1)
-    noise *= math.sqrt(1 - w)
-    noise += math.sqrt(w) * np.tile(z, (copies, 1))
-    drawn = to_covariates(noise)
+    drawn = to_covariates((fresh * signs[None, :, None, :]).reshape(copies * n, -1))
     out: list[Law] = []
     for law in laws.laws:
         turned = _turned(law, x, drawn, planned)
@@ -90,7 +80,7 @@ def _turned(law: Law, x: Array, drawn: Array, planned: PlannedOutcomes) -> Law:
     target = regression(own, _outcome(law, x, planned), None)[0]
     curvature = regression(own, _outcome(law, x, planned), target)[1]
     se = np.sqrt(np.maximum(np.diag(np.linalg.pinv(curvature)), 0.0))
-    best, least = law, math.inf
+    best, least, before, longer = law, math.inf, np.zeros(0), 1.0
     for step in range(STEPS + 1):
         rows = drawn.copy()
         _draw(law, rows)
@@ -102,7 +92,12 @@ def _turned(law: Law, x: Array, drawn: Array, planned: PlannedOutcomes) -> Law:
         best, least = law, size
         if step == STEPS or size < _NEAR:
             break
-        law = _moved(law, -change.reshape(target.shape, order="F"), asked, rows, planned)
+        if len(before):
+            # Bent effects answer to a turn by less than a straight model says: each step left this share of the last.
+            left = float(change @ curvature @ before) / max(float(before @ curvature @ before), 1e-12)
+            longer = float(np.clip(longer / max(1 - left, 0.25), 1.0, 4.0))
+        before = change
+        law = _moved(law, -longer * change.reshape(target.shape, order="F"), asked, rows, planned)
     return best
 
 
@@ -116,9 +111,9 @@ def _apart(
     n: int,
     se: Array,
 ) -> Array:
-    """How far coefficients of simulated releases are from the records', on average.
+    """How far coefficients of simulated tables are from the records', on average.
 
-    Release by release: a row far out would push a regression of all of them, and so it can push its own, and no further
+    Table by table: a row far out would push a regression of all of them, and so it can push its own, and no further
     than `_FAR` standard errors.
     """
     found = []

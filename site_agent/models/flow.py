@@ -259,7 +259,6 @@ def fit_flow(
     carried: int | None = None,
     shared: Bijection | None = None,
     outcomes: PlannedOutcomes | None = None,
-    noised: tuple[float, float] | None = None,
 ) -> FittedFlow:
     """Fit a flow to encoded records.
 
@@ -276,8 +275,6 @@ def fit_flow(
             knows beyond margins, levels and correlations is learnt from rows drawn from it (`FlowSettings.transfer`).
         outcomes: columns that are drawn last, each given all others (`site_agent.models.outcome_laws`); the flow is
             then of the covariates, and each outcome has a latent of its own beside it. None draws all together.
-        noised: w and radius of the releases that laws of outcomes are put right for
-            (`site_agent.models.calibrated_laws`); None leaves them as they are.
     Returns: the flow (latents to records) and the report.
     Raises: TrainingRefusal: too few records, a value that is not finite, a smooth column that does not vary, columns
         that determine one another, or a likelihood that became NaN. ParameterError: not a matrix.
@@ -293,7 +290,7 @@ def fit_flow(
     if seed is not None:
         settings = _searched(x, settings, seed, progress, integer_columns, carried, began, outcomes)
     generator = rng.generator if seed is None else np.random.default_rng(seed)
-    return _fit(x, settings, generator, None, progress, integer_columns, carried, shared, outcomes, noised)
+    return _fit(x, settings, generator, None, progress, integer_columns, carried, shared, outcomes)
 
 
 def _searched(
@@ -341,7 +338,6 @@ def refit_flow(
     progress: Progress | None = None,
     carried: int | None = None,
     outcomes: PlannedOutcomes | None = None,
-    noised: tuple[float, float] | None = None,
 ) -> FittedFlow:
     """Fit with the number of passes already chosen: nothing is held back, and it takes half the time.
 
@@ -351,7 +347,7 @@ def refit_flow(
     if isinstance(epochs, bool) or not isinstance(epochs, int) or epochs < 0:
         raise ParameterError("epochs must be a whole number of at least 0", given=repr(epochs))
     settings = FlowSettings.of(settings)
-    return _fit(x, settings, rng.generator, epochs, progress, integer_columns, carried, None, outcomes, noised)
+    return _fit(x, settings, rng.generator, epochs, progress, integer_columns, carried, None, outcomes)
 
 
 def _fit(
@@ -364,7 +360,6 @@ def _fit(
     carried: int | None,
     shared: Bijection | None = None,
     outcomes: PlannedOutcomes | None = None,
-    noised: tuple[float, float] | None = None,
     laws: bool = True,
 ) -> FittedFlow:
     """`laws` false leaves the outcomes' latents as they are: what networks are compared by."""
@@ -452,23 +447,14 @@ def _fit(
     smooth = AffineAutoregressiveFlow(mean=start.mean, scale=start.scale, layers=layers, activation=settings.activation)
     second = shaped
     if outcomes is not None and laws:
+        from site_agent.models.calibrated_laws import calibrated
         from site_agent.models.outcome_laws import fit_laws
 
         drawn = Composed(first=Beside(columns=apart, inner=smooth), second=shaped)
-        found_laws = fit_laws(x[rows], outcomes)
-        if noised is not None:
-            from site_agent.models.calibrated_laws import calibrated
-
-            found_laws = calibrated(
-                found_laws,
-                x[rows],
-                outcomes,
-                to_latents=Composed(first=drawn, second=found_laws).inverse,
-                to_covariates=drawn.forward,
-                w=noised[0],
-                radius=noised[1],
-                generator=np.random.default_rng(seed),
-            )
+        generator = np.random.default_rng(seed)
+        found_laws = calibrated(
+            fit_laws(x[rows], outcomes), x[rows], outcomes, to_covariates=drawn.forward, generator=generator
+        )
         second = Composed(first=shaped, second=found_laws)
     flow = Composed(first=Beside(columns=apart, inner=smooth) if apart else smooth, second=second)
     clock.tell("done", 1.0, 0.0)

@@ -228,12 +228,6 @@ def estimate_seconds(plan: StudyPlan, n: int, d: int) -> tuple[float, float]:
     return idle + plan.private.steps * seconds_per_step(n, d, plan.training, plan.private), megabytes
 
 
-def _noised(plan: StudyPlan) -> tuple[float, float]:
-    """w and R of the releases that a flow is fitted for."""
-    noise = mechanism(plan)
-    return noise.w, noise.radius
-
-
 # -- one function per posture -------------------------------------------------------------------------------------
 def _local(
     plan: StudyPlan,
@@ -255,7 +249,6 @@ def _local(
         carried=carried_column(plan),
         shared=begin,
         outcomes=planned_outcomes(plan),
-        noised=_noised(plan),
     )
 
     return Fitted(
@@ -286,7 +279,6 @@ def _refit(
                 carried=carried_column(plan),
                 shared=begin,
                 outcomes=planned_outcomes(plan),
-                noised=_noised(plan),
             )
             return mechanism(plan, whole.flow)
         again = refit_flow(
@@ -298,7 +290,6 @@ def _refit(
             progress=lambda part, share, left: progress(share),
             carried=carried_column(plan),
             outcomes=planned_outcomes(plan),
-            noised=_noised(plan),
         )
         return mechanism(plan, again.flow)
 
@@ -325,7 +316,6 @@ def _holdout(
         integer_columns=encoder.integer_columns,
         progress=lambda part, share, left: progress(share),
         outcomes=planned_outcomes(plan),
-        noised=_noised(plan),
     )
     return Fitted(mechanism=mechanism(plan, fitted.flow), released=released, trained=len(train))
 

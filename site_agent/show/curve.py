@@ -209,8 +209,8 @@ def price_curve(
         progress=lambda part, share, left: tell(Step.FIT, fitting * share),
         carried=carried_column(plan),
         outcomes=planned_outcomes(plan),
-        noised=((prescribed := mechanism(plan)).w, prescribed.radius),
     )
+    prescribed = mechanism(plan)
     radius, planned = prescribed.radius, prescribed.w
     weights = sorted({*(float(w) for w in grid), planned})
     real = _answers(plan, encoder.decode(inside))

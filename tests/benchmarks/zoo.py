@@ -11,7 +11,7 @@ coordinator's estimate, variance and pooling. What is held against the records i
 * width: of the released interval over that of the records'; I², released and real; how often a caution stood by.
 
 python -m tests.benchmarks.zoo [--quick] [--half tuning|reporting] [--worlds a,b] [--kinds binary,…] [--n 1000,5000]
-    [--sites 12] [--w 0.8,0] [--draws 2] [--outcomes last|joint] [--name zoo]
+    [--sites 12] [--w 0.8,0] [--draws 6] [--jobs 2] [--outcomes last|joint] [--name zoo]
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ import json
 import time
 import zlib
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -267,6 +268,10 @@ def cells_of(given: argparse.Namespace) -> Iterator[tuple[str, str, int]]:
                     yield name, kind, n
 
 
+def _cell(asked: tuple[str, str, int], **settings: Any) -> dict[str, Any]:
+    return cell(*asked, **settings)
+
+
 def main() -> None:
     listed = lambda read: lambda text: tuple(read(part) for part in text.split(","))  # noqa: E731
     asked = argparse.ArgumentParser(prog="python -m tests.benchmarks.zoo")
@@ -278,6 +283,7 @@ def main() -> None:
     asked.add_argument("--sites", type=int, default=12)
     asked.add_argument("--w", type=listed(float), default=(0.8, 0.0))
     asked.add_argument("--draws", type=int, default=6)
+    asked.add_argument("--jobs", type=int, default=1, help="processes")
     asked.add_argument("--outcomes", choices=("last", "joint"), default="last")
     asked.add_argument("--name", default="", help="writes tests/benchmarks/results/<name>.json")
     given = asked.parse_args()
@@ -285,14 +291,16 @@ def main() -> None:
         given.worlds = given.worlds or worlds.TUNING[:4]
         given.sites, given.draws = 4, 1
     training = Training(outcomes=given.outcomes)
+    asked_cells = list(cells_of(given))
+    work = partial(_cell, sites=given.sites, weights=given.w, draws=given.draws, training=training)
     found = []
-    for name, kind, n in cells_of(given):
-        one = cell(name, kind, n, given.sites, given.w, given.draws, training)
+    pool = ProcessPoolExecutor(given.jobs)
+    for (name, kind, n), one in zip(asked_cells, pool.map(work, asked_cells), strict=True):
         found.append(one)
-        brief = {f"w={w:g}": summary([one], w) for w in given.w}
+        told_of = {f"w={w:g}": summary([one], w) for w in given.w}
         seen = {
             w: {k: v.get(k) for k in ("bias_median", "bias_p95", "flow_median", "flow_p95", "held")}
-            for w, v in brief.items()
+            for w, v in told_of.items()
         }
         print(name, kind, n, one.get("fit_seconds_per_site"), one.get("refused", ""), json.dumps(seen), flush=True)
     told = summaries(found, given.w)
