@@ -4,16 +4,23 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
+import shipped
+import test_postures as postures
+from test_plan import TOML
 
+from shared.base.randomness import seeded_rng
 from shared.errors import PlanRefusal
+from shared.flows.bijections import OutcomesLast
 from shared.mechanisms.latent_noise.plan import LatentNoisePlan
 from shared.plans.dictionary import Column, Dictionary
 from shared.plans.encoding import Encoder
 from shared.plans.outcomes import planned_outcomes
-from shared.plans.plan import StudyPlan, Training
+from shared.plans.plan import Floors, StudyPlan, Training
+from shared.releases.receipt import planned_event
+from site_agent.release import lasting
 from site_agent.release.lasting import fitted_by
-from tests.test_plan import TOML
 
 COLUMNS = Dictionary(
     name="all",
@@ -107,3 +114,56 @@ def test_a_sealed_flow_serves_no_plan_whose_outcomes_are_others(plan):
     assert fitted_by(first) == fitted_by(replace(first, version=2))
     assert fitted_by(first) != fitted_by(replace(first, training=Training()))
     assert fitted_by(first) != fitted_by(replace(first, estimands={"a": "ols(sbp) ~ age", "b": "mean(visits)"}))
+
+
+# -- from the table to the sealed release -----------------------------------------------------------------------------
+LAST = {
+    "training": Training(flows=2, hidden=16, epochs=3, patience=2, outcomes="last"),
+    "estimands": {"risk": "logistic(died) ~ age + sbp", "seen": "poisson(visits) ~ age", "pressure": "ols(sbp) ~ age"},
+}
+
+
+def test_under_holdout_no_released_record_changes_a_law_and_a_training_record_does():
+    plan, table = postures.study("holdout", **LAST), postures.cohort()
+    before = postures.fitted(plan, table)
+    assert isinstance(before.mechanism.flow.second.second, OutcomesLast)
+    assert postures.same(before, postures.fitted(plan, postures.strange(table, before.released)))
+    trained = [i for i in range(len(table)) if i not in set(before.released)][:1]
+    assert not postures.same(before, postures.fitted(plan, postures.strange(table, trained)))
+
+
+def test_laws_change_no_price_no_width_and_no_radius():
+    last, joint = postures.study("local", **LAST), postures.study("local", estimands=LAST["estimands"])
+    one, other = (postures.fitted(plan, postures.cohort()).mechanism for plan in (last, joint))
+    assert (one.d, one.w, one.radius, one.event) == (other.d, other.w, other.radius, other.event)
+    assert planned_event(last) == planned_event(joint)
+
+
+def test_noise_of_one_record_moves_that_records_row_alone():
+    plan, table = postures.study("local", **LAST), postures.cohort()
+    _, x, _ = postures.encoded(plan, table)
+    noise = postures.fitted(plan, table).mechanism
+    changed = x.copy()
+    changed[7] = x[8]
+    one, other = (noise.release(rows, seeded_rng(4)) for rows in (x, changed))
+    assert np.array_equal(np.delete(one, 7, axis=0), np.delete(other, 7, axis=0))
+
+
+def test_a_release_with_outcomes_last_is_sealed_appended_to_and_audited(tmp_path):
+    release = LatentNoisePlan(w=0.02)
+    plan = shipped.study(
+        release,
+        postures.DICTIONARY,
+        waves=2,
+        floors=Floors(membership_auc=1.0, own_row_linkage=1.0, extreme_linkage=1.0),
+        **LAST,
+    )
+    bench = shipped.Bench(tmp_path)
+    first = bench.release(plan, postures.cohort(300), seeded_rng(1))
+    bench.deliver(first)
+    second = bench.release(plan, postures.cohort(400), seeded_rng(2), wave=2)
+    assert second.receipt.n == 100
+    fits = [lasting.read_fit(bench.site.ledger.folder(made.hold), made.hold) for made in (first, second)]
+    assert isinstance(fits[0].flow.second.second, OutcomesLast)
+    assert fits[1].flow_of == first.hold.release_id
+    assert np.array_equal(fits[0].flow.inverse(fits[0].noisy), fits[1].flow.inverse(fits[0].noisy))
