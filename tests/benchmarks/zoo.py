@@ -261,7 +261,11 @@ def cells_of(given: argparse.Namespace) -> Iterator[tuple[str, str, int]]:
     """World, outcome and n of every cell that was asked for."""
     half = worlds.TUNING if given.half == "tuning" else worlds.REPORTING
     for name in given.worlds or half:
-        world = worlds.world(name)
+        try:
+            world = worlds.world(name)
+        except FileNotFoundError as absent:
+            print(f"left out: {absent}")
+            continue
         for kind in world.kinds:
             if kind in given.kinds:
                 for n in given.n if not world.sites else (10**9,):
