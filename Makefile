@@ -52,6 +52,7 @@ bench: $(STAMP)
 	@$(BIN)/python -m tests.benchmarks.lni_312 --oracles 500
 	@$(BIN)/python -m tests.benchmarks.cohorts_gap --carry
 	@$(BIN)/python -m tests.benchmarks.cohorts_gap 1 100 --events
+	@$(BIN)/python -m tests.benchmarks.zoo --half reporting --n 1000 --sites 12 --draws 4 --w 0.8 --jobs 2 --name zoo
 
 proto: $(STAMP)
 	@$(BIN)/python -m shared.proto.generate

@@ -646,7 +646,9 @@ def _priced(name: str, plan: StudyPlan, changes: Mapping[str, Any], covered: str
     from shared.releases.receipt import given, planned_event
 
     try:
-        changed = replace(plan, **changes)
+        # Which columns are drawn last has no price, and not every way of releasing has an order of drawing.
+        joint = replace(plan.training, outcomes="joint")
+        changed = replace(plan, training=joint, **changes)
         event = planned_event(changed)
         price = privacy.epsilon(event, plan.budget.delta) if privacy.guaranteed(event) else None
         return Price(name=name, epsilon=price, covered=covered, width=width, epsilon_given=given(changed))

@@ -254,7 +254,9 @@ def test_the_last_affordable_wave_is_the_last_whose_total_fits(written, w):
 
 
 def test_a_release_that_uses_no_record_is_affordable_for_ever(written):
-    plan = replace(StudyPlan.from_toml(written.read_text()), release=LatentNoisePlan(w=0.0), posture="public")
+    plan = StudyPlan.from_toml(written.read_text())
+    joint = replace(plan.training, outcomes="joint")
+    plan = replace(plan, release=LatentNoisePlan(w=0.0), posture="public", training=joint)
     assert planning.cost(plan).last_affordable == planning.MANY
     assert planning.cost(plan).waves[-1].total == 0
 

@@ -11,7 +11,7 @@ import datetime as dt
 import math
 import tomllib
 from collections.abc import Mapping
-from dataclasses import MISSING, Field, dataclass, field, fields
+from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any, ClassVar, Literal
 
@@ -233,6 +233,13 @@ class StudyPlan:
             "training.family must be 'affine' with posture 'private': training with noise knows no other",
             repr(self.training.family),
         )
+        must(
+            self.training.outcomes == "joint" or self._may_draw_outcomes_last,
+            "training.outcomes must be 'joint' but for latent noise with posture 'local' or 'holdout', margins "
+            "'normal_scores' and no release.carry: laws of outcomes are fitted to records, without noise",
+            f"posture {self.posture!r}, mechanism {self.release.mechanism!r}",
+            "Leave training.outcomes out.",
+        )
         must(self.returning in ("append", "refresh", "frozen"), "returning is unknown", repr(self.returning))
         known = self.dictionary.person is not None
         must(
@@ -260,6 +267,15 @@ class StudyPlan:
             repr(self.floors.approval),
         )
         self.release.require(self)
+
+    @property
+    def _may_draw_outcomes_last(self) -> bool:
+        return (
+            self.release.mechanism == "latent_noise"
+            and self.posture in ("local", "holdout")
+            and self.training.margins == "normal_scores"
+            and not getattr(self.release, "carry", "")
+        )
 
     def _require_federated(self) -> None:
         digest = self.flow.removeprefix(PREFIX)
@@ -414,7 +430,11 @@ class StudyPlan:
         if isinstance(given.get("release"), dict):
             # What a lead leaves out is today's default; what a signed plan leaves out, the default of its day.
             given["release"] = {**_mechanism(given["release"]).today(), **given["release"]}
-        return cls.from_canonical(given)
+        plan = cls.from_canonical(given)
+        written = given.get("training")
+        if plan._may_draw_outcomes_last and not (isinstance(written, dict) and "outcomes" in written):
+            plan = replace(plan, training=replace(plan.training, outcomes="last"))
+        return plan
 
     @classmethod
     def from_bytes(cls, data: bytes) -> StudyPlan:

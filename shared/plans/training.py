@@ -30,6 +30,8 @@ class Training:
             under which held-back records are likeliest; with postures ``local`` and ``holdout``.
         transfer: a site of few records begins at what the plan's `flow` knows, and keeps that only where held-back
             records gain by it; with posture ``local`` and a flow that several sites have trained.
+        outcomes: ``last`` draws what the plan names as outcomes (`shared.plans.outcomes`) given all other columns, and
+            the flow is of those; with postures ``local`` and ``holdout``. ``joint`` leaves all columns to one flow.
     """
 
     flows: int = 4
@@ -44,7 +46,8 @@ class Training:
     spectral: bool = False
     search: bool = False
     transfer: bool = False
-    later: ClassVar[tuple[str, ...]] = ("search", "transfer")
+    outcomes: Literal["joint", "last"] = "joint"
+    later: ClassVar[tuple[str, ...]] = ("search", "transfer", "outcomes")
 
     def __post_init__(self) -> None:
         for name, most in (("flows", 20), ("hidden", 1024), ("layers", 4), ("epochs", 10_000), ("patience", 10_000)):
@@ -53,6 +56,7 @@ class Training:
         must(0 < self.learning_rate <= 1, "training.learning_rate must be in (0, 1]", self.learning_rate)
         must(0 < self.validation < 0.9, "training.validation must be in (0, 0.9)", self.validation)
         must(self.margins in ("normal_scores", "none"), "training.margins is unknown", self.margins)
+        must(self.outcomes in ("joint", "last"), "training.outcomes must be 'joint' or 'last'", repr(self.outcomes))
         must(self.family in ("affine", "spline"), "training.family must be 'affine' or 'spline'", self.family)
         must(not self.spectral or self.family == "affine", "training.spectral must go with affine layers", self.family)
         for name in ("spectral", "search", "transfer"):

@@ -1,6 +1,6 @@
 """Training the site's flow: records in, plain arrays out.
 
-Four decisions, each measured before it was taken.
+Five decisions, each measured before it was taken.
 
 * **Start at the answer for Gaussian data.** Margins and levels are fitted in closed form, the columns are whitened by
   the Cholesky factor of their covariance, and every masked layer starts as the identity. With no step taken the flow
@@ -13,6 +13,9 @@ Four decisions, each measured before it was taken.
   columns; a column with many levels gets a margin with knots at every integer, so that its frequencies are exact. A
   time is another quantity for those with the event and those without, so it gets a margin and a regression for each
   (`Strata`).
+* **Outcomes are drawn last, where a plan asks.** A planned regression is about the law of its outcome given everything
+  else, and a near-Gaussian flow behind `Levels` has that law wrong where groups have other variances. So the flow is
+  of the covariates, and `site_agent.models.outcome_laws` draws each outcome given them.
 * **Plain arrays leave.** The masked layers have nflows' parameters and are trained by `site_agent.models.fast_flow`,
   in numpy; nflows itself (`site_agent.models.reference_flow`, torch) is what that is tested against, and trains what
   it does not know. What is returned is a `shared.flows.bijections` chain that agrees with nflows to 1e-6.
@@ -49,6 +52,7 @@ from shared.flows.bijections import (
     Strata,
     StratumModel,
 )
+from shared.plans.outcomes import PlannedOutcomes
 from shared.plans.plan import Training
 from site_agent.models.fast_flow import Adam, FusedFlow, first_layers
 
@@ -177,8 +181,12 @@ class FlowSettings:
 
     @classmethod
     def of(cls, given: FlowSettings | Training) -> FlowSettings:
-        """A plan's `[training]` as settings: every field of it has the same name here."""
-        return given if isinstance(given, FlowSettings) else cls(**asdict(given))
+        """A plan's `[training]` as settings: every other field of it has the same name here."""
+        if isinstance(given, FlowSettings):
+            return given
+        own = asdict(given)
+        own.pop("outcomes")  # which columns those are is told beside: `fit_flow`
+        return cls(**own)
 
     def sizes(self, n: int) -> tuple[int, int]:
         """(records trained on while others are held back, records per step) for n records."""
@@ -198,7 +206,7 @@ class FlowReport:
         epochs_run: passes tried.
         batch: records per step.
         start_nll: mean negative log-likelihood of held-back records at the Gaussian start, nats.
-        best_nll: the same at the chosen epoch.
+        best_nll: the same at the chosen epoch. Where outcomes are drawn last, both are of the covariates alone.
         gain: mean paired gain over the start, nats per record.
         gain_se: its standard error.
         transferred: whether the layers began at those of a shared flow; `epochs` then counts from there.
@@ -250,6 +258,7 @@ def fit_flow(
     integer_columns: Sequence[int] = (),
     carried: int | None = None,
     shared: Bijection | None = None,
+    outcomes: PlannedOutcomes | None = None,
 ) -> FittedFlow:
     """Fit a flow to encoded records.
 
@@ -264,6 +273,8 @@ def fit_flow(
             its levels, so that noise in them takes nothing from what sets its levels apart. Only with normal scores.
         shared: a flow of the same columns, latents to encoded records, that a site may know without a charge. What it
             knows beyond margins, levels and correlations is learnt from rows drawn from it (`FlowSettings.transfer`).
+        outcomes: columns that are drawn last, each given all others (`site_agent.models.outcome_laws`); the flow is
+            then of the covariates, and each outcome has a latent of its own beside it. None draws all together.
     Returns: the flow (latents to records) and the report.
     Raises: TrainingRefusal: too few records, a value that is not finite, a smooth column that does not vary, columns
         that determine one another, or a likelihood that became NaN. ParameterError: not a matrix.
@@ -277,9 +288,9 @@ def fit_flow(
     settings, began = FlowSettings.of(settings), time.monotonic()
     seed = int(rng.generator.integers(2**62)) if settings.search else None
     if seed is not None:
-        settings = _searched(x, settings, seed, progress, integer_columns, carried, began)
+        settings = _searched(x, settings, seed, progress, integer_columns, carried, began, outcomes)
     generator = rng.generator if seed is None else np.random.default_rng(seed)
-    return _fit(x, settings, generator, None, progress, integer_columns, carried, shared)
+    return _fit(x, settings, generator, None, progress, integer_columns, carried, shared, outcomes)
 
 
 def _searched(
@@ -290,13 +301,15 @@ def _searched(
     integer_columns: Sequence[int],
     carried: int | None,
     began: float,
+    outcomes: PlannedOutcomes | None,
 ) -> FlowSettings:
     """The settings with the grid's best network: all are tried on one split, and of equal ones the smallest wins."""
     tries = [replace(settings, **one, search=False, gate=0.0, refit=False) for one in PAPERS_GRID]
     sizes = [one.flows * one.layers * one.hidden for one in tries]
     ranked: list[tuple[float, int, int]] = []
     for k, one in enumerate(tries):
-        found = _fit(x, one, np.random.default_rng(seed), None, None, integer_columns, carried).report
+        given = (None, None, integer_columns, carried, None, outcomes)
+        found = _fit(x, one, np.random.default_rng(seed), *given, laws=False).report
         ranked.append((round(found.best_nll or 0.0, 9), sizes[k], k))
         if progress is not None:
             done = sum(sizes[: k + 1]) / (sum(sizes) + max(sizes))
@@ -324,6 +337,7 @@ def refit_flow(
     integer_columns: Sequence[int] = (),
     progress: Progress | None = None,
     carried: int | None = None,
+    outcomes: PlannedOutcomes | None = None,
 ) -> FittedFlow:
     """Fit with the number of passes already chosen: nothing is held back, and it takes half the time.
 
@@ -332,7 +346,8 @@ def refit_flow(
     """
     if isinstance(epochs, bool) or not isinstance(epochs, int) or epochs < 0:
         raise ParameterError("epochs must be a whole number of at least 0", given=repr(epochs))
-    return _fit(x, FlowSettings.of(settings), rng.generator, epochs, progress, integer_columns, carried)
+    settings = FlowSettings.of(settings)
+    return _fit(x, settings, rng.generator, epochs, progress, integer_columns, carried, None, outcomes)
 
 
 def _fit(
@@ -344,7 +359,10 @@ def _fit(
     integer_columns: Sequence[int],
     carried: int | None,
     shared: Bijection | None = None,
+    outcomes: PlannedOutcomes | None = None,
+    laws: bool = True,
 ) -> FittedFlow:
+    """`laws` false leaves the outcomes' latents as they are: what networks are compared by."""
     began = time.monotonic()
     x = np.array(x, dtype=np.float64)
     if x.ndim != 2 or x.shape[1] < 1:
@@ -358,8 +376,14 @@ def _fit(
             "a carried column must be a dequantised one beside others, and margins 'normal_scores'",
             given=f"column {carried} of {d}, margins {settings.margins!r}",
         )
+    if outcomes is not None and (outcomes.d != d or carried is not None or settings.margins == "none"):
+        raise ParameterError(
+            "outcomes that are drawn last must be of these columns, without a carried one, and margins 'normal_scores'",
+            given=f"{outcomes.d} columns for {d}, margins {settings.margins!r}",
+        )
     _require_trainable(x, integers)
-    own = [j for j in range(d) if j != carried]
+    apart = ((carried,) if carried is not None else ()) if outcomes is None else outcomes.drawn
+    own = [j for j in range(d) if j not in apart]
     clock = _Clock(progress, began)
     clock.tell("margins", 0.0, None)
 
@@ -375,7 +399,7 @@ def _fit(
     epochs = epochs_run = (settings.epochs if passes is None else passes) if settings.flows else 0
     with _session(settings):
         if held:
-            shaped = _shape(x[train], settings, integers, carried)
+            shaped = _shape(x[train], settings, integers, carried, outcomes)
             inner_train, inner_check = shaped.inverse(x[train])[:, own], shaped.inverse(x[check])[:, own]
             start = _whitening(inner_train)
             trainer = Trainer(len(own), settings, seed)
@@ -391,14 +415,17 @@ def _fit(
             if gain <= settings.gate * gain_se:
                 epochs, best_nll = 0, start_nll
             if settings.transfer and shared is not None and n < TRANSFER_BELOW:
-                known = _known(shared, settings, seed, integers, carried)
+                known = _known(shared, settings, seed, integers, carried, outcomes)
             if known and shared is not None:
+                drawn_last = np.zeros(held)
+                if outcomes is not None:
+                    drawn_last = _last(x[train], outcomes, x[check])
                 tuner = Trainer(len(own), settings, seed, known)
                 tuned = tuner.search(start.inverse(inner_train), start.inverse(inner_check), batch, _Clock(None, began))
                 value = float((tuned.best - offset).mean())
                 over = found.start - tuned.best
                 # Better than the shared flow as it is, than what the records say by themselves, and than the Gaussian.
-                least = min(best_nll, float(-shared.log_prob(x[check]).mean()))
+                least = min(best_nll, float(-(shared.log_prob(x[check]) - drawn_last).mean()))
                 if value < least and _clear(over, settings.gate):
                     gain, gain_se = float(over.mean()), float(over.std(ddof=1) / math.sqrt(held))
                     epochs_run, epochs, best_nll, trainer = tuned.epochs_run, tuned.epochs, value, tuner
@@ -407,7 +434,7 @@ def _fit(
 
         everything = settings.refit or not held
         rows = np.arange(n) if everything else train
-        shaped = _shape(x[rows], settings, integers, carried)
+        shaped = _shape(x[rows], settings, integers, carried, outcomes)
         inner = shaped.inverse(x[rows])[:, own]
         start = _whitening(inner)
         layers: tuple[MaskedLayer, ...] = ()
@@ -418,10 +445,18 @@ def _fit(
                 trainer.run(start.inverse(inner), batch, epochs * per_epoch, per_epoch, clock)
             layers = trainer.layers()
     smooth = AffineAutoregressiveFlow(mean=start.mean, scale=start.scale, layers=layers, activation=settings.activation)
-    flow = Composed(
-        first=smooth if carried is None else Beside(columns=(carried,), inner=smooth),
-        second=shaped,
-    )
+    second = shaped
+    if outcomes is not None and laws:
+        from site_agent.models.calibrated_laws import calibrated
+        from site_agent.models.outcome_laws import fit_laws
+
+        drawn = Composed(first=Beside(columns=apart, inner=smooth), second=shaped)
+        generator = np.random.default_rng(seed)
+        found_laws = calibrated(
+            fit_laws(x[rows], outcomes), x[rows], outcomes, to_covariates=drawn.forward, generator=generator
+        )
+        second = Composed(first=shaped, second=found_laws)
+    flow = Composed(first=Beside(columns=apart, inner=smooth) if apart else smooth, second=second)
     clock.tell("done", 1.0, 0.0)
     return FittedFlow(
         flow=flow,
@@ -442,13 +477,27 @@ def _fit(
     )
 
 
+def _last(x: Array, outcomes: PlannedOutcomes, check: Array) -> Array:
+    """Log-density of the outcomes of records, given everything else, under laws fitted to others."""
+    from site_agent.models.outcome_laws import fit_laws
+
+    z, log_det = fit_laws(x, outcomes).inverse_with_log_det(check)
+    b = z[:, list(outcomes.drawn)]
+    return np.asarray(log_det - 0.5 * (b**2).sum(axis=1) - 0.5 * b.shape[1] * math.log(2 * math.pi))
+
+
 def _clear(differences: Array, gate: float) -> bool:
     """Whether paired gains are above zero by more standard errors than chance would make them."""
     return bool(differences.mean() > gate * differences.std(ddof=1) / math.sqrt(len(differences)))
 
 
 def _known(
-    shared: Bijection, settings: FlowSettings, seed: int, integers: tuple[int, ...], carried: int | None
+    shared: Bijection,
+    settings: FlowSettings,
+    seed: int,
+    integers: tuple[int, ...],
+    carried: int | None,
+    outcomes: PlannedOutcomes | None,
 ) -> tuple[MaskedLayer, ...]:
     """Masked layers with what a shared flow knows beyond margins, levels and correlations; none if it knows nothing.
 
@@ -458,10 +507,11 @@ def _known(
     """
     generator = np.random.default_rng(seed)
     rows = shared.forward(generator.standard_normal((_DRAWN, shared.d)))
-    own = [j for j in range(shared.d) if j != carried]
+    apart = (carried,) if outcomes is None else outcomes.drawn
+    own = [j for j in range(shared.d) if j not in apart]
     try:
         _require_trainable(rows, integers)
-        inner = _shape(rows, settings, integers, carried).inverse(rows)[:, own]
+        inner = _shape(rows, settings, integers, carried, outcomes).inverse(rows)[:, own]
         y = _whitening(inner).inverse(inner)
         trainer = Trainer(len(own), settings, seed)
         found = trainer.search(y[_DRAWN // 4 :], y[: _DRAWN // 4], 256, _Clock(None, 0.0))
@@ -560,19 +610,30 @@ def _log_det(part: Any, x: Array) -> Array:
 
 
 # -- margins and levels ---------------------------------------------------------------------------------------------
-def _shape(x: Array, settings: FlowSettings, integers: tuple[int, ...], carried: int | None = None) -> Composed:
-    """Everything between the smooth space of the flow and the encoded records: levels, strata, margins."""
+def _shape(
+    x: Array,
+    settings: FlowSettings,
+    integers: tuple[int, ...],
+    carried: int | None = None,
+    outcomes: PlannedOutcomes | None = None,
+) -> Composed:
+    """Everything between the smooth space of the flow and the encoded records: levels, strata, margins.
+
+    Outcomes that are drawn last are left as they are, and nothing reads them.
+    """
     d = x.shape[1]
+    apart = () if outcomes is None else outcomes.drawn
+    integers = tuple(j for j in integers if j not in apart)
     if carried is not None:
         return _shape_given(x, settings, integers, carried)
     if settings.margins == "none":
         return Composed(first=Levels(d=d, models=()), second=Margins(knots=(None,) * d))
     counts = {j: max(1, int(np.floor(x[:, j].max())) + 1) for j in integers}
     modelled = [j for j in integers if counts[j] <= settings.modelled_levels]
-    stratified = _stratified(x, modelled, {j: counts[j] for j in modelled}, integers)
+    stratified = _stratified(x, modelled, {j: counts[j] for j in modelled}, (*integers, *apart))
     knots: list[tuple[Array, Array] | None] = []
     for j in range(d):
-        if j in modelled or j in stratified:
+        if j in modelled or j in stratified or j in apart:
             knots.append(None)
         elif j in counts:
             knots.append(_level_knots(x[:, j], counts[j]))
@@ -580,7 +641,7 @@ def _shape(x: Array, settings: FlowSettings, integers: tuple[int, ...], carried:
             knots.append(_score_knots(x[:, j]))
     margins = Margins(knots=tuple(knots))
     y = margins.inverse(x)
-    smooth = [j for j in range(d) if j not in modelled and j not in stratified]
+    smooth = [j for j in range(d) if j not in modelled and j not in stratified and j not in apart]
     models: list[LevelModel] = []
     # Rarest last: an event is drawn given everything else.
     for j in sorted(modelled, key=lambda j: (-_entropy(y[:, j]), j)):

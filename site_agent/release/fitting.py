@@ -34,6 +34,7 @@ from shared.flows.bijections import AffineAutoregressiveFlow, Bijection, Compose
 from shared.mechanisms.latent_noise.noise import LatentNoise
 from shared.mechanisms.latent_noise.plan import carried_column, mechanism
 from shared.plans.encoding import Encoder
+from shared.plans.outcomes import planned_outcomes
 from shared.plans.plan import StudyPlan
 from shared.plans.public_start import public_start
 from shared.privacy import accountant as privacy
@@ -208,11 +209,17 @@ def estimate_seconds(plan: StudyPlan, n: int, d: int) -> tuple[float, float]:
     """What fitting and attacking will take at most on this machine: (seconds, megabytes)."""
     from site_agent.models.flow import FlowSettings, estimate_cost
 
-    if plan.posture == "local":
-        seconds, megabytes = estimate_cost(n, d, plan.training)
-        return 1.5 * seconds, megabytes  # the attacks fit once more, of one network
-    if plan.posture == "holdout":
-        return estimate_cost(max(1, round(plan.holdout * n)), d, plan.training)
+    if plan.posture in ("local", "holdout"):
+        own = n if plan.posture == "local" else max(1, round(plan.holdout * n))
+        seconds, megabytes = estimate_cost(own, d, plan.training)
+        outcomes = planned_outcomes(plan)
+        if outcomes is not None:
+            from site_agent.models.outcome_laws import laws_cost
+
+            more = laws_cost(own, outcomes)
+            seconds, megabytes = seconds + more[0], megabytes + more[1]
+        # Under `local` the attacks fit once more, of one network.
+        return (1.5 if plan.posture == "local" else 1) * seconds, megabytes
     idle, megabytes = estimate_cost(n, d, FlowSettings(flows=0))
     if plan.private is None:
         return idle, megabytes
@@ -241,6 +248,7 @@ def _local(
         progress=lambda part, share, left: progress(share),
         carried=carried_column(plan),
         shared=begin,
+        outcomes=planned_outcomes(plan),
     )
 
     return Fitted(
@@ -270,6 +278,7 @@ def _refit(
                 progress=lambda part, share, left: progress(share),
                 carried=carried_column(plan),
                 shared=begin,
+                outcomes=planned_outcomes(plan),
             )
             return mechanism(plan, whole.flow)
         again = refit_flow(
@@ -280,6 +289,7 @@ def _refit(
             integer_columns=encoder.integer_columns,
             progress=lambda part, share, left: progress(share),
             carried=carried_column(plan),
+            outcomes=planned_outcomes(plan),
         )
         return mechanism(plan, again.flow)
 
@@ -305,6 +315,7 @@ def _holdout(
         rng,
         integer_columns=encoder.integer_columns,
         progress=lambda part, share, left: progress(share),
+        outcomes=planned_outcomes(plan),
     )
     return Fitted(mechanism=mechanism(plan, fitted.flow), released=released, trained=len(train))
 

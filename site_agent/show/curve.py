@@ -28,6 +28,7 @@ from shared.estimands.answer import Estimate, estimate, parse_estimand
 from shared.mechanisms.latent_noise.noise import LatentNoise
 from shared.mechanisms.latent_noise.plan import carried_column, mechanism
 from shared.plans.encoding import Encoder
+from shared.plans.outcomes import planned_outcomes
 from shared.plans.plan import StudyPlan
 from shared.privacy import accountant as privacy
 from shared.privacy.stated import FLOW
@@ -207,6 +208,7 @@ def price_curve(
         integer_columns=encoder.integer_columns,
         progress=lambda part, share, left: tell(Step.FIT, fitting * share),
         carried=carried_column(plan),
+        outcomes=planned_outcomes(plan),
     )
     prescribed = mechanism(plan)
     radius, planned = prescribed.radius, prescribed.w

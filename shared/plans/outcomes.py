@@ -1,0 +1,161 @@
+"""Which columns a plan names as outcomes, and what a flow must know of the columns to draw those last.
+
+An outcome is what stands on the left of a planned question, and whatever the dictionary calls an event or a time. What
+a question compares within groups is an outcome too; the groups are not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from shared.errors import ParameterError
+
+if TYPE_CHECKING:
+    from shared.plans.plan import StudyPlan
+
+__all__ = ["PlannedOutcomes", "planned_outcomes"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedOutcomes:
+    """Outcomes as encoded columns, and what all encoded columns are.
+
+    Args:
+        d: encoded columns.
+        groups: in the order in which they are drawn, each of one column, or of a time and its event.
+        levels: encoded column to its levels, of levelled ones.
+        whole: columns of whole numbers that are no levels.
+        gates: column to the one that says that its value is missing.
+        bounds: column to the least and the largest code that a released value may have.
+        products: pairs of columns whose product a planned question reads; a column with itself for its square.
+    """
+
+    d: int
+    groups: tuple[tuple[int, ...], ...]
+    levels: Mapping[int, int]
+    whole: frozenset[int]
+    gates: Mapping[int, int]
+    bounds: Mapping[int, tuple[float, float]]
+    products: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def drawn(self) -> tuple[int, ...]:
+        """All columns of outcomes, ascending."""
+        return tuple(sorted(column for group in self.groups for column in group))
+
+
+def planned_outcomes(plan: StudyPlan) -> PlannedOutcomes | None:
+    """What a plan's outcomes are; None where its flow does not draw them last, or it names none.
+
+    A plan none of whose columns is a covariate has no outcomes in this sense.
+    """
+    if plan.training.outcomes != "last":
+        return None
+    return _named(plan)
+
+
+def _named(plan: StudyPlan) -> PlannedOutcomes | None:
+    from shared.estimands.questions import parse_estimand
+    from shared.plans.encoding import Encoder
+
+    encoder = Encoder(dictionary=plan.dictionary)
+    place = {name: j for j, name in enumerate(encoder.columns)}
+    columns = {column.name: column for column in plan.dictionary.released}
+    asked = []
+    for text in plan.estimands.values():
+        try:
+            asked.append(parse_estimand(text))
+        except ParameterError:
+            continue  # a note in words, or a question of another mechanism
+    left: dict[str, None] = {}
+    right: dict[str, set[str]] = {}
+    pairs: dict[str, str] = {}
+    products: dict[tuple[int, int], None] = {}
+    for one in asked:
+        if one.kind in ("network", "correlation"):
+            continue
+        own = [name for name in _names(one.outcome, one.event, one.duration) if name in columns]
+        read = [name for name in one.columns if name in columns and name not in own]
+        for name in own:
+            left[name] = None
+            right.setdefault(name, set()).update(read)
+        if one.duration in columns and one.duration not in pairs:
+            events = [name for name in own if name != one.duration]
+            if len(events) == 1:
+                pairs[one.duration] = events[0]
+        for term in one.terms:
+            products |= dict.fromkeys(_products(term, place))
+    for name, column in columns.items():
+        if column.kind in ("event", "time"):
+            left.setdefault(name)
+            right.setdefault(name, set())
+            if column.kind == "time" and column.event in columns:
+                pairs.setdefault(name, column.event)
+    paired = {
+        time: event
+        for time, event in pairs.items()
+        if columns[time].kind == "time"
+        and columns[time].missing != "level"
+        and len(columns[event].levels) == 2
+        and columns[event].missing != "level"
+        and list(pairs.values()).count(event) == 1
+    }
+    order: list[tuple[str, ...]] = []
+    waiting = [name for name in left if name not in paired.values()]
+    # Times last; and what another outcome's question reads comes before that outcome.
+    waiting.sort(key=lambda name: (name in paired, list(columns).index(name)))
+    while waiting:
+        now = [name for name in waiting if name not in paired] or waiting
+        free = [name for name in now if not (right[name] - {name}) & set(now)]
+        chosen = (free or now)[0]
+        waiting.remove(chosen)
+        order.append((chosen, paired[chosen]) if chosen in paired else (chosen,))
+    groups: list[tuple[int, ...]] = []
+    for group in order:
+        for name in group:
+            if f"{name} missing" in place:
+                groups.append((place[f"{name} missing"],))
+        groups.append(tuple(place[name] for name in group))
+    drawn = {j for group in groups for j in group}
+    if not drawn or len(drawn) == encoder.d:
+        return None
+    levels: dict[int, int] = {}
+    whole, gates, bounds = [], {}, {}
+    for name, column in columns.items():
+        j = place[name]
+        if column.levels:
+            levels[j] = len(column.levels) + (column.missing == "level")
+            continue
+        if column.kind == "integer":
+            whole.append(j)
+            bounds[j] = (0.0, column.span[1] - column.span[0])
+        elif column.kind == "continuous":
+            bounds[j] = (-1.0, 1.0)
+        if f"{name} missing" in place:
+            levels[place[f"{name} missing"]] = 2
+            gates[j] = place[f"{name} missing"]
+    return PlannedOutcomes(
+        d=encoder.d,
+        groups=tuple(groups),
+        levels=levels,
+        whole=frozenset(whole),
+        gates=gates,
+        bounds=bounds,
+        products=tuple(products),
+    )
+
+
+def _names(*texts: str) -> list[str]:
+    from shared.estimands.formulas import names, parse
+
+    return list(dict.fromkeys(name for text in texts if text for name in names(parse(text))))
+
+
+def _products(term: str, place: Mapping[str, int]) -> list[tuple[int, int]]:
+    """Pairs of encoded columns that a term multiplies; a square where a term of one column is no plain column."""
+    found = [name for name in _names(term) if name in place]
+    if ":" in term or "*" in term:
+        return [(place[a], place[b]) for i, a in enumerate(found) for b in found[i + 1 :]]
+    return [(place[found[0]], place[found[0]])] if "^" in term and len(found) == 1 else []

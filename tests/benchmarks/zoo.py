@@ -1,0 +1,328 @@
+"""Hard worlds through latent noise: how far the pooled released answer is from the pooled answer of the records.
+
+Every cell is a world, a type of outcome, a number of patients and of sites. Each site's table goes the product's way:
+a plan with the planned question, the posture's fit (`site_agent.release.fitting.fit`), the noise, the decoder; the
+coordinator's estimate, variance and pooling. What is held against the records is one number per term:
+
+* bias: released less real pooled estimate, in standard errors of the real pooled estimate, averaged over the draws;
+* apart: the same distance draw by draw, noise included; noise alone makes it about .6 at the orders of a product;
+* flow: the same distance for so many rows drawn from the sites' flows that no noise is left: their misfit alone;
+* held: how often the released 95 % interval holds the records' pooled estimate, and the law's own answer;
+* width: of the released interval over that of the records'; I², released and real; how often a caution stood by.
+
+python -m tests.benchmarks.zoo [--quick] [--half tuning|reporting] [--worlds a,b] [--kinds binary,…] [--n 1000,5000]
+    [--sites 12] [--w 0.8,0] [--draws 6] [--jobs 2] [--outcomes last|joint] [--name zoo]
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime as dt
+import hashlib
+import json
+import time
+import zlib
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
+from functools import lru_cache, partial
+from typing import Any
+
+import numpy as np
+
+from coordinator.pooling.intervals import Draw, with_release_variance
+from coordinator.pooling.pool import pool_estimates
+from shared.base.randomness import seeded_rng
+from shared.errors import Refusal
+from shared.estimands.answer import Estimate, estimate, parse_estimand
+from shared.mechanisms.latent_noise.plan import LatentNoisePlan
+from shared.plans.encoding import Encoder
+from shared.plans.plan import Budget, StudyPlan, Training, Wave
+from site_agent.release.fitting import fit
+from tests.benchmarks import record, worlds
+
+SEED = 20261123
+FLOW = 4
+"""Rows drawn from a flow for each of its records, to see what it draws without noise."""
+LAW = 150_000
+"""Patients by whom a law's own answer is found: a large-sample fit, over as many sites as a cell may have."""
+
+
+def plan_of(world: worlds.HardWorld, kind: str, w: float, training: Training) -> StudyPlan:
+    """The plan of a study of one outcome."""
+    day = dt.date(2026, 1, 1)
+    return StudyPlan(
+        study="zoo",
+        version=1,
+        title="A hard world",
+        purpose="To see what is true on it.",
+        coordinator="hub",
+        expires=day,
+        release=LatentNoisePlan(w=w),
+        training=training,
+        budget=Budget(epsilon=1e6, delta=1e-6),
+        waves=(Wave(number=1, opens=day, closes=day),),
+        dictionary=world.dictionary(kind),
+        estimands={"planned": world.question(kind)},
+    )
+
+
+def _seed(*parts: Any) -> int:
+    return zlib.crc32(repr((SEED, *parts)).encode())
+
+
+@lru_cache(maxsize=256)
+def law(name: str, kind: str, sites: int) -> dict[str, float]:
+    """Term to the law's own answer: the mean over sites of large-sample fits; empty for real tables."""
+    world = worlds.world(name)
+    if world.sites:
+        return {}
+    found: dict[str, list[float]] = {}
+    for site in range(sites):
+        table = world(LAW // sites, np.random.default_rng(_seed("law", name, site)), site)
+        for row in _asked(world, kind, table):
+            if row.yi is not None:
+                found.setdefault(row.term, []).append(row.yi)
+    return {term: float(np.mean(values)) for term, values in found.items()}
+
+
+def _levels(world: worlds.HardWorld, kind: str) -> dict[str, Sequence[Any]]:
+    return {column.name: column.levels for column in world.dictionary(kind).columns if column.levels}
+
+
+def _asked(world: worlds.HardWorld, kind: str, table: Any, site: str = "s") -> list[Estimate]:
+    question = parse_estimand(world.question(kind))
+    return estimate(table, question, study="zoo", site=site, wave=1, levels=_levels(world, kind))
+
+
+def cell(
+    name: str, kind: str, n: int, sites: int, weights: Sequence[float], draws: int, training: Training
+) -> dict[str, Any]:
+    """One world, outcome, n and number of sites: what was pooled at every w, and what the records say."""
+    world = worlds.world(name)
+    sites = world.sites or sites
+    question, levels = parse_estimand(world.question(kind)), _levels(world, kind)
+    encoder = Encoder(dictionary=world.dictionary(kind))
+    real: list[list[Estimate]] = []
+    released: dict[tuple[float, int], list[list[Estimate]]] = {(w, b): [] for w in weights for b in range(draws)}
+    drawn_out: list[list[Estimate]] = []
+    seconds = 0.0
+    for site in range(sites):
+        table = world(n, np.random.default_rng(_seed(name, n, site)), site)
+        checked = encoder.dictionary.check(table[list(encoder.dictionary.names)])
+        rng = seeded_rng(_seed(name, kind, n, site))
+        x = encoder.encode(checked, rng)
+        try:
+            answers = _asked(world, kind, table, f"s{site}")
+            began = time.process_time()
+            fitted = fit(plan_of(world, kind, 0.8, training), encoder, x, None, rng)
+            seconds += time.process_time() - began
+        except Refusal as refusal:
+            return {"world": name, "kind": kind, "n": n, "sites": sites, "refused": str(refusal)[:200]}
+        real.append(answers)
+        latents = rng.generator.standard_normal((FLOW * len(x), encoder.d))
+        alone = encoder.decode(fitted.mechanism.flow.forward(latents))
+        drawn_out.append(estimate(alone, question, study="zoo", site=f"s{site}", wave=1, levels=levels))
+        for (w, _), rows in released.items():
+            mechanism = replace(fitted.mechanism, w=w)
+            out = encoder.decode(mechanism.release(x, rng))
+            found = estimate(out, question, study="zoo", site=f"s{site}", wave=1, levels=levels)
+            drawn = [Draw(rows=len(out), w=w, fitted_on=len(out))]
+            rows.append(with_release_variance(found, out, question, drawn, levels=levels, postures=("local",)))
+    truth = law(name, kind, sites)
+    terms: list[dict[str, Any]] = []
+    for term in dict.fromkeys(row.term for answers in real for row in answers):
+        truly = _pooled(real, term)
+        if truly is None:
+            continue
+        for w in weights:
+            found = [_pooled(released[w, b], term) for b in range(draws)]
+            got = [one for one in found if one is not None]
+            if not got:
+                continue
+            away = [(one.beta - truly.beta) / truly.se for one in got]
+            entry = {
+                "term": term,
+                "w": w,
+                "real": truly.beta,
+                "real_se": truly.se,
+                "released": float(np.mean([one.beta for one in got])),
+                "bias": float(np.mean(away)),
+                "apart": [round(one, 3) for one in away],
+                "flow": _misfit(drawn_out, real, term),
+                "held": float(np.mean([one.ci_lb <= truly.beta <= one.ci_ub for one in got])),
+                "width": float(np.mean([(one.ci_ub - one.ci_lb) / (truly.ci_ub - truly.ci_lb) for one in got])),
+                "I2": float(np.mean([one.I2 for one in got])),
+                "I2_real": float(truly.I2),
+                "cautioned": float(np.mean([_cautioned(released[w, b], term) for b in range(draws)])),
+            }
+            if term in truth:
+                entry["law"] = truth[term]
+                entry["law_held"] = float(np.mean([one.ci_lb <= truth[term] <= one.ci_ub for one in got]))
+                entry["law_held_real"] = float(truly.ci_lb <= truth[term] <= truly.ci_ub)
+            terms.append(entry)
+    return {
+        "world": name,
+        "kind": kind,
+        "n": n,
+        "sites": sites,
+        "fit_seconds_per_site": round(seconds / sites, 2),
+        "terms": terms,
+    }
+
+
+def _pooled(answers: list[list[Estimate]], term: str) -> Any:
+    rows = [row for site in answers for row in site if row.term == term]
+    try:
+        return pool_estimates(rows)
+    except Refusal:
+        return None
+
+
+def _misfit(drawn: list[list[Estimate]], real: list[list[Estimate]], term: str) -> float:
+    """How far the flows' own answers are from the records', pooled with the records' weights, in their standard errors.
+
+    Sites of which the records or the flow have no answer are left out.
+    """
+    both = [
+        (a.yi - b.yi, b.vi)
+        for one, other in zip(drawn, real, strict=True)
+        for a in one
+        for b in other
+        if a.term == b.term == term and a.yi is not None and b.yi is not None and b.vi
+    ]
+    weights = np.array([1 / v for _, v in both])
+    return float(weights @ np.array([y for y, _ in both]) / np.sqrt(weights.sum())) if both else 0.0
+
+
+def _cautioned(answers: list[list[Estimate]], term: str) -> bool:
+    return any(row.warnings for site in answers for row in site if row.term == term)
+
+
+KEPT = ("bias", "flow", "held", "width", "I2", "I2_real", "law_held", "cautioned")
+
+
+def brief(one: dict[str, Any]) -> dict[str, Any]:
+    """A cell as it is kept: per term its figures, to three digits."""
+    terms = {
+        f"{row['term']}, w={row['w']:g}": " ".join(f"{name}={row[name]:.3g}" for name in KEPT if name in row)
+        for row in one.get("terms", ())
+    }
+    return {key: value for key, value in one.items() if key != "terms"} | {"terms": terms}
+
+
+def summary(cells: Sequence[dict[str, Any]], w: float) -> dict[str, Any]:
+    """What the bars are about: all terms of all cells at one w, or of some."""
+    rows = [term for one in cells for term in one.get("terms", ()) if term["w"] == w]
+    if not rows:
+        return {"terms": 0}
+    bias = np.abs([row["bias"] for row in rows])
+    apart = np.abs([d for row in rows for d in row["apart"]])
+    flow = np.abs([row["flow"] for row in rows])
+    held = np.array([row["held"] for row in rows])
+    excess = np.array([row["I2"] - row["I2_real"] for row in rows])
+    out = {
+        "terms": len(rows),
+        "bias_median": float(np.median(bias)),
+        "bias_p95": float(np.quantile(bias, 0.95)),
+        "apart_median": float(np.median(apart)),
+        "apart_p95": float(np.quantile(apart, 0.95)),
+        "flow_median": float(np.median(flow)),
+        "flow_p95": float(np.quantile(flow, 0.95)),
+        "held": float(100 * held.mean()),
+        "width": float(np.median([row["width"] for row in rows])),
+        "I2_excess": float(excess.mean()),
+    }
+    known = [row for row in rows if "law" in row]
+    if known:
+        out["law_held"] = float(100 * np.mean([row["law_held"] for row in known]))
+        out["law_held_real"] = float(100 * np.mean([row["law_held_real"] for row in known]))
+    cautioned = np.array([row["cautioned"] for row in rows])
+    if (held < 1).any():
+        out["wrong_cautioned"] = float(100 * np.average(cautioned, weights=np.maximum(1 - held, 0)))
+    if (held > 0).any():
+        out["right_cautioned"] = float(100 * np.average(cautioned, weights=held))
+    return {key: round(value, 3) if isinstance(value, float) else value for key, value in out.items()}
+
+
+def summaries(cells: Sequence[dict[str, Any]], weights: Sequence[float]) -> dict[str, Any]:
+    """Of all cells, and by outcome, world and n."""
+    out: dict[str, Any] = {}
+    for w in weights:
+        told: dict[str, Any] = {"all": summary(cells, w)}
+        for key in ("kind", "world", "n"):
+            for value in dict.fromkeys(one[key] for one in cells):
+                told[f"{key}={value}"] = summary([one for one in cells if one[key] == value], w)
+        out[f"w={w:g}"] = told
+    return out
+
+
+def cells_of(given: argparse.Namespace) -> Iterator[tuple[str, str, int]]:
+    """World, outcome and n of every cell that was asked for."""
+    half = worlds.TUNING if given.half == "tuning" else worlds.REPORTING
+    for name in given.worlds or half:
+        try:
+            world = worlds.world(name)
+        except FileNotFoundError as absent:
+            print(f"left out: {absent}")
+            continue
+        for kind in world.kinds:
+            if kind in given.kinds:
+                for n in given.n if not world.sites else (10**9,):
+                    yield name, kind, n
+
+
+def _cell(asked: tuple[str, str, int], **settings: Any) -> dict[str, Any]:
+    return cell(*asked, **settings)
+
+
+def main() -> None:
+    listed = lambda read: lambda text: tuple(read(part) for part in text.split(","))  # noqa: E731
+    asked = argparse.ArgumentParser(prog="python -m tests.benchmarks.zoo")
+    asked.add_argument("--quick", action="store_true", help="four worlds, 1,000 patients, 4 sites, one draw")
+    asked.add_argument("--half", choices=("tuning", "reporting"), default="tuning")
+    asked.add_argument("--worlds", type=listed(str), default=())
+    asked.add_argument("--kinds", type=listed(str), default=worlds.KINDS)
+    asked.add_argument("--n", type=listed(int), default=(1000,))
+    asked.add_argument("--sites", type=int, default=12)
+    asked.add_argument("--w", type=listed(float), default=(0.8, 0.0))
+    asked.add_argument("--draws", type=int, default=6)
+    asked.add_argument("--jobs", type=int, default=1, help="processes")
+    asked.add_argument("--outcomes", choices=("last", "joint"), default="last")
+    asked.add_argument("--name", default="", help="writes tests/benchmarks/results/<name>.json")
+    given = asked.parse_args()
+    if given.quick:
+        given.worlds = given.worlds or worlds.TUNING[:4]
+        given.sites, given.draws = 4, 1
+    training = Training(outcomes=given.outcomes)
+    asked_cells = list(cells_of(given))
+    work = partial(_cell, sites=given.sites, weights=given.w, draws=given.draws, training=training)
+    found = []
+    pool = ProcessPoolExecutor(given.jobs)
+    for (name, kind, n), one in zip(asked_cells, pool.map(work, asked_cells), strict=True):
+        found.append(one)
+        told_of = {f"w={w:g}": summary([one], w) for w in given.w}
+        seen = {
+            w: {k: v.get(k) for k in ("bias_median", "bias_p95", "flow_median", "flow_p95", "held")}
+            for w, v in told_of.items()
+        }
+        print(name, kind, n, one.get("fit_seconds_per_site"), one.get("refused", ""), json.dumps(seen), flush=True)
+    told = summaries(found, given.w)
+    for w, parts in told.items():
+        print(w, json.dumps({k: v for k, v in parts.items() if k == "all" or k.startswith("kind=")}, indent=1))
+    if given.name:
+        code = hashlib.sha256("".join(sorted({one["world"] for one in found})).encode()).hexdigest()[:8]
+        results = {
+            "half": given.half,
+            "outcomes": given.outcomes,
+            "sites": given.sites,
+            "draws": given.draws,
+            "worlds": code,
+            "summaries": told,
+            "cells": [brief(one) for one in found],
+        }
+        print(record.write(given.name, results, seed=SEED))
+
+
+if __name__ == "__main__":
+    main()

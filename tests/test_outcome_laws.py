@@ -1,0 +1,282 @@
+"""Outcomes drawn last: their laws are bijections, and a regression on what they draw is the records' regression."""
+
+from __future__ import annotations
+
+import io
+import itertools
+
+import numpy as np
+import pytest
+import statsmodels.api as sm
+from scipy import integrate, special
+from statsmodels.duration.hazard_regression import PHReg
+
+from shared.base.randomness import seeded_rng
+from shared.errors import SchemaRefusal, TrainingRefusal
+from shared.flows.bijections import OutcomesLast, from_arrays, to_arrays
+from shared.flows.outcomes import HazardLaw, LevelLaw, TiltLaw, mean_exponential
+from shared.plans.outcomes import PlannedOutcomes
+from site_agent.models.flow import FlowSettings, fit_flow
+from site_agent.models.outcome_laws import fit_laws
+
+N = 1500
+SMALL = FlowSettings(flows=2, hidden=8, epochs=3)
+BINARY, COUNT, SCORE, TIME, EVENT = 2, 2, 2, 2, 3
+
+
+def planned(d, groups, levels, whole=(), bounds=None):
+    return PlannedOutcomes(
+        d=d, groups=groups, levels=levels, whole=frozenset(whole), gates={}, bounds=bounds or {0: (-9.0, 9.0)}
+    )
+
+
+def covariates(n=N, seed=1):
+    rng = np.random.default_rng(seed)
+    first = rng.normal(size=n)
+    return rng, first, (rng.random(n) < special.expit(0.5 * first)).astype(float)
+
+
+def binary(n=N):
+    rng, a, b = covariates(n)
+    died = rng.random(n) < special.expit(-1.5 + 0.8 * a + 0.5 * b)
+    x = np.column_stack([a, b + rng.random(n), died + rng.random(n)])
+    return x, planned(3, ((BINARY,),), {1: 2, 2: 2})
+
+
+def count(n=N):
+    rng, a, b = covariates(n)
+    visits = rng.poisson(np.exp(0.5 + 0.5 * a - 0.3 * b))
+    x = np.column_stack([a, b + rng.random(n), visits + rng.random(n)])
+    return x, planned(3, ((COUNT,),), {1: 2}, whole=(2,))
+
+
+def score(n=N):
+    rng, a, b = covariates(n)
+    y = 0.4 * a + 0.2 * b + 0.3 * np.exp(0.4 * a) * rng.normal(size=n)
+    x = np.column_stack([a, b + rng.random(n), y])
+    return x, planned(3, ((SCORE,),), {1: 2})
+
+
+def survival(n=N):
+    rng, a, b = covariates(n)
+    failure = rng.exponential(size=n) / (0.15 * np.exp(0.6 * a - 0.4 * b))
+    end = 3 + 5 * rng.random(n)
+    x = np.column_stack([a, b + rng.random(n), np.minimum(failure, end), (failure <= end) + rng.random(n)])
+    return x, planned(4, ((TIME, EVENT),), {1: 2, 3: 2})
+
+
+WORLDS = pytest.mark.parametrize("made", [binary, count, score, survival])
+
+
+def many(x, laws, times=40, seed=7):
+    """The same covariates, outcomes drawn anew."""
+    big = np.tile(x, (times, 1))
+    drawn = [column for law in laws.laws for column in law.columns]
+    big[:, drawn] = np.random.default_rng(seed).standard_normal((len(big), len(drawn)))
+    return laws.forward(big)
+
+
+@WORLDS
+def test_records_come_back_from_their_latents(made):
+    x, outcomes = made()
+    laws = fit_laws(x, outcomes)
+    z = laws.inverse(x)
+    assert np.allclose(laws.forward(z), x, atol=1e-9)
+    other = np.random.default_rng(3).standard_normal(x.shape)
+    other[:, :2] = x[:, :2]
+    assert np.allclose(laws.inverse(laws.forward(other)), other, atol=1e-6)
+    assert np.array_equal(z[:, :2], x[:, :2]), "covariates are left as they are"
+
+
+@WORLDS
+def test_latents_of_records_are_standard_normal_and_follow_no_covariate(made):
+    x, outcomes = made()
+    b = fit_laws(x, outcomes).inverse(x)[:, 2:]
+    assert np.allclose(b.mean(axis=0), 0, atol=0.09)
+    assert np.allclose(b.std(axis=0), 1, atol=0.1)
+    assert np.abs(np.corrcoef(np.column_stack([x[:, 0], b]).T)[0, 1:]).max() < 0.06
+
+
+@WORLDS
+def test_the_log_determinant_is_that_of_differences(made):
+    x, outcomes = made()
+    laws = fit_laws(x, outcomes)
+    rows, step = x[:60].copy(), 1e-7
+    told = laws.inverse_with_log_det(rows)[1]
+    jacobian = np.empty((60, x.shape[1] - 2, x.shape[1] - 2))
+    for j in range(2, x.shape[1]):
+        moved = [rows.copy(), rows.copy()]
+        moved[0][:, j] -= step
+        moved[1][:, j] += step
+        jacobian[:, :, j - 2] = (laws.inverse(moved[1]) - laws.inverse(moved[0]))[:, 2:] / (2 * step)
+    found = np.log(np.abs(np.linalg.det(jacobian)))
+    # A record within a step of an edge has another slope on either side.
+    assert np.median(np.abs(found - told)) < 1e-4
+    assert (np.abs(found - told) < 1e-2).mean() > 0.95
+
+
+@WORLDS
+def test_a_row_depends_on_no_other_row(made):
+    x, outcomes = made()
+    laws = fit_laws(x, outcomes)
+    z = np.random.default_rng(2).standard_normal(x.shape)
+    z[:, :2] = x[:, :2]
+    assert np.array_equal(laws.forward(z)[5:9], laws.forward(z[5:9]))
+    assert np.array_equal(laws.inverse(x)[5:9], laws.inverse(x[5:9]))
+
+
+@WORLDS
+def test_laws_are_stored_without_pickle(made):
+    x, outcomes = made()
+    laws = fit_laws(x, outcomes)
+    sink = io.BytesIO()
+    np.savez(sink, allow_pickle=False, **to_arrays(laws))
+    sink.seek(0)
+    again = from_arrays(dict(np.load(sink, allow_pickle=False)))
+    assert np.array_equal(again.inverse(x), laws.inverse(x))
+
+
+@pytest.mark.parametrize("wrong", [{"laws": np.array([9])}, {"edges0": np.zeros(3)}, {"more": np.zeros(1)}])
+def test_laws_that_no_fit_wrote_are_refused(wrong):
+    x, outcomes = score()
+    with pytest.raises(SchemaRefusal):
+        from_arrays(to_arrays(fit_laws(x, outcomes)) | wrong)
+
+
+def test_a_law_that_reads_an_outcome_before_it_is_drawn_is_refused():
+    x, outcomes = binary()
+    law = fit_laws(x, outcomes).laws[0]
+    assert isinstance(law, LevelLaw)
+    with pytest.raises(SchemaRefusal, match="earlier outcomes only"):
+        OutcomesLast(d=3, laws=(LevelLaw(column=0, inputs=law.inputs, coefficients=law.coefficients),))
+
+
+# -- against other programs -----------------------------------------------------------------------------------------
+def design(x):
+    return np.column_stack([np.ones(len(x)), x[:, 0], np.floor(x[:, 1])])
+
+
+def test_a_logistic_regression_on_drawn_events_is_that_on_the_records():
+    x, outcomes = binary()
+    real = sm.Logit(x[:, 2] >= 1, design(x)).fit(disp=False)
+    out = many(x, fit_laws(x, outcomes))
+    drawn = sm.Logit(out[:, 2] >= 1, design(out)).fit(disp=False)
+    assert np.abs((drawn.params - real.params) / real.bse).max() < 0.3
+
+
+def test_a_straight_logistic_world_gives_the_coefficients_of_statsmodels():
+    x, outcomes = binary()
+    law = fit_laws(x, outcomes).laws[0]
+    assert isinstance(law, LevelLaw)
+    assert len(law.inputs.extras) == 0, "nothing bends, and nothing is taken in"
+    found = (law.coefficients[:, 1] - law.coefficients[:, 0])[1] / law.inputs.scale[0]
+    assert found == pytest.approx(sm.Logit(x[:, 2] >= 1, design(x)).fit(disp=False).params[1], rel=2e-3)
+
+
+def test_a_poisson_regression_on_drawn_counts_is_that_on_the_records():
+    x, outcomes = count()
+    real = sm.GLM(np.floor(x[:, 2]), design(x), family=sm.families.Poisson()).fit()
+    out = many(x, fit_laws(x, outcomes))
+    drawn = sm.GLM(np.floor(out[:, 2]), design(out), family=sm.families.Poisson()).fit()
+    assert np.abs((drawn.params - real.params) / real.bse).max() < 0.35
+    assert np.floor(out[:, 2]).var() == pytest.approx(np.floor(x[:, 2]).var(), rel=0.08)
+
+
+def test_least_squares_on_drawn_scores_are_those_on_the_records_and_so_is_the_spread():
+    x, outcomes = score()
+    real = sm.OLS(x[:, 2], design(x)).fit()
+    out = many(x, fit_laws(x, outcomes))
+    drawn = sm.OLS(out[:, 2], design(out)).fit()
+    assert np.abs((drawn.params - real.params) / real.bse).max() < 0.3
+    for rows in (lambda v: v[:, 0] < -0.7, lambda v: v[:, 0] > 0.7):
+        ours, theirs = (np.std(v[rows(v), 2]) for v in (out, x))
+        assert ours == pytest.approx(theirs, rel=0.12)
+
+
+def test_a_cox_model_of_drawn_times_is_that_of_the_records():
+    x, outcomes = survival()
+    real = PHReg(x[:, 2], design(x)[:, 1:], status=(x[:, 3] >= 1).astype(float)).fit()
+    laws = fit_laws(x, outcomes)
+    law = laws.laws[0]
+    assert isinstance(law, HazardLaw)
+    assert law.coefficients[1, 0, :2] == pytest.approx(real.params * [law.inputs.scale[0], 1.0], rel=0.01)
+    out = many(x, laws, times=10)
+    drawn = PHReg(out[:, 2], design(out)[:, 1:], status=(out[:, 3] >= 1).astype(float)).fit()
+    assert np.abs((drawn.params - real.params) / real.bse).max() < 1, "ten draws have a third of a standard error"
+    assert (out[:, 3] >= 1).mean() == pytest.approx((x[:, 3] >= 1).mean(), abs=0.01)
+
+
+@pytest.mark.parametrize("steep", [-40.0, -3.0, -1e-5, 0.0, 1e-5, 2.0, 40.0])
+def test_means_of_an_exponential_are_those_of_quadrature(steep):
+    top = max(steep, 0.0)
+    whole = integrate.quad(lambda t: np.exp(steep * t - top), 0, 1)[0]
+    mean = integrate.quad(lambda t: t * np.exp(steep * t - top), 0, 1)[0] / whole
+    log_mean, middle = mean_exponential(np.array([steep]))
+    assert log_mean[0] == pytest.approx(np.log(whole) + top, abs=1e-9)
+    assert middle[0] == pytest.approx(mean, abs=1e-7)
+
+
+def test_the_distribution_of_a_tilted_score_is_that_of_its_density():
+    x, outcomes = score(400)
+    law = fit_laws(x, outcomes).laws[0]
+    assert isinstance(law, TiltLaw)
+    row = x[:1].copy()
+
+    def density(value):
+        at = row.copy()
+        at[0, 2] = value
+        z = np.zeros_like(at)
+        slope = law.undraw(at, z)
+        return float(np.exp(slope[0] - 0.5 * z[0, 2] ** 2) / np.sqrt(2 * np.pi))
+
+    mean = float(law.cells(row)[0][0])
+    for v in (-1.0, 0.3, 1.4):
+        at = row.copy()
+        at[0, 2] = v
+        law.draw(at)
+        edges = [mean + e for e in law.edges if e < at[0, 2] - mean] + [float(at[0, 2])]
+        below = sum(integrate.quad(density, a + 1e-12, b - 1e-12)[0] for a, b in itertools.pairwise(edges))
+        assert below == pytest.approx(special.ndtr(v), abs=1e-4)
+
+
+# -- in a flow -------------------------------------------------------------------------------------------------------
+def test_the_dead_keep_their_variances():
+    rng = np.random.default_rng(1)
+    n = 3000
+    died = rng.random(n) < 0.15
+    pulse = rng.normal(size=n) * np.where(died, 1.8, 1.0) + 0.3 * died
+    x = np.column_stack([rng.normal(size=n), pulse, died + rng.random(n)])
+    outcomes = planned(3, ((2,),), {2: 2}, bounds={0: (-9.0, 9.0), 1: (-9.0, 9.0)})
+    flow = fit_flow(x, SMALL, seeded_rng(1), integer_columns=(2,), outcomes=outcomes).flow
+    out = flow.forward(np.random.default_rng(2).normal(size=(120_000, 3)))
+    gone = out[:, 2] >= 1
+    assert out[gone, 1].std() / out[~gone, 1].std() == pytest.approx(1.8, rel=0.1)
+    real, drawn = (
+        sm.Logit(v[:, 2] >= 1, np.column_stack([np.ones(len(v)), v[:, :2]])).fit(disp=False) for v in (x, out)
+    )
+    assert np.abs((drawn.params - real.params) / real.bse)[1:].max() < 0.6
+
+
+@WORLDS
+def test_a_flow_with_outcomes_last_is_a_bijection_with_a_density(made):
+    x, outcomes = made(600)
+    integers = tuple(sorted({*outcomes.levels, *outcomes.whole}))
+    flow = fit_flow(x, SMALL, seeded_rng(1), integer_columns=integers, outcomes=outcomes).flow
+    assert np.allclose(flow.forward(flow.inverse(x)), x, atol=1e-8)
+    assert np.isfinite(flow.log_prob(x)).all()
+    again = from_arrays(to_arrays(flow))
+    assert np.array_equal(again.inverse(x), flow.inverse(x))
+
+
+def test_an_outcome_that_follows_from_the_rest_is_refused():
+    x, outcomes = score(300)
+    x[:, 2] = 2 * x[:, 0] + 1
+    with pytest.raises(TrainingRefusal, match="function of the others") as refusal:
+        fit_flow(x, SMALL, seeded_rng(1), integer_columns=(1,), outcomes=outcomes)
+    assert refusal.value.next_step
+
+
+def test_the_same_records_and_seed_give_the_same_laws():
+    x, outcomes = survival(500)
+    one, other = (fit_flow(x, SMALL, seeded_rng(5), integer_columns=(1, 3), outcomes=outcomes).flow for _ in range(2))
+    assert np.array_equal(one.inverse(x), other.inverse(x))
