@@ -129,7 +129,8 @@ class Fit:
             raise PlanChanged(
                 "a later wave must use the flow, posture, encoder, w and R that were sealed with the first release",
                 given="a plan or an agent with others",
-                next_step="Ask the study lead for a plan whose wave refreshes with refit = true, or for a new study.",
+                next_step="Ask the study lead for a plan that says of [training] what the first one did (of version "
+                '0.1: outcomes = "joint"), whose wave refreshes with refit = true, or for a new study.',
             )
 
 
