@@ -20,6 +20,7 @@ import hashlib
 import logging
 import math
 import os
+import resource
 import shutil
 import signal
 import threading
@@ -29,7 +30,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 from weakref import WeakValueDictionary
 
-from coordinator.services.analysis import LONGEST, REQUEST_CAP, WAITING, AnalysisService
+from coordinator.services.analysts_port import Apart, analysts_server
 from coordinator.services.authority import Authority, requested_key
 from coordinator.store.letter_boxes import LetterBoxes
 from coordinator.store.store import Release, Site, Store
@@ -59,8 +60,6 @@ from shared.plans.standing import broken_limit, open_revocation, open_standing
 from shared.privacy.stated import all_given, shown_epsilon, shown_price
 from shared.releases.receipt import AGENT, STATEMENT_TYPE, Receipt, Statement, charged_training, read_bundle
 from shared.wire.messages import (
-    ANALYSIS,
-    ANALYSIS_SERVICE,
     ANCHOR_TYPE,
     COLLECTION,
     ENROLMENT_TYPE,
@@ -90,13 +89,14 @@ from shared.wire.messages import (
     Withdrawn,
     countersigned,
 )
-from shared.wire.transport import Call, Handler, Later, Peer, Server
+from shared.wire.transport import Call, Handler, Later, Limits, Peer, Server
 
 __all__ = ["CollectionService", "Coordinator", "serve"]
 
 MAX_BUNDLE = 256 << 20
 TABLE_FACTOR = 8  # a table may take this many times the largest bundle when it is decompressed
 STAGED_PER_SITE = 8
+DESCRIPTORS = 65_536
 BLOCK = 1 << 20
 
 
@@ -819,6 +819,8 @@ class Coordinator:
         today: gives the UTC date.
         analysts: ``host:port`` to bind for analysts; blank answers none. See `analysts_port`.
         analysis: settings of `coordinator.services.analysis.AnalysisService`.
+        limits: settings of `shared.wire.transport.Limits`, of either port.
+        apart: whether analysts are answered by a process of their own.
     Raises: StateRefusal (not set up), LockedRefusal (another one serves), NetworkRefusal (the port is taken).
     """
 
@@ -833,6 +835,8 @@ class Coordinator:
         today: Callable[[], dt.date] = utc_today,
         analysts: str = "",
         analysis: Mapping[str, Any] | None = None,
+        limits: Mapping[str, Any] | None = None,
+        apart: bool = False,
     ) -> None:
         authority = Authority.load(home)
         self._lock = (home / "server.lock").open("a")
@@ -855,28 +859,25 @@ class Coordinator:
                 credentials=authority.server,
                 workers=workers,
                 admit=self.service.admit,
+                limits=Limits(**(limits or {})),
             )
             self.port = self._server.port
-            self._analysis = None
-            if analysts:
-                # Own threads: no number of analysts can keep a site from delivering.
-                asked = AnalysisService(self.store, today=today, **(analysis or {}))
-                try:
-                    self._analysis = Server(
-                        service=ANALYSIS_SERVICE,
-                        methods=ANALYSIS,
-                        handlers=asked.handlers,
-                        identify=asked.identify,
-                        listen=analysts,
-                        credentials=authority.server,
-                        workers=workers,
-                        request_cap=REQUEST_CAP,
-                        longest=LONGEST,
-                        waiting=WAITING,
+            self._analysis: Server | Apart | None = None
+            settings: dict[str, Any] = {
+                "workers": workers,
+                "analysis": dict(analysis or {}),
+                "limits": dict(limits or {}),
+            }
+            try:
+                if analysts and apart:
+                    self._analysis = Apart(home, analysts, url=url, **settings)
+                elif analysts:
+                    self._analysis = analysts_server(
+                        self.store, analysts, credentials=authority.server, today=today, **settings
                     )
-                except BaseException:
-                    self._server.stop(0)
-                    raise
+            except BaseException:
+                self._server.stop(0)
+                raise
         except BaseException:
             self.store.close()
             self._lock.close()
@@ -908,6 +909,11 @@ def serve(home: Path, address: str, *, ready: Callable[[int], None] = lambda por
         settings: as of `Coordinator`.
     """
     logging.basicConfig(level=logging.INFO, format="%(message)s")
+    # A connection takes three descriptors: the usual soft limit of 1,024 is for programs that call select.
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < DESCRIPTORS:
+        most = DESCRIPTORS if hard == resource.RLIM_INFINITY else min(DESCRIPTORS, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
     stopping = {signal.SIGTERM, signal.SIGINT}
     # Read from a pipe that the signal writes to. A handler alone is not enough: when it is noted just before the main
     # thread goes to sleep on a lock, it runs only at the next signal, and the server would not end.
@@ -916,7 +922,7 @@ def serve(home: Path, address: str, *, ready: Callable[[int], None] = lambda por
     earlier = {number: signal.signal(number, lambda *_: None) for number in stopping}
     before = signal.set_wakeup_fd(tell)
     try:
-        coordinator = Coordinator(home, address, **settings)
+        coordinator = Coordinator(home, address, apart=True, **settings)
         try:
             ready(coordinator.port)
             while os.read(told, 1)[0] not in stopping:

@@ -23,6 +23,7 @@ import struct
 import tempfile
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,7 @@ __all__ = ["Connection", "Door", "Limits", "Told"]
 # Descriptors that are left to everything else; a connection that is carried takes three.
 SPARED, EACH = 256, 3
 BACKLOG = 1024
-CLOSING = 10.0
+CLOSING = 5.0
 _log = logging.getLogger("tributary.transport")
 
 
@@ -103,6 +104,7 @@ class Connection(asyncio.Protocol):
         self._linking: asyncio.Task[None] | None = None
         self._outside: Any = None
         self._inside: Any = None
+        self._over = False
         self.address = "-"
         self.name = 0
         self.peer = ""
@@ -119,6 +121,8 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Carry bytes on; the first ones open the way to gRPC."""
+        if self._over:
+            return
         if self._inside is not None:
             self._inside.write(data)
             return
@@ -129,9 +133,10 @@ class Connection(asyncio.Protocol):
 
     def eof_received(self) -> bool:
         """Carry the end on; an end before the beginning closes."""
-        if self._inside is None:
+        if self._inside is None or self._over:
             return False
-        self._inside.write_eof()
+        with suppress(OSError):
+            self._inside.write_eof()
         return True
 
     def pause_writing(self) -> None:
@@ -156,7 +161,9 @@ class Connection(asyncio.Protocol):
         try:
             await asyncio.sleep(self._door.turn(self.address))
             self.name, inner = await self._door.reach()
-            self._inside, _ = await self._door.loop.create_unix_connection(lambda: _Inside(self._outside), sock=inner)
+            self._inside, _ = await self._door.loop.create_unix_connection(
+                lambda: _Inside(self, self._outside), sock=inner
+            )
         except OSError as error:
             self._door.told("refused", self.address, f"no way to the server: {type(error).__name__}")
             self.reset()
@@ -167,6 +174,18 @@ class Connection(asyncio.Protocol):
         self._early.clear()
         if not self._outside.is_closing():
             self._outside.resume_reading()
+
+    def ended(self) -> None:
+        """gRPC has closed its half: what it said last is delivered, and what still comes is let go by.
+
+        Closing with bytes unread would reset the connection, and what was said (a certificate is not believed) be lost.
+        """
+        self._over = True
+        if not self._outside.is_closing():
+            with suppress(OSError):  # the other side may be gone already
+                self._outside.write_eof()
+            self._outside.resume_reading()
+        self._door.loop.call_later(CLOSING, self._outside.abort)
 
     # -- what the server says -------------------------------------------------------------------------------------
     def proved(self, peer: str) -> None:
@@ -199,12 +218,10 @@ class Connection(asyncio.Protocol):
 class _Inside(asyncio.Protocol):
     """The half of a connection that ends in gRPC."""
 
-    def __init__(self, outside: Any) -> None:
-        self._outside = outside
-        self._own: Any = None
+    def __init__(self, connection: Connection, outside: Any) -> None:
+        self._connection, self._outside = connection, outside
 
     def connection_made(self, transport: Any) -> None:
-        self._own = transport
         if self._outside.is_closing():
             transport.abort()
 
@@ -219,9 +236,7 @@ class _Inside(asyncio.Protocol):
             self._outside.resume_reading()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._outside.close()
-        # Closing waits for what is unsent: not for ever on one that takes nothing.
-        asyncio.get_running_loop().call_later(CLOSING, self._outside.abort)
+        self._connection.ended()
 
 
 class Door:

@@ -178,8 +178,9 @@ class Server:
         methods: its methods (`shared.wire.messages.COLLECTION`).
         handlers: one function per method: ``(call, request) -> reply``. A streamed reply is an iterator. For a
             streamed request it is a generator: it is given the first message, sent each further one and None at the
-            end, and returns the reply; where the stream breaks off, a refusal is raised in it. All may raise refusals,
-            and `Later`; anything else becomes E_REFUSED.
+            end, and returns the reply. A stream that breaks off raises a refusal in it, or looks like one that ends:
+            whether it was whole is for the handler to say. All may raise refusals, and `Later`; anything else becomes
+            E_REFUSED.
         listen: ``host:port``; port 0 takes a free one, see `port`.
         credentials: gives the server's credentials; asked again at every connection, so that a renewed certificate
             is used without a restart.
