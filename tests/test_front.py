@@ -186,11 +186,12 @@ def test_whoever_holds_a_token_and_calls_keeps_no_other_token_out(authority, mon
     )
     with analysts_port(authority) as server, contextlib.ExitStack() as open_:
         held = [open_.enter_context(analyst(authority, server.port)) for _ in range(4)]
-        silent = threading.Event()
+        silent, calls = threading.Event(), []
         for client in held:  # the token is in the client's own metadata
             call = client._channel.stream_stream(f"/{wire.ANALYSIS_SERVICE}/Studies")
             for _ in range(4):
-                call((silent.wait(60) or b"" for _ in range(1)), timeout=50, metadata=client._metadata)
+                never = (b"" for _ in range(1) if silent.wait(60))
+                calls.append(call(never, timeout=50, metadata=client._metadata))
         time.sleep(0.5)
         other = open_.enter_context(analyst(authority, server.port, "other"))
         assert other.call("Studies", StudiesRequest(), timeout=8).json == b"{}"
@@ -466,10 +467,11 @@ def test_calls_that_are_broken_off_again_and_again_end_their_connection(authorit
     ):
         rapid.call("Status")
         time.sleep(0.3)
-        while "refused or broken off" not in caplog.text:
+        for _ in range(40):
             for call in [rapid.call("Status") for _ in range(8)]:
                 call.cancel()
-            time.sleep(0.05)
+            time.sleep(0.02)
+        until(lambda: "refused or broken off" in caplog.text)
         assert asks(honest).envelope == b"plan"
 
 
