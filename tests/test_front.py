@@ -7,6 +7,7 @@ import datetime as dt
 import logging
 import os
 import resource
+import signal
 import socket
 import ssl
 import subprocess
@@ -19,6 +20,8 @@ import pytest
 from service import SMALL, Hub, SiteKeys
 from test_transport import client_of, site_credentials
 
+from coordinator.services.analysts import Analysts
+from coordinator.services.analysts_port import Apart
 from coordinator.services.authority import Authority
 from shared.base.keys import SigningKey
 from shared.errors import AccessRefusal, CertificateRefusal, NetworkRefusal, RateRefusal, TokenRefusal
@@ -475,6 +478,38 @@ def test_calls_that_are_broken_off_again_and_again_end_their_connection(authorit
         assert asks(honest).envelope == b"plan"
 
 
+def test_an_older_tls_has_no_call_let_in(authority, tmp_path, caplog):
+    mine, pair = named(authority, "north"), tmp_path / "pair.pem"
+    pair.write_text(mine.cert_pem + mine.key_pem)
+    context = ssl.create_default_context(cadata=authority.ca_pem)
+    context.load_cert_chain(pair)
+    context.set_alpn_protocols(["h2"])
+    context.maximum_version = ssl.TLSVersion.TLSv1_2
+    said = {
+        ":method": "POST",
+        ":scheme": "https",
+        ":path": f"/{wire.SERVICE}/FetchPlan",
+        ":authority": "tributary-coordinator",
+        "te": "trailers",
+        "content-type": "application/grpc",
+        "grpc-timeout": "8S",
+    }
+    block = b"".join(b"\0" + bytes([len(k)]) + k.encode() + bytes([len(v)]) + v.encode() for k, v in said.items())
+    frames = b"\0\0\0\4\0\0\0\0\0" + len(block).to_bytes(3, "big") + b"\1\4\0\0\0\1" + block  # settings, headers
+    with (
+        caplog.at_level(logging.INFO, logger="tributary.transport"),
+        sites_port(authority, {}) as server,
+        socket.create_connection(("127.0.0.1", server.port), timeout=10) as raw,
+        context.wrap_socket(raw, server_hostname="tributary-coordinator") as secure,
+    ):
+        secure.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frames)
+        until(lambda: "north FetchPlan" in caplog.text or "127.0.0.1 FetchPlan" in caplog.text)
+        with contextlib.suppress(ConnectionResetError):
+            while secure.recv(4096):
+                pass
+    assert "FetchPlan E_CERT" in caplog.text
+
+
 def test_a_refusal_is_told_a_few_times_and_then_counted(authority, caplog):
     nobody = Credentials(ca_pem=authority.ca_pem)
     with (
@@ -510,3 +545,32 @@ def test_the_sites_port_is_gone_from_the_disk_when_it_is_closed(authority):
         assert folder.stat().st_mode & 0o077 == 0
         assert [path.name for path in folder.iterdir()] == ["server"]
     assert not folder.exists()
+
+
+# -- the analysts' process ------------------------------------------------------------------------------------------
+def test_analysts_are_answered_by_a_process_of_their_own_that_is_started_again(tmp_path):
+    hub = Hub(tmp_path / "hub", MINI, "north")
+    _, token = Analysts(hub.store).add("ada", studies=["mini"], days=30, today=dt.datetime.now(dt.UTC).date())
+
+    def answered() -> bool:
+        with analyst(hub.authority, running.analysts_port, token) as client:
+            try:
+                return b"mini" in client.call("Studies", StudiesRequest(), timeout=8).json
+            except NetworkRefusal:
+                return False
+
+    with hub.serve(analysts="127.0.0.1:0", apart=True) as running:
+        assert answered()
+        first = running._analysis.pid
+        assert first != os.getpid()
+        os.kill(first, signal.SIGKILL)
+        with hub.egress("north", attempts=1) as egress:
+            assert egress.status("mini") == (), "sites feel nothing of it"
+        until(answered)
+        assert running._analysis.pid != first
+        with pytest.raises(NetworkRefusal, match="port"):
+            Apart(hub.home, f"127.0.0.1:{running.analysts_port}", url="", workers=1, analysis={}, limits={})
+        last = running._analysis.pid
+    with pytest.raises(ProcessLookupError):
+        os.kill(last, 0)
+    hub.store.close()

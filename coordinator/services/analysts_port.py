@@ -16,6 +16,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -84,7 +85,7 @@ class Apart:
 
     def __init__(self, home: Path, listen: str, **settings: Any) -> None:
         self._line = json.dumps({"home": os.fspath(home), "listen": listen, **settings})
-        self._ended = threading.Event()
+        self._ended, self._guard = threading.Event(), threading.Lock()
         self._process, self.port = self._begin()
         host = listen.rpartition(":")[0]
         self._line = json.dumps({"home": os.fspath(home), "listen": f"{host}:{self.port}", **settings})
@@ -109,7 +110,7 @@ class Apart:
             said = {}
         if "port" in said:
             return process, int(said["port"])
-        process.stdin.close()
+        _close(process)  # it ends with its input
         process.wait()
         if "refused" in said:
             raise refusal_from_code(said["refused"], said["text"])
@@ -125,26 +126,32 @@ class Apart:
                 _log.error("the analysts' process ended with %s; it is started again", code)
                 pause = min(2 * pause, LONGEST_PAUSE)
                 try:
-                    self._process, _ = self._begin()
+                    begun, _ = self._begin()
+                    with self._guard:
+                        if self._ended.is_set():
+                            begun.kill()
+                        _close(self._process)
+                        self._process = begun
                     break
                 except Refusal as refusal:
                     code = refusal.code
 
     def stop(self, grace: float = 5.0) -> None:
         """Let running calls end within `grace` seconds, then end the process."""
-        self._ended.set()
-        self._watch.join(0.0)
-        assert self._process.stdin is not None
+        with self._guard:
+            self._ended.set()
+            process = self._process
+        assert process.stdin is not None
+        with suppress(BrokenPipeError):
+            process.stdin.write(json.dumps(grace) + "\n")
+            process.stdin.flush()
         try:
-            self._process.stdin.write(json.dumps(grace) + "\n")
-            self._process.stdin.close()
-        except BrokenPipeError:
-            pass
-        try:
-            self._process.wait(grace + 10)
+            process.wait(grace + 10)
         except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+            process.kill()
+            process.wait()
+        self._watch.join()
+        _close(process)
 
 
 def main() -> None:
@@ -170,9 +177,18 @@ def main() -> None:
         return
     _say({"port": server.port})
     grace = sys.stdin.readline()
-    server.stop(float(grace) if grace else 0.0)  # no word: the coordinator is gone
-    store.close()
+    if grace:  # else the coordinator is gone, and its next one will want the port
+        server.stop(float(grace))
+        store.close()
     os._exit(0)
+
+
+def _close(process: subprocess.Popen[str]) -> None:
+    """Close the pipes of a process that has ended."""
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+            with suppress(BrokenPipeError):
+                pipe.close()
 
 
 def _say(what: Mapping[str, Any]) -> None:

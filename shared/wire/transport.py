@@ -362,9 +362,12 @@ class Server:
         left = context.time_remaining()
         if left is None or not math.isfinite(left) or left > self._longest:
             raise NetworkRefusal(f"a call must have a deadline of at most {self._longest:g} seconds")
+        proved = context.auth_context()
+        if proved.get("ssl_tls_version", [b"TLSv1.3"]) != [b"TLSv1.3"]:
+            raise CertificateRefusal("a connection must use TLS 1.3", given="an older version")
         if self._identify is not None:
             return await self._by_porter(functools.partial(self._identify, _token(context)))
-        shown = context.auth_context().get("x509_pem_cert", [])
+        shown = proved.get("x509_pem_cert", [])
         if len(shown) != 1:
             raise CertificateRefusal("a client must show one certificate", given=f"{len(shown)}")
         peer = peer_of(shown[0], dt.datetime.now(dt.UTC))

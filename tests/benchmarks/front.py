@@ -2,7 +2,7 @@
 
 python -m tests.benchmarks.front [seconds]
 
-One coordinator serves both ports. Eight honest sites deliver a release each, wait half a second, and deliver the next;
+One coordinator serves both ports. Eight honest sites deliver a release each, wait a second, and deliver the next;
 two analysts ask on. First alone, then beside 500 hostile connections that are made again whenever they are closed:
 silent TCP connections, TLS connections without a call, handshakes of one byte a second, calls without token or message,
 calls of a revoked site and of an invitation that has served, accepted sites whose uploads drip, clients that read and
@@ -26,7 +26,7 @@ import time
 from multiprocessing import get_context
 from pathlib import Path
 
-SITES, SLOW, WAVES = 8, 16, 60
+SITES, SLOW, WAVES = 8, 16, 100
 MIX = {
     "silent": 184,
     "no call": 60,
@@ -288,7 +288,7 @@ def measure(hub, sealed, analyst, seconds, pid):
             except Refusal as refusal:
                 failed["sites"] += 1
                 sys.stderr.write(f"{refusal}\n")
-            time.sleep(0.5)
+            time.sleep(1.0)
 
     def asking():
         from shared.wire.messages import StudiesRequest
@@ -314,7 +314,7 @@ def measure(hub, sealed, analyst, seconds, pid):
     return {
         "sites": summary(taken, failed["sites"]),
         "analysts": summary(asked, failed["analysts"]),
-        "resident_mb": {"first": round(memory[0]), "most": round(max(memory)), "last": round(memory[-1])},
+        "resident_mb": {"most": round(max(memory)), "every_ten_seconds": [round(one) for one in memory[::10]]},
     }
 
 
@@ -399,9 +399,7 @@ def main():
     }
     results = {"alone": measure(hub, sealed, analyst, seconds / 3, serving.pid)}
     ours, theirs = get_context("spawn").Pipe()
-    crowd = get_context("spawn").Process(
-        target=hostile, args=(hub.port, analysts, shown, theirs), daemon=True
-    )
+    crowd = get_context("spawn").Process(target=hostile, args=(hub.port, analysts, shown, theirs), daemon=True)
     crowd.start()
     time.sleep(10.0)  # the crowd is there
     results["beside 500 hostile connections"] = measure(hub, sealed, analyst, seconds, serving.pid)
