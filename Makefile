@@ -25,6 +25,7 @@ test: $(STAMP)
 
 soak: $(STAMP)
 	@TRIBUTARY_SOAK=1 $(BIN)/python -m pytest -m soak
+	@$(BIN)/python -m tests.benchmarks.front
 	@$(BIN)/python -m tests.benchmarks.coverage
 	@$(BIN)/python -m tests.benchmarks.interval_coverage
 	@$(BIN)/python -m tests.benchmarks.honest 100

@@ -44,6 +44,8 @@ class Config:
         invitation_days: days an invitation may be used.
         max_bundle_mb: most megabytes of one release.
         workers: threads that answer sites, and as many that answer analysts.
+        connections: most connections to either port at once.
+        connections_per_address: most of one address; sites that share one (a gateway) need as many together.
         analysts: ``host:port`` that analysts dial; the server binds this port beside `listen`. Blank: no analyst is
             answered, and the port stays closed.
         analyst_rate: questions a minute that one analyst may ask.
@@ -66,6 +68,8 @@ class Config:
     invitation_days: int = 14
     max_bundle_mb: int = 256
     workers: int = 16
+    connections: int = 512
+    connections_per_address: int = 128
     analysts: str = ""
     analyst_rate: int = 600
     analyst_burst: int = 100
@@ -87,6 +91,8 @@ class Config:
             ("invitation_days", 1, 90),
             ("max_bundle_mb", 1, 4096),
             ("workers", 1, 256),
+            ("connections", 8, 20_000),
+            ("connections_per_address", 2, 20_000),
             ("analyst_rate", 1, 1_000_000),
             ("analyst_burst", 1, 1_000_000),
             ("analyst_places", 1, 256),
@@ -162,6 +168,8 @@ threshold = {self.threshold}            # lead signatures a plan must carry
 invitation_days = {self.invitation_days}     # how long an invitation may be used
 max_bundle_mb = {self.max_bundle_mb}      # largest release
 workers = {self.workers}             # threads that answer sites, and as many that answer analysts
+connections = {self.connections}        # connections to either port at once
+connections_per_address = {self.connections_per_address}      # of one address
 analysts = {_quoted(self.analysts)}           # host:port that analysts dial; empty: none is answered
 analyst_rate = {self.analyst_rate}       # questions a minute of one analyst
 analyst_burst = {self.analyst_burst}      # questions at once of one analyst

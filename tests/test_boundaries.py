@@ -16,7 +16,8 @@ FIGURES = (
     *(f"coordinator/figures/{name}.py" for name in ("canvas", "forest", "companions", "over_time")),
 )
 HEAVY = {"torch", "nflows", "matplotlib", "flwr", "grpc", "statsmodels", "starlette", "uvicorn", "jinja2"}
-SOCKETS = {"shared/wire/transport.py", "coordinator/demo/stage.py"}  # the demo looks for a free port
+# The demo looks for a free port.
+SOCKETS = {"shared/wire/transport.py", "shared/wire/door.py", "coordinator/demo/stage.py"}
 
 
 def sources() -> list[Path]:

@@ -180,8 +180,12 @@ def test_an_acknowledgement_withheld_costs_a_second_delivery_of_the_same_bytes_a
     sealed = agent.hub.seal("north")
     sent = []
 
-    def swallow(call, chunks):
-        sent.append(b"".join(chunk.data for chunk in chunks))
+    def swallow(call, chunk):
+        data = b""
+        while chunk is not None:
+            data += chunk.data
+            chunk = yield
+        sent.append(data)
         raise NetworkRefusal("the connection must last", given="a broken one")
 
     agent.lies["Upload"] = swallow

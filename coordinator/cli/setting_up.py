@@ -135,6 +135,7 @@ def serve(
         url=config.store,
         max_bundle=config.max_bundle,
         workers=config.workers,
+        limits={"connections": config.connections, "per_address": config.connections_per_address},
         analysts=config.analysts_listen,
         analysis={"rate": config.analyst_rate, "burst": config.analyst_burst, "at_once": config.analyst_places},
     )

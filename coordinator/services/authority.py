@@ -31,7 +31,7 @@ from shared.errors import CertificateRefusal, ParameterError, StateRefusal
 from shared.plans.invitation import Invitation, certificate_fingerprint
 from shared.wire.transport import SERVER_NAME, Credentials
 
-__all__ = ["Authority"]
+__all__ = ["Authority", "server_credentials"]
 
 CA_DAYS = 3650
 SERVER_DAYS = 397
@@ -159,9 +159,7 @@ class Authority:
             self.renew_server(
                 [str(name.value) for name in found if isinstance(name, (x509.DNSName, x509.IPAddress))][1:]
             )
-            data = (self.folder / "server.pem").read_bytes()
-        key_pem, mark, cert_pem = data.decode().partition("-----BEGIN CERTIFICATE-----")
-        return Credentials(ca_pem=self.ca_pem, cert_pem=mark + cert_pem, key_pem=key_pem)
+        return server_credentials(self.folder.parent)
 
     def invite(
         self,
@@ -253,6 +251,13 @@ def _witness(folder: Path) -> SigningKey:
     if not path.exists():
         SigningKey.generate().save(path)
     return SigningKey.load(path)
+
+
+def server_credentials(home: Path) -> Credentials:
+    """The server's credentials as they are in `home`, without the authority's key."""
+    folder = home / "ca"
+    key_pem, mark, cert_pem = (folder / "server.pem").read_text().partition("-----BEGIN CERTIFICATE-----")
+    return Credentials(ca_pem=(folder / "ca.pem").read_text(), cert_pem=mark + cert_pem, key_pem=key_pem)
 
 
 def requested_key(csr_pem: str) -> ec.EllipticCurvePublicKey:

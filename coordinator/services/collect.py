@@ -17,19 +17,20 @@ import datetime as dt
 import errno
 import fcntl
 import hashlib
-import itertools
 import logging
 import math
 import os
+import resource
 import shutil
 import signal
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 from weakref import WeakValueDictionary
 
-from coordinator.services.analysis import LONGEST, REQUEST_CAP, WAITING, AnalysisService
+from coordinator.services.analysts_port import Apart, analysts_server
 from coordinator.services.authority import Authority, requested_key
 from coordinator.store.letter_boxes import LetterBoxes
 from coordinator.store.store import Release, Site, Store
@@ -59,8 +60,6 @@ from shared.plans.standing import broken_limit, open_revocation, open_standing
 from shared.privacy.stated import all_given, shown_epsilon, shown_price
 from shared.releases.receipt import AGENT, STATEMENT_TYPE, Receipt, Statement, charged_training, read_bundle
 from shared.wire.messages import (
-    ANALYSIS,
-    ANALYSIS_SERVICE,
     ANCHOR_TYPE,
     COLLECTION,
     ENROLMENT_TYPE,
@@ -90,14 +89,14 @@ from shared.wire.messages import (
     Withdrawn,
     countersigned,
 )
-from shared.wire.transport import Call, Handler, Server
+from shared.wire.transport import Call, Handler, Later, Limits, Peer, Server
 
 __all__ = ["CollectionService", "Coordinator", "serve"]
 
 MAX_BUNDLE = 256 << 20
 TABLE_FACTOR = 8  # a table may take this many times the largest bundle when it is decompressed
 STAGED_PER_SITE = 8
-PATIENCE = 120.0  # seconds that a second upload of the same bytes waits for the first
+DESCRIPTORS = 65_536
 BLOCK = 1 << 20
 
 
@@ -135,6 +134,7 @@ class CollectionService:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._locks: WeakValueDictionary[str, _Turn] = WeakValueDictionary()
         self._locks_guard = threading.Lock()
+        self._seen: set[str] = set()  # certificates whose arrival is on disk
         # Opening a bundle takes memory in proportion to its table; two at a time bound it.
         self._opening = threading.BoundedSemaphore(2)
 
@@ -154,6 +154,16 @@ class CollectionService:
             "NextRound": self.next_round,
             "UploadRound": self.upload_round,
         }
+
+    def admit(self, peer: Peer) -> None:
+        """Refuse a certificate that is revoked or an invitation that has served, before anything else of a call.
+
+        Raises: CertificateRefusal, TokenRefusal.
+        """
+        if peer.role == "site":
+            self._store.require_site(peer.site, peer.serial)
+        else:
+            self._store.require_invited(peer.site)
 
     # -- joining ------------------------------------------------------------------------------------------------
     def enrol(self, call: Call, request: EnrolRequest) -> Enrolment:
@@ -185,7 +195,12 @@ class CollectionService:
             raise RoleRefusal(
                 "an invitation's certificate may only ask to join", given="another call", next_step="Join first."
             )
-        return self._store.require_site(call.peer.site, call.peer.serial)
+        site = self._store.require_site(call.peer.site, call.peer.serial)
+        if call.peer.serial not in self._seen:
+            with suppress(StorageRefusal):  # a full disk: the next call tells it again
+                self._store.arrived(call.peer.site, call.peer.serial)
+                self._seen.add(call.peer.serial)
+        return site
 
     def _invited(self, site: Site, study: str) -> None:
         if study not in site.studies:
@@ -452,14 +467,13 @@ class CollectionService:
             path.unlink(missing_ok=True)
 
     # -- upload -------------------------------------------------------------------------------------------------
-    def upload(self, call: Call, chunks: Iterator[Chunk]) -> Acceptance:
-        """Take an offered bundle and answer when it is safe.
+    def upload(self, call: Call, first: Chunk | None) -> Generator[None, Chunk | None, Acceptance]:
+        """Take an offered bundle and answer when it is safe; it is sent each further chunk, and None at the end.
 
         Raises: StateRefusal (never offered), IntegrityRefusal (truncated, wrong place, other bytes), TooLarge,
         StorageRefusal; any refusal of `offer`; or the refusal for which the content was quarantined.
         """
         site = self._site(call)
-        first = next(chunks, None)
         if first is None:
             raise IntegrityRefusal("an upload must carry the offered bytes", given="none")
         digest = call.digest = first.bundle_sha256
@@ -476,7 +490,7 @@ class CollectionService:
             if known is not None:
                 return self._signed_for(site, known)
             plan = self._planned(site, statement, envelope, standing)
-            self._receive(part, statement, first, chunks)
+            yield from self._receive(part, statement, first)
 
             def still(receipt: Receipt) -> None:
                 now = self._site(call)
@@ -497,8 +511,9 @@ class CollectionService:
                 raise apart.refusal
         raise StateRefusal("a bundle must be offered before it is sent", given="one that was not")
 
-    def _receive(self, part: Path, statement: Statement, first: Chunk, chunks: Iterator[Chunk]) -> None:
+    def _receive(self, part: Path, statement: Statement, first: Chunk) -> Generator[None, Chunk | None, None]:
         """Write the chunks to `part`, from a place that it already reaches, until it is whole and flushed."""
+        chunk: Chunk | None = first
         total, place = statement.bundle_bytes, first.offset
         have = _size(part)
         if place > have:
@@ -509,7 +524,7 @@ class CollectionService:
             with part.open("r+b" if part.exists() else "x+b") as out:
                 out.truncate(place)
                 out.seek(place)
-                for chunk in itertools.chain([first], chunks):
+                while chunk is not None:
                     if chunk.bundle_sha256 != statement.bundle_sha256 or chunk.offset != place:
                         raise IntegrityRefusal("the chunks of an upload must follow each other", given="a gap")
                     if place + len(chunk.data) > total:
@@ -518,6 +533,7 @@ class CollectionService:
                     _write(out, chunk.data)
                     reach("ingest.after_chunk")
                     place += len(chunk.data)
+                    chunk = yield
                 if place < total:
                     raise IntegrityRefusal("an upload must carry the whole bundle", given=f"{place} of {total} bytes")
                 out.flush()
@@ -753,14 +769,14 @@ class CollectionService:
 
 
 class _Turn:
-    """A lock that gives up after `PATIENCE`, so that a stalled upload cannot hold up the next for ever."""
+    """A lock that nobody waits for in a thread: a stalled upload holds up the next one of its bytes, and no more."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
 
     def __enter__(self) -> None:
-        if not self._lock.acquire(timeout=PATIENCE):
-            raise NetworkRefusal("one upload of a bundle must end before the next", given="one that has not")
+        if not self._lock.acquire(blocking=False):
+            raise Later(NetworkRefusal("one upload of a bundle must end before the next", given="one that has not"))
 
     def __exit__(self, *_: object) -> None:
         self._lock.release()
@@ -819,6 +835,8 @@ class Coordinator:
         today: gives the UTC date.
         analysts: ``host:port`` to bind for analysts; blank answers none. See `analysts_port`.
         analysis: settings of `coordinator.services.analysis.AnalysisService`.
+        limits: settings of `shared.wire.transport.Limits`, of either port.
+        apart: whether analysts are answered by a process of their own.
     Raises: StateRefusal (not set up), LockedRefusal (another one serves), NetworkRefusal (the port is taken).
     """
 
@@ -833,6 +851,8 @@ class Coordinator:
         today: Callable[[], dt.date] = utc_today,
         analysts: str = "",
         analysis: Mapping[str, Any] | None = None,
+        limits: Mapping[str, Any] | None = None,
+        apart: bool = False,
     ) -> None:
         authority = Authority.load(home)
         self._lock = (home / "server.lock").open("a")
@@ -854,28 +874,26 @@ class Coordinator:
                 listen=listen,
                 credentials=authority.server,
                 workers=workers,
+                admit=self.service.admit,
+                limits=Limits(**(limits or {})),
             )
             self.port = self._server.port
-            self._analysis = None
-            if analysts:
-                # Own threads: no number of analysts can keep a site from delivering.
-                asked = AnalysisService(self.store, today=today, **(analysis or {}))
-                try:
-                    self._analysis = Server(
-                        service=ANALYSIS_SERVICE,
-                        methods=ANALYSIS,
-                        handlers=asked.handlers,
-                        identify=asked.identify,
-                        listen=analysts,
-                        credentials=authority.server,
-                        workers=workers,
-                        request_cap=REQUEST_CAP,
-                        longest=LONGEST,
-                        waiting=WAITING,
+            self._analysis: Server | Apart | None = None
+            settings: dict[str, Any] = {
+                "workers": workers,
+                "analysis": dict(analysis or {}),
+                "limits": dict(limits or {}),
+            }
+            try:
+                if analysts and apart:
+                    self._analysis = Apart(home, analysts, url=url, **settings)
+                elif analysts:
+                    self._analysis = analysts_server(
+                        self.store, analysts, credentials=authority.server, today=today, **settings
                     )
-                except BaseException:
-                    self._server.stop(0)
-                    raise
+            except BaseException:
+                self._server.stop(0)
+                raise
         except BaseException:
             self.store.close()
             self._lock.close()
@@ -907,6 +925,11 @@ def serve(home: Path, address: str, *, ready: Callable[[int], None] = lambda por
         settings: as of `Coordinator`.
     """
     logging.basicConfig(level=logging.INFO, format="%(message)s")
+    # A connection takes three descriptors: the usual soft limit of 1,024 is for programs that call select.
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < DESCRIPTORS:
+        most = DESCRIPTORS if hard == resource.RLIM_INFINITY else min(DESCRIPTORS, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
     stopping = {signal.SIGTERM, signal.SIGINT}
     # Read from a pipe that the signal writes to. A handler alone is not enough: when it is noted just before the main
     # thread goes to sleep on a lock, it runs only at the next signal, and the server would not end.
@@ -915,7 +938,7 @@ def serve(home: Path, address: str, *, ready: Callable[[int], None] = lambda por
     earlier = {number: signal.signal(number, lambda *_: None) for number in stopping}
     before = signal.set_wakeup_fd(tell)
     try:
-        coordinator = Coordinator(home, address, **settings)
+        coordinator = Coordinator(home, address, apart=True, **settings)
         try:
             ready(coordinator.port)
             while os.read(told, 1)[0] not in stopping:

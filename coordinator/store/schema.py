@@ -12,6 +12,7 @@ import sqlalchemy as sa
 
 __all__ = [
     "anchors",
+    "arrived",
     "invitations",
     "log",
     "meta",
@@ -78,6 +79,13 @@ revoked = sa.Table(
     sa.Column("serial", sa.String(64), primary_key=True),
     sa.Column("site", _word, nullable=False),
     sa.Column("log_index", sa.Integer, nullable=False),
+)
+# Certificates of sites that were shown here: from then on the invitation has served.
+arrived = sa.Table(
+    "arrived",
+    meta,
+    sa.Column("serial", sa.String(64), primary_key=True),
+    sa.Column("site", _word, nullable=False),
 )
 log = sa.Table(
     "log",

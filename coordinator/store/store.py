@@ -376,14 +376,12 @@ class Store:
 
     def revoke_site(self, site: str) -> Site:
         """End a site's access from this place of the log on; what it delivered before stays."""
-        from cryptography import x509
-
         found = self.enrolment(site)
 
         def work(c: sa.Connection) -> None:
             c.execute(db.sites.update().where(db.sites.c.site == site).values(state="revoked", reason="revoked"))
             if found.certificate_pem:
-                serial = f"{x509.load_pem_x509_certificate(found.certificate_pem.encode()).serial_number:x}"
+                serial = _serial(found.certificate_pem)
                 if c.execute(sa.select(db.revoked.c.serial).where(db.revoked.c.serial == serial)).first() is None:
                     index, _ = _append(c, {"kind": "revocation", "site": site, "serial": serial})
                     c.execute(db.revoked.insert().values(serial=serial, site=site, log_index=index))
@@ -402,6 +400,44 @@ class Store:
                 next_step="Ask the study lead.",
             )
         return found[0]
+
+    def require_invited(self, site: str) -> None:
+        """Nothing, while an invitation of the site still has something to ask.
+
+        An invitation has served when the site has shown the certificate that it brought, or was revoked. Which of
+        several it was is not known here: while a newer one is open, the older one's certificate may knock as well.
+        Raises: TokenRefusal.
+        """
+
+        def work(c: sa.Connection) -> bool:
+            unused = db.invitations.c.used_for.is_(None)
+            if c.execute(sa.select(db.invitations).where((db.invitations.c.site == site) & unused)).first():
+                return True
+            found = c.execute(sa.select(db.sites).where(db.sites.c.site == site)).first()
+            if found is None or found.state == "revoked":
+                return False
+            if not found.certificate_pem:
+                return True
+            serial = _serial(found.certificate_pem)
+            return c.execute(sa.select(db.arrived).where(db.arrived.c.serial == serial)).first() is None
+
+        if not self._read(work):
+            raise TokenRefusal(
+                "an invitation must still be open",
+                given="one that has served",
+                next_step="Ask the study lead for a new one (coordinator invite).",
+            )
+
+    def arrived(self, site: str, serial: str) -> None:
+        """Remember that a site has shown its certificate; again changes nothing."""
+        shown = sa.select(db.arrived).where(db.arrived.c.serial == serial)
+        if self._read(lambda c: c.execute(shown).first()) is None:
+
+            def work(c: sa.Connection) -> None:
+                if c.execute(shown).first() is None:
+                    c.execute(db.arrived.insert().values(serial=serial, site=site))
+
+            self._write(work)
 
     # -- anchors ------------------------------------------------------------------------------------------------
     def add_anchor(self, head: AnchorHead, envelope: Envelope) -> AnchorReceipt:
@@ -1162,6 +1198,13 @@ class _Tables:
         with self._lock:
             self._checked.pop(digest, None)
             self._tables.pop(digest, None)
+
+
+def _serial(certificate_pem: str) -> str:
+    """A certificate's serial number, hexadecimal."""
+    from cryptography import x509
+
+    return f"{x509.load_pem_x509_certificate(certificate_pem.encode()).serial_number:x}"
 
 
 def _touched(file: os.stat_result) -> tuple[int, ...]:

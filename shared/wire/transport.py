@@ -9,14 +9,19 @@ error becomes the plain code E_REFUSED: no trace, path or value of one side reac
 
 from __future__ import annotations
 
+import asyncio
 import datetime as dt
+import functools
+import inspect
 import logging
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+import threading
+from collections.abc import Callable, Coroutine, Generator, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from cryptography import x509
 
@@ -32,15 +37,20 @@ from shared.errors import (
     refusal_from_code,
 )
 from shared.wire import messages as wire
+from shared.wire.door import Connection, Door, Limits
 
-__all__ = ["SERVER_NAME", "Call", "Client", "Credentials", "Peer", "Server"]
+__all__ = ["SERVER_NAME", "Call", "Client", "Credentials", "Later", "Limits", "Peer", "Server"]
 
 SERVER_NAME = "tributary-coordinator"
 MESSAGE_CAP = 5 << 20
 TOKEN_KEY, TOKEN_FORM = "authorization", "Bearer "
 TEXT_CAP = 2000
-# A call without a deadline, or with a longer one, would let a stalled peer hold a thread for ever.
+# A call without a deadline, or with a longer one, would let a stalled peer hold its place for ever.
 LONGEST_CALL = 3600.0
+PATIENCE = 120.0  # seconds for which a handler that says `Later` is run again
+RECHECK = 1.0  # seconds after which a stream's peer is looked up again
+LEAST_COUNTED = 64 << 10  # a message counts as this many bytes at least: many small ones are work too
+LIMITS = Limits()
 CODE_KEY, TEXT_KEY = "tributary-code", "tributary-message-bin"
 _log = logging.getLogger("tributary.transport")
 
@@ -53,8 +63,9 @@ _OPTIONS = [
 _SERVER_OPTIONS = [
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 20_000),
     ("grpc.max_connection_idle_ms", 300_000),
-    # Two servers on one port would share its connections without knowing of each other.
-    ("grpc.so_reuseport", 0),
+    # A connection is made anew after an hour, with the certificates of that hour; a call that runs is let end.
+    ("grpc.max_connection_age_ms", 3_600_000),
+    ("grpc.max_connection_age_grace_ms", 3_600_000),
 ]
 
 
@@ -139,27 +150,49 @@ class Call:
     digest: str = ""
 
 
+class Later(Exception):
+    """Raised by a handler that has done nothing yet: what it needs is taken, and it is to be run again in a moment.
+
+    It gives its thread back meanwhile. After `PATIENCE` the caller is answered with `refusal`.
+    """
+
+    def __init__(self, refusal: Refusal) -> None:
+        super().__init__(refusal.code)
+        self.refusal = refusal
+
+
 Handler = Callable[[Call, Any], Any]
 Identify = Callable[[str], Peer]
+T = TypeVar("T")
 
 
 class Server:
     """A running server of one service.
 
+    Who calls, and whether a whole message is there, is found out without a thread: holding a call open, or sending
+    slowly, costs its peer one of its own places and nobody else's. A handler runs in a thread, from one message to
+    the next, and one peer never has more than a quarter of them.
+
     Args:
         service: full name of the service.
         methods: its methods (`shared.wire.messages.COLLECTION`).
-        handlers: one function per method: ``(call, request) -> reply``; what is streamed is an iterator. They may
-            raise refusals; anything else becomes E_REFUSED.
+        handlers: one function per method: ``(call, request) -> reply``. A streamed reply is an iterator. For a
+            streamed request it is a generator: it is given the first message, sent each further one and None at the
+            end, and returns the reply. A stream that breaks off raises a refusal in it, or looks like one that ends:
+            whether it was whole is for the handler to say. All may raise refusals, and `Later`; anything else becomes
+            E_REFUSED.
         listen: ``host:port``; port 0 takes a free one, see `port`.
         credentials: gives the server's credentials; asked again at every connection, so that a renewed certificate
             is used without a restart.
         workers: threads that answer.
         identify: says whose a token is, or refuses it. With it the port asks for no client certificate; without it
             every client must show one.
+        admit: refuses a peer whose certificate is good but revoked or used up. Asked as soon as a call begins, before
+            any of its message is read, and while a stream lasts; its connection is then closed.
         request_cap: most bytes of a message from a client; a longer one is refused before it is read.
         longest: most seconds that a call may ask for.
-        waiting: most calls that may be in the making, those that wait for a thread included; None for any number.
+        waiting: most calls that may be in the making at once.
+        limits: what one address and one peer may take.
     Raises: NetworkRefusal, when the port cannot be bound.
     """
 
@@ -173,16 +206,54 @@ class Server:
         credentials: Callable[[], Credentials],
         workers: int = 16,
         identify: Identify | None = None,
+        admit: Callable[[Peer], None] = lambda peer: None,
         request_cap: int = MESSAGE_CAP,
         longest: float = LONGEST_CALL,
-        waiting: int | None = None,
+        waiting: int = 512,
+        limits: Limits = LIMITS,
     ) -> None:
-        grpc = _grpc()
+        _grpc()
+        self._loop = _loop()
+        self._service, self._methods, self._handlers = service, methods, handlers
+        self._identify, self._admit = identify, admit
+        self._request_cap, self._longest, self._waiting, self._limits = request_cap, longest, waiting, limits
+        self._share = max(1, workers // 4)
+        self._running = 0
+        self._guests: dict[str, _Guest] = {}
+        self._door = Door(listen, limits, self._loop)
+        self.port: int = self._door.port
         self._pool = ThreadPoolExecutor(workers, thread_name_prefix="tributary")
-        options = [*_OPTIONS, *_SERVER_OPTIONS, ("grpc.max_receive_message_length", request_cap)]
-        self._server = grpc.server(self._pool, options=options, maximum_concurrent_rpcs=waiting)
-        calls = {name: _rpc(name, method, handlers[name], identify, longest) for name, method in methods.items()}
-        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, calls),))
+        # Who calls is looked up in the store: by threads that no handler ever holds.
+        self._porters = ThreadPoolExecutor(2, thread_name_prefix="tributary-porter")
+        try:
+            self._server = self._on_loop(self._started(credentials))
+        except BaseException:
+            self._on_loop(self._door.close())
+            self._pool.shutdown(wait=False)
+            self._porters.shutdown(wait=False)
+            raise
+
+    def _on_loop(self, work: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+    async def _started(self, credentials: Callable[[], Credentials]) -> Any:
+        import grpc
+
+        limits = self._limits
+        options = [
+            *_OPTIONS,
+            *_SERVER_OPTIONS,
+            ("grpc.max_receive_message_length", self._request_cap),
+            ("grpc.max_concurrent_streams", limits.streams),
+            ("grpc.server_handshake_timeout_ms", int(1000 * limits.proving)),
+        ]
+        server = grpc.aio.server(options=options)
+        calls = {
+            # Each method is a pair of streams to gRPC: only so is a call ours before its message has come.
+            name: grpc.stream_stream_rpc_method_handler(functools.partial(self._answer, name, method))
+            for name, method in self._methods.items()
+        }
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(self._service, calls),))
         first = credentials()
         shown = [first]
 
@@ -202,25 +273,25 @@ class Server:
             return configuration(now)
 
         secure = grpc.dynamic_ssl_server_credentials(
-            configuration(first), renewed, require_client_authentication=identify is None
+            configuration(first), renewed, require_client_authentication=self._identify is None
         )
-        try:
-            self.port: int = self._server.add_secure_port(listen, secure)
-        except RuntimeError:
-            self.port = 0
-        if not self.port:
-            self._pool.shutdown(wait=False)
-            raise NetworkRefusal(
-                "the server's port must be free",
-                given=f"{listen}, which is in use or not ours",
-                next_step="See listen.",
-            )
-        self._server.start()
+        server.add_secure_port(f"unix:{self._door.inner}", secure)
+        await server.start()
+        await self._door.open()
+        return server
 
     def stop(self, grace: float = 5.0) -> None:
         """Take no new calls, let running ones end within `grace` seconds, then close."""
-        self._server.stop(grace).wait()
+        self._on_loop(self._stopped(grace))
         self._pool.shutdown(wait=True)
+        self._porters.shutdown(wait=True)
+
+    async def _stopped(self, grace: float) -> None:
+        await self._door.shut()
+        await self._server.stop(grace)
+        await self._door.close()
+        while any(guest.steps for guest in self._guests.values()):  # what a thread has begun, it ends
+            await asyncio.sleep(0.01)
 
     def __enter__(self) -> Server:
         return self
@@ -228,70 +299,293 @@ class Server:
     def __exit__(self, *_: object) -> None:
         self.stop()
 
+    # -- one call -------------------------------------------------------------------------------------------------
+    async def _answer(self, name: str, method: wire.Method, _: Any, context: Any) -> None:
+        """One method as gRPC wants it: bytes in, bytes out, refusals as statuses, one line in the log per decision."""
+        connection = self._door.find(context.peer())
+        if connection is None:  # closed already
+            raise asyncio.CancelledError
+        call: Call | None = None
+        turn: _Turn | None = None
+        try:
+            peer = await self._known(context)
+            call = Call(peer=peer)
+            guest = self._guest(peer)
+            self._require_room(guest)
+            connection.proved(guest.key)
+            turn = _Turn(context=context, call=call, method=method, guest=guest, handler=self._handlers[name])
+            with _counted(connection), _counted(guest):
+                self._running += 1
+                try:
+                    await self._handled(turn)
+                finally:
+                    self._running -= 1
+            connection.forgive()
+            _decided(call, name, "ok")
+        except asyncio.CancelledError:
+            # Nobody is left to answer. One that leaves at once has had us work for nothing.
+            if turn is None or not turn.worked or self._loop.time() - turn.begun < 1.0:
+                connection.strike()
+            if turn is not None and turn.worked:
+                _decided(call, name, NetworkRefusal.code)
+            else:
+                self._told(connection, call, name, NetworkRefusal.code)
+            raise
+        except Exception as caught:
+            if isinstance(caught, Refusal):
+                refusal: Refusal = caught
+            else:
+                _log.error("unexpected %s", type(caught).__name__)
+                refusal = Refusal(
+                    "The coordinator could not answer", next_step="Ask the study lead to look at its log."
+                )
+            code = refusal.code
+            if turn is not None and turn.worked:
+                _decided(call, name, code)
+            else:
+                self._told(connection, call, name, code)
+                if not isinstance(refusal, errors.RateRefusal):
+                    connection.strike()
+                if isinstance(refusal, (CertificateRefusal, errors.TokenRefusal)):
+                    self._loop.call_later(1.0, connection.reset)
+            context.set_trailing_metadata(((CODE_KEY, code), (TEXT_KEY, str(refusal).encode()[:TEXT_CAP])))
+            await context.abort(_status(refusal), code)
 
-def _rpc(name: str, method: wire.Method, handler: Handler, identify: Identify | None, longest: float) -> Any:
-    """One method as gRPC wants it: bytes in, bytes out, refusals as statuses, one line in the log per decision."""
-    import grpc
-
-    def decided(call: Call | None, code: str) -> None:
-        site, digest = (call.peer.site, call.digest[:12]) if call is not None else ("-", "")
+    def _told(self, connection: Connection, call: Call | None, name: str, code: str) -> None:
+        """A line for a call that came to nothing before it was worked on: of many alike, a few and their number."""
         now = dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
-        _log.info("%s %s %s %s %s", now, site, name, code, digest or "-")
+        who = call.peer.site if call is not None else connection.address
+        self._door.told("refused", who, name, code, text=f"{now} {who} {name} {code} -")
 
-    def begun(context: Any) -> Call:
+    async def _known(self, context: Any) -> Peer:
+        """Who calls, if it may call now; of the message nothing is read. Raises: the refusal."""
         left = context.time_remaining()
-        if left is None or not math.isfinite(left) or left > longest:
-            raise NetworkRefusal(f"a call must have a deadline of at most {longest:g} seconds")
-        if identify is not None:
-            return Call(peer=identify(_token(context)))
-        shown = context.auth_context().get("x509_pem_cert", [])
+        if left is None or not math.isfinite(left) or left > self._longest:
+            raise NetworkRefusal(f"a call must have a deadline of at most {self._longest:g} seconds")
+        proved = context.auth_context()
+        if proved.get("ssl_tls_version", [b"TLSv1.3"]) != [b"TLSv1.3"]:
+            raise CertificateRefusal("a connection must use TLS 1.3", given="an older version")
+        if self._identify is not None:
+            return await self._by_porter(functools.partial(self._identify, _token(context)))
+        shown = proved.get("x509_pem_cert", [])
         if len(shown) != 1:
             raise CertificateRefusal("a client must show one certificate", given=f"{len(shown)}")
-        return Call(peer=peer_of(shown[0], dt.datetime.now(dt.UTC)))
+        peer = peer_of(shown[0], dt.datetime.now(dt.UTC))
+        await self._by_porter(functools.partial(self._admit, peer))
+        return peer
 
-    def end(call: Call | None, caught: Exception, context: Any) -> None:
-        if isinstance(caught, Refusal):
-            refusal: Refusal = caught
-        elif isinstance(caught, grpc.RpcError):
-            # The peer went away in the middle of its stream; nobody is left to answer.
-            refusal = NetworkRefusal("the connection must last", given="a broken one")
+    async def _by_porter(self, work: Callable[[], T]) -> T:
+        return await self._loop.run_in_executor(self._porters, work)
+
+    def _guest(self, peer: Peer) -> _Guest:
+        key = f"{peer.role} {peer.site}" if self._identify is None else peer.serial
+        if key not in self._guests:
+            self._guests[key] = _Guest(key, self._share)
+        return self._guests[key]
+
+    def _require_room(self, guest: _Guest) -> None:
+        if guest.calls >= self._limits.calls or self._running >= self._waiting:
+            raise errors.RateRefusal(
+                "the coordinator must have room for a call",
+                given="too many at once" if guest.calls < self._limits.calls else "too many of this caller at once",
+                next_step="Try again.",
+            )
+
+    # -- its messages ---------------------------------------------------------------------------------------------
+    async def _handled(self, turn: _Turn) -> None:
+        """Read the message, have the handler run, write what it returns."""
+        turn.begun = self._loop.time()
+        data = await self._message(turn, self._limits.first)
+        if turn.method.stream:
+            await self._write(turn, await self._taken(turn, data))
+        elif turn.method.reply_stream:
+            parts: Iterator[Any] = await self._worked(turn, lambda: iter(turn.handler(turn.call, turn.read(data))))
+            try:
+                while part := await self._worked(turn, lambda: _encoded(next(parts, None))):
+                    await self._write(turn, part)
+            finally:
+                self._ended(turn, parts)
         else:
-            _log.error("unexpected %s", type(caught).__name__)
-            refusal = Refusal("The coordinator could not answer", next_step="Ask the study lead to look at its log.")
-        code = refusal.code
-        decided(call, code)
-        context.set_trailing_metadata(((CODE_KEY, code), (TEXT_KEY, str(refusal).encode()[:TEXT_CAP])))
-        context.abort(_status(refusal), code)
+            await self._write(
+                turn, await self._worked(turn, lambda: wire.encode(turn.handler(turn.call, turn.read(data))))
+            )
 
-    def answer(given: Any, context: Any) -> bytes:
-        call: Call | None = None
+    async def _message(self, turn: _Turn, seconds: float) -> bytes | None:
+        """The next whole message, or None at the end. Raises: NetworkRefusal (none in time)."""
+        import grpc
+
+        wait = turn.guest.owed(self._loop.time())
+        if wait > 0:
+            await asyncio.sleep(wait)
         try:
-            call = begun(context)
-            if method.stream:
-                request: Any = (wire.decode(method.request, data) for data in given)
-            else:
-                request = wire.decode(method.request, given)
-            reply = wire.encode(handler(call, request))
-            decided(call, "ok")
+            data = await asyncio.wait_for(turn.context.read(), seconds)
+        except TimeoutError:
+            raise NetworkRefusal(
+                "a whole message must arrive in time", given=f"none within {seconds:g} seconds", next_step="Try again."
+            ) from None
+        if data is grpc.aio.EOF:
+            return None
+        turn.guest.took(max(len(data), LEAST_COUNTED) / self._limits.bytes_per_second, self._loop.time())
+        return bytes(data)
+
+    async def _write(self, turn: _Turn, data: bytes) -> None:
+        try:
+            await asyncio.wait_for(turn.context.write(data), self._limits.idle)
+        except TimeoutError:
+            raise NetworkRefusal("a reply must be taken in time", given="one that was not") from None
+
+    async def _taken(self, turn: _Turn, data: bytes | None) -> bytes:
+        """The reply to a stream whose first message is `data`: a thread works from each message to the next."""
+        steps: Any = None
+        checked = self._loop.time()
+
+        def step(message: bytes | None) -> bytes | None:
+            nonlocal steps
+            given = None if message is None else turn.read(message)
+            try:
+                if steps is None:
+                    steps = turn.handler(turn.call, given)
+                    next(steps)
+                else:
+                    steps.send(given)
+            except StopIteration as end:
+                return wire.encode(end.value)
+            except Later:
+                steps = None
+                raise
+            return None
+
+        try:
+            while (reply := await self._worked(turn, functools.partial(step, data))) is None:
+                if data is None:
+                    raise NetworkRefusal("a stream must be answered at its end", given="one that was not")
+                data = await self._message(turn, self._limits.idle)
+                if self._identify is None and self._loop.time() - checked > RECHECK:
+                    checked = self._loop.time()
+                    await self._by_porter(functools.partial(self._admit, turn.call.peer))
             return reply
-        except Exception as caught:
-            end(call, caught, context)
-        raise AssertionError("abort always raises")
+        finally:
+            self._ended(turn, steps)
 
-    def stream(given: bytes, context: Any) -> Iterator[bytes]:
-        call: Call | None = None
-        try:
-            call = begun(context)
-            for part in handler(call, wire.decode(method.request, given)):
-                yield wire.encode(part)
-            decided(call, "ok")
-        except Exception as caught:
-            end(call, caught, context)
+    async def _worked(self, turn: _Turn, work: Callable[[], T]) -> T:
+        """What `work` returns, run in a thread when this peer and the pool have one free; again while it is `Later`."""
+        guest, wait, until = turn.guest, 0.05, self._loop.time() + PATIENCE
+        turn.worked = True
+        while True:
+            await guest.places.acquire()
+            try:
+                turn.step = self._pool.submit(work)
+            except BaseException:
+                guest.places.release()
+                raise
+            guest.steps += 1
+            turn.step.add_done_callback(lambda _: self._loop.call_soon_threadsafe(guest.freed))
+            try:
+                return await asyncio.wrap_future(turn.step)
+            except Later as busy:
+                if self._loop.time() > until:
+                    raise busy.refusal from None
+            await asyncio.sleep(wait)
+            wait = min(2 * wait, 1.0)
 
-    if method.reply_stream:
-        return grpc.unary_stream_rpc_method_handler(stream)
-    kind = grpc.stream_unary_rpc_method_handler if method.stream else grpc.unary_unary_rpc_method_handler
-    return kind(answer)
+    def _ended(self, turn: _Turn, steps: Any) -> None:
+        """Close a generator once its last step is over, in a thread: it may hold files and locks."""
+        if not isinstance(steps, Generator) or inspect.getgeneratorstate(steps) == inspect.GEN_CLOSED:
+            return
+        guest = turn.guest
+        guest.steps += 1  # `stop` waits for it
+
+        def close() -> None:
+            try:
+                steps.throw(NetworkRefusal("the connection must last", given="a broken one"))
+            except (Refusal, StopIteration):
+                pass
+            except Exception as error:
+                _log.error("unexpected %s", type(error).__name__)
+            finally:
+                steps.close()
+                self._loop.call_soon_threadsafe(guest.left)
+
+        assert turn.step is not None
+        turn.step.add_done_callback(lambda _: self._pool.submit(close))
+
+
+class _Guest:
+    """What one peer takes of a server now."""
+
+    def __init__(self, key: str, share: int) -> None:
+        self.key, self.calls, self.steps = key, 0, 0
+        self.places = asyncio.Semaphore(share)
+        self._paid = 0.0
+
+    def freed(self) -> None:
+        """A thread has come back."""
+        self.steps -= 1
+        self.places.release()
+
+    def left(self) -> None:
+        """A broken call has been cleared away."""
+        self.steps -= 1
+
+    def took(self, seconds: float, now: float) -> None:
+        """Count a message that took `seconds` of the peer's rate."""
+        self._paid = max(self._paid, now - 1.0) + seconds  # a second's worth may come at once
+
+    def owed(self, now: float) -> float:
+        """Seconds until the next message is read."""
+        return self._paid - now
+
+
+@dataclass(kw_only=True)
+class _Turn:
+    """One call that was let in."""
+
+    context: Any
+    call: Call
+    method: wire.Method
+    guest: _Guest
+    handler: Handler
+    worked: bool = False
+    begun: float = 0.0
+    step: Future[Any] | None = None
+
+    def read(self, data: bytes | None) -> Any:
+        """The message. Raises: SchemaRefusal."""
+        if data is None:
+            if self.method.stream:
+                return None
+            raise errors.SchemaRefusal("a call must carry a message", given="none")
+        return wire.decode(self.method.request, data)
+
+
+@contextmanager
+def _counted(holder: Any) -> Iterator[None]:
+    holder.calls += 1
+    try:
+        yield
+    finally:
+        holder.calls -= 1
+
+
+def _encoded(part: Any) -> bytes | None:
+    return None if part is None else wire.encode(part)
+
+
+def _decided(call: Call | None, name: str, code: str) -> None:
+    site, digest = (call.peer.site, call.digest[:12]) if call is not None else ("-", "")
+    now = dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
+    _log.info("%s %s %s %s %s", now, site, name, code, digest or "-")
+
+
+@functools.cache
+def _loop() -> asyncio.AbstractEventLoop:
+    """The one event loop of all servers of this process, on a thread of its own; it never ends.
+
+    gRPC's asynchronous side reads one queue per process: two loops would wake each other up for nothing.
+    """
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, name="tributary-loop", daemon=True).start()
+    return loop
 
 
 def _token(context: Any) -> str:
@@ -459,12 +753,12 @@ def _refusal(error: Any, address: str, cap: int) -> Refusal:
             given="a TLS handshake that failed",
             next_step="Check the clock and the certificates (doctor); re-enrol if this site was revoked.",
         )
-    if status == grpc.StatusCode.RESOURCE_EXHAUSTED and "concurrent" in details:
+    if status == grpc.StatusCode.RESOURCE_EXHAUSTED and "larger than max" in details:
+        return TooLarge(f"a message must have at most {cap} bytes")
+    if status == grpc.StatusCode.RESOURCE_EXHAUSTED:
         return errors.RateRefusal(
             "the coordinator must have room for a call", given="too many at once", next_step="Try again."
         )
-    if status == grpc.StatusCode.RESOURCE_EXHAUSTED:
-        return TooLarge(f"a message must have at most {cap} bytes")
     if status == grpc.StatusCode.DEADLINE_EXCEEDED:
         return NetworkRefusal("the coordinator must answer in time", given="no answer", next_step="Try again.")
     if status == grpc.StatusCode.UNIMPLEMENTED:

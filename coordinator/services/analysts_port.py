@@ -1,0 +1,196 @@
+"""The analysts' port in a process of its own: what its callers do to it, no site feels.
+
+Beside the service the process has the store and the server's certificate. The authority's key, with which new
+certificates are made, stays where the sites are answered. It takes its settings as one line of JSON on its standard
+input, says there which port it got, and ends when that input ends: so it never outlives the coordinator it is part of.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from coordinator.services.analysis import LONGEST, REQUEST_CAP, WAITING, AnalysisService
+from coordinator.services.authority import server_credentials
+from coordinator.store.store import Store
+from shared.errors import NetworkRefusal, Refusal, refusal_from_code
+from shared.wire.messages import ANALYSIS, ANALYSIS_SERVICE
+from shared.wire.transport import Credentials, Limits, Server
+
+__all__ = ["Apart", "analysts_server"]
+
+# An analyst's message is small: whoever takes longer for it than this is not sending one.
+FIRST = 10.0
+LONGEST_PAUSE = 60.0
+_log = logging.getLogger("tributary.analysts")
+
+
+def analysts_server(
+    store: Store,
+    listen: str,
+    *,
+    credentials: Callable[[], Credentials],
+    workers: int,
+    today: Callable[[], dt.date],
+    analysis: Mapping[str, Any],
+    limits: Mapping[str, Any],
+) -> Server:
+    """A server that answers analysts.
+
+    Args:
+        store: the coordinator's store.
+        listen: ``host:port`` to bind.
+        credentials: gives the server's credentials.
+        workers: threads that answer.
+        today: gives the UTC date.
+        analysis: settings of `AnalysisService`.
+        limits: settings of `Limits`.
+    Raises: NetworkRefusal (the port is taken).
+    """
+    asked = AnalysisService(store, today=today, **analysis)
+    return Server(
+        service=ANALYSIS_SERVICE,
+        methods=ANALYSIS,
+        handlers=asked.handlers,
+        identify=asked.identify,
+        listen=listen,
+        credentials=credentials,
+        workers=workers,
+        request_cap=REQUEST_CAP,
+        longest=LONGEST,
+        waiting=WAITING,
+        limits=Limits(**{"first": FIRST, **limits}),
+    )
+
+
+class Apart:
+    """The process that answers analysts, as the coordinator sees it; started again when it ends by itself.
+
+    Args:
+        home: the coordinator's home folder.
+        listen: ``host:port`` to bind.
+        settings: ``url``, ``workers``, ``analysis`` and ``limits``, as of `analysts_server` and `Store.open`.
+    Raises: NetworkRefusal (the port is taken); any refusal of the store.
+    """
+
+    def __init__(self, home: Path, listen: str, **settings: Any) -> None:
+        self._line = json.dumps({"home": os.fspath(home), "listen": listen, **settings})
+        self._ended, self._guard = threading.Event(), threading.Lock()
+        self._process, self.port = self._begin()
+        host = listen.rpartition(":")[0]
+        self._line = json.dumps({"home": os.fspath(home), "listen": f"{host}:{self.port}", **settings})
+        self._watch = threading.Thread(target=self._watched, name="tributary-analysts", daemon=True)
+        self._watch.start()
+
+    @property
+    def pid(self) -> int:
+        """The process's number now."""
+        return self._process.pid
+
+    def _begin(self) -> tuple[subprocess.Popen[str], int]:
+        command = [sys.executable, "-c", f"import {__name__}; {__name__}.main()"]
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            process.stdin.write(self._line + "\n")
+            process.stdin.flush()
+            said = json.loads(process.stdout.readline() or "{}")
+        except BrokenPipeError:
+            said = {}
+        if "port" in said:
+            return process, int(said["port"])
+        _close(process)  # it ends with its input
+        process.wait()
+        if "refused" in said:
+            raise refusal_from_code(said["refused"], said["text"])
+        raise NetworkRefusal("the analysts' port must be answered", given="a process that ended", next_step="See log.")
+
+    def _watched(self) -> None:
+        pause = 1.0
+        while True:
+            code = str(self._process.wait())
+            while True:
+                if self._ended.wait(pause):
+                    return
+                _log.error("the analysts' process ended with %s; it is started again", code)
+                pause = min(2 * pause, LONGEST_PAUSE)
+                try:
+                    begun, _ = self._begin()
+                    with self._guard:
+                        if self._ended.is_set():
+                            begun.kill()
+                        _close(self._process)
+                        self._process = begun
+                    break
+                except Refusal as refusal:
+                    code = refusal.code
+
+    def stop(self, grace: float = 5.0) -> None:
+        """Let running calls end within `grace` seconds, then end the process."""
+        with self._guard:
+            self._ended.set()
+            process = self._process
+        assert process.stdin is not None
+        with suppress(BrokenPipeError):
+            process.stdin.write(json.dumps(grace) + "\n")
+            process.stdin.flush()
+        try:
+            process.wait(grace + 10)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        self._watch.join()
+        _close(process)
+
+
+def main() -> None:
+    """What the process does: read the settings, answer, end with its input."""
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    for number in (signal.SIGINT, signal.SIGTERM):  # they are for the coordinator, which tells this process
+        signal.signal(number, signal.SIG_IGN)
+    given = json.loads(sys.stdin.readline())
+    home = Path(given["home"])
+    try:
+        store = Store.open(home, given["url"])
+        server = analysts_server(
+            store,
+            given["listen"],
+            credentials=lambda: server_credentials(home),
+            workers=given["workers"],
+            today=lambda: dt.datetime.now(dt.UTC).date(),
+            analysis=given["analysis"],
+            limits=given["limits"],
+        )
+    except Refusal as refusal:
+        _say({"refused": refusal.code, "text": str(refusal)})
+        return
+    _say({"port": server.port})
+    grace = sys.stdin.readline()
+    if grace:  # else the coordinator is gone, and its next one will want the port
+        server.stop(float(grace))
+        store.close()
+    os._exit(0)
+
+
+def _close(process: subprocess.Popen[str]) -> None:
+    """Close the pipes of a process that has ended."""
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+            with suppress(BrokenPipeError):
+                pipe.close()
+
+
+def _say(what: Mapping[str, Any]) -> None:
+    sys.stdout.write(json.dumps(what) + "\n")
+    sys.stdout.flush()
