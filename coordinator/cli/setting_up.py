@@ -136,5 +136,11 @@ def serve(
         max_bundle=config.max_bundle,
         workers=config.workers,
         analysts=config.analysts_listen,
-        analysis={"rate": config.analyst_rate, "burst": config.analyst_burst, "at_once": config.analyst_places},
+        analysis={
+            "rate": config.analyst_rate,
+            "burst": config.analyst_burst,
+            "at_once": config.analyst_places,
+            "memory": config.analyst_memory_mb << 20,
+            "cpu": config.analyst_seconds,
+        },
     )

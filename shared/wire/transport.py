@@ -133,10 +133,14 @@ def _status(refusal: Refusal) -> Any:
 
 @dataclass(kw_only=True)
 class Call:
-    """One call in the making: who calls, and what it is about (a digest, set by the handler, for the log's line)."""
+    """One call in the making: who calls, and what it is about (a digest, set by the handler, for the log's line).
+
+    `left` says whether whoever called has gone, or the deadline has passed: what is still computed is for nobody.
+    """
 
     peer: Peer
     digest: str = ""
+    left: Callable[[], bool] = lambda: False
 
 
 Handler = Callable[[Call, Any], Any]
@@ -243,11 +247,11 @@ def _rpc(name: str, method: wire.Method, handler: Handler, identify: Identify | 
         if left is None or not math.isfinite(left) or left > longest:
             raise NetworkRefusal(f"a call must have a deadline of at most {longest:g} seconds")
         if identify is not None:
-            return Call(peer=identify(_token(context)))
+            return Call(peer=identify(_token(context)), left=lambda: not context.is_active())
         shown = context.auth_context().get("x509_pem_cert", [])
         if len(shown) != 1:
             raise CertificateRefusal("a client must show one certificate", given=f"{len(shown)}")
-        return Call(peer=peer_of(shown[0], dt.datetime.now(dt.UTC)))
+        return Call(peer=peer_of(shown[0], dt.datetime.now(dt.UTC)), left=lambda: not context.is_active())
 
     def end(call: Call | None, caught: Exception, context: Any) -> None:
         if isinstance(caught, Refusal):
