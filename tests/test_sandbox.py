@@ -25,6 +25,7 @@ from test_collect import Servers, refused
 import coordinator.services.collect as collect
 from coordinator.analyst.commands import connect
 from coordinator.services import analysis, workers
+from coordinator.services.tasks import ANSWERING, READING
 from coordinator.services.workers import Busy, Ended, Failed, Limits, Workers
 from shared.base.canonical import canonical_json, sha256_hex
 from shared.errors import (
@@ -279,6 +280,19 @@ def test_a_bundle_that_takes_more_than_its_process_has_is_refused_and_kept_apart
         assert egress.send(right.envelope, right.path).log_index == 0
 
 
+def test_a_table_that_takes_more_than_its_process_has_is_refused_and_kept_apart(hub):
+    """The reader's own limit, not its arithmetic: what no index tells meets it too."""
+    usual = hub.running.service._opening.limits
+    hub.running.service._opening.limits = Limits(memory=18 * MB, cpu=usual.cpu, wall=usual.wall)
+    sealed = hub.seal("north", table=small_table(1_000_000))
+    with hub.egress("north", timeout=60.0, sleep=lambda s: None) as egress:
+        refused(TooLarge, lambda: egress.send(sealed.envelope, sealed.path))
+        assert hub.contents() == {f"quarantine/{sealed.statement.bundle_sha256}.zip"}
+        hub.running.service._opening.limits = usual
+        right = hub.seal("north", release_id="99" * 16, table=small_table(1_000_000, seed=3))
+        assert egress.send(right.envelope, right.path).log_index == 0
+
+
 def test_a_process_killed_while_it_reads_is_a_refusal_and_the_same_bundle_goes_through_afterwards(hub, monkeypatch):
     monkeypatch.setattr(collect, "CHECK", "workshop:open_slowly")
     sealed, told = hub.seal("north"), hub.home / "opening"
@@ -448,6 +462,15 @@ def test_a_task_whose_caller_leaves_is_ended_and_frees_its_place(pool, tmp_path)
     assert pool._running == []
 
 
+@pytest.mark.parametrize("imports", [READING, ANSWERING], ids=["reading", "answering"])
+def test_workers_are_forked_from_one_thread_with_what_they_need(imports):
+    pool = Workers(imports=imports, places=1, limits=Limits(memory=256 * MB, cpu=5, wall=20.0))
+    assert pool.run("workshop:echo", {"a": 1}, owner="a") == {"a": 1}
+    nursery = workers._nurseries[imports].process.pid
+    assert len(os.listdir(f"/proc/{nursery}/task")) == 1
+    pool.close()
+
+
 def test_workers_end_with_the_process_that_has_them(tmp_path):
     """Also where it is killed: nothing computes on for nobody."""
     import subprocess
@@ -487,6 +510,18 @@ def test_a_question_is_ended_when_its_analyst_leaves_and_another_has_its_place(d
     when(lambda: desk.running._asked._workers._running == [])
     monkeypatch.undo()
     with connect(desk.admit("ada")) as connection:
+        assert connection["cvd"].mean("sbp").document["k"] == 1
+
+
+def test_a_process_killed_while_it_answers_is_a_refusal_and_the_next_question_is_answered(desk, monkeypatch):
+    monkeypatch.setattr(analysis, "ANSWER", "workshop:slowly")
+    with connect(desk.admit()) as connection, ThreadPoolExecutor(1) as threads:
+        asked = threads.submit(connection["cvd"].mean, "sbp")
+        [number] = asked_by(desk, 1)
+        os.kill(number, signal.SIGKILL)
+        with pytest.raises(NetworkRefusal, match="computed to the end"):
+            asked.result(30)
+        monkeypatch.undo()
         assert connection["cvd"].mean("sbp").document["k"] == 1
 
 

@@ -271,7 +271,8 @@ class _Nursery:
         self._line, theirs = Pipe()
         # One thread each: what computes must not fork with threads, and the machine is shared.
         env = {**os.environ, **dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")}
-        env.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")  # reserves no more than it is asked for
+        env["ARROW_DEFAULT_MEMORY_POOL"] = "system"  # reserves no more than it is asked for
+        env["JE_ARROW_MALLOC_CONF"] = "background_thread:false"
         env["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
         with theirs:
             argv = [sys.executable, "-m", "coordinator.services.nursery", str(theirs.fileno()), json.dumps(imports)]
