@@ -387,7 +387,7 @@ def test_a_task_gives_plain_values_a_refusal_or_the_name_of_its_fault(pool):
 def test_a_task_ends_at_its_limits_and_the_next_one_works(pool, task, limits, why):
     with pytest.raises(Ended) as ended:
         pool.run(f"workshop:{task}", {}, owner="a", limits=limits)
-    assert (ended.value.why, ended.value.limit) == (why, True)
+    assert (ended.value.why, ended.value.limit) == (why, why != "wall"), "a slow machine is nobody's doing"
     assert pool.run("workshop:echo", {"a": 1}, owner="a") == {"a": 1}
 
 

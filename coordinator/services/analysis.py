@@ -9,6 +9,9 @@ An answer is one JSON document whose id is the hash of all that it depends on: t
 the question, the plan and the versions of the code. So the same question to the same releases is computed once,
 however many ask it at once, and a new release makes a new answer without anything being thrown away. Whether an old
 answer is stale is never written into it: that is said when it is explained.
+
+What reads a table runs in a worker process (`coordinator.services.tasks`), within limits, in turns by token, and ends
+when whoever asked has left. Here nothing is read but the database.
 """
 
 from __future__ import annotations

@@ -105,6 +105,7 @@ CHECK = "coordinator.services.tasks:check_bundle"
 TABLE_FACTOR = 2  # a table may take this many times the largest bundle when it is decoded
 MEMORY_FACTOR = 6  # and the process that reads it this many times: the file, the table, and a copy to check
 CPU, WALL = 60, 120.0  # seconds that it may take
+QUEUE = 120.0  # seconds that a bundle waits for a process to read it
 OPENINGS = 2  # how often a bundle is opened whose opening does not end
 # The second time it has the room of a table of its own size, many times over: more is for tables that are packed well.
 LITTLE, LITTLE_FACTOR = 256 << 20, 8
@@ -640,7 +641,7 @@ class CollectionService:
                 CHECK,
                 given,
                 owner=statement.site,
-                patience=PATIENCE,
+                patience=QUEUE,
                 begun=begun,
                 limits=replace(usual, memory=room),
             )

@@ -54,6 +54,9 @@ class Limits:
     wall: float
 
 
+_CRASHES = {-number for number in (signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)}
+
+
 class Ended(Exception):
     """A task that has no result.
 
@@ -68,8 +71,8 @@ class Ended(Exception):
 
     @property
     def limit(self) -> bool:
-        """Whether the task itself is why: it would end so again."""
-        return self.why in ("memory", "cpu", "wall", "crashed")
+        """Whether the task itself is why: it would end so again. A slow machine may be why time ran out."""
+        return self.why in ("memory", "cpu", "crashed")
 
 
 class Failed(Exception):
@@ -252,9 +255,9 @@ class _Worker:
 
     def _why(self) -> str:
         status = self.end(gone=True)
-        if status is None or status == -signal.SIGKILL:
-            return "killed"
-        return "cpu" if status == -signal.SIGXCPU else "crashed"
+        if status == -signal.SIGXCPU:
+            return "cpu"
+        return "crashed" if status == 0 or status in _CRASHES else "killed"
 
     def end(self, *, gone: bool = False) -> int | None:
         """End the process; how it ended (negative: by which signal), if it had before, as one that is `gone` has."""
