@@ -50,8 +50,10 @@ class Config:
             answered, and the port stays closed.
         analyst_rate: questions a minute that one analyst may ask.
         analyst_burst: questions that one analyst may ask at once.
-        analyst_places: questions that are computed at the same time. They share one interpreter, and get in each
-            other's way: one at a time, ten that wait have all been answered sooner (tests/benchmarks/analysis_load.py).
+        analyst_places: questions that are computed at the same time, each in a process of its own; no analyst has all
+            of them, and one who has waited half a second and has none gets a spare one (as many again).
+        analyst_memory_mb: most megabytes that one question may take.
+        analyst_seconds: most seconds of computing that one question may take.
     Raises: ConfigRefusal, at construction.
 
     >>> Config(home=Path("."), name="tributary", address="hub.example.org:8443").max_bundle
@@ -73,7 +75,9 @@ class Config:
     analysts: str = ""
     analyst_rate: int = 600
     analyst_burst: int = 100
-    analyst_places: int = 1
+    analyst_places: int = 2
+    analyst_memory_mb: int = 2048
+    analyst_seconds: int = 240
 
     def __post_init__(self) -> None:
         def must(holds: bool, rule: str, given: object) -> None:
@@ -96,6 +100,8 @@ class Config:
             ("analyst_rate", 1, 1_000_000),
             ("analyst_burst", 1, 1_000_000),
             ("analyst_places", 1, 256),
+            ("analyst_memory_mb", 256, 1 << 20),
+            ("analyst_seconds", 1, 300),
         ):
             value = getattr(self, key)
             whole = isinstance(value, int) and not isinstance(value, bool)
@@ -173,7 +179,9 @@ connections_per_address = {self.connections_per_address}      # of one address
 analysts = {_quoted(self.analysts)}           # host:port that analysts dial; empty: none is answered
 analyst_rate = {self.analyst_rate}       # questions a minute of one analyst
 analyst_burst = {self.analyst_burst}      # questions at once of one analyst
-analyst_places = {self.analyst_places}       # questions computed at the same time
+analyst_places = {self.analyst_places}       # questions computed at the same time, each in a process
+analyst_memory_mb = {self.analyst_memory_mb} # most memory of one question
+analyst_seconds = {self.analyst_seconds}    # most computing of one question
 """
 
 

@@ -38,6 +38,7 @@ from coordinator.services import analysis
 from coordinator.services.analysts import Analysts
 from coordinator.services.authority import Authority
 from coordinator.services.collect import Coordinator
+from coordinator.services.workers import Workers
 from coordinator.store.store import Store
 from shared.base.keys import SigningKey
 from shared.errors import (
@@ -216,11 +217,7 @@ def test_a_kind_and_a_formula_mean_what_the_planned_spelling_means(study):
 
 def test_other_pooling_is_another_question_to_the_same_releases_and_fits_no_site_again(study, monkeypatch):
     answer = study.planned("adjusted")
-
-    def fitted(*_, **__):
-        raise AssertionError("a site was fitted again")
-
-    monkeypatch.setattr(queries, "estimate", fitted)
+    monkeypatch.setattr(analysis, "ANSWER", "workshop:fit_nothing")
     fixed = answer.meta(method="FE", test="z")
     assert fixed.beta == pytest.approx(answer.meta().document["fixed"]["beta"], rel=1e-12)
     assert fixed.result.id != answer.id
@@ -537,13 +534,13 @@ def test_two_analysts_at_once_get_one_computation_and_the_same_bytes(own, monkey
         own.add("cvd", site, cohort(300, seed))
     own.start()
     asked = []
-    real = queries.ask
+    real = Workers.run
 
     def counted(*given, **more):
         asked.append(threading.get_ident())
         return real(*given, **more)
 
-    monkeypatch.setattr(queries, "ask", counted)  # the server runs in this process: the real one, counted
+    monkeypatch.setattr(Workers, "run", counted)  # the server runs in this process: the real one, counted
     passes = [own.admit(name) for name in ("ada", "ben")]
 
     def ask(given):
@@ -811,13 +808,11 @@ def test_what_may_be_asked_of_a_pooled_result_may_be_asked_of_an_answer(desk, st
 
 
 def test_a_fault_that_nobody_foresaw_says_nothing_of_what_it_met(desk, study, monkeypatch, caplog):
-    def broken(*_, **__):
-        raise RuntimeError("person 17 has sbp 212 in /srv/secret")
-
-    monkeypatch.setattr(queries, "ask", broken)
+    monkeypatch.setattr(analysis, "ANSWER", "workshop:broken")
     with caplog.at_level(logging.INFO, "tributary"), pytest.raises(Refusal) as refused:
         study.mean("chol")
     assert refused.value.code == "E_REFUSED"
+    assert "unexpected RuntimeError in a question" in caplog.text
     assert "212" not in str(refused.value) + caplog.text
 
 
@@ -851,27 +846,29 @@ def test_one_site_or_two_are_shown_without_a_gap(own, sites, tmp_path):
         assert "<svg" in answer.forest(tmp_path / "f.svg").read_text()
 
 
+def asked_by(own, many, seconds=60.0):
+    """Wait until so many questions are being answered (`workshop.slowly`); the processes that do."""
+    until = time.monotonic() + seconds
+    while len(found := sorted(own.home.glob("asked.*"))) < many:
+        assert time.monotonic() < until, "nobody answers"
+        time.sleep(0.02)
+    return [int(path.name.split(".")[1]) for path in found]
+
+
 def test_a_question_that_finds_no_free_place_is_recorded_as_refused(own, monkeypatch):
     own.add("cvd", "alpha", cohort(300, 1))
     own.analysis |= {"at_once": 1}
     own.start()
     monkeypatch.setattr(analysis, "PATIENCE", 0.2)
-    begun, free, real = threading.Event(), threading.Event(), queries.ask
-
-    def slow(*given, **more):
-        begun.set()
-        free.wait(20)
-        return real(*given, **more)
-
-    monkeypatch.setattr(queries, "ask", slow)
+    monkeypatch.setattr(analysis, "ANSWER", "workshop:slowly")
     with connect(own.admit()) as one, connect(own.admit("ben")) as two, ThreadPoolExecutor(1) as pool:
         first = pool.submit(Study(one, "cvd").mean, "sbp")
-        assert begun.wait(20)
+        asked_by(own, 1)
         try:
             with pytest.raises(RateRefusal, match="free place"):
                 Study(two, "cvd").mean("age")
         finally:
-            free.set()
+            (own.home / "go").touch()
         assert first.result(20).document["k"] == 1
         log = two["cvd"].log()
         assert sorted((line["analyst"], line["state"]) for line in log) == [("ada", None), ("ben", "refused: E_RATE")]

@@ -30,7 +30,7 @@ from shared.plans.plan import Budget, StudyPlan, Wave
 from shared.wire import messages as wire
 from shared.wire import transport
 from shared.wire.messages import Chunk, Document, OfferRequest, SignedDocument, StudiesRequest, StudyRequest
-from shared.wire.transport import Client, Credentials, Later, Limits, Peer, Server
+from shared.wire.transport import CallLimits, Client, Credentials, Later, Peer, Server
 from site_agent.egress import Egress, new_tls_identity
 
 ROOT = Path(__file__).parents[1]
@@ -273,7 +273,7 @@ def minis(tmp_path):
 
 
 def test_a_message_that_does_not_come_ends_its_call_and_a_silent_connection_ends(authority):
-    limits = Limits(first=0.3, proving=0.5)
+    limits = CallLimits(first=0.3, proving=0.5)
     with sites_port(authority, {}, limits=limits) as server:
         with stranger(server.port, named(authority, "north")) as held:
             assert code_of(held.call("Status")) == NetworkRefusal.code
@@ -417,7 +417,7 @@ def test_one_peer_has_a_quarter_of_the_threads_at_most(authority):
 
 # -- connections --------------------------------------------------------------------------------------------------
 def test_two_hundred_silent_connections_make_room_for_one_that_speaks(authority):
-    with sites_port(authority, {}, limits=Limits(per_address=32)) as server, contextlib.ExitStack() as open_:
+    with sites_port(authority, {}, limits=CallLimits(per_address=32)) as server, contextlib.ExitStack() as open_:
         silent = [
             open_.enter_context(socket.create_connection(("127.0.0.1", server.port), timeout=10)) for _ in range(200)
         ]

@@ -21,10 +21,12 @@ from coordinator.answers.maps import _COARSE, ColumnsMap, GridMap, Map, _by_kern
 from coordinator.demo.catalogue import play_of
 from coordinator.demo.play import Asked, pooled_real
 from coordinator.services.analysis import AnalysisService
+from coordinator.services.analysts import Analyst
 from shared.base.randomness import seeded_rng
 from shared.errors import AccessRefusal, EstimateRefusal, ParameterError, SchemaRefusal
 from shared.mechanisms.densities.plan import DensitiesPlan
 from shared.plans.plan import Budget, StudyPlan
+from shared.wire.transport import Call
 from tests.delivered import cohort, cohort_plan, deliver, join, take_back
 
 EDGES = np.linspace(40.0, 700.0, 65)
@@ -323,7 +325,10 @@ def test_a_study_of_densities_is_described_without_rows_that_it_does_not_hold(hu
     with pytest.raises(EstimateRefusal, match="draw rows"):
         plan.release.synthetic(plan, [(hub.table(release), 3000)], draws=1, rng=np.random.default_rng(1))
     service = AnalysisService(hub, today=lambda: dt.date(2026, 1, 5))
-    assert service._shares(release) == {}, "what is missing cannot be told column by column"
+    who = Analyst(role="analyst", site="ada", serial="1", studies=("cvd-densities",))
+    shares = service._shares([release], who, Call(peer=who))
+    service.close()
+    assert shares == {release.bundle_sha256: {}}, "what is missing cannot be told column by column"
 
 
 def test_the_view_shows_the_answer_raw_with_intercepts_and_harmonised_and_says_what_it_did(hub):

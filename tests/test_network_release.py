@@ -685,9 +685,9 @@ def test_a_small_file_that_unpacks_to_a_large_list_is_refused_before_it_is_read(
         assert len(data) < 3000
         if refused:
             with pytest.raises(SchemaRefusal, match="fit in memory"):
-                bundles._read_table(data, 100, 1 << 20, lambda: None)
+                bundles._read_table(data, [NEIGHBOURS], 100, 1 << 20, None, lambda: None)
         else:
-            assert len(bundles._read_table(data, 100, 1 << 20, lambda: None)) == 100
+            assert len(bundles._read_table(data, [NEIGHBOURS], 100, 1 << 20, None, lambda: None)) == 100
 
 
 def test_how_many_were_held_out_follows_from_the_plan_s_share(study):

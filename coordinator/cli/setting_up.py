@@ -137,5 +137,11 @@ def serve(
         workers=config.workers,
         limits={"connections": config.connections, "per_address": config.connections_per_address},
         analysts=config.analysts_listen,
-        analysis={"rate": config.analyst_rate, "burst": config.analyst_burst, "at_once": config.analyst_places},
+        analysis={
+            "rate": config.analyst_rate,
+            "burst": config.analyst_burst,
+            "at_once": config.analyst_places,
+            "memory": config.analyst_memory_mb << 20,
+            "cpu": config.analyst_seconds,
+        },
     )

@@ -9,28 +9,40 @@ An answer is one JSON document whose id is the hash of all that it depends on: t
 the question, the plan and the versions of the code. So the same question to the same releases is computed once,
 however many ask it at once, and a new release makes a new answer without anything being thrown away. Whether an old
 answer is stale is never written into it: that is said when it is explained.
+
+What reads a table runs in a worker process (`coordinator.services.tasks`), within limits, in turns by token, and ends
+when whoever asked has left. Here nothing is read but the database.
 """
 
 from __future__ import annotations
 
 import datetime as dt
 import functools
-import io
+import logging
+import tempfile
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 from weakref import WeakValueDictionary
 
 from coordinator.answers import queries
-from coordinator.answers.curves import curves
 from coordinator.services.analysts import PAGE, Analyst, Analysts, Asked
+from coordinator.services.tasks import ANSWERING, told_of
+from coordinator.services.workers import Busy, Ended, Failed, TaskLimits, Workers
 from coordinator.store.store import Release, Store, remember
 from shared.base.canonical import canonical_json, parse_json, sha256_hex
-from shared.errors import AccessRefusal, EstimateRefusal, PolicyRefusal, RateRefusal, Refusal, RoleRefusal, StateRefusal
-from shared.mechanisms.base import Answering
+from shared.errors import (
+    AccessRefusal,
+    EstimateRefusal,
+    NetworkRefusal,
+    PolicyRefusal,
+    RateRefusal,
+    Refusal,
+    RoleRefusal,
+    StateRefusal,
+)
 from shared.plans.plan import StudyPlan
 from shared.privacy.stated import all_given
 from shared.releases.synthetic import versions
@@ -49,9 +61,6 @@ from shared.wire.messages import (
 )
 from shared.wire.transport import MESSAGE_CAP, Call, Handler
 
-if TYPE_CHECKING:
-    from shared.estimands.questions import Estimand
-
 __all__ = ["LONGEST", "REQUEST_CAP", "WAITING", "AnalysisService"]
 
 REQUEST_CAP = 64 << 10
@@ -60,7 +69,7 @@ WAITING = 64
 PATIENCE = 30.0  # seconds that a question waits for a free place
 ASKING, DOWNLOADS = ("analyst", "lead"), ("lead", "auditor")
 KEPT = 512  # letters of a refused formula that the record keeps
-LABEL = b"privatised rows, not patient records"
+ANSWER = "coordinator.services.tasks:answer"
 
 
 class AnalysisService:
@@ -70,7 +79,10 @@ class AnalysisService:
         store: the coordinator's store.
         rate: questions a minute that one token may ask for long; 0 for no limit.
         burst: questions that it may ask at once after a pause.
-        at_once: questions that are computed at the same time; further ones wait.
+        at_once: questions that are computed at the same time, each in a process; further ones wait, and none of a
+            token waits for another token's.
+        memory: bytes that a question may take.
+        cpu: seconds of computing that a question may take.
         today: gives the UTC date.
         clock: gives seconds that only grow.
     """
@@ -81,19 +93,29 @@ class AnalysisService:
         *,
         rate: int = 600,
         burst: int = 100,
-        at_once: int = 1,
+        at_once: int = 2,
+        memory: int = 2 << 30,
+        cpu: int = 240,
         today: Callable[[], dt.date],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._store, self._analysts = store, Analysts(store)
         self._today = today
         self._rate = _Rate(rate / 60, burst, clock)
-        self._places = threading.BoundedSemaphore(at_once)
+        limits = TaskLimits(memory=memory, cpu=cpu, wall=LONGEST)
+        self._workers = Workers(imports=ANSWERING, places=at_once, spares=at_once, limits=limits)
         self._turns: WeakValueDictionary[str, _Turn] = WeakValueDictionary()
         self._guard = threading.Lock()
-        self._kept = queries.Kept()
         self._missing: OrderedDict[str, dict[str, float]] = OrderedDict()
         self._holdings: OrderedDict[tuple[str, int, int | None, bool, int], queries.Holding] = OrderedDict()
+
+    def start(self) -> None:
+        """Begin what the first question would have to wait for."""
+        self._workers.start()
+
+    def close(self) -> None:
+        """End the processes that wait for a question."""
+        self._workers.close()
 
     @property
     def handlers(self) -> Mapping[str, Handler]:
@@ -177,18 +199,18 @@ class AnalysisService:
 
         Raises: ParameterError (no such column: the nearest ones, and which sites lack it).
         """
-        self._for(call, request.study)
+        who = self._for(call, request.study)
         plan = self._store.plan(request.study).plan
         columns = [column for column in plan.dictionary.released if request.column in ("", column.name)]
         if not columns:
             raise queries.no_column(plan, request.column, queries.lacking(self._store, request.study, request.column))
         newest = {release.site: release for release in self._store.releases(request.study)}
-        with self._place():
-            shares = {site: self._shares(release) for site, release in sorted(newest.items())}
-            holds = {
-                site: self._store.plan(release.study, release.plan_version).plan.dictionary.names
-                for site, release in sorted(newest.items())
-            }
+        by_bundle = self._shares(list(newest.values()), who, call)
+        shares = {site: by_bundle[release.bundle_sha256] for site, release in sorted(newest.items())}
+        holds = {
+            site: self._store.plan(release.study, release.plan_version).plan.dictionary.names
+            for site, release in sorted(newest.items())
+        }
         told = []
         for column in columns:
             facts = {
@@ -204,27 +226,20 @@ class AnalysisService:
             )
         return _document({"study": request.study, "version": plan.version, "columns": told})
 
-    def _shares(self, release: Release) -> dict[str, float]:
-        """Column to the share of its values that are missing; of the last few hundred releases from memory."""
+    def _shares(self, releases: Sequence[Release], who: Analyst, call: Call) -> dict[str, dict[str, float]]:
+        """Bundle to column to the share of its values that are missing; of the last few hundred from memory."""
         with self._guard:
-            known = self._missing.get(release.bundle_sha256)
-        if known is None:
-            table = self._store.table(release)
-            plan = self._store.plan(release.study, release.plan_version).plan
-            if isinstance(plan.release, Answering):
-                import numpy as np
-
-                figures = [(table, release.receipt.n)]
-                try:
-                    [table] = plan.release.synthetic(plan, figures, draws=1, rng=np.random.default_rng(0))
-                except EstimateRefusal:  # densities hold no rows: what is missing is not known column by column
-                    table = table.iloc[:0, :0]
-            known = {str(name): float(share) for name, share in table.isna().mean().items()}
+            known = {one.bundle_sha256: self._missing.get(one.bundle_sha256) for one in releases}
+        new = [digest for digest, shares in known.items() if shares is None]
+        if new:
+            given = {"store": self._store.place, "study": releases[0].study, "bundles": new}
+            found = self._run("coordinator.services.tasks:missing", given, who, call)
             with self._guard:
-                self._missing[release.bundle_sha256] = known
+                self._missing.update(found)
                 while len(self._missing) > 512:
                     self._missing.popitem(last=False)
-        return known
+            known |= found
+        return {digest: shares for digest, shares in known.items() if shares is not None}
 
     def releases(self, call: Call, request: ReleasesRequest) -> Document:
         """Every release with its receipt; withdrawn ones are named, and answer nothing."""
@@ -311,79 +326,25 @@ class AnalysisService:
         with self._turn(result_id):
             data = self._analysts.answer(study, result_id)
             if data is None:
-                how: dict[str, Any] = {"held": held, "kept": self._kept, "term": request.term, "level": request.level}
-                how |= {"method": request.method, "test": request.test}  # checked where they are used
-                with self._place():
-                    if maps:
-                        told, answer, used = self._harmonised(study, found, maps, how)
-                    else:
-                        answer = queries.ask(self._store, study, held.wave, found, **how)
-                        told, used = {"asked": answer.asked, **answer.document}, answer.used
-                    told = self._told(answer, told, result_id, plan, used, rests)
+                given: dict[str, Any] = {"store": self._store.place, "study": study, "held": told_of(held)}
+                given |= {"estimand": str(found), "maps": maps, "result": result_id, "rests": rests}
+                names = ("term", "method", "test", "level")  # checked where they are used
+                given |= {"how": {name: getattr(request, name) for name in names}}
+                made = self._run(ANSWER, given, who, call)
+                told = made["told"]
                 saved = functools.partial(
                     remember,
                     study=study,
-                    wave=answer.wave,
+                    wave=made["wave"],
                     kind="analysis",
                     question=told["asked"],
-                    used=used,
-                    numbers=answer.numbers,
+                    used=made["used"],
+                    numbers=made["numbers"],
                     today=self._today(),
                 )
                 return Document(json=self._analysts.give(who, canonical_json(told), beside=saved, **line(told)))
         self._analysts.note(who, **line(parse_json(data, cap=MESSAGE_CAP)))
         return Document(json=data)
-
-    def _harmonised(
-        self, study: str, question: Estimand, maps: Mapping[str, str], how: Mapping[str, Any]
-    ) -> tuple[dict[str, Any], queries.Answer, dict[str, str]]:
-        """The document, the answer as released that stands in it, and the bundles of both studies."""
-        from coordinator.answers.harmonise import harmonised
-
-        seen = harmonised(
-            self._store, study, maps["harmonised"], to=maps["to"], source=maps["densities"], estimand=question, **how
-        )
-        return {"asked": seen.asked, **seen.document}, seen.answer, {**seen.answer.used, **seen.used}
-
-    def _told(
-        self,
-        answer: queries.Answer,
-        document: Mapping[str, Any],
-        result_id: str,
-        plan: StudyPlan,
-        used: Mapping[str, str],
-        rests: Mapping[str, str],
-    ) -> dict[str, Any]:
-        provenance = {
-            "bundles": used,
-            "rests_on": rests,
-            "receipts": sorted({source.receipt for source in answer.sources}),
-            "plan": {"version": plan.version, "hash": plan.hash},
-            "code": versions(),
-        }
-        told = {"result": result_id, **document, "provenance": provenance}
-        if answer.estimand.startswith("km("):
-            told["curves"] = self._curves(answer)
-        return dict(plain(told))
-
-    def _curves(self, answer: queries.Answer) -> dict[str, Any] | None:
-        """The curves behind the one time that was asked about, read off at public times; None where no site has one."""
-        try:
-            made = curves(
-                self._store,
-                answer.study,
-                answer.wave,
-                answer.estimand,
-                as_of=answer.as_of,
-                combine=answer.combined,
-                level=answer.result.level,
-            )
-        except EstimateRefusal:
-            return None
-        if made.used != answer.used:
-            raise queries.moved()
-        names = ("title", "axis", "event", "left_out", "curves")
-        return {**{name: getattr(made, name) for name in names}, "note": made.provenance}
 
     def _held(self, plan: StudyPlan, wave: int, as_of: int | None, combine: bool) -> queries.Holding:
         """`queries.holding`, from memory as long as the log has not grown: nothing it tells can have changed."""
@@ -512,14 +473,15 @@ class AnalysisService:
                 given="row_download = false",
                 next_step="Questions about them are free: ask one. Downloads take a plan that every site approves.",
             )
-        with self._place():
-            data = _parquet(self._store, release)
         place = {"wave": release.wave, "site": release.site, "bundle_sha256": release.bundle_sha256, "n": release.n}
-        self._analysts.note(
-            who, study=request.study, kind="rows", subject=release.release_id, question=place, today=self._today()
-        )
-        for start in range(0, len(data), CHUNK_BYTES):
-            yield RowsChunk(data=data[start : start + CHUNK_BYTES])
+        with tempfile.NamedTemporaryFile(prefix="tributary-rows-") as file:
+            given = {"store": self._store.place, "study": request.study, "bundle": release.bundle_sha256}
+            self._run("coordinator.services.tasks:rows", {**given, "path": file.name}, who, call)
+            self._analysts.note(
+                who, study=request.study, kind="rows", subject=release.release_id, question=place, today=self._today()
+            )
+            while data := file.read(CHUNK_BYTES):
+                yield RowsChunk(data=data)
 
     # -- turns --------------------------------------------------------------------------------------------------
     def _turn(self, result_id: str) -> _Turn:
@@ -529,16 +491,31 @@ class AnalysisService:
                 turn = self._turns[result_id] = _Turn()
             return turn
 
-    @contextmanager
-    def _place(self) -> Iterator[None]:
-        if not self._places.acquire(timeout=PATIENCE):
+    def _run(self, task: str, given: Mapping[str, Any], who: Analyst, call: Call) -> Any:
+        """What a task gives, in a worker. Raises: what it refuses, RateRefusal, EstimateRefusal, NetworkRefusal."""
+        try:
+            return self._workers.run(task, given, owner=who.serial, patience=PATIENCE, left=call.left)
+        except Busy:
             raise RateRefusal(
                 "the coordinator must have a free place for a question", given="none", next_step="Try again later."
-            )
-        try:
-            yield
-        finally:
-            self._places.release()
+            ) from None
+        except Ended as ended:
+            if not ended.limit:
+                raise NetworkRefusal(
+                    "a question must be computed to the end", given="a process that was ended", next_step="Ask again."
+                ) from None
+            limits = self._workers.limits
+            raise EstimateRefusal(
+                f"a question must be answered within {limits.memory >> 20} MB of memory and {limits.cpu} s of "
+                "computing",
+                given="one that takes more",
+                next_step="Ask for fewer terms, or of fewer rows.",
+            ) from None
+        except Failed as failed:
+            logging.getLogger("tributary.analysis").error("unexpected %s in a question", failed)
+            raise Refusal(
+                "The coordinator could not answer", next_step="Ask the study lead to look at its log."
+            ) from None
 
 
 class _Turn:
@@ -611,14 +588,3 @@ def _release(release: Release) -> dict[str, Any]:
     more = ("log_index", "log_root", "accepted_day", "withdrawn", "receipt")
     told = {name: getattr(release, name) for name in (*names, *more)} | {"receipt_hash": release.receipt.hash}
     return told | {"epsilon": release.receipt.stated_epsilon, "epsilon_given": release.receipt.given}
-
-
-def _parquet(store: Store, release: Release) -> bytes:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    table = pa.Table.from_pandas(store.table(release), preserve_index=False)
-    table = table.replace_schema_metadata({**(table.schema.metadata or {}), b"label": LABEL})
-    out = io.BytesIO()
-    pq.write_table(table, out)
-    return out.getvalue()

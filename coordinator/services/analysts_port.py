@@ -17,6 +17,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +26,32 @@ from coordinator.services.authority import server_credentials
 from coordinator.store.store import Store
 from shared.errors import NetworkRefusal, Refusal, refusal_from_code
 from shared.wire.messages import ANALYSIS, ANALYSIS_SERVICE
-from shared.wire.transport import Credentials, Limits, Server
+from shared.wire.transport import CallLimits, Credentials, Server
 
-__all__ = ["Apart", "analysts_server"]
+__all__ = ["Apart", "Running", "analysts_server"]
 
 # An analyst's message is small: whoever takes longer for it than this is not sending one.
 FIRST = 10.0
 LONGEST_PAUSE = 60.0
 _log = logging.getLogger("tributary.analysts")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Running:
+    """A server that answers analysts, with the processes in which it computes."""
+
+    server: Server
+    service: AnalysisService
+
+    @property
+    def port(self) -> int:
+        """The port that it got."""
+        return self.server.port
+
+    def stop(self, grace: float = 5.0) -> None:
+        """Let running calls end within `grace` seconds, then close everything."""
+        self.server.stop(grace)
+        self.service.close()
 
 
 def analysts_server(
@@ -44,7 +63,7 @@ def analysts_server(
     today: Callable[[], dt.date],
     analysis: Mapping[str, Any],
     limits: Mapping[str, Any],
-) -> Server:
+) -> Running:
     """A server that answers analysts.
 
     Args:
@@ -54,23 +73,29 @@ def analysts_server(
         workers: threads that answer.
         today: gives the UTC date.
         analysis: settings of `AnalysisService`.
-        limits: settings of `Limits`.
+        limits: settings of `CallLimits`.
     Raises: NetworkRefusal (the port is taken).
     """
     asked = AnalysisService(store, today=today, **analysis)
-    return Server(
-        service=ANALYSIS_SERVICE,
-        methods=ANALYSIS,
-        handlers=asked.handlers,
-        identify=asked.identify,
-        listen=listen,
-        credentials=credentials,
-        workers=workers,
-        request_cap=REQUEST_CAP,
-        longest=LONGEST,
-        waiting=WAITING,
-        limits=Limits(**{"first": FIRST, **limits}),
-    )
+    asked.start()
+    try:
+        server = Server(
+            service=ANALYSIS_SERVICE,
+            methods=ANALYSIS,
+            handlers=asked.handlers,
+            identify=asked.identify,
+            listen=listen,
+            credentials=credentials,
+            workers=workers,
+            request_cap=REQUEST_CAP,
+            longest=LONGEST,
+            waiting=WAITING,
+            limits=CallLimits(**{"first": FIRST, **limits}),
+        )
+    except BaseException:
+        asked.close()
+        raise
+    return Running(server=server, service=asked)
 
 
 class Apart:

@@ -9,6 +9,10 @@ A site is answered with an acceptance only when the bundle and its folder are fl
 logs the release is committed. Between those two a crash may leave a bundle that no transaction names; `recover` puts
 it back into staging, where the site's next offer finds it. So a release is acknowledged after it is safe, visible
 when it is whole, and accepted once, however often it is sent.
+
+A bundle is opened in a worker process of its own (`coordinator.services.workers`), with as much memory and time as its
+size gives it, and never before the disk says that it will be. One that was open when the coordinator died is opened
+once more with little room, and after that never again: no bundle stops the coordinator twice.
 """
 
 from __future__ import annotations
@@ -26,15 +30,18 @@ import signal
 import threading
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO
 from weakref import WeakValueDictionary
 
-from coordinator.services.analysts_port import Apart, analysts_server
+from coordinator.services.analysts_port import Apart, Running, analysts_server
 from coordinator.services.authority import Authority, requested_key
+from coordinator.services.tasks import READING, require_stated
+from coordinator.services.workers import Busy, Ended, Failed, TaskLimits, Workers
 from coordinator.store.letter_boxes import LetterBoxes
 from coordinator.store.store import Release, Site, Store
-from shared.base.canonical import sha256_hex
+from shared.base.canonical import canonical_json, sha256_hex
 from shared.base.failpoints import reach
 from shared.base.keys import Envelope, write_private
 from shared.errors import (
@@ -50,7 +57,6 @@ from shared.errors import (
     ReplayRefusal,
     RoleRefusal,
     SchemaRefusal,
-    SmallN,
     StateRefusal,
     StorageRefusal,
     TooLarge,
@@ -58,7 +64,7 @@ from shared.errors import (
 from shared.plans.plan import StudyPlan
 from shared.plans.standing import broken_limit, open_revocation, open_standing
 from shared.privacy.stated import all_given, shown_epsilon, shown_price
-from shared.releases.receipt import AGENT, STATEMENT_TYPE, Receipt, Statement, charged_training, read_bundle
+from shared.releases.receipt import AGENT, STATEMENT_TYPE, Receipt, Statement, charged_training
 from shared.wire.messages import (
     ANCHOR_TYPE,
     COLLECTION,
@@ -89,12 +95,19 @@ from shared.wire.messages import (
     Withdrawn,
     countersigned,
 )
-from shared.wire.transport import Call, Handler, Later, Limits, Peer, Server
+from shared.wire.transport import Call, CallLimits, Handler, Later, Peer, Server
 
 __all__ = ["CollectionService", "Coordinator", "serve"]
 
 MAX_BUNDLE = 256 << 20
-TABLE_FACTOR = 8  # a table may take this many times the largest bundle when it is decompressed
+CHECK = "coordinator.services.tasks:check_bundle"
+TABLE_FACTOR = 2  # a table may take this many times the largest bundle when it is decoded
+MEMORY_FACTOR = 6  # and the process that reads it this many times: the file, the table, and a copy to check
+CPU, WALL = 60, 120.0  # seconds that it may take
+QUEUE = 120.0  # seconds that a bundle waits for a process to read it
+OPENINGS = 2  # how often a bundle is opened whose opening does not end
+# The second time it has the room of a table of its own size, many times over: more is for tables that are packed well.
+LITTLE, LITTLE_FACTOR = 256 << 20, 8
 STAGED_PER_SITE = 8
 DESCRIPTORS = 65_536
 BLOCK = 1 << 20
@@ -136,7 +149,16 @@ class CollectionService:
         self._locks_guard = threading.Lock()
         self._seen: set[str] = set()  # certificates whose arrival is on disk
         # Opening a bundle takes memory in proportion to its table; two at a time bound it.
-        self._opening = threading.BoundedSemaphore(2)
+        limits = TaskLimits(memory=MEMORY_FACTOR * max_bundle + (64 << 20), cpu=CPU, wall=WALL)
+        self._opening = Workers(imports=READING, places=2, limits=limits, fresh=True)
+
+    def start(self) -> None:
+        """Begin what the first delivery would have to wait for."""
+        self._opening.start()
+
+    def close(self) -> None:
+        """End what was begun for deliveries."""
+        self._opening.close()
 
     @property
     def handlers(self) -> Mapping[str, Handler]:
@@ -310,8 +332,9 @@ class CollectionService:
             if path.exists():
                 path.unlink()
                 _flush_folder(folder)
-        for path in [*self._staging.glob(f"*.{digest}.part"), *self._staging.glob(f"*.{digest}.json")]:
-            path.unlink(missing_ok=True)
+        for kind in ("part", "json", "opened"):
+            for path in self._staging.glob(f"*.{digest}.{kind}"):
+                path.unlink(missing_ok=True)
 
     # -- offer --------------------------------------------------------------------------------------------------
     def offer(self, call: Call, request: OfferRequest) -> Offered:
@@ -464,7 +487,7 @@ class CollectionService:
         others = [path for path in self._staging.glob(f"{site.site}.*.json") if path.stem != part.stem]
         for path in sorted(others, key=lambda path: path.stat().st_mtime)[: max(0, len(others) + 1 - STAGED_PER_SITE)]:
             path.with_suffix(".part").unlink(missing_ok=True)
-            path.unlink(missing_ok=True)
+            path.unlink(missing_ok=True)  # how often it was opened stays known
 
     # -- upload -------------------------------------------------------------------------------------------------
     def upload(self, call: Call, first: Chunk | None) -> Generator[None, Chunk | None, Acceptance]:
@@ -568,8 +591,9 @@ class CollectionService:
                 replaced, its standing approval ended, its budget spent by another release.
         """
         try:
-            with self._opening:
-                receipt = self._checked(part, statement, plan)
+            receipt = self._checked(part, statement, plan)
+        except (NetworkRefusal, StorageRefusal):  # of the reading, not of what was read
+            raise
         except Refusal as refusal:
             self._set_apart(part, statement, envelope, refusal)
             raise
@@ -604,26 +628,70 @@ class CollectionService:
     def _checked(self, part: Path, statement: Statement, plan: StudyPlan) -> Receipt:
         """The receipt of a bundle whose content is what its statement and plan say. Raises: the refusal of it."""
         try:
-            bundle = read_bundle(part, cap=TABLE_FACTOR * self._max_bundle)
-            receipt = bundle.receipt
-            if receipt.hash != statement.receipt_sha256:
-                raise ReceiptRefusal("the receipt must be the one that was signed", given="another")
-            for name in ("study", "plan_hash", "plan_version", "wave", "site", "release_id", "recipient"):
-                if getattr(receipt, name) != getattr(statement, name):
-                    raise ReplayRefusal(f"the receipt's {name} must be the statement's", given="another")
-            receipt.require_true(plan)
-            if receipt.n < plan.floors.persons:
-                raise SmallN(f"a release must have at least {plan.floors.persons} persons", given=f"{receipt.n}")
+            receipt = self._opened(part, statement, plan)
+            require_stated(receipt, statement)
             self._require_history(receipt, plan)
             self._require_trained(receipt, plan)
-            plan.release.validate(plan, bundle.table, receipt.n)
             return receipt
         except (Refusal, MemoryError, OSError):
             raise
         except Exception as error:
             # Content that breaks a reader in a way we did not foresee is content, not a fault of ours to repeat.
-            logging.getLogger("tributary.collect").error("unexpected %s in a bundle", type(error).__name__)
+            what = str(error) if isinstance(error, Failed) else type(error).__name__
+            logging.getLogger("tributary.collect").error("unexpected %s in a bundle", what)
             raise SchemaRefusal("a bundle's content must be readable", given="another form") from None
+
+    def _opened(self, part: Path, statement: Statement, plan: StudyPlan) -> Receipt:
+        """Open a bundle in a worker: with the usual room, and once more with little where that was not the end of it.
+
+        Raises: the refusal of its content, TooLarge (more memory or time than any honest one takes); NetworkRefusal
+        (the worker was ended from outside: the site sends again), StorageRefusal.
+        """
+        marker = part.with_suffix(".opened")  # a byte for each time that it was begun and not ended
+        times = _size(marker)
+        if times >= OPENINGS:
+            raise TooLarge("a bundle must be opened to the end", given=f"{times} times that it was not")
+        usual = self._opening.limits
+        room = min(usual.memory, LITTLE + LITTLE_FACTOR * _size(part)) if times else usual.memory
+        given = {
+            "path": str(part),
+            "cap": min(TABLE_FACTOR * self._max_bundle, room),
+            "plan": canonical_json(plan.to_canonical()).decode(),
+            "statement": statement.to_bytes().decode(),
+        }
+
+        def begun() -> None:
+            with marker.open("ab") as out:
+                out.write(b".")
+                out.flush()
+                os.fsync(out.fileno())
+            _flush_folder(self._staging)
+            reach("ingest.opening")
+
+        try:
+            told = self._opening.run(
+                CHECK,
+                given,
+                owner=statement.site,
+                patience=QUEUE,
+                begun=begun,
+                limits=replace(usual, memory=room),
+            )
+        except Ended as ended:
+            if not ended.limit and times + 1 < OPENINGS:
+                raise NetworkRefusal(
+                    "a bundle must be opened to the end", given="a process that was ended", next_step="Send it again."
+                ) from None
+            raise TooLarge(
+                f"a bundle must be read within {room >> 20} MB of memory and {usual.cpu} s of computing", given="more"
+            ) from None
+        except Busy:
+            raise NetworkRefusal("the coordinator must have a free place for a bundle", given="none") from None
+        except (OSError, StorageRefusal) as error:
+            marker.unlink(missing_ok=True)
+            raise _no_room(error) if isinstance(error, OSError) else error from None
+        marker.unlink(missing_ok=True)
+        return Receipt.from_bytes(told["receipt"].encode())
 
     def _require_trained(self, receipt: Receipt, plan: StudyPlan) -> None:
         """Hold what a receipt says of the training of its flow against that training. Raises: ReceiptRefusal.
@@ -722,6 +790,7 @@ class CollectionService:
         self._store.quarantine(statement=statement, envelope=envelope, refusal=refusal, today=self._today())
         reach("ingest.quarantine_committed")
         part.with_suffix(".json").unlink(missing_ok=True)
+        part.with_suffix(".opened").unlink(missing_ok=True)
         reach("ingest.quarantined")
 
     # -- staging ------------------------------------------------------------------------------------------------
@@ -759,6 +828,9 @@ class CollectionService:
         for digest, path in offers.items():
             if self._is_settled(digest):
                 path.with_suffix(".part").unlink(missing_ok=True)
+                path.unlink(missing_ok=True)
+        for path in self._staging.glob("*.opened"):
+            if self._is_settled(path.stem.split(".", 1)[1]):
                 path.unlink(missing_ok=True)
         for path in self._staging.glob("*.json.part"):  # a half-written offer
             path.unlink(missing_ok=True)
@@ -835,7 +907,7 @@ class Coordinator:
         today: gives the UTC date.
         analysts: ``host:port`` to bind for analysts; blank answers none. See `analysts_port`.
         analysis: settings of `coordinator.services.analysis.AnalysisService`.
-        limits: settings of `shared.wire.transport.Limits`, of either port.
+        limits: settings of `shared.wire.transport.CallLimits`, of either port.
         apart: whether analysts are answered by a process of their own.
     Raises: StateRefusal (not set up), LockedRefusal (another one serves), NetworkRefusal (the port is taken).
     """
@@ -866,6 +938,7 @@ class Coordinator:
             home=home, store=self.store, authority=authority, max_bundle=max_bundle, today=today
         )
         try:
+            self.service.start()
             self.service.recover()
             self._server = Server(
                 service=SERVICE,
@@ -875,10 +948,10 @@ class Coordinator:
                 credentials=authority.server,
                 workers=workers,
                 admit=self.service.admit,
-                limits=Limits(**(limits or {})),
+                limits=CallLimits(**(limits or {})),
             )
             self.port = self._server.port
-            self._analysis: Server | Apart | None = None
+            self._analysis: Running | Apart | None = None
             settings: dict[str, Any] = {
                 "workers": workers,
                 "analysis": dict(analysis or {}),
@@ -905,6 +978,7 @@ class Coordinator:
         if self._analysis is not None:
             self._analysis.stop(grace)
         self._server.stop(grace)
+        self.service.close()
         self.store.close()
         self._lock.close()
 

@@ -153,6 +153,11 @@ class Store:
         """The store of a home folder: SQLite in it, unless `url` names another database."""
         return cls(url or f"sqlite:///{home / 'store.db'}", home)
 
+    @property
+    def place(self) -> tuple[str, str]:
+        """Database URL and home folder, for another process of this coordinator; the URL may hold a password."""
+        return self._engine.url.render_as_string(hide_password=False), str(self.bundles.parent)
+
     def close(self) -> None:
         """Give the connections back."""
         self._engine.dispose()

@@ -15,7 +15,7 @@ step from the checked records; a network is fitted and drawn from its edges, by 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Answering",
     "EdgeRules",
+    "Extent",
     "Facts",
     "Figures",
     "Prescription",
@@ -40,6 +41,7 @@ __all__ = [
     "other_record",
     "plain",
     "unit",
+    "widest",
 ]
 
 
@@ -62,6 +64,21 @@ class Facts:
     model: str
     neighbours: str = "replace_one"
     epsilon_paper: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Extent:
+    """How large a released table may be, by its plan and its number of persons alone.
+
+    Args:
+        rows: its lines.
+        texts: column of words to the most bytes (UTF-8) of one of them.
+        lists: columns whose values are lists of whole numbers.
+    """
+
+    rows: int
+    texts: Mapping[str, int]
+    lists: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,6 +155,10 @@ class Prescription(ABC):
     def not_covered(self, plan: StudyPlan) -> tuple[str, ...]:
         """What this mechanism leaves open, beyond what every release does."""
         return ()
+
+    @abstractmethod
+    def extent(self, plan: StudyPlan, n: int) -> Extent:
+        """How large a released table of `n` persons' records is: known before a byte of it is read."""
 
     @abstractmethod
     def validate(self, plan: StudyPlan, table: pd.DataFrame, n: int) -> None:
@@ -258,6 +279,15 @@ def other_record(plan: StudyPlan) -> str:
     """
     left_out = any(column.missing == "complete_case" for column in plan.dictionary.released)
     return "any other complete record" if left_out else "any other"
+
+
+def widest(words: Iterable[object]) -> int:
+    """Bytes of the longest of some words, in UTF-8.
+
+    >>> widest(["no", "où"])
+    3
+    """
+    return max((len(str(word).encode()) for word in words), default=0)
 
 
 def must(holds: bool, rule: str, given: object, step: str = "Correct the plan.") -> None:

@@ -273,6 +273,15 @@ class Dictionary:
         return tuple(column for column in self.columns if column.released)
 
     @property
+    def widths(self) -> dict[str, int]:
+        """Released column of levels in words to the bytes (UTF-8) of its longest level."""
+        return {
+            column.name: max(len(level.encode()) for level in column.levels if isinstance(level, str))
+            for column in self.released
+            if column.levels and isinstance(column.levels[0], str)
+        }
+
+    @property
     def person(self) -> str | None:
         """Name of the person column, or None when every row is its own person."""
         return next((column.name for column in self.columns if column.kind == "person"), None)

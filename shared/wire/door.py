@@ -5,8 +5,8 @@ which carries bytes between each connection and gRPC's own socket, unread: TLS i
 in a folder of this user alone, and each connection reaches it under a name that is never used twice, by which a call
 is found again here. A connection that has sent nothing costs one descriptor, and no more.
 
-A connection has to prove itself: within `Limits.proving` a call of it must be let in (by certificate or token). Where
-there is no room, one that has not yet is closed for the newcomer, the oldest of the address that holds most; so a
+A connection has to prove itself: within `CallLimits.proving` a call of it must be let in (by certificate or token).
+Where there is no room, one that has not yet is closed for the newcomer, the oldest of the address that holds most; so a
 crowd of silent connections never keeps an honest one out. All of this runs on one event loop; nothing here blocks.
 """
 
@@ -30,7 +30,7 @@ from typing import Any
 
 from shared.errors import NetworkRefusal
 
-__all__ = ["Connection", "Door", "Limits", "Told"]
+__all__ = ["CallLimits", "Connection", "Door", "Told"]
 
 # Descriptors that are left to everything else; a connection that is carried takes three.
 SPARED, EACH = 256, 3
@@ -40,7 +40,7 @@ _log = logging.getLogger("tributary.transport")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Limits:
+class CallLimits:
     """What strangers and peers of one port may take of it. A peer is a site, or a token.
 
     Args:
@@ -249,7 +249,7 @@ class Door:
     Raises: NetworkRefusal, when the port cannot be bound.
     """
 
-    def __init__(self, listen: str, limits: Limits, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, listen: str, limits: CallLimits, loop: asyncio.AbstractEventLoop) -> None:
         self.limits, self.loop = limits, loop
         self.told = Told(loop.call_later)
         self.names: dict[int, Connection] = {}

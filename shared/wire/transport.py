@@ -37,9 +37,9 @@ from shared.errors import (
     refusal_from_code,
 )
 from shared.wire import messages as wire
-from shared.wire.door import Connection, Door, Limits
+from shared.wire.door import CallLimits, Connection, Door
 
-__all__ = ["SERVER_NAME", "Call", "Client", "Credentials", "Later", "Limits", "Peer", "Server"]
+__all__ = ["SERVER_NAME", "Call", "CallLimits", "Client", "Credentials", "Later", "Peer", "Server"]
 
 SERVER_NAME = "tributary-coordinator"
 MESSAGE_CAP = 5 << 20
@@ -50,7 +50,7 @@ LONGEST_CALL = 3600.0
 PATIENCE = 120.0  # seconds for which a handler that says `Later` is run again
 RECHECK = 1.0  # seconds after which a stream's peer is looked up again
 LEAST_COUNTED = 64 << 10  # a message counts as this many bytes at least: many small ones are work too
-LIMITS = Limits()
+LIMITS = CallLimits()
 CODE_KEY, TEXT_KEY = "tributary-code", "tributary-message-bin"
 _log = logging.getLogger("tributary.transport")
 
@@ -144,10 +144,14 @@ def _status(refusal: Refusal) -> Any:
 
 @dataclass(kw_only=True)
 class Call:
-    """One call in the making: who calls, and what it is about (a digest, set by the handler, for the log's line)."""
+    """One call in the making: who calls, and what it is about (a digest, set by the handler, for the log's line).
+
+    `left` says whether whoever called has gone, or the deadline has passed: what is still computed is for nobody.
+    """
 
     peer: Peer
     digest: str = ""
+    left: Callable[[], bool] = lambda: False
 
 
 class Later(Exception):
@@ -210,7 +214,7 @@ class Server:
         request_cap: int = MESSAGE_CAP,
         longest: float = LONGEST_CALL,
         waiting: int = 512,
-        limits: Limits = LIMITS,
+        limits: CallLimits = LIMITS,
     ) -> None:
         _grpc()
         self._loop = _loop()
@@ -307,9 +311,10 @@ class Server:
             raise asyncio.CancelledError
         call: Call | None = None
         turn: _Turn | None = None
+        gone = threading.Event()
         try:
             peer = await self._known(context)
-            call = Call(peer=peer)
+            call = Call(peer=peer, left=gone.is_set)
             guest = self._guest(peer)
             self._require_room(guest)
             connection.proved(guest.key)
@@ -323,6 +328,7 @@ class Server:
             connection.forgive()
             _decided(call, name, "ok")
         except asyncio.CancelledError:
+            gone.set()
             # Nobody is left to answer. One that leaves at once has had us work for nothing.
             if turn is None or not turn.worked or self._loop.time() - turn.begun < 1.0:
                 connection.strike()

@@ -6,13 +6,14 @@ Sixteen sites, `coordinator serve` in a process of its own, loopback, real TLS; 
 with it. Four rounds: *cold tables* (the server has just started and has read no release of the study; every question
 is another one), *cold* (its tables are in memory; every question is another one again) and *cached* (the questions of
 the round before, asked again). *Pooled otherwise* is the same questions by another method: each site's estimate is
-kept, so none is fitted again. CPU seconds are those of the server's process alone: they say what an answer costs
-however busy the machine is, which the waiting does not. How many cores' worth of time other programs took meanwhile
-stands beside each round: with the two cores of the recorded machine taken by others, waiting says little.
+kept, so none is fitted again. CPU seconds are those of the server and of its workers: they say what an answer
+costs however busy the machine is, which the waiting does not. How many cores' worth of time other programs took
+meanwhile stands beside each round: with the two cores of the recorded machine taken by others, waiting says little.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -30,6 +31,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from tests.benchmarks import record
+from tests.benchmarks.sandbox import below
 
 SEED, SITES, PERSONS, ANALYSTS, EACH = 5, 16, 1000, 10, 12
 COLUMNS = ("sbp/10", "age/10", "chol/40", "hdl/15")
@@ -66,9 +68,12 @@ def serving(home: Path) -> Iterator[int]:
 
 
 def spent(pid: int) -> float:
-    """CPU seconds of a process so far."""
-    ticks = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]
-    return sum(map(int, ticks)) / os.sysconf("SC_CLK_TCK")
+    """CPU seconds so far of a process and of those below it, with those that it has waited for."""
+    ticks = 0
+    for one in (pid, *below(pid)):
+        with contextlib.suppress(OSError):
+            ticks += sum(map(int, Path(f"/proc/{one}/stat").read_text().rpartition(")")[2].split()[11:15]))
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def taken(pid: int, since: float = 0.0) -> float:

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from shared.errors import EstimateRefusal, ParameterError, PlanRefusal, SchemaRefusal
 from shared.estimands.answer import Estimand, Estimate
 from shared.estimands.formulas import Node, parse
-from shared.mechanisms.base import Facts, Figures, must, unit
+from shared.mechanisms.base import Extent, Facts, Figures, must, unit, widest
 from shared.mechanisms.densities.groups import Counted, Cuts, Group, Histogram, Reports, Smooth, basis_of, bounds
 from shared.mechanisms.densities.local import LEAST, MOST, LocalCounts, better
 from shared.mechanisms.densities.noise import Grid
@@ -322,6 +322,11 @@ class DensitiesPlan(Figures):
         """The noisy figures of a released table, one array per group; of a histogram the missing values' cell last."""
         sizes = [len(group.labels) for group in self.groups(plan)]
         return np.split(table[self._names[-1]].to_numpy(dtype=np.int64), np.cumsum(sizes)[:-1])
+
+    def extent(self, plan: StudyPlan, n: int) -> Extent:
+        """A line per figure."""
+        words = _labels(self.groups(plan))
+        return Extent(rows=len(words[0]), texts=dict(zip(self._names, map(widest, words), strict=False)))
 
     def validate(self, plan: StudyPlan, table: pd.DataFrame, n: int) -> None:
         """Exactly the plan's densities and figures, in order; whole numbers that n persons and this noise can give."""

@@ -33,7 +33,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from shared.errors import EstimateRefusal, ParameterError, PlanRefusal, SchemaRefusal
-from shared.mechanisms.base import Answering, EdgeRules, Facts, must, other_record
+from shared.mechanisms.base import Answering, EdgeRules, Extent, Facts, must, other_record
 from shared.mechanisms.grand.edges import NEIGHBOURS, NUMBER, REACHED, first_number, flat, unsorted
 from shared.plans.dictionary import LEVELLED, Dictionary
 from shared.privacy.stated import shown_epsilon
@@ -356,6 +356,11 @@ class GrandPlan(Answering):
         if self.by:
             return f"the column {self.by!r} ({self.labels_of(plan)} levels)"
         return f"one of {self.communities} communities"
+
+    def extent(self, plan: StudyPlan, n: int) -> Extent:
+        """A row per person, with lists of neighbours."""
+        lists = tuple(name for name in self.told if name != NUMBER)
+        return Extent(rows=n, texts=plan.dictionary.widths, lists=lists)
 
     def validate(self, plan: StudyPlan, table: pd.DataFrame, n: int) -> None:
         """A row for each of n persons: the dictionary's columns, and sorted places of other rows, each edge once."""

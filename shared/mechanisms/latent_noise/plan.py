@@ -15,7 +15,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from shared.errors import PlanRefusal, SchemaRefusal
-from shared.mechanisms.base import Facts, Prescription, must, other_record, unit
+from shared.mechanisms.base import Extent, Facts, Prescription, must, other_record, unit
 from shared.privacy.stated import shown_epsilon, shown_price
 
 if TYPE_CHECKING:
@@ -366,6 +366,10 @@ class LatentNoisePlan(Prescription):
                 "leave room for rounding; that the room is enough is our calculation, and nobody else has checked it.",
             )
         return ()
+
+    def extent(self, plan: StudyPlan, n: int) -> Extent:
+        """A row per person."""
+        return Extent(rows=n, texts=plan.dictionary.widths)
 
     def validate(self, plan: StudyPlan, table: pd.DataFrame, n: int) -> None:
         """The dictionary's columns, types, bounds and levels; one row per person."""

@@ -31,7 +31,7 @@ import pandas as pd
 
 from shared.errors import EstimateRefusal, SchemaRefusal
 from shared.estimands.answer import Estimand, Estimate, estimate
-from shared.mechanisms.base import Facts, Figures, must
+from shared.mechanisms.base import Extent, Facts, Figures, must, widest
 from shared.mechanisms.moments.cohort import Cohort, fit
 from shared.mechanisms.moments.draw import moments
 from shared.mechanisms.moments.noise import Design, MomentsRelease, MomentsSpec, event, read, sigma_of
@@ -177,6 +177,11 @@ class MomentsPlan(Figures):
             n=n, histograms=tuple(parts[: p + 1]), moments=parts[p + 1], products=parts[p + 2], score=parts[p + 3]
         )
         return read(given.to_bytes(), design)
+
+    def extent(self, plan: StudyPlan, n: int) -> Extent:
+        """A line per figure."""
+        blocks, figures = _names(self.design(plan))
+        return Extent(rows=len(figures), texts={"block": widest(blocks), "figure": widest(figures)})
 
     def validate(self, plan: StudyPlan, table: pd.DataFrame, n: int) -> None:
         """Exactly the plan's figures, in order; whole numbers that n persons and this noise can give."""

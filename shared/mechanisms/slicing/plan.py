@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from shared.errors import EstimateRefusal, ParameterError, PlanRefusal, SchemaRefusal
-from shared.mechanisms.base import Facts, Figures, must, unit
+from shared.mechanisms.base import Extent, Facts, Figures, must, unit, widest
 from shared.mechanisms.slicing.noise import RowCode, Slicing, noise_for
 from shared.privacy import accountant as privacy
 
@@ -201,6 +201,10 @@ class SlicingPlan(Figures):
                     given="those of an earlier version",
                 )
         return [self.projections(plan, table) for table, _ in tables]
+
+    def extent(self, plan: StudyPlan, n: int) -> Extent:
+        """A line per direction, and one per person."""
+        return Extent(rows=self.slicing(plan).d + n, texts={"line": widest((DIRECTION, PROJECTION))})
 
     def validate(self, plan: StudyPlan, table: pd.DataFrame, n: int) -> None:
         """Exactly the plan's directions and n lines: numbers on their grids that this noise can give."""

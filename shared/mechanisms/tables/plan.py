@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from shared.errors import EstimateRefusal, ParameterError, PlanRefusal, SchemaRefusal
-from shared.mechanisms.base import Facts, Figures, must
+from shared.mechanisms.base import Extent, Facts, Figures, must, widest
 from shared.mechanisms.tables.noise import Attribute, Tables, Zero, attributes, sensitivity
 from shared.privacy import accountant as privacy
 
@@ -206,6 +206,11 @@ class TablesPlan(Figures):
 
         released = self.released(plan, tables)
         return answer(released, fitted(released), plan.dictionary, question, levels=levels, **told)
+
+    def extent(self, plan: StudyPlan, n: int) -> Extent:
+        """A line per cell."""
+        names, cells = self._labels(plan)
+        return Extent(rows=len(cells), texts={"table": widest(names), "cell": widest(cells)})
 
     def validate(self, plan: StudyPlan, table: pd.DataFrame, n: int) -> None:
         """Exactly the plan's tables and cells, in order; whole counts that n persons and this noise can give."""

@@ -1,0 +1,251 @@
+"""What workers do (`coordinator.services.workers`): hold a bundle against its plan, and answer from released tables.
+
+Each task takes plain values and gives plain values. A worker that answers keeps what it has read and worked out, like
+the server did before: tables, sites' estimates and stand-ins, so that the next question of the study finds them. What
+it rests on is named by the server, release by release, and looked up here: an answer is never from other releases than
+those its id was made of.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from shared.errors import EstimateRefusal, ReceiptRefusal, ReplayRefusal, SmallN, StorageRefusal
+from shared.mechanisms.base import Answering
+from shared.plans.plan import StudyPlan
+from shared.terminal import plain
+
+if TYPE_CHECKING:
+    from coordinator.answers import queries
+    from coordinator.store.store import Release, Store
+    from shared.estimands.questions import Estimand
+    from shared.mechanisms.base import Extent
+    from shared.releases.receipt import Receipt
+
+__all__ = ["READING", "answer", "check_bundle", "missing", "rows", "told_of"]
+
+READING = ("pandas", "pyarrow.parquet", "pyarrow.compute", "shared.releases.receipt", "coordinator.services.tasks")
+"""What is imported to read a bundle."""
+ANSWERING = (
+    *READING,
+    "statsmodels.api",
+    "sqlalchemy.dialects.sqlite",
+    "coordinator.store.store",
+    "coordinator.answers.curves",
+    "coordinator.answers.harmonise",
+    "shared.releases.synthetic",
+)
+"""What is imported to answer a question."""
+LABEL = b"privatised rows, not patient records"
+
+
+# -- bundles --------------------------------------------------------------------------------------------------------
+def check_bundle(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Open a staged bundle and hold it against its statement and plan, its receipt before its table.
+
+    Args:
+        given: ``path``, ``cap`` (bytes of the decoded table), ``plan`` and ``statement`` as canonical JSON text.
+    Returns: ``receipt``: its canonical JSON text.
+    Raises: the refusal of its content; StorageRefusal (the file cannot be read).
+    """
+    from shared.releases.receipt import Statement, read_bundle
+
+    plan = StudyPlan.from_bytes(given["plan"].encode())
+    statement = Statement.from_bytes(given["statement"].encode())
+
+    def before(receipt: Receipt) -> Extent:
+        require_stated(receipt, statement)
+        receipt.require_true(plan)
+        if receipt.n < plan.floors.persons:
+            raise SmallN(f"a release must have at least {plan.floors.persons} persons", given=f"{receipt.n}")
+        return plan.release.extent(plan, receipt.n)
+
+    try:
+        bundle = read_bundle(Path(given["path"]), cap=given["cap"], before=before)
+    except OSError as error:
+        raise StorageRefusal(
+            "the coordinator must be able to read the bundle", given=error.strerror or "an error"
+        ) from None
+    plan.release.validate(plan, bundle.table, bundle.receipt.n)
+    return {"receipt": bundle.receipt.to_bytes().decode()}
+
+
+def require_stated(receipt: Receipt, statement: Any) -> None:
+    """Hold a receipt against the statement that was signed. Raises: ReceiptRefusal, ReplayRefusal."""
+    if receipt.hash != statement.receipt_sha256:
+        raise ReceiptRefusal("the receipt must be the one that was signed", given="another")
+    for name in ("study", "plan_hash", "plan_version", "wave", "site", "release_id", "recipient"):
+        if getattr(receipt, name) != getattr(statement, name):
+            raise ReplayRefusal(f"the receipt's {name} must be the statement's", given="another")
+
+
+# -- questions ------------------------------------------------------------------------------------------------------
+def told_of(held: queries.Holding) -> dict[str, Any]:
+    """A holding as plain values: its releases and tombstones by their bundles' digests."""
+    return {
+        "wave": held.wave,
+        "as_of": held.as_of,
+        "combined": held.combined,
+        "parts": {site: [one.bundle_sha256 for one in releases] for site, releases in held.parts.items()},
+        "behind": {site: [one.bundle_sha256 for one in releases] for site, releases in held.behind.items()},
+        "withdrawn": [stone.bundle_sha256 for stone in held.withdrawn],
+        "revisions": [[wave, revision] for wave, revision in held.revisions.items()],
+    }
+
+
+def _held(store: Store, study: str, told: Mapping[str, Any]) -> queries.Holding:
+    """The holding that `told_of` told of. Raises: StateRefusal (its releases are no longer known)."""
+    from coordinator.answers import queries
+
+    known = {release.bundle_sha256: release for release in store.releases(study, withdrawn=True)}
+    stones = {stone.bundle_sha256: stone for stone in store.withdrawals(study)}
+    try:
+        parts, behind = (
+            {site: tuple(known[digest] for digest in digests) for site, digests in told[name].items()}
+            for name in ("parts", "behind")
+        )
+        withdrawn = tuple(stones[digest] for digest in told["withdrawn"])
+    except KeyError:
+        raise queries.moved() from None
+    return queries.Holding(
+        wave=told["wave"],
+        as_of=told["as_of"],
+        combined=told["combined"],
+        parts=parts,
+        behind=behind,
+        withdrawn=withdrawn,
+        revisions={wave: revision for wave, revision in told["revisions"]},
+    )
+
+
+def answer(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Answer one question.
+
+    Args:
+        given: ``store`` (`Store.place`), ``study``, ``held`` (`told_of`), ``estimand`` in one spelling, ``how`` (term,
+            method, test, level), ``maps`` (what is harmonised; empty for nothing), ``result`` (the answer's id), and
+            ``rests`` (bundle to site: all that the id was made of).
+    Returns: ``told`` (the document that is sent), ``used`` (bundle to site), ``wave`` and ``numbers``.
+    Raises: what `coordinator.answers.queries.ask` raises.
+    """
+    from coordinator.answers import queries
+    from shared.estimands.answer import parse_estimand
+    from shared.releases.synthetic import versions
+
+    store, kept = _opened(*given["store"])
+    study, found, maps = given["study"], parse_estimand(given["estimand"]), given["maps"]
+    how: dict[str, Any] = {"held": _held(store, study, given["held"]), "kept": kept, **given["how"]}
+    document: Mapping[str, Any]
+    if maps:
+        document, result, used = _harmonised(store, study, found, maps, how)
+    else:
+        result = queries.ask(store, study, how["held"].wave, found, **how)
+        document, used = {"asked": result.asked, **result.document}, result.used
+    plan = store.plan(study).plan
+    provenance = {
+        "bundles": used,
+        "rests_on": given["rests"],
+        "receipts": sorted({source.receipt for source in result.sources}),
+        "plan": {"version": plan.version, "hash": plan.hash},
+        "code": versions(),
+    }
+    told = {"result": given["result"], **document, "provenance": provenance}
+    if result.estimand.startswith("km("):
+        told["curves"] = _curves(store, result)
+    return {"told": plain(told), "used": dict(used), "wave": result.wave, "numbers": result.numbers}
+
+
+def _harmonised(
+    store: Store, study: str, question: Estimand, maps: Mapping[str, str], how: Mapping[str, Any]
+) -> tuple[dict[str, Any], queries.Answer, dict[str, str]]:
+    """The document, the answer as released that stands in it, and the bundles of both studies."""
+    from coordinator.answers.harmonise import harmonised
+
+    seen = harmonised(
+        store, study, maps["harmonised"], to=maps["to"], source=maps["densities"], estimand=question, **how
+    )
+    return {"asked": seen.asked, **seen.document}, seen.answer, {**seen.answer.used, **seen.used}
+
+
+def _curves(store: Store, result: queries.Answer) -> dict[str, Any] | None:
+    """The curves behind the one time that was asked about, read off at public times; None where no site has one."""
+    from coordinator.answers import queries
+    from coordinator.answers.curves import curves
+
+    try:
+        made = curves(
+            store,
+            result.study,
+            result.wave,
+            result.estimand,
+            as_of=result.as_of,
+            combine=result.combined,
+            level=result.result.level,
+        )
+    except EstimateRefusal:
+        return None
+    if made.used != result.used:
+        raise queries.moved()
+    names = ("title", "axis", "event", "left_out", "curves")
+    return {**{name: getattr(made, name) for name in names}, "note": made.provenance}
+
+
+# -- tables ---------------------------------------------------------------------------------------------------------
+def missing(given: Mapping[str, Any]) -> dict[str, dict[str, float]]:
+    """Bundle to column to the share of its values that are missing.
+
+    Args:
+        given: ``store``, ``study``, and ``bundles``: digests.
+    """
+    import numpy as np
+
+    store, _ = _opened(*given["store"])
+    found: dict[str, dict[str, float]] = {}
+    for digest in given["bundles"]:
+        release = _release(store, given["study"], digest)
+        table = store.table(release)
+        plan = store.plan(release.study, release.plan_version).plan
+        if isinstance(plan.release, Answering):
+            figures = [(table, release.receipt.n)]
+            try:
+                [table] = plan.release.synthetic(plan, figures, draws=1, rng=np.random.default_rng(0))
+            except EstimateRefusal:  # densities hold no rows: what is missing is not known column by column
+                table = table.iloc[:0, :0]
+        found[digest] = {str(name): float(share) for name, share in table.isna().mean().items()}
+    return found
+
+
+def rows(given: Mapping[str, Any]) -> None:
+    """Write a release's rows to a file, as Parquet.
+
+    Args:
+        given: ``store``, ``study``, ``bundle`` (its digest) and ``path``.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    store, _ = _opened(*given["store"])
+    table = pa.Table.from_pandas(store.table(_release(store, given["study"], given["bundle"])), preserve_index=False)
+    table = table.replace_schema_metadata({**(table.schema.metadata or {}), b"label": LABEL})
+    pq.write_table(table, given["path"])
+
+
+def _release(store: Store, study: str, digest: str) -> Release:
+    from coordinator.answers import queries
+
+    found = [one for one in store.releases(study, withdrawn=True) if one.bundle_sha256 == digest]
+    if not found:
+        raise queries.moved()
+    return found[0]
+
+
+@functools.lru_cache(maxsize=8)
+def _opened(url: str, home: str) -> tuple[Store, queries.Kept]:
+    """The store that the server has, and what was worked out from it lately: this worker's own."""
+    from coordinator.answers import queries
+    from coordinator.store.store import Store
+
+    return Store(url, Path(home)), queries.Kept()
