@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import datetime as dt
 import logging
 import os
@@ -523,6 +524,18 @@ def test_a_refusal_is_told_a_few_times_and_then_counted(authority, caplog):
     assert len(lines) == 6
     assert "127.0.0.1" in lines[0]
     assert lines[-1].endswith("15 more within a minute")
+
+
+def test_a_handshake_that_fails_is_told(authority, tmp_path, caplog):
+    foreign = named(Authority.create(tmp_path / "other", coordinator="hub"), "north")
+    with (
+        caplog.at_level(logging.INFO, logger="tributary.transport"),
+        sites_port(authority, {}) as server,
+        client_of(server, dataclasses.replace(foreign, ca_pem=authority.ca_pem)) as client,
+    ):
+        with pytest.raises(CertificateRefusal):
+            asks(client)
+        until(lambda: "closed 127.0.0.1 no handshake, or a certificate that is not believed" in caplog.text)
 
 
 def test_a_call_is_the_certificates_whoever_else_is_connected(authority):

@@ -182,6 +182,8 @@ class Connection(asyncio.Protocol):
         """
         self._over = True
         if not self._outside.is_closing():
+            if not self.peer:
+                self._door.told("closed", self.address, "no handshake, or a certificate that is not believed")
             with suppress(OSError):  # the other side may be gone already
                 self._outside.write_eof()
             self._outside.resume_reading()
