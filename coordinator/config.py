@@ -51,7 +51,7 @@ class Config:
         analyst_rate: questions a minute that one analyst may ask.
         analyst_burst: questions that one analyst may ask at once.
         analyst_places: questions that are computed at the same time, each in a process of its own; no analyst has all
-            of them, and one who has waited half a second and has none gets a spare one (as many again).
+            of them, and where none comes free for half a second there are as many spare ones.
         analyst_memory_mb: most megabytes that one question may take.
         analyst_seconds: most seconds of computing that one question may take.
     Raises: ConfigRefusal, at construction.

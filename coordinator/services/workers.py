@@ -4,8 +4,8 @@ Nothing here knows what a task does: it is the name of a function and plain valu
 refusal, or `Ended`: the worker met a limit, died, or was ended because whoever asked had left. The server goes on.
 
 Who waits for a place is served in turn by owner (a site, a token), not by arrival, and no owner holds more than its
-share of the places. So one owner's long tasks delay that owner. Where the places are all held by others, an owner who
-has waited half a second and runs nothing gets a spare one: as long as there are spares, nobody waits for another.
+share of the places. So one owner's long tasks delay that owner. Where no place has come free for half a second, an
+owner who waits and runs nothing gets a spare one: as long as there are spares, nobody waits for another's long task.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class Workers:
         self._waiting: list[_Ticket] = []
         self._running: list[str] = []
         self._served: dict[str, int] = {}
-        self._number = 0
+        self._number, self._last = 0, 0.0
         self._idle: list[_Worker] = []
         self._closed = False
 
@@ -179,7 +179,7 @@ class Workers:
                 self._turns.notify_all()
             self._running.append(owner)
             self._number += 1
-            self._served[owner] = self._number
+            self._served[owner], self._last = self._number, time.monotonic()
             while self._idle:
                 worker = self._idle.pop()  # the last one used: it knows most of what is asked now
                 if worker.well:
@@ -192,7 +192,8 @@ class Workers:
         free = self._places - len(self._running)
         for ticket in sorted(self._waiting, key=lambda one: (self._served.get(one.owner, 0), one.number)):
             mine = self._running.count(ticket.owner)
-            spare = mine == 0 and time.monotonic() - ticket.since > SPARE_AFTER
+            # Places that come free in turn need no spare one: it would know nothing yet.
+            spare = mine == 0 and time.monotonic() - max(ticket.since, self._last) > SPARE_AFTER
             if (free > 0 and mine < self._each) or (free > -self._spares and spare):
                 return ticket
         return None
