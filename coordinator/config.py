@@ -17,7 +17,7 @@ from typing import Any
 from shared.base.canonical import closed
 from shared.errors import ConfigRefusal, StateRefusal
 
-__all__ = ["FILE_NAME", "HOME_VARIABLE", "Config", "default_home"]
+__all__ = ["FILE_NAME", "HOME_VARIABLE", "CoordinatorConfig", "default_home"]
 
 FILE_NAME = "coordinator.toml"
 HOME_VARIABLE = "TRIBUTARY_COORDINATOR_HOME"
@@ -25,12 +25,12 @@ STORE_VARIABLE = "TRIBUTARY_STORE"
 
 
 def default_home() -> Path:
-    """Where the coordinator lives when ``--home`` is not given: the environment's word, else ./coordinator-home."""
+    """Default home folder without ``--home``: the environment's word, else ./coordinator-home."""
     return Path(os.environ.get(HOME_VARIABLE) or "coordinator-home")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config:
+class CoordinatorConfig:
     """The settings of one coordinator.
 
     Args:
@@ -56,7 +56,7 @@ class Config:
         analyst_seconds: most seconds of computing that one question may take.
     Raises: ConfigRefusal, at construction.
 
-    >>> Config(home=Path("."), name="tributary", address="hub.example.org:8443").max_bundle
+    >>> CoordinatorConfig(home=Path("."), name="tributary", address="hub.example.org:8443").max_bundle
     268435456
     """
 
@@ -123,7 +123,7 @@ class Config:
         return self.max_bundle_mb << 20
 
     @classmethod
-    def load(cls, home: Path) -> Config:
+    def load(cls, home: Path) -> CoordinatorConfig:
         """Read `home`/coordinator.toml. Raises: StateRefusal (no such home), ConfigRefusal."""
         path = home / FILE_NAME
         try:
@@ -137,7 +137,7 @@ class Config:
         return cls.from_toml(text, home=home)
 
     @classmethod
-    def from_toml(cls, text: str, *, home: Path) -> Config:
+    def from_toml(cls, text: str, *, home: Path) -> CoordinatorConfig:
         """Read the settings from TOML text. Raises: ConfigRefusal."""
         try:
             given: Mapping[str, Any] = tomllib.loads(text)

@@ -1,4 +1,4 @@
-"""What a study lead asks about a plan before signing it: is it complete, what does it cost, what changed?
+"""Review of a plan before it is signed: completeness, privacy loss, changes.
 
 Nothing here reads a record or the store. A plan is checked line by line, each line green or with its fix, and the
 cost is a function of the mechanism's parameters: what the sites' ledgers will charge, wave by wave, and the last wave
@@ -18,14 +18,14 @@ from coordinator.pooling.cautions import Condition, theorem3
 from shared.errors import ParameterError, Refusal
 from shared.plans.plan import Floors, StudyPlan
 from shared.privacy.stated import shown_delta, shown_epsilon, shown_price, shown_room
-from shared.terminal import Check
+from shared.terminal import ChecklistLine
 
-__all__ = ["Cost", "Price", "WaveCost", "changes", "conditions", "cost", "prices", "review", "template"]
+__all__ = ["PlanCost", "Price", "WaveCost", "changes", "conditions", "cost", "prices", "review", "template"]
 
 MEANINGFUL = 10.0
 """Above this ε a guarantee is called what it is: none worth the name."""
 MANY = 1_000_000
-"""Where the search for the last affordable wave stops: rows that use no record cost nothing, for ever."""
+"""Limit of the search for the last affordable wave: rows that use no record have no privacy loss."""
 
 
 # -- a first plan -------------------------------------------------------------------------------------------------
@@ -167,23 +167,25 @@ missing = "level"
 
 
 # -- is it complete? ----------------------------------------------------------------------------------------------
-def review(text: str, *, today: dt.date, recipient: str = "") -> tuple[StudyPlan | None, tuple[Check, ...]]:
+def review(text: str, *, today: dt.date, recipient: str = "") -> tuple[StudyPlan | None, tuple[ChecklistLine, ...]]:
     """Read a study.toml and hold it against what a plan must be.
 
     Args:
         text: the file.
         today: the day on which it is judged.
         recipient: this coordinator's name, where there is one.
-    Returns: the plan (None when it cannot be read) and one `Check` per line; nothing is raised.
+    Returns: the plan (None when it cannot be read) and one `ChecklistLine` per line; nothing is raised.
     """
     try:
         plan = StudyPlan.from_toml(text)
     except Refusal as refusal:
-        return None, (Check.of("plan", refusal),)
+        return None, (ChecklistLine.of("plan", refusal),)
     lines = [
-        Check(name="plan", detail=f"{plan.study}, version {plan.version}, hash {plan.hash[:12]}"),
+        ChecklistLine(name="plan", detail=f"{plan.study}, version {plan.version}, hash {plan.hash[:12]}"),
         _recipient(plan, recipient),
-        Check(name="posture", detail=f"{plan.posture}: {_POSTURES[plan.posture].replace('flow', plan.release.fits)}"),
+        ChecklistLine(
+            name="posture", detail=f"{plan.posture}: {_POSTURES[plan.posture].replace('flow', plan.release.fits)}"
+        ),
         *_dictionary(plan),
         *(_estimand(plan, name, formula) for name, formula in plan.estimands.items()),
         *_calendar(plan, today),
@@ -195,15 +197,19 @@ def review(text: str, *, today: dt.date, recipient: str = "") -> tuple[StudyPlan
     if carried:
         fix = "Leave release.carry out: the column is then drawn from its law given the noisy others."
         detail = f"every true {carried} is released as it is: no formal guarantee"
-        lines.append(Check(name="carried", state="warn", detail=detail, fix=fix))
+        lines.append(ChecklistLine(name="carried", state="warn", detail=detail, fix=fix))
     if not plan.estimands:
-        lines.append(Check(name="estimands", state="warn", detail="none planned", fix="Name the planned analyses."))
+        lines.append(
+            ChecklistLine(name="estimands", state="warn", detail="none planned", fix="Name the planned analyses.")
+        )
     if not plan.eligibility.strip():
         fix = "Write the rule that says who is in the table; by it, n is public."
-        lines.append(Check(name="eligibility", state="warn", detail="no rule", fix=fix))
+        lines.append(ChecklistLine(name="eligibility", state="warn", detail="no rule", fix=fix))
     if plan.row_download:
         fix = "Set row_download = false unless every site's approval covers rows."
-        lines.append(Check(name="rows", state="warn", detail="analysts may download the released rows", fix=fix))
+        lines.append(
+            ChecklistLine(name="rows", state="warn", detail="analysts may download the released rows", fix=fix)
+        )
     return plan, tuple(lines)
 
 
@@ -215,34 +221,34 @@ _POSTURES: Mapping[str, str] = {
 }
 
 
-def _recipient(plan: StudyPlan, recipient: str) -> Check:
+def _recipient(plan: StudyPlan, recipient: str) -> ChecklistLine:
     if recipient and plan.coordinator != recipient:
-        return Check(
+        return ChecklistLine(
             name="recipient",
             state="fail",
             detail=f"{plan.coordinator!r} is not this coordinator",
             fix=f"Set coordinator = {recipient!r}.",
         )
-    return Check(name="recipient", detail=plan.coordinator)
+    return ChecklistLine(name="recipient", detail=plan.coordinator)
 
 
-def _dictionary(plan: StudyPlan) -> list[Check]:
+def _dictionary(plan: StudyPlan) -> list[ChecklistLine]:
     released = plan.dictionary.released
     person = plan.dictionary.person or "none: ε is for one row"
-    lines = [Check(name="dictionary", detail=f"{len(released)} released columns; person column: {person}")]
+    lines = [ChecklistLine(name="dictionary", detail=f"{len(released)} released columns; person column: {person}")]
     unlabelled = [column.name for column in released if not column.label]
     if unlabelled:
         fix = "Give each column a label in a few words."
-        lines.append(Check(name="labels", state="warn", detail=f"none for {', '.join(unlabelled)}", fix=fix))
+        lines.append(ChecklistLine(name="labels", state="warn", detail=f"none for {', '.join(unlabelled)}", fix=fix))
     numeric = [column for column in released if column.lower is not None]
     unitless = [c.name for c in numeric if c.kind in ("continuous", "time") and not c.unit]
     if unitless:
         fix = "Set unit, for example unit = 'mmHg'; 'none' for a pure number."
-        lines.append(Check(name="units", state="warn", detail=f"none for {', '.join(unitless)}", fix=fix))
+        lines.append(ChecklistLine(name="units", state="warn", detail=f"none for {', '.join(unitless)}", fix=fix))
     bounds = ", ".join(f"{column.name} {column.lower:g}–{column.upper:g}" for column in numeric)
-    lines.append(Check(name="bounds", detail=bounds or "no numeric column"))
+    lines.append(ChecklistLine(name="bounds", detail=bounds or "no numeric column"))
     lines += [
-        Check(
+        ChecklistLine(
             name="event",
             state="warn",
             detail=f"time column {column.name} names no event",
@@ -254,11 +260,13 @@ def _dictionary(plan: StudyPlan) -> list[Check]:
     dropped = [column.name for column in released if column.missing == "complete_case"]
     if dropped:
         fix = "Prefer missing = 'level': the number of rows left out is not covered by ε."
-        lines.append(Check(name="missing", state="warn", detail=f"complete cases of {', '.join(dropped)}", fix=fix))
+        lines.append(
+            ChecklistLine(name="missing", state="warn", detail=f"complete cases of {', '.join(dropped)}", fix=fix)
+        )
     return lines
 
 
-def _estimand(plan: StudyPlan, name: str, formula: str) -> Check:
+def _estimand(plan: StudyPlan, name: str, formula: str) -> ChecklistLine:
     from shared.estimands.answer import parse_estimand
 
     label = f"estimand {name}"
@@ -266,68 +274,70 @@ def _estimand(plan: StudyPlan, name: str, formula: str) -> Check:
         question = parse_estimand(formula)
         columns = {column: plan.dictionary.column(column) for column in question.columns}
     except Refusal as refusal:
-        return Check.of(label, refusal)
+        return ChecklistLine.of(label, refusal)
     for column, declared in columns.items():
         if not declared.released:
             fix = "Leave it out: the person column never leaves a site."
-            return Check(name=label, state="fail", detail=f"{column} is not released", fix=fix)
+            return ChecklistLine(name=label, state="fail", detail=f"{column} is not released", fix=fix)
         # A column of words that stands alone is a factor, as in R; with units, or correlated, it must be numbers.
         words = declared.kind == "nominal" or any(isinstance(level, str) for level in declared.levels)
         if words and column in question.terms and (column in question.per or question.kind == "correlation"):
             fix = f"Write {column} without units." if column in question.per else "Name columns of numbers."
-            return Check(name=label, state="fail", detail=f"{column} holds categories, not numbers", fix=fix)
+            return ChecklistLine(name=label, state="fail", detail=f"{column} holds categories, not numbers", fix=fix)
     if question.kind == "km" and question.at is None:
         fix = "Write km(time, event, at = 5), the same time at every site."
-        return Check(name=label, state="fail", detail="km without a time is a curve, not one number", fix=fix)
+        return ChecklistLine(name=label, state="fail", detail="km without a time is a curve, not one number", fix=fix)
     if question.kind == "cox":
         follow_up = columns[question.duration]
         if follow_up.kind != "time":
             fix = f"Declare {question.duration} with kind = 'time'."
-            return Check(name=label, state="warn", detail=f"{question.duration} is no follow-up time", fix=fix)
-    return Check(name=label, detail=formula)
+            return ChecklistLine(name=label, state="warn", detail=f"{question.duration} is no follow-up time", fix=fix)
+    return ChecklistLine(name=label, detail=formula)
 
 
-def _calendar(plan: StudyPlan, today: dt.date) -> list[Check]:
+def _calendar(plan: StudyPlan, today: dt.date) -> list[ChecklistLine]:
     lines = []
     first, last = plan.waves[0], plan.waves[-1]
     many = "1 wave" if len(plan.waves) == 1 else f"{len(plan.waves)} waves"
-    lines.append(Check(name="waves", detail=f"{many}, from {first.opens} to {last.closes}"))
+    lines.append(ChecklistLine(name="waves", detail=f"{many}, from {first.opens} to {last.closes}"))
     for before, after in zip(plan.waves, plan.waves[1:], strict=False):
         if after.opens < before.opens:
             fix = "Order the waves by the day they open."
             detail = f"wave {after.number} opens before wave {before.number}"
-            lines.append(Check(name=f"wave {after.number}", state="fail", detail=detail, fix=fix))
+            lines.append(ChecklistLine(name=f"wave {after.number}", state="fail", detail=detail, fix=fix))
     late = [str(wave.number) for wave in plan.waves if wave.closes > plan.expires]
     if late:
         detail = f"{plan.expires}, before wave {', '.join(late)} closes"
-        lines.append(Check(name="expiry", state="fail", detail=detail, fix="Let the plan expire after its last wave."))
+        lines.append(
+            ChecklistLine(name="expiry", state="fail", detail=detail, fix="Let the plan expire after its last wave.")
+        )
     elif plan.expires < today:
         fix = "Set a later day; sites refuse an expired plan."
-        lines.append(Check(name="expiry", state="fail", detail=f"{plan.expires} has passed", fix=fix))
+        lines.append(ChecklistLine(name="expiry", state="fail", detail=f"{plan.expires} has passed", fix=fix))
     else:
-        lines.append(Check(name="expiry", detail=f"{plan.expires}"))
+        lines.append(ChecklistLine(name="expiry", detail=f"{plan.expires}"))
     return lines
 
 
-def _price(plan: StudyPlan) -> list[Check]:
+def _price(plan: StudyPlan) -> list[ChecklistLine]:
     try:
         price = cost(plan)
     except Refusal as refusal:
-        return [Check.of("budget", refusal)]
+        return [ChecklistLine.of("budget", refusal)]
     if price.epsilon is None:
         lower = "Raise release.w above 0" if price.epsilon_given else "Leave release.vary out"
         fix = f"{lower}, or say in the purpose why not."
         detail = f"{shown_price(None, price.epsilon_given)}, for any row"
-        lines = [Check(name="guarantee", state="warn", detail=detail, fix=fix)]
+        lines = [ChecklistLine(name="guarantee", state="warn", detail=detail, fix=fix)]
         if plan.floors.standing:
             detail = "a standing approval is good for a price, and these releases have none"
             fix = "Leave floors.standing out."
-            lines.append(Check(name="standing", state="fail", detail=detail, fix=fix))
+            lines.append(ChecklistLine(name="standing", state="fail", detail=detail, fix=fix))
         return lines
-    told = f", given {price.epsilon_given}" if price.epsilon_given else ""
+    condition = f", given {price.epsilon_given}" if price.epsilon_given else ""
     total = shown_epsilon(price.waves[-1].total)
     each = (
-        f"ε {shown_epsilon(price.epsilon)} for a wave alone, {total} charged for all{told}, budget "
+        f"ε {shown_epsilon(price.epsilon)} for a wave alone, {total} charged for all{condition}, budget "
         f"{shown_epsilon(price.cap)}"
     )
     lines = []
@@ -335,51 +345,53 @@ def _price(plan: StudyPlan) -> list[Check]:
         paid = price.last_affordable
         detail = f"{each}; it affords {paid or 'no'} wave{'s' if paid != 1 else ''} of {len(plan.waves)}"
         lines.append(
-            Check(name="budget", state="fail", detail=detail, fix="Lower release.w, plan fewer waves, or raise it.")
+            ChecklistLine(
+                name="budget", state="fail", detail=detail, fix="Lower release.w, plan fewer waves, or raise it."
+            )
         )
     else:
-        lines.append(Check(name="budget", detail=each))
+        lines.append(ChecklistLine(name="budget", detail=each))
     fewer = f"{1 / (10 * plan.budget.delta):,.0f}"
     lines.append(
-        Check(name="delta", detail=f"{shown_delta(plan.budget.delta)}, for sites of fewer than {fewer} persons")
+        ChecklistLine(name="delta", detail=f"{shown_delta(plan.budget.delta)}, for sites of fewer than {fewer} persons")
     )
     if price.waves[-1].total > MEANINGFUL:
         lower = "Lower release.epsilon"
         if price.w_for_8 is not None:
-            lower = f"Lower release.w (ε 8 for one wave{told}: w ≈ {shown_room(price.w_for_8, 2)})"
+            lower = f"Lower release.w (ε 8 for one wave{condition}: w ≈ {shown_room(price.w_for_8, 2)})"
         fix = f"{lower}, or say in the purpose why not."
         if plan.private is not None:
             fix = "Raise private.noise_multiplier, lower its rate or steps, or lower release.w or release.epsilon."
-        detail = f"ε {total} in total{told and told + ','} is not a meaningful formal guarantee"
-        lines.append(Check(name="guarantee", state="warn", detail=detail, fix=fix))
+        detail = f"ε {total} in total{condition and condition + ','} is not a meaningful formal guarantee"
+        lines.append(ChecklistLine(name="guarantee", state="warn", detail=detail, fix=fix))
     return lines
 
 
 def conditions(plan: StudyPlan) -> tuple[Condition, ...] | None:
-    """What speaks against Theorem 3 by what the plan expects; None where it expects nothing, or releases no rows.
+    """Violated conditions of Theorem 3 at the expected size; None without expectations or released rows.
 
     That sites differ (τ₀ > 0) no plan can state: an answer is held to it
-    (`coordinator.answers.queries.Answer.cautions`).
+    (`coordinator.answers.queries.PooledAnswer.cautions`).
     """
     if plan.expected is None or plan.release.mechanism != "latent_noise":
         return None
     return theorem3(plan.expected.sites, plan.expected.persons)
 
 
-def _theorem3(plan: StudyPlan) -> list[Check]:
+def _theorem3(plan: StudyPlan) -> list[ChecklistLine]:
     found = conditions(plan)
     if found is None or plan.expected is None:
         return []
     if not found:
         size = f"{plan.expected.sites} sites of about {plan.expected.persons:,} persons"
-        return [Check(name="theorem 3", detail=f"{size}; that sites differ (τ₀ > 0) is seen with the answers")]
+        return [ChecklistLine(name="theorem 3", detail=f"{size}; that sites differ (τ₀ > 0) is seen with the answers")]
     return [
-        Check(name="theorem 3", state="warn", detail=f"{one.given}; it asks that {one.must}", fix=one.fix)
+        ChecklistLine(name="theorem 3", state="warn", detail=f"{one.given}; it asks that {one.must}", fix=one.fix)
         for one in found
     ]
 
 
-def _floors(plan: StudyPlan) -> Check:
+def _floors(plan: StudyPlan) -> ChecklistLine:
     usual, given = Floors(), plan.floors
     looser = [
         f"{name} {getattr(given, name):g} (usual {getattr(usual, name):g})"
@@ -389,8 +401,8 @@ def _floors(plan: StudyPlan) -> Check:
     people = "1 approval" if given.approvals == 1 else f"{given.approvals} approvals"
     if looser:
         fix = "Attacks that succeed this often will pass; lower them if the mechanism allows."
-        return Check(name="floors", state="warn", detail="looser than usual: " + ", ".join(looser), fix=fix)
-    return Check(name="floors", detail=f"{given.persons} persons, {people}, attack limits as usual or tighter")
+        return ChecklistLine(name="floors", state="warn", detail="looser than usual: " + ", ".join(looser), fix=fix)
+    return ChecklistLine(name="floors", detail=f"{given.persons} persons, {people}, attack limits as usual or tighter")
 
 
 # -- what does it cost? -------------------------------------------------------------------------------------------
@@ -412,8 +424,8 @@ class WaveCost:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cost:
-    """What a plan costs one person.
+class PlanCost:
+    """Privacy loss of one person under a plan.
 
     Args:
         study: the plan's study.
@@ -464,7 +476,7 @@ class Cost:
     epsilon_given: str = ""
 
 
-def cost(plan: StudyPlan, *, waves: int | None = None, persons: int | None = None) -> Cost:
+def cost(plan: StudyPlan, *, waves: int | None = None, persons: int | None = None) -> PlanCost:
     """Price a plan.
 
     Args:
@@ -491,9 +503,9 @@ def cost(plan: StudyPlan, *, waves: int | None = None, persons: int | None = Non
                 next_step=f"Set budget.delta below {shown_room(1 / (10 * persons), 1)}.",
             )
     event, facts = planned_event(plan), plan.release.facts(plan)
-    prescribed = mechanism(plan) if plan.release.draws_rows else None
+    mechanism_ = mechanism(plan) if plan.release.draws_rows else None
     promised = privacy.guaranteed(event)
-    noise = prescribed if promised else None
+    noise = mechanism_ if promised else None
     federated = plan.federated
     before = [] if federated is None else [federated.event]
     curves = {one: privacy.rdp(one) for one in {*planned_events(plan, max(count, len(plan.waves)) + 1), *before}}
@@ -510,14 +522,14 @@ def cost(plan: StudyPlan, *, waves: int | None = None, persons: int | None = Non
         return min(composed, math.fsum(pure)) if len(pure) == len(pures) else composed
 
     totals = [total(number) for number in range(1, count + 1 if promised else 1)]
-    return Cost(
+    return PlanCost(
         study=plan.study,
         version=plan.version,
         mechanism=plan.release.title,
         details=plan.release.details(plan),
         d=facts.d,
-        w=None if prescribed is None else prescribed.w,
-        radius=None if prescribed is None else prescribed.radius,
+        w=None if mechanism_ is None else mechanism_.w,
+        radius=None if mechanism_ is None else mechanism_.radius,
         posture=plan.posture,
         delta=delta,
         cap=cap,
@@ -675,22 +687,22 @@ def _moments(plan: StudyPlan, epsilon: float) -> Any:
             if question.kind not in _OUTCOMES:
                 continue
             responses = (question.duration, question.event) if question.kind == "cox" else (question.outcome,)
-            prescribed = MomentsPlan(
+            settings = MomentsPlan(
                 epsilon=epsilon,
                 outcome=_OUTCOMES[question.kind],  # type: ignore[arg-type]
                 responses=responses,
                 covariates=[name for name in question.columns if name not in responses],
             )
-            prescribed.design(plan)
+            settings.design(plan)
         except Refusal:
             continue
-        return prescribed
+        return settings
     return None
 
 
 # -- what changed? ------------------------------------------------------------------------------------------------
 def changes(before: StudyPlan, after: StudyPlan) -> tuple[str, ...]:
-    """What a new version changes, one line per setting: ``budget.epsilon: 8.0 → 6.0``.
+    """Changes of a new version, one line per setting: ``budget.epsilon: 8.0 → 6.0``.
 
     >>> old = StudyPlan.from_toml(template("stroke", coordinator="hub", today=dt.date(2026, 1, 1)))
     >>> from dataclasses import replace

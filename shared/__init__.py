@@ -1,1 +1,1 @@
-"""What both sides must agree on: dictionary, plan, encoding, mechanisms, accounting, receipts, wire."""
+"""The shared contract of both sides: dictionary, plan, encoding, mechanisms, accounting, receipts, wire."""

@@ -20,7 +20,7 @@ from shared.errors import ParameterError
 __all__ = [
     "COHORTS",
     "CVD_HAZARD_RATIO",
-    "Cohort",
+    "PublishedCohort",
     "assay_hospitals",
     "contact_networks",
     "cvd_cohorts",
@@ -38,7 +38,7 @@ CVD_HAZARD_RATIO = 1.17
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cohort:
+class PublishedCohort:
     """One row of Table 3: (mean, SD) of each column, and the share of persons with an event.
 
     `leaving` is ours: the rate of leaving the study per longest follow-up, chosen so that the observed time has the SD.
@@ -55,14 +55,14 @@ class Cohort:
     leaving: float
 
 
-def _cohort(name: str, n: int, percent: float, *pairs: float, leaving: float) -> Cohort:
+def _cohort(name: str, n: int, percent: float, *pairs: float, leaving: float) -> PublishedCohort:
     time, age, chol, hdl, sbp = ((pairs[k], pairs[k + 1]) for k in range(0, 10, 2))
-    return Cohort(
+    return PublishedCohort(
         name=name, n=n, events=percent / 100, time=time, age=age, chol=chol, hdl=hdl, sbp=sbp, leaving=leaving
     )
 
 
-COHORTS: tuple[Cohort, ...] = (
+COHORTS: tuple[PublishedCohort, ...] = (
     _cohort("ARIC-F", 8101, 16, 20, 6, 54, 6, 218, 43, 57, 17, 120, 19, leaving=0.13),
     _cohort("ARIC-M", 6762, 26, 18, 7, 55, 6, 211, 40, 44, 14, 122, 18, leaving=0.20),
     _cohort("CARDIA-F", 2743, 4, 33, 4, 25, 4, 177, 33, 56, 13, 107, 10, leaving=0.01),
@@ -110,7 +110,7 @@ def cvd_cohorts(rng: np.random.Generator, scale: float = 1.0) -> dict[str, pd.Da
     return {cohort.name: _simulate(cohort, round(cohort.n * scale), rng) for cohort in COHORTS}
 
 
-def _simulate(cohort: Cohort, n: int, rng: np.random.Generator) -> pd.DataFrame:
+def _simulate(cohort: PublishedCohort, n: int, rng: np.random.Generator) -> pd.DataFrame:
     latent = rng.standard_normal((n, 4)) @ np.linalg.cholesky(_CORRELATION).T
     # Ages of enrolment are bounded: between a normal and a uniform shape.
     columns = {"age": _fit(3 * np.tanh(latent[:, 0] / 2.2), *cohort.age)}
@@ -133,7 +133,7 @@ def _simulate(cohort: Cohort, n: int, rng: np.random.Generator) -> pd.DataFrame:
     return pd.DataFrame({"person": person, "time": time, "cvd": event.astype(np.int64), **columns})
 
 
-def _follow_up(cohort: Cohort, predictor: Array, rng: np.random.Generator) -> tuple[Array, NDArray[np.bool_]]:
+def _follow_up(cohort: PublishedCohort, predictor: Array, rng: np.random.Generator) -> tuple[Array, NDArray[np.bool_]]:
     """Time (in units of the longest follow-up) and event: staggered entry, people who leave, a Weibull hazard."""
     n = len(predictor)
     end = 1 - 0.2 * rng.beta(1, 3, n)
@@ -227,7 +227,7 @@ def small_hospitals(rng: np.random.Generator, sites: int = 3, n: int = 400) -> d
 def contact_networks(
     rng: np.random.Generator, sites: int = 3, n: int = 1200, mean_degree: float = 24.0
 ) -> dict[str, tuple[pd.DataFrame, pd.DataFrame]]:
-    """Who was in contact with whom in each hospital: a node table and an edge list, undirected.
+    """Contact networks, one per hospital: a node table and an edge list, undirected.
 
     Three wards; people of one ward meet more often, younger ones a little more than older ones, and staff more than
     patients: σ(α_i + α_j + Z_i · Z_j) with positions Z around their ward's, degrees α, and α_0 for the mean degree.

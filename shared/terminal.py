@@ -1,4 +1,4 @@
-"""What every command of the product does alike: show an answer, show a refusal, and leave with its exit code.
+"""Output of every command: show an answer, show a refusal, and exit with its code.
 
 A command is one library call. It returns data; `emit` writes that as JSON or hands it to a renderer. It raises a
 `Refusal`; `run` turns that into one panel on stderr (what must hold, what to do next, who can fix it), or into
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 __all__ = [
-    "Check",
+    "ChecklistLine",
     "application",
     "checklist",
     "console",
@@ -234,7 +234,7 @@ def console(*, stderr: bool = False) -> Console:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Check:
+class ChecklistLine:
     """One line of a checklist: green, a warning, or red with its fix.
 
     Args:
@@ -250,13 +250,13 @@ class Check:
     fix: str = ""
 
     @classmethod
-    def of(cls, name: str, refusal: Refusal) -> Check:
+    def of(cls, name: str, refusal: Refusal) -> ChecklistLine:
         """The red line of a refusal."""
         given = f" (got {refusal.given})" if refusal.given else ""
         return cls(name=name, state="fail", detail=refusal.must + given, fix=refusal.next_step or refusal.fixer)
 
 
-def checklist(out: Console, checks: Iterable[Check]) -> None:
+def checklist(out: Console, checks: Iterable[ChecklistLine]) -> None:
     """Draw a checklist: a mark, the name, what was found; the fix below it."""
     from rich.table import Table
     from rich.text import Text

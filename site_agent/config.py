@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from shared.base.keys import PublicKey
     from shared.plans.plan import Floors
 
-__all__ = ["FILE_NAME", "HOME_VARIABLE", "Config", "Edges", "Limits", "SiteFloors", "Source", "default_home"]
+__all__ = ["FILE_NAME", "HOME_VARIABLE", "Edges", "Limits", "SiteConfig", "SiteFloors", "TableSource", "default_home"]
 
 FILE_NAME = "site.toml"
 HOME_VARIABLE = "TRIBUTARY_SITE_HOME"
@@ -39,12 +39,12 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 
 
 def default_home() -> Path:
-    """Where the site lives when ``--home`` is not given: the environment's word, else ./site-home."""
+    """Default home folder without ``--home``: the environment's word, else ./site-home."""
     return Path(os.environ.get(HOME_VARIABLE) or "site-home")
 
 
 def frame_key(home: Path, study: str) -> Path:
-    """Where the key of a study's frames lies: the one place that must be kept out of copies of the outbox."""
+    """Path of the key of a study's sealed embeddings: the one place that must be kept out of copies of the outbox."""
     return home / "keys" / "frames" / f"{study}.key"
 
 
@@ -100,13 +100,13 @@ def _format(path: Path) -> Format:
 
 @dataclass(frozen=True, kw_only=True)
 class Edges:
-    """Where the edge list of a study's network lies; its other columns are not read.
+    """Location of the edge list of a study's network; its other columns are not read.
 
     Args:
         path: a local file, CSV, Parquet, GraphML, SQLite or a query (.sql) by its name; it is read in place and never
             copied.
         encoding, delimiter: of a CSV file.
-        table, database: as of `Source`.
+        table, database: as of `TableSource`.
         start, end: names in the file of the columns that hold the two persons of an edge, as the node table writes
             them; of a directed network the edge goes from `start` to `end`. GraphML has no such columns.
     Raises: ConfigRefusal, at construction.
@@ -134,13 +134,13 @@ class Edges:
 
     @property
     def format(self) -> Format:
-        """What kind of file it is, by its name."""
+        """File format, by its name."""
         return _format(self.path)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Source:
-    """Where a study's table lies, and which of its columns are which.
+class TableSource:
+    """Location of a study's table, and the mapping of its columns.
 
     Args:
         path: a local file, CSV, Parquet, GraphML, SQLite or a query (.sql) by its name; it is read in place and never
@@ -156,7 +156,7 @@ class Source:
             (`site_agent.records.databases`).
     Raises: ConfigRefusal, at construction.
 
-    >>> Source(path=Path("/data/cohort.csv"), columns={"SBP": "sbp"}).format
+    >>> TableSource(path=Path("/data/cohort.csv"), columns={"SBP": "sbp"}).format
     'csv'
     """
 
@@ -182,7 +182,7 @@ class Source:
 
     @property
     def format(self) -> Format:
-        """What kind of file it is, by its name."""
+        """File format, by its name."""
         return _format(self.path)
 
 
@@ -231,7 +231,7 @@ class SiteFloors:
 
 @dataclass(frozen=True, kw_only=True)
 class SiteBudget:
-    """What all studies of this site together may cost one person; see `shared.privacy.composition`.
+    """Cap on one person's privacy loss over all studies of this site; see `shared.privacy.composition`.
 
     Args:
         epsilon: cap on ε at `delta`; None for no cap of the site's own.
@@ -281,7 +281,7 @@ class Limits:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config:
+class SiteConfig:
     """The settings of one site.
 
     Args:
@@ -316,7 +316,7 @@ class Config:
     retired_approvers: Mapping[str, Sequence[str]] = field(default_factory=dict)
     floors: SiteFloors = field(default_factory=SiteFloors)
     budget: SiteBudget = field(default_factory=SiteBudget)
-    data: Mapping[str, Source] = field(default_factory=dict)
+    data: Mapping[str, TableSource] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         from shared.base.keys import PublicKey
@@ -369,8 +369,8 @@ class Config:
         return self.home / "keys" / "snapshot.key"
 
     def frame_key(self, study: str) -> Path:
-        """What the frames of a study's network are encrypted under; absent where none is kept
-        (`site_agent.release.frames`)."""
+        """Encryption key of a study's sealed embeddings; absent where none is kept
+        (`site_agent.release.embeddings`)."""
         return frame_key(self.home, study)
 
     @property
@@ -410,7 +410,7 @@ class Config:
 
     @property
     def refused(self) -> Path:
-        """What was refused here (`site_agent.show.refusals`)."""
+        """Log of refusals (`site_agent.show.refusals`)."""
         return self.home / "refused.jsonl"
 
     @property
@@ -432,7 +432,7 @@ class Config:
             for name in names
         }
 
-    def source(self, study: str) -> Source:
+    def source(self, study: str) -> TableSource:
         """The table of a study. Raises: StateRefusal."""
         if study not in self.data:
             raise StateRefusal(
@@ -442,13 +442,13 @@ class Config:
             )
         return self.data[study]
 
-    def with_source(self, study: str, source: Source) -> Config:
+    def with_source(self, study: str, source: TableSource) -> SiteConfig:
         """The same settings with a study's table set."""
         return replace(self, data={**self.data, study: source})
 
     # -- the file -----------------------------------------------------------------------------------------------
     @classmethod
-    def load(cls, home: Path) -> Config:
+    def load(cls, home: Path) -> SiteConfig:
         """Read `home`/site.toml. Raises: StateRefusal (no such home), ConfigRefusal."""
         try:
             text = (home / FILE_NAME).read_text(encoding="utf-8")
@@ -463,7 +463,7 @@ class Config:
         return cls.from_toml(text, home=home)
 
     @classmethod
-    def from_toml(cls, text: str, *, home: Path) -> Config:
+    def from_toml(cls, text: str, *, home: Path) -> SiteConfig:
         """Read the settings from TOML text. Raises: ConfigRefusal."""
         try:
             given = tomllib.loads(text)
@@ -561,7 +561,7 @@ class Config:
         write_private(self.home / FILE_NAME, self.to_toml().encode())
 
 
-def _in_a_database(source: Source | Edges) -> list[str]:
+def _in_a_database(source: TableSource | Edges) -> list[str]:
     return [f"{name} = {_quoted(value)}" for name in ("table", "database") if (value := getattr(source, name))]
 
 
@@ -570,7 +570,7 @@ def _section(kind: Any, given: Mapping[str, Any], where: str) -> Any:
     return kind(**given)
 
 
-def _source(study: str, given: Any) -> Source:
+def _source(study: str, given: Any) -> TableSource:
     where = f"[data.{study}]"
     _must(isinstance(given, dict), f"{where} must be a table of settings", type(given).__name__)
     _must(isinstance(given.get("path"), str), f"{where} must set path", "none")
@@ -582,8 +582,8 @@ def _source(study: str, given: Any) -> Source:
         _must(isinstance(values.get(name, ""), str), f"{where}.{name} must be text", type(values.get(name)).__name__)
     if "edges" in values:
         values["edges"] = _edges(where, values["edges"])
-    source = _section(Source, values, where)
-    assert isinstance(source, Source)
+    source = _section(TableSource, values, where)
+    assert isinstance(source, TableSource)
     return source
 
 

@@ -25,15 +25,25 @@ from shared.errors import ApprovalRefusal, PausedRefusal, Refusal, StateRefusal,
 
 if TYPE_CHECKING:
     from shared.base.keys import SigningKey
-    from site_agent.config import Config
+    from site_agent.config import SiteConfig
     from site_agent.decide.plans import Plans
     from site_agent.egress import Egress
     from site_agent.ledger.book import Ledger
     from site_agent.release.outbox import Outbox
-    from site_agent.release.site import Site
+    from site_agent.release.site import WorkingSite
     from site_agent.show.refusals import Refusals
 
-__all__ = ["Desk", "agent_version", "asked", "attempted", "desk", "door", "passphrase", "today", "working_site"]
+__all__ = [
+    "Desk",
+    "agent_version",
+    "attempted",
+    "confirmed",
+    "door",
+    "open_desk",
+    "passphrase",
+    "today",
+    "working_site",
+]
 
 TODAY_VARIABLE = "TRIBUTARY_TODAY"
 
@@ -58,11 +68,11 @@ class Desk:
     home: Path
 
     @cached_property
-    def config(self) -> Config:
+    def config(self) -> SiteConfig:
         """site.toml."""
-        from site_agent.config import Config
+        from site_agent.config import SiteConfig
 
-        return Config.load(self.home)
+        return SiteConfig.load(self.home)
 
     @cached_property
     def release_key(self) -> SigningKey:
@@ -105,24 +115,24 @@ class Desk:
 
     @cached_property
     def refusals(self) -> Refusals:
-        """What was refused here."""
+        """The site's log of refusals."""
         from site_agent.show.refusals import Refusals
 
         return Refusals(self.config.refused, self.release_key, site=self.config.site)
 
     @property
     def paused(self) -> bool:
-        """Whether the site is paused: by the file that stops it at once, or by the ledger, which no hand unlinks."""
+        """True if the site is paused: by the file that stops it at once, or by the ledger, which no hand unlinks."""
         return self.config.pause_file.exists() or self.ledger.paused()
 
     def stopped(self) -> Callable[[], bool]:
-        """Whether the site is paused, for whoever asks often: the ledger is read again only when its head has changed.
+        """Function that says whether the site is paused; it reads the ledger again only when its head has changed.
 
         What asks while it works must hear of both: a hand that unlinks the file ends no pause.
         """
         known: dict[bytes, bool] = {}
 
-        def asked() -> bool:
+        def paused() -> bool:
             if self.config.pause_file.exists():
                 return True
             try:
@@ -134,14 +144,16 @@ class Desk:
                 known[head] = self.ledger.paused()
             return known[head]
 
-        return asked
+        return paused
 
     def acknowledged(self) -> frozenset[str]:
         """Heads of the ledger that the coordinator has acknowledged, by the answers kept here."""
-        from site_agent.egress import Witness
+        from site_agent.egress import AcknowledgedReplies
 
-        kept = Witness(self.release_key.public, self.config.site, self.config.home / "acknowledged.jsonl").replies()
-        return frozenset(str(said["head"]) for said in kept if said["kind"] == "AnchorReceipt")
+        replies = AcknowledgedReplies(
+            self.release_key.public, self.config.site, self.config.home / "acknowledged.jsonl"
+        ).replies()
+        return frozenset(str(said["head"]) for said in replies if said["kind"] == "AnchorReceipt")
 
     def note_refusal(
         self,
@@ -234,16 +246,16 @@ class Desk:
             yield
 
 
-def door(config: Config, **settings: Any) -> Egress:
+def door(config: SiteConfig, **settings: Any) -> Egress:
     """The connection of a site that has joined."""
     from shared.base.keys import PublicKey
-    from site_agent.egress import Egress, Witness
+    from site_agent.egress import AcknowledgedReplies, Egress
 
     pinned = config.ca.with_name("witness.pub")
     witness = None
     if pinned.exists():
         key = PublicKey(pinned.read_text().strip())
-        witness = Witness(key, config.site, config.home / "acknowledged.jsonl")
+        witness = AcknowledgedReplies(key, config.site, config.home / "acknowledged.jsonl")
     return Egress(
         **{"paused": config.pause_file.exists, **settings},
         witness=witness,
@@ -255,7 +267,7 @@ def door(config: Config, **settings: Any) -> Egress:
     )
 
 
-def desk(home: Path | None) -> Desk:
+def open_desk(home: Path | None) -> Desk:
     """The desk of the folder that was named, or of the default one."""
     from site_agent.config import default_home
 
@@ -292,7 +304,7 @@ def attempted(verb: str) -> Callable[[Callable[_Given, _Made]], Callable[_Given,
                     texts = {name: given.get(name) for name in ("study", "release_id", "name", "by")}
                     words = {name: text if isinstance(text, str) else "" for name, text in texts.items()}
                     home = given.get("home")
-                    desk(home if isinstance(home, Path) else None).note_refusal(
+                    open_desk(home if isinstance(home, Path) else None).note_refusal(
                         verb,
                         refusal,
                         study=words["study"],
@@ -339,17 +351,17 @@ def passphrase(name: str, *, new: bool = False, beside: Iterable[str] = ()) -> s
     return str(typer.prompt(f"Passphrase of {name}", hide_input=True, confirmation_prompt=new, err=True))
 
 
-def asked(question: str) -> bool:
+def confirmed(question: str) -> bool:
     """A yes or no on the terminal; no where there is none."""
     return sys.stdin.isatty() and bool(typer.confirm(question, default=False, err=True))
 
 
-def working_site(at: Desk, witness: Any) -> Site:
+def working_site(at: Desk, witness: Any) -> WorkingSite:
     """The site as the pipeline sees it."""
     from site_agent.decide import airlock
-    from site_agent.release.site import Site
+    from site_agent.release.site import WorkingSite
 
-    return Site(
+    return WorkingSite(
         name=at.config.site,
         agent_version=agent_version(),
         ledger=at.ledger,

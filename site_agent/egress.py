@@ -65,10 +65,10 @@ from shared.wire.messages import (
     Withdrawn,
     require_countersigned,
 )
-from shared.wire.rounds import Answered, Asked, open_answer, open_asked
+from shared.wire.rounds import Answered, RoundOrder, open_answer, open_order
 from shared.wire.transport import Client, Credentials
 
-__all__ = ["Egress", "Witness", "new_tls_identity"]
+__all__ = ["AcknowledgedReplies", "Egress", "new_tls_identity"]
 
 # Slowest link for which one upload call is given time: 64 kB/s, and never more than the server allows.
 SLOWEST = 64_000
@@ -116,8 +116,8 @@ def new_tls_identity(site: str) -> tuple[str, str]:
     return key_pem.decode(), csr.public_bytes(serialization.Encoding.PEM).decode()
 
 
-class Witness:
-    """What the coordinator has acknowledged, signed by the key that the invitation pins; kept as lines of JSON.
+class AcknowledgedReplies:
+    """The coordinator's signed replies, verified by the key that the invitation pins; stored as lines of JSON.
 
     Args:
         key: the coordinator's pinned key.
@@ -163,9 +163,9 @@ class Witness:
         self._append(line)
         return reply
 
-    def opened(self, reply: RoundReply) -> Asked:
-        """What a round asks, if the pinned coordinator signed it. Raises: SignatureRefusal, IntegrityRefusal, …"""
-        return open_asked(reply.envelope, reply.content, self._key)
+    def opened(self, reply: RoundReply) -> RoundOrder:
+        """Verify a round's order, signed by the pinned coordinator. Raises: SignatureRefusal, IntegrityRefusal, …"""
+        return open_order(reply.envelope, reply.content, self._key)
 
     def checkpoint(self) -> tuple[int, str] | None:
         """The longest log that the coordinator has shown: (entries, root)."""
@@ -234,7 +234,7 @@ class Egress:
         timeout: float = 30.0,
         attempts: int = 6,
         sleep: Callable[[float], None] = time.sleep,
-        witness: Witness | None = None,
+        witness: AcknowledgedReplies | None = None,
         paused: Callable[[], bool] = lambda: False,
         allowed: Callable[[], None] = lambda: None,
         sealed: Callable[[str, int], str] | None = None,
@@ -302,7 +302,7 @@ class Egress:
         receipt: AnchorReceipt = self._retried(
             lambda: self._ask("Anchor", SignedDocument(envelope=envelope.to_bytes()))
         )
-        self._kept(receipt)
+        self._witnessed(receipt)
         shown = AnchorHead.from_bytes(envelope.payload)
         if (receipt.seq, receipt.head) != (shown.seq, shown.head):
             raise IntegrityRefusal(
@@ -313,7 +313,7 @@ class Egress:
         return receipt
 
     def status(self, study: str) -> tuple[Holding, ...]:
-        """What the coordinator holds of this site in `study`."""
+        """The coordinator's holdings of this site in `study`."""
         return tuple(self.holdings(study).holdings)
 
     def witnessed(self, study: str) -> AnchorReceipt | None:
@@ -322,7 +322,7 @@ class Egress:
         return answer.anchored
 
     def reanchored(self, study: str) -> int:
-        """How often the study lead has let this site's ledger begin anew."""
+        """Number of times that the study lead let this site's ledger begin anew."""
         return self.holdings(study).reanchored
 
     def holdings(self, study: str) -> Holdings:
@@ -339,16 +339,16 @@ class Egress:
         """
         if envelope.payload_type != WITHDRAWAL_TYPE:
             raise ParameterError("the envelope must be over a withdrawal", given="another type")
-        asked = Withdrawal.from_bytes(envelope.payload)
+        withdrawal = Withdrawal.from_bytes(envelope.payload)
         if len({signature.key_id for signature in envelope.signatures}) < 2:
             raise ApprovalRefusal("a withdrawal must be signed by the agent and an approver", given="one signature")
         document = SignedDocument(envelope=envelope.to_bytes())
         done: Withdrawn = self._retried(lambda: self._ask("Withdraw", document))
         for name in ("study", "wave", "site", "release_id", "bundle_sha256"):
-            if getattr(done, name) != getattr(asked, name):
+            if getattr(done, name) != getattr(withdrawal, name):
                 raise IntegrityRefusal(f"the answer must name this release's {name}", given="another")
-        _log.info("withdrew release %s digest %s", asked.release_id, asked.bundle_sha256[:12])
-        return self._kept(done)
+        _log.info("withdrew release %s digest %s", withdrawal.release_id, withdrawal.bundle_sha256[:12])
+        return self._witnessed(done)
 
     def revoke_standing(self, envelope: Envelope) -> None:
         """Tell the coordinator that a standing approval is over; safe to repeat.
@@ -366,8 +366,8 @@ class Egress:
             raise IntegrityRefusal("the answer must name this standing approval", given="another")
         _log.info("revoked standing approval %s", said.standing[:12])
 
-    def next_round(self, study: str, flow: str = "") -> tuple[Asked, bytes] | None:
-        """What a training asks of this site now, verified, with its content; None where that is nothing.
+    def next_round(self, study: str, flow: str = "") -> tuple[RoundOrder, bytes] | None:
+        """The current round's order to this site, verified, with its content; None where there is none.
 
         Args:
             flow: SHA-256 of a finished flow; then that one, whatever else is asked now.
@@ -377,12 +377,12 @@ class Egress:
         reply: RoundReply = self._ask("NextRound", RoundRequest(study=study, flow=flow))
         if not reply.envelope:
             return None
-        found = self.asked(reply)
+        found = self.round_order(reply)
         if found[0].study != study:
             raise IntegrityRefusal("a round must be of the study that was asked about", given="another")
         return found
 
-    def asked(self, reply: RoundReply) -> tuple[Asked, bytes]:
+    def round_order(self, reply: RoundReply) -> tuple[RoundOrder, bytes]:
         """A question of a training, by whatever way it came, if the pinned coordinator signed it.
 
         Raises: SignatureRefusal, IntegrityRefusal, SchemaRefusal, TooLarge, StateRefusal.
@@ -434,7 +434,7 @@ class Egress:
         self._require_running(0, len(content))
         return said, RoundAnswer(envelope=data, content=content)
 
-    def _kept(self, reply: Reply) -> Reply:
+    def _witnessed(self, reply: Reply) -> Reply:
         if self._witness is None:
             return reply
 
@@ -485,13 +485,13 @@ class Egress:
                 given="other bytes",
                 next_step="Restore the sealed folder; it is never made again.",
             )
-        told = progress or (lambda sent, whole: None)
-        acceptance: Acceptance = self._retried(lambda: self._deliver(envelope, standing, bundle, pieces, told))
+        report = progress or (lambda sent, whole: None)
+        acceptance: Acceptance = self._retried(lambda: self._deliver(envelope, standing, bundle, pieces, report))
         for name in ("study", "wave", "site", "release_id", "bundle_sha256"):
             if getattr(acceptance, name) != getattr(statement, name):
                 raise IntegrityRefusal(f"the acceptance must name this release's {name}", given="another")
-        self._kept(acceptance)
-        told(total, total)
+        self._witnessed(acceptance)
+        report(total, total)
         _log.info("delivered release %s digest %s", statement.release_id, digest[:12])
         return acceptance
 
@@ -501,7 +501,7 @@ class Egress:
         standing: Envelope | None,
         bundle: Path,
         pieces: _Pieces,
-        told: Callable[[int, int], None],
+        progress: Callable[[int, int], None],
     ) -> Acceptance:
         """One attempt: offer, then send what is missing, each piece only if it is the one that was hashed."""
         digest, total = pieces.digest, pieces.total
@@ -515,7 +515,7 @@ class Egress:
             return offered.acceptance
         if offered.offset > total:
             raise IntegrityRefusal("the coordinator must not hold more than was sent", given="a longer file")
-        told(offered.offset, total)
+        progress(offered.offset, total)
 
         def chunks() -> Iterator[Chunk]:
             # A whole file on the other side still needs one chunk, to say which bundle it is about. From the start of
@@ -531,7 +531,7 @@ class Egress:
                     yield Chunk(bundle_sha256=digest, offset=place, data=data)
                     reach("egress.chunk")
                     place += len(data)
-                    told(place, total)
+                    progress(place, total)
 
         timeout = min(max(self._timeout, (total - offered.offset) / SLOWEST), LONGEST)
         try:

@@ -188,7 +188,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     mutation(
         "attributes of a network for nothing",
-        (NETWORK_PLAN, "attributes = Encoder(dictionary=self.told_after(plan.dictionary)).d", "attributes = 0"),
+        (NETWORK_PLAN, "attributes = Encoder(dictionary=self.coordinates_of(plan.dictionary)).d", "attributes = 0"),
         tests=["test_network_release.py::test_the_price_is_exactly_epsilon_and_p_stands_on_the_receipt"],
     ),
     mutation(
@@ -212,12 +212,12 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     mutation(
         "the numbers of a wave given to the next one as well",
-        ("site_agent/release/frames.py", "first=first)", "first=0)"),
+        ("site_agent/release/embeddings.py", "first=first)", "first=0)"),
         tests=["test_network_release.py::test_edges_between_two_persons_are_the_same_whichever_wave_asks"],
     ),
     mutation(
         "a frame that outlives its deletion",
-        ("site_agent/release/frames.py", "self.path.unlink(missing_ok=True)", "there = there[:0]"),
+        ("site_agent/release/embeddings.py", "self.path.unlink(missing_ok=True)", "there = there[:0]"),
         tests=["test_network_release.py::test_a_frame_that_is_deleted_is_gone_and_no_wave_goes_on_from_it"],
     ),
     mutation(
@@ -465,8 +465,8 @@ MUTATIONS: tuple[Mutation, ...] = (
         "a refund when a release is burnt",
         (
             LEDGER,
-            "        mine = self.of(study)\n",
-            "        mine = [h for h in self.of(study) if h.phase != 'burnt']\n",
+            "        own = self.of(study)\n",
+            "        own = [h for h in self.of(study) if h.phase != 'burnt']\n",
         ),
         tests=[
             "test_ledger.py::test_a_burnt_charge_stays_spent_and_a_second_draw_is_a_second_charge",
@@ -511,8 +511,8 @@ MUTATIONS: tuple[Mutation, ...] = (
         "rows left in the order of their persons",
         (
             DRAWING,
-            "in rng.generator.permutation(len(self._noisy) + len(chosen.kept))]",
-            "in range(len(self._noisy) + len(chosen.kept))]",
+            "in rng.generator.permutation(len(self._noisy) + len(chosen.stayed))]",
+            "in range(len(self._noisy) + len(chosen.stayed))]",
         ),
         tests=["test_pipeline.py::test_rows_do_not_stand_where_their_person_stood"],
     ),
@@ -748,7 +748,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     mutation(
         "half the flips, in the labels of nodes",
-        (LABELS, "own.chosen(kept, 1)", "own.chosen((1 + kept) / 2, 1)"),
+        (LABELS, "own.chosen(keep_probability, 1)", "own.chosen((1 + keep_probability) / 2, 1)"),
         tests=["test_choices.py::test_a_label_is_told_with_exactly_the_odds_that_are_stated_and_charged"],
     ),
     mutation(
@@ -763,7 +763,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     mutation(
         "coordinates placed within the true label",
-        (NETWORK_SITE, "own=self._labels.own, released=told)", "own=self._labels.own, released=self._labels.own)"),
+        (NETWORK_SITE, "own=self._labels.own, released=released)", "own=self._labels.own, released=self._labels.own)"),
         tests=["test_network_release.py::test_a_site_tells_a_label_first_with_the_noise_that_is_charged"],
     ),
     mutation(
@@ -789,7 +789,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     mutation(
         "a released network taken for one as observed",
-        (NETWORKS, "return 1 + n / frame", "return 1.0"),
+        (NETWORKS, "return 1 + n / reference_size", "return 1.0"),
         tests=[
             "test_networks.py::test_the_closed_form_is_the_jackknife_of_leaving_every_node_out_and_grows_with_the_frame"
         ],
@@ -858,12 +858,12 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     mutation(
         "federated: a round answered twice, with other noise",
-        (AT_SITES, "kept = source.answered(round_)", "kept = None"),
+        (AT_SITES, "earlier = source.answered(round_)", "earlier = None"),
         tests=["test_federation.py::test_a_round_asked_again_gets_the_same_answer_and_with_other_weights_none"],
     ),
     mutation(
         "federated: the first answer sent again, whatever was asked",
-        (AT_SITES, "if kept[0] != asked:", "if False:"),
+        (AT_SITES, "if earlier[0] != start_digest:", "if False:"),
         tests=["test_federation.py::test_a_round_asked_again_gets_the_same_answer_and_with_other_weights_none"],
     ),
     mutation(
@@ -1143,9 +1143,9 @@ MUTATIONS: tuple[Mutation, ...] = (
         "copied rows of an earlier wave after those that were drawn",
         (
             DRAWING,
-            "rng.generator.permutation(len(self._noisy) + len(chosen.kept))]",
-            "rng.generator.permutation(len(self._noisy))]\n"
-            "        order += range(len(self._noisy), len(self._noisy) + len(chosen.kept))",
+            "rng.generator.permutation(len(self._noisy) + len(chosen.stayed))]",
+            "rng.generator.permutation(len(self._noisy))]\n        order += range(len(self._noisy), len(self._noisy) "
+            "+ len(chosen.stayed))",
         ),
         tests=[ORDER],
     ),
@@ -1200,8 +1200,8 @@ MUTATIONS: tuple[Mutation, ...] = (
         "holdout: persons who withdrew still train",
         (
             PIPELINE,
-            "for i in sorted({*range(len(persons))} - set(may)) if persons[i] not in gone)",
-            "for i in sorted({*range(len(persons))} - set(may)))",
+            "for i in sorted({*range(len(persons))} - set(eligible)) if persons[i] not in withdrawn)",
+            "for i in sorted({*range(len(persons))} - set(eligible)))",
         ),
         tests=[
             "test_whole_path.py::test_whoever_withdrew_is_looked_at_by_no_later_release_not_even_to_train_on",

@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 
 from coordinator.services.authority import Authority
-from coordinator.services.collect import Coordinator
+from coordinator.services.collect import CoordinatorServer
 from coordinator.store.store import Store
 from shared.base.canonical import canonical_json, sha256_hex
 from shared.base.chain import GENESIS, extend_head
@@ -24,7 +24,7 @@ from shared.plans.plan import StudyPlan, sign_plan
 from shared.releases.receipt import Receipt, Statement, write_bundle, write_receipt
 from shared.wire.messages import ANCHOR_TYPE, COLLECTION, SERVICE, AnchorHead, EnrolmentRequest
 from shared.wire.transport import Client, Credentials
-from site_agent.egress import Egress, Witness, new_tls_identity
+from site_agent.egress import AcknowledgedReplies, Egress, new_tls_identity
 
 LEAD = SigningKey.generate()
 SMALL = Dictionary(
@@ -89,8 +89,8 @@ class Hub:
         for site in sites:
             self.join(site)
 
-    def serve(self, **settings) -> Coordinator:
-        self.running = Coordinator(self.home, "127.0.0.1:0", **settings)
+    def serve(self, **settings) -> CoordinatorServer:
+        self.running = CoordinatorServer(self.home, "127.0.0.1:0", **settings)
         self.port = self.running.port
         return self.running
 
@@ -133,8 +133,8 @@ class Hub:
             **{"timeout": 20.0, "witness": self.witness(site), **settings},
         )
 
-    def witness(self, site: str) -> Witness:
-        return Witness(self.authority.witness.public, site, self.home / f"acknowledged.{site}.jsonl")
+    def witness(self, site: str) -> AcknowledgedReplies:
+        return AcknowledgedReplies(self.authority.witness.public, site, self.home / f"acknowledged.{site}.jsonl")
 
     def client(self, site: str) -> Client:
         """The bare channel, for what `Egress` would never send."""

@@ -20,12 +20,12 @@ from site_desk import Hub
 from shared.base.keys import SigningKey
 from shared.base.randomness import Noise
 from shared.plans.plan import Budget, StudyPlan, Wave
-from site_agent.config import Edges, SiteFloors, Source
+from site_agent.config import Edges, SiteFloors, TableSource
 from site_agent.ledger.book import Ledger
-from site_agent.release import lasting
+from site_agent.release import sealed_state
 from site_agent.release.outbox import Outbox
-from site_agent.release.pipeline import Release, make_release
-from site_agent.release.site import Site
+from site_agent.release.pipeline import SealedRelease, make_release
+from site_agent.release.site import WorkingSite
 
 TODAY = dt.date(2026, 1, 5)
 KEY = b"k" * 32
@@ -153,7 +153,7 @@ class Bench:
         self.folder.mkdir(parents=True, exist_ok=True)
         home = self.folder / "home"
         ledger = Ledger.create(home / "ledger.db", SigningKey.generate(), site="north")
-        self.site = Site(
+        self.site = WorkingSite(
             name="north",
             agent_version="0.1.0",
             ledger=ledger,
@@ -164,22 +164,22 @@ class Bench:
             paused=lambda: False,
         )
 
-    def source(self, table: pd.DataFrame, edges: pd.DataFrame | None = None) -> Source:
+    def source(self, table: pd.DataFrame, edges: pd.DataFrame | None = None) -> TableSource:
         path = self.folder / "cohort.csv"
         table.to_csv(path, index=False)
         if edges is None:
-            return Source(path=path)
+            return TableSource(path=path)
         edges.to_csv(self.folder / "edges.csv", index=False)
-        return Source(path=path, edges=Edges(path=self.folder / "edges.csv"))
+        return TableSource(path=path, edges=Edges(path=self.folder / "edges.csv"))
 
     def release(
         self, plan: StudyPlan, table: pd.DataFrame, rng: Noise, *, edges: pd.DataFrame | None = None, wave: int = 1
-    ) -> Release:
+    ) -> SealedRelease:
         """The whole path, from the table on disk to what waits in the outbox."""
         where = self.source(table, edges)
         return make_release(plan=plan, wave=wave, source=where, site=self.site, today=TODAY, rng=rng)
 
-    def deliver(self, made: Release) -> None:
+    def deliver(self, made: SealedRelease) -> None:
         """Approved by a person and accepted by the coordinator, as far as the ledger can tell."""
         hold, ledger = made.hold, self.site.ledger
         person = SigningKey.generate()
@@ -192,6 +192,6 @@ class Bench:
         }
         ledger.commit(hold, SimpleNamespace(**said))
 
-    def places(self, made: Release) -> np.ndarray:
+    def places(self, made: SealedRelease) -> np.ndarray:
         """Whose row each released one is, by the row of the table."""
-        return np.array(lasting.read_rows(self.site.ledger.folder(made.hold), made.hold).source)
+        return np.array(sealed_state.read_rows(self.site.ledger.folder(made.hold), made.hold).source)

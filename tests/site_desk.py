@@ -31,7 +31,7 @@ from shared.terminal import run
 from shared.wire.messages import Acceptance, AnchorHead, AnchorReceipt, Enrolment, Holding, Holdings, Reminder
 from site_agent import cli
 from site_agent.release import drawing, pipeline
-from site_agent.release.fitting import Fitted, released_rows
+from site_agent.release.fitting import FittedMechanism, released_rows
 
 PASSPHRASE = "correct horse battery"
 
@@ -40,7 +40,7 @@ def quick_fit(plan, encoder, x, persons, rng, progress):
     """x = mean + scale z: a flow that needs no training."""
     progress(0.5)
     flow = AffineAutoregressiveFlow(mean=x.mean(axis=0), scale=np.diag(x.std(axis=0) + 1e-9))
-    return Fitted(mechanism=mechanism(plan, flow), released=released_rows(plan, len(x), persons))
+    return FittedMechanism(mechanism=mechanism(plan, flow), released=released_rows(plan, len(x), persons))
 
 
 @dataclass
@@ -274,7 +274,7 @@ def hospital(tmp_path, monkeypatch, capsys):
         drawing, "_attack", lambda **_: {"sentences": ["Attacks we tried on 300 released rows; others may do better."]}
     )
     monkeypatch.setattr(
-        pipeline, "estimate", lambda plan, source: pipeline.Estimate(seconds=1.0, memory_mb=200.0, n=300, d=13)
+        pipeline, "estimate", lambda plan, source: pipeline.RunEstimate(seconds=1.0, memory_mb=200.0, n=300, d=13)
     )
     monkeypatch.setenv("COLUMNS", "100")
     return Hospital(folder=tmp_path, home=tmp_path / "site", lead=lead, hub=hub, invitation=path, capsys=capsys)

@@ -17,7 +17,7 @@ from shared.errors import ApprovalRefusal, PausedRefusal
 from shared.plans.plan import Budget, Floors
 from shared.releases.receipt import STATEMENT_TYPE, Statement
 from shared.wire.messages import WITHDRAWAL_TYPE
-from site_agent.config import Config
+from site_agent.config import SiteConfig
 from site_agent.decide import airlock
 from site_agent.desk import Desk, agent_version, today
 from site_agent.release import drawing, pipeline
@@ -89,7 +89,7 @@ def test_a_plan_can_ask_for_it_and_a_site_cannot_undo_it(hospital, plan, table):
     site = hospital.joined("dr-lind", "dr-berg").approved(apart).with_table(table)
     stricter(site, "author_apart = false")
     site.refused("release", "mini", "--wave", "1", expect=12)
-    assert Config.load(site.home).floors.author_apart is False
+    assert SiteConfig.load(site.home).floors.author_apart is False
 
 
 def test_a_site_that_became_stricter_after_the_seal_is_as_strict_as_it_is_now(ready):
@@ -110,8 +110,8 @@ def test_one_shared_passphrase_is_not_two_people(ready, monkeypatch):
 
 def test_settings_with_author_apart_read_back(ready):
     stricter(ready, "author_apart = true")
-    config = Config.load(ready.home)
-    assert Config.from_toml(config.to_toml(), home=ready.home) == config
+    config = SiteConfig.load(ready.home)
+    assert SiteConfig.from_toml(config.to_toml(), home=ready.home) == config
     assert config.floors.author_apart is True
 
 

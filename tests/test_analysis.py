@@ -32,12 +32,12 @@ from coordinator.analyst.commands import connect
 from coordinator.analyst.remote import Pass, Study
 from coordinator.answers import queries
 from coordinator.answers.curves import curves as made_curves
-from coordinator.config import FILE_NAME, Config
+from coordinator.config import FILE_NAME, CoordinatorConfig
 from coordinator.pooling.pool import pool_estimates
 from coordinator.services import analysis
 from coordinator.services.analysts import Analysts
 from coordinator.services.authority import Authority
-from coordinator.services.collect import Coordinator
+from coordinator.services.collect import CoordinatorServer
 from coordinator.services.workers import Workers
 from coordinator.store.store import Store
 from shared.base.keys import SigningKey
@@ -88,9 +88,9 @@ class Desk:
         return deliver(self.store, self.plans[study], name, self.keys[name], table, wave=wave)
 
     def start(self):
-        self.running = Coordinator(self.home, "127.0.0.1:0", analysts="127.0.0.1:0", analysis=self.analysis)
+        self.running = CoordinatorServer(self.home, "127.0.0.1:0", analysts="127.0.0.1:0", analysis=self.analysis)
         self.address = f"127.0.0.1:{self.running.analysts_port}"
-        config = Config(
+        config = CoordinatorConfig(
             home=self.home, name="tributary-hub", address="127.0.0.1:8443", analysts=self.address, names=("127.0.0.1",)
         )
         (self.home / FILE_NAME).write_text(config.to_toml())
@@ -656,7 +656,7 @@ def test_the_record_counts_answered_and_refused_questions_of_this_study_alone(de
     assert [line["analyst"] for line in refused] == ["kim"] * 4 + ["max"]
     assert [line["subject"] for line in refused] == ["E_PARAMETER"] * 4 + ["E_ROLE"]
     assert "Nearest: sbp" in refused[0]["question"]["why"]
-    assert refused[1]["question"]["formula"] == long[: analysis.KEPT]
+    assert refused[1]["question"]["formula"] == long[: analysis.FORMULA_LETTERS]
     assert "E_ROLE" in repr(log)
     assert max(len(line["question"]) for line in log) <= 60
     assert f"{log.counts['refused']} refused" in log.title

@@ -9,7 +9,7 @@ import pytest
 
 from coordinator.analyst.commands import main, read_table
 from coordinator.pooling.pool import pool
-from coordinator.pooling.two_by_two import Tables, mantel_haenszel
+from coordinator.pooling.two_by_two import TwoByTwoTables, mantel_haenszel
 from shared.errors import DataFileRefusal
 from shared.terminal import number
 
@@ -220,7 +220,7 @@ def test_more_moderators_than_rows_cost_only_their_own_answer(csv, capsys):
 def test_tables_of_counts_are_pooled(tmp_path, capsys):
     path = tmp_path / "counts.csv"
     COUNTED.to_csv(path, index=False)
-    expected = mantel_haenszel(Tables(**{cell: COUNTED[cell] for cell in ("ai", "bi", "ci", "di")}))
+    expected = mantel_haenszel(TwoByTwoTables(**{cell: COUNTED[cell] for cell in ("ai", "bi", "ci", "di")}))
     code, said = answer(capsys, "tables", path)
     assert (code, said["beta"], said["k"]) == (0, expected.beta, 4)
     assert main(["tables", str(path), "--measure", "RR"]) == 0

@@ -17,12 +17,12 @@ from shared.mechanisms.latent_noise.plan import LatentNoisePlan, mechanism
 from shared.plans.plan import StudyPlan, Training, Wave
 from shared.privacy import accountant as privacy
 from shared.releases.receipt import coverage, in_words, planned_event, read_bundle
-from site_agent.config import Limits, SiteFloors, Source
+from site_agent.config import Limits, SiteFloors, TableSource
 from site_agent.models.flow import FlowSettings, fit_flow
 from site_agent.release.audit import weighed
 from site_agent.release.checks import check_rows
-from site_agent.release.lasting import Fit, fitted_by
 from site_agent.release.pipeline import make_release
+from site_agent.release.sealed_state import SealedFlow, fitted_by
 
 EVENT = 3
 
@@ -104,7 +104,7 @@ def test_true_values_in_rows_that_cost_nothing_are_refused():
 def test_an_exact_count_below_the_floor_is_refused_before_the_draw_and_its_figure_is_not_told(tmp_path, deaths):
     """Rows with true values hold exact counts: a value that nobody has is as exact as one that three persons have."""
     cohort(500).assign(died=(np.arange(500) < deaths).astype(int)).to_csv(tmp_path / "cohort.csv", index=False)
-    at, source = site(tmp_path), Source(path=tmp_path / "cohort.csv")
+    at, source = site(tmp_path), TableSource(path=tmp_path / "cohort.csv")
     with pytest.raises(SmallN, match="each value of a column that is carried over") as refused:
         make_release(plan=carrying(), wave=1, source=source, site=at, today=TODAY, rng=seeded_rng(7))
     assert refused.value.given == "a value with fewer"
@@ -170,7 +170,7 @@ def test_the_whole_path_takes_it_and_asks_an_approver_to_tick_it(tmp_path):
 def test_a_later_wave_that_carries_something_else_cannot_use_the_sealed_flow(fit):
     plan, _, _, x, made = fit
     m = made.mechanism
-    kept = Fit(
+    kept = SealedFlow(
         flow=m.flow,
         epochs=0,
         w=m.w,
@@ -180,7 +180,7 @@ def test_a_later_wave_that_carries_something_else_cannot_use_the_sealed_flow(fit
         flow_of="a",
         noisy=x[:2],
     )
-    again = Fit.from_bytes(kept.to_bytes())
+    again = SealedFlow.from_bytes(kept.to_bytes())
     again.require_fits(plan, w=m.w, radius=m.radius, noise=True)
     np.testing.assert_array_equal(again.flow.inverse(x[:5]), m.flow.inverse(x[:5]))
     with pytest.raises(PlanChanged):

@@ -19,7 +19,7 @@ from shared.mechanisms.moments.copula import pilot
 from shared.mechanisms.moments.draw import moments
 from shared.mechanisms.moments.margins import Margin, bin_edges, fitted_margin, product_moments, project
 from shared.mechanisms.moments.noise import Design, MomentsSpec
-from shared.mechanisms.moments.outcomes import Binary, Count, Linear, Survival, fitted_survival
+from shared.mechanisms.moments.outcomes import Binary, Count, LinearOutcome, Survival, fitted_survival
 from shared.plans.dictionary import Column, Dictionary
 
 SD = np.array([11.0, 18.0, 0.5, 0.9])
@@ -125,7 +125,7 @@ MODELS = {
     "survival": baseline(),
     "binary": Binary(-1.2),
     "count": Count(0.5, 5, 60),
-    "linear": Linear(40.0, 12.0, 0.8, -500.0, 500.0),
+    "linear": LinearOutcome(40.0, 12.0, 0.8, -500.0, 500.0),
 }
 
 

@@ -29,7 +29,7 @@ from test_ledger import soak
 
 import coordinator.services.collect as collect
 from coordinator.cli import main
-from coordinator.config import Config
+from coordinator.config import CoordinatorConfig
 from coordinator.store.store import Store
 from shared.base.canonical import canonical_json, parse_json, sha256_hex
 from shared.base.chain import LINKS_CAP, head_fingerprint
@@ -880,7 +880,9 @@ def test_a_refresh_counts_against_everybody_also_where_persons_are_known(hub, pl
         refusal = refused(BudgetRefusal, lambda: egress.send(last.envelope, last.path))
         assert "given the flow for 4 releases" in str(refusal)
     (hub.home / "coordinator.toml").write_text(
-        Config(home=hub.home, name=plan.coordinator, address="127.0.0.1:8443", names=("127.0.0.1",)).to_toml()
+        CoordinatorConfig(
+            home=hub.home, name=plan.coordinator, address="127.0.0.1:8443", names=("127.0.0.1",)
+        ).to_toml()
     )
     notes = []
     for wave in (1, 2):

@@ -14,7 +14,7 @@ import pytest
 from shared.errors import ConfigRefusal, DataFileRefusal, DictionaryRefusal, MissingRefusal, Refusal, StateRefusal
 from shared.mechanisms.base import EdgeRules
 from shared.plans.dictionary import Column, Dictionary
-from site_agent.config import Edges, Source, _source
+from site_agent.config import Edges, TableSource, _source
 from site_agent.records import table as records
 from site_agent.records.contacts import Contacts
 from site_agent.records.table import Records
@@ -32,17 +32,17 @@ LINES = ["007,a", "a,007", "a,c", "a,c", "c,c", "b,a", " d ,007", "x,a"]
 TIES, ARCS = EdgeRules(strangers="leave_out"), EdgeRules(directed=True, strangers="leave_out")
 
 
-def write(folder: Path, lines: list[str], nodes: pd.DataFrame = NODES, header: str = "from,to") -> Source:
+def write(folder: Path, lines: list[str], nodes: pd.DataFrame = NODES, header: str = "from,to") -> TableSource:
     nodes.to_csv(folder / "nodes.csv", index=False)
     (folder / "edges.csv").write_text("\n".join([header, *lines]) + "\n")
-    return Source(path=folder / "nodes.csv", edges=Edges(path=folder / "edges.csv"))
+    return TableSource(path=folder / "nodes.csv", edges=Edges(path=folder / "edges.csv"))
 
 
-def read(source: Source, rules: EdgeRules | None = TIES) -> Records:
+def read(source: TableSource, rules: EdgeRules | None = TIES) -> Records:
     return records.read(source, WARDS, key=b"k" * 32, rules=rules)
 
 
-def network(source: Source, rules: EdgeRules = TIES) -> Contacts:
+def network(source: TableSource, rules: EdgeRules = TIES) -> Contacts:
     found = read(source, rules).contacts
     assert found is not None
     return found
@@ -87,10 +87,10 @@ def test_csv_parquet_and_graphml_hold_the_same_network(tmp_path):
     drawn.add_nodes_from((person, {"age": age or "NA"}) for person, age in NODES.itertuples(index=False))
     drawn.add_edges_from(line.split(",") for line in lines)
     networkx.write_graphml(drawn, tmp_path / "net.graphml")
-    whole = Source(path=tmp_path / "net.graphml", columns={"id": "person"})
+    whole = TableSource(path=tmp_path / "net.graphml", columns={"id": "person"})
     for source in (
-        Source(path=tmp_path / "nodes.csv", edges=parquet),
-        Source(path=tmp_path / "nodes.csv", edges=Edges(path=tmp_path / "net.graphml")),
+        TableSource(path=tmp_path / "nodes.csv", edges=parquet),
+        TableSource(path=tmp_path / "nodes.csv", edges=Edges(path=tmp_path / "net.graphml")),
         whole,
     ):
         np.testing.assert_array_equal(network(source).matrix.toarray(), expected.matrix.toarray())
@@ -104,7 +104,7 @@ def test_identifiers_that_are_numbers_in_one_file_and_text_in_the_other_are_the_
     nodes = pd.DataFrame({"person": [1, 2, 3], "age": [40, 50, 60]})
     nodes.to_parquet(tmp_path / "nodes.parquet")
     (tmp_path / "edges.csv").write_text("from,to\n1,2\n2,3\n")
-    found = network(Source(path=tmp_path / "nodes.parquet", edges=Edges(path=tmp_path / "edges.csv")), EdgeRules())
+    found = network(TableSource(path=tmp_path / "nodes.parquet", edges=Edges(path=tmp_path / "edges.csv")), EdgeRules())
     assert found.edges == 2
 
 
@@ -156,34 +156,34 @@ def test_damaged_files_are_refused_without_their_words(tmp_path):
     for name, content in (("e.parquet", b"PAR1 cut"), ("e.graphml", b"<graphml><node"), ("e.csv", b"")):
         (tmp_path / name).write_bytes(content)
         with pytest.raises(DataFileRefusal):
-            read(Source(path=source.path, edges=Edges(path=tmp_path / name)))
+            read(TableSource(path=source.path, edges=Edges(path=tmp_path / name)))
     (tmp_path / "e.graphml").write_text('<!DOCTYPE x [<!ENTITY a "aaaa">]><graphml>&a;</graphml>')
     with pytest.raises(DataFileRefusal, match="document type"):
-        read(Source(path=source.path, edges=Edges(path=tmp_path / "e.graphml")))
+        read(TableSource(path=source.path, edges=Edges(path=tmp_path / "e.graphml")))
     # In another encoding a parser would find what a search for ASCII bytes does not.
     hidden = '<?xml version="1.0" encoding="UTF-16"?><!DOCTYPE x [<!ENTITY a "aaaa">]><graphml/>'
     for content in (hidden.encode("utf-16"), hidden.encode("utf-16-be"), hidden.replace("UTF-16", "cp037").encode()):
         (tmp_path / "e.graphml").write_bytes(content)
         with pytest.raises(DataFileRefusal, match="UTF-8"):
-            read(Source(path=source.path, edges=Edges(path=tmp_path / "e.graphml")))
+            read(TableSource(path=source.path, edges=Edges(path=tmp_path / "e.graphml")))
     with pytest.raises(DataFileRefusal, match="not there"):
-        read(Source(path=source.path, edges=Edges(path=tmp_path / "none.csv")))
+        read(TableSource(path=source.path, edges=Edges(path=tmp_path / "none.csv")))
 
 
 def test_a_network_needs_an_edge_list_and_nothing_else_may_have_one(tmp_path):
     source = write(tmp_path, ["a,c"])
     with pytest.raises(StateRefusal, match="must have an edge list"):
-        read(Source(path=source.path))
+        read(TableSource(path=source.path))
     with pytest.raises(StateRefusal, match="must have no edges"):
         read(source, None)
 
 
 def test_where_the_edges_lie_stands_in_the_settings_and_reads_back(tmp_path):
-    from site_agent.config import Config
+    from site_agent.config import SiteConfig
 
     edges = Edges(path=tmp_path / "c.tsv", delimiter="\t", start="who", end="whom")
-    source = Source(path=tmp_path / "n.csv", edges=edges)
-    config = Config(
+    source = TableSource(path=tmp_path / "n.csv", edges=edges)
+    config = SiteConfig(
         home=tmp_path,
         site="north",
         coordinator="hub",
@@ -191,9 +191,9 @@ def test_where_the_edges_lie_stands_in_the_settings_and_reads_back(tmp_path):
         server_name="h",
         ca_fingerprint="00",
         leads=("ab" * 32,),
-        data={"wards": source, "whole": Source(path=tmp_path / "n.graphml")},
+        data={"wards": source, "whole": TableSource(path=tmp_path / "n.graphml")},
     )
-    assert Config.from_toml(config.to_toml(), home=tmp_path) == config
+    assert SiteConfig.from_toml(config.to_toml(), home=tmp_path) == config
     with pytest.raises(ConfigRefusal, match="two columns"):
         Edges(path=tmp_path / "c.csv", start="a", end="a")
     with pytest.raises(ConfigRefusal, match=r"\[data.wards\].edges"):

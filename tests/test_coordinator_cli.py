@@ -19,7 +19,7 @@ from coordinator import planning
 from coordinator.analyst.commands import main as analyst
 from coordinator.answers.queries import pooled
 from coordinator.cli import app, main
-from coordinator.config import Config
+from coordinator.config import CoordinatorConfig
 from coordinator.store.log import verify_inclusion
 from coordinator.store.store import Store
 from shared.base.chain import head_fingerprint
@@ -64,13 +64,15 @@ def edit(path, before, after):
 
 # -- settings -------------------------------------------------------------------------------------------------------
 def test_the_settings_file_reads_back(tmp_path):
-    config = Config(home=tmp_path, name="hub", address="hub.example:8443", names=("hub.example", "10.0.0.1"), workers=4)
-    assert Config.from_toml(config.to_toml(), home=tmp_path) == config
+    config = CoordinatorConfig(
+        home=tmp_path, name="hub", address="hub.example:8443", names=("hub.example", "10.0.0.1"), workers=4
+    )
+    assert CoordinatorConfig.from_toml(config.to_toml(), home=tmp_path) == config
 
 
 def test_an_unknown_setting_is_refused_with_the_nearest_one(tmp_path):
     with pytest.raises(ConfigRefusal, match="Did you mean 'address'"):
-        Config.from_toml('name = "hub"\nadress = "hub:8443"\n', home=tmp_path)
+        CoordinatorConfig.from_toml('name = "hub"\nadress = "hub:8443"\n', home=tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -93,12 +95,12 @@ def test_an_impossible_setting_is_refused(tmp_path, line):
     base = {"name": 'name = "hub"', "address": 'address = "hub:8443"'}
     base[line.split(" ")[0]] = line
     with pytest.raises(ConfigRefusal):
-        Config.from_toml("\n".join(base.values()), home=tmp_path)
+        CoordinatorConfig.from_toml("\n".join(base.values()), home=tmp_path)
 
 
 def test_the_store_address_may_hold_a_password_and_is_never_shown(tmp_path, monkeypatch):
     monkeypatch.setenv("TRIBUTARY_STORE", "postgresql://hub:hunter2@db/hub")
-    config = Config.from_toml('name = "hub"\naddress = "hub:8443"\n', home=tmp_path)
+    config = CoordinatorConfig.from_toml('name = "hub"\naddress = "hub:8443"\n', home=tmp_path)
     assert config.store == "postgresql://hub:hunter2@db/hub"
     assert "hunter2" not in repr(config)
     with pytest.raises(ConfigRefusal) as refused:
@@ -108,7 +110,7 @@ def test_the_store_address_may_hold_a_password_and_is_never_shown(tmp_path, monk
 
 def test_a_home_without_settings_points_at_init(tmp_path):
     with pytest.raises(StateRefusal, match="coordinator init"):
-        Config.load(tmp_path)
+        CoordinatorConfig.load(tmp_path)
 
 
 # -- plans ----------------------------------------------------------------------------------------------------------
@@ -370,7 +372,7 @@ def test_init_makes_a_home_that_only_its_owner_reads_and_prints_the_fingerprints
     assert code == 0
     assert answer["passphrase"] is True
     assert [len(fingerprint.split()) for fingerprint in answer["leads"].values()] == [8]
-    assert Config.load(hub.home).listen == "0.0.0.0:9443"
+    assert CoordinatorConfig.load(hub.home).listen == "0.0.0.0:9443"
     assert hub.home.stat().st_mode & 0o77 == 0
     assert all(path.stat().st_mode & 0o77 == 0 for path in (hub.home / "keys").iterdir())
     assert b"ENCRYPTED" in (hub.home / "keys" / "lead.pem").read_bytes()

@@ -22,7 +22,7 @@ from shared.privacy import accountant as privacy
 from site_agent.models import flow as flows
 from site_agent.release.audit import LikelihoodAttack, Rate
 from site_agent.show import curve as curves
-from site_agent.show.curve import Curve, price_curve, require_allowed
+from site_agent.show.curve import PriceCurve, price_curve, require_allowed
 from site_agent.show.figures import attack_figure, curve_figure, figure_bytes, margins_figure
 
 ESTIMANDS = {"pressure": "mean(sbp)", "models": "ols(sbp) ~ visits + C(grade)", "none": "correlation(sbp, visits)"}
@@ -35,7 +35,7 @@ def study(plan) -> StudyPlan:
     return dataclasses.replace(plan, release=usual, training=training, estimands=ESTIMANDS)
 
 
-def drawn(study, n=160, seed=1, **more) -> Curve:
+def drawn(study, n=160, seed=1, **more) -> PriceCurve:
     """sbp depends on visits here, so that one term has a relative error."""
     source = make_table(n)
     source["sbp"] = (110 + 3 * source["visits"] + (source["sbp"] - 130) / 5).clip(71, 269).round(1)
@@ -43,7 +43,7 @@ def drawn(study, n=160, seed=1, **more) -> Curve:
 
 
 @pytest.fixture(scope="module")
-def one(study) -> Curve:
+def one(study) -> PriceCurve:
     return drawn(study, grid=(0.0, 0.1, 0.95))
 
 

@@ -15,7 +15,7 @@ from test_contacts import LINES, NODES, TIES, WARDS
 from test_contacts import write as write_files
 
 from shared.errors import ConfigRefusal, DataFileRefusal, DictionaryRefusal, MissingRefusal, Refusal, StateRefusal
-from site_agent.config import Config, Edges, Source
+from site_agent.config import Edges, SiteConfig, TableSource
 from site_agent.records import contacts, databases
 from site_agent.records import table as records
 
@@ -39,8 +39,8 @@ def database(folder: Path, rows: list[tuple[object, ...]] | None = None) -> Path
     return path
 
 
-def source(path: Path, **settings: object) -> Source:
-    return Source(path=path, table="people", **settings)
+def source(path: Path, **settings: object) -> TableSource:
+    return TableSource(path=path, table="people", **settings)
 
 
 def query(folder: Path, text: str, name: str = "people.sql") -> Path:
@@ -85,12 +85,12 @@ def test_an_edge_list_in_a_database_makes_the_network_that_a_file_makes(tmp_path
 
 def test_a_query_is_asked_of_the_database_whose_address_a_variable_holds(tmp_path, address):
     text = "-- who is in the study; nobody else\nSELECT person, age AS age\nFROM people WHERE person <> 'x:y';\n"
-    asked = Source(path=query(tmp_path, text), database=address)
+    asked = TableSource(path=query(tmp_path, text), database=address)
     whole = source(tmp_path / "wards.sqlite")
     pd.testing.assert_frame_equal(records.read(asked, WARDS, key=KEY).table, records.read(whole, WARDS, key=KEY).table)
     names = query(tmp_path, "WITH w AS (SELECT person AS p FROM people) SELECT p FROM w", "names.sql")
-    assert databases.columns(Source(path=names, database=address)) == ("p",)
-    assert databases.count(Source(path=names, database=address)) == 6
+    assert databases.columns(TableSource(path=names, database=address)) == ("p",)
+    assert databases.count(TableSource(path=names, database=address)) == 6
 
 
 def test_the_same_rows_are_the_same_snapshot_in_whatever_order_the_database_keeps_them(tmp_path):
@@ -127,7 +127,7 @@ def test_nothing_can_be_written(tmp_path, address):
         "WITH x AS (DELETE FROM people RETURNING person) SELECT * FROM x",
     ):
         with pytest.raises(DataFileRefusal):
-            records.read(Source(path=query(tmp_path, text), database=address), WARDS, key=KEY)
+            records.read(TableSource(path=query(tmp_path, text), database=address), WARDS, key=KEY)
     assert path.read_bytes() == before
     assert not list(tmp_path.glob("*-wal"))
 
@@ -150,7 +150,9 @@ def test_a_query_reaches_the_database_as_it_was_written(tmp_path, monkeypatch, c
         db.executemany("INSERT INTO people VALUES (?, ?, ?)", [("a", r"opt\out", 1), ("b", "x", 1), ("c", "y", 0)])
         db.commit()
     monkeypatch.setenv("WARDS_DB", f"sqlite:///{path}")
-    asked = Source(path=query(tmp_path, f"/* who */ SELECT person FROM people WHERE {condition}"), database="WARDS_DB")
+    asked = TableSource(
+        path=query(tmp_path, f"/* who */ SELECT person FROM people WHERE {condition}"), database="WARDS_DB"
+    )
     assert databases.table(asked, ["person"])["person"].tolist() == left
     assert databases.count(asked) == 2
     assert databases.columns(asked) == ("person",)
@@ -158,7 +160,7 @@ def test_a_query_reaches_the_database_as_it_was_written(tmp_path, monkeypatch, c
 
 def test_no_address_and_no_value_is_ever_told(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("WARDS_DB", f"postgresql://reader:{SECRET}@nowhere.invalid/x")
-    asked = Source(path=query(tmp_path, f"SELECT '{SECRET}' AS person"), database="WARDS_DB")
+    asked = TableSource(path=query(tmp_path, f"SELECT '{SECRET}' AS person"), database="WARDS_DB")
     for wrong in (asked, replace(asked, path=query(tmp_path, "SELECT FROM nowhere", "b.sql"))):
         with pytest.raises(Refusal) as caught:
             records.header(wrong)
@@ -172,21 +174,25 @@ def test_no_address_and_no_value_is_ever_told(tmp_path, monkeypatch, capsys):
     with pytest.raises(StateRefusal, match="must hold the database's address"):
         records.header(asked)
     with pytest.raises(ConfigRefusal, match="never the address itself") as caught:
-        Source(path=asked.path, database=f"postgresql://reader:{SECRET}@host/x")
+        TableSource(path=asked.path, database=f"postgresql://reader:{SECRET}@host/x")
     assert SECRET not in str(caught.value)
 
 
 @pytest.mark.parametrize(
     ("make", "refusal", "words"),
     [
-        (lambda p: Source(path=p), ConfigRefusal, "table must be given with a SQLite file"),
-        (lambda p: Source(path=p, table="people", database="X"), ConfigRefusal, "database must be given with"),
-        (lambda p: Source(path=p.with_suffix(".csv"), table="people"), ConfigRefusal, "and with nothing else"),
-        (lambda p: Source(path=p.with_suffix(".sql")), ConfigRefusal, "database must be given with"),
-        (lambda p: Source(path=p.with_name("no.db"), table="t"), DataFileRefusal, "must be a file on this machine"),
-        (lambda p: Source(path=p, table="nobody"), DataFileRefusal, "readable in its database"),
-        (lambda p: Source(path=p, table='people" WHERE 1 = 0; --'), DataFileRefusal, "readable in its database"),
-        (lambda p: Source(path=p, table="contacts"), DictionaryRefusal, "names of the dictionary"),
+        (lambda p: TableSource(path=p), ConfigRefusal, "table must be given with a SQLite file"),
+        (lambda p: TableSource(path=p, table="people", database="X"), ConfigRefusal, "database must be given with"),
+        (lambda p: TableSource(path=p.with_suffix(".csv"), table="people"), ConfigRefusal, "and with nothing else"),
+        (lambda p: TableSource(path=p.with_suffix(".sql")), ConfigRefusal, "database must be given with"),
+        (
+            lambda p: TableSource(path=p.with_name("no.db"), table="t"),
+            DataFileRefusal,
+            "must be a file on this machine",
+        ),
+        (lambda p: TableSource(path=p, table="nobody"), DataFileRefusal, "readable in its database"),
+        (lambda p: TableSource(path=p, table='people" WHERE 1 = 0; --'), DataFileRefusal, "readable in its database"),
+        (lambda p: TableSource(path=p, table="contacts"), DictionaryRefusal, "names of the dictionary"),
         (lambda p: source(p, edges=Edges(path=p, table="contacts", start="by")), DictionaryRefusal, "one column 'by'"),
         (lambda p: source(p, edges=Edges(path=p, table="gaps")), MissingRefusal, "2 lines"),
     ],
@@ -217,9 +223,9 @@ def test_settings_survive_the_file_and_hold_no_address(tmp_path, address):
     path = tmp_path / "wards.sqlite"
     both = {
         "mini": source(path, edges=Edges(path=path, table="contacts", start="from", end="to")),
-        "other": Source(path=query(tmp_path, "SELECT 1"), database=address),
+        "other": TableSource(path=query(tmp_path, "SELECT 1"), database=address),
     }
-    config = Config(
+    config = SiteConfig(
         home=tmp_path,
         site="north",
         coordinator="hub",
@@ -231,7 +237,7 @@ def test_settings_survive_the_file_and_hold_no_address(tmp_path, address):
     )
     text = config.to_toml()
     assert "sqlite:///" not in text
-    assert Config.from_toml(text, home=tmp_path).data == both
+    assert SiteConfig.from_toml(text, home=tmp_path).data == both
 
 
 def test_a_site_adds_and_checks_a_table_of_a_database(hospital, plan, table):

@@ -65,7 +65,7 @@ def tried(site: Hospital) -> list[tuple[str, str]]:
 def test_each_decision_about_the_site_is_signed_in_its_entry_by_whom_it_names(ready, ids):
     for words in deciding(ids):
         ready(*words)
-    at = cli.desk(ready.home)
+    at = cli.open_desk(ready.home)
     decided = {entry.kind: entry for entry in at.ledger.entries() if entry.kind in {*SIGNED, "paused"}}
     assert set(decided) == {*SIGNED, "paused"} - {"standing_revoked", "persons_confirmed"}, "see test_persons"
     for entry in decided.values():
@@ -80,7 +80,7 @@ def test_each_decision_about_the_site_is_signed_in_its_entry_by_whom_it_names(re
 
 @pytest.mark.parametrize("kind", ["resumed", "plan_revoked", "persons_withdrew", "left"])
 def test_an_entry_that_the_agent_wrote_by_itself_is_found(ready, kind):
-    at = cli.desk(ready.home)
+    at = cli.open_desk(ready.home)
     plan = at.plans.plan("mini")
     if kind == "resumed":
         at.ledger.resume(name="dr-lind", reason="")
@@ -100,7 +100,7 @@ def test_an_entry_that_the_agent_wrote_by_itself_is_found(ready, kind):
 def test_a_signature_is_good_once(ready):
     ready("pause", "--as", "dr-lind")
     ready("resume", "--as", "dr-lind")
-    at = cli.desk(ready.home)
+    at = cli.open_desk(ready.home)
     old = next(entry for entry in at.ledger.entries() if entry.kind == "resumed")
     ready("pause")
     with at.ledger._transaction(write=True) as book:
@@ -166,13 +166,13 @@ def test_a_copy_of_the_ledger_that_is_put_back_undoes_no_decision_unnoticed(read
     backup = copied(ready, tmp_path / "backup")
     target = {"pause": [], "reject": [made["release_id"]], "plan revoke": ["mini"]}[decision]
     ready(*decision.split(), *target, "--as", "dr-lind", "--reason", "stop")
-    assert ready.hub.anchored[-1]["seq"] == len(cli.desk(ready.home).ledger.entries())
+    assert ready.hub.anchored[-1]["seq"] == len(cli.open_desk(ready.home).ledger.entries())
     (ready.home / "paused").unlink(missing_ok=True)
     for extra in ready.home.glob("ledger.db-*"):
         extra.unlink()
     for path in backup.iterdir():
         shutil.copy(path, ready.home / path.name)
-    assert cli.desk(ready.home).paused is False, "an old copy knows of nothing"
+    assert cli.open_desk(ready.home).paused is False, "an old copy knows of nothing"
     assert ready.refused("approve", made["release_id"], "--as", "dr-lind", *ticks, expect=30)["code"] == "E_LEDGER"
     assert ready.hub.sent == []
 
@@ -180,7 +180,7 @@ def test_a_copy_of_the_ledger_that_is_put_back_undoes_no_decision_unnoticed(read
 def test_a_decision_that_could_not_be_witnessed_is_witnessed_by_the_next_round_also_during_the_pause(ready):
     ready.hub.down = True
     assert ready.json("pause")["noted"] is True
-    decided = cli.desk(ready.home).ledger.entries()[-1]
+    decided = cli.open_desk(ready.home).ledger.entries()[-1]
     assert decided.kind == "paused"
     ready("run", "--once")
     assert ready.hub.anchored == []
@@ -199,14 +199,14 @@ def test_a_pause_whose_file_was_unlinked_stops_a_fit_under_way(ready, monkeypatc
     fit = drawing._fit
 
     def fitting(*words):
-        at = cli.desk(ready.home)
+        at = cli.open_desk(ready.home)
         assert at.stopped()() is False
         at.ledger.pause(name="", reason="now")
         return fit(*words)
 
     monkeypatch.setattr(drawing, "_fit", fitting)
     assert ready.refused("release", "mini", "--wave", "1", expect=10)["code"] == "E_PAUSED"
-    assert "drawing" not in [entry.kind for entry in cli.desk(ready.home).ledger.entries()]
+    assert "drawing" not in [entry.kind for entry in cli.open_desk(ready.home).ledger.entries()]
 
 
 # -- what was refused -----------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinator.pooling.analyses import Asked, analyse
+from coordinator.pooling.analyses import AnalysisRequest, analyse
 from coordinator.pooling.diagnostics import begg, egger, influence, shrunken, trim_and_fill
 from coordinator.pooling.moderators import regress
 from coordinator.pooling.pool import leave_one_out, pool, pool_estimates, pooled_data
@@ -46,7 +46,7 @@ def test_whatever_the_rows_every_further_answer_is_finite_or_has_a_reason(rows, 
     result = pool(*zip(*rows, strict=True), method=method, test=test)
     group = {label: "ab"[i % 2] for i, label in enumerate(result.labels)}
     year = {label: 1990 + i * i for i, label in enumerate(result.labels)}
-    asked = Asked(mods={"year": year}, group=("group", group), diagnostics=True)
+    asked = AnalysisRequest(mods={"year": year}, group=("group", group), diagnostics=True)
     answers = analyse(result, asked)
     assert all(math.isfinite(number) for number in numbers(answers))
     assert all(math.isfinite(number) for number in numbers(pooled_data(result)))

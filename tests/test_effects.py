@@ -56,7 +56,7 @@ def result(scale: Scale, effect: str):
 def printed(found) -> str:
     out = io.StringIO()
     show_pooled(Console(width=200, file=out), found)
-    analyses.show(Console(width=200, file=out), found, analyses.analyse(found, analyses.Asked(bayes=True)))
+    analyses.show(Console(width=200, file=out), found, analyses.analyse(found, analyses.AnalysisRequest(bayes=True)))
     return out.getvalue()
 
 

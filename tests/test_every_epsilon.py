@@ -37,16 +37,16 @@ from shared.plans.dictionary import Column, Dictionary
 from shared.plans.plan import Budget, StudyPlan, Wave, sign_plan
 from shared.privacy import accountant as privacy
 from shared.privacy.accountant import Gaussian, epsilon, from_canonical, w_for_epsilon
-from shared.privacy.composition import Charge, Composition
+from shared.privacy.composition import Charge, StudyCharges
 from shared.privacy.stated import shown_epsilon
 from shared.releases.receipt import Receipt, planned_event, read_bundle
-from site_agent.config import SiteFloors, Source
+from site_agent.config import SiteFloors, TableSource
 from site_agent.ledger.book import Ledger
 from site_agent.release import drawing
-from site_agent.release.fitting import Fitted, released_rows
+from site_agent.release.fitting import FittedMechanism, released_rows
 from site_agent.release.outbox import Outbox
 from site_agent.release.pipeline import make_release
-from site_agent.release.site import Site
+from site_agent.release.site import WorkingSite
 
 ROOT = Path(__file__).resolve().parent.parent
 TODAY = dt.date(2026, 1, 5)
@@ -87,9 +87,9 @@ class Tampered(Scaled):
         return self.inner.generator
 
 
-def make_site(folder: Path) -> Site:
+def make_site(folder: Path) -> WorkingSite:
     ledger = Ledger.create(folder / "ledger.db", SigningKey.generate(), site="north")
-    return Site(
+    return WorkingSite(
         name="north",
         agent_version="0.1.0",
         ledger=ledger,
@@ -112,13 +112,13 @@ def given_flow(monkeypatch):
 
     def fitted(plan, encoder, x, persons, rng, progress):
         rows = released_rows(plan, len(x), persons)
-        return Fitted(mechanism=mechanism(plan, narrow(encoder.d)), released=rows)
+        return FittedMechanism(mechanism=mechanism(plan, narrow(encoder.d)), released=rows)
 
     monkeypatch.setattr(drawing, "_fit", fitted)
     monkeypatch.setattr(drawing, "_attack", lambda *_, **__: {})
 
 
-def run(site: Site, folder: Path, *, wave: int = 1, rng: Any = None) -> tuple[Receipt, pd.DataFrame]:
+def run(site: WorkingSite, folder: Path, *, wave: int = 1, rng: Any = None) -> tuple[Receipt, pd.DataFrame]:
     """5,000 people with one extreme record, through the whole agent; what its bundle holds."""
     for (
         waiting
@@ -127,7 +127,7 @@ def run(site: Site, folder: Path, *, wave: int = 1, rng: Any = None) -> tuple[Re
             site.ledger.reject(waiting, "to go on to the next wave", by="steward")
     path = folder / "table.csv"
     pd.DataFrame({"sbp": np.full(N, 200.0), "chol": np.full(N, 100.0)}).to_csv(path, index=False)
-    made = make_release(plan=extremes(), wave=wave, source=Source(path=path), site=site, today=TODAY, rng=rng)
+    made = make_release(plan=extremes(), wave=wave, source=TableSource(path=path), site=site, today=TODAY, rng=rng)
     bundle = read_bundle(site.outbox.bundle(made.hold.release_id), cap=1 << 26)
     return bundle.receipt, bundle.table
 
@@ -297,7 +297,7 @@ def test_a_cap_is_held_against_the_same_number(given_flow, tmp_path, monkeypatch
     plan = replace(extremes(), budget=Budget(epsilon=tight, delta=DELTA))
     path = tmp_path / "none.csv"
     with pytest.raises(BudgetRefusal):
-        make_release(plan=plan, wave=1, source=Source(path=path), site=site, today=TODAY)
+        make_release(plan=plan, wave=1, source=TableSource(path=path), site=site, today=TODAY)
     assert [entry.kind for entry in site.ledger.entries()] == ["genesis"]
 
 
@@ -316,7 +316,7 @@ def test_a_burnt_charge_still_counts_against_the_cap(tmp_path):
 def test_the_total_of_a_study_is_that_of_the_person_who_lost_most():
     curve = privacy.rdp(planned_event(extremes()))
     charges = [Charge(rdp=tuple(curve), pure=None, persons=who) for who in (("a", "b"), ("b", "c"), ("d",))]
-    assert Composition(charges).total(DELTA) == privacy.epsilon_from_rdp(2 * curve, DELTA)
+    assert StudyCharges(charges).total(DELTA) == privacy.epsilon_from_rdp(2 * curve, DELTA)
 
 
 def test_the_receipt_says_who_is_protected_against_what(released):

@@ -27,8 +27,8 @@ from shared.errors import ConfigRefusal, IntegrityRefusal
 from shared.plans.plan import Budget
 from shared.wire.messages import Acceptance, AnchorReceipt, countersigned
 from site_agent import cli
-from site_agent.config import Config
-from site_agent.egress import Witness
+from site_agent.config import SiteConfig
+from site_agent.egress import AcknowledgedReplies
 from site_agent.ledger import book as ledger_module
 from site_agent.ledger import holds
 from site_agent.ledger.book import HEAD_TYPE
@@ -539,7 +539,7 @@ def test_a_ledger_from_before_tags_is_read_and_goes_on_with_them(tmp_path, monke
 def test_what_the_coordinator_signed_is_in_it_and_checked(ready, tmp_path):
     hub = SigningKey.generate()
     (ready.home / "certificates" / "witness.pub").write_text(hub.public.hex + "\n")
-    witness = Witness(hub.public, "north", ready.home / "acknowledged.jsonl")
+    witness = AcknowledgedReplies(hub.public, "north", ready.home / "acknowledged.jsonl")
     leaves = [leaf_hash(bytes([place])) for place in range(2)]
     roots = [leaves[0], node_hash(*leaves)]
     for place, (envelope, data) in enumerate(ready.hub.sent):
@@ -610,7 +610,7 @@ def coordinators(site: Hospital, path: Path, change=lambda body: None, key: Sign
 def approved_and_forgotten(site: Hospital, made: dict, backup: Path) -> Path:
     """Approve and deliver, put the ledger back as in `backup`, count what is missing; the record of it."""
     site("approve", made["release_id"], "--as", "dr-lind", *ticks(made))
-    site.hub.anchor(cli.desk(site.home).ledger.anchor_envelope())
+    site.hub.anchor(cli.open_desk(site.home).ledger.anchor_envelope())
     for name in ("ledger.db", "ledger.head"):
         shutil.copy(backup / name, site.home)
     site.hub.allowed = site.json("ledger", "recover")["fingerprint"]
@@ -661,16 +661,16 @@ def test_what_the_coordinator_has_and_a_ledger_put_back_has_not_is_no_fault_of_t
 
 def test_what_an_approver_signed_who_has_left_or_has_a_new_key_stays_verified(ready, tmp_path):
     toml = ready.home / "site.toml"
-    config = Config.load(ready.home)
+    config = SiteConfig.load(ready.home)
     lind, berg = config.approvers["dr-lind"], config.approvers["dr-berg"]
     newer = SigningKey.generate().public.hex
     left = replace(config, approvers={"dr-berg": newer}, retired_approvers={"dr-lind": [lind], "dr-berg": [berg]})
     replace(left, retired_approvers={}).save()
     ready.refused("audit", "verify", expect=12)
     left.save()
-    assert Config.load(ready.home) == left
+    assert SiteConfig.load(ready.home) == left
     toml.write_text(toml.read_text().replace(f'"dr-lind" = ["{lind}"]', f'"dr-lind" = "{lind}"'))
-    assert Config.load(ready.home) == left, "one key need not be a list"
+    assert SiteConfig.load(ready.home) == left, "one key need not be a list"
     assert ready.json("audit", "verify")["signatures"] == 4
     ready("audit", "export", "mini", "--out", str(tmp_path / "record"))
     lines = verifier.check(tmp_path / "record", [])
@@ -788,7 +788,7 @@ def test_a_record_that_does_not_verify_here_is_not_handed_out(ready, tmp_path):
 def test_what_the_approvers_signed_is_checked_on_the_spot_as_a_stranger_would(ready):
     assert ready.json("audit", "verify")["signatures"] == 4, "two approvals, a rejection, a withdrawal"
     made = ready.json("release", "mini", "--wave", "4")
-    at = cli.desk(ready.home)
+    at = cli.open_desk(ready.home)
     hold = at.ledger.hold(made["release_id"])
     key = at.outbox.approvers["dr-lind"]
     at.ledger.approve(hold, name="dr-lind", key=key, signature=bytes(64), bundle_sha256=hold.bundle_sha256)

@@ -18,9 +18,9 @@ import numpy as np
 import pytest
 from service import SMALL, Hub, small_table
 
-import coordinator.store.letter_boxes
+import coordinator.store.round_queue
 from coordinator.services.collect import CollectionService
-from coordinator.store.letter_boxes import LetterBoxes
+from coordinator.store.round_queue import RoundQueue
 from coordinator.training import dialled
 from coordinator.training.dialled import train
 from shared.base.canonical import sha256_hex
@@ -46,14 +46,14 @@ from shared.plans.plan import Budget, Floors, StudyPlan, Training, Wave
 from shared.privacy import accountant as privacy
 from shared.privacy.stated import CHARGED_BEFORE
 from shared.wire.messages import RoundAnswer
-from shared.wire.rounds import Answered, Asked, open_asked, pack, unpack
+from shared.wire.rounds import Answered, RoundOrder, open_order, pack, unpack
 from site_agent import egress as egress_module
-from site_agent.config import SiteBudget, SiteFloors, Source
+from site_agent.config import SiteBudget, SiteFloors, TableSource
 from site_agent.ledger.book import Ledger
 from site_agent.release import trained_flow
-from site_agent.release.lasting import read_fit
 from site_agent.release.outbox import Outbox
-from site_agent.release.site import Site
+from site_agent.release.sealed_state import read_fit
+from site_agent.release.site import WorkingSite
 from site_agent.release.trained_flow import federated_flow
 from site_agent.training import rounds
 
@@ -96,8 +96,8 @@ class Hospital:
         self.said: list[tuple[str, int]] = []
         self.failed: Exception | None = None
 
-    def site(self, door) -> Site:
-        return Site(
+    def site(self, door) -> WorkingSite:
+        return WorkingSite(
             name=self.name,
             agent_version="0",
             ledger=self.ledger,
@@ -112,14 +112,14 @@ class Hospital:
         with self.hub.egress(self.name, attempts=attempts, sleep=lambda _: None) as egress:
             rounds.take_part(
                 plan=plan,
-                source=Source(path=self.table),
+                source=TableSource(path=self.table),
                 site=self.site(egress),
                 door=egress if door is None else door(egress),
                 home=self.home,
                 today=TODAY,
                 locked=nullcontext,
                 wait=wait,
-                told=lambda what, round_: self.said.append((what, round_)),
+                progress=lambda what, round_: self.said.append((what, round_)),
             )
 
     def start(self, **settings) -> threading.Thread:
@@ -186,7 +186,7 @@ def test_three_hospitals_train_one_flow_and_each_is_charged_once_before_it(hub, 
         assert kinds == ["genesis", "reserve", "anchor", "train", *["round", "witnessed", "answer"] * 3, "trained"]
         # What left is what the ledger names, and nothing was sent that it does not.
         sealed = {number: one.answer for number, one in hospital.hold.begun.items()}
-        boxes = LetterBoxes(hub.store)
+        boxes = RoundQueue(hub.store)
         left = {k: boxes.answers(PLAN.study, PLAN.hash, k)[hospital.name].content for k in (1, 2, 3)}
         assert {k: sha256_hex(content) for k, content in left.items()} == sealed
         assert hospital.ledger.holds()[0].begun[3].asked
@@ -319,7 +319,7 @@ def running(hub: Hub, timeout: float = 20.0) -> tuple[threading.Thread, list[Fed
 
 
 def answers(hub: Hub, hospital: Hospital) -> dict[int, bytes]:
-    boxes = LetterBoxes(hub.store)
+    boxes = RoundQueue(hub.store)
     given = {k: boxes.answers(PLAN.study, PLAN.hash, k).get(hospital.name) for k in (1, 2, 3)}
     return {k: answer.content for k, answer in given.items() if answer is not None}
 
@@ -336,7 +336,7 @@ def test_a_coordinator_killed_in_a_round_goes_on_with_it_and_nobody_pays_twice(m
         if name == place and seen.count(name) == 2:
             raise Dies(name)
 
-    monkeypatch.setattr(coordinator.store.letter_boxes, "reach", reach)
+    monkeypatch.setattr(coordinator.store.round_queue, "reach", reach)
     with pytest.raises(Dies):
         coordinate(hub)
     monkeypatch.undo()
@@ -367,7 +367,7 @@ def test_the_quorum_is_waited_for_and_a_minute_for_others_and_nobody_who_never_c
     flower.prepare()
     from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 
-    boxes, joined, now = LetterBoxes(hub.store), {site.site: site for site in hub.store.sites()}, [0.0]
+    boxes, joined, now = RoundQueue(hub.store), {site.site: site for site in hub.store.sites()}, [0.0]
     nodes = dialled.nodes(hub.store, PLAN.study)
     read: list[set[str]] = []
     answered = boxes.answers
@@ -381,7 +381,7 @@ def test_the_quorum_is_waited_for_and_a_minute_for_others_and_nobody_who_never_c
         for site in NAMES[:2]:
             asked = boxes.next(joined[site], PLAN.study)
             if asked.envelope:
-                said = open_asked(asked.envelope, asked.content, hub.authority.witness.public)
+                said = open_order(asked.envelope, asked.content, hub.authority.witness.public)
                 content = pack(np.full(3, len(site)), {"n": 60, "steps": 2})
                 answer = Answered(
                     study=PLAN.study,
@@ -482,7 +482,7 @@ def test_an_answer_sent_before_is_no_answer_to_the_next_round(hub, hospitals):
 
 def test_a_site_without_a_network_for_two_rounds_is_back_for_the_third(hub, hospitals):
     cut, *others = hospitals
-    boxes = LetterBoxes(hub.store)
+    boxes = RoundQueue(hub.store)
 
     class Cut(Lying):
         def _up(self) -> None:
@@ -514,13 +514,13 @@ def test_a_site_without_a_network_for_two_rounds_is_back_for_the_third(hub, hosp
 
 
 # -- what a site refuses ------------------------------------------------------------------------------------------
-def ask(hub: Hub, number: int = 1, *, seed: int = 0, key: SigningKey | None = None) -> Asked:
+def ask(hub: Hub, number: int = 1, *, seed: int = 0, key: SigningKey | None = None) -> RoundOrder:
     """A question as a coordinator would ask it, or a stranger with its database."""
     from shared.plans.encoding import Encoder
     from shared.plans.federated import Shape, first_weights
 
     content = pack(first_weights(Shape.of(Encoder(dictionary=PERSONS).d, PLAN.training), seed), {})
-    said = Asked(
+    said = RoundOrder(
         study=PLAN.study,
         plan_hash=PLAN.hash,
         kind="train",
@@ -528,7 +528,7 @@ def ask(hub: Hub, number: int = 1, *, seed: int = 0, key: SigningKey | None = No
         content_sha256=sha256_hex(content),
         content_bytes=len(content),
     )
-    LetterBoxes(hub.store).ask(said, content, NAMES, key or hub.authority.witness)
+    RoundQueue(hub.store).ask(said, content, NAMES, key or hub.authority.witness)
     return said
 
 
@@ -598,7 +598,7 @@ def test_a_budget_that_does_not_hold_the_whole_training_holds_none_of_it(hub, ho
         with pytest.raises(BudgetRefusal):
             rounds.take_part(
                 plan=PLAN,
-                source=Source(path=hospital.table),
+                source=TableSource(path=hospital.table),
                 site=site,
                 door=egress,
                 home=hospital.home,
@@ -628,7 +628,7 @@ def test_an_old_acknowledgement_begins_no_round(hub, hospitals):
 def pseudonyms(hospital: Hospital) -> list[str]:
     from site_agent.records import table as records
 
-    table = records.read(Source(path=hospital.table), PERSONS, key=hospital.secret)
+    table = records.read(TableSource(path=hospital.table), PERSONS, key=hospital.secret)
     return records.row_pseudonyms(table, PERSONS, key=hospital.secret)
 
 
@@ -675,7 +675,7 @@ def test_two_people_must_approve_a_plan_whose_rounds_no_person_sees(hub, hospita
         with hub.egress(hospital.name) as egress:
             rounds.take_part(
                 plan=PLAN,
-                source=Source(path=hospital.table),
+                source=TableSource(path=hospital.table),
                 site=dataclasses.replace(hospital.site(egress), floors=floors),
                 door=egress,
                 home=hospital.home,
@@ -752,7 +752,7 @@ def test_a_later_plan_releases_through_the_flow_and_its_receipt_names_the_traini
     )
 
     def released(hospital: Hospital, plan: StudyPlan):
-        source = Source(path=hospital.table)
+        source = TableSource(path=hospital.table)
         with hub.egress(hospital.name) as egress:
             return make_release(plan=plan, wave=1, source=source, site=hospital.site(egress), today=TODAY)
 

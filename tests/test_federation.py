@@ -277,8 +277,8 @@ def test_an_answer_holds_the_weights_and_public_figures_and_nothing_else():
     assert (content["metrics"]["n"], content["metrics"]["steps"]) == (40, 2)
     weights = flower.weights(content["arrays"]["weights"], SHAPE.weights)
     assert one.claimed == [1]
-    assert one.kept[1][0] == flower.digest(START)
-    assert np.array_equal(one.kept[1][1], weights)
+    assert one.answers[1][0] == flower.digest(START)
+    assert np.array_equal(one.answers[1][1], weights)
     assert np.count_nonzero(weights != START) > 0.9 * START.size
 
 
@@ -305,7 +305,7 @@ def test_an_answer_is_kept_before_it_is_sent_and_a_claim_stands_before_records_a
             order.append("records")
             return super().records()
 
-        def keep(self, round_, asked, weights):
+        def keep(self, round_, start_digest, weights):
             order.append("keep")
             raise OSError("the disk is full: /secret/path")
 
@@ -323,7 +323,7 @@ def test_what_the_site_refuses_arrives_at_the_coordinator_with_its_type(tmp_path
     _, sites, apps = network()
     apps[sites["east"]] = answering(Paused(plan=PLAN, site="east", encoded=records(), rng=seeded_rng(1)))
     seen = {}
-    flow = hub.run(hub.memory_grid(apps), PLAN, sites, tmp_path, told=lambda k, sites: seen.update(sites))
+    flow = hub.run(hub.memory_grid(apps), PLAN, sites, tmp_path, report=lambda k, sites: seen.update(sites))
     assert flow.sites["east"] == {"n": 0, "answered": 0, "refused": ["E_PAUSED"]}
     assert seen["east"].refused["2"][1].startswith("this site must not be paused")
 
@@ -374,13 +374,13 @@ def test_fedadam_is_adam_on_the_way_to_the_mean(asked, tmp_path):
     n = [len(one.encoded) for one in sources.values()]
     m, v = 0.0, 0.0
     for round_ in (1, 2, 3):
-        weights = asked[sources["north"].kept[round_][0]]
-        answers = [one.kept[round_][1] for one in sources.values()]
+        weights = asked[sources["north"].answers[round_][0]]
+        answers = [one.answers[round_][1] for one in sources.values()]
         delta = np.average(answers, axis=0, weights=n) - weights
         m, v = 0.9 * m + 0.1 * delta, 0.99 * v + 0.01 * delta**2
         eta = FEDERATED.server_step(round_) * math.sqrt(1 - 0.99 ** (round_ + 1)) / (1 - 0.9 ** (round_ + 1))
         moved = weights + eta * m / (np.sqrt(v) + FEDERATED.floor)
-        after = asked[sources["north"].kept[round_ + 1][0]] if round_ < 3 else flow.weights
+        after = asked[sources["north"].answers[round_ + 1][0]] if round_ < 3 else flow.weights
         np.testing.assert_allclose(after, moved, rtol=1e-9, atol=1e-12)
 
 
@@ -478,9 +478,9 @@ def test_a_round_below_the_quorum_stops_with_a_reason_and_the_next_run_goes_on_w
     told = []
     for _ in range(2):
         with pytest.raises(NetworkRefusal, match="round 2 must be answered by at least 3 of 4 sites, got 2"):
-            hub.run(hub.memory_grid(apps), plan, sites, tmp_path, told=lambda k, _: told.append(k))
+            hub.run(hub.memory_grid(apps), plan, sites, tmp_path, report=lambda k, _: told.append(k))
     cut["yes"] = False
-    flow = hub.run(hub.memory_grid(apps), plan, sites, tmp_path, told=lambda k, _: told.append(k))
+    flow = hub.run(hub.memory_grid(apps), plan, sites, tmp_path, report=lambda k, _: told.append(k))
     assert told == [1, 2, 3]
     assert sources["north"].claimed == [1, 2, 3]
     assert flow.canonical == trained(tmp_path / "whole", plan).canonical
@@ -581,7 +581,7 @@ def test_an_answer_that_cannot_be_one_is_refused_with_a_reason_and_the_others_tr
 
     apps[sites["south"]] = lying
     seen = {}
-    flow = hub.run(hub.memory_grid(apps), PLAN, sites, tmp_path, told=lambda k, sites: seen.update(sites))
+    flow = hub.run(hub.memory_grid(apps), PLAN, sites, tmp_path, report=lambda k, sites: seen.update(sites))
     assert {r: c for r, (c, _) in seen["south"].refused.items()} == {"2": code, "3": code}
     assert all(text.isprintable() and len(text) < 600 for _, text in seen["south"].refused.values())
     assert flow.sites["south"]["answered"] == 1
@@ -835,7 +835,7 @@ def test_what_the_strategies_take_from_flower_s_is_still_there():
     assert (adam.eta, adam.tau, adam.m_t, adam.v_t, adam.beta_1, adam.beta_2) == (0.1, 0.2, None, None, 0.9, 0.99)
     kept = hub._strategies()["fedadam"]
     order = [kind.__name__ for kind in kept.__mro__]
-    assert order[:6] == ["Adam", "Kept", "FedAdam", "FedOpt", "Checked", "FedAvg"]
+    assert order[:6] == ["FedAdamStrategy", "Resumable", "FedAdam", "FedOpt", "Checked", "FedAvg"]
     assert issubclass(hub._strategies()["fedavg"], FedAvg)
     assert issubclass(FedAvg, Strategy)
 

@@ -13,7 +13,7 @@ from scipy import stats
 from coordinator.pooling.few_studies import bayes, exact_interval, henmi_copas
 from coordinator.pooling.pool import pool, pool_many
 from coordinator.pooling.profiles import Profile, counts_profile, normal_profile, pool_profiles, pool_profiles_random
-from coordinator.pooling.two_by_two import Tables, mantel_haenszel, peto
+from coordinator.pooling.two_by_two import TwoByTwoTables, mantel_haenszel, peto
 from shared.errors import EstimateRefusal, ParameterError
 from shared.estimands.answer import Estimate
 
@@ -151,20 +151,20 @@ def test_a_meta_analysis_without_a_usable_row_says_so_among_many():
 
 # -- tables and profiles ---------------------------------------------------------------------------------------
 def test_a_site_with_an_empty_arm_still_counts():
-    counts = Tables(ai=[0, 4], bi=[50, 46], ci=[5, 9], di=[45, 41])
-    both, one = mantel_haenszel(counts), mantel_haenszel(Tables(ai=[4], bi=[46], ci=[9], di=[41]))
+    counts = TwoByTwoTables(ai=[0, 4], bi=[50, 46], ci=[5, 9], di=[45, 41])
+    both, one = mantel_haenszel(counts), mantel_haenszel(TwoByTwoTables(ai=[4], bi=[46], ci=[9], di=[41]))
     assert both.beta < one.beta
     assert both.se < one.se
 
 
 def test_tables_without_any_event_in_a_group_have_a_reason_and_no_number():
-    none = Tables(ai=[0, 0], bi=[50, 40], ci=[5, 3], di=[45, 41])
+    none = TwoByTwoTables(ai=[0, 0], bi=[50, 40], ci=[5, 3], di=[45, 41])
     result = mantel_haenszel(none)
     assert result.beta is None
     assert result.interval.empty
     assert "infinite" in result.reason
     assert peto(none).beta < 0  # Peto's method has an answer here
-    nothing = Tables(ai=[0], bi=[5], ci=[0], di=[5])
+    nothing = TwoByTwoTables(ai=[0], bi=[5], ci=[0], di=[5])
     assert peto(nothing).beta is None
     assert mantel_haenszel(nothing, "RD").beta is None
     for measure in ("OR", "RR"):
@@ -174,7 +174,7 @@ def test_tables_without_any_event_in_a_group_have_a_reason_and_no_number():
 @given(st.lists(st.tuples(*[st.integers(0, 30)] * 4), min_size=1, max_size=5))
 @settings(max_examples=80, deadline=None)
 def test_counts_give_a_finite_answer_or_a_reason(rows):
-    counts = Tables(**dict(zip(("ai", "bi", "ci", "di"), zip(*rows, strict=True), strict=True)))
+    counts = TwoByTwoTables(**dict(zip(("ai", "bi", "ci", "di"), zip(*rows, strict=True), strict=True)))
     for result in (*(mantel_haenszel(counts, measure) for measure in ("OR", "RR", "RD")), peto(counts)):
         if result.beta is None:
             assert result.reason

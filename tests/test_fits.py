@@ -24,14 +24,14 @@ from coordinator.analyst import commands as client
 from coordinator.analyst.commands import connect
 from coordinator.answers.synthesis import synthesis
 from coordinator.cli import main
-from coordinator.config import FILE_NAME, Config
+from coordinator.config import FILE_NAME, CoordinatorConfig
 from coordinator.store.store import Store
 from shared.base.randomness import seeded_rng
 from shared.errors import EstimateRefusal, ParameterError, SchemaRefusal, StateRefusal
 from shared.mechanisms.slicing.divergence import Divergence, Wasserstein
 from shared.mechanisms.slicing.fits import FITS, Settings, generator, is_checkpoint
-from shared.mechanisms.slicing.network import Network
-from shared.mechanisms.slicing.noise import RowCode, Slicing
+from shared.mechanisms.slicing.network import GeneratorNetwork
+from shared.mechanisms.slicing.noise import RowCode, SlicingMechanism
 from shared.mechanisms.slicing.plan import SlicingPlan
 from shared.plans.dictionary import Column, Dictionary
 from shared.plans.plan import Budget
@@ -64,7 +64,7 @@ def pairs(n: int) -> pd.DataFrame:
 
 
 def lines(n: int, sigma: float = 0.5) -> tuple[np.ndarray, np.ndarray]:
-    mechanism = Slicing(d=CODE.d, slices=3 * CODE.d, sigma=sigma, distance=CODE.distance)
+    mechanism = SlicingMechanism(d=CODE.d, slices=3 * CODE.d, sigma=sigma, distance=CODE.distance)
     return mechanism.release(CODE.encode(pairs(n)), seeded_rng(6))
 
 
@@ -125,7 +125,7 @@ def test_sorted_sums_are_compared_as_wasserstein_does():
 def test_the_network_s_way_back_is_the_slope_of_its_way_forward():
     """Of the parts that have one: numbers, where no draw of a missing value is near."""
     code = RowCode(dictionary=replace(PAIR, columns=(PAIR.columns[0], replace(PAIR.columns[0], name="dbp"))))
-    network, rng = Network(code), np.random.default_rng(5)
+    network, rng = GeneratorNetwork(code), np.random.default_rng(5)
     theta = 2 * network.start(rng)
     push = rng.normal(size=(40, code.d)).astype(np.float32)
     slope = network.backward(theta, network.forward(theta, 40, np.random.default_rng(1)), push)
@@ -289,7 +289,7 @@ def homes(tmp_path_factory, plan):
         key = join(hub.store, invitation)
         deliver(hub.store, study, "north", key, study.release.draw(study, records, seeded_rng(2)), n=50)
         hub.store.close()
-        settings = Config(home=hub.home, name="hub", address="localhost:9443")
+        settings = CoordinatorConfig(home=hub.home, name="hub", address="localhost:9443")
         (hub.home / FILE_NAME).write_text(settings.to_toml())
         out[name] = (hub.home, key)
     return out

@@ -39,7 +39,7 @@ from shared.plans.federated import FederatedFlow
 from shared.plans.plan import StudyPlan
 from shared.wire import flower
 from shared.wire.messages import ROUND_CAP, RoundAnswer, RoundReply
-from shared.wire.rounds import Asked
+from shared.wire.rounds import RoundOrder
 from site_agent.training import runtime
 
 REPOSITORY = Path(__file__).parent.parent
@@ -441,7 +441,7 @@ class Local:
                 def take(door, wait, one=one):
                     one.take_part(wait=wait, door=lambda _: self.door(door, one))
 
-                given = runtime.once(egress, egress.asked(asked), take)
+                given = runtime.once(egress, egress.round_order(asked), take)
             self.given += [] if self.spoil is None else self.spoil(name, given)
             self.given.append((name, given))
 
@@ -504,7 +504,7 @@ def test_a_carrier_brings_the_same_rounds_and_what_it_spoils_is_not_taken(tmp_pa
             assert kinds == ["genesis", "reserve", "anchor", "train", *["round", "witnessed", "answer"] * 3, "trained"]
             assert hospital.charged >= WHOLE
         # What the pinned coordinator did not sign asks nothing, whoever brings it.
-        said = Asked(
+        said = RoundOrder(
             study=PLAN.study,
             plan_hash=PLAN.hash,
             kind="train",
@@ -514,7 +514,7 @@ def test_a_carrier_brings_the_same_rounds_and_what_it_spoils_is_not_taken(tmp_pa
         )
         forged = RoundReply(envelope=said.sign(SigningKey.generate()).to_bytes(), content=b"w")
         with hub.egress("north") as egress, pytest.raises(SignatureRefusal):
-            egress.asked(forged)
+            egress.round_order(forged)
     hub.store.close()
 
 
@@ -549,7 +549,7 @@ class Nodes:
 def test_a_site_that_gave_no_answer_or_was_never_heard_of_is_asked_again_and_a_stranger_is_not_heard():
     from flwr.app import Error
 
-    from coordinator.training.runtime import AGAIN, LOST, Carried
+    from coordinator.training.runtime import LOST, RETRY, Carried
 
     now = [0.0]
     grid = Nodes()
@@ -567,12 +567,12 @@ def test_a_site_that_gave_no_answer_or_was_never_heard_of_is_asked_again_and_a_s
     assert [node for node, _ in grid.asked] == [1, 2, 2]
     grid.reply("m3", 2, Error(code=5, reason="Node Unavailable"))
     assert list(carrier.answers()) == []
-    now[0] += AGAIN
+    now[0] += RETRY
     carrier.answers()
     assert [node for node, _ in grid.asked] == [1, 2, 2, 2]
     grid.reply("m4", 2, flower.carrying(b"signed", b"late"))
     assert [site for site, _ in carrier.answers()] == ["south"]
-    now[0] += AGAIN  # it was not taken: the network had spoiled it
+    now[0] += RETRY  # it was not taken: the network had spoiled it
     carrier.answers()
     assert [node for node, _ in grid.asked] == [1, 2, 2, 2, 2]
     grid.reply("m5", 2, flower.carrying(b"signed", b"late"))
@@ -600,7 +600,7 @@ def test_what_has_no_signed_answer_leaves_by_one_constant_word_whatever_the_refu
             raise error
 
         monkeypatch.setattr(runtime, "answered", answered)
-        monkeypatch.setattr("site_agent.desk.desk", lambda home: None)
+        monkeypatch.setattr("site_agent.desk.open_desk", lambda home: None)
         reply = app(asked, context)
         assert not reply.has_content()
         replies.add((reply.error.code, reply.error.reason))

@@ -254,9 +254,9 @@ def test_whatever_breaks_down_on_the_records_of_rows_changes_nothing_outside(
 @pytest.mark.parametrize(
     ("where", "name", "broken"),
     [
-        (networks._Network, "_utility", raising),
-        (networks._Network, "_utility", no_number),
-        (networks._Network, "attack", raising),
+        (networks.NetworkRelease, "_utility", raising),
+        (networks.NetworkRelease, "_utility", no_number),
+        (networks.NetworkRelease, "attack", raising),
         (checks, "_equal_rows", raising),
         (checks, "_like_degrees", raising),
     ],
@@ -430,7 +430,7 @@ def test_nobody_is_shown_it_and_nobody_signs_it_by_hand_while_it_waits_to_be_sen
 def test_a_signature_that_was_made_after_the_draw_approves_nothing(desk, monkeypatch):
     first = add(desk)["id"]
     with monkeypatch.context() as patch:
-        patch.setattr(airlock, "stand_in", lambda at, i, **_: airlock.StandIn(hold=at.outbox.get(i)))
+        patch.setattr(airlock, "approve_by_standing", lambda at, i, **_: airlock.StandingUse(hold=at.outbox.get(i)))
         made = desk.json("release", "mini", "--wave", "1")
     assert made["state"] == "held"
     assert "checks" not in made
@@ -448,13 +448,13 @@ def test_one_that_ended_during_the_fit_is_asked_for_again_before_the_draw(desk, 
     quick_one = drawing._fit
 
     def slow(*args):
-        cli.desk(desk.home).ledger.revoke_standing(made_by, name="dr-lind", reason="second thoughts")
+        cli.open_desk(desk.home).ledger.revoke_standing(made_by, name="dr-lind", reason="second thoughts")
         return quick_one(*args)
 
     monkeypatch.setattr(drawing, "_fit", slow)
     refusal = desk.json("release", "mini", "--wave", "1", expect=ApprovalRefusal.exit_code)
     assert "before it is drawn" in json.dumps(refusal)
-    assert [hold.state for hold in cli.desk(desk.home).ledger.holds()] == ["anchored"]
+    assert [hold.state for hold in cli.open_desk(desk.home).ledger.holds()] == ["anchored"]
 
 
 def test_a_site_that_wants_two_people_refuses_before_the_charge(desk):

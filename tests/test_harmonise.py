@@ -14,12 +14,12 @@ from test_analysis import Desk
 from coordinator import cli
 from coordinator.analyst import commands as client
 from coordinator.analyst.commands import connect
-from coordinator.analyst.remote import Harmonised
+from coordinator.analyst.remote import HarmonisedResult
 from coordinator.answers.densities import Joint, Noisy, density_of, distance, on_simplex
 from coordinator.answers.harmonise import case_mix_warning, densities, harmonised
 from coordinator.answers.maps import _COARSE, ColumnsMap, GridMap, Map, _by_kernels, _by_logarithms, bootstrap
 from coordinator.demo.catalogue import play_of
-from coordinator.demo.play import Asked, pooled_real
+from coordinator.demo.play import DemoOptions, pooled_real
 from coordinator.services.analysis import AnalysisService
 from coordinator.services.analysts import Analyst
 from shared.base.randomness import seeded_rng
@@ -367,7 +367,7 @@ def test_the_view_shows_the_answer_raw_with_intercepts_and_harmonised_and_says_w
 def test_two_columns_are_mapped_together_with_a_band_and_a_variance_of_their_own(desk, tmp_path):
     with connect(desk.admit("dan", studies=("cvd", "cvd-pair"))) as connection:
         found = connection["cvd"].harmonise(["chol", "hdl"], to="north", densities="cvd-pair")
-        told = found.told
+        told = found.mapping
         assert told["column"] == "chol,hdl"
         slopes = {row["site"]: row["yi"] for row in told["estimates"]}
         crooked = {row["site"]: row["yi"] for row in found.document["estimates"]}
@@ -472,7 +472,7 @@ def test_odd_records_give_finite_maps_by_every_way_even_for_fifty_persons_at_a_h
             assert (np.diff(mapped) >= 0).all()
             assert mapped.min() >= 70 - 1e-9
             assert mapped.max() <= 270 + 1e-9
-            assert np.isfinite(Map(here.again(np.random.default_rng(2)), there)(np.array([90.0]))).all()
+            assert np.isfinite(Map(here.redraw(np.random.default_rng(2)), there)(np.array([90.0]))).all()
 
 
 @pytest.mark.parametrize("name", ["haar", "smooth", "local"])
@@ -486,7 +486,7 @@ def test_odd_records_of_several_columns_give_finite_maps_within_the_bounds_and_n
         both = [seen_by(made, values, k) for k, values in enumerate((one, two))]
         values = np.stack([two[name_] for name_ in columns], axis=1)
         for here, there in (both, both[::-1]):
-            mapped = ColumnsMap(here.again(rng), there)(values)
+            mapped = ColumnsMap(here.redraw(rng), there)(values)
             assert np.isfinite(mapped).all()
             for i, edges in enumerate(there.edges):
                 assert mapped[:, i].min() >= edges[0] - 1e-9
@@ -534,14 +534,14 @@ def test_service_client_and_command_line_give_the_same_three_answers_and_the_rec
     assert (tmp_path / "lead.svg").stat().st_size > 1000
     assert "harmonised" in {saved.kind for saved in desk.store.results("cvd")}
     told = json.loads(json.dumps(here.document["harmonised"]))
-    for other in (found.told, said["harmonised"], again.told, led["harmonised"]):
+    for other in (found.mapping, said["harmonised"], again.mapping, led["harmonised"]):
         for name in ("pooled", "raw", "map_variance", "maps", "lines", "warnings", "site_map_variance", "excluded"):
             assert other[name] == told[name], name
     assert found.harmonised.ci_ub == here.harmonised.ci_ub
     assert found.beta == plain.beta == here.intercepts.beta
     assert found.raw == here.raw.yi
     assert plain.id != found.id == said["result"]
-    assert isinstance(again, Harmonised)
+    assert isinstance(again, HarmonisedResult)
     line = next(row for row in log.document["lines"] if row["subject"] == found.id)
     assert (line["question"]["harmonised"], line["question"]["to"], line["stale"]) == ("chol", "north", False)
     assert len(explained.document["releases"]) == 4 + 3, "rows and densities"
@@ -583,7 +583,7 @@ def test_a_withdrawn_density_makes_what_rested_on_it_stale(desk):
 
 def test_the_demo_of_two_assays_has_plans_that_fit_its_tables_and_knows_the_truth(tmp_path):
     """The shipped plans take the simulated tables, whose slopes agree on one assay and do not on two."""
-    play = play_of(Asked(study="assay", scale=0.5))
+    play = play_of(DemoOptions(study="assay", scale=0.5))
     files = play.tables(tmp_path)
     plans = {name: StudyPlan.from_toml(text) for name, text in play.plans(dt.date.today()).items()}
     assert list(plans) == ["assay", "assay-densities"]

@@ -15,10 +15,10 @@ from delivered import cohort, cohort_plan, deliver, join
 from rich.console import Console
 
 from coordinator.analyst.show import show_pooled
-from coordinator.answers.queries import Kept, ask, holding
+from coordinator.answers.queries import EstimateCache, ask, holding
 from coordinator.pooling.intervals import (
     Draw,
-    StandIn,
+    SurrogateSampler,
     combine_draws,
     effective_order,
     parts,
@@ -160,16 +160,16 @@ def test_a_mean_is_of_order_one_a_slope_of_two_and_an_event_of_more():
 def test_the_stand_in_has_the_margins_and_forgets_as_told():
     table = cohort(700, 1)
     table["arm"] = pd.Categorical.from_codes(np.arange(700) % 3 - 1, ["a", "b"])
-    kept = StandIn()
+    kept = SurrogateSampler()
     both = kept.draw(table, list(table.columns), 0.8, 2000)
     first, second = both[:2000], both[2000:]
     assert dict(both.dtypes) == dict(table.dtypes)
     assert first.cvd.mean() == pytest.approx(table.cvd.mean(), abs=0.05)
     assert first.arm.isna().mean() == pytest.approx(1 / 3, abs=0.06)
     assert np.corrcoef(first.chol, second.chol)[0, 1] == pytest.approx(0.8, abs=0.05)
-    assert StandIn().draw(table, list(table.columns), 0.8, 2000).equals(both)
+    assert SurrogateSampler().draw(table, list(table.columns), 0.8, 2000).equals(both)
     # What was kept of the columns for one question makes no other draws for the next.
-    assert kept.draw(table, ["sbp", "cvd"], 0.5).equals(StandIn().draw(table, ["sbp", "cvd"], 0.5))
+    assert kept.draw(table, ["sbp", "cvd"], 0.5).equals(SurrogateSampler().draw(table, ["sbp", "cvd"], 0.5))
 
 
 @pytest.mark.parametrize("w", [0.5, 0.8])
@@ -178,7 +178,7 @@ def test_few_rows_find_the_order_that_many_find_without_the_polynomials(w):
     question = parse_estimand("cox(time, cvd) ~ sbp/10 + age")
     rows = 40_000
     found = effective_order(table, question, w)
-    for label, pushes in influence(StandIn().draw(table, question.columns, w, rows), question).items():
+    for label, pushes in influence(SurrogateSampler().draw(table, question.columns, w, rows), question).items():
         alike = float(np.corrcoef(pushes[:rows], pushes[rows:])[0, 1])
         assert w ** found[label] == pytest.approx(alike, abs=0.06)
 
@@ -289,10 +289,10 @@ def test_a_late_release_that_a_frozen_one_copied_changes_the_answer_and_what_it_
     with hub(tmp_path, plan, cohort(500, 1)) as (store, (key,)):
         (first,) = store.releases("cvd")
         deliver(store, plan, "site-0", key, cohort(700, 2), wave=3, drawn=80, flow_of=first.release_id)
-        kept = Kept()
-        before, (early,) = holding(store, "cvd", 3), ask(store, "cvd", 3, HAZARD, kept=kept).estimates
+        kept = EstimateCache()
+        before, (early,) = holding(store, "cvd", 3), ask(store, "cvd", 3, HAZARD, cache=kept).estimates
         deliver(store, plan, "site-0", key, cohort(620, 3), wave=2, drawn=120)
-        after, (late,) = holding(store, "cvd", 3), ask(store, "cvd", 3, HAZARD, kept=kept).estimates
+        after, (late,) = holding(store, "cvd", 3), ask(store, "cvd", 3, HAZARD, cache=kept).estimates
         assert before.used == after.used
         assert before.rests.keys() < after.rests.keys()
         assert (early.yi, early.naive) == (late.yi, late.naive)

@@ -54,7 +54,7 @@ def test_no_label_s_odds_are_above_the_price_and_the_rarest_attains_it(counts, e
 @pytest.mark.parametrize("epsilon", [1e-300, 1e-12, 700.0, 1e6])
 def test_extreme_prices_are_possible_and_the_odds_still_below_them(epsilon):
     made = LabelPrivate(epsilon=epsilon, counts=(30, 20))
-    rho = made.kept
+    rho = made.keep_probability
     assert 0 <= rho < 1
     odds = rho / (1 - rho) / Fraction(2, 5)
     assert odds <= Fraction(math.expm1(min(epsilon, 700.0)))
@@ -159,9 +159,9 @@ def test_an_attack_on_label_and_rank_together_finds_the_stated_sum_and_more_wher
     honest = log_ratio(label, mechanism, 2500)
     assert honest[0] <= 1.6 <= honest[1]
     # A half of the flips, or a half of the noise: more than is charged is found.
-    flips = float(1 - label.kept) / 2
+    flips = float(1 - label.keep_probability) / 2
     half = LabelPrivate(epsilon=math.log1p((1 - flips) / flips / 0.25), counts=(90, 30))
-    assert float(half.kept) == pytest.approx(1 - flips)
+    assert float(half.keep_probability) == pytest.approx(1 - flips)
     assert log_ratio(half, mechanism, 2500)[0] > 1.6
     assert log_ratio(label, NodePrivate(epsilon=2 * rest, p=1), 2500)[0] > 1.6
 
@@ -176,14 +176,14 @@ def test_coordinates_follow_the_law_of_the_released_label_and_keep_their_rank_fr
     told = 1 - own
     mechanism = NodePrivate(epsilon=200.0, p=2)
     noise = mechanism.noise([str(n) for n in range(400)], seeded_rng(1))
-    out = mechanism.privatise(latents, frame, noise, None, Labelled(frame=held, own=own, released=told))
+    out = mechanism.privatise(latents, frame, noise, None, Labelled(reference=held, own=own, released=told))
     assert ((out[:, 0] > 5) == (told == 1)).all()
     for label in (0, 1):
         assert stats.ks_2samp(out[told == label, 0], frame[held == label, 0]).pvalue > ALPHA
         kept = stats.spearmanr(out[told == label, 0], latents[told == label, 0]).statistic
         assert kept > 0.99
     # One label for all is no label.
-    none = Labelled(frame=0 * held, own=0 * own, released=0 * own)
+    none = Labelled(reference=0 * held, own=0 * own, released=0 * own)
     np.testing.assert_array_equal(
         mechanism.privatise(latents, frame, noise, None, none), mechanism.privatise(latents, frame, noise)
     )
@@ -198,7 +198,7 @@ def test_a_label_without_a_hold_out_node_and_labels_of_another_shape_are_refused
         (HELD[:4], [0, 0], [0, 0]),
         (HELD, [0], [0, 0]),
     ):
-        labelled = Labelled(frame=frame, own=np.array(own), released=np.array(told))
+        labelled = Labelled(reference=frame, own=np.array(own), released=np.array(told))
         with pytest.raises(ParameterError):
             mechanism.privatise(np.zeros((2, 1)), FRAME, noise, None, labelled)
 
@@ -224,7 +224,7 @@ def released(ties: np.ndarray, n: int, model: str, directed: bool) -> tuple[np.n
     names = [str(i) for i in range(n)]
     told = LabelPrivate(epsilon=first, counts=tuple(np.bincount(held))).release(own, names, seeded_rng(9))
     mechanism = NodePrivate(epsilon=rest, p=space.p)
-    labelled = Labelled(frame=held, own=own, released=told)
+    labelled = Labelled(reference=held, own=own, released=told)
     noise = seeded_rng(10).lattice_laplace(mechanism.scale, latents.shape, 2.0**-20)
     return told, mechanism.privatise(latents, space.positions, noise, None, labelled)
 
@@ -311,7 +311,7 @@ def test_communities_that_are_told_first_are_found_again_in_the_released_network
             places = communities(space, 3, rng, least=20)
             own, held = places.of(latents), places.of(space.positions)
             made = LabelPrivate(epsilon=first, counts=tuple(np.bincount(held)))
-            labelled = Labelled(frame=held, own=own, released=made.release(own, names, seeded_rng(1)))
+            labelled = Labelled(reference=held, own=own, released=made.release(own, names, seeded_rng(1)))
         noise = seeded_rng(2).lattice_laplace(mechanism.scale, latents.shape, 2.0**-20)
         z = mechanism.privatise(latents, space.positions, noise, None, labelled)
         return agreement(clustered(space.draw(z, bytes(32)), 3, rng), label[:600])

@@ -21,7 +21,7 @@ from shared.base.randomness import seeded_rng
 from shared.errors import EstimateRefusal, ParameterError
 from shared.estimands.answer import estimate, parse_estimand
 from shared.mechanisms.tables.latent_class import consistent, fit
-from shared.mechanisms.tables.noise import Tables, Zero, attributes
+from shared.mechanisms.tables.noise import CountTables, Zero, attributes
 from shared.mechanisms.tables.one_step import Released, answer, fitted, synthetic
 from shared.mechanisms.tables.plan import TablesPlan
 from shared.plans.dictionary import Column, Dictionary
@@ -66,7 +66,7 @@ def records(n: int, seed: int, *, effect: float = 0.5) -> pd.DataFrame:
 
 
 def released(n: int, sigma: float, seed: int = 1, **how: float) -> Released:
-    mechanism = Tables(attributes=attributes(MIXED, {"years": 10, "dose": 20}), sigma=sigma)
+    mechanism = CountTables(attributes=attributes(MIXED, {"years": 10, "dose": 20}), sigma=sigma)
     return Released(tables=mechanism, counts=tuple(mechanism.release(records(n, seed, **how), seeded_rng(seed))), n=n)
 
 
@@ -111,10 +111,10 @@ def test_consistent_tables_share_their_margins_and_no_margin_is_negative():
 def test_the_gradient_is_that_of_the_loss():
     from scipy.optimize import check_grad
 
-    from shared.mechanisms.tables.latent_class import _Problem
+    from shared.mechanisms.tables.latent_class import _CountLoss
 
     given = released(400, 5.0)
-    problem = _Problem(given.tables, given.counts, given.n, 25.0, 3)
+    problem = _CountLoss(given.tables, given.counts, given.n, 25.0, 3)
     theta = problem.start() + 0.1 * np.random.default_rng(2).standard_normal(len(problem.start()))
     size = np.linalg.norm(problem(theta)[1])
     assert check_grad(lambda t: problem(t)[0], lambda t: problem(t)[1], theta) < 1e-4 * size
@@ -225,7 +225,7 @@ def test_what_tables_of_two_columns_do_not_say_is_told():
     )
     assert not plain.warnings
     assert any("three columns" in words for words in product.warnings)
-    partly = Tables(attributes=given.tables.attributes, pairs=((0, 1),), sigma=2.0)
+    partly = CountTables(attributes=given.tables.attributes, pairs=((0, 1),), sigma=2.0)
     counts = tuple(partly.release(records(2000, 1), seeded_rng(1)))
     [found] = answer(
         Released(tables=partly, counts=counts, n=2000),
@@ -327,8 +327,8 @@ def test_three_sites_noisy_tables_are_pooled_and_the_forest_plot_says_posture_an
     assert "private" in drawn
     assert "ε" in drawn
     # The same question is answered from memory, and the same.
-    kept = queries.Kept()
-    first, second = (queries.ask(store, study.study, 1, "mean(sbp)", kept=kept).estimates for _ in range(2))
+    kept = queries.EstimateCache()
+    first, second = (queries.ask(store, study.study, 1, "mean(sbp)", cache=kept).estimates for _ in range(2))
     assert first == second == found.estimates
 
 

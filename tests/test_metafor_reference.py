@@ -21,7 +21,7 @@ from coordinator.pooling.few_studies import henmi_copas
 from coordinator.pooling.moderators import regress
 from coordinator.pooling.pool import cumulative, leave_one_out, pool
 from coordinator.pooling.subgroups import subgroups
-from coordinator.pooling.two_by_two import Tables, effect_sizes, mantel_haenszel, peto
+from coordinator.pooling.two_by_two import TwoByTwoTables, effect_sizes, mantel_haenszel, peto
 from shared.errors import EstimateRefusal
 
 REFERENCE = json.loads((Path(__file__).parent / "reference" / "metafor_public.json").read_text())
@@ -188,7 +188,7 @@ def miscellany(data):
 
 
 def tables(data):
-    counts = Tables(**{cell: data[cell] for cell in ("ai", "bi", "ci", "di")})
+    counts = TwoByTwoTables(**{cell: data[cell] for cell in ("ai", "bi", "ci", "di")})
     heterogeneity = {name: name for name in ("QE", "QEp", "I2")}
     odds = ("CMH", "CMH_p", "tarone", "tarone_p", "breslow_day", "breslow_day_p", "k_yi")
     return {
@@ -325,7 +325,7 @@ def test_a_regression_on_years_is_exact_to_thirteen_digits():
 def test_zero_cells_follow_the_stated_rule(rule):
     data = REFERENCE["zero_cells"]
     ai, ci = np.array(data["ai"]), np.array(data["ci"])
-    counts = Tables(ai=ai, bi=np.array(data["n1i"]) - ai, ci=ci, di=np.array(data["n2i"]) - ci)
+    counts = TwoByTwoTables(ai=ai, bi=np.array(data["n1i"]) - ai, ci=ci, di=np.array(data["n2i"]) - ci)
     measure, to, drop = rule.split("_")
     ours = effect_sizes(counts, measure, to=to, drop00=drop == "drop00")
     for mine, theirs in ((ours.yi, data["rules"][rule]["yi"]), (ours.vi, data["rules"][rule]["vi"])):

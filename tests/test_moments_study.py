@@ -16,7 +16,7 @@ from test_pipeline import release, site, source  # noqa: F401
 
 from coordinator.answers.queries import ask
 from coordinator.demo.catalogue import play_of
-from coordinator.demo.play import Asked
+from coordinator.demo.play import DemoOptions
 from coordinator.planning import prices
 from coordinator.services.authority import Authority
 from coordinator.store.store import Store
@@ -157,7 +157,7 @@ def test_the_price_list_names_every_mechanism_with_its_epsilon_and_what_it_cover
 
 
 def test_the_demo_sets_the_shipped_plan_beside_latent_noise_at_the_epsilon_it_was_asked_for():
-    plans = play_of(Asked(study="cohorts", epsilon=0.5)).plans(dt.date(2030, 1, 1))
+    plans = play_of(DemoOptions(study="cohorts", epsilon=0.5)).plans(dt.date(2030, 1, 1))
     ours, rows = (StudyPlan.from_toml(text) for text in plans.values())
     assert (*plans, ours.study, rows.study) == ("cohorts", "cohorts-rows", "cohorts", "cohorts-rows")
     assert (ours.release.epsilon, ours.budget.epsilon, ours.posture) == (0.5, 4.0, "private")

@@ -43,13 +43,13 @@ from shared.privacy import accountant as privacy
 from shared.privacy.stated import shown_epsilon
 from shared.releases.receipt import in_words, read_bundle, write_bundle, write_receipt
 from shared.simulated import contact_networks
-from site_agent.config import Edges, SiteFloors, Source
+from site_agent.config import Edges, SiteFloors, TableSource
 from site_agent.ledger.book import Ledger
 from site_agent.records import table as records
 from site_agent.release import fitting
 from site_agent.release.outbox import Outbox
 from site_agent.release.pipeline import make_release, rehearse
-from site_agent.release.site import Site
+from site_agent.release.site import WorkingSite
 
 TODAY = dt.date(2026, 1, 5)
 KEY = b"k" * 32
@@ -96,14 +96,14 @@ class Ward:
     edges: pd.DataFrame
 
     @property
-    def source(self) -> Source:
+    def source(self) -> TableSource:
         self.nodes.to_csv(self.folder / "nodes.csv", index=False)
         self.edges.to_csv(self.folder / "edges.csv", index=False)
-        return Source(path=self.folder / "nodes.csv", edges=Edges(path=self.folder / "edges.csv"))
+        return TableSource(path=self.folder / "nodes.csv", edges=Edges(path=self.folder / "edges.csv"))
 
-    def site(self, name: str = "home") -> Site:
+    def site(self, name: str = "home") -> WorkingSite:
         ledger = Ledger.create(self.folder / name / "ledger.db", SigningKey.generate(), site="north")
-        return Site(
+        return WorkingSite(
             name="north",
             agent_version="0.1.0",
             ledger=ledger,
@@ -114,7 +114,7 @@ class Ward:
             paused=lambda: False,
         )
 
-    def release(self, plan: StudyPlan, site: Site | None = None, wave: int = 1, seed: int | None = None):
+    def release(self, plan: StudyPlan, site: WorkingSite | None = None, wave: int = 1, seed: int | None = None):
         rng = None if seed is None else seeded_rng(seed)
         site = site or self.site()
         return make_release(plan=plan, wave=wave, source=self.source, site=site, today=TODAY, rng=rng)
@@ -428,7 +428,7 @@ def test_a_site_tells_a_label_first_with_the_noise_that_is_charged(ward, study, 
     n = made.receipt.n
     assert len(set(names)) == len(own) == n
     assert response.epsilon == 1.0
-    assert response.counts == tuple(np.bincount(labelled.frame))
+    assert response.counts == tuple(np.bincount(labelled.reference))
     assert sum(response.counts) == len(frame) == int(ward.roles(plan).sum())
     assert (labelled.own is own, labelled.released is drawn) == (True, True)
     # 139 labels, each kept with about the stated probability: five standard deviations, and 1.1 times is refuted by
@@ -711,18 +711,18 @@ class Grown:
 
     ward: Ward
     plan: StudyPlan
-    site: Site
+    site: WorkingSite
 
     def until(self, count: int, **changes: object) -> Ward:
         present = set(self.ward.nodes["person"][:count])
         edges = self.ward.edges[self.ward.edges["from"].isin(present) & self.ward.edges["to"].isin(present)]
         return replace(self.ward, **{"nodes": self.ward.nodes[:count], "edges": edges, **changes})
 
-    def frame(self, made):
-        from site_agent.release.frames import FRAME, Vault
+    def reference(self, made):
+        from site_agent.release.embeddings import EMBEDDING, EmbeddingStore
 
-        data = (self.site.outbox.folder(made.hold.release_id) / FRAME).read_bytes()
-        return Vault(self.site.ledger.path.parent, "contacts").open(data, made.hold.release_id)
+        data = (self.site.outbox.folder(made.hold.release_id) / EMBEDDING).read_bytes()
+        return EmbeddingStore(self.site.ledger.path.parent, "contacts").open(data, made.hold.release_id)
 
     def wave(self, number: int, plan: StudyPlan | None = None, **changes: object):
         ward = self.until(120 + 120 * number, **changes)
@@ -818,7 +818,7 @@ def test_edges_between_two_persons_are_the_same_whichever_wave_asks(study, tmp_p
         tables.append(made.table)
     told = [NUMBER, NEIGHBOURS, REACHED] if directed else [NUMBER, NEIGHBOURS]
     assert list(tables[0].columns)[3:] == told
-    frame = grown.frame(made)
+    frame = grown.reference(made)
     again = frame.space.draw(frame.private, frame.key, [str(number) for number in frame.numbers])
     assert len(frame.releases) == len(tables)
     assert (union(tables, directed=directed) != again).nnz == 0
@@ -846,20 +846,20 @@ def test_ties_among_the_new_and_between_new_and_old_are_never_read(grown, tmp_pa
 
 
 def test_only_a_plan_that_asks_for_it_keeps_a_frame_and_then_under_a_key(grown, first, ward, study):
-    from site_agent.release.frames import FRAME, Vault
+    from site_agent.release.embeddings import EMBEDDING, EmbeddingStore
 
     site = ward.site("plain")
     made = ward.release(study, site)
-    assert not (site.outbox.folder(made.hold.release_id) / FRAME).exists()
-    assert not Vault(site.ledger.path.parent, "contacts").path.exists()
+    assert not (site.outbox.folder(made.hold.release_id) / EMBEDDING).exists()
+    assert not EmbeddingStore(site.ledger.path.parent, "contacts").path.exists()
     assert NUMBER not in made.table
-    data = (grown.site.outbox.folder(first.hold.release_id) / FRAME).read_bytes()
-    frame = grown.frame(first)
+    data = (grown.site.outbox.folder(first.hold.release_id) / EMBEDDING).read_bytes()
+    frame = grown.reference(first)
     assert len(frame.private) == len(first.table)
     assert frame.positions.astype("<f8").tobytes()[:64] not in data
     assert frame.held[0].encode() not in data
     assert repr(frame) == "Frame(rdpg, d = 2)"
-    vault = Vault(grown.site.ledger.path.parent, "contacts")
+    vault = EmbeddingStore(grown.site.ledger.path.parent, "contacts")
     assert vault.path.stat().st_mode & 0o777 == 0o600
     for wrong, where in ((data, "another"), (data[:-1] + bytes([data[-1] ^ 1]), first.hold.release_id), (b"", "x")):
         with pytest.raises(IntegrityRefusal, match="sealed under this study's key"):
@@ -870,12 +870,12 @@ def test_only_a_plan_that_asks_for_it_keeps_a_frame_and_then_under_a_key(grown, 
 
 
 def test_a_frame_that_is_deleted_is_gone_and_no_wave_goes_on_from_it(grown, first):
-    from site_agent.release.frames import FRAME, Vault
+    from site_agent.release.embeddings import EMBEDDING, EmbeddingStore
 
-    vault = Vault(grown.site.ledger.path.parent, "contacts")
+    vault = EmbeddingStore(grown.site.ledger.path.parent, "contacts")
     assert vault.forget(grown.site.ledger) == 1
     assert not vault.path.exists()
-    assert not (grown.site.outbox.folder(first.hold.release_id) / FRAME).exists()
+    assert not (grown.site.outbox.folder(first.hold.release_id) / EMBEDDING).exists()
     assert vault.forget(grown.site.ledger) == 0
     entries = len(grown.site.ledger.entries())
     with pytest.raises(StateRefusal, match="must have its frame"):
@@ -891,7 +891,7 @@ def test_a_plan_that_changes_its_mind_about_the_frame_or_the_model_is_refused(gr
 
 
 def test_new_persons_are_placed_by_those_held_out_who_are_still_there(grown, first):
-    frame = grown.frame(first)
+    frame = grown.reference(first)
     kept = frame.without(frame.held[:3], frame.releases)
     assert kept.held == frame.held[3:]
     assert np.array_equal(kept.positions, frame.positions[3:])

@@ -129,9 +129,9 @@ def test_the_closed_form_is_the_jackknife_of_leaving_every_node_out_and_grows_wi
     found = motifs(ties)
     left = np.array([motifs(without(ties, i)).values for i in range(50)])
     np.testing.assert_allclose(found.covariance, jackknife(left), rtol=1e-9)
-    np.testing.assert_allclose(motifs(ties, frame=25).covariance, 3 * found.covariance, rtol=1e-12)
+    np.testing.assert_allclose(motifs(ties, reference_size=25).covariance, 3 * found.covariance, rtol=1e-12)
     for name in MOTIFS:
-        moment = motifs(ties, frame=50).log(name)
+        moment = motifs(ties, reference_size=50).log(name)
         at = MOTIFS.index(name)
         assert moment.yi == pytest.approx(np.log(found.values[at]))
         assert moment.vi == pytest.approx(2 * found.covariance[at, at] / found.values[at] ** 2)
@@ -153,7 +153,7 @@ def test_a_motif_that_does_not_occur_is_refused_and_never_a_zero():
     with pytest.raises(ParameterError, match="one of"):
         motifs(path).log("squares")
     with pytest.raises(ParameterError, match="at least one"):
-        motifs(path, frame=0)
+        motifs(path, reference_size=0)
 
 
 # -- attributes and communities ------------------------------------------------------------------------------------
@@ -176,7 +176,7 @@ def test_assortativity_is_the_correlation_over_ends_and_newmans_coefficient_with
         assert found.yi == pytest.approx(by_hand(ties, x, levels))
         left = np.array([[by_hand(without(ties, i), np.delete(x, i), levels)] for i in range(40)])
         assert found.vi == pytest.approx(jackknife(left)[0, 0], rel=1e-9)
-        assert assortativity(ties, x, levels=levels, frame=20).vi == pytest.approx(3 * found.vi)
+        assert assortativity(ties, x, levels=levels, reference_size=20).vi == pytest.approx(3 * found.vi)
     missing = number.copy()
     missing[4] = np.nan
     assert assortativity(ties, missing).yi == pytest.approx(by_hand(without(ties, 4), np.delete(number, 4), None))
@@ -227,7 +227,7 @@ def test_figures_of_arcs_and_their_jackknife_are_those_of_leaving_every_node_out
     n, weight = 40, rng.uniform(0.3, 1.6, (2, 40))
     dense = (rng.random((n, n)) < 0.2 * np.outer(*weight)).astype(float)
     dense = np.maximum(dense, (dense.T > 0) & (rng.random((n, n)) < 0.5)) * (1 - np.eye(n))
-    found = networks.arcs(sparse.csr_array(dense + np.eye(n)), frame=frame)  # loops do not count
+    found = networks.arcs(sparse.csr_array(dense + np.eye(n)), reference_size=frame)  # loops do not count
     np.testing.assert_allclose(found.values, arc_figures(dense), rtol=1e-12)
     left = np.array([arc_figures(np.delete(np.delete(dense, i, 0), i, 1)) for i in range(n)]).T
     left = left - left.mean(axis=1, keepdims=True)

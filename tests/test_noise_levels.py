@@ -31,8 +31,8 @@ from shared.mechanisms.latent_noise.noise import LatentNoise
 from shared.mechanisms.moments import noise as moments
 from shared.mechanisms.moments.draw import noised
 from shared.mechanisms.moments.noise import MomentsSpec
-from shared.mechanisms.slicing.noise import Slicing, noise_for
-from shared.mechanisms.tables.noise import Tables, attributes, sensitivity
+from shared.mechanisms.slicing.noise import SlicingMechanism, noise_for
+from shared.mechanisms.tables.noise import CountTables, attributes, sensitivity
 from shared.plans.dictionary import Column, Dictionary
 from shared.plans.federated import Federated, Shape
 from shared.plans.plan import PrivateTraining, Training
@@ -175,7 +175,7 @@ def noisy_tables(n: int, rng: Any) -> Drawn:
     columns = tuple(Column(name=name, kind="continuous", lower=0, upper=1) for name in ("a", "b"))
     found = attributes(Dictionary(name="square", version=1, columns=columns), side)
     event = privacy.calibrate(Gaussian, 0.2, 1e-6, sensitivity=sensitivity(3))
-    m = Tables(attributes=found, sigma=event.sigma)
+    m = CountTables(attributes=found, sigma=event.sigma)
     records = pd.DataFrame(np.random.default_rng(5).random((1000, 2)), columns=["a", "b"])
     pairs = zip(m.release(records, rng), m.counts(records), strict=True)
     assert m.event == event
@@ -185,7 +185,7 @@ def noisy_tables(n: int, rng: Any) -> Drawn:
 
 def sliced_rows(n: int, rng: Any) -> Drawn:
     """Every noisy sum of a hundred rows, against the sums along the released directions, as NumPy has them."""
-    m = Slicing(d=5, slices=100, sigma=noise_for(2.0, 1e-6, d=5, slices=100, distance=2.0))
+    m = SlicingMechanism(d=5, slices=100, sigma=noise_for(2.0, 1e-6, d=5, slices=100, distance=2.0))
     x = np.random.default_rng(6).uniform(-0.4, 0.4, (n // 100, 5))
     directions, lines = m.release(x, rng)
     charged = m.event.events[0]

@@ -34,8 +34,8 @@ from site_agent.ledger import book as ledger_module
 from site_agent.ledger.book import Ledger
 from site_agent.ledger.lock import StateLock
 from site_agent.release import outbox as outbox_module
-from site_agent.release.lasting import FIT, ROWS
 from site_agent.release.outbox import Outbox
+from site_agent.release.sealed_state import FIT, ROWS
 
 AGENT, ADA, BOB = SigningKey.generate(), SigningKey.generate(), SigningKey.generate()
 PEOPLE = {"ada": ADA.public, "bob": BOB.public}

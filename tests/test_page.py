@@ -93,7 +93,7 @@ def ready(hospital, plan, table) -> Hospital:
 def served(home: Path) -> Iterator[Browser]:
     passwords: list[str] = []
     server, bound = page.prepare(
-        lambda: cli.desk(home),
+        lambda: cli.open_desk(home),
         listen="127.0.0.1",
         port=0,
         agent_version=cli.agent_version(),
@@ -212,7 +212,7 @@ def test_it_is_served_to_this_machine_only(ready):
         ready.refused("page", "--listen", address, expect=2)
     with pytest.raises(UsageRefusal, match="this machine only"):
         page.prepare(
-            lambda: cli.desk(ready.home),
+            lambda: cli.open_desk(ready.home),
             listen="0.0.0.0",
             port=0,
             agent_version="",

@@ -28,9 +28,9 @@ from site_agent.ledger.book import Ledger
 from site_agent.records import table as records
 from site_agent.records.identifiers import normalised
 from site_agent.records.table import pseudonym
-from site_agent.release import fitting, lasting
+from site_agent.release import fitting, sealed_state
 from site_agent.release.outbox import Outbox
-from site_agent.release.site import Site
+from site_agent.release.site import WorkingSite
 
 KEY = b"k" * 32
 EVERYBODY = make_table(1200)
@@ -55,7 +55,7 @@ class Life:
     def __init__(self, folder: Path, plan) -> None:
         self.folder, self.plan = folder, plan
         ledger = Ledger.create(folder / "home" / "ledger.db", SigningKey.generate(), site="north")
-        self.site = Site(
+        self.site = WorkingSite(
             name="north",
             agent_version="0.1.0",
             ledger=ledger,
@@ -117,7 +117,7 @@ class Life:
             return False
         deliver(self.site, made)
         known, folder = self.pseudonyms(), self.site.ledger.folder(made.hold)
-        rows_of = lasting.read_rows(folder, made.hold)
+        rows_of = sealed_state.read_rows(folder, made.hold)
         drawn = [known[p] for p, row in zip(rows_of.persons, rows_of.source, strict=True) if row >= 0]
         self.released.update(drawn)
         if self.plan.posture == "holdout" and made.receipt.flow_of == made.hold.release_id:

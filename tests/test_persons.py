@@ -37,7 +37,7 @@ from site_agent.ledger.holds import decided_by
 from site_agent.records import table as records
 from site_agent.records.identifiers import normalised
 from site_agent.records.table import pseudonym
-from site_agent.release import fitting, lasting
+from site_agent.release import fitting, sealed_state
 from site_agent.show import export, verifier
 
 
@@ -75,7 +75,7 @@ def numbered(*sizes: int) -> pd.DataFrame:
 
 
 def whose(site, made) -> set[str]:
-    return set(lasting.read_rows(site.ledger.folder(made.hold), made.hold).persons)
+    return set(sealed_state.read_rows(site.ledger.folder(made.hold), made.hold).persons)
 
 
 @pytest.mark.parametrize("returning", ["append", "frozen"])
@@ -389,7 +389,7 @@ def test_a_steward_signs_that_these_are_other_persons_and_the_wave_goes_on(waits
     waits.refused("release", "mini", "--wave", "2", expect=10)
     said = " ".join(waits(*CONFIRM).split())
     assert said.index("map them back") < said.index("signed by dr-lind") or "map them back" in said
-    at = cli.desk(waits.home)
+    at = cli.open_desk(waits.home)
     [entry] = [entry for entry in at.ledger.entries() if entry.kind == "persons_confirmed"]
     assert decided_by("north", entry, at.config.signers)
     assert entry.body["reason"] == "the other ward"
@@ -413,7 +413,7 @@ def test_it_is_refused_where_nothing_waits_and_where_nobody_has_vanished(waits):
 
 
 def test_a_confirmation_that_nobody_signed_is_found(waits):
-    at = cli.desk(waits.home)
+    at = cli.open_desk(waits.home)
     [_, hold] = at.ledger.holds()
     at.ledger.confirm_persons(hold, there=0, earlier=300, snapshot="", name="dr-lind", reason="other persons")
     waits.refused("audit", "verify", expect=30)
@@ -423,7 +423,7 @@ def test_a_confirmation_that_nobody_signed_is_found(waits):
 
 @pytest.mark.parametrize(("place", "wave"), [(1, 3), (0, 1)], ids=["of another wave", "after the draw"])
 def test_agent_and_stranger_both_refuse_a_confirmation_where_none_may_stand(waits, place, wave):
-    ledger = cli.desk(waits.home).ledger
+    ledger = cli.open_desk(waits.home).ledger
     body = {"release_id": ledger.holds()[place].release_id, "wave": wave, "name": "dr-lind", "reason": "x"}
     told = [{"seq": one.seq, "kind": one.kind, "body": one.body} for one in ledger.entries()]
     assert verifier.lives(told) == []

@@ -33,12 +33,12 @@ from shared.errors import (
 from shared.mechanisms.latent_noise.plan import LatentNoisePlan
 from shared.plans.plan import Budget, Wave
 from shared.releases.receipt import read_bundle
-from site_agent.config import SiteFloors, Source
+from site_agent.config import SiteFloors, TableSource
 from site_agent.ledger.book import Ledger
 from site_agent.release import drawing
 from site_agent.release.outbox import Outbox
-from site_agent.release.pipeline import STAGES, Stage, made_up_table, make_release, rehearse
-from site_agent.release.site import Site
+from site_agent.release.pipeline import STAGES, ReleaseStage, made_up_table, make_release, rehearse
+from site_agent.release.site import WorkingSite
 
 TODAY = dt.date(2026, 1, 5)
 
@@ -51,9 +51,9 @@ def quick(monkeypatch):
 
 
 @pytest.fixture
-def site(tmp_path) -> Site:
+def site(tmp_path) -> WorkingSite:
     ledger = Ledger.create(tmp_path / "home" / "ledger.db", SigningKey.generate(), site="north")
-    return Site(
+    return WorkingSite(
         name="north",
         agent_version="0.1.0",
         ledger=ledger,
@@ -65,17 +65,17 @@ def site(tmp_path) -> Site:
     )
 
 
-def source(tmp_path, table: pd.DataFrame) -> Source:
+def source(tmp_path, table: pd.DataFrame) -> TableSource:
     path = tmp_path / "cohort.csv"
     table.to_csv(path, index=False)
-    return Source(path=path)
+    return TableSource(path=path)
 
 
 def release(plan, site, where, wave=1, today=TODAY, **more):
     return make_release(plan=plan, wave=wave, source=where, site=site, today=today, **more)
 
 
-def deliver(site: Site, made) -> None:
+def deliver(site: WorkingSite, made) -> None:
     """Approved by a person and accepted by the coordinator, as far as the ledger can tell."""
     hold, ledger = made.hold, site.ledger
     person = SigningKey.generate()
@@ -83,12 +83,12 @@ def deliver(site: Site, made) -> None:
     ledger.commit(hold, Accepted(hold.release_id, hold.bundle_sha256))
 
 
-def kinds(site: Site) -> list[str]:
+def kinds(site: WorkingSite) -> list[str]:
     return [entry.kind for entry in site.ledger.entries()]
 
 
 def test_a_release_goes_through_its_stages_in_order_and_waits_for_a_person(quick, tmp_path, plan, site, table):
-    told: list[tuple[Stage, float]] = []
+    told: list[tuple[ReleaseStage, float]] = []
     made = release(plan, site, source(tmp_path, table), progress=lambda stage, share, left: told.append((stage, share)))
     assert tuple(dict.fromkeys(stage for stage, _ in told)) == STAGES
     shares = [share for _, share in told]
@@ -133,7 +133,7 @@ def test_the_same_seed_draws_the_same_rows_and_another_draws_others(quick, tmp_p
     def drawn(seed):
         folder = tmp_path / secrets.token_hex(4)
         ledger = Ledger.create(folder / "ledger.db", SigningKey.generate(), site="north")
-        home = Site(
+        home = WorkingSite(
             name="north",
             agent_version="0.1.0",
             ledger=ledger,
@@ -153,13 +153,13 @@ def test_the_same_seed_draws_the_same_rows_and_another_draws_others(quick, tmp_p
 def test_without_an_anchor_no_record_is_read(quick, tmp_path, plan, site):
     site.witness.down = True
     with pytest.raises(NetworkRefusal):
-        release(plan, site, Source(path=tmp_path / "not-there.csv"))
+        release(plan, site, TableSource(path=tmp_path / "not-there.csv"))
     assert kinds(site) == ["genesis", "reserve"]
 
 
 def test_without_budget_no_record_is_read_and_nobody_is_asked(quick, tmp_path, plan, site):
     with pytest.raises(BudgetRefusal):
-        release(replace(plan, budget=Budget(epsilon=1.0)), site, Source(path=tmp_path / "not-there.csv"))
+        release(replace(plan, budget=Budget(epsilon=1.0)), site, TableSource(path=tmp_path / "not-there.csv"))
     assert kinds(site) == ["genesis"]
     assert site.witness.anchored == []
 
@@ -230,7 +230,7 @@ def test_waves_that_differ_by_a_handful_of_persons_are_refused(quick, tmp_path, 
 
 
 # -- after the draw nothing comes back --------------------------------------------------------------------------
-def burnt(site: Site) -> str:
+def burnt(site: WorkingSite) -> str:
     hold = site.ledger.holds()[-1]
     assert hold.phase == "burnt"
     return hold.reason
@@ -329,7 +329,7 @@ def test_a_made_up_table_fits_the_dictionary_it_is_made_from(dictionary, plan):
 
 
 def test_a_rehearsal_runs_every_stage_and_touches_nothing_but_its_folder(quick, tmp_path, plan):
-    stages: list[Stage] = []
+    stages: list[ReleaseStage] = []
     folder = tmp_path / "rehearsal" / "mini"
     for _ in range(2):  # the second removes what the first left
         done = rehearse(

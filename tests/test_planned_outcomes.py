@@ -19,8 +19,8 @@ from shared.plans.encoding import Encoder
 from shared.plans.outcomes import planned_outcomes
 from shared.plans.plan import Floors, StudyPlan, Training
 from shared.releases.receipt import planned_event
-from site_agent.release import lasting
-from site_agent.release.lasting import fitted_by
+from site_agent.release import sealed_state
+from site_agent.release.sealed_state import fitted_by
 
 COLUMNS = Dictionary(
     name="all",
@@ -163,7 +163,7 @@ def test_a_release_with_outcomes_last_is_sealed_appended_to_and_audited(tmp_path
     bench.deliver(first)
     second = bench.release(plan, postures.cohort(400), seeded_rng(2), wave=2)
     assert second.receipt.n == 100
-    fits = [lasting.read_fit(bench.site.ledger.folder(made.hold), made.hold) for made in (first, second)]
+    fits = [sealed_state.read_fit(bench.site.ledger.folder(made.hold), made.hold) for made in (first, second)]
     assert isinstance(fits[0].flow.second.second, OutcomesLast)
     assert fits[1].flow_of == first.hold.release_id
     assert np.array_equal(fits[0].flow.inverse(fits[0].noisy), fits[1].flow.inverse(fits[0].noisy))

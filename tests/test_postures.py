@@ -25,14 +25,14 @@ from shared.plans.plan import Budget, Floors, PrivateTraining, Reference, StudyP
 from shared.privacy import accountant as privacy
 from shared.releases.receipt import planned_event, read_bundle
 from shared.simulated import small_hospitals
-from site_agent.config import SiteFloors, Source
+from site_agent.config import SiteFloors, TableSource
 from site_agent.ledger.book import Ledger
 from site_agent.records import table as records
 from site_agent.release import fitting
 from site_agent.release.fitting import fit, public_flow, released_rows, trains
 from site_agent.release.outbox import Outbox
 from site_agent.release.pipeline import make_release, rehearse
-from site_agent.release.site import Site
+from site_agent.release.site import WorkingSite
 
 TODAY = dt.date(2026, 1, 5)
 STUDIES = Path(__file__).parents[1] / "deploy" / "studies"
@@ -308,9 +308,9 @@ def test_a_release_gives_either_w_or_epsilon(given):
 
 
 # -- the whole path ---------------------------------------------------------------------------------------------
-def site(folder) -> Site:
+def site(folder) -> WorkingSite:
     ledger = Ledger.create(folder / "home" / "ledger.db", SigningKey.generate(), site="north")
-    return Site(
+    return WorkingSite(
         name="north",
         agent_version="0.1.0",
         ledger=ledger,
@@ -326,7 +326,7 @@ def released(plan, folder, table):
     folder.mkdir(exist_ok=True)
     table.to_csv(folder / "cohort.csv", index=False)
     at = site(folder)
-    source = Source(path=folder / "cohort.csv")
+    source = TableSource(path=folder / "cohort.csv")
     return at, make_release(plan=plan, wave=1, source=source, site=at, today=TODAY, rng=seeded_rng(7))
 
 
@@ -389,7 +389,7 @@ def test_a_later_version_of_a_plan_cannot_change_who_trains(tmp_path, first, the
     plan = study(first, waves=waves, budget=Budget(epsilon=500.0))
     at, made = released(plan, tmp_path, cohort(500))
     deliver(at, made)
-    source = Source(path=tmp_path / "cohort.csv")
+    source = TableSource(path=tmp_path / "cohort.csv")
     with pytest.raises(PolicyRefusal, match="who trains"):
         make_release(plan=replace(plan, version=2, **then), wave=2, source=source, site=at, today=TODAY)
     assert [entry.kind for entry in at.ledger.entries()].count("drawing") == 1

@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 from delivered import STUDIES, cohort, cohort_plan, deliver, join, quarantine
 
-from coordinator.answers.queries import Kept, ask, draws_of, pooled, resolve, site_estimates
+from coordinator.answers.queries import EstimateCache, ask, draws_of, pooled, resolve, site_estimates
 from coordinator.pooling.cautions import theorem3
 from coordinator.pooling.gaps import released_flow
 from coordinator.services.authority import Authority
@@ -135,11 +135,11 @@ def test_a_damaged_bundle_excludes_its_site_with_the_reason_and_hides_no_other(o
     plan = cohort_plan()
     for seed, site in enumerate(("alpha", "beta", "gamma")):
         add(plan, site, cohort(400, seed))
-    kept = Kept()
-    assert ask(store, "cvd", 1, "adjusted", kept=kept).result.labels == ("alpha", "beta", "gamma")
+    kept = EstimateCache()
+    assert ask(store, "cvd", 1, "adjusted", cache=kept).result.labels == ("alpha", "beta", "gamma")
     victim = next(release for release in store.releases() if release.site == "beta")
     store.path(victim).write_bytes(b"damaged" * 100)
-    answer = ask(store, "cvd", 1, "adjusted", kept=kept)  # an estimate that was kept stands for no other bytes
+    answer = ask(store, "cvd", 1, "adjusted", cache=kept)  # an estimate that was kept stands for no other bytes
     assert answer.result.labels == ("alpha", "gamma")
     (left_out,) = answer.result.excluded
     assert left_out.label == "beta"
@@ -245,7 +245,7 @@ def test_rows_whose_flow_follows_from_the_plan_are_released_again_to_tell_how_fa
     assert plain.gap.how == "linearisation of the release's noise"
     assert plain.flows_known == ()
     assert "bias comes on top" in plain.cautions[0]
-    again = ask(store, "cvd", 1, "unadjusted", again=3, **asked)
+    again = ask(store, "cvd", 1, "unadjusted", perturbations=3, **asked)
     assert again.flows_known == ("open",)
     assert "releasing its rows again 3 times" in again.gap.how
     assert "linearisation" in again.gap.how

@@ -23,7 +23,7 @@ from shared.errors import (
     Refusal,
 )
 from shared.plans.dictionary import Column, Dictionary
-from site_agent.config import Config, Limits, SiteFloors, Source
+from site_agent.config import Limits, SiteConfig, SiteFloors, TableSource
 from site_agent.records.identifiers import compared, normalised
 from site_agent.records.table import (
     header,
@@ -40,20 +40,20 @@ KEY = b"k" * 32
 CANARY = "CANARY-7319"
 
 
-def write(folder: Path, table: pd.DataFrame, name: str = "cohort.csv", **kind) -> Source:
+def write(folder: Path, table: pd.DataFrame, name: str = "cohort.csv", **kind) -> TableSource:
     path = folder / name
     if path.suffix == ".parquet":
         table.to_parquet(path)
     else:
         table.to_csv(path, index=False, encoding=kind.get("encoding", "utf-8"), sep=kind.get("delimiter", ","))
-    return Source(path=path, **kind)
+    return TableSource(path=path, **kind)
 
 
 def words(refusal: Refusal) -> str:
     return json.dumps([str(refusal), refusal.must, refusal.given, refusal.next_step])
 
 
-def refused(kind: type[Refusal], source: Source, dictionary: Dictionary) -> Refusal:
+def refused(kind: type[Refusal], source: TableSource, dictionary: Dictionary) -> Refusal:
     with pytest.raises(kind) as caught:
         read(source, dictionary, key=KEY)
     assert type(caught.value) is kind
@@ -85,8 +85,8 @@ def test_every_offered_encoding_is_read(tmp_path, encoding):
 def test_a_byte_order_mark_is_no_part_of_the_first_name(tmp_path, table, dictionary):
     path = tmp_path / "bom.csv"
     table.to_csv(path, index=False, encoding="utf-8-sig")
-    assert header(Source(path=path))[0] == "person"
-    assert read(Source(path=path), dictionary, key=KEY).n == 300
+    assert header(TableSource(path=path))[0] == "person"
+    assert read(TableSource(path=path), dictionary, key=KEY).n == 300
 
 
 def test_another_delimiter_and_other_names_are_mapped(tmp_path, table, dictionary):
@@ -171,7 +171,7 @@ def test_whole_numbers_of_a_float_column_are_the_identifiers_that_they_were_befo
     for name, column in (("int", "int64"), ("float", kind)):
         where = tmp_path / f"{name}.parquet"
         table.assign(person=pd.Series(range(10**6, 10**6 + len(table)), dtype=column)).to_parquet(where)
-        found.append(pseudonyms(read(Source(path=where), dictionary, key=KEY), dictionary, key=KEY))
+        found.append(pseudonyms(read(TableSource(path=where), dictionary, key=KEY), dictionary, key=KEY))
     assert found[0] == found[1]
 
 
@@ -191,7 +191,7 @@ def test_identifiers_that_may_be_two_persons_stay_two(one, other):
 
 def test_an_earlier_study_reads_its_identifiers_as_they_are_written(tmp_path, table, dictionary):
     """What a ledger holds already was made so; the figures are of the version before identifiers were normalised."""
-    where = Source(path=tmp_path / "cohort.csv", columns={"pid": "person"})
+    where = TableSource(path=tmp_path / "cohort.csv", columns={"pid": "person"})
     small = Dictionary(name="m", version=1, columns=(Column(name="person", kind="person"), dictionary.column("sex")))
     old = person_space(where, small, key=KEY, as_written=True)
     assert old == "0da0506d07666e234fae40ae0e5a9112"
@@ -212,13 +212,13 @@ def test_the_text_of_records_shows_none(tmp_path, table, dictionary):
 
 # -- the file ---------------------------------------------------------------------------------------------------
 def test_an_absent_file_is_refused(tmp_path, dictionary):
-    refused(DataFileRefusal, Source(path=tmp_path / "gone.csv"), dictionary)
+    refused(DataFileRefusal, TableSource(path=tmp_path / "gone.csv"), dictionary)
 
 
 @pytest.mark.parametrize("name", ["empty.csv", "empty.parquet"])
 def test_an_empty_file_is_refused(tmp_path, dictionary, name):
     (tmp_path / name).touch()
-    refusal = refused(DataFileRefusal, Source(path=tmp_path / name), dictionary)
+    refusal = refused(DataFileRefusal, TableSource(path=tmp_path / name), dictionary)
     assert "0 bytes" in refusal.given
 
 
@@ -270,7 +270,7 @@ def test_a_file_without_a_header_does_not_show_its_first_patient(tmp_path, table
     table.loc[0, "person"] = CANARY
     path = tmp_path / "bare.csv"
     table.to_csv(path, index=False, header=False)
-    refused(DictionaryRefusal, Source(path=path), dictionary)
+    refused(DictionaryRefusal, TableSource(path=path), dictionary)
 
 
 # -- the columns ------------------------------------------------------------------------------------------------
@@ -364,7 +364,7 @@ def test_names_that_look_alike_are_proposed_once(dictionary):
 
 
 # -- settings ---------------------------------------------------------------------------------------------------
-def settings(home: Path, **change) -> Config:
+def settings(home: Path, **change) -> SiteConfig:
     values = {
         "home": home,
         "site": "north",
@@ -374,11 +374,11 @@ def settings(home: Path, **change) -> Config:
         "ca_fingerprint": "ab cd",
         "leads": ("ab" * 32,),
     }
-    return Config(**{**values, **change})
+    return SiteConfig(**{**values, **change})
 
 
 def test_settings_come_back_from_their_file(tmp_path):
-    source = Source(
+    source = TableSource(
         path=tmp_path / 'odd "name" \\ ü.csv', encoding="cp1252", columns={"SBP\t(mmHg)": "sbp"}, ignore=("a b", "c")
     )
     config = settings(
@@ -388,7 +388,7 @@ def test_settings_come_back_from_their_file(tmp_path):
         data={"cvd": source},
     )
     config.save()
-    assert Config.load(tmp_path) == config
+    assert SiteConfig.load(tmp_path) == config
     assert (tmp_path / "site.toml").stat().st_mode & 0o077 == 0
 
 
@@ -396,14 +396,16 @@ def test_an_unknown_key_is_refused_with_the_nearest_known_one(tmp_path):
     text = settings(tmp_path).to_toml()
     for wrong, near in (("adress = 'x'\n", "address"), ("[floor]\n", "floors")):
         with pytest.raises(ConfigRefusal) as caught:
-            Config.from_toml(text.replace("[floors]\n", "") + wrong if "[" in wrong else wrong + text, home=tmp_path)
+            SiteConfig.from_toml(
+                text.replace("[floors]\n", "") + wrong if "[" in wrong else wrong + text, home=tmp_path
+            )
         assert near in caught.value.next_step
 
 
 @pytest.mark.parametrize("path", ["https://x.org/a.csv", "s3://bucket/a.csv", "//server/share/a.csv", "a.csv"])
 def test_a_table_is_a_local_absolute_path(path):
     with pytest.raises(ConfigRefusal):
-        Source(path=Path(path) if "://" not in path and "//" not in path else path)  # type: ignore[arg-type]
+        TableSource(path=Path(path) if "://" not in path and "//" not in path else path)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -439,6 +441,6 @@ def test_a_first_line_with_one_lucky_word_is_not_taken_for_names(tmp_path):
     )
     path = tmp_path / "t.csv"
     path.write_text("4711,81,male,sex\n4712,60,female,none\n")
-    assert named(Source(path=path), dictionary) == (False, ())
+    assert named(TableSource(path=path), dictionary) == (False, ())
     path.write_text("id,age,sex,ward\n4711,81,male,sex\n")
-    assert named(Source(path=path), dictionary) == (True, ("id", "age", "sex", "ward"))
+    assert named(TableSource(path=path), dictionary) == (True, ("id", "age", "sex", "ward"))

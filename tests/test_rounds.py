@@ -13,7 +13,7 @@ from service import LEAD, Hub
 from test_collect import plan
 from test_ledger import DELTA, DIGEST, Anchored, acknowledge, reserve
 
-from coordinator.store.letter_boxes import LetterBoxes
+from coordinator.store.round_queue import RoundQueue
 from shared.base.canonical import canonical_json, sha256_hex
 from shared.base.keys import SigningKey
 from shared.errors import (
@@ -32,7 +32,7 @@ from shared.errors import (
 )
 from shared.privacy import accountant as privacy
 from shared.wire.messages import ROUND_CAP, RoundAnswer
-from shared.wire.rounds import Answered, Asked, node_id, open_answer, open_asked, pack, unpack
+from shared.wire.rounds import Answered, RoundOrder, node_id, open_answer, open_order, pack, unpack
 from site_agent.ledger.book import Ledger
 from site_agent.show import verifier
 
@@ -95,20 +95,20 @@ def test_a_site_never_sends_a_weight_that_is_not_a_number():
         pack(np.array([1.0, np.nan]), {})
 
 
-def asked(content: bytes = b"w", **changes) -> Asked:
+def asked(content: bytes = b"w", **changes) -> RoundOrder:
     given = {"study": "heart", "plan_hash": "a" * 64, "kind": "train", "round": 1}
     given |= {"content_sha256": sha256_hex(content), "content_bytes": len(content)}
-    return Asked(**{**given, **changes})
+    return RoundOrder(**{**given, **changes})
 
 
 def test_a_round_is_the_pinned_coordinators_and_names_its_weights():
     key = SigningKey.generate()
     envelope = asked().sign(key).to_bytes()
-    assert open_asked(envelope, b"w", key.public) == asked()
+    assert open_order(envelope, b"w", key.public) == asked()
     with pytest.raises(IntegrityRefusal):
-        open_asked(envelope, b"v", key.public)
+        open_order(envelope, b"v", key.public)
     with pytest.raises(SignatureRefusal):
-        open_asked(envelope, b"w", LEAD.public)
+        open_order(envelope, b"w", LEAD.public)
     with pytest.raises(SignatureRefusal):  # an answer is no question
         open_answer(envelope, b"w", key.public)
 
@@ -129,15 +129,17 @@ class Training:
 
     def __init__(self, hub: Hub) -> None:
         Training.made += 1
-        self.hub, self.boxes = hub, LetterBoxes(hub.store)
+        self.hub, self.boxes = hub, RoundQueue(hub.store)
         self.plan_hash = sha256_hex(str(Training.made).encode())
 
-    def ask(self, number: int = 1, content: bytes = b"weights", kind: str = "train", sites=("north", "south")) -> Asked:
+    def ask(
+        self, number: int = 1, content: bytes = b"weights", kind: str = "train", sites=("north", "south")
+    ) -> RoundOrder:
         said = asked(content, study=self.hub.plan.study, plan_hash=self.plan_hash, round=number, kind=kind)
         self.boxes.ask(said, content, sites, self.hub.authority.witness)
         return said
 
-    def answer(self, said: Asked, content: bytes = MINE, site: str = "north", **changes):
+    def answer(self, said: RoundOrder, content: bytes = MINE, site: str = "north", **changes):
         given = {"study": said.study, "plan_hash": said.plan_hash, "site": site, "round": said.round}
         given |= {"asked": said.digest, "content_sha256": sha256_hex(content), "content_bytes": len(content)}
         return Answered(**{**given, **changes}).sign(self.hub.sites[site].release)

@@ -647,4 +647,4 @@ def test_a_plan_version_is_remembered_when_its_files_are_gone(hospital, plan):
 
 def test_stages_are_told_in_a_log_and_not_in_json(ready):
     ready.json("release", "mini", "--wave", "1")  # parses: nothing but JSON on the way
-    assert pipeline.Stage.FIT.value in ready("try", "mini")
+    assert pipeline.ReleaseStage.FIT.value in ready("try", "mini")

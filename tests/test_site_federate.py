@@ -15,7 +15,7 @@ from site_desk import hospital  # noqa: F401
 from shared.base.canonical import sha256_hex
 from shared.plans.federated import Federated
 from shared.privacy.stated import shown_epsilon
-from shared.wire.rounds import Asked, pack, unpack
+from shared.wire.rounds import RoundOrder, pack, unpack
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def put(site, number: int) -> None:
     shape = Shape.of(Encoder(dictionary=site.plan.dictionary).d, site.plan.training)
     content = pack(first_weights(shape, number), {})
     given = {"study": "mini", "plan_hash": site.plan.hash, "kind": "train", "round": number}
-    said = Asked(**given, content_sha256=sha256_hex(content), content_bytes=len(content))
+    said = RoundOrder(**given, content_sha256=sha256_hex(content), content_bytes=len(content))
     site.hub.asked.append((said, content))
 
 

@@ -18,7 +18,7 @@ from shared.base.randomness import seeded_rng
 from shared.errors import EstimateRefusal, ParameterError, PlanRefusal, SchemaRefusal
 from shared.estimands.answer import parse_estimand
 from shared.mechanisms.slicing import projections
-from shared.mechanisms.slicing.noise import ROW_STEP, RowCode, Slicing, event, noise_for, theorem1_epsilon
+from shared.mechanisms.slicing.noise import ROW_STEP, RowCode, SlicingMechanism, event, noise_for, theorem1_epsilon
 from shared.mechanisms.slicing.plan import SlicingPlan
 from shared.mechanisms.tables.plan import TablesPlan
 from shared.plans.dictionary import Column, Dictionary
@@ -74,7 +74,7 @@ def test_a_value_past_its_bounds_is_taken_at_the_bound_and_a_code_that_is_no_lev
 
 
 def test_longer_rows_are_scaled_to_length_one_and_counted():
-    mechanism = Slicing(d=3, slices=3, sigma=1.0)
+    mechanism = SlicingMechanism(d=3, slices=3, sigma=1.0)
     rows = np.array([[0.6, 0.8, 0.0], [0.3, 0.0, 0.0], [3.0, -4.0, 0.0], [1e300, 1e300, 1e300]])
     steps, clipped = mechanism.clip(rows)
     assert clipped == 2
@@ -88,7 +88,7 @@ def test_longer_rows_are_scaled_to_length_one_and_counted():
 
 
 def test_where_the_distance_is_a_code_s_diameter_other_rows_are_refused():
-    mechanism = Slicing(d=CODE.d, slices=2 * CODE.d, sigma=1.0, distance=CODE.distance)
+    mechanism = SlicingMechanism(d=CODE.d, slices=2 * CODE.d, sigma=1.0, distance=CODE.distance)
     rows = CODE.encode(corners())
     assert mechanism.release(rows, seeded_rng(1))[1].shape == (len(rows), 2 * CODE.d)
     for other in (rows * ROW_STEP, rows * 3):
@@ -113,7 +113,7 @@ def silent() -> object:
 
 def test_given_the_directions_no_replacement_moves_a_line_further_than_rows_are_apart_along_them():
     """Over all pairs of records: what the signal moves by, against U's longest stretch of the diameter."""
-    mechanism = Slicing(d=CODE.d, slices=8 * CODE.d, sigma=2.0**-9, distance=CODE.distance)
+    mechanism = SlicingMechanism(d=CODE.d, slices=8 * CODE.d, sigma=2.0**-9, distance=CODE.distance)
     rows = CODE.encode(corners())
     directions, lines = mechanism.release(rows, silent())
     np.testing.assert_allclose(lines, rows @ directions * ROW_STEP, atol=mechanism.grid)
@@ -124,7 +124,7 @@ def test_given_the_directions_no_replacement_moves_a_line_further_than_rows_are_
 
 def test_the_law_of_what_a_replacement_moves_is_the_one_that_is_charged():
     """‖(x − x')U‖² d / D² over 2,000 groups of directions follows χ² with their number; half of it does not."""
-    mechanism = Slicing(d=4, slices=12_000, sigma=4.0)
+    mechanism = SlicingMechanism(d=4, slices=12_000, sigma=4.0)
     far = np.array([[0.5] * 4, [-0.5] * 4])
     directions, _ = mechanism.release(far[:0], seeded_rng(7))
     along = ((far[0] - far[1]) @ directions) ** 2 * mechanism.d / mechanism.distance**2
@@ -291,7 +291,7 @@ def pairs(n: int) -> pd.DataFrame:
 def test_the_gradient_of_the_fit_is_the_derivative_of_its_distance(classes):
     code = RowCode(dictionary=PAIR)
     rows = code.encode(pairs(200)) * ROW_STEP / code.unit
-    problem = projections._Problem(code, projections._of_rows(rows, np.eye(code.d)), classes)
+    problem = projections._ProjectionLoss(code, projections._of_rows(rows, np.eye(code.d)), classes)
     theta = np.random.default_rng(1).normal(size=problem.start().size)
     gap = optimize.check_grad(lambda t: problem(t)[0], lambda t: problem(t)[1], theta)
     assert gap < 1e-4 * np.linalg.norm(problem(theta)[1])
@@ -300,7 +300,7 @@ def test_the_gradient_of_the_fit_is_the_derivative_of_its_distance(classes):
 def test_moments_are_freed_of_the_noise():
     """Every mean and second moment within six of its own standard errors, of 20,000 records."""
     code, records = RowCode(dictionary=PAIR), pairs(20_000)
-    mechanism = Slicing(d=code.d, slices=2 * code.d, sigma=1.0, distance=code.distance)
+    mechanism = SlicingMechanism(d=code.d, slices=2 * code.d, sigma=1.0, distance=code.distance)
     rows = code.encode(records)
     found = projections.moments(code, [mechanism.release(rows, seeded_rng(6))], 1.0)
     with pytest.raises(EstimateRefusal, match="noise of"):

@@ -207,7 +207,7 @@ def no_audit(site, plan, patch):
 def warned(site, plan, patch):
     add(site)
     check = Check(name="rare_level", rule="no rare level", outcome="warning")
-    patch.setattr(pipeline.Release, "warnings", (check,))
+    patch.setattr(pipeline.SealedRelease, "warnings", (check,))
 
 
 def plan_was_revoked(site, plan, patch):
@@ -304,7 +304,7 @@ def test_size_does_not_creep_and_the_coordinator_is_told_of_the_end(ready):
     assert "told of a revocation" in [event["what"] for event in events(ready)]
     assert "told of a revocation" not in [event["what"] for event in events(ready)]
     (told,) = ready.hub.revoked
-    keys = {name: cli.desk(ready.home).outbox.approvers[name] for name in ("dr-lind", "dr-berg")}
+    keys = {name: cli.open_desk(ready.home).outbox.approvers[name] for name in ("dr-lind", "dr-berg")}
     said = open_revocation(told, keys)
     assert (said.standing, said.approver, said.site) == (digest, "dr-berg", "north")
     assert ready.json("standing", "list")["standing"][0]["told"] is True

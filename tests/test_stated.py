@@ -23,7 +23,7 @@ from coordinator.analyst.remote import Study
 from coordinator.answers.queries import ask
 from coordinator.answers.spending import least_total, spending
 from coordinator.cli import main
-from coordinator.config import Config
+from coordinator.config import CoordinatorConfig
 from coordinator.demo import answers, catalogue, play
 from coordinator.planning import _price, cost
 from coordinator.services.analysis import AnalysisService, _release
@@ -50,7 +50,7 @@ from shared.privacy.stated import (
 from shared.releases.receipt import Receipt, coverage, in_words, planned_event, read_bundle
 from shared.terminal import plain
 from site_agent.cli import books, calendar
-from site_agent.config import SiteBudget, Source
+from site_agent.config import SiteBudget, TableSource
 from site_agent.decide.airlock import totals
 from site_agent.decide.plan_facts import _price as _price_of
 from site_agent.decide.plan_facts import charged
@@ -207,7 +207,7 @@ def test_the_demo_shows_them_without_a_number_and_the_others_with_their_conditio
         told = ask(store, "cvd", 1, "cox(time, cvd) ~ sbp/10")
     prices = {source.site: source.price for source in told.sources}
     number = shown_epsilon(cost(plan).epsilon)
-    answer = play.Answer(
+    answer = play.DemoAnswer(
         title="cvd",
         question="cox(time, cvd) ~ sbp/10",
         term="sbp/10",
@@ -216,7 +216,7 @@ def test_the_demo_shows_them_without_a_number_and_the_others_with_their_conditio
         posture=dict.fromkeys(prices, "local"),
         others={play.BASELINE: dict.fromkeys(prices, (None, FLOW))},
     )
-    shown_play = catalogue.play_of(play.Asked(study="cvd"))
+    shown_play = catalogue.play_of(play.DemoOptions(study="cvd"))
     answers.write({"unadjusted": answer}, shown_play, tmp_path)
     with (tmp_path / "results.csv").open(newline="", encoding="utf-8") as file:
         lines = list(csv.DictReader(file))
@@ -256,7 +256,7 @@ def test_a_flow_that_was_fitted_on_nobody_released_keeps_its_true_zero():
 def test_a_site_with_a_budget_over_all_studies_refuses_them_before_anything_is_drawn(tmp_path):
     cohort(500).to_csv(tmp_path / "cohort.csv", index=False)
     at = replace(site(tmp_path), budget=SiteBudget(epsilon=100.0))
-    source = Source(path=tmp_path / "cohort.csv")
+    source = TableSource(path=tmp_path / "cohort.csv")
     with pytest.raises(BudgetRefusal, match="budget over all studies") as refused:
         make_release(plan=flow_alone(), wave=1, source=source, site=at, today=TODAY, rng=seeded_rng(7))
     assert "w = 0" in str(refused.value.given)
@@ -432,7 +432,7 @@ def test_a_running_total_has_the_condition_of_every_charge_in_it(tmp_path, monke
     assert f"{both} given the flow" in budget_page(at)
     assert not re.search(rf"{re.escape(both)}(?! given the flow)", budget_page(at))
     told = SimpleNamespace(ledger=at.ledger, config=SimpleNamespace(budget=SiteBudget()))
-    monkeypatch.setattr(books, "desk", lambda home: told)
+    monkeypatch.setattr(books, "open_desk", lambda home: told)
     books.budget(json=True)
     lines = json.loads(capsys.readouterr().out)["lines"]
     assert [(one["epsilon_given"], one["total_given"]) for one in lines] == [(FLOW, FLOW), ("", FLOW)]
@@ -459,7 +459,7 @@ def test_what_a_plan_costs_with_earlier_versions_has_their_condition(tmp_path, m
     ahead = charged(site(tmp_path / "other"), study("local"), today())
     assert (ahead["epsilon_given"], ahead["to_come"], ahead["total_given"]) == ("", [1], FLOW)
     told = SimpleNamespace(ledger=at.ledger, plans=SimpleNamespace(plan=lambda name: plan))
-    monkeypatch.setattr(calendar, "desk", lambda home: told)
+    monkeypatch.setattr(calendar, "open_desk", lambda home: told)
     calendar.waves(plan.study)
     total = shown_epsilon(found["with_waves_to_come"])
     assert f"with all waves to come {total} given the flow." in re.sub(r"\s+", " ", capsys.readouterr().out)
@@ -467,7 +467,7 @@ def test_what_a_plan_costs_with_earlier_versions_has_their_condition(tmp_path, m
 
 def test_at_the_coordinator_a_sum_has_the_condition_of_every_release_in_it(tmp_path, capsys):
     authority = Authority.create(tmp_path, coordinator="tributary-hub", names=("localhost",))
-    config = Config(home=tmp_path, name="tributary-hub", address="localhost:1", names=("localhost",))
+    config = CoordinatorConfig(home=tmp_path, name="tributary-hub", address="localhost:1", names=("localhost",))
     (tmp_path / "coordinator.toml").write_text(config.to_toml())
     lead, plan = SigningKey.generate(), cohort_plan()
     later = replace(plan, version=2, posture="public")

@@ -89,14 +89,14 @@ def test_the_demo_s_table_says_what_an_interval_does_not_hold_and_says_each_sent
     from types import SimpleNamespace
 
     from coordinator.demo.answers import show
-    from coordinator.demo.play import REAL, Answer
+    from coordinator.demo.play import REAL, DemoAnswer
     from coordinator.pooling.intervals import _OPEN
     from coordinator.pooling.pool import pool
 
     plain = pool([0.1, 0.3, 0.6], [0.03, 0.03, 0.01])
     warned = replace(plain, notes=(*plain.notes, f"north: {_OPEN['private']}", "Another note."))
     given = {"term": "x", "epsilon": {"north": (1.0, "")}, "posture": {"north": "private"}, "question": "y ~ x"}
-    answers = {name: Answer(title=name, arms={"released": warned, REAL: plain}, **given) for name in ("a", "b")}
+    answers = {name: DemoAnswer(title=name, arms={"released": warned, REAL: plain}, **given) for name in ("a", "b")}
     show(answers, SimpleNamespace(note=""), tmp_path, 1.0)
     said = " ".join(capsys.readouterr().out.split())
     assert said.count("warning: a (released), b (released): north: The flow was trained with noise from a") == 1

@@ -12,7 +12,7 @@ from test_pipeline import deliver, release, site, source  # noqa: F401
 
 from shared.base.randomness import seeded_rng
 from shared.errors import ParameterError, PlanRefusal, SchemaRefusal
-from shared.mechanisms.tables.noise import Tables, attributes, sensitivity
+from shared.mechanisms.tables.noise import CountTables, attributes, sensitivity
 from shared.mechanisms.tables.plan import TablesPlan
 from shared.plans.dictionary import Column, Dictionary
 from shared.plans.plan import Budget, StudyPlan, Wave
@@ -59,7 +59,7 @@ def test_a_time_stands_with_its_event_and_a_missing_number_has_a_cell_of_its_own
 
 
 def test_no_replacement_of_one_record_moves_the_counts_by_more_than_the_sensitivity_and_some_does():
-    mechanism = Tables(attributes=attributes(TINY, 2), sigma=1.0)
+    mechanism = CountTables(attributes=attributes(TINY, 2), sigma=1.0)
     frame = pd.DataFrame(every_record())
     each = [
         np.concatenate([np.ravel(c) for c in mechanism.counts(frame.iloc[[i]].reset_index(drop=True))])
@@ -71,14 +71,14 @@ def test_no_replacement_of_one_record_moves_the_counts_by_more_than_the_sensitiv
 
 
 def test_every_table_adds_up_to_all_persons_before_the_noise():
-    mechanism = Tables(attributes=attributes(TINY, 3), sigma=1.0)
+    mechanism = CountTables(attributes=attributes(TINY, 3), sigma=1.0)
     frame = pd.DataFrame(every_record())
     assert {int(count.sum()) for count in mechanism.counts(frame)} == {len(frame)}
 
 
 def test_the_noise_on_a_count_has_the_size_that_is_charged():
     """The variance of 20,000 draws: the chance of a false alarm is below 1e-6, and half the noise is far outside."""
-    mechanism = Tables(attributes=attributes(TINY, 2), sigma=5.0)
+    mechanism = CountTables(attributes=attributes(TINY, 2), sigma=5.0)
     frame = pd.DataFrame(every_record())
     true = np.concatenate([np.ravel(c) for c in mechanism.counts(frame)])
     rng = seeded_rng(11)

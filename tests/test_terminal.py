@@ -72,8 +72,8 @@ def test_plain_values_hold_nothing_json_has_no_form_for():
 
 def test_the_checklist_shows_the_fix_of_what_is_not_green(capsys):
     checks = [
-        terminal.Check(name="clock", detail="in step"),
-        terminal.Check(name="disk", state="fail", fix="Free it."),
+        terminal.ChecklistLine(name="clock", detail="in step"),
+        terminal.ChecklistLine(name="disk", state="fail", fix="Free it."),
     ]
     terminal.checklist(terminal.console(), checks)
     shown = capsys.readouterr().out

@@ -15,7 +15,7 @@ from delivered import cohort, cohort_plan, deliver, join
 
 from coordinator.answers.curves import curves
 from coordinator.answers.queries import ask
-from coordinator.answers.spending import Budget, Spending, _planned, spending
+from coordinator.answers.spending import BudgetReport, Spending, _planned, spending
 from coordinator.figures.canvas import COLOURS, DASHES, SERIES
 from coordinator.figures.over_time import MOST_CURVES, km_figure, waves_figure
 from coordinator.planning import cost
@@ -278,7 +278,7 @@ def course(sites, spent, planned=()):
 
 
 def budget(*courses, cap=8.0, waves=(1, 2, 3, 4)):
-    return Budget(study="stroke", version=2, cap=cap, delta=1e-6, waves=waves, courses=courses)
+    return BudgetReport(study="stroke", version=2, cap=cap, delta=1e-6, waves=waves, courses=courses)
 
 
 def test_spent_and_planned_stand_at_their_waves_and_what_is_left_under_them():

@@ -19,7 +19,7 @@ from shared.releases.receipt import coverage, planned_event
 from site_agent.models import flow as fits
 from site_agent.models.flow import PAPERS_GRID, FlowSettings, estimate_cost, fit_flow, network_of
 from site_agent.release import fitting
-from site_agent.release.lasting import fitted_by
+from site_agent.release.sealed_state import fitted_by
 
 ALONE = FlowSettings(flows=2, hidden=16, epochs=40, patience=6, final_steps=5)
 BEGUN = replace(ALONE, transfer=True)
@@ -132,7 +132,7 @@ def test_a_site_fits_its_own_flow_and_an_attack_is_tried_on_another_such_fit():
     made = fitting.fit(plan, encoder, x, persons, seeded_rng(5), trained=begin)
     assert made.trained == len(made.released) == 300
     assert made.mechanism.flow is not begin
-    other = made.stand_in(x[:200], seeded_rng(6), lambda share: None)
+    other = made.shadow(x[:200], seeded_rng(6), lambda share: None)
     assert not same(other.flow, made.mechanism.flow)
     with pytest.raises(PlanRefusal, match="must be used"):
         fitting.fit(plan, encoder, x, persons, seeded_rng(5))
@@ -158,7 +158,7 @@ def test_an_attack_is_tried_on_the_network_that_was_chosen_without_another_searc
     flow = fit_flow(x, FlowSettings(flows=3, hidden=20, layers=2, epochs=1, gate=0.0), seeded_rng(1)).flow
     assert network_of(flow) == {"flows": 3, "hidden": 20, "layers": 2}
     kept = fitting.sealed(plan, encoder, flow, n=len(x), epochs=2, fresh=True)
-    assert network_of(kept.stand_in(x, seeded_rng(2), lambda share: None).flow) == network_of(flow)
+    assert network_of(kept.shadow(x, seeded_rng(2), lambda share: None).flow) == network_of(flow)
 
 
 def test_the_cost_of_all_tries_is_told_before():

@@ -23,12 +23,12 @@ from shared.plans.encoding import Encoder
 from shared.plans.federated import Federated
 from shared.plans.plan import Budget, Floors, Reference, StudyPlan, Training, Wave, sign_plan
 from shared.releases.receipt import planned_event
-from site_agent.config import Source
+from site_agent.config import TableSource
 from site_agent.models.flow import fit_flow
 from site_agent.release import trained_flow
-from site_agent.release.lasting import read_fit
 from site_agent.release.outbox import Outbox
 from site_agent.release.pipeline import make_release
+from site_agent.release.sealed_state import read_fit
 from site_agent.release.trained_flow import federated_flow
 from site_agent.training import rounds
 
@@ -123,7 +123,7 @@ def test_a_small_hospital_that_took_no_part_begins_at_the_flow_and_delivers(trai
 
         def release():
             return make_release(
-                plan=plan, wave=1, source=Source(path=guest.table), site=site, today=TODAY, rng=seeded_rng(3)
+                plan=plan, wave=1, source=TableSource(path=guest.table), site=site, today=TODAY, rng=seeded_rng(3)
             )
 
         # The flow has to be here before anything is charged, and it is the one that the plan names.
@@ -169,7 +169,12 @@ def test_a_hospital_that_trained_begins_at_it_too_and_its_receipt_names_the_char
     hub, _, north = trained
     with hub.egress("north") as egress:
         made = make_release(
-            plan=plan, wave=1, source=Source(path=north.table), site=north.site(egress), today=TODAY, rng=seeded_rng(4)
+            plan=plan,
+            wave=1,
+            source=TableSource(path=north.table),
+            site=north.site(egress),
+            today=TODAY,
+            rng=seeded_rng(4),
         )
     assert made.receipt.trained["rounds"] == 2
     assert north.ledger.study_total(plan.study, plan.budget.delta).epsilon > made.receipt.epsilon

@@ -46,15 +46,15 @@ from shared.plans.plan import Floors, StudyPlan, Wave, sign_plan
 from shared.plans.standing import Standing, broken_limit
 from shared.privacy import accountant as privacy
 from shared.privacy.accountant import NoGuarantee
-from shared.privacy.composition import Composition
+from shared.privacy.composition import StudyCharges
 from shared.releases.receipt import Receipt, coverage, in_words, planned_event, read_bundle
-from site_agent.config import SiteBudget, Source
+from site_agent.config import SiteBudget, TableSource
 from site_agent.decide.airlock import totals
 from site_agent.decide.plan_facts import _price as _price_of
 from site_agent.ledger.holds import price_of
 from site_agent.release.audit import linkage, weighed
-from site_agent.release.lasting import fitted_by
 from site_agent.release.pipeline import make_release
+from site_agent.release.sealed_state import fitted_by
 from site_agent.show import page, screens
 from site_agent.show.curve import require_allowed
 
@@ -275,7 +275,7 @@ def test_a_lost_draw_that_may_have_been_priced_counts_as_priced():
     assert either["epsilon"] is None
     assert either["rdp"] == price_of(gaussian.to_canonical(), 1e-6)["rdp"]
     assert either["epsilon_pure"] is None
-    assert Composition([]).total(1e-6) == 0.0
+    assert StudyCharges([]).total(1e-6) == 0.0
 
 
 def test_a_site_with_a_budget_over_all_studies_refuses_it_before_anything_is_drawn(tmp_path):
@@ -283,7 +283,12 @@ def test_a_site_with_a_budget_over_all_studies_refuses_it_before_anything_is_dra
     at = replace(site(tmp_path), budget=SiteBudget(epsilon=100.0))
     with pytest.raises(BudgetRefusal, match="budget over all studies"):
         make_release(
-            plan=varying(), wave=1, source=Source(path=tmp_path / "cohort.csv"), site=at, today=TODAY, rng=seeded_rng(7)
+            plan=varying(),
+            wave=1,
+            source=TableSource(path=tmp_path / "cohort.csv"),
+            site=at,
+            today=TODAY,
+            rng=seeded_rng(7),
         )
     assert not at.ledger.holds()
 
@@ -329,7 +334,7 @@ def test_a_study_has_a_price_for_all_its_releases_or_for_none(tmp_path):
         "local", version=2, waves=tuple(Wave(number=k, opens=first, closes=second, refit=k > 1) for k in (1, 2))
     )
     later = replace(later, returning="refresh")
-    source = Source(path=tmp_path / "cohort.csv")
+    source = TableSource(path=tmp_path / "cohort.csv")
     with pytest.raises(PolicyRefusal, match="with a formal guarantee and without one"):
         make_release(plan=later, wave=2, source=source, site=at, today=TODAY, rng=seeded_rng(8))
 

@@ -35,15 +35,15 @@ from shared.errors import (
 from shared.mechanisms.latent_noise.plan import LatentNoisePlan
 from shared.plans.plan import Budget, Wave
 from shared.privacy import accountant as privacy
-from shared.privacy.composition import Charge, Composition
+from shared.privacy.composition import Charge, StudyCharges
 from shared.releases.receipt import read_bundle
 from site_agent.decide import waves
 from site_agent.ledger.book import Ledger
 from site_agent.ledger.holds import LOST_CAP, Lost
 from site_agent.release import drawing as mechanisms
-from site_agent.release import lasting, pipeline
+from site_agent.release import pipeline, sealed_state
 from site_agent.release.outbox import Outbox
-from site_agent.release.site import Site
+from site_agent.release.site import WorkingSite
 
 ALWAYS = {"opens": dt.date(2000, 1, 1), "closes": dt.date(2999, 1, 1)}
 CURVE = tuple(float(value) for value in privacy.rdp(GAUSSIAN))
@@ -130,7 +130,7 @@ def test_the_total_is_never_below_what_some_person_was_charged_at_any_instant():
             charges.append(Charge(rdp=CURVE, pure=None, persons=known, beside=beside))
             for person in persons if kind == "drawn" else "abcdefgh" if kind == "unknown" else ():
                 truth[person] = truth.get(person, 0) + 1
-        assert Composition(charges).total(DELTA) >= once(max(truth.values(), default=0)) * (1 - 1e-12)
+        assert StudyCharges(charges).total(DELTA) >= once(max(truth.values(), default=0)) * (1 - 1e-12)
 
 
 def test_a_site_adds_the_worst_class_of_each_study(ledger):
@@ -160,7 +160,7 @@ def test_forty_thousand_persons_in_twelve_waves_are_composed_at_once():
     rng = random.Random(1)
     charges = [Charge(rdp=CURVE, pure=None, persons=rng.sample(names, 30_000)) for _ in range(12)]
     began = time.process_time()
-    assert Composition(charges).total(DELTA) == pytest.approx(once(12), rel=1e-12)
+    assert StudyCharges(charges).total(DELTA) == pytest.approx(once(12), rel=1e-12)
     assert time.process_time() - began < 5, "an order of magnitude above what it takes"
 
 
@@ -228,12 +228,12 @@ def grown(*sizes: int) -> pd.DataFrame:
     return pd.concat([make_table(size, seed) for seed, size in enumerate(sizes, start=1)], ignore_index=True)
 
 
-def rows_of(site, made) -> lasting.Rows:
-    return lasting.read_rows(site.ledger.folder(made.hold), made.hold)
+def rows_of(site, made) -> sealed_state.ReleasedRows:
+    return sealed_state.read_rows(site.ledger.folder(made.hold), made.hold)
 
 
-def fit_of(site, made) -> lasting.Fit:
-    return lasting.read_fit(site.ledger.folder(made.hold), made.hold)
+def fit_of(site, made) -> sealed_state.SealedFlow:
+    return sealed_state.read_fit(site.ledger.folder(made.hold), made.hold)
 
 
 def test_append_draws_each_person_once_through_the_first_flow_for_one_price(quick, tmp_path, plan, site, monkeypatch):
@@ -342,7 +342,7 @@ def test_a_lost_list_of_rows_stops_the_comparison_instead_of_passing_it(quick, t
     many = several(plan, returning="refresh", budget=Budget(epsilon=5000.0))
     made = release(many, site, source(tmp_path, grown(300)))
     deliver(site, made)
-    (site.ledger.folder(made.hold) / lasting.ROWS).unlink()
+    (site.ledger.folder(made.hold) / sealed_state.ROWS).unlink()
     with pytest.raises(IntegrityRefusal, match="sealed"):
         release(many, site, source(tmp_path, grown(299)), wave=2)
 
@@ -414,9 +414,9 @@ def test_a_withdrawal_that_is_killed_is_noted_or_not_and_can_be_repeated(ledger,
         ledger.note_persons("heart", ["b"])
 
     assert forked(note) == -9
-    assert ledger.persons_gone("heart") == {"a"}
+    assert ledger.persons_withdrawn("heart") == {"a"}
     assert ledger.note_persons("heart", ["b"]) == 1
-    assert ledger.persons_gone("heart") == {"a", "b"}
+    assert ledger.persons_withdrawn("heart") == {"a", "b"}
 
 
 # -- a snapshot put back ------------------------------------------------------------------------------------------
@@ -435,7 +435,7 @@ def test_a_snapshot_taken_at_the_anchor_and_put_back_after_the_run_does_not_draw
 
         def opened():
             ledger = Ledger.create(home / "ledger.db", hub.sites["north"].release, site="north")
-            return Site(
+            return WorkingSite(
                 name="north",
                 agent_version="0.1.0",
                 ledger=ledger,

@@ -51,7 +51,7 @@ from shared.privacy import accountant as privacy
 from shared.simulated import contact_networks
 from site_agent.records import table as records
 from site_agent.release import drawing, fitting
-from site_agent.release.pipeline import Release
+from site_agent.release.pipeline import SealedRelease
 
 ATTACK = drawing._attack
 DRAWS = 3
@@ -85,7 +85,7 @@ def bundled(path: Path) -> dict[str, str]:
 
 def world(
     folder: Path, plan: StudyPlan, tables: list[pd.DataFrame], edges: pd.DataFrame | None = None, seed: int = 1
-) -> tuple[list[Any], list[Release]]:
+) -> tuple[list[Any], list[SealedRelease]]:
     """Every wave of a plan, drawn again where a draw was refused: what leaves beside the released tables, and these."""
     bench, told, made = Bench(folder), [], []
     for wave, table in enumerate(tables, start=1):

@@ -31,7 +31,7 @@ from shared.errors import (
 from shared.plans.dictionary import Column
 from shared.plans.plan import sign_plan
 from shared.wire.messages import REASONS, WITHDRAWAL_TYPE, SignedDocument, Withdrawal
-from site_agent.egress import Witness
+from site_agent.egress import AcknowledgedReplies
 
 __all__ = ["plan"]  # the fixture
 TODAY = dt.date(2026, 5, 1)
@@ -243,8 +243,8 @@ def test_a_site_keeps_every_answer_that_the_coordinator_signed_and_refuses_one_i
     roots = {entry.index: entry.root for entry in hub.store.log()}
     assert [line["log_root"] for line in kept] == [roots[index] for index in (0, 1, 2)]
     # Another key, another site, no signature: not believed, not kept.
-    stranger = Witness(SigningKey.generate().public, "north", tmp_path / "a.jsonl")
-    elsewhere = Witness(hub.authority.witness.public, "south", tmp_path / "b.jsonl")
+    stranger = AcknowledgedReplies(SigningKey.generate().public, "north", tmp_path / "a.jsonl")
+    elsewhere = AcknowledgedReplies(hub.authority.witness.public, "south", tmp_path / "b.jsonl")
     for wrong in (stranger, elsewhere):
         with hub.egress("north", witness=wrong) as egress:
             refused(SignatureRefusal, lambda egress=egress: egress.anchor(hub.anchor("north", 4, after=3)))

@@ -1,1 +1,1 @@
-"""What an analyst types and sees: the command line, and a study asked over the network."""
+"""The analyst's interface: the command line, and a study asked over the network."""

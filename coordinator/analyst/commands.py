@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from coordinator.analyst.remote import Harmonised, Result, Study, connect, write_table
+from coordinator.analyst.remote import HarmonisedResult, Result, Study, connect, write_table
 from coordinator.analyst.show import check_figure, draw, p_shown, show_pooled, sides
 from shared.errors import DataFileRefusal, ParameterError
 from shared.releases.synthetic import Checkpoint, DrawNumber, Draws, FitName, Out, Restart, Rows, Steps, run_synthesis
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from rich.console import Console
 
-    from coordinator.analyst.remote import Table
+    from coordinator.analyst.remote import ResultTable
     from coordinator.pooling.pool import PooledResult
 
 __all__ = ["app", "connect", "main", "read_table"]
@@ -112,7 +112,7 @@ def _how(
     token: Token = Path(TOKEN_FILE),
     json: Json = False,
 ) -> dict[str, Any]:
-    """What every question has beside its own arguments, as `coordinator.analyst.remote.Study.query` takes it."""
+    """Arguments common to all questions, as `coordinator.analyst.remote.Study.query` takes it."""
     how = {"term": term, "method": method, "test": test, "level": level, "wave": wave, "as_of": as_of, "label": label}
     return how | ({"subset": subset} if subset else {})
 
@@ -409,7 +409,7 @@ def _answered(result: Result, forest: Path | None, json: bool, more: Mapping[str
 
     def show(out: Console) -> None:
         result.show(out)
-        if not isinstance(result, Harmonised):  # it shows its three answers itself
+        if not isinstance(result, HarmonisedResult):  # it shows its three answers itself
             result.meta().show(out)
         if further is not None:
             further.show(out)
@@ -417,7 +417,7 @@ def _answered(result: Result, forest: Path | None, json: bool, more: Mapping[str
     emit({**result.document, **(further.document if further else {})}, as_json=json, show=show)
 
 
-def _emit(found: Table, json: bool) -> None:
+def _emit(found: ResultTable, json: bool) -> None:
     emit(found.document, as_json=json, show=found.show)
 
 
@@ -492,7 +492,7 @@ def pool(
 
     result = _pool(file, yi=yi, vi=vi, labels=labels, method=method, test=test, level=level)
     facts = _facts(file, labels, [*(mods or []), *([subgroup] if subgroup else [])])
-    asked = analyses.Asked(
+    request = analyses.AnalysisRequest(
         mods={name: facts[name] for name in mods or []},
         group=(subgroup, facts[subgroup]) if subgroup else None,
         bayes=bayes,
@@ -501,7 +501,7 @@ def pool(
         diagnostics=diagnostics,
     )
     read = replace(result, scale="log", effect=result.effect or "Ratio") if exp else result
-    answers = analyses.analyse(read, asked)
+    answers = analyses.analyse(read, request)
 
     def show(out: Console) -> None:
         show_pooled(out, read)
@@ -523,7 +523,7 @@ def tables(
     json: Json = False,
 ) -> None:
     """Pool 2×2 tables of counts; nothing is added to a zero."""
-    from coordinator.pooling.two_by_two import Tables, mantel_haenszel, peto
+    from coordinator.pooling.two_by_two import TwoByTwoTables, mantel_haenszel, peto
 
     given = read_table(file)
     names = [name.strip() for name in cells.split(",")]
@@ -534,7 +534,7 @@ def tables(
     if method == "Peto" and measure != "OR":
         raise ParameterError("Peto's method must have the measure OR", given=measure)
     ai, bi, ci, di = (_numbers(given, name) for name in names)
-    counts = Tables(ai=ai, bi=bi, ci=ci, di=di, labels=_labels(given, labels) or ())
+    counts = TwoByTwoTables(ai=ai, bi=bi, ci=ci, di=di, labels=_labels(given, labels) or ())
     result = peto(counts, level=level) if method == "Peto" else mantel_haenszel(counts, measure, level=level)  # type: ignore[arg-type]
 
     def show(out: Console) -> None:

@@ -45,7 +45,18 @@ if TYPE_CHECKING:
     from shared.releases.synthetic import Synthesis
     from shared.wire.transport import Client
 
-__all__ = ["Connection", "Harmonised", "Log", "Pass", "Picture", "Result", "Study", "Table", "connect", "write_table"]
+__all__ = [
+    "Connection",
+    "HarmonisedResult",
+    "Log",
+    "Pass",
+    "Picture",
+    "Result",
+    "ResultTable",
+    "Study",
+    "connect",
+    "write_table",
+]
 
 PATIENCE = 120.0
 _ON_CURVES = ("time", "survival", "lower", "upper", "at_risk", "events")
@@ -54,7 +65,7 @@ DOCUMENT_CAP = 8 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class Pass:
-    """What an analyst needs to connect: one file, to be kept like a password.
+    """Credentials of an analyst: one file, to be kept like a password.
 
     Args:
         address: ``host:port`` to dial.
@@ -134,7 +145,7 @@ class _Shown(ABC):
         return f"<pre>{escape(repr(self))}</pre>"
 
 
-class Table(_Shown):
+class ResultTable(_Shown):
     """Rows that the coordinator sent, with the document they stand in.
 
     Args:
@@ -177,12 +188,12 @@ class Table(_Shown):
         return _html(self.title, self.to_frame() if self.rows else None)
 
 
-class Log(Table):
+class Log(ResultTable):
     """The multiplicity record of a study."""
 
     @property
     def counts(self) -> dict[str, int]:
-        """How many questions were answered, confirmatory and exploratory, how many different ones, how many refused."""
+        """Numbers of questions: answered (confirmatory and exploratory), distinct, and refused."""
         return dict(self.document["counts"])
 
 
@@ -217,18 +228,18 @@ class Connection(_Shown, Mapping[str, "Study"]):
             request_cap=64 << 10,
         )
 
-    def studies(self) -> Table:
-        """What each study has: sites, waves, persons, postures."""
+    def studies(self) -> ResultTable:
+        """Table of the studies: sites, waves, persons, postures."""
         from shared.wire.messages import StudiesRequest
 
-        told = self.ask("Studies", StudiesRequest())
+        document = self.ask("Studies", StudiesRequest())
         rows = []
-        for study in told["studies"]:
+        for study in document["studies"]:
             waves = study["delivered"]
             row = {"study": study["study"], "title": study["title"], "sites": len(study["sites"])}
             row |= {"waves": ", ".join(map(str, waves)) or None, "n": _total(study), "posture": study["posture"]}
             rows.append({**row, "last release": study["last_day"]})
-        return Table(f"{told['analyst']}, {told['role']}", rows, told)
+        return ResultTable(f"{document['analyst']}, {document['role']}", rows, document)
 
     def ask(self, method: str, request: Any) -> Any:
         """One call; its document. Raises: the refusal of the coordinator, NetworkRefusal."""
@@ -288,37 +299,40 @@ class Study(_Shown):
     # -- what there is ------------------------------------------------------------------------------------------
     def facts(self) -> dict[str, Any]:
         """Title, purpose, waves, sites, planned analyses."""
-        told = self._connection.studies().document["studies"]
-        found: dict[str, Any] = next(study for study in told if study["study"] == self.name)
+        studies = self._connection.studies().document["studies"]
+        found: dict[str, Any] = next(study for study in studies if study["study"] == self.name)
         return found
 
     def show(self, out: Console) -> None:
         """Draw it."""
         from shared.terminal import table
 
-        told = self.facts()
-        out.print(f"{told['study']}: {told['title']}", style="bold")
-        out.print(f"plan version {told['version']}, posture {told['posture']}, {told['returning']}. {told['note']}")
+        document = self.facts()
+        out.print(f"{document['study']}: {document['title']}", style="bold")
+        out.print(
+            f"plan version {document['version']}, posture {document['posture']}, {document['returning']}. "
+            f"{document['note']}"
+        )
         rows = []
-        paid = {site: (facts["study_epsilon"], facts["epsilon_given"]) for site, facts in told["sites"].items()}
+        paid = {site: (facts["study_epsilon"], facts["epsilon_given"]) for site, facts in document["sites"].items()}
         head, spent = shown_column(paid, "ε at most")
-        for site, facts in sorted(told["sites"].items()):
+        for site, facts in sorted(document["sites"].items()):
             waves = ", ".join(map(str, facts["waves"]))
-            rows.append([site, waves, _persons(facts, told["returning"]), facts["posture"], spent[site]])
+            rows.append([site, waves, _persons(facts, document["returning"]), facts["posture"], spent[site]])
         out.print(table(["site", "waves", "n", "posture", head], rows, right=["n", head]))
-        out.print(f"last release: {told['last_day'] or 'none yet'}")
-        if told["estimands"]:
+        out.print(f"last release: {document['last_day'] or 'none yet'}")
+        if document["estimands"]:
             out.print("planned analyses:")
-            for name, formula in told["estimands"].items():
+            for name, formula in document["estimands"].items():
                 out.print(f"  {name}: {formula}")
 
-    def dictionary(self, column: str = "") -> Table:
+    def dictionary(self, column: str = "") -> ResultTable:
         """Meaning, unit and the share of missing values per site. Raises: ParameterError (no such column)."""
         from shared.wire.messages import DescribeRequest
 
-        told = self._connection.ask("Describe", DescribeRequest(study=self.name, column=column))
+        document = self._connection.ask("Describe", DescribeRequest(study=self.name, column=column))
         rows = []
-        for found in told["columns"]:
+        for found in document["columns"]:
             span = f"{found['lower']:g} to {found['upper']:g}" if found["lower"] is not None else None
             row = {"column": found["name"], "meaning": found["label"], "kind": found["kind"], "unit": found["unit"]}
             row["values"] = span or ", ".join(map(str, found["levels"]))
@@ -332,20 +346,20 @@ class Study(_Shown):
                 share = found["missing_share"].get(site)
                 missing = "no such column" if share is None else _percent(share)
                 rows.append({"site": site, "missing": missing, **{k: row[k] for k in ("meaning", "unit", "values")}})
-        return Table(f"{self.name}{f', {column}' if column else ''}", rows, told)
+        return ResultTable(f"{self.name}{f', {column}' if column else ''}", rows, document)
 
-    def releases(self) -> Table:
+    def releases(self) -> ResultTable:
         """Every release: bundle, receipt, and whether its site took it back."""
         from shared.wire.messages import ReleasesRequest
 
-        told = self._connection.ask("Releases", ReleasesRequest(study=self.name))
+        document = self._connection.ask("Releases", ReleasesRequest(study=self.name))
         rows = []
-        for found in told["releases"]:
+        for found in document["releases"]:
             row = {name: found[name] for name in ("wave", "site", "n", "release_id")}
             row |= {"bundle": found["bundle_sha256"][:12], "ε": shown_price(found["epsilon"], found["epsilon_given"])}
             row |= {"posture": found["receipt"]["posture"], "day": found["accepted_day"]}
             rows.append({**row, "state": f"withdrawn: {found['withdrawn']}" if found["withdrawn"] else "accepted"})
-        return Table(f"releases of {self.name}", rows, told)
+        return ResultTable(f"releases of {self.name}", rows, document)
 
     def rows(self, release_id: str) -> pd.DataFrame:
         """The privatised rows of one release, where the plan lets analysts have them; the download is recorded.
@@ -364,7 +378,7 @@ class Study(_Shown):
         return table
 
     def synthetic(self, site: str, **how: Any) -> Synthesis:
-        """What would be fitted, on this machine, to a site's noisy figures: its releases' rows are fetched once.
+        """Synthesis from a site's noisy figures, fitted on this machine: its releases' rows are fetched once.
 
         ``study.synthetic("north", fit="moments", draws=5).draw().tables`` are five tables of one fit. Nothing is
         fitted at the coordinator, and no site is asked; the downloads stand in the study's record.
@@ -377,16 +391,16 @@ class Study(_Shown):
         from shared.plans.plan import StudyPlan
         from shared.releases.synthetic import Synthesis
 
-        told = self.releases().document
-        held = told["held"].get(site)
+        document = self.releases().document
+        held = document["held"].get(site)
         if not held:
             raise EstimateRefusal(
                 f"{site} must have an accepted release of {self.name}", given="none", next_step="See analyst releases."
             )
-        known = {one["release_id"]: one for one in told["releases"]}
+        known = {one["release_id"]: one for one in document["releases"]}
         plans = []
         for release_id in held:
-            plan = StudyPlan.from_canonical(told["plans"][str(known[release_id]["plan_version"])])
+            plan = StudyPlan.from_canonical(document["plans"][str(known[release_id]["plan_version"])])
             if plan.hash != known[release_id]["plan_hash"]:
                 raise IntegrityRefusal("a plan must be the one that a release was drawn under", given="another")
             plans.append(plan)
@@ -419,19 +433,23 @@ class Study(_Shown):
         lines: list[dict[str, Any]] = []
         after: int | None = 0
         while after is not None:
-            told = self._connection.ask("Log", LogRequest(study=self.name, after=after))
-            lines += told["lines"]
-            after = told["next"]
+            document = self._connection.ask("Log", LogRequest(study=self.name, after=after))
+            lines += document["lines"]
+            after = document["next"]
         for line in lines:
-            asked, state = line["question"], "stale" if line["stale"] else None
-            what = line["planned"] or asked.get("estimand")
+            question, state = line["question"], "stale" if line["stale"] else None
+            what = line["planned"] or question.get("estimand")
             if line["kind"] == "refused":
                 state = f"refused: {line['subject']}"
-                what = f"{asked['kind']}: {asked['formula']}" if asked["kind"] else asked["formula"]
+                what = f"{question['kind']}: {question['formula']}" if question["kind"] else question["formula"]
                 what = "".join(letter if letter.isprintable() else "?" for letter in what)  # anyone typed it
                 what = what if len(what) <= 60 else f"{what[:59]}…"
             row = {"no": line["number"], "day": line["day"], "analyst": line["analyst"], "label": line["label"]}
-            row |= {"question": what or f"rows of {asked['site']}", "term": asked.get("term"), "wave": asked["wave"]}
+            row |= {
+                "question": what or f"rows of {question['site']}",
+                "term": question.get("term"),
+                "wave": question["wave"],
+            }
             result = None if line["kind"] == "refused" else line["subject"][:12]
             rows.append({**row, "state": state, "result": result})
         counts = _counted(lines)
@@ -442,24 +460,24 @@ class Study(_Shown):
         )
 
     def explain(self, result_id: str) -> Explanation:
-        """What stands behind a result of this study, by its id or the first digits. Raises: StateRefusal (none)."""
+        """Provenance of a result of this study, by its id or the first digits. Raises: StateRefusal (none)."""
         from shared.wire.messages import ExplainRequest
 
         return Explanation(self._connection.ask("Explain", ExplainRequest(study=self.name, result_id=result_id)))
 
     def result(self, result_id: str) -> Result:
         """A result that was given in this study, as it was given; its id or the first digits. Raises: StateRefusal."""
-        told = self.explain(result_id).document["answer"]
-        asked = told["asked"]
-        how = {name: asked[name] for name in ("term", "method", "test", "level", "wave", "as_of")}
-        how |= {"combine": asked["combined"]}
-        if "harmonised" in asked:
-            how |= {"harmonise": asked["harmonised"], "to": asked["to"], "densities": asked["densities"]}
+        document = self.explain(result_id).document["answer"]
+        question = document["asked"]
+        how = {name: question[name] for name in ("term", "method", "test", "level", "wave", "as_of")}
+        how |= {"combine": question["combined"]}
+        if "harmonised" in question:
+            how |= {"harmonise": question["harmonised"], "to": question["to"], "densities": question["densities"]}
 
-        def again(**changed: Any) -> Result:
-            return self.query("", asked["estimand"], **{**how, **changed})
+        def requery(**changed: Any) -> Result:
+            return self.query("", question["estimand"], **{**how, **changed})
 
-        return _result(self, told, again)
+        return _result(self, document, requery)
 
     # -- questions ----------------------------------------------------------------------------------------------
     def query(self, kind: str, formula: str, *, term: str = "", **how: Any) -> Result:
@@ -480,10 +498,10 @@ class Study(_Shown):
         options = {name: str(value) for name, value in how.items() if name not in known}
         request = QueryRequest(study=self.name, kind=kind, formula=formula, term=term, options=options, **settings)
 
-        def again(**changed: Any) -> Result:
+        def requery(**changed: Any) -> Result:
             return self.query(kind, formula, **{"term": term, **how, **changed})
 
-        return _result(self, self._connection.ask("Query", request), again)
+        return _result(self, self._connection.ask("Query", request), requery)
 
     def harmonise(
         self,
@@ -494,7 +512,7 @@ class Study(_Shown):
         kind: str = "",
         densities: str = "",
         **how: Any,
-    ) -> Harmonised:
+    ) -> HarmonisedResult:
         """Ask a question as it stands, and with a column mapped onto one site's scale, side by side.
 
         The maps are made of the noisy densities of a study beside this one, so nothing more is spent. They assume that
@@ -524,7 +542,7 @@ class Study(_Shown):
                 )
             [formula] = holding
         found = self.query(kind, formula, harmonise=",".join(columns), to=to, densities=densities, **how)
-        assert isinstance(found, Harmonised)
+        assert isinstance(found, HarmonisedResult)
         return found
 
     def planned(self, name: str, *, term: str = "", **how: Any) -> Result:
@@ -600,8 +618,8 @@ class Result(_Shown):
         again: asks the same question with other settings.
     """
 
-    def __init__(self, study: Study, document: Mapping[str, Any], again: Callable[..., Result]) -> None:
-        self._study, self.document, self._again = study, document, again
+    def __init__(self, study: Study, document: Mapping[str, Any], requery: Callable[..., Result]) -> None:
+        self._study, self.document, self._requery = study, document, requery
 
     @property
     def id(self) -> str:
@@ -623,17 +641,17 @@ class Result(_Shown):
         """Pooled again from the sites' estimates that were sent. Raises: IntegrityRefusal (another number)."""
         return self._pooled(self.document)
 
-    def _pooled(self, told: Mapping[str, Any]) -> PooledResult:
+    def _pooled(self, document: Mapping[str, Any]) -> PooledResult:
         from dataclasses import replace
         from math import isclose
 
         from coordinator.pooling.pool import pool_estimates
 
         how = self.document["asked"]
-        rows = [_estimate(row) for row in told["estimates"]]
+        rows = [_estimate(row) for row in document["estimates"]]
         found = pool_estimates(rows, method=how["method"], test=how["test"], level=how["level"])
         found = replace(found, effect=self.document.get("effect", ""))
-        if not isclose(found.beta, told["pooled"]["beta"], rel_tol=1e-6, abs_tol=1e-9):
+        if not isclose(found.beta, document["pooled"]["beta"], rel_tol=1e-6, abs_tol=1e-9):
             raise IntegrityRefusal(
                 "this computer must pool to the number that was sent",
                 given="another",
@@ -647,7 +665,7 @@ class Result(_Shown):
         Args:
             changed: method, test, level, and whatever else `Study.query` takes.
         """
-        return Meta(self._again(**changed) if changed else self)
+        return Meta(self._requery(**changed) if changed else self)
 
     @overload
     def forest(
@@ -693,9 +711,15 @@ class Result(_Shown):
         """
         from coordinator.analyst.show import draw
 
-        told = self.document
-        title = title or told["title"]
-        how = {"title": title, "note": told["told"], "columns": told["columns"], "favours": favours, "sort": sort}
+        document = self.document
+        title = title or document["title"]
+        how = {
+            "title": title,
+            "note": document["told"],
+            "columns": document["columns"],
+            "favours": favours,
+            "sort": sort,
+        }
         how["group"] = self._group(subgroups)
         return _drawn(lambda file: draw(self.pooled, kind, path=file, **how), title, path, kind)
 
@@ -709,7 +733,7 @@ class Result(_Shown):
         exact: bool = False,
         diagnostics: bool = False,
     ) -> Further:
-        """What may be asked of a pooled result beyond itself, worked out here from the sites' estimates.
+        """Further analyses of a pooled result, computed here from the sites' estimates.
 
         Args:
             mods: moderator -> (site -> value): one meta-regression on all of them.
@@ -718,33 +742,37 @@ class Result(_Shown):
             exact: the intervals for few studies.
             diagnostics: leave-one-out, influence, Egger, Begg, trim-and-fill.
         """
-        from coordinator.pooling.analyses import Asked, analyse
+        from coordinator.pooling.analyses import AnalysisRequest, analyse
         from shared.terminal import plain
 
         group = self._group(subgroups)
-        asked = Asked(mods=mods or {}, group=group, bayes=bayes, scale=scale, exact=exact, diagnostics=diagnostics)
-        return Further(self, analyse(self.pooled, asked), plain)
+        request = AnalysisRequest(
+            mods=mods or {}, group=group, bayes=bayes, scale=scale, exact=exact, diagnostics=diagnostics
+        )
+        return Further(self, analyse(self.pooled, request), plain)
 
     def _group(self, subgroups: str | Mapping[str, Any]) -> tuple[str, Mapping[str, Any]] | None:
         """Name and levels of subgroups. Raises: ParameterError: no such fact about the sites."""
-        told = self.document["columns"]
-        group = ("", subgroups) if isinstance(subgroups, Mapping) else (subgroups, told.get(subgroups, {}))
+        columns = self.document["columns"]
+        group = ("", subgroups) if isinstance(subgroups, Mapping) else (subgroups, columns.get(subgroups, {}))
         if subgroups and not group[1]:
-            raise ParameterError(f"subgroups must be one of {', '.join(told)}, or site -> level", given=repr(subgroups))
+            raise ParameterError(
+                f"subgroups must be one of {', '.join(columns)}, or site -> level", given=repr(subgroups)
+            )
         return group if subgroups else None
 
-    def curves(self) -> Table:
+    def curves(self) -> ResultTable:
         """Of a km question: the share without the event at public times, with the rows at risk, site by site.
 
         Raises: ParameterError: another kind of question.
         """
-        told = self._curves()
+        document = self._curves()
         rows = [
             {"curve": curve["label"], **dict(zip(_ON_CURVES, values, strict=True))}
-            for curve in told["curves"]
+            for curve in document["curves"]
             for values in zip(*(curve[name] for name in _ON_CURVES), strict=True)
         ]
-        return Table(f"{told['title']}: {told['axis']}", rows, told)
+        return ResultTable(f"{document['title']}: {document['axis']}", rows, document)
 
     @overload
     def curve(self, path: str | Path, *, sites: Sequence[str] = (), bands: bool | None = None) -> Path: ...
@@ -764,21 +792,23 @@ class Result(_Shown):
         from coordinator.figures.over_time import km_figure
         from shared.estimands.survival import GridCurve
 
-        told = self._curves()
-        shown = [GridCurve(**curve) for curve in told["curves"] if not sites or curve["label"].split(", ")[0] in sites]
-        how = {"title": told["title"], "note": told["note"], "left_out": told["left_out"], "bands": bands}
-        words = {"xlabel": told["axis"], "ylabel": f"Share without {told['event']}"}
-        return _drawn(lambda file: km_figure(shown, path=file, **how, **words), told["title"], path)
+        document = self._curves()
+        shown = [
+            GridCurve(**curve) for curve in document["curves"] if not sites or curve["label"].split(", ")[0] in sites
+        ]
+        how = {"title": document["title"], "note": document["note"], "left_out": document["left_out"], "bands": bands}
+        words = {"xlabel": document["axis"], "ylabel": f"Share without {document['event']}"}
+        return _drawn(lambda file: km_figure(shown, path=file, **how, **words), document["title"], path)
 
     def _curves(self) -> dict[str, Any]:
-        told: dict[str, Any] | None = self.document.get("curves")
-        if told is None:
+        document: dict[str, Any] | None = self.document.get("curves")
+        if document is None:
             raise ParameterError(
                 "only a km question that a site could answer has curves",
                 given=str(self.document["estimand"]),
                 next_step='Ask study.km("Surv(time, event) ~ 1", at=...).',
             )
-        return told
+        return document
 
     def explain(self) -> Explanation:
         """Bundles, receipts, plan and code versions behind it; who asked; whether it is stale."""
@@ -824,53 +854,53 @@ class Result(_Shown):
         from shared.estimands.effects import SCALES, shown
         from shared.terminal import number, table
 
-        told = self.document
-        scale = told["scale"]
-        out.print(f"{told['term']} in {told['estimand']}", style="bold")
-        out.print(f"{told['study']}, wave {told['wave']}. {told['told']}", style="dim")
+        document = self.document
+        scale = document["scale"]
+        out.print(f"{document['term']} in {document['estimand']}", style="bold")
+        out.print(f"{document['study']}, wave {document['wave']}. {document['told']}", style="dim")
         rows = []
-        for row in told["estimates"]:
+        for row in document["estimates"]:
             if row["yi"] is None:
                 rows.append([row["site"], None, None, row["n"] or None, row["reason"]])
                 continue
             se = (row["vi_sampling"] + row["vi_privacy"]) ** 0.5
             value = shown(row["yi"], scale)
             rows.append([row["site"], number(value) if isfinite(value) else "∞", number(se), row["n"], ""])
-        head, error = _effect(told), f"se of its {SCALES[scale]}" if SCALES[scale] else "se"
+        head, error = _effect(document), f"se of its {SCALES[scale]}" if SCALES[scale] else "se"
         out.print(table(["site", head, error, "n", "left out because"], rows, right=[head, error, "n"]))
-        out.print(_line(told))
-        for sentence in told.get("cautions", ()):
+        out.print(_line(document))
+        for sentence in document.get("cautions", ()):
             out.print(f"note  {sentence}", style="dim")
         out.print(f"result {self.id}", style="dim")
 
     def _repr_html_(self) -> str:
-        told = self.document
+        document = self.document
         frame = self.to_frame()
-        notes = [_line(told), told["told"], *(f"note: {sentence}" for sentence in told.get("cautions", ()))]
-        return _html(f"{told['term']} in {told['estimand']}", _read(frame, told), *notes)
+        notes = [_line(document), document["told"], *(f"note: {sentence}" for sentence in document.get("cautions", ()))]
+        return _html(f"{document['term']} in {document['estimand']}", _read(frame, document), *notes)
 
 
-class Harmonised(Result):
+class HarmonisedResult(Result):
     """An answer as it stands, and beside it what a column mapped onto one site's scale makes of it.
 
     All of `Result` is about the answer as it stands: nobody sees the harmonised one alone.
     """
 
     @property
-    def told(self) -> Mapping[str, Any]:
-        """What harmonising made of it: the maps, the estimates, the pooled result, the warnings."""
+    def mapping(self) -> Mapping[str, Any]:
+        """The harmonised part of the document: maps, estimates, pooled result, warnings."""
         found: Mapping[str, Any] = self.document["harmonised"]
         return found
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What speaks against harmonising, in sentences."""
-        return tuple(self.told["warnings"])
+        """Warnings against harmonising, in sentences."""
+        return tuple(self.mapping["warnings"])
 
     @property
     def raw(self) -> float | None:
         """The estimate of all rows in one table, as if one laboratory had measured them."""
-        value = self.told["raw"]["yi"]
+        value = self.mapping["raw"]["yi"]
         return None if value is None else float(value)
 
     @property
@@ -878,7 +908,7 @@ class Harmonised(Result):
         """Pooled again as `Result.pooled`, from the mapped rows' estimates; its interval holds the maps' variance."""
         from dataclasses import replace
 
-        return replace(self._pooled(self.told), shared=float(self.told["map_variance"]))
+        return replace(self._pooled(self.mapping), shared=float(self.mapping["map_variance"]))
 
     def forest(self, path: Any = None, kind: str = "forest", title: str = "", **how: Any) -> Any:
         """Draw the three answers in one forest plot; of another kind, the figure of the answer as it stands.
@@ -890,53 +920,55 @@ class Harmonised(Result):
             return super().forest(path, kind, title, **how)
         from coordinator.answers.harmonise import draw
 
-        told = self.told
-        what = told["column"].replace(",", " and ")
-        title = title or f"{self.document['study']}: {self.document['term']}, {what} on the scale of {told['to']}"
+        mapping = self.mapping
+        what = mapping["column"].replace(",", " and ")
+        title = title or f"{self.document['study']}: {self.document['term']}, {what} on the scale of {mapping['to']}"
         words = {"title": title, "question": self.document["estimand"], "warnings": self.warnings}
-        arms = (self.pooled, self.harmonised, _estimate(told["raw"]))
-        return _drawn(lambda file: draw(*arms, map_variance=told["site_map_variance"], path=file, **words), title, path)
+        arms = (self.pooled, self.harmonised, _estimate(mapping["raw"]))
+        return _drawn(
+            lambda file: draw(*arms, map_variance=mapping["site_map_variance"], path=file, **words), title, path
+        )
 
     def show(self, out: Console) -> None:
         """Draw it."""
         from shared.terminal import number, table
 
-        told, mine = self.told, self.document
-        out.print(told["lines"][0], style="bold")
-        out.print(f"{mine['study']}, wave {mine['wave']}. {mine['told']}", style="dim")
-        mapped = {row["site"]: row for row in told["estimates"]}
+        mapping, document = self.mapping, self.document
+        out.print(mapping["lines"][0], style="bold")
+        out.print(f"{document['study']}, wave {document['wave']}. {document['told']}", style="dim")
+        mapped = {row["site"]: row for row in mapping["estimates"]}
         rows = []
-        for row in mine["estimates"]:
+        for row in document["estimates"]:
             other = mapped.get(row["site"], row)
-            spread = told["site_map_variance"].get(row["site"])
-            cells = [_value(row, mine["scale"]), _value(other, mine["scale"])]
+            spread = mapping["site_map_variance"].get(row["site"])
+            cells = [_value(row, document["scale"]), _value(other, document["scale"])]
             why = row["reason"] or other["reason"]
             rows.append([row["site"], *cells, None if spread is None else number(spread**0.5), row["n"] or None, why])
         heads = ["site", "as released", "harmonised", "se of map", "n", "left out because"]
         out.print(table(heads, rows, right=heads[1:5]))
-        for line in told["lines"][1:]:
+        for line in mapping["lines"][1:]:
             out.print(line, style="yellow" if line.startswith("warning") else None)
         out.print(f"result {self.id}", style="dim")
 
     def _repr_html_(self) -> str:
-        return _html(self.told["lines"][0], self.to_frame(), *self.told["lines"][1:])
+        return _html(self.mapping["lines"][0], self.to_frame(), *self.mapping["lines"][1:])
 
     def to_frame(self) -> pd.DataFrame:
         """One row per site: the estimate as released and its variance, and the same after mapping."""
         frame = super().to_frame()
-        mapped = {row["site"]: row for row in self.told["estimates"]}
+        mapped = {row["site"]: row for row in self.mapping["estimates"]}
         known = [mapped.get(site, {"yi": None, "vi_sampling": None, "vi_privacy": 0.0}) for site in frame["site"]]
         frame["yi_harmonised"] = [row["yi"] for row in known]
         frame["vi_harmonised"] = [
             None if row["yi"] is None else row["vi_sampling"] + row["vi_privacy"] for row in known
         ]
-        frame["vi_map"] = [self.told["site_map_variance"].get(site) for site in frame["site"]]
+        frame["vi_map"] = [self.mapping["site_map_variance"].get(site) for site in frame["site"]]
         return frame
 
 
-def _result(study: Study, document: Mapping[str, Any], again: Callable[..., Result]) -> Result:
+def _result(study: Study, document: Mapping[str, Any], requery: Callable[..., Result]) -> Result:
     """The answer as its kind of object."""
-    return (Harmonised if "harmonised" in document else Result)(study, document, again)
+    return (HarmonisedResult if "harmonised" in document else Result)(study, document, requery)
 
 
 def _estimate(row: Mapping[str, Any]) -> Estimate:
@@ -974,7 +1006,7 @@ class Picture:
 
 
 def _drawn(draw: Callable[[Path], object], title: str, path: str | Path | None, kind: str = "") -> Path | Picture:
-    """What `draw` writes: a file, or without one a picture. Raises: ParameterError: another suffix."""
+    """The figure that `draw` writes: a file, or without one a picture. Raises: ParameterError: another suffix."""
     from tempfile import TemporaryDirectory
 
     from coordinator.analyst.show import check_figure
@@ -996,9 +1028,9 @@ class Meta(_Shown):
         self.result, self.document = result, result.document
 
     def __getattr__(self, name: str) -> Any:
-        told = self.__dict__.get("document", {})
-        if name in told.get("pooled", {}):
-            return told["pooled"][name]
+        document = self.__dict__.get("document", {})
+        if name in document.get("pooled", {}):
+            return document["pooled"][name]
         raise AttributeError(name)
 
     def to_frame(self) -> pd.DataFrame:
@@ -1037,14 +1069,14 @@ class Further(_Shown):
 
 
 class Explanation(_Shown):
-    """What a result rests on: releases, receipts, plan, code, who asked."""
+    """Provenance of a result: releases, receipts, plan, code, who asked."""
 
     def __init__(self, document: Mapping[str, Any]) -> None:
         self.document = document
 
     @property
     def stale(self) -> tuple[str, ...]:
-        """Why the same question would be answered from other releases today; nothing when it would not."""
+        """Reasons why the same question has other releases behind it today; empty where it has not."""
         return tuple(self.document["stale"])
 
     def to_frame(self) -> pd.DataFrame:
@@ -1055,25 +1087,27 @@ class Explanation(_Shown):
         return pd.DataFrame(rows)
 
     def _repr_html_(self) -> str:
-        told = self.document["answer"]
-        plan, code = told["provenance"]["plan"], told["provenance"]["code"]
+        document = self.document["answer"]
+        plan, code = document["provenance"]["plan"], document["provenance"]["code"]
         notes = [f"stale: {why}" for why in self.stale] + [
-            _line(told),
+            _line(document),
             f"plan version {plan['version']}, {plan['hash']}",
         ]
         notes.append(", ".join(f"{name} {version}" for name, version in code.items()))
-        return _html(f"result {self.document['result']}: {told['term']} in {told['estimand']}", self.to_frame(), *notes)
+        return _html(
+            f"result {self.document['result']}: {document['term']} in {document['estimand']}", self.to_frame(), *notes
+        )
 
     def show(self, out: Console) -> None:
         """Draw it."""
         from shared.terminal import number, table
 
-        told = self.document["answer"]
-        out.print(f"result {self.document['result']}: {told['term']} in {told['estimand']}", style="bold")
+        document = self.document["answer"]
+        out.print(f"result {self.document['result']}: {document['term']} in {document['estimand']}", style="bold")
         for why in self.stale:
             out.print(f"stale: {why}", style="bold red")
-        out.print(_line(told))
-        found = [row for row in told["estimates"] if row.get("vi_naive") is not None]
+        out.print(_line(document))
+        found = [row for row in document["estimates"] if row.get("vi_naive") is not None]
         for how in dict.fromkeys(row["how"] for row in found):
             out.print(f"variance by {how}")
         parts = [
@@ -1082,9 +1116,9 @@ class Explanation(_Shown):
         ]
         heads = ["site", "se of patients and flow", "of noise", "naive"]
         out.print(table(heads, parts, right=heads[1:]))
-        for note in told["notes"]:
+        for note in document["notes"]:
             out.print(f"note    {note}", style="dim")
-        plan, code = told["provenance"]["plan"], told["provenance"]["code"]
+        plan, code = document["provenance"]["plan"], document["provenance"]["code"]
         out.print(f"plan    version {plan['version']}, {plan['hash']}")
         out.print(f"code    {', '.join(f'{name} {version}' for name, version in code.items())}")
         rows = [
@@ -1097,39 +1131,39 @@ class Explanation(_Shown):
             out.print(f"asked by {line['analyst']} on {line['day']}, {line['label']}")
 
 
-def _effect(told: Mapping[str, Any]) -> str:
+def _effect(document: Mapping[str, Any]) -> str:
     """What the estimates are called; a coordinator of version 0.1 does not say."""
-    return str(told.get("effect", "")).lower() or ("ratio" if told["scale"] == "log" else "estimate")
+    return str(document.get("effect", "")).lower() or ("ratio" if document["scale"] == "log" else "estimate")
 
 
-def _line(told: Mapping[str, Any]) -> str:
+def _line(document: Mapping[str, Any]) -> str:
     """The pooled result in one line, off the analysis scale."""
     from shared.estimands.effects import shown
     from shared.terminal import number
 
-    pooled = told["pooled"]
-    value, low, high = (number(shown(pooled[name], told["scale"])) for name in ("beta", "ci_lb", "ci_ub"))
-    how = f"{pooled['method']}, {pooled['test']}, {told['k']} sites"
-    return f"pooled {_effect(told)} {value} ({100 * told['level']:g} % CI {low} to {high}; {how})"
+    pooled = document["pooled"]
+    value, low, high = (number(shown(pooled[name], document["scale"])) for name in ("beta", "ci_lb", "ci_ub"))
+    how = f"{pooled['method']}, {pooled['test']}, {document['k']} sites"
+    return f"pooled {_effect(document)} {value} ({100 * document['level']:g} % CI {low} to {high}; {how})"
 
 
-def _read(frame: pd.DataFrame, told: Mapping[str, Any]) -> pd.DataFrame:
+def _read(frame: pd.DataFrame, document: Mapping[str, Any]) -> pd.DataFrame:
     """A table of sites as a notebook shows it: the estimate off the analysis scale, with its interval."""
     from statistics import NormalDist
 
     from shared.estimands.effects import shown
 
-    half = NormalDist().inv_cdf((1 + told["level"]) / 2)
+    half = NormalDist().inv_cdf((1 + document["level"]) / 2)
     error = frame["vi"] ** 0.5
-    ends = {_effect(told): frame["yi"], "lower": frame["yi"] - half * error, "upper": frame["yi"] + half * error}
+    ends = {_effect(document): frame["yi"], "lower": frame["yi"] - half * error, "upper": frame["yi"] + half * error}
     out = frame[["site", "wave", "n"]].copy()
     for name, column in ends.items():
-        out[name] = [None if y != y else round(shown(y, told["scale"]), 4) for y in column.astype(float)]
+        out[name] = [None if y != y else round(shown(y, document["scale"]), 4) for y in column.astype(float)]
     return out.assign(**{"left out because": frame["reason"]})
 
 
 def _html(title: str, frame: pd.DataFrame | None, *notes: str) -> str:
-    """What a notebook shows: a heading, a table, sentences below it. Names and texts of others are only text."""
+    """HTML for a notebook: a heading, a table, sentences below it. Names and texts of others are only text."""
     from html import escape
 
     shown = "<p>none yet</p>" if frame is None else frame.to_html(index=frame.index.name is not None, na_rep="–")

@@ -31,7 +31,7 @@ def check_figure(path: Path, kind: str) -> None:
 
 
 def sides(text: str) -> tuple[str, str] | None:
-    """What lies left and right of a null line. Raises: ParameterError: not two texts.
+    """Labels left and right of a null line. Raises: ParameterError: not two texts.
 
     >>> sides("Favours drug | Favours placebo")
     ('Favours drug', 'Favours placebo')

@@ -18,7 +18,7 @@ from shared.estimands.survival import GridCurve, public_times
 from shared.mechanisms.base import Answering
 
 if TYPE_CHECKING:
-    from coordinator.store.store import Release, Store
+    from coordinator.store.store import AcceptedRelease, Store
 
 __all__ = ["Curves", "curves"]
 
@@ -48,12 +48,12 @@ class Curves:
 
     @property
     def title(self) -> str:
-        """What a figure of it is called."""
+        """Title of its figure."""
         return f"{self.study}, wave {self.wave}: {self.estimand}"
 
     @property
     def provenance(self) -> str:
-        """What it rests on, in a sentence."""
+        """Provenance, in a sentence."""
         count = len(set(self.used.values()))
         return f"Privatised releases of {count} site{'s' * (count != 1)}; rows, not patients, are counted."
 
@@ -98,12 +98,12 @@ def curves(
     import pandas as pd
 
     plan = store.plan(study).plan
-    asked = estimand if isinstance(estimand, Estimand) else parse_estimand(plan.estimands.get(estimand, estimand))
-    if asked.kind != "km":
+    query = estimand if isinstance(estimand, Estimand) else parse_estimand(plan.estimands.get(estimand, estimand))
+    if query.kind != "km":
         raise ParameterError(
-            "a curve must be asked by km", given=str(asked), next_step="As in km(time, event) ~ arm, or ~ 1."
+            "a curve must be asked by km", given=str(query), next_step="As in km(time, event) ~ arm, or ~ 1."
         )
-    question = replace(asked, at=None)
+    question = replace(query, at=None)
     # The question of one time is refused or resolved by the same rules: an unknown column, with the nearest names.
     queries.resolve(plan, replace(question, at=1.0), lack=lambda name: queries.lacking(store, study, name))
     held = queries.holding(store, study, wave, as_of=as_of, combine=combine)
@@ -153,7 +153,7 @@ def curves(
     )
 
 
-def _noisy(store: Store, release: Release) -> bool:
+def _noisy(store: Store, release: AcceptedRelease) -> bool:
     return isinstance(store.plan(release.study, release.plan_version).plan.release, Answering)
 
 

@@ -1,4 +1,4 @@
-r"""What one site's noisy figures say of a distribution: shares of parts of a range, in whichever way they left.
+r"""Density estimates from one site's noisy figures: shares of parts of a range, in whichever way they left.
 
 The noise of each figure is known, so the coefficients of a histogram in a cosine basis are shrunk shell by shell (James
 and Stein, positive part) as far as noise and sampling explain them, and the result is projected onto the densities
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from shared.mechanisms.densities.scaling import Coefficients
 
 
-__all__ = ["Density", "Joint", "Linear", "Noisy", "Quantiled", "density_of", "distance", "on_simplex"]
+__all__ = ["Density", "Joint", "LinearAggregates", "Noisy", "Quantiled", "density_of", "distance", "on_simplex"]
 
 Floats = NDArray[np.float64]
 _SMOOTH_BINS = {1: 64, 2: 32, 3: 16}
@@ -58,8 +58,8 @@ class Density(ABC):
         """(parts,) probabilities that add up to 1; none of them is 0, so that a map has neither flats nor jumps."""
 
     @abstractmethod
-    def again(self, rng: np.random.Generator) -> Density:
-        """As it might have come out: persons and noise drawn anew from the estimate."""
+    def redraw(self, rng: np.random.Generator) -> Density:
+        """Parametric bootstrap: the density from figures redrawn, persons and noise, from this estimate."""
 
     @cached_property
     def cumulative(self) -> Floats:
@@ -85,7 +85,7 @@ class Density(ABC):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Linear:
+class LinearAggregates:
     """Noisy figures that are linear in the persons, of one to three columns, and what is known of their noise.
 
     Args:
@@ -156,7 +156,7 @@ class Linear:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Noisy(Linear, Density):
+class Noisy(LinearAggregates, Density):
     """A released histogram of one column, or its smooth density: what is known before anything is made of it.
 
     Args:
@@ -177,8 +177,8 @@ class Noisy(Linear, Density):
             raise ParameterError("a histogram must have finite counts and increasing edges", given="others")
         object.__setattr__(self, "edges", edges)
 
-    def again(self, rng: np.random.Generator) -> Noisy:
-        """Figures as they might have come out: persons and noise drawn anew from the estimate."""
+    def redraw(self, rng: np.random.Generator) -> Noisy:
+        """Parametric bootstrap: figures redrawn, persons and noise, from the estimate."""
         return replace(self, **self._redrawn(rng))
 
 
@@ -214,7 +214,7 @@ class Quantiled(Density):
         little = min(0.1, max(1e-5, 0.5 / self.persons))
         return np.asarray((1 - little) * shares / shares.sum() + little / len(shares))
 
-    def again(self, rng: np.random.Generator) -> Quantiled:
+    def redraw(self, rng: np.random.Generator) -> Quantiled:
         """Persons drawn anew from the estimate, and borders chosen among them with the odds of the mechanism."""
         drawn = []
         for _, n in self.cuts:
@@ -235,7 +235,7 @@ class _Chance:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Joint(Linear):
+class Joint(LinearAggregates):
     """Released figures of two or three columns together.
 
     Args:
@@ -254,8 +254,8 @@ class Joint(Linear):
                 next_step="One column has an exact map (Map); four have more cells than a study has persons.",
             )
 
-    def again(self, rng: np.random.Generator) -> Joint:
-        """Figures as they might have come out: persons and noise drawn anew from the estimate."""
+    def redraw(self, rng: np.random.Generator) -> Joint:
+        """Parametric bootstrap: figures redrawn, persons and noise, from the estimate."""
         return replace(self, **self._redrawn(rng))
 
     def places(self, values: Floats) -> Floats:
@@ -285,31 +285,31 @@ def on_simplex(values: Floats) -> Floats:
 
 
 def distance(one: Density, other: Density) -> float:
-    """How far apart two densities lie: the mean distance of their quantiles, in their common standard deviation."""
+    """Distance of two densities: the mean distance of their quantiles, in their common standard deviation."""
     u = (np.arange(400) + 0.5) / 400
     spread = math.sqrt((one.sd**2 + other.sd**2) / 2)
     return float(np.abs(one.quantile(u) - other.quantile(u)).mean()) / spread
 
 
 def density_of(group: Group, figures: Sequence[tuple[NDArray[np.int64], int]]) -> Density | Joint:
-    """What released figures of one group, of all its releases, say. Raises: EstimateRefusal: nobody has a value."""
+    """Density of one group of columns, from all its releases. Raises: EstimateRefusal: nobody has a value."""
     n = sum(persons for _, persons in figures)
     if isinstance(group, Cuts):
         return Quantiled.of(group, [(one.astype(np.float64), persons) for one, persons in figures])
-    told: dict[str, Any] = {"persons": float(n), "releases": len(figures)}
+    source: dict[str, Any] = {"persons": float(n), "releases": len(figures)}
     if isinstance(group, Smooth):
         d = len(group.of)
         sums = np.sum([one for one, _ in figures], axis=0).reshape((2**group.coefficients.basis.level,) * d)
-        told |= {"counts": sums, "smooth": group.coefficients, "scale": group.coefficients.scale}
+        source |= {"counts": sums, "smooth": group.coefficients, "scale": group.coefficients.scale}
         edges = tuple(np.linspace(*bounds(column), _SMOOTH_BINS[d] + 1) for column in group.of)
     else:
         assert isinstance(group, Histogram | Reports)
         counts = np.sum([group.counts(one, persons) for one, persons in figures], axis=0)
-        told["persons"] = float(n - counts[-1]) if group.grid.missing else float(n)
-        told["counts"] = counts[: math.prod(group.grid.shape)].reshape(group.grid.shape)
-        told |= {"local": group.local} if isinstance(group, Reports) else {"scale": group.scale}
+        source["persons"] = float(n - counts[-1]) if group.grid.missing else float(n)
+        source["counts"] = counts[: math.prod(group.grid.shape)].reshape(group.grid.shape)
+        source |= {"local": group.local} if isinstance(group, Reports) else {"scale": group.scale}
         edges = group.grid.edges
-    return Noisy(edges=edges[0], **told) if len(edges) == 1 else Joint(edges=edges, **told)
+    return Noisy(edges=edges[0], **source) if len(edges) == 1 else Joint(edges=edges, **source)
 
 
 def _shares(counts: Floats, persons: float, noise: float) -> Floats:

@@ -1,4 +1,4 @@
-r"""What hospitals measure differently, mapped onto one hospital's scale: from noisy densities, and never silently.
+r"""Harmonised columns, mapped onto one hospital's scale: from noisy densities, and never silently.
 
 Two laboratories report the same quantity on different scales. Where their patients are alike, the increasing map that
 carries one laboratory's distribution onto the other's is the conversion between them. Each site releases its noisy
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
     import pandas as pd
 
-    from coordinator.store.store import Release, Store
+    from coordinator.store.store import AcceptedRelease, Store
     from shared.estimands.questions import Estimand
 
 __all__ = [
@@ -59,13 +59,13 @@ __all__ = [
 
 Floats = NDArray[np.float64]
 ALIKE = 1.0
-"""How far apart two sites' patients may lie, in standard deviations, before harmonising them is warned of."""
+"""Largest case-mix distance of two sites, in standard deviations, without a warning."""
 
 
 def case_mix_warning(
     densities: Mapping[str, Mapping[str, Density]], column: str, to: str, *, limit: float = ALIKE
 ) -> tuple[str, ...]:
-    """What speaks against harmonising `column` to the site `to`, in sentences; empty where nothing is seen.
+    """Warning against harmonising `column` to the site `to`, in sentences; empty where nothing is seen.
 
     Args:
         densities: site to column to density: the column itself, and columns that no laboratory distorts.
@@ -139,7 +139,7 @@ class Harmonised:
     densities: str
     columns: tuple[str, ...]
     to: str
-    answer: queries.Answer
+    answer: queries.PooledAnswer
     raw: Estimate
     estimates: tuple[Estimate, ...]
     harmonised: PooledResult
@@ -154,7 +154,7 @@ class Harmonised:
 
     @property
     def column(self) -> str:
-        """What was mapped, as it was asked for: ``chol``, or ``chol,hdl``."""
+        """The mapped columns, as requested: ``chol``, or ``chol,hdl``."""
         return ",".join(self.columns)
 
     @property
@@ -167,9 +167,9 @@ class Harmonised:
         return self.answer.result
 
     @property
-    def asked(self) -> dict[str, Any]:
+    def query(self) -> dict[str, Any]:
         """The question as plain values."""
-        return {**self.answer.asked, "harmonised": self.column, "to": self.to, "densities": self.densities}
+        return {**self.answer.query, "harmonised": self.column, "to": self.to, "densities": self.densities}
 
     @property
     def document(self) -> dict[str, Any]:
@@ -177,18 +177,18 @@ class Harmonised:
         from coordinator.pooling.pool import pooled_data
         from shared.terminal import plain
 
-        told = {name: getattr(self, name) for name in ("densities", "column", "to", "raw", "outside", "used")}
-        told |= {"warnings": self.warnings, "about": self.notes, "lines": self.lines, "estimates": self.estimates}
-        told |= {"map_variance": self.map_variance, "site_map_variance": self.site_map_variance}
-        told |= pooled_data(self.harmonised)
+        document = {name: getattr(self, name) for name in ("densities", "column", "to", "raw", "outside", "used")}
+        document |= {"warnings": self.warnings, "about": self.notes, "lines": self.lines, "estimates": self.estimates}
+        document |= {"map_variance": self.map_variance, "site_map_variance": self.site_map_variance}
+        document |= pooled_data(self.harmonised)
         names = ("value", "mapped", "lower", "upper")
         bands = {
             site: {name: dict(zip(names, band, strict=True)) for name, band in by_column.items()}
             for site, by_column in self.bands.items()
         }
         # Of one column the band stands by itself; of several, each under its name.
-        told["maps"] = bands if len(self.columns) > 1 else {s: band[self.column] for s, band in bands.items()}
-        return {**self.answer.document, "harmonised": plain(told)}
+        document["maps"] = bands if len(self.columns) > 1 else {s: band[self.column] for s, band in bands.items()}
+        return {**self.answer.document, "harmonised": plain(document)}
 
     @property
     def lines(self) -> tuple[str, ...]:
@@ -267,20 +267,20 @@ def draw(
 
 
 def beside(study: str) -> str:
-    """What the study of densities is called that stands beside a study with rows."""
+    """Name of the densities study that goes with a study of rows."""
     return f"{study}-densities"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Known:
-    """What is known of one site: densities of single columns by name, of several together by their names in order."""
+    """Densities of one site: densities of single columns by name, of several together by their names in order."""
 
     single: Mapping[str, Density]
     joint: Mapping[tuple[str, ...], Joint]
 
 
 def densities(
-    store: Store, study: str, held: queries.Holding | None = None
+    store: Store, study: str, held: queries.ReleaseSelection | None = None
 ) -> tuple[dict[str, Known], tuple[str, ...]]:
     """Site to densities of the accepted releases of a study of densities, and the columns measured alike.
 
@@ -341,8 +341,8 @@ def harmonised(
     term: str = "",
     source: str = "",
     wave: int = 0,
-    held: queries.Holding | None = None,
-    kept: queries.Kept | None = None,
+    held: queries.ReleaseSelection | None = None,
+    cache: queries.EstimateCache | None = None,
     method: Method = "REML",
     test: Test = "adhoc",
     level: float = 0.95,
@@ -354,7 +354,7 @@ def harmonised(
         study: with released rows.
         column: one column, or two or three whose density was released together: then they are mapped together.
         source: the study of densities; `beside` the study if it is not given.
-        held, kept: as of `queries.ask`.
+        held, cache: as of `queries.ask`.
         draws: of the bootstrap of the maps.
     Raises: EstimateRefusal (no density of the column at the reference, no site with both), ParameterError,
         and what `queries.ask` raises.
@@ -380,12 +380,12 @@ def harmonised(
     if not set(columns) <= set(question.columns):
         raise ParameterError(f"the question must be about the mapped {_columns(columns)}", given=str(question))
     pooling: dict[str, Any] = {"method": method, "test": test, "level": level}
-    answer = queries.ask(store, study, held.wave, question, held=held, kept=kept, term=term, **pooling)
+    answer = queries.ask(store, study, held.wave, question, held=held, cache=cache, term=term, **pooling)
     taken = {stone.bundle_sha256 for stone in store.withdrawals(study)}
     levels = {one.name: one.levels for one in plan.dictionary.released if one.levels}
     rng = np.random.default_rng(1)  # public: the noise that is drawn here hides nothing
     target = here_known[to]
-    targets = [target.again(rng) for _ in range(draws)]
+    targets = [target.redraw(rng) for _ in range(draws)]
     maps: dict[str, ColumnsMap] = {}
     bands: dict[str, dict[str, Floats]] = {}
     outside: dict[str, int] = {}
@@ -394,30 +394,30 @@ def harmonised(
     moved: list[list[Estimate]] = [[] for _ in range(draws)]
     spreads: dict[str, float] = {}
     for site, releases in held.parts.items():
-        told: dict[str, Any] = {"study": study, "site": site, "wave": held.wave, "levels": levels}
-        told["receipts"] = tuple(release.receipt.hash for release in releases)
+        origin: dict[str, Any] = {"study": study, "site": site, "wave": held.wave, "levels": levels}
+        origin["receipts"] = tuple(release.receipt.hash for release in releases)
         try:
             tables[site] = rows = _rows(store, releases, taken, columns)
             if site not in here_known:
                 raise EstimateRefusal(f"{site} must have released a density of {what}", given=f"none in {source}")
-            mine = here_known[site]
-            here = ColumnsMap(mine, target)
+            density = here_known[site]
+            here = ColumnsMap(density, target)
             # The reference is its own scale, whatever the noise.
-            again = [here if site == to else ColumnsMap(mine.again(rng), one) for one in targets]
+            redrawn = [here if site == to else ColumnsMap(density.redraw(rng), one) for one in targets]
             through = partial(_mapped, columns=columns, through=here)
-            how: dict[str, Any] = {"behind": held.behind[site], "combined": held.combined, "stand_in": None}
-            mapped = queries.site_answer(store, releases, taken, question, **how, told=told, through=through)
+            how: dict[str, Any] = {"behind": held.behind[site], "combined": held.combined, "surrogate": None}
+            mapped = queries.site_answer(store, releases, taken, question, **how, origin=origin, through=through)
         except Refusal as refusal:
             found.append(queries.absent(study, site, held.wave, answer.term, question, str(refusal).rstrip(".")))
             continue
         maps[site], outside[site] = here, here.outside(_values(rows, columns))
-        bands[site] = _bands(here, again, columns)
+        bands[site] = _bands(here, redrawn, columns)
         row_here = next(row for row in mapped if row.term == answer.term)
         found.append(row_here)
         if row_here.yi is None:
             continue
         values: list[float] = []
-        for row, other in zip(moved, again, strict=True):
+        for row, other in zip(moved, redrawn, strict=True):
             redone = estimate(_mapped(rows, columns=columns, through=other), question, levels=levels)
             value = next(each.yi for each in redone if each.term == row_here.term)
             values.append(row_here.yi if value is None else value)
@@ -478,17 +478,19 @@ def _warned(known: Mapping[str, Known], columns: tuple[str, ...], alike: tuple[s
     return tuple(out)
 
 
-def _bands(here: ColumnsMap, again: Sequence[ColumnsMap], columns: tuple[str, ...]) -> dict[str, Floats]:
+def _bands(here: ColumnsMap, redrawn: Sequence[ColumnsMap], columns: tuple[str, ...]) -> dict[str, Floats]:
     """Column to (4, points): its values, where they go, and between what that lies (95 %)."""
     out = {}
     for axis, name in enumerate(columns):
         points = here.line_of(axis, 65)
-        spread = np.quantile([one(points)[:, axis] for one in again], [0.025, 0.975], axis=0)
+        spread = np.quantile([one(points)[:, axis] for one in redrawn], [0.025, 0.975], axis=0)
         out[name] = np.vstack([points[:, axis], here(points)[:, axis], spread])
     return out
 
 
-def _rows(store: Store, releases: tuple[Release, ...], taken: set[str], columns: tuple[str, ...]) -> pd.DataFrame:
+def _rows(
+    store: Store, releases: tuple[AcceptedRelease, ...], taken: set[str], columns: tuple[str, ...]
+) -> pd.DataFrame:
     plan = store.plan(releases[-1].study, releases[-1].plan_version).plan
     if isinstance(plan.release, Answering):
         raise EstimateRefusal("only released rows can be mapped", given=plan.release.title)
@@ -507,7 +509,7 @@ def _mapped(table: pd.DataFrame, *, columns: tuple[str, ...], through: ColumnsMa
 
 
 def _stacked(
-    held: queries.Holding,
+    held: queries.ReleaseSelection,
     tables: Mapping[str, pd.DataFrame],
     question: Estimand,
     term: str,

@@ -60,7 +60,7 @@ class Map:
         return float((to[1] - to[0]) / (high - low))
 
     def outside(self, values: Floats) -> int:
-        """How many values lie outside the source's bounds, and are mapped as its bounds are."""
+        """Number of values outside the source's bounds; they are mapped as the bounds."""
         values = np.asarray(values, dtype=np.float64)
         return int(((values < self.source.edges[0]) | (values > self.source.edges[-1])).sum())
 
@@ -123,13 +123,13 @@ class GridMap:
 
 
 def bootstrap(source: Density, target: Density, *, draws: int, rng: np.random.Generator) -> list[Map]:
-    """Maps as they might have come out, both densities drawn anew (`Noisy.again`).
+    """Maps as they might have come out, both densities drawn anew (`Noisy.redraw`).
 
     Raises: ParameterError: fewer than two draws.
     """
     if draws < 2:
         raise ParameterError("a bootstrap must have at least two draws", given=f"{draws}")
-    return [Map(source.again(rng), target.again(rng)) for _ in range(draws)]
+    return [Map(source.redraw(rng), target.redraw(rng)) for _ in range(draws)]
 
 
 class ColumnsMap:
@@ -162,7 +162,7 @@ class ColumnsMap:
         return out
 
     def outside(self, values: Floats) -> int:
-        """How many rows have a value outside the source's bounds, and are mapped as if it were there."""
+        """Number of rows with a value outside the source's bounds; they are mapped as if it were there."""
         ends = [(edges[0], edges[-1]) for edges in self.edges]
         beyond = [(values[:, i] < low) | (values[:, i] > high) for i, (low, high) in enumerate(ends)]
         return int(np.any(beyond, axis=0).sum())
@@ -194,7 +194,7 @@ def _refined(shares: Floats, side: int) -> Floats:
 
 @dataclass(frozen=True, kw_only=True)
 class _Detail:
-    """How finely a map on a grid is solved.
+    """Resolution and schedule of the solver of a map on a grid.
 
     Args:
         side: cells along a column.
@@ -216,7 +216,7 @@ class _Detail:
         return (np.arange(self.side) + 0.5) / self.side
 
     def enough(self, step: float, off: float) -> bool:
-        """Whether to go on to the next blur: early ones need only be near."""
+        """True if this blur has converged: early ones need only be near."""
         return off <= (self.off if step == self.blur else _EARLY)
 
 

@@ -1,4 +1,4 @@
-"""What may be asked of the accepted releases: a typed question in, an answer with its receipts out.
+"""Queries of the accepted releases: a typed question in, an answer with its receipts out.
 
 A release was paid for once, so a question costs nothing and contacts no site. Three rules hold for every answer. Only
 *accepted* releases are read; what is quarantined does not exist here. One site's failure (an unreadable bundle, a
@@ -26,12 +26,12 @@ from typing import TYPE_CHECKING, Any
 
 from coordinator.pooling.cautions import theorem3
 from coordinator.pooling.gaps import Gap, pooled_gap, released_flow, reperturbed
-from coordinator.pooling.intervals import Draw, StandIn, inflation, with_release_variance
+from coordinator.pooling.intervals import Draw, SurrogateSampler, inflation, with_release_variance
 from coordinator.pooling.pool import Method, PooledResult, Test, pool_estimates
 from shared.errors import EstimateRefusal, ParameterError, Refusal, StateRefusal
 from shared.estimands.answer import Estimand, Estimate, estimate, parse_estimand, parse_formula
 from shared.estimands.effects import effect_name
-from shared.estimands.formulas import Rows
+from shared.estimands.formulas import QuestionRows
 from shared.estimands.questions import SURVIVAL
 from shared.mechanisms.base import Answering
 from shared.mechanisms.latent_noise.plan import TRAINED_BEFORE
@@ -41,16 +41,16 @@ from shared.terminal import plain
 if TYPE_CHECKING:
     import pandas as pd
 
-    from coordinator.store.store import Release, Store, Tombstone
+    from coordinator.store.store import AcceptedRelease, Store, Tombstone
     from shared.plans.federated import FederatedFlow
     from shared.plans.plan import StudyPlan
     from shared.releases.receipt import Receipt
 
 __all__ = [
-    "Answer",
-    "Holding",
-    "Kept",
-    "Source",
+    "AnswerSource",
+    "EstimateCache",
+    "PooledAnswer",
+    "ReleaseSelection",
     "ask",
     "holding",
     "lacking",
@@ -64,7 +64,7 @@ __all__ += ["absent", "draws_of", "no_column", "released_inflation", "rows_of", 
 
 
 @dataclass(frozen=True, kw_only=True)
-class Source:
+class AnswerSource:
     """One release behind one site's estimate: what a reader of the number must know about it.
 
     Args:
@@ -101,7 +101,7 @@ class Source:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Answer:
+class PooledAnswer:
     """A pooled answer with everything it rests on.
 
     Args:
@@ -130,7 +130,7 @@ class Answer:
     terms: tuple[str, ...]
     estimates: tuple[Estimate, ...]
     result: PooledResult
-    sources: tuple[Source, ...]
+    sources: tuple[AnswerSource, ...]
     as_of: int | None = None
     revisions: Mapping[int, int | None] = field(default_factory=dict)
     combined: bool = False
@@ -144,7 +144,7 @@ class Answer:
         return {source.bundle_sha256: source.site for source in self.sources}
 
     @property
-    def asked(self) -> dict[str, Any]:
+    def query(self) -> dict[str, Any]:
         """The question as plain values: two answers to it are answers to the same question."""
         return {
             "wave": self.wave,
@@ -164,12 +164,12 @@ class Answer:
 
     @property
     def title(self) -> str:
-        """What a figure of it is called."""
+        """Title of its figure."""
         return f"{self.study}, wave {self.wave}: {self.term} in {self.estimand}"
 
     @property
     def columns(self) -> dict[str, dict[str, str]]:
-        """What stands beside each site that is in it: ε and posture, as text."""
+        """ε and posture of each site that is in it, as text."""
         used = {row.site for row in self.estimates if row.yi is not None}
         # Under append a site has several releases of different persons: each person pays for one.
         dearest: dict[str, tuple[float | None, str]] = {}
@@ -182,7 +182,7 @@ class Answer:
 
     @property
     def cautions(self) -> tuple[str, ...]:
-        """What the pooled answer is to be read with, in sentences.
+        """Warnings for the reader of the pooled answer, in sentences.
 
         How far the records' own may lie, and the conditions of Theorem 3 that do not hold. Of released rows alone: the
         theorem speaks of no other release.
@@ -202,7 +202,7 @@ class Answer:
 
     @property
     def provenance(self) -> str:
-        """What it rests on, in a sentence."""
+        """Provenance, in a sentence."""
         count = len({source.site for source in self.sources})
         versions = ", ".join(str(version) for version in sorted({source.plan_version for source in self.sources}))
         kind = f"planned analysis {self.planned}" if self.planned else "exploratory: not in the plan"
@@ -221,32 +221,32 @@ class Answer:
         from coordinator.pooling.pool import pooled_data
 
         names = ("study", "wave", "estimand", "planned", "as_of", "revisions", "combined", "withdrawn", "terms")
-        told = {name: getattr(self, name) for name in names}
-        told |= {"planned": self.planned or None, "estimates": self.estimates, "sources": self.sources}
-        told |= {"title": self.title, "columns": self.columns, "told": self.provenance, "cautions": self.cautions}
+        document = {name: getattr(self, name) for name in names}
+        document |= {"planned": self.planned or None, "estimates": self.estimates, "sources": self.sources}
+        document |= {"title": self.title, "columns": self.columns, "told": self.provenance, "cautions": self.cautions}
         far = None if self.gap is None else {"rms": self.gap.rms, "interval": self.gap.interval, "how": self.gap.how}
-        told |= {"gap": far}
-        return {**told, **pooled_data(self.result)}
+        document |= {"gap": far}
+        return {**document, **pooled_data(self.result)}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Holding:
+class ReleaseSelection:
     """The releases that a question would be answered from, before it is asked.
 
     Args:
         wave: the table as of this wave.
-        as_of, combined: as of `Answer`.
+        as_of, combined: as of `PooledAnswer`.
         parts: site to the releases whose rows together are its table.
         behind: site to its further releases whose receipts tell where these rows came from (`_behind`).
         withdrawn: releases of waves up to it that their sites took back.
-        revisions: as of `Answer`.
+        revisions: as of `PooledAnswer`.
     """
 
     wave: int
     as_of: int | None
     combined: bool
-    parts: Mapping[str, tuple[Release, ...]]
-    behind: Mapping[str, tuple[Release, ...]]
+    parts: Mapping[str, tuple[AcceptedRelease, ...]]
+    behind: Mapping[str, tuple[AcceptedRelease, ...]]
     withdrawn: tuple[Tombstone, ...]
     revisions: Mapping[int, int | None]
 
@@ -262,7 +262,7 @@ class Holding:
         return behind | self.used
 
 
-class Kept:
+class EstimateCache:
     """Sites' estimates that were worked out lately: another pooling, or another site's new release, fits none again.
 
     And what was worked out of their tables for any question, so that the next one finds it.
@@ -272,7 +272,7 @@ class Kept:
         tables: of how many sites' tables something is kept.
         cells: rows times columns of the tables that are kept themselves, at most.
 
-    >>> kept = Kept(most=1)
+    >>> kept = EstimateCache(most=1)
     >>> kept(("a",), list), kept(("b",), list), len(kept)
     ([], [], 1)
     """
@@ -280,15 +280,15 @@ class Kept:
     def __init__(self, most: int = 4096, tables: int = 64, cells: int = 1 << 24) -> None:
         self._most, self._tables, self._cells = most, tables, cells
         self._known: OrderedDict[tuple[str, ...], list[Estimate]] = OrderedDict()
-        self._stand_ins: OrderedDict[tuple[str, ...], StandIn] = OrderedDict()
-        self._rows: OrderedDict[tuple[str, ...], Rows] = OrderedDict()
+        self._surrogates: OrderedDict[tuple[str, ...], SurrogateSampler] = OrderedDict()
+        self._rows: OrderedDict[tuple[str, ...], QuestionRows] = OrderedDict()
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
         return len(self._known)
 
     def __call__(self, key: tuple[str, ...], work: Callable[[], list[Estimate]]) -> list[Estimate]:
-        """What is known under `key`, else what `work` gives; what it raises is not kept."""
+        """Cached estimates under `key`, else the result of `work`, which is cached unless it raises."""
         with self._lock:
             known = self._known.get(key)
             if known is not None:
@@ -301,23 +301,23 @@ class Kept:
                 self._known.popitem(last=False)
         return found
 
-    def stand_in(self, bundles: tuple[str, ...]) -> StandIn:
-        """The stand-in of the table that is made of these bundles."""
+    def surrogate(self, bundles: tuple[str, ...]) -> SurrogateSampler:
+        """The surrogate of the table that is made of these bundles."""
         with self._lock:
-            found = self._stand_ins.setdefault(bundles, StandIn())
-            self._stand_ins.move_to_end(bundles)
-            while len(self._stand_ins) > self._tables:
-                self._stand_ins.popitem(last=False)
+            found = self._surrogates.setdefault(bundles, SurrogateSampler())
+            self._surrogates.move_to_end(bundles)
+            while len(self._surrogates) > self._tables:
+                self._surrogates.popitem(last=False)
         return found
 
-    def rows(self, bundles: tuple[str, ...], read: Callable[[], pd.DataFrame]) -> Rows:
+    def rows(self, bundles: tuple[str, ...], read: Callable[[], pd.DataFrame]) -> QuestionRows:
         """The table that is made of these bundles, as questions read it; `read` gives it where it is not kept."""
         with self._lock:
             known = self._rows.get(bundles)
             if known is not None:
                 self._rows.move_to_end(bundles)
                 return known
-        found = Rows(read())
+        found = QuestionRows(read())
         with self._lock:
             self._rows[bundles] = found
             while len(self._rows) > self._tables or sum(rows.cells for rows in self._rows.values()) > self._cells:
@@ -329,9 +329,9 @@ class Kept:
         if not taken:
             return
         with self._lock:
-            for kept in (self._stand_ins, self._rows):
-                for bundles in [key for key in kept if not set(taken).isdisjoint(key)]:
-                    del kept[bundles]
+            for cache in (self._surrogates, self._rows):
+                for bundles in [key for key in cache if not set(taken).isdisjoint(key)]:
+                    del cache[bundles]
 
 
 def newest(store: Store, study: str) -> int:
@@ -342,8 +342,10 @@ def newest(store: Store, study: str) -> int:
     return max(waves)
 
 
-def holding(store: Store, study: str, wave: int = 0, *, as_of: int | None = None, combine: bool = False) -> Holding:
-    """Which releases `ask` would read; of the newest wave with a release when none is named.
+def holding(
+    store: Store, study: str, wave: int = 0, *, as_of: int | None = None, combine: bool = False
+) -> ReleaseSelection:
+    """Releases that `ask` would read; of the newest wave with a release when none is named.
 
     Raises: PlanRefusal (no such wave), ParameterError (no such revision), EstimateRefusal (no release at all).
     """
@@ -355,7 +357,7 @@ def holding(store: Store, study: str, wave: int = 0, *, as_of: int | None = None
         for release in store.releases(study, withdrawn=True)
         if cut.last is None or release.log_index <= cut.last
     ]
-    return Holding(
+    return ReleaseSelection(
         wave=wave,
         as_of=as_of,
         combined=combine,
@@ -393,7 +395,7 @@ def no_column(plan: StudyPlan, name: str, lack: str = "") -> ParameterError:
 
 
 def lacking(store: Store, study: str, name: str) -> str:
-    """Which sites' newest release has no such column, in words."""
+    """Sites whose newest release lacks the column, in words."""
     known = {release.site: release for release in store.releases(study)}  # by wave: the newest stays
     without = []
     for site, release in sorted(known.items()):
@@ -481,18 +483,19 @@ def ask(
     method: Method = "REML",
     test: Test = "adhoc",
     level: float = 0.95,
-    held: Holding | None = None,
-    kept: Kept | None = None,
-    again: int = 0,
+    held: ReleaseSelection | None = None,
+    cache: EstimateCache | None = None,
+    perturbations: int = 0,
     trained: FederatedFlow | None = None,
-) -> Answer:
+) -> PooledAnswer:
     """`pooled`, with the estimates and the releases it rests on.
 
     Args:
         held: what `holding` gave for this study, wave, revision and choice, when the caller has asked it already.
-        kept: sites' estimates from earlier questions.
+        cache: sites' estimates from earlier questions.
         as_of: a revision of the wave; all there is now when left out.
-        again: how often rows whose flow is public are released again, to see what drawing did to them; 0 for not.
+        perturbations: how often rows whose flow is public are released again, to see what drawing did to them; 0 for
+            not.
         trained: the flow that the plan names, for that.
         combine: put the rows of all refreshes of a site together. They are noisy copies of the same persons, who
             are counted once; say so with the result.
@@ -500,14 +503,14 @@ def ask(
         release was taken back while it was read).
     """
     held = held or holding(store, study, wave, as_of=as_of, combine=combine)
-    rows, question, planned, sources = _estimates(store, study, held, estimand, kept)
+    rows, question, planned, sources = _estimates(store, study, held, estimand, cache)
     terms = tuple(dict.fromkeys(row.term for row in rows))
     chosen = _term(terms, term)
     estimates = tuple(row for row in rows if row.term == chosen)
     pooled = pool_estimates(estimates, method=method, test=test, level=level)
     result = replace(pooled, effect=effect_name(question, chosen))
-    known = _released_again(store, study, held, question, chosen, again, trained) if again else {}
-    return Answer(
+    known = _released_again(store, study, held, question, chosen, perturbations, trained) if perturbations else {}
+    return PooledAnswer(
         study=study,
         wave=wave,
         estimand=str(question),
@@ -528,7 +531,7 @@ def ask(
 
 @dataclass(frozen=True, kw_only=True)
 class _Cut:
-    """Which releases may count: those that the log took up until `last`."""
+    """Filter of releases: those that the log took up until `last`."""
 
     last: int | None = None
     combine: bool = False
@@ -553,19 +556,19 @@ def _cut(store: Store, study: str, wave: int, as_of: int | None, combine: bool) 
     return _Cut(last=last, combine=combine, revisions=then)
 
 
-def _as_of_wave(store: Store, study: str, wave: int, cut: _Cut) -> dict[str, list[Release]]:
+def _as_of_wave(store: Store, study: str, wave: int, cut: _Cut) -> dict[str, list[AcceptedRelease]]:
     """The releases whose rows together are each site's table as of the wave."""
     replaces = {
         stored.plan.hash: stored.plan.returning != "append" for stored in store.plans() if stored.plan.study == study
     }
-    parts: dict[str, list[Release]] = {}
+    parts: dict[str, list[AcceptedRelease]] = {}
     for release in store.releases(study):  # by wave
         if release.wave > wave or (cut.last is not None and release.log_index > cut.last):
             continue
-        mine = parts.setdefault(release.site, [])
+        own = parts.setdefault(release.site, [])
         if replaces[release.plan_hash] and not cut.combine:
-            mine.clear()
-        mine.append(release)
+            own.clear()
+        own.append(release)
     return parts
 
 
@@ -576,15 +579,15 @@ def moved() -> StateRefusal:
     )
 
 
-def rows_of(store: Store, releases: Sequence[Release], gone: Collection[str]) -> pd.DataFrame:
-    """The rows of several releases of one site, those of `gone` (bundles that were taken back) left out."""
+def rows_of(store: Store, releases: Sequence[AcceptedRelease], withdrawn: Collection[str]) -> pd.DataFrame:
+    """The rows of several releases of one site, those of `withdrawn` (bundles that were taken back) left out."""
     import pandas as pd
 
-    tables = [store.table(release, gone=gone) for release in releases]
+    tables = [store.table(release, withdrawn=withdrawn) for release in releases]
     return tables[0] if len(tables) == 1 else pd.concat(tables, ignore_index=True)
 
 
-def _censoring(store: Store, release: Release, question: Estimand) -> str:
+def _censoring(store: Store, release: AcceptedRelease, question: Estimand) -> str:
     """At which wave follow-up ended for a release's rows; of other questions nothing."""
     if question.kind not in SURVIVAL:
         return ""
@@ -605,8 +608,8 @@ def _term(terms: tuple[str, ...], wanted: str) -> str:
 
 
 def _estimates(
-    store: Store, study: str, held: Holding, estimand: str | Estimand, kept: Kept | None = None
-) -> tuple[list[Estimate], Estimand, str, tuple[Source, ...]]:
+    store: Store, study: str, held: ReleaseSelection, estimand: str | Estimand, cache: EstimateCache | None = None
+) -> tuple[list[Estimate], Estimand, str, tuple[AnswerSource, ...]]:
     plan = store.plan(study).plan
     wave = held.wave
     question, planned = resolve(plan, estimand, lack=lambda name: lacking(store, study, name))
@@ -615,10 +618,10 @@ def _estimates(
     failed: dict[str, str] = {}
     sources = []
     if not any(release.wave == wave for releases in held.parts.values() for release in releases):
-        gone = sum(stone.wave == wave for stone in held.withdrawn)
+        withdrawn = sum(stone.wave == wave for stone in held.withdrawn)
         raise EstimateRefusal(
             f"wave {wave} of {study} must have an accepted release",
-            given=f"none but {gone} withdrawn" if gone else "none",
+            given=f"none but {withdrawn} withdrawn" if withdrawn else "none",
             next_step="See coordinator releases.",
         )
     versions = {releases[-1].plan_version for releases in held.parts.values()}
@@ -626,11 +629,11 @@ def _estimates(
     taken = {stone.bundle_sha256 for stone in store.withdrawals(study)}
     if not taken.isdisjoint(held.used):
         raise moved()
-    if kept is not None:
-        kept.forget(taken)
+    if cache is not None:
+        cache.forget(taken)
     for site, releases in held.parts.items():
         sources += [_source(store, release, question) for release in releases]
-        told = {
+        origin = {
             "study": study,
             "site": site,
             "wave": wave,
@@ -639,11 +642,11 @@ def _estimates(
         }
         behind = held.behind[site]
         digests = tuple(release.bundle_sha256 for release in releases)
-        stand_in = None if kept is None else kept.stand_in(digests)
-        how: dict[str, Any] = {"behind": behind, "combined": held.combined, "stand_in": stand_in, "told": told}
+        surrogate = None if cache is None else cache.surrogate(digests)
+        how: dict[str, Any] = {"behind": behind, "combined": held.combined, "surrogate": surrogate, "origin": origin}
         how |= {"plan": plans[releases[-1].plan_version]}
-        if kept is not None:
-            how |= {"rows": partial(kept.rows, digests, partial(rows_of, store, releases, taken))}
+        if cache is not None:
+            how |= {"rows": partial(cache.rows, digests, partial(rows_of, store, releases, taken))}
         work = partial(site_answer, store, releases, taken, question, **how)
         # The bundles' digests are the table, the plan's hash its levels, what is behind them its variance; what was
         # taken back, and whether refreshes are put together, is what else an answer's own id holds.
@@ -652,8 +655,8 @@ def _estimates(
         key = (plan.hash, str(question), f"{wave}", f"{held.combined}", site, *digests, "behind", *further)
         try:
             for release in releases:  # a kept number is no reason to look away from its bundle
-                store.check(release, gone=taken)
-            answered[site] = kept((*key, "without", *back), work) if kept is not None else work()
+                store.check(release, withdrawn=taken)
+            answered[site] = cache((*key, "without", *back), work) if cache is not None else work()
         except Refusal as refusal:
             failed[site] = str(refusal)
     if any(stone.bundle_sha256 in held.used for stone in store.withdrawals(study)):
@@ -667,17 +670,17 @@ def _estimates(
 
 def site_answer(
     store: Store,
-    releases: Sequence[Release],
+    releases: Sequence[AcceptedRelease],
     taken: Collection[str],
     question: Estimand,
     *,
-    behind: Sequence[Release],
+    behind: Sequence[AcceptedRelease],
     combined: bool,
-    stand_in: StandIn | None,
-    told: dict[str, Any],
+    surrogate: SurrogateSampler | None,
+    origin: dict[str, Any],
     through: Callable[[pd.DataFrame], pd.DataFrame] | None = None,
     plan: StudyPlan | None = None,
-    rows: Callable[[], Rows] | None = None,
+    rows: Callable[[], QuestionRows] | None = None,
 ) -> list[Estimate]:
     """One site's estimates, one per term, from its table or from its noisy figures.
 
@@ -700,37 +703,37 @@ def site_answer(
         if any(store.plan(one.study, one.plan_version).plan.release != plan.release for one in releases):
             raise EstimateRefusal("a site's releases must be of one [release] to be added up", given="several")
         figures = [(rows_of(store, [release], taken), release.receipt.n) for release in releases]
-        return plan.release.answer(plan, figures, question, **told)
+        return plan.release.answer(plan, figures, question, **origin)
     if through is not None:
-        table = Rows(through(rows_of(store, releases, taken)))
+        table = QuestionRows(through(rows_of(store, releases, taken)))
     else:
-        table = rows() if rows is not None else Rows(rows_of(store, releases, taken))
+        table = rows() if rows is not None else QuestionRows(rows_of(store, releases, taken))
     return with_release_variance(
-        estimate(table, question, **told),
+        estimate(table, question, **origin),
         table,
         question,
         draws_of(releases, behind),
-        levels=told["levels"],
+        levels=origin["levels"],
         copies=_copies(releases, combined),
         postures=[release.receipt.posture for release in releases],
-        stand_in=stand_in,
+        surrogate=surrogate,
     )
 
 
-def released_inflation(releases: Sequence[Release], behind: Sequence[Release], combined: bool) -> float:
-    """How many times the variance that a site's released rows claim a share of them has (`intervals.inflation`)."""
+def released_inflation(releases: Sequence[AcceptedRelease], behind: Sequence[AcceptedRelease], combined: bool) -> float:
+    """Variance inflation of a share of a site's released rows (`intervals.inflation`)."""
     return inflation(draws_of(releases, behind), copies=_copies(releases, combined))
 
 
-def _copies(releases: Sequence[Release], combined: bool) -> bool:
-    """Whether a site's rows hold the same persons more than once."""
+def _copies(releases: Sequence[AcceptedRelease], combined: bool) -> bool:
+    """True if a site's rows hold the same persons more than once."""
     return combined and len(releases) > 1 and any(release.receipt.returning != "append" for release in releases)
 
 
-def _behind(releases: Sequence[Release], known: Sequence[Release]) -> tuple[Release, ...]:
-    """Which others of a site's `known` releases tell where the rows of these came from, withdrawn ones too, by wave.
+def _behind(releases: Sequence[AcceptedRelease], known: Sequence[AcceptedRelease]) -> tuple[AcceptedRelease, ...]:
+    """Earlier releases whose receipts are needed for the variance, by wave, withdrawn ones included.
 
-    Whose flow drew them, and under ``frozen`` those whose rows were copied.
+    Those whose flow drew the rows, and under ``frozen`` those whose rows were copied.
     """
     held = {release.release_id for release in releases}
     copied = [
@@ -743,7 +746,7 @@ def _behind(releases: Sequence[Release], known: Sequence[Release]) -> tuple[Rele
     return tuple(other for other in known if other.release_id in flows and other.release_id not in held)
 
 
-def draws_of(releases: Sequence[Release], behind: Sequence[Release]) -> list[Draw]:
+def draws_of(releases: Sequence[AcceptedRelease], behind: Sequence[AcceptedRelease]) -> list[Draw]:
     """Through which flows the rows of a site's table were drawn, by the receipts.
 
     A copied row (``frozen``) was drawn at the w of the release it was drawn for; receipts of earlier releases say how
@@ -787,7 +790,7 @@ def _draw(receipt: Receipt, rows: int, known: Mapping[str, Receipt]) -> Draw:
     )
 
 
-def _fitted_elsewhere(held: Holding) -> dict[str, float | None]:
+def _fitted_elsewhere(held: ReleaseSelection) -> dict[str, float | None]:
     """Site of released rows to the persons, per row, that its flow was fitted on where these are others; else None."""
     out: dict[str, float | None] = {}
     for site, releases in held.parts.items():
@@ -801,7 +804,7 @@ def _fitted_elsewhere(held: Holding) -> dict[str, float | None]:
 def _released_again(
     store: Store,
     study: str,
-    held: Holding,
+    held: ReleaseSelection,
     question: Estimand,
     term: str,
     times: int,
@@ -836,7 +839,7 @@ def _by_cost(price: tuple[float | None, str]) -> float:
 
 
 def _weight(receipt: Receipt) -> float:
-    """w; where unusual records were pulled in or noise depends on records, that of plain rows which tell as little."""
+    """Effective weight: the w of an unmodified release with the same information about a record."""
     w, shrink = float(receipt.parameters["w"]), float(receipt.parameters.get("shrink", 1.0))
     vary = next((name.removeprefix("vary_") for name in receipt.parameters if name.startswith("vary_")), "")
     if shrink == 1 and not vary:
@@ -846,9 +849,9 @@ def _weight(receipt: Receipt) -> float:
     return kept_weight(w, float(receipt.parameters["radius"]), shrink, receipt.d, vary)
 
 
-def _source(store: Store, release: Release, question: Estimand) -> Source:
+def _source(store: Store, release: AcceptedRelease, question: Estimand) -> AnswerSource:
     receipt = release.receipt
-    return Source(
+    return AnswerSource(
         site=release.site,
         wave=release.wave,
         release_id=release.release_id,

@@ -1,4 +1,4 @@
-"""What the releases that arrived cost of a study's budget, wave by wave, and what its further waves would cost.
+"""Privacy loss of the accepted releases against a study's budget, wave by wave, and of further waves.
 
 The coordinator holds no ledger, and no receipt tells what one holds: how often a draw was burnt or rejected is the
 site's own. What is known here is the price of each release that arrived, withdrawn since or not, and it is a lower
@@ -13,17 +13,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from coordinator.planning import Cost, cost
+from coordinator.planning import PlanCost, cost
 from shared.errors import StateRefusal
 from shared.privacy.stated import all_given, shown_epsilon, shown_price
 
 if TYPE_CHECKING:
-    from coordinator.figures.canvas import Drawn
+    from coordinator.figures.canvas import DrawnFigure
     from coordinator.store.store import Store
     from shared.plans.plan import StudyPlan
     from shared.privacy.accountant import Event
 
-__all__ = ["Budget", "Spending", "least_total", "spending"]
+__all__ = ["BudgetReport", "Spending", "least_total", "spending"]
 
 Points = tuple[tuple[int, float], ...]
 
@@ -46,7 +46,7 @@ class Spending:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Budget:
+class BudgetReport:
     """A study's budget.
 
     Args:
@@ -64,7 +64,7 @@ class Budget:
     courses: tuple[Spending, ...]
     open: Mapping[str, str] = field(default_factory=dict)
 
-    def figure(self, path: Path | None = None, *, title: str = "") -> Drawn:
+    def figure(self, path: Path | None = None, *, title: str = "") -> DrawnFigure:
         """Draw it (`coordinator.figures.over_time.budget_figure`)."""
         from coordinator.figures.over_time import budget_figure
 
@@ -97,8 +97,8 @@ def least_total(charges: Sequence[tuple[StudyPlan, Event]], delta: float, *, tog
     return max((total([*everybodys, event]) for event in single), default=total(everybodys) if everybodys else 0.0)
 
 
-def spending(store: Store, study: str) -> Budget:
-    """What the releases of every site of a study cost, in the order in which they arrived.
+def spending(store: Store, study: str) -> BudgetReport:
+    """Privacy loss of every site's releases in a study, in the order of their arrival.
 
     Raises: PlanRefusal (no such study), StateRefusal (no release, or none with a formal guarantee).
     """
@@ -110,7 +110,7 @@ def spending(store: Store, study: str) -> Budget:
     courses: dict[tuple[tuple[tuple[int, str], ...], str], dict[str, Points]] = {}
     by_site: dict[str, list[tuple[int, float]]] = {}
     charges: dict[str, list[tuple[StudyPlan, Event]]] = {}
-    told: dict[str, list[tuple[float | None, str]]] = {}
+    prices: dict[str, list[tuple[float | None, str]]] = {}
     open_: dict[str, str] = {}
     for release in store.releases(study, withdrawn=True):  # by wave
         if release.receipt.stated_epsilon is None:
@@ -118,7 +118,7 @@ def spending(store: Store, study: str) -> Budget:
             continue
         arrived = charges.setdefault(release.site, [])
         arrived.append((store.plan(study, release.plan_version).plan, privacy.from_canonical(release.receipt.event)))
-        told.setdefault(release.site, []).append((release.receipt.stated_epsilon, release.receipt.given_in_total))
+        prices.setdefault(release.site, []).append((release.receipt.stated_epsilon, release.receipt.given_in_total))
         by_site.setdefault(release.site, []).append((release.wave, least_total(arrived, plan.budget.delta)))
     if not by_site and not open_:
         raise StateRefusal("a study must have an accepted release", given="none", next_step="See coordinator releases.")
@@ -132,8 +132,8 @@ def spending(store: Store, study: str) -> Budget:
         if site in open_:  # the ε of a part of what left the site would pass for that of all of it
             continue
         alike = tuple((wave, shown_epsilon(epsilon)) for wave, epsilon in found)  # two machines differ in last digits
-        courses.setdefault((alike, all_given(told[site])), {})[site] = tuple(found)
-    return Budget(
+        courses.setdefault((alike, all_given(prices[site])), {})[site] = tuple(found)
+    return BudgetReport(
         study=study,
         version=plan.version,
         cap=plan.budget.epsilon,
@@ -144,7 +144,9 @@ def spending(store: Store, study: str) -> Budget:
     )
 
 
-def _course(sites: Mapping[str, Points], given: str, price: Cost, numbers: Sequence[int], redraws: bool) -> Spending:
+def _course(
+    sites: Mapping[str, Points], given: str, price: PlanCost, numbers: Sequence[int], redraws: bool
+) -> Spending:
     """The course of sites that print alike: what the dearest of them spent."""
     spent = tuple(max(points) for points in zip(*sites.values(), strict=True))
     further = [number for number in numbers if number > spent[-1][0]]
@@ -153,7 +155,7 @@ def _course(sites: Mapping[str, Points], given: str, price: Cost, numbers: Seque
     return Spending(sites=tuple(sites), spent=spent, planned=planned, given=all_given([(spent[-1][1], given), *ahead]))
 
 
-def _planned(price: Cost, spent: float, further: list[int], redraws: bool) -> Points:
+def _planned(price: PlanCost, spent: float, further: list[int], redraws: bool) -> Points:
     """Totals after each further wave for somebody who is in all; an odd total is rounded up to whole charges."""
     totals = [wave.total for wave in price.waves]
     charged = next((i + 1 for i, total in enumerate(totals) if total >= spent * (1 - 1e-6)), len(totals))

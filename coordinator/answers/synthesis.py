@@ -19,7 +19,7 @@ __all__ = ["synthesis"]
 
 
 def synthesis(store: Store, study: str, site: str, *, wave: int = 0, **how: Any) -> Synthesis:
-    """What would be fitted to a site's figures as of a wave; the newest if 0.
+    """Synthesis from a site's figures as of a wave; the newest if 0.
 
     Args:
         how: fit, number, rows, draws and settings, as of `Synthesis`.
@@ -52,8 +52,8 @@ def synthesis(store: Store, study: str, site: str, *, wave: int = 0, **how: Any)
         if taken() & {one.bundle_sha256 for one in releases}:
             raise queries.moved()  # what a site took back while the fit ran gives no rows
 
-    gone = taken()
-    figures = [(queries.rows_of(store, [one], gone), one.receipt.n) for one in releases]
+    withdrawn = taken()
+    figures = [(queries.rows_of(store, [one], withdrawn), one.receipt.n) for one in releases]
     used = [
         {"release_id": one.release_id, "bundle_sha256": one.bundle_sha256, "receipt": one.receipt.hash}
         for one in releases

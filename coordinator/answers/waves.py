@@ -20,9 +20,9 @@ from shared.errors import IntegrityRefusal, ParameterError
 from shared.plans.plan import StudyPlan, Wave
 
 if TYPE_CHECKING:
-    from coordinator.store.store import Release, Store
+    from coordinator.store.store import AcceptedRelease, Store
 
-__all__ = ["STATES", "Cell", "Grid", "WaveLine", "draft", "grid", "reminder", "scheduled"]
+__all__ = ["STATES", "Cell", "WaveGrid", "WaveLine", "draft", "grid", "reminder", "scheduled"]
 
 STATES: Mapping[str, str] = {
     "delivered": "accepted, and read by analysts",
@@ -68,19 +68,19 @@ def scheduled(
     for name, value, most in (("count", count, 1000), ("window", window, 3650)):
         if not 1 <= value <= most:
             raise ParameterError(f"{name} must be in 1..{most}", given=f"{value}")
-    kept = tuple(wave for wave in plan.waves if wave.opens <= today)
-    opens = start or _later(kept[-1].opens if kept else today, every, 1)
+    opened = tuple(wave for wave in plan.waves if wave.opens <= today)
+    opens = start or _later(opened[-1].opens if opened else today, every, 1)
     if start is None and opens <= today:
         opens = today + dt.timedelta(days=1)
-    if kept and opens <= kept[-1].opens:
+    if opened and opens <= opened[-1].opens:
         raise ParameterError("the first new wave must open after the last one", given=f"{opens}")
     made = []
     for k in range(count):
         first = _later(opens, every, k)
         last = first + dt.timedelta(days=window)
-        made.append(Wave(number=len(kept) + k + 1, opens=first, closes=last, quorum=quorum))
+        made.append(Wave(number=len(opened) + k + 1, opens=first, closes=last, quorum=quorum))
     expires = max(plan.expires, made[-1].closes + dt.timedelta(days=SPARE))
-    return replace(plan, version=plan.version + 1, waves=(*kept, *made), expires=expires)
+    return replace(plan, version=plan.version + 1, waves=(*opened, *made), expires=expires)
 
 
 def _later(day: dt.date, every: str, times: int) -> dt.date:
@@ -184,7 +184,7 @@ class WaveLine:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Grid:
+class WaveGrid:
     """A study's waves by its sites.
 
     Args:
@@ -202,14 +202,14 @@ class Grid:
     waiting_wave: int | None
 
 
-def grid(store: Store, study: str, today: dt.date) -> Grid:
-    """What the coordinator holds of each wave of a study. Raises: PlanRefusal (no such study)."""
+def grid(store: Store, study: str, today: dt.date) -> WaveGrid:
+    """State of each wave of a study at each site. Raises: PlanRefusal (no such study)."""
     plan = store.plan(study).plan
     releases = store.releases(study, withdrawn=True)
     sites = tuple(sorted({*store.members(study), *(release.site for release in releases)}))
     lines = tuple(_line(store, study, wave, sites, releases, today) for wave in plan.waves)
     waited = [line for line in lines if line.state in ("open", "overdue") and line.missing]
-    return Grid(
+    return WaveGrid(
         study=study,
         version=plan.version,
         today=today,
@@ -221,27 +221,27 @@ def grid(store: Store, study: str, today: dt.date) -> Grid:
 
 
 def _line(
-    store: Store, study: str, wave: Wave, sites: tuple[str, ...], releases: tuple[Release, ...], today: dt.date
+    store: Store, study: str, wave: Wave, sites: tuple[str, ...], releases: tuple[AcceptedRelease, ...], today: dt.date
 ) -> WaveLine:
     record = store.wave_record(study, wave.number)
     held = {release.site: release for release in releases if release.wave == wave.number}
     apart = {found.site: found for found in store.quarantined(study=study) if found.wave == wave.number}
     late = {revision.log_index: revision.number for revision in record.revisions if revision.cause == "late"}
-    gone = {stone.site: stone for stone in store.withdrawals(study) if stone.wave == wave.number}
+    withdrawn = {stone.site: stone for stone in store.withdrawals(study) if stone.wave == wave.number}
     state = "overdue" if today > wave.closes else "open" if today >= wave.opens else "planned"
     state = "closed" if record.closed else state
     cells = []
     for site in sites:
-        reminded = {told.wave: told.day for told in store.reminders(study, site)}.get(wave.number, "")
+        reminded = {reminder.wave: reminder.day for reminder in store.reminders(study, site)}.get(wave.number, "")
         if site in held and held[site].withdrawn:
-            cells.append(Cell(site=site, state="withdrawn", day=gone[site].day))
+            cells.append(Cell(site=site, state="withdrawn", day=withdrawn[site].day))
         elif site in held:
             revision = late.get(held[site].log_index)
             name = "delivered" if revision is None else "late"
             cells.append(Cell(site=site, state=name, day=held[site].accepted_day, revision=revision))
         elif site in apart:
             found = apart[site]
-            name = "withdrawn" if site in gone else "quarantined"
+            name = "withdrawn" if site in withdrawn else "quarantined"
             cells.append(Cell(site=site, state=name, day=found.day, code=found.code, reminded=reminded))
         elif state == "planned":
             cells.append(Cell(site=site, state="planned"))
@@ -268,7 +268,7 @@ def _line(
 
 
 def reminder(plan: StudyPlan, line: WaveLine, site: str, today: dt.date) -> str:
-    """What a lead may send to a site's steward: plain text, nothing of it secret."""
+    """Reminder for a site's steward: plain text, nothing of it secret."""
     cell = next(cell for cell in line.cells if cell.site == site)
     left = (line.closes - today).days
     when = f"It closes on {line.closes}, in {left} days." if left >= 0 else f"Its deadline was {line.closes}."

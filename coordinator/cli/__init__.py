@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from coordinator.cli.frame import app
+from coordinator.cli.options import app
 from shared.terminal import run
 
 # The order in which --help lists the verbs is the order in which their rooms are imported.

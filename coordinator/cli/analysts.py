@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from coordinator.config import FILE_NAME, Config
+from coordinator.config import FILE_NAME, CoordinatorConfig
 from shared.errors import StateRefusal
 from shared.terminal import emit, plain, table
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-from coordinator.cli.frame import DryRun, Json, analyst_app, open_store, today
+from coordinator.cli.options import DryRun, Json, analyst_app, open_store, today
 
 __all__ = ["analyst_add", "analyst_list", "analyst_revoke"]
 
@@ -31,7 +31,7 @@ def analyst_add(
     json: Json = False,
 ) -> None:
     """Make a token and write it to a file, once: only its hash is kept here."""
-    config = Config.load(context.obj)
+    config = CoordinatorConfig.load(context.obj)
     from coordinator.analyst.remote import Pass
     from coordinator.services.analysts import Analysts
     from coordinator.services.authority import Authority
@@ -78,7 +78,7 @@ def analyst_list(context: typer.Context, json: Json = False) -> None:
     """List the tokens: whose they are, what for, until when. The tokens themselves cannot be shown."""
     from coordinator.services.analysts import Analysts
 
-    with open_store(Config.load(context.obj)) as store:
+    with open_store(CoordinatorConfig.load(context.obj)) as store:
         found = Analysts(store).accounts()
     answer = [{**plain(account), "state": account.state(today())} for account in found]
 
@@ -105,7 +105,7 @@ def analyst_revoke(
     """Take tokens back. The next call with one is refused; what was answered stays in the record."""
     from coordinator.services.analysts import Analysts
 
-    with open_store(Config.load(context.obj)) as store:
+    with open_store(CoordinatorConfig.load(context.obj)) as store:
         analysts = Analysts(store)
         if dry_run:
             found = [row for row in analysts.accounts() if name in (row.name, row.id) and not row.revoked]

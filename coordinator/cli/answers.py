@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from coordinator.config import Config
+from coordinator.config import CoordinatorConfig
 from shared.errors import ParameterError, StateRefusal
 from shared.privacy.stated import shown_price
 from shared.releases.synthetic import Checkpoint, DrawNumber, Draws, FitName, Out, Restart, Rows, Steps, run_synthesis
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     import pandas as pd
     from rich.console import Console
 
-    from coordinator.answers.queries import Answer
+    from coordinator.answers.queries import PooledAnswer
     from coordinator.store.store import SavedResult, Store
     from shared.plans.federated import FederatedFlow
-from coordinator.cli.frame import DryRun, Json, Study, app, open_store, today
+from coordinator.cli.options import DryRun, Json, Study, app, open_store, today
 
 __all__ = ["figure", "harmonise", "pool", "results", "synthetic"]
 
@@ -83,7 +83,7 @@ def pool(
     scale: Scale = 0.5,
     exact: Exact = False,
     diagnostics: Diagnostics = False,
-    again: Annotated[
+    perturbations: Annotated[
         int,
         typer.Option(
             "--again",
@@ -96,11 +96,11 @@ def pool(
     json: Json = False,
 ) -> None:
     """Ask one question of a wave, site by site, and pool the answers. No site is contacted; it costs no ε."""
-    if again and not 2 <= again <= 1000:
-        raise ParameterError("--again must be in 2..1000", given=f"{again}")
+    if perturbations and not 2 <= perturbations <= 1000:
+        raise ParameterError("--again must be in 2..1000", given=f"{perturbations}")
     if out is not None and out.suffix.lower() not in (".csv", ".json"):
         raise ParameterError("the table must end in .csv or .json", given=repr(out.name))
-    more = {"again": again, "trained": _trained(flow)}
+    more = {"perturbations": perturbations, "trained": _trained(flow)}
     answer = _ask(context, study, wave, as_of, combine, estimand, formula, term, method, test, level, **more)
     before = _save(context, answer, "pool", figure=str(out or ""))
     further = _analyse(
@@ -169,7 +169,7 @@ def figure(
     if kind == "budget":
         from coordinator.answers.spending import spending
 
-        with open_store(Config.load(context.obj)) as store:
+        with open_store(CoordinatorConfig.load(context.obj)) as store:
             budget = spending(store, study)
         budget.figure(path, title=title)
         emit({**plain(budget), **made}, as_json=json, show=lambda shown: shown.print(words))
@@ -177,14 +177,14 @@ def figure(
     if not wave:
         from coordinator.answers.queries import newest
 
-        with open_store(Config.load(context.obj)) as store:
+        with open_store(CoordinatorConfig.load(context.obj)) as store:
             wave = newest(store, study)
     if kind == "km":
         from coordinator.answers.curves import curves
 
-        with open_store(Config.load(context.obj)) as store:
-            asked = _one_question(store, study, estimand, formula)
-            found = curves(store, study, wave, asked, as_of=as_of, combine=combine, sites=site or (), level=level)
+        with open_store(CoordinatorConfig.load(context.obj)) as store:
+            query = _one_question(store, study, estimand, formula)
+            found = curves(store, study, wave, query, as_of=as_of, combine=combine, sites=site or (), level=level)
             found.figure(path, title=title)
             if not dry_run:
                 how = {"wave": found.wave, "as_of": as_of, "combined": combine, "term": "curve", "level": level}
@@ -249,16 +249,16 @@ def harmonise(
     if forest is not None and forest.suffix.lower() not in (".svg", ".pdf", ".png"):
         raise ParameterError("a figure must end in .svg, .pdf or .png", given=repr(forest.name))
     pooling: Any = {"term": term, "method": method, "test": test, "level": level}
-    with open_store(Config.load(context.obj)) as store:
-        asked = _one_question(store, study, estimand, formula)
-        seen = maps.harmonised(store, study, column, to=to, estimand=asked, source=densities, wave=wave, **pooling)
+    with open_store(CoordinatorConfig.load(context.obj)) as store:
+        query = _one_question(store, study, estimand, formula)
+        seen = maps.harmonised(store, study, column, to=to, estimand=query, source=densities, wave=wave, **pooling)
         if forest is not None:
             seen.figure(forest)
         store.save_result(
             study=study,
             wave=seen.answer.wave,
             kind="harmonised",
-            question=seen.asked,
+            question=seen.query,
             used={**seen.answer.used, **seen.used},
             numbers={**seen.answer.numbers, "harmonised": seen.harmonised.beta},
             figure=str(forest or ""),
@@ -294,7 +294,7 @@ def synthetic(
     """Draw synthetic rows from a site's noisy figures, where the plan lets rows leave. It costs no ε."""
     from coordinator.answers.synthesis import synthesis
 
-    with open_store(Config.load(context.obj)) as store:
+    with open_store(CoordinatorConfig.load(context.obj)) as store:
         planned = synthesis(store, study, site, wave=wave, fit=fit, number=draw, rows=rows, draws=m, steps=steps)
         run_synthesis(planned, out, checkpoint=checkpoint, restart=restart, dry_run=dry_run, json=json)
 
@@ -307,7 +307,7 @@ def results(
     json: Json = False,
 ) -> None:
     """List the pooled answers and figures that were handed out, and which of them are stale."""
-    with open_store(Config.load(context.obj)) as store:
+    with open_store(CoordinatorConfig.load(context.obj)) as store:
         found = [saved for saved in store.results(study or None) if saved.withdrawn or not stale]
     answer = [{**plain(saved), "stale": bool(saved.withdrawn)} for saved in found]
 
@@ -319,12 +319,14 @@ def results(
             return
         rows = []
         for saved in found:
-            gone = ", ".join(sorted({saved.used[digest] for digest in saved.withdrawn}))
-            state = Text(f"stale: {gone} withdrew", style="bold red") if gone else Text("in force", style="green")
+            withdrawn = ", ".join(sorted({saved.used[digest] for digest in saved.withdrawn}))
+            state = (
+                Text(f"stale: {withdrawn} withdrew", style="bold red") if withdrawn else Text("in force", style="green")
+            )
             revision = saved.question["as_of"]
             wave = f"{saved.wave}" + ("" if revision is None else f" rev. {revision}")
-            asked = f"{saved.question['term']} in {saved.question['estimand']}"
-            rows.append([saved.id, saved.study, wave, asked, saved.kind, saved.figure or None, saved.day, state])
+            query = f"{saved.question['term']} in {saved.question['estimand']}"
+            rows.append([saved.id, saved.study, wave, query, saved.kind, saved.figure or None, saved.day, state])
         out.print(table(["no", "study", "wave", "question", "kind", "file", "day", "state"], rows, right=["no"]))
         if any(saved.withdrawn for saved in found):
             out.print("Ask a stale question again: the answer says what changed.", style="cyan")
@@ -345,13 +347,13 @@ def _ask(
     test: Any,
     level: float,
     **more: Any,
-) -> Answer:
+) -> PooledAnswer:
     from coordinator.answers.queries import ask
 
-    with open_store(Config.load(context.obj)) as store:
-        asked = _one_question(store, study, estimand, formula)
+    with open_store(CoordinatorConfig.load(context.obj)) as store:
+        query = _one_question(store, study, estimand, formula)
         how = {"term": term, "method": method, "test": test, "level": level}
-        return ask(store, study, wave, asked, as_of=as_of, combine=combine, **how, **more)
+        return ask(store, study, wave, query, as_of=as_of, combine=combine, **how, **more)
 
 
 def _trained(path: Path | None) -> FederatedFlow | None:
@@ -376,7 +378,7 @@ def _one_question(store: Store, study: str, estimand: str, formula: str) -> str:
     return estimand or formula
 
 
-def _by_wave(context: typer.Context, answer: Answer, title: str, path: Path | None) -> dict[str, dict[str, Any]]:
+def _by_wave(context: typer.Context, answer: PooledAnswer, title: str, path: Path | None) -> dict[str, dict[str, Any]]:
     """Ask the same of every wave up to the answer's, and draw it; the pooled figures by wave."""
     from coordinator.answers.queries import ask
     from coordinator.figures.over_time import waves_figure
@@ -385,13 +387,13 @@ def _by_wave(context: typer.Context, answer: Answer, title: str, path: Path | No
     result = answer.result
     how = {"term": answer.term, "method": result.method, "test": result.test, "level": result.level}
     found, missing = {answer.wave: answer}, {}
-    with open_store(Config.load(context.obj)) as store:
+    with open_store(CoordinatorConfig.load(context.obj)) as store:
         for wave in store.plan(answer.study).plan.waves:
             if wave.number >= answer.wave:
                 continue
             try:
-                asked: Any = {"combine": answer.combined, **how}
-                found[wave.number] = ask(store, answer.study, wave.number, answer.estimand, **asked)
+                options: Any = {"combine": answer.combined, **how}
+                found[wave.number] = ask(store, answer.study, wave.number, answer.estimand, **options)
             except EstimateRefusal as refusal:
                 missing[wave.number] = str(refusal).rstrip(".")
     waves_figure(
@@ -404,14 +406,14 @@ def _by_wave(context: typer.Context, answer: Answer, title: str, path: Path | No
     return {str(wave): {"sites": one.result.k, **one.numbers} for wave, one in sorted(found.items())}
 
 
-def _save(context: typer.Context, answer: Answer, kind: str, *, figure: str) -> SavedResult | None:
+def _save(context: typer.Context, answer: PooledAnswer, kind: str, *, figure: str) -> SavedResult | None:
     """Remember what is handed out; the last answer to the same question, when it was another one."""
-    with open_store(Config.load(context.obj)) as store:
+    with open_store(CoordinatorConfig.load(context.obj)) as store:
         return store.save_result(
             study=answer.study,
             wave=answer.wave,
             kind=kind,
-            question=answer.asked,
+            question=answer.query,
             used=answer.used,
             numbers=answer.numbers,
             figure=figure,
@@ -419,14 +421,16 @@ def _save(context: typer.Context, answer: Answer, kind: str, *, figure: str) -> 
         )
 
 
-def _changed(before: SavedResult | None, answer: Answer) -> list[str]:
-    """What is different since the same question was last answered, in sentences."""
+def _changed(before: SavedResult | None, answer: PooledAnswer) -> list[str]:
+    """Differences from the last answer to the same question, in sentences."""
     if before is None:
         return []
-    gone = {stone.bundle_sha256 for stone in answer.withdrawn}
+    withdrawn = {stone.bundle_sha256 for stone in answer.withdrawn}
     left = {digest: site for digest, site in before.used.items() if digest not in answer.used}
-    out = [f"{site} has withdrawn a release." for digest, site in left.items() if digest in gone]
-    out += [f"A release of {site} was replaced by a later one." for digest, site in left.items() if digest not in gone]
+    out = [f"{site} has withdrawn a release." for digest, site in left.items() if digest in withdrawn]
+    out += [
+        f"A release of {site} was replaced by a later one." for digest, site in left.items() if digest not in withdrawn
+    ]
     out += [f"New: a release of {site}." for digest, site in answer.used.items() if digest not in before.used]
     then, now = before.numbers["beta"], answer.numbers["beta"]
     if then != now:
@@ -434,20 +438,22 @@ def _changed(before: SavedResult | None, answer: Answer) -> list[str]:
     return [f"Since the answer of {before.day}:", *out] if out else []
 
 
-def _analyse(answer: Answer, mods: list[str], subgroup: str, facts: Path | None, **options: Any) -> dict[str, Any]:
+def _analyse(
+    answer: PooledAnswer, mods: list[str], subgroup: str, facts: Path | None, **options: Any
+) -> dict[str, Any]:
     """The further questions of a pooled answer."""
     from coordinator.pooling import analyses
 
     by_label = _known(answer, [*mods, *([subgroup] if subgroup else [])], facts)
-    asked = analyses.Asked(
+    request = analyses.AnalysisRequest(
         mods={name: by_label[name] for name in mods},
         group=(subgroup, by_label[subgroup]) if subgroup else None,
         **options,
     )
-    return analyses.analyse(answer.result, asked)
+    return analyses.analyse(answer.result, request)
 
 
-def _known(answer: Answer, names: Sequence[str], facts: Path | None) -> dict[str, dict[str, Any]]:
+def _known(answer: PooledAnswer, names: Sequence[str], facts: Path | None) -> dict[str, dict[str, Any]]:
     """Facts about the sites, by label: those of their releases, or of a table of the lead's. Raises: ParameterError."""
     known: dict[str, dict[str, Any]] = {
         name: {source.site: getattr(source, name) for source in answer.sources} for name in ("n", "epsilon", "posture")
@@ -470,7 +476,7 @@ def _known(answer: Answer, names: Sequence[str], facts: Path | None) -> dict[str
     return {name: {label: values.get(site) for label, site in sites.items()} for name, values in known.items()}
 
 
-def _estimates(answer: Answer) -> pd.DataFrame:
+def _estimates(answer: PooledAnswer) -> pd.DataFrame:
     """One row per site for a spreadsheet or `analyst pool`: yi and vi on the scale of the analysis."""
     import pandas as pd
 
@@ -479,7 +485,7 @@ def _estimates(answer: Answer) -> pd.DataFrame:
     return pd.DataFrame([{name: getattr(row, name) for name in names} for row in answer.estimates], columns=list(names))
 
 
-def _show_answer(out: Console, answer: Answer, changed: Sequence[str] = ()) -> None:
+def _show_answer(out: Console, answer: PooledAnswer, changed: Sequence[str] = ()) -> None:
     from coordinator.analyst.show import show_pooled
 
     result = answer.result

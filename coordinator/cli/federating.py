@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from coordinator.config import Config
+from coordinator.config import CoordinatorConfig
 from shared.errors import PlanRefusal
 from shared.privacy.stated import shown_price
 from shared.terminal import console, emit
@@ -14,7 +14,7 @@ from shared.terminal import console, emit
 if TYPE_CHECKING:
     from rich.console import Console
 
-from coordinator.cli.frame import DryRun, Json, Study, federate_app, open_store, show_facts
+from coordinator.cli.options import DryRun, Json, Study, federate_app, open_store, show_facts
 
 __all__ = ["federate_run", "federate_status"]
 
@@ -33,7 +33,7 @@ def federate_run(
     from coordinator.services.authority import Authority
     from coordinator.training.dialled import nodes, train
 
-    config = Config.load(context.obj)
+    config = CoordinatorConfig.load(context.obj)
     with open_store(config) as store:
         plan = store.plan(study).plan
         if plan.federated is None:
@@ -56,7 +56,7 @@ def federate_run(
         }
         if not dry_run:
 
-            def told(number: int, progress: Any) -> None:
+            def report(number: int, progress: Any) -> None:
                 if not json:
                     here = [site for site, one in progress.items() if number in one.answered]
                     without = sorted(set(progress) - set(here))
@@ -64,7 +64,7 @@ def federate_run(
                     console(stderr=True).print(words + (f", without {', '.join(without)}" if without else ""))
 
             key = Authority.load(config.home).witness
-            flow = train(home=config.home, store=store, plan=plan, key=key, timeout=60 * timeout, told=told)
+            flow = train(home=config.home, store=store, plan=plan, key=key, timeout=60 * timeout, progress=report)
             answer |= {"flow": flow.name, "answered": {site: dict(said) for site, said in flow.sites.items()}}
 
     def show(out: Console) -> None:
@@ -90,10 +90,10 @@ def federate_run(
 @federate_app.command("status")
 def federate_status(context: typer.Context, study: Study, json: Json = False) -> None:
     """How far the study's newest training is: which round, who has answered it, who is waited for."""
-    from coordinator.store.letter_boxes import LetterBoxes
+    from coordinator.store.round_queue import RoundQueue
 
-    with open_store(Config.load(context.obj)) as store:
-        found = LetterBoxes(store).progress(study)
+    with open_store(CoordinatorConfig.load(context.obj)) as store:
+        found = RoundQueue(store).progress(study)
         plans = {stored.plan.hash: stored.plan for stored in store.plans()}
     plan = None if found is None else plans.get(found.plan_hash)
     rounds = plan.federated.rounds if plan is not None and plan.federated is not None else None

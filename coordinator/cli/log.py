@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from coordinator.config import Config
+from coordinator.config import CoordinatorConfig
 from shared.errors import IntegrityRefusal, ParameterError
 from shared.terminal import emit
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-from coordinator.cli.frame import DryRun, Json, Site, log_app, open_store, show_facts, today
+from coordinator.cli.options import DryRun, Json, Site, log_app, open_store, show_facts, today
 from coordinator.cli.releases import one_release
 
 __all__ = ["log", "log_list", "log_proof", "log_verify"]
@@ -37,7 +37,7 @@ def log_verify(context: typer.Context, json: Json = False) -> None:
 
 
 def _verify(context: typer.Context, json: bool) -> None:
-    with open_store(Config.load(context.obj)) as store:
+    with open_store(CoordinatorConfig.load(context.obj)) as store:
         size = store.verify_log()
         signed = store.verify_signatures()
         entries = store.log()
@@ -61,7 +61,7 @@ def log_proof(
     """Prove that one release stands in the log, in a form that anyone can verify (RFC 9162)."""
     from coordinator.store.log import leaf_hash, verify_inclusion
 
-    with open_store(Config.load(context.obj)) as store:
+    with open_store(CoordinatorConfig.load(context.obj)) as store:
         found = one_release(store, release)
         entries = store.log()
         path = store.prove(found.log_index, len(entries))
@@ -108,7 +108,7 @@ def log_list(
     from shared.base.canonical import canonical_json
     from shared.base.keys import Envelope, write_private
 
-    config = Config.load(context.obj)
+    config = CoordinatorConfig.load(context.obj)
     if out.exists():
         raise ParameterError("the file must be new", given=f"{out}", next_step="Name another.")
     with open_store(config) as store:

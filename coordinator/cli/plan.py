@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from coordinator.config import Config
+from coordinator.config import CoordinatorConfig
 from shared.errors import ParameterError, PlanRefusal, PlanRollback, StateRefusal
 from shared.privacy.stated import shown_column, shown_delta, shown_epsilon, shown_price, shown_room
 from shared.terminal import checklist, emit, plain, table
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from coordinator.store.store import Store
     from shared.base.keys import SigningKey
     from shared.plans.plan import StudyPlan
-from coordinator.cli.frame import (
+from coordinator.cli.options import (
     DryRun,
     Json,
     PlanFile,
@@ -191,8 +191,8 @@ def plan_cost(
         for condition in price.conditions:
             out.print(f"note  {condition.sentence}", style="yellow")
         if price.rows is not None and price.rows > 8.001 and price.w_for_8 is not None:
-            told = f", given {price.epsilon_given}," if price.epsilon_given else ""
-            out.print(f"For ε 8 in one wave{told} take w = {shown_room(price.w_for_8, 2)}.", style="cyan")
+            given = f", given {price.epsilon_given}," if price.epsilon_given else ""
+            out.print(f"For ε 8 in one wave{given} take w = {shown_room(price.w_for_8, 2)}.", style="cyan")
         if last:
             out.print(f"next: coordinator plan sign {file}", style="cyan")
 
@@ -211,7 +211,7 @@ def plan_sign(
     from coordinator.planning import changes, review
     from shared.plans.plan import sign_plan
 
-    config = Config.load(context.obj)
+    config = CoordinatorConfig.load(context.obj)
     plan, checks = review(_text(file), today=today(), recipient=config.name)
     failed = [check for check in checks if check.state == "fail"]
     warnings = [check for check in checks if check.state == "warn"]
@@ -276,7 +276,7 @@ def plan_amend(
     """Write the next version of a study's plan as a draft to edit. It is signed like any plan, and approved anew."""
     from coordinator.answers.waves import draft
 
-    config = Config.load(context.obj)
+    config = CoordinatorConfig.load(context.obj)
     with open_store(config) as store:
         last = store.plan(study).plan
     plan = replace(last, version=last.version + 1)
@@ -311,7 +311,7 @@ def plan_show(
     from coordinator.planning import cost
     from shared.releases.receipt import coverage
 
-    with open_store(Config.load(context.obj)) as store:
+    with open_store(CoordinatorConfig.load(context.obj)) as store:
         plan = store.plan(study, version).plan
     covered, not_covered = coverage(plan)
     price = cost(plan)
@@ -365,12 +365,12 @@ def _text(file: Path) -> str:
 def _name(context: typer.Context) -> str:
     """This coordinator's name, or nothing before init: a plan can be written anywhere."""
     try:
-        return Config.load(context.obj).name
+        return CoordinatorConfig.load(context.obj).name
     except StateRefusal:
         return ""
 
 
-def _lead_key(config: Config, name: str) -> SigningKey:
+def _lead_key(config: CoordinatorConfig, name: str) -> SigningKey:
     from shared.base.keys import SigningKey
 
     path = config.home / "keys" / f"{name}.pem"

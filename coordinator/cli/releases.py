@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from coordinator.config import Config
+from coordinator.config import CoordinatorConfig
 from shared.errors import ParameterError, StateRefusal
 from shared.privacy.stated import all_given, shown_price
 from shared.terminal import checklist, emit, plain, table
@@ -16,8 +16,8 @@ from shared.terminal import checklist, emit, plain, table
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from coordinator.store.store import Release, Store
-from coordinator.cli.frame import (
+    from coordinator.store.store import AcceptedRelease, Store
+from coordinator.cli.options import (
     DryRun,
     Json,
     Study,
@@ -51,7 +51,7 @@ def releases(
     json: Json = False,
 ) -> None:
     """List what was accepted, and what was quarantined and why."""
-    with open_store(Config.load(context.obj)) as store:
+    with open_store(CoordinatorConfig.load(context.obj)) as store:
         accepted = store.releases(study=study or None, wave=wave)
         kept_apart = [row for row in store.quarantined(study=study or None) if wave in (None, row.wave)]
     answer = {"accepted": [_release_data(row) for row in accepted], "quarantined": kept_apart}
@@ -83,7 +83,7 @@ def release_show(
     from coordinator.answers.spending import least_total
     from shared.privacy import accountant as privacy
 
-    with open_store(Config.load(context.obj)) as store:
+    with open_store(CoordinatorConfig.load(context.obj)) as store:
         found = one_release(store, release)
         receipt = found.receipt
         arrived = [
@@ -159,7 +159,7 @@ def wave_schedule(
     from coordinator.answers.waves import draft, scheduled
     from coordinator.planning import changes, review
 
-    config = Config.load(context.obj)
+    config = CoordinatorConfig.load(context.obj)
     try:
         first = dt.date.fromisoformat(start) if start else None
     except ValueError:
@@ -198,7 +198,7 @@ def wave_status(context: typer.Context, study: Study, json: Json = False) -> Non
     """Show each site in each wave: who has delivered, who is missing, how long the oldest wait has lasted."""
     from coordinator.answers.waves import STATES, grid
 
-    with open_store(Config.load(context.obj)) as store:
+    with open_store(CoordinatorConfig.load(context.obj)) as store:
         found = grid(store, study, today())
 
     def show(out: Console) -> None:
@@ -248,7 +248,7 @@ def wave_remind(
     """Write a text for each site that is missing, for you to send; the site also sees the day when it next asks."""
     from coordinator.answers.waves import grid, reminder
 
-    with open_store(Config.load(context.obj)) as store:
+    with open_store(CoordinatorConfig.load(context.obj)) as store:
         plan = store.plan(study).plan
         plan.wave(wave)
         line = next(line for line in grid(store, study, today()).waves if line.number == wave)
@@ -286,7 +286,7 @@ def wave_close(
     """Close a wave, naming who is missing. For good: what arrives later makes a revision."""
     from coordinator.answers.waves import grid
 
-    with open_store(Config.load(context.obj)) as store:
+    with open_store(CoordinatorConfig.load(context.obj)) as store:
         planned = store.plan(study).plan.wave(wave)
         line = next(line for line in grid(store, study, today()).waves if line.number == wave)
         if today() <= planned.closes and line.missing and not reason.strip():
@@ -330,27 +330,27 @@ def wave_reopen(
     json: Json = False,
 ) -> None:
     """Let a closed wave go on, with a reason. Its revisions so far stay what they are."""
-    with open_store(Config.load(context.obj)) as store:
+    with open_store(CoordinatorConfig.load(context.obj)) as store:
         store.plan(study).plan.wave(wave)
         record = store.wave_record(study, wave)
         if dry_run and not record.closed:
             raise StateRefusal("a wave must be closed to be reopened", given="an open one")
         if not dry_run:
             record = store.reopen_wave(study, wave, reason=reason, today=today())
-    kept = len(record.revisions)
-    answer = {"study": study, "wave": wave, "reopened": not dry_run, "revisions": kept}
-    words = f"{'would reopen' if dry_run else 'reopened'} wave {wave} of {study}; its {kept} revisions stay"
+    revisions = len(record.revisions)
+    answer = {"study": study, "wave": wave, "reopened": not dry_run, "revisions": revisions}
+    words = f"{'would reopen' if dry_run else 'reopened'} wave {wave} of {study}; its {revisions} revisions stay"
     emit(answer, as_json=json, show=lambda out: out.print(words))
 
 
-def _release_data(release: Release) -> dict[str, Any]:
+def _release_data(release: AcceptedRelease) -> dict[str, Any]:
     names = ("release_id", "study", "wave", "site", "n", "plan_version", "bundle_sha256", "bundle_bytes")
     facts = {name: getattr(release, name) for name in (*names, "log_index", "log_root", "accepted_day")}
     receipt = release.receipt
     return {**facts, "epsilon": receipt.stated_epsilon, "epsilon_given": receipt.given, "posture": receipt.posture}
 
 
-def one_release(store: Store, start: str) -> Release:
+def one_release(store: Store, start: str) -> AcceptedRelease:
     """The accepted release whose id starts so. Raises: ParameterError, when none or several do."""
     found = [release for release in store.releases() if release.release_id.startswith(start)]
     if len(found) != 1:

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from coordinator.config import FILE_NAME, Config
+from coordinator.config import FILE_NAME, CoordinatorConfig
 from shared.errors import ParameterError, StateRefusal
 from shared.terminal import console, emit
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-from coordinator.cli.frame import DryRun, Json, app, ask_passphrase, open_store, show_facts
+from coordinator.cli.options import DryRun, Json, app, ask_passphrase, open_store, show_facts
 
 __all__ = ["init", "serve"]
 
@@ -36,7 +36,7 @@ def init(
     """Make the home folder: settings, certificate authority, server certificate and the leads' keys."""
     home: Path = context.obj
     host = address.rpartition(":")[0].strip("[]")
-    config = Config(
+    config = CoordinatorConfig(
         home=home,
         name=name,
         address=address,
@@ -116,7 +116,7 @@ def serve(
     address: Annotated[str, typer.Option("--address", help="host:port to bind, instead of the setting.")] = "",
 ) -> None:
     """Answer sites and analysts, in the foreground, until it is told to stop (SIGTERM, or Ctrl-C)."""
-    config = Config.load(context.obj)
+    config = CoordinatorConfig.load(context.obj)
     from coordinator.services import collect
 
     listen = address or config.listen

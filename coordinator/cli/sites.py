@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from coordinator.config import Config
+from coordinator.config import CoordinatorConfig
 from shared.errors import ParameterError, StateRefusal
 from shared.terminal import emit, table
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from coordinator.store.store import Site as Enrolled
+    from coordinator.store.store import RegisteredSite as Enrolled
     from coordinator.store.store import Store
-from coordinator.cli.frame import DryRun, Json, Site, app, lead_keys, open_store, show_facts, today
+from coordinator.cli.options import DryRun, Json, Site, app, lead_keys, open_store, show_facts, today
 
 __all__ = ["accept", "invite", "reanchor", "revoke", "sites"]
 
@@ -36,7 +36,7 @@ def invite(
     from coordinator.services.authority import Authority
     from shared.base.keys import write_private
 
-    config = Config.load(context.obj)
+    config = CoordinatorConfig.load(context.obj)
     if out.exists():
         raise StateRefusal("the invitation's file must be new", given=f"{out}", next_step="Choose another --out.")
     with open_store(config) as store:
@@ -84,7 +84,7 @@ def sites(context: typer.Context, json: Json = False) -> None:
     """List the sites: state, fingerprint, days left on the certificate, releases."""
     from rich.text import Text
 
-    with open_store(Config.load(context.obj)) as store:
+    with open_store(CoordinatorConfig.load(context.obj)) as store:
         known = store.sites()
         counts = {site.site: [0, 0] for site in known}
         for release in store.releases():
@@ -142,10 +142,10 @@ def accept(
     json: Json = False,
 ) -> None:
     """Let a site in, if the fingerprint its steward read out is that of the key that asked."""
-    with open_store(Config.load(context.obj)) as store:
+    with open_store(CoordinatorConfig.load(context.obj)) as store:
         if dry_run:
-            asked = _enrolment(store, site)
-            same = "".join(fingerprint.lower().split()) == "".join(asked.fingerprint.split())
+            enrolment = _enrolment(store, site)
+            same = "".join(fingerprint.lower().split()) == "".join(enrolment.fingerprint.split())
             answer = {"site": site, "matches": same, "accepted": False}
         else:
             store.accept_site(site, fingerprint)
@@ -165,13 +165,13 @@ def accept(
 @app.command(rich_help_panel="Sites")
 def revoke(context: typer.Context, site: Site, dry_run: DryRun = False, json: Json = False) -> None:
     """Shut a site out: its certificate and keys count for nothing from now on; its accepted releases stay."""
-    with open_store(Config.load(context.obj)) as store:
-        kept = len([release for release in store.releases() if release.site == site])
+    with open_store(CoordinatorConfig.load(context.obj)) as store:
+        remaining = len([release for release in store.releases() if release.site == site])
         _enrolment(store, site)
         if not dry_run:
             store.revoke_site(site)
-    answer = {"site": site, "revoked": not dry_run, "releases_kept": kept}
-    words = f"{'would revoke' if dry_run else 'revoked'} {site}; {kept} accepted releases stay"
+    answer = {"site": site, "revoked": not dry_run, "releases_kept": remaining}
+    words = f"{'would revoke' if dry_run else 'revoked'} {site}; {remaining} accepted releases stay"
     emit(answer, as_json=json, show=lambda out: out.print(words))
 
 
@@ -184,7 +184,7 @@ def reanchor(
     json: Json = False,
 ) -> None:
     """Let a site's ledger go on after a restored backup, from the one head its steward read out; kept in the log."""
-    with open_store(Config.load(context.obj)) as store:
+    with open_store(CoordinatorConfig.load(context.obj)) as store:
         _enrolment(store, site)
         left = store.anchor(site)
         if left is None:

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from coordinator.demo.catalogue import PLAYS, play_of
-from coordinator.demo.play import Asked
-from coordinator.demo.stage import STATE_MARK, Stage
+from coordinator.demo.play import DemoOptions
+from coordinator.demo.stage import STATE_MARK, DemoStage
 from shared.errors import ParameterError
 from shared.terminal import application, console, run
 
@@ -46,8 +46,8 @@ def demo(
     epsilon: Annotated[float | None, typer.Option(help="ε of a release of noisy moments (cohorts).")] = None,
 ) -> None:
     """Run a study from the hospitals' tables to a forest plot: coordinator and agents as separate processes."""
-    asked = Asked(study=study, seed=seed, scale=scale, sites=sites, data=data, epsilon=epsilon)
-    shown = play_of(asked)
+    options = DemoOptions(study=study, seed=seed, scale=scale, sites=sites, data=data, epsilon=epsilon)
+    shown = play_of(options)
     if epsilon is not None and study != "cohorts":
         raise ParameterError("--epsilon must come with --study cohorts", given=study)
     out.mkdir(parents=True, exist_ok=True)
@@ -59,7 +59,7 @@ def demo(
         raise ParameterError("there must be at least one hospital's table", given="none")
     started = time.monotonic()
     with _progress() as report:
-        stage = Stage(out=out, play=shown, tables=tables, workers=workers, report=report)
+        stage = DemoStage(out=out, play=shown, tables=tables, workers=workers, report=report)
         stage.run()
         report(stage.steps, stage.steps, "asking the coordinator, drawing the figures")
         from coordinator.demo import answers
@@ -74,12 +74,12 @@ def _progress() -> Iterator[Callable[[int, int, str], None]]:
     """A bar with the stage and the time left; plain lines where there is no terminal."""
     screen = console()
     if not screen.is_terminal:
-        begun, told = time.monotonic(), -1
+        begun, reported = time.monotonic(), -1
 
         def line(done: int, steps: int, what: str) -> None:
-            nonlocal told
-            if done != told:
-                told = done
+            nonlocal reported
+            if done != reported:
+                reported = done
                 screen.print(f"{time.monotonic() - begun:5.0f} s  {done:3d}/{steps}  {what}", highlight=False)
 
         yield line

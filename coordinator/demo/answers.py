@@ -1,4 +1,4 @@
-"""How the demo shows what it found: figures, one table of all pooled values, and the same on the terminal."""
+"""Output of the demo: figures, one table of all pooled values, and the same on the terminal."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from coordinator.demo.play import BASELINE, REAL, Answer, Play, Prices
+from coordinator.demo.play import BASELINE, REAL, DemoAnswer, Play, Prices
 from shared.privacy.stated import raised, shown_column, shown_epsilon, shown_price
 from shared.terminal import console
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["row", "show", "write"]
 
 
-def write(answers: Mapping[str, Answer], play: Play, out: Path) -> None:
+def write(answers: Mapping[str, DemoAnswer], play: Play, out: Path) -> None:
     """Figures (SVG, PDF, PNG), one table of all pooled values (CSV), and the same as JSON."""
     import pandas as pd
 
@@ -37,7 +37,7 @@ def write(answers: Mapping[str, Answer], play: Play, out: Path) -> None:
         together = dict([shown_column(answer.together, "ε of both")]) if answer.together else {}
         noise = f" Noise: its part of the variance of {first}." if answer.apart else ""
         open_ = f" {BASELINE}: {_price(answer.priced(BASELINE))[0]}." if BASELINE in answer.others else ""
-        told = f"ε at the plan's δ{whose}, {play.covers}.{open_}{noise} Real records: only in this demo."
+        caption = f"ε at the plan's δ{whose}, {play.covers}.{open_}{noise} Real records: only in this demo."
         for label in answer.arms if answer.apart else ():
             figures.forest(
                 answer.arms[label],
@@ -54,7 +54,7 @@ def write(answers: Mapping[str, Answer], play: Play, out: Path) -> None:
             figures.forest(
                 answer.arms[first],
                 title=answer.title,
-                note=f"{answer.question}; {told}",
+                note=f"{answer.question}; {caption}",
                 xlabel=f"{unit} (log scale)" if ratio else unit,
                 columns={"Posture": dict(answer.posture)} | _beside(priced) | together,
                 name=first,
@@ -90,7 +90,7 @@ def _beside(columns: Sequence[Mapping[str, Mapping[str, str]]]) -> dict[str, dic
 
 
 def _price(prices: Prices) -> tuple[str, str]:
-    """What one site of an arm costs, from the cheapest to the dearest, or the words in its place; and the condition."""
+    """ε of an arm's sites, smallest to largest, or the text in its place; and its condition."""
     stated = {epsilon for epsilon, _ in prices.values() if epsilon is not None}
     apart = dict.fromkeys(shown_price(None, given) for epsilon, given in prices.values() if epsilon is None)
     ends = list(dict.fromkeys(shown_epsilon(end) for end in (min(stated), max(stated)))) if stated else []
@@ -131,7 +131,7 @@ def row(key: str, label: str, result: PooledResult, real: PooledResult | None, p
     }
 
 
-def show(answers: Mapping[str, Answer], play: Play, out: Path, seconds: float) -> None:
+def show(answers: Mapping[str, DemoAnswer], play: Play, out: Path, seconds: float) -> None:
     """The table of answers on the terminal, and where to look."""
     from rich import box
     from rich.table import Table

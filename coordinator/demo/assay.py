@@ -11,10 +11,10 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from coordinator.demo.play import REAL, STUDIES, Answer, Asked, Play, around, pooled_real
+from coordinator.demo.play import REAL, STUDIES, DemoAnswer, DemoOptions, Play, around, pooled_real
 
 if TYPE_CHECKING:
-    from coordinator.demo.stage import Stage
+    from coordinator.demo.stage import DemoStage
 
 __all__ = ["Assay"]
 
@@ -26,8 +26,8 @@ class Assay(Play):
 
     covers = "of the rows given the flow, of the densities for every record"
 
-    def __init__(self, asked: Asked) -> None:
-        super().__init__(asked)
+    def __init__(self, options: DemoOptions) -> None:
+        super().__init__(options)
         self.truth: dict[str, Path] = {}
 
     def plans(self, today: dt.date) -> dict[str, str]:
@@ -41,27 +41,27 @@ class Assay(Play):
 
         from shared.simulated import assay_hospitals
 
-        made = assay_hospitals(np.random.default_rng(self.asked.seed), n=max(100, round(2500 * self.asked.scale)))
+        made = assay_hospitals(np.random.default_rng(self.options.seed), n=max(100, round(2500 * self.options.scale)))
         out: list[dict[str, Path]] = []
         for place, tables in zip((folder, folder / "one_assay"), made, strict=True):
             place.mkdir(parents=True, exist_ok=True)
-            files = {site: place / f"{site}.csv" for site in list(tables)[: self.asked.sites]}
+            files = {site: place / f"{site}.csv" for site in list(tables)[: self.options.sites]}
             for site, path in files.items():
                 tables[site].to_csv(path, index=False)
             out.append(files)
         self.truth = out[1]
         return out[0]
 
-    def answers(self, stage: Stage) -> dict[str, Answer]:
+    def answers(self, stage: DemoStage) -> dict[str, DemoAnswer]:
         """The planned question as released and harmonised; the figure of all three answers is drawn as well."""
         from coordinator.answers.harmonise import ARMS, harmonised
-        from coordinator.config import Config
+        from coordinator.config import CoordinatorConfig
         from coordinator.store.store import Store
         from shared.plans.plan import StudyPlan
 
         plan = StudyPlan.from_toml(stage.plans["assay"])
         [(name, formula)] = plan.estimands.items()
-        with closing(Store.open(stage.hub, Config.load(stage.hub).store)) as store:
+        with closing(Store.open(stage.hub, CoordinatorConfig.load(stage.hub).store)) as store:
             seen = harmonised(store, "assay", COLUMN, to=REFERENCE, estimand=name, term=TERM)
             priced = {release.site: release.receipt.epsilon for release in store.releases(seen.densities)}
         for suffix in ("svg", "pdf", "png"):
@@ -72,7 +72,7 @@ class Assay(Play):
             for site, (value, given) in epsilon.items()
         }
         return {
-            name: Answer(
+            name: DemoAnswer(
                 title=f"{plan.title}: {name}",
                 question=formula,
                 term=TERM,
@@ -87,13 +87,13 @@ class Assay(Play):
             )
         }
 
-    def unit(self, answer: Answer) -> str:
-        """What the axis measures."""
+    def unit(self, answer: DemoAnswer) -> str:
+        """Label of the axis."""
         return "mmHg per 40 mg/dL"
 
     @property
     def note(self) -> str:
-        """What each ε covers, and what the real records are here."""
+        """Footnote: what each ε covers, and what the real records are."""
         return (
             "gap: to the real records on one assay, which only a demo has. ε of the rows is exact for each released "
             "row given the flow, and no meaningful guarantee above 10; what the densities add covers every record. "

@@ -14,36 +14,36 @@ from contextlib import closing
 from typing import TYPE_CHECKING
 
 from coordinator.demo.cohorts import Cohorts
-from coordinator.demo.play import REAL, Answer, around, pooled_real, setting
+from coordinator.demo.play import REAL, DemoAnswer, around, pooled_real, setting
 
 if TYPE_CHECKING:
     import datetime as dt
 
-    from coordinator.demo.stage import Stage
+    from coordinator.demo.stage import DemoStage
 
-__all__ = ["Federated"]
+__all__ = ["FederatedPlay"]
 
 WAIT = "10"
 """Minutes for which a hospital waits for the next round, and the coordinator for the last hospital."""
 
 
-class Federated(Cohorts):
-    """Twelve cohorts train one flow; with `Asked.sites` the largest so many."""
+class FederatedPlay(Cohorts):
+    """Twelve cohorts train one flow; with `DemoOptions.sites` the largest so many."""
 
     covers = "every record covered, by this and the training's"
 
     def plans(self, today: dt.date) -> dict[str, str]:
         """Version 1: it trains, and releases nothing."""
         text = around(self.text, today)
-        if self.asked.sites is not None:
-            text = re.sub(r"^quorum = \d+", f"quorum = {max(1, self.asked.sites - 1)}", text, flags=re.MULTILINE)
+        if self.options.sites is not None:
+            text = re.sub(r"^quorum = \d+", f"quorum = {max(1, self.options.sites - 1)}", text, flags=re.MULTILINE)
         return {setting(text, "study").strip('"'): text}
 
-    def steps(self, stage: Stage) -> int:
+    def steps(self, stage: DemoStage) -> int:
         """Joining, training, and two for each release."""
         return len(stage.tables) * (2 + 1 + 2) + 2
 
-    def act(self, stage: Stage, everywhere: Callable[[Callable[[str], None]], None]) -> None:
+    def act(self, stage: DemoStage, everywhere: Callable[[Callable[[str], None]], None]) -> None:
         """Join; train, all at once; then the plan's next version names the flow, and each hospital releases."""
         [study] = stage.plans
         everywhere(stage.join)
@@ -72,35 +72,35 @@ class Federated(Cohorts):
 
         everywhere(release)
 
-    def answers(self, stage: Stage) -> dict[str, Answer]:
+    def answers(self, stage: DemoStage) -> dict[str, DemoAnswer]:
         """Every planned question: pooled from the releases and from the real records."""
         from coordinator.answers.queries import ask
-        from coordinator.config import Config
+        from coordinator.config import CoordinatorConfig
         from coordinator.store.store import Store
         from shared.plans.plan import StudyPlan
 
         [(study, text)] = stage.plans.items()
         plan = StudyPlan.from_toml(text)
-        answers: dict[str, Answer] = {}
-        with closing(Store.open(stage.hub, Config.load(stage.hub).store)) as store:
+        answers: dict[str, DemoAnswer] = {}
+        with closing(Store.open(stage.hub, CoordinatorConfig.load(stage.hub).store)) as store:
             for name, formula in plan.estimands.items():
-                told = ask(store, study, 1, formula, term="sbp/10")
-                answers[name] = Answer(
+                answer = ask(store, study, 1, formula, term="sbp/10")
+                answers[name] = DemoAnswer(
                     title=f"{plan.title}: {name}",
                     question=formula,
                     term="sbp/10",
                     arms={
-                        "released through the flow": told.result,
+                        "released through the flow": answer.result,
                         REAL: pooled_real(stage.tables, plan, formula, "sbp/10"),
                     },
-                    epsilon={source.site: source.price for source in told.sources},
-                    posture={source.site: source.posture for source in told.sources},
+                    epsilon={source.site: source.price for source in answer.sources},
+                    posture={source.site: source.posture for source in answer.sources},
                 )
         return answers
 
     @property
     def note(self) -> str:
-        """What each ε covers."""
+        """Footnote: what each ε covers."""
         from shared.plans.plan import StudyPlan
         from shared.privacy.stated import shown_epsilon
 

@@ -7,15 +7,15 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from coordinator.demo.play import REAL, Answer, Play
+from coordinator.demo.play import REAL, DemoAnswer, Play
 from shared.errors import ParameterError
 
 if TYPE_CHECKING:
-    from coordinator.demo.stage import Stage
+    from coordinator.demo.stage import DemoStage
     from coordinator.pooling.pool import PooledResult
     from shared.plans.plan import StudyPlan
 
-__all__ = ["Network"]
+__all__ = ["NetworkPlay"]
 
 _UNITS = {
     "contacts": "Share of pairs in contact",
@@ -25,8 +25,8 @@ _UNITS = {
 }
 
 
-class Network(Play):
-    """Wards of three hospitals; with `Asked.sites` the largest so many."""
+class NetworkPlay(Play):
+    """Wards of three hospitals; with `DemoOptions.sites` the largest so many."""
 
     covers = "every released person covered, the persons held out not"
 
@@ -36,56 +36,56 @@ class Network(Play):
 
         from shared.simulated import contact_networks
 
-        n = round(1200 * self.asked.scale)
+        n = round(1200 * self.options.scale)
         if n < 250:
             raise ParameterError(
-                "scale must leave enough persons to hold half of them out", given=f"{self.asked.scale}"
+                "scale must leave enough persons to hold half of them out", given=f"{self.options.scale}"
             )
-        sites = 3 if self.asked.sites is None else self.asked.sites
+        sites = 3 if self.options.sites is None else self.options.sites
         folder.mkdir(parents=True, exist_ok=True)
         out: dict[str, Path] = {}
-        for name, (nodes, edges) in contact_networks(np.random.default_rng(self.asked.seed), sites, n).items():
+        for name, (nodes, edges) in contact_networks(np.random.default_rng(self.options.seed), sites, n).items():
             out[name] = folder / f"{name}.csv"
             nodes.to_csv(out[name], index=False)
             edges.to_csv(_edges(out[name]), index=False)
         return out
 
-    def add_data(self, stage: Stage, site: str, study: str) -> None:
+    def add_data(self, stage: DemoStage, site: str, study: str) -> None:
         """A hospital names its node table and its edge list."""
         path = stage.tables[site]
         stage.agent(site, "data", "add", str(path), "--as", study, "--edges", str(_edges(path)))
 
-    def answers(self, stage: Stage) -> dict[str, Answer]:
+    def answers(self, stage: DemoStage) -> dict[str, DemoAnswer]:
         """Every planned question, pooled from the releases and from the real networks."""
         from coordinator.answers.queries import ask
-        from coordinator.config import Config
+        from coordinator.config import CoordinatorConfig
         from coordinator.store.store import Store
         from shared.plans.plan import StudyPlan
 
         [(study, text)] = stage.plans.items()
         plan = StudyPlan.from_toml(text)
-        found: dict[str, Answer] = {}
-        with closing(Store.open(stage.hub, Config.load(stage.hub).store)) as store:
+        found: dict[str, DemoAnswer] = {}
+        with closing(Store.open(stage.hub, CoordinatorConfig.load(stage.hub).store)) as store:
             for name, formula in plan.estimands.items():
-                told = ask(store, study, 1, formula)
-                sources = {source.site: source for source in told.sources}
-                found[name] = Answer(
+                answer = ask(store, study, 1, formula)
+                sources = {source.site: source for source in answer.sources}
+                found[name] = DemoAnswer(
                     title=f"{plan.title}: {name}",
                     question=formula,
-                    term=told.term,
-                    arms={plan.release.title: told.result, REAL: _real(stage.tables, plan, formula)},
+                    term=answer.term,
+                    arms={plan.release.title: answer.result, REAL: _real(stage.tables, plan, formula)},
                     epsilon={site: source.price for site, source in sources.items()},
                     posture={site: source.posture for site, source in sources.items()},
                 )
         return found
 
-    def unit(self, answer: Answer) -> str:
-        """What the axis measures."""
+    def unit(self, answer: DemoAnswer) -> str:
+        """Label of the axis."""
         return _UNITS.get(answer.title.rpartition(": ")[2], answer.question)
 
     @property
     def note(self) -> str:
-        """Who is covered."""
+        """Footnote: who is covered."""
         return (
             "gap: to the real networks, released persons and held-out ones together. ε is exact for each released "
             "person with all contacts and attributes; the persons held out have no guarantee. No row is a person's."

@@ -1,4 +1,4 @@
-"""What a demo study is: its tables, its plans, what its hospitals do, and what is asked in the end.
+"""Definition of a demo study: its tables, its plans, its hospitals' steps, and its questions.
 
 A new study is a subclass of `Play` in a module of its own, named in `coordinator.demo.catalogue.PLAYS`.
 """
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, ClassVar
 from shared.errors import ParameterError, StateRefusal
 
 if TYPE_CHECKING:
-    from coordinator.demo.stage import Stage
+    from coordinator.demo.stage import DemoStage
     from coordinator.pooling.pool import PooledResult
     from shared.estimands.answer import Estimate
     from shared.plans.plan import StudyPlan
@@ -26,8 +26,8 @@ __all__ = [
     "BASELINE",
     "REAL",
     "STUDIES",
-    "Answer",
-    "Asked",
+    "DemoAnswer",
+    "DemoOptions",
     "Play",
     "SideBySide",
     "around",
@@ -41,8 +41,8 @@ REAL, BASELINE = "real records", "released, w = 0"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
-    """What was asked for on the command line.
+class DemoOptions:
+    """Options of the demo, from the command line.
 
     Args:
         study: a name of `coordinator.demo.catalogue.PLAYS`.
@@ -69,14 +69,14 @@ class Play(ABC):
     shipped: ClassVar[str] = ""
     covers: ClassVar[str] = "every record covered"
 
-    def __init__(self, asked: Asked) -> None:
-        self.asked = asked
+    def __init__(self, options: DemoOptions) -> None:
+        self.options = options
 
     @property
     def text(self) -> str:
         """The study's plan, as it is shipped. Raises: StateRefusal."""
         try:
-            return (STUDIES / f"{self.shipped or self.asked.study}.toml").read_text(encoding="utf-8")
+            return (STUDIES / f"{self.shipped or self.options.study}.toml").read_text(encoding="utf-8")
         except FileNotFoundError:
             raise StateRefusal(
                 "the demo must run from a checkout",
@@ -92,12 +92,12 @@ class Play(ABC):
         """Name of a study to its plan (TOML) with a calendar around `today`; the one that is shown comes first."""
         return {setting(self.text, "study").strip('"'): around(self.text, today)}
 
-    def steps(self, stage: Stage) -> int:
-        """How many steps `act` tells of."""
+    def steps(self, stage: DemoStage) -> int:
+        """Number of steps that `act` reports."""
         return len(stage.tables) * (2 + 2 * len(stage.plans))
 
-    def act(self, stage: Stage, everywhere: Callable[[Callable[[str], None]], None]) -> None:
-        """What happens once the coordinator serves; `everywhere` has all hospitals do the same, a few at a time."""
+    def act(self, stage: DemoStage, everywhere: Callable[[Callable[[str], None]], None]) -> None:
+        """Run the study once the coordinator serves; `everywhere` has all hospitals do the same, a few at a time."""
 
         def hospital(site: str) -> None:
             stage.join(site)
@@ -105,28 +105,28 @@ class Play(ABC):
 
         everywhere(hospital)
 
-    def add_data(self, stage: Stage, site: str, study: str) -> None:
+    def add_data(self, stage: DemoStage, site: str, study: str) -> None:
         """A hospital says where its table is."""
         added = stage.agent(site, "data", "add", str(stage.tables[site]), "--as", study)
         if added["not_mapped"]:  # columns of the file that the study does not use
             stage.agent(site, "data", "map", study, "--ignore-rest")
 
     @abstractmethod
-    def answers(self, stage: Stage) -> dict[str, Answer]:
-        """What was asked, by a short name that files can bear."""
+    def answers(self, stage: DemoStage) -> dict[str, DemoAnswer]:
+        """Answers by short names that are good for files."""
 
     @abstractmethod
-    def unit(self, answer: Answer) -> str:
-        """What an answer's axis measures."""
+    def unit(self, answer: DemoAnswer) -> str:
+        """Label of an answer's axis."""
 
     @property
     @abstractmethod
     def note(self) -> str:
-        """What must be said below the table of answers."""
+        """Footnote of the table of answers."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Answer:
+class DemoAnswer:
     """One question, pooled three ways.
 
     Args:
@@ -167,12 +167,12 @@ class SideBySide(Play):
 
     @abstractmethod
     def labels(self, shown: StudyPlan, other: StudyPlan) -> tuple[str, str]:
-        """What the two plans' releases are called."""
+        """Names of the two plans' releases."""
 
-    def answers(self, stage: Stage) -> dict[str, Answer]:
+    def answers(self, stage: DemoStage) -> dict[str, DemoAnswer]:
         """Every planned question and focus term: pooled from both plans' releases and from the real records."""
         from coordinator.answers.queries import ask
-        from coordinator.config import Config
+        from coordinator.config import CoordinatorConfig
         from coordinator.store.store import Store
         from shared.plans.plan import StudyPlan
 
@@ -182,23 +182,23 @@ class SideBySide(Play):
         # A person stands in both releases: what both say of one person together is in the hospital's own account.
         priced = beside != BASELINE
         accounts = {site: stage.agent(site, "budget")["site"] for site in stage.tables} if priced else {}
-        together = {site: (told["epsilon"], told["epsilon_given"]) for site, told in accounts.items()}
-        answers: dict[str, Answer] = {}
-        with closing(Store.open(stage.hub, Config.load(stage.hub).store)) as store:
+        together = {site: (answers_of["epsilon"], answers_of["epsilon_given"]) for site, answers_of in accounts.items()}
+        answers: dict[str, DemoAnswer] = {}
+        with closing(Store.open(stage.hub, CoordinatorConfig.load(stage.hub).store)) as store:
             for name, formula in plans[shown].estimands.items():
                 for term in self.focus:
-                    told = {study: ask(store, study, 1, formula, term=term) for study in plans}
-                    sources = {source.site: source for source in told[shown].sources}
-                    others = {source.site: source.price for source in told[other].sources}
-                    postures = {source.site: source.posture for source in told[other].sources}
+                    answers_of = {study: ask(store, study, 1, formula, term=term) for study in plans}
+                    sources = {source.site: source for source in answers_of[shown].sources}
+                    others = {source.site: source.price for source in answers_of[other].sources}
+                    postures = {source.site: source.posture for source in answers_of[other].sources}
                     key = f"{name}_{re.sub(r'[^a-z0-9]+', '', term)}" if len(self.focus) > 1 else name
-                    answers[key] = Answer(
+                    answers[key] = DemoAnswer(
                         title=f"{plans[shown].title}: {name}" + (f", {term}" if "_" in key else ""),
                         question=formula,
                         term=term,
                         arms={
-                            label: told[shown].result,
-                            beside: told[other].result,
+                            label: answers_of[shown].result,
+                            beside: answers_of[other].result,
                             REAL: pooled_real(stage.tables, plans[shown], formula, term),
                         },
                         epsilon={site: source.price for site, source in sources.items()},
@@ -221,7 +221,7 @@ def around(text: str, today: dt.date) -> str:
 
 
 def setting(text: str, name: str) -> str:
-    """What stands for `name` in the text of a plan. Raises: ParameterError."""
+    """Value of `name` in the text of a plan. Raises: ParameterError."""
     found = re.search(rf"^{name} = (\S+)", text, flags=re.MULTILINE)
     if found is None:
         raise ParameterError(f"the plan must set {name} on a line of its own", given="none")

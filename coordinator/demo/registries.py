@@ -11,7 +11,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from coordinator.demo.play import Answer, SideBySide, around
+from coordinator.demo.play import DemoAnswer, SideBySide, around
 
 if TYPE_CHECKING:
     from shared.plans.plan import StudyPlan
@@ -22,7 +22,7 @@ SLICING_EPSILON = 20.0
 
 
 class Registries(SideBySide):
-    """Four registries; with `Asked.sites` the largest so many."""
+    """Four registries; with `DemoOptions.sites` the largest so many."""
 
     shipped = "registries"
     focus = ("smoker", "sbp/10")
@@ -33,10 +33,10 @@ class Registries(SideBySide):
 
         from shared.simulated import registries
 
-        made = registries(np.random.default_rng(self.asked.seed), scale=self.asked.scale)
+        made = registries(np.random.default_rng(self.options.seed), scale=self.options.scale)
         folder.mkdir(parents=True, exist_ok=True)
         out: dict[str, Path] = {}
-        for name in list(made)[: self.asked.sites]:
+        for name in list(made)[: self.options.sites]:
             out[name] = folder / f"{name}.csv"
             made[name].to_csv(out[name], index=False)
         return out
@@ -55,15 +55,15 @@ class Registries(SideBySide):
         """The two mechanisms' names."""
         return shown.release.title, other.release.title
 
-    def unit(self, answer: Answer) -> str:
-        """What the axis measures."""
+    def unit(self, answer: DemoAnswer) -> str:
+        """Label of the axis."""
         return (
             "Odds ratio of death, smokers to others" if answer.term == "smoker" else "Odds ratio of death per 10 mmHg"
         )
 
     @property
     def note(self) -> str:
-        """What each ε covers."""
+        """Footnote: what each ε covers."""
         return (
             "gap: to the real records. Both ε cover every record and all that looked at it. Tables are added up inside "
             "the hospital and noised once; slicing noises every row, so that even the sums need not be trusted, and "

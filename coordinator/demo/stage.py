@@ -29,13 +29,13 @@ if TYPE_CHECKING:
 
     from coordinator.demo.play import Play
 
-__all__ = ["STATE_MARK", "Stage"]
+__all__ = ["STATE_MARK", "DemoStage"]
 
 STATE_MARK = "state"
 
 
 @dataclass(kw_only=True)
-class Stage:
+class DemoStage:
     """A coordinator and its hospitals, under one folder.
 
     Args:

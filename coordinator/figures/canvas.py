@@ -1,4 +1,4 @@
-"""What every figure of a study shares: the page, its colours, its words and its files.
+"""Common parts of figures: the page, its colours, its words and its files.
 
 A figure takes results, never rows of data. Its page is laid out in inches from measured text: columns are as wide as
 their widest cell, so nothing overlaps whatever the names are. Colours are Okabe and Ito's, and series differ in shape
@@ -49,7 +49,7 @@ __all__ = [
     "TESTS",
     "TEXT",
     "TITLE",
-    "Drawn",
+    "DrawnFigure",
     "Page",
     "View",
     "axis_ticks",
@@ -89,7 +89,7 @@ TESTS = {"z": "normal", "t": "t", "knha": "Knapp-Hartung", "adhoc": "Knapp-Hartu
 
 @dataclass(frozen=True)
 class View:
-    """How numbers of the analysis scale are shown."""
+    """Display scale of numbers on the analysis scale."""
 
     show: Callable[[float], float]
     decimals: int
@@ -142,7 +142,7 @@ def save(figure: Figure, path: str | Path, *, title: str = "", description: str 
 
 
 def view_of(results: Sequence[PooledResult], ratio: bool | None, null: float | str | None) -> View:
-    """How the results' scale is shown.
+    """Display scale of the results.
 
     Args:
         results: of one scale.
@@ -208,7 +208,7 @@ def significant(value: float) -> str:
 
 
 def model_name(result: PooledResult) -> str:
-    """What a model is called beside its diamond."""
+    """Label of a model's diamond."""
     if result.method == "FE":
         return "Fixed effect (inverse variance)" + ("" if result.test == "z" else f", {TESTS[result.test]}")
     return f"Random effects ({result.method}, {TESTS[result.test]})"
@@ -312,7 +312,7 @@ def wrap(text: str, size: float, width: float, bold: bool = False) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Drawn:
+class DrawnFigure:
     """A figure and its text alternative."""
 
     figure: Figure
@@ -410,11 +410,11 @@ class Page:
             axes.spines[edge].set(linewidth=0.8, color=INK)
         return axes
 
-    def finish(self, words: str, title: str, path: str | Path | None) -> Drawn:
+    def finish(self, words: str, title: str, path: str | Path | None) -> DrawnFigure:
         """Write the file, if one is asked for."""
         if path is not None:
             save(self.figure, path, title=title, description=words)
-        return Drawn(self.figure, words)
+        return DrawnFigure(self.figure, words)
 
 
 def spread(wanted: Sequence[float], apart: float, low: float, high: float) -> list[float]:
@@ -449,7 +449,7 @@ def spread(wanted: Sequence[float], apart: float, low: float, high: float) -> li
 
 
 def page_style() -> Any:
-    """What holds while a page is drawn."""
+    """Context: matplotlib settings while a page is drawn."""
     import matplotlib as mpl
 
     return mpl.rc_context({"font.family": FONT, "axes.unicode_minus": True})
@@ -494,7 +494,7 @@ def ladder(
     called: str,
     note: str,
     path: str | Path | None,
-) -> Drawn:
+) -> DrawnFigure:
     """Pooled results under each other, the last one apart and as a diamond.
 
     Args:

@@ -23,7 +23,7 @@ from coordinator.figures.canvas import (
     ORANGE,
     SMALL,
     TEXT,
-    Drawn,
+    DrawnFigure,
     Page,
     ladder,
     model_name,
@@ -43,10 +43,10 @@ from shared.errors import EstimateRefusal, ParameterError
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["KINDS", "Drawn", "baujat_plot", "draw", "funnel", "influence_panel", "refits"]
+__all__ = ["KINDS", "DrawnFigure", "baujat_plot", "draw", "funnel", "influence_panel", "refits"]
 
 KINDS = ("leave-one-out", "cumulative", "funnel", "baujat", "influence")
-"""What `draw` knows."""
+"""Kinds of figure that `draw` accepts."""
 
 
 def draw(
@@ -58,7 +58,7 @@ def draw(
     ratio: bool | None = None,
     filled: TrimFill | None = None,
     path: str | Path | None = None,
-) -> Drawn:
+) -> DrawnFigure:
     """Draw one of `KINDS`. Raises: ParameterError: another kind or suffix; EstimateRefusal: too few sites for it."""
     options: dict[str, Any] = {"title": title, "note": note, "path": path}
     if kind in ("leave-one-out", "cumulative"):
@@ -81,7 +81,7 @@ def refits(
     note: str = "",
     ratio: bool | None = None,
     path: str | Path | None = None,
-) -> Drawn:
+) -> DrawnFigure:
     """The pooled effect without each site in turn, or as sites are added.
 
     Args:
@@ -141,7 +141,7 @@ def funnel(
     note: str = "",
     ratio: bool | None = None,
     path: str | Path | None = None,
-) -> Drawn:
+) -> DrawnFigure:
     """Estimates against their standard errors, with the region that holds them when sites share one effect.
 
     Args:
@@ -209,7 +209,9 @@ def funnel(
         return page.finish(words, title or "Funnel plot", path)
 
 
-def baujat_plot(result: PooledResult, *, title: str = "", note: str = "", path: str | Path | None = None) -> Drawn:
+def baujat_plot(
+    result: PooledResult, *, title: str = "", note: str = "", path: str | Path | None = None
+) -> DrawnFigure:
     """Each site's share in heterogeneity against its influence on the pooled effect (Baujat et al. 2002).
 
     Returns: gids ``site-0``. Raises: EstimateRefusal: fewer than three sites.
@@ -236,8 +238,10 @@ def baujat_plot(result: PooledResult, *, title: str = "", note: str = "", path: 
         return page.finish(words + ".", title or "Baujat plot", path)
 
 
-def influence_panel(result: PooledResult, *, title: str = "", note: str = "", path: str | Path | None = None) -> Drawn:
-    """What leaving each site out would change, one column per measure; influential sites in orange, with a diamond.
+def influence_panel(
+    result: PooledResult, *, title: str = "", note: str = "", path: str | Path | None = None
+) -> DrawnFigure:
+    """Leave-one-out panel, one column per measure; influential sites in orange, with a diamond.
 
     Returns: gids ``rstudent-0`` and so on, one for each measure and site.
     Raises: EstimateRefusal: fewer than three sites.

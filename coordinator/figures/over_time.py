@@ -23,7 +23,7 @@ from coordinator.figures.canvas import (
     MARGIN,
     SMALL,
     TEXT,
-    Drawn,
+    DrawnFigure,
     Page,
     darker,
     ladder,
@@ -46,7 +46,7 @@ from shared.privacy.stated import shown_delta, shown_epsilon, shown_price, shown
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from coordinator.answers.spending import Budget, Spending
+    from coordinator.answers.spending import BudgetReport, Spending
 
 __all__ = ["MOST_CURVES", "budget_figure", "km_figure", "waves_figure"]
 
@@ -66,7 +66,7 @@ def km_figure(
     left_out: Mapping[str, str] | None = None,
     bands: bool | None = None,
     path: str | Path | None = None,
-) -> Drawn:
+) -> DrawnFigure:
     """Kaplan–Meier curves with pointwise intervals, and the rows at risk under the ticks of the axis.
 
     Args:
@@ -275,7 +275,7 @@ def waves_figure(
     note: str = "",
     ratio: bool | None = None,
     path: str | Path | None = None,
-) -> Drawn:
+) -> DrawnFigure:
     """The pooled effect as of each wave: cumulative meta-analysis in the order of the waves.
 
     Args:
@@ -337,7 +337,9 @@ def _lower(text: str) -> str:
 _MARKERS = ("s", "o", "^", "D", "v", "P", "X")
 
 
-def budget_figure(budget: Budget, *, title: str = "", note: str = "", path: str | Path | None = None) -> Drawn:
+def budget_figure(
+    budget: BudgetReport, *, title: str = "", note: str = "", path: str | Path | None = None
+) -> DrawnFigure:
     """ε spent over the waves against the cap, a line per course of sites; further waves dashed; what is left below.
 
     Args:
@@ -429,7 +431,7 @@ def budget_figure(budget: Budget, *, title: str = "", note: str = "", path: str 
 
 
 def _left(cap: float, course: Spending, wave: int) -> str:
-    """What a course has left after a wave; nothing where the receipts do not say it yet."""
+    """Remaining budget of a course after a wave, as text; empty where the receipts do not say it yet."""
     spent = [epsilon for at, epsilon in course.spent if at <= wave]
     if wave > course.spent[-1][0]:
         return ""

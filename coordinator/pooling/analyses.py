@@ -1,4 +1,4 @@
-"""What may be asked of a pooled result beyond the pool itself, as data for a program and as words for a person.
+"""Further analyses of a pooled result, as data for a program and as words for a person.
 
 Both command lines (`analyst pool`, `coordinator pool`) take the same further questions; they meet here, so that the
 numbers and the words are the same. What cannot be answered says why, in the place of its numbers: a question too many
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
     from coordinator.pooling.moderators import RegressionResult
 
-__all__ = ["SEED", "Asked", "analyse", "show"]
+__all__ = ["SEED", "AnalysisRequest", "analyse", "show"]
 
 SEED = 1
 """Of the simulated critical value of the exact interval: the same question has the same answer."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class AnalysisRequest:
     """Further questions.
 
     Args:
@@ -46,7 +46,7 @@ class Asked:
     diagnostics: bool = False
 
 
-def analyse(result: PooledResult, asked: Asked) -> dict[str, Any]:
+def analyse(result: PooledResult, request: AnalysisRequest) -> dict[str, Any]:
     """Answer what was asked, as JSON holds it; an answer that cannot be given is ``{"reason": ...}``.
 
     Raises: ParameterError: a parameter outside its domain.
@@ -57,8 +57,8 @@ def analyse(result: PooledResult, asked: Asked) -> dict[str, Any]:
     from coordinator.pooling.subgroups import subgroups
 
     answers: dict[str, Any] = {}
-    if asked.mods:
-        columns = {name: [values.get(label) for label in result.labels] for name, values in asked.mods.items()}
+    if request.mods:
+        columns = {name: [values.get(label) for label in result.labels] for name, values in request.mods.items()}
         try:
             fit = pool(
                 result.yi,
@@ -72,8 +72,8 @@ def analyse(result: PooledResult, asked: Asked) -> dict[str, Any]:
             answers["regression"] = regression_data(fit)
         except EstimateRefusal as refusal:
             answers["regression"] = {"reason": str(refusal)}
-    if asked.group is not None:
-        name, levels = asked.group
+    if request.group is not None:
+        name, levels = request.group
         try:
             found = subgroups(result, [levels.get(label) for label in result.labels])
         except ParameterError as refusal:
@@ -88,14 +88,14 @@ def analyse(result: PooledResult, asked: Asked) -> dict[str, Any]:
                 "common": None if found.common is None else regression_data(found.common),
                 "notes": found.notes,
             }
-    if asked.exact:
+    if request.exact:
         import numpy as np
 
         answers["exact"] = exact_interval(result, np.random.default_rng(SEED))
         answers["henmi_copas"] = henmi_copas(result)
-    if asked.bayes:
-        answers["bayes"] = bayes(result, scale=asked.scale)
-    if asked.diagnostics:
+    if request.bayes:
+        answers["bayes"] = bayes(result, scale=request.scale)
+    if request.diagnostics:
         filled = trim_and_fill(result)
         refit = None if filled.result is None else pooled_data(filled.result)
         answers["leave_one_out"] = {label: _short(row) for label, row in leave_one_out(result)}
@@ -108,10 +108,10 @@ def analyse(result: PooledResult, asked: Asked) -> dict[str, Any]:
 
 def regression_data(fit: RegressionResult) -> dict[str, Any]:
     """A meta-regression as JSON holds it."""
-    frame = ("method", "test", "level", "k", "df", "dropped", "excluded", "notes")
+    names = ("method", "test", "level", "k", "df", "dropped", "excluded", "notes")
     terms = ("terms", "beta", "se", "zval", "pval", "ci_lb", "ci_ub", "vcov", "QM", "QM_df", "QMp")
     left = ("tau2", "se_tau2", "tau2_interval", "I2", "H2", "R2", "QE", "QEp")
-    return {name: getattr(fit, name) for name in (*frame, *terms, *left)}
+    return {name: getattr(fit, name) for name in (*names, *terms, *left)}
 
 
 def show(out: Console, result: PooledResult, answers: Mapping[str, Any]) -> None:

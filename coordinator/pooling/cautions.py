@@ -1,4 +1,4 @@
-r"""What an answer from released rows is to be read with: when the paper's Theorem 3 does not speak of it.
+r"""Warnings on answers from released rows: when the paper's Theorem 3 does not apply.
 
 Theorem 3 says that the random-effects estimate from released rows has the limit of the one from the records,
 

@@ -1,4 +1,4 @@
-"""Which site decides the answer, and do small sites tell another story: influence, asymmetry, missing studies.
+"""Diagnostics: influence of single sites, funnel asymmetry, missing studies.
 
 All functions take a `PooledResult` and refit its rows. The tests for asymmetry (Egger, Begg) and trim-and-fill say
 little with few studies and mislead easily, so below ten rows they answer with the reason instead of a number; with
@@ -42,7 +42,7 @@ _FEW = "off below {least} studies: with so few it says little and misleads easil
 
 @dataclass(frozen=True, kw_only=True)
 class Influence:
-    """What changes when each row is left out: every entry is K numbers, in the order of `labels`.
+    """Leave-one-out diagnostics: every entry is K numbers, in the order of `labels`.
 
     Attributes:
         rstudent: the row's distance from the others' pooled effect, in standard errors.
@@ -260,7 +260,7 @@ def begg(result: PooledResult, *, least: int = _LEAST) -> Asymmetry:
 
 @dataclass(frozen=True, kw_only=True)
 class TrimFill:
-    """How many studies a symmetric funnel would still need, and the answer with them; a sensitivity analysis.
+    """Trim-and-fill: number of missing studies, and the answer with them; a sensitivity analysis.
 
     Attributes:
         side: where studies would be missing.
@@ -302,9 +302,9 @@ def trim_and_fill(
     k, k0 = result.k, 0
     raw = 0.0
     for _ in range(100):
-        kept = slice(0, k - k0)
-        tau2 = float(estimate_tau2(y[kept], v[kept], result.method)[0]) if k - k0 > 1 else 0.0
-        centre = float(fit(y[kept], v[kept], np.array(tau2)).beta[0])
+        untrimmed = slice(0, k - k0)
+        tau2 = float(estimate_tau2(y[untrimmed], v[untrimmed], result.method)[0]) if k - k0 > 1 else 0.0
+        centre = float(fit(y[untrimmed], v[untrimmed], np.array(tau2)).beta[0])
         away = y - centre
         rank = np.empty(k)
         rank[np.argsort(np.abs(away), kind="stable")] = np.arange(1, k + 1)

@@ -1,4 +1,4 @@
-r"""How far an estimate from released rows is from the one on the records, told without the records.
+r"""Predicted distance of an estimate from released rows to the one on the records, without the records.
 
 Nobody outside the site can look the distance up; but a release can be released again. Its rows are taken for records,
 put through the same flow with the same noise, and the question is asked again (`reperturbed`): what changes from one to
@@ -47,7 +47,7 @@ _FIRST = 20261122
 
 @dataclass(frozen=True, kw_only=True)
 class Gap:
-    """How far an estimate from released rows is predicted to be from the one from the records, on the analysis scale.
+    """Predicted distance of an estimate from released rows to the one from the records, on the analysis scale.
 
     Args:
         bias: what is taken away or added at every draw; 0 where it is not known.
@@ -66,7 +66,7 @@ class Gap:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """Where the distance lies in nine of ten cases, if it were normal about 0 with this mean square."""
+        """90 % interval of the distance, if it is normal about 0 with this mean square."""
         return _FIVE * self.rms, _NINETY_FIVE * self.rms
 
     def sentence(self, *, ratio: bool, open_: bool = False) -> str:
@@ -111,8 +111,8 @@ def gap(row: Estimate, *, fitted_on: float | None = None) -> Gap | None:
         return None
     variance = row.vi_privacy
     if fitted_on is not None:
-        kept = math.sqrt(max(0.0, 1 - row.vi_privacy / row.vi_naive))
-        variance += (1 - kept) ** 2 * row.vi_naive * (1 + 1 / fitted_on)
+        weight = math.sqrt(max(0.0, 1 - row.vi_privacy / row.vi_naive))
+        variance += (1 - weight) ** 2 * row.vi_naive * (1 + 1 / fitted_on)
     return Gap(bias=row.attenuation * abs(row.yi), sd=math.sqrt(variance), how="linearisation of the release's noise")
 
 
@@ -192,20 +192,20 @@ def reperturbed(
     """
     if times < 2:
         raise ParameterError("rows must be released again at least twice", given=f"{times}")
-    rng = cast("Noise", _Simulated(np.random.default_rng(number)))
+    rng = cast("Noise", _PublicNoise(np.random.default_rng(number)))
     x = encoder.encode(encoder.dictionary.check(_with_person(table, encoder)), rng)
-    told: dict[str, Any] = {"study": "", "site": "", "wave": 1, "levels": levels}
-    first = {row.term: row for row in estimate(table, question, **told) if row.yi is not None}
+    origin: dict[str, Any] = {"study": "", "site": "", "wave": 1, "levels": levels}
+    first = {row.term: row for row in estimate(table, question, **origin) if row.yi is not None}
     found: dict[str, list[float]] = {term: [] for term in first}
     shares: dict[str, list[float]] = {}
     looked = 0
     for _ in range(times):
         rows = encoder.decode(mechanism.release(x, rng))
         try:
-            again = estimate(rows, question, **told)
+            redrawn = estimate(rows, question, **origin)
         except Refusal:
             continue
-        for row in again:
+        for row in redrawn:
             one = first.get(row.term)
             if row.yi is not None and one is not None and one.yi is not None:
                 found[row.term].append(row.yi - one.yi)
@@ -219,13 +219,13 @@ def reperturbed(
             continue
         seen, own = float(np.var(moved, ddof=1)), first[term].vi_sampling
         known = shares.get(term) or shares.get("")
-        kept = max(0.0, float(np.mean(known))) if known else mechanism.w
+        weight = max(0.0, float(np.mean(known))) if known else mechanism.w
         # Two figures for one variance, that of the draws and that of the linearisation, are steadier than either.
-        variance = seen if own is None or not known else (seen + (1 - kept * kept) * own) / 2
+        variance = seen if own is None or not known else (seen + (1 - weight * weight) * own) / 2
         # The mean of the change is not the flow's misfit alone: few draws have a mean of their own, and a flow that
         # fits takes back 1 − a of what the first release's noise had added.
-        chance = variance * (1 / len(moved) + (1 - kept) ** 2)
-        bias = math.sqrt(max(0.0, float(np.mean(moved)) ** 2 - chance)) / kept if kept > _LEAST_KEPT else 0.0
+        chance = variance * (1 / len(moved) + (1 - weight) ** 2)
+        bias = math.sqrt(max(0.0, float(np.mean(moved)) ** 2 - chance)) / weight if weight > _LEAST_KEPT else 0.0
         out[term] = Gap(bias=bias, sd=math.sqrt(variance), how=f"releasing its rows again {len(moved)} times")
     return out
 
@@ -241,7 +241,7 @@ def _with_person(table: pd.DataFrame, encoder: Encoder) -> pd.DataFrame:
     return table if person is None else table.assign(**{person: [str(k) for k in range(len(table))]})
 
 
-class _Simulated:
+class _PublicNoise:
     """Noise on rows that are public: repeatable and in floating point, hence good for this and for no record."""
 
     def __init__(self, generator: np.random.Generator) -> None:

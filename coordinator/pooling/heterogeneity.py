@@ -301,7 +301,7 @@ def _moment(y: Array, v: Array, x: Array | None, method: Method, k: int, df: int
 
 
 def _solve_q(y: Array, v: Array, x: Array | None, level: Array) -> Array:
-    """Where the falling function Q(tau2) meets `level`, (B,); 0 where it starts below."""
+    """Root of Q(tau2) = `level`, (B,), for the falling function Q; 0 where it starts below."""
     tau2 = np.zeros(len(v))
     rows = np.flatnonzero(_sums(y, v, x).q > level)
     if not len(rows):

@@ -1,4 +1,4 @@
-r"""What a standard error from a released table must be: not of its rows, but of the patients behind them.
+r"""Standard errors from a released table: of the patients behind the rows, not of the rows.
 
 The rows of a release look like patients, and a program that takes them for patients finds the variance of a table of
 so many patients: too small, because the same patients also shaped the flow the rows were drawn from, and because the
@@ -47,12 +47,12 @@ from scipy import special
 
 from shared.errors import ParameterError, Refusal
 from shared.estimands.answer import Estimand, Estimate, influence
-from shared.estimands.formulas import Rows
+from shared.estimands.formulas import QuestionRows
 from shared.estimands.questions import INTERCEPT, MODELS, SURVIVAL, Kind
 
 __all__ = [
     "Draw",
-    "StandIn",
+    "SurrogateSampler",
     "combine_draws",
     "effective_order",
     "inflation",
@@ -63,7 +63,7 @@ __all__ = [
 
 Array = NDArray[np.float64]
 
-STAND_IN_ROWS, MORE_ROWS = 512, 2048
+SURROGATE_ROWS, MORE_ROWS = 512, 2048
 """Rows of each of the two tables by which the order of a question is found; and where these are too few for it."""
 _SEED = 20260105
 _LEAST_R = 0.5
@@ -127,28 +127,28 @@ def parts(naive: float, draws: Sequence[Draw], order: float, *, copies: bool = F
     total = sum(draw.rows for draw in draws)
     row = naive * total
     share = [draw.rows / total for draw in draws]
-    kept = [_kept(draw.w, order) for draw in draws]
-    privacy = row / total * sum(p * (1 - a * a) for p, a in zip(share, kept, strict=True))
+    weights = [_weight(draw.w, order) for draw in draws]
+    privacy = row / total * sum(p * (1 - a * a) for p, a in zip(share, weights, strict=True))
     flows: dict[str, list[tuple[Draw, float, float]]] = {}
-    for draw, p, a in zip(draws, share, kept, strict=True):
+    for draw, p, a in zip(draws, share, weights, strict=True):
         flows.setdefault(draw.flow, []).append((draw, p, a))
     # The flow's own error enters with the weight of all the rows drawn through it.
     fits = [(group[0][0], sum(p * (1 - a) for _, p, a in group), group[0][2]) for group in flows.values()]
     known = [(draw, weight, a, float(draw.fitted_on)) for draw, weight, a in fits if draw.fitted_on is not None]
     if copies:
         persons = max(draw.rows for draw in draws)
-        patients = sum(p * a for p, a in zip(share, kept, strict=True)) / math.sqrt(persons)
+        patients = sum(p * a for p, a in zip(share, weights, strict=True)) / math.sqrt(persons)
         own = sum(weight / math.sqrt(m) for draw, weight, _, m in known if draw.among)
         others = sum(weight / math.sqrt(m) for draw, weight, _, m in known if not draw.among)
         return row * ((patients + own) ** 2 + others**2), privacy
-    sampling = sum(p * a * a for p, a in zip(share, kept, strict=True)) / total
+    sampling = sum(p * a * a for p, a in zip(share, weights, strict=True)) / total
     sampling += sum(weight**2 / m for _, weight, _, m in known)
     sampling += sum(2 * weight * a / total for draw, weight, a, _ in known if draw.among)
     return row * sampling, privacy
 
 
 def inflation(draws: Sequence[Draw], *, copies: bool = False) -> float:
-    """How many times the variance that the rows claim an estimate of no known order has: its noise counted in full.
+    """Variance inflation of an estimate of unknown order: its noise counted in full.
 
     >>> inflation([Draw(rows=500, w=0.5, fitted_on=500)])
     2.0
@@ -156,7 +156,7 @@ def inflation(draws: Sequence[Draw], *, copies: bool = False) -> float:
     return sum(parts(1.0, draws, _EVERY_ORDER, copies=copies))
 
 
-def _kept(w: float, order: float) -> float:
+def _weight(w: float, order: float) -> float:
     """a = w^{k/2}: share of itself that the patients' part keeps."""
     return 0.0 if w == 0 or math.isinf(order) else float(w ** (order / 2))
 
@@ -190,12 +190,12 @@ def combine_draws(
 
 # -- the order of a question -----------------------------------------------------------------------------------
 def effective_order(
-    table: pd.DataFrame | Rows,
+    table: pd.DataFrame | QuestionRows,
     question: Estimand,
     w: float,
     *,
     levels: Mapping[str, Sequence[Any]] | None = None,
-    stand_in: StandIn | None = None,
+    surrogate: SurrogateSampler | None = None,
 ) -> dict[str, float]:
     """Term -> k such that estimates from two tables whose latents correlate by r correlate by about r^k, at r = w.
 
@@ -204,29 +204,29 @@ def effective_order(
     for all terms, under the blank name; kinds that have none (km, rmst) have no order.
 
     Args:
-        stand_in: of this very table, from an earlier question; the orders are the same without it.
-    Raises: nothing of the question: a stand-in that does not support it answers nothing.
+        surrogate: of this very table, from an earlier question; the orders are the same without it.
+    Raises: nothing of the question: a surrogate that does not support it answers nothing.
     """
-    asked = _as_model(question)
-    if asked is None or not len(table):
+    model = _as_model(question)
+    if model is None or not len(table):
         return {}
     r = max(w, _LEAST_R)
-    stand_in = stand_in or StandIn()
+    surrogate = surrogate or SurrogateSampler()
     out: dict[str, float] = {}
-    for rows in (STAND_IN_ROWS, MORE_ROWS):
+    for rows in (SURROGATE_ROWS, MORE_ROWS):
         with contextlib.suppress(Refusal):
-            pushes = influence(stand_in.rows(table, asked.columns, r, rows), asked, levels=levels)
-            shares = {label: _share(push, len(asked.columns), r) for label, push in pushes.items() if push.any()}
+            pushes = influence(surrogate.rows(table, model.columns, r, rows), model, levels=levels)
+            shares = {label: _share(push, len(model.columns), r) for label, push in pushes.items() if push.any()}
             out = {label: math.log(min(max(share, 0.01), r)) / math.log(r) for label, share in shares.items()}
-        if set(asked.labels) <= out.keys():
+        if set(model.labels) <= out.keys():
             break
     slopes = [order for label, order in out.items() if label != INTERCEPT] or list(out.values())
     return out if question.kind in MODELS or not slopes else {"": max(slopes)}
 
 
 def kept_shares(
-    table: pd.DataFrame | Rows,
-    again: pd.DataFrame | Rows,
+    table: pd.DataFrame | QuestionRows,
+    redrawn: pd.DataFrame | QuestionRows,
     question: Estimand,
     *,
     levels: Mapping[str, Sequence[Any]] | None = None,
@@ -238,13 +238,13 @@ def kept_shares(
     for all terms, under the blank name; a term without an answer in either table has none.
 
     Args:
-        table, again: (n, …) rows, and the same rows released again, in their order.
+        table, redrawn: (n, …) rows, and the same rows released again, in their order.
     """
-    asked = _as_model(question)
-    if asked is None:
+    model = _as_model(question)
+    if model is None:
         return {}
     with contextlib.suppress(Refusal):
-        before, after = (influence(rows, asked, levels=levels) for rows in (table, again))
+        before, after = (influence(rows, model, levels=levels) for rows in (table, redrawn))
         out = {}
         for label in before.keys() & after.keys():
             if before[label].any() and after[label].any():
@@ -292,7 +292,7 @@ def _as_model(question: Estimand) -> Estimand | None:
     return None
 
 
-class StandIn:
+class SurrogateSampler:
     """Draws tables like a given one: a Gaussian copula with its margins. Safe for many threads.
 
     What is worked out of each column, and the tables drawn last, are kept for the next question to the same table.
@@ -300,11 +300,11 @@ class StandIn:
 
     def __init__(self) -> None:
         self._margins: dict[str, tuple[pd.Series, Array]] = {}
-        self._drawn: OrderedDict[tuple[tuple[str, ...], float, int], tuple[pd.DataFrame, Rows]] = OrderedDict()
+        self._drawn: OrderedDict[tuple[tuple[str, ...], float, int], tuple[pd.DataFrame, QuestionRows]] = OrderedDict()
         self._lock = threading.Lock()
 
     def draw(
-        self, table: pd.DataFrame | Rows, columns: Sequence[str], r: float, rows: int = STAND_IN_ROWS
+        self, table: pd.DataFrame | QuestionRows, columns: Sequence[str], r: float, rows: int = SURROGATE_ROWS
     ) -> pd.DataFrame:
         """Two tables of `rows` rows, one below the other, whose latents correlate by r, row by row.
 
@@ -316,21 +316,25 @@ class StandIn:
         """
         return self._pair(table, (tuple(columns), r, rows))[0]
 
-    def rows(self, table: pd.DataFrame | Rows, columns: Sequence[str], r: float, rows: int = STAND_IN_ROWS) -> Rows:
+    def rows(
+        self, table: pd.DataFrame | QuestionRows, columns: Sequence[str], r: float, rows: int = SURROGATE_ROWS
+    ) -> QuestionRows:
         """`draw`, as questions read it."""
         return self._pair(table, (tuple(columns), r, rows))[1]
 
-    def _pair(self, table: pd.DataFrame | Rows, place: tuple[tuple[str, ...], float, int]) -> tuple[pd.DataFrame, Rows]:
+    def _pair(
+        self, table: pd.DataFrame | QuestionRows, place: tuple[tuple[str, ...], float, int]
+    ) -> tuple[pd.DataFrame, QuestionRows]:
         with self._lock:
             if place not in self._drawn:
                 drawn = self._draw(table, *place)
-                self._drawn[place] = drawn, Rows(drawn)
+                self._drawn[place] = drawn, QuestionRows(drawn)
                 while len(self._drawn) > _PAIRS_KEPT:
                     self._drawn.popitem(last=False)
             self._drawn.move_to_end(place)
             return self._drawn[place]
 
-    def _draw(self, table: pd.DataFrame | Rows, columns: tuple[str, ...], r: float, rows: int) -> pd.DataFrame:
+    def _draw(self, table: pd.DataFrame | QuestionRows, columns: tuple[str, ...], r: float, rows: int) -> pd.DataFrame:
         n, d = len(table), len(columns)
         for name in columns:
             if name not in self._margins:
@@ -344,7 +348,7 @@ class StandIn:
         return pd.DataFrame({name: self._margins[name][0].array.take(at[:, j]) for j, name in enumerate(columns)})
 
 
-def _margin(table: pd.DataFrame | Rows, name: str) -> tuple[pd.Series, Array]:
+def _margin(table: pd.DataFrame | QuestionRows, name: str) -> tuple[pd.Series, Array]:
     """A column sorted, and the normal score of each row of the table; ties are broken by lot, for each column anew."""
     n = len(table)
     lots = np.random.default_rng([_SEED, list(table.columns).index(name)]).random(n)
@@ -372,7 +376,7 @@ def _latents(d: int, rows: int, r: float) -> tuple[Array, Array, Array, Array]:
 
 
 def _key(column: pd.Series) -> Array:
-    """What a column is sorted by: levels in their order, words by name, missing values last."""
+    """Sort key of a column: levels in their order, words by name, missing values last."""
     if isinstance(column.dtype, pd.CategoricalDtype):
         codes = column.cat.codes.to_numpy(dtype=np.float64)
         return np.where(codes < 0, np.inf, codes)
@@ -401,14 +405,14 @@ _BIAS = (
 # -- estimates ---------------------------------------------------------------------------------------------------
 def with_release_variance(
     estimates: Sequence[Estimate],
-    table: pd.DataFrame | Rows,
+    table: pd.DataFrame | QuestionRows,
     question: Estimand,
     draws: Sequence[Draw],
     *,
     levels: Mapping[str, Sequence[Any]] | None = None,
     copies: bool = False,
     postures: Sequence[str] = (),
-    stand_in: StandIn | None = None,
+    surrogate: SurrogateSampler | None = None,
 ) -> list[Estimate]:
     """The same estimates with the variance of the patients behind the rows; the rows' own stays as `vi_naive`.
 
@@ -417,13 +421,13 @@ def with_release_variance(
         draws: where its rows came from.
         copies: as in `parts`.
         postures: of the releases: some have an error that no variance holds.
-        stand_in: as in `effective_order`.
+        surrogate: as in `effective_order`.
     """
     weights = {draw.w for draw in draws if draw.w > 0}
-    asked = any(row.yi is not None for row in estimates)
+    answered = any(row.yi is not None for row in estimates)
     orders = {}
-    if weights and asked:
-        orders = effective_order(table, question, max(weights), levels=levels, stand_in=stand_in)
+    if weights and answered:
+        orders = effective_order(table, question, max(weights), levels=levels, surrogate=surrogate)
     out = []
     for row in estimates:
         if row.vi_sampling is None:
@@ -461,7 +465,7 @@ def with_release_variance(
 
 
 def too_much(attenuation: float, estimate: float, se: float) -> bool:
-    """Whether the flow's known bias is so large beside the standard error that the interval cannot hold what it says.
+    """True if the flow's known bias is so large beside the standard error that the interval loses its coverage.
 
     >>> too_much(0.08, 0.157, 0.02), too_much(0.08, 0.157, 0.05)
     (True, False)

@@ -30,7 +30,7 @@ _INTERCEPT = "intercept"
 
 @dataclass(frozen=True, kw_only=True)
 class RegressionResult:
-    """What a meta-regression of K rows on p coefficients gave.
+    """Result of a meta-regression of K rows on p coefficients.
 
     Attributes:
         terms: (p,) names of the coefficients; the intercept is first.

@@ -91,7 +91,7 @@ class FitStatistics:
 
 @dataclass(frozen=True, kw_only=True)
 class PooledResult:
-    """What pooling K estimates gave; immutable, and every derived quantity is a property.
+    """Result of pooling K estimates; immutable, and every derived quantity is a property.
 
     Attributes:
         labels, yi, vi: the K rows used: label, estimate on the analysis scale, its variance.
@@ -260,7 +260,7 @@ class PooledResult:
 
     @property
     def prediction_interval(self) -> Interval:
-        """Where the effect of a new site is expected: t with K - 1 df (normal for ``z``), this test's se, tau2."""
+        """Prediction interval of a new site's effect: t with K - 1 df (normal for ``z``), this test's se, tau2."""
         return self.prediction("default")
 
     def prediction(self, kind: Literal["default", "riley", "simple"]) -> Interval:
@@ -473,7 +473,7 @@ def pool_estimates(
 
 
 def _unheld(result: PooledResult, estimates: Sequence[Estimate]) -> list[str]:
-    """What the estimates say that no interval holds, each sentence once; and the bias of their flows, in figures."""
+    """Warnings of the estimates that no interval covers, each once; and the bias of their flows, in figures."""
     said: dict[str, list[str]] = {}
     for row in estimates:
         for sentence in row.warnings:
@@ -596,7 +596,7 @@ def cumulative(result: PooledResult, order: Sequence[int] | None = None) -> tupl
 # -- many at once ------------------------------------------------------------------------------------------
 @dataclass(frozen=True, kw_only=True)
 class ManyResults:
-    """What pooling B meta-analyses in one call gave: each array is (B,), in the units and names of `PooledResult`.
+    """Results of B meta-analyses pooled in one call: each array is (B,), in the units and names of `PooledResult`.
 
     Attributes:
         k: rows used; rows without an estimate or a usable variance are left out of each.
@@ -788,6 +788,6 @@ def _subset(result: PooledResult, rows: list[int]) -> PooledResult:
 
 
 def _collapses(result: PooledResult) -> bool:
-    """Whether the residuals are rounding noise, so that the Knapp-Hartung interval would have no width."""
+    """True if the residuals are rounding noise, so that the Knapp-Hartung interval would have no width."""
     noise = 8 * float(np.finfo(float).eps) * max(abs(y) for y in result.yi)
     return bool(result.se_model * math.sqrt(result.s2w) <= noise)

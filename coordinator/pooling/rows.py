@@ -51,7 +51,7 @@ class Interval:
 
     @property
     def empty(self) -> bool:
-        """Whether there is no interval to show."""
+        """True if there is no interval to show."""
         return self.lb is None or self.ub is None
 
     def map(self, function: Callable[[float], float]) -> Interval:
@@ -114,7 +114,7 @@ def usable(
 
 
 def reason_out(y: float | None, v: float | None) -> str:
-    """Why a row cannot be pooled; empty when it can."""
+    """Reason why a row cannot be pooled; empty when it can."""
     if y is None or math.isnan(y):
         return "the estimate is missing"
     if math.isinf(y):
@@ -141,16 +141,18 @@ def unlike(y: Array, v: Array, good: NDArray[np.bool_]) -> NDArray[np.bool_]:
     with np.errstate(invalid="ignore"):
         top, bottom = np.where(good, size, 0.0).max(-1, initial=0), np.where(good, size, np.inf).min(-1, initial=np.inf)
         reach = np.where(good, np.abs(y), 0.0).max(-1, initial=0)
-        asked = np.flatnonzero((good.sum(-1) > 1) & ((top > _MOST_UNLIKE * bottom) | (reach > _FARTHEST / 2 * bottom)))
-        if not len(asked):
+        checked = np.flatnonzero(
+            (good.sum(-1) > 1) & ((top > _MOST_UNLIKE * bottom) | (reach > _FARTHEST / 2 * bottom))
+        )
+        if not len(checked):
             return out
-        middle = (good[asked].sum(-1) - 1) // 2
-        each = np.arange(len(asked))
-        usual = np.sort(size[asked], axis=-1)[each, middle][:, None]
-        centre = np.sort(place[asked], axis=-1)[each, middle][:, None]
-        off = (size[asked] > _MOST_UNLIKE * usual) | (size[asked] * _MOST_UNLIKE < usual)
-        off |= np.abs(place[asked] - centre) > _FARTHEST * usual
-    out[asked] = off & good[asked]
+        middle = (good[checked].sum(-1) - 1) // 2
+        each = np.arange(len(checked))
+        usual = np.sort(size[checked], axis=-1)[each, middle][:, None]
+        centre = np.sort(place[checked], axis=-1)[each, middle][:, None]
+        off = (size[checked] > _MOST_UNLIKE * usual) | (size[checked] * _MOST_UNLIKE < usual)
+        off |= np.abs(place[checked] - centre) > _FARTHEST * usual
+    out[checked] = off & good[checked]
     return out
 
 

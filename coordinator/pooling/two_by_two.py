@@ -19,7 +19,7 @@ from scipy import special
 from coordinator.pooling.rows import Excluded, Interval, check_level
 from shared.errors import EstimateRefusal, ParameterError
 
-__all__ = ["CountsResult", "EffectSizes", "Measure", "Tables", "effect_sizes", "mantel_haenszel", "peto"]
+__all__ = ["CountsResult", "EffectSizes", "Measure", "TwoByTwoTables", "effect_sizes", "mantel_haenszel", "peto"]
 
 Array = NDArray[np.float64]
 Measure = Literal["OR", "RR", "RD", "PETO", "AS"]
@@ -27,7 +27,7 @@ Rule = Literal["only0", "all", "if0all", "none"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tables:
+class TwoByTwoTables:
     """K tables of counts.
 
     Args:
@@ -36,7 +36,7 @@ class Tables:
     Raises: ParameterError: lengths that differ, or counts that are negative or not finite. Privatised counts need
         not be whole.
 
-    >>> Tables(ai=[1], bi=[9], ci=[3], di=[7]).labels
+    >>> TwoByTwoTables(ai=[1], bi=[9], ci=[3], di=[7]).labels
     ('study 1',)
     """
 
@@ -83,7 +83,7 @@ class EffectSizes:
 
 
 def effect_sizes(
-    tables: Tables, measure: Measure = "OR", *, add: float = 0.5, to: Rule = "only0", drop00: bool = False
+    tables: TwoByTwoTables, measure: Measure = "OR", *, add: float = 0.5, to: Rule = "only0", drop00: bool = False
 ) -> EffectSizes:
     """Log odds ratio, log risk ratio, risk difference, Peto's log odds ratio or arcsine difference of each table.
 
@@ -95,7 +95,7 @@ def effect_sizes(
         drop00: leave out tables without an event, or with nothing else, in both groups.
     Raises: ParameterError: an unknown measure or rule, or a negative `add`.
 
-    >>> found = effect_sizes(Tables(ai=[0, 5], bi=[20, 55], ci=[3, 9], di=[18, 49]))
+    >>> found = effect_sizes(TwoByTwoTables(ai=[0, 5], bi=[20, 55], ci=[3, 9], di=[18, 49]))
     >>> found.yi.round(3).tolist(), found.rule
     ([-2.049, -0.703], '0.5 added to each cell of 1 table with a zero')
     """
@@ -175,14 +175,16 @@ class CountsResult:
         return Interval(self.ci_lb, self.ci_ub, self.reason)
 
 
-def mantel_haenszel(tables: Tables, measure: Literal["OR", "RR", "RD"] = "OR", *, level: float = 0.95) -> CountsResult:
+def mantel_haenszel(
+    tables: TwoByTwoTables, measure: Literal["OR", "RR", "RD"] = "OR", *, level: float = 0.95
+) -> CountsResult:
     """Pool tables by Mantel-Haenszel weights; nothing is added to any cell.
 
     Raises: ParameterError: another measure, or level outside (0, 1).
     Source: Mantel and Haenszel 1959; Robins, Breslow and Greenland 1986 (variance of the log odds ratio); Greenland
         and Robins 1985 (risk ratio); Sato, Greenland and Robins 1989 (risk difference); Tarone 1985.
 
-    >>> result = mantel_haenszel(Tables(ai=[4, 6], bi=[119, 300], ci=[11, 29], di=[128, 274]))
+    >>> result = mantel_haenszel(TwoByTwoTables(ai=[4, 6], bi=[119, 300], ci=[11, 29], di=[128, 274]))
     >>> round(result.beta, 3), round(result.se, 3)
     (-1.422, 0.36)
     """
@@ -215,13 +217,13 @@ def mantel_haenszel(tables: Tables, measure: Literal["OR", "RR", "RD"] = "OR", *
     return _counts("MH", measure, tables, beta, float(var), level, extra, empty)
 
 
-def peto(tables: Tables, *, level: float = 0.95) -> CountsResult:
+def peto(tables: TwoByTwoTables, *, level: float = 0.95) -> CountsResult:
     """Pool log odds ratios by Peto's one-step method: for rare events, groups of like size, and small effects.
 
     Raises: ParameterError: level outside (0, 1).
     Source: Yusuf, Peto, Lewis, Collins and Sleight 1985.
 
-    >>> round(peto(Tables(ai=[4, 6], bi=[119, 300], ci=[11, 29], di=[128, 274])).beta, 3)
+    >>> round(peto(TwoByTwoTables(ai=[4, 6], bi=[119, 300], ci=[11, 29], di=[128, 274])).beta, 3)
     -1.24
     """
     check_level(level)
@@ -236,7 +238,7 @@ def peto(tables: Tables, *, level: float = 0.95) -> CountsResult:
 def _counts(
     method: Literal["MH", "Peto"],
     measure: Literal["OR", "RR", "RD"],
-    tables: Tables,
+    tables: TwoByTwoTables,
     beta: float,
     var: float,
     level: float,
@@ -254,7 +256,7 @@ def _counts(
         names = ", ".join(label for label, none in zip(tables.labels, empty, strict=True) if none)
         said = "they say nothing about a ratio" if measure != "RD" else "they count as no difference"
         notes.append(f"No events, or nothing else, in both groups: {names}; {said}.")
-    frame: dict[str, Any] = {
+    columns: dict[str, Any] = {
         "method": method,
         "measure": measure,
         "level": level,
@@ -265,7 +267,7 @@ def _counts(
         reason = "no event in one of the groups at any site: the ratio is 0 or infinite"
         if measure == "RD":
             reason = "no variation at any site, or an empty group: no standard error"
-        return CountsResult(reason=reason, notes=tuple(notes), **frame)
+        return CountsResult(reason=reason, notes=tuple(notes), **columns)
     se = math.sqrt(var)
     z, half = beta / se, -float(special.ndtri((1 - level) / 2)) * se
     q = float(((each.yi[there] - beta) ** 2 / each.vi[there]).sum())
@@ -282,7 +284,7 @@ def _counts(
         I2=100 * max(0.0, 1 - df / q) if q > 0 and df > 0 else 0.0,
         notes=tuple(notes),
         **extra,
-        **frame,
+        **columns,
     )
 
 
@@ -341,7 +343,7 @@ def _odds_tests(a: Array, b: Array, c: Array, d: Array, log_or: float) -> dict[s
     return found | {"tarone": corrected, "tarone_p": float(special.chdtrc(k - 1, corrected))}
 
 
-def _double_zero(tables: Tables) -> NDArray[np.bool_]:
+def _double_zero(tables: TwoByTwoTables) -> NDArray[np.bool_]:
     a, b, c, d = tables.cells
     return ((a == 0) & (c == 0)) | ((b == 0) & (d == 0))
 

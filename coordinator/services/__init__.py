@@ -1,1 +1,1 @@
-"""What the coordinator serves: collection, analysts' questions and tokens, and its certificate authority."""
+"""Services of the coordinator: collection, analysts' questions and tokens, and its certificate authority."""

@@ -28,10 +28,10 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from coordinator.answers import queries
-from coordinator.services.analysts import PAGE, Analyst, Analysts, Asked
+from coordinator.services.analysts import PAGE, Analyst, Analysts, QueryLine
 from coordinator.services.tasks import ANSWERING, told_of
 from coordinator.services.workers import Busy, Ended, Failed, TaskLimits, Workers
-from coordinator.store.store import Release, Store, remember
+from coordinator.store.store import AcceptedRelease, Store, remember
 from shared.base.canonical import canonical_json, parse_json, sha256_hex
 from shared.errors import (
     AccessRefusal,
@@ -68,12 +68,12 @@ LONGEST = 300.0
 WAITING = 64
 PATIENCE = 30.0  # seconds that a question waits for a free place
 ASKING, DOWNLOADS = ("analyst", "lead"), ("lead", "auditor")
-KEPT = 512  # letters of a refused formula that the record keeps
+FORMULA_LETTERS = 512  # letters of a refused formula that the record keeps
 ANSWER = "coordinator.services.tasks:answer"
 
 
 class AnalysisService:
-    """What analysts are answered. Safe for many threads.
+    """The analysts' service. Safe for many threads.
 
     Args:
         store: the coordinator's store.
@@ -104,10 +104,10 @@ class AnalysisService:
         self._rate = _Rate(rate / 60, burst, clock)
         limits = TaskLimits(memory=memory, cpu=cpu, wall=LONGEST)
         self._workers = Workers(imports=ANSWERING, places=at_once, spares=at_once, limits=limits)
-        self._turns: WeakValueDictionary[str, _Turn] = WeakValueDictionary()
+        self._turns: WeakValueDictionary[str, _QueryLock] = WeakValueDictionary()
         self._guard = threading.Lock()
         self._missing: OrderedDict[str, dict[str, float]] = OrderedDict()
-        self._holdings: OrderedDict[tuple[str, int, int | None, bool, int], queries.Holding] = OrderedDict()
+        self._holdings: OrderedDict[tuple[str, int, int | None, bool, int], queries.ReleaseSelection] = OrderedDict()
 
     def start(self) -> None:
         """Begin what the first question would have to wait for."""
@@ -132,7 +132,7 @@ class AnalysisService:
 
     # -- who may ------------------------------------------------------------------------------------------------
     def identify(self, token: str) -> Analyst:
-        """Whose token this is, when it may ask now. Raises: AccessRefusal, RateRefusal."""
+        """The analyst of a token, within its rate limit. Raises: AccessRefusal, RateRefusal."""
         who = self._analysts.identify(token, today=self._today())
         self._rate.take(who.serial)
         return who
@@ -157,8 +157,8 @@ class AnalysisService:
         who = call.peer
         assert isinstance(who, Analyst)
         known = {stored.plan.study for stored in self._store.plans()}
-        told = [self._study(study) for study in who.studies if study in known]
-        return _document({"analyst": who.site, "role": who.role, "studies": told})
+        studies = [self._study(study) for study in who.studies if study in known]
+        return _document({"analyst": who.site, "role": who.role, "studies": studies})
 
     def _study(self, study: str) -> dict[str, Any]:
         plan = self._store.plan(study).plan
@@ -211,22 +211,22 @@ class AnalysisService:
             site: self._store.plan(release.study, release.plan_version).plan.dictionary.names
             for site, release in sorted(newest.items())
         }
-        told = []
+        described = []
         for column in columns:
             facts = {
                 name: getattr(column, name)
                 for name in ("name", "kind", "label", "unit", "lower", "upper", "levels", "missing", "decimals")
             }
-            told.append(
+            described.append(
                 {
                     **facts,
                     "missing_share": {s: row[column.name] for s, row in shares.items() if column.name in row},
                     "lacking": [site for site, names in holds.items() if column.name not in names],
                 }
             )
-        return _document({"study": request.study, "version": plan.version, "columns": told})
+        return _document({"study": request.study, "version": plan.version, "columns": described})
 
-    def _shares(self, releases: Sequence[Release], who: Analyst, call: Call) -> dict[str, dict[str, float]]:
+    def _shares(self, releases: Sequence[AcceptedRelease], who: Analyst, call: Call) -> dict[str, dict[str, float]]:
         """Bundle to column to the share of its values that are missing; of the last few hundred from memory."""
         with self._guard:
             known = {one.bundle_sha256: self._missing.get(one.bundle_sha256) for one in releases}
@@ -289,7 +289,7 @@ class AnalysisService:
         question = queries.question(request.kind, request.formula, request.options)
         found, _ = queries.resolve(plan, question, lack=lambda name: queries.lacking(self._store, study, name))
         held = self._held(plan, request.wave, request.as_of, request.combine)
-        rests, gone = dict(held.rests), [stone.bundle_sha256 for stone in held.withdrawn]
+        rests, withdrawn = dict(held.rests), [stone.bundle_sha256 for stone in held.withdrawn]
         maps: dict[str, str] = {}
         if request.harmonise:
             from coordinator.answers.harmonise import beside
@@ -298,27 +298,27 @@ class AnalysisService:
             self._for(call, maps["densities"])
             drawn = self._held(self._store.plan(maps["densities"]).plan, 0, None, combine=False)
             rests |= drawn.rests
-            gone += [stone.bundle_sha256 for stone in drawn.withdrawn]
-        asked: dict[str, Any] = {
+            withdrawn += [stone.bundle_sha256 for stone in drawn.withdrawn]
+        query: dict[str, Any] = {
             "estimand": str(found),
             "term": request.term,
             "method": request.method,
             "test": request.test,
         }
-        asked |= {"level": request.level, "wave": held.wave, "as_of": request.as_of, "combine": request.combine}
-        state = {"used": rests, "withdrawn": gone, "revisions": plain(held.revisions)}
+        query |= {"level": request.level, "wave": held.wave, "as_of": request.as_of, "combine": request.combine}
+        state = {"used": rests, "withdrawn": withdrawn, "revisions": plain(held.revisions)}
         made_by = {"plan": plan.hash, "code": versions()}
-        result_id = sha256_hex(canonical_json({"study": study, "question": asked | maps, **state, **made_by}))[:32]
+        result_id = sha256_hex(canonical_json({"study": study, "question": query | maps, **state, **made_by}))[:32]
         call.digest = result_id
 
-        def line(told: Mapping[str, Any]) -> dict[str, Any]:
+        def line(document: Mapping[str, Any]) -> dict[str, Any]:
             return {
                 "study": study,
                 "kind": "query",
                 "subject": result_id,
-                "question": {**told["asked"], "beta": told["pooled"]["beta"], "rests_on": _set_hash(rests)},
+                "question": {**document["asked"], "beta": document["pooled"]["beta"], "rests_on": _set_hash(rests)},
                 "label": request.label,
-                "planned": told["planned"] or "",
+                "planned": document["planned"] or "",
                 "today": self._today(),
             }
 
@@ -331,22 +331,22 @@ class AnalysisService:
                 names = ("term", "method", "test", "level")  # checked where they are used
                 given |= {"how": {name: getattr(request, name) for name in names}}
                 made = self._run(ANSWER, given, who, call)
-                told = made["told"]
+                document = made["told"]
                 saved = functools.partial(
                     remember,
                     study=study,
                     wave=made["wave"],
                     kind="analysis",
-                    question=told["asked"],
+                    question=document["asked"],
                     used=made["used"],
                     numbers=made["numbers"],
                     today=self._today(),
                 )
-                return Document(json=self._analysts.give(who, canonical_json(told), beside=saved, **line(told)))
+                return Document(json=self._analysts.give(who, canonical_json(document), beside=saved, **line(document)))
         self._analysts.note(who, **line(parse_json(data, cap=MESSAGE_CAP)))
         return Document(json=data)
 
-    def _held(self, plan: StudyPlan, wave: int, as_of: int | None, combine: bool) -> queries.Holding:
+    def _held(self, plan: StudyPlan, wave: int, as_of: int | None, combine: bool) -> queries.ReleaseSelection:
         """`queries.holding`, from memory as long as the log has not grown: nothing it tells can have changed."""
         place = (plan.hash, wave, as_of, combine, self._store.entries())
         with self._guard:
@@ -368,56 +368,56 @@ class AnalysisService:
             raise StateRefusal(
                 "the result must have been given in this study", given=repr(request.result_id), next_step="See log."
             )
-        told = parse_json(data, cap=MESSAGE_CAP)
-        used = told["provenance"]["bundles"]
-        studies = [request.study, *([told["asked"]["densities"]] if "densities" in told["asked"] else [])]
+        document = parse_json(data, cap=MESSAGE_CAP)
+        used = document["provenance"]["bundles"]
+        studies = [request.study, *([document["asked"]["densities"]] if "densities" in document["asked"] else [])]
         releases = [
             _release(release)
             for study in studies
             for release in self._store.releases(study, withdrawn=True)
             if release.bundle_sha256 in used
         ]
-        version = told["provenance"]["plan"]["version"]
+        version = document["provenance"]["plan"]["version"]
         return _document(
             {
                 "result": result_id,
-                "answer": told,
-                "stale": self._stale(request.study, told["asked"], told["provenance"]),
+                "answer": document,
+                "stale": self._stale(request.study, document["asked"], document["provenance"]),
                 "releases": releases,
                 "plan": self._store.plan(request.study, version).plan.to_canonical(),
                 "asked_by": self._record(request.study, subject=result_id),
             }
         )
 
-    def _stale(self, study: str, asked: Mapping[str, Any], provenance: Mapping[str, Any]) -> list[str]:
-        """Why the same question would be answered from other releases today, in sentences."""
+    def _stale(self, study: str, query: Mapping[str, Any], provenance: Mapping[str, Any]) -> list[str]:
+        """Reasons why the same question has other releases behind it today, in sentences."""
         used, rests = provenance["bundles"], provenance.get("rests_on", provenance["bundles"])
-        gone = {
+        withdrawn = {
             stone.bundle_sha256: stone
-            for one in (study, asked.get("densities", study))
+            for one in (study, query.get("densities", study))
             for stone in self._store.withdrawals(one)
         }
         why = [
-            f"{site} has withdrawn its release of wave {gone[digest].wave}"
+            f"{site} has withdrawn its release of wave {withdrawn[digest].wave}"
             for digest, site in sorted(used.items(), key=lambda item: item[1])
-            if digest in gone
+            if digest in withdrawn
         ]
-        now_used, now_rests = self._now(study, asked)
+        now_used, now_rests = self._now(study, query)
         why += [
             f"a release of {site} was replaced by a later one"
             for digest, site in sorted(used.items(), key=lambda item: item[1])
-            if digest not in now_used and digest not in gone
+            if digest not in now_used and digest not in withdrawn
         ]
         why += [f"{site} has delivered since" for digest, site in sorted(now_rests.items()) if digest not in rests]
         return why
 
-    def _now(self, study: str, asked: Mapping[str, Any]) -> tuple[dict[str, str], dict[str, str]]:
+    def _now(self, study: str, query: Mapping[str, Any]) -> tuple[dict[str, str], dict[str, str]]:
         """The bundles that the same question would be answered from today, and all that it would depend on."""
-        now = self._held(self._store.plan(study).plan, asked["wave"], asked["as_of"], asked["combined"])
-        if "densities" not in asked:
+        now = self._held(self._store.plan(study).plan, query["wave"], query["as_of"], query["combined"])
+        if "densities" not in query:
             return now.used, now.rests
         try:
-            maps = self._held(self._store.plan(asked["densities"]).plan, 0, None, combine=False)
+            maps = self._held(self._store.plan(query["densities"]).plan, 0, None, combine=False)
         except EstimateRefusal:  # none is left
             return now.used, now.rests
         return {**now.used, **maps.used}, {**now.rests, **maps.rests}
@@ -434,20 +434,20 @@ class AnalysisService:
     def _record(self, study: str, *, subject: str) -> list[dict[str, Any]]:
         return self._lines(study, self._analysts.record(study, subject=subject))
 
-    def _lines(self, study: str, lines: Iterable[Asked]) -> list[dict[str, Any]]:
+    def _lines(self, study: str, lines: Iterable[QueryLine]) -> list[dict[str, Any]]:
         """Lines as plain values; a question that would be answered from other releases today is stale."""
         now: dict[tuple[int, int | None, bool, str], str] = {}
-        told = []
+        out = []
         for line in lines:
-            asked = line.question
+            question = line.question
             stale = False
             if line.kind == "query":
-                place = (asked["wave"], asked["as_of"], asked["combined"], asked.get("densities", ""))
+                place = (question["wave"], question["as_of"], question["combined"], question.get("densities", ""))
                 if place not in now:
-                    now[place] = _set_hash(self._now(study, asked)[1])
-                stale = now[place] != asked["rests_on"]
-            told.append({**plain(line), "stale": stale})
-        return told
+                    now[place] = _set_hash(self._now(study, question)[1])
+                stale = now[place] != question["rests_on"]
+            out.append({**plain(line), "stale": stale})
+        return out
 
     # -- rows ---------------------------------------------------------------------------------------------------
     def rows(self, call: Call, request: RowsRequest) -> Iterator[RowsChunk]:
@@ -484,11 +484,11 @@ class AnalysisService:
                 yield RowsChunk(data=data)
 
     # -- turns --------------------------------------------------------------------------------------------------
-    def _turn(self, result_id: str) -> _Turn:
+    def _turn(self, result_id: str) -> _QueryLock:
         with self._guard:
             turn = self._turns.get(result_id)
             if turn is None:
-                turn = self._turns[result_id] = _Turn()
+                turn = self._turns[result_id] = _QueryLock()
             return turn
 
     def _run(self, task: str, given: Mapping[str, Any], who: Analyst, call: Call) -> Any:
@@ -518,7 +518,7 @@ class AnalysisService:
             ) from None
 
 
-class _Turn:
+class _QueryLock:
     """A lock that a dictionary may hold weakly."""
 
     def __init__(self) -> None:
@@ -570,8 +570,13 @@ def _tried(request: QueryRequest, refusal: Refusal) -> dict[str, Any]:
     how = {name: getattr(request, name) for name in ("kind", "term", "method", "test", "wave", "as_of")}
     if request.harmonise:
         how |= {"harmonised": request.harmonise, "to": request.to, "densities": request.densities}
-    options = {name[:KEPT]: value[:KEPT] for name, value in sorted(request.options.items())[:8]}
-    return {**how, "formula": request.formula[:KEPT], "options": options, "why": str(refusal)[:KEPT]}
+    options = {name[:FORMULA_LETTERS]: value[:FORMULA_LETTERS] for name, value in sorted(request.options.items())[:8]}
+    return {
+        **how,
+        "formula": request.formula[:FORMULA_LETTERS],
+        "options": options,
+        "why": str(refusal)[:FORMULA_LETTERS],
+    }
 
 
 def _set_hash(used: Mapping[str, str]) -> str:
@@ -579,12 +584,12 @@ def _set_hash(used: Mapping[str, str]) -> str:
     return sha256_hex(canonical_json(sorted(used)))[:16]
 
 
-def _document(told: Mapping[str, Any]) -> Document:
-    return Document(json=canonical_json(plain(told)))
+def _document(document: Mapping[str, Any]) -> Document:
+    return Document(json=canonical_json(plain(document)))
 
 
-def _release(release: Release) -> dict[str, Any]:
+def _release(release: AcceptedRelease) -> dict[str, Any]:
     names = ("release_id", "wave", "site", "n", "plan_version", "plan_hash", "bundle_sha256", "bundle_bytes")
     more = ("log_index", "log_root", "accepted_day", "withdrawn", "receipt")
-    told = {name: getattr(release, name) for name in (*names, *more)} | {"receipt_hash": release.receipt.hash}
-    return told | {"epsilon": release.receipt.stated_epsilon, "epsilon_given": release.receipt.given}
+    document = {name: getattr(release, name) for name in (*names, *more)} | {"receipt_hash": release.receipt.hash}
+    return document | {"epsilon": release.receipt.stated_epsilon, "epsilon_given": release.receipt.given}

@@ -1,4 +1,4 @@
-"""Who may ask, and what was asked: analysts' tokens, the answers that were given, and the record of every question.
+"""Analysts' tokens, stored answers, and the record of every question.
 
 A token is 256 random bits with a public id in front. The store keeps its SHA-256 (such a token cannot be guessed, so
 a slow hash would protect nothing), the day it expires, and the studies it is for. It is looked up by the id and
@@ -29,7 +29,7 @@ from shared.base.canonical import canonical_json, sha256_hex
 from shared.errors import AccessRefusal, ParameterError, StateRefusal
 from shared.wire.transport import Peer
 
-__all__ = ["ROLES", "Account", "Analyst", "Analysts", "Asked"]
+__all__ = ["ROLES", "Account", "Analyst", "Analysts", "QueryLine"]
 
 ROLES = ("analyst", "lead", "auditor")
 DAYS = 365
@@ -59,7 +59,7 @@ _answers = sa.Table(
     sa.Column("document", sa.LargeBinary, nullable=False),
     sa.Column("day", sa.String(10), nullable=False),
 )
-_asked = sa.Table(
+_queries = sa.Table(
     "asked",
     _meta,
     sa.Column("number", sa.Integer, primary_key=True),
@@ -109,7 +109,7 @@ class Account:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class QueryLine:
     """One line of the record.
 
     Args:
@@ -117,7 +117,7 @@ class Asked:
         kind: ``query``, ``refused``, or ``rows`` for a download.
         label: confirmatory or exploratory; blank for a download.
         planned: name of the planned analysis, or blank.
-        question: as plain values (`coordinator.answers.queries.Answer.asked`); if refused, as it was written.
+        question: as plain values (`coordinator.answers.queries.PooledAnswer.query`); if refused, as it was written.
         subject: the result's id; of a refused question its code, of a download the release's id.
     """
 
@@ -195,11 +195,11 @@ class Analysts:
         return tuple(found)
 
     def identify(self, token: str, *, today: dt.date) -> Analyst:
-        """Whose token this is. Raises: AccessRefusal: one answer for unknown, expired and revoked alike."""
+        """The analyst of a token. Raises: AccessRefusal: one answer for unknown, expired and revoked alike."""
         public = token.partition(".")[0][:16]
         row = self._read(lambda c: c.execute(sa.select(_tokens).where(_tokens.c.id == public)).first())
-        kept = row.token_sha256 if row is not None else _NOBODY
-        same = hmac.compare_digest(kept, sha256_hex(token.encode()))
+        stored = row.token_sha256 if row is not None else _NOBODY
+        same = hmac.compare_digest(stored, sha256_hex(token.encode()))
         account = _account(row) if row is not None else None
         if account is None or not same or account.state(today) != "in force":
             raise AccessRefusal(
@@ -239,7 +239,7 @@ class Analysts:
         values = {"study": study, "analyst": who.site, "role": who.role, "day": today.isoformat(), "kind": kind}
         values |= {"label": label, "planned": planned, "subject": subject}
         text = canonical_json(dict(question)).decode()
-        self._together(lambda c: c.execute(_asked.insert().values(**values, question=text)))
+        self._together(lambda c: c.execute(_queries.insert().values(**values, question=text)))
 
     def give(
         self,
@@ -267,21 +267,21 @@ class Analysts:
                 sa.select(_answers.c.document).where(_answers.c.result_id == subject)
             ).scalar()
             if known is None:
-                kept = {"result_id": subject, "study": study, "document": document, "day": today.isoformat()}
-                c.execute(_answers.insert().values(**kept))
+                row = {"result_id": subject, "study": study, "document": document, "day": today.isoformat()}
+                c.execute(_answers.insert().values(**row))
                 beside(c)
-            c.execute(_asked.insert().values(**values, **line, question=text))
+            c.execute(_queries.insert().values(**values, **line, question=text))
             return document if known is None else known
 
         return self._together(work)
 
-    def record(self, study: str, *, after: int = 0, subject: str = "") -> tuple[Asked, ...]:
+    def record(self, study: str, *, after: int = 0, subject: str = "") -> tuple[QueryLine, ...]:
         """At most `PAGE` lines of a study's record from after line `after`; of one result or release, if named."""
-        query = sa.select(_asked).where((_asked.c.study == study) & (_asked.c.number > after))
+        query = sa.select(_queries).where((_queries.c.study == study) & (_queries.c.number > after))
         if subject:
-            query = query.where(_asked.c.subject == subject)
-        rows = self._read(lambda c: c.execute(query.order_by(_asked.c.number).limit(PAGE)).mappings().all())
-        return tuple(Asked(**{**row, "question": json.loads(row["question"])}) for row in rows)
+            query = query.where(_queries.c.subject == subject)
+        rows = self._read(lambda c: c.execute(query.order_by(_queries.c.number).limit(PAGE)).mappings().all())
+        return tuple(QueryLine(**{**row, "question": json.loads(row["question"])}) for row in rows)
 
 
 class _Together:

@@ -39,8 +39,8 @@ from coordinator.services.analysts_port import Apart, Running, analysts_server
 from coordinator.services.authority import Authority, requested_key
 from coordinator.services.tasks import READING, require_stated
 from coordinator.services.workers import Busy, Ended, Failed, TaskLimits, Workers
-from coordinator.store.letter_boxes import LetterBoxes
-from coordinator.store.store import Release, Site, Store
+from coordinator.store.round_queue import RoundQueue
+from coordinator.store.store import AcceptedRelease, RegisteredSite, Store
 from shared.base.canonical import canonical_json, sha256_hex
 from shared.base.failpoints import reach
 from shared.base.keys import Envelope, write_private
@@ -97,7 +97,7 @@ from shared.wire.messages import (
 )
 from shared.wire.transport import Call, CallLimits, Handler, Later, Peer, Server
 
-__all__ = ["CollectionService", "Coordinator", "serve"]
+__all__ = ["CollectionService", "CoordinatorServer", "serve"]
 
 MAX_BUNDLE = 256 << 20
 CHECK = "coordinator.services.tasks:check_bundle"
@@ -119,7 +119,7 @@ def utc_today() -> dt.date:
 
 
 class CollectionService:
-    """What the coordinator answers. One instance per home folder; safe for many threads.
+    """The sites' service. One instance per home folder; safe for many threads.
 
     Args:
         home: the coordinator's home folder.
@@ -141,11 +141,11 @@ class CollectionService:
         self._store, self._authority, self._today = store, authority, today
         self._max_bundle = max_bundle
         self._home = home
-        self._boxes = LetterBoxes(store)
+        self._boxes = RoundQueue(store)
         self._bundles, self._staging, self._quarantine = store.bundles, home / "staging", home / "quarantine"
         for folder in (self._bundles, self._staging, self._quarantine):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._locks: WeakValueDictionary[str, _Turn] = WeakValueDictionary()
+        self._locks: WeakValueDictionary[str, _UploadLock] = WeakValueDictionary()
         self._locks_guard = threading.Lock()
         self._seen: set[str] = set()  # certificates whose arrival is on disk
         # Opening a bundle takes memory in proportion to its table; two at a time bound it.
@@ -194,13 +194,13 @@ class CollectionService:
             raise RoleRefusal("only an invitation's certificate may ask to join", given="a site's")
         envelope = _envelope(request.envelope)
         call.digest = envelope.digest
-        asked = EnrolmentRequest.from_bytes(envelope.payload)
+        enrolment = EnrolmentRequest.from_bytes(envelope.payload)
         # The key stands in the request itself: its signature shows possession. Trust comes from the lead, who
         # compares its fingerprint.
-        envelope.require(ENROLMENT_TYPE, {asked.release_key.key_id: asked.release_key})
-        requested_key(asked.csr_pem)
+        envelope.require(ENROLMENT_TYPE, {enrolment.release_key.key_id: enrolment.release_key})
+        requested_key(enrolment.csr_pem)
         site = self._store.enrol(
-            token=request.token, site=call.peer.site, request=asked, digest=envelope.digest, today=self._today()
+            token=request.token, site=call.peer.site, request=enrolment, digest=envelope.digest, today=self._today()
         )
         if site.state == "pending":
             return Enrolment(state="pending", fingerprint=site.fingerprint)
@@ -211,7 +211,7 @@ class CollectionService:
             return Enrolment(state="accepted", certificate_pem=site.certificate_pem)
         return Enrolment(state="refused", reason=site.reason or site.state)
 
-    def _site(self, call: Call) -> Site:
+    def _site(self, call: Call) -> RegisteredSite:
         """The accepted site that calls. Raises: RoleRefusal (a bootstrap certificate), CertificateRefusal."""
         if call.peer.role != "site":
             raise RoleRefusal(
@@ -224,7 +224,7 @@ class CollectionService:
                 self._seen.add(call.peer.serial)
         return site
 
-    def _invited(self, site: Site, study: str) -> None:
+    def _invited(self, site: RegisteredSite, study: str) -> None:
         if study not in site.studies:
             raise RoleRefusal("the site must be invited to the study", given=study, next_step="Ask the study lead.")
 
@@ -250,7 +250,7 @@ class CollectionService:
         return self._signed_for(site, receipt)
 
     def status(self, call: Call, request: StudyRequest) -> Holdings:
-        """What is held of the calling site, each with the site's own signature, so that it need not be believed."""
+        """Releases held of the calling site, each with the site's own signature as evidence."""
         site = self._site(call)
         self._invited(site, request.study)
         anchored, envelope, reanchored = self._store.witnessed(site.site)
@@ -267,18 +267,18 @@ class CollectionService:
         self._site(call)
         return Growth(proof=self._store.prove_growth(request.old_size, request.size))
 
-    def _signed_for(self, site: Site, reply: Reply) -> Reply:
+    def _signed_for(self, site: RegisteredSite, reply: Reply) -> Reply:
         return countersigned(reply, self._authority.witness, site.site)
 
     # -- a training that the sites run together -------------------------------------------------------------------
     def next_round(self, call: Call, request: RoundRequest) -> RoundReply:
-        """What a training asks of the calling site now, or the finished flow that it names. Raises: RoleRefusal."""
+        """The calling site's current round of a training, or the finished flow that it names. Raises: RoleRefusal."""
         site = self._site(call)
         self._invited(site, request.study)
         return self._boxes.next(site, request.study, request.flow)
 
     def upload_round(self, call: Call, request: RoundAnswer) -> RoundReceipt:
-        """Take a site's answer to a round, once. Raises: see `LetterBoxes.answer`."""
+        """Take a site's answer to a round, once. Raises: see `RoundQueue.answer`."""
         site = self._site(call)
         call.digest = sha256_hex(request.content)
         return self._boxes.answer(site, request)
@@ -291,9 +291,11 @@ class CollectionService:
         """
         site = self._site(call)
         envelope = _envelope(request.envelope)
-        asked = Withdrawal.from_bytes(envelope.require(WITHDRAWAL_TYPE, {site.release_key.key_id: site.release_key}))
-        call.digest = asked.bundle_sha256
-        if asked.site != site.site:
+        withdrawal = Withdrawal.from_bytes(
+            envelope.require(WITHDRAWAL_TYPE, {site.release_key.key_id: site.release_key})
+        )
+        call.digest = withdrawal.bundle_sha256
+        if withdrawal.site != site.site:
             raise ReplayRefusal("a withdrawal must be of the calling site's release", given="another site's")
         if not envelope.verified_by({key.key_id: key for key in site.approvers.values()}):
             raise ApprovalRefusal(
@@ -301,12 +303,12 @@ class CollectionService:
                 given="the agent's signature only",
                 next_step="Sign it with a key that was named when the site joined.",
             )
-        part = self._part(site, asked.bundle_sha256)
+        part = self._part(site, withdrawal.bundle_sha256)
         with self._turn(part):  # no upload of the same bytes ends in between
             reach("withdraw.before_commit")
-            stone = self._store.withdraw(withdrawal=asked, envelope=envelope, today=self._today())
+            stone = self._store.withdraw(withdrawal=withdrawal, envelope=envelope, today=self._today())
             reach("withdraw.after_commit")
-            self._delete(asked.bundle_sha256)
+            self._delete(withdrawal.bundle_sha256)
             reach("withdraw.deleted")
         return self._signed_for(site, stone.withdrawn)
 
@@ -365,7 +367,7 @@ class CollectionService:
             reach("ingest.after_staging")
             return Offered(offset=min(_size(part), statement.bundle_bytes))
 
-    def _signed(self, site: Site, envelope: Envelope) -> Statement:
+    def _signed(self, site: RegisteredSite, envelope: Envelope) -> Statement:
         """The statement, when this site's release key signed it and it is about this site and this coordinator."""
         release_key = {site.release_key.key_id: site.release_key}
         approvers = {key.key_id: key for key in site.approvers.values()}
@@ -381,7 +383,7 @@ class CollectionService:
             raise SchemaRefusal("a statement must name a release id, and its bundle by size and SHA-256")
         return statement
 
-    def _answered(self, site: Site, statement: Statement) -> Acceptance | None:
+    def _answered(self, site: RegisteredSite, statement: Statement) -> Acceptance | None:
         """The answer these bytes got before, if any. Raises: that answer, if it was a refusal of their content."""
         known = self._store.accepted(statement)
         if known is not None:
@@ -391,7 +393,9 @@ class CollectionService:
                 raise apart.refusal
         return None
 
-    def _planned(self, site: Site, statement: Statement, envelope: Envelope, standing: Envelope | None) -> StudyPlan:
+    def _planned(
+        self, site: RegisteredSite, statement: Statement, envelope: Envelope, standing: Envelope | None
+    ) -> StudyPlan:
         """The plan the statement acts upon: known, newest, in force, its wave open, its approvals given."""
         self._invited(site, statement.study)
         newest = self._store.plan(statement.study).plan
@@ -433,7 +437,7 @@ class CollectionService:
             )
         return newest
 
-    def _stands(self, site: Site, statement: Statement, plan: StudyPlan, envelope: Envelope) -> str:
+    def _stands(self, site: RegisteredSite, statement: Statement, plan: StudyPlan, envelope: Envelope) -> str:
         """Handle of the approver whose standing approval is good for this statement, as far as that says.
 
         Raises: SignatureRefusal, ReplayRefusal, ApprovalRefusal.
@@ -452,7 +456,7 @@ class CollectionService:
             raise _not_standing(limit)
         return site.approvers[standing.approver].key_id
 
-    def _require_size(self, site: Site, receipt: Receipt, envelope: Envelope, plan: StudyPlan) -> None:
+    def _require_size(self, site: RegisteredSite, receipt: Receipt, envelope: Envelope, plan: StudyPlan) -> None:
         """The limits of a standing approval that only the bundle shows. Raises: ApprovalRefusal.
 
         The content is whole and may still be approved by a person: it is not set apart.
@@ -479,7 +483,7 @@ class CollectionService:
         if limit:
             raise _not_standing(limit)
 
-    def _make_room(self, site: Site, part: Path, size: int) -> None:
+    def _make_room(self, site: RegisteredSite, part: Path, size: int) -> None:
         """Refuse what the disk cannot hold; forget the oldest of a site's unfinished uploads."""
         free = shutil.disk_usage(self._staging).free
         if free < size + (64 << 20):
@@ -524,7 +528,7 @@ class CollectionService:
 
             return self._signed_for(site, self._ingest(part, statement, envelope, standing, plan, still))
 
-    def _settled(self, site: Site, digest: str) -> Acceptance:
+    def _settled(self, site: RegisteredSite, digest: str) -> Acceptance:
         """The answer for bytes that are no longer staged, because another call has brought them to an end."""
         release = self._store.by_bundle(digest)
         if release is not None and release.site == site.site and not release.withdrawn:
@@ -597,10 +601,10 @@ class CollectionService:
         except Refusal as refusal:
             self._set_apart(part, statement, envelope, refusal)
             raise
-        kept = self._bundles / f"{statement.bundle_sha256}.zip"
+        path = self._bundles / f"{statement.bundle_sha256}.zip"
         try:
             reach("ingest.before_move")
-            os.replace(part, kept)
+            os.replace(part, path)
             reach("ingest.after_move")
             _flush_folder(self._bundles)
             _flush_folder(self._staging)
@@ -616,8 +620,8 @@ class CollectionService:
             reach("ingest.after_commit")
         except (Refusal, OSError) as error:
             # Whether the commit took place is for the database to say; a bundle that it names is never touched.
-            if kept.exists() and self._store.by_bundle(statement.bundle_sha256) is None:
-                os.replace(kept, part)
+            if path.exists() and self._store.by_bundle(statement.bundle_sha256) is None:
+                os.replace(path, part)
             if isinstance(error, OSError):
                 raise _no_room(error) from None
             raise
@@ -711,8 +715,8 @@ class CollectionService:
                 )
             return
         for name in ("plan_hash", "rounds", "delta", "epsilon"):
-            told, true = said[name], getattr(flow, name)
-            same = math.isclose(told, true, rel_tol=1e-9) if isinstance(true, float) else told == true
+            stated, true = said[name], getattr(flow, name)
+            same = math.isclose(stated, true, rel_tol=1e-9) if isinstance(true, float) else stated == true
             if not same:
                 raise ReceiptRefusal(f"a receipt's {name} of the training must be the training's", given="another")
 
@@ -766,7 +770,7 @@ class CollectionService:
                 next_step="The site's ledger may be an old copy: site-agent ledger recover.",
             )
 
-    def _require_training_charged(self, receipt: Receipt, plan: StudyPlan, earlier: Sequence[Release]) -> None:
+    def _require_training_charged(self, receipt: Receipt, plan: StudyPlan, earlier: Sequence[AcceptedRelease]) -> None:
         """Hold a release that was charged without a training against the one that fitted its flow.
 
         Raises: ReceiptRefusal.
@@ -794,13 +798,13 @@ class CollectionService:
         reach("ingest.quarantined")
 
     # -- staging ------------------------------------------------------------------------------------------------
-    def _part(self, site: Site, digest: str) -> Path:
+    def _part(self, site: RegisteredSite, digest: str) -> Path:
         # The site's name is part of the file's: no site can touch what another one has staged.
         return self._staging / f"{site.site}.{digest}.part"
 
-    def _turn(self, part: Path) -> _Turn:
+    def _turn(self, part: Path) -> _UploadLock:
         with self._locks_guard:
-            return self._locks.setdefault(part.name, _Turn())
+            return self._locks.setdefault(part.name, _UploadLock())
 
     def recover(self) -> int:
         """Bring the folders in line with the database after a crash; how many bundles went back to staging.
@@ -808,9 +812,9 @@ class CollectionService:
         A bundle that no transaction names was never acknowledged: it goes back to staging when its offer is there,
         else it is deleted. What is staged for a release that is settled is deleted.
         """
-        gone = {stone.bundle_sha256 for stone in self._store.withdrawals()}
+        withdrawn = {stone.bundle_sha256 for stone in self._store.withdrawals()}
         for folder in (self._bundles, self._quarantine):
-            for digest in sorted(gone & {path.stem for path in folder.glob("*.zip")}):
+            for digest in sorted(withdrawn & {path.stem for path in folder.glob("*.zip")}):
                 self._delete(digest)
         offers = {path.stem.split(".", 1)[1]: path for path in self._staging.glob("*.*.json")}
         moved = 0
@@ -840,7 +844,7 @@ class CollectionService:
         return self._store.by_bundle(digest) is not None or bool(self._store.quarantined(bundle_sha256=digest))
 
 
-class _Turn:
+class _UploadLock:
     """A lock that nobody waits for in a thread: a stalled upload holds up the next one of its bytes, and no more."""
 
     def __init__(self) -> None:
@@ -895,7 +899,7 @@ def _flush_folder(folder: Path) -> None:
         os.close(handle)
 
 
-class Coordinator:
+class CoordinatorServer:
     """A coordinator that serves; the only one on its home folder.
 
     Args:
@@ -982,7 +986,7 @@ class Coordinator:
         self.store.close()
         self._lock.close()
 
-    def __enter__(self) -> Coordinator:
+    def __enter__(self) -> CoordinatorServer:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -996,7 +1000,7 @@ def serve(home: Path, address: str, *, ready: Callable[[int], None] = lambda por
         home: the coordinator's home folder.
         address: ``host:port`` to bind.
         ready: called with the port when calls are answered.
-        settings: as of `Coordinator`.
+        settings: as of `CoordinatorServer`.
     """
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     # A connection takes three descriptors: the usual soft limit of 1,024 is for programs that call select.
@@ -1007,15 +1011,15 @@ def serve(home: Path, address: str, *, ready: Callable[[int], None] = lambda por
     stopping = {signal.SIGTERM, signal.SIGINT}
     # Read from a pipe that the signal writes to. A handler alone is not enough: when it is noted just before the main
     # thread goes to sleep on a lock, it runs only at the next signal, and the server would not end.
-    told, tell = os.pipe()
-    os.set_blocking(tell, False)
+    wake, wake_up = os.pipe()
+    os.set_blocking(wake_up, False)
     earlier = {number: signal.signal(number, lambda *_: None) for number in stopping}
-    before = signal.set_wakeup_fd(tell)
+    before = signal.set_wakeup_fd(wake_up)
     try:
-        coordinator = Coordinator(home, address, apart=True, **settings)
+        coordinator = CoordinatorServer(home, address, apart=True, **settings)
         try:
             ready(coordinator.port)
-            while os.read(told, 1)[0] not in stopping:
+            while os.read(wake, 1)[0] not in stopping:
                 pass
         finally:
             coordinator.stop()
@@ -1023,5 +1027,5 @@ def serve(home: Path, address: str, *, ready: Callable[[int], None] = lambda por
         signal.set_wakeup_fd(before)
         for number, handler in earlier.items():
             signal.signal(number, handler)
-        os.close(told)
-        os.close(tell)
+        os.close(wake)
+        os.close(wake_up)

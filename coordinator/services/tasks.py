@@ -20,7 +20,7 @@ from shared.terminal import plain
 
 if TYPE_CHECKING:
     from coordinator.answers import queries
-    from coordinator.store.store import Release, Store
+    from coordinator.store.store import AcceptedRelease, Store
     from shared.estimands.questions import Estimand
     from shared.mechanisms.base import Extent
     from shared.releases.receipt import Receipt
@@ -83,7 +83,7 @@ def require_stated(receipt: Receipt, statement: Any) -> None:
 
 
 # -- questions ------------------------------------------------------------------------------------------------------
-def told_of(held: queries.Holding) -> dict[str, Any]:
+def told_of(held: queries.ReleaseSelection) -> dict[str, Any]:
     """A holding as plain values: its releases and tombstones by their bundles' digests."""
     return {
         "wave": held.wave,
@@ -96,7 +96,7 @@ def told_of(held: queries.Holding) -> dict[str, Any]:
     }
 
 
-def _held(store: Store, study: str, told: Mapping[str, Any]) -> queries.Holding:
+def _held(store: Store, study: str, told: Mapping[str, Any]) -> queries.ReleaseSelection:
     """The holding that `told_of` told of. Raises: StateRefusal (its releases are no longer known)."""
     from coordinator.answers import queries
 
@@ -110,7 +110,7 @@ def _held(store: Store, study: str, told: Mapping[str, Any]) -> queries.Holding:
         withdrawn = tuple(stones[digest] for digest in told["withdrawn"])
     except KeyError:
         raise queries.moved() from None
-    return queries.Holding(
+    return queries.ReleaseSelection(
         wave=told["wave"],
         as_of=told["as_of"],
         combined=told["combined"],
@@ -143,7 +143,7 @@ def answer(given: Mapping[str, Any]) -> dict[str, Any]:
         document, result, used = _harmonised(store, study, found, maps, how)
     else:
         result = queries.ask(store, study, how["held"].wave, found, **how)
-        document, used = {"asked": result.asked, **result.document}, result.used
+        document, used = {"asked": result.query, **result.document}, result.used
     plan = store.plan(study).plan
     provenance = {
         "bundles": used,
@@ -160,17 +160,17 @@ def answer(given: Mapping[str, Any]) -> dict[str, Any]:
 
 def _harmonised(
     store: Store, study: str, question: Estimand, maps: Mapping[str, str], how: Mapping[str, Any]
-) -> tuple[dict[str, Any], queries.Answer, dict[str, str]]:
+) -> tuple[dict[str, Any], queries.PooledAnswer, dict[str, str]]:
     """The document, the answer as released that stands in it, and the bundles of both studies."""
     from coordinator.answers.harmonise import harmonised
 
     seen = harmonised(
         store, study, maps["harmonised"], to=maps["to"], source=maps["densities"], estimand=question, **how
     )
-    return {"asked": seen.asked, **seen.document}, seen.answer, {**seen.answer.used, **seen.used}
+    return {"asked": seen.query, **seen.document}, seen.answer, {**seen.answer.used, **seen.used}
 
 
-def _curves(store: Store, result: queries.Answer) -> dict[str, Any] | None:
+def _curves(store: Store, result: queries.PooledAnswer) -> dict[str, Any] | None:
     """The curves behind the one time that was asked about, read off at public times; None where no site has one."""
     from coordinator.answers import queries
     from coordinator.answers.curves import curves
@@ -233,7 +233,7 @@ def rows(given: Mapping[str, Any]) -> None:
     pq.write_table(table, given["path"])
 
 
-def _release(store: Store, study: str, digest: str) -> Release:
+def _release(store: Store, study: str, digest: str) -> AcceptedRelease:
     from coordinator.answers import queries
 
     found = [one for one in store.releases(study, withdrawn=True) if one.bundle_sha256 == digest]
@@ -243,9 +243,9 @@ def _release(store: Store, study: str, digest: str) -> Release:
 
 
 @functools.lru_cache(maxsize=8)
-def _opened(url: str, home: str) -> tuple[Store, queries.Kept]:
+def _opened(url: str, home: str) -> tuple[Store, queries.EstimateCache]:
     """The store that the server has, and what was worked out from it lately: this worker's own."""
     from coordinator.answers import queries
     from coordinator.store.store import Store
 
-    return Store(url, Path(home)), queries.Kept()
+    return Store(url, Path(home)), queries.EstimateCache()

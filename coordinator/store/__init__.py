@@ -1,1 +1,1 @@
-"""What the coordinator keeps: plans, sites, anchors, releases, results, and the transparency log."""
+"""The coordinator's store: plans, sites, anchors, releases, results, and the transparency log."""

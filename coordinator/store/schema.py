@@ -1,4 +1,4 @@
-"""The coordinator's tables, and how SQLite is opened. What a row means stands in `coordinator.store.kept`.
+"""The coordinator's tables, and how SQLite is opened. What a row means stands in `coordinator.store.rows`.
 
 The rules that must never break are constraints here, not only of the code: one release per (study, wave, site), one
 row per bundle, one entry per place in the log.

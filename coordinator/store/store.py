@@ -1,4 +1,4 @@
-"""What the coordinator knows: plans, sites and their keys, anchors, accepted releases, the log.
+"""The coordinator's database: plans, sites and their keys, anchors, accepted releases, the log.
 
 One SQL database (SQLite in the home folder by default; the SQL is portable) and one folder of bundles named by their
 digest. The rules that must never break are constraints of the database, not only of the code: one release per
@@ -29,20 +29,20 @@ import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError
 
 from coordinator.store import schema as db
-from coordinator.store.kept import (
+from coordinator.store.log import append, consistency_proof, inclusion_proof, leaf_hash, peaks_root
+from coordinator.store.rows import (
+    AcceptedRelease,
     KeyHistory,
     LogEntry,
     Quarantined,
-    Release,
+    RegisteredSite,
     Revision,
     SavedResult,
-    Site,
     StoredPlan,
     Tombstone,
     WaveRecord,
     release_leaf,
 )
-from coordinator.store.log import append, consistency_proof, inclusion_proof, leaf_hash, peaks_root
 from shared.base.canonical import canonical_json, parse_json, sha256_hex
 from shared.base.chain import GENESIS, head_fingerprint, heads
 from shared.base.failpoints import reach
@@ -84,12 +84,12 @@ if TYPE_CHECKING:
     from shared.releases.receipt import Receipt, Statement
 
 __all__ = [
+    "AcceptedRelease",
     "LogEntry",
     "Quarantined",
-    "Release",
+    "RegisteredSite",
     "Revision",
     "SavedResult",
-    "Site",
     "Store",
     "StoredPlan",
     "Tombstone",
@@ -137,7 +137,7 @@ class Store:
         self.bundles = home / "bundles"
         # One writer at a time within this process: cheaper than letting the database send losers back.
         self._writing = threading.Lock()
-        self._kept = _Tables()
+        self._tables = _Tables()
         options: dict[str, Any] = {"pool_size": 16, "max_overflow": 48}
         self._engine = sa.create_engine(url, **options)
         if sqlite:
@@ -262,7 +262,7 @@ class Store:
         }
         self._write(lambda c: c.execute(db.invitations.insert().values(**values)))
 
-    def enrol(self, *, token: str, site: str, request: EnrolmentRequest, digest: str, today: dt.date) -> Site:
+    def enrol(self, *, token: str, site: str, request: EnrolmentRequest, digest: str, today: dt.date) -> RegisteredSite:
         """Take a site's request to join: once per token; the same request again changes nothing.
 
         Args:
@@ -320,7 +320,7 @@ class Store:
         self._write(work)
         return self.enrolment(site)
 
-    def enrolment(self, site: str) -> Site:
+    def enrolment(self, site: str) -> RegisteredSite:
         """The site called `site`. Raises: StateRefusal, when it never asked to join."""
         for found in self._sites(db.sites.c.site == site):
             return found
@@ -330,19 +330,19 @@ class Store:
             next_step="It runs site-agent join with its invitation.",
         )
 
-    def sites(self) -> tuple[Site, ...]:
+    def sites(self) -> tuple[RegisteredSite, ...]:
         """All sites, by name."""
         return self._sites(sa.true())
 
-    def _sites(self, where: sa.ColumnElement[bool]) -> tuple[Site, ...]:
-        def work(c: sa.Connection) -> tuple[Site, ...]:
+    def _sites(self, where: sa.ColumnElement[bool]) -> tuple[RegisteredSite, ...]:
+        def work(c: sa.Connection) -> tuple[RegisteredSite, ...]:
             rows = c.execute(sa.select(db.sites).where(where).order_by(db.sites.c.site)).all()
             keys = c.execute(sa.select(db.site_keys).where(db.site_keys.c.site.in_([row.site for row in rows]))).all()
             return tuple(_site(row, [key for key in keys if key.site == row.site]) for row in rows)
 
         return self._read(work)
 
-    def accept_site(self, site: str, fingerprint: str) -> Site:
+    def accept_site(self, site: str, fingerprint: str) -> RegisteredSite:
         """Let a pending site take part; its certificate is issued when it next asks.
 
         Args:
@@ -363,14 +363,14 @@ class Store:
         self._write(lambda c: c.execute(db.sites.update().where(where).values(state="accepted")))
         return self.enrolment(site)
 
-    def set_certificate(self, site: str, csr_pem: str, certificate_pem: str) -> Site:
+    def set_certificate(self, site: str, csr_pem: str, certificate_pem: str) -> RegisteredSite:
         """Keep the certificate issued for an accepted site's request; the first one stands."""
         where = (db.sites.c.site == site) & (db.sites.c.state == "accepted") & (db.sites.c.certificate_pem == "")
         where &= db.sites.c.csr_pem == csr_pem
         self._write(lambda c: c.execute(db.sites.update().where(where).values(certificate_pem=certificate_pem)))
         return self.enrolment(site)
 
-    def refuse_site(self, site: str, reason: str) -> Site:
+    def refuse_site(self, site: str, reason: str) -> RegisteredSite:
         """Turn a pending site away. Raises: StateRefusal."""
         if self.enrolment(site).state != "pending":
             raise StateRefusal("a site must be pending to be refused", given=self.enrolment(site).state)
@@ -379,7 +379,7 @@ class Store:
         self._write(lambda c: c.execute(db.sites.update().where(where).values(**values)))
         return self.enrolment(site)
 
-    def revoke_site(self, site: str) -> Site:
+    def revoke_site(self, site: str) -> RegisteredSite:
         """End a site's access from this place of the log on; what it delivered before stays."""
         found = self.enrolment(site)
 
@@ -394,11 +394,11 @@ class Store:
         self._write(work)
         return self.enrolment(site)
 
-    def require_site(self, site: str, serial: str) -> Site:
+    def require_site(self, site: str, serial: str) -> RegisteredSite:
         """The accepted site that a certificate names. Raises: CertificateRefusal (revoked, or not accepted)."""
-        gone = self._read(lambda c: c.execute(sa.select(db.revoked).where(db.revoked.c.serial == serial)).first())
+        revoked = self._read(lambda c: c.execute(sa.select(db.revoked).where(db.revoked.c.serial == serial)).first())
         found = self._sites(db.sites.c.site == site)
-        if gone is not None or not found or found[0].state != "accepted":
+        if revoked is not None or not found or found[0].state != "accepted":
             raise CertificateRefusal(
                 "the certificate must be of a site that takes part",
                 given="a revoked or unknown one",
@@ -487,7 +487,7 @@ class Store:
         return self._read(work)
 
     def reanchored(self, site: str) -> int:
-        """How often a site's ledger was let begin anew."""
+        """Number of times that the lead let a site's ledger begin anew."""
         return self.witnessed(site)[2]
 
     def allow_reanchor(self, site: str, fingerprint: str) -> int:
@@ -583,7 +583,7 @@ class Store:
         return None if known is None else known.acceptance
 
     @staticmethod
-    def _known(c: sa.Connection, statement: Statement) -> Release | None:
+    def _known(c: sa.Connection, statement: Statement) -> AcceptedRelease | None:
         same_place = (
             (db.releases.c.study == statement.study)
             & (db.releases.c.wave == statement.wave)
@@ -592,10 +592,10 @@ class Store:
         same = (db.releases.c.release_id == statement.release_id) | (
             db.releases.c.bundle_sha256 == statement.bundle_sha256
         )
-        gone = (db.withdrawals.c.release_id == statement.release_id) | (
+        withdrawn = (db.withdrawals.c.release_id == statement.release_id) | (
             db.withdrawals.c.bundle_sha256 == statement.bundle_sha256
         )
-        if c.execute(sa.select(db.withdrawals.c.day).where(gone)).first() is not None:
+        if c.execute(sa.select(db.withdrawals.c.day).where(withdrawn)).first() is not None:
             raise ReplayRefusal(
                 "a release that was withdrawn must not come back",
                 given="one that the site took back",
@@ -658,7 +658,7 @@ class Store:
         *,
         site: str | None = None,
         withdrawn: bool = False,
-    ) -> tuple[Release, ...]:
+    ) -> tuple[AcceptedRelease, ...]:
         """Accepted releases, by study, wave and site; those that were withdrawn only if `withdrawn`."""
         query = _select_releases().order_by(db.releases.c.study, db.releases.c.wave, db.releases.c.site)
         for column, value in ((db.releases.c.study, study), (db.releases.c.wave, wave), (db.releases.c.site, site)):
@@ -668,7 +668,7 @@ class Store:
             query = query.where(db.withdrawals.c.day.is_(None))
         return tuple(_release(row) for row in self._read(lambda c: c.execute(query).all()))
 
-    def release(self, release_id: str) -> Release:
+    def release(self, release_id: str) -> AcceptedRelease:
         """The accepted release `release_id`. Raises: StateRefusal."""
         query = _select_releases().where(db.releases.c.release_id == release_id)
         row = self._read(lambda c: c.execute(query).first())
@@ -676,14 +676,14 @@ class Store:
             raise StateRefusal("the release must have been accepted", given=repr(release_id))
         return _release(row)
 
-    def by_bundle(self, bundle_sha256: str) -> Release | None:
+    def by_bundle(self, bundle_sha256: str) -> AcceptedRelease | None:
         """The accepted release that has this bundle, withdrawn or not."""
         query = _select_releases().where(db.releases.c.bundle_sha256 == bundle_sha256)
         row = self._read(lambda c: c.execute(query).first())
         return None if row is None else _release(row)
 
     def holdings(self, study: str, site: str) -> tuple[Holding, ...]:
-        """What the coordinator holds or held of a site in a study, each with the statement that the site signed."""
+        """Releases held, or once held, of a site in a study, each with the statement that the site signed."""
         held = [
             Holding(
                 study=r.study,
@@ -710,7 +710,7 @@ class Store:
         ]
         return (*held, *apart)[-HOLDINGS_CAP:]
 
-    def charged(self, study: str, site: str) -> dict[str, tuple[int, Release | None]]:
+    def charged(self, study: str, site: str) -> dict[str, tuple[int, AcceptedRelease | None]]:
         """Every release that a site's ledger must have been charged for: id to (plan version, release if accepted).
 
         Accepted, withdrawn since, or quarantined: what arrived was drawn, whatever became of it.
@@ -718,7 +718,7 @@ class Store:
         query = sa.select(db.quarantine.c.envelope).where(
             (db.quarantine.c.study == study) & (db.quarantine.c.site == site)
         )
-        out: dict[str, tuple[int, Release | None]] = {}
+        out: dict[str, tuple[int, AcceptedRelease | None]] = {}
         for row in self._read(lambda c: c.execute(query).all()):
             said = parse_json(Envelope.from_bytes(row.envelope).payload)
             out[said["release_id"]] = (said["plan_version"], None)
@@ -728,11 +728,11 @@ class Store:
 
     def began_anew(self, site: str) -> int:
         """Place in the log at which a site's ledger was last let begin anew; -1 if it never was."""
-        mine = sa.select(sa.func.min(db.anchors.c.log_index)).where(
+        own = sa.select(sa.func.min(db.anchors.c.log_index)).where(
             (db.anchors.c.site == site) & (db.anchors.c.line > 0)
         )
         line = self.reanchored(site)
-        found = self._read(lambda c: c.execute(mine.where(db.anchors.c.line == line)).scalar())
+        found = self._read(lambda c: c.execute(own.where(db.anchors.c.line == line)).scalar())
         return -1 if found is None else int(found)
 
     # -- withdrawals --------------------------------------------------------------------------------------------
@@ -751,9 +751,9 @@ class Store:
             ).first():
                 return
             places = []
-            for kept in (db.releases, db.quarantine):
+            for table in (db.releases, db.quarantine):
                 names = ("study", "site", "wave", "release_id", "bundle_sha256")
-                query = sa.select(*(kept.c[name] for name in names)).where(kept.c.release_id == withdrawal.release_id)
+                query = sa.select(*(table.c[name] for name in names)).where(table.c.release_id == withdrawal.release_id)
                 places += [dict(row) for row in c.execute(query).mappings() if row["site"] == withdrawal.site]
             if not places:
                 raise StateRefusal(
@@ -785,8 +785,8 @@ class Store:
         """
 
         def work(c: sa.Connection) -> None:
-            mine = sa.select(db.revocations.c.standing).where(db.revocations.c.site == site)
-            known = set(c.execute(mine).scalars())
+            own = sa.select(db.revocations.c.standing).where(db.revocations.c.site == site)
+            known = set(c.execute(own).scalars())
             if standing in known:
                 return
             if len(known) >= REVOCATIONS_CAP:
@@ -798,7 +798,7 @@ class Store:
         reach("standing.revoked")
 
     def standing_revoked(self, site: str, standing: str) -> bool:
-        """Whether a site has told that a standing approval is over."""
+        """True if a site has reported the end of a standing approval."""
         query = sa.select(db.revocations.c.day).where(
             db.revocations.c.site == site, db.revocations.c.standing == standing
         )
@@ -819,7 +819,7 @@ class Store:
         return tuple(site.site for site in self.sites() if site.state == "accepted" and study in site.studies)
 
     def wave_record(self, study: str, wave: int) -> WaveRecord:
-        """Whether a wave is closed, and its revisions: read from the log's order alone."""
+        """State and revisions of a wave, read from the log's order alone."""
         return self._read(lambda c: _wave_record(c, study, wave))
 
     def close_wave(
@@ -892,7 +892,7 @@ class Store:
         return tuple(Reminder(wave=row.wave, day=row.day) for row in rows if row.wave not in delivered)
 
     def moved_since(self, site: str, log_index: int) -> bool:
-        """Whether a site's ledger was witnessed after this place in the log."""
+        """True if a site's ledger was witnessed after this place in the log."""
         query = sa.select(db.anchors.c.seq).where((db.anchors.c.site == site) & (db.anchors.c.log_index > log_index))
         return self._read(lambda c: c.execute(query.limit(1)).first()) is not None
 
@@ -936,33 +936,33 @@ class Store:
             query = query.where(db.results.c.study == study)
 
         def work(c: sa.Connection) -> tuple[SavedResult, ...]:
-            gone = {row.bundle_sha256 for row in c.execute(sa.select(db.withdrawals.c.bundle_sha256))}
-            return tuple(_result(row, gone) for row in c.execute(query).mappings())
+            withdrawn = {row.bundle_sha256 for row in c.execute(sa.select(db.withdrawals.c.bundle_sha256))}
+            return tuple(_result(row, withdrawn) for row in c.execute(query).mappings())
 
         return self._read(work)
 
     # -- bundles ------------------------------------------------------------------------------------------------
-    def path(self, release: Release) -> Path:
+    def path(self, release: AcceptedRelease) -> Path:
         """The bundle's file."""
         return self.bundles / f"{release.bundle_sha256}.zip"
 
-    def table(self, release: Release, *, gone: Collection[str] | None = None) -> pd.DataFrame:
+    def table(self, release: AcceptedRelease, *, withdrawn: Collection[str] | None = None) -> pd.DataFrame:
         """A release's table, its bytes checked against the digest that was accepted, once per time they are read.
 
         Args:
-            gone: digests that are withdrawn, of a caller who has just read them for many releases.
+            withdrawn: digests that are withdrawn, of a caller who has just read them for many releases.
         Raises: StateRefusal (withdrawn), IntegrityRefusal.
         """
-        if gone is None:
-            gone = {stone.bundle_sha256 for stone in self.withdrawals(bundle_sha256=release.bundle_sha256)}
-        if release.bundle_sha256 in gone:
-            self._kept.forget(release.bundle_sha256)
+        if withdrawn is None:
+            withdrawn = {stone.bundle_sha256 for stone in self.withdrawals(bundle_sha256=release.bundle_sha256)}
+        if release.bundle_sha256 in withdrawn:
+            self._tables.forget(release.bundle_sha256)
             raise StateRefusal("a release must not be withdrawn to be read", given="one that its site took back")
         # Ten questions that meet a cold table read it once: the others wait for the first.
-        with self._kept.turn(release.bundle_sha256):
+        with self._tables.turn(release.bundle_sha256):
             return self._table(release)
 
-    def check(self, release: Release, *, gone: Collection[str]) -> None:
+    def check(self, release: AcceptedRelease, *, withdrawn: Collection[str]) -> None:
         """That a release's bundle is the accepted one: read again only when its file was touched since it last was.
 
         Args, Raises: as `table`.
@@ -971,15 +971,15 @@ class Store:
             file = self.path(release).stat()
         except OSError:
             file = None
-        if file is None or release.bundle_sha256 in gone or not self._kept.checked(release.bundle_sha256, file):
-            self.table(release, gone=gone)
+        if file is None or release.bundle_sha256 in withdrawn or not self._tables.checked(release.bundle_sha256, file):
+            self.table(release, withdrawn=withdrawn)
 
-    def _table(self, release: Release) -> pd.DataFrame:
+    def _table(self, release: AcceptedRelease) -> pd.DataFrame:
         from shared.releases.receipt import read_bundle
 
         try:
             file = self.path(release).stat()
-            known = self._kept.get(release.bundle_sha256, file)
+            known = self._tables.get(release.bundle_sha256, file)
             if known is not None:
                 return known
             bundle = read_bundle(self.path(release), cap=TABLE_CAP)
@@ -995,7 +995,7 @@ class Store:
                 given=f"another for {release.bundle_sha256[:12]}",
                 next_step="Restore bundles/ from the backup (coordinator log).",
             )
-        return self._kept.keep(release.bundle_sha256, file, bundle.table)
+        return self._tables.keep(release.bundle_sha256, file, bundle.table)
 
     def tables(self, study: str, wave: int) -> Iterator[tuple[str, Receipt, pd.DataFrame]]:
         """(site, receipt, table) of every accepted release of a wave, one in memory at a time."""
@@ -1044,7 +1044,7 @@ class Store:
 
     # -- log ----------------------------------------------------------------------------------------------------
     def entries(self) -> int:
-        """How many entries the log has: releases, withdrawals and closings of waves change only together with it."""
+        """Number of entries in the log: releases, withdrawals and closings of waves change only together with it."""
         return self._read(_size)
 
     def log(self) -> tuple[LogEntry, ...]:
@@ -1103,8 +1103,8 @@ class Store:
         for row in self._read(lambda c: c.execute(sa.select(db.wave_events)).all()):
             about.add(row.log_index)
             there = parse_json(entries[row.log_index].entry) if row.log_index < len(entries) else {}
-            told = (there.get("kind"), there.get("study"), there.get("wave"), there.get("reason"))
-            if told != (row.kind, row.study, row.wave, row.reason) or there.get("missing", []) != json.loads(
+            logged = (there.get("kind"), there.get("study"), there.get("wave"), there.get("reason"))
+            if logged != (row.kind, row.study, row.wave, row.reason) or there.get("missing", []) != json.loads(
                 row.missing
             ):
                 raise IntegrityRefusal("a wave's closing must be in the log", given=f"another entry {row.log_index}")
@@ -1195,7 +1195,7 @@ class _Tables:
         return table.copy(deep=False)
 
     def checked(self, digest: str, file: os.stat_result) -> bool:
-        """Whether the file, as it is, was found to be the accepted one, however long ago."""
+        """True if the file, unchanged since, was once verified as the accepted one."""
         with self._lock:
             return self._checked.get(digest) == _touched(file)
 
@@ -1248,22 +1248,22 @@ def remember(
     today: dt.date,
 ) -> SavedResult | None:
     """`Store.save_result` within a transaction; the last result to the same question, whatever it says."""
-    asked = canonical_json(dict(question)).decode()
-    body = {"kind": kind, "question": asked, "used": dict(used), "numbers": dict(numbers), "figure": figure}
+    query = canonical_json(dict(question)).decode()
+    body = {"kind": kind, "question": query, "used": dict(used), "numbers": dict(numbers), "figure": figure}
     content = sha256_hex(canonical_json(body))
-    same = (db.results.c.study == study) & (db.results.c.question == asked)
+    same = (db.results.c.study == study) & (db.results.c.question == query)
     last = c.execute(sa.select(db.results).where(same).order_by(db.results.c.id.desc()).limit(1)).mappings().first()
     if c.execute(sa.select(db.results.c.id).where(db.results.c.content == content)).first() is None:
-        values = {"study": study, "wave": wave, "kind": kind, "question": asked, "figure": figure}
+        values = {"study": study, "wave": wave, "kind": kind, "question": query, "figure": figure}
         texts = {"used": canonical_json(dict(used)).decode(), "numbers": canonical_json(dict(numbers)).decode()}
         c.execute(db.results.insert().values(content=content, day=today.isoformat(), **values, **texts))
     return None if last is None else _result(last, set())
 
 
-def _result(row: sa.RowMapping, gone: set[str]) -> SavedResult:
+def _result(row: sa.RowMapping, withdrawn: set[str]) -> SavedResult:
     values = {name: row[name] for name in ("id", "study", "wave", "kind", "figure", "day")}
     texts = {name: json.loads(row[name]) for name in ("question", "used", "numbers")}
-    return SavedResult(**values, **texts, withdrawn=tuple(sorted(set(texts["used"]) & gone)))
+    return SavedResult(**values, **texts, withdrawn=tuple(sorted(set(texts["used"]) & withdrawn)))
 
 
 def _append(c: sa.Connection, entry: Mapping[str, Any]) -> tuple[int, str]:
@@ -1316,17 +1316,17 @@ def _require_no_copies(c: sa.Connection, withdrawal: Withdrawal) -> None:
     A release under ``frozen`` copies the rows of the one before. Hiding those as well would need statements that
     their site has not signed; so it takes them back first, the latest before the others.
     """
-    gone = set(c.execute(sa.select(db.withdrawals.c.bundle_sha256)).scalars())
+    withdrawn = set(c.execute(sa.select(db.withdrawals.c.bundle_sha256)).scalars())
     copies: dict[str, int] = {}
-    for kept in (db.releases, db.quarantine):
-        mine = (kept.c.study == withdrawal.study) & (kept.c.site == withdrawal.site)
-        for row in c.execute(sa.select(kept).where(mine & (kept.c.wave > withdrawal.wave))):
+    for table in (db.releases, db.quarantine):
+        own = (table.c.study == withdrawal.study) & (table.c.site == withdrawal.site)
+        for row in c.execute(sa.select(table).where(own & (table.c.wave > withdrawal.wave))):
             said = parse_json(Envelope.from_bytes(row.envelope).payload)
             where = (db.plans.c.study == row.study) & (db.plans.c.version == said["plan_version"])
             plan = StudyPlan.from_bytes(
                 Envelope.from_bytes(c.execute(sa.select(db.plans.c.envelope).where(where)).scalar_one()).payload
             )
-            if plan.returning == "frozen" and row.bundle_sha256 not in gone:
+            if plan.returning == "frozen" and row.bundle_sha256 not in withdrawn:
                 copies[row.release_id] = row.wave
     if copies:
         latest = sorted(copies.items(), key=lambda item: -item[1])
@@ -1360,17 +1360,17 @@ def _wave_record(c: sa.Connection, study: str, wave: int) -> WaveRecord:
         arrived = c.execute(_select_releases().where(place)).all()
         steps += [(row.log_index, "late", row) for row in arrived]
         accepted = {row.bundle_sha256 for row in arrived}
-        gone = c.execute(
+        withdrawn = c.execute(
             _select_tombstones().where((db.withdrawals.c.study == study) & (db.withdrawals.c.wave == wave))
         )
-        steps += [(row.log_index, "withdrawn", row) for row in gone if row.bundle_sha256 in accepted]
+        steps += [(row.log_index, "withdrawn", row) for row in withdrawn if row.bundle_sha256 in accepted]
     closed, revisions = False, list[Revision]()
     for index, kind, row in sorted(steps, key=lambda step: step[0]):
         if kind == "wave_reopened":
             closed = False
         elif kind == "wave_closed":
-            closed, told = True, {"cause": "closed", "missing": tuple(json.loads(row.missing)), "reason": row.reason}
-            revisions.append(Revision(number=len(revisions), log_index=index, day=row.day, **told))
+            closed, closing = True, {"cause": "closed", "missing": tuple(json.loads(row.missing)), "reason": row.reason}
+            revisions.append(Revision(number=len(revisions), log_index=index, day=row.day, **closing))
         elif closed:
             day = row.accepted_day if kind == "late" else row.day
             revisions.append(Revision(number=len(revisions), log_index=index, cause=kind, site=row.site, day=day))
@@ -1387,7 +1387,7 @@ def _newest_anchor(site: str) -> sa.Select[Any]:
 
 
 def _allowed(c: sa.Connection, head: AnchorHead, left_index: int) -> bool:
-    """Whether the lead has allowed a head that this chain passes, and the chain begins where it says.
+    """True if the lead has allowed a head that this chain passes, and the chain begins where it says.
 
     The site may have gone on since it read the fingerprint out, so the allowed head may lie within the links.
     """
@@ -1423,8 +1423,8 @@ def _not_grown(head: AnchorHead, seq: int) -> LedgerRefusal:
     )
 
 
-def _site(row: Any, keys: Sequence[Any]) -> Site:
-    return Site(
+def _site(row: Any, keys: Sequence[Any]) -> RegisteredSite:
+    return RegisteredSite(
         site=row.site,
         state=row.state,
         studies=tuple(json.loads(row.studies)),
@@ -1436,13 +1436,13 @@ def _site(row: Any, keys: Sequence[Any]) -> Site:
     )
 
 
-def _release(row: Any) -> Release:
+def _release(row: Any) -> AcceptedRelease:
     values = dict(row._mapping)
     values["receipt"] = _receipt(values["receipt"])
     values["envelope"] = _envelope(values["envelope"])
     values["withdrawn"] = values["withdrawn"] or ""
     values["standing"] = None if values["standing"] is None else Envelope.from_bytes(values["standing"])
-    return Release(**values)
+    return AcceptedRelease(**values)
 
 
 def _storage(error: DBAPIError) -> StorageRefusal:

@@ -1,9 +1,9 @@
-"""Flower's grid over the sites' own channel: a message becomes a signed round in letter boxes, and the sites dial in.
+"""Flower's grid over the sites' own channel: a message becomes a signed round in a queue, and the sites dial in.
 
 The strategies of `coordinator.training.federation` do not know the difference. What a site may see of a message is the
 weights, the plan and the round; what comes back is what it signed, or the code of its refusal. Nothing is lost when
 this process
-stops: asked again, a round is the same round, and the answers to it are in the boxes.
+stops: asked again, a round is the same round, and the answers to it are in the queue.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from coordinator.store.letter_boxes import Answer, LetterBoxes
+from coordinator.store.round_queue import RoundQueue, SiteReply
 from shared.base.canonical import sha256_hex
 from shared.errors import (
     CATALOGUE,
@@ -29,14 +29,14 @@ from shared.errors import (
     TooLarge,
 )
 from shared.wire.messages import ROUND_CAP, RoundAnswer, RoundReply
-from shared.wire.rounds import Asked, node_id, pack, unpack
+from shared.wire.rounds import RoundOrder, node_id, pack, unpack
 
 if TYPE_CHECKING:
     from flwr.app import Message, RecordDict
     from flwr.serverapp import Grid
 
-    from coordinator.store.store import Site, Store
-    from coordinator.training.federation import Progress
+    from coordinator.store.store import RegisteredSite, Store
+    from coordinator.training.federation import SiteProgress
     from shared.base.keys import SigningKey
     from shared.plans.federated import FederatedFlow
     from shared.plans.plan import StudyPlan
@@ -49,14 +49,14 @@ POLL = 0.2
 
 
 class Carrier(Protocol):
-    """Another way for the same signed questions and answers, beside the boxes that sites dial into."""
+    """Another way for the same signed questions and answers, beside the queue that sites poll."""
 
-    def ask(self, asked: RoundReply, sites: Sequence[str]) -> None:
+    def ask(self, order: RoundReply, sites: Sequence[str]) -> None:
         """Bring a question to these sites, until the next one."""
         ...
 
     def answers(self) -> Iterable[tuple[str, RoundAnswer]]:
-        """What has come back since, by site. None of it has been looked at."""
+        """Replies that have arrived since, by site. None of it has been looked at."""
         ...
 
     def taken(self, site: str) -> None:
@@ -85,7 +85,7 @@ def train(
     plan: StudyPlan,
     key: SigningKey,
     timeout: float = 3600.0,
-    told: Callable[[int, Mapping[str, Progress]], None] | None = None,
+    progress: Callable[[int, Mapping[str, SiteProgress]], None] | None = None,
     carrier: Carrier | None = None,
 ) -> FederatedFlow:
     """Run the training of a plan with the sites that dial in, or go on with it; the flow is then up for all of them.
@@ -95,7 +95,7 @@ def train(
         plan: with [federated].
         key: the coordinator's witness key, which signs every round.
         timeout: seconds that a round waits for its quorum.
-        told: see `coordinator.training.federation.run`.
+        progress: see `coordinator.training.federation.run`.
         carrier: another way to the sites; what comes by it is checked like an answer of a site that dials in.
     Raises: see `coordinator.training.federation.run`; TooLarge (a flow that one message does not hold); StateRefusal
         (no site); LockedRefusal (another process runs it).
@@ -107,12 +107,12 @@ def train(
     sites = nodes(store, plan.study)
     if not sites:
         raise StateRefusal("a site must have joined the study", given="none", next_step="coordinator invite SITE.")
-    boxes = LetterBoxes(store)
+    queue = RoundQueue(store)
     folder = home / FOLDER / plan.study / plan.hash[:16]
     with _alone(folder):
         flow = federation.run(
             dialled_grid(
-                boxes,
+                queue,
                 plan,
                 {node: site for site, node in sites.items()},
                 key,
@@ -122,16 +122,16 @@ def train(
             sites,
             folder,
             timeout=timeout,
-            told=told,
+            report=progress,
         )
     content = flow.canonical
     _require_room(len(content))
-    said = _asked(plan, "finished", flow.rounds, content)
-    boxes.ask(said, content, (), key)
+    said = _order(plan, "finished", flow.rounds, content)
+    queue.ask(said, content, (), key)
     return flow
 
 
-def _enrolled(store: Store, name: str) -> Site:
+def _enrolled(store: Store, name: str) -> RegisteredSite:
     """A site as it is enrolled now. Raises: RoleRefusal."""
     for site in store.sites():
         if site.site == name and site.state == "accepted":
@@ -158,22 +158,22 @@ def _alone(folder: Path) -> Iterator[None]:
 
 
 def dialled_grid(
-    boxes: LetterBoxes,
+    queue: RoundQueue,
     plan: StudyPlan,
     sites: Mapping[int, str],
     key: SigningKey,
     *,
-    carrier: tuple[Carrier, Callable[[str], Site]] | None = None,
+    carrier: tuple[Carrier, Callable[[str], RegisteredSite]] | None = None,
     sleep: Callable[[float], None] = time.sleep,
     clock: Callable[[], float] = time.monotonic,
 ) -> Grid:
-    """Flower's grid over letter boxes.
+    """Flower's grid over the message queue.
 
     Args:
         sites: node id to site.
         key: signs what is asked.
         carrier: another way to the sites, and who they are.
-        sleep: waits between two looks into the boxes.
+        sleep: waits between two looks into the queue.
         clock: seconds, for how long.
     """
     from shared.wire import flower
@@ -184,7 +184,7 @@ def dialled_grid(
     from flwr.serverapp import Grid
 
     class Dialled(Grid):
-        """Asks through the boxes, and waits for the sites."""
+        """Asks through the queue, and waits for the sites."""
 
         def __init__(self) -> None:
             self._open: dict[str, Message] = {}
@@ -224,19 +224,19 @@ def dialled_grid(
                 raise StateRefusal("one round must be asked at a time, of all with the same weights", given="another")
             for number, content in rounds:
                 names = sorted(sites[message.metadata.dst_node_id] for message in given)
-                said = _asked(plan, "train", number, content)
-                boxes.ask(said, content, names, key)
+                said = _order(plan, "train", number, content)
+                queue.ask(said, content, names, key)
                 if carrier is not None:
                     carrier[0].ask(RoundReply(envelope=said.sign(key).to_bytes(), content=content), names)
             self._open |= {message.metadata.message_id: message for message in given}
             return [message.metadata.message_id for message in given]
 
         def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-            """What has been answered of these."""
+            """Replies to these messages."""
             if carrier is not None:
                 for site, given in carrier[0].answers():
                     try:
-                        boxes.answer(carrier[1](site), given)
+                        queue.answer(carrier[1](site), given)
                         carrier[0].taken(site)
                     except Exception as error:  # it has no answer in its box: a straggler, as if nothing had come
                         code = error.code if isinstance(error, Refusal) else type(error).__name__
@@ -249,7 +249,7 @@ def dialled_grid(
                     waiting.setdefault(message.metadata.group_id, {})[sites[message.metadata.dst_node_id]] = message
             for group, messages in waiting.items():
                 # An answer is read once: what has been taken before is not read again at every look.
-                answers = boxes.answers(plan.study, plan.hash, int(group), among=messages)
+                answers = queue.answers(plan.study, plan.hash, int(group), among=messages)
                 for site, answer in answers.items():
                     message = messages[site]
                     found.append(self._reply(message, answer, _question(plan, message)[1]))
@@ -281,8 +281,8 @@ def dialled_grid(
                 self._missed[site] = self._missed.get(site, 0) + 1 if self._open.pop(name, None) else 0
             return found
 
-        def _reply(self, message: Message, answer: Answer | Refusal, content: bytes) -> Message:
-            """What a site signed, as a message of Flower's: the checks on the weights are the strategy's."""
+        def _reply(self, message: Message, answer: SiteReply | Refusal, content: bytes) -> Message:
+            """A site's signed reply as a message of Flower's: the checks on the weights are the strategy's."""
             try:
                 if isinstance(answer, Refusal):
                     raise answer
@@ -300,14 +300,16 @@ def dialled_grid(
                 given: Any = RecordDict(
                     {
                         flower.ARRAYS: ArrayRecord({flower.WEIGHTS: flower.vector(weights.astype("f8"))}),
-                        flower.FIGURES: MetricRecord(dict(numbers)),
+                        flower.METRICS: MetricRecord(dict(numbers)),
                         flower.CONFIG: ConfigRecord(config),
                     }
                 )
             except Exception as error:
                 # An answer is taken once: one that broke this process would break it at every attempt to go on.
-                told = error if isinstance(error, Refusal) else SchemaRefusal("an answer must be readable", given="not")
-                given = flower.refused(told)
+                refusal = (
+                    error if isinstance(error, Refusal) else SchemaRefusal("an answer must be readable", given="not")
+                )
+                given = flower.refused(refusal)
             assert isinstance(given, RecordDict | Error)
             return flower.addressed(
                 given,
@@ -345,8 +347,8 @@ def _require_room(size: int) -> None:
         )
 
 
-def _asked(plan: StudyPlan, kind: Any, number: int, content: bytes) -> Asked:
-    return Asked(
+def _order(plan: StudyPlan, kind: Any, number: int, content: bytes) -> RoundOrder:
+    return RoundOrder(
         study=plan.study,
         plan_hash=plan.hash,
         kind=kind,

@@ -62,7 +62,7 @@ if TYPE_CHECKING:
     from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
     from flwr.serverapp import Grid, ServerApp
 
-__all__ = ["FLOW", "STATE", "Progress", "memory_grid", "run", "seed_of", "server_app"]
+__all__ = ["FLOW", "STATE", "SiteProgress", "memory_grid", "run", "seed_of", "server_app"]
 
 Array = NDArray[np.float64]
 
@@ -74,8 +74,8 @@ _REMEMBERED = 16
 
 
 @dataclass(kw_only=True)
-class Progress:
-    """What one site has done in a training so far.
+class SiteProgress:
+    """Progress of one site in a training.
 
     Attributes:
         node: its id in the grid.
@@ -102,7 +102,7 @@ class _State:
     weights: Array
     mean: Array | None
     square: Array | None
-    sites: dict[str, Progress]
+    sites: dict[str, SiteProgress]
 
     def to_bytes(self, plan: StudyPlan) -> bytes:
         return canonical_json(
@@ -133,7 +133,7 @@ class _State:
                 name: None if body[name] is None else usable(from_text(body[name]), shape)
                 for name in ("weights", "mean", "square")
             }
-            sites = {str(site): Progress(**said) for site, said in body["sites"].items()}
+            sites = {str(site): SiteProgress(**said) for site, said in body["sites"].items()}
             state = cls(round=int(body["round"]), sites=sites, **cast(Any, vectors))
         except (KeyError, TypeError, ValueError, AttributeError):
             raise SchemaRefusal("the state of a training must have every field, each of its type") from None
@@ -154,7 +154,7 @@ def run(
     folder: Path,
     *,
     timeout: float = 3600.0,
-    told: Callable[[int, Mapping[str, Progress]], None] | None = None,
+    report: Callable[[int, Mapping[str, SiteProgress]], None] | None = None,
 ) -> FederatedFlow:
     """Train the plan's flow with these sites, or go on with a training that was interrupted.
 
@@ -164,7 +164,7 @@ def run(
         sites: site to node id; these are asked, and no others.
         folder: of this training's state and result; made if it is not there.
         timeout: seconds that a round waits for answers.
-        told: called after every round with its number and what each site has done.
+        report: called after every round with its number and what each site has done.
     Returns: the flow, which is also in the folder.
     Raises: NetworkRefusal, if fewer sites than the quorum answered a round: the state before that round is kept, and
         the same call goes on from it. PlanRefusal, PlanChanged, ParameterError, StorageRefusal, SchemaRefusal.
@@ -188,12 +188,12 @@ def run(
         return flow
     state = _opened(folder, plan, shape)
     for site, node in sites.items():
-        state.sites.setdefault(site, Progress(node=node)).node = node
+        state.sites.setdefault(site, SiteProgress(node=node)).node = node
 
     def keep() -> None:
         write_private(folder / STATE, state.to_bytes(plan))
-        if told is not None:
-            told(state.round, state.sites)
+        if report is not None:
+            report(state.round, state.sites)
 
     left = plan.federated.rounds - state.round
     if left:
@@ -261,7 +261,7 @@ def _flow(plan: StudyPlan, shape: Shape, state: _State) -> FederatedFlow:
 
 
 # -- what is taken of an answer -----------------------------------------------------------------------------------
-def _taken(plan: StudyPlan, shape: Shape, start: Array, round_: int, progress: Progress, answer: Message) -> Array:
+def _taken(plan: StudyPlan, shape: Shape, start: Array, round_: int, progress: SiteProgress, answer: Message) -> Array:
     """The weights in an answer, if it is one to this question; `progress.n` is set by the first.
 
     Raises: whatever the site refused with; SchemaRefusal, TooLarge, ReplayRefusal, PlanChanged.
@@ -272,9 +272,9 @@ def _taken(plan: StudyPlan, shape: Shape, start: Array, round_: int, progress: P
         raise flower.refusal(answer.error)
     content = answer.content
     arrays, config = content.array_records.get(flower.ARRAYS), content.config_records.get(flower.CONFIG)
-    figures = content.metric_records.get(flower.FIGURES)
+    figures = content.metric_records.get(flower.METRICS)
     if (
-        set(content) != {flower.ARRAYS, flower.CONFIG, flower.FIGURES}
+        set(content) != {flower.ARRAYS, flower.CONFIG, flower.METRICS}
         or arrays is None
         or config is None
         or figures is None
@@ -366,7 +366,7 @@ def _strategies() -> Mapping[str, Callable[..., Any]]:
                 reply.content = RecordDict(
                     {
                         flower.ARRAYS: ArrayRecord({flower.WEIGHTS: flower.vector(weights)}),
-                        flower.FIGURES: MetricRecord({"n": min(progress.n, federated.most_records)}),
+                        flower.METRICS: MetricRecord({"n": min(progress.n, federated.most_records)}),
                     }
                 )
                 found[site] = reply
@@ -383,7 +383,7 @@ def _strategies() -> Mapping[str, Callable[..., Any]]:
             # By name: a sum of doubles depends on the order, and who answers first must not matter.
             return super().aggregate_train(server_round, [found[site] for site in sorted(found)])
 
-    class Kept(FedAvg):
+    class Resumable(FedAvg):
         """Above: rounds go on from the state, and each is written down when Flower has its result."""
 
         def __init__(
@@ -412,12 +412,12 @@ def _strategies() -> Mapping[str, Callable[..., Any]]:
             return arrays, figures
 
         def remember(self) -> None:
-            """What else the next round starts from."""
+            """Store the optimiser's state for the next round."""
 
-    class Averaging(Kept, Checked):
+    class Averaging(Resumable, Checked):
         """FedAvg: the mean of the sites' weights."""
 
-    class Adam(Kept, FedAdam, Checked):
+    class FedAdamStrategy(Resumable, FedAdam, Checked):
         """FedAdam: Adam at the coordinator, on the way from the old weights to the mean."""
 
         def __init__(
@@ -441,14 +441,14 @@ def _strategies() -> Mapping[str, Callable[..., Any]]:
             assert self.v_t is not None
             self.state.mean, self.state.square = self.m_t[flower.WEIGHTS], self.v_t[flower.WEIGHTS]
 
-    return {"fedavg": Averaging, "fedadam": Adam}
+    return {"fedavg": Averaging, "fedadam": FedAdamStrategy}
 
 
-def _too_few(plan: StudyPlan, round_: int, found: int, asked: int, reasons: Mapping[str, Refusal]) -> NetworkRefusal:
+def _too_few(plan: StudyPlan, round_: int, found: int, sites: int, reasons: Mapping[str, Refusal]) -> NetworkRefusal:
     assert plan.federated is not None
     codes = ", ".join(f"{site}: {error.code}" for site, error in sorted(reasons.items())[:12])
     return NetworkRefusal(
-        f"round {round_} must be answered by at least {plan.federated.quorum} of {asked} sites",
+        f"round {round_} must be answered by at least {plan.federated.quorum} of {sites} sites",
         given=f"{found} answers that could be taken" + (f"; refused: {codes}" if codes else ""),
         next_step="Run the training again when the sites are back: it goes on with this round.",
     )
@@ -465,7 +465,7 @@ def memory_grid(apps: Mapping[int, Callable[[Message], Message | None]]) -> Grid
     flower.prepare()
     from flwr.serverapp import Grid
 
-    class Memory(Grid):
+    class MemoryGrid(Grid):
         """Asks one app after the other, when the answers are pulled."""
 
         def __init__(self) -> None:
@@ -508,7 +508,7 @@ def memory_grid(apps: Mapping[int, Callable[[Message], Message | None]]) -> Grid
             return names
 
         def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-            """What the apps answer."""
+            """The apps' replies."""
             found = []
             for name in message_ids:
                 message = self._waiting.pop(name)
@@ -521,4 +521,4 @@ def memory_grid(apps: Mapping[int, Callable[[Message], Message | None]]) -> Grid
             """Both, one after the other."""
             return self.pull_messages(self.push_messages(messages))
 
-    return Memory()
+    return MemoryGrid()

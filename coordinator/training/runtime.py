@@ -2,7 +2,7 @@
 
 The runtime's grid is only a carrier (`coordinator.training.dialled.Carrier`). Questions are signed and answers checked
 as for
-sites that dial in, and both are in the same letter boxes: a training may be begun by one way and ended by the other,
+sites that dial in, and both are in the same queue: a training may be begun by one way and ended by the other,
 and a site of the same study that has no node dials in. What Flower loses (a node that was started again forgets its
 message) is asked again; the site then sends the very bytes that it has sealed.
 """
@@ -27,7 +27,7 @@ __all__ = ["NODES", "Carried", "app", "nodes_of"]
 
 NODES = "flower-nodes.toml"
 """In the coordinator's folder: site = node id, as ``flwr supernode register`` printed it."""
-AGAIN, LOST = 5.0, 300.0
+RETRY, LOST = 5.0, 300.0
 """Seconds after which a site is asked again: one that gave no answer, and one of which nothing was heard at all."""
 _TTL = 3600.0
 _MOST_NODE = 1 << 64
@@ -45,12 +45,12 @@ def app() -> ServerApp:
 
     @made.main()
     def main(grid: Grid, context: Context) -> None:
-        from coordinator.config import Config, default_home
+        from coordinator.config import CoordinatorConfig, default_home
         from coordinator.services.authority import Authority
         from coordinator.store.store import Store
         from coordinator.training.dialled import train
 
-        config = Config.load(default_home())
+        config = CoordinatorConfig.load(default_home())
         store = Store.open(config.home, config.store)
         try:
             plan = store.plan(str(context.run_config.get("study", ""))).plan
@@ -99,13 +99,13 @@ class Carried:
 
     def __init__(self, grid: Grid, nodes: Mapping[str, int], *, clock: Callable[[], float] = time.monotonic) -> None:
         self._grid, self._nodes, self._clock = grid, dict(nodes), clock
-        self._asked: RoundReply | None = None
+        self._order: RoundReply | None = None
         self._out: dict[str, str] = {}
         self._due: dict[str, float] = {}
 
-    def ask(self, asked: RoundReply, sites: Sequence[str]) -> None:
+    def ask(self, order: RoundReply, sites: Sequence[str]) -> None:
         """See `Carrier`."""
-        self._asked, self._out = asked, {}
+        self._order, self._out = order, {}
         self._due = {site: self._clock() for site in sites if site in self._nodes}
         self._push()
 
@@ -122,7 +122,7 @@ class Carried:
             except Exception:  # whatever a node sent: one that broke this process would break it at every attempt
                 pass
             # Asked again unless it is `taken`: bytes that the network spoiled come once more, as they were sealed.
-            self._due[site] = self._clock() + AGAIN
+            self._due[site] = self._clock() + RETRY
         self._push()
         return found
 
@@ -133,9 +133,9 @@ class Carried:
     def _push(self) -> None:
         now = self._clock()
         late = [site for site, due in self._due.items() if due <= now]
-        if not late or self._asked is None:
+        if not late or self._order is None:
             return
-        content = flower.carrying(self._asked.envelope, self._asked.content)
+        content = flower.carrying(self._order.envelope, self._order.content)
         messages = [self._grid.create_message(content, "train", self._nodes[site], "", _TTL) for site in late]
         for site, name in zip(late, self._grid.push_messages(messages), strict=True):
             if name:

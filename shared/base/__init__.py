@@ -1,1 +1,1 @@
-"""What everything else stands on: canonical JSON, hash chains, Merkle trees, keys, randomness, failpoints."""
+"""Foundations: canonical JSON, hash chains, Merkle trees, keys, randomness, failpoints."""

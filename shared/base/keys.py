@@ -49,7 +49,7 @@ class PublicKey:
         return " ".join(digest[i : i + 4] for i in range(0, 32, 4))
 
     def verifies(self, signature: bytes, message: bytes) -> bool:
-        """Whether `signature` is this key's over `message`."""
+        """True if `signature` is this key's over `message`."""
         try:
             Ed25519PublicKey.from_public_bytes(bytes.fromhex(self.hex)).verify(signature, message)
         except (InvalidSignature, ValueError):
@@ -174,8 +174,8 @@ class Envelope:
     def also_signed(self, key: SigningKey) -> Envelope:
         """The same envelope with one more signature."""
         more = Signature(key.public.key_id, key.sign(self.encoding(self.payload_type, self.payload)))
-        kept = tuple(signature for signature in self.signatures if signature.key_id != more.key_id)
-        return Envelope(payload_type=self.payload_type, payload=self.payload, signatures=(*kept, more))
+        others = tuple(signature for signature in self.signatures if signature.key_id != more.key_id)
+        return Envelope(payload_type=self.payload_type, payload=self.payload, signatures=(*others, more))
 
     def verified_by(self, trusted: Mapping[str, PublicKey]) -> set[str]:
         """Handles of the *trusted* keys whose signature here verifies; signatures of other keys count for nothing."""

@@ -1,4 +1,4 @@
-"""How anybody checks an append-only log of which they kept one root (RFC 6962; verification as in RFC 9162).
+"""Verification of an append-only log against one remembered root (RFC 6962; verification as in RFC 9162).
 
 The side that keeps the log makes the proofs (`coordinator.store.log`); here is what the other side needs. All
 functions are pure and work on hashes.
@@ -23,7 +23,7 @@ def node_hash(left: bytes, right: bytes) -> bytes:
 
 
 def verify_inclusion(leaf: bytes, index: int, size: int, proof: Sequence[bytes], expected: bytes) -> bool:
-    """Whether `proof` shows that `leaf` stands at `index` of the log of `size` leaves with root `expected`."""
+    """True if `proof` shows that `leaf` stands at `index` of the log of `size` leaves with root `expected`."""
     if not 0 <= index < size:
         return False
     place, last, found = index, size - 1, leaf
@@ -41,7 +41,7 @@ def verify_inclusion(leaf: bytes, index: int, size: int, proof: Sequence[bytes],
 
 
 def verify_consistency(old_size: int, size: int, proof: Sequence[bytes], old_root: bytes, new_root: bytes) -> bool:
-    """Whether `proof` shows that the log of `size` leaves only appended to the one of `old_size`."""
+    """True if `proof` shows that the log of `size` leaves only appended to the one of `old_size`."""
     if not 0 < old_size <= size:
         return False
     if old_size == size:

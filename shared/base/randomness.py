@@ -110,7 +110,7 @@ def grid_for(sigma: float, *, sensitivity: float | None = None, coordinates: int
 
 
 def rounding_reach(grid: float, coordinates: int, norm: int = 2) -> float:
-    """What rounding `coordinates` values to the nearest multiple of `grid` can add to a sensitivity in `norm`.
+    """Largest increase of a sensitivity in `norm` from rounding `coordinates` values to multiples of `grid`.
 
     >>> round(rounding_reach(0.5, 4), 9), rounding_reach(0.5, 4, norm=1)
     (1.0, 2.0)
@@ -276,7 +276,7 @@ class Noise:
 
     # -- sampling ------------------------------------------------------------------------------------------
     def chosen(self, rate: float, count: int) -> NDArray[np.bool_]:
-        """Which of `count` persons enter a Poisson sample: each on its own, with probability `rate`.
+        """Poisson sample of `count` persons: each on its own, with probability `rate`.
 
         From the keystream, because amplification by sampling holds only while nobody can tell who was drawn. The
         probability is `rate` cut to a multiple of 2⁻⁶⁴: never above it.
@@ -465,9 +465,9 @@ class Noise:
         while filled < count:
             k = self._half_normal_integers(int((count - filled) * 1.5) + 16)
             x = _Deviates(self._digits(k.size))
-            kept = self._keep_fraction(k, x)[: count - filled]
-            out[filled : filled + kept.size] = self._round(k[kept], kept, x, ratio)
-            filled += kept.size
+            accepted = self._keep_fraction(k, x)[: count - filled]
+            out[filled : filled + accepted.size] = self._round(k[accepted], accepted, x, ratio)
+            filled += accepted.size
         return out * self._signs(count)
 
     def _half_normal_integers(self, count: int) -> Integers:
@@ -506,17 +506,17 @@ class Noise:
     def _keep_fraction(self, k: Integers, x: _Deviates) -> Integers:
         """Indices kept with probability exp(−x(2k + x)/2): Karney's algorithm B, k + 1 times."""
         alive = np.arange(k.size)
-        kept: list[Integers] = []
+        accepted: list[Integers] = []
         done = 0
         while alive.size:
             even = self._even_run(k, x, alive)
             alive = alive[even]
             done += 1
             finished = k[alive] < done
-            kept.append(alive[finished])
+            accepted.append(alive[finished])
             alive = alive[~finished]
         # In index order: the order must not tell which k came first.
-        return np.sort(np.concatenate(kept)) if kept else alive
+        return np.sort(np.concatenate(accepted)) if accepted else alive
 
     def _even_run(self, k: Integers, x: _Deviates, indices: Integers) -> NDArray[np.bool_]:
         """For each index, True with probability exp(−x(2k + x)/(2k + 2)): the run's length is even."""

@@ -39,7 +39,7 @@ from shared.errors import EstimateRefusal, ParameterError
 from shared.estimands.formulas import (
     CATEGORY,
     Node,
-    Rows,
+    QuestionRows,
     is_logical,
     names,
     parse,
@@ -47,8 +47,8 @@ from shared.estimands.formulas import (
     values,
 )
 from shared.estimands.questions import INTERCEPT, MODELS, SURVIVAL, Estimand, Scale, parse_estimand, parse_formula
-from shared.estimands.regression import Fit, generalised, least_squares
-from shared.estimands.survival import Curve, cox, kaplan_meier, log_rank, restricted_mean
+from shared.estimands.regression import RegressionFit, generalised, least_squares
+from shared.estimands.survival import SurvivalCurve, cox, kaplan_meier, log_rank, restricted_mean
 
 __all__ = [
     "MIN_EVENTS",
@@ -172,13 +172,13 @@ class _Result:
     r_names: dict[str, str] = field(default_factory=dict)
     extra: dict[str, dict[str, float]] = field(default_factory=dict)
     attrs: dict[str, float] = field(default_factory=dict)
-    curves: dict[str, Curve] = field(default_factory=dict)
+    curves: dict[str, SurvivalCurve] = field(default_factory=dict)
     influence: dict[str, Array] = field(default_factory=dict)
 
 
 @overload
 def estimate(
-    table: pd.DataFrame | Rows,
+    table: pd.DataFrame | QuestionRows,
     question: Estimand,
     formula: None = None,
     *,
@@ -192,13 +192,15 @@ def estimate(
     min_events: int = ...,
 ) -> list[Estimate]: ...
 @overload
-def estimate(table: pd.DataFrame | Rows, question: str, formula: str, *, term: str, **more: Any) -> Estimate: ...
+def estimate(
+    table: pd.DataFrame | QuestionRows, question: str, formula: str, *, term: str, **more: Any
+) -> Estimate: ...
 @overload
 def estimate(
-    table: pd.DataFrame | Rows, question: str, formula: str, *, term: None = None, **more: Any
+    table: pd.DataFrame | QuestionRows, question: str, formula: str, *, term: None = None, **more: Any
 ) -> pd.DataFrame: ...
 def estimate(
-    table: pd.DataFrame | Rows,
+    table: pd.DataFrame | QuestionRows,
     question: Estimand | str,
     formula: str | None = None,
     *,
@@ -216,8 +218,8 @@ def estimate(
     """Answer one question from one table: one estimate per term.
 
     Args:
-        table: rows of one release; as `Rows` when more questions are put to it. Rows with a missing value in a column
-            of the question are not used.
+        table: rows of one release; as `QuestionRows` when more questions are put to it. Rows with a missing value in a
+            column of the question are not used.
         question: an `Estimand` (`parse_estimand` reads one from text), or a kind with a `formula` as in R.
         term: with a formula: the one term wanted, as the question writes it (``sbp/10``), as R prints it
             (``smokingformer``), or its column; for km and rmst without groups it may be left as ``""``.
@@ -241,7 +243,7 @@ def estimate(
     >>> estimate(table, "ols", "y ~ dose").beta.round(2).to_dict()
     {'(Intercept)': -0.72, 'dose': 1.36}
     """
-    rows = Rows.of(table)
+    rows = QuestionRows.of(table)
     if isinstance(question, Estimand):
         if options or formula is not None or term is not None:
             raise ParameterError("an Estimand carries its own options", given=", ".join(options) or "a formula")
@@ -290,9 +292,9 @@ def estimate(
 
 
 def influence(
-    table: pd.DataFrame | Rows, question: Estimand, *, levels: Mapping[str, Sequence[Any]] | None = None
+    table: pd.DataFrame | QuestionRows, question: Estimand, *, levels: Mapping[str, Sequence[Any]] | None = None
 ) -> dict[str, Array]:
-    """What each row of the table moves each term of a model by, to first order; 0 for rows that are not used.
+    """Influence of each row of the table on each term of a model, to first order; 0 for unused rows.
 
     The sum of its squares is the term's sandwich variance. Other kinds than ols, logistic, poisson and cox have none.
 
@@ -302,7 +304,7 @@ def influence(
     Returns: label -> (n,), of the terms that the table supports.
     Raises: as `estimate`.
     """
-    found = _answers(Rows.of(table), question, dict(levels or {}), _Floors(MIN_RESIDUAL_DF, MIN_EVENTS))
+    found = _answers(QuestionRows.of(table), question, dict(levels or {}), _Floors(MIN_RESIDUAL_DF, MIN_EVENTS))
     return {label: pushes for label, pushes in found.influence.items() if not isinstance(found.answers[label], str)}
 
 
@@ -312,7 +314,7 @@ def _finite(answer: _Answer) -> _Answer:
     return answer
 
 
-def _known(estimand: Estimand, rows: Rows) -> None:
+def _known(estimand: Estimand, rows: QuestionRows) -> None:
     columns = list(rows.columns)
     for name in estimand.columns:
         if name not in rows:
@@ -363,7 +365,7 @@ def _frame(result: _Result, estimand: Estimand) -> pd.DataFrame:
 
 def survival_curves(
     table: pd.DataFrame, question: Estimand, levels: Mapping[str, Sequence[Any]] | None = None
-) -> dict[str, Curve]:
+) -> dict[str, SurvivalCurve]:
     """The whole Kaplan–Meier curve of each group of a ``km`` question; one without a name where it has no groups.
 
     Args:
@@ -373,7 +375,7 @@ def survival_curves(
     """
     if question.kind != "km":
         raise ParameterError("a curve must be asked by km", given=str(question))
-    result = _answers(Rows(table), question, dict(levels or {}), _Floors(MIN_RESIDUAL_DF, MIN_EVENTS))
+    result = _answers(QuestionRows(table), question, dict(levels or {}), _Floors(MIN_RESIDUAL_DF, MIN_EVENTS))
     if not result.curves:
         raise EstimateRefusal("a curve must have rows", given=str(next(iter(result.answers.values()), "none")))
     return result.curves
@@ -408,7 +410,7 @@ def _curves(result: _Result) -> pd.DataFrame:
     return pd.concat(parts)
 
 
-def _answers(table: Rows, estimand: Estimand, levels: dict[str, Sequence[Any]], floors: _Floors) -> _Result:
+def _answers(table: QuestionRows, estimand: Estimand, levels: dict[str, Sequence[Any]], floors: _Floors) -> _Result:
     kind = estimand.kind
     if kind == "network":
         raise EstimateRefusal(
@@ -502,7 +504,7 @@ def _compound_symmetry(x: Array, floors: _Floors) -> _Answer:
 
 
 # -- comparisons of groups -----------------------------------------------------------------------------------
-def _groups(table: Rows, estimand: Estimand, levels: dict[str, Sequence[Any]], floors: _Floors) -> _Result:
+def _groups(table: QuestionRows, estimand: Estimand, levels: dict[str, Sequence[Any]], floors: _Floors) -> _Result:
     """Kinds that compare the groups of one column; the first level is the reference."""
     kind, survival = estimand.kind, estimand.kind in SURVIVAL
     y = _outcome(table, estimand.event if survival else estimand.outcome, binary=survival or kind == "two_by_two")
@@ -580,7 +582,9 @@ def _groups(table: Rows, estimand: Estimand, levels: dict[str, Sequence[Any]], f
     return result
 
 
-def _membership(node: Node, table: Rows, levels: dict[str, Sequence[Any]]) -> tuple[list[Any], NDArray[np.int64]]:
+def _membership(
+    node: Node, table: QuestionRows, levels: dict[str, Sequence[Any]]
+) -> tuple[list[Any], NDArray[np.int64]]:
     """Levels of a group column, and each row's place among them; −1 where missing."""
     if node.kind == "call" and node.value in CATEGORY:
         node = node.parts[0]
@@ -652,7 +656,7 @@ def _two_by_two(
     return (p - q, p * (1 - p) / (a + b) + q * (1 - q) / (c + d)), cells
 
 
-def _survival_number(estimand: Estimand, curve: Curve, floors: _Floors) -> _Answer:
+def _survival_number(estimand: Estimand, curve: SurvivalCurve, floors: _Floors) -> _Answer:
     if estimand.kind == "rmst":
         horizon = float(estimand.tau or 0)
         if curve.time[-1] < horizon and curve.survival[-1] > 0:
@@ -696,7 +700,7 @@ def _log_rank(
     return result
 
 
-def _strata(table: Rows, estimand: Estimand) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+def _strata(table: QuestionRows, estimand: Estimand) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
     if not estimand.strata:
         return np.zeros(len(table), dtype=np.int64), np.ones(len(table), dtype=bool)
     columns = pd.DataFrame({name: table[name] for name in estimand.strata})
@@ -722,7 +726,7 @@ _Piece = tuple[str, str, Array]
 """Label, name in R, column."""
 
 
-def _design(table: Rows, estimand: Estimand, levels: dict[str, Sequence[Any]]) -> _Design:
+def _design(table: QuestionRows, estimand: Estimand, levels: dict[str, Sequence[Any]]) -> _Design:
     design = _Design()
     terms = [right_side(parse(term)).terms[0] for term in estimand.terms]
     # R's rule: a factor loses its reference level in a term when the term without that factor is in the model too.
@@ -756,14 +760,14 @@ def _cross(a: _Piece, b: _Piece) -> _Piece:
     return f"{a[0]}:{b[0]}", f"{a[1]}:{b[1]}", a[2] * b[2]
 
 
-def _is_levelled(node: Node, table: Rows) -> bool:
+def _is_levelled(node: Node, table: QuestionRows) -> bool:
     if node.kind == "name":
         return table.is_category(str(node.value))
     return node.kind == "call" and node.value in CATEGORY
 
 
 def _factor(
-    node: Node, table: Rows, levels: dict[str, Sequence[Any]], contrasts: bool, design: _Design
+    node: Node, table: QuestionRows, levels: dict[str, Sequence[Any]], contrasts: bool, design: _Design
 ) -> list[_Piece]:
     text = str(node)
     if not _is_levelled(node, table):
@@ -791,12 +795,12 @@ def _factor(
     return shown
 
 
-def _numeric(node: Node, table: Rows) -> list[str]:
+def _numeric(node: Node, table: QuestionRows) -> list[str]:
     """Columns of a piece of arithmetic that hold numbers (others are only compared with a level)."""
     return [name for name in names(node) if not table.is_category(name)]
 
 
-def _outcome(table: Rows, text: str, *, binary: bool) -> Array:
+def _outcome(table: QuestionRows, text: str, *, binary: bool) -> Array:
     node = parse(text)
     column = values(node, table)
     wrong = int((np.isfinite(column) & ~np.isin(column, (0.0, 1.0))).sum())
@@ -837,7 +841,7 @@ class _Data:
         )
 
 
-def _model(table: Rows, estimand: Estimand, levels: dict[str, Sequence[Any]], floors: _Floors) -> _Result:
+def _model(table: QuestionRows, estimand: Estimand, levels: dict[str, Sequence[Any]], floors: _Floors) -> _Result:
     kind, is_cox = estimand.kind, estimand.kind == "cox"
     constant = estimand.intercept and not is_cox
     y = _outcome(table, estimand.event if is_cox else estimand.outcome, binary=kind in ("logistic", "cox"))
@@ -985,7 +989,7 @@ def _fit(
     names_: list[str],
     x: Array,
     why: Callable[[int, list[int]], str],
-    run: Callable[[Array], Fit],
+    run: Callable[[Array], RegressionFit],
     *,
     constant: bool,
     moved: dict[str, Array],
@@ -1006,8 +1010,8 @@ def _fit(
     see_constant = constant or seen is not None
     groups = _unseen(look, see_constant) if groups is None else groups
     answers: dict[str, _Answer] = {names_[j]: why(j, group) for j, group in enumerate(groups) if group}
-    kept = [j for j, group in enumerate(groups) if not group]
-    basis = _independent(look, kept, see_constant)
+    supported = [j for j, group in enumerate(groups) if not group]
+    basis = _independent(look, supported, see_constant)
     # Centred and scaled columns: a blood pressure in mmHg and a rate per day fit equally well.
     chosen = x if len(basis) == x.shape[1] else x[:, basis]
     centre = chosen.mean(axis=0) if see_constant else np.zeros(len(basis))
@@ -1021,11 +1025,11 @@ def _fit(
     beta, variance = back @ fit.beta, np.diag(back @ fit.cov @ back.T)
     pushes = fit.influence @ back.T
     for position, j in enumerate(basis, start=int(constant)):
-        if j in kept:
+        if j in supported:
             answers[names_[j]] = (float(beta[position]), float(variance[position]))
             moved[names_[j]] = np.stack([place, pushes[:, position]])
     if constant:
-        whole = len(kept) == x.shape[1]
+        whole = len(supported) == x.shape[1]
         answers[INTERCEPT] = (float(beta[0]), float(variance[0])) if whole else _HANGS
         moved[INTERCEPT] = np.stack([place, pushes[:, 0]])
     return answers
@@ -1045,7 +1049,7 @@ def _ols(names_: list[str], data: _Data, estimand: Estimand, _: _Floors, moved: 
     spread = float(y.std()) or 1.0
     exact = False
 
-    def run(matrix: Array) -> Fit:
+    def run(matrix: Array) -> RegressionFit:
         nonlocal exact
         fit = least_squares(matrix, y / spread, data.weights, estimand.robust)
         exact = -fit.loglik <= 1e-18 * float(data.weights.sum())
@@ -1094,8 +1098,8 @@ def _logistic(
     constant, counts = estimand.intercept, estimand.kind == "poisson"
     sure = False
 
-    def run(rows: NDArray[np.bool_]) -> Callable[[Array], Fit]:
-        def fit(matrix: Array) -> Fit:
+    def run(rows: NDArray[np.bool_]) -> Callable[[Array], RegressionFit]:
+        def fit(matrix: Array) -> RegressionFit:
             nonlocal sure
             family: Any = "poisson" if counts else "binomial"
             part = data.rows(rows)
@@ -1119,10 +1123,10 @@ def _logistic(
     if not sure and names_:  # fitted means at the edge: perhaps separation, perhaps only strong effects
         rows = every.copy()
         while rows.any():
-            gone = _determined(data.x[rows], data.y[rows], constant=constant, counts=counts)
-            if not gone.any():
+            determined = _determined(data.x[rows], data.y[rows], constant=constant, counts=counts)
+            if not determined.any():
                 break
-            rows[np.flatnonzero(rows)[gone]] = False
+            rows[np.flatnonzero(rows)[determined]] = False
         if not rows.all():
             separated = f"separates the outcome: {_FAR}"
             lost = sum(bool(group) for group in _unseen(data.x[rows], constant)) if rows.any() else 0
@@ -1166,7 +1170,7 @@ def _cox(
                 found = True
     part = data.rows(rows)
 
-    def run(standard: Array) -> Fit:
+    def run(standard: Array) -> RegressionFit:
         fit = cox(
             standard,
             part.duration,

@@ -33,8 +33,8 @@ __all__ = [
     "MOST_TERMS",
     "MOST_TOKENS",
     "Node",
+    "QuestionRows",
     "RightSide",
-    "Rows",
     "names",
     "parse",
     "right_side",
@@ -112,7 +112,7 @@ class Node:
 
     @property
     def binding(self) -> int:
-        """How tightly its outermost operator binds; atoms bind tightest."""
+        """Precedence of the outermost operator; atoms bind tightest."""
         if self.kind == "unary":
             return _NOT if self.value == "!" else _SIGN
         return _BINDING[self.value] if self.kind == "binary" else 11
@@ -268,7 +268,7 @@ CATEGORY = ("C", "factor")
 
 @dataclass(frozen=True, kw_only=True)
 class RightSide:
-    """What stands to the right of ``~``.
+    """The right-hand side of a formula: what follows ``~``.
 
     Attributes:
         terms: each a tuple of factors; more than one factor is an interaction. By degree, then as written.
@@ -452,13 +452,13 @@ def check_arithmetic(node: Node) -> None:
 
 
 def is_logical(node: Node) -> bool:
-    """Whether a piece is true or false rather than a number."""
+    """True if an expression yields true or false rather than a number."""
     return node.binding == _COMPARISON or node.value in _LOGIC or (node.kind == "unary" and node.value == "!")
 
 
 # -- columns --------------------------------------------------------------------------------------------------
-class Rows:
-    """What questions read of a table: each column looked up once, and worked out as numbers once.
+class QuestionRows:
+    """Columns of one table for the evaluation of questions, each looked up and turned into numbers once.
 
     A filtered part shares that with the whole, so a second question to the same rows, or to others of them, finds it.
     Safe for many threads; nothing of it may be written to, and the arrays refuse.
@@ -466,7 +466,7 @@ class Rows:
     Args:
         table: (n, …); it must not change afterwards.
 
-    >>> rows = Rows(pd.DataFrame({"age": [40, 50, 60]}))
+    >>> rows = QuestionRows(pd.DataFrame({"age": [40, 50, 60]}))
     >>> rows.part(np.array([True, False, True])).numbers("age")
     array([40., 60.])
     """
@@ -474,16 +474,16 @@ class Rows:
     def __init__(self, table: pd.DataFrame) -> None:
         self.columns: tuple[str, ...] = tuple(str(name) for name in table.columns)
         self._table, self._size = table, len(table)
-        self._whole: Rows | None = None
+        self._whole: QuestionRows | None = None
         self._inside: NDArray[np.bool_] | None = None
         self._series: dict[str, pd.Series] = {}
         self._known: dict[str, Array] = {}
         self._words: dict[str, bool] = {}
 
     @classmethod
-    def of(cls, table: pd.DataFrame | Rows) -> Rows:
+    def of(cls, table: pd.DataFrame | QuestionRows) -> QuestionRows:
         """The rows of a table; itself where it is that already."""
-        return table if isinstance(table, Rows) else cls(table)
+        return table if isinstance(table, QuestionRows) else cls(table)
 
     def __len__(self) -> int:
         return self._size
@@ -505,11 +505,11 @@ class Rows:
             self._series[name] = found
         return found
 
-    def part(self, inside: NDArray[np.bool_]) -> Rows:
+    def part(self, inside: NDArray[np.bool_]) -> QuestionRows:
         """The rows for which the (n,) mask holds; all of them are the rows themselves."""
         if inside.all():
             return self
-        part = Rows.__new__(Rows)
+        part = QuestionRows.__new__(QuestionRows)
         part.columns, part._table, part._size = self.columns, self._table, int(np.count_nonzero(inside))
         part._whole, part._inside = self, inside
         part._series, part._known, part._words = {}, {}, {}
@@ -537,7 +537,7 @@ class Rows:
         return found
 
 
-def values(node: Node, rows: Rows) -> Array:
+def values(node: Node, rows: QuestionRows) -> Array:
     """Work out one piece for every row: (n,) float64, NaN where missing; true is 1 and false is 0.
 
     A missing operand makes the result missing, except where the other operand of ``&`` or ``|`` decides alone.
@@ -548,7 +548,7 @@ def values(node: Node, rows: Rows) -> Array:
         return _values(node, rows)
 
 
-def _values(node: Node, rows: Rows) -> Array:
+def _values(node: Node, rows: QuestionRows) -> Array:
     if node.kind == "number":
         return np.full(len(rows), node.value)
     if node.kind == "name":
@@ -591,7 +591,7 @@ def _apply(op: str, a: Array, b: Array) -> Array:
     return np.where(np.isnan(a) | np.isnan(b), np.nan, compare[op](a, b).astype(float))
 
 
-def _compared(name: str, op: str, right: Node, rows: Rows) -> Array:
+def _compared(name: str, op: str, right: Node, rows: QuestionRows) -> Array:
     """A column compared with a quoted level or with numbers; numeric levels compare as numbers."""
     column = rows[name] if right.kind == "text" or rows.is_category(name) else None
     category = column.dtype if column is not None and isinstance(column.dtype, pd.CategoricalDtype) else None
@@ -610,7 +610,7 @@ def _compared(name: str, op: str, right: Node, rows: Rows) -> Array:
 
 
 def is_category(column: pd.Series) -> bool:
-    """Whether a column holds categories: words, or levels that are not numbers in order."""
+    """True if a column holds categories: words, or levels that are not numbers in order."""
     if isinstance(column.dtype, pd.CategoricalDtype):
         return not (column.dtype.ordered and pd.api.types.is_numeric_dtype(column.dtype.categories))
     return not pd.api.types.is_numeric_dtype(column) and bool(column.notna().any())

@@ -1,4 +1,4 @@
-"""What may be asked of one table: a frozen question, its checks, and its two spellings.
+"""Estimands of one table: a frozen question, its checks, and its two spellings.
 
     cox(years, died, subset = sex == 1) ~ sbp/10 * C(arm)            the whole question in one text, as plans hold it
     "cox", "Surv(years, died) ~ sbp + age", subset="sex == 1"        a kind and a formula, as in R
@@ -71,7 +71,7 @@ NETWORK: Mapping[str, str] = {
     "recovery": "agreement of the communities that clustering finds with an attribute's levels, above chance",
     "modularity": "share of edges within the communities that clustering finds, above what degrees alone give",
 }
-"""What may be asked of a network, in words."""
+"""Network estimands, in words, for messages."""
 ACROSS = ("assortativity", "recovery")
 """Those of a column, which stands after ~."""
 SURVIVAL = ("cox", "km", "rmst", "logrank")

@@ -18,14 +18,14 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Fit", "Robust", "generalised", "least_squares", "newton"]
+__all__ = ["RegressionFit", "Robust", "generalised", "least_squares", "newton"]
 
 Array = NDArray[np.float64]
 Robust = Literal["", "HC0", "HC1", "HC2", "HC3"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Fit:
+class RegressionFit:
     """A fitted model.
 
     Args:
@@ -45,7 +45,7 @@ class Fit:
     influence: Array
 
 
-def least_squares(x: Array, y: Array, weights: Array, robust: Robust = "") -> Fit:
+def least_squares(x: Array, y: Array, weights: Array, robust: Robust = "") -> RegressionFit:
     """Weighted least squares, R's `lm(y ~ x, weights)`.
 
     Args:
@@ -64,7 +64,7 @@ def least_squares(x: Array, y: Array, weights: Array, robust: Robust = "") -> Fi
     else:
         cov = bread * rss / (len(y) - x.shape[1])
     influence = (x * (weights * residual)[:, None]) @ bread
-    return Fit(beta=beta, cov=cov, converged=True, fitted=x @ beta, loglik=-rss, influence=influence)
+    return RegressionFit(beta=beta, cov=cov, converged=True, fitted=x @ beta, loglik=-rss, influence=influence)
 
 
 def _sandwich(x: Array, bread: Array, score: Array, leverage: Array, robust: Robust) -> Array:
@@ -145,7 +145,7 @@ def generalised(
     robust: Robust = "",
     *,
     iterations: int = 60,
-) -> Fit:
+) -> RegressionFit:
     """Logistic or Poisson regression with the canonical link, R's `glm(y ~ x, family, weights, offset)`.
 
     Args:
@@ -182,4 +182,4 @@ def generalised(
             curvature = weights * (mu * (1 - mu) if binomial else mu)
             leverage = curvature * np.einsum("ij,jk,ik->i", x, cov, x)
             cov = _sandwich(x, cov, weights * (y - mu), leverage, robust)
-    return Fit(beta=beta, cov=cov, converged=converged, fitted=mu, loglik=reached, influence=influence)
+    return RegressionFit(beta=beta, cov=cov, converged=converged, fitted=mu, loglik=reached, influence=influence)

@@ -19,12 +19,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shared.errors import ParameterError
-from shared.estimands.regression import Fit, newton
+from shared.estimands.regression import RegressionFit, newton
 
 __all__ = [
-    "Curve",
     "GridCurve",
     "LogRank",
+    "SurvivalCurve",
     "Ties",
     "cox",
     "kaplan_meier",
@@ -47,7 +47,7 @@ def cox(
     weights: Array | None = None,
     offset: Array | None = None,
     iterations: int = 40,
-) -> Fit:
+) -> RegressionFit:
     """Cox regression, R's `coxph(Surv(time, event) ~ x + strata(s) + offset(o), weights, ties)`.
 
     Args:
@@ -74,7 +74,9 @@ def cox(
     deaths = np.flatnonzero(event > 0)
     if not len(deaths):
         none, nowhere = np.full((p, p), np.nan), np.zeros((n, p))
-        return Fit(beta=np.zeros(p), cov=none, converged=False, fitted=np.zeros(n), loglik=0.0, influence=nowhere)
+        return RegressionFit(
+            beta=np.zeros(p), cov=none, converged=False, fitted=np.zeros(n), loglik=0.0, influence=nowhere
+        )
     times = np.cumsum(new_time) - 1
     at = times[deaths]
     heads = np.flatnonzero(np.append(True, at[1:] != at[:-1]))  # where a block's deaths begin
@@ -190,11 +192,11 @@ def cox(
         residual = scores(beta).T
     eta, influence = np.empty(n), np.empty((n, p))
     eta[order], influence[order] = x @ beta, residual @ cov
-    return Fit(beta=beta, cov=cov, converged=converged, fitted=eta, loglik=reached, influence=influence)
+    return RegressionFit(beta=beta, cov=cov, converged=converged, fitted=eta, loglik=reached, influence=influence)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Curve:
+class SurvivalCurve:
     """A Kaplan–Meier curve with its risk table: one entry per distinct time, rising.
 
     Args:
@@ -335,7 +337,7 @@ def public_times(upper: float, *, most: int = 100) -> tuple[float, ...]:
     return tuple(round(step * k, 12) for k in range(count + 1))
 
 
-def kaplan_meier(time: Array, event: Array) -> Curve:
+def kaplan_meier(time: Array, event: Array) -> SurvivalCurve:
     """The product-limit estimate, R's `survfit(Surv(time, event) ~ 1)`; deaths precede censorings at the same time.
 
     >>> kaplan_meier(np.array([1.0, 2.0, 2.0, 3.0]), np.array([1.0, 1.0, 0.0, 1.0])).survival
@@ -348,7 +350,7 @@ def kaplan_meier(time: Array, event: Array) -> Curve:
     with np.errstate(all="ignore"):
         survival = np.cumprod(1 - events / at_risk)
         variance = np.cumsum(np.where(events > 0, events / (at_risk * (at_risk - events)), 0.0))
-    return Curve(
+    return SurvivalCurve(
         time=times,
         at_risk=at_risk,
         events=events,
@@ -358,7 +360,7 @@ def kaplan_meier(time: Array, event: Array) -> Curve:
     )
 
 
-def restricted_mean(curve: Curve, tau: float) -> tuple[float, float]:
+def restricted_mean(curve: SurvivalCurve, tau: float) -> tuple[float, float]:
     """Area under the curve up to `tau`, and its variance Σ A_i² d_i / (n_i (n_i − d_i)), A_i the area from time i on.
 
     R's `survRM2::rmst1`. The last risk set wholly lost to events adds 0, since no area lies behind it.

@@ -190,7 +190,7 @@ class MaskedLayer:
     weights: tuple[Array, ...]
     biases: tuple[Array, ...]
     bins: int = 0
-    _steps: tuple[tuple[_Step, ...], ...] = field(init=False, repr=False)
+    _steps: tuple[tuple[_ReverseStep, ...], ...] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         order = np.array(self.order, dtype=np.int64)
@@ -266,7 +266,7 @@ class MaskedLayer:
 
 
 @dataclass(frozen=True, eq=False)
-class _Step:
+class _ReverseStep:
     """What the reverse step evaluates of one matrix once another column is known.
 
     Units stand sorted by how many columns they read: what is new is a slice, and what it reads are the first rows.
@@ -279,7 +279,7 @@ class _Step:
 
 def _steps(
     weights: tuple[Array, ...], biases: tuple[Array, ...], reads: list[NDArray[np.int64]]
-) -> tuple[tuple[_Step, ...], ...]:
+) -> tuple[tuple[_ReverseStep, ...], ...]:
     d = len(reads[0])
     sorts = [np.argsort(read, kind="stable") for read in reads[:-1]]
     out = []
@@ -291,7 +291,7 @@ def _steps(
             each = len(w) // d
             new = np.arange(each * i, each * (i + 1)) if last else np.flatnonzero(reads[k + 1] == i)
             start = 0 if last else int((reads[k + 1] < i).sum())
-            parts.append(_Step(start, np.ascontiguousarray(w[np.ix_(new, seen)]), b[new, None]))
+            parts.append(_ReverseStep(start, np.ascontiguousarray(w[np.ix_(new, seen)]), b[new, None]))
         out.append(tuple(parts))
     return tuple(out)
 

@@ -1,15 +1,15 @@
-"""What a plan may prescribe: ``[release]`` of a study plan, one frozen table of settings per mechanism.
+"""Mechanism specs: ``[release]`` of a study plan, one frozen dataclass of settings per mechanism.
 
-A *mechanism* (`shared.mechanisms`) is mathematics: records, parameters and noise in, an object out. A *prescription* is
-the same thing as a plan promises it: which event a release is charged as, what its receipt says, which sentences tell
-a steward what is covered, and which tables the coordinator may take for such a release. Everything that differs
+A *mechanism* (`shared.mechanisms`) is mathematics: records, parameters and noise in, an object out. A *mechanism spec*
+is the same thing as a plan promises it: which event a release is charged as, what its receipt says, which sentences
+tell a steward what is covered, and which tables the coordinator may take for such a release. Everything that differs
 between mechanisms on this side of the wire is asked of it, so that plan, receipt, ledger, checks, outbox and egress
 know no mechanism by name.
 
-A release is a receipt and one table, always. A `Prescription` of rows (latent noise) releases synthetic rows of the
+A release is a receipt and one table, always. A `MechanismPlan` of rows (latent noise) releases synthetic rows of the
 dictionary, for which flows are fitted at the site. What releases something else is `Answering`: what is made of it
-afterwards (`synthetic`, `answer`) is post-processing and free. `Figures` are noisy figures, one per row, drawn in one
-step from the checked records; a network is fitted and drawn from its edges, by its site.
+afterwards (`synthetic`, `answer`) is post-processing and free. `Aggregates` are noisy figures, one per row, drawn in
+one step from the checked records; a network is fitted and drawn from its edges, by its site.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ if TYPE_CHECKING:
     from shared.privacy.accountant import Event
 
 __all__ = [
+    "Aggregates",
     "Answering",
     "EdgeRules",
     "Extent",
     "Facts",
-    "Figures",
-    "Prescription",
+    "MechanismPlan",
     "must",
     "other_record",
     "plain",
@@ -47,7 +47,7 @@ __all__ = [
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """What a receipt says of its mechanism beside the price.
+    """Mechanism parameters that a receipt states beside the price.
 
     Args:
         d: columns the noise is added to.
@@ -83,7 +83,7 @@ class Extent:
 
 @dataclass(frozen=True, kw_only=True)
 class EdgeRules:
-    """What a plan says of the network between the rows of a table.
+    """Settings of the network between the rows of a table.
 
     Args:
         directed: whether an edge from a to b differs from one from b to a.
@@ -95,7 +95,7 @@ class EdgeRules:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Prescription(ABC):
+class MechanismPlan(ABC):
     """Settings of one mechanism, as a plan fixes them.
 
     `mechanism` is its name in plans and receipts, `title` what people call it.
@@ -104,15 +104,15 @@ class Prescription(ABC):
     mechanism: str
     title: ClassVar[str] = ""
     draws_rows: ClassVar[bool] = False
-    """Whether the released table holds synthetic rows of the dictionary."""
+    """True if the released table holds synthetic rows of the dictionary."""
     later: ClassVar[tuple[str, ...]] = ()
-    """Settings that a plan does not spell out while they are at their default: plans from before there was such a
-    setting keep the hash they were approved by."""
+    """Fields added after plans were first signed: omitted from canonical JSON at their default, so that the hash of an
+    older plan stays what was approved."""
     before: ClassVar[Mapping[str, Any]] = {}
-    """Settings whose default has changed, with what a plan has that does not spell them out: it was written before
-    there was a choice, and its releases are charged and read as they always were. A plan written today says them."""
+    """Fields whose default has changed, with the old default: it is read where a plan omits the field, because the
+    plan was signed before the change. New plans spell these fields out."""
     fits: ClassVar[str] = "flow"
-    """What is fitted on the persons who train, where there are such."""
+    """Noun for the fitted object ("flow" or "model") in the receipt's sentence on hold-out persons."""
 
     @classmethod
     def today(cls) -> dict[str, Any]:
@@ -126,7 +126,7 @@ class Prescription(ABC):
 
     @property
     def sealed(self) -> bool:
-        """Whether what a network was drawn from is kept, encrypted, and each later wave goes on from it."""
+        """True if the fitted embedding of a network is kept, encrypted, and later waves build on it."""
         return False
 
     def require(self, plan: StudyPlan) -> None:
@@ -135,9 +135,9 @@ class Prescription(ABC):
 
     @abstractmethod
     def event(self, plan: StudyPlan) -> Event:
-        """What one release is charged as, known before it runs."""
+        """Privacy event that one release is charged as; known before it runs."""
 
-    def reused(self, plan: StudyPlan) -> Prescription:
+    def reused(self, plan: StudyPlan) -> MechanismPlan:
         """The settings of a release that is drawn through what an earlier release of the study has fitted and paid for.
 
         Returns: itself, where that changes neither the price nor what it covers.
@@ -150,10 +150,10 @@ class Prescription(ABC):
 
     @abstractmethod
     def covered(self, plan: StudyPlan) -> tuple[str, ...]:
-        """What the price covers, in sentences for a steward."""
+        """Sentences for a steward: what the privacy guarantee covers."""
 
     def not_covered(self, plan: StudyPlan) -> tuple[str, ...]:
-        """What this mechanism leaves open, beyond what every release does."""
+        """Sentences for a steward: what this mechanism does not cover, beyond what no release covers."""
         return ()
 
     @abstractmethod
@@ -173,7 +173,7 @@ class Prescription(ABC):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Answering(Prescription):
+class Answering(MechanismPlan):
     """A mechanism whose releases answer questions themselves: no regression on released rows would be right."""
 
     def synthetic(
@@ -201,20 +201,20 @@ class Answering(Prescription):
         question: Estimand,
         *,
         levels: Mapping[str, Any],
-        **told: Any,
+        **origin: Any,
     ) -> list[Estimate]:
         """A question answered from released figures, one estimate per term, with its whole variance.
 
         Args:
             tables: as of `synthetic`.
             levels: levels of the dictionary's columns.
-            told: study, site, wave and receipts for the estimates.
+            origin: study, site, wave and receipts for the estimates.
         Raises: EstimateRefusal.
         """
 
 
 @dataclass(frozen=True, kw_only=True)
-class Figures(Answering):
+class Aggregates(Answering):
     """A mechanism that releases noisy figures instead of rows; nothing is fitted at the site.
 
     Its posture is ``private``: whatever looks at a record is in the price.
@@ -253,14 +253,15 @@ class Figures(Answering):
         """The noisy figures of checked records (`Dictionary.check`): the one draw."""
 
     def clipped(self, plan: StudyPlan, records: pd.DataFrame) -> int | None:
-        """How many checked records have a value beyond bounds of this mechanism's own; None where it has none.
+        """Number of checked records with a value beyond this mechanism's own bounds; None where it has none.
 
         For the hospital's approver alone: it is counted exactly, and is in no price.
         """
         return None
 
     def doubt(self, plan: StudyPlan, table: pd.DataFrame, n: int) -> str:
-        """Why figures of so few persons under so much noise say little, in a sentence; empty where they say enough.
+        """Warning that so few persons under so much noise leave little signal, in a sentence; empty where enough is
+        left.
 
         It is read from the released figures alone, and costs nothing.
         """
@@ -268,12 +269,12 @@ class Figures(Answering):
 
 
 def unit(plan: StudyPlan) -> str:
-    """Whose record the guarantee is about: "patient", or "row" where no column says which rows are one person's."""
+    """Unit of privacy: "patient", or "row" where no column says which rows are one person's."""
     return "patient" if plan.dictionary.person is not None else "row"
 
 
 def other_record(plan: StudyPlan) -> str:
-    """What a record is replaced by: any other, or any other that is complete where the plan leaves the rest out.
+    """Neighbouring record, in words: any other, or any other complete one where the plan drops incomplete records.
 
     A record with a missing value would be left out, and n, which is public, would move.
     """
@@ -291,11 +292,11 @@ def widest(words: Iterable[object]) -> int:
 
 
 def must(holds: bool, rule: str, given: object, step: str = "Correct the plan.") -> None:
-    """What a plan must hold. Raises: PlanRefusal."""
+    """Refuse a plan unless `holds`. Raises: PlanRefusal."""
     if not holds:
         raise PlanRefusal(rule, given=f"{given}", next_step=step)
 
 
-def plain(settings: Prescription) -> dict[str, Any]:
+def plain(settings: MechanismPlan) -> dict[str, Any]:
     """Plain values for canonical JSON."""
     return {item.name: getattr(settings, item.name) for item in fields(settings)}

@@ -6,7 +6,7 @@ import importlib
 from collections.abc import Mapping
 
 from shared.errors import PlanRefusal
-from shared.mechanisms.base import Prescription
+from shared.mechanisms.base import MechanismPlan
 
 __all__ = ["KINDS", "kind"]
 
@@ -20,7 +20,7 @@ KINDS: Mapping[str, str] = {
 }
 
 
-def kind(name: object) -> type[Prescription]:
+def kind(name: object) -> type[MechanismPlan]:
     """The class of a mechanism's settings. Raises: PlanRefusal."""
     where = KINDS.get(name) if isinstance(name, str) else None
     if where is None:
@@ -30,5 +30,5 @@ def kind(name: object) -> type[Prescription]:
             next_step="Correct the plan.",
         )
     module, name = where.split(":")
-    found: type[Prescription] = getattr(importlib.import_module(module), name)
+    found: type[MechanismPlan] = getattr(importlib.import_module(module), name)
     return found

@@ -1,1 +1,1 @@
-"""What a study fixes beforehand: dictionary, encoding, plan, invitation, approvals in advance, joint training."""
+"""Fixed before a study begins: dictionary, encoding, plan, invitation, approvals in advance, joint training."""

@@ -118,7 +118,7 @@ class Column:
 
     @property
     def released(self) -> bool:
-        """Whether the column may leave the site at all (privatised)."""
+        """True if the column may leave the site at all (privatised)."""
         return self.kind != "person"
 
     @property
@@ -191,15 +191,15 @@ class Column:
             if isinstance(self.levels[0], int):  # 1, 1.0 and "1" are the same level
                 number = pd.to_numeric(text.where(~blank), errors="coerce")
                 index: dict[Any, int] = {level: i for i, level in enumerate(self.levels)}
-                gone = number.isin([code for code in self.missing_codes if isinstance(code, float)])
+                coded_missing = number.isin([code for code in self.missing_codes if isinstance(code, float)])
                 out = number.map(index).astype("float64")
             else:
                 index = {str(level): i for i, level in enumerate(self.levels)}
-                gone = text.isin([code for code in self.missing_codes if isinstance(code, str)])
+                coded_missing = text.isin([code for code in self.missing_codes if isinstance(code, str)])
                 out = text.where(~blank).map(index).astype("float64")
-            gone = gone.fillna(False).astype(bool)
-            out = out.where(~gone)
-            self._refuse("must be a level of the dictionary", int((out.isna() & ~blank & ~gone).sum()))
+            coded_missing = coded_missing.fillna(False).astype(bool)
+            out = out.where(~coded_missing)
+            self._refuse("must be a level of the dictionary", int((out.isna() & ~blank & ~coded_missing).sum()))
         missing = int(out.isna().sum())
         if missing and self.missing == "refuse":
             raise MissingRefusal(

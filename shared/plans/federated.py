@@ -72,7 +72,7 @@ FORMAT = "tributary-federated-flow/1"
 PREFIX = "federated:"
 """A plan that uses a trained flow names it by this and the SHA-256 of its canonical bytes."""
 MOST_WEIGHTS = 360_000
-"""As many as one message holds (`shared.wire.messages.ROUND_CAP`), written down as the finished flow."""
+"""The most weights that one message holds (`shared.wire.messages.ROUND_CAP`), written down as the finished flow."""
 MOST_RECORDS = 100_000_000
 FLOW_CAP = 32 << 20
 LARGEST_WEIGHT = 1e6
@@ -148,7 +148,7 @@ class Federated:
 
     @property
     def event(self) -> Event:
-        """What the whole training is charged as to every person of a site's table, before round 1."""
+        """Privacy event of the whole training, charged to every person of a site's table before round 1."""
         from shared.privacy.accountant import SubsampledGaussian
 
         return SubsampledGaussian(rate=self.rate, noise_multiplier=self.noise_multiplier, steps=self.steps)
@@ -173,7 +173,7 @@ class Federated:
         return self.step_size * (_falling((round_ - 1) / self.rounds) if self.strategy == "fedavg" else 1.0)
 
     def furthest(self, round_: int, n: int, weights: int) -> float:
-        """How far a site with n records can move the weights in a round, but for a chance below 1e-9.
+        """Bound on a site's update of the weights in one round, with n records, at confidence 1 - 1e-9.
 
         Every clipped gradient is at most C long, a sample has hardly more than q n + 7 √(q n) + 30 records, and the
         noise of p weights is hardly longer than σ C (√p + 7). All of that is public, so an answer from further away
@@ -218,7 +218,7 @@ class Shape:
 
     @classmethod
     def of(cls, d: int, training: Training) -> Shape:
-        """What a plan's ``[training]`` says of d encoded columns."""
+        """The network's shape by a plan's ``[training]``, for d encoded columns."""
         return cls(d=d, flows=training.flows, hidden=training.hidden, layers=training.layers)
 
     @cached_property
@@ -230,7 +230,7 @@ class Shape:
 
     @cached_property
     def weights(self) -> int:
-        """How many weights are no masked ones: the length of the vector that travels."""
+        """Number of weights that are not masked: the length of the vector that travels."""
         from shared.flows.bijections import masks
 
         # All masks of the largest shape that a plan can ask for would not fit into memory; two small ones say enough.
@@ -421,7 +421,7 @@ class FederatedFlow:
         return unpack(self.weights, self.shape)
 
     def references(self, site: str) -> dict[str, Reference]:
-        """What is published about a site's columns: its own figures, and those for all where it has none."""
+        """Public reference figures of a site's columns: its own figures, and those for all where it has none."""
         known = {**self.reference.get("*", {}), **self.reference.get(site, {})}
         return {column: Reference(mean=mean, sd=sd) for column, (mean, sd) in known.items()}
 

@@ -89,7 +89,7 @@ class Invitation:
 
     @property
     def token_sha256(self) -> str:
-        """What the coordinator keeps of the token."""
+        """SHA-256 of the token: all that the coordinator keeps of it."""
         return hashlib.sha256(self.token.encode()).hexdigest()
 
     @property

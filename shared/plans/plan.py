@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Literal
 from shared.base.canonical import canonical_json, closed, parse_json, sha256_hex
 from shared.base.keys import Envelope, PublicKey, SigningKey
 from shared.errors import ParameterError, PlanExpired, PlanRefusal
-from shared.mechanisms.base import Prescription, must
+from shared.mechanisms.base import MechanismPlan, must
 from shared.mechanisms.kinds import kind
 from shared.plans.dictionary import NUMERIC, Dictionary
 from shared.plans.federated import PREFIX, Federated, Shape, read_reference
@@ -48,7 +48,7 @@ Returning = Literal["append", "refresh", "frozen"]
 
 @dataclass(frozen=True, kw_only=True)
 class Budget:
-    """What one person may be charged by this study, in (ε, δ), composed by RDP.
+    """Cap on the privacy loss of one person in this study, (ε, δ), composed by RDP.
 
     Args:
         epsilon: cap on ε at `delta`.
@@ -65,7 +65,7 @@ class Budget:
 
 @dataclass(frozen=True, kw_only=True)
 class Expected:
-    """How large the lead expects the study to be: nobody is held to it, and warnings are worked out from it.
+    """Expected size of the study; nothing is enforced, warnings are computed from it.
 
     Args:
         sites: K, sites that will release.
@@ -155,7 +155,7 @@ class Wave:
 
 @dataclass(frozen=True, kw_only=True)
 class StudyPlan:
-    """What leaves, how often, to whom, at which price.
+    """The study plan: what is released, in which waves, by which mechanism and under which budget.
 
     Args:
         study: short name, a plain word.
@@ -195,7 +195,7 @@ class StudyPlan:
     purpose: str
     coordinator: str
     expires: dt.date
-    release: Prescription
+    release: MechanismPlan
     budget: Budget
     waves: tuple[Wave, ...]
     dictionary: Dictionary
@@ -329,12 +329,12 @@ class StudyPlan:
 
     @property
     def redraws(self) -> bool:
-        """Whether a later wave draws, and charges, a person again: under ``refresh``, and where nobody is known."""
+        """True if a later wave may draw the same person again: under ``refresh``, or without a person column."""
         return self.returning == "refresh" or self.dictionary.person is None
 
     @property
     def records_decide(self) -> bool:
-        """Whether checks and attacks that read released records may refuse a sealed release: under ``local`` alone.
+        """True if checks and attacks that read records may refuse a sealed release: under ``local`` alone.
 
         There no ε speaks of the flow, and the site's gates are what stands between it and the records. Everywhere else
         an ε is promised for whatever table leaves, and a refusal that follows from a record would be outside of it.
@@ -447,7 +447,7 @@ class StudyPlan:
 
 
 def _must_be_references(given: Mapping[str, Reference], dictionary: Dictionary, where: str = "reference") -> None:
-    """What is publicly known of a column must be possible within its public bounds."""
+    """Refuse reference figures that are impossible within a column's public bounds."""
     columns = {column.name: column for column in dictionary.released}
     unknown = sorted(set(given) - set(columns))
     must(not unknown, f"[{where}] must name columns of the dictionary", ", ".join(unknown))
@@ -464,7 +464,7 @@ def _must_be_references(given: Mapping[str, Reference], dictionary: Dictionary, 
         must(0 < known.sd < 0.9 * widest, f"{where}.{name}.sd must be positive and below {0.9 * widest:.4g}", known.sd)
 
 
-def _mechanism(release: Any) -> type[Prescription]:
+def _mechanism(release: Any) -> type[MechanismPlan]:
     return kind(release.get("mechanism", "latent_noise") if isinstance(release, Mapping) else "latent_noise")
 
 

@@ -43,7 +43,7 @@ SIZE_CHANGE = 0.2
 
 @dataclass(frozen=True, kw_only=True)
 class Standing:
-    """What an approver signs in advance.
+    """Standing approval: signed by an approver in advance, for later releases within limits.
 
     Args:
         max_epsilon: ε of the dearest single release that it is good for.
@@ -117,7 +117,7 @@ def open_standing(envelope: Envelope, approvers: Mapping[str, PublicKey]) -> Sta
 
 @dataclass(frozen=True, kw_only=True)
 class Revocation:
-    """What an approver signs to end a standing approval, for the coordinator to be told.
+    """Revocation of a standing approval, signed by its approver and delivered to the coordinator.
 
     Args:
         standing: digest of the document.

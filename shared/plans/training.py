@@ -13,7 +13,7 @@ __all__ = ["PrivateTraining", "Reference", "Training"]
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """How a site fits its flow; fixed by the plan so that no site chooses it by looking.
+    """Settings of a site's flow fit; fixed by the plan so that no site chooses it by looking.
 
     Args:
         flows: masked autoregressive layers.
@@ -91,7 +91,7 @@ class PrivateTraining:
 
 @dataclass(frozen=True, kw_only=True)
 class Reference:
-    """What is publicly known of a column (a published table, a census): where postures that may not look start.
+    """Public knowledge of a column (a published table, a census): the start of postures that may not read records.
 
     Args:
         mean: in the column's own unit; of a binary or event column, its share of ones.

@@ -1,4 +1,4 @@
-r"""What a release costs: privacy events, their exact (ε, δ), their composition, and what that means in words.
+r"""Privacy accounting: privacy events, their exact (ε, δ), their composition, and what that means in words.
 
 An *event* is the parameters of a mechanism, known before it runs; everything here is a function of events
 alone. Neighbours are **replace-one with public n**, everywhere: every sensitivity is the largest change when
@@ -325,7 +325,7 @@ def _listed(events: Events) -> list[Event]:
 
 
 def guaranteed(events: Events) -> bool:
-    """Whether some ε holds for all of them together.
+    """True if all events together have a finite ε.
 
     >>> guaranteed(Gaussian(sigma=1.0, sensitivity=1.0)), guaranteed(NoGuarantee())
     (True, False)
@@ -842,7 +842,7 @@ def theorem2_epsilon(w: float, C: float, delta: float) -> float:
 def translate(
     events: Events, false_alarm: float = 0.01, delta: float = 1e-6, *, unit: str = "patient", given: str = ""
 ) -> str:
-    """What the best possible attacker achieves, from the exact trade-off curve, as a sentence.
+    """Sentence: success of the best possible attacker, from the exact trade-off curve.
 
     The attacker knows every other record and both candidates for one patient, and tells which of the two was
     used. Above ε = 10 at `delta` a second sentence says that this is not a meaningful formal guarantee. `unit` is

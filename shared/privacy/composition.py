@@ -1,4 +1,4 @@
-r"""What one person can have been charged: the worst class of persons, not the sum over everything that happened.
+r"""Composition per person: the privacy loss of the worst class of persons, not the sum over all events.
 
 A charge counts against everybody, or against new persons. Before a release of new persons is drawn these are only
 bounded (whom no earlier release has touched); from its *drawing* entry on they are a list of keyed pseudonyms. Persons
@@ -29,7 +29,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["Charge", "Composition", "site_total"]
+__all__ = ["Charge", "StudyCharges", "site_total"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,14 +50,14 @@ class Charge:
     beside: frozenset[int] | None = None
 
 
-class Composition:
+class StudyCharges:
     """The charges of one study, sorted into classes of persons.
 
     >>> gaussian = (0.5,) * 289
     >>> def touched(*persons):
     ...     return Charge(rdp=gaussian, pure=None, persons=persons)
-    >>> apart = Composition([touched("a", "b"), touched("c")])
-    >>> twice = Composition([touched("a", "b"), touched("b")])
+    >>> apart = StudyCharges([touched("a", "b"), touched("c")])
+    >>> twice = StudyCharges([touched("a", "b"), touched("b")])
     >>> apart.total(1e-6) < twice.total(1e-6)
     True
     """
@@ -81,8 +81,8 @@ class Composition:
         out = set(drawn)
         for k, charge in enumerate(self.charges[:count]):
             if charge.persons is None and charge.beside is not None:
-                may = sum(1 << other for other in charge.beside)
-                out |= {mask | 1 << k for mask in drawn if not mask & ~may}
+                possible = sum(1 << other for other in charge.beside)
+                out |= {mask | 1 << k for mask in drawn if not mask & ~possible}
         return {mask | always for mask in out}
 
     def total(self, delta: float, upto: int | None = None) -> float:
@@ -121,7 +121,7 @@ class Composition:
             yield curve, None if any(value is None for value, _ in pures) else pure
 
 
-def site_total(studies: Iterable[Composition], delta: float) -> float:
+def site_total(studies: Iterable[StudyCharges], delta: float) -> float:
     """ε at `delta` of somebody who was in the worst class of every study."""
     import numpy as np
 

@@ -33,12 +33,12 @@ __all__ = [
 ]
 
 FLOW = "the flow"
-"""What a price under posture ``local`` takes as given."""
+"""Condition of a price under posture ``local``: the flow."""
 CHARGED_BEFORE = "the flow, charged before"
 """What the price of rows takes as given that are drawn through a flow whose training with noise is charged by itself:
 what the rows carry of the flow is in that charge."""
 UNGUARANTEED = "no formal guarantee"
-"""What people read in the place of an ε where the noise itself keeps no promise."""
+"""Text in place of an ε where the noise has no guarantee."""
 
 _GIVEN = " given "
 _Row = TypeVar("_Row", bound=Hashable)
@@ -63,7 +63,7 @@ def shown_delta(value: float) -> str:
 
 
 def shown_room(value: float, digits: int = 4) -> str:
-    """What is left below a cap, or a setting that must not be above `value`: rounded down.
+    """Remaining budget below a cap, or a setting with the upper bound `value`: rounded down.
 
     >>> shown_room(119.4199), shown_room(0.04267, digits=2)
     ('119.4', '0.042')
@@ -101,7 +101,7 @@ def shown_column(prices: Mapping[str, tuple[float | None, str]], heading: str = 
 
 
 def all_given(prices: Iterable[tuple[float | None, str]]) -> str:
-    """What a total of these prices takes as given: all that any price in it does. One without ε is in no total.
+    """Conditions of a total of these prices: those of any price in it. One without ε is in no total.
 
     >>> all_given([(2.0, FLOW), (3.0, "")]), all_given([(None, FLOW), (3.0, "")])
     ('the flow', '')

@@ -1,1 +1,1 @@
-"""What leaves a site: receipt, bundle and statement, and the synthetic tables made of it."""
+"""Everything that leaves a site: receipt, bundle and statement, and the synthetic tables made of it."""

@@ -70,7 +70,7 @@ PANDAS_KEYS = frozenset({"index_columns", "column_indexes", "columns", "attribut
 COLUMN_KEYS = frozenset({"name", "field_name", "pandas_type", "numpy_type", "metadata"})
 _DIGEST, _WORD = re.compile("[0-9a-f]{64}"), re.compile("[A-Za-z0-9_-]{1,64}")
 EARLIER_GATE = "That the release passed the site's checks and audit: its delivery shows it."
-"""What receipts of version 0.1 said, whose agents refused sealed tables by exact functions of records under every
+"""Gate stated by receipts of version 0.1, whose agents refused sealed tables by exact functions of records under every
 posture. `site-agent audit verify` finds those releases by it."""
 _VARIED = privacy.NoGuarantee().to_canonical()
 LEAVES_PERSONS_OPEN = ("local", "holdout")
@@ -78,7 +78,7 @@ LEAVES_PERSONS_OPEN = ("local", "holdout")
 
 
 def coverage(plan: StudyPlan, *, reused: bool = False) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """What the guarantee of a plan covers, and what it does not, in sentences for a steward.
+    """Sentences for a steward: what the guarantee of a plan covers, and what it does not.
 
     Args:
         reused: as of `planned_event`.
@@ -114,7 +114,7 @@ def told_apart(plan: StudyPlan) -> tuple[str, ...]:
 
 
 def _chosen_by(plan: StudyPlan) -> str:
-    """What, other than noise, decides which table leaves."""
+    """Sentences: what other than noise selects the released table."""
     if plan.records_decide:
         return (
             "Which table leaves: the site's checks and attack audit read the records, and refuse a table that fails "
@@ -142,7 +142,7 @@ def left_out(plan: StudyPlan) -> tuple[str, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class Receipt:
-    """What one release promises and costs.
+    """Receipt of one release: its guarantee, its privacy loss and its provenance.
 
     `event` is the canonical form of a `shared.privacy.accountant` event; every other figure follows from it and
     `delta`, and `require_true` says so.
@@ -203,7 +203,7 @@ class Receipt:
 
     @property
     def given(self) -> str:
-        """What the price takes as given, or what nothing bounds where none is stated; blank for nothing."""
+        """Condition of the stated price, or what has no bound where no price is stated; blank for neither."""
         if self.conditional_on in (TRAINED_BEFORE, TRAINED_EARLIER):
             return CHARGED_BEFORE
         if self.posture != "local" or dict(self.event) == _VARIED:
@@ -281,7 +281,7 @@ class Receipt:
         through = planned_event(plan, reused=True).to_canonical()
         reused = self.flow_of != self.release_id and _agree(dict(self.event), through)
         expected: dict[str, Any] = {
-            **_prescribed(plan, reused=reused),
+            **_planned(plan, reused=reused),
             "epsilon": _stated(event, plan.budget.delta),
             "epsilon_pure": privacy.pure_epsilon(event),
             "rdp": curve,
@@ -312,10 +312,10 @@ def planned_events(plan: StudyPlan, waves: int | None = None) -> tuple[privacy.E
         waves: how many; None takes the plan's. Those beyond the plan's refit nothing.
     """
     count = len(plan.waves) if waves is None else waves
-    fitted, again = planned_event(plan), planned_event(plan, reused=True)
+    fitted, reusing = planned_event(plan), planned_event(plan, reused=True)
     numbered = {wave.number: wave for wave in plan.waves}
     return tuple(
-        fitted if number == 1 or refits(plan, numbered.get(number)) else again for number in range(1, count + 1)
+        fitted if number == 1 or refits(plan, numbered.get(number)) else reusing for number in range(1, count + 1)
     )
 
 
@@ -324,8 +324,8 @@ def charged_training(plan: StudyPlan) -> Mapping[str, Any] | None:
 
     Returns: None where fitting has no price, or is charged by itself.
     """
-    fitted, again = planned_event(plan), planned_event(plan, reused=True)
-    return None if fitted == again else fitted.to_canonical()["events"][0]
+    fitted, reusing = planned_event(plan), planned_event(plan, reused=True)
+    return None if fitted == reusing else fitted.to_canonical()["events"][0]
 
 
 def refits(plan: StudyPlan, wave: Wave | None) -> bool:
@@ -334,7 +334,7 @@ def refits(plan: StudyPlan, wave: Wave | None) -> bool:
 
 
 def given(plan: StudyPlan, *, reused: bool = False) -> str:
-    """What a plan's price takes as given, or what nothing bounds where none is stated (`shared.privacy.stated`).
+    """Condition of a plan's price, or what has no bound where no price is stated (`shared.privacy.stated`).
 
     Args:
         reused: as of `planned_event`.
@@ -373,7 +373,7 @@ def in_words(plan: StudyPlan, event: privacy.Event, *, reused: bool = False) -> 
 
 
 def _is_charge(given: Mapping[str, Any]) -> bool:
-    """Whether this says what a ledger was charged for a training, when, how much and by whose approval."""
+    """True if this has the form of a training's charge: when, how much and by whose approval."""
     numbers = [given.get(name) for name in ("epsilon", "delta")]
     texts = [given.get(name) for name in ("release_id", "plan_hash", "day", "approver")]
     return (
@@ -386,7 +386,7 @@ def _is_charge(given: Mapping[str, Any]) -> bool:
     )
 
 
-def _prescribed(plan: StudyPlan, *, reused: bool) -> dict[str, Any]:
+def _planned(plan: StudyPlan, *, reused: bool) -> dict[str, Any]:
     """Everything on a receipt that the plan alone decides, and whether a flow is used again."""
     covered, not_covered = coverage(plan, reused=reused)
     release = plan.release.reused(plan) if reused else plan.release
@@ -457,7 +457,7 @@ def write_receipt(
     """
     event = planned_event(plan, reused=reused)
     return Receipt(
-        **_prescribed(plan, reused=reused),
+        **_planned(plan, reused=reused),
         wave=wave,
         site=site,
         release_id=release_id,
@@ -605,13 +605,13 @@ class _Mirror:
         """Nothing waits."""
 
     def same(self) -> bool:
-        """Whether what was written is the file, byte for byte."""
+        """True if the bytes written equal the file."""
         agree = all(self._mapped[at : at + len(data)] == data for at, data in self._small.items())
         return agree and self._placed and self._end == len(self._mapped)
 
 
 def _members(mapped: mmap.mmap) -> list[slice]:
-    """Where each member's bytes lie; refuses any other archive than the one `write_bundle` writes."""
+    """Byte offsets of each member; refuses any archive that `write_bundle` would not have written."""
     with zipfile.ZipFile(cast(IO[bytes], mapped)) as archive:  # a mapping reads like a file
         entries = archive.infolist()
     if tuple(entry.filename for entry in entries) != MEMBERS:
@@ -782,18 +782,18 @@ def _require_plain(parquet: Any, data: memoryview) -> None:
     Raises: SchemaRefusal.
     """
     meta, names = parquet.metadata, parquet.schema_arrow.names
-    kept = {key.decode(errors="replace"): value for key, value in (meta.metadata or {}).items()}
+    metadata = {key.decode(errors="replace"): value for key, value in (meta.metadata or {}).items()}
     footer = int.from_bytes(data[-8:-4], "little")
     chunks = [meta.row_group(i).column(k) for i in range(meta.num_row_groups) for k in range(meta.num_columns)]
     # Header, column chunks, footer: whatever else a file held, no reader of the table would ever see.
     tiled = 4 + sum(chunk.total_compressed_size for chunk in chunks) + footer + 8 == len(data)
-    plain = kept.keys() <= PARQUET_KEYS and kept.get("label") == LABEL.encode()
-    plain = plain and sum(map(len, kept.values())) <= (8 << 10) + len(names) * (2 << 10)
+    plain = metadata.keys() <= PARQUET_KEYS and metadata.get("label") == LABEL.encode()
+    plain = plain and sum(map(len, metadata.values())) <= (8 << 10) + len(names) * (2 << 10)
     plain = plain and len(meta.created_by or "") <= 64 and not any(field.metadata for field in parquet.schema_arrow)
-    if plain and "pandas" in kept:
-        told = parse_json(kept["pandas"])
-        plain = isinstance(told, dict) and told.keys() <= PANDAS_KEYS and isinstance(told.get("columns"), list)
-        columns = told["columns"] if plain else []
+    if plain and "pandas" in metadata:
+        pandas = parse_json(metadata["pandas"])
+        plain = isinstance(pandas, dict) and pandas.keys() <= PANDAS_KEYS and isinstance(pandas.get("columns"), list)
+        columns = pandas["columns"] if plain else []
         plain = plain and [item.get("name") if isinstance(item, dict) else None for item in columns] == names
         plain = plain and all(item.keys() <= COLUMN_KEYS for item in columns)
     if not (tiled and plain):
@@ -802,7 +802,7 @@ def _require_plain(parquet: Any, data: memoryview) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Statement:
-    """What the agent and the approvers sign: these exact bytes, from here, to there, for this.
+    """Statement that agent and approvers sign: hash, sender, recipient and purpose of one bundle.
 
     `author` is the approver who had the release made, or `AGENT` where the calendar did.
     """

@@ -30,10 +30,10 @@ from shared.terminal import console, emit, write_table
 if TYPE_CHECKING:
     import pandas as pd
 
-    from shared.mechanisms.slicing.fits import Progress
+    from shared.mechanisms.slicing.fits import FitProgress
     from shared.plans.plan import StudyPlan
 
-__all__ = ["LEAST_DRAWS", "MOST_DRAWS", "MOST_ROWS", "Drawn", "Synthesis", "run_synthesis", "versions"]
+__all__ = ["LEAST_DRAWS", "MOST_DRAWS", "MOST_ROWS", "Synthesis", "SyntheticTables", "run_synthesis", "versions"]
 __all__ += ["Checkpoint", "DrawNumber", "Draws", "FitName", "Out", "Restart", "Rows", "Steps"]
 
 MOST_ROWS = 1_000_000
@@ -70,7 +70,7 @@ Restart = Annotated[bool, typer.Option("--restart", help="Begin anew: do not rea
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Drawn:
+class SyntheticTables:
     """Tables, and the record of where they came from. None where the fit was stopped before its end."""
 
     tables: tuple[pd.DataFrame, ...]
@@ -78,7 +78,7 @@ class Drawn:
 
 
 class Synthesis:
-    """What would be fitted, known before it is.
+    """Plan of a synthesis, before anything is fitted.
 
     Args:
         plan: that the figures were released under.
@@ -105,11 +105,11 @@ class Synthesis:
         draws: int = 1,
         **more: Any,
     ) -> None:
-        from shared.mechanisms.base import Figures
+        from shared.mechanisms.base import Aggregates
         from shared.mechanisms.slicing.fits import Settings
         from shared.mechanisms.slicing.plan import SlicingPlan
 
-        if not isinstance(plan.release, Figures):
+        if not isinstance(plan.release, Aggregates):
             raise ParameterError(
                 "the release must be of noisy figures",
                 given=f"rows by {plan.release.title}",
@@ -144,24 +144,26 @@ class Synthesis:
             "code": versions(),
         }
 
-    def draw(self, *, checkpoint: Path | None = None, watch: Callable[[Progress], bool | None] | None = None) -> Drawn:
+    def draw(
+        self, *, checkpoint: Path | None = None, watch: Callable[[FitProgress], bool | None] | None = None
+    ) -> SyntheticTables:
         """Fit, and draw. Raises: what `still` raises; as `shared.mechanisms.slicing.fits.generator`."""
         import numpy as np
 
-        from shared.mechanisms.base import Figures
+        from shared.mechanisms.base import Aggregates
         from shared.mechanisms.slicing.plan import SlicingPlan
 
         release, rng = self.plan.release, np.random.default_rng([self.settings.seed, 4])
         record = dict(self.record)
         if isinstance(release, SlicingPlan):
             fitted = release.generator(self.plan, self._figures, self.settings, checkpoint=checkpoint, watch=watch)
-            told = {"steps": fitted.steps, "best_step": fitted.best_step, "finished": fitted.finished}
-            record |= {"fit": asdict(self.settings) | told}
+            course = {"steps": fitted.steps, "best_step": fitted.best_step, "finished": fitted.finished}
+            record |= {"fit": asdict(self.settings) | course}
             if not fitted.finished:
-                return Drawn(tables=(), record=record)
+                return SyntheticTables(tables=(), record=record)
             tables = [fitted.generator.rows(self._rows, rng)[1] for _ in range(self._draws)]
         else:
-            assert isinstance(release, Figures)
+            assert isinstance(release, Aggregates)
             import pandas as pd
 
             each = -(-self._rows // sum(n for _, n in self._figures))
@@ -171,7 +173,7 @@ class Synthesis:
             record |= {"fit": None}
         self._still()
         digests = [hashlib.sha256(table.to_csv(index=False).encode()).hexdigest() for table in tables]
-        return Drawn(tables=tuple(tables), record=record | {"csv_sha256": digests})
+        return SyntheticTables(tables=tuple(tables), record=record | {"csv_sha256": digests})
 
 
 def run_synthesis(
@@ -184,7 +186,7 @@ def run_synthesis(
     json: bool,
     note: str = "",
 ) -> None:
-    """What the command does, wherever it runs: fit with progress, write the tables and their record, say so.
+    """Run a synthesis: fit with progress, write the tables and their record, report both.
 
     Args:
         out: a table, or what numbered ones are called after. note: a last line for a person.
@@ -221,7 +223,7 @@ def run_synthesis(
 
 
 def _require_own(files: Sequence[Path], beside: Path) -> None:
-    """Where tables are to be written stand none, or such as the record beside them names. Raises: ParameterError."""
+    """Refuse a folder that holds tables other than those its record names. Raises: ParameterError."""
     import json
 
     written: Any = None
@@ -241,11 +243,11 @@ def _require_own(files: Sequence[Path], beside: Path) -> None:
         )
 
 
-def _watch() -> Callable[[Progress], None]:
-    told = console(stderr=True)
+def _watch() -> Callable[[FitProgress], None]:
+    out = console(stderr=True)
 
-    def watch(progress: Progress) -> None:
-        told.print(
+    def watch(progress: FitProgress) -> None:
+        out.print(
             f"step {progress.step} of at most {progress.steps}: distance {progress.loss:.5g}, least "
             f"{progress.best:.5g}, at most {progress.seconds_left:.0f} s left"
         )

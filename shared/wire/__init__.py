@@ -1,1 +1,1 @@
-"""How the two sides speak: messages, transport, rounds of a training, Flower's envelope."""
+"""Wire protocol: messages, transport, rounds of a training, Flower's envelope."""

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 __all__ = [
     "ARRAYS",
     "CONFIG",
-    "FIGURES",
+    "METRICS",
     "WEIGHTS",
     "addressed",
     "carried",
@@ -45,7 +45,7 @@ __all__ = [
 ]
 
 ROUND = "round"
-ARRAYS, CONFIG, FIGURES, WEIGHTS = "arrays", "config", "metrics", "weights"
+ARRAYS, CONFIG, METRICS, WEIGHTS = "arrays", "config", "metrics", "weights"
 """Names of the records in a message, and of the one array in ``arrays``."""
 ERROR = 1000
 """Added to a refusal's exit code: Flower's own error codes are small numbers."""
@@ -134,7 +134,7 @@ def weights(array: Array, length: int) -> NDArray[np.float64]:
 
 @lru_cache(maxsize=16)
 def _head(length: int) -> bytes:
-    """What NumPy writes before the values of such a vector."""
+    """The header that NumPy writes before the values of such a vector."""
     out = io.BytesIO()
     np.lib.format.write_array_header_1_0(out, {"descr": "<f8", "fortran_order": False, "shape": (length,)})
     return out.getvalue()

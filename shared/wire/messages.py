@@ -130,7 +130,7 @@ class EnrolRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class Enrolment:
-    """What became of a site's request to join.
+    """State of a site's request to join.
 
     Args:
         state: ``pending`` until the lead has compared fingerprints, then ``accepted`` or ``refused``.
@@ -145,9 +145,11 @@ class Enrolment:
     reason: str = ""
 
     def __post_init__(self) -> None:
-        told = {"pending": self.fingerprint, "accepted": self.certificate_pem, "refused": self.reason}
-        _must(self.state in told and bool(told[self.state]), "an enrolment must be pending, accepted or refused")
-        _must(sum(map(bool, told.values())) == 1, "an enrolment must have one outcome")
+        outcomes = {"pending": self.fingerprint, "accepted": self.certificate_pem, "refused": self.reason}
+        _must(
+            self.state in outcomes and bool(outcomes[self.state]), "an enrolment must be pending, accepted or refused"
+        )
+        _must(sum(map(bool, outcomes.values())) == 1, "an enrolment must have one outcome")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,7 +164,7 @@ class StudyRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class RoundRequest:
-    """What a training of one study asks now; or the finished flow of that SHA-256, where one is named."""
+    """Request for the current round of a study's training, or for the finished flow of that SHA-256."""
 
     study: str
     flow: str = ""
@@ -379,7 +381,7 @@ class Reminder:
 
 @dataclass(frozen=True, kw_only=True)
 class Holdings:
-    """What the coordinator holds of a site: its releases in one study, and how far it has witnessed its ledger.
+    """A site's releases at the coordinator, in one study, and the last witnessed entry of its ledger.
 
     Args:
         anchored: the last head witnessed; None before the first.
@@ -402,7 +404,7 @@ class Holdings:
 
 @dataclass(frozen=True, kw_only=True)
 class RoundReply:
-    """What a training asks of a site now (`shared.wire.rounds.Asked`), signed; both parts are empty when it is
+    """The current round's order to a site (`shared.wire.rounds.RoundOrder`), signed; both parts are empty when it is
     nothing."""
 
     envelope: bytes = b""
@@ -446,7 +448,7 @@ def _must_be_study(study: str) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class StudiesRequest:
-    """Which studies the token is for."""
+    """Request for the studies of the caller's token."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -540,7 +542,7 @@ class RowsRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class ExplainRequest:
-    """What stands behind a result."""
+    """Request for the provenance of a result."""
 
     study: str
     result_id: str
@@ -610,7 +612,7 @@ class AnchorHead:
         _must(all(isinstance(link, str) and _is_digest(link) for link in self.links), "a link must be a SHA-256")
 
     def extends(self, seq: int, head: str) -> bool:
-        """Whether this ledger goes on from entry `seq` with the hash `head`."""
+        """True if this ledger continues entry `seq` with the hash `head`."""
         return self.after <= seq < self.seq and extend_head(head, self.links[seq - self.after :]) == self.head
 
     def to_bytes(self) -> bytes:
@@ -904,7 +906,7 @@ def _holdings_to(value: Holdings) -> Message:
         anchored=None if value.anchored is None else _anchor_to(value.anchored),
         reanchored=value.reanchored,
         anchor=value.anchor,
-        reminders=[pb.StatusReply.Reminder(wave=told.wave, day=told.day) for told in value.reminders],
+        reminders=[pb.StatusReply.Reminder(wave=reminder.wave, day=reminder.day) for reminder in value.reminders],
     )
 
 
@@ -926,7 +928,7 @@ def _holdings_from(message: Any) -> Holdings:
         anchored=_anchor_from(message.anchored) if message.HasField("anchored") else None,
         reanchored=message.reanchored,
         anchor=message.anchor,
-        reminders=tuple(Reminder(wave=told.wave, day=told.day) for told in message.reminders),
+        reminders=tuple(Reminder(wave=reminder.wave, day=reminder.day) for reminder in message.reminders),
     )
 
 

@@ -1,6 +1,6 @@
-"""What travels in a training that the sites run together: one signed question per round, one signed answer per site.
+"""Messages of a federated training: one signed order per round, one signed reply per site.
 
-A round's question (`Asked`) is signed by the coordinator's witness key, which every invitation pins, and names the
+A round's question (`RoundOrder`) is signed by the coordinator's witness key, which every invitation pins, and names the
 SHA-256 of the weights beside it: a site can show later what it was asked. An answer (`Answered`) is signed by the
 site's release key and names the digest of the very question it answers, the global weights with it, so that it is
 worth nothing in another round, training, study or site. Beside both lies the content in a form of its own: a line of
@@ -28,18 +28,18 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ANSWER_TYPE",
-    "ASKED_TYPE",
+    "ORDER_TYPE",
     "Answered",
-    "Asked",
+    "RoundOrder",
     "node_id",
     "open_answer",
-    "open_asked",
+    "open_order",
     "pack",
     "require_content",
     "unpack",
 ]
 
-ASKED_TYPE = "application/vnd.tributary.round+json"
+ORDER_TYPE = "application/vnd.tributary.round+json"
 ANSWER_TYPE = "application/vnd.tributary.round-answer+json"
 FORMAT = b"tributary-weights/1\n"
 HEADER_CAP = 4096
@@ -57,8 +57,8 @@ def _must(holds: bool, rule: str) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
-    """What the coordinator says of a training: the weights of a round, or the finished flow.
+class RoundOrder:
+    """The coordinator's order in a training: the weights of a round, or the finished flow.
 
     Args:
         kind: ``train`` asks for an answer; ``finished`` brings the flow, and `round` is then the last one.
@@ -82,8 +82,8 @@ class Asked:
         return _written(self)
 
     def sign(self, key: SigningKey) -> Envelope:
-        """As the coordinator."""
-        return Envelope.sign(ASKED_TYPE, self.to_bytes(), [key])
+        """Envelope signed with the coordinator's key."""
+        return Envelope.sign(ORDER_TYPE, self.to_bytes(), [key])
 
     @property
     def digest(self) -> str:
@@ -93,10 +93,10 @@ class Asked:
 
 @dataclass(frozen=True, kw_only=True)
 class Answered:
-    """What a site answers to one round.
+    """A site's reply to one round.
 
     Args:
-        asked: digest of the question (`Asked.digest`).
+        asked: digest of the question (`RoundOrder.digest`).
         code: blank with weights; else the code of the refusal for which the site gives none in this round.
         content_sha256, content_bytes: of the weights beside it.
     """
@@ -122,14 +122,14 @@ class Answered:
         return _written(self)
 
     def sign(self, key: SigningKey) -> Envelope:
-        """As the site."""
+        """Envelope signed with the site's key."""
         return Envelope.sign(ANSWER_TYPE, self.to_bytes(), [key])
 
 
-Said = TypeVar("Said", Asked, Answered)
+Said = TypeVar("Said", RoundOrder, Answered)
 
 
-def _must_name(said: Asked | Answered) -> None:
+def _must_name(said: RoundOrder | Answered) -> None:
     texts = [getattr(said, item.name) for item in fields(said) if item.type == "str"]
     _must(all(isinstance(text, str) for text in texts), "the texts of a round must be text")
     _must(bool(_WORD.fullmatch(said.study)), "a round must name its study")
@@ -142,7 +142,7 @@ def _must_name(said: Asked | Answered) -> None:
         raise TooLarge(f"a round's content must have at most {ROUND_CAP} bytes", given=f"{said.content_bytes}")
 
 
-def _written(said: Asked | Answered) -> bytes:
+def _written(said: RoundOrder | Answered) -> bytes:
     return canonical_json({item.name: getattr(said, item.name) for item in fields(said)})
 
 
@@ -155,26 +155,26 @@ def _read(kind: type[Said], data: bytes) -> Said:
     return said
 
 
-def open_asked(envelope: bytes, content: bytes, witness: PublicKey) -> Asked:
-    """What is asked, if the pinned coordinator signed it and the content is the one it names.
+def open_order(envelope: bytes, content: bytes, witness: PublicKey) -> RoundOrder:
+    """Verify an order: signed by the pinned coordinator, over the content that it names.
 
     Raises: SignatureRefusal, SchemaRefusal, TooLarge, IntegrityRefusal.
     """
     signed = Envelope.from_bytes(envelope)
-    said = _read(Asked, signed.require(ASKED_TYPE, {witness.key_id: witness}))
+    said = _read(RoundOrder, signed.require(ORDER_TYPE, {witness.key_id: witness}))
     require_content(said, content)
     return said
 
 
 def open_answer(envelope: bytes, content: bytes, release_key: PublicKey) -> Answered:
-    """What a site answers, if it signed it and the content is the one it names. Raises: as of `open_asked`."""
+    """Verify a site's reply: signed by the site, over the content that it names. Raises: as of `open_order`."""
     signed = Envelope.from_bytes(envelope)
     said = _read(Answered, signed.require(ANSWER_TYPE, {release_key.key_id: release_key}))
     require_content(said, content)
     return said
 
 
-def require_content(said: Asked | Answered, content: bytes) -> None:
+def require_content(said: RoundOrder | Answered, content: bytes) -> None:
     """Refuse other bytes than those that were signed. Raises: IntegrityRefusal."""
     if (len(content), sha256_hex(content)) != (said.content_bytes, said.content_sha256):
         raise IntegrityRefusal("the content of a round must be the one that was signed", given="other bytes")
@@ -241,7 +241,7 @@ def unpack(content: bytes) -> tuple[NDArray[np.floating[Any]], dict[str, float]]
 
 
 def _plain(value: object) -> bool:
-    """Whether this is a finite number, and a count one that a double holds."""
+    """True if this is a finite number, and a count that a double holds exactly."""
     if isinstance(value, float):
         return math.isfinite(value)
     return type(value) is int and abs(value) < MOST

@@ -71,7 +71,8 @@ _SERVER_OPTIONS = [
 
 @dataclass(frozen=True, kw_only=True)
 class Credentials:
-    """What one end shows, and whom it believes. PEM text; a secret never stands in a text form of this value.
+    """TLS credentials of one end, and the authority that it trusts. PEM text; a secret never stands in a text form of
+    this value.
 
     A client without a certificate shows its `token` instead.
     """
@@ -84,7 +85,7 @@ class Credentials:
 
 @dataclass(frozen=True, kw_only=True)
 class Peer:
-    """Who is at the other end, by the certificate or token it proved to hold.
+    """Authenticated identity of the other end, by its certificate or token.
 
     Args:
         role: ``site`` or ``enrol``; of an analyst the token's role.

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from shared.terminal import run
 from site_agent.cli.frame import app
-from site_agent.desk import Desk, agent_version, desk, today
+from site_agent.desk import Desk, agent_version, open_desk, today
 
 # The order in which --help lists the verbs is the order in which their rooms are imported.
 # isort: off
 from site_agent.cli import joining, data, plan, release, deciding, calendar, federating, books
 # isort: on
 
-__all__ = ["ROOMS", "Desk", "agent_version", "app", "desk", "main", "today"]
+__all__ = ["ROOMS", "Desk", "agent_version", "app", "main", "open_desk", "today"]
 
 ROOMS = (joining, data, plan, release, deciding, calendar, federating, books)
 """Where a line belongs: each room's first line names its verbs."""

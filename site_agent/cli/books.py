@@ -13,12 +13,12 @@ from shared.errors import UsageRefusal
 from shared.privacy.stated import shown_epsilon, shown_price
 from shared.terminal import emit
 from site_agent.cli.frame import As, Dry, Home, Json, Reason, Study, app, audit_app, ledger_app
-from site_agent.desk import agent_version, attempted, desk, today
+from site_agent.desk import agent_version, attempted, open_desk, today
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from shared.terminal import Check
+    from shared.terminal import ChecklistLine
 
 
 __all__ = ["audit_export", "audit_verify", "budget", "history", "ledger_recover", "page", "pause", "resume"]
@@ -33,11 +33,11 @@ def budget(
     """Like a bank statement: every charge, the total, the cap, and what no ε covers."""
     from site_agent.decide import airlock
 
-    at = desk(home)
-    lines = at.ledger.statement(study)
-    totals = airlock.totals(at, study)
-    mine = at.config.budget
-    whole, given = at.ledger.site_price(mine.delta)
+    desk = open_desk(home)
+    lines = desk.ledger.statement(study)
+    totals = airlock.totals(desk, study)
+    mine = desk.config.budget
+    whole, given = desk.ledger.site_price(mine.delta)
     site = {"epsilon": whole, "epsilon_given": given, "delta": mine.delta, "cap": mine.epsilon}
 
     def show(out: Console) -> None:
@@ -69,8 +69,8 @@ def history(
     """Who did what, when, and what was refused: the ledger's entries, and the site's own log of refusals."""
     from site_agent.decide import airlock
 
-    at = desk(home)
-    entries = airlock.history(at)
+    desk = open_desk(home)
+    entries = airlock.history(desk)
     rows = entries[-last:] if last else entries
 
     def show(out: Console) -> None:
@@ -108,24 +108,30 @@ def pause(
     """Stop at once: nothing is drawn, approved or sent until `site-agent resume`. No network and no key are needed."""
     from site_agent.decide import airlock
 
-    at = desk(home)
+    desk = open_desk(home)
     noted = True
     if not dry_run:
-        open_key = None if name is None else lambda: at.approver(name)
-        noted = airlock.pause(at, reason, name=name or "", open_key=open_key)
-    paused = dry_run or at.config.pause_file.exists()
+        open_key = None if name is None else lambda: desk.approver(name)
+        noted = airlock.pause(desk, reason, name=name or "", open_key=open_key)
+    paused = dry_run or desk.config.pause_file.exists()
 
     def show(out: Console) -> None:
         from site_agent.show import screens
 
         screens.heading(
-            out, f"Site {at.config.site}", "dry run" if dry_run else "paused: nothing is drawn, approved or sent"
+            out, f"Site {desk.config.site}", "dry run" if dry_run else "paused: nothing is drawn, approved or sent"
         )
         if not noted:
             screens.note(out, "The pause holds, and the ledger could not note it. Run site-agent doctor.")
         screens.next_step(out, "site-agent resume --as NAME")
 
-    answer = {"site": at.config.site, "paused": paused and not dry_run, "by": name, "noted": noted, "dry_run": dry_run}
+    answer = {
+        "site": desk.config.site,
+        "paused": paused and not dry_run,
+        "by": name,
+        "noted": noted,
+        "dry_run": dry_run,
+    }
     emit(answer, as_json=json, show=show)
 
 
@@ -135,18 +141,18 @@ def resume(name: As, reason: Reason = "", home: Home = None, json: Json = False,
     """End a pause. Anybody may stop the site; an approver starts it again, and signs for it."""
     from site_agent.decide import airlock
 
-    at = desk(home)
-    at.config.approver_key(name)
+    desk = open_desk(home)
+    desk.config.approver_key(name)
     if not dry_run:
-        airlock.resume(at, name=name, reason=reason, open_key=lambda: at.approver(name))
+        airlock.resume(desk, name=name, reason=reason, open_key=lambda: desk.approver(name))
 
     def show(out: Console) -> None:
         from site_agent.show import screens
 
-        screens.heading(out, f"Site {at.config.site}", "dry run" if dry_run else f"running, by {name}")
+        screens.heading(out, f"Site {desk.config.site}", "dry run" if dry_run else f"running, by {name}")
         screens.next_step(out, "site-agent status")
 
-    emit({"site": at.config.site, "paused": at.paused, "by": name, "dry_run": dry_run}, as_json=json, show=show)
+    emit({"site": desk.config.site, "paused": desk.paused, "by": name, "dry_run": dry_run}, as_json=json, show=show)
 
 
 @audit_app.command("export")
@@ -159,7 +165,7 @@ def audit_export(
     """The study's whole record in a folder that a stranger can check with one small script. No row is in it."""
     from site_agent.show.export import export
 
-    answer = export(desk(home), study, out, agent_version=agent_version(), today=today())
+    answer = export(open_desk(home), study, out, agent_version=agent_version(), today=today())
 
     def show(page: Console) -> None:
         from site_agent.show import screens
@@ -191,8 +197,8 @@ def page(
     """The airlock in a browser on this machine: read, approve, reject, see the budget, pause. Ctrl-C ends it."""
     from site_agent.show.page import LOOPBACK, serve
 
-    place = desk(home).home
-    desk(place).ledger.entries()
+    place = open_desk(home).home
+    open_desk(place).ledger.entries()
     if dry_run:
         if listen not in LOOPBACK:
             raise UsageRefusal("the page must be served to this machine only", given=repr(listen))
@@ -211,7 +217,14 @@ def page(
         emit({"address": address, "password": password}, as_json=json, show=show)
         sys.stdout.flush()
 
-    serve(lambda: desk(place), listen=listen, port=port, agent_version=agent_version(), today=today, announce=announce)
+    serve(
+        lambda: open_desk(place),
+        listen=listen,
+        port=port,
+        agent_version=agent_version(),
+        today=today,
+        announce=announce,
+    )
 
 
 @app.command("audit-verify", hidden=True)  # its name before `audit` had verbs
@@ -221,39 +234,41 @@ def audit_verify(home: Home = None, json: Json = False) -> None:
     """Verify every entry, sealed bundle, plan approval and decision of this site, each with its signature."""
     from site_agent.show import export
 
-    answer = export.verify(desk(home))
+    answer = export.verify(open_desk(home))
 
     def show(out: Console) -> None:
-        from shared.terminal import Check, checklist
+        from shared.terminal import ChecklistLine, checklist
         from site_agent.show import screens
 
         screens.heading(out, "Audit")
         checklist(
             out,
             [
-                Check(name="ledger", detail=f"{answer['entries']} entries, each chained and signed"),
-                Check(name="sealed bundles", detail=f"{answer['bundles']}, each the bytes that were sealed"),
-                Check(name="plan approvals", detail=f"{answer['plan_approvals']}, each signed by its approver"),
-                Check(name="decisions", detail=f"{answer['signatures']}, each signed by its person over its bytes"),
-                Check(name="other decisions", detail=f"{answer['decisions']}, each signed by whom it names"),
-                Check(name="refused attempts", detail=f"{answer['refused']}, each line chained and signed"),
+                ChecklistLine(name="ledger", detail=f"{answer['entries']} entries, each chained and signed"),
+                ChecklistLine(name="sealed bundles", detail=f"{answer['bundles']}, each the bytes that were sealed"),
+                ChecklistLine(name="plan approvals", detail=f"{answer['plan_approvals']}, each signed by its approver"),
+                ChecklistLine(
+                    name="decisions", detail=f"{answer['signatures']}, each signed by its person over its bytes"
+                ),
+                ChecklistLine(name="other decisions", detail=f"{answer['decisions']}, each signed by whom it names"),
+                ChecklistLine(name="refused attempts", detail=f"{answer['refused']}, each line chained and signed"),
                 *_gated(answer["gated"]),
-                Check(name="head", detail=answer["head"]),
+                ChecklistLine(name="head", detail=answer["head"]),
             ],
         )
 
     emit(answer, as_json=json, show=show)
 
 
-def _gated(releases: Sequence[str]) -> list[Check]:
+def _gated(releases: Sequence[str]) -> list[ChecklistLine]:
     """A line on releases of earlier versions whose stated ε does not hold the gate that selected them."""
-    from shared.terminal import Check
+    from shared.terminal import ChecklistLine
 
     if not releases:
         return []
     named = ", ".join(release_id[:8] for release_id in releases)
     return [
-        Check(
+        ChecklistLine(
             name="gates outside ε",
             state="warn",
             detail=f"{named}: of an earlier version, which refused tables by what it found in records",
@@ -269,13 +284,13 @@ def ledger_recover(home: Home = None, json: Json = False, dry_run: Dry = False) 
     from site_agent.ledger.lock import StateLock
     from site_agent.ledger.recovery import recover, survey
 
-    at = desk(home)
-    with StateLock(at.home), at.egress() as egress:
+    desk = open_desk(home)
+    with StateLock(desk.home), desk.egress() as egress:
         work = survey if dry_run else recover
-        found = work(at.ledger, at.plans, egress, at.config.studies)
+        found = work(desk.ledger, desk.plans, egress, desk.config.studies)
     seq = found.witnessed.seq if found.witnessed else 0
     answer = {
-        "site": at.config.site,
+        "site": desk.config.site,
         "state": found.state,
         "witnessed": seq,
         "known": found.known,
@@ -323,7 +338,7 @@ def ledger_recover(home: Home = None, json: Json = False, dry_run: Dry = False) 
         elif found.fingerprint:
             screens.settings(out, [("fingerprint", found.fingerprint)])
             out.print("Read the fingerprint to the study lead on the telephone. Until the lead allows it")
-            out.print(f'(coordinator reanchor {at.config.site} --fingerprint "…") nothing can be released.')
+            out.print(f'(coordinator reanchor {desk.config.site} --fingerprint "…") nothing can be released.')
             screens.next_step(out, "site-agent ledger recover", "site-agent budget")
         else:
             screens.next_step(out, "site-agent ledger recover")

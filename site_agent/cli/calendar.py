@@ -16,7 +16,7 @@ from shared.privacy.stated import shown_epsilon, shown_price
 from shared.terminal import emit
 from site_agent.cli.frame import As, Dry, Home, Json, Study, app
 from site_agent.decide.plan_facts import charged
-from site_agent.desk import agent_version, attempted, desk, today, working_site
+from site_agent.desk import agent_version, attempted, open_desk, today, working_site
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -35,20 +35,20 @@ def waves(
 
     from site_agent.decide import waves as calendars
 
-    at = desk(home)
+    desk = open_desk(home)
     from shared.privacy.accountant import guaranteed
     from shared.releases.receipt import given, planned_event
 
     day = today()
     studies: list[dict[str, Any]] = []
-    for name in [study] if study else sorted({*at.config.studies, *at.plans.studies()}):
-        if study is None and not at.plans.highest(name):
+    for name in [study] if study else sorted({*desk.config.studies, *desk.plans.studies()}):
+        if study is None and not desk.plans.highest(name):
             continue
-        plan = at.plans.plan(name)
-        holds = at.ledger.holds(name)
+        plan = desk.plans.plan(name)
+        holds = desk.ledger.holds(name)
         lines = calendars.calendar(plan, holds, day)
         found = calendars.due(plan, holds, day)
-        billed, promised = charged(at, plan, today()), guaranteed(planned_event(plan))
+        billed, promised = charged(desk, plan, today()), guaranteed(planned_event(plan))
         studies.append(
             {
                 "study": name,
@@ -128,11 +128,11 @@ def run_(
     from dataclasses import asdict
     from functools import partial
 
-    from site_agent.decide.waves import Event, attend
+    from site_agent.decide.waves import AttendEvent, attend
 
     failed: list[int] = []
 
-    def say(event: Event) -> None:
+    def say(event: AttendEvent) -> None:
         found = CATALOGUE.get(event.code, Refusal).exit_code
         if event.code and found >= NetworkRefusal.exit_code:
             failed.append(found)
@@ -145,7 +145,7 @@ def run_(
 
     def rest(until: float, paused: bool) -> None:
         # The file alone is asked each second: reading the ledger that often is work for nothing.
-        pause = desk(home).config.pause_file
+        pause = open_desk(home).config.pause_file
         while time.monotonic() < until and pause.exists() == paused:
             time.sleep(min(1.0, max(0.0, until - time.monotonic())))
 
@@ -155,11 +155,11 @@ def run_(
         rest(float(until), paused == "1")
     while True:
         # Opened anew each round: settings and plans may have changed since.
-        at = desk(home)
-        was_paused = at.config.pause_file.exists()
+        desk = open_desk(home)
+        was_paused = desk.config.pause_file.exists()
         attend(
-            at,
-            site=partial(working_site, at),
+            desk,
+            site=partial(working_site, desk),
             agent_version=agent_version(),
             today=today(),
             say=say,
@@ -215,9 +215,9 @@ def withdraw_person(
     from site_agent.records.identifiers import normalised
     from site_agent.records.table import pseudonym
 
-    at = desk(home)
-    at.config.approver_key(name)
-    plan = at.plans.plan(study)
+    desk = open_desk(home)
+    desk.config.approver_key(name)
+    plan = desk.plans.plan(study)
     if plan.dictionary.person is None:
         raise UsageRefusal("the study must have a person column", given="none", next_step="Call the study lead.")
     try:
@@ -226,20 +226,20 @@ def withdraw_person(
         raise UsageRefusal("the file of identifiers must be UTF-8", given="another encoding") from None
     if not listed:
         raise UsageRefusal("the file must hold at least one identifier", given="none")
-    key = at.config.snapshot_key.read_bytes()
-    as_written = at.ledger.as_written(study)
+    key = desk.config.snapshot_key.read_bytes()
+    as_written = desk.ledger.as_written(study)
     persons = {pseudonym(one if as_written else normalised(one), key=key) for one in listed}
-    noted = at.ledger.persons_gone(study)
+    noted = desk.ledger.persons_withdrawn(study)
     added = len(persons - noted)
     lot: frozenset[str] = frozenset()
     if by_lot and plan.returning != "append":  # an append takes nobody out of the table, and waits for nobody
-        floors = Limits.of(plan.floors, at.config.floors)
-        lot = waves.by_lot(at.ledger, study, persons | noted, others=floors.difference, floor=floors.persons)
+        floors = Limits.of(plan.floors, desk.config.floors)
+        lot = waves.by_lot(desk.ledger, study, persons | noted, others=floors.difference, floor=floors.persons)
     if not dry_run:
-        gone = airlock.consent_withdrawn(at, study, persons | lot, name=name, open_key=lambda: at.approver(name))
+        gone = airlock.consent_withdrawn(desk, study, persons | lot, name=name, open_key=lambda: desk.approver(name))
         added = gone - len(lot)
     released = {
-        person for hold in at.ledger.holds(study) if hold.may_be_out for person in at.ledger.persons(hold) or ()
+        person for hold in desk.ledger.holds(study) if hold.may_be_out for person in desk.ledger.persons(hold) or ()
     }
     answer = {
         "study": study,

@@ -11,7 +11,7 @@ import typer
 from shared.errors import StateRefusal, UsageRefusal
 from shared.terminal import emit
 from site_agent.cli.frame import As, Dry, Home, Json, Reason, Study, data_app
-from site_agent.desk import Desk, attempted, desk
+from site_agent.desk import Desk, attempted, open_desk
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -46,10 +46,10 @@ def data_add(
     dry_run: Dry = False,
 ) -> None:
     """Say where a study's table lies, and see its columns beside the dictionary's."""
-    from site_agent.config import Edges, Source
+    from site_agent.config import Edges, TableSource
     from site_agent.records import table as records
 
-    at = desk(home)
+    desk = open_desk(home)
 
     def placed(path: Path, name: str) -> dict[str, Any]:
         seen = records.dialect(path.expanduser()) if path.suffix.lower() in (".csv", ".tsv") else ("utf-8", ",")
@@ -66,13 +66,13 @@ def data_add(
     if edges is None and edges_table:
         edges = file
     listed = None if edges is None else Edges(**placed(edges, edges_table), start=start, end=end)
-    source = Source(**placed(file, table), edges=listed)
-    if study in at.config.data:
+    source = TableSource(**placed(file, table), edges=listed)
+    if study in desk.config.data:
         # A newer extract, or the same one read otherwise: what was mapped stays mapped where it is still there.
-        before, names = at.config.source(study), records.header(source)
+        before, names = desk.config.source(study), records.header(source)
         columns = {name: to for name, to in before.columns.items() if name in names}
         source = replace(source, columns=columns, ignore=tuple(name for name in before.ignore if name in names))
-    _show_mapping(at, study, source, json=json, dry_run=dry_run)
+    _show_mapping(desk, study, source, json=json, dry_run=dry_run)
 
 
 @data_app.command("map")
@@ -91,8 +91,8 @@ def data_map(
     """Map the file's column names to the dictionary's."""
     from site_agent.records import table as records
 
-    at = desk(home)
-    source = at.config.source(study)
+    desk = open_desk(home)
+    source = desk.config.source(study)
     columns = dict(source.columns)
     for pair in pairs or []:
         name, sign, to = pair.rpartition("=")
@@ -110,7 +110,7 @@ def data_map(
             next_step=f"See what the file holds: site-agent data add FILE --as {study} --dry-run.",
         )
     if suggest or ignore_rest:
-        plan = at.plans.plan(study)
+        plan = desk.plans.plan(study)
         known = {column.name for column in plan.dictionary.columns}
         _, sure = records.named(replace(source, columns=columns), plan.dictionary)
         free = [n for n in sure if n not in columns and n not in known and n not in ignored]
@@ -120,7 +120,7 @@ def data_map(
         if ignore_rest:
             ignored += [n for n in free if n not in columns]
     _show_mapping(
-        at,
+        desk,
         study,
         replace(source, columns=columns, ignore=tuple(dict.fromkeys(n for n in ignored if n not in columns))),
         json=json,
@@ -132,10 +132,10 @@ def _between(delimiter: str) -> str:
     return {",": "a comma", ";": "a semicolon", "\t": "a tab", "|": "a bar"}.get(delimiter, repr(delimiter))
 
 
-def _show_mapping(at: Desk, study: str, source: Any, *, json: bool, dry_run: bool) -> None:
+def _show_mapping(desk: Desk, study: str, source: Any, *, json: bool, dry_run: bool) -> None:
     from site_agent.records import table as records
 
-    plan = at.plans.plan(study)
+    plan = desk.plans.plan(study)
     records.require_edges(source, plan.release.edges)
     trusted, names = records.named(source, plan.dictionary)
     known = {column.name: column for column in plan.dictionary.columns}
@@ -144,7 +144,7 @@ def _show_mapping(at: Desk, study: str, source: Any, *, json: bool, dry_run: boo
     free = [name for name in names if not target[name] and name not in source.ignore]
     proposed = {n: to for n, to in records.suggestions(free, plan.dictionary).items() if to in open_columns}
     if not dry_run:
-        at.config.with_source(study, source).save()
+        desk.config.with_source(study, source).save()
     answer = {
         "study": study,
         "file": source.path,
@@ -202,16 +202,16 @@ def data_check(study: Study, home: Home = None, json: Json = False) -> None:
     """Hold the table against the dictionary: every problem, by column, rule and count."""
     from site_agent.records import table as records
 
-    at = desk(home)
-    plan = at.plans.plan(study)
-    source = at.config.source(study)
+    desk = open_desk(home)
+    plan = desk.plans.plan(study)
+    source = desk.config.source(study)
     rules = plan.release.edges
-    as_written = at.ledger.as_written(study)
+    as_written = desk.ledger.as_written(study)
     found = records.problems(source, plan.dictionary, rules=rules, as_written=as_written)
     rows = left_out = 0
     network: dict[str, int] | None = None
     if not found:
-        key = at.config.snapshot_key.read_bytes()
+        key = desk.config.snapshot_key.read_bytes()
         table = records.read(source, plan.dictionary, key=key, rules=rules, as_written=as_written)
         rows, left_out = table.rows, table.rows - table.n
         network = None if table.contacts is None else table.contacts.counts
@@ -227,17 +227,17 @@ def data_check(study: Study, home: Home = None, json: Json = False) -> None:
     }
 
     def show(out: Console) -> None:
-        from shared.terminal import Check, checklist
+        from shared.terminal import ChecklistLine, checklist
         from site_agent.show import screens
 
         screens.heading(out, f"{source.path.name} for {study}", "counts are shown here and nowhere else")
         if found:
-            checklist(out, [Check.of(problem.code, problem) for problem in found])
+            checklist(out, [ChecklistLine.of(problem.code, problem) for problem in found])
             return
-        lines = [Check(name="within the dictionary", detail=f"{rows} rows, {left_out} incomplete left out")]
+        lines = [ChecklistLine(name="within the dictionary", detail=f"{rows} rows, {left_out} incomplete left out")]
         if network is not None:
             said = ", ".join(f"{count} {what}" for what, count in network.items())
-            lines.append(Check(name="a network by the plan's rules", detail=said))
+            lines.append(ChecklistLine(name="a network by the plan's rules", detail=said))
         checklist(out, lines)
         screens.next_step(out, f"site-agent plan show {study}", f"site-agent try {study}")
 
@@ -261,15 +261,15 @@ def data_confirm_persons(
     """Sign that a table without the persons of earlier releases holds other persons: for one wave."""
     from site_agent.decide import airlock
 
-    at = desk(home)
-    at.config.approver_key(name)
-    found = airlock.vanished(at, study)
+    desk = open_desk(home)
+    desk.config.approver_key(name)
+    found = airlock.vanished(desk, study)
     counted = f"{found.there} of {found.earlier} persons of earlier releases are in the table."
     if not dry_run:
         if not json:
             # Before the key is opened: it is what the signature says.
             typer.echo(f"{counted} {_CONFIRMED}", err=True)
-        airlock.confirm_persons(at, found, name=name, reason=reason, open_key=lambda: at.approver(name))
+        airlock.confirm_persons(desk, found, name=name, reason=reason, open_key=lambda: desk.approver(name))
     answer = {
         "study": study,
         "wave": found.hold.wave,
@@ -293,9 +293,9 @@ def data_confirm_persons(
     emit(answer, as_json=json, show=show)
 
 
-def _require_settled(at: Desk, study: str) -> None:
+def _require_settled(desk: Desk, study: str) -> None:
     """No wave is under way that its frame would be missed by. Raises: StateRefusal."""
-    for hold in at.ledger.holds(study):
+    for hold in desk.ledger.holds(study):
         if hold.phase in ("held", "sealed") and not hold.rounds:
             short = hold.release_id[:8]
             act = f"Run site-agent approve {short} --as NAME, or site-agent reject {short} --as NAME"
@@ -319,26 +319,26 @@ def data_frame(
     dry_run: Dry = False,
 ) -> None:
     """Whether the model of a network's held-out persons is kept here, and delete it."""
-    from site_agent.release.frames import Vault
+    from site_agent.release.embeddings import EmbeddingStore
 
-    at = desk(home)
-    planned = at.plans.plan(study).release.sealed
-    vault = Vault(at.home, study)
-    kept = len(vault.frames(at.ledger))
-    there = vault.path.exists()
+    desk = open_desk(home)
+    planned = desk.plans.plan(study).release.sealed
+    store = EmbeddingStore(desk.home, study)
+    count = len(store.files(desk.ledger))
+    there = store.path.exists()
     done = delete and not dry_run
     if delete:
-        _require_settled(at, study)
+        _require_settled(desk, study)
     if done:
-        with at.locked():
-            _require_settled(at, study)
-            vault.forget(at.ledger)
+        with desk.locked():
+            _require_settled(desk, study)
+            store.forget(desk.ledger)
     answer = {
         "study": study,
         "planned": "sealed" if planned else "deleted",
-        "frames": 0 if done else kept,
+        "frames": 0 if done else count,
         "key": there and not done,
-        "deleted": kept if delete else 0,
+        "deleted": count if delete else 0,
         "dry_run": dry_run,
     }
 
@@ -348,12 +348,12 @@ def data_frame(
         screens.heading(out, f"The frame of {study}", "dry run, nothing deleted" if dry_run and delete else "")
         if delete:
             would = "would be deleted" if dry_run else "are deleted, with their key: no copy of them can be read"
-            out.print(f"{kept} sealed frames {would}.")
+            out.print(f"{count} sealed frames {would}.")
         elif not there:
             said = "no release was made yet, or it was deleted" if planned else "the plan deletes it with each run"
             out.print(f"Nothing is kept: {said}.")
         else:
-            out.print(f"{kept} sealed frames are kept, encrypted: what the model says of persons held out.")
+            out.print(f"{count} sealed frames are kept, encrypted: what the model says of persons held out.")
             screens.next_step(out, f"site-agent data frame {study} --delete")
 
     emit(answer, as_json=json, show=show)

@@ -13,7 +13,7 @@ from shared.errors import StateRefusal, UsageRefusal
 from shared.privacy.stated import shown_epsilon
 from shared.terminal import emit
 from site_agent.cli.frame import As, Dry, Home, Json, Reason, ReleaseId, Study, app, standing_app
-from site_agent.desk import Desk, agent_version, asked, attempted, desk, today
+from site_agent.desk import Desk, agent_version, attempted, confirmed, open_desk, today
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -37,16 +37,16 @@ def approve(
     from site_agent.decide import airlock
     from site_agent.show import screens
 
-    at = desk(home)
-    at.require_running()
-    full = at.release_id(release_id)
-    before = at.outbox.get(full)
+    desk = open_desk(home)
+    desk.require_running()
+    full = desk.release_id(release_id)
+    before = desk.outbox.get(full)
     done = airlock.approve(
-        at,
+        desk,
         full,
         name=name,
-        ticked=_ticked(at, full, list(tick or []), quiet=json),
-        open_key=lambda: at.approver(name, beside=_others(before)),
+        ticked=_ticked(desk, full, list(tick or []), quiet=json),
+        open_key=lambda: desk.approver(name, beside=_others(before)),
         agent_version=agent_version(),
         today=today(),
         dry_run=dry_run,
@@ -105,18 +105,18 @@ def standing_add(
     from site_agent.decide import airlock
     from site_agent.show import screens
 
-    at = desk(home)
+    desk = open_desk(home)
     try:
         last = dt.date.fromisoformat(until)
     except ValueError:
         raise UsageRefusal("--until must be an ISO date", given=repr(until)) from None
     document, digest = airlock.sign_standing(
-        at,
+        desk,
         study,
         name=name,
         max_epsilon=max_epsilon,
         until=last,
-        open_key=lambda: at.approver(name),
+        open_key=lambda: desk.approver(name),
         agent_version=agent_version(),
         today=today(),
         dry_run=dry_run,
@@ -158,7 +158,7 @@ def standing_list(
     """Every standing approval, its limits, and how often it was used."""
     from site_agent.decide import airlock
 
-    rows = airlock.standing_lines(desk(home), today(), study)
+    rows = airlock.standing_lines(open_desk(home), today(), study)
 
     def show(out: Console) -> None:
         from shared.terminal import table
@@ -196,20 +196,20 @@ def standing_revoke(
     """Take a standing approval back: from now on it approves nothing. Any approver may. The coordinator is told."""
     from site_agent.decide import airlock
 
-    at = desk(home)
-    at.config.approver_key(name)
-    found = [noted for noted in at.ledger.standing() if noted.digest.startswith(standing_id)]
+    desk = open_desk(home)
+    desk.config.approver_key(name)
+    found = [noted for noted in desk.ledger.standing() if noted.digest.startswith(standing_id)]
     if len(found) != 1:
         raise StateRefusal(
             "an id must name one standing approval",
             given=f"{len(found)} that start with {standing_id!r}",
             next_step="See site-agent standing list.",
         )
-    told = False
+    delivered = False
     if not dry_run:
-        airlock.revoke_standing(at, found[0].digest, name=name, reason=reason, open_key=lambda: at.approver(name))
-        told = airlock.told(at)
-    answer = {"id": found[0].digest, "study": found[0].study, "by": name, "told": told, "dry_run": dry_run}
+        airlock.revoke_standing(desk, found[0].digest, name=name, reason=reason, open_key=lambda: desk.approver(name))
+        delivered = airlock.deliver_revocations(desk)
+    answer = {"id": found[0].digest, "study": found[0].study, "by": name, "told": delivered, "dry_run": dry_run}
 
     def show(out: Console) -> None:
         from site_agent.show import screens
@@ -219,7 +219,7 @@ def standing_revoke(
         out.print(
             "Releases wait for a person again. What was sent under it was sent: site-agent withdraw takes it back."
         )
-        if told:
+        if delivered:
             out.print("The coordinator has been told, and takes nothing under it any more.")
         elif not dry_run:
             screens.note(out, "The coordinator could not be told yet; site-agent run tells it. Here it is over now.")
@@ -228,21 +228,21 @@ def standing_revoke(
     emit(answer, as_json=json, show=show)
 
 
-def _ticked(at: Desk, full: str, ticked: list[str], *, quiet: bool) -> list[str]:
+def _ticked(desk: Desk, full: str, ticked: list[str], *, quiet: bool) -> list[str]:
     """The ticks that were given, and those that a person on the terminal adds when asked."""
     from site_agent.decide import airlock
     from site_agent.release import pipeline
 
-    if quiet or not sys.stdin.isatty() or at.outbox.get(full).state not in ("held", "sent_back"):
+    if quiet or not sys.stdin.isatty() or desk.outbox.get(full).state not in ("held", "sent_back"):
         return ticked
-    for check in airlock.require_ticks(pipeline.open_release(at.outbox, full), ticked):
-        if asked(f"Warning {check.name}: {check.detail}. Release all the same?"):
+    for check in airlock.require_ticks(pipeline.open_release(desk.outbox, full), ticked):
+        if confirmed(f"Warning {check.name}: {check.detail}. Release all the same?"):
             ticked.append(check.name)
     return ticked
 
 
 def _others(hold: Hold) -> list[str]:
-    """Who has acted on a release and must be somebody else than who acts now."""
+    """Persons who have acted on a release and may not act on it again."""
     return [approval.name for approval in hold.approvals] + ([hold.author] if hold.author_apart else [])
 
 
@@ -251,13 +251,13 @@ def _decide(
 ) -> None:
     from site_agent.decide import airlock
 
-    at = desk(home)
-    at.config.approver_key(name)
-    full = at.release_id(release_id)
-    hold = at.outbox.get(full)
+    desk = open_desk(home)
+    desk.config.approver_key(name)
+    full = desk.release_id(release_id)
+    hold = desk.outbox.get(full)
     if not dry_run:
         hold = airlock.decline(
-            at, full, name=name, reason=reason, open_key=lambda: at.approver(name), for_good=for_good
+            desk, full, name=name, reason=reason, open_key=lambda: desk.approver(name), for_good=for_good
         )
 
     def show(out: Console) -> None:
@@ -305,20 +305,22 @@ def withdraw(
     from shared.wire.messages import REASONS
     from site_agent.decide import airlock
 
-    at = desk(home)
-    at.config.approver_key(name)
+    desk = open_desk(home)
+    desk.config.approver_key(name)
     if reason not in REASONS:
         raise UsageRefusal(
             f"--reason must be one of {', '.join(REASONS)}",
             given=repr(reason),
             next_step="Say more with --note; it stays here.",
         )
-    full = at.release_id(release_id, sealed=False)
-    hold = at.ledger.hold(full)
+    full = desk.release_id(release_id, sealed=False)
+    hold = desk.ledger.hold(full)
     if dry_run:
-        airlock.require_no_copies(at, hold)
+        airlock.require_no_copies(desk, hold)
     else:
-        hold = airlock.withdraw(at, full, name=name, reason_code=reason, note=note, open_key=lambda: at.approver(name))
+        hold = airlock.withdraw(
+            desk, full, name=name, reason_code=reason, note=note, open_key=lambda: desk.approver(name)
+        )
     buried = hold.withdrawal.log_index if hold.withdrawal else None
     answer = {
         "release_id": full,
@@ -356,10 +358,10 @@ def leave(
     """Leave a study: bury what was delivered, revoke its plan, delete what was sealed. The audit log stays."""
     from site_agent.decide import airlock
 
-    at = desk(home)
-    deleted = airlock.leave(at, study, name=name, open_key=lambda: at.approver(name), note=note, dry_run=dry_run)
-    buried = [hold.release_id for hold in at.ledger.holds(study) if hold.state == "withdrawn"]
-    head = at.ledger.entries()[-1]
+    desk = open_desk(home)
+    deleted = airlock.leave(desk, study, name=name, open_key=lambda: desk.approver(name), note=note, dry_run=dry_run)
+    buried = [hold.release_id for hold in desk.ledger.holds(study) if hold.state == "withdrawn"]
+    head = desk.ledger.entries()[-1]
     answer = {
         "study": study,
         "by": name,

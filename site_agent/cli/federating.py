@@ -9,7 +9,7 @@ import typer
 from shared.privacy.stated import shown_price
 from shared.terminal import emit, plain
 from site_agent.cli.frame import Dry, Home, Json, Study, app
-from site_agent.desk import agent_version, attempted, desk, today, working_site
+from site_agent.desk import agent_version, attempted, open_desk, today, working_site
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -34,14 +34,14 @@ def federate(
     from site_agent.show import screens
     from site_agent.training import rounds
 
-    at = desk(home)
-    plan, approval = at.plans.approved(study, agent_version=agent_version(), today=today())
+    desk = open_desk(home)
+    plan, approval = desk.plans.approved(study, agent_version=agent_version(), today=today())
     done: list[tuple[str, int]] = []
     fetched = False
     if plan.flow:
         if not dry_run:
-            with at.locked(), at.egress() as egress:
-                fetched = rounds.fetch(plan, egress, at.home)
+            with desk.locked(), desk.egress() as egress:
+                fetched = rounds.fetch(plan, egress, desk.home)
         facts: dict[str, Any] = {"study": study, "flow": plan.flow, "fetched": fetched, "dry_run": dry_run}
 
         def show_flow(out: Console) -> None:
@@ -50,23 +50,23 @@ def federate(
 
         emit(facts, as_json=json, show=show_flow)
         return
-    rounds.part(at.ledger, plan)
-    at.require_running()
-    source = at.config.source(study)
+    rounds.part(desk.ledger, plan)
+    desk.require_running()
+    source = desk.config.source(study)
     if not dry_run:
-        with at.egress() as egress:
+        with desk.egress() as egress:
             rounds.take_part(
                 plan=plan,
                 source=source,
-                site=working_site(at, egress),
+                site=working_site(desk, egress),
                 door=egress,
-                home=at.home,
+                home=desk.home,
                 today=today(),
-                locked=at.locked,
+                locked=desk.locked,
                 wait=60 * wait,
-                told=lambda what, round_: done.append((what, round_)),
+                progress=lambda what, round_: done.append((what, round_)),
             )
-    part = rounds.part(at.ledger, plan, approval.approver)
+    part = rounds.part(desk.ledger, plan, approval.approver)
     answer = {**plain(asdict(part)), "done": done, "dry_run": dry_run}
 
     def show(out: Console) -> None:

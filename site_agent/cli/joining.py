@@ -11,12 +11,12 @@ from shared.errors import ApprovalRefusal, CertificateRefusal, IntegrityRefusal,
 from shared.terminal import emit
 from site_agent.cli.frame import Dry, Home, Json, app
 from site_agent.decide.plan_facts import due_numbers
-from site_agent.desk import Desk, agent_version, desk, passphrase, today
+from site_agent.desk import Desk, agent_version, open_desk, passphrase, today
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from site_agent.config import Config
+    from site_agent.config import SiteConfig
 
 __all__ = ["doctor", "init", "join", "status"]
 
@@ -37,10 +37,10 @@ def init(
 
     from shared.base.keys import SigningKey, write_private
     from shared.plans.invitation import Invitation
-    from site_agent.config import Config
+    from site_agent.config import SiteConfig
     from site_agent.ledger.book import Ledger
 
-    place = desk(home).home
+    place = open_desk(home).home
     invited = Invitation.from_bytes(invitation.read_bytes())
     invited.require_current(today())
     if (place / "site.toml").exists():
@@ -53,8 +53,8 @@ def init(
             "a site must have at least one approver", given="none", next_step="Add --approver NAME, once per person."
         )
 
-    def settings(approvers: dict[str, str]) -> Config:
-        return Config(
+    def settings(approvers: dict[str, str]) -> SiteConfig:
+        return SiteConfig(
             home=place,
             site=invited.site,
             coordinator=invited.coordinator,
@@ -136,7 +136,7 @@ def init(
     emit(answer, as_json=json, show=show)
 
 
-def _csr(config: Config) -> Path:
+def _csr(config: SiteConfig) -> Path:
     return config.home / "certificates" / "request.pem"
 
 
@@ -147,14 +147,14 @@ def join(home: Home = None, json: Json = False, dry_run: Dry = False) -> None:
     from shared.plans.invitation import Invitation
     from site_agent.egress import Egress
 
-    at = desk(home)
-    config = at.config
-    fingerprint = at.release_key.public.fingerprint
+    desk = open_desk(home)
+    config = desk.config
+    fingerprint = desk.release_key.public.fingerprint
     if config.certificate.exists():
         state, reason = "joined", ""
-        known = sorted({*config.studies, *at.plans.studies()})
+        known = sorted({*config.studies, *desk.plans.studies()})
         if known and not dry_run:  # a certificate in the folder may have been revoked, or have expired
-            with at.egress() as egress:
+            with desk.egress() as egress:
                 egress.status(known[0])
     elif not config.invitation.exists():
         raise StateRefusal(
@@ -171,7 +171,7 @@ def join(home: Home = None, json: Json = False, dry_run: Dry = False) -> None:
                 token=invited.token,
                 site=config.site,
                 csr_pem=_csr(config).read_text(),
-                signer=at.release_key,
+                signer=desk.release_key,
                 approvers=approvers,
             )
         state, reason = answered.state, answered.reason
@@ -210,7 +210,7 @@ def join(home: Home = None, json: Json = False, dry_run: Dry = False) -> None:
     emit({"site": config.site, "state": state, "fingerprint": fingerprint}, as_json=json, show=show)
 
 
-def _require_own_certificate(config: Config, pem: str) -> None:
+def _require_own_certificate(config: SiteConfig, pem: str) -> None:
     from cryptography import x509
     from cryptography.hazmat.primitives import serialization
 
@@ -230,7 +230,7 @@ def doctor(home: Home = None, json: Json = False) -> None:
     """Look at everything that could stop a release: each line is green, or says how to mend it."""
     from site_agent.show.health import diagnose
 
-    found, code = diagnose(desk(home), today())
+    found, code = diagnose(open_desk(home), today())
     from shared.terminal import checklist
 
     def show(out: Console) -> None:
@@ -248,13 +248,13 @@ def doctor(home: Home = None, json: Json = False) -> None:
 @app.command()
 def status(home: Home = None, json: Json = False) -> None:
     """Where this site stands, and what to do next."""
-    at = desk(home)
-    config = at.config
+    desk = open_desk(home)
+    config = desk.config
     joined = config.certificate.exists()
     day = today()
     studies = []
     steps: list[str] = [] if joined else ["site-agent join"]
-    for study in sorted({*config.studies, *config.data, *at.plans.studies()}):
+    for study in sorted({*config.studies, *config.data, *desk.plans.studies()}):
         row: dict[str, Any] = {
             "study": study,
             "plan": None,
@@ -263,10 +263,10 @@ def status(home: Home = None, json: Json = False) -> None:
             "due": [],
         }
         try:
-            plan = at.plans.plan(study)
+            plan = desk.plans.plan(study)
             row["plan"] = plan.version
-            row["due"] = due_numbers(at, plan, day)
-            at.plans.approved(study, agent_version=agent_version(), today=day)
+            row["due"] = due_numbers(desk, plan, day)
+            desk.plans.approved(study, agent_version=agent_version(), today=day)
             row["approved"] = True
         except Refusal as refusal:
             row["refused"] = refusal.code
@@ -279,22 +279,22 @@ def status(home: Home = None, json: Json = False) -> None:
             steps.append(f"site-agent plan show {study}")
         elif row["due"]:
             steps.append(f"site-agent release {study} --wave {row['due'][0]}")
-    asked_for, heard = _reminders(at, [row["study"] for row in studies if row["plan"]]) if joined else ([], False)
-    waiting = [h for h in at.outbox.list() if h.state in ("held", "sent_back", "approved")]
+    asked_for, heard = _reminders(desk, [row["study"] for row in studies if row["plan"]]) if joined else ([], False)
+    waiting = [h for h in desk.outbox.list() if h.state in ("held", "sent_back", "approved")]
     steps = [*(f"site-agent outbox show {h.release_id[:8]}" for h in waiting), *steps]
-    for h in at.outbox.list():
+    for h in desk.outbox.list():
         if h.left and h.withdrawal is not None and not h.withdrawal.settled:
-            again = f"--as {h.withdrawal.name} --reason {h.withdrawal.reason_code}"
-            steps.insert(0, f"site-agent withdraw {h.release_id[:8]} {again}")
-    if at.paused:
+            command = f"--as {h.withdrawal.name} --reason {h.withdrawal.reason_code}"
+            steps.insert(0, f"site-agent withdraw {h.release_id[:8]} {command}")
+    if desk.paused:
         steps = ["site-agent resume --as NAME"]
     answer = {
         "site": config.site,
         "coordinator": config.coordinator,
         "agent_version": agent_version(),
-        "fingerprint": at.release_key.public.fingerprint,
+        "fingerprint": desk.release_key.public.fingerprint,
         "joined": joined,
-        "paused": at.paused,
+        "paused": desk.paused,
         "studies": studies,
         "outbox": len(waiting),
         "reminders": asked_for if heard else None,
@@ -305,15 +305,15 @@ def status(home: Home = None, json: Json = False) -> None:
         from shared.terminal import table
         from site_agent.show import screens
 
-        state = "PAUSED" if at.paused else "joined" if joined else "not joined"
+        state = "PAUSED" if desk.paused else "joined" if joined else "not joined"
         screens.heading(out, f"Site {config.site}", f"{state} · coordinator {config.coordinator}")
         screens.settings(out, [("fingerprint", answer["fingerprint"])])
         rows = []
         for row in studies:
             plan = "none" if row["plan"] is None else f"version {row['plan']}"
             # That there is no plan, or no approval yet, the table says itself.
-            told = row["plan"] is None or row.get("refused") == ApprovalRefusal.code
-            approved = "yes" if row["approved"] else "no" if told else f"no ({row['refused']})"
+            explained = row["plan"] is None or row.get("refused") == ApprovalRefusal.code
+            approved = "yes" if row["approved"] else "no" if explained else f"no ({row['refused']})"
             due = ", ".join(map(str, row["due"])) or "none"
             rows.append((row["study"], plan, approved, "yes" if row["table"] else "no", due))
         if rows:
@@ -329,14 +329,14 @@ def status(home: Home = None, json: Json = False) -> None:
     emit(answer, as_json=json, show=show)
 
 
-def _reminders(at: Desk, studies: list[str]) -> tuple[list[dict[str, Any]], bool]:
+def _reminders(desk: Desk, studies: list[str]) -> tuple[list[dict[str, Any]], bool]:
     """Waves that the study lead reminds this site of, and whether the coordinator could be asked; it is not awaited."""
     found: list[dict[str, Any]] = []
     try:
-        with at.egress(timeout=ASKING_SECONDS) as egress:
+        with desk.egress(timeout=ASKING_SECONDS) as egress:
             for study in studies:
-                told = egress.holdings(study).reminders
-                found += [{"study": study, "wave": one.wave, "day": one.day} for one in told]
+                reminders = egress.holdings(study).reminders
+                found += [{"study": study, "wave": one.wave, "day": one.day} for one in reminders]
     except Refusal:
         return found, False
     return found, True

@@ -13,7 +13,7 @@ from shared.privacy.stated import shown_epsilon
 from shared.terminal import emit
 from site_agent.cli.frame import As, Dry, Home, Json, Reason, Study, plan_app
 from site_agent.decide.plan_facts import due_numbers, plan_facts
-from site_agent.desk import agent_version, asked, attempted, desk, today
+from site_agent.desk import agent_version, attempted, confirmed, open_desk, today
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -34,13 +34,13 @@ def plan_fetch(
     """Fetch the study's plan and verify who signed it. It is not approved by that."""
     from shared.base.keys import Envelope
 
-    at = desk(home)
+    desk = open_desk(home)
     if file is not None:
         envelope = Envelope.from_bytes(file.read_bytes())
     else:
-        with at.egress() as egress:
+        with desk.egress() as egress:
             envelope = egress.fetch_plan(study)
-    plan = at.plans.receive(study, envelope, today=today(), keep=not dry_run)
+    plan = desk.plans.receive(study, envelope, today=today(), keep=not dry_run)
 
     def show(out: Console) -> None:
         from site_agent.show import screens
@@ -60,8 +60,8 @@ def plan_show(
     json: Json = False,
 ) -> None:
     """One page: what leaves, how often, to whom, at which price, and what is not covered."""
-    at = desk(home)
-    page = plan_facts(at, at.plans.plan(study, version), today())
+    desk = open_desk(home)
+    page = plan_facts(desk, desk.plans.plan(study, version), today())
 
     def show(out: Console) -> None:
         from site_agent.show import screens
@@ -90,10 +90,10 @@ def plan_approve(
     """Agree to exactly this plan, with this dictionary, run by this version of the agent."""
     from shared.releases.receipt import LEAVES_PERSONS_OPEN, coverage
 
-    at = desk(home)
-    at.config.approver_key(name)
-    plan = at.plans.plan(study)
-    page = plan_facts(at, plan, today())
+    desk = open_desk(home)
+    desk.config.approver_key(name)
+    plan = desk.plans.plan(study)
+    page = plan_facts(desk, plan, today())
     if page["price"]["affordable"] == 0:
         raise BudgetRefusal(
             f"the plan's first wave must fit its own cap of ε = {shown_epsilon(plan.budget.epsilon)}",
@@ -106,7 +106,7 @@ def plan_approve(
         from site_agent.show import screens
 
         screens.plan_page(console(stderr=True), page)
-        ticked = asked(f"Posture {plan.posture!r}: have you read what is not covered, and agree to it?")
+        ticked = confirmed(f"Posture {plan.posture!r}: have you read what is not covered, and agree to it?")
     if plan.posture in LEAVES_PERSONS_OPEN and not ticked:
         raise ApprovalRefusal(
             f"posture {plan.posture!r} must be approved with a tick on what is not covered",
@@ -114,10 +114,10 @@ def plan_approve(
             next_step=f"Read site-agent plan show {study}, then add --understood {plan.posture}.",
         )
     if not dry_run:
-        at.plans.approve(
+        desk.plans.approve(
             plan,
             name=name,
-            key=at.approver(name),
+            key=desk.approver(name),
             agent_version=agent_version(),
             understood=coverage(plan)[1],
             today=today(),
@@ -143,7 +143,7 @@ def plan_approve(
             out, [("plan", plan.hash), ("dictionary", plan.dictionary.hash), ("agent version", agent_version())]
         )
         out.print("Whatever of these three changes, the approval is void and you will be asked again.")
-        due = due_numbers(at, plan, today())
+        due = due_numbers(desk, plan, today())
         screens.next_step(out, f"site-agent release {study} --wave {due[0] if due else 1}")
 
     emit(answer, as_json=json, show=show)
@@ -157,16 +157,16 @@ def plan_revoke(
     """Take the approval of the plan back: nothing more is made or sent under it. What has left has left."""
     from site_agent.decide import airlock
 
-    at = desk(home)
-    at.config.approver_key(name)
-    plan = at.plans.plan(study)
-    if dry_run and at.plans.approval(study, plan.version) is None:
+    desk = open_desk(home)
+    desk.config.approver_key(name)
+    plan = desk.plans.plan(study)
+    if dry_run and desk.plans.approval(study, plan.version) is None:
         raise StateRefusal(
             "the plan must be approved here to be revoked", given=f"version {plan.version}, not approved"
         )
     if not dry_run:
-        airlock.revoke_plan(at, study, name=name, reason=reason, open_key=lambda: at.approver(name))
-        airlock.told(at)
+        airlock.revoke_plan(desk, study, name=name, reason=reason, open_key=lambda: desk.approver(name))
+        airlock.deliver_revocations(desk)
 
     def show(out: Console) -> None:
         from site_agent.show import screens

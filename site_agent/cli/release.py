@@ -15,7 +15,7 @@ from shared.releases.synthetic import Checkpoint, DrawNumber, Draws, FitName, Ou
 from shared.terminal import emit
 from site_agent.cli.frame import Dry, Home, Json, ReleaseId, Study, app, outbox_app
 from site_agent.decide.plan_facts import plan_changes, plan_facts
-from site_agent.desk import agent_version, attempted, desk, today, working_site
+from site_agent.desk import agent_version, attempted, open_desk, today, working_site
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -73,9 +73,9 @@ def try_(study: Study, home: Home = None, json: Json = False, dry_run: Dry = Fal
     """Rehearse the whole release on made-up data: no record is read, it costs nothing, nothing is sent."""
     from site_agent.release.pipeline import rehearse
 
-    at = desk(home)
-    plan = at.plans.plan(study)
-    folder = at.home / "rehearsal" / study
+    desk = open_desk(home)
+    plan = desk.plans.plan(study)
+    folder = desk.home / "rehearsal" / study
     if dry_run:
         emit(
             {"study": study, "folder": folder, "dry_run": True},
@@ -87,12 +87,12 @@ def try_(study: Study, home: Home = None, json: Json = False, dry_run: Dry = Fal
         done = rehearse(
             plan=plan,
             folder=folder,
-            name=at.config.site,
+            name=desk.config.site,
             agent_version=agent_version(),
-            floors=at.config.floors,
+            floors=desk.config.floors,
             today=today(),
             progress=progress,
-            home=at.home,
+            home=desk.home,
         )
     refused = done.refused and {"code": done.refused.code, "must": done.refused.must, "given": done.refused.given}
     rows = 0 if done.release is None else len(done.release.table)
@@ -130,17 +130,17 @@ def release(
     from site_agent.release import pipeline
     from site_agent.show import screens
 
-    at = desk(home)
-    at.require_running()
-    plan, _ = at.plans.approved(study, agent_version=agent_version(), today=today())
-    author = airlock.require_author(at, plan, by)
-    airlock.require_approved_ahead(at, plan, agent_version=agent_version(), today=today())
-    source = at.config.source(study)
+    desk = open_desk(home)
+    desk.require_running()
+    plan, _ = desk.plans.approved(study, agent_version=agent_version(), today=today())
+    author = airlock.require_author(desk, plan, by)
+    airlock.require_approved_ahead(desk, plan, agent_version=agent_version(), today=today())
+    source = desk.config.source(study)
     pipeline.require_open(plan, wave, today())
     needs = pipeline.estimate(plan, source)
     if dry_run:
-        page = plan_facts(at, plan, today())
-        total = at.ledger.study_total(study, plan.budget.delta)
+        page = plan_facts(desk, plan, today())
+        total = desk.ledger.study_total(study, plan.budget.delta)
         answer = {
             "study": study,
             "wave": wave,
@@ -176,25 +176,25 @@ def release(
         emit(answer, as_json=json, show=show_plan)
         return
     if by is not None:
-        at.approver(by)  # only who can open the key may be named as the author
-    with at.locked(), at.egress() as egress, _bar(json) as progress:
+        desk.approver(by)  # only who can open the key may be named as the author
+    with desk.locked(), desk.egress() as egress, _bar(json) as progress:
         made = pipeline.make_release(
             plan=plan,
             wave=wave,
             source=source,
-            site=working_site(at, egress),
+            site=working_site(desk, egress),
             today=today(),
             author=author,
             progress=progress,
         )
     full = made.hold.release_id
-    found = airlock.stand_in(at, full, agent_version=agent_version(), today=today())
+    found = airlock.approve_by_standing(desk, full, agent_version=agent_version(), today=today())
     sent = None
     if found.limit:
-        at.note_refusal("standing approval", ApprovalRefusal(found.limit), release_id=full, agent=True)
+        desk.note_refusal("standing approval", ApprovalRefusal(found.limit), release_id=full, agent=True)
     if found.hold.state == "approved":
-        sent = airlock.send(at, full, agent_version=agent_version(), today=today()).sent
-    made = replace(made, hold=at.outbox.get(full))
+        sent = airlock.send(desk, full, agent_version=agent_version(), today=today()).sent
+    made = replace(made, hold=desk.outbox.get(full))
     standing = {"used": found.used, "limit": found.limit}
     if plan.floors.approval == "before" and made.hold.state != "delivered":
         seen = {"release_id": full, "study": study, "wave": wave, "state": made.hold.state, "standing": standing}
@@ -260,17 +260,17 @@ def curve(
     from site_agent.show import screens
     from site_agent.show.curve import DRAWS, GRID, price_curve, require_allowed
 
-    at = desk(home)
+    desk = open_desk(home)
     name = out or f"curve-{study}{'-made-up' if made_up else ''}.svg"
-    path = _figure_path(at.home, name)
+    path = _figure_path(desk.home, name)
     if made_up:
-        plan = at.plans.plan(study)
+        plan = desk.plans.plan(study)
         rows = MADE_UP_ROWS
     else:
-        at.require_running()
-        plan, _ = at.plans.approved(study, agent_version=agent_version(), today=today())
+        desk.require_running()
+        plan, _ = desk.plans.approved(study, agent_version=agent_version(), today=today())
         require_allowed(plan, made_up=False)
-        rows = records.count(at.config.source(study))
+        rows = records.count(desk.config.source(study))
     d = Encoder(dictionary=plan.dictionary).d
     if dry_run:
         answer = {
@@ -296,10 +296,10 @@ def curve(
             table = plan.dictionary.check(pipeline.made_up_table(plan, rows, rng))
         else:
             table = records.read(
-                at.config.source(study),
+                desk.config.source(study),
                 plan.dictionary,
-                key=at.config.snapshot_key.read_bytes(),
-                as_written=at.ledger.as_written(study),
+                key=desk.config.snapshot_key.read_bytes(),
+                as_written=desk.ledger.as_written(study),
             ).table
         drawn = price_curve(plan=plan, table=table, rng=rng, made_up=made_up, progress=progress)
     _write_figures({path: ("curve", drawn)})
@@ -339,9 +339,9 @@ def synthetic(
     from shared.releases.synthetic import Synthesis, run_synthesis
     from site_agent.decide import airlock
 
-    at = desk(home)
-    sealed = [hold for hold in at.outbox.list() if hold.study == release]
-    named = sealed or [at.outbox.get(at.release_id(release))]
+    desk = open_desk(home)
+    sealed = [hold for hold in desk.outbox.list() if hold.study == release]
+    named = sealed or [desk.outbox.get(desk.release_id(release))]
     standing = [hold for hold in named if hold.state not in ("burnt", "rejected", "withdrawn")]
     if not standing:
         raise StateRefusal(
@@ -349,14 +349,14 @@ def synthetic(
             given=f"{named[-1].release_id[:8]}, which is {named[-1].state}",
             next_step="See site-agent outbox list, and name one that stands.",
         )
-    made = airlock.shown(at, standing[-1].release_id)
-    plan = at.plans.plan(made.hold.study, made.receipt.plan_version)
+    made = airlock.shown(desk, standing[-1].release_id)
+    plan = desk.plans.plan(made.hold.study, made.receipt.plan_version)
     used = {
         "release_id": made.hold.release_id,
         "bundle_sha256": made.hold.bundle_sha256,
         "receipt": made.receipt.hash,
     }
-    about = {"study": made.hold.study, "site": at.config.site, "wave": made.hold.wave, "releases": [used]}
+    about = {"study": made.hold.study, "site": desk.config.site, "wave": made.hold.wave, "releases": [used]}
     planned = Synthesis(
         plan,
         [(made.table, made.receipt.n)],
@@ -379,7 +379,7 @@ def synthetic(
 
 
 def _figure_path(home: Path, name: str) -> Path:
-    """Where a figure of this site is written: within its folder, whatever the name says."""
+    """Path of a figure of this site: within its folder, whatever the name says."""
     folder = (home / "figures").resolve()
     path = (folder / name).resolve()
     if not path.is_relative_to(home.resolve()):
@@ -434,7 +434,7 @@ def _described(made: Any) -> dict[str, Any]:
 @outbox_app.command("list")
 def outbox_list(home: Home = None, json: Json = False) -> None:
     """Every sealed release and its state."""
-    at = desk(home)
+    desk = open_desk(home)
     rows = [
         {
             "release_id": hold.release_id,
@@ -448,7 +448,7 @@ def outbox_list(home: Home = None, json: Json = False) -> None:
             "day": hold.day,
             "reason": hold.reason,
         }
-        for hold in at.outbox.list()
+        for hold in desk.outbox.list()
     ]
 
     def show(out: Console) -> None:
@@ -474,10 +474,10 @@ def outbox_show(
     from site_agent.decide import airlock
     from site_agent.show import screens
 
-    at = desk(home)
-    made = airlock.shown(at, at.release_id(release_id))
-    changes = plan_changes(at, made)
-    earlier = airlock.compare(at, made)
+    desk = open_desk(home)
+    made = airlock.shown(desk, desk.release_id(release_id))
+    changes = plan_changes(desk, made)
+    earlier = airlock.compare(desk, made)
     answer = {
         **_described(made),
         "plan_changes": changes,
@@ -516,25 +516,25 @@ def outbox_figures(
     from shared.plans.encoding import Encoder
     from site_agent.decide import airlock
     from site_agent.records import table as records
-    from site_agent.release import lasting
+    from site_agent.release import sealed_state
     from site_agent.release.audit import AuditReport
     from site_agent.show import screens
 
-    at = desk(home)
-    full = at.release_id(release_id)
-    made = airlock.shown(at, full)
-    plan = at.plans.plan(made.hold.study, made.receipt.plan_version)
-    folder = (out or at.home / "figures" / full[:8]).expanduser().absolute()
+    desk = open_desk(home)
+    full = desk.release_id(release_id)
+    made = airlock.shown(desk, full)
+    plan = desk.plans.plan(made.hold.study, made.receipt.plan_version)
+    folder = (out or desk.home / "figures" / full[:8]).expanduser().absolute()
     title = f"{made.hold.study}, wave {made.hold.wave}"
     audited = AuditReport.from_canonical(made.audit) if "membership" in made.audit else None
-    source = at.config.source(made.hold.study)
-    key = at.config.snapshot_key.read_bytes()
-    as_written = at.ledger.as_written(made.hold.study)
+    source = desk.config.source(made.hold.study)
+    key = desk.config.snapshot_key.read_bytes()
+    as_written = desk.ledger.as_written(made.hold.study)
     table = records.read(source, plan.dictionary, key=key, rules=plan.release.edges, as_written=as_written)
     drawn: dict[Path, tuple[str, Any]] = {}
-    told: list[str] = []
+    alternatives: list[str] = []
     if made.snapshot and made.snapshot != table.snapshot:
-        told.append("The table has changed since this release was drawn; the real columns are those of today.")
+        alternatives.append("The table has changed since this release was drawn; the real columns are those of today.")
     if not dry_run:
         from site_agent.show.figures import attack_figure, margins_figure
 
@@ -544,14 +544,14 @@ def outbox_figures(
             persons = table.table
             if plan.release.edges is not None and made.snapshot == table.snapshot:
                 # Whoever is held out stands in the table and was never to be released.
-                persons = persons.iloc[list(lasting.read_rows(at.ledger.folder(made.hold), made.hold).source)]
+                persons = persons.iloc[list(sealed_state.read_rows(desk.ledger.folder(made.hold), made.hold).source)]
             real = encoder.decode(encoder.encode(persons.reset_index(drop=True), secure_rng()))
             drawn[folder / "columns.svg"] = (
                 "columns",
                 margins_figure(real, made.table[names], plan.dictionary, title=f"{title}: released columns"),
             )
         else:
-            told.append("This release has no columns to draw: it is a network of persons without attributes.")
+            alternatives.append("This release has no columns to draw: it is a network of persons without attributes.")
         if audited is not None and audited.likelihood is not None:
             drawn[folder / "attack.svg"] = (
                 "attack",
@@ -559,20 +559,20 @@ def outbox_figures(
             )
         _write_figures(drawn)
     if audited is None or audited.likelihood is None:
-        told.append("This release has no attack to draw.")
+        alternatives.append("This release has no attack to draw.")
     files = sorted(drawn)
 
     def show(out: Console) -> None:
         screens.heading(out, title, "dry run, nothing written" if dry_run else f"release {full[:8]}")
         for path in files:
             out.print(str(path), soft_wrap=True)
-        for line in told:
+        for line in alternatives:
             screens.note(out, line)
         out.print("Drawn from records: only the owner of these files can read them, and they stay here.")
         screens.next_step(out, f"site-agent outbox show {full[:8]}")
 
     emit(
-        {"release_id": full, "files": files, "folder": folder, "notes": told, "dry_run": dry_run},
+        {"release_id": full, "files": files, "folder": folder, "notes": alternatives, "dry_run": dry_run},
         as_json=json,
         show=show,
     )

@@ -36,23 +36,25 @@ if TYPE_CHECKING:
     from shared.plans.plan import StudyPlan
     from shared.plans.standing import Standing
     from site_agent.desk import Desk
-    from site_agent.ledger.book import AnchorReceipt, Hold, Noted
+    from site_agent.ledger.book import AnchoredHead, Hold, Noted
     from site_agent.release.checks import Check
     from site_agent.release.outbox import Outbox
-    from site_agent.release.pipeline import Release
+    from site_agent.release.pipeline import SealedRelease
 
 __all__ = [
     "Approved",
     "Deleted",
     "Earlier",
-    "StandIn",
+    "StandingUse",
     "Vanished",
     "approve",
+    "approve_by_standing",
     "bury",
     "compare",
     "confirm_persons",
     "consent_withdrawn",
     "decline",
+    "deliver_revocations",
     "gated",
     "history",
     "leave",
@@ -66,12 +68,10 @@ __all__ = [
     "revoke_plan",
     "revoke_standing",
     "send",
+    "send_revocations",
     "shown",
     "sign_standing",
-    "stand_in",
     "standing_lines",
-    "tell_revocations",
-    "told",
     "totals",
     "vanished",
     "withdraw",
@@ -115,7 +115,7 @@ STEPS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Approved:
-    """What an approval led to.
+    """Outcome of an approval.
 
     Args:
         hold: the release now.
@@ -127,8 +127,8 @@ class Approved:
 
 
 @dataclass(frozen=True, kw_only=True)
-class StandIn:
-    """What became of a release that a standing approval might approve.
+class StandingUse:
+    """Outcome of the attempt to approve a release by a standing approval.
 
     Args:
         used: the approver whose standing approval approved it; blank for none.
@@ -174,17 +174,17 @@ class Deleted:
 
 
 # -- approving --------------------------------------------------------------------------------------------------
-def require_author(at: Desk, plan: StudyPlan, author: str | None) -> str:
-    """Who has a release made, for its statement: a registered approver, or the agent where nobody is named.
+def require_author(desk: Desk, plan: StudyPlan, author: str | None) -> str:
+    """Author of a release, for its statement: a registered approver, or the agent where nobody is named.
 
     Raises: ConfigRefusal (not registered); ApprovalRefusal (the two must be different people, and nobody is named).
     """
     from shared.releases.receipt import AGENT
 
     if author is not None:
-        at.config.approver_key(author)
+        desk.config.approver_key(author)
         return author
-    if _apart(at, plan):
+    if _apart(desk, plan):
         raise ApprovalRefusal(
             "whoever has the release made must be named, because somebody else must approve it",
             given="nobody",
@@ -193,7 +193,7 @@ def require_author(at: Desk, plan: StudyPlan, author: str | None) -> str:
     return AGENT
 
 
-def shown(at: Desk, release_id: str) -> Release:
+def shown(desk: Desk, release_id: str) -> SealedRelease:
     """A sealed release for a person to look at.
 
     Raises: PolicyRefusal, before it is delivered, where its plan wants it approved before the draw: whoever saw it
@@ -201,8 +201,8 @@ def shown(at: Desk, release_id: str) -> Release:
     """
     from site_agent.release import pipeline
 
-    made = pipeline.open_release(at.outbox, release_id)
-    plan = at.plans.plan(made.hold.study, made.receipt.plan_version)
+    made = pipeline.open_release(desk.outbox, release_id)
+    plan = desk.plans.plan(made.hold.study, made.receipt.plan_version)
     if plan.floors.approval == "before" and made.hold.state != "delivered":
         raise PolicyRefusal(
             "a release that was approved before its draw must not be looked at before it is delivered",
@@ -212,7 +212,7 @@ def shown(at: Desk, release_id: str) -> Release:
     return made
 
 
-def require_ticks(made: Release, ticked: Sequence[str]) -> tuple[Check, ...]:
+def require_ticks(made: SealedRelease, ticked: Sequence[str]) -> tuple[Check, ...]:
     """The warnings that are not ticked yet. Raises: UsageRefusal, for a tick on no warning of this release."""
     names = [check.name for check in made.warnings]
     unknown = [name for name in ticked if name not in names]
@@ -222,7 +222,7 @@ def require_ticks(made: Release, ticked: Sequence[str]) -> tuple[Check, ...]:
 
 
 def approve(
-    at: Desk,
+    desk: Desk,
     release_id: str,
     *,
     name: str,
@@ -242,12 +242,12 @@ def approve(
     """
     from site_agent.release import pipeline
 
-    at.require_running()
-    at.config.approver_key(name)
-    made = pipeline.open_release(at.outbox, release_id)
+    desk.require_running()
+    desk.config.approver_key(name)
+    made = pipeline.open_release(desk.outbox, release_id)
     hold, ahead = made.hold, False
     if hold.state != "delivered":
-        plan, _ = at.plans.approved(hold.study, agent_version=agent_version, today=today)
+        plan, _ = desk.plans.approved(hold.study, agent_version=agent_version, today=today)
         ahead = plan.floors.approval == "before"
         if ahead and hold.state != "approved":
             raise ApprovalRefusal(
@@ -263,7 +263,7 @@ def approve(
                 f"site-agent withdraw {release_id[:8]} --as NAME --reason policy, and release again.",
             )
         if not ahead and (hold.state != "approved" or _stands(hold)):
-            _require_another_person(at, hold, plan, name)
+            _require_another_person(desk, hold, plan, name)
             left = require_ticks(made, ticked)
             if left:
                 ticks = "".join(f" --tick {check.name}" for check in made.warnings)
@@ -274,36 +274,36 @@ def approve(
                 )
     if dry_run:
         return Approved(hold=hold)
-    with at.locked():
+    with desk.locked():
         # Asked again: another person may have decided while this one was reading.
-        hold = at.outbox.get(release_id)
+        hold = desk.outbox.get(release_id)
         if hold.state not in ("approved", "delivered") or (_stands(hold) and not ahead):
             key = open_key()
             # Asked again: the plan's approval may have been taken back while the passphrase was typed.
-            at.ledger.require_plan(hold)
-            pipeline.record_decision(at.outbox, release_id, name=name, key=key, ticked=ticked, today=today)
-            at.outbox.approve(release_id, key, name)
-            hold = at.outbox.get(release_id)
+            desk.ledger.require_plan(hold)
+            pipeline.record_decision(desk.outbox, release_id, name=name, key=key, ticked=ticked, today=today)
+            desk.outbox.approve(release_id, key, name)
+            hold = desk.outbox.get(release_id)
         if hold.state != "approved":
             return Approved(hold=hold)
-        return _sent(at, hold, today=today, again=f"site-agent approve {release_id[:8]} --as {name}")
+        return _sent(desk, hold, today=today, command=f"site-agent approve {release_id[:8]} --as {name}")
 
 
-def send(at: Desk, release_id: str, *, agent_version: str, today: dt.date) -> Approved:
+def send(desk: Desk, release_id: str, *, agent_version: str, today: dt.date) -> Approved:
     """Send what is approved, or send it again. It signs nothing. Safe to repeat.
 
     Raises: as `approve`; ApprovalRefusal also where a standing approval has ended since it was used.
     """
-    at.require_running()
-    hold = at.outbox.get(release_id)
-    plan, _ = at.plans.approved(hold.study, agent_version=agent_version, today=today)
+    desk.require_running()
+    hold = desk.outbox.get(release_id)
+    plan, _ = desk.plans.approved(hold.study, agent_version=agent_version, today=today)
     if plan.hash != hold.plan_hash:
         raise PlanChanged("a release must be of the plan that is approved now", given="a release of an earlier plan")
-    with at.locked():
-        return _sent(at, at.outbox.get(release_id), today=today, again="site-agent run")
+    with desk.locked():
+        return _sent(desk, desk.outbox.get(release_id), today=today, command="site-agent run")
 
 
-def require_approved_ahead(at: Desk, plan: StudyPlan, *, agent_version: str, today: dt.date) -> None:
+def require_approved_ahead(desk: Desk, plan: StudyPlan, *, agent_version: str, today: dt.date) -> None:
     """Refuse what a plan wants approved before it is drawn, and is not: asked before the charge and before the draw.
 
     Raises: ApprovalRefusal (no standing approval in force is good for the release as it is planned); PolicyRefusal
@@ -316,7 +316,7 @@ def require_approved_ahead(at: Desk, plan: StudyPlan, *, agent_version: str, tod
 
     if plan.floors.approval != "before":
         return
-    limits = Limits.of(plan.floors, at.config.floors)
+    limits = Limits.of(plan.floors, desk.config.floors)
     if limits.approvals > 1 or limits.author_apart:
         raise PolicyRefusal(
             "a plan that is approved before the draw must be enough for this site: one approver, whoever has it made",
@@ -324,8 +324,8 @@ def require_approved_ahead(at: Desk, plan: StudyPlan, *, agent_version: str, tod
             next_step="Loosen [floors] in site.toml for it, or ask the study lead for approval = 'after'.",
         )
     price = privacy.epsilon(planned_event(plan), plan.budget.delta)
-    for noted in at.ledger.standing(plan.study):
-        signed = None if noted.revoked else _standing(at, noted)
+    for noted in desk.ledger.standing(plan.study):
+        signed = None if noted.revoked else _standing(desk, noted)
         if signed is None or signed.agent_version != agent_version:
             continue
         if not broken_limit(signed, plan_hash=plan.hash, today=today, epsilon=price, n=None, last_n=None):
@@ -337,14 +337,14 @@ def require_approved_ahead(at: Desk, plan: StudyPlan, *, agent_version: str, tod
     )
 
 
-def _sent(at: Desk, hold: Hold, *, today: dt.date, again: str) -> Approved:
-    at.require_running()
-    standing = _still_standing(at, hold, today)
-    envelope, bundle = at.outbox.envelope(hold.release_id), at.outbox.bundle(hold.release_id)
+def _sent(desk: Desk, hold: Hold, *, today: dt.date, command: str) -> Approved:
+    desk.require_running()
+    standing = _still_standing(desk, hold, today)
+    envelope, bundle = desk.outbox.envelope(hold.release_id), desk.outbox.bundle(hold.release_id)
     try:
-        with at.egress(allowed=lambda: at.ledger.require_plan(hold)) as egress:
-            at.ledger.require_plan(hold)
-            _require_no_old_copy(at, egress.witnessed(hold.study))
+        with desk.egress(allowed=lambda: desk.ledger.require_plan(hold)) as egress:
+            desk.ledger.require_plan(hold)
+            _require_no_old_copy(desk, egress.witnessed(hold.study))
             if standing is None:
                 acceptance = egress.send(envelope, bundle)
             else:
@@ -353,15 +353,15 @@ def _sent(at: Desk, hold: Hold, *, today: dt.date, again: str) -> Approved:
         raise NetworkRefusal(
             refusal.must,
             given=refusal.given,
-            next_step=f"The approval is kept. Run {again} again: the same bytes are sent on from where they stopped.",
+            next_step=f"The approval is kept. Run {command} again: the same bytes are sent on from where they stopped.",
         ) from None
-    hold = at.outbox.delivered(hold.release_id, acceptance)
+    hold = desk.outbox.delivered(hold.release_id, acceptance)
     return Approved(hold=hold, sent={"log_index": acceptance.log_index, "accepted_day": acceptance.accepted_day})
 
 
-def _require_no_old_copy(at: Desk, last: AnchorReceipt | None) -> None:
+def _require_no_old_copy(desk: Desk, last: AnchoredHead | None) -> None:
     """Refuse to send by a ledger that was put back: a pause or a rejection since then would be forgotten."""
-    if last is not None and not at.ledger.holds_head(last):
+    if last is not None and not desk.ledger.holds_head(last):
         raise LedgerRefusal(
             f"the ledger must hold entry {last.seq}, which the coordinator has witnessed",
             given="an old copy, or another history",
@@ -369,72 +369,73 @@ def _require_no_old_copy(at: Desk, last: AnchorReceipt | None) -> None:
         )
 
 
-def decline(at: Desk, release_id: str, *, name: str, reason: str, open_key: OpenKey, for_good: bool) -> Hold:
+def decline(desk: Desk, release_id: str, *, name: str, reason: str, open_key: OpenKey, for_good: bool) -> Hold:
     """Reject sealed bytes for good, or send them back with a question; the charge stays either way.
 
     Raises: UsageRefusal (no reason); SignatureRefusal (only who can open the key may decide in its name);
     ApprovalRefusal (a key that is not the registered one); StateRefusal.
     """
-    at.config.approver_key(name)
+    desk.config.approver_key(name)
     if not reason.strip():
         raise UsageRefusal("a reason must say something", given="blank text", next_step="Add --reason.")
-    at.outbox.get(release_id)
+    desk.outbox.get(release_id)
     key = open_key()
-    with at.locked():
-        hold = at.outbox.decline(release_id, key, name, reason=reason, for_good=for_good)
-    witnessed(at)
+    with desk.locked():
+        hold = desk.outbox.decline(release_id, key, name, reason=reason, for_good=for_good)
+    witnessed(desk)
     return hold
 
 
-def _apart(at: Desk, plan: StudyPlan) -> bool:
+def _apart(desk: Desk, plan: StudyPlan) -> bool:
     from site_agent.config import Limits
 
-    return Limits.of(plan.floors, at.config.floors).author_apart
+    return Limits.of(plan.floors, desk.config.floors).author_apart
 
 
-def _require_another_person(at: Desk, hold: Hold, plan: StudyPlan, name: str) -> None:
+def _require_another_person(desk: Desk, hold: Hold, plan: StudyPlan, name: str) -> None:
     """The site may have become stricter since the seal; the stricter of then and now holds."""
-    if (hold.author_apart or _apart(at, plan)) and name == hold.author:
+    if (hold.author_apart or _apart(desk, plan)) and name == hold.author:
         raise ApprovalRefusal(
             "whoever had the release made must not approve it",
             given=name,
-            next_step=f"Another approver decides: {', '.join(n for n in at.config.approvers if n != name) or 'none'}.",
+            next_step="Another approver decides: "
+            f"{', '.join(n for n in desk.config.approvers if n != name) or 'none'}.",
         )
 
 
-def _signer(at: Desk, name: str, open_key: OpenKey) -> SigningKey:
+def _signer(desk: Desk, name: str, open_key: OpenKey) -> SigningKey:
     """The opened key of `name`. Raises: ApprovalRefusal, unless it is the registered one."""
     key = open_key()
-    if at.outbox.approvers.get(name) != key.public:
+    if desk.outbox.approvers.get(name) != key.public:
         raise ApprovalRefusal(
             "an approver must be registered at this site with this key",
             given=repr(name),
-            next_step=f"Approvers here: {', '.join(at.config.approvers) or 'none'}.",
+            next_step=f"Approvers here: {', '.join(desk.config.approvers) or 'none'}.",
         )
     return key
 
 
-def revoke_plan(at: Desk, study: str, *, name: str, reason: str, open_key: OpenKey) -> StudyPlan:
+def revoke_plan(desk: Desk, study: str, *, name: str, reason: str, open_key: OpenKey) -> StudyPlan:
     """Take the approval of the study's newest plan back, and with it every standing approval, as the approver `name`.
 
     Raises: StateRefusal (nobody approved it); SignatureRefusal; ApprovalRefusal (not the registered key).
     """
-    at.config.approver_key(name)
-    plan = at.plans.plan(study)
-    if at.plans.approval(study, plan.version) is None:
+    desk.config.approver_key(name)
+    plan = desk.plans.plan(study)
+    if desk.plans.approval(study, plan.version) is None:
         raise StateRefusal(
             "the plan must be approved here to be revoked", given=f"version {plan.version}, not approved"
         )
-    key = _signer(at, name, open_key)
-    for noted in at.ledger.standing(study):
+    key = _signer(desk, name, open_key)
+    for noted in desk.ledger.standing(study):
         if not noted.revoked:
-            _revoke_standing(at, noted, name=name, reason=reason, key=key)
-    revoked = at.plans.revoke(study, name=name, key=key, reason=reason)
-    witnessed(at)
+            _revoke_standing(desk, noted, name=name, reason=reason, key=key)
+    revoked = desk.plans.revoke(study, name=name, key=key, reason=reason)
+    witnessed(desk)
     return revoked
 
 
-def consent_withdrawn(at: Desk, study: str, persons: Collection[str], *, name: str, open_key: OpenKey) -> int:
+def consent_withdrawn(desk: Desk, study: str, persons: Collection[str], *, name: str, open_key: OpenKey) -> int:
     """Note, as the approver `name`, that persons withdrew from a study.
 
     The coordinator witnesses it with the next anchor that something else asks for: a head that came alone, at that
@@ -445,10 +446,10 @@ def consent_withdrawn(at: Desk, study: str, persons: Collection[str], *, name: s
     Returns: how many were not noted before.
     Raises: SignatureRefusal; ApprovalRefusal (not the registered key); IntegrityRefusal; StorageRefusal.
     """
-    at.config.approver_key(name)
-    key = _signer(at, name, open_key)
-    with at.locked():
-        return at.ledger.note_persons(study, persons, name=name, key=key)
+    desk.config.approver_key(name)
+    key = _signer(desk, name, open_key)
+    with desk.locked():
+        return desk.ledger.note_persons(study, persons, name=name, key=key)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -468,7 +469,7 @@ class Vanished:
     snapshot: str
 
 
-def vanished(at: Desk, study: str) -> Vanished:
+def vanished(desk: Desk, study: str) -> Vanished:
     """Read the study's table, and find that earlier persons are not in it.
 
     Raises: StateRefusal (no reservation waits, or they are in it); DifferencingRefusal (told apart by something else);
@@ -477,23 +478,23 @@ def vanished(at: Desk, study: str) -> Vanished:
     from site_agent.config import Limits
     from site_agent.records import table as records
 
-    plan, source, key = at.plans.plan(study), at.config.source(study), at.config.snapshot_key.read_bytes()
-    waiting = [hold for hold in at.ledger.holds(study) if hold.state in ("reserved", "anchored") and not hold.rounds]
+    plan, source, key = desk.plans.plan(study), desk.config.source(study), desk.config.snapshot_key.read_bytes()
+    waiting = [hold for hold in desk.ledger.holds(study) if hold.state in ("reserved", "anchored") and not hold.rounds]
     if not waiting:
         raise StateRefusal(
             "a release must wait for its persons to be confirmed",
             given="no reservation that waits",
             next_step=f"Run site-agent release {study} first: it says whether earlier persons have vanished.",
         )
-    as_written = at.ledger.as_written(study)
+    as_written = desk.ledger.as_written(study)
     table = records.read(source, plan.dictionary, key=key, rules=plan.release.edges, as_written=as_written)
     space = records.person_space(source, plan.dictionary, key=key, as_written=as_written)
     roles = plan.posture == "holdout"
-    at.ledger.require_same_persons(waiting[-1], space, roles=roles)
+    desk.ledger.require_same_persons(waiting[-1], space, roles=roles)
     persons = records.row_pseudonyms(table, plan.dictionary, key=key) or ()
-    there, earlier = at.ledger.still_present(waiting[-1], persons)
-    asked = roles or waiting[-1].touches == "new"
-    if not asked or there >= Limits.of(plan.floors, at.config.floors).still_present * earlier:
+    there, earlier = desk.ledger.still_present(waiting[-1], persons)
+    must_confirm = roles or waiting[-1].touches == "new"
+    if not must_confirm or there >= Limits.of(plan.floors, desk.config.floors).still_present * earlier:
         raise StateRefusal(
             "persons must be confirmed only where those of earlier releases have vanished from the table, and matter",
             given=f"{there} of {earlier} who are there",
@@ -502,15 +503,15 @@ def vanished(at: Desk, study: str) -> Vanished:
     return Vanished(hold=waiting[-1], there=there, earlier=earlier, snapshot=table.snapshot)
 
 
-def confirm_persons(at: Desk, found: Vanished, *, name: str, reason: str, open_key: OpenKey) -> Hold:
+def confirm_persons(desk: Desk, found: Vanished, *, name: str, reason: str, open_key: OpenKey) -> Hold:
     """Sign, as the approver `name`, that this table holds other persons than earlier releases: for this wave alone.
 
     Raises: SignatureRefusal; ApprovalRefusal (not the registered key); ParameterError; StateRefusal; StorageRefusal.
     """
-    at.config.approver_key(name)
-    key = _signer(at, name, open_key)
-    with at.locked():
-        return at.ledger.confirm_persons(
+    desk.config.approver_key(name)
+    key = _signer(desk, name, open_key)
+    with desk.locked():
+        return desk.ledger.confirm_persons(
             found.hold,
             there=found.there,
             earlier=found.earlier,
@@ -521,7 +522,7 @@ def confirm_persons(at: Desk, found: Vanished, *, name: str, reason: str, open_k
         )
 
 
-def witnessed(at: Desk) -> bool:
+def witnessed(desk: Desk) -> bool:
     """Have the coordinator witness the last decision, if it can be reached within seconds; also during a pause.
 
     What was witnessed, no older copy of the ledger can undo unnoticed. It sends the ledger's head, digests alone, and
@@ -533,33 +534,33 @@ def witnessed(at: Desk) -> bool:
     from shared.errors import Refusal
 
     try:
-        require_witnessed(at)
+        require_witnessed(desk)
     except (Refusal, OSError):
         return False
     return True
 
 
-def require_witnessed(at: Desk) -> None:
-    """As `witnessed`, for whoever wants to know why not.
+def require_witnessed(desk: Desk) -> None:
+    """Have the coordinator witness the ledger's head, or refuse.
 
     Raises: NetworkRefusal, LedgerRefusal (this ledger is an old copy), LockedRefusal, StateRefusal (not joined).
     """
     from site_agent.ledger.holds import WITNESSED_AT_ONCE
     from site_agent.ledger.lock import StateLock
 
-    entries = at.ledger.entries()
+    entries = desk.ledger.entries()
     last = max((entry.seq for entry in entries if entry.kind in WITNESSED_AT_ONCE), default=0)
     # By its hash: a ledger that was put back has other entries of the same numbers.
-    seen = at.acknowledged()
+    seen = desk.acknowledged()
     if last <= max((entry.seq for entry in entries if entry.hash in seen), default=0):
         return
-    with StateLock(at.home), at.egress(timeout=WITNESS_SECONDS, attempts=1) as egress:
-        egress.anchor(at.ledger.anchor_envelope())
+    with StateLock(desk.home), desk.egress(timeout=WITNESS_SECONDS, attempts=1) as egress:
+        egress.anchor(desk.ledger.anchor_envelope())
 
 
 # -- approving in advance ---------------------------------------------------------------------------------------
 def sign_standing(
-    at: Desk,
+    desk: Desk,
     study: str,
     *,
     name: str,
@@ -579,10 +580,10 @@ def sign_standing(
 
     from shared.plans.standing import NO_RELEASE, Standing
 
-    at.config.approver_key(name)
-    key = at.outbox.approvers[name]
+    desk.config.approver_key(name)
+    key = desk.outbox.approvers[name]
     registered = {key.key_id: key}
-    plan, _ = at.plans.approved(study, agent_version=agent_version, today=today)
+    plan, _ = desk.plans.approved(study, agent_version=agent_version, today=today)
     if not plan.floors.standing:
         raise PlanRefusal(
             "the plan must allow a standing approval",
@@ -594,7 +595,7 @@ def sign_standing(
     if not today <= until <= plan.expires:
         raise UsageRefusal(f"--until must be a day from today to the plan's last, {plan.expires}", given=f"{until}")
     ahead = plan.floors.approval == "before"
-    before = None if ahead else _last_approved(at, study)
+    before = None if ahead else _last_approved(desk, study)
     if before is None and not ahead:
         raise ApprovalRefusal(
             "the first release of a study must be approved by a person",
@@ -603,7 +604,7 @@ def sign_standing(
         )
     standing = Standing(
         study=study,
-        site=at.config.site,
+        site=desk.config.site,
         plan_hash=plan.hash,
         agent_version=agent_version,
         max_epsilon=max_epsilon,
@@ -611,130 +612,134 @@ def sign_standing(
         n=1 if before is None else before.receipt.n,
         release_id=NO_RELEASE if before is None else before.hold.release_id,
         approver=name,
-        number=len(at.ledger.standing(study)) + 1,
+        number=len(desk.ledger.standing(study)) + 1,
         day=today.isoformat(),
     )
     if not dry_run:
-        with at.locked():
+        with desk.locked():
             envelope = standing.sign(open_key())
             if not envelope.verified_by(registered):
                 raise ApprovalRefusal("an approver must be registered at the site, with this key", given=repr(name))
-            return standing, at.ledger.add_standing(study=study, name=name, envelope=envelope).digest
+            return standing, desk.ledger.add_standing(study=study, name=name, envelope=envelope).digest
     return standing, ""
 
 
-def revoke_standing(at: Desk, digest: str, *, name: str, reason: str, open_key: OpenKey) -> Noted:
-    """Take a standing approval back for good, as the approver `name`; the coordinator is told by `tell_revocations`.
+def revoke_standing(desk: Desk, digest: str, *, name: str, reason: str, open_key: OpenKey) -> Noted:
+    """Take a standing approval back for good, as the approver `name`; the coordinator is told by `send_revocations`.
 
     Raises: StateRefusal (not in force); SignatureRefusal; ApprovalRefusal (not the registered key).
     """
-    at.config.approver_key(name)
-    found = [noted for noted in at.ledger.standing() if noted.digest == digest and not noted.revoked]
+    desk.config.approver_key(name)
+    found = [noted for noted in desk.ledger.standing() if noted.digest == digest and not noted.revoked]
     if not found:
         raise StateRefusal(
             "only a standing approval in force can be revoked",
             given="one that is not",
             next_step="See site-agent standing list.",
         )
-    key = _signer(at, name, open_key)
-    revoked = _revoke_standing(at, found[0], name=name, reason=reason, key=key)
-    witnessed(at)
+    key = _signer(desk, name, open_key)
+    revoked = _revoke_standing(desk, found[0], name=name, reason=reason, key=key)
+    witnessed(desk)
     return revoked
 
 
-def _revoke_standing(at: Desk, noted: Noted, *, name: str, reason: str, key: SigningKey) -> Noted:
+def _revoke_standing(desk: Desk, noted: Noted, *, name: str, reason: str, key: SigningKey) -> Noted:
     from shared.plans.standing import Revocation
 
-    said = Revocation(study=noted.study, site=at.config.site, standing=noted.digest, approver=name)
-    return at.ledger.revoke_standing(noted.digest, name=name, reason=reason, key=key, envelope=said.sign(key))
+    said = Revocation(study=noted.study, site=desk.config.site, standing=noted.digest, approver=name)
+    return desk.ledger.revoke_standing(noted.digest, name=name, reason=reason, key=key, envelope=said.sign(key))
 
 
-def tell_revocations(at: Desk) -> tuple[Noted, ...]:
+def send_revocations(desk: Desk) -> tuple[Noted, ...]:
     """Tell the coordinator which standing approvals are over. Safe to repeat; nothing is signed.
 
     Returns: those it has acknowledged now.
     Raises: PausedRefusal, NetworkRefusal, StateRefusal (not joined yet): they are over here all the same.
     """
-    untold = [(one, one.revocation) for one in at.ledger.standing() if one.revocation is not None and not one.told]
-    if not untold:
+    pending = [
+        (one, one.revocation) for one in desk.ledger.standing() if one.revocation is not None and not one.acknowledged
+    ]
+    if not pending:
         return ()
-    at.require_running()
-    with at.egress() as egress:
-        for noted, revocation in untold:
+    desk.require_running()
+    with desk.egress() as egress:
+        for noted, revocation in pending:
             egress.revoke_standing(revocation)
-            at.ledger.standing_told(noted.digest)
-    return tuple(noted for noted, _ in untold)
+            desk.ledger.standing_told(noted.digest)
+    return tuple(noted for noted, _ in pending)
 
 
-def told(at: Desk) -> bool:
-    """Whether the coordinator knows of every revocation, told now where it must be; no where it cannot be told now."""
+def deliver_revocations(desk: Desk) -> bool:
+    """Deliver pending revocations. Returns: True if none is left."""
     from shared.errors import Refusal
 
     try:
-        tell_revocations(at)
+        send_revocations(desk)
     except Refusal:
         return False
     return True
 
 
-def standing_lines(at: Desk, today: dt.date, study: str | None = None) -> list[dict[str, Any]]:
+def standing_lines(desk: Desk, today: dt.date, study: str | None = None) -> list[dict[str, Any]]:
     """Every standing approval, verified: its limits, whether it is in force, and how often it was used."""
     from dataclasses import asdict
 
     out = []
-    for noted in at.ledger.standing(study):
-        document = _standing(at, noted)
+    for noted in desk.ledger.standing(study):
+        document = _standing(desk, noted)
         over = today > dt.date.fromisoformat(document.until)
-        given = [approval for hold in at.ledger.holds(noted.study) for approval in hold.approvals]
-        before = _last_approved(at, noted.study)
+        given = [approval for hold in desk.ledger.holds(noted.study) for approval in hold.approvals]
+        before = _last_approved(desk, noted.study)
         out.append(
             {
                 "id": noted.digest,
                 "state": "revoked" if noted.revoked else "ended" if over else "in force",
                 "used": sum(approval.standing == noted.digest for approval in given),
                 "measure": before.receipt.n if before else None,
-                "told": noted.told if noted.revocation is not None else None,
+                "told": noted.acknowledged if noted.revocation is not None else None,
                 **asdict(document),
             }
         )
     return out
 
 
-def stand_in(at: Desk, release_id: str, *, agent_version: str, today: dt.date) -> StandIn:
+def approve_by_standing(desk: Desk, release_id: str, *, agent_version: str, today: dt.date) -> StandingUse:
     """Approve a held release by a standing approval in force, if every one of its limits holds. It sends nothing.
 
     Raises: PlanRefusal and its kinds; IntegrityRefusal (the bytes or what was shown of them are not as they were).
     """
     from site_agent.release import pipeline
 
-    hold = at.outbox.get(release_id)
-    noted = [made for made in at.ledger.standing(hold.study) if not made.revoked]
+    hold = desk.outbox.get(release_id)
+    noted = [made for made in desk.ledger.standing(hold.study) if not made.revoked]
     if hold.state != "held" or not noted:
-        return StandIn(hold=hold)
-    at.require_running()
-    plan, _ = at.plans.approved(hold.study, agent_version=agent_version, today=today)
-    made = pipeline.open_release(at.outbox, release_id)
+        return StandingUse(hold=hold)
+    desk.require_running()
+    plan, _ = desk.plans.approved(hold.study, agent_version=agent_version, today=today)
+    made = pipeline.open_release(desk.outbox, release_id)
     limits = []
     for one in reversed(noted):
-        limit = _limit(at, one, made, plan, agent_version=agent_version, today=today)
+        limit = _limit(desk, one, made, plan, agent_version=agent_version, today=today)
         if not limit:
-            with at.locked():
-                hold = at.outbox.stand_in(release_id, one.digest, name=one.name)
-            return StandIn(hold=hold, used=one.name)
+            with desk.locked():
+                hold = desk.outbox.approve_by_standing(release_id, one.digest, name=one.name)
+            return StandingUse(hold=hold, used=one.name)
         limits.append(limit)
-    return StandIn(hold=hold, limit=limits[0])
+    return StandingUse(hold=hold, limit=limits[0])
 
 
-def _limit(at: Desk, noted: Noted, made: Release, plan: StudyPlan, *, agent_version: str, today: dt.date) -> str:
+def _limit(
+    desk: Desk, noted: Noted, made: SealedRelease, plan: StudyPlan, *, agent_version: str, today: dt.date
+) -> str:
     """The first limit of a standing approval that a held release does not keep; blank for none."""
     from shared.plans.standing import broken_limit
 
     hold = made.hold
     if not plan.floors.standing:
         return "the plan must allow it (standing under [floors])"
-    standing = _standing(at, noted)
+    standing = _standing(desk, noted)
     ahead = plan.floors.approval == "before"
-    before = None if ahead else _last_approved(at, hold.study)
+    before = None if ahead else _last_approved(desk, hold.study)
     limit = broken_limit(
         standing,
         plan_hash=hold.plan_hash if hold.plan_hash == plan.hash else "",
@@ -750,7 +755,7 @@ def _limit(at: Desk, noted: Noted, made: Release, plan: StudyPlan, *, agent_vers
     if ahead:
         # Nothing that is in the bytes decides: but whoever signs after the draw could have looked at them.
         drawn = next(
-            (e.seq for e in at.ledger.entries() if e.kind == "drawing" and e.body["release_id"] == hold.release_id), 0
+            (e.seq for e in desk.ledger.entries() if e.kind == "drawing" and e.body["release_id"] == hold.release_id), 0
         )
         return "" if noted.seq < drawn else "it must have been signed before the draw"
     if not made.audit or not made.checks or any(check.outcome == "failed" for check in made.checks):
@@ -761,47 +766,47 @@ def _limit(at: Desk, noted: Noted, made: Release, plan: StudyPlan, *, agent_vers
         return "one person at least must sign"
     if any(given.name == standing.approver for given in hold.approvals):
         return f"{standing.approver} must not have signed already"
-    if (hold.author_apart or _apart(at, plan)) and hold.author == standing.approver:
+    if (hold.author_apart or _apart(desk, plan)) and hold.author == standing.approver:
         return f"whoever had it made ({hold.author}) must not approve it"
     return ""
 
 
-def _standing(at: Desk, noted: Noted) -> Standing:
+def _standing(desk: Desk, noted: Noted) -> Standing:
     """The document, verified again. Raises: SignatureRefusal, IntegrityRefusal."""
     from shared.plans.standing import open_standing
 
-    standing = open_standing(noted.envelope, at.outbox.approvers)
-    if (standing.approver, standing.study, standing.site) != (noted.name, noted.study, at.config.site):
+    standing = open_standing(noted.envelope, desk.outbox.approvers)
+    if (standing.approver, standing.study, standing.site) != (noted.name, noted.study, desk.config.site):
         raise IntegrityRefusal("a standing approval must be of this site, study and approver", given="another")
     return standing
 
 
-def _last_approved(at: Desk, study: str) -> Release | None:
+def _last_approved(desk: Desk, study: str) -> SealedRelease | None:
     """The last release of the study that a person approved with their own signature, and nobody took back since.
 
     What a standing approval let through is no measure for the next: size could creep by a fifth each wave.
     """
     from site_agent.release import pipeline
 
-    for hold in reversed(at.ledger.holds(study)):
+    for hold in reversed(desk.ledger.holds(study)):
         by_hand = any(not given.standing for given in hold.approvals)
         if hold.state in ("approved", "delivered") and hold.bundle_sha256 and by_hand:
-            return pipeline.open_release(at.outbox, hold.release_id)
+            return pipeline.open_release(desk.outbox, hold.release_id)
     return None
 
 
 def _stands(hold: Hold) -> bool:
-    """Whether a release is approved, and a person may still sign in place of a standing approval."""
+    """True if a release is approved, and a person may still sign in place of a standing approval."""
     return hold.state == "approved" and any(given.standing for given in hold.approvals)
 
 
-def _still_standing(at: Desk, hold: Hold, today: dt.date) -> Envelope | None:
+def _still_standing(desk: Desk, hold: Hold, today: dt.date) -> Envelope | None:
     """The standing approval to send along, if one was used. Raises: ApprovalRefusal: it is over."""
     used = {given.standing for given in hold.approvals if given.standing}
-    for noted in at.ledger.standing(hold.study):
+    for noted in desk.ledger.standing(hold.study):
         if noted.digest not in used:
             continue
-        if noted.revoked or today > dt.date.fromisoformat(_standing(at, noted).until):
+        if noted.revoked or today > dt.date.fromisoformat(_standing(desk, noted).until):
             raise ApprovalRefusal(
                 "the standing approval of a release must be in force when it is sent",
                 given="one that was revoked" if noted.revoked else "one that has ended",
@@ -814,7 +819,7 @@ def _still_standing(at: Desk, hold: Hold, today: dt.date) -> Envelope | None:
 
 
 # -- taking back ------------------------------------------------------------------------------------------------
-def withdraw(at: Desk, release_id: str, *, name: str, reason_code: str, note: str, open_key: OpenKey) -> Hold:
+def withdraw(desk: Desk, release_id: str, *, name: str, reason_code: str, note: str, open_key: OpenKey) -> Hold:
     """Take a release back: stop it here at once, then have the coordinator bury what it may have. Safe to repeat.
 
     A reservation without bytes that holds its wave (for instance of an earlier plan) is given up in the same way.
@@ -822,36 +827,36 @@ def withdraw(at: Desk, release_id: str, *, name: str, reason_code: str, note: st
     Raises: ParameterError (unknown reason); StateRefusal (over already, or a later release still holds its rows);
         NetworkRefusal: it is withdrawn here, and the coordinator must still be told.
     """
-    at.config.approver_key(name)
-    with at.locked():
-        hold = at.ledger.hold(release_id)
-        require_no_copies(at, hold)
+    desk.config.approver_key(name)
+    with desk.locked():
+        hold = desk.ledger.hold(release_id)
+        require_no_copies(desk, hold)
         if hold.withdrawal is None:
             reason = note.strip() or reason_code
-            hold = at.outbox.withdraw(release_id, open_key(), name, reason_code=reason_code, reason=reason)
-    witnessed(at)
-    with at.locked():
-        return _bury(at, at.ledger.hold(release_id))
+            hold = desk.outbox.withdraw(release_id, open_key(), name, reason_code=reason_code, reason=reason)
+    witnessed(desk)
+    with desk.locked():
+        return _bury(desk, desk.ledger.hold(release_id))
 
 
-def bury(at: Desk, release_id: str) -> Hold:
+def bury(desk: Desk, release_id: str) -> Hold:
     """Tell the coordinator of a withdrawal that it has not heard of. It signs nothing new. Safe to repeat.
 
     Raises: NetworkRefusal, StateRefusal (a pause).
     """
-    with at.locked():
-        return _bury(at, at.ledger.hold(release_id))
+    with desk.locked():
+        return _bury(desk, desk.ledger.hold(release_id))
 
 
-def require_no_copies(at: Desk, hold: Hold) -> None:
+def require_no_copies(desk: Desk, hold: Hold) -> None:
     """Hold a withdrawal back while the rows it takes away stay readable in a later release under ``frozen``.
 
     Raises: StateRefusal, naming what must be taken back first.
     """
-    frozen = {plan.version for plan in at.plans.filed(hold.study) if plan.returning == "frozen"}
+    frozen = {plan.version for plan in desk.plans.filed(hold.study) if plan.returning == "frozen"}
     copies = [
         other
-        for other in at.ledger.holds(hold.study)
+        for other in desk.ledger.holds(hold.study)
         if other.wave > hold.wave
         and other.bundle_sha256
         and other.plan_version in frozen
@@ -869,35 +874,36 @@ def require_no_copies(at: Desk, hold: Hold) -> None:
         )
 
 
-def _bury(at: Desk, hold: Hold) -> Hold:
+def _bury(desk: Desk, hold: Hold) -> Hold:
     """Tell the coordinator of a withdrawal, where it may hold the release."""
     given = hold.withdrawal
     if given is None or given.settled or not hold.left:
         return hold
-    again = f"site-agent withdraw {hold.release_id[:8]} --as {given.name} --reason {given.reason_code}"
-    if at.paused:
+    command = f"site-agent withdraw {hold.release_id[:8]} --as {given.name} --reason {given.reason_code}"
+    if desk.paused:
         raise StateRefusal(
             "the coordinator must be told of a withdrawal",
             given="a pause; the release is withdrawn here",
-            next_step=f"After site-agent resume --as NAME, run {again} again.",
+            next_step=f"After site-agent resume --as NAME, run {command} again.",
         )
     try:
-        with at.egress() as egress:
+        with desk.egress() as egress:
             held = hold.state == "withdrawn" or any(
                 one.release_id == hold.release_id for one in egress.status(hold.study)
             )
-            place = egress.withdraw(at.outbox.tombstone(hold.release_id)).log_index if held else None
+            place = egress.withdraw(desk.outbox.tombstone(hold.release_id)).log_index if held else None
     except NetworkRefusal as refusal:
         raise NetworkRefusal(
             refusal.must,
             given=refusal.given,
-            next_step=f"The release is withdrawn here and will not be sent. Run {again} again to tell the coordinator.",
+            next_step=f"The release is withdrawn here and will not be sent. Run {command} again to tell the "
+            "coordinator.",
         ) from None
-    return at.ledger.tombstone(hold, log_index=place)
+    return desk.ledger.tombstone(hold, log_index=place)
 
 
 def leave(
-    at: Desk, study: str, *, name: str, open_key: OpenKey, note: str = "", dry_run: bool = False
+    desk: Desk, study: str, *, name: str, open_key: OpenKey, note: str = "", dry_run: bool = False
 ) -> tuple[Deleted, ...]:
     """Leave a study: bury what was delivered, give up what is open, revoke the plan, delete what was sealed.
 
@@ -911,38 +917,43 @@ def leave(
     import shutil
 
     from shared.base.canonical import sha256_hex
-    from site_agent.release.frames import Vault
+    from site_agent.release.embeddings import EmbeddingStore
 
-    at.config.approver_key(name)
-    holds = at.ledger.holds(study)
-    if not holds and study not in at.plans.studies():
+    desk.config.approver_key(name)
+    holds = desk.ledger.holds(study)
+    if not holds and study not in desk.plans.studies():
         raise StateRefusal("the study must be one of this site's", given=repr(study))
     files = [
         Deleted(
             release_id=hold.release_id,
-            name=path.relative_to(at.outbox.root / hold.release_id).as_posix(),
+            name=path.relative_to(desk.outbox.root / hold.release_id).as_posix(),
             sha256=sha256_hex(path.read_bytes()),
             size=path.stat().st_size,
         )
         for hold in holds
-        for path in sorted((at.outbox.root / hold.release_id).rglob("*"))
+        for path in sorted((desk.outbox.root / hold.release_id).rglob("*"))
         if path.is_file()
     ]
     if dry_run:
         return tuple(files)
-    key = _signer(at, name, open_key)
+    key = _signer(desk, name, open_key)
     for hold in reversed(holds):  # a later one may hold the rows of an earlier one
         unsettled = hold.withdrawal is not None and not hold.withdrawal.settled
         if hold.state not in ("burnt", "rejected", "withdrawn", "trained") or (hold.left and unsettled):
             withdraw(
-                at, hold.release_id, name=name, reason_code="other", note=note or "left the study", open_key=lambda: key
+                desk,
+                hold.release_id,
+                name=name,
+                reason_code="other",
+                note=note or "left the study",
+                open_key=lambda: key,
             )
-    version = at.plans.highest(study)
-    if version and at.plans.approval(study, version) is not None:
-        revoke_plan(at, study, name=name, reason=note or "left the study", open_key=lambda: key)
-    with at.locked():
+    version = desk.plans.highest(study)
+    if version and desk.plans.approval(study, version) is not None:
+        revoke_plan(desk, study, name=name, reason=note or "left the study", open_key=lambda: key)
+    with desk.locked():
         # Noted first: a deletion that is not in the log would look like a loss.
-        at.ledger.leave(
+        desk.ledger.leave(
             study=study,
             name=name,
             deleted=[
@@ -952,23 +963,23 @@ def leave(
             key=key,
         )
         # With its key, so that a copy of a folder that is deleted here is noise.
-        Vault(at.home, study).forget(at.ledger)
+        EmbeddingStore(desk.home, study).forget(desk.ledger)
         for hold in holds:
-            shutil.rmtree(at.outbox.root / hold.release_id, ignore_errors=True)
-        shutil.rmtree(at.home / "rehearsal" / study, ignore_errors=True)
-        remains = [h.release_id for h in holds if (at.outbox.root / h.release_id).exists()]
+            shutil.rmtree(desk.outbox.root / hold.release_id, ignore_errors=True)
+        shutil.rmtree(desk.home / "rehearsal" / study, ignore_errors=True)
+        remains = [h.release_id for h in holds if (desk.outbox.root / h.release_id).exists()]
     if remains:
         raise IntegrityRefusal(
             "every sealed folder of the study must be gone",
             given=f"{len(remains)} left",
             next_step=f"Check the permissions in sealed/, then run site-agent leave {study} again.",
         )
-    witnessed(at)
+    witnessed(desk)
     return tuple(files)
 
 
 # -- what the approver is shown ---------------------------------------------------------------------------------
-def planned(plan: StudyPlan, made: Release) -> tuple[tuple[str, bool], ...]:
+def planned(plan: StudyPlan, made: SealedRelease) -> tuple[tuple[str, bool], ...]:
     """The release held against its plan: sentences, and whether each is true of these bytes."""
     from shared.errors import Refusal
 
@@ -996,19 +1007,19 @@ def planned(plan: StudyPlan, made: Release) -> tuple[tuple[str, bool], ...]:
     )
 
 
-def compare(at: Desk, made: Release) -> tuple[Earlier, ...]:
+def compare(desk: Desk, made: SealedRelease) -> tuple[Earlier, ...]:
     """The release beside every earlier one of its study that left, or still may, the latest first."""
     from site_agent.release import pipeline
 
     out: list[Earlier] = []
-    gone = at.ledger.deleted()
-    for hold in at.ledger.holds(made.hold.study):
+    gone = desk.ledger.deleted()
+    for hold in desk.ledger.holds(made.hold.study):
         if hold.release_id == made.hold.release_id:
             break
         over = hold.phase == "burnt" and not hold.left
         if over or not hold.bundle_sha256 or hold.release_id in gone:
             continue
-        before = pipeline.open_release(at.outbox, hold.release_id)
+        before = pipeline.open_release(desk.outbox, hold.release_id)
         then, now = before.table, made.table
         rows = made.receipt.mechanism == "latent_noise"
         out.append(
@@ -1053,7 +1064,7 @@ def _shifts(then: pd.DataFrame, now: pd.DataFrame) -> tuple[str, ...]:
 
 
 # -- the switch ------------------------------------------------------------------------------------------------
-def pause(at: Desk, reason: str, *, name: str = "", open_key: OpenKey | None = None) -> bool:
+def pause(desk: Desk, reason: str, *, name: str = "", open_key: OpenKey | None = None) -> bool:
     """Stop at once: nothing is drawn, approved or sent until `resume`. Works without a network, and without a key.
 
     Stopping waits for nobody: the site stops first. Then the ledger notes it, signed where a person is named, and the
@@ -1066,38 +1077,38 @@ def pause(at: Desk, reason: str, *, name: str = "", open_key: OpenKey | None = N
     from shared.errors import Refusal
 
     stamp = dt.datetime.now(dt.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    write_private(at.config.pause_file, f"{stamp} {reason}\n".encode())
+    write_private(desk.config.pause_file, f"{stamp} {reason}\n".encode())
     key = None
     try:
         if open_key is not None:
-            at.config.approver_key(name)
-            key = _signer(at, name, open_key)
+            desk.config.approver_key(name)
+            key = _signer(desk, name, open_key)
     finally:
         try:
-            at.ledger.pause(name=name if key else "", reason=reason, key=key)
+            desk.ledger.pause(name=name if key else "", reason=reason, key=key)
             noted = True
         except Refusal:
             noted = False
         if noted:
-            witnessed(at)
+            witnessed(desk)
     return noted
 
 
-def resume(at: Desk, *, name: str, open_key: OpenKey, reason: str = "") -> None:
+def resume(desk: Desk, *, name: str, open_key: OpenKey, reason: str = "") -> None:
     """End a pause, as the approver `name`. Nothing changes where there is none.
 
     Raises: ConfigRefusal, SignatureRefusal, ApprovalRefusal (the key of `name`); LedgerRefusal.
     """
-    at.config.approver_key(name)
-    if not at.paused:
+    desk.config.approver_key(name)
+    if not desk.paused:
         return
-    at.ledger.resume(name=name, reason=reason, key=_signer(at, name, open_key))
-    at.config.pause_file.unlink(missing_ok=True)
-    witnessed(at)
+    desk.ledger.resume(name=name, reason=reason, key=_signer(desk, name, open_key))
+    desk.config.pause_file.unlink(missing_ok=True)
+    witnessed(desk)
 
 
 def gated(outbox: Outbox, release_id: str) -> bool:
-    """Whether a release was selected by checks that read records, outside of the ε that its receipt states.
+    """True if a release was selected by checks that read records, outside of the ε that its receipt states.
 
     Earlier versions refused a sealed table for an exact function of records under every posture, and asked for a tick
     for others. Their receipts say so in the words of that time; what they promised is not rewritten.
@@ -1110,8 +1121,8 @@ def gated(outbox: Outbox, release_id: str) -> bool:
     return gates and EARLIER_GATE in receipt.not_covered
 
 
-def history(at: Desk) -> list[dict[str, Any]]:
-    """What happened as people read it, in order: the ledger's entries, and between them what was refused.
+def history(desk: Desk) -> list[dict[str, Any]]:
+    """History for readers, in order: the ledger's entries, and between them what was refused.
 
     A refused attempt has no number (``seq`` is 0) and names its ``verb`` and ``code``. ``step`` is for people, ``kind``
     for programs.
@@ -1137,10 +1148,10 @@ def history(at: Desk) -> list[dict[str, Any]]:
             "after": line.after,
             "hash": line.hash,
         }
-        for line in at.refusals.lines()
+        for line in desk.refusals.lines()
     ]
     rows: list[dict[str, Any]] = []
-    for entry in at.ledger.entries():
+    for entry in desk.ledger.entries():
         rows.append(
             {
                 "seq": entry.seq,
@@ -1159,17 +1170,17 @@ def history(at: Desk) -> list[dict[str, Any]]:
 
 
 def _nobody(kind: str) -> str:
-    """Who did what no person has signed."""
+    """Actor of an entry that no person has signed."""
     return "not named" if kind == "paused" else "agent"
 
 
-def totals(at: Desk, study: str | None = None) -> list[dict[str, Any]]:
-    """What each study has been charged, at its δ, under its cap."""
-    lines = at.ledger.statement(study)
+def totals(desk: Desk, study: str | None = None) -> list[dict[str, Any]]:
+    """Privacy loss charged per study, at its δ, under its cap."""
+    lines = desk.ledger.statement(study)
     out = []
     for name in dict.fromkeys(line.study for line in lines):
         delta = next(line.delta for line in reversed(lines) if line.study == name)
-        spent = at.ledger.study_total(name, delta)
+        spent = desk.ledger.study_total(name, delta)
         out.append(
             {
                 "study": name,

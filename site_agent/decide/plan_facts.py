@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from shared.plans.plan import StudyPlan
     from site_agent.desk import Desk
-    from site_agent.release.pipeline import Release
+    from site_agent.release.pipeline import SealedRelease
 
 __all__ = ["charged", "due_numbers", "plan_changes", "plan_facts"]
 
@@ -101,7 +101,7 @@ def _training(plan: StudyPlan) -> dict[str, Any] | None:
 
 
 def charged(at: Desk, plan: StudyPlan, day: dt.date) -> dict[str, Any]:
-    """What the study was charged already, by whatever version, and with the waves of this plan that are to come."""
+    """Privacy loss of the study so far, over all versions, and with the coming waves of this plan."""
     from shared.releases.receipt import given
     from site_agent.decide.waves import calendar
 
@@ -142,8 +142,8 @@ def due_numbers(at: Desk, plan: StudyPlan, day: dt.date) -> list[int]:
     return [] if found is None else [found.number]
 
 
-def plan_changes(at: Desk, made: Release) -> list[tuple[str, str, str]]:
-    """What the newest plan says otherwise than the plan of a release."""
+def plan_changes(at: Desk, made: SealedRelease) -> list[tuple[str, str, str]]:
+    """Differences of the newest plan from that of a release."""
     from site_agent.decide.plans import difference
 
     now = at.plans.plan(made.hold.study)

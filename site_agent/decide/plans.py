@@ -37,7 +37,7 @@ APPROVAL_TYPE = "application/vnd.tributary.plan-approval+json"
 
 @dataclass(frozen=True, kw_only=True)
 class PlanApproval:
-    """What an approver signs when a site agrees to a plan.
+    """Approval of a plan, signed by an approver.
 
     Args:
         understood: the sentences about what is not covered that were ticked.
@@ -71,8 +71,8 @@ class PlanApproval:
         return cls(**{**body, "understood": tuple(body["understood"])})
 
 
-class Memory(Protocol):
-    """What remembers approved versions when files are gone (`site_agent.ledger.book.Ledger`)."""
+class ApprovalMemory(Protocol):
+    """Memory of approved plan versions beside the files (`site_agent.ledger.book.Ledger`)."""
 
     def approved_plan(self, study: str) -> tuple[int, str] | None: ...
     def approve_plan(
@@ -103,7 +103,7 @@ class Plans:
     leads: Mapping[str, PublicKey]
     threshold: int
     approvers: Mapping[str, PublicKey]
-    memory: Memory
+    memory: ApprovalMemory
     signers: Mapping[str, Sequence[PublicKey]] = field(default_factory=dict)
 
     # -- plans --------------------------------------------------------------------------------------------------
@@ -311,12 +311,12 @@ class Plans:
         plan = self.plan(study)
         plan.require_current(today)
         approval = self.approval(study, plan.version, current=True)
-        again = f"Run site-agent plan show {study}, then plan approve {study} --as NAME."
+        step = f"Run site-agent plan show {study}, then plan approve {study} --as NAME."
         if approval is None:
             raise ApprovalRefusal(
                 "the plan must be approved at this site",
                 given=f"version {plan.version}, not approved",
-                next_step=again,
+                next_step=step,
             )
         for what, then, now in (
             ("plan", approval.plan_hash, plan.hash),
@@ -327,7 +327,7 @@ class Plans:
                 raise PlanChanged(
                     f"the {what} must be the one that was approved",
                     given=f"{now[:12]}, approved {then[:12]}",
-                    next_step=again,
+                    next_step=step,
                 )
         from shared.releases.receipt import LEAVES_PERSONS_OPEN, coverage
 
@@ -335,7 +335,7 @@ class Plans:
             raise PlanChanged(
                 "what a receipt leaves open must be what was ticked with the plan's approval",
                 given="other sentences, by an earlier version of this software",
-                next_step=again,
+                next_step=step,
             )
         return plan, approval
 
@@ -354,7 +354,7 @@ class Plans:
 
 
 def difference(old: StudyPlan, new: StudyPlan) -> tuple[tuple[str, str, str], ...]:
-    """What changed between two plans.
+    """Changes between two plans.
 
     Returns: (where, before, after) per changed setting, columns by name; an absent side is an empty text.
     """

@@ -34,9 +34,9 @@ if TYPE_CHECKING:
     from site_agent.desk import Desk
     from site_agent.egress import Egress
     from site_agent.ledger.book import Hold, Ledger
-    from site_agent.release.site import Site
+    from site_agent.release.site import WorkingSite
 
-__all__ = ["Cost", "Event", "Planned", "attend", "by_lot", "calendar", "cost", "due"]
+__all__ = ["AttendEvent", "PlanTotals", "Planned", "attend", "by_lot", "calendar", "cost", "due"]
 
 _OPEN = {
     "reserved": "reserved",
@@ -63,7 +63,7 @@ _VERBS = {
     "decision not witnessed": "run",
     "no part in the training": "federate",
 }
-"""What was tried, for the log of refusals, by what `attend` says of it."""
+"""Verb of each attempt for the log of refusals, by the event that `attend` reports."""
 _RESUMED = ("due", "reserved", "sealed, not yet checked")
 
 
@@ -86,8 +86,8 @@ class Planned:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cost:
-    """What a plan's waves cost the person who is charged most.
+class PlanTotals:
+    """Privacy loss of a plan's waves for the person who is charged most.
 
     Args:
         totals: ε after 1, 2, … waves, as the cap is held against it.
@@ -99,7 +99,7 @@ class Cost:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Event:
+class AttendEvent:
     """One thing that `attend` did, or could not do."""
 
     study: str
@@ -117,9 +117,9 @@ def calendar(plan: StudyPlan, holds: Iterable[Hold], today: dt.date) -> tuple[Pl
         holds: the ledger's holds of this study, in its order.
         today: UTC date.
     """
-    mine = [hold for hold in holds if hold.study == plan.study and hold.wave > 0]
-    last = {hold.wave: hold for hold in mine}
-    taken_over = {number: hold.wave for hold in mine for number in hold.merged}
+    own = [hold for hold in holds if hold.study == plan.study and hold.wave > 0]
+    last = {hold.wave: hold for hold in own}
+    taken_over = {number: hold.wave for hold in own for number in hold.merged}
     latest = max(last, default=0)
     out = []
     for wave in plan.waves:
@@ -159,7 +159,7 @@ def due(plan: StudyPlan, holds: Iterable[Hold], today: dt.date) -> Wave | None:
     return None
 
 
-def cost(plan: StudyPlan, events: Sequence[Any]) -> Cost:
+def cost(plan: StudyPlan, events: Sequence[Any]) -> PlanTotals:
     """What waves of a plan cost, by Rényi composition or the pure sum.
 
     A person is drawn in every wave under ``refresh``, and in one at most under ``append`` and ``frozen``. A training
@@ -169,7 +169,7 @@ def cost(plan: StudyPlan, events: Sequence[Any]) -> Cost:
         events: what each wave is charged as (`shared.releases.receipt.planned_events`).
     """
     from shared.privacy import accountant as privacy
-    from shared.privacy.composition import Charge, Composition
+    from shared.privacy.composition import Charge, StudyCharges
     from site_agent.ledger.holds import curve_of, price_of
     from site_agent.release.pipeline import touches
 
@@ -182,9 +182,9 @@ def cost(plan: StudyPlan, events: Sequence[Any]) -> Cost:
     charges = {
         event: Charge(rdp=curve_of(price), pure=price["epsilon_pure"], beside=beside) for event, price in prices.items()
     }
-    composed = Composition([*before, *(charges[event] for event in events)])
+    composed = StudyCharges([*before, *(charges[event] for event in events)])
     totals = tuple(composed.total(plan.budget.delta, len(before) + k) for k in range(1, len(events) + 1))
-    return Cost(totals=totals, affordable=_within(totals, plan.budget.epsilon))
+    return PlanTotals(totals=totals, affordable=_within(totals, plan.budget.epsilon))
 
 
 def by_lot(ledger: Ledger, study: str, leaving: Collection[str], *, others: int, floor: int) -> frozenset[str]:
@@ -200,18 +200,18 @@ def by_lot(ledger: Ledger, study: str, leaving: Collection[str], *, others: int,
     Returns: nobody where no person of that table leaves, or enough do already.
     Raises: SmallN, when too few would stay; IntegrityRefusal (whose the released rows are is lost).
     """
-    from site_agent.release.lasting import read_rows
+    from site_agent.release.sealed_state import read_rows
 
     table = frozenset[str]()
     for hold in ledger.holds(study):
         if hold.may_be_out and hold.files:
-            mine = frozenset(read_rows(ledger.folder(hold), hold).persons)
-            table = mine if mine & table else mine | table
-    gone = table & frozenset(leaving)
-    if not gone or len(gone) > others:
+            own = frozenset(read_rows(ledger.folder(hold), hold).persons)
+            table = own if own & table else own | table
+    withdrawn = table & frozenset(leaving)
+    if not withdrawn or len(withdrawn) > others:
         return frozenset()
-    stay = sorted(table - gone)
-    more = others + 1 - len(gone)
+    stay = sorted(table - withdrawn)
+    more = others + 1 - len(withdrawn)
     if len(stay) - more < floor:
         raise SmallN(
             f"at least {floor} persons must stay in the table",
@@ -227,12 +227,12 @@ def _within(totals: Sequence[float], cap: float) -> int:
 
 
 def attend(
-    at: Desk,
+    desk: Desk,
     *,
-    site: Callable[[Egress], Site],
+    site: Callable[[Egress], WorkingSite],
     agent_version: str,
     today: dt.date,
-    say: Callable[[Event], None],
+    say: Callable[[AttendEvent], None],
     dry_run: bool = False,
 ) -> None:
     """One round: fetch plans, send what is approved, make what is due. A refusal is said, and the round goes on.
@@ -243,151 +243,155 @@ def attend(
     from site_agent.decide import airlock
     from site_agent.release import pipeline
 
-    def told(study: str, what: str, refusal: Refusal, wave: int | None = None, release_id: str = "") -> None:
-        say(Event(study=study, what=what, wave=wave, detail=str(refusal), code=refusal.code))
+    def refused(study: str, what: str, refusal: Refusal, wave: int | None = None, release_id: str = "") -> None:
+        say(AttendEvent(study=study, what=what, wave=wave, detail=str(refusal), code=refusal.code))
         # That nobody answers is the weather, and refuses nothing.
         if not dry_run and not isinstance(refusal, NetworkRefusal):
-            at.note_refusal(_VERBS[what], refusal, study=study, release_id=release_id, agent=True)
+            desk.note_refusal(_VERBS[what], refusal, study=study, release_id=release_id, agent=True)
 
     if not dry_run:
         try:
-            airlock.require_witnessed(at)
+            airlock.require_witnessed(desk)
         except Refusal as refusal:
             # That nobody answers, or that another agent is at work, the round itself will say.
             if isinstance(refusal, IntegrityRefusal) and not isinstance(refusal, LockedRefusal):
-                told("", "decision not witnessed", refusal)
-    if at.paused:
-        say(Event(study="", what="paused", detail="Nothing is drawn or sent until site-agent resume --as NAME."))
+                refused("", "decision not witnessed", refusal)
+    if desk.paused:
+        say(AttendEvent(study="", what="paused", detail="Nothing is drawn or sent until site-agent resume --as NAME."))
         return
-    studies = sorted({*at.config.studies, *at.config.data, *at.plans.studies()})
+    studies = sorted({*desk.config.studies, *desk.config.data, *desk.plans.studies()})
     try:
-        with at.egress() as egress:
+        with desk.egress() as egress:
             for study in studies:
-                known = at.plans.highest(study)
+                known = desk.plans.highest(study)
                 try:
-                    plan = at.plans.receive(study, egress.fetch_plan(study), today=today, keep=not dry_run)
+                    plan = desk.plans.receive(study, egress.fetch_plan(study), today=today, keep=not dry_run)
                 except NetworkRefusal:
                     raise
                 except Refusal as refusal:
-                    told(study, "no plan", refusal)
+                    refused(study, "no plan", refusal)
                     continue
                 if plan.version > known:
                     step = f"Read site-agent plan show {study}."
-                    say(Event(study=study, what=f"plan version {plan.version} has come", detail=step))
+                    say(AttendEvent(study=study, what=f"plan version {plan.version} has come", detail=step))
     except NetworkRefusal as refusal:
-        told("", "offline", refusal)
+        refused("", "offline", refusal)
         return
     except Refusal as refusal:
-        told("", "not connected", refusal)
+        refused("", "not connected", refusal)
         return
 
     def advance(hold: Hold) -> str:
         """Approve what a standing approval is good for, and send it; or the limit that failed."""
-        found = airlock.stand_in(at, hold.release_id, agent_version=agent_version, today=today)
+        found = airlock.approve_by_standing(desk, hold.release_id, agent_version=agent_version, today=today)
         if found.limit:
-            at.note_refusal("standing approval", ApprovalRefusal(found.limit), release_id=hold.release_id, agent=True)
+            desk.note_refusal("standing approval", ApprovalRefusal(found.limit), release_id=hold.release_id, agent=True)
         if found.used:
             detail = f"{hold.release_id[:8]}, by the standing approval of {found.used}"
-            say(Event(study=hold.study, what="approved", wave=hold.wave, detail=detail))
+            say(AttendEvent(study=hold.study, what="approved", wave=hold.wave, detail=detail))
         if found.hold.state == "approved":
             send(found.hold)
         return found.limit
 
     def send(hold: Hold) -> None:
         try:
-            airlock.send(at, hold.release_id, agent_version=agent_version, today=today)
-            say(Event(study=hold.study, what="sent", wave=hold.wave, detail=hold.release_id[:8]))
+            airlock.send(desk, hold.release_id, agent_version=agent_version, today=today)
+            say(AttendEvent(study=hold.study, what="sent", wave=hold.wave, detail=hold.release_id[:8]))
         except Refusal as refusal:
-            told(hold.study, "not sent", refusal, hold.wave, hold.release_id)
+            refused(hold.study, "not sent", refusal, hold.wave, hold.release_id)
 
     if not dry_run:
         try:
-            for noted in airlock.tell_revocations(at):
+            for noted in airlock.send_revocations(desk):
                 detail = f"standing approval {noted.digest[:8]}"
-                say(Event(study=noted.study, what="told of a revocation", detail=detail))
+                say(AttendEvent(study=noted.study, what="told of a revocation", detail=detail))
         except Refusal as refusal:
-            told("", "revocation not told", refusal)
+            refused("", "revocation not told", refusal)
 
-    for hold in at.outbox.list():
-        if hold.withdrawal is None or hold.withdrawal.settled or not hold.left or at.paused:
+    for hold in desk.outbox.list():
+        if hold.withdrawal is None or hold.withdrawal.settled or not hold.left or desk.paused:
             continue
         if dry_run:
-            say(Event(study=hold.study, what="would tell of a withdrawal", wave=hold.wave, detail=hold.release_id[:8]))
+            say(
+                AttendEvent(
+                    study=hold.study, what="would tell of a withdrawal", wave=hold.wave, detail=hold.release_id[:8]
+                )
+            )
             continue
         try:
-            airlock.bury(at, hold.release_id)
-            say(Event(study=hold.study, what="told of a withdrawal", wave=hold.wave, detail=hold.release_id[:8]))
+            airlock.bury(desk, hold.release_id)
+            say(AttendEvent(study=hold.study, what="told of a withdrawal", wave=hold.wave, detail=hold.release_id[:8]))
         except Refusal as refusal:
-            told(hold.study, "withdrawal not told", refusal, hold.wave, hold.release_id)
+            refused(hold.study, "withdrawal not told", refusal, hold.wave, hold.release_id)
 
-    for hold in at.outbox.list():
-        if hold.state not in ("held", "approved") or at.paused:
+    for hold in desk.outbox.list():
+        if hold.state not in ("held", "approved") or desk.paused:
             continue
         if hold.state == "held":
             try:
                 if not dry_run:
                     advance(hold)
             except Refusal as refusal:
-                told(hold.study, "not approved", refusal, hold.wave, hold.release_id)
+                refused(hold.study, "not approved", refusal, hold.wave, hold.release_id)
             continue
         if dry_run:
-            say(Event(study=hold.study, what="would send", wave=hold.wave, detail=hold.release_id[:8]))
+            say(AttendEvent(study=hold.study, what="would send", wave=hold.wave, detail=hold.release_id[:8]))
             continue
         send(hold)
 
     def prepare(study: str, what: Callable[[StudyPlan], bool]) -> None:
         """Fetch the flow of a plan, or take part in its training."""
         try:
-            plan, _ = at.plans.approved(study, agent_version=agent_version, today=today)
+            plan, _ = desk.plans.approved(study, agent_version=agent_version, today=today)
         except Refusal:
             return  # said below, where a wave is due
         try:
             if what(plan):
-                _train(at, plan, site=site, today=today, say=say, dry_run=dry_run)
+                _train(desk, plan, site=site, today=today, say=say, dry_run=dry_run)
         except Refusal as refusal:
-            told(study, "no part in the training", refusal)
+            refused(study, "no part in the training", refusal)
 
     for study in studies:
-        if at.paused:
+        if desk.paused:
             return
         prepare(study, lambda plan: bool(plan.flow))
 
     for study in studies:
-        if at.config.frame_key(study).exists():
+        if desk.config.frame_key(study).exists():
             try:
-                _forget(at, study, today=today, say=say, dry_run=dry_run)
+                _forget(desk, study, today=today, say=say, dry_run=dry_run)
             except Refusal as refusal:
-                told(study, "no plan", refusal)
+                refused(study, "no plan", refusal)
 
     for study in studies:
-        if at.paused:
+        if desk.paused:
             return
         wave: int | None = None
         try:
-            plan, _ = at.plans.approved(study, agent_version=agent_version, today=today)
-            found = due(plan, at.ledger.holds(study), today)
+            plan, _ = desk.plans.approved(study, agent_version=agent_version, today=today)
+            found = due(plan, desk.ledger.holds(study), today)
             if found is None:
                 continue
             wave = found.number
-            source = at.config.source(study)
-            airlock.require_approved_ahead(at, plan, agent_version=agent_version, today=today)
+            source = desk.config.source(study)
+            airlock.require_approved_ahead(desk, plan, agent_version=agent_version, today=today)
             if dry_run:
-                say(Event(study=study, what="would release", wave=wave))
+                say(AttendEvent(study=study, what="would release", wave=wave))
                 continue
-            with at.locked(), at.egress() as egress:
+            with desk.locked(), desk.egress() as egress:
                 made = pipeline.make_release(plan=plan, wave=wave, source=source, site=site(egress), today=today)
             limit = advance(made.hold)
-            hold = at.outbox.get(made.hold.release_id)
+            hold = desk.outbox.get(made.hold.release_id)
             if hold.state == "held":
                 why = f"The standing approval was not used: {limit}. " if limit else ""
                 step = f"{why}Run site-agent outbox show {hold.release_id[:8]}."
-                say(Event(study=study, what="waits for a person", wave=wave, detail=step))
+                say(AttendEvent(study=study, what="waits for a person", wave=wave, detail=step))
         except Refusal as refusal:
-            told(study, "not released", refusal, wave)
+            refused(study, "not released", refusal, wave)
 
     # Last: a training takes as long as its coordinator likes, and nothing that is due waits for it.
     for study in studies:
-        if at.paused:
+        if desk.paused:
             return
         prepare(study, lambda plan: plan.federated is not None)
 
@@ -405,31 +409,31 @@ Nothing brings a frame back, and nobody is asked. A clock that is some days ahea
 that comes late, must not cost the network; persons held out wait a month longer for the deletion."""
 
 
-def _forget(at: Desk, study: str, *, today: dt.date, say: Callable[[Event], None], dry_run: bool) -> None:
+def _forget(desk: Desk, study: str, *, today: dt.date, say: Callable[[AttendEvent], None], dry_run: bool) -> None:
     """Delete the frames of a network whose last planned wave has been closed for longer than `_GRACE`.
 
     By this machine's own clock: where that is further ahead than `_GRACE`, the frames are deleted too early, for good.
 
     Raises: any `Refusal`.
     """
-    if any(today <= wave.closes + _GRACE for wave in at.plans.plan(study).waves):
+    if any(today <= wave.closes + _GRACE for wave in desk.plans.plan(study).waves):
         return
     if not dry_run:
-        from site_agent.release.frames import Vault
+        from site_agent.release.embeddings import EmbeddingStore
 
-        with at.locked():
-            Vault(at.home, study).forget(at.ledger)
+        with desk.locked():
+            EmbeddingStore(desk.home, study).forget(desk.ledger)
     what = "would delete the frame of its network" if dry_run else "deleted the frame of its network"
-    say(Event(study=study, what=what, detail=f"its last wave closed more than {_GRACE.days} days ago"))
+    say(AttendEvent(study=study, what=what, detail=f"its last wave closed more than {_GRACE.days} days ago"))
 
 
 def _train(
-    at: Desk,
+    desk: Desk,
     plan: StudyPlan,
     *,
-    site: Callable[[Egress], Site],
+    site: Callable[[Egress], WorkingSite],
     today: dt.date,
-    say: Callable[[Event], None],
+    say: Callable[[AttendEvent], None],
     dry_run: bool,
 ) -> None:
     """Answer what a training asks, or fetch the flow that a plan names. Raises: any `Refusal`."""
@@ -437,41 +441,41 @@ def _train(
     from site_agent.training import rounds
 
     if plan.flow:
-        if trained_flow.flow_path(at.home, plan.flow.removeprefix(PREFIX)).exists():
+        if trained_flow.flow_path(desk.home, plan.flow.removeprefix(PREFIX)).exists():
             return
         if not dry_run:
-            with at.locked(), at.egress() as egress:
-                rounds.fetch(plan, egress, at.home)
-        say(Event(study=plan.study, what="would fetch its flow" if dry_run else "fetched its flow"))
+            with desk.locked(), desk.egress() as egress:
+                rounds.fetch(plan, egress, desk.home)
+        say(AttendEvent(study=plan.study, what="would fetch its flow" if dry_run else "fetched its flow"))
         return
-    if rounds.ended(at.ledger, plan):
+    if rounds.ended(desk.ledger, plan):
         return
     if dry_run:
-        say(Event(study=plan.study, what="would take part in its training"))
+        say(AttendEvent(study=plan.study, what="would take part in its training"))
         return
     began: set[tuple[str, int]] = set()
     limit = time.monotonic() + LONGEST
 
-    def told(what: str, number: int) -> None:
+    def progress(what: str, number: int) -> None:
         began.add((what, number))  # the same thing again is no progress, whatever the coordinator asks
         detail = f"round {number}" if number else f"all {plan.federated.rounds if plan.federated else 0} rounds"
-        say(Event(study=plan.study, what=f"training {what}", detail=detail))
+        say(AttendEvent(study=plan.study, what=f"training {what}", detail=detail))
 
     while True:
         known = len(began)
-        with at.egress() as egress:
+        with desk.egress() as egress:
             rounds.take_part(
                 plan=plan,
-                source=at.config.source(plan.study),
+                source=desk.config.source(plan.study),
                 site=site(egress),
                 door=egress,
-                home=at.home,
+                home=desk.home,
                 today=today,
-                locked=at.locked,
+                locked=desk.locked,
                 # Nothing asked at all: the calendar goes on at once.
                 wait=min(PATIENCE, max(0.0, limit - time.monotonic())) if began else 0.0,
-                told=told,
+                progress=progress,
                 until=limit,
             )
-        if len(began) == known or time.monotonic() >= limit or rounds.ended(at.ledger, plan):
+        if len(began) == known or time.monotonic() >= limit or rounds.ended(desk.ledger, plan):
             return

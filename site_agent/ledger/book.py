@@ -74,7 +74,7 @@ from shared.errors import (
     StorageRefusal,
     TooLarge,
 )
-from shared.privacy.composition import Charge, Composition, site_total
+from shared.privacy.composition import Charge, StudyCharges, site_total
 from shared.privacy.stated import CHARGED_BEFORE, all_given, shown_delta, shown_epsilon, shown_price
 from shared.wire.messages import ANCHOR_TYPE, AnchorHead
 from site_agent.ledger.holds import (
@@ -84,8 +84,8 @@ from site_agent.ledger.holds import (
     Lost,
     Phase,
     Round,
+    SignedWithdrawal,
     Touches,
-    Withdrawal,
     curve_of,
     decision_message,
     fold,
@@ -98,8 +98,7 @@ from site_agent.records.identifiers import NORMALISED
 
 __all__ = [
     "HEAD_TYPE",
-    "Acceptance",
-    "AnchorReceipt",
+    "AnchoredHead",
     "Approval",
     "Entry",
     "Hold",
@@ -107,10 +106,11 @@ __all__ = [
     "Lost",
     "Noted",
     "Round",
+    "SignedWithdrawal",
     "Spent",
     "StatementLine",
+    "StoredBundle",
     "Touches",
-    "Withdrawal",
     "private_folder",
     "write_whole",
 ]
@@ -154,7 +154,7 @@ _WITNESSED = ("anchor", "witnessed")
 """Kinds of entry that name a head which the coordinator has acknowledged: of a reservation, of a round."""
 
 
-class AnchorReceipt(Protocol):
+class AnchoredHead(Protocol):
     """The coordinator's word that it has seen a head."""
 
     @property
@@ -165,7 +165,7 @@ class AnchorReceipt(Protocol):
     def index(self) -> int: ...  # noqa: D102
 
 
-class Acceptance(Protocol):
+class StoredBundle(Protocol):
     """The coordinator's word that it has stored a bundle."""
 
     @property
@@ -251,7 +251,7 @@ class Noted:
         seq: its entry.
         revoked: by a person, with the plan's approval, or when the site left the study.
         revocation: what the person signed for the coordinator when it was revoked.
-        told: whether the coordinator has acknowledged that.
+        acknowledged: whether the coordinator has acknowledged that.
     """
 
     digest: str
@@ -261,7 +261,7 @@ class Noted:
     seq: int
     revoked: bool = False
     revocation: Envelope | None = None
-    told: bool = False
+    acknowledged: bool = False
 
 
 def private_folder(path: Path) -> None:
@@ -333,7 +333,7 @@ def _broken(must: str, given: str) -> LedgerRefusal:
 
 
 @contextlib.contextmanager
-def _told() -> Iterator[None]:
+def _storage_errors() -> Iterator[None]:
     """SQLite's errors, as refusals."""
     try:
         yield
@@ -411,7 +411,7 @@ class Ledger:
             private_folder(path.parent)
             part.unlink(missing_ok=True)
             os.close(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
-            with _told(), contextlib.closing(sqlite3.connect(part, isolation_level=None)) as connection:
+            with _storage_errors(), contextlib.closing(sqlite3.connect(part, isolation_level=None)) as connection:
                 connection.execute("PRAGMA synchronous = FULL")
                 reach("ledger.create.before_schema")
                 connection.execute("BEGIN IMMEDIATE")
@@ -551,7 +551,7 @@ class Ledger:
         with self._transaction() as book:
             return [entry.link for entry in book.entries[after:]]
 
-    def mark_anchored(self, hold: Hold, receipt: AnchorReceipt) -> Hold:
+    def mark_anchored(self, hold: Hold, receipt: AnchoredHead) -> Hold:
         """Note that the coordinator has acknowledged a head that includes this reservation.
 
         Raises: LedgerRefusal, if the acknowledged head is not this ledger's, or is older than the reservation.
@@ -637,7 +637,7 @@ class Ledger:
             wave = book.hold(hold.release_id).wave
             body = {"release_id": hold.release_id, "wave": wave, "name": name, "reason": reason}
             counted = {"present": there, "earlier": earlier, "snapshot": snapshot}
-            book.append("persons_confirmed", body, person=key, kept=counted)
+            book.append("persons_confirmed", body, person=key, record=counted)
             return book.holds[hold.release_id]
 
     def require_roles_kept(
@@ -693,7 +693,7 @@ class Ledger:
         kind: str,
         persons: Collection[str] | None,
         space: str,
-        kept: Mapping[str, Any],
+        record: Mapping[str, Any],
         trained: Collection[str] | None = None,
         flow_of: str = "",
     ) -> Hold:
@@ -708,7 +708,7 @@ class Ledger:
                     next_step="Restore the connection to the coordinator; the reservation is kept.",
                 )
             body: dict[str, Any] = {}
-            kept = dict(kept)
+            record = dict(record)
             # Another state is refused by the fold, and must not have its list written over before.
             if persons is not None and found.state == "anchored":
                 book.require_same_persons(found, space, trained is not None)
@@ -719,7 +719,7 @@ class Ledger:
                 lists = {"persons": persons} | ({} if trained is None else {"trained": trained})
                 named = {name: canonical_json(sorted(set(given))) for name, given in lists.items()}
                 body = {f"{name}_sha256": sha256_hex(data) for name, data in named.items()} | {"space": space}
-                kept |= {name: len(set(given)) for name, given in lists.items()}
+                record |= {name: len(set(given)) for name, given in lists.items()}
                 folder = self.folder(found)
                 try:
                     private_folder(folder.parent)
@@ -731,17 +731,17 @@ class Ledger:
                     write_whole(path, data, f"ledger.{path.stem}")
             elif found.touches == "new" and found.state == "anchored":
                 raise ParameterError("a release of new persons must name them", given="no list")
-            return book.move(found.release_id, kind, body, kept)
+            return book.move(found.release_id, kind, body, record)
 
-    def begin_round(self, hold: Hold, number: int, asked: str) -> Hold:
+    def begin_round(self, hold: Hold, number: int, order: str) -> Hold:
         """The last step before a round's noise is drawn; works once per round, and never for one beyond the charge.
 
         Args:
-            asked: digest of what is asked, the global weights with it.
+            order: digest of what is asked, the global weights with it.
         Raises: RoundsRefusal; ReplayRefusal (a round begun before, or passed over); PausedRefusal; ApprovalRefusal,
             PlanChanged (see `require_plan`); StateRefusal.
         """
-        _require_digest(asked, "asked")
+        _require_digest(order, "asked")
         with self._transaction(write=True) as book:
             found = book.hold(hold.release_id)
             book.require_running()
@@ -759,9 +759,9 @@ class Ledger:
                         given=f"round {number} after round {max(found.begun)}",
                         next_step="Nothing was drawn. Tell the study lead.",
                     )
-            return book.move(hold.release_id, "round", {"number": number, "asked": asked})
+            return book.move(hold.release_id, "round", {"number": number, "asked": order})
 
-    def witness_round(self, hold: Hold, number: int, receipt: AnchorReceipt) -> Hold:
+    def witness_round(self, hold: Hold, number: int, receipt: AnchoredHead) -> Hold:
         """Note that the coordinator has acknowledged a head in which a round is begun: only then is its noise drawn.
 
         An older acknowledgement, however genuine, is none of this round: with it, two copies of this folder could
@@ -935,7 +935,7 @@ class Ledger:
             body = {"reason": reason, "by": by, "bundle_sha256": found.bundle_sha256, **signed}
             return book.move(hold.release_id, kind, body)
 
-    def commit(self, hold: Hold, acceptance: Acceptance) -> Hold:
+    def commit(self, hold: Hold, acceptance: StoredBundle) -> Hold:
         """Note that the coordinator has accepted the sealed bytes; the same acceptance again changes nothing.
 
         Raises: ApprovalRefusal (not approved); IntegrityRefusal (the acceptance is of other bytes); StateRefusal.
@@ -1023,7 +1023,7 @@ class Ledger:
             return [hold for hold in book.holds.values() if hold.phase in ("held", "sealed")]
 
     # -- a ledger that was put back ---------------------------------------------------------------------------------
-    def holds_head(self, receipt: AnchorReceipt) -> bool:
+    def holds_head(self, receipt: AnchoredHead) -> bool:
         """Whether a witnessed head is one of this ledger's: nothing that was witnessed is missing here."""
         with self._transaction() as book:
             return _agrees(book.entries, receipt)
@@ -1033,12 +1033,12 @@ class Ledger:
         with self._transaction() as book:
             return sum(entry.kind == "recovered" for entry in book.entries)
 
-    def recovered(self, receipt: AnchorReceipt) -> str:
+    def recovered(self, receipt: AnchoredHead) -> str:
         """Fingerprint of the head after `count_lost` settled this witnessed head; blank if it never did."""
         with self._transaction() as book:
             return _recovered(book.entries, receipt)
 
-    def count_lost(self, receipt: AnchorReceipt, lost: Sequence[Lost], *, accepted: Mapping[str, int]) -> str:
+    def count_lost(self, receipt: AnchoredHead, lost: Sequence[Lost], *, accepted: Mapping[str, int]) -> str:
         """Charge what the coordinator has witnessed and this ledger has forgotten, at once; and once per `receipt`.
 
         No cap is asked: what may have been spent is spent, and a study beyond its cap releases nothing more. Every
@@ -1172,7 +1172,7 @@ class Ledger:
         """Note that the coordinator has acknowledged a revocation; again changes nothing."""
         with self._transaction(write=True) as book:
             made = book.standing[digest]
-            if not made.told:
+            if not made.acknowledged:
                 book.append("standing_told", {"study": made.study, "standing": digest})
 
     def standing(self, study: str | None = None) -> tuple[Noted, ...]:
@@ -1207,7 +1207,7 @@ class Ledger:
             sizes = [item.get("bytes", 0) for item in deleted]
             gone = [{what: value for what, value in item.items() if what != "bytes"} for item in deleted]
             body = {"study": study, "name": name, "deleted": gone}
-            book.append("left", body, person=key, kept={"bytes": sizes})
+            book.append("left", body, person=key, record={"bytes": sizes})
 
     def deleted(self) -> frozenset[str]:
         """Releases whose files were deleted when the site left their study."""
@@ -1248,10 +1248,10 @@ class Ledger:
                 counted = {"added": added, "count": len(everybody)}
                 body = {"study": study, "name": name, "sha256": digest}
                 body |= {} if book.as_written(study) else {"identifiers": "normalised"}
-                book.append("persons_withdrew", body, person=key, kept=counted)
+                book.append("persons_withdrew", body, person=key, record=counted)
             return added
 
-    def persons_gone(self, study: str) -> frozenset[str]:
+    def persons_withdrawn(self, study: str) -> frozenset[str]:
         """Pseudonyms of all who withdrew from a study. Raises: IntegrityRefusal."""
         with self._transaction() as book:
             return book.withdrawn_from(study)
@@ -1349,7 +1349,7 @@ class Ledger:
         new = {
             of: Charge(rdp=curve_of(price), pure=price["epsilon_pure"], beside=beside) for of, price in prices.items()
         }
-        ahead = Composition([*charges, *(new[canonical_json(event)] for event in events)])
+        ahead = StudyCharges([*charges, *(new[canonical_json(event)] for event in events)])
         return tuple(ahead.total(delta, len(charges) + k) for k in range(1, len(events) + 1))
 
     def statement(self, study: str | None = None) -> list[StatementLine]:
@@ -1384,7 +1384,7 @@ class Ledger:
             )
         return lines
 
-    def verify(self, receipt: AnchorReceipt | None = None) -> int:
+    def verify(self, receipt: AnchoredHead | None = None) -> int:
         """Check everything: database, schema, chain, every signature, states, second file, last anchor.
 
         Args:
@@ -1419,7 +1419,7 @@ class Ledger:
         # mode=rw: a missing file is refused, where the default would quietly make an empty one.
         uri = f"{self.path.absolute().as_uri()}?mode=rw"
         with (
-            _told(),
+            _storage_errors(),
             contextlib.closing(
                 sqlite3.connect(uri, uri=True, isolation_level=None, timeout=BUSY_SECONDS)
             ) as connection,
@@ -1586,9 +1586,11 @@ class _Book:
                 "release again.",
             )
 
-    def move(self, release_id: str, kind: str, body: Mapping[str, Any], kept: Mapping[str, Any] | None = None) -> Hold:
+    def move(
+        self, release_id: str, kind: str, body: Mapping[str, Any], record: Mapping[str, Any] | None = None
+    ) -> Hold:
         self.hold(release_id)
-        self.append(kind, {"release_id": release_id, **body}, kept=kept)
+        self.append(kind, {"release_id": release_id, **body}, record=record)
         return self.holds[release_id]
 
     def append(
@@ -1597,19 +1599,19 @@ class _Book:
         body: Mapping[str, Any],
         *,
         person: SigningKey | None = None,
-        kept: Mapping[str, Any] | None = None,
+        record: Mapping[str, Any] | None = None,
     ) -> None:
         """Add an entry, signed by the site.
 
         Args:
             person: who decides, where it is a person's decision: their signature stands in the entry.
-            kept: what is told to nobody outside: counts of records.
+            record: what is told to nobody outside: counts of records.
         """
         seq = len(self.entries) + 1
         time = dt.datetime.now(dt.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         body = {**body, "salt": secrets.token_hex(16), "tags": self._tags(body)}
-        if kept:
-            body["kept"] = {**kept, "salt": secrets.token_hex(16)}
+        if record:
+            body["kept"] = {**record, "salt": secrets.token_hex(16)}
         if person is not None:
             message = decision_message(self.site, kind, self.entries[-1].hash, body)
             body |= {"key": person.public.hex, "signature": person.sign(message).hex()}
@@ -1670,7 +1672,7 @@ class _Book:
             self.standing[made.digest] = replace(made, revoked=True, revocation=signed)
         elif entry.kind == "standing_told":
             made = self.standing[entry.body["standing"]]
-            self.standing[made.digest] = replace(made, told=True)
+            self.standing[made.digest] = replace(made, acknowledged=True)
         elif entry.kind in ("paused", "resumed"):
             self.paused = entry.kind == "paused"
         elif entry.kind == "left":
@@ -1775,8 +1777,8 @@ class _Book:
         return study in self.written or any(not space.startswith(NORMALISED) for space in spaces)
 
     def taken(self, hold: Hold) -> frozenset[str]:
-        again = self._beside(hold)
-        found = [self.persons(other) for other in self.of(hold.study) if other.release_id not in again]
+        shared = self._beside(hold)
+        found = [self.persons(other) for other in self.of(hold.study) if other.release_id not in shared]
         return frozenset().union(*(persons for persons in found if persons is not None))
 
     def withdrawn_from(self, study: str) -> frozenset[str]:
@@ -1795,17 +1797,17 @@ class _Book:
             if other.persons_sha256 and (other.rounds or 0 < other.closed_seq < hold.reserved_seq)
         }
 
-    def composition(self, study: str) -> Composition:
-        mine = self.of(study)
-        place = {hold.release_id: k for k, hold in enumerate(mine)}
+    def composition(self, study: str) -> StudyCharges:
+        own = self.of(study)
+        place = {hold.release_id: k for k, hold in enumerate(own)}
         charges = []
-        for hold in mine:
+        for hold in own:
             # Of a charge against everybody the list narrows nothing: whoever is written otherwise is not on it twice.
             new = hold.touches == "new"
             persons = self.persons(hold) if new else None
             beside = frozenset(place[name] for name in self._beside(hold)) if new and not hold.drawn else None
             charges.append(Charge(rdp=hold.rdp, pure=hold.epsilon_pure, persons=persons, beside=beside))
-        return Composition(charges)
+        return StudyCharges(charges)
 
     def total(self, study: str | None, delta: float) -> float:
         """Of one study; or of all, for None."""
@@ -1875,11 +1877,11 @@ def _listed(path: Path, digest: str, what: str) -> frozenset[str]:
     return frozenset(parse_json(data, cap=LIST_CAP))
 
 
-def _require_new(again: int) -> None:
-    if again:
+def _require_new(repeated: int) -> None:
+    if repeated:
         raise DifferencingRefusal(
             "a release of new persons must hold nobody whom an earlier release of the study has touched",
-            given=f"{again} such persons",
+            given=f"{repeated} such persons",
             next_step="The reservation is kept. Report it: the agent leaves them out by itself.",
         )
 
@@ -1888,11 +1890,11 @@ def _anchored(entries: Sequence[Entry]) -> int:
     return next((int(entry.body["seq"]) for entry in reversed(entries) if entry.kind in _WITNESSED), 0)
 
 
-def _agrees(entries: Sequence[Entry], receipt: AnchorReceipt) -> bool:
+def _agrees(entries: Sequence[Entry], receipt: AnchoredHead) -> bool:
     return 1 <= receipt.seq <= len(entries) and entries[receipt.seq - 1].hash == receipt.head
 
 
-def _recovered(entries: Sequence[Entry], receipt: AnchorReceipt) -> str:
+def _recovered(entries: Sequence[Entry], receipt: AnchoredHead) -> str:
     for entry in reversed(entries):
         if entry.kind == "recovered" and (entry.body["seq"], entry.body["head"]) == (receipt.seq, receipt.head):
             return head_fingerprint(entry.hash)
@@ -1995,7 +1997,7 @@ def _resumed(hold: Hold, *, plan_hash: str, event: Mapping[str, Any], delta: flo
     return hold
 
 
-def _require_receipt(entries: Sequence[Entry], receipt: AnchorReceipt) -> None:
+def _require_receipt(entries: Sequence[Entry], receipt: AnchoredHead) -> None:
     if not 1 <= receipt.seq <= len(entries):
         raise _broken(f"the ledger must reach the anchored entry {receipt.seq}", f"{len(entries)}: an old copy")
     if entries[receipt.seq - 1].hash != receipt.head:

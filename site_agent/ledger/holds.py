@@ -32,8 +32,8 @@ __all__ = [
     "Hold",
     "Lost",
     "Round",
+    "SignedWithdrawal",
     "Touches",
-    "Withdrawal",
     "curve_of",
     "decided_by",
     "decision_message",
@@ -42,8 +42,8 @@ __all__ = [
     "lost_bodies",
     "price_of",
     "require_word",
-    "told",
-    "told_digest",
+    "signed_digest",
+    "signed_part",
 ]
 
 LOST_CAP = LINKS_CAP
@@ -151,7 +151,7 @@ class Approval:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Withdrawal:
+class SignedWithdrawal:
     """One approver's signature under the taking back of a release.
 
     Args:
@@ -173,7 +173,7 @@ class Round:
     """One round of a training that was begun here.
 
     Args:
-        asked: digest of the question (`shared.wire.rounds.Asked.digest`), the global weights with it.
+        asked: digest of the question (`shared.wire.rounds.RoundOrder.digest`), the global weights with it.
         answer: SHA-256 of the answer's content, once it is sealed; blank where the round was begun and nothing sealed.
         seq: number of the entry that began it.
         witnessed: whether the coordinator has acknowledged a head with that entry: before it nothing is sealed.
@@ -263,7 +263,7 @@ class Hold:
     author: str = "agent"
     author_apart: bool = False
     left: bool = False
-    withdrawal: Withdrawal | None = None
+    withdrawal: SignedWithdrawal | None = None
     rounds: int = 0
     begun: Mapping[int, Round] = field(default_factory=dict)
     snapshot: str = ""
@@ -331,15 +331,15 @@ class Lost:
             )
 
 
-def told(body: Mapping[str, Any]) -> dict[str, Any]:
+def signed_part(body: Mapping[str, Any]) -> dict[str, Any]:
     """An entry's body as others may see it: its counts of records, which are salted, by their digest, and no tags."""
     shown = {name: value for name, value in body.items() if name != "tags"}
     return {**shown, "kept": sha256_hex(canonical_json(body["kept"]))} if "kept" in body else shown
 
 
-def told_digest(time: str, kind: str, body: Mapping[str, Any]) -> str:
+def signed_digest(time: str, kind: str, body: Mapping[str, Any]) -> str:
     """What stands for time, kind and body of an entry where it is not told; its salt keeps it from being guessed."""
-    return sha256_hex(canonical_json({"time": time, "kind": kind, "body": told(body)}))
+    return sha256_hex(canonical_json({"time": time, "kind": kind, "body": signed_part(body)}))
 
 
 def link_of(seq: int, time: str, kind: str, body: Mapping[str, Any]) -> str:
@@ -350,7 +350,7 @@ def link_of(seq: int, time: str, kind: str, body: Mapping[str, Any]) -> str:
     """
     if "tags" not in body:
         return sha256_hex(canonical_json({"seq": seq, "time": time, "kind": kind, "body": body}))
-    return sha256_hex(canonical_json({"seq": seq, "tags": body["tags"], "told": told_digest(time, kind, body)}))
+    return sha256_hex(canonical_json({"seq": seq, "tags": body["tags"], "told": signed_digest(time, kind, body)}))
 
 
 def decision_message(site: str, kind: str, previous: str, body: Mapping[str, Any]) -> bytes:
@@ -359,9 +359,9 @@ def decision_message(site: str, kind: str, previous: str, body: Mapping[str, Any
     They name the entry before it, so that a signature is good at one place of one ledger and cannot be used again.
 
     Args:
-        body: the entry's; signed is what others may see of it (`told`), without salt, key and signature.
+        body: the entry's; signed is what others may see of it (`signed_part`), without salt, key and signature.
     """
-    said = {name: value for name, value in told(body).items() if name not in ("salt", "key", "signature")}
+    said = {name: value for name, value in signed_part(body).items() if name not in ("salt", "key", "signature")}
     payload = canonical_json({"site": site, "kind": kind, "previous": previous, "body": said})
     return Envelope.encoding(DECISION_TYPE, payload)
 
@@ -509,8 +509,8 @@ def fold(holds: dict[str, Hold], entry: Entry) -> None:
             raise StateRefusal("an approved release must need no further approval", given=hold.state)
         # A person takes the place of a standing approval: of their own, or of one that was enough and did not serve.
         over = not given.standing and hold.state == "approved"
-        kept = (one for one in hold.approvals if not (one.standing and (over or one.name == given.name)))
-        approvals = (*kept, given)
+        remaining = (one for one in hold.approvals if not (one.standing and (over or one.name == given.name)))
+        approvals = (*remaining, given)
         change |= {"approvals": approvals, "reason": ""}
         if len(approvals) >= hold.approvals_needed:
             change |= {"state": "approved", "left": True}
@@ -522,7 +522,7 @@ def fold(holds: dict[str, Hold], entry: Entry) -> None:
         change["reason"] = body["reason"]
     elif entry.kind == "withdraw":
         change["reason"] = body["reason"]
-        change["withdrawal"] = Withdrawal(
+        change["withdrawal"] = SignedWithdrawal(
             name=body["by"],
             key=PublicKey(body["key"]),
             signature=bytes.fromhex(body["signature"]),

@@ -41,14 +41,14 @@ if TYPE_CHECKING:
     from shared.plans.plan import StudyPlan
     from site_agent.decide.plans import Plans
 
-__all__ = ["Coordinator", "Recovery", "draws_within", "recover", "survey"]
+__all__ = ["CoordinatorView", "Recovery", "draws_within", "recover", "survey"]
 
 
 MISSING_CAP = 100_000
 """More missing entries than any site ever writes: a coordinator's word must not decide how much is counted here."""
 
 
-class Coordinator(Protocol):
+class CoordinatorView(Protocol):
     """What is asked of the coordinator (`site_agent.egress.Egress`)."""
 
     def fetch_plan(self, study: str) -> Envelope: ...  # noqa: D102
@@ -92,7 +92,7 @@ def draws_within(entries: int) -> int:
     return (entries + 2) // 3 if entries > 0 else 0
 
 
-def survey(ledger: Ledger, plans: Plans, door: Coordinator, studies: Iterable[str]) -> Recovery:
+def survey(ledger: Ledger, plans: Plans, door: CoordinatorView, studies: Iterable[str]) -> Recovery:
     """Compare the ledger with the coordinator's record; change nothing.
 
     Args:
@@ -143,8 +143,8 @@ def survey(ledger: Ledger, plans: Plans, door: Coordinator, studies: Iterable[st
                 "site.toml.",
             )
         if by_hash:
-            mine = [hold.event for hold in here.values() if hold.study == study]
-            lost += _unnamed(list(by_hash.values()), mine, unknown)
+            own = [hold.event for hold in here.values() if hold.study == study]
+            lost += _unnamed(list(by_hash.values()), own, unknown)
             priced[study] = tuple(sorted(plan.version for plan in by_hash.values()))
     return Recovery(
         state="to count",
@@ -162,21 +162,21 @@ def survey(ledger: Ledger, plans: Plans, door: Coordinator, studies: Iterable[st
 
 def _own_head(ledger: Ledger, answer: Holdings) -> AnchorReceipt | None:
     """The last witnessed head, when this site itself has signed exactly it. Raises: IntegrityRefusal."""
-    told = answer.anchored
-    if told is None:
+    anchored = answer.anchored
+    if anchored is None:
         return None
     try:
         envelope = Envelope.from_bytes(answer.anchor)
         head = AnchorHead.from_bytes(envelope.require(ANCHOR_TYPE, _release_key(ledger)))
     except Refusal:
         head = None
-    if head is None or (head.site, head.seq, head.head) != (ledger.site, told.seq, told.head):
+    if head is None or (head.site, head.seq, head.head) != (ledger.site, anchored.seq, anchored.head):
         raise IntegrityRefusal(
             "the last witnessed head must be shown as this site signed it",
             given="one without this site's signature",
             next_step="Nothing is counted on the coordinator's word. Call the study lead.",
         )
-    return told
+    return anchored
 
 
 def _own(ledger: Ledger, study: str, answer: Holdings) -> list[tuple[Holding, Statement]]:
@@ -190,8 +190,8 @@ def _own(ledger: Ledger, study: str, answer: Holdings) -> list[tuple[Holding, St
             continue
         named = (ledger.site, study, holding.study, holding.wave, holding.release_id)
         if (said.site, said.study, said.study, said.wave, said.release_id) == named:
-            kept = found.get(said.release_id)
-            if kept is None or kept[0].log_index is None:
+            earlier = found.get(said.release_id)
+            if earlier is None or earlier[0].log_index is None:
                 found[said.release_id] = (holding, said)
     return list(found.values())
 
@@ -200,7 +200,7 @@ def _release_key(ledger: Ledger) -> dict[str, PublicKey]:
     return {ledger.signer.public.key_id: ledger.signer.public}
 
 
-def recover(ledger: Ledger, plans: Plans, door: Coordinator, studies: Iterable[str]) -> Recovery:
+def recover(ledger: Ledger, plans: Plans, door: CoordinatorView, studies: Iterable[str]) -> Recovery:
     """Count what is missing, and have the new head witnessed if the study lead has allowed it; safe to repeat.
 
     Raises: what `survey` raises; StorageRefusal.
@@ -223,7 +223,7 @@ def recover(ledger: Ledger, plans: Plans, door: Coordinator, studies: Iterable[s
     return replace(found, state=state, fingerprint=fingerprint)
 
 
-def _known(plans: Plans, door: Coordinator, study: str) -> dict[str, StudyPlan]:
+def _known(plans: Plans, door: CoordinatorView, study: str) -> dict[str, StudyPlan]:
     """Every version of a study's plan that lies here or that the coordinator offers, by hash, lowest first."""
     found = list(plans.filed(study))
     with contextlib.suppress(PlanRefusal):  # what needs a plan is refused without one

@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 
 from shared.flows.bijections import SCALE_FLOOR, MaskedLayer, first_layers, masks
 
-__all__ = ["Adam", "FusedFlow", "Linear", "first_layers", "masks"]
+__all__ = ["Adam", "DenseLayer", "FusedFlow", "first_layers", "masks"]
 
 Array = NDArray[Any]
 
@@ -41,7 +41,7 @@ _CHUNK = 1024
 
 
 @dataclass(frozen=True, eq=False)
-class Linear:
+class DenseLayer:
     """One linear map of the last pass. Leading axis: the stack.
 
     Attributes:
@@ -179,7 +179,7 @@ class FusedFlow:
                 largest = np.linalg.norm(matrix, 2, axis=(1, 2))
                 matrix /= np.maximum(largest, 1)[:, None, None]
 
-    def linears(self, y: Array, weight: float = 1.0) -> list[Linear]:
+    def linears(self, y: Array, weight: float = 1.0) -> list[DenseLayer]:
         """Every linear map's input and output gradient, the loss being `weight` times the sum over records.
 
         The arrays are those the flow works in: the next pass writes over them.
@@ -188,7 +188,7 @@ class FusedFlow:
         room = self._forward(y)
         self._backward(room, weight)
         return [
-            Linear(given, back, mask, gradient)
+            DenseLayer(given, back, mask, gradient)
             for k in range(self.flows)
             for given, back, mask, gradient in zip(
                 (room.x[k], *room.hidden[k]), room.back[k], self._masks[k], self._gradients[k], strict=True

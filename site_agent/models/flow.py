@@ -341,7 +341,7 @@ def refit_flow(
 ) -> FittedFlow:
     """Fit with the number of passes already chosen: nothing is held back, and it takes half the time.
 
-    What the audit fits its stand-in with. 0 passes keep the Gaussian start.
+    Settings of the audit's shadow model. 0 passes keep the Gaussian start.
     Args, Raises: as `fit_flow`.
     """
     if isinstance(epochs, bool) or not isinstance(epochs, int) or epochs < 0:
@@ -384,7 +384,7 @@ def _fit(
     _require_trainable(x, integers)
     apart = ((carried,) if carried is not None else ()) if outcomes is None else outcomes.drawn
     own = [j for j in range(d) if j not in apart]
-    clock = _Clock(progress, began)
+    clock = _FitClock(progress, began)
     clock.tell("margins", 0.0, None)
 
     seed = int(generator.integers(2**62))
@@ -421,7 +421,9 @@ def _fit(
                 if outcomes is not None:
                     drawn_last = _last(x[train], outcomes, x[check])
                 tuner = Trainer(len(own), settings, seed, known)
-                tuned = tuner.search(start.inverse(inner_train), start.inverse(inner_check), batch, _Clock(None, began))
+                tuned = tuner.search(
+                    start.inverse(inner_train), start.inverse(inner_check), batch, _FitClock(None, began)
+                )
                 value = float((tuned.best - offset).mean())
                 over = found.start - tuned.best
                 # Better than the shared flow as it is, than what the records say by themselves, and than the Gaussian.
@@ -514,7 +516,7 @@ def _known(
         inner = _shape(rows, settings, integers, carried, outcomes).inverse(rows)[:, own]
         y = _whitening(inner).inverse(inner)
         trainer = Trainer(len(own), settings, seed)
-        found = trainer.search(y[_DRAWN // 4 :], y[: _DRAWN // 4], 256, _Clock(None, 0.0))
+        found = trainer.search(y[_DRAWN // 4 :], y[: _DRAWN // 4], 256, _FitClock(None, 0.0))
     except TrainingRefusal:
         return ()  # rows that no flow can be fitted to say nothing about the site's records
     return trainer.layers() if _clear(found.start - found.best, settings.gate) else ()
@@ -971,7 +973,7 @@ class Trainer:
         )
         self.engine = _engine(begin or layers, settings)
 
-    def search(self, train: Array, check: Array, batch: int, clock: _Clock) -> _Found:
+    def search(self, train: Array, check: Array, batch: int, clock: _FitClock) -> _Found:
         """Train until the held-back records stop improving; leaves the best weights in place."""
         settings, engine = self.settings, self.engine
         data, held = train.astype(np.float32), check.astype(np.float32)
@@ -994,7 +996,7 @@ class Trainer:
         return _Found(start=start, best=best, epochs=chosen, epochs_run=epoch)
 
     def run(
-        self, train: Array, batch: int, steps: int, per_epoch: int, clock: _Clock | None, *, final: bool = True
+        self, train: Array, batch: int, steps: int, per_epoch: int, clock: _FitClock | None, *, final: bool = True
     ) -> None:
         """Exactly so many steps along the same schedule, then the final ones."""
         settings = self.settings
@@ -1038,7 +1040,7 @@ def _refuse_divergence() -> None:
     )
 
 
-class _Clock:
+class _FitClock:
     """Progress of the whole fit from the progress of its parts."""
 
     SPANS: ClassVar[dict[str, tuple[float, float]]] = {"train": (0.02, 0.6), "refit": (0.6, 1.0)}

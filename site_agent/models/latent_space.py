@@ -525,11 +525,11 @@ def choose_dimension(
     i, j = np.divmod(np.sort(code), m)
     tie = np.asarray(holdout[i, j], dtype=np.float64).ravel()
     left_out = sparse.csr_array((tie, (i, j)), shape=(m, m))
-    kept = sparse.csr_array(holdout - (left_out if directed else left_out + left_out.T))
-    kept.eliminate_zeros()
+    training = sparse.csr_array(holdout - (left_out if directed else left_out + left_out.T))
+    training.eliminate_zeros()
     best, chosen = np.inf, 1
     for d in range(1, min(most, m - 1) + 1):
-        space = _fitted(kept, model, d, directed, rng, (i, j), 1 - len(i) / pairs)
+        space = _fitted(training, model, d, directed, rng, (i, j), 1 - len(i) / pairs)
         half = space.p // 2 if directed else space.p
         source, target = space.positions[i, :half], space.positions[j, -half:]
         if model == "inner_product":
@@ -566,12 +566,12 @@ Pairs = tuple[NDArray[np.int64], NDArray[np.int64]]
 
 
 def _fitted(
-    ties: Matrix, model: str, d: int, directed: bool, rng: np.random.Generator, hidden: Pairs | None, kept: float
+    ties: Matrix, model: str, d: int, directed: bool, rng: np.random.Generator, hidden: Pairs | None, share: float
 ) -> LatentSpace:
-    """Fit with the pairs `hidden` left out; `kept` is the share of all pairs that is left."""
+    """Fit with the pairs `hidden` left out; `share` is the share of all pairs that is left."""
     if model == "inner_product":
         return LatentSpace(model=model, d=d, directed=directed, positions=_likelihood(ties, d, directed, rng, hidden))
-    scaled = ties / kept
+    scaled = ties / share
     if directed:
         u, s, v = _singular(scaled, d, rng)
         return LatentSpace(model=model, d=d, directed=True, positions=np.hstack([u * np.sqrt(s), v * np.sqrt(s)]))

@@ -78,7 +78,7 @@ class Contacts:
 
     @property
     def counts(self) -> dict[str, int]:
-        """What was read and what was left out, in words; shown at the site and nowhere else."""
+        """Counts of records read and left out, in words; shown at the site and nowhere else."""
         return {
             "edges": self.edges,
             "repeated lines": self.repeated,

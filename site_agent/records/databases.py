@@ -26,7 +26,7 @@ import pandas as pd
 from shared.errors import DataFileRefusal, StateRefusal
 
 if TYPE_CHECKING:
-    from site_agent.config import Edges, Source
+    from site_agent.config import Edges, TableSource
 
 __all__ = ["blocks", "columns", "count", "encoded", "table"]
 
@@ -38,7 +38,7 @@ _COMMENT = re.compile(r"""'(?:[^']|'')*'|"(?:[^"]|"")*"|--[^\n]*|/\*.*?\*/""", r
 _READS = re.compile(r"(select|with)\b", re.IGNORECASE)
 
 
-def columns(source: Source | Edges) -> tuple[str, ...]:
+def columns(source: TableSource | Edges) -> tuple[str, ...]:
     """Names of the columns. Raises: DataFileRefusal, StateRefusal."""
     from sqlalchemy import text
 
@@ -47,29 +47,29 @@ def columns(source: Source | Edges) -> tuple[str, ...]:
         return tuple(map(str, found.keys()))
 
 
-def count(source: Source | Edges) -> int:
-    """How many rows there are. Raises: DataFileRefusal, StateRefusal."""
+def count(source: TableSource | Edges) -> int:
+    """Number of rows. Raises: DataFileRefusal, StateRefusal."""
     from sqlalchemy import text
 
     with _opened(source) as (connection, query):
         return int(connection.execute(text(f"SELECT count(*) FROM ({query}) AS t")).scalar_one())
 
 
-def table(source: Source | Edges, names: Sequence[str]) -> pd.DataFrame:
+def table(source: TableSource | Edges, names: Sequence[str]) -> pd.DataFrame:
     """The rows of some columns, sorted, values as the database has them. Raises: DataFileRefusal, StateRefusal."""
     parts = list(blocks(source, names))
     return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=list(names), dtype=object)
 
 
-def blocks(source: Source | Edges, names: Sequence[str]) -> Iterator[pd.DataFrame]:
-    """As `table`, some rows at a time."""
+def blocks(source: TableSource | Edges, names: Sequence[str]) -> Iterator[pd.DataFrame]:
+    """Rows of `table`, a block at a time."""
     from sqlalchemy import column, select, text
 
     with _opened(source) as (connection, query):
         # Names are quoted as the database writes them.
         chosen: list[Any] = [column(name) for name in names]
-        asked = select(*chosen).select_from(text(f"({query}) AS t")).order_by(*chosen)
-        found = connection.execution_options(yield_per=BLOCK).execute(asked)
+        statement = select(*chosen).select_from(text(f"({query}) AS t")).order_by(*chosen)
+        found = connection.execution_options(yield_per=BLOCK).execute(statement)
         for rows in found.partitions():
             made = np.empty((len(rows), len(names)), dtype=object)
             for place, row in enumerate(rows):
@@ -78,14 +78,14 @@ def blocks(source: Source | Edges, names: Sequence[str]) -> Iterator[pd.DataFram
 
 
 def encoded(rows: pd.DataFrame) -> Iterator[bytes]:
-    """What was read, as bytes to be hashed: equal where values and their types are."""
+    """Bytes of the values read, to be hashed: equal where values and their types are."""
     for row in rows.itertuples(index=False, name=None):
         yield repr(row).encode() + b"\n"
 
 
 # -- inside -----------------------------------------------------------------------------------------------------
 @contextmanager
-def _opened(source: Source | Edges) -> Iterator[tuple[Any, str]]:
+def _opened(source: TableSource | Edges) -> Iterator[tuple[Any, str]]:
     """A connection that only reads, and the query of the source as SQLAlchemy takes it."""
     from sqlalchemy import create_engine
     from sqlalchemy.exc import SQLAlchemyError

@@ -47,8 +47,8 @@ def normalised(identifier: str) -> str:
     """
     text = _folded(identifier)
     # Without an unseen character between them, two marks may compose, or come in another order: until nothing changes.
-    while (again := _folded(text)) != text:
-        text = again
+    while (folded := _folded(text)) != text:
+        text = folded
     if not text.isdecimal():
         return text
     return "".join(str(unicodedata.decimal(digit)) for digit in text).lstrip("0") or "0"

@@ -31,7 +31,7 @@ from shared.errors import (
     StateRefusal,
 )
 from shared.plans.dictionary import Dictionary
-from site_agent.config import DATABASES, Edges, Source
+from site_agent.config import DATABASES, Edges, TableSource
 from site_agent.records.identifiers import NORMALISED, compared
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ class Records:
 
 
 def read(
-    source: Source, dictionary: Dictionary, *, key: bytes, rules: EdgeRules | None = None, as_written: bool = False
+    source: TableSource, dictionary: Dictionary, *, key: bytes, rules: EdgeRules | None = None, as_written: bool = False
 ) -> Records:
     """Read a study's table, and its network, and hold them against the dictionary and the plan.
 
@@ -94,7 +94,7 @@ def read(
         source: the file and its column mapping, and the edge list.
         dictionary: of the approved plan.
         key: the site's snapshot key.
-        rules: what the plan says of edges (`Prescription.edges`); None where it is of no network.
+        rules: what the plan says of edges (`MechanismPlan.edges`); None where it is of no network.
         as_written: whether identifiers are taken as they are written (`Ledger.as_written`), and not normalised.
     Raises: DataFileRefusal (absent, empty, truncated, wrong encoding), DictionaryRefusal (a column, value or edge
         outside the dictionary), MissingRefusal, DuplicatePerson, StateRefusal (no edge list, or one too many).
@@ -116,7 +116,7 @@ def read(
 
 
 def problems(
-    source: Source, dictionary: Dictionary, *, rules: EdgeRules | None = None, as_written: bool = False
+    source: TableSource, dictionary: Dictionary, *, rules: EdgeRules | None = None, as_written: bool = False
 ) -> tuple[DataRefusal, ...]:
     """Everything that is wrong with a table, column by column, where `read` would stop at the first.
 
@@ -151,7 +151,7 @@ def problems(
     return tuple(found)
 
 
-def require_edges(source: Source, rules: EdgeRules | None) -> None:
+def require_edges(source: TableSource, rules: EdgeRules | None) -> None:
     """An edge list for a network, and for nothing else. Raises: StateRefusal."""
     if (source.edges is None) != (rules is None):
         raise StateRefusal(
@@ -184,7 +184,7 @@ def dialect(path: Path) -> tuple[str, str]:
     return encoding, max(",;\t|", key=outside.count)
 
 
-def header(source: Source) -> tuple[str, ...]:
+def header(source: TableSource) -> tuple[str, ...]:
     """The column names of a file, as they stand in it. Raises: DataFileRefusal."""
     _must_be_a_file(source)
     if source.format == "parquet":
@@ -206,7 +206,7 @@ def header(source: Source) -> tuple[str, ...]:
     return names
 
 
-def named(source: Source, dictionary: Dictionary) -> tuple[bool, tuple[str, ...]]:
+def named(source: TableSource, dictionary: Dictionary) -> tuple[bool, tuple[str, ...]]:
     """Column names of a file for a screen, if its first line can be a header at all.
 
     Returns: (True, names), or (False, ()) when fewer than half of the planned columns are there under a name that is
@@ -221,7 +221,7 @@ def named(source: Source, dictionary: Dictionary) -> tuple[bool, tuple[str, ...]
     return False, ()
 
 
-def count(source: Source) -> int:
+def count(source: TableSource) -> int:
     """Rows of a file, for an estimate of time; nothing is checked. Raises: DataFileRefusal."""
     header(source)
     if source.format == "parquet":
@@ -275,7 +275,7 @@ def row_pseudonyms(records: Records, dictionary: Dictionary, *, key: bytes) -> t
     return tuple(pseudonym(str(person), key=key) for person in records.table[dictionary.person])
 
 
-def person_space(source: Source, dictionary: Dictionary, *, key: bytes, as_written: bool = False) -> str:
+def person_space(source: TableSource, dictionary: Dictionary, *, key: bytes, as_written: bool = False) -> str:
     """By what persons are told apart: a keyed hash of the site's key, both names of the person column and the format.
 
     Two releases can be compared person by person only where it is the same: under another key, column or way of
@@ -295,7 +295,7 @@ def pseudonym(person: str, *, key: bytes) -> str:
 
 
 # -- inside -----------------------------------------------------------------------------------------------------
-def _digested(digest: hmac.HMAC, source: Source | Edges, table: pd.DataFrame | None) -> int:
+def _digested(digest: hmac.HMAC, source: TableSource | Edges, table: pd.DataFrame | None) -> int:
     """Add to a hash what was read: a file's bytes, or a database's rows. Returns: how many bytes that was."""
     size = 0
     if source.format in DATABASES and table is not None:
@@ -312,7 +312,7 @@ def _digested(digest: hmac.HMAC, source: Source | Edges, table: pd.DataFrame | N
     return size
 
 
-def _mapped(source: Source, dictionary: Dictionary) -> pd.DataFrame:
+def _mapped(source: TableSource, dictionary: Dictionary) -> pd.DataFrame:
     """The source table under the dictionary's names, text as it stands; columns as planned, rows as found."""
     names = header(source)
     renamed = [source.columns.get(name, name) for name in names]
@@ -340,7 +340,7 @@ def _mapped(source: Source, dictionary: Dictionary) -> pd.DataFrame:
     return table
 
 
-def _check_columns(source: Source, names: Sequence[str], renamed: Sequence[str], dictionary: Dictionary) -> None:
+def _check_columns(source: TableSource, names: Sequence[str], renamed: Sequence[str], dictionary: Dictionary) -> None:
     expected = [column.name for column in dictionary.columns]
     if not set(renamed) & set(expected):
         raise DictionaryRefusal(
@@ -408,7 +408,7 @@ def _checked(table: pd.DataFrame, dictionary: Dictionary) -> pd.DataFrame:
         raise type(refusal)(refusal.must, given=refusal.given, next_step=step) from None
 
 
-def _csv_table(source: Source) -> pd.DataFrame:
+def _csv_table(source: TableSource) -> pd.DataFrame:
     try:
         # pandas pads a line that was cut off and makes an index of fields that are too many: counted first.
         with source.path.open(encoding=_encoding(source), newline="") as file:
@@ -435,7 +435,7 @@ def _csv_table(source: Source) -> pd.DataFrame:
         raise _unreadable(source, error) from None
 
 
-def _parquet(source: Source) -> Any:
+def _parquet(source: TableSource) -> Any:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -445,7 +445,7 @@ def _parquet(source: Source) -> Any:
         raise _unreadable(source, error) from None
 
 
-def _parquet_table(source: Source, names: list[str]) -> pd.DataFrame:
+def _parquet_table(source: TableSource, names: list[str]) -> pd.DataFrame:
     import pyarrow as pa
 
     try:
@@ -454,12 +454,12 @@ def _parquet_table(source: Source, names: list[str]) -> pd.DataFrame:
         raise _unreadable(source, error) from None
 
 
-def _graphml_table(source: Source) -> pd.DataFrame:
+def _graphml_table(source: TableSource) -> pd.DataFrame:
     """The nodes of a GraphML file: their ids as ``id``, and their attributes."""
     from site_agent.records import contacts
 
     found = contacts.graph(source.path)
-    table = pd.DataFrame.from_records([dict(told) for _, told in found.nodes(data=True)])
+    table = pd.DataFrame.from_records([dict(attributes) for _, attributes in found.nodes(data=True)])
     table = table.reindex(range(found.number_of_nodes()))
     if "id" in table.columns:
         raise DataFileRefusal(
@@ -472,7 +472,7 @@ def _graphml_table(source: Source) -> pd.DataFrame:
 
 
 def _contacts(
-    source: Source,
+    source: TableSource,
     table: pd.DataFrame,
     checked: pd.DataFrame,
     dictionary: Dictionary,
@@ -488,7 +488,7 @@ def _contacts(
     return contacts.read(source.edges, persons, everyone, rules, as_written=as_written, seen=seen)
 
 
-def _must_be_a_file(source: Source) -> None:
+def _must_be_a_file(source: TableSource) -> None:
     if not source.path.is_file():
         raise DataFileRefusal(
             "the table must be a file on this machine",
@@ -501,12 +501,12 @@ def _must_be_a_file(source: Source) -> None:
         )
 
 
-def _encoding(source: Source) -> str:
+def _encoding(source: TableSource) -> str:
     return "utf-8-sig" if source.encoding == "utf-8" else source.encoding
 
 
-def _unreadable(source: Source, error: Exception) -> DataFileRefusal:
-    """What a parser stumbled over, without its words: they quote the file."""
+def _unreadable(source: TableSource, error: Exception) -> DataFileRefusal:
+    """Kind of a parser's error, without its message, which quotes the file."""
     if isinstance(error, UnicodeError):
         return DataFileRefusal(
             f"the table {source.path.name} must be text in {source.encoding}",

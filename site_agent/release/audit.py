@@ -665,8 +665,8 @@ def _centred(mechanism: LatentNoise, rows: Array, others: Sequence[int]) -> tupl
     norm = np.linalg.norm(z, axis=1)
     inside = np.minimum(1.0, mechanism.radius / np.where(norm > 0, norm, 1.0))
     if mechanism.vary == "weight":
-        kept = w * inside**4
-        return np.sqrt(kept)[:, None] * z, kept
+        weight = w * inside**4
+        return np.sqrt(weight)[:, None] * z, weight
     signal = math.sqrt(w) * inside[:, None] * z
     if mechanism.vary == "rotation":
         # Never quite without noise, or a record in the middle would have a density of its own.
@@ -918,10 +918,10 @@ def _gower(column: Column, targets: Array, table: Array) -> NDArray[np.float32]:
         out = np.abs(a - b) / np.float32(column.span[1] - column.span[0])
     else:
         out = (a != b).astype(np.float32)
-    gone_a, gone_b = np.isnan(a), np.isnan(b)
-    if gone_a.any() or gone_b.any():
-        out = np.where(gone_a | gone_b, np.float32(1), out)
-        out[gone_a & gone_b] = 0
+    missing_a, missing_b = np.isnan(a), np.isnan(b)
+    if missing_a.any() or missing_b.any():
+        out = np.where(missing_a | missing_b, np.float32(1), out)
+        out[missing_a & missing_b] = 0
     return np.asarray(out, dtype=np.float32)
 
 

@@ -43,7 +43,7 @@ from shared.errors import (
     SchemaRefusal,
     SmallN,
 )
-from shared.mechanisms.base import Figures
+from shared.mechanisms.base import Aggregates
 from shared.plans.dictionary import LEVELLED, NUMERIC, Column, Dictionary
 from shared.plans.encoding import Encoder
 from shared.privacy.stated import FLOW, shown_delta, shown_price
@@ -345,7 +345,7 @@ def check_figures(
     beyond = carried_out(lambda: _beyond(clipped()), broken)
     if beyond is not None:
         found += (beyond,)
-    if exact.outcome != "passed" or not isinstance(plan.release, Figures):
+    if exact.outcome != "passed" or not isinstance(plan.release, Aggregates):
         return found
     doubt = plan.release.doubt(plan, released, n)
     if not doubt:
@@ -594,7 +594,7 @@ def _rare_levels(released: pd.DataFrame, dictionary: Dictionary, limits: Limits)
 
 
 def _carried(released: pd.DataFrame, dictionary: Dictionary, carried: str, limits: Limits) -> tuple[Check, ...]:
-    told = Check(
+    check = Check(
         name="carried",
         rule="no column should be released as it is",
         outcome="warning",
@@ -610,7 +610,7 @@ def _carried(released: pd.DataFrame, dictionary: Dictionary, carried: str, limit
         detail=f"{carried}: {few} values with fewer" if few else carried,
         policy=float(limits.rare_level),
     )
-    return told, counts
+    return check, counts
 
 
 def _varied(vary: str) -> Check:

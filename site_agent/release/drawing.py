@@ -1,7 +1,7 @@
 """Which `Drawing` a plan asks for: rows by latent noise, or noisy figures.
 
-Latent noise fits a flow and noises every record; a `shared.mechanisms.base.Figures` takes noisy figures of all of them;
-a network (`site_agent.release.networks`) is fitted on some persons and drawn for the others.
+Latent noise fits a flow and noises every record; a `shared.mechanisms.base.Aggregates` takes noisy figures of all of
+them; a network (`site_agent.release.networks`) is fitted on some persons and drawn for the others.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from shared.mechanisms.base import Figures
+from shared.mechanisms.base import Aggregates
 from shared.mechanisms.grand.plan import GrandPlan
-from site_agent.release import lasting
-from site_agent.release.protocol import Chosen, Drawing, Told, unread
+from site_agent.release import sealed_state
+from site_agent.release.protocol import Chosen, Drawing, Progress, unread
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from site_agent.ledger.book import Hold
     from site_agent.records.table import Records
     from site_agent.release.checks import Check
-    from site_agent.release.fitting import Fitted
-    from site_agent.release.frames import Keeping
+    from site_agent.release.embeddings import EmbeddingBase
+    from site_agent.release.fitting import FittedMechanism
 
 __all__ = ["drawing_of"]
 
@@ -36,24 +36,24 @@ NOTES = (
     "that was refused for what it has in common with a record would tell of that record."
 )
 HELD_BACK = 0.2
-"""Share of the records that the stand-in flow of the membership attack never sees."""
+"""Share of the records that the shadow flow of the membership attack never sees."""
 
 
-def drawing_of(plan: StudyPlan, trained: Bijection | None = None, keeping: Keeping | None = None) -> Drawing:
+def drawing_of(plan: StudyPlan, trained: Bijection | None = None, base: EmbeddingBase | None = None) -> Drawing:
     """The drawing that a plan's mechanism asks for.
 
     Args:
         trained: the flow that the plan names (`StudyPlan.flow`), if it names one.
-        keeping: what a network goes on from that keeps its frame.
+        base: what a network goes on from that keeps its frame.
     """
     if isinstance(plan.release, GrandPlan):
         from site_agent.release import networks
 
-        return networks.drawing(plan, plan.release, keeping)
-    return _Noisy(plan, plan.release) if isinstance(plan.release, Figures) else _Rows(plan, trained)
+        return networks.drawing(plan, plan.release, base)
+    return AggregateRelease(plan, plan.release) if isinstance(plan.release, Aggregates) else RowRelease(plan, trained)
 
 
-class _Rows(Drawing):
+class RowRelease(Drawing):
     """Latent noise: a flow between records and latents, noise on the latents, one synthetic row per record."""
 
     unattacked: ClassVar[Mapping[str, Any]] = {
@@ -68,7 +68,9 @@ class _Rows(Drawing):
         self._trained = trained
         self._encoder = Encoder(dictionary=plan.dictionary)
 
-    def take(self, table: Records, persons: Sequence[str] | None, chosen: Chosen, base: lasting.Fit | None) -> None:
+    def take(
+        self, table: Records, persons: Sequence[str] | None, chosen: Chosen, base: sealed_state.SealedFlow | None
+    ) -> None:
         if base is not None:
             from shared.mechanisms.latent_noise.plan import mechanism
 
@@ -87,15 +89,15 @@ class _Rows(Drawing):
         self._x = self._encoder.encode(self._records, rng)
         del self._records
 
-    def fit(self, rng: Noise, told: Told) -> None:
+    def fit(self, rng: Noise, progress: Progress) -> None:
         from site_agent.release import fitting
 
         # Under `local` the plan's flow is where the first fit may begin; a wave after it has the sealed one.
         if self.plan.flow and (self._base is None or self.plan.posture != "local"):
-            self._fitted = fitting.fit(self.plan, self._encoder, self._x, None, rng, told, trained=self._trained)
+            self._fitted = fitting.fit(self.plan, self._encoder, self._x, None, rng, progress, trained=self._trained)
         elif self._base is None:
             names = None if self._persons is None else [self._persons[i] for i in self._present]
-            self._fitted = _fit(self.plan, self._encoder, self._x, names, rng, told)
+            self._fitted = _fit(self.plan, self._encoder, self._x, names, rng, progress)
         else:
             self._fitted = fitting.sealed(self.plan, self._encoder, self._base.flow, n=len(self._x))
         self._x = self._x[self._fitted.released]
@@ -107,12 +109,12 @@ class _Rows(Drawing):
     def released(self, rng: Noise) -> pd.DataFrame:
         # Row i of the draw comes from record i: once shuffled, a row says nothing by its place.
         chosen = self._chosen
-        order = [int(k) for k in rng.generator.permutation(len(self._noisy) + len(chosen.kept))]
+        order = [int(k) for k in rng.generator.permutation(len(self._noisy) + len(chosen.stayed))]
         table = chosen.after(self._encoder.decode(self._noisy)).iloc[order].reset_index(drop=True)
         self.n = len(table)
-        source = [*chosen.rows, *([-1] * len(chosen.kept))]
-        whose = [] if self._persons is None else [*(self._persons[i] for i in chosen.rows), *chosen.kept]
-        self.rows = lasting.Rows(
+        source = [*chosen.rows, *([-1] * len(chosen.stayed))]
+        whose = [] if self._persons is None else [*(self._persons[i] for i in chosen.rows), *chosen.stayed]
+        self.rows = sealed_state.ReleasedRows(
             snapshot=self._snapshot,
             source=tuple(source[k] for k in order),
             persons=tuple(whose[k] for k in order) if whose else (),
@@ -121,24 +123,24 @@ class _Rows(Drawing):
 
     def files(self, release_id: str) -> Mapping[str, bytes]:
         mechanism = self._fitted.mechanism
-        fit = lasting.Fit(
+        fit = sealed_state.SealedFlow(
             flow=mechanism.flow,
             epochs=self._fitted.epochs,
             w=mechanism.w,
             radius=mechanism.radius,
             dictionary=self.plan.dictionary.hash,
-            fitted_by=lasting.fitted_by(self.plan),
+            fitted_by=sealed_state.fitted_by(self.plan),
             flow_of=self.flow_of or release_id,
             fresh=self._base is None,
             noisy=self._noisy,
         )
-        return {lasting.FIT: fit.to_bytes(), lasting.ROWS: self.rows.to_bytes()}
+        return {sealed_state.FIT: fit.to_bytes(), sealed_state.ROWS: self.rows.to_bytes()}
 
-    def again(self, table: Records, hold: Hold, folder: Any, rng: Noise) -> None:
+    def resume(self, table: Records, hold: Hold, folder: Any, rng: Noise) -> None:
         from site_agent.release import fitting
 
-        self.rows = lasting.read_rows(folder, hold)
-        fit = lasting.read_fit(folder, hold)
+        self.rows = sealed_state.read_rows(folder, hold)
+        fit = sealed_state.read_fit(folder, hold)
         drawn = sorted(i for i in self.rows.source if i >= 0)
         self._real = table.table.iloc[drawn].reset_index(drop=True)
         self._x = self._encoder.encode(self._real, rng)
@@ -157,8 +159,8 @@ class _Rows(Drawing):
     def without_records(self, hold: Hold, folder: Any) -> None:
         from site_agent.release import fitting
 
-        self.rows = lasting.read_rows(folder, hold)
-        fit = lasting.read_fit(folder, hold)
+        self.rows = sealed_state.read_rows(folder, hold)
+        fit = sealed_state.read_fit(folder, hold)
         drawn = sum(i >= 0 for i in self.rows.source)
         self._real = self._x = unread(drawn)
         self._noisy = fit.noisy
@@ -183,7 +185,7 @@ class _Rows(Drawing):
             flow_alone=planned_event(self.plan) == NoGuarantee(of="flow"),
         )
 
-    def attack(self, limits: Limits, rng: Noise, told: Told) -> dict[str, Any]:
+    def attack(self, limits: Limits, rng: Noise, progress: Progress) -> dict[str, Any]:
         return _attack(
             decide=self.plan.records_decide,
             x=self._x,
@@ -192,11 +194,11 @@ class _Rows(Drawing):
             encoder=self._encoder,
             limits=limits,
             rng=rng,
-            progress=told,
+            progress=progress,
         )
 
 
-class _Noisy(Drawing):
+class AggregateRelease(Drawing):
     """Noisy figures of the records, taken in one step; nothing is fitted that one could probe."""
 
     unattacked: ClassVar[Mapping[str, Any]] = {
@@ -208,15 +210,17 @@ class _Noisy(Drawing):
         ],
     }
 
-    def __init__(self, plan: StudyPlan, figures: Figures) -> None:
+    def __init__(self, plan: StudyPlan, figures: Aggregates) -> None:
         super().__init__(plan)
         self._figures = figures
 
-    def take(self, table: Records, persons: Sequence[str] | None, chosen: Chosen, base: lasting.Fit | None) -> None:
+    def take(
+        self, table: Records, persons: Sequence[str] | None, chosen: Chosen, base: sealed_state.SealedFlow | None
+    ) -> None:
         self._real = table.table.iloc[list(chosen.rows)].reset_index(drop=True)
         self.n = self.drawn = len(self._real)
         self.left_out = table.rows - table.n
-        self.rows = lasting.Rows(
+        self.rows = sealed_state.ReleasedRows(
             snapshot=table.snapshot,
             source=chosen.rows,
             persons=() if persons is None else tuple(persons[i] for i in chosen.rows),
@@ -225,7 +229,7 @@ class _Noisy(Drawing):
     def encode(self, rng: Noise) -> None:
         """Figures are taken of the checked records themselves."""
 
-    def fit(self, rng: Noise, told: Told) -> None:
+    def fit(self, rng: Noise, progress: Progress) -> None:
         """Nothing is fitted."""
 
     def draw(self, rng: Noise) -> None:
@@ -235,16 +239,16 @@ class _Noisy(Drawing):
         return self._table
 
     def files(self, release_id: str) -> Mapping[str, bytes]:
-        return {lasting.ROWS: self.rows.to_bytes()}
+        return {sealed_state.ROWS: self.rows.to_bytes()}
 
-    def again(self, table: Records, hold: Hold, folder: Any, rng: Noise) -> None:
-        self.rows = lasting.read_rows(folder, hold)
+    def resume(self, table: Records, hold: Hold, folder: Any, rng: Noise) -> None:
+        self.rows = sealed_state.read_rows(folder, hold)
         self._real = table.table.iloc[list(self.rows.source)].reset_index(drop=True)
         self.n = self.drawn = len(self._real)
         self.left_out = table.rows - table.n
 
     def without_records(self, hold: Hold, folder: Any) -> None:
-        self.rows = lasting.read_rows(folder, hold)
+        self.rows = sealed_state.read_rows(folder, hold)
         self._real = unread(len(self.rows.source))
         self.n = self.drawn = len(self._real)
 
@@ -254,7 +258,7 @@ class _Noisy(Drawing):
         clipped = partial(self._figures.clipped, self.plan, self._real)
         return check_figures(self.plan, table, n=self.n, limits=limits, clipped=clipped)
 
-    def attack(self, limits: Limits, rng: Noise, told: Told) -> dict[str, Any]:
+    def attack(self, limits: Limits, rng: Noise, progress: Progress) -> dict[str, Any]:
         """What the price already says of every attack."""
         return dict(self.unattacked)
 
@@ -266,8 +270,8 @@ def _fit(
     x: Any,
     persons: Sequence[str] | None,
     rng: Noise,
-    progress: Told,
-) -> Fitted:
+    progress: Progress,
+) -> FittedMechanism:
     from site_agent.release.fitting import fit
 
     return fit(plan, encoder, x, persons, rng, progress)
@@ -278,7 +282,7 @@ def _attack(
     decide: bool,
     x: Any,
     noisy: Any,
-    fitted: Fitted,
+    fitted: FittedMechanism,
     encoder: Encoder,
     limits: Limits,
     rng: Noise,
@@ -287,7 +291,7 @@ def _attack(
     """Attack the release; hold the outcome against the limits where it may `decide`. Raises: AuditRefusal.
 
     The membership attack is tried on another release, of four fifths of the records: one of all of them leaves nobody
-    to be wrong about. It is drawn through the flow that could have learned from those alone (`Fitted.stand_in`),
+    to be wrong about. It is drawn through the flow that could have learned from those alone (`FittedMechanism.shadow`),
     attacked and thrown away: it never reaches the disk.
     """
     from site_agent.release.audit import AuditLimits, attack, gate
@@ -301,15 +305,15 @@ def _attack(
     order = rng.generator.permutation(len(x))
     cut = round(HELD_BACK * len(x))
     held_back, inside = x[order[:cut]], x[order[cut:]]
-    stand_in = fitted.stand_in(inside, rng, lambda share: progress(0.8 * share))
+    shadow = fitted.shadow(inside, rng, lambda share: progress(0.8 * share))
     report = attack(
         x=x,
         released=noisy,
         latents=fitted.mechanism.latents(x),
         fitted_on=inside,
         held_back=held_back,
-        probe=stand_in.release(inside, rng),
-        mechanism=stand_in,
+        probe=shadow.release(inside, rng),
+        mechanism=shadow,
         encoder=encoder,
         limits=in_force if decide else None,
         rng=rng,

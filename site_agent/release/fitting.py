@@ -41,7 +41,7 @@ from shared.privacy import accountant as privacy
 from shared.releases.receipt import Receipt, planned_event
 
 __all__ = [
-    "Fitted",
+    "FittedMechanism",
     "estimate_seconds",
     "fit",
     "public_flow",
@@ -58,7 +58,7 @@ Progress = Callable[[float], None]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class Fitted:
+class FittedMechanism:
     """A flow, the mechanism on top of it, and the rows it may be used on.
 
     Args:
@@ -75,7 +75,7 @@ class Fitted:
     epochs: int = 0
     refit: Callable[[Array, Noise, Progress], LatentNoise] | None = None
 
-    def stand_in(self, inside: Array, rng: Noise, progress: Progress) -> LatentNoise:
+    def shadow(self, inside: Array, rng: Noise, progress: Progress) -> LatentNoise:
         """The mechanism that a membership attack is tried on: one that could have learned from `inside` alone.
 
         A flow fitted on the released rows (``local``) has seen everybody, so a second one is fitted on `inside`. The
@@ -93,7 +93,7 @@ def fit(
     progress: Progress = lambda share: None,
     *,
     trained: Bijection | None = None,
-) -> Fitted:
+) -> FittedMechanism:
     """Fit the flow of a plan by its posture's rule.
 
     Args:
@@ -112,7 +112,7 @@ def fit(
             raise PlanRefusal("the flow that the plan names must be used", given="none")
         if plan.posture == "local":
             return _local(plan, encoder, x, persons, rng, progress, trained)
-        return Fitted(mechanism=mechanism(plan, trained), released=released_rows(plan, len(x), persons))
+        return FittedMechanism(mechanism=mechanism(plan, trained), released=released_rows(plan, len(x), persons))
     return {"local": _local, "holdout": _holdout, "public": _public, "private": _private}[plan.posture](
         plan, encoder, x, persons, rng, progress
     )
@@ -127,7 +127,7 @@ def sealed(
     epochs: int = 0,
     fresh: bool = False,
     begin: Bijection | None = None,
-) -> Fitted:
+) -> FittedMechanism:
     """A flow that was sealed with a release, for `n` rows that are all released through it.
 
     Args:
@@ -136,7 +136,7 @@ def sealed(
         fresh: whether it was fitted for this very release, so that under ``local`` it has seen these rows.
         begin: the flow that the plan names for sites to begin at.
     """
-    return Fitted(
+    return FittedMechanism(
         mechanism=mechanism(plan, flow),
         released=np.arange(n),
         epochs=epochs,
@@ -237,7 +237,7 @@ def _local(
     rng: Noise,
     progress: Progress,
     begin: Bijection | None = None,
-) -> Fitted:
+) -> FittedMechanism:
     from site_agent.models.flow import fit_flow
 
     fitted = fit_flow(
@@ -251,7 +251,7 @@ def _local(
         outcomes=planned_outcomes(plan),
     )
 
-    return Fitted(
+    return FittedMechanism(
         mechanism=mechanism(plan, fitted.flow),
         released=released_rows(plan, len(x), persons),
         trained=len(x),
@@ -269,7 +269,8 @@ def _refit(
         # The network is not searched for again: an attack is tried on what was chosen.
         settings = replace(FlowSettings.of(plan.training), search=False, **network_of(flow))
         if begin is not None:
-            # Whether it began at the shared flow is not known of a sealed one: the stand-in decides like the fit did.
+            # Whether it began at the shared flow is not known of a sealed one: the shadow model decides like the fit
+            # did.
             whole = fit_flow(
                 inside,
                 settings,
@@ -281,7 +282,7 @@ def _refit(
                 outcomes=planned_outcomes(plan),
             )
             return mechanism(plan, whole.flow)
-        again = refit_flow(
+        refitted = refit_flow(
             inside,
             settings,
             rng,
@@ -291,14 +292,14 @@ def _refit(
             carried=carried_column(plan),
             outcomes=planned_outcomes(plan),
         )
-        return mechanism(plan, again.flow)
+        return mechanism(plan, refitted.flow)
 
     return refit
 
 
 def _holdout(
     plan: StudyPlan, encoder: Encoder, x: Array, persons: Sequence[str] | None, rng: Noise, progress: Progress
-) -> Fitted:
+) -> FittedMechanism:
     from site_agent.models.flow import fit_flow, smallest_n
 
     released = released_rows(plan, len(x), persons)
@@ -317,18 +318,20 @@ def _holdout(
         progress=lambda part, share, left: progress(share),
         outcomes=planned_outcomes(plan),
     )
-    return Fitted(mechanism=mechanism(plan, fitted.flow), released=released, trained=len(train))
+    return FittedMechanism(mechanism=mechanism(plan, fitted.flow), released=released, trained=len(train))
 
 
 def _public(
     plan: StudyPlan, encoder: Encoder, x: Array, persons: Sequence[str] | None, rng: Noise, progress: Progress
-) -> Fitted:
-    return Fitted(mechanism=mechanism(plan, public_flow(plan, encoder)), released=released_rows(plan, len(x), persons))
+) -> FittedMechanism:
+    return FittedMechanism(
+        mechanism=mechanism(plan, public_flow(plan, encoder)), released=released_rows(plan, len(x), persons)
+    )
 
 
 def _private(
     plan: StudyPlan, encoder: Encoder, x: Array, persons: Sequence[str] | None, rng: Noise, progress: Progress
-) -> Fitted:
+) -> FittedMechanism:
     from site_agent.models.private_flow import private_layers
 
     assert plan.private is not None, "StudyPlan holds [private] with this posture"
@@ -338,4 +341,6 @@ def _private(
     flow = Composed(
         first=AffineAutoregressiveFlow(mean=np.zeros(d), scale=np.eye(d), layers=layers), second=start.second
     )
-    return Fitted(mechanism=mechanism(plan, flow), released=released_rows(plan, len(x), persons), trained=len(x))
+    return FittedMechanism(
+        mechanism=mechanism(plan, flow), released=released_rows(plan, len(x), persons), trained=len(x)
+    )

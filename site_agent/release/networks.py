@@ -7,8 +7,8 @@ stay here, hold the released network beside them.
 
 By default nothing of the fit is kept. Whoever is held out has no guarantee, so that what the model says of them is
 deleted with the run; a run that was killed after its seal fits once more for the steward's figures alone. Where the
-plan says ``keep = "sealed"``, a wave that appends goes on from the first one's fit (`site_agent.release.frames`): its
-persons are placed by their ties to those held out then, and edges are drawn among them and to everybody released
+plan says ``keep = "sealed"``, a wave that appends goes on from the first one's fit (`site_agent.release.embeddings`):
+its persons are placed by their ties to those held out then, and edges are drawn among them and to everybody released
 before.
 """
 
@@ -31,9 +31,9 @@ from shared.mechanisms.grand.labels import LEAST_OF_A_LABEL, LabelPrivate
 from shared.mechanisms.grand.noise import Labelled
 from shared.mechanisms.grand.plan import GrandPlan
 from shared.plans.encoding import Encoder, typed
-from site_agent.release import lasting
-from site_agent.release.frames import FRAME, Frame, Keeping, placed_by
-from site_agent.release.protocol import Drawing, Told, unread
+from site_agent.release import sealed_state
+from site_agent.release.embeddings import EMBEDDING, Embedding, EmbeddingBase, placed_by
+from site_agent.release.protocol import Drawing, Progress, unread
 
 if TYPE_CHECKING:
     from shared.base.randomness import Noise
@@ -63,12 +63,12 @@ _TRIED = (
 )
 
 
-def drawing(plan: StudyPlan, release: GrandPlan, keeping: Keeping | None = None) -> Drawing:
+def drawing(plan: StudyPlan, release: GrandPlan, base: EmbeddingBase | None = None) -> Drawing:
     """The drawing of a network: see `site_agent.release.drawing`."""
-    return _Network(plan, release, keeping)
+    return NetworkRelease(plan, release, base)
 
 
-class _Network(Drawing):
+class NetworkRelease(Drawing):
     """GRAND on the persons who are released, with a model of those who are not."""
 
     unattacked: ClassVar[Mapping[str, Any]] = {
@@ -76,23 +76,25 @@ class _Network(Drawing):
         "sentences": [*_TRIED, "A comparison with the real network could not be carried out on these records."],
     }
 
-    def __init__(self, plan: StudyPlan, release: GrandPlan, keeping: Keeping | None) -> None:
+    def __init__(self, plan: StudyPlan, release: GrandPlan, base: EmbeddingBase | None) -> None:
         super().__init__(plan)
         self._release = release
-        self._keeping = keeping
-        self._kept: Frame | None = None if keeping is None else keeping.frame
-        self._encoder = Encoder(dictionary=release.told_after(plan.dictionary))
+        self._base = base
+        self._state: Embedding | None = None if base is None else base.embedding
+        self._encoder = Encoder(dictionary=release.coordinates_of(plan.dictionary))
         self._labels: Labels | None = None
 
-    def take(self, table: Records, persons: Sequence[str] | None, chosen: Chosen, base: lasting.Fit | None) -> None:
+    def take(
+        self, table: Records, persons: Sequence[str] | None, chosen: Chosen, base: sealed_state.SealedFlow | None
+    ) -> None:
         assert persons is not None, "posture holdout has a person column"
         held = list(chosen.train)
-        if self._kept is not None:
+        if self._state is not None:
             # Held out then and here now; whoever was held out since has no place in the frame, and is not looked at.
-            place = {person: k for k, person in enumerate(self._kept.held)}
+            place = {person: k for k, person in enumerate(self._state.held)}
             held = [row for row in held if persons[row] in place]
             self._present = [place[persons[row]] for row in held]
-            self.flow_of = self._kept.frame_of
+            self.flow_of = self._state.frame_of
         self._split(table, list(chosen.rows), held)
         self._names = [persons[i] for i in chosen.rows]
         self._held_names = [persons[i] for i in held]
@@ -123,7 +125,7 @@ class _Network(Drawing):
                 next_step="Ask the study lead for a larger holdout, or whether this network is too sparse for one.",
             )
         n, m = len(rows), len(held)
-        before = 0 if self._kept is None else len(self._kept.numbers)
+        before = 0 if self._state is None else len(self._state.numbers)
         # Told by the hold-out alone, before anything is charged; an eighth less, for the draw has more or fewer.
         pairs = n * (n - 1) + 2 * n * before
         expected = self._held.nnz / (1 if self._release.directed else 2) * pairs / (m * (m - 1))
@@ -135,26 +137,26 @@ class _Network(Drawing):
             )
 
     def encode(self, rng: Noise) -> None:
-        self._x, self._framed = (self._encoded(table, rng) for table in (self._real, self._beside))
+        self._x, self._held_attributes = (self._encoded(table, rng) for table in (self._real, self._beside))
 
     def _encoded(self, table: pd.DataFrame, rng: Noise) -> Any:
         return self._encoder.encode(table, rng) if self._encoder.d else np.empty((len(table), 0))
 
-    def fit(self, rng: Noise, told: Told) -> None:
+    def fit(self, rng: Noise, progress: Progress) -> None:
         from site_agent.models import latent_space
 
-        release, kept = self._release, self._kept
-        if kept is not None:
+        release, state = self._release, self._state
+        if state is not None:
             # Placed by ties to those who are still here, among all who were.
-            self._space: LatentSpace = kept.space
-            reader = replace(kept.space, positions=kept.positions[self._present])
+            self._space: LatentSpace = state.space
+            reader = replace(state.space, positions=state.positions[self._present])
             self._placed(reader)
-            self._frame = np.hstack([kept.positions, kept.attributes])
-            self._into = np.hstack([kept.into, kept.attributes])
+            self._reference = np.hstack([state.positions, state.attributes])
+            self._into = np.hstack([state.into, state.attributes])
             # Found anew among the same persons held out: what an earlier wave called them is told nowhere.
             self._labels = self._labelled(rng)
             self._likeness = self._like_their_own(rng)
-            told(1.0)
+            progress(1.0)
             return
         self._space = latent_space.fit(
             self._held,
@@ -164,16 +166,16 @@ class _Network(Drawing):
             rng=rng.generator,
             most=release.most,
         )
-        told(0.7)
+        progress(0.7)
         self._placed(self._space)
-        self._frame = np.hstack([self._space.positions, self._framed])
+        self._reference = np.hstack([self._space.positions, self._held_attributes])
         self._labels = self._labelled(rng)
         # Where private ranks are placed: the same persons, without what estimating each of them has added. Levels of a
         # column are known; communities were read off the very positions, and their means hold some of the errors.
-        groups = self._labels.frame if self._labels is not None and release.by else None
-        self._into = np.hstack([self._space.deconvolved(groups), self._framed])
+        groups = self._labels.reference if self._labels is not None and release.by else None
+        self._into = np.hstack([self._space.deconvolved(groups), self._held_attributes])
         self._likeness = self._like_their_own(rng)
-        told(1.0)
+        progress(1.0)
 
     def _labelled(self, rng: Noise) -> Labels | None:
         """What is told of a person before the coordinates, if the plan says so: found in the hold-out alone."""
@@ -181,7 +183,7 @@ class _Network(Drawing):
             return _by_column(self._release, self.plan, self._real, self._beside)
         if self._release.communities is None:
             return None
-        return _by_community(self._release.communities, self._space, self._frame, self._latents, rng)
+        return _by_community(self._release.communities, self._space, self._reference, self._latents, rng)
 
     def _placed(self, reader: LatentSpace) -> None:
         """Each released person's coordinates, from that person's ties to those held out and own attributes."""
@@ -210,10 +212,10 @@ class _Network(Drawing):
         labelled = None
         if self._labels is not None:
             response = LabelPrivate(epsilon=self._release.parts()[0], counts=self._labels.counts)
-            told = response.release(self._labels.own, self._names, rng)
-            labelled = Labelled(frame=self._labels.frame, own=self._labels.own, released=told)
-        self._private = mechanism.privatise(self._latents, self._frame, noise, self._into, labelled)
-        self._told = labelled
+            released = response.release(self._labels.own, self._names, rng)
+            labelled = Labelled(reference=self._labels.reference, own=self._labels.own, released=released)
+        self._private = mechanism.privatise(self._latents, self._reference, noise, self._into, labelled)
+        self._released_labels = labelled
 
     def released(self, rng: Noise) -> pd.DataFrame:
         # Shuffled before the edges are drawn, so that a row, and a place in a list of edges, says nothing.
@@ -222,17 +224,17 @@ class _Network(Drawing):
         table = pd.DataFrame(index=range(self.n))
         if self._encoder.d:
             table = self._encoder.decode(z[:, self._space.p :])
-        if self._release.by and self._labels is not None and self._told is not None:
+        if self._release.by and self._labels is not None and self._released_labels is not None:
             column = self.plan.dictionary.column(self._release.by)
-            codes = self._labels.levels(self._told.released[order], rng.generator)
+            codes = self._labels.levels(self._released_labels.released[order], rng.generator)
             table[column.name] = typed(column, np.where(codes == len(column.levels), np.nan, codes))
             table = table[list(self.plan.dictionary.names)]
-        if self._keeping is None:
+        if self._base is None:
             network = self._space.draw(z, rng.generator.bytes(32))
             table[NEIGHBOURS] = _lists(network, directed=self._release.directed)
         else:
-            self._join(table, z, self._keeping.first, rng)
-        self.rows = lasting.Rows(
+            self._join(table, z, self._base.first, rng)
+        self.rows = sealed_state.ReleasedRows(
             snapshot=self._snapshot,
             source=tuple(self._chosen.rows[k] for k in order),
             persons=tuple(self._names[k] for k in order),
@@ -246,7 +248,7 @@ class _Network(Drawing):
         frame's key: the same whichever wave asks.
         """
         numbers = np.arange(first, first + self.n, dtype=np.int32)
-        before = self._started(rng.generator.bytes(32)) if self._kept is None else self._kept
+        before = self._started(rng.generator.bytes(32)) if self._state is None else self._state
         everybody = np.concatenate([before.numbers, numbers])
         network = self._space.draw(
             np.vstack([before.private, z]), before.key, [str(k) for k in everybody], first=len(before.numbers)
@@ -266,17 +268,17 @@ class _Network(Drawing):
             table[NEIGHBOURS] = _named(csr_array((ones, (mine.row[once], mine.col[once])), shape=mine.shape), everybody)
         self._next = (before, numbers, z)
 
-    def _started(self, key: bytes) -> Frame:
+    def _started(self, key: bytes) -> Embedding:
         """The frame of a first wave, before anybody is in it."""
         space = self._space
-        return Frame(
+        return Embedding(
             model=space.model,
             d=space.d,
             directed=space.directed,
             signs=space.signs,
             positions=space.positions,
             into=self._into[:, : space.p],
-            attributes=self._framed,
+            attributes=self._held_attributes,
             held=tuple(self._held_names),
             numbers=np.empty(0, dtype=np.int32),
             private=np.empty((0, self._private.shape[1])),
@@ -291,19 +293,19 @@ class _Network(Drawing):
     def files(self, release_id: str) -> Mapping[str, bytes]:
         # Who was held out, by place: a run that is killed after the seal compares with the same persons.
         said: dict[str, list[int]] = {"held": [int(row) for row in self._held_rows]}
-        found = {lasting.ROWS: self.rows.to_bytes()}
-        if self._keeping is not None:
+        found = {sealed_state.ROWS: self.rows.to_bytes()}
+        if self._base is not None:
             before, numbers, z = self._next
-            found[FRAME] = self._keeping.vault.seal(before.with_wave(release_id, numbers, z), release_id)
-            said["places"] = list(range(len(said["held"]))) if self._kept is None else self._present
+            found[EMBEDDING] = self._base.store.seal(before.with_wave(release_id, numbers, z), release_id)
+            said["places"] = list(range(len(said["held"]))) if self._state is None else self._present
         return {**found, HELD: canonical_json(said)}
 
-    def again(self, table: Records, hold: Hold, folder: Any, rng: Noise) -> None:
-        self.rows = lasting.read_rows(folder, hold)
-        body = parse_json(lasting.read_sealed(folder, hold, HELD), cap=lasting.CAP)
-        if self._keeping is not None:
-            frame = self._keeping.vault.open(lasting.read_sealed(folder, hold, FRAME), hold.release_id)
-            self._kept = frame.without((), set(frame.releases) - {hold.release_id})
+    def resume(self, table: Records, hold: Hold, folder: Any, rng: Noise) -> None:
+        self.rows = sealed_state.read_rows(folder, hold)
+        body = parse_json(sealed_state.read_sealed(folder, hold, HELD), cap=sealed_state.CAP)
+        if self._base is not None:
+            embedding = self._base.store.open(sealed_state.read_sealed(folder, hold, EMBEDDING), hold.release_id)
+            self._state = embedding.without((), set(embedding.releases) - {hold.release_id})
             self._present = [int(place) for place in body["places"]]
         self._split(table, sorted(self.rows.source), [int(row) for row in body["held"]])
         self.drawn = self.n = len(self.rows.source)
@@ -312,8 +314,8 @@ class _Network(Drawing):
         self.fit(rng, lambda share: None)
 
     def without_records(self, hold: Hold, folder: Any) -> None:
-        self.rows = lasting.read_rows(folder, hold)
-        body = parse_json(lasting.read_sealed(folder, hold, HELD), cap=lasting.CAP)
+        self.rows = sealed_state.read_rows(folder, hold)
+        body = parse_json(sealed_state.read_sealed(folder, hold, HELD), cap=sealed_state.CAP)
         self.drawn = self.n = len(self.rows.source)
         self._real, self._beside = unread(self.n), unread(len(body["held"]))
         self._ties = self._back = self._likeness = self._labels = unread(0)
@@ -332,17 +334,17 @@ class _Network(Drawing):
             limits=limits,
         )
 
-    def attack(self, limits: Limits, rng: Noise, told: Told) -> dict[str, Any]:
+    def attack(self, limits: Limits, rng: Noise, progress: Progress) -> dict[str, Any]:
         """No attack: the price bounds all of them. What the network is worth, beside what it could be."""
         labels = self._labels
         try:
-            found = self._utility(rng, told)
+            found = self._utility(rng, progress)
         finally:
             # Whoever is held out has no guarantee: what the model says of them ends here.
-            del self._space, self._frame, self._into, self._latents, self._framed
-            self._labels = self._told = None
+            del self._space, self._reference, self._into, self._latents, self._held_attributes
+            self._labels = self._released_labels = None
             del self._held, self._ties, self._back, self._whole, self._beside
-            self._kept = self._keeping = None
+            self._state = self._base = None
         return {
             "tried": False,
             "sentences": [
@@ -355,13 +357,13 @@ class _Network(Drawing):
             "densities": self._densities,
         }
 
-    def _utility(self, rng: Noise, told: Told) -> dict[str, dict[str, float]]:
+    def _utility(self, rng: Noise, progress: Progress) -> dict[str, dict[str, float]]:
         """Statistic to arm to the distance of the arm's network from the real one of the released persons."""
         from shared.mechanisms.grand.counts import compare, node_statistics, simple
 
         draws = rng.generator
-        space, frame, latents = self._space, self._frame, self._latents
-        n, m = self.n, len(frame)
+        space, reference, latents = self._space, self._reference, self._latents
+        n, m = self.n, len(reference)
         size = min(n, MOST_COMPARED)
 
         def some(network: Any, count: int) -> dict[str, Any]:
@@ -371,7 +373,7 @@ class _Network(Drawing):
 
         real = self._whole[self._own_rows][:, self._own_rows]
         mechanism = self._release.mechanism_of(self.plan, latent=space.d)
-        low, high = frame.min(axis=0), frame.max(axis=0)
+        low, high = reference.min(axis=0), reference.max(axis=0)
         # As if each coordinate were released by itself within the range of the held-out: what adding noise costs.
         plain = np.clip(latents, low, high) + draws.laplace(size=latents.shape) * (high - low) * mechanism.scale
         arms = {
@@ -386,7 +388,7 @@ class _Network(Drawing):
         for place, (arm, network) in enumerate(arms.items()):
             for statistic, distance in compare(some(network, size), truth).items():
                 found.setdefault(statistic, {})[arm] = float(f"{distance:.4g}")
-            told((place + 1) / (len(arms) + 1))
+            progress((place + 1) / (len(arms) + 1))
         # Two parts of the real network: what no release can be nearer than, but by chance.
         both = min(size, self._held.shape[0])
         for statistic, distance in compare(some(self._held, both), some(real, both)).items():
@@ -399,14 +401,14 @@ class Labels:
     """What is told first of each person, as places 0 … k − 1 of which each is at least one held-out person's.
 
     Args:
-        frame: (m,) of the persons held out.
+        reference: (m,) of the persons held out.
         own: (n,) of the persons who are released.
         rows: (m,) the column's level of each person held out, by which a place of several levels is told; of
             communities their own places.
         in_words: what the steward is told of them.
     """
 
-    frame: Codes
+    reference: Codes
     own: Codes
     rows: Codes
     in_words: tuple[str, ...]
@@ -414,17 +416,17 @@ class Labels:
     @property
     def counts(self) -> tuple[int, ...]:
         """Persons held out of each place."""
-        return tuple(int(count) for count in np.bincount(self.frame))
+        return tuple(int(count) for count in np.bincount(self.reference))
 
-    def levels(self, told: Codes, draws: np.random.Generator) -> Codes:
+    def levels(self, released: Codes, draws: np.random.Generator) -> Codes:
         """(n,) levels of released places: that of a person held out who has the place, drawn evenly. Costs nothing."""
-        order = np.argsort(self.frame, kind="stable")
+        order = np.argsort(self.reference, kind="stable")
         ends = np.cumsum(self.counts)
-        at = ends[told] - 1 - draws.integers(0, np.asarray(self.counts)[told])
+        at = ends[released] - 1 - draws.integers(0, np.asarray(self.counts)[released])
         return self.rows[order][at]
 
 
-def _by_community(k: int, space: LatentSpace, frame: Any, latents: Any, rng: Noise) -> Labels:
+def _by_community(k: int, space: LatentSpace, reference: Any, latents: Any, rng: Noise) -> Labels:
     from site_agent.models.latent_space import communities
 
     if k * LEAST_OF_A_LABEL > space.m:
@@ -434,10 +436,10 @@ def _by_community(k: int, space: LatentSpace, frame: Any, latents: Any, rng: Noi
             next_step="Wait for more records, or ask the study lead for a larger holdout or fewer communities.",
         )
     found = communities(space, k, rng.generator, least=LEAST_OF_A_LABEL)
-    held = found.of(frame)
+    held = found.of(reference)
     sizes = ", ".join(str(size) for size in np.bincount(held, minlength=found.k))
     said = f"Communities found among the persons held out: {found.k} of {k} that were looked for, of {sizes} persons."
-    return Labels(frame=held, own=found.of(latents), rows=held, in_words=(said, _LOST) if found.k < k else (said,))
+    return Labels(reference=held, own=found.of(latents), rows=held, in_words=(said, _LOST) if found.k < k else (said,))
 
 
 def _by_column(release: GrandPlan, plan: StudyPlan, real: pd.DataFrame, beside: pd.DataFrame) -> Labels:
@@ -457,7 +459,7 @@ def _by_column(release: GrandPlan, plan: StudyPlan, real: pd.DataFrame, beside: 
     places[rare] = (~rare).sum() if apart else places[int(counts.argmax())]
     said = f"The column {release.by!r} is told as {len(set(places[held]))} of its {many} levels"
     said += "; those of few persons held out are told together." if rare.any() else "."
-    return Labels(frame=places[held], own=places[own], rows=held, in_words=(said,))
+    return Labels(reference=places[held], own=places[own], rows=held, in_words=(said,))
 
 
 _LOST = "A community of too few persons held out was joined with its neighbours: it is told of nobody."
@@ -469,7 +471,7 @@ def _over(released: Any, real: Any, m: int) -> dict[str, dict[str, float]]:
 
     if released.shape[0] < 5:
         return {}
-    drawn, own = motifs(simple(released), frame=m), motifs(simple(real))
+    drawn, own = motifs(simple(released), reference_size=m), motifs(simple(real))
     found = {}
     for name in MOTIFS:
         try:
@@ -483,11 +485,11 @@ def _over(released: Any, real: Any, m: int) -> dict[str, dict[str, float]]:
 def _densities_in_words(found: Mapping[str, Mapping[str, float]]) -> list[str]:
     if not found:
         return []
-    told = ", ".join(
+    densities = ", ".join(
         f"{_MOTIFS[name]} {math.exp(one['log_ratio']):.3g} times ({one['log_ratio'] / one['se']:+.1f} standard errors)"
         for name, one in found.items()
     )
-    return [f"Densities of the released network over those of the real one: {told}. These figures stay here."]
+    return [f"Densities of the released network over those of the real one: {densities}. These figures stay here."]
 
 
 _MOTIFS = {
@@ -530,6 +532,6 @@ def _named(network: Any, numbers: Any) -> list[Any]:
 def _lists(network: Any, *, directed: bool) -> list[Any]:
     from scipy.sparse import triu
 
-    kept = network if directed else triu(network, k=1, format="csr")
-    kept.sort_indices()
-    return np.split(kept.indices.astype(np.int32), kept.indptr[1:-1])
+    edges = network if directed else triu(network, k=1, format="csr")
+    edges.sort_indices()
+    return np.split(edges.indices.astype(np.int32), edges.indptr[1:-1])

@@ -24,8 +24,8 @@ from shared.base.canonical import canonical_json, sha256_hex
 from shared.base.failpoints import reach
 from shared.base.keys import Envelope, PublicKey, Signature, SigningKey
 from shared.errors import ApprovalRefusal, IntegrityRefusal, ParameterError, StateRefusal, StorageRefusal
-from site_agent.ledger.book import Acceptance, Hold, Ledger, fsync_folder, private_folder, write_whole
-from site_agent.release.lasting import FIT, ROWS
+from site_agent.ledger.book import Hold, Ledger, StoredBundle, fsync_folder, private_folder, write_whole
+from site_agent.release.sealed_state import FIT, ROWS
 
 if TYPE_CHECKING:
     from shared.releases.receipt import Receipt, Statement
@@ -75,7 +75,7 @@ class Outbox:
             bundle: the bytes that would leave.
             receipt: the receipt inside them.
             approvals: approvers who must sign, from the plan's floors.
-            files: what later waves and the audit need (`site_agent.release.lasting`), by name; it never leaves.
+            files: what later waves and the audit need (`site_agent.release.sealed_state`), by name; it never leaves.
             author: who had it made.
             author_apart: whether the author must not approve it.
         Raises: StateRefusal; IntegrityRefusal (the receipt is not of this hold, or other bytes are there already);
@@ -196,10 +196,10 @@ class Outbox:
         self._write_statement(current)
         return self._envelope(current)
 
-    def stand_in(self, release_id: str, digest: str, *, name: str) -> Hold:
+    def approve_by_standing(self, release_id: str, digest: str, *, name: str) -> Hold:
         """Approve by the standing approval `digest` of the registered approver `name`, if the ledger has it in force.
 
-        Whether the release is within its limits is for the caller (`site_agent.decide.airlock.stand_in`).
+        Whether the release is within its limits is for the caller (`site_agent.decide.airlock.approve_by_standing`).
 
         Raises: as `approve`.
         """
@@ -343,7 +343,7 @@ class Outbox:
         self._require_bytes(self.ledger.hold(release_id))
         return self.folder(release_id) / "bundle.zip"
 
-    def delivered(self, release_id: str, acceptance: Acceptance) -> Hold:
+    def delivered(self, release_id: str, acceptance: StoredBundle) -> Hold:
         """Note the coordinator's acceptance. Raises: see `Ledger.commit`."""
         reach("outbox.delivered.before_entry")
         done = self.ledger.commit(self.ledger.hold(release_id), acceptance)
@@ -363,7 +363,7 @@ class Outbox:
         return hold
 
     def folder(self, release_id: str) -> Path:
-        """Where a release's files are. Raises: StateRefusal, for a release the ledger does not know."""
+        """Folder of a release's files. Raises: StateRefusal, for a release the ledger does not know."""
         # Release ids in the ledger are plain words, so that none of them can lead out of the outbox.
         return self.root / self.ledger.hold(release_id).release_id
 
@@ -465,7 +465,7 @@ class Outbox:
 
 
 def outcomes(checks: Mapping[str, Any], audit: Mapping[str, Any], sha256: str) -> dict[str, Any]:
-    """What may be told outside of a check report: each rule, its threshold and how it ended, and no count of records.
+    """Public part of a check report: each rule, its threshold and its outcome, and no count of records.
 
     A threshold here is policy's, never what the table at hand made of it: 5 % of the records is a count.
 

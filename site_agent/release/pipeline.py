@@ -41,9 +41,9 @@ from shared.errors import (
     StateRefusal,
 )
 from shared.plans.plan import StudyPlan
-from site_agent.config import Edges, Limits, SiteFloors, Source
+from site_agent.config import Edges, Limits, SiteFloors, TableSource
 from site_agent.release.protocol import Chosen
-from site_agent.release.site import Site
+from site_agent.release.site import WorkingSite
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -54,18 +54,18 @@ if TYPE_CHECKING:
     from site_agent.ledger.book import Hold, Ledger, Touches
     from site_agent.records.table import Records
     from site_agent.release.checks import Check
-    from site_agent.release.frames import Keeping
-    from site_agent.release.lasting import Fit
+    from site_agent.release.embeddings import EmbeddingBase
     from site_agent.release.outbox import Outbox
     from site_agent.release.protocol import Drawing
+    from site_agent.release.sealed_state import SealedFlow
 
 __all__ = [
     "STAGES",
-    "Estimate",
     "Progress",
     "Rehearsal",
-    "Release",
-    "Stage",
+    "ReleaseStage",
+    "RunEstimate",
+    "SealedRelease",
     "estimate",
     "made_up_edges",
     "made_up_table",
@@ -84,7 +84,7 @@ SANDBOX = "REHEARSAL.txt"
 DECISION_TYPE = "application/vnd.tributary.decision+json"
 
 
-class Stage(StrEnum):
+class ReleaseStage(StrEnum):
     """A step of `make_release`; the value is what a person reads."""
 
     RESERVE = "reserving the budget"
@@ -101,27 +101,27 @@ class Stage(StrEnum):
 
 
 # Rough shares of the time, for the bar only; fitting and attacking take nearly all of it.
-_WEIGHTS: dict[Stage, float] = {
-    Stage.RESERVE: 1,
-    Stage.ANCHOR: 1,
-    Stage.READ: 2,
-    Stage.ENCODE: 1,
-    Stage.FIT: 58,
-    Stage.DRAW: 3,
-    Stage.DECODE: 1,
-    Stage.SEAL: 1,
-    Stage.CHECKS: 2,
-    Stage.AUDIT: 29,
-    Stage.HOLD: 1,
+_WEIGHTS: dict[ReleaseStage, float] = {
+    ReleaseStage.RESERVE: 1,
+    ReleaseStage.ANCHOR: 1,
+    ReleaseStage.READ: 2,
+    ReleaseStage.ENCODE: 1,
+    ReleaseStage.FIT: 58,
+    ReleaseStage.DRAW: 3,
+    ReleaseStage.DECODE: 1,
+    ReleaseStage.SEAL: 1,
+    ReleaseStage.CHECKS: 2,
+    ReleaseStage.AUDIT: 29,
+    ReleaseStage.HOLD: 1,
 }
-STAGES: tuple[Stage, ...] = tuple(_WEIGHTS)
+STAGES: tuple[ReleaseStage, ...] = tuple(_WEIGHTS)
 
-Progress = Callable[[Stage, float, float | None], None]
+Progress = Callable[[ReleaseStage, float, float | None], None]
 """Called with the stage, the share of the whole that is done, and the seconds left (None while unknown)."""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class Release:
+class SealedRelease:
     """A sealed release as its approver sees it.
 
     Args:
@@ -154,7 +154,7 @@ class Release:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Estimate:
+class RunEstimate:
     """What a run will take, before it starts."""
 
     seconds: float
@@ -168,7 +168,7 @@ class Rehearsal:
     """The outcome of `rehearse`: a release in the sandbox, or what the checks said about the made-up table."""
 
     folder: Path
-    release: Release | None
+    release: SealedRelease | None
     refused: Refusal | None
 
 
@@ -176,13 +176,13 @@ def make_release(
     *,
     plan: StudyPlan,
     wave: int,
-    source: Source,
-    site: Site,
+    source: TableSource,
+    site: WorkingSite,
     today: dt.date,
     author: str = "agent",
     rng: Noise | None = None,
     progress: Progress | None = None,
-) -> Release:
+) -> SealedRelease:
     """Reserve, read, fit, draw once, seal, check, attack, and hold for approval.
 
     Args:
@@ -203,7 +203,7 @@ def make_release(
     from site_agent.release import checks, fitting
     from site_agent.release.drawing import drawing_of
 
-    clock = _Clock(progress, site.require_running)
+    clock = _ReleaseClock(progress, site.require_running)
     limits = Limits.of(plan.floors, site.floors)
     ledger, outbox = site.ledger, site.outbox
     site.require_running()
@@ -214,9 +214,9 @@ def make_release(
     sealed = _sealed(plan, wave, ledger, base)
     reused = _reused(plan, wave, ledger, sealed)
     trained = _trained(plan, site)  # before anything is charged: it may have to be fetched first
-    keeping = _keeping(plan, ledger, base)
+    embedding = _embedding_base(plan, ledger, base)
 
-    clock.enter(Stage.RESERVE)
+    clock.enter(ReleaseStage.RESERVE)
     hold = ledger.reserve(
         study=plan.study,
         plan_hash=plan.hash,
@@ -237,12 +237,12 @@ def make_release(
     if hold.state not in ("reserved", "anchored"):
         _refuse_second_draw(hold)
 
-    clock.enter(Stage.ANCHOR)
+    clock.enter(ReleaseStage.ANCHOR)
     if hold.state == "reserved":
         hold = ledger.mark_anchored(hold, site.witness.anchor(ledger.anchor_envelope()))
     reach("pipeline.anchored")
 
-    clock.enter(Stage.READ)
+    clock.enter(ReleaseStage.READ)
     table = _read(plan, source, site)
     everyone = records.row_pseudonyms(table, plan.dictionary, key=site.snapshot_key)
     as_written = ledger.as_written(plan.study)
@@ -253,8 +253,8 @@ def make_release(
         ledger.require_present(hold, everyone, share=limits.still_present, snapshot=table.snapshot)
     # Under `holdout` whoever trains is in the table and not in the release: floors and populations are the release's.
     fitting.require_roles_kept(plan, _earlier_receipts(outbox, plan.study, except_for=hold.release_id))
-    may = [int(row) for row in fitting.released_rows(plan, table.n, everyone)]
-    chosen = _choose(plan, ledger, outbox, hold, base, everyone, may)
+    eligible = [int(row) for row in fitting.released_rows(plan, table.n, everyone)]
+    chosen = _choose(plan, ledger, outbox, hold, base, everyone, eligible)
     checks.before_draw(
         n=len(chosen.rows),
         total=chosen.total,
@@ -269,7 +269,7 @@ def make_release(
         held=len(chosen.train) if plan.release.edges is not None else None,
         exact=checks.exact_counts(plan, table.table.iloc[list(chosen.rows)]),
     )
-    drawing = drawing_of(plan, trained.flow if trained else None, keeping)
+    drawing = drawing_of(plan, trained.flow if trained else None, embedding)
     drawing.take(table, everyone, chosen, sealed)
     names = None if everyone is None else [everyone[i] for i in chosen.rows]
     trained_on = None
@@ -278,15 +278,15 @@ def make_release(
         trained_on = [] if drawing.flow_of else [everyone[i] for i in chosen.train]
         ledger.require_roles_kept(hold, names or (), trained_on, flow_of=drawing.flow_of)
 
-    clock.enter(Stage.ENCODE)
+    clock.enter(ReleaseStage.ENCODE)
     drawing.encode(rng)
 
-    clock.enter(Stage.FIT)
+    clock.enter(ReleaseStage.FIT)
     drawing.fit(rng, clock.within)
 
     site.require_running()
     site.approved(plan)
-    clock.enter(Stage.DRAW)
+    clock.enter(ReleaseStage.DRAW)
     # Asked once more while nothing is lost: an offline site keeps its reservation instead of burning it below.
     site.witness.anchor(ledger.anchor_envelope())
     hold = ledger.start_drawing(hold, names, space=space, trained=trained_on, flow_of=drawing.flow_of)
@@ -298,10 +298,10 @@ def make_release(
         site.witness.anchor(ledger.anchor_envelope())
         drawing.draw(rng)
 
-        clock.enter(Stage.DECODE)
+        clock.enter(ReleaseStage.DECODE)
         released = drawing.released(rng)
 
-        clock.enter(Stage.SEAL)
+        clock.enter(ReleaseStage.SEAL)
         receipt = write_receipt(
             plan=plan,
             wave=wave,
@@ -334,20 +334,20 @@ def make_release(
     return _finish(hold, drawing, plan, site, limits, rng, clock)
 
 
-def _sealed(plan: StudyPlan, wave: int, ledger: Ledger, base: Hold | None) -> Fit | None:
+def _sealed(plan: StudyPlan, wave: int, ledger: Ledger, base: Hold | None) -> SealedFlow | None:
     """The flow of an earlier release that a wave is drawn through; None where it fits its own.
 
     Raises: IntegrityRefusal (lost or edited), SchemaRefusal.
     """
     from shared.releases.receipt import refits
-    from site_agent.release import lasting
+    from site_agent.release import sealed_state
 
     if base is None or not plan.release.draws_rows or refits(plan, plan.wave(wave)):
         return None
-    return lasting.read_fit(ledger.folder(base), base)
+    return sealed_state.read_fit(ledger.folder(base), base)
 
 
-def _reused(plan: StudyPlan, wave: int, ledger: Ledger, sealed: Fit | None) -> bool:
+def _reused(plan: StudyPlan, wave: int, ledger: Ledger, sealed: SealedFlow | None) -> bool:
     """Whether a wave is charged as drawn through a flow whose training this ledger was charged before.
 
     What is charged is fixed at the reservation: one that stands at the full price, of an agent of version 0.1, keeps
@@ -369,7 +369,7 @@ def _reused(plan: StudyPlan, wave: int, ledger: Ledger, sealed: Fit | None) -> b
     return sealed is not None and sealed.flow_of in trained
 
 
-def _read(plan: StudyPlan, source: Source, site: Site) -> Records:
+def _read(plan: StudyPlan, source: TableSource, site: WorkingSite) -> Records:
     """The table as this study reads it. Raises: as `site_agent.records.table.read`."""
     from site_agent.records import table as records
 
@@ -385,7 +385,7 @@ class _Trained:
     charge: Mapping[str, Any]
 
 
-def _trained(plan: StudyPlan, site: Site) -> _Trained | None:
+def _trained(plan: StudyPlan, site: WorkingSite) -> _Trained | None:
     """The flow that a plan names; None where it names none. Raises: StateRefusal, PlanChanged."""
     if not plan.flow:
         return None
@@ -399,13 +399,13 @@ def _trained(plan: StudyPlan, site: Site) -> _Trained | None:
     )
 
 
-def _keeping(plan: StudyPlan, ledger: Ledger, base: Hold | None) -> Keeping | None:
-    """What a network goes on from that keeps its frame. Raises: as `site_agent.release.frames.going_on`."""
+def _embedding_base(plan: StudyPlan, ledger: Ledger, base: Hold | None) -> EmbeddingBase | None:
+    """What a network goes on from that keeps its frame. Raises: as `site_agent.release.embeddings.embedding_base`."""
     if plan.release.edges is None:
         return None
-    from site_agent.release import frames
+    from site_agent.release import embeddings
 
-    return frames.going_on(plan, ledger, base)
+    return embeddings.embedding_base(plan, ledger, base)
 
 
 def touches(plan: StudyPlan) -> Touches:
@@ -414,15 +414,15 @@ def touches(plan: StudyPlan) -> Touches:
 
 
 def _finish(
-    hold: Hold, drawing: Drawing, plan: StudyPlan, site: Site, limits: Limits, rng: Noise, clock: _Clock
-) -> Release:
+    hold: Hold, drawing: Drawing, plan: StudyPlan, site: WorkingSite, limits: Limits, rng: Noise, clock: _ReleaseClock
+) -> SealedRelease:
     """Check, attack and hold a sealed release."""
     from shared.releases.receipt import read_bundle
     from site_agent.release import checks
 
     ledger, outbox = site.ledger, site.outbox
     try:
-        clock.enter(Stage.CHECKS)
+        clock.enter(ReleaseStage.CHECKS)
         table = read_bundle(outbox.bundle(hold.release_id), cap=TABLE_CAP).table
         report = checks.CheckReport.of(
             hold.release_id,
@@ -433,7 +433,7 @@ def _finish(
         )
         report.require_passed()
 
-        clock.enter(Stage.AUDIT)
+        clock.enter(ReleaseStage.AUDIT)
         attack = partial(drawing.attack, limits, rng, clock.within)
         audited = attack() if plan.records_decide else checks.carried_out(attack, drawing.unattacked)
     except (ChecksRefusal, AuditRefusal) as error:
@@ -441,7 +441,7 @@ def _finish(
         ledger.burn(hold, f"refused after sealing: {_name(error)}")
         raise
 
-    clock.enter(Stage.HOLD)
+    clock.enter(ReleaseStage.HOLD)
     content = {**parse_json(report.to_bytes()), "snapshot": drawing.rows.snapshot, "left_out": drawing.left_out}
     # The keyed hash of the source is in both: their digests go into an export, and could be guessed without it.
     audit = {**audited, "snapshot": drawing.rows.snapshot} if audited else audited
@@ -451,13 +451,13 @@ def _finish(
     return open_release(outbox, hold.release_id)
 
 
-def _taken_up(hold: Hold, plan: StudyPlan, source: Source, site: Site, rng: Noise) -> Drawing:
+def _taken_up(hold: Hold, plan: StudyPlan, source: TableSource, site: WorkingSite, rng: Noise) -> Drawing:
     """What a run that was killed after its seal had in memory, as far as its table is still there.
 
     Raises: StateRefusal, where checks and attacks may decide and the table is no longer the one that was drawn from:
         they would be of others. Elsewhere a record that has changed since must hold nothing up.
     """
-    from site_agent.release import lasting
+    from site_agent.release import sealed_state
     from site_agent.release.drawing import drawing_of
 
     folder = site.ledger.folder(hold)
@@ -467,7 +467,7 @@ def _taken_up(hold: Hold, plan: StudyPlan, source: Source, site: Site, rng: Nois
     except DataRefusal:
         if plan.records_decide:
             raise
-    same = table is not None and table.snapshot == lasting.read_rows(folder, hold).snapshot
+    same = table is not None and table.snapshot == sealed_state.read_rows(folder, hold).snapshot
     if plan.records_decide and not same:
         raise StateRefusal(
             "a sealed release must be audited on the table it was drawn from",
@@ -477,16 +477,16 @@ def _taken_up(hold: Hold, plan: StudyPlan, source: Source, site: Site, rng: Nois
         )
     trained = _trained(plan, site)
     # What it goes on from lies in its own folder; the release before is not asked for.
-    keeping = _keeping(plan, site.ledger, None)
-    drawing = drawing_of(plan, trained.flow if trained else None, keeping)
+    embedding = _embedding_base(plan, site.ledger, None)
+    drawing = drawing_of(plan, trained.flow if trained else None, embedding)
     if table is not None and same:
-        drawing.again(table, hold, folder, rng)
+        drawing.resume(table, hold, folder, rng)
     else:
         drawing.without_records(hold, folder)
     return drawing
 
 
-def open_release(outbox: Outbox, release_id: str) -> Release:
+def open_release(outbox: Outbox, release_id: str) -> SealedRelease:
     """Everything an approver is shown of a sealed release, read back from the exact bytes.
 
     Raises: StateRefusal (no such release), IntegrityRefusal (the bytes are not those that were sealed).
@@ -501,7 +501,7 @@ def open_release(outbox: Outbox, release_id: str) -> Release:
         if path.exists():
             documents[name] = parse_json(path.read_bytes(), cap=DOCUMENT_CAP)["content"]
     checks = documents.get("checks", {})
-    return Release(
+    return SealedRelease(
         hold=hold,
         receipt=bundle.receipt,
         table=bundle.table,
@@ -529,7 +529,7 @@ def record_decision(
     write_private(outbox.folder(release_id) / f"decision-{name}.json", envelope.to_bytes())
 
 
-def estimate(plan: StudyPlan, source: Source) -> Estimate:
+def estimate(plan: StudyPlan, source: TableSource) -> RunEstimate:
     """Time and memory of a run on a table, before it starts; the table's rows are counted, not checked."""
     from shared.plans.encoding import Encoder
     from site_agent.records import table as records
@@ -539,11 +539,13 @@ def estimate(plan: StudyPlan, source: Source) -> Estimate:
     n = records.count(source)
     if plan.release.edges is not None:
         # Every pair of persons is gone through once to fit and once to draw; three more times for the figures.
-        return Estimate(seconds=5.0 + 2e-6 * n * n, memory_mb=300.0 + 2e-2 * n, n=n, d=d)
+        return RunEstimate(seconds=5.0 + 2e-6 * n * n, memory_mb=300.0 + 2e-2 * n, n=n, d=d)
     if not plan.release.draws_rows:
-        return Estimate(seconds=2.0 + 1e-5 * n * d, memory_mb=150.0 + 2e-5 * n * d, n=n, d=d)  # reading, and counting
+        return RunEstimate(
+            seconds=2.0 + 1e-5 * n * d, memory_mb=150.0 + 2e-5 * n * d, n=n, d=d
+        )  # reading, and counting
     seconds, megabytes = estimate_seconds(plan, n, d)
-    return Estimate(seconds=seconds, memory_mb=megabytes, n=n, d=d)
+    return RunEstimate(seconds=seconds, memory_mb=megabytes, n=n, d=d)
 
 
 # -- rehearsal --------------------------------------------------------------------------------------------------
@@ -608,7 +610,7 @@ def rehearse(
         shutil.copy(trained_flow.flow_path(home, digest), trained_flow.flow_path(folder, digest))
     rng = secure_rng()
     limits = Limits.of(plan.floors, floors)
-    source = Source(path=(folder / "made-up.csv").resolve())
+    source = TableSource(path=(folder / "made-up.csv").resolve())
     # Under `holdout` both those who train and those who are released must be enough.
     split = min(plan.holdout, 1 - plan.holdout) if plan.posture == "holdout" else 1.0
     made_up = made_up_table(plan, round(max(4 * limits.persons, 300) / split), rng)
@@ -618,7 +620,7 @@ def rehearse(
         made_up_edges(list(made_up[plan.dictionary.person]), rng).to_csv(edges.path, index=False)
         source = replace(source, edges=edges)
     ledger = Ledger.create(folder / "ledger.db", SigningKey.generate(), site=name)
-    site = Site(
+    site = WorkingSite(
         name=name,
         agent_version=agent_version,
         ledger=ledger,
@@ -631,7 +633,7 @@ def rehearse(
     wave = next((w for w in plan.waves if w.opens <= today <= w.closes), None)
     day = today if wave else plan.waves[0].opens
     number = wave.number if wave else 1
-    release: Release | None = None
+    release: SealedRelease | None = None
     refused: Refusal | None = None
     try:
         release = make_release(plan=plan, wave=number, source=source, site=site, today=day, rng=rng, progress=progress)
@@ -705,11 +707,11 @@ def _choose(
     hold: Hold,
     base: Hold | None,
     persons: Sequence[str] | None,
-    may: Sequence[int],
+    eligible: Sequence[int],
 ) -> Chosen:
-    """Who is drawn in this wave, of the rows that `may` be: see `StudyPlan.returning`."""
+    """Who is drawn in this wave, of the rows that `eligible` be: see `StudyPlan.returning`."""
     from shared.releases.receipt import read_bundle
-    from site_agent.release.lasting import read_rows
+    from site_agent.release.sealed_state import read_rows
 
     if persons is None:
         # Nobody can be told apart: two releases of nearly as many rows may be of all but one and the same persons.
@@ -718,21 +720,21 @@ def _choose(
             for other in ledger.holds(plan.study)
             if other.may_be_out and other.release_id != hold.release_id and other.files
         ]
-        return Chosen(rows=tuple(may), total=len(may), sizes=tuple(sizes))
-    gone = ledger.persons_gone(plan.study)
+        return Chosen(rows=tuple(eligible), total=len(eligible), sizes=tuple(sizes))
+    withdrawn = ledger.persons_withdrawn(plan.study)
     taken = ledger.taken(hold) if hold.touches == "new" else frozenset[str]()
-    rows = tuple(i for i in may if persons[i] not in taken and persons[i] not in gone)
-    train = tuple(i for i in sorted({*range(len(persons))} - set(may)) if persons[i] not in gone)
+    rows = tuple(i for i in eligible if persons[i] not in taken and persons[i] not in withdrawn)
+    train = tuple(i for i in sorted({*range(len(persons))} - set(eligible)) if persons[i] not in withdrawn)
     population = frozenset(persons[i] for i in rows)
     earlier: dict[str, frozenset[str]] = {}
     table: frozenset[str] = frozenset()
     last: Hold | None = None
     for other in ledger.holds(plan.study):
         if other.may_be_out and other.release_id != hold.release_id and other.files:
-            mine = frozenset(read_rows(ledger.folder(other), other).persons)
+            own = frozenset(read_rows(ledger.folder(other), other).persons)
             # An appended release adds to the table as of its wave; any other one replaces it.
-            table = mine if mine & table else mine | table
-            earlier |= {other.release_id: mine, f"{other.release_id} and before": table}
+            table = own if own & table else own | table
+            earlier |= {other.release_id: own, f"{other.release_id} and before": table}
             last = other if other.state == "delivered" else last
     if hold.touches == "everybody":
         left = table - population
@@ -742,22 +744,22 @@ def _choose(
             population=population,
             total=len(population),
             earlier=earlier,
-            withdrawn=len(left & gone),
+            withdrawn=len(left & withdrawn),
             leaving=len(left),
         )
     if plan.returning == "append" or last is None:
         total = len(taken | population)
         return Chosen(rows=rows, train=train, population=population, total=total, earlier=earlier)
     before = read_rows(ledger.folder(last), last).persons
-    leaving = gone & set(before)
+    leaving = withdrawn & set(before)
     stays = [k for k, person in enumerate(before) if person not in leaving]
     copied = read_bundle(outbox.bundle(last.release_id), cap=TABLE_CAP).table.iloc[stays]
-    kept = tuple(before[k] for k in stays)
+    stayed = tuple(before[k] for k in stays)
     return Chosen(
         rows=rows,
-        kept=kept,
+        stayed=stayed,
         copied=copied,
-        population=population | set(kept),
+        population=population | set(stayed),
         total=len(taken | population),
         earlier=earlier,
         withdrawn=len(leaving),
@@ -770,20 +772,20 @@ def _base(ledger: Ledger, plan: StudyPlan, wave: int) -> Hold | None:
 
     Raises: StateRefusal, when the wave is out of turn. Turns follow the ledger's order, never a clock.
     """
-    mine = [
+    own = [
         hold
         for hold in ledger.holds(plan.study)
         if hold.phase != "burnt" and hold.state != "withdrawn" and not hold.rounds
     ]
-    later = [hold for hold in mine if hold.wave > wave]
+    later = [hold for hold in own if hold.wave > wave]
     if later:
         raise StateRefusal(
             f"waves must be released in turn: wave {wave} before wave {later[0].wave}",
             given=f"wave {later[0].wave}, {later[0].state}",
             next_step=f"Whoever belongs to wave {wave} takes part in the next one.",
         )
-    done = [hold for hold in mine if hold.phase == "delivered" and hold.wave < wave and hold.files]
-    open_now = [hold for hold in mine if hold.drawn and hold.phase != "delivered" and hold.wave < wave]
+    done = [hold for hold in own if hold.phase == "delivered" and hold.wave < wave and hold.files]
+    open_now = [hold for hold in own if hold.drawn and hold.phase != "delivered" and hold.wave < wave]
     alone = plan.returning == "refresh" and plan.wave(wave).refit
     if open_now and not alone and (not done or plan.returning == "frozen" or plan.release.sealed):
         first = open_now[0]
@@ -804,8 +806,8 @@ def _earlier_receipts(outbox: Outbox, study: str, *, except_for: str) -> list[Re
         for hold in outbox.list()
         if hold.study == study and hold.release_id != except_for and (hold.phase != "burnt" or hold.left)
     ]
-    kept = [release_id for release_id in ids if (outbox.folder(release_id) / "bundle.zip").exists()]
-    return [read_bundle(outbox.bundle(release_id), cap=TABLE_CAP).receipt for release_id in kept]
+    filed = [release_id for release_id in ids if (outbox.folder(release_id) / "bundle.zip").exists()]
+    return [read_bundle(outbox.bundle(release_id), cap=TABLE_CAP).receipt for release_id in filed]
 
 
 def _check(given: Mapping[str, Any]) -> Check:
@@ -845,7 +847,7 @@ def require_open(plan: StudyPlan, number: int, today: dt.date) -> None:
         )
 
 
-class _Clock:
+class _ReleaseClock:
     """Turns stages into one share of the whole and a guess at the seconds left, and asks whether to go on.
 
     Args:
@@ -859,28 +861,28 @@ class _Clock:
         self.total = sum(_WEIGHTS.values())
         self.started = time.monotonic()
         self.before = 0.0
-        self.told = 0.0
-        self.stage: Stage | None = None
+        self.reported = 0.0
+        self.stage: ReleaseStage | None = None
 
-    def enter(self, stage: Stage) -> None:
+    def enter(self, stage: ReleaseStage) -> None:
         if self.stage is not None:
             self.before += _WEIGHTS[self.stage] / self.total
         self.stage = stage
-        self._tell(0.0)
+        self._report(0.0)
 
     def within(self, share: float) -> None:
-        self._tell(min(max(float(share), 0.0), 1.0))
+        self._report(min(max(float(share), 0.0), 1.0))
 
     def done(self) -> None:
         if self.progress is not None and self.stage is not None:
             self.progress(self.stage, 1.0, 0.0)
 
-    def _tell(self, inside: float) -> None:
-        if self.stage in (Stage.READ, Stage.ENCODE, Stage.FIT, Stage.AUDIT):
+    def _report(self, inside: float) -> None:
+        if self.stage in (ReleaseStage.READ, ReleaseStage.ENCODE, ReleaseStage.FIT, ReleaseStage.AUDIT):
             self.require()
         if self.progress is None or self.stage is None:
             return
         share = self.before + inside * _WEIGHTS[self.stage] / self.total
         spent = time.monotonic() - self.started
-        self.told = share = max(self.told, share)
+        self.reported = share = max(self.reported, share)
         self.progress(self.stage, share, spent / share * (1 - share) if share > 0.1 else None)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from site_agent.release import lasting
+from site_agent.release import sealed_state
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from site_agent.records.table import Records
     from site_agent.release.checks import Check
 
-__all__ = ["Chosen", "Drawing", "Told", "unread"]
+__all__ = ["Chosen", "Drawing", "Progress", "unread"]
 
-Told = Callable[[float], None]
+Progress = Callable[[float], None]
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -35,8 +35,8 @@ class Chosen:
     Args:
         rows: places of the records that are drawn.
         train: places of the records that may train a flow and are never drawn (posture ``holdout``).
-        kept: persons whose earlier rows are copied.
-        copied: those rows, in the order of `kept`; None where nothing is.
+        stayed: persons whose earlier rows are copied.
+        copied: those rows, in the order of `stayed`; None where nothing is.
         population: pseudonyms of everybody in the release.
         total: persons of the study who will have been released, this release included.
         earlier: what the release must not be compared with too closely: release, or table as of it, to pseudonyms.
@@ -47,7 +47,7 @@ class Chosen:
 
     rows: tuple[int, ...]
     train: tuple[int, ...] = ()
-    kept: tuple[str, ...] = ()
+    stayed: tuple[str, ...] = ()
     copied: pd.DataFrame | None = None
     population: frozenset[str] = frozenset()
     total: int = 0
@@ -98,14 +98,16 @@ class Drawing(ABC):
     n: int
     drawn: int
     flow_of: str = ""
-    rows: lasting.Rows
+    rows: sealed_state.ReleasedRows
     left_out: int | None = None
 
     def __init__(self, plan: StudyPlan) -> None:
         self.plan = plan
 
     @abstractmethod
-    def take(self, table: Records, persons: Sequence[str] | None, chosen: Chosen, base: lasting.Fit | None) -> None:
+    def take(
+        self, table: Records, persons: Sequence[str] | None, chosen: Chosen, base: sealed_state.SealedFlow | None
+    ) -> None:
         """Take the records that are drawn. Raises: PlanChanged, where `base` does not serve this plan."""
 
     @abstractmethod
@@ -113,7 +115,7 @@ class Drawing(ABC):
         """Records to what the mechanism works on."""
 
     @abstractmethod
-    def fit(self, rng: Noise, told: Told) -> None:
+    def fit(self, rng: Noise, progress: Progress) -> None:
         """Whatever is fitted before the draw."""
 
     @abstractmethod
@@ -129,7 +131,7 @@ class Drawing(ABC):
         """What stays at the site with the seal: by name."""
 
     @abstractmethod
-    def again(self, table: Records, hold: Hold, folder: Any, rng: Noise) -> None:
+    def resume(self, table: Records, hold: Hold, folder: Any, rng: Noise) -> None:
         """Take up a release that was sealed, from its files and the table it was drawn from."""
 
     @abstractmethod
@@ -141,7 +143,7 @@ class Drawing(ABC):
         """The disclosure checks of the sealed table."""
 
     @abstractmethod
-    def attack(self, limits: Limits, rng: Noise, told: Told) -> Mapping[str, Any]:
+    def attack(self, limits: Limits, rng: Noise, progress: Progress) -> Mapping[str, Any]:
         """The audit's outcome, with its ``sentences``.
 
         Raises: AuditRefusal, where what an attack finds in records may decide (`StudyPlan.records_decide`).

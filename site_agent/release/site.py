@@ -12,22 +12,22 @@ from site_agent.config import SiteBudget, SiteFloors
 
 if TYPE_CHECKING:
     from shared.base.keys import Envelope
-    from site_agent.ledger.book import AnchorReceipt, Ledger
+    from site_agent.ledger.book import AnchoredHead, Ledger
     from site_agent.release.outbox import Outbox
 
-__all__ = ["Site", "Witness"]
+__all__ = ["HeadWitness", "WorkingSite"]
 
 
-class Witness(Protocol):
+class HeadWitness(Protocol):
     """The part of `Egress` that a release needs."""
 
-    def anchor(self, envelope: Envelope) -> AnchorReceipt:
+    def anchor(self, envelope: Envelope) -> AnchoredHead:
         """Have the coordinator acknowledge the ledger's head."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True)
-class Site:
+class WorkingSite:
     """What a release needs of its site.
 
     Args:
@@ -47,7 +47,7 @@ class Site:
     agent_version: str
     ledger: Ledger
     outbox: Outbox
-    witness: Witness
+    witness: HeadWitness
     snapshot_key: bytes
     floors: SiteFloors
     paused: Callable[[], bool]

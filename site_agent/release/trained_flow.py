@@ -20,7 +20,7 @@ FLOWS = "flows"
 
 
 def charge_of(ledger: Ledger, flow: FederatedFlow) -> dict[str, Any]:
-    """What this site was charged for a trained flow, when, and by whose approval; empty where it took no part.
+    """Charge of a trained flow at this site: event, day, approval; empty where it took no part.
 
     Raises: PlanChanged, where the flow is not the one that this site's training ended with, or not of its charge.
     """
@@ -57,7 +57,7 @@ def charge_of(ledger: Ledger, flow: FederatedFlow) -> dict[str, Any]:
 
 
 def flow_path(home: Path, digest: str) -> Path:
-    """Where a trained flow lies."""
+    """Path of a trained flow."""
     return home / FLOWS / f"{digest}.json"
 
 

@@ -1,1 +1,1 @@
-"""What people are shown: screens, the local page, figures, the audit export and its verifier."""
+"""Views for people: screens, the local page, figures, the audit export and its verifier."""

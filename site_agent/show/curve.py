@@ -1,4 +1,4 @@
-"""What a weight w buys and what it costs at this hospital: the price, the attacks we tried, and the planned estimates.
+"""The curve of the weight w at this hospital: the price, the attacks we tried, and the planned estimates.
 
 One flow is fitted on four fifths of the records; for each w on a grid it then releases them several times, the first
 of these releases is attacked, and the planned analyses are run on all of them and on the real rows. **These draws are
@@ -45,7 +45,7 @@ from site_agent.release.audit import (
     whitening,
 )
 
-__all__ = ["GRID", "Curve", "Point", "Step", "price_curve", "require_allowed"]
+__all__ = ["GRID", "Point", "PriceCurve", "Step", "price_curve", "require_allowed"]
 
 GRID: tuple[float, ...] = (0.0, 0.02, 0.05, 0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.95)
 DRAWS = 5
@@ -64,7 +64,7 @@ class Step(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
-    """What one w gives.
+    """One point of the curve, at one w.
 
     Attributes:
         w: weight of the data.
@@ -97,7 +97,7 @@ class Point:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Curve:
+class PriceCurve:
     """The curve of one study at one site.
 
     Attributes:
@@ -127,7 +127,7 @@ class Curve:
         return {**asdict(self), "points": points}
 
     def sentences(self) -> tuple[str, ...]:
-        """What must stand beside the figures."""
+        """Sentences to print beside the figures."""
         whose = (
             "Made-up values: this says how the tool works, and nothing about any patient."
             if self.made_up
@@ -168,7 +168,7 @@ def price_curve(
     grid: Sequence[float] = GRID,
     draws: int = DRAWS,
     progress: Callable[[Any, float, float | None], None] | None = None,
-) -> Curve:
+) -> PriceCurve:
     """Draw, attack and analyse at every w. Nothing is charged, because nothing leaves and nothing is kept.
 
     Args:
@@ -210,15 +210,15 @@ def price_curve(
         carried=carried_column(plan),
         outcomes=planned_outcomes(plan),
     )
-    prescribed = mechanism(plan)
-    radius, planned = prescribed.radius, prescribed.w
+    planned_mechanism = mechanism(plan)
+    radius, planned = planned_mechanism.radius, planned_mechanism.w
     weights = sorted({*(float(w) for w in grid), planned})
     real = _answers(plan, encoder.decode(inside))
     terms, left_out = _terms(real)
     world = _World(encoder, inside, held)
     points = []
     for k, w in enumerate(weights):
-        noise = replace(prescribed, flow=fitted.flow, w=w)
+        noise = replace(planned_mechanism, flow=fitted.flow, w=w)
         released = [noise.release(inside, rng) for _ in range(draws)]
         errors = _errors(terms, [_answers(plan, encoder.decode(rows)) for rows in released])
         points.append(
@@ -232,7 +232,7 @@ def price_curve(
             )
         )
         tell(Step.DRAW, fitting + (1 - fitting) * (k + 1) / len(weights))
-    return Curve(
+    return PriceCurve(
         study=plan.study,
         delta=plan.budget.delta,
         planned=planned,

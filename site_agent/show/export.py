@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from shared.base.canonical import canonical_json, parse_json, sha256_hex
 from shared.base.keys import Envelope
 from shared.errors import IntegrityRefusal, StateRefusal
-from site_agent.ledger.holds import told, told_digest
+from site_agent.ledger.holds import signed_digest, signed_part
 
 if TYPE_CHECKING:
     from site_agent.desk import Desk
@@ -37,33 +37,33 @@ HERE = Path(__file__).parent
 CHECKS_CAP = 256 << 20
 
 
-def export(at: Desk, study: str, out: Path, *, agent_version: str, today: dt.date) -> dict[str, Any]:
+def export(desk: Desk, study: str, out: Path, *, agent_version: str, today: dt.date) -> dict[str, Any]:
     """Write the record of `study` into the new folder `out`.
 
     Returns: what the command answers: files, releases, entries, head, fingerprint of the site's key.
     Raises: StateRefusal (no such study, or `out` holds something); what `verify` raises: a record that does not
         verify here is not handed out.
     """
-    found = verify(at)
-    if study not in at.plans.studies() and not at.ledger.holds(study):
+    found = verify(desk)
+    if study not in desk.plans.studies() and not desk.ledger.holds(study):
         raise StateRefusal("the study must be one of this site's", given=repr(study), next_step="site-agent status")
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise StateRefusal("the folder of an export must be new or empty", given=out.name, next_step="Name another.")
-    entries = at.ledger.entries()
-    holds = [hold for hold in at.ledger.holds(study) if hold.bundle_sha256]
-    files = {**record(at, study), "verify.py": (HERE / "verifier.py").read_bytes()}
-    files["summary.html"] = _summary(at, study, holds, entries, _checks(files), today).encode()
-    files["ro-crate-metadata.json"] = _crate(at, study, sorted(files), today)
+    entries = desk.ledger.entries()
+    holds = [hold for hold in desk.ledger.holds(study) if hold.bundle_sha256]
+    files = {**record(desk, study), "verify.py": (HERE / "verifier.py").read_bytes()}
+    files["summary.html"] = _summary(desk, study, holds, entries, _checks(files), today).encode()
+    files["ro-crate-metadata.json"] = _crate(desk, study, sorted(files), today)
     manifest = {
         "format": "tributary-audit-export/2",
-        "site": at.config.site,
+        "site": desk.config.site,
         "study": study,
         "agent_version": agent_version,
         "day": today.isoformat(),
         "head": entries[-1].hash,
         "files": {name: sha256_hex(data) for name, data in files.items()},
     }
-    files["manifest.json"] = Envelope.sign(EXPORT_TYPE, canonical_json(manifest), [at.release_key]).to_bytes()
+    files["manifest.json"] = Envelope.sign(EXPORT_TYPE, canonical_json(manifest), [desk.release_key]).to_bytes()
     out.mkdir(parents=True, exist_ok=True)
     for name, data in files.items():
         path = out / name
@@ -76,11 +76,11 @@ def export(at: Desk, study: str, out: Path, *, agent_version: str, today: dt.dat
         "releases": len(holds),
         "entries": found["entries"],
         "head": entries[-1].hash,
-        "fingerprint": at.release_key.public.fingerprint,
+        "fingerprint": desk.release_key.public.fingerprint,
     }
 
 
-def verify(at: Desk) -> dict[str, Any]:
+def verify(desk: Desk) -> dict[str, Any]:
     """Verify every entry, every signature of agent, lead and approvers, and every sealed bundle; how many there are.
 
     ``gated`` names the releases of earlier versions whose ε does not hold a gate that read records
@@ -95,12 +95,12 @@ def verify(at: Desk) -> dict[str, Any]:
     from site_agent.ledger.holds import SIGNED, decided_by
     from site_agent.show import verifier
 
-    entries = at.ledger.verify()
+    entries = desk.ledger.verify()
     decisions = 0
-    for entry in at.ledger.entries():
+    for entry in desk.ledger.entries():
         # Entries from before there were tags were not signed by persons.
         if "tags" in entry.body and (entry.kind in SIGNED or (entry.kind == "paused" and "signature" in entry.body)):
-            if not decided_by(at.config.site, entry, at.config.signers):
+            if not decided_by(desk.config.site, entry, desk.config.signers):
                 raise IntegrityRefusal(
                     f"entry {entry.seq} ({entry.kind.replace('_', ' ')}) must be signed by the approver it names",
                     given="no such signature",
@@ -108,18 +108,18 @@ def verify(at: Desk) -> dict[str, Any]:
                 )
             decisions += 1
     bundles = 0
-    deleted = at.ledger.deleted()
-    for hold in at.outbox.list():
+    deleted = desk.ledger.deleted()
+    for hold in desk.outbox.list():
         if hold.release_id not in deleted:
-            at.outbox.bundle(hold.release_id)
+            desk.outbox.bundle(hold.release_id)
             bundles += 1
     approvals = 0
-    for study in at.plans.studies():
-        for version in range(1, at.plans.highest(study) + 1):
-            approvals += at.plans.approval(study, version) is not None
+    for study in desk.plans.studies():
+        for version in range(1, desk.plans.highest(study) + 1):
+            approvals += desk.plans.approval(study, version) is not None
     signatures = 0
-    for study in sorted({*at.plans.studies(), *(hold.study for hold in at.ledger.holds())}):
-        files = record(at, study)
+    for study in sorted({*desk.plans.studies(), *(hold.study for hold in desk.ledger.holds())}):
+        files = record(desk, study)
         try:
             signatures += verifier.examine(files, study)["signatures"]
         except (verifier.Wrong, KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
@@ -129,38 +129,38 @@ def verify(at: Desk) -> dict[str, Any]:
                 given=given,
                 next_step="Nothing of it is handed out until this is explained: keep the state folder as it is.",
             ) from None
-    head = at.ledger.entries()[-1].hash
-    gates = [hold.release_id for hold in at.outbox.list() if hold.left and hold.release_id not in deleted]
+    head = desk.ledger.entries()[-1].hash
+    gates = [hold.release_id for hold in desk.outbox.list() if hold.left and hold.release_id not in deleted]
     return {
         "entries": entries,
         "bundles": bundles,
         "plan_approvals": approvals,
         "decisions": decisions,
-        "refused": len(at.refusals.lines()),
+        "refused": len(desk.refusals.lines()),
         "signatures": signatures,
-        "gated": [release_id for release_id in gates if gated(at.outbox, release_id)],
+        "gated": [release_id for release_id in gates if gated(desk.outbox, release_id)],
         "head": head,
         "ok": True,
     }
 
 
-def record(at: Desk, study: str) -> dict[str, bytes]:
-    """What there is to check of a study, by file name: all of an export but its list, its script and its summary.
+def record(desk: Desk, study: str) -> dict[str, bytes]:
+    """Evidence of a study, by file name: all of an export but its list, its script and its summary.
 
     Raises: StateRefusal, IntegrityRefusal, StorageRefusal: what is lost or not as it was.
     """
-    holds = at.ledger.holds()
+    holds = desk.ledger.holds()
     studies = {hold.release_id: hold.study for hold in holds}
-    tag = at.ledger.tag(study)
+    tag = desk.ledger.tag(study)
     files = {
-        "ledger.json": canonical_json([_line(entry, tag, study, studies) for entry in at.ledger.entries()]),
-        "keys.json": canonical_json(_keys(at, study)),
-        "acknowledged.json": canonical_json(_acknowledged(at, study)),
-        **_plans(at, study),
+        "ledger.json": canonical_json([_line(entry, tag, study, studies) for entry in desk.ledger.entries()]),
+        "keys.json": canonical_json(_keys(desk, study)),
+        "acknowledged.json": canonical_json(_acknowledged(desk, study)),
+        **_plans(desk, study),
     }
     for hold in holds:
         if hold.study == study and hold.bundle_sha256:
-            for name, data in _release(at, hold).items():
+            for name, data in _release(desk, hold).items():
                 files[f"releases/{hold.release_id}/{name}"] = data
     return files
 
@@ -175,12 +175,12 @@ def _line(entry: Entry, tag: str, study: str, studies: Mapping[str, str]) -> dic
         return {**line, "time": entry.time, "kind": entry.kind, "body": dict(entry.body)}
     line["tags"] = tags
     if tags and tag not in tags:
-        return {**line, "told": told_digest(entry.time, entry.kind, entry.body)}
-    return {**line, "time": entry.time, "kind": entry.kind, "body": told(entry.body)}
+        return {**line, "told": signed_digest(entry.time, entry.kind, entry.body)}
+    return {**line, "time": entry.time, "kind": entry.kind, "body": signed_part(entry.body)}
 
 
 def _concerns(entry: Entry, study: str, studies: Mapping[str, str]) -> bool:
-    """Whether an entry from before there were tags is about `study`."""
+    """True if an entry from before there were tags is about `study`."""
     body = entry.body
     if entry.kind in ("lost", "recovered"):
         return any(charge["study"] == study for charge in body["charges"])
@@ -189,24 +189,24 @@ def _concerns(entry: Entry, study: str, studies: Mapping[str, str]) -> bool:
     return "release_id" not in body or studies[body["release_id"]] == study
 
 
-def _acknowledged(at: Desk, study: str) -> list[Any]:
-    """What the coordinator has signed: heads it witnessed, and what it accepted or buried of this study."""
-    path = at.home / "acknowledged.jsonl"
+def _acknowledged(desk: Desk, study: str) -> list[Any]:
+    """Replies that the coordinator has signed: heads it witnessed, and what it accepted or buried of this study."""
+    path = desk.home / "acknowledged.jsonl"
     lines = path.read_bytes().split(b"\n") if path.exists() else []
     said = [parse_json(line) for line in lines if line.endswith(b"}")]
     return [one for one in said if one.get("study", study) == study]
 
 
-def _keys(at: Desk, study: str) -> dict[str, Any]:
-    config = at.config
+def _keys(desk: Desk, study: str) -> dict[str, Any]:
+    config = desk.config
     pinned = config.ca.with_name("witness.pub")
     return {
         "witness_key": pinned.read_text().strip() if pinned.exists() else "",
         "site": config.site,
-        "study_tag": at.ledger.tag_proof(study).hex(),
+        "study_tag": desk.ledger.tag_proof(study).hex(),
         "coordinator": config.coordinator,
         "ca_fingerprint": config.ca_fingerprint,
-        "release_key": at.release_key.public.hex,
+        "release_key": desk.release_key.public.hex,
         "approvers": dict(config.approvers),
         "retired_approvers": {name: list(keys) for name, keys in config.retired_approvers.items()},
         "leads": {key.key_id: key.hex for key in config.pinned_leads.values()},
@@ -214,22 +214,22 @@ def _keys(at: Desk, study: str) -> dict[str, Any]:
     }
 
 
-def _plans(at: Desk, study: str) -> dict[str, bytes]:
-    folder = at.plans.folder / study
+def _plans(desk: Desk, study: str) -> dict[str, bytes]:
+    folder = desk.plans.folder / study
     return {f"plans/{path.name}": path.read_bytes() for path in sorted(folder.glob("*.json"))}
 
 
-def _release(at: Desk, hold: Hold) -> dict[str, bytes]:
-    """What there is of one release, without its rows. After leaving a study that is what the ledger knows."""
+def _release(desk: Desk, hold: Hold) -> dict[str, bytes]:
+    """Files of one release, without its rows. After leaving a study that is what the ledger knows."""
     import zipfile
 
-    files = {"statement.json": at.outbox.statement(hold.release_id).to_bytes()}
+    files = {"statement.json": desk.outbox.statement(hold.release_id).to_bytes()}
     if hold.withdrawal is not None:
-        files["withdrawal.json"] = at.outbox.tombstone(hold.release_id).to_bytes()
-    if hold.release_id in at.ledger.deleted():
+        files["withdrawal.json"] = desk.outbox.tombstone(hold.release_id).to_bytes()
+    if hold.release_id in desk.ledger.deleted():
         return files
-    folder = at.outbox.folder(hold.release_id)
-    with zipfile.ZipFile(at.outbox.bundle(hold.release_id)) as archive:
+    folder = desk.outbox.folder(hold.release_id)
+    with zipfile.ZipFile(desk.outbox.bundle(hold.release_id)) as archive:
         files["receipt.json"] = archive.read("receipt.json")
     files |= {path.name: path.read_bytes() for path in sorted(folder.glob("decision-*.json"))}
     written = folder / "outcomes.json"
@@ -252,7 +252,7 @@ def _outcomes(folder: Path, hold: Hold) -> bytes:
 
 
 def _checks(files: Mapping[str, bytes]) -> dict[str, list[dict[str, Any]]]:
-    """How each check of each release ended."""
+    """Outcome of each check of each release."""
     return {
         name.split("/")[1]: parse_json(data)["content"]["checks"]
         for name, data in files.items()
@@ -261,7 +261,7 @@ def _checks(files: Mapping[str, bytes]) -> dict[str, list[dict[str, Any]]]:
 
 
 def _summary(
-    at: Desk,
+    desk: Desk,
     study: str,
     holds: list[Hold],
     entries: list[Entry],
@@ -275,7 +275,7 @@ def _summary(
     from site_agent.decide import airlock
     from site_agent.decide.plan_facts import plan_facts
 
-    versions = [plan for plan in at.plans.filed(study)]
+    versions = [plan for plan in desk.plans.filed(study)]
     approvals = [
         {**dict(entry.body), "day": entry.time[:10], "kind": entry.kind}
         for entry in entries
@@ -287,25 +287,25 @@ def _summary(
     )
     pages.globals["stated"] = stated
     return pages.get_template("summary.html").render(
-        site=at.config.site,
+        site=desk.config.site,
         study=study,
         day=today.isoformat(),
-        plan=plan_facts(at, versions[-1], today) if versions else None,
+        plan=plan_facts(desk, versions[-1], today) if versions else None,
         approvals=approvals,
         holds=holds,
         checks=checks,
-        charges=at.ledger.statement(study),
+        charges=desk.ledger.statement(study),
         delivered=delivered,
-        totals=airlock.totals(at, study),
+        totals=airlock.totals(desk, study),
         entries=len(entries),
         head=entries[-1].hash,
-        fingerprint=at.release_key.public.fingerprint,
-        leads=[key.fingerprint for key in at.config.pinned_leads.values()],
+        fingerprint=desk.release_key.public.fingerprint,
+        leads=[key.fingerprint for key in desk.config.pinned_leads.values()],
         style=jinja2.utils.markupsafe.Markup((HERE / "pages" / "style.css").read_text(encoding="utf-8")),
     )
 
 
-def _crate(at: Desk, study: str, names: list[str], today: dt.date) -> bytes:
+def _crate(desk: Desk, study: str, names: list[str], today: dt.date) -> bytes:
     """The folder described as a Research Object Crate (RO-Crate 1.1), so that other tools know what they hold."""
     kinds = {".json": "application/json", ".html": "text/html", ".py": "text/x-python"}
     parts = [{"@id": name, "@type": "File", "encodingFormat": kinds[Path(name).suffix]} for name in names]
@@ -318,7 +318,7 @@ def _crate(at: Desk, study: str, names: list[str], today: dt.date) -> bytes:
     root = {
         "@id": "./",
         "@type": "Dataset",
-        "name": f"Audit record of study {study} at site {at.config.site}",
+        "name": f"Audit record of study {study} at site {desk.config.site}",
         "description": "Ledger, plans, approvals, receipts and checks of privatised releases. Holds no rows.",
         "datePublished": today.isoformat(),
         "hasPart": [{"@id": name} for name in names],

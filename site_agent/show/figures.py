@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from site_agent.release.audit import LikelihoodAttack
-    from site_agent.show.curve import Curve
+    from site_agent.show.curve import PriceCurve
 
 __all__ = ["attack_figure", "curve_figure", "figure_bytes", "margins_figure"]
 
@@ -82,7 +82,7 @@ def _percent(axis: Any, decimals: int = 0) -> None:
 
 
 # -- the curve of w ---------------------------------------------------------------------------------------------
-def curve_figure(curve: Curve) -> Figure:
+def curve_figure(curve: PriceCurve) -> Figure:
     """Price, attackers' success and the planned estimates against w, in four panels that share the axis.
 
     A vertical line marks the plan's w. Bands are 95 % intervals.
@@ -125,7 +125,7 @@ def curve_figure(curve: Curve) -> Figure:
         return figure
 
 
-def _price_panel(axes: Axes, curve: Curve, w: NDArray[np.float64]) -> None:
+def _price_panel(axes: Axes, curve: PriceCurve, w: NDArray[np.float64]) -> None:
     _panel(axes, f"True ε, given {FLOW}, at δ = {shown_delta(curve.delta)}")
     eps = np.array([0.0 if point.epsilon is None else point.epsilon for point in curve.points])
     paid = eps > 0
@@ -151,7 +151,7 @@ def _price_panel(axes: Axes, curve: Curve, w: NDArray[np.float64]) -> None:
     _label(axes, w[-1], eps[-1], f"ε = {shown_epsilon(eps[-1])}", _INK)
 
 
-def _success_panel(axes: Axes, curve: Curve, w: NDArray[np.float64]) -> None:
+def _success_panel(axes: Axes, curve: PriceCurve, w: NDArray[np.float64]) -> None:
     _panel(axes, "Patients whom an attack recognises")
     series = (
         ("own row nearest", [p.own_row for p in curve.points], _ORANGE, "-"),
@@ -170,7 +170,7 @@ def _success_panel(axes: Axes, curve: Curve, w: NDArray[np.float64]) -> None:
     _labels(axes, float(w[-1]), ends)
 
 
-def _auc_panel(axes: Axes, curve: Curve, w: NDArray[np.float64]) -> None:
+def _auc_panel(axes: Axes, curve: PriceCurve, w: NDArray[np.float64]) -> None:
     _panel(axes, "Telling members from others: AUC")
     ends = []
     for name, rates, colour, dash in (
@@ -187,7 +187,7 @@ def _auc_panel(axes: Axes, curve: Curve, w: NDArray[np.float64]) -> None:
     _labels(axes, float(w[-1]), ends)
 
 
-def _utility_panel(axes: Axes, curve: Curve, w: NDArray[np.float64]) -> None:
+def _utility_panel(axes: Axes, curve: PriceCurve, w: NDArray[np.float64]) -> None:
     _panel(axes, "Planned estimates: relative error of the release")
     names = list(curve.points[0].errors)
     if not names:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from shared.errors import CertificateRefusal, NetworkRefusal, Refusal, StorageRefusal
-from shared.terminal import Check
+from shared.terminal import ChecklistLine
 
 if TYPE_CHECKING:
     from site_agent.desk import Desk
@@ -23,26 +23,26 @@ Finding = tuple[Literal["ok", "warn", "fail"], str, str]
 LITTLE_SPACE, TOO_LITTLE_SPACE = 2 << 30, 200 << 20
 
 
-def diagnose(desk: Desk, today: dt.date) -> tuple[list[Check], int]:
+def diagnose(desk: Desk, today: dt.date) -> tuple[list[ChecklistLine], int]:
     """Every check of a site, in the order in which a person would mend them.
 
     Returns: the checks, and 0 or the exit code of the first that failed.
     """
     config = desk.config
     code = 0
-    found: list[Check] = []
+    found: list[ChecklistLine] = []
 
     def look(name: str, work: Callable[[Desk, dt.date], Finding]) -> None:
         nonlocal code
         try:
             state, detail, fix = work(desk, today)
-            found.append(Check(name=name, state=state, detail=detail, fix=fix))
+            found.append(ChecklistLine(name=name, state=state, detail=detail, fix=fix))
         except Refusal as refusal:
-            found.append(Check.of(name, refusal))
+            found.append(ChecklistLine.of(name, refusal))
             code = code or refusal.exit_code
         except OSError as error:
             failed = StorageRefusal(f"{name} must be readable", given=error.strerror or "an error")
-            found.append(Check.of(name, failed))
+            found.append(ChecklistLine.of(name, failed))
             code = code or failed.exit_code
 
     look("clock", _clock)
@@ -55,7 +55,7 @@ def diagnose(desk: Desk, today: dt.date) -> tuple[list[Check], int]:
     look("tables", _tables)
     look("coordinator", _reach)
     found.append(
-        Check(
+        ChecklistLine(
             name="firewall rule",
             detail=f"allow outbound TCP to {config.address} (TLS 1.3, mutual, not to be inspected); nothing inbound",
         )

@@ -69,7 +69,7 @@ class Session:
 
 @dataclass(kw_only=True)
 class Gate:
-    """Who is let in: whoever can read the terminal.
+    """Access control: whoever can read the terminal.
 
     Args:
         announce: shows a password where the agent was started. Each works once; the next is shown when it is used, or
@@ -161,12 +161,12 @@ def application(
     templates.globals["stated"] = stated
     style = (PAGES / "style.css").read_text(encoding="utf-8")
 
-    def draw(name: str, at: Desk, session: Session | None, *, status: int = 200, **values: Any) -> HTMLResponse:
+    def draw(name: str, desk: Desk, session: Session | None, *, status: int = 200, **values: Any) -> HTMLResponse:
         common = {
-            "site": at.config.site,
+            "site": desk.config.site,
             "session": session,
-            "paused": at.paused,
-            "everybody": tuple(at.config.approvers),
+            "paused": desk.paused,
+            "everybody": tuple(desk.config.approvers),
             "here": "",
         }
         return HTMLResponse(templates.get_template(name).render({**common, **values}), status_code=status)
@@ -180,12 +180,12 @@ def application(
                 return RedirectResponse("/login", status_code=303)
 
             def work() -> Response:
-                at = open_desk()
+                desk = open_desk()
                 try:
-                    return view(at, session, request)
+                    return view(desk, session, request)
                 except Refusal as refusal:
                     back = "/" if request.url.path != "/" else "/audit"
-                    return draw("refused.html", at, session, status=409, refusal=refusal, back=back)
+                    return draw("refused.html", desk, session, status=409, refusal=refusal, back=back)
 
             return await run_in_threadpool(work)
 
@@ -203,17 +203,17 @@ def application(
                 return PlainTextResponse("This form is not one of this page. Load the page again.", status_code=403)
 
             def work() -> Response:
-                at = open_desk()
+                desk = open_desk()
                 try:
-                    return RedirectResponse(decide(at, request, form), status_code=303)
+                    return RedirectResponse(decide(desk, request, form), status_code=303)
                 except Refusal as refusal:
                     release_id = request.path_params.get("release_id", "")
                     verb = form.get("verb") if form.get("verb") in ("reject", "send-back") else ""
                     verb = verb or request.url.path.rpartition("/")[2]
                     verb = "standing revoke" if "digest" in request.path_params else verb
-                    at.note_refusal(verb, refusal, release_id=release_id, who=form.get("name", ""))
+                    desk.note_refusal(verb, refusal, release_id=release_id, who=form.get("name", ""))
                     back = f"/release/{release_id}" if release_id else "/"
-                    return draw("refused.html", at, session, status=409, refusal=refusal, back=back)
+                    return draw("refused.html", desk, session, status=409, refusal=refusal, back=back)
 
             return await run_in_threadpool(work)
 
@@ -250,7 +250,7 @@ def application(
             wrong = True
         return draw("login.html", open_desk(), None, wrong=wrong, status=401 if wrong else 200)
 
-    def logout(at: Desk, request: Request, form: QueryParams) -> str:
+    def logout(desk: Desk, request: Request, form: QueryParams) -> str:
         gate.leave(request.cookies.get(gate.cookie, ""))
         return "/login"
 
@@ -258,31 +258,31 @@ def application(
         return Response(style, media_type="text/css")
 
     # -- pages --------------------------------------------------------------------------------------------------
-    def outbox(at: Desk, session: Session, request: Request) -> Response:
-        rows = list(reversed(at.outbox.list()))
+    def outbox(desk: Desk, session: Session, request: Request) -> Response:
+        rows = list(reversed(desk.outbox.list()))
         waiting = sum(hold.state in ("held", "sent_back") for hold in rows)
-        return draw("outbox.html", at, session, here="/", rows=rows, waiting=waiting)
+        return draw("outbox.html", desk, session, here="/", rows=rows, waiting=waiting)
 
-    def release(at: Desk, session: Session, request: Request) -> Response:
+    def release(desk: Desk, session: Session, request: Request) -> Response:
         from shared.wire.messages import REASONS
 
         number = request.query_params.get("page", "1")
         said = request.query_params.get("done", "")
-        values = _release_values(at, request.path_params["release_id"], int(number) if number.isdigit() else 1)
-        told = {
+        values = _release_values(desk, request.path_params["release_id"], int(number) if number.isdigit() else 1)
+        notices = {
             "approved": "Signed and sent. The coordinator has accepted these bytes.",
             "signed": "Signed. It waits for another approver.",
             "withdrawn": "Withdrawn. It is not sent from now on.",
             "declined": "Noted in the ledger.",
         }
-        return draw("release.html", at, session, here="/", done=told.get(said, ""), reasons=REASONS, **values)
+        return draw("release.html", desk, session, here="/", done=notices.get(said, ""), reasons=REASONS, **values)
 
-    def budget(at: Desk, session: Session, request: Request) -> Response:
+    def budget(desk: Desk, session: Session, request: Request) -> Response:
         from site_agent.decide import airlock
 
-        lines = at.ledger.statement()
+        lines = desk.ledger.statement()
         studies = []
-        for total in airlock.totals(at):
+        for total in airlock.totals(desk):
             mine = [line for line in lines if line.study == total["study"]]
             cap = total["cap"] or 0.0
             studies.append(
@@ -296,18 +296,18 @@ def application(
                     "uncovered": list(dict.fromkeys(text for line in mine for text in line.uncovered)),
                 }
             )
-        return draw("budget.html", at, session, here="/budget", studies=studies, states=STATES)
+        return draw("budget.html", desk, session, here="/budget", studies=studies, states=STATES)
 
-    def plans(at: Desk, session: Session, request: Request) -> Response:
+    def plans(desk: Desk, session: Session, request: Request) -> Response:
         from site_agent.decide import airlock
         from site_agent.decide.plan_facts import plan_facts
         from site_agent.show.screens import charged_words
 
-        found = [plan_facts(at, at.plans.plan(study), today()) for study in at.plans.studies()]
-        standing = airlock.standing_lines(at, today())
+        found = [plan_facts(desk, desk.plans.plan(study), today()) for study in desk.plans.studies()]
+        standing = airlock.standing_lines(desk, today())
         return draw(
             "plans.html",
-            at,
+            desk,
             session,
             here="/plans",
             plans=found,
@@ -316,88 +316,90 @@ def application(
             charged_words=charged_words,
         )
 
-    def audit(at: Desk, session: Session, request: Request) -> Response:
+    def audit(desk: Desk, session: Session, request: Request) -> Response:
         from site_agent.decide import airlock
         from site_agent.show import export
 
-        return draw("audit.html", at, session, here="/audit", found=export.verify(at), rows=airlock.history(at)[::-1])
+        return draw(
+            "audit.html", desk, session, here="/audit", found=export.verify(desk), rows=airlock.history(desk)[::-1]
+        )
 
-    def missing(at: Desk, session: Session, request: Request) -> Response:
-        return draw("missing.html", at, session, status=404)
+    def missing(desk: Desk, session: Session, request: Request) -> Response:
+        return draw("missing.html", desk, session, status=404)
 
     # -- decisions ----------------------------------------------------------------------------------------------
-    def approve(at: Desk, request: Request, form: QueryParams) -> str:
+    def approve(desk: Desk, request: Request, form: QueryParams) -> str:
         from site_agent.decide import airlock
 
         release_id = request.path_params["release_id"]
         # The digest that stood on the page: what is approved is what was read, whatever happened in between.
-        if form.get("bundle_sha256") != at.outbox.get(release_id).bundle_sha256:
+        if form.get("bundle_sha256") != desk.outbox.get(release_id).bundle_sha256:
             raise ApprovalRefusal("the bytes approved must be the bytes shown", given="another digest")
         name = form.get("name", "")
         after = airlock.approve(
-            at,
+            desk,
             release_id,
             name=name,
             ticked=form.getlist("tick"),
-            open_key=_opener(at, name, form.get("passphrase", "")),
+            open_key=_opener(desk, name, form.get("passphrase", "")),
             agent_version=agent_version,
             today=today(),
         )
         return f"/release/{release_id}?done={'approved' if after.hold.state == 'delivered' else 'signed'}"
 
-    def decline(at: Desk, request: Request, form: QueryParams) -> str:
+    def decline(desk: Desk, request: Request, form: QueryParams) -> str:
         from site_agent.decide import airlock
 
         release_id, name, verb = request.path_params["release_id"], form.get("name", ""), form.get("verb")
         if verb not in ("reject", "send-back"):
             raise UsageRefusal("a release must be rejected or sent back", given="neither")
         airlock.decline(
-            at,
+            desk,
             release_id,
             name=name,
             reason=form.get("reason", ""),
-            open_key=_opener(at, name, form.get("passphrase", "")),
+            open_key=_opener(desk, name, form.get("passphrase", "")),
             for_good=verb == "reject",
         )
         return f"/release/{release_id}?done=declined"
 
-    def withdraw(at: Desk, request: Request, form: QueryParams) -> str:
+    def withdraw(desk: Desk, request: Request, form: QueryParams) -> str:
         from site_agent.decide import airlock
 
         release_id, name = request.path_params["release_id"], form.get("name", "")
         airlock.withdraw(
-            at,
+            desk,
             release_id,
             name=name,
             reason_code=form.get("reason", ""),
             note=form.get("note", ""),
-            open_key=_opener(at, name, form.get("passphrase", "")),
+            open_key=_opener(desk, name, form.get("passphrase", "")),
         )
         return f"/release/{release_id}?done=withdrawn"
 
-    def pause(at: Desk, request: Request, form: QueryParams) -> str:
+    def pause(desk: Desk, request: Request, form: QueryParams) -> str:
         from site_agent.decide import airlock
 
         # Stopping asks nobody who they are; starting again does.
-        airlock.pause(at, "on the page")
+        airlock.pause(desk, "on the page")
         return "/"
 
-    def resume(at: Desk, request: Request, form: QueryParams) -> str:
+    def resume(desk: Desk, request: Request, form: QueryParams) -> str:
         from site_agent.decide import airlock
 
         name = form.get("name", "")
-        opened = _opener(at, name, form.get("passphrase", ""))
-        airlock.resume(at, name=name, reason="on the page", open_key=opened)
+        opened = _opener(desk, name, form.get("passphrase", ""))
+        airlock.resume(desk, name=name, reason="on the page", open_key=opened)
         return "/"
 
-    def revoke(at: Desk, request: Request, form: QueryParams) -> str:
+    def revoke(desk: Desk, request: Request, form: QueryParams) -> str:
         from site_agent.decide import airlock
 
         name = form.get("name", "")
-        opened = _opener(at, name, form.get("passphrase", ""))
+        opened = _opener(desk, name, form.get("passphrase", ""))
         digest = request.path_params["digest"]
-        airlock.revoke_standing(at, digest, name=name, reason=form.get("reason", ""), open_key=opened)
-        airlock.told(at)
+        airlock.revoke_standing(desk, digest, name=name, reason=form.get("reason", ""), open_key=opened)
+        airlock.deliver_revocations(desk)
         return "/plans"
 
     async def not_found(request: Request, error: Exception) -> Response:
@@ -516,15 +518,15 @@ class _Guard:
         await self.app(scope, receive, guarded)
 
 
-def _opener(at: Desk, name: str, passphrase: str) -> Callable[[], Any]:
+def _opener(desk: Desk, name: str, passphrase: str) -> Callable[[], Any]:
     """Opens an approver's key with what was typed; the environment is never asked here."""
     from shared.base.keys import SigningKey
 
-    return lambda: SigningKey.load(at.config.approver_key(name), passphrase)
+    return lambda: SigningKey.load(desk.config.approver_key(name), passphrase)
 
 
-def _release_values(at: Desk, release_id: str, page: int) -> Mapping[str, Any]:
-    """What the page of a release shows, read back from the sealed bytes."""
+def _release_values(desk: Desk, release_id: str, page: int) -> Mapping[str, Any]:
+    """Values of a release's page, read back from the sealed bytes."""
     import pandas as pd
 
     from shared.releases.receipt import LABEL
@@ -532,14 +534,14 @@ def _release_values(at: Desk, release_id: str, page: int) -> Mapping[str, Any]:
     from site_agent.decide.plan_facts import plan_changes
     from site_agent.show.screens import cell
 
-    made = airlock.shown(at, release_id)
+    made = airlock.shown(desk, release_id)
     hold = made.hold
     rows = len(made.table)
     pages = max(1, math.ceil(rows / ROWS))
     page = min(max(1, page), pages)
     first = (page - 1) * ROWS
     part = made.table.iloc[first : first + ROWS]
-    plan = at.plans.plan(hold.study, made.receipt.plan_version)
+    plan = desk.plans.plan(hold.study, made.receipt.plan_version)
     return {
         "hold": hold,
         "receipt": made.receipt,
@@ -556,8 +558,8 @@ def _release_values(at: Desk, release_id: str, page: int) -> Mapping[str, Any]:
         "warnings": made.warnings,
         "sentences": list(made.audit.get("sentences", ())),
         "planned": airlock.planned(plan, made),
-        "changes": plan_changes(at, made),
-        "earlier": airlock.compare(at, made),
-        "approvers": [name for name in at.config.approvers if not (hold.author_apart and name == hold.author)],
+        "changes": plan_changes(desk, made),
+        "earlier": airlock.compare(desk, made),
+        "approvers": [name for name in desk.config.approvers if not (hold.author_apart and name == hold.author)],
         "untold": hold.left and hold.withdrawal is not None and not hold.withdrawal.settled,
     }

@@ -1,4 +1,4 @@
-"""What was refused at this site: one line per attempt, in a log of the site's own (``refused.jsonl``).
+"""Log of refusals: one line per attempt, in a log of the site's own (``refused.jsonl``).
 
 A line tells when, which verb, the refusal's code, the study, the release and the approver who was named, and how many
 entries the ledger had then, so that `history` can put both in order. It tells nothing that was typed or read: a name

@@ -1,4 +1,4 @@
-"""What the steward sees: one page per question, calm, and with the next command at its end.
+"""The steward's screens: one page per question, calm, and with the next command at its end.
 
 Every function takes a result and draws it on a console of at most 100 columns; nothing here computes a figure that is
 not also in the command's ``--json`` answer. The one rule of taste: what is *not* covered stands as close to a number
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
     from site_agent.decide.airlock import Earlier
     from site_agent.ledger.book import StatementLine
-    from site_agent.release.pipeline import Release
-    from site_agent.show.curve import Curve
+    from site_agent.release.pipeline import SealedRelease
+    from site_agent.show.curve import PriceCurve
 
 __all__ = [
     "budget",
@@ -223,7 +223,7 @@ def charged_words(page: Mapping[str, Any]) -> str:
 
 def release_page(
     out: Console,
-    release: Release,
+    release: SealedRelease,
     *,
     changes: Sequence[Sequence[str]] = (),
     earlier: Sequence[Earlier] = (),
@@ -389,7 +389,7 @@ def budget(out: Console, lines: Sequence[StatementLine], totals: Sequence[Mappin
             sentences(out, uncovered, mark="✗", style="yellow")
 
 
-def curve_page(out: Console, curve: Curve) -> None:
+def curve_page(out: Console, curve: PriceCurve) -> None:
     """The curve of w as a table, what it is not beside it."""
     whose = "made-up values" if curve.made_up else f"{curve.n:,} records"
     heading(out, f"{curve.study}: what a weight w buys, and what it costs", f"{whose}; stays here")

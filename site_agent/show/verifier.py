@@ -85,7 +85,7 @@ def canonical(value: Any) -> bytes:
 
 
 def signed(key: str, signature: bytes, kind: str, payload: bytes) -> bool:
-    """Whether `signature` is that of the Ed25519 key (hexadecimal) over DSSE's encoding of type and payload."""
+    """True if `signature` is that of the Ed25519 key (hexadecimal) over DSSE's encoding of type and payload."""
     message = b"DSSEv1 %d %s %d %s" % (len(kind), kind.encode(), len(payload), payload)
     try:
         Ed25519PublicKey.from_public_bytes(bytes.fromhex(key)).verify(signature, message)
@@ -198,7 +198,7 @@ def acknowledged(files: Files, keys: Body, entries: list[Body]) -> tuple[dict[tu
 
 
 def is_here(head: Body, entries: list[Body]) -> bool:
-    """Whether a witnessed head is one of this ledger."""
+    """True if a witnessed head is one of this ledger."""
     return 1 <= head["seq"] <= len(entries) and bool(entries[head["seq"] - 1]["hash"] == head["head"])
 
 
@@ -208,7 +208,7 @@ def recoveries(entries: list[Body]) -> list[Body]:
 
 
 # -- plans ----------------------------------------------------------------------------------------------------------
-class Plans:
+class VerifiedPlans:
     """The plans of the study, each signed by its lead, and when which of them was approved here.
 
     Args:
@@ -313,7 +313,7 @@ DECIDED = {"plan_revoked", "standing_revoked", "persons_withdrew", "persons_conf
 
 
 def decided(entries: list[Body], keys: Body) -> int:
-    """How many decisions about the site persons have signed: each names the entry before it, and is good there only."""
+    """Number of signed decisions about the site: each names the entry before it, and is good there only."""
     found = 0
     for before, entry in itertools.pairwise(entries):
         body, kind = entry.get("body", {}), entry.get("kind")
@@ -329,7 +329,7 @@ def decided(entries: list[Body], keys: Body) -> int:
 
 
 # -- releases -------------------------------------------------------------------------------------------------------
-class Release:
+class VerifiedRelease:
     """One sealed release: its entries in order, and its files.
 
     Once the site has left the study its files are gone (`gone`), and the ledger names them. Where the ledger was put
@@ -337,15 +337,15 @@ class Release:
     was sent (`sent`), if its list has that; where nothing shows them it is `open` who approved.
     """
 
-    def __init__(self, name: str, files: Files, told: list[Body], gone: bool) -> None:
-        self.name, self.told, self.gone = name, told, gone
+    def __init__(self, name: str, files: Files, entries: list[Body], gone: bool) -> None:
+        self.name, self.entries, self.gone = name, entries, gone
         start = f"releases/{name}/"
         self.files = {path.removeprefix(start): data for path, data in files.items() if path.startswith(start)}
-        self.by = {entry["kind"]: entry for entry in told}
+        self.by = {entry["kind"]: entry for entry in entries}
         self.seal: Body = self.by["seal"]["body"]
         # A reservation that waited was carried over to a later wave, perhaps of a later plan, at the same price.
         self.start, self.charged = self.by["reserve"], dict(self.by["reserve"]["body"])
-        for entry in told:
+        for entry in entries:
             if entry["kind"] == "carry" and entry["seq"] < self.by["seal"]["seq"]:
                 self.start = entry
                 self.charged |= {item: entry["body"][item] for item in ("wave", "plan_hash", "cap_epsilon")}
@@ -364,7 +364,7 @@ class Release:
     def agreed(self, before: int) -> list[tuple[int, Body]]:
         """The approvals that counted before an entry, each with its own: showing other documents voids them."""
         out: list[tuple[int, Body]] = []
-        for entry in self.told:
+        for entry in self.entries:
             if entry["seq"] >= before:
                 break
             out = [] if entry["kind"] in ("hold", "send_back") else out
@@ -377,16 +377,16 @@ class Release:
         return out
 
     def stood(self, before: int, entries: list[Body]) -> bool:
-        """Whether it was approved before an entry, and not taken back or given up again."""
+        """True if it was approved before an entry, and not withdrawn or given up since."""
         counted = [entry["body"] for entry in recoveries(entries) if entry["seq"] < before]
         if any(self.name in body["burnt"] for body in counted):
             return False
-        if any(e["kind"] in ("withdraw", "burn", "reject") and e["seq"] < before for e in self.told):
+        if any(e["kind"] in ("withdraw", "burn", "reject") and e["seq"] < before for e in self.entries):
             return False
         known = any(self.name in body["accepted"] for body in counted)
         return known or len(self.agreed(before)) >= max(1, self.seal["approvals"])
 
-    def check(self, keys: Body, plans: Plans, delivered: bool) -> None:
+    def check(self, keys: Body, plans: VerifiedPlans, delivered: bool) -> None:
         """Entries, statement, receipt, outcomes, decisions and withdrawal agree.
 
         Args:
@@ -416,7 +416,9 @@ class Release:
         same = (self.charged["cap_epsilon"], self.charged["delta"]) == (budget["epsilon"], budget["delta"])
         self.must(same, "its charge must be held to the plan's budget")
         drawn = by["drawing"]["seq"]
-        witnessed = any(e["kind"] == "anchor" and self.told[0]["seq"] <= e["body"]["seq"] < drawn for e in self.told)
+        witnessed = any(
+            e["kind"] == "anchor" and self.entries[0]["seq"] <= e["body"]["seq"] < drawn for e in self.entries
+        )
         self.must(witnessed, "its charge must have been witnessed before it was drawn")
         approval = plans.in_force(self.charged["plan_hash"], drawn, self.name)
         self.declines(persons)
@@ -426,7 +428,7 @@ class Release:
 
     def declines(self, persons: dict[str, list[str]]) -> None:
         """Who rejected it or sent it back signed that."""
-        for entry in self.told:
+        for entry in self.entries:
             if entry["kind"] in ("reject", "send_back"):
                 body = entry["body"]
                 said = {"release_id": self.name, "bundle_sha256": self.seal["bundle_sha256"], "decision": entry["kind"]}
@@ -455,7 +457,7 @@ class Release:
                 open_ends = plan["posture"] in LEAVES_PERSONS_OPEN
                 same = not open_ends or receipt["not_covered"] == approval["understood"]
                 self.must(same, "what its receipt leaves open must have been ticked with the plan")
-        for entry in self.told:
+        for entry in self.entries:
             bound = entry["kind"] != "hold" or "tags" not in entry or "outcomes.json" in entry["body"]["documents"]
             self.must(bound, "the outcomes of its checks must be among the documents shown")
         shown = self.by["hold"]["body"]["documents"] if "hold" in self.by else {}
@@ -470,11 +472,11 @@ class Release:
             self.must(same, "the outcomes must be of these bytes")
 
     def approvals(
-        self, persons: dict[str, list[str]], plans: Plans, signers: set[str], payload: bytes, delivered: bool
+        self, persons: dict[str, list[str]], plans: VerifiedPlans, signers: set[str], payload: bytes, delivered: bool
     ) -> None:
         """Who approved it: registered people, over these bytes, with every tick, under the plan as approved then."""
         commit = self.by.get("commit")
-        agreed = self.agreed(commit["seq"] if commit else self.told[-1]["seq"] + 1)
+        agreed = self.agreed(commit["seq"] if commit else self.entries[-1]["seq"] + 1)
         warnings = {check["name"] for check in self.outcomes if check["outcome"] == "warning"}
         decided = {}
         for name in self.files:
@@ -601,10 +603,10 @@ def lives(entries: list[Body]) -> list[str]:
                     state != "approved" or (over and any(one.get("standing") for one in given[name])),
                     f"{name}: it must need no further approval",
                 )
-                kept = [
+                filed = [
                     one for one in given[name] if not (one.get("standing") and (over or one["name"] == body["name"]))
                 ]
-                given[name] = [*kept, body]
+                given[name] = [*filed, body]
                 following = "approved" if len(given[name]) >= needed[name] else following
             elif kind == "withdraw":
                 taken_back.add(name)
@@ -620,7 +622,7 @@ def lives(entries: list[Body]) -> list[str]:
 
 
 def counted(entries: list[Body], study: str) -> tuple[dict[str, int | None], int]:
-    """What ledgers that were put back have counted: releases by name and place in the log, and draws without a name.
+    """Charges counted by restored ledgers: releases by name and place in the log, and draws without a name.
 
     Raises: Wrong: one that says it was put back, and has counted nothing.
     """
@@ -648,13 +650,13 @@ def counted(entries: list[Body], study: str) -> tuple[dict[str, int | None], int
 
 
 def stood_in(
-    release: Release,
+    release: VerifiedRelease,
     seq: int,
     body: Body,
     given: Body | None,
     keys: Body,
     plan: Body,
-    releases: dict[str, Release],
+    releases: dict[str, VerifiedRelease],
     entries: list[Body],
 ) -> None:
     """Hold a release that a standing approval approved against every limit of it, as far as the record tells."""
@@ -683,7 +685,7 @@ def stood_in(
     seen = first is not None and first.stood(given["from"], entries)
     seen = seen and (first is None or first.receipt is None or first.receipt["n"] == given["n"])
     release.must(seen, "a standing approval must rest on a release that was approved before it, of the size it names")
-    reserved = sorted(releases.values(), key=lambda one: -int(one.told[0]["seq"]))
+    reserved = sorted(releases.values(), key=lambda one: -int(one.entries[0]["seq"]))
     others = [one for one in reserved if one is not release and one.stood(seq, entries)]
     # What another standing approval let through is no measure: size could creep by a fifth each wave.
     last = next((one for one in others if any(not by.get("standing") for _, by in one.agreed(seq))), None)
@@ -702,7 +704,12 @@ def stood_in(
 
 # -- the coordinator's list -----------------------------------------------------------------------------------------
 def listed(
-    data: bytes, keys: Body, study: str, entries: list[Body], told: dict[str, list[Body]], sealed: dict[str, Release]
+    data: bytes,
+    keys: Body,
+    study: str,
+    entries: list[Body],
+    entries_of: dict[str, list[Body]],
+    sealed: dict[str, VerifiedRelease],
 ) -> Body:
     """Hold the record against what the coordinator signed of the site: nothing it witnessed or accepted is missing."""
     must(keys["witness_key"], "the site must have pinned the coordinator's key")
@@ -734,7 +741,7 @@ def listed(
     }
     # Reserved here, and drawn in the time that a ledger that was put back has forgotten.
     closed = {name for one in recoveries(entries) for what in ("accepted", "burnt") for name in one["body"][what]}
-    counted_lost |= closed & (told.keys() - sealed.keys())
+    counted_lost |= closed & (entries_of.keys() - sealed.keys())
     accepted = {}
     for one in [*body["releases"], *body["quarantined"]]:
         name = one["release_id"]
@@ -752,7 +759,7 @@ def listed(
             drawn, seal = sealed[name].by["drawing"]["seq"], sealed[name].by["seal"]["seq"]
             seen = any(drawn <= head["seq"] < seal for head in heads if is_here(head, entries))
             must(seen, f"{name}: its drawing must have been witnessed before its bytes were sealed")
-    for name, list_ in told.items():
+    for name, list_ in entries_of.items():
         for entry in list_:
             if entry["kind"] == "commit" and entry["body"]["log_index"] < body["size"]:
                 at = accepted.get(name, {}).get("log_index")
@@ -770,23 +777,23 @@ def examine(files: Files, study: str, coordinator_list: bytes | None = None) -> 
     """Check everything but the list of files. Returns: how many there are of each. Raises: Wrong."""
     keys = json.loads(files["keys.json"])
     entries = ledger(files, keys, study)
-    plans = Plans(files, keys, study, entries)
+    plans = VerifiedPlans(files, keys, study, entries)
     standing = standings(entries, keys)
-    told: dict[str, list[Body]] = {}
+    entries_of: dict[str, list[Body]] = {}
     for entry in entries:
         if "release_id" in entry.get("body", {}):
-            told.setdefault(entry["body"]["release_id"], []).append(entry)
-    names = {name for name, list_ in told.items() if any(entry["kind"] == "seal" for entry in list_)}
+            entries_of.setdefault(entry["body"]["release_id"], []).append(entry)
+    names = {name for name, list_ in entries_of.items() if any(entry["kind"] == "seal" for entry in list_)}
     here = {name.split("/")[1] for name in files if name.startswith("releases/")}
     must(names == here, "every sealed release must be in the export")
     deleted = {item["release_id"] for e in entries if e.get("kind") == "left" for item in e["body"]["deleted"]}
-    releases = {name: Release(name, files, told[name], name in deleted) for name in sorted(names)}
+    releases = {name: VerifiedRelease(name, files, entries_of[name], name in deleted) for name in sorted(names)}
     accepted, forks = acknowledged(files, keys, entries)
     commits = {(e["body"]["release_id"], e["body"]["bundle_sha256"]): e for e in entries if e.get("kind") == "commit"}
     found: Body = {}
     arrived = {name for name, _ in commits}
     if coordinator_list is not None:
-        found["list"] = listed(coordinator_list, keys, study, entries, told, releases)
+        found["list"] = listed(coordinator_list, keys, study, entries, entries_of, releases)
         arrived |= {
             one["release_id"]
             for one in json.loads(base64.b64decode(json.loads(coordinator_list)["payload"]))["releases"]
@@ -796,7 +803,7 @@ def examine(files: Files, study: str, coordinator_list: bytes | None = None) -> 
     for name, release in releases.items():
         release.put_back = name in back
         release.check(keys, plans, name in arrived | back)
-        signatures += sum("signature" in entry["body"] for entry in release.told)
+        signatures += sum("signature" in entry["body"] for entry in release.entries)
     for release in releases.values():
         for seq, body in release.agreed(len(entries) + 1):
             if body.get("standing"):

@@ -4,7 +4,8 @@
 
 1. the message is checked for form, plan, round and weights: a bad one is refused before anything is claimed or read;
 2. if this round was answered before, to these weights, the stored answer goes out again: no noise is drawn twice;
-3. `Source.allow` claims the round: it refuses what is not approved or not reserved, and the claim is on disk before
+3. `TrainingSource.allow` claims the round: it refuses what is not approved or not reserved, and the claim is on disk
+   before
 4. a record is read, and the plan's number of steps is taken;
 5. the answer is kept, and only then sent.
 
@@ -47,13 +48,13 @@ if TYPE_CHECKING:
     from flwr.app import Context, Message
     from flwr.clientapp import ClientApp
 
-__all__ = ["MemorySource", "Source", "client_app", "local_round", "start_of"]
+__all__ = ["MemorySource", "TrainingSource", "client_app", "local_round", "start_of"]
 
 Array = NDArray[np.float64]
 
 
-class Source(Protocol):
-    """What a site brings to a federated training. Everything that has to survive a crash is behind this."""
+class TrainingSource(Protocol):
+    """Interface of a site in a federated training. Everything that has to survive a crash is behind this."""
 
     @property
     def plan(self) -> StudyPlan:
@@ -87,8 +88,8 @@ class Source(Protocol):
         """A secure source of samples and noise."""
         ...
 
-    def keep(self, round_: int, asked: str, weights: Array) -> None:
-        """Keep an answer, on disk, before it is sent; `asked` is the digest of the weights it started from."""
+    def keep(self, round_: int, start_digest: str, weights: Array) -> None:
+        """Keep an answer, on disk, before it is sent; `start_digest` is the digest of the weights it started from."""
         ...
 
 
@@ -101,30 +102,30 @@ class MemorySource:
     encoded: Array = field(repr=False)
     rng: Noise
     claimed: list[int] = field(default_factory=list)
-    kept: dict[int, tuple[str, Array]] = field(default_factory=dict, repr=False)
+    answers: dict[int, tuple[str, Array]] = field(default_factory=dict, repr=False)
 
     def answered(self, round_: int) -> tuple[str, Array] | None:
-        """See `Source`."""
-        return self.kept.get(round_)
+        """See `TrainingSource`."""
+        return self.answers.get(round_)
 
     def allow(self, round_: int) -> None:
         """Every round; it is written down."""
         self.claimed.append(round_)
 
     def records(self) -> Array:
-        """See `Source`."""
+        """See `TrainingSource`."""
         return self.encoded
 
     def noise(self) -> Noise:
-        """See `Source`."""
+        """See `TrainingSource`."""
         return self.rng
 
-    def keep(self, round_: int, asked: str, weights: Array) -> None:
-        """See `Source`."""
-        self.kept[round_] = (asked, weights)
+    def keep(self, round_: int, start_digest: str, weights: Array) -> None:
+        """See `TrainingSource`."""
+        self.answers[round_] = (start_digest, weights)
 
 
-def client_app(source: Source) -> ClientApp:
+def client_app(source: TrainingSource) -> ClientApp:
     """A Flower app that trains on this site's records, and answers whatever it refuses with a typed reason.
 
     It works on one message at a time. An error that is no refusal is answered with its class alone.
@@ -141,7 +142,7 @@ def client_app(source: Source) -> ClientApp:
         del context
         try:
             with busy:
-                round_, asked, weights, n = _answer(source, message)
+                round_, start_digest, weights, n = _answer(source, message)
         except Refusal as error:
             return Message(flower.refused(error), reply_to=message)
         except Exception as error:
@@ -151,8 +152,8 @@ def client_app(source: Source) -> ClientApp:
         content = RecordDict(
             {
                 flower.ARRAYS: ArrayRecord({flower.WEIGHTS: flower.vector(weights)}),
-                flower.FIGURES: MetricRecord({"n": n, "steps": source.plan.federated.local_steps}),
-                flower.CONFIG: ConfigRecord({"plan": source.plan.hash, "server-round": round_, "asked": asked}),
+                flower.METRICS: MetricRecord({"n": n, "steps": source.plan.federated.local_steps}),
+                flower.CONFIG: ConfigRecord({"plan": source.plan.hash, "server-round": round_, "asked": start_digest}),
             }
         )
         return Message(content, reply_to=message)
@@ -160,34 +161,34 @@ def client_app(source: Source) -> ClientApp:
     return app
 
 
-def _answer(source: Source, message: Message) -> tuple[int, str, Array, int]:
+def _answer(source: TrainingSource, message: Message) -> tuple[int, str, Array, int]:
     """Round, digest of the weights asked with, the answer and the number of records."""
     plan = source.plan
     if plan.federated is None:
         raise PlanRefusal("the approved plan must have [federated] for a site to take part", given="none")
     encoder = Encoder(dictionary=plan.dictionary)
     shape = Shape.of(encoder.d, plan.training)
-    round_, start = _asked(plan, shape, message)
-    asked = flower.digest(start)
-    kept = source.answered(round_)
-    if kept is not None:
-        if kept[0] != asked:
+    round_, start = _order(plan, shape, message)
+    start_digest = flower.digest(start)
+    earlier = source.answered(round_)
+    if earlier is not None:
+        if earlier[0] != start_digest:
             raise ReplayRefusal(
                 "a round must be asked with the weights that it was asked with before: another answer is not paid for",
                 given=f"round {round_} with other weights",
             )
-        return round_, asked, kept[1], len(source.records())
+        return round_, start_digest, earlier[1], len(source.records())
     source.allow(round_)
     records = source.records()
     if records.ndim != 2 or records.shape[1] != encoder.d or not len(records):
         raise TrainingRefusal("a site must have encoded records of the plan's columns", given=f"{records.shape}")
     y = start_of(plan, encoder, source.site).inverse(records)
     weights = local_round(plan, shape, start, round_, y, source.noise())
-    source.keep(round_, asked, weights)
-    return round_, asked, weights, len(records)
+    source.keep(round_, start_digest, weights)
+    return round_, start_digest, weights, len(records)
 
 
-def _asked(plan: StudyPlan, shape: Shape, message: Message) -> tuple[int, Array]:
+def _order(plan: StudyPlan, shape: Shape, message: Message) -> tuple[int, Array]:
     """The round and the weights in a message from the coordinator, who may be anybody by now.
 
     Raises: SchemaRefusal, TooLarge, PlanChanged, BudgetRefusal.

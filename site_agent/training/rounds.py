@@ -43,8 +43,8 @@ from shared.errors import (
     StateRefusal,
     TrainingRefusal,
 )
-from shared.wire.rounds import Answered, Asked, node_id, pack, unpack
-from site_agent.config import Limits, Source
+from shared.wire.rounds import Answered, RoundOrder, node_id, pack, unpack
+from site_agent.config import Limits, TableSource
 from site_agent.ledger.book import private_folder, write_whole
 from site_agent.release.trained_flow import flow_path, kept_flow
 
@@ -56,8 +56,8 @@ if TYPE_CHECKING:
     from shared.plans.federated import Federated
     from shared.plans.plan import StudyPlan
     from shared.wire.messages import RoundReceipt
-    from site_agent.ledger.book import AnchorReceipt, Hold, Ledger
-    from site_agent.release.site import Site
+    from site_agent.ledger.book import AnchoredHead, Hold, Ledger
+    from site_agent.release.site import WorkingSite
 
 __all__ = ["Part", "ended", "fetch", "part", "take_part", "uncovered"]
 
@@ -68,20 +68,20 @@ _ALWAYS = (
     "How long a round's steps take: it grows with the size of the sample, and an answer comes when they are done.",
 )
 GIVEN_UP = TrainingRefusal.code
-"""What the coordinator is told of a round that was begun and has no answer: nothing about why."""
+"""Reply for a round that was begun and has no answer: without a reason."""
 SOONEST, LATEST = 0.1, 5.0
-"""Seconds between two looks into the letter box: soon after a round, less and less often while nothing comes."""
+"""Seconds between two looks into the queue: soon after a round, less and less often while nothing comes."""
 
 
 class Door(Protocol):
     """The part of `Egress` that a training needs."""
 
-    def anchor(self, envelope: Envelope) -> AnchorReceipt:
+    def anchor(self, envelope: Envelope) -> AnchoredHead:
         """Have the coordinator acknowledge the ledger's head."""
         ...
 
-    def next_round(self, study: str, flow: str = "") -> tuple[Asked, bytes] | None:
-        """What is asked now, or the finished flow of that digest, verified."""
+    def next_round(self, study: str, flow: str = "") -> tuple[RoundOrder, bytes] | None:
+        """The current order, or the finished flow of that digest, verified."""
         ...
 
     def answer_round(self, answer: Envelope, content: bytes, key: PublicKey) -> RoundReceipt:
@@ -91,7 +91,7 @@ class Door(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """Where this site stands in a training.
+    """State of this site in a training.
 
     Args:
         release_id: of its charge; blank before there is one.
@@ -117,13 +117,13 @@ class Part:
     flow: str = ""
 
 
-Told = Callable[[str, int], None]
+RoundProgress = Callable[[str, int], None]
 """Called with what was done (``charged``, ``answered``, ``sent again``, ``given up``, ``too late``, ``finished``) and
 the round."""
 
 
 def part(ledger: Ledger, plan: StudyPlan, approver: str = "") -> Part:
-    """Where the site stands in the training of an approved plan. Raises: PlanRefusal (it has none)."""
+    """State of the site in the training of an approved plan. Raises: PlanRefusal (it has none)."""
     federated = _training(plan)
     facts: dict[str, Any] = {
         "study": plan.study,
@@ -147,7 +147,7 @@ def part(ledger: Ledger, plan: StudyPlan, approver: str = "") -> Part:
 
 
 def ended(ledger: Ledger, plan: StudyPlan) -> bool:
-    """Whether the training has ended at this site. Unlike `part` it prices nothing, which an idle agent need not."""
+    """True if the training has ended at this site. Unlike `part` it prices nothing, which an idle agent need not."""
     hold = _charged(ledger, plan)
     return hold is not None and bool(hold.flow)
 
@@ -155,8 +155,8 @@ def ended(ledger: Ledger, plan: StudyPlan) -> bool:
 def take_part(
     *,
     plan: StudyPlan,
-    source: Source,
-    site: Site,
+    source: TableSource,
+    site: WorkingSite,
     door: Door,
     home: Path,
     today: dt.date,
@@ -164,7 +164,7 @@ def take_part(
     wait: float = 0.0,
     until: float = math.inf,
     rng: Noise | None = None,
-    told: Told = lambda what, round_: None,
+    progress: RoundProgress = lambda what, round_: None,
 ) -> None:
     """Answer what is asked, until the training has ended, or nothing has been asked for `wait` seconds.
 
@@ -182,7 +182,7 @@ def take_part(
     Raises: any `Refusal`; nothing is lost by it: the next call goes on.
     """
     _training(plan)
-    work = _Work(plan, source, site, door, home, rng, told)
+    work = _Work(plan, source, site, door, home, rng, progress)
     began = time.monotonic()
     end, pause = began + wait, SOONEST
     known: set[str] = set()
@@ -238,16 +238,23 @@ class _Work:
     """One process's part in one training: it reads the records once."""
 
     def __init__(
-        self, plan: StudyPlan, source: Source, site: Site, door: Door, home: Path, rng: Noise | None, told: Told
+        self,
+        plan: StudyPlan,
+        source: TableSource,
+        site: WorkingSite,
+        door: Door,
+        home: Path,
+        rng: Noise | None,
+        progress: RoundProgress,
     ) -> None:
         self.plan, self.source, self.at, self.door, self.home = plan, source, site, door, home
-        self.rng, self.told, self.ledger = rng, told, site.ledger
+        self.rng, self.progress, self.ledger = rng, progress, site.ledger
         self._encoded: NDArray[np.float64] | None = None
         self._undrawn: set[int] = set()
         """Rounds begun by this very process that it has surely not drawn: the coordinator did not witness them yet."""
 
     # -- one question -------------------------------------------------------------------------------------------
-    def answer(self, said: Asked, content: bytes) -> None:
+    def answer(self, said: RoundOrder, content: bytes) -> None:
         """Answer a verified question, once."""
         federated = _training(self.plan)
         if said.round > federated.rounds:
@@ -277,9 +284,9 @@ class _Work:
                 raise refused
         assert known is not None
         self._send(said, self._sealed(hold, said.round) if known.answer else b"", "" if known.answer else GIVEN_UP)
-        self.told(what, said.round)
+        self.progress(what, said.round)
 
-    def _send(self, said: Asked, content: bytes, code: str) -> None:
+    def _send(self, said: RoundOrder, content: bytes, code: str) -> None:
         answer = Answered(
             study=said.study,
             plan_hash=said.plan_hash,
@@ -295,7 +302,7 @@ class _Work:
             self.door.answer_round(answer.sign(signer), content, signer.public)
         except StateRefusal:
             # The others went on without it. The charge stands, and the next round is asked of this site as well.
-            self.told("too late", said.round)
+            self.progress("too late", said.round)
 
     def _paid(self) -> Hold:
         """The training's hold, charged and witnessed, its persons bound: before its first round, and once."""
@@ -315,7 +322,7 @@ class _Work:
             reach("federate.anchored")
         if hold.state == "anchored":
             hold = self._bound(hold)
-            self.told("charged", 0)
+            self.progress("charged", 0)
         if hold.state != "training":
             raise StateRefusal(
                 "a training must be under way for a round to be answered",
@@ -394,8 +401,8 @@ class _Work:
                 given="another way, or a list that was deleted",
                 next_step="Put mapping and snapshot.key back as they were, or end this site's part.",
             )
-        gone = self.ledger.persons_gone(plan.study)
-        rows = [i for i in range(table.n) if everyone is None or _belongs(everyone[i], bound, gone)]
+        withdrawn = self.ledger.persons_withdrawn(plan.study)
+        rows = [i for i in range(table.n) if everyone is None or _belongs(everyone[i], bound, withdrawn)]
         checks.before_draw(n=len(rows), delta=plan.budget.delta, limits=self._limits)
         self._snapshot = table.snapshot
         self._persons: Sequence[str] | None = None if everyone is None else [everyone[i] for i in rows]
@@ -414,8 +421,8 @@ class _Work:
         assert self._encoded is not None
         if self._persons is None:
             return self._encoded
-        gone = self.ledger.persons_gone(self.plan.study)
-        away = [person in gone for person in self._persons]
+        withdrawn = self.ledger.persons_withdrawn(self.plan.study)
+        away = [person in withdrawn for person in self._persons]
         checks.before_draw(n=len(away) - sum(away), delta=self.plan.budget.delta, limits=self._limits)
         present = self._encoded.copy()
         present[away] = float("nan")
@@ -425,7 +432,7 @@ class _Work:
     def _limits(self) -> Limits:
         return Limits.of(self.plan.floors, self.at.floors)
 
-    def _train(self, hold: Hold, said: Asked, content: bytes) -> Refusal | None:
+    def _train(self, hold: Hold, said: RoundOrder, content: bytes) -> Refusal | None:
         """Have the Flower app take the round's steps; None, or why there is no answer.
 
         Raises: what stops the site and not the round: a pause, a plan that was revoked, an offline coordinator, a table
@@ -445,7 +452,7 @@ class _Work:
             return refusal
         if numbers:
             return TrainingRefusal("a round must be asked with weights alone", given="further numbers")
-        asked = RecordDict(
+        record_dict = RecordDict(
             {
                 flower.ARRAYS: ArrayRecord({flower.WEIGHTS: flower.vector(weights.astype("f8"))}),
                 flower.CONFIG: ConfigRecord({"plan": said.plan_hash, "server-round": said.round}),
@@ -453,17 +460,17 @@ class _Work:
         )
         me = node_id(self.ledger.signer.public)
         message = flower.addressed(
-            asked, message_type="train", source=0, target=me, name=said.digest, group=str(said.round)
+            record_dict, message_type="train", source=0, target=me, name=said.digest, group=str(said.round)
         )
-        mine = _Source(self, hold, said, self._present())
+        own = _Source(self, hold, said, self._present())
         context = Context(run_id=0, node_id=me, node_config={}, state=RecordDict(), run_config={})
-        reply = client_app(mine)(message, context)
-        if mine.stopped is not None:
-            raise mine.stopped
+        reply = client_app(own)(message, context)
+        if own.stopped is not None:
+            raise own.stopped
         return flower.refusal(reply.error) if reply.has_error() else None
 
     # -- what is on disk ----------------------------------------------------------------------------------------
-    def begin(self, hold: Hold, said: Asked) -> None:
+    def begin(self, hold: Hold, said: RoundOrder) -> None:
         """The last step before a round's noise: in the ledger, and witnessed."""
         if said.round not in self._undrawn:
             self.ledger.begin_round(hold, said.round, said.digest)
@@ -475,7 +482,7 @@ class _Work:
         self._undrawn.discard(said.round)
         reach("federate.witnessed")
 
-    def seal(self, hold: Hold, said: Asked, weights: NDArray[np.float64]) -> None:
+    def seal(self, hold: Hold, said: RoundOrder, weights: NDArray[np.float64]) -> None:
         """An answer on disk, and in the ledger: only then may it leave."""
         federated = _training(self.plan)
         assert self._encoded is not None
@@ -499,7 +506,7 @@ class _Work:
         return content
 
     # -- the end ------------------------------------------------------------------------------------------------
-    def finish(self, said: Asked, content: bytes) -> None:
+    def finish(self, said: RoundOrder, content: bytes) -> None:
         """Keep the flow that came of it, if it is what its plan gives. Raises: SchemaRefusal, ReceiptRefusal."""
         from shared.plans.federated import FederatedFlow
 
@@ -513,13 +520,13 @@ class _Work:
         if hold is not None and hold.state == "training":
             self.ledger.end_training(hold, flow.digest)
             reach("federate.ended")
-        self.told("finished", said.round)
+        self.progress("finished", said.round)
 
 
 class _Source:
-    """What the Flower app sees of the site (`site_agent.training.federation.Source`), for one round."""
+    """The site as the Flower app sees it (`site_agent.training.federation.TrainingSource`), for one round."""
 
-    def __init__(self, work: _Work, hold: Hold, said: Asked, present: NDArray[np.float64]) -> None:
+    def __init__(self, work: _Work, hold: Hold, said: RoundOrder, present: NDArray[np.float64]) -> None:
         self._work, self._hold, self._said, self._present = work, hold, said, present
         self.stopped: Exception | None = None
 
@@ -548,7 +555,7 @@ class _Source:
     def noise(self) -> Noise:
         return self._work.rng or secure_rng()  # keyed anew: an image of this process draws nothing of a round twice
 
-    def keep(self, round_: int, asked: str, weights: NDArray[np.float64]) -> None:
+    def keep(self, round_: int, start_digest: str, weights: NDArray[np.float64]) -> None:
         try:
             self._work.seal(self._hold, self._said, weights)
         except Exception as error:
@@ -556,13 +563,13 @@ class _Source:
             raise
 
 
-def _belongs(person: str, bound: frozenset[str] | None, gone: frozenset[str]) -> bool:
-    """Whether a person trains: of those who were bound before the first round, and before it of all who are left."""
-    return person not in gone if bound is None else person in bound
+def _belongs(person: str, bound: frozenset[str] | None, withdrawn: frozenset[str]) -> bool:
+    """True if the person is in the set fixed at round 1 (or, before it, has not withdrawn)."""
+    return person not in withdrawn if bound is None else person in bound
 
 
 def uncovered(plan: StudyPlan) -> tuple[str, ...]:
-    """What the guarantee of a plan's training does not cover, in sentences for a steward."""
+    """Sentences for a steward: what the guarantee of a plan's training does not cover."""
     from shared.releases.receipt import left_out, unit
 
     rows = () if unit(plan) == "patient" else (_ROWS,)
@@ -584,8 +591,8 @@ def _training(plan: StudyPlan) -> Federated:
 
 def _charged(ledger: Ledger, plan: StudyPlan) -> Hold | None:
     """The training's charge under this plan, the last one; None where there is none."""
-    mine = [hold for hold in ledger.holds(plan.study) if hold.rounds and hold.plan_hash == plan.hash]
-    return mine[-1] if mine else None
+    own = [hold for hold in ledger.holds(plan.study) if hold.rounds and hold.plan_hash == plan.hash]
+    return own[-1] if own else None
 
 
 def _file(number: int) -> str:

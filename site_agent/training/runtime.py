@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 
     from shared.base.keys import Envelope, PublicKey
     from shared.wire.messages import RoundReceipt
-    from shared.wire.rounds import Asked
+    from shared.wire.rounds import RoundOrder
     from site_agent.desk import Desk
     from site_agent.egress import Egress
-    from site_agent.ledger.book import AnchorReceipt
+    from site_agent.ledger.book import AnchoredHead
     from site_agent.training.rounds import Door
 
 _log = logging.getLogger("tributary.runtime")
@@ -51,7 +51,7 @@ def app() -> ClientApp:
     from flwr.app import Context, Message
     from flwr.clientapp import ClientApp
 
-    from site_agent.desk import desk
+    from site_agent.desk import open_desk
 
     made = ClientApp()
 
@@ -59,7 +59,7 @@ def app() -> ClientApp:
     def train(message: Message, context: Context) -> Message:
         del context  # its run_config is the coordinator's, and decides nothing here
         try:
-            given = answered(desk(None), flower.carried(message))
+            given = answered(open_desk(None), flower.carried(message))
         except Exception as error:
             _log.warning("a question has no answer: %s", error.code if isinstance(error, Refusal) else "E_INTERNAL")
             return Message(flower.unanswered(), reply_to=message)
@@ -68,7 +68,7 @@ def app() -> ClientApp:
     return made
 
 
-def answered(at: Desk, given: tuple[bytes, bytes]) -> RoundAnswer:
+def answered(desk: Desk, given: tuple[bytes, bytes]) -> RoundAnswer:
     """The signed answer to a signed question, once and as `site_agent.training.rounds.take_part` makes it.
 
     Args:
@@ -76,20 +76,20 @@ def answered(at: Desk, given: tuple[bytes, bytes]) -> RoundAnswer:
     Raises: what `take_part` raises, where no answer was signed.
     """
     try:
-        at.require_running()
-        return _answered(at, given)
+        desk.require_running()
+        return _answered(desk, given)
     except Refusal as refusal:
-        at.note_refusal("federate", refusal, agent=True)
+        desk.note_refusal("federate", refusal, agent=True)
         raise
 
 
-def _answered(at: Desk, given: tuple[bytes, bytes]) -> RoundAnswer:
+def _answered(desk: Desk, given: tuple[bytes, bytes]) -> RoundAnswer:
     from site_agent.desk import agent_version, today, working_site
     from site_agent.training import rounds
 
-    with at.egress() as egress:
-        said, content = egress.asked(RoundReply(envelope=given[0], content=given[1]))
-        plan, _ = at.plans.approved(said.study, agent_version=agent_version(), today=today())
+    with desk.egress() as egress:
+        said, content = egress.round_order(RoundReply(envelope=given[0], content=given[1]))
+        plan, _ = desk.plans.approved(said.study, agent_version=agent_version(), today=today())
         if said.kind != "train":
             raise SchemaRefusal("a round must be asked for", given=said.kind)
         if said.plan_hash != plan.hash:
@@ -102,19 +102,19 @@ def _answered(at: Desk, given: tuple[bytes, bytes]) -> RoundAnswer:
         def take(door: Door, wait: float) -> None:
             rounds.take_part(
                 plan=plan,
-                source=at.config.source(plan.study),
-                site=working_site(at, egress),
+                source=desk.config.source(plan.study),
+                site=working_site(desk, egress),
                 door=door,
-                home=at.home,
+                home=desk.home,
                 today=today(),
-                locked=at.locked,
+                locked=desk.locked,
                 wait=wait,
             )
 
         return once(egress, (said, content), take)
 
 
-def once(egress: Egress, question: tuple[Asked, bytes], take: Callable[[Door, float], None]) -> RoundAnswer:
+def once(egress: Egress, question: tuple[RoundOrder, bytes], take: Callable[[Door, float], None]) -> RoundAnswer:
     """The signed answer to a verified question, tried by one part in the training for as long as `PATIENCE`.
 
     That one part knows which rounds it has begun and not drawn: after a moment without the coordinator's witness it
@@ -145,14 +145,14 @@ class _Relay:
     """A door of one question (`site_agent.training.rounds.Door`): heads are witnessed by the site's own, the answer is
     kept."""
 
-    def __init__(self, egress: Egress, question: tuple[Asked, bytes]) -> None:
+    def __init__(self, egress: Egress, question: tuple[RoundOrder, bytes]) -> None:
         self._egress, self._question = egress, question
         self.given: RoundAnswer | None = None
 
-    def anchor(self, envelope: Envelope) -> AnchorReceipt:
+    def anchor(self, envelope: Envelope) -> AnchoredHead:
         return self._egress.anchor(envelope)
 
-    def next_round(self, study: str, flow: str = "") -> tuple[Asked, bytes] | None:
+    def next_round(self, study: str, flow: str = "") -> tuple[RoundOrder, bytes] | None:
         if self.given is not None:
             raise _Given
         return self._question

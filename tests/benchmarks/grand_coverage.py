@@ -76,7 +76,7 @@ def study(number: int, shift: float) -> dict[str, Any]:
         ties = drawn(law(N + M, shift, rng), rng)
         space, latents = estimated(ties, M, "inner_product", D, rng)
         release = space.draw(private(space, latents, EPSILON, SITES * number + site), rng.bytes(32))
-        for arm, found in (("original", motifs(halves(ties, M)[0])), ("released", motifs(release, frame=M))):
+        for arm, found in (("original", motifs(halves(ties, M)[0])), ("released", motifs(release, reference_size=M))):
             moments = [found.log(name) for name in MOTIFS[:5]]
             out[arm]["yi"].append([moment.yi for moment in moments])
             out[arm]["vi"].append([moment.vi for moment in moments])

@@ -17,7 +17,7 @@ import numpy as np
 
 from shared.base.randomness import seeded_rng
 from shared.mechanisms.slicing import projections
-from shared.mechanisms.slicing.noise import RowCode, Slicing, noise_for
+from shared.mechanisms.slicing.noise import RowCode, SlicingMechanism, noise_for
 from tests.benchmarks import record
 from tests.benchmarks.tables_coverage import DELTA, LEVELS, PLAN, QUESTION, TRUTH, N, covered
 
@@ -28,7 +28,7 @@ CODE = RowCode(dictionary=PLAN.dictionary)
 @contextmanager
 def watched(steps):
     """Every step that is made meanwhile, with the standard error of the same without damping."""
-    made = projections._Step.__call__
+    made = projections._ProjectionStep.__call__
 
     def call(self, phi):
         moved = made(self, phi)
@@ -37,17 +37,17 @@ def watched(steps):
         steps.append((moved, float(np.sqrt(whole @ self._scatter @ whole))))
         return moved
 
-    projections._Step.__call__ = call
+    projections._ProjectionStep.__call__ = call
     try:
         yield
     finally:
-        projections._Step.__call__ = made
+        projections._ProjectionStep.__call__ = made
 
 
 def measured(epsilon, times, n):
     """Coverage and parts of the variance, by term."""
     sigma = noise_for(epsilon, DELTA, d=CODE.d, slices=8 * CODE.d, distance=CODE.distance)
-    mechanism = Slicing(d=CODE.d, slices=8 * CODE.d, sigma=sigma, distance=CODE.distance)
+    mechanism = SlicingMechanism(d=CODE.d, slices=8 * CODE.d, sigma=sigma, distance=CODE.distance)
     parts = {name: [] for name, _ in TRUTH.values()}
 
     def answers(records, k):

@@ -22,8 +22,8 @@ import numpy as np
 from shared.base.randomness import seeded_rng
 from shared.mechanisms.slicing.divergence import Divergence
 from shared.mechanisms.slicing.fits import Settings, generator
-from shared.mechanisms.slicing.network import Adam, Network
-from shared.mechanisms.slicing.noise import RowCode, Slicing, noise_for
+from shared.mechanisms.slicing.network import GeneratorNetwork, VectorAdam
+from shared.mechanisms.slicing.noise import RowCode, SlicingMechanism, noise_for
 from tests.benchmarks import record
 from tests.benchmarks.tables_quality import DELTA, DICTIONARY, SEEDS, N, census_like, quality, summary
 
@@ -75,7 +75,7 @@ def sliced(seed, epsilon, world, slices):
     sigma = noise_for(epsilon, DELTA, d=CODE.d, slices=slices, distance=distance)
     rows = CODE.encode(DICTIONARY.check(tables(seed)[0]))
     # The claim of a smaller distance is the paper's; the rows are what they are.
-    return Slicing(d=CODE.d, slices=slices, sigma=sigma).release(rows, seeded_rng(seed)), sigma
+    return SlicingMechanism(d=CODE.d, slices=slices, sigma=sigma).release(rows, seeded_rng(seed)), sigma
 
 
 def fitted(seed, epsilon, world, slices, **settings):
@@ -116,7 +116,7 @@ def speed(repetitions=30):
     objective = Divergence(lines[:128], [np.arange(128)], k=2, groups=51, kind="chi2")
     inverses = torch.tensor(objective.inverses(0))
     real, c = (torch.tensor(one) for one in objective.real(0))
-    network, through = Network(CODE), (CODE.unit * directions).astype(np.float32)
+    network, through = GeneratorNetwork(CODE), (CODE.unit * directions).astype(np.float32)
 
     def graph(batch, seen):
         leaf = torch.tensor(seen, requires_grad=True)
@@ -142,7 +142,7 @@ def speed(repetitions=30):
     took = {}
     for _ in range(2):  # the first round warms both up
         for name, how in (("closed_form", objective), ("autograd", graph)):
-            theta, adam = network.start(np.random.default_rng(1)), Adam(network.size)
+            theta, adam = network.start(np.random.default_rng(1)), VectorAdam(network.size)
             start = time.process_time()
             for count in range(repetitions):
                 theta = step(how, rng, theta, adam, count + 1)

@@ -29,9 +29,9 @@ import numpy as np
 from shared.base.randomness import seeded_rng
 from shared.flows.bijections import AffineAutoregressiveFlow, Composed
 from shared.mechanisms.latent_noise.plan import LatentNoisePlan
-from shared.mechanisms.slicing.network import Adam, Network, Trained
+from shared.mechanisms.slicing.network import GeneratorNetwork, Trained, VectorAdam
 from shared.mechanisms.slicing.noise import ROW_STEP
-from shared.mechanisms.tables.noise import Tables, attributes, sensitivity
+from shared.mechanisms.tables.noise import CountTables, attributes, sensitivity
 from shared.mechanisms.tables.one_step import Released, fitted, synthetic
 from shared.plans.encoding import Encoder
 from shared.plans.plan import Budget, PrivateTraining, StudyPlan, Training, Wave
@@ -57,9 +57,9 @@ def scored(seed, rows, seconds):
 def by_tables(seed, epsilon):
     """Rows from all one- and two-way tables."""
     columns = attributes(DICTIONARY)
-    count = len(Tables(attributes=columns, sigma=1.0).tables)
+    count = len(CountTables(attributes=columns, sigma=1.0).tables)
     sigma = privacy.calibrate(privacy.Gaussian, epsilon, DELTA, sensitivity=sensitivity(count)).sigma
-    mechanism = Tables(attributes=columns, sigma=sigma)
+    mechanism = CountTables(attributes=columns, sigma=sigma)
     released = Released(
         tables=mechanism, counts=tuple(mechanism.release(DICTIONARY.check(tables(seed)[0]), seeded_rng(seed))), n=N
     )
@@ -114,8 +114,8 @@ def by_mean_embedding(seed, epsilon):
     # Every feature vector has norm 1: replacing a row moves the sum by at most 2.
     sigma = privacy.calibrate(privacy.Gaussian, epsilon, DELTA, sensitivity=2.0).sigma
     wanted = (features(x).sum(axis=0) + sigma * rng.standard_normal(2 * FEATURES)) / N
-    network = Network(CODE)
-    theta, adam = network.start(rng), Adam(network.size)
+    network = GeneratorNetwork(CODE)
+    theta, adam = network.start(rng), VectorAdam(network.size)
     for step in range(STEPS):
         tape = network.forward(theta, BATCH, rng)
         rows = tape.rows * np.float32(CODE.unit)

@@ -27,7 +27,7 @@ from scipy import stats
 
 from shared.base.randomness import seeded_rng
 from shared.estimands.regression import generalised
-from shared.mechanisms.tables.noise import Tables, attributes, sensitivity
+from shared.mechanisms.tables.noise import CountTables, attributes, sensitivity
 from shared.mechanisms.tables.one_step import Released, fitted, synthetic
 from shared.plans.dictionary import Dictionary
 from shared.privacy import accountant as privacy
@@ -48,9 +48,9 @@ UNLABELLED = Dictionary(
 def released(dictionary, persons, epsilon, seed):
     """The model of a site's noisy tables."""
     columns = attributes(dictionary)
-    count = len(Tables(attributes=columns, sigma=1.0).tables)
+    count = len(CountTables(attributes=columns, sigma=1.0).tables)
     sigma = privacy.calibrate(privacy.Gaussian, epsilon, DELTA, sensitivity=sensitivity(count)).sigma
-    mechanism = Tables(attributes=columns, sigma=sigma)
+    mechanism = CountTables(attributes=columns, sigma=sigma)
     checked = dictionary.check(persons[[column.name for column in dictionary.columns]])
     return fitted(
         Released(tables=mechanism, counts=tuple(mechanism.release(checked, seeded_rng(seed))), n=len(checked))

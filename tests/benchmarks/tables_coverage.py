@@ -11,7 +11,7 @@ import numpy as np
 
 from shared.base.randomness import seeded_rng
 from shared.estimands.answer import estimate, parse_estimand
-from shared.mechanisms.tables.noise import Tables, attributes, sensitivity
+from shared.mechanisms.tables.noise import CountTables, attributes, sensitivity
 from shared.mechanisms.tables.one_step import Released, answer, fitted
 from shared.plans.plan import StudyPlan
 from shared.privacy import accountant as privacy
@@ -57,11 +57,11 @@ def covered(answers, *, times, n):
 
 def main():
     columns = attributes(PLAN.dictionary)
-    tables = len(Tables(attributes=columns, sigma=1.0).tables)
+    tables = len(CountTables(attributes=columns, sigma=1.0).tables)
     results = {"n": N, "times": TIMES, "delta": DELTA}
     for epsilon in EPSILONS:
         sigma = privacy.calibrate(privacy.Gaussian, epsilon, DELTA, sensitivity=sensitivity(tables)).sigma
-        mechanism = Tables(attributes=columns, sigma=sigma)
+        mechanism = CountTables(attributes=columns, sigma=sigma)
 
         def answers(records, k, mechanism=mechanism):
             counts = tuple(mechanism.release(records, seeded_rng(k)))

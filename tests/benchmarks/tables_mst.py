@@ -20,7 +20,7 @@ import numpy as np
 import pandas as pd
 
 from shared.base.randomness import seeded_rng
-from shared.mechanisms.tables.noise import Tables, attributes, sensitivity
+from shared.mechanisms.tables.noise import CountTables, attributes, sensitivity
 from shared.mechanisms.tables.one_step import Released, fitted, synthetic
 from shared.plans.encoding import typed
 from shared.privacy import accountant as privacy
@@ -99,13 +99,13 @@ def main():
 
     jax.config.update("jax_enable_x64", True)
     found = {"tables and latent classes": [], "MST": []}
-    count = len(Tables(attributes=COLUMNS, sigma=1.0).tables)
+    count = len(CountTables(attributes=COLUMNS, sigma=1.0).tables)
     sigma = privacy.calibrate(privacy.Gaussian, EPSILON, DELTA, sensitivity=sensitivity(count)).sigma
     again = {name: [] for name in found}
     for seed in range(seeds):
         real, others = (census_like(n, 3 * seed + k) for k, n in ((0, N), (2, N // 2)))
         checked = DICTIONARY.check(real)
-        mechanism = Tables(attributes=COLUMNS, sigma=sigma)
+        mechanism = CountTables(attributes=COLUMNS, sigma=sigma)
         released = Released(tables=mechanism, counts=tuple(mechanism.release(checked, seeded_rng(seed))), n=N)
         codes = [one.codes(checked) for one in COLUMNS]
 

@@ -19,7 +19,7 @@ from scipy import stats
 
 from shared.base.randomness import seeded_rng
 from shared.estimands.regression import generalised
-from shared.mechanisms.tables.noise import Tables, attributes, sensitivity
+from shared.mechanisms.tables.noise import CountTables, attributes, sensitivity
 from shared.mechanisms.tables.one_step import Released, fitted, synthetic
 from shared.plans.dictionary import Column, Dictionary
 from shared.privacy import accountant as privacy
@@ -111,7 +111,7 @@ def summary(found):
 
 def independent(real, sigma, rng):
     """Rows from noisy one-way tables alone: what a release without pairs would give at the same noise."""
-    mechanism = Tables(attributes=attributes(DICTIONARY), sigma=sigma, pairs=())
+    mechanism = CountTables(attributes=attributes(DICTIONARY), sigma=sigma, pairs=())
     released = Released(tables=mechanism, counts=tuple(mechanism.release(real, rng)), n=len(real))
     [rows] = synthetic(fitted(released), DICTIONARY, draws=1, rng=np.random.default_rng(1))
     return rows
@@ -121,7 +121,7 @@ def main():
     found = {"fresh": [], **{f"epsilon={e:g}": [] for e in EPSILONS}, "margins": []}
     seconds, sigmas = [], {}
     columns = attributes(DICTIONARY)
-    tables = len(Tables(attributes=columns, sigma=1.0).tables)
+    tables = len(CountTables(attributes=columns, sigma=1.0).tables)
     for seed in range(SEEDS):
         real, other, others = (census_like(n, 3 * seed + k) for k, n in enumerate((N, N, N // 2)))
         checked = DICTIONARY.check(real)
@@ -129,7 +129,7 @@ def main():
         for epsilon in EPSILONS:
             sigma = privacy.calibrate(privacy.Gaussian, epsilon, DELTA, sensitivity=sensitivity(tables)).sigma
             sigmas[f"epsilon={epsilon:g}"] = sigma
-            mechanism = Tables(attributes=columns, sigma=sigma)
+            mechanism = CountTables(attributes=columns, sigma=sigma)
             released = Released(
                 tables=mechanism, counts=tuple(mechanism.release(checked, seeded_rng(seed))), n=len(checked)
             )

@@ -56,9 +56,9 @@ def study():
 
 def serve(home, pipe):
     """The coordinator's process."""
-    from coordinator.services.collect import Coordinator
+    from coordinator.services.collect import CoordinatorServer
 
-    with Coordinator(Path(home), "127.0.0.1:0") as running:
+    with CoordinatorServer(Path(home), "127.0.0.1:0") as running:
         pipe.send(running.port)
         for _ in range(2):  # a small delivery first: imports and first allocations are not the bundle's
             pipe.recv()

@@ -55,12 +55,12 @@ class Group(ABC):
     @property
     @abstractmethod
     def labels(self) -> tuple[str, ...]:
-        """What each figure is of, in words."""
+        """Label of each figure, in words."""
 
     @property
     @abstractmethod
     def event(self) -> Event:
-        """What the figures are charged as."""
+        """Privacy event of the figures."""
 
     @property
     @abstractmethod
@@ -73,12 +73,12 @@ class Group(ABC):
 
     @abstractmethod
     def possible(self, figures: Counts, n: int) -> bool:
-        """Whether n persons and this noise can have given them: false for what has a probability below e^-100."""
+        """True if n persons and this noise can have produced them: a probability of at least e^-100."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Counted(Group):
-    """What histograms have in common, whoever is trusted: cells, and counts that are linear in the figures."""
+    """Common part of central and local histograms: cells, and counts that are linear in the figures."""
 
     grid: Grid
 
@@ -89,7 +89,7 @@ class Counted(Group):
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """What each figure is of."""
+        """Label of each figure."""
         return self.grid.labels
 
     @abstractmethod
@@ -219,7 +219,7 @@ class Smooth(Group):
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """What each figure is of."""
+        """Label of each figure."""
         size = 2**self.coefficients.basis.level
         return tuple(", ".join(map(str, one)) for one in itertools.product(range(1, size + 1), repeat=len(self.of)))
 
@@ -281,7 +281,7 @@ class Cuts(Group):
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """What each figure is of."""
+        """Label of each figure."""
         parts = 2**self.tree.depth
         return tuple(f"{100 * k / parts:.6g} %" for k in range(1, parts))
 
@@ -314,7 +314,7 @@ class Cuts(Group):
 
 
 def bounds(column: Column) -> tuple[float, float]:
-    """What [0, 1] stands for: the public bounds, half a unit beyond those of whole numbers."""
+    """Interval that [0, 1] is mapped to: the public bounds, half a unit beyond those of whole numbers."""
     lower, upper = column.span
     half = 0.5 if column.kind == "integer" else 0.0
     return lower - half, upper + half

@@ -37,7 +37,7 @@ _ROWS = 4096
 
 
 def better(epsilon: float, cells: int) -> How:
-    """Which way of reporting has less noise.
+    """Name of the local randomiser with the smaller variance.
 
     >>> better(1.0, 64), better(3.0, 64)
     ('Laplace', 'randomised response')
@@ -73,7 +73,7 @@ class LocalCounts:
 
     @property
     def event(self) -> Laplace | RandomisedResponse:
-        """What one record's report costs its person."""
+        """Privacy event of one record's report."""
         if self.how == "Laplace":
             return _one_hot(self.epsilon)
         return RandomisedResponse(epsilon=self.epsilon)

@@ -93,12 +93,12 @@ class Grid:
 
     @property
     def missing(self) -> bool:
-        """Whether there is a cell for records that lack a value."""
+        """True if there is a cell for records that lack a value."""
         return any(column.missing == "level" for column in self.columns)
 
     @property
     def size(self) -> int:
-        """How many cells it has, that of missing values included: the last one."""
+        """Number of cells, with that of missing values, which is the last one."""
         return math.prod(self.shape) + self.missing
 
     @property
@@ -116,10 +116,10 @@ class Grid:
         flat = np.zeros(len(records), dtype=np.int64)
         for column, edges in zip(self.columns, self.edges, strict=True):
             value = records[column.name].to_numpy(dtype=np.float64)
-            gone = np.isnan(value)
-            absent |= gone
+            missing = np.isnan(value)
+            absent |= missing
             bins = len(edges) - 1
-            flat = flat * bins + np.searchsorted(edges[1:-1], np.where(gone, edges[0], value), side="right")
+            flat = flat * bins + np.searchsorted(edges[1:-1], np.where(missing, edges[0], value), side="right")
         return np.where(absent, self.size - 1, flat).astype(np.int64)
 
     def counts(self, records: pd.DataFrame) -> Counts:
@@ -160,7 +160,7 @@ class Densities:
 
     @property
     def cells(self) -> int:
-        """How many figures are released."""
+        """Number of released figures."""
         return sum(grid.size for grid in self.grids)
 
     @property

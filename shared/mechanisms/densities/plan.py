@@ -1,4 +1,4 @@
-"""Noisy densities as a plan prescribes them: which columns, how fine, in which way, and one ε for all of them.
+"""Mechanism spec of noisy densities: which columns, how fine, in which way, and one ε for all of them.
 
 ``basis`` says what of a density leaves: counts of a histogram (``haar``), sums of smooth scaling functions
 (``daubechies2`` to ``daubechies4``), or private ``quantiles`` of single columns. ``trust`` says how the hospital's own
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from shared.errors import EstimateRefusal, ParameterError, PlanRefusal, SchemaRefusal
 from shared.estimands.answer import Estimand, Estimate
 from shared.estimands.formulas import Node, parse
-from shared.mechanisms.base import Extent, Facts, Figures, must, unit, widest
+from shared.mechanisms.base import Aggregates, Extent, Facts, must, unit, widest
 from shared.mechanisms.densities.groups import Counted, Cuts, Group, Histogram, Reports, Smooth, basis_of, bounds
 from shared.mechanisms.densities.local import LEAST, MOST, LocalCounts, better
 from shared.mechanisms.densities.noise import Grid
@@ -84,7 +84,7 @@ def level_for(columns: int, persons: int, scale: float, *, basis: str = "haar", 
 
 
 @dataclass(frozen=True, kw_only=True)
-class DensitiesPlan(Figures):
+class DensitiesPlan(Aggregates):
     """Densities of chosen columns, alone or two or three together: for transport maps.
 
     Args:
@@ -211,7 +211,7 @@ class DensitiesPlan(Figures):
         must(figures <= _MOST_CELLS, f"release.densities must have at most {_MOST_CELLS} cells", figures)
 
     def groups(self, plan: StudyPlan) -> tuple[Group, ...]:
-        """What is released, group by group. Raises: ParameterError."""
+        """The groups of columns that are released, each with its noise. Raises: ParameterError."""
         columns = [tuple(self._column(plan, name) for name in group) for group in self.densities]
         for one in columns:
             Grid(columns=one, level=1)  # how many columns, and of which kind
@@ -358,7 +358,7 @@ class DensitiesPlan(Figures):
         question: Estimand,
         *,
         levels: Mapping[str, Any],
-        **told: Any,
+        **origin: Any,
     ) -> list[Estimate]:
         """The mean of a column, or the share beyond a value, read off its density; nothing else is in one.
 
@@ -368,7 +368,7 @@ class DensitiesPlan(Figures):
 
         Raises: EstimateRefusal.
         """
-        name, above = _asked(question)
+        name, above = _column_and_bound(question)
         groups = self.groups(plan)
         # The group with the fewest columns: the others' noise adds up over more cells.
         with_it = [i for i, group in enumerate(groups) if name in (column.name for column in group.columns)]
@@ -378,7 +378,7 @@ class DensitiesPlan(Figures):
         group, n = groups[at], sum(persons for _, persons in tables)
         figures = [(self.figures(plan, table)[at], persons) for table, persons in tables]
         if isinstance(group, Smooth):
-            found = _smooth_mean(group, figures, name, question, told)
+            found = _smooth_mean(group, figures, name, question, origin)
             return [replace(found, warnings=(_AT_BOUNDS.format(name=name),)) if name in self.bounds else found]
         if not isinstance(group, Counted):
             raise EstimateRefusal(
@@ -440,7 +440,7 @@ class DensitiesPlan(Figures):
                 scale=question.scale,
                 how="linear in the noisy counts, whose noise is known",
                 warnings=(*((said,) if slack else ()), *said_of_bounds),
-                **told,
+                **origin,
             )
         ]
 
@@ -487,7 +487,7 @@ def _smooth_mean(
     figures: Sequence[tuple[NDArray[np.int64], int]],
     name: str,
     question: Estimand,
-    told: Mapping[str, Any],
+    origin: Mapping[str, Any],
 ) -> Estimate:
     if question.kind != "mean":
         raise EstimateRefusal(
@@ -517,7 +517,7 @@ def _smooth_mean(
         n_missing=0,
         scale=question.scale,
         how="linear in the noisy sums, whose noise is known",
-        **told,
+        **origin,
     )
 
 
@@ -525,7 +525,7 @@ _AT_BOUNDS = "values of {name} beyond the bounds of its density count at the bou
 _FOR = "Densities answer mean(x) and proportion(x > value), and map one hospital's column to another's."
 
 
-def _asked(question: Estimand) -> tuple[str, tuple[str, float] | None]:
+def _column_and_bound(question: Estimand) -> tuple[str, tuple[str, float] | None]:
     """The column; and of a share, the comparison. Raises: EstimateRefusal."""
     if question.kind in ("mean", "proportion") and not question.subset:
         node = parse(question.outcome)
@@ -548,7 +548,7 @@ def _number(node: Node) -> float | None:
 
 
 def _score(column: Column, edges: Floats, above: tuple[str, float] | None) -> Floats:
-    """What a person of each bin adds: its middle, or the part of the bin that the comparison takes."""
+    """Score of a person in each bin: its middle, or the part of the bin for which the comparison holds."""
     low, high = edges[:-1], edges[1:]
     if above is None:
         return np.asarray((low + high) / 2)

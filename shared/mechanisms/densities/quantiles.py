@@ -33,7 +33,9 @@ CELLS = 1 << 12
 
 
 class Chooser(Protocol):
-    """What draws: a site's `shared.base.randomness.Noise`; for figures drawn anew from released ones, any other."""
+    """Source of randomness: a site's `shared.base.randomness.Noise`; for figures drawn anew from released ones, any
+    other.
+    """
 
     def likeliest(self, short: Counts, rate: Fraction) -> int:
         """A place k with probability proportional to exp(−rate · short[k])."""

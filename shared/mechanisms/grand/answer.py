@@ -72,7 +72,7 @@ _DIRECTIONS_APART = (
 LEAST_EDGES = 5.0
 """Edges among themselves that the held-out need, each and for each latent dimension, for an answer without warning."""
 ARCS = ("reciprocity", "in_degree_cv", "out_degree_cv", "directed_transitivity")
-"""What is asked of networks with directions alone."""
+"""Estimands of directed networks only."""
 _SHAPES = ("v_shape", "triangle", "star3", "transitivity", "degree_cv")
 _HOW = "node jackknife of the released network, times 1 + n/m"
 _HOW_BY_PARTS = "jackknife of twenty parts of the released network, clustered anew, times 1 + n/m"
@@ -87,14 +87,14 @@ def answer(
     question: Estimand,
     *,
     levels: Mapping[str, Any],
-    **told: Any,
+    **origin: Any,
 ) -> list[Estimate]:
     """One site's estimate from its released networks.
 
     Args:
         release: the plan's mechanism.
         tables: released tables and their n, in the order of their waves, of different persons.
-        levels, told: as of `shared.mechanisms.base.Answering.answer`.
+        levels, origin: as of `shared.mechanisms.base.Answering.answer`.
     Raises: EstimateRefusal: a motif that is not there, an attribute without a correlation, a question of another kind.
     """
     if question.kind != "network":
@@ -148,7 +148,7 @@ def answer(
             scale=question.scale,
             how=_HOW_BY_PARTS if question.outcome in ("recovery", "modularity") else _HOW,
             warnings=warnings,
-            **told,
+            **origin,
         )
     ]
 
@@ -208,7 +208,7 @@ def figure(
 
 
 def _of_first_wave(table: pd.DataFrame, n: int) -> int:
-    """How many a first wave released, from the first table that is left: all before it, where that wave is gone.
+    """Number of persons released by the first wave, read off the first table that is left.
 
     At most so many: there may have been waves between. Fewer make the frame smaller and the interval wider.
     """
@@ -217,7 +217,7 @@ def _of_first_wave(table: pd.DataFrame, n: int) -> int:
 
 
 def _planned(plan: StudyPlan, release: GrandPlan, question: Estimand) -> int | None:
-    """How many communities a plan speaks of, where that is asked. Raises: EstimateRefusal, where it speaks of none."""
+    """Number of communities by the plan, if it is needed. Raises: EstimateRefusal, where it speaks of none."""
     if question.outcome != "modularity":
         return None
     if not release.labelled:

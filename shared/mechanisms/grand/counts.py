@@ -1,4 +1,4 @@
-r"""What is read off a network: statistics of its nodes, densities of its motifs with standard errors, and communities.
+r"""Network statistics: statistics of nodes, densities of its motifs with standard errors, and communities.
 
 A network here is an (n, n) sparse matrix of 0 and 1 without loops, symmetric where ties have no direction. All of it is
 computed from a *released* network (or, at the site, from the real one to compare with): post-processing, no cost.
@@ -73,9 +73,9 @@ Counts = NDArray[np.int64]
 STATISTICS = ("degree", "v_shape", "triangle", "eigenvector", "harmonic")
 """The node statistics, in the order of the tables."""
 MOTIFS = ("edge", "v_shape", "triangle", "star3", "transitivity", "degree_cv")
-"""What :func:`motifs` estimates, in the order of its values and covariance."""
+"""Estimands of :func:`motifs`, in the order of its values and covariance."""
 ARCS = ("arc", "reciprocity", "in_degree_cv", "out_degree_cv", "directed_transitivity")
-"""What :func:`arcs` estimates of a network with directions, in the order of its values and covariance."""
+"""Estimands of :func:`arcs` for directed networks, in the order of its values and covariance."""
 _SET, _CHUNK = 256, 1 << 13
 _WORK = 1 << 22
 """Terms of a sparse product that are added up at once."""
@@ -349,12 +349,12 @@ class Motifs:
             return self.covariance / np.outer(self.values, self.values)
 
 
-def motifs(ties: Matrix, *, frame: int | None = None) -> Motifs:
+def motifs(ties: Matrix, *, reference_size: int | None = None) -> Motifs:
     """Motif densities of an undirected network with the covariance of the node jackknife, in closed form.
 
     Args:
         ties: (n, n), n ≥ 5.
-        frame: m, the hold-out nodes behind a network released by GRAND; None for a network as observed.
+        reference_size: m, the hold-out nodes behind a network released by GRAND; None for a network as observed.
     Raises: EstimateRefusal, for fewer nodes; ParameterError, for a frame without nodes.
 
     >>> found = motifs(simple(sparse.csr_array(np.ones((6, 6)))))
@@ -373,7 +373,7 @@ def motifs(ties: Matrix, *, frame: int | None = None) -> Motifs:
     lost_square = k**2 + 2 * (ties @ k) - k
     values = _densities(edge, v, triangle, star, square, n)
     left = _densities(edge - k, v - lost_v, triangle - t, star - lost_star, square - lost_square, n - 1)
-    return Motifs(n=n, values=values, covariance=_jackknife(left, n) * _factor(n, frame))
+    return Motifs(n=n, values=values, covariance=_jackknife(left, n) * _factor(n, reference_size))
 
 
 def _densities(edge: Array, v: Array, triangle: Array, star: Array, square: Array, n: int) -> Array:
@@ -394,12 +394,12 @@ def _densities(edge: Array, v: Array, triangle: Array, star: Array, square: Arra
         )
 
 
-def arcs(ties: Matrix, *, frame: int | None = None) -> Motifs:
+def arcs(ties: Matrix, *, reference_size: int | None = None) -> Motifs:
     """Figures of a network with directions, with the covariance of the node jackknife, in closed form.
 
     Args:
         ties: (n, n), n ≥ 5: 1 where i has an arc to j; loops and repetitions do not count.
-        frame: as in :func:`motifs`.
+        reference_size: as in :func:`motifs`.
     Raises: EstimateRefusal, for fewer nodes; ParameterError, for a frame without nodes.
 
     >>> cycle = sparse.csr_array(np.roll(np.eye(6), 1, axis=1) + np.roll(np.eye(6), 2, axis=1))
@@ -436,7 +436,7 @@ def arcs(ties: Matrix, *, frame: int | None = None) -> Motifs:
         ]
     )
     values, left = _arc_figures(counts, n), _arc_figures(counts[:, None] - lost, n - 1)
-    return Motifs(n=n, values=values, covariance=_jackknife(left, n) * _factor(n, frame), names=ARCS)
+    return Motifs(n=n, values=values, covariance=_jackknife(left, n) * _factor(n, reference_size), names=ARCS)
 
 
 def _arc_figures(counts: Array, n: int) -> Array:
@@ -477,22 +477,24 @@ def _jackknife(left: Array, n: int) -> Array:
     return np.asarray((n - 1) / n * (centred @ centred.T))
 
 
-def _factor(n: int, frame: int | None) -> float:
-    if frame is None:
+def _factor(n: int, reference_size: int | None) -> float:
+    if reference_size is None:
         return 1.0
-    if frame < 1:
-        raise ParameterError("a frame must have at least one node", given=repr(frame))
-    return 1 + n / frame
+    if reference_size < 1:
+        raise ParameterError("a frame must have at least one node", given=repr(reference_size))
+    return 1 + n / reference_size
 
 
-def assortativity(ties: Matrix, attribute: Array, *, levels: int | None = None, frame: int | None = None) -> Moment:
-    """Whether ties join alike nodes: Newman's coefficient with its jackknife variance.
+def assortativity(
+    ties: Matrix, attribute: Array, *, levels: int | None = None, reference_size: int | None = None
+) -> Moment:
+    """Newman's assortativity coefficient with its jackknife variance.
 
     Args:
         ties: (n, n), undirected.
         attribute: (n,) numbers, or with `levels` codes 0 … levels − 1; nodes where it is NaN are left out.
         levels: number of levels of a levelled attribute; None for a number, whose coefficient is a correlation.
-        frame: as in :func:`motifs`.
+        reference_size: as in :func:`motifs`.
     Raises: EstimateRefusal, where it is not defined: no ties, or an attribute that does not vary over them.
 
     >>> two = simple(sparse.csr_array(np.kron(np.eye(2), np.ones((4, 4)))))
@@ -517,7 +519,7 @@ def assortativity(ties: Matrix, attribute: Array, *, levels: int | None = None, 
         ends, own = k.sum(), k @ member
         value = _newman(ends, own, alike.sum())
         left = _newman((ends - 2 * k)[:, None], own - k[:, None] * member - near, alike.sum() - 2 * alike)
-    variance = float(_jackknife(np.atleast_2d(left), n)[0, 0]) * _factor(n, frame) if n > 1 else np.nan
+    variance = float(_jackknife(np.atleast_2d(left), n)[0, 0]) * _factor(n, reference_size) if n > 1 else np.nan
     if not (np.isfinite(value) and np.isfinite(variance)):
         raise EstimateRefusal(
             "assortativity must be of an attribute that varies over the ends of ties, whichever node is left out",
@@ -616,7 +618,7 @@ def modularity(ties: Matrix, labels: Counts) -> float:
 
 
 def adjusted_rand(labels: Counts, truth: Counts) -> float:
-    """How far two partitions agree on which pairs belong together: 1 if they are the same, 0 on average by chance.
+    """Adjusted Rand index of two partitions: 1 if they are the same, 0 on average by chance.
 
     Source: Hubert & Arabie (1985). NaN where neither partition parts anything.
 

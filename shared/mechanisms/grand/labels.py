@@ -113,7 +113,7 @@ class LabelPrivate:
         object.__setattr__(self, "counts", counts)
 
     @property
-    def kept(self) -> Fraction:
+    def keep_probability(self) -> Fraction:
         """ρ: with this probability the label is looked at; else it is a hold-out node's. A multiple of 2⁻⁵³."""
         odds = (1 - _SLACK) * Fraction(math.expm1(min(self.epsilon, _FLAT)))
         least = odds * Fraction(min(self.counts), sum(self.counts))
@@ -121,8 +121,8 @@ class LabelPrivate:
 
     def probability(self, label: int, given: int) -> Fraction:
         """The exact probability that `label` is released of a node that has the label `given`."""
-        other = (1 - self.kept) * Fraction(self.counts[label], sum(self.counts))
-        return other + (self.kept if label == given else 0)
+        other = (1 - self.keep_probability) * Fraction(self.counts[label], sum(self.counts))
+        return other + (self.keep_probability if label == given else 0)
 
     def truth(self, label: int) -> float:
         """The probability that a node with this label is released with it."""
@@ -144,8 +144,12 @@ class LabelPrivate:
                 f"labels must be whole numbers in 0..{len(self.counts) - 1}, one for each name",
                 given=f"{labels.size} labels, {len(names)} names",
             )
-        kept, ends, drawn = float(self.kept), np.cumsum(self.counts), np.empty((2, len(names)), dtype=np.int64)
+        keep_probability, ends, drawn = (
+            float(self.keep_probability),
+            np.cumsum(self.counts),
+            np.empty((2, len(names)), dtype=np.int64),
+        )
         for place, own in enumerate(rng.named(names)):
-            drawn[0, place] = own.chosen(kept, 1)[0]
+            drawn[0, place] = own.chosen(keep_probability, 1)[0]
             drawn[1, place] = own.uniform(int(ends[-1]), 1)[0]
         return np.where(drawn[0] == 1, labels, np.searchsorted(ends, drawn[1], side="right"))

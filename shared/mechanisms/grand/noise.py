@@ -94,12 +94,12 @@ class Labelled:
     """Labels that coordinates are privatised within; each of them at least one node of the frame has.
 
     Args:
-        frame: (m,) of the hold-out nodes.
+        reference: (m,) of the hold-out nodes.
         own: (n,) true ones of the released nodes.
         released: (n,) their released ones.
     """
 
-    frame: Codes
+    reference: Codes
     own: Codes
     released: Codes
 
@@ -184,7 +184,7 @@ class NodePrivate:
     def privatise(
         self,
         latents: Array,
-        frame: Array,
+        reference: Array,
         noise: Array,
         into: Array | None = None,
         labelled: Labelled | None = None,
@@ -195,7 +195,7 @@ class NodePrivate:
 
         Args:
             latents: (n, p), the nodes' own; a value that is not a number counts as 0.
-            frame: (m, p), of the hold-out nodes, m ≥ 1; finite.
+            reference: (m, p), of the hold-out nodes, m ≥ 1; finite.
             noise: from :meth:`noise`.
             into: (m', p), another table of hold-out nodes that private ranks are placed in; the frame by default. A
                 model that knows its estimation error gives positions without it.
@@ -203,15 +203,15 @@ class NodePrivate:
         Raises: ParameterError, for shapes that do not fit, a frame that is not finite, or a label that it lacks.
         """
         own, released = (None, None) if labelled is None else (labelled.own, labelled.released)
-        within = None if labelled is None else labelled.frame
-        ranks = self.ranks(latents, frame, noise, own, within)
-        return self.placed(ranks, frame if into is None else into, released, within)
+        within = None if labelled is None else labelled.reference
+        ranks = self.ranks(latents, reference, noise, own, within)
+        return self.placed(ranks, reference if into is None else into, released, within)
 
     def ranks(
-        self, latents: Array, frame: Array, noise: Array, own: Codes | None = None, within: Codes | None = None
+        self, latents: Array, reference: Array, noise: Array, own: Codes | None = None, within: Codes | None = None
     ) -> Array:
         """v = G(F(Z) + e), (n, p) in [0, 1]: what is private; a later wave may place it in a newer frame for free."""
-        frame, latents = self._framed(frame), np.asarray(latents, dtype=np.float64)
+        reference, latents = self._with_reference(reference), np.asarray(latents, dtype=np.float64)
         if latents.ndim != 2 or latents.shape[1] != self.p or np.shape(noise) != latents.shape:
             raise ParameterError(
                 f"coordinates and noise must be two matrices of {self.p} columns",
@@ -220,7 +220,7 @@ class NodePrivate:
         # Neither is searchable; what a node has instead depends on that node alone.
         latents = np.clip(np.where(np.isnan(latents), 0.0, latents), -_FAR, _FAR)
         grid, u = self._grid, np.empty_like(latents)
-        for nodes, part in _parts(frame, own, within, len(latents)):
+        for nodes, part in _parts(reference, own, within, len(latents)):
             units, given, found = self._units(part), latents[nodes], np.empty_like(latents[nodes])
             for c in range(self.p):
                 for rows, near in _near(part, given, c, units):
@@ -229,10 +229,12 @@ class NodePrivate:
         # On the grid, 0 and 1 included: exact noise on it hides everything that the rounded rank could tell.
         return smoothed_uniform(np.round(u / grid) * grid + noise, self.scale)
 
-    def placed(self, ranks: Array, frame: Array, released: Codes | None = None, within: Codes | None = None) -> Array:
+    def placed(
+        self, ranks: Array, reference: Array, released: Codes | None = None, within: Codes | None = None
+    ) -> Array:
         """Ranks (n, p) in [0, 1] as coordinates in a frame: coordinate by coordinate, given the privatised ones."""
-        frame, out = self._framed(frame), np.empty(np.shape(ranks))
-        for nodes, part in _parts(frame, released, within, len(out)):
+        reference, out = self._with_reference(reference), np.empty(np.shape(ranks))
+        for nodes, part in _parts(reference, released, within, len(out)):
             units, given, found = self._units(part), ranks[nodes], np.empty_like(out[nodes])
             for c in range(self.p):
                 for rows, near in _near(part, found, c, units):
@@ -240,22 +242,27 @@ class NodePrivate:
             out[nodes] = found
         return out
 
-    def _units(self, frame: Array) -> Array:
+    def _units(self, reference: Array) -> Array:
         """(p,) what distances are measured in: 1 of the model's positions, the frame's own spread of an attribute."""
         units = np.ones(self.p)
         if self.attributes:
-            spread = frame[:, -self.attributes :].std(axis=0)
+            spread = reference[:, -self.attributes :].std(axis=0)
             units[-self.attributes :] = np.where(spread > 0, spread, 1.0)
         return units
 
-    def _framed(self, frame: Array) -> Array:
-        frame = np.asarray(frame, dtype=np.float64)
-        if frame.ndim != 2 or frame.shape[1] != self.p or not len(frame) or not np.isfinite(frame).all():
+    def _with_reference(self, reference: Array) -> Array:
+        reference = np.asarray(reference, dtype=np.float64)
+        if (
+            reference.ndim != 2
+            or reference.shape[1] != self.p
+            or not len(reference)
+            or not np.isfinite(reference).all()
+        ):
             raise ParameterError(
                 f"a frame must hold at least one hold-out node, with {self.p} finite coordinates",
-                given=f"shape {frame.shape}",
+                given=f"shape {reference.shape}",
             )
-        return frame
+        return reference
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -302,7 +309,7 @@ def smoothed_uniform(t: Array, scale: float) -> Array:
 
 
 def neighbours(m: int) -> int:
-    """How many hold-out nodes a conditional distribution function is made of: 5 % of m, at least 20, at most 400.
+    """Number of hold-out nodes behind a conditional distribution function: 5 % of m, at least 20, at most 400.
 
     >>> [neighbours(m) for m in (1, 20, 100, 2000, 10_000)]
     [1, 20, 20, 100, 400]
@@ -310,31 +317,31 @@ def neighbours(m: int) -> int:
     return min(m, max(_LEAST, min(_MOST, math.ceil(_SHARE * m))))
 
 
-def _parts(frame: Array, labels: Codes | None, within: Codes | None, n: int) -> Iterator[tuple[Any, Array]]:
+def _parts(reference: Array, labels: Codes | None, within: Codes | None, n: int) -> Iterator[tuple[Any, Array]]:
     """For each label, its nodes and its part of the frame; all of both where there are no labels."""
     if labels is None or within is None:
-        yield slice(None), frame
+        yield slice(None), reference
         return
     labels, within = np.asarray(labels), np.asarray(within)
-    if labels.shape != (n,) or within.shape != (len(frame),) or not np.isin(labels, within).all():
+    if labels.shape != (n,) or within.shape != (len(reference),) or not np.isin(labels, within).all():
         raise ParameterError(
             "labels must be one of each node, and each of them must be some hold-out node's",
-            given=f"{labels.size} labels of {n} nodes, {within.size} of {len(frame)} hold-out nodes",
+            given=f"{labels.size} labels of {n} nodes, {within.size} of {len(reference)} hold-out nodes",
         )
     for label in np.unique(labels):
-        yield np.flatnonzero(labels == label), frame[within == label]
+        yield np.flatnonzero(labels == label), reference[within == label]
 
 
-def _near(frame: Array, given: Array, c: int, units: Array) -> Iterator[tuple[slice, Array]]:
+def _near(reference: Array, given: Array, c: int, units: Array) -> Iterator[tuple[slice, Array]]:
     """For each block of rows, its slice and the sorted values of coordinate c near the rows' earlier coordinates."""
     if c == 0:
-        yield slice(None), np.sort(frame[:, 0])[None]
+        yield slice(None), np.sort(reference[:, 0])[None]
         return
-    tree, k = cKDTree(frame[:, :c] / units[:c]), neighbours(len(frame))
+    tree, k = cKDTree(reference[:, :c] / units[:c]), neighbours(len(reference))
     for start in range(0, len(given), _ROWS):
         rows = slice(start, start + _ROWS)
         _, found = tree.query(given[rows, :c] / units[:c], k=np.arange(1, k + 1), p=1)
-        yield rows, np.sort(frame[found, c], axis=1)
+        yield rows, np.sort(reference[found, c], axis=1)
 
 
 def _cdf(near: Array, x: Array) -> Array:

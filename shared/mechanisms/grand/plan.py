@@ -1,4 +1,4 @@
-"""GRAND as a plan prescribes it: a node-private network, of the persons who are released, and none of the others.
+"""Mechanism spec of GRAND: a node-private network, of the persons who are released, and none of the others.
 
 Posture ``holdout`` is what this mechanism is: a share of the persons, drawn for life by a keyed hash of the identifier,
 shapes a latent space model and is never released, and no noise is promised to them. Each other person's coordinates are
@@ -164,17 +164,17 @@ class GrandPlan(Answering):
 
     @property
     def labelled(self) -> bool:
-        """Whether a label of a person is told before the coordinates."""
+        """True if a label of each person is released before the coordinates."""
         return self.communities is not None or bool(self.by)
 
     @property
     def sealed(self) -> bool:
-        """Whether the frame is kept, and waves are one network."""
+        """True if the embedding is kept sealed, and all waves form one network."""
         return self.keep == "sealed"
 
     @property
-    def told(self) -> tuple[str, ...]:
-        """The columns of a released table beside the dictionary's, in their order."""
+    def public_columns(self) -> tuple[str, ...]:
+        """Public columns of a released table beside the dictionary's, in their order."""
         if not self.sealed:
             return (NEIGHBOURS,)
         return (NUMBER, NEIGHBOURS, REACHED) if self.directed else (NUMBER, NEIGHBOURS)
@@ -196,7 +196,7 @@ class GrandPlan(Answering):
             'Write posture = "holdout" and a holdout, the share of the persons who are held out.',
         )
         names = plan.dictionary.names
-        for own in self.told:
+        for own in self.public_columns:
             must(own not in names, f"a column must not be called {own!r}: it holds the edges", own)
         for column in plan.dictionary.released:
             must(
@@ -246,14 +246,14 @@ class GrandPlan(Answering):
         return parted(self.epsilon, self.label_share) if self.labelled else (0.0, self.epsilon)
 
     def labels_of(self, plan: StudyPlan) -> int:
-        """How many labels there can be: communities, or the column's levels and one more where it may be missing."""
+        """Number of possible labels: communities, or the column's levels and one more where it may be missing."""
         if not self.by:
             return self.communities or 1
         column = plan.dictionary.column(self.by)
         return len(column.levels) + (column.missing == "level")
 
-    def told_after(self, dictionary: Dictionary) -> Dictionary:
-        """The columns that are coordinates: all but the one that is told first."""
+    def coordinates_of(self, dictionary: Dictionary) -> Dictionary:
+        """The dictionary without the column that is released first: the columns that become coordinates."""
         from dataclasses import replace
 
         return replace(dictionary, columns=tuple(one for one in dictionary.columns if one.name != self.by))
@@ -269,7 +269,7 @@ class GrandPlan(Answering):
         from shared.mechanisms.grand.noise import NodePrivate, coordinates
         from shared.plans.encoding import Encoder
 
-        attributes = Encoder(dictionary=self.told_after(plan.dictionary)).d
+        attributes = Encoder(dictionary=self.coordinates_of(plan.dictionary)).d
         total = self.parts()[1]
         p, fewer = (
             coordinates(self.model, d, directed=self.directed, attributes=attributes)
@@ -359,14 +359,15 @@ class GrandPlan(Answering):
 
     def extent(self, plan: StudyPlan, n: int) -> Extent:
         """A row per person, with lists of neighbours."""
-        lists = tuple(name for name in self.told if name != NUMBER)
+        lists = tuple(name for name in self.public_columns if name != NUMBER)
         return Extent(rows=n, texts=plan.dictionary.widths, lists=lists)
 
     def validate(self, plan: StudyPlan, table: pd.DataFrame, n: int) -> None:
         """A row for each of n persons: the dictionary's columns, and sorted places of other rows, each edge once."""
-        if tuple(table.columns) != (*plan.dictionary.names, *self.told) or len(table) != n:
+        if tuple(table.columns) != (*plan.dictionary.names, *self.public_columns) or len(table) != n:
             raise SchemaRefusal(
-                f"a released network must have the dictionary's columns, {' and '.join(self.told)}, and one row per "
+                f"a released network must have the dictionary's columns, {' and '.join(self.public_columns)}, and one "
+                "row per "
                 "person",
                 given=f"{len(table)} rows for {n}",
             )
@@ -380,7 +381,7 @@ class GrandPlan(Answering):
         else:
             wrong = int(((places < 0) | ((places >= first) & (places <= own)) | (places >= first + n)).sum())
         wrong += unsorted(places, owners)
-        if REACHED in self.told:
+        if REACHED in self.public_columns:
             _, earlier, owners = flat(table, REACHED)
             wrong += int(((earlier < 0) | (earlier >= first)).sum()) + unsorted(earlier, owners)
         if wrong:
@@ -396,7 +397,7 @@ class GrandPlan(Answering):
         question: Estimand,
         *,
         levels: Mapping[str, Any],
-        **told: Any,
+        **origin: Any,
     ) -> list[Estimate]:
         """A ``network`` question of the released networks, and no other.
 
@@ -407,7 +408,7 @@ class GrandPlan(Answering):
         """
         from shared.mechanisms.grand.answer import answer
 
-        return answer(plan, self, tables, question, levels=levels, **told)
+        return answer(plan, self, tables, question, levels=levels, **origin)
 
     def synthetic(
         self, plan: StudyPlan, tables: Sequence[tuple[pd.DataFrame, int]], *, draws: int, rng: np.random.Generator
@@ -434,5 +435,5 @@ _COVERED_IN_TWO = (
 
 
 def _says(scale: float) -> str:
-    """How much a rank between 0 and 1 still says of a person under noise of this scale."""
+    """Word for the information that a rank in [0, 1] keeps about a person under noise of this scale."""
     return "next to nothing" if scale >= 3 else "little" if scale >= 1 else "something"

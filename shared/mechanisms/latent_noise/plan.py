@@ -1,4 +1,4 @@
-"""Latent noise as a plan prescribes it: w and R, and by the posture what the price does and does not cover.
+"""Mechanism spec of latent noise: w and R, and by the posture what the price does and does not cover.
 
 Every plan names this module, and many commands only read their plan: the accountant, the flows and SciPy behind them
 take longer to import than all else, and are imported where a figure is worked out.
@@ -15,7 +15,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from shared.errors import PlanRefusal, SchemaRefusal
-from shared.mechanisms.base import Extent, Facts, Prescription, must, other_record, unit
+from shared.mechanisms.base import Extent, Facts, MechanismPlan, must, other_record, unit
 from shared.privacy.stated import shown_epsilon, shown_price
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ _SIX_DIGITS = Context(prec=6, rounding=ROUND_DOWN)
 
 
 @dataclass(frozen=True, kw_only=True)
-class LatentNoisePlan(Prescription):
+class LatentNoisePlan(MechanismPlan):
     """Latent Noise Injection as the plan fixes it: by a weight, or by the ε that one release may cost.
 
     Args:
@@ -417,7 +417,7 @@ def mechanism(plan: StudyPlan, flow: Bijection | None = None) -> LatentNoise:
     """The latent noise that a plan prescribes: its w, solved for where the plan gives an ε, and its radius.
 
     Args:
-        flow: between latents and encoded records; None takes a stand-in of the plan's width, which is enough for the
+        flow: between latents and encoded records; None takes a surrogate of the plan's width, which is enough for the
             figures: they depend on neither a flow nor a record.
     Raises: PlanRefusal, if the plan's training leaves nothing of its release.epsilon.
     """

@@ -50,7 +50,7 @@ _ROWS = 3000
 # -- fitting -----------------------------------------------------------------------------------------------------
 
 
-class _Simulated:
+class _BootstrapNoise:
     """Noise on synthetic tables: repeatable and in floating point, hence good for a bootstrap and for no record."""
 
     def __init__(self, generator: np.random.Generator) -> None:
@@ -134,7 +134,7 @@ class Cohort:
 
     @cached_property
     def events(self) -> float:
-        """How many events (cases; else records) the release tells of."""
+        """Number of events (cases; else records) in the release."""
         outcome = self.model.outcome
         margins = [self.model.margin(j, self.theta.shift[j], self.theta.stretch[j]) for j in range(self.design.p)]
         x = self.model.points(margins, self.theta.z)
@@ -147,7 +147,7 @@ class Cohort:
 
     @property
     def few(self) -> bool:
-        """Whether there are too few patients for the linearised variance: few events, or few beside the noise."""
+        """True if there are too few patients for the linearised variance: few events, or few beside the noise."""
         return self.events < FEW_EVENTS or self.n < _DROWNED * sigma_of(self.design.spec, 0)
 
     def bootstrap(self, rng: Noise | np.random.Generator, times: int = 40) -> Cohort:
@@ -156,14 +156,14 @@ class Cohort:
         The spread is a median absolute deviation: a site far too small for its ε now and then sends a fit to the edge
         of the prior. Both parts keep their share of the whole.
         """
-        source = cast(Noise, _Simulated(rng)) if isinstance(rng, np.random.Generator) else rng
+        source = cast(Noise, _BootstrapNoise(rng)) if isinstance(rng, np.random.Generator) else rng
         draws = np.random.default_rng(source.generator.integers(2**63))
         names = (*self.design.spec.covariates, *self.design.spec.responses)
         found = []
         for _ in range(times):
             x, y = _drawn(self.model, self.theta, draws.random((self.n, self.design.p + 3)))
-            again = moments(pd.DataFrame(np.column_stack([x, y]), columns=list(names)), self.design, source)
-            refit = complete(again, self.design)
+            redrawn = moments(pd.DataFrame(np.column_stack([x, y]), columns=list(names)), self.design, source)
+            refit = complete(redrawn, self.design)
             found.append(refit.theta.effects[0, 1:] * refit.model.outcome.unit / refit.model.lens.scale)
         effects = np.array(found)
         spread = 1.4826 * np.median(np.abs(effects - np.median(effects, axis=0)), axis=0)

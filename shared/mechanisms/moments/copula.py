@@ -42,7 +42,7 @@ from shared.mechanisms.moments.noise import (
     score_reach,
     sigma_of,
 )
-from shared.mechanisms.moments.outcomes import Linear, Survival
+from shared.mechanisms.moments.outcomes import LinearOutcome, Survival
 from shared.plans.dictionary import NUMERIC
 
 __all__ = ["CopulaModel", "CopulaParameters", "Score", "complete", "pilot"]
@@ -341,7 +341,7 @@ def _solve(release: MomentsRelease, design: Design) -> _Fitted:
         value, slope = model.block_slope(effects, x, u)
         step = _step(slope, inner - value, inner_noise, prior, effects.ravel(), 0.7)
         effects = effects + step.reshape(effects.shape)
-        if isinstance(model.outcome, Linear):
+        if isinstance(model.outcome, LinearOutcome):
             _residual_spread(model, effects, x)
         everybody = model.lens.outcome
         if isinstance(model.outcome, Survival) and isinstance(everybody, Survival):
@@ -392,9 +392,9 @@ def _moved(model: CopulaModel, j: int, target: Array, noise: Array, precision: A
 
 
 def _residual_spread(model: CopulaModel, effects: Array, x: Array) -> None:
-    """What the covariates explain leaves the rest: the spread of a measurement's residuals."""
+    """Standard deviation of a measurement's residuals, given its covariates."""
     explained = float(np.var(model.predictor(effects, x)[:, 0]))
-    assert isinstance(model.outcome, Linear)
+    assert isinstance(model.outcome, LinearOutcome)
     model.outcome = replace(model.outcome, spread=math.sqrt(min(max(1 - explained, 0.05), 1.0)))
 
 
@@ -410,7 +410,7 @@ def _first_blocks(release: MomentsRelease) -> bytes:
 
 
 def pilot(release: MomentsRelease, design: Design) -> Score:
-    """Where the score of the declared coefficients looks: a function of blocks 1 to 3 alone.
+    """Score of the declared coefficients at the pilot estimate: a function of blocks 1 to 3 alone.
 
     Raises: ParameterError, if no coefficient is declared.
     """

@@ -194,8 +194,8 @@ def _smooth_share(counts: Array, n: int, sigma: float, edges: Array) -> Array:
     found = optimize.least_squares(misfit, [centre, math.log(spread), 0.05], bounds=bounds, max_nfev=25)
     share = _log_normal(unit, found.x[0], math.exp(found.x[1]), found.x[2])
     likely = share > 0.002
-    kept = shrunken(counts / n - share, np.sqrt((sigma / n) ** 2 + share / n), likely)
-    share = np.maximum(share + kept, 0.0)
+    shrunk = shrunken(counts / n - share, np.sqrt((sigma / n) ** 2 + share / n), likely)
+    share = np.maximum(share + shrunk, 0.0)
     return np.asarray(share / share.sum())
 
 

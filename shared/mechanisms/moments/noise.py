@@ -146,7 +146,7 @@ _STEPS = 2**22
 # -- what the plan says ------------------------------------------------------------------------------------------
 @dataclass(frozen=True, kw_only=True)
 class Shares:
-    """How μ² is split over the four blocks; the parts sum to 1.
+    """Shares of μ² of the four blocks; they sum to 1.
 
     >>> Shares(histograms=0.1, moments=0.7, products=0.2).score
     0.0
@@ -325,7 +325,7 @@ def _mu(epsilon: float, delta: float) -> float:
 
 
 def _lengths(spec: MomentsSpec) -> tuple[float, float, float, float]:
-    """How far two records can be apart in each block by itself, in the unit of its noise."""
+    """Sensitivity of each block by itself, in units of its noise."""
     p = len(spec.covariates)
     squares = SQUARE**2 if spec.sensitivity == "blocks" else 2.0**-19
     return _up(math.sqrt(2 * spec.tables)), 1.0, _up(math.sqrt(4 * (p * p // 4) + p * squares)), 1.0
@@ -476,7 +476,7 @@ class Design:
         return (*found, np.bincount(place, minlength=bins))
 
     def lens(self, release: MomentsRelease) -> Lens:
-        """What the histograms say: free of budget, and the same at site and coordinator."""
+        """Marginal distributions read off the histograms: post-processing, and the same at site and coordinator."""
         return _lens(self, tuple(table.tobytes() for table in release.histograms), release.n)
 
 
@@ -628,7 +628,7 @@ def _diameter(v: Array, u: Array) -> float:
 
 
 def room(spec: MomentsSpec, binary: NDArray[np.bool_], v: Array | Integers, u: Array | Integers) -> float:
-    """How many times the squared weights of block 2 may be as large before two records are μ apart in all blocks.
+    """Factor by which the squared weights of block 2 can grow before the joint sensitivity reaches μ.
 
     At least 1 says that they are not; 0, that the proof of the module's text does not hold for these weights, and each
     block must be held by itself.

@@ -28,7 +28,7 @@ from scipy import special
 
 from shared.mechanisms.moments.margins import Margin, project, shrunken
 
-__all__ = ["Binary", "Count", "Linear", "Outcome", "Survival", "fitted_survival", "from_margin"]
+__all__ = ["Binary", "Count", "LinearOutcome", "Outcome", "Survival", "fitted_survival", "from_margin"]
 
 Array = NDArray[np.float64]
 _MOST = 8.0
@@ -36,7 +36,7 @@ _MOST = 8.0
 
 
 class Outcome(Protocol):
-    """What every kind of outcome answers."""
+    """Interface of the kinds of outcome: features, residuals, and their expectations given the predictor η."""
 
     @property
     def predictors(self) -> int:
@@ -44,7 +44,7 @@ class Outcome(Protocol):
 
     @property
     def unit(self) -> float:
-        """What a coefficient is multiplied by: the outcome's own scale for a measurement, else 1."""
+        """Factor of coefficients: the outcome's own scale for a measurement, else 1."""
 
     @property
     def weights(self) -> Array:
@@ -52,13 +52,13 @@ class Outcome(Protocol):
 
     @property
     def imbalance(self) -> float:
-        """How far the first feature's mean lies from 0."""
+        """Distance of the first feature's mean from 0."""
 
     def features(self, y: Array) -> Array:
         """(n, outcome columns) -> (n, a), each in [-½, ½]."""
 
     def conditional(self, eta: Array) -> Array:
-        """(m, predictors) -> (m, a): expectation of the features."""
+        """(m, predictors) -> (m, a): expectation of the features, given the linear predictors."""
 
     def residual(self, y: Array, eta: Array) -> Array:
         """(n, columns), (n, predictors) -> (n,), each in [-1, 1]."""
@@ -164,7 +164,7 @@ class Survival:
         return np.asarray(y[:, 1] - np.minimum(reached * np.exp(np.clip(eta[:, 0], -_MOST, _MOST)), 1.0))
 
     def expected_residual(self, eta: Array, pilot: Array) -> Array:
-        """As `Outcome` says."""
+        """Expectation, under `eta`, of the residual from `pilot`."""
         _, stays, survives, present = self._curves(eta)
         event = ((stays[:, :-1] - stays[:, 1:]) * (1 - survives)).sum(axis=1)
         charged = np.minimum(np.exp(np.clip(pilot[:, :1], -_MOST, _MOST)) * self.cumulative, 1.0)
@@ -206,8 +206,8 @@ def fitted_survival(counts: Array, n: int, sigma: float, horizon: float) -> Surv
             best, best_loss = level * one, loss
     # Not more events than persons, whatever the noise says.
     best = best * min(1.0, 0.97 * n / float(best.sum()))
-    kept = shrunken(counts[0] - best, np.sqrt(sigma**2 + best), np.ones(k, dtype=bool))
-    events = np.maximum(best + kept, 0.05 * best)
+    shrunk = shrunken(counts[0] - best, np.sqrt(sigma**2 + best), np.ones(k, dtype=bool))
+    events = np.maximum(best + shrunk, 0.05 * best)
     hazard = np.minimum(events / at_risk, 3.0)
     cumulative = np.r_[0.0, np.cumsum(hazard)]
     survives = np.exp(-(cumulative[1:] + cumulative[:-1]) / 2)
@@ -243,7 +243,7 @@ class Binary:
         return np.asarray(special.expit(self.level + eta[:, 0]))
 
     def conditional(self, eta: Array) -> Array:
-        """As `Outcome` says."""
+        """(m, predictors) -> (m, a): expectation of the features, given the linear predictors."""
         return self._mean(eta)[:, None] - 0.5
 
     def residual(self, y: Array, eta: Array) -> Array:
@@ -251,7 +251,7 @@ class Binary:
         return np.asarray(y[:, 0] - self._mean(eta))
 
     def expected_residual(self, eta: Array, pilot: Array) -> Array:
-        """As `Outcome` says."""
+        """Expectation, under `eta`, of the residual from `pilot`."""
         return self._mean(eta) - self._mean(pilot)
 
     def information(self, eta: Array) -> Array:
@@ -260,7 +260,7 @@ class Binary:
         return mean * (1 - mean)
 
     def draw(self, eta: Array, uniforms: Array) -> Array:
-        """As `Outcome` says."""
+        """(n, predictors), (n, 3) uniforms -> (n, columns)."""
         return (uniforms[:, :1] < self._mean(eta)[:, None]).astype(float)
 
 
@@ -303,7 +303,7 @@ class Count:
         return np.clip((y[:, 0] - self._mean(eta)) / self._reach, -1, 1)
 
     def expected_residual(self, eta: Array, pilot: Array) -> Array:
-        """As `Outcome` says: a sum over the values a count may have."""
+        """Expectation, under `eta`, of the residual from `pilot`: a sum over the values a count may have."""
         mean, before = self._mean(eta)[:, None], self._mean(pilot)[:, None]
         largest = int(min(self.most, float(mean.max()) + 8 * math.sqrt(float(mean.max())) + 12))
         k = np.arange(largest + 1.0)
@@ -323,7 +323,7 @@ class Count:
 
 
 @dataclass(frozen=True)
-class Linear:
+class LinearOutcome:
     """A measurement: mean `centre` + `unit`·predictor, normal residuals with standard deviation `spread`·`unit`.
 
     `margin` is the distribution of the measurement over all persons: the histogram's.
@@ -345,7 +345,7 @@ class Linear:
         return np.clip((y[:, :1] - self.centre) / self.unit, -self._CUT, self._CUT) / (2 * self._CUT)
 
     def conditional(self, eta: Array) -> Array:
-        """As `Outcome` says."""
+        """(m, predictors) -> (m, a): expectation of the features, given the linear predictors."""
         return _cut_mean(eta[:, :1], self.spread, self._CUT) / (2 * self._CUT)
 
     def residual(self, y: Array, eta: Array) -> Array:
@@ -353,7 +353,7 @@ class Linear:
         return np.clip(((y[:, 0] - self.centre) / self.unit - eta[:, 0]) / (2 * self.spread), -1, 1)
 
     def expected_residual(self, eta: Array, pilot: Array) -> Array:
-        """As `Outcome` says."""
+        """Expectation, under `eta`, of the residual from `pilot`."""
         return _cut_mean((eta - pilot)[:, 0], self.spread, 2 * self.spread) / (2 * self.spread)
 
     def information(self, eta: Array) -> Array:
@@ -361,7 +361,7 @@ class Linear:
         return np.ones(len(eta))
 
     def draw(self, eta: Array, uniforms: Array) -> Array:
-        """As `Outcome` says, within the public bounds."""
+        """(n, 1) linear predictors, (n, 3) uniforms -> (n, 1) values within the public bounds."""
         y = self.centre + self.unit * (eta[:, :1] + self.spread * special.ndtri(uniforms[:, :1]))
         return np.clip(y, self.lower, self.upper)
 
@@ -384,4 +384,4 @@ def from_margin(kind: str, margin: Margin, lower: float, upper: float) -> Outcom
         mean = max(mean, 0.02)
         cap = int(np.clip(math.ceil(mean + 2.5 * max(sd, math.sqrt(mean))), 1, max(upper, 1)))
         return Count(math.log(mean), cap, int(upper))
-    return Linear(mean, sd, 0.9, lower, upper)
+    return LinearOutcome(mean, sd, 0.9, lower, upper)

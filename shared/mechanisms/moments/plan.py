@@ -1,4 +1,4 @@
-"""Noisy moments as a plan prescribes them: one outcome, its covariates, and all that is asked of them under one ε.
+"""Mechanism spec of noisy moments: one outcome, its covariates, and all that is asked of them under one ε.
 
 The released table has one line per figure, in whole steps of its block's grid. What it tells is read once
 (`shared.mechanisms.moments.cohort`): the coefficients of the planned model come with the variance of patients and of
@@ -31,7 +31,7 @@ import pandas as pd
 
 from shared.errors import EstimateRefusal, SchemaRefusal
 from shared.estimands.answer import Estimand, Estimate, estimate
-from shared.mechanisms.base import Extent, Facts, Figures, must, widest
+from shared.mechanisms.base import Aggregates, Extent, Facts, must, widest
 from shared.mechanisms.moments.cohort import Cohort, fit
 from shared.mechanisms.moments.draw import moments
 from shared.mechanisms.moments.noise import Design, MomentsRelease, MomentsSpec, event, read, sigma_of
@@ -68,7 +68,7 @@ _FEATURES = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class MomentsPlan(Figures):
+class MomentsPlan(Aggregates):
     """Histograms, moments of outcome and covariates, products of covariates, and scores of declared coefficients.
 
     The arguments are those of `shared.mechanisms.moments.noise.MomentsSpec`; δ is the budget's. `horizon` is the
@@ -137,7 +137,7 @@ class MomentsPlan(Figures):
         )
 
     def details(self, plan: StudyPlan) -> str:
-        """What is measured, in how many figures, with how much noise."""
+        """Outcome, covariates, number of figures and noise, in half a line."""
         design = self.design(plan)
         declared = f", {' and '.join(self.declared)} declared" if self.declared else ""
         return (
@@ -206,7 +206,7 @@ class MomentsPlan(Figures):
         return _fitted(self.release(plan, table, n).to_bytes(), self.design(plan), bootstrap)
 
     def doubt(self, plan: StudyPlan, table: pd.DataFrame, n: int) -> str:
-        """Which of the study's own coefficients the noise makes more than twice as uncertain as the patients do."""
+        """Warning that noise widens a coefficient's interval more than `DOUBT` times, in a sentence; empty else."""
         try:
             return _doubt(self.cohort(plan, table, n, bootstrap=False))
         except EstimateRefusal as refusal:
@@ -226,7 +226,7 @@ class MomentsPlan(Figures):
         question: Estimand,
         *,
         levels: Mapping[str, Any],
-        **told: Any,
+        **origin: Any,
     ) -> list[Estimate]:
         """The planned model's coefficients from the fit, every other question from synthetic rows.
 
@@ -240,7 +240,7 @@ class MomentsPlan(Figures):
         doubts = tuple(dict.fromkeys(filter(None, map(_doubt, cohorts))))
         planned = _planned(design, question)
         if planned is not None:
-            return _coefficients(cohorts, planned, question, doubts, told)
+            return _coefficients(cohorts, planned, question, doubts, origin)
         mixed = [term for term in question.terms if ":" in term]
         if mixed:
             raise EstimateRefusal(
@@ -249,7 +249,7 @@ class MomentsPlan(Figures):
                 next_step="Ask without it, or plan a mechanism that keeps rows.",
             )
         persons = sum(cohort.n for cohort in cohorts)
-        return _from_rows(_pairs(releases, design), persons, question, levels, doubts, told)
+        return _from_rows(_pairs(releases, design), persons, question, levels, doubts, origin)
 
 
 # -- names ---------------------------------------------------------------------------------------------------------
@@ -349,7 +349,7 @@ def _coefficients(
     planned: Sequence[tuple[int, str, float]],
     question: Estimand,
     doubts: tuple[str, ...],
-    told: Mapping[str, Any],
+    origin: Mapping[str, Any],
 ) -> list[Estimate]:
     boots = sum(cohort.bootstrapped > 0 for cohort in cohorts)
     how = "fit to the released moments, patients and noise to first order"
@@ -372,7 +372,7 @@ def _coefficients(
                 scale=question.scale,
                 how=how + (", releases by inverse variance" if len(cohorts) > 1 else ""),
                 warnings=doubts,
-                **told,
+                **origin,
             )
         )
     return out
@@ -393,10 +393,10 @@ def _pairs(releases: tuple[bytes, ...], design: Design) -> tuple[tuple[pd.DataFr
     share = min(1.0, MOST_ROWS / sum(cohort.n for cohort in found))
     pairs = []
     for k in range(DRAWS):
-        again = np.random.default_rng([seed, k])
+        generator = np.random.default_rng([seed, k])
         pair = [
             _rows(them, [np.random.default_rng([seed, k, i]) for i in range(len(them))], share, calibrated=False)
-            for them in (found, [cohort.redrawn(again) for cohort in found])
+            for them in (found, [cohort.redrawn(generator) for cohort in found])
         ]
         pairs.append((pair[0], pair[1]))
     return tuple(pairs)
@@ -412,11 +412,11 @@ def _from_rows(
     question: Estimand,
     levels: Mapping[str, Any],
     doubts: tuple[str, ...],
-    told: Mapping[str, Any],
+    origin: Mapping[str, Any],
 ) -> list[Estimate]:
     """The rule of the module's text, term by term."""
     found = [
-        tuple({row.term: row for row in estimate(table, question, levels=levels, **told)} for table in pair)
+        tuple({row.term: row for row in estimate(table, question, levels=levels, **origin)} for table in pair)
         for pair in pairs
     ]
     out = []

@@ -1,4 +1,4 @@
-r"""How far drawn rows are from a slicing release, seen through its own directions: two objectives with their gradients.
+r"""Distance of drawn rows from a slicing release along its own directions: two objectives with their gradients.
 
 A row *x* of a generator is put through the release's directions and gets fresh noise of the release's own law, so that
 both sides of a comparison are noised alike, and they agree when the generator's law is the records'.
@@ -44,7 +44,7 @@ _RIDGE = 0.1
 """τ: the kernel of a line with itself is 1."""
 _BANDWIDTHS = 3
 _LEAST = 1e-6
-"""Where the logarithm of a ratio is cut."""
+"""Lower bound of a ratio before its logarithm is taken."""
 CACHE = 3 << 29
 """Bytes of inverses that are kept; those of further batches are computed anew each time."""
 
@@ -76,7 +76,7 @@ class Divergence:
         self._c = (1 / (8 * np.maximum(median, 1e-3 * scale) ** 2)).astype(np.float32)[:, None, None]
         # [o, 1, |o|²] against [2c y, −c |y|², −c] is the exponent in one product.
         self._beside = [_with(real, np.ones((), np.float32), (real**2).sum(axis=2)) for real in self._batches]
-        self._kept: dict[int, Single] = {}
+        self._cache: dict[int, Single] = {}
         self._room = CACHE
         self._work: dict[tuple[int, ...], list[Single]] = {}
 
@@ -86,7 +86,7 @@ class Divergence:
 
     def inverses(self, batch: int) -> Single:
         """(H, m, b, b) of (K + τI)⁻¹, the widest bandwidth first."""
-        known = self._kept.get(batch)
+        known = self._cache.get(batch)
         if known is not None:
             return known
         real = self._batches[batch]
@@ -96,7 +96,7 @@ class Divergence:
         found: Single = np.linalg.inv(kernels)
         if found.nbytes <= self._room:
             self._room -= found.nbytes
-            self._kept[batch] = found
+            self._cache[batch] = found
         return found
 
     def real(self, batch: int) -> tuple[Single, Single]:

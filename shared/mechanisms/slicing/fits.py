@@ -41,14 +41,14 @@ from numpy.typing import NDArray
 from shared.base.keys import write_private
 from shared.errors import EstimateRefusal, ParameterError, SchemaRefusal
 from shared.mechanisms.slicing.divergence import Divergence, Wasserstein
-from shared.mechanisms.slicing.network import Adam, Network, Trained
+from shared.mechanisms.slicing.network import GeneratorNetwork, Trained, VectorAdam
 from shared.mechanisms.slicing.noise import RowCode
 from shared.mechanisms.slicing.projections import fit, moments
 
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["FITS", "Fitted", "Generator", "Progress", "Settings", "generator", "is_checkpoint"]
+__all__ = ["FITS", "FitProgress", "FittedGenerator", "Generator", "Settings", "generator", "is_checkpoint"]
 
 Array = NDArray[np.float64]
 Single = NDArray[np.float32]
@@ -66,7 +66,7 @@ _MOST = 1 << 26
 
 
 class Generator(Protocol):
-    """What a fit gives."""
+    """A fitted generator of rows."""
 
     def rows(self, n: int, draws: np.random.Generator) -> tuple[Array, pd.DataFrame]:
         """((n, d) coded rows in units of a level, the same as a table of the dictionary)."""
@@ -75,7 +75,7 @@ class Generator(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """How a generator is fitted.
+    """Settings of the fit of a generator.
 
     Args:
         fit: one of `FITS`; ``moments`` reads nothing of the rest.
@@ -111,8 +111,8 @@ class Settings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Progress:
-    """Where a fit stands: `loss` of the held-out lines, `best` so far, and about how many seconds are left at most."""
+class FitProgress:
+    """Progress of a fit: `loss` of the held-out lines, `best` so far, and about how many seconds are left at most."""
 
     step: int
     steps: int
@@ -122,7 +122,7 @@ class Progress:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Fitted:
+class FittedGenerator:
     """A fitted generator, and how it came about.
 
     Args:
@@ -146,8 +146,8 @@ def generator(
     settings: Settings,
     *,
     checkpoint: Path | None = None,
-    watch: Callable[[Progress], bool | None] | None = None,
-) -> Fitted:
+    watch: Callable[[FitProgress], bool | None] | None = None,
+) -> FittedGenerator:
     """Fit a generator to the lines of one or more releases of different persons.
 
     Args:
@@ -157,7 +157,7 @@ def generator(
     Raises: EstimateRefusal (no lines), SchemaRefusal (a checkpoint of something else), and what `moments` raises.
     """
     if settings.fit == "moments":
-        return Fitted(generator=fit(code, moments(code, releases, sigma)), settings=settings)
+        return FittedGenerator(generator=fit(code, moments(code, releases, sigma)), settings=settings)
     return _Training(code, [one for one in releases if len(one[1])], sigma, settings, checkpoint).run(watch)
 
 
@@ -168,7 +168,7 @@ class _Training:
         if not releases:
             raise EstimateRefusal("there must be released lines", given="none")
         self.settings, self.sigma, self.checkpoint = settings, np.float32(sigma), checkpoint
-        self.network = Network(code)
+        self.network = GeneratorNetwork(code)
         self.digest = _digest(code, releases, sigma, settings)
         self.directions = [(code.unit * directions).astype(np.float32) for directions, _ in releases]
         order = np.random.default_rng([settings.seed, 1])
@@ -180,16 +180,18 @@ class _Training:
             batches = np.array_split(persons, math.ceil(len(lines) / settings.batch))
             # Too few to hold any out: the lines are judged by themselves, with noise of their own.
             out = min(_HELD, len(batches) // 10)
-            kept, held = (batches[: len(batches) - out], batches[len(batches) - out :]) if out else (batches, batches)
-            self.objectives.append((self._objective(lines, kept), self._objective(lines, held[:_HELD])))
-            self.train += [(part, k) for k in range(len(kept))]
+            training, held = (
+                (batches[: len(batches) - out], batches[len(batches) - out :]) if out else (batches, batches)
+            )
+            self.objectives.append((self._objective(lines, training), self._objective(lines, held[:_HELD])))
+            self.train += [(part, k) for k in range(len(training))]
             self.held += [(part, k) for k in range(min(len(held), _HELD))]
         self.sizes = [min(settings.batch, len(lines)) for _, lines in releases]
         mixed = order.permutation(len(self.train))
         self.train = [self.train[k] for k in mixed]
         self.rng = np.random.default_rng([settings.seed, 2])
         self.theta = self.network.start(self.rng)
-        self.adam = Adam(self.network.size)
+        self.adam = VectorAdam(self.network.size)
         self.best, self.best_step, self.step = self.theta, 0, 0
         self.losses: list[float] = []
         if checkpoint is not None and checkpoint.exists():
@@ -203,7 +205,7 @@ class _Training:
         kind: Any = self.settings.divergence
         return Divergence(lines, batches, k=k, groups=groups, kind=kind)
 
-    def run(self, watch: Callable[[Progress], bool | None] | None) -> Fitted:
+    def run(self, watch: Callable[[FitProgress], bool | None] | None) -> FittedGenerator:
         began, first = time.monotonic(), self.step
         while not self._over:
             self._make_step()
@@ -214,16 +216,16 @@ class _Training:
                 self.losses.append(loss)
                 self._save()
                 each = (time.monotonic() - began) / (self.step - first)
-                told = Progress(
+                progress = FitProgress(
                     step=self.step,
                     steps=self.settings.steps,
                     loss=loss,
                     best=min(self.losses),
                     seconds_left=0.0 if self._over else each * (self.settings.steps - self.step),
                 )
-                if watch is not None and watch(told) is False:
+                if watch is not None and watch(progress) is False:
                     break
-        return Fitted(
+        return FittedGenerator(
             generator=Trained(network=self.network, theta=self.best),
             settings=self.settings,
             steps=self.step,
@@ -266,12 +268,12 @@ class _Training:
     def _save(self) -> None:
         if self.checkpoint is None:
             return
-        told = {"digest": self.digest, "step": self.step, "best_step": self.best_step, "losses": self.losses}
-        told["rng"] = self.rng.bit_generator.state
+        state = {"digest": self.digest, "step": self.step, "best_step": self.best_step, "losses": self.losses}
+        state["rng"] = self.rng.bit_generator.state
         out = io.BytesIO()
         np.savez(
             out,
-            told=np.frombuffer(json.dumps(told).encode(), dtype=np.uint8),
+            told=np.frombuffer(json.dumps(state).encode(), dtype=np.uint8),
             weights=np.stack([self.theta, self.best, self.adam.mean, self.adam.square]),
         )
         write_private(self.checkpoint, out.getvalue())
@@ -288,15 +290,15 @@ class _Training:
             data = path.read_bytes()
             _require_plain(data)
             with np.load(io.BytesIO(data), allow_pickle=False) as held:
-                told, weights = json.loads(held["told"].tobytes()), held["weights"]
-            if told["digest"] != self.digest or weights.shape != (4, self.network.size):
+                state, weights = json.loads(held["told"].tobytes()), held["weights"]
+            if state["digest"] != self.digest or weights.shape != (4, self.network.size):
                 raise wrong
             if weights.dtype != np.float32 or not np.isfinite(weights).all():
                 raise wrong
-            step, best, losses = int(told["step"]), int(told["best_step"]), [float(x) for x in told["losses"]]
+            step, best, losses = int(state["step"]), int(state["best_step"]), [float(x) for x in state["losses"]]
             if not 0 <= best <= step <= self.settings.steps or not losses or not np.isfinite(losses).all():
                 raise wrong
-            self.rng.bit_generator.state = told["rng"]
+            self.rng.bit_generator.state = state["rng"]
         except (*_SPOILT, OSError, KeyError, TypeError):
             raise wrong from None
         self.theta, self.best, self.adam.mean, self.adam.square = (np.array(one) for one in weights)
@@ -328,7 +330,7 @@ def _require_plain(data: bytes) -> None:
 
 
 def is_checkpoint(path: Path) -> bool:
-    """Whether a file is a fit's checkpoint, of whatever lines and settings."""
+    """True if a file is a fit's checkpoint, of whatever lines and settings."""
     try:
         if path.stat().st_size > _MOST:
             return False
@@ -340,8 +342,8 @@ def is_checkpoint(path: Path) -> bool:
 
 def _digest(code: RowCode, releases: Sequence[Release], sigma: float, settings: Settings) -> str:
     """Of everything that a fit depends on."""
-    told = hashlib.sha256(repr((code.dictionary, sigma, sorted(asdict(settings).items()))).encode())
+    digest = hashlib.sha256(repr((code.dictionary, sigma, sorted(asdict(settings).items()))).encode())
     for directions, lines in releases:
         for array in (directions, lines):
-            told.update(repr(array.shape).encode() + np.ascontiguousarray(array, dtype=np.float64).tobytes())
-    return told.hexdigest()
+            digest.update(repr(array.shape).encode() + np.ascontiguousarray(array, dtype=np.float64).tobytes())
+    return digest.hexdigest()

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from shared.mechanisms.slicing.noise import RowCode
 from shared.mechanisms.slicing.projections import decoded
 
-__all__ = ["Adam", "Network", "Tape", "Trained"]
+__all__ = ["GeneratorNetwork", "Tape", "Trained", "VectorAdam"]
 
 Single = NDArray[np.float32]
 
@@ -34,7 +34,7 @@ _ROWS = 4096
 
 @dataclass(frozen=True)
 class Tape:
-    """What a pass forward leaves for the way back."""
+    """Intermediate values of a forward pass, for the gradient."""
 
     noise: Single
     first: Single
@@ -43,7 +43,7 @@ class Tape:
     rows: Single
 
 
-class Network:
+class GeneratorNetwork:
     """The shape of a generator for one code; weights are passed in."""
 
     def __init__(self, code: RowCode) -> None:
@@ -123,7 +123,7 @@ class Network:
         return np.concatenate([one.ravel() for part in parts for one in part]).astype(np.float32)
 
 
-class Adam:
+class VectorAdam:
     """Kingma and Ba's steps, on one vector."""
 
     def __init__(self, size: int) -> None:
@@ -146,7 +146,7 @@ class Adam:
 class Trained:
     """A network with its weights."""
 
-    network: Network
+    network: GeneratorNetwork
     theta: Single
 
     def rows(self, n: int, draws: np.random.Generator) -> tuple[NDArray[np.float64], pd.DataFrame]:

@@ -8,9 +8,9 @@ What it costs. Given U, replacing a row by another moves its line by :math:`\|(x
 mechanism whose sensitivity is random, :math:`D^2 \chi^2_{m'} / d` at rows that are D apart. `privacy.Slicing`
 integrates over that law, so U must have it. Two things are not as in the formula, and both are in the price:
 
-* *Arithmetic.* Rows are whole multiples of `ROW_STEP`, directions of the step `Slicing.direction_step`, and V is drawn
-  on their product's grid by the exact sampler: XU + V is a sum of whole numbers below 2⁵³, without any rounding. What
-  leaves is that sum rounded to a coarser grid (`Slicing.grid`), which is post-processing.
+* *Arithmetic.* Rows are whole multiples of `ROW_STEP`, directions of the step `SlicingMechanism.direction_step`, and V
+  is drawn on their product's grid by the exact sampler: XU + V is a sum of whole numbers below 2⁵³, without any
+  rounding. What leaves is that sum rounded to a coarser grid (`SlicingMechanism.grid`), which is post-processing.
 * *U is rounded.* Each entry is exactly a normal deviate rounded to a step *u*, at most u/2 away from it, so that a line
   moves by at most :math:`r + c`, where r is of the unrounded law and :math:`c = \|x - x'\|_1 \sqrt{m'} u / 2 \le
   D \sqrt{d m'}\, u / 2`. As :math:`(r + c)^2 \le (1 + \eta) r^2 + (1 + 1/\eta) c^2` for every η, the release costs at
@@ -42,7 +42,7 @@ from shared.plans.dictionary import NUMERIC, Column, Dictionary
 from shared.privacy import accountant as privacy
 from shared.privacy.accountant import ORDERS, Composition
 
-__all__ = ["ROW_STEP", "Block", "RowCode", "Slicing", "event", "noise_for", "theorem1_epsilon"]
+__all__ = ["ROW_STEP", "Block", "RowCode", "SlicingMechanism", "event", "noise_for", "theorem1_epsilon"]
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -69,7 +69,7 @@ class Block:
 
     @property
     def numeric(self) -> bool:
-        """Whether its first entry is a number."""
+        """True if its first entry is a number."""
         return self.column.kind in NUMERIC
 
     @property
@@ -161,7 +161,7 @@ class RowCode:
 
 # -- the mechanism -----------------------------------------------------------------------------------------------
 @dataclass(frozen=True, kw_only=True)
-class Slicing:
+class SlicingMechanism:
     """Rows of norm at most 1 through random directions, with noise of standard deviation `sigma` on every sum.
 
     Args:
@@ -173,7 +173,7 @@ class Slicing:
     Raises: ParameterError.
 
     >>> from shared.base.randomness import seeded_rng
-    >>> mechanism = Slicing(d=3, slices=24, sigma=4.0)
+    >>> mechanism = SlicingMechanism(d=3, slices=24, sigma=4.0)
     >>> directions, lines = mechanism.release(np.eye(3), seeded_rng(1))
     >>> directions.shape, lines.shape
     ((3, 24), (3, 24))
@@ -211,7 +211,7 @@ class Slicing:
 
     @property
     def event(self) -> Composition:
-        """What a release costs: slicing, and one Gaussian mechanism for U having been rounded."""
+        """Privacy event of a release: slicing, and one Gaussian mechanism for the rounding of U."""
         return event(d=self.d, slices=self.slices, sigma=self.sigma, distance=self.distance)
 
     def clip(self, rows: Floats) -> tuple[Integers, int]:

@@ -1,4 +1,4 @@
-"""Slicing as a plan prescribes it: how many directions, and one price for a line of noisy sums per row."""
+"""Mechanism spec of slicing: how many directions, and one price for a line of noisy sums per row."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ import numpy as np
 import pandas as pd
 
 from shared.errors import EstimateRefusal, ParameterError, PlanRefusal, SchemaRefusal
-from shared.mechanisms.base import Extent, Facts, Figures, must, unit, widest
-from shared.mechanisms.slicing.noise import RowCode, Slicing, noise_for
+from shared.mechanisms.base import Aggregates, Extent, Facts, must, unit, widest
+from shared.mechanisms.slicing.noise import RowCode, SlicingMechanism, noise_for
 from shared.privacy import accountant as privacy
 
 if TYPE_CHECKING:
     from shared.base.randomness import Noise
     from shared.estimands.answer import Estimand, Estimate
-    from shared.mechanisms.slicing.fits import Fitted, Progress, Settings
-    from shared.mechanisms.slicing.projections import Moments
+    from shared.mechanisms.slicing.fits import FitProgress, FittedGenerator, Settings
+    from shared.mechanisms.slicing.projections import ProjectedMoments
     from shared.plans.plan import StudyPlan
 
 __all__ = ["DIRECTION", "PROJECTION", "SlicingPlan"]
 
 DIRECTION, PROJECTION = "direction", "projection"
-"""What a released line is: a row of U, or the noisy sums of one record."""
+"""Kinds of released line: a row of U, or the noisy sums of one record."""
 MOST_SLICES = 4095
 """A released table has at most 4096 columns."""
 MOST_EPSILON = 50.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class SlicingPlan(Figures):
+class SlicingPlan(Aggregates):
     """Every row through random directions, with Gaussian noise on each sum.
 
     Args:
@@ -77,20 +77,20 @@ class SlicingPlan(Figures):
             raise PlanRefusal(error.must, given=error.given, next_step=error.next_step or "Correct the plan.") from None
 
     def code(self, plan: StudyPlan) -> RowCode:
-        """How records become rows."""
+        """Encoding of records as rows of norm at most 1."""
         return RowCode(dictionary=plan.dictionary)
 
-    def slicing(self, plan: StudyPlan) -> Slicing:
+    def slicing(self, plan: StudyPlan) -> SlicingMechanism:
         """The mechanism of a plan. Raises: ParameterError."""
         code = self.code(plan)
         d, distance = code.d, code.distance
         slices = min(8 * d, MOST_SLICES) if self.slices is None else self.slices
-        Slicing(d=d, slices=slices, sigma=1.0, distance=distance)  # before a price is solved for
+        SlicingMechanism(d=d, slices=slices, sigma=1.0, distance=distance)  # before a price is solved for
         sigma = self.sigma
         if sigma is None:
             assert self.epsilon is not None
             sigma = noise_for(self.epsilon, plan.budget.delta, d=d, slices=slices, distance=distance)
-        return Slicing(d=d, slices=slices, sigma=sigma, distance=distance)
+        return SlicingMechanism(d=d, slices=slices, sigma=sigma, distance=distance)
 
     def event(self, plan: StudyPlan) -> privacy.Event:
         """Slicing, with the rounding of its directions."""
@@ -107,7 +107,7 @@ class SlicingPlan(Figures):
         )
 
     def row_noise(self, plan: StudyPlan) -> float:
-        """What the lines leave of a level: the noise's standard deviation where the level itself is 0 or 1."""
+        """Noise standard deviation of a level's indicator (0 or 1), as recovered from a record's lines."""
         slicing = self.slicing(plan)
         # (XU + V) U⁺: V spread over m' directions, of which the longest eigenvalues of U Uᵀ are about m'/d.
         return slicing.sigma * math.sqrt(slicing.d / slicing.slices) / self.code(plan).unit
@@ -121,7 +121,7 @@ class SlicingPlan(Figures):
         )
 
     def covered(self, plan: StudyPlan) -> tuple[str, ...]:
-        """As of all figures, and that a line is of one row."""
+        """As of `Aggregates`, and that a line is of one row."""
         whose = "person" if unit(plan) == "patient" else "row"
         return (
             *super().covered(plan),
@@ -162,8 +162,8 @@ class SlicingPlan(Figures):
         settings: Settings,
         *,
         checkpoint: Path | None = None,
-        watch: Callable[[Progress], bool | None] | None = None,
-    ) -> Fitted:
+        watch: Callable[[FitProgress], bool | None] | None = None,
+    ) -> FittedGenerator:
         """A generator by one of the fits of `shared.mechanisms.slicing.fits`: any of them, any number of times, for
         nothing."""
         from shared.mechanisms.slicing.fits import generator
@@ -180,14 +180,14 @@ class SlicingPlan(Figures):
         question: Estimand,
         *,
         levels: Mapping[str, Any],
-        **told: Any,
+        **origin: Any,
     ) -> list[Estimate]:
         """Five synthetic tables' answers together: see `shared.mechanisms.slicing.projections`."""
         from shared.mechanisms.slicing.projections import answer
 
-        return answer(self.code(plan), self._moments(plan, tables), question, levels=levels, **told)
+        return answer(self.code(plan), self._moments(plan, tables), question, levels=levels, **origin)
 
-    def _moments(self, plan: StudyPlan, tables: Sequence[tuple[pd.DataFrame, int]]) -> Moments:
+    def _moments(self, plan: StudyPlan, tables: Sequence[tuple[pd.DataFrame, int]]) -> ProjectedMoments:
         from shared.mechanisms.slicing.projections import moments
 
         return moments(self.code(plan), self._releases(plan, tables), self.slicing(plan).sigma)

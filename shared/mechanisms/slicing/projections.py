@@ -44,7 +44,7 @@ from shared.plans.encoding import typed
 if TYPE_CHECKING:
     from shared.estimands.answer import Estimand, Estimate
 
-__all__ = ["Mixture", "Moments", "answer", "decoded", "fit", "moments"]
+__all__ = ["Mixture", "ProjectedMoments", "answer", "decoded", "fit", "moments"]
 
 Array = NDArray[np.float64]
 
@@ -54,13 +54,13 @@ _RIDGE, _RIDGE_OF_NUMBERS = 1.5, 0.35
 _USUAL = (0.06, 0.05)
 """Variance of a number within its class, and how far it may be from that: public bounds are about four deviations."""
 _STEPS = 400
-DRAWS, AGAIN = 5, 12
+DRAWS, REFITS = 5, 12
 """Synthetic tables of an answer, and how often it is found again from rows of the model."""
 _SEED = 20241019
 
 
 @dataclass(frozen=True, kw_only=True)
-class Moments:
+class ProjectedMoments:
     """Of coded records in units of a level, freed of the noise: (d,) means, (d, d) second moments.
 
     `noise` is the (d, d) covariance of what is left on a row, `n` how many rows there were; `parts` are the rows of
@@ -74,7 +74,7 @@ class Moments:
     parts: tuple[tuple[Array, Array], ...]
 
 
-def moments(code: RowCode, releases: Sequence[tuple[Array, Array]], sigma: float) -> Moments:
+def moments(code: RowCode, releases: Sequence[tuple[Array, Array]], sigma: float) -> ProjectedMoments:
     """The moments of all rows of several releases of different persons.
 
     Args:
@@ -87,7 +87,7 @@ def moments(code: RowCode, releases: Sequence[tuple[Array, Array]], sigma: float
         raise EstimateRefusal("there must be released lines", given="none")
     n = sum(part.n for part in parts)
     share = [part.n / n for part in parts]
-    return Moments(
+    return ProjectedMoments(
         mean=np.sum([s * part.mean for s, part in zip(share, parts, strict=True)], axis=0),
         second=np.sum([s * part.second for s, part in zip(share, parts, strict=True)], axis=0),
         noise=np.sum([s * part.noise for s, part in zip(share, parts, strict=True)], axis=0),
@@ -96,7 +96,7 @@ def moments(code: RowCode, releases: Sequence[tuple[Array, Array]], sigma: float
     )
 
 
-def _moments(directions: Array, lines: Array, sigma: float, unit: float) -> Moments:
+def _moments(directions: Array, lines: Array, sigma: float, unit: float) -> ProjectedMoments:
     gram = directions @ directions.T
     if np.linalg.cond(gram) > 1e10:
         raise EstimateRefusal("the directions must span the entries of a row", given="they do not")
@@ -114,9 +114,9 @@ def _moments(directions: Array, lines: Array, sigma: float, unit: float) -> Mome
     return _of_rows(undone / unit, noise)
 
 
-def _of_rows(rows: Array, noise: Array) -> Moments:
+def _of_rows(rows: Array, noise: Array) -> ProjectedMoments:
     second = rows.T @ rows / len(rows) - noise
-    return Moments(mean=rows.mean(axis=0), second=second, noise=noise, n=len(rows), parts=((rows, noise),))
+    return ProjectedMoments(mean=rows.mean(axis=0), second=second, noise=noise, n=len(rows), parts=((rows, noise),))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,7 +184,7 @@ def _folded(value: Array) -> Array:
     return np.asarray(1 - np.abs((value + 1) % 4 - 2))
 
 
-def fit(code: RowCode, found: Moments, *, classes: int = CLASSES, start: Array | None = None) -> Mixture:
+def fit(code: RowCode, found: ProjectedMoments, *, classes: int = CLASSES, start: Array | None = None) -> Mixture:
     """The mixture of products nearest to deconvolved moments; the same moments give the same mixture.
 
     Classes begin two by two at the ends of the directions along which the columns hang together most, in units of their
@@ -194,7 +194,7 @@ def fit(code: RowCode, found: Moments, *, classes: int = CLASSES, start: Array |
     Args:
         start: parameters of a similar fit, for a quicker one.
     """
-    problem = _Problem(code, found, classes)
+    problem = _ProjectionLoss(code, found, classes)
     theta = problem.start() if start is None else start
     steps = _STEPS if start is None else _STEPS // 4
     done = optimize.minimize(problem, theta, jac=True, method="L-BFGS-B", options={"maxiter": steps, "maxcor": 20})
@@ -216,10 +216,10 @@ def fit(code: RowCode, found: Moments, *, classes: int = CLASSES, start: Array |
     return Mixture(code=code, weights=weights, means=means, spread=spread, doubt=doubt, theta=done.x)
 
 
-class _Problem:
+class _ProjectionLoss:
     """Distance and gradient at θ: (H,) log weights, (d,) a common profile and (H, d) the classes' deviations."""
 
-    def __init__(self, code: RowCode, found: Moments, classes: int) -> None:
+    def __init__(self, code: RowCode, found: ProjectedMoments, classes: int) -> None:
         self.blocks: tuple[Block, ...] = code.blocks
         self.d, self.h, self.found = code.d, classes, found
         own = np.diag(found.noise) + np.clip(np.diag(found.second), 0.02, 1.0)
@@ -303,12 +303,12 @@ class _Problem:
 
 def answer(
     code: RowCode,
-    found: Moments,
+    found: ProjectedMoments,
     question: Estimand,
     *,
     levels: Mapping[str, Any],
     draws: int = DRAWS,
-    **told: Any,
+    **origin: Any,
 ) -> list[Estimate]:
     """One estimate per term: the mean of m synthetic tables' answers, and one step from there to the lines' moments.
 
@@ -322,7 +322,7 @@ def answer(
 
     Args:
         draws: m, at least 5.
-        levels: as of `estimate`. told: its study, site, wave and receipts.
+        levels: as of `estimate`. origin: its study, site, wave and receipts.
     Raises: ParameterError (m < 5); EstimateRefusal, as `estimate`.
     """
     from shared.estimands.answer import estimate
@@ -332,20 +332,20 @@ def answer(
     model, rng = fit(code, found), np.random.default_rng(_SEED)
     drawn = [model.rows(found.n, rng) for _ in range(draws)]
     tables = [table for _, table in drawn]
-    each = [estimate(table, question, levels=levels, **told) for table in tables]
+    each = [estimate(table, question, levels=levels, **origin) for table in tables]
     pushes = influences(question, tables, each[0], levels)
-    step = _Step(model, found, question, np.concatenate([coded for coded, _ in drawn])) if pushes else None
-    again = [] if pushes else _again(code, found, model, question, rng, levels=levels, **told)
+    step = _ProjectionStep(model, found, question, np.concatenate([coded for coded, _ in drawn])) if pushes else None
+    refits = [] if pushes else _refits(code, found, model, question, rng, levels=levels, **origin)
     out = []
     for k, row in enumerate(each[0]):
         same, repeated = (
             [one for one in (next((r for r in many if r.term == row.term), None) for many in sets) if one is not None]
-            for sets in (each, again)
+            for sets in (each, refits)
         )
         values = [one.yi for one in same if one.yi is not None]
         scatter = [one.yi for one in repeated if one.yi is not None]
-        if len(values) < draws or len(scatter) < len(again):
-            reason = f"the term is in {len(values) + len(scatter)} of {draws + len(again)} synthetic tables only"
+        if len(values) < draws or len(scatter) < len(refits):
+            reason = f"the term is in {len(values) + len(scatter)} of {draws + len(refits)} synthetic tables only"
             out.append(replace(row, yi=None, vi_sampling=None, vi_privacy=0.0, reason=row.reason or reason))
             continue
         naive = float(np.mean([one.vi_sampling for one in same if one.vi_sampling is not None]))
@@ -358,9 +358,11 @@ def answer(
             warnings += hidden(moved.drowned, sampling + privacy)
             how = f"{draws} synthetic tables and one step to the lines' moments; noise seen, model error allowed for"
         else:
-            whole = float(np.var(scatter, ddof=1)) * (AGAIN + 1) / (AGAIN - 1)  # a dozen repetitions know it that well
+            whole = (
+                float(np.var(scatter, ddof=1)) * (REFITS + 1) / (REFITS - 1)
+            )  # a dozen repetitions know it that well
             sampling, privacy = naive, max(whole - 2 * naive, 0.0) + naive / draws
-            how = f"{draws} synthetic tables; persons, noise and fit done again {AGAIN} times"
+            how = f"{draws} synthetic tables; persons, noise and fit done again {REFITS} times"
         out.append(
             replace(
                 row,
@@ -376,7 +378,7 @@ def answer(
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Moved:
+class _ProjectionMove:
     """by: the step. drawing: what the draw of rows adds to the variance of patients. The rest is privacy's variance.
 
     seen: what scatters the lines' moments, noise and persons, less the persons' part. drowned: the model's error where
@@ -395,20 +397,20 @@ class _Moved:
         return self.seen + self.drowned + self.beyond + self.bent
 
 
-class _Step:
+class _ProjectionStep:
     """From an influence function on synthetic rows to a step: of one question, for all its terms.
 
     Args:
         coded: (rows, d) of all synthetic tables, in order.
     """
 
-    def __init__(self, model: Mixture, found: Moments, question: Estimand, coded: Array) -> None:
-        asked = [block for block in model.code.blocks if block.column.name in question.columns]
+    def __init__(self, model: Mixture, found: ProjectedMoments, question: Estimand, coded: Array) -> None:
+        blocks = [block for block in model.code.blocks if block.column.name in question.columns]
         # An answer per unit of a number is as wrong as the model's spread of that number, however straight the step.
-        self._bent = math.hypot(STEP_ERROR, max((float(model.doubt[block.at]) for block in asked), default=0.0))
-        self._entries = [i for block in asked for i in range(block.at, block.at + block.size)]
-        own = [k for k, block in enumerate(asked) for _ in range(block.size)]
-        number = [block.numeric and i == block.at for block in asked for i in range(block.at, block.at + block.size)]
+        self._bent = math.hypot(STEP_ERROR, max((float(model.doubt[block.at]) for block in blocks), default=0.0))
+        self._entries = [i for block in blocks for i in range(block.at, block.at + block.size)]
+        own = [k for k, block in enumerate(blocks) for _ in range(block.size)]
+        number = [block.numeric and i == block.at for block in blocks for i in range(block.at, block.at + block.size)]
         # Within a levelled column a product of two entries is 0 or the entry itself.
         pairs = [
             (i, j) for i in range(len(own)) for j in range(i, len(own)) if own[i] != own[j] or (i == j and number[i])
@@ -434,14 +436,14 @@ class _Step:
             products -= noise[np.ix_(self._entries, self._entries)][self._left, self._right]
         return np.concatenate([entries, products], axis=1)
 
-    def __call__(self, phi: Array) -> _Moved:
+    def __call__(self, phi: Array) -> _ProjectionMove:
         along = self._centred.T @ phi / self._rows
         g = np.linalg.solve(self._square + self._scatter / MODEL_ERROR**2, along)
         reach = self._centred @ np.linalg.lstsq(self._square, along, rcond=1e-10)[0]
         near = self._centred @ g
         by = float(g @ self._gap)
         seen = float(g @ self._scatter @ g) - float(near @ near) / self._rows / self._n
-        return _Moved(
+        return _ProjectionMove(
             by=by,
             drawing=float(((phi - near) ** 2).mean()) / self._rows,
             seen=max(seen, 0.0),
@@ -451,24 +453,24 @@ class _Step:
         )
 
 
-def _again(
+def _refits(
     code: RowCode,
-    found: Moments,
+    found: ProjectedMoments,
     model: Mixture,
     question: Estimand,
     rng: np.random.Generator,
     *,
     levels: Mapping[str, Any],
-    **told: Any,
+    **origin: Any,
 ) -> list[list[Estimate]]:
-    """The answers of `AGAIN` repetitions of all that happened, on rows of the model."""
+    """The answers of `REFITS` repetitions of all that happened, on rows of the model."""
     from shared.estimands.answer import estimate
 
     root = np.linalg.cholesky(found.noise)
     out = []
-    for _ in range(AGAIN):
+    for _ in range(REFITS):
         rows, _ = model.rows(found.n, rng)
         drawn = _of_rows(rows + rng.standard_normal(rows.shape) @ root.T, found.noise)
         other = fit(code, drawn, start=model.theta)
-        out.append(estimate(other.rows(found.n, rng)[1], question, levels=levels, **told))
+        out.append(estimate(other.rows(found.n, rng)[1], question, levels=levels, **origin))
     return out

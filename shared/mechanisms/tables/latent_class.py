@@ -37,7 +37,7 @@ from scipy import optimize
 
 from shared.errors import EstimateRefusal, ParameterError
 from shared.mechanisms.moments.margins import project
-from shared.mechanisms.tables.noise import Attribute, Tables
+from shared.mechanisms.tables.noise import Attribute, CountTables
 from shared.plans.dictionary import NUMERIC, Dictionary
 from shared.plans.encoding import typed
 
@@ -79,7 +79,7 @@ class LatentClasses:
         at = _offsets(self.attributes)
         return self.profiles[:, at[place] : at[place + 1]]
 
-    def expected(self, tables: Tables) -> list[Array]:
+    def expected(self, tables: CountTables) -> list[Array]:
         """Expected counts of n persons, one array per table."""
         out = []
         for table in tables.tables:
@@ -132,7 +132,7 @@ def _offsets(attributes: Sequence[Attribute]) -> NDArray[np.int64]:
 
 
 # -- before the fit --------------------------------------------------------------------------------------------
-def consistent(tables: Tables, counts: Sequence[NDArray[np.int64]], n: int) -> tuple[list[Array], list[Array]]:
+def consistent(tables: CountTables, counts: Sequence[NDArray[np.int64]], n: int) -> tuple[list[Array], list[Array]]:
     """(margins, tables): what all tables together say of each attribute, and every table with those margins.
 
     Each margin is the combination of its one-way table and the sums of its two-way tables with the smallest noise,
@@ -159,7 +159,7 @@ def consistent(tables: Tables, counts: Sequence[NDArray[np.int64]], n: int) -> t
     return margins, out
 
 
-class _Problem:
+class _CountLoss:
     """The loss of parameters and its gradient.
 
     θ is the (H,) log weights, the (d,) common profile and the (H, d) deviations, one after the other.
@@ -167,7 +167,7 @@ class _Problem:
 
     def __init__(
         self,
-        tables: Tables,
+        tables: CountTables,
         counts: Sequence[NDArray[np.int64]],
         n: int,
         variance: float,
@@ -278,7 +278,7 @@ def _neighbours(attributes: Sequence[Attribute]) -> tuple[Array, Array]:
 
 
 def fit(
-    tables: Tables,
+    tables: CountTables,
     counts: Sequence[NDArray[np.int64]],
     n: int,
     *,
@@ -301,7 +301,7 @@ def fit(
     if min(n, classes, releases) < 1:
         raise ParameterError("n, classes and releases must be at least 1", given=f"{n}, {classes}, {releases}")
     variance = releases * tables.sigma**2
-    problem = _Problem(tables, counts, n, variance, classes)
+    problem = _CountLoss(tables, counts, n, variance, classes)
     begin = problem.start() if start is None else start
     found = optimize.minimize(
         problem, begin, jac=True, method="L-BFGS-B", options={"maxiter": _STEPS, "maxcor": 20, "ftol": 1e-9}

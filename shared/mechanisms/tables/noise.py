@@ -30,7 +30,7 @@ from shared.errors import ParameterError
 from shared.plans.dictionary import NUMERIC, Column, Dictionary
 from shared.privacy.accountant import Gaussian
 
-__all__ = ["Attribute", "Table", "Tables", "Zero", "attributes", "sensitivity"]
+__all__ = ["Attribute", "CountTable", "CountTables", "Zero", "attributes", "sensitivity"]
 
 Counts = NDArray[np.int64]
 Codes = NDArray[np.int64]
@@ -56,12 +56,12 @@ class Attribute:
 
     @property
     def size(self) -> int:
-        """How many cells it has."""
+        """Number of cells."""
         return math.prod(self.shape)
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """How many cells each of its columns has."""
+        """Number of cells of each of its columns."""
         return tuple(map(_size, self.columns, self.bins))
 
     @property
@@ -157,7 +157,7 @@ def attributes(dictionary: Dictionary, bins: int | Mapping[str, int] = 16) -> tu
 
 
 @dataclass(frozen=True, kw_only=True)
-class Table:
+class CountTable:
     """One table: the attributes it crosses, by place, and its size; one of them for a one-way table."""
 
     of: tuple[int, ...]
@@ -193,7 +193,7 @@ def sensitivity(tables: int) -> float:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tables:
+class CountTables:
     """The counts of all one-way tables, then of the two-way tables of `pairs`, with noise of standard deviation σ.
 
     Args:
@@ -206,7 +206,7 @@ class Tables:
 
     >>> from shared.base.randomness import seeded_rng
     >>> mini = Dictionary(name="mini", version=1, columns=(Column(name="a", kind="binary"),))
-    >>> mechanism = Tables(attributes=attributes(mini), sigma=2.0)
+    >>> mechanism = CountTables(attributes=attributes(mini), sigma=2.0)
     >>> [t.shape for t in mechanism.tables], mechanism.event.sensitivity == sensitivity(1)
     ([(2,)], True)
     >>> mechanism.release(pd.DataFrame({"a": [0.0, 1.0, 1.0]}), seeded_rng(3))[0].shape
@@ -250,16 +250,16 @@ class Tables:
         return out
 
     @property
-    def tables(self) -> tuple[Table, ...]:
+    def tables(self) -> tuple[CountTable, ...]:
         """One-way tables in the order of the attributes, then the two-way ones."""
         size = [attribute.size for attribute in self.attributes]
         pairs = itertools.combinations(range(len(size)), 2) if self.pairs is None else iter(self.pairs)
-        one = tuple(Table(of=(i,), shape=(m,)) for i, m in enumerate(size))
-        return one + tuple(Table(of=(i, j), shape=(size[i], size[j])) for i, j in pairs)
+        one = tuple(CountTable(of=(i,), shape=(m,)) for i, m in enumerate(size))
+        return one + tuple(CountTable(of=(i, j), shape=(size[i], size[j])) for i, j in pairs)
 
     @property
     def cells(self) -> int:
-        """How many figures are released."""
+        """Number of released figures."""
         return sum(math.prod(table.shape) for table in self.tables)
 
     @property

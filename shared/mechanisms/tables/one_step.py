@@ -56,7 +56,7 @@ from shared.errors import ParameterError, Refusal
 from shared.estimands.answer import Estimand, Estimate, estimate, influence
 from shared.estimands.questions import INTERCEPT, MODELS
 from shared.mechanisms.tables.latent_class import LatentClasses, fit
-from shared.mechanisms.tables.noise import Tables
+from shared.mechanisms.tables.noise import CountTables
 from shared.plans.dictionary import Dictionary
 
 __all__ = ["MODEL_ERROR", "STEP_ERROR", "UNSEEN_ERROR", "Released", "answer", "fitted", "hidden", "influences"]
@@ -90,7 +90,7 @@ class Released:
         releases: how many were added up.
     """
 
-    tables: Tables
+    tables: CountTables
     counts: tuple[NDArray[np.int64], ...]
     n: int
     releases: int = 1
@@ -104,10 +104,10 @@ class Released:
     @cached_property
     def digest(self) -> str:
         """Of everything that a fit to it depends on."""
-        told = hashlib.sha256(repr((self.tables, self.n, self.releases)).encode())
+        digest = hashlib.sha256(repr((self.tables, self.n, self.releases)).encode())
         for count in self.counts:
-            told.update(np.ascontiguousarray(count, dtype=np.int64).tobytes())
-        return told.hexdigest()
+            digest.update(np.ascontiguousarray(count, dtype=np.int64).tobytes())
+        return digest.hexdigest()
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Released) and self.digest == other.digest
@@ -144,23 +144,23 @@ def answer(
     *,
     draws: int = DRAWS,
     levels: Mapping[str, Sequence[Any]] | None = None,
-    **told: Any,
+    **origin: Any,
 ) -> list[Estimate]:
     """One estimate per term, by the module's combining rule.
 
     Args:
         model: `fitted` of the release.
         draws: m, at least 5.
-        levels: as of `estimate`. told: its study, site, wave and receipts.
+        levels: as of `estimate`. origin: its study, site, wave and receipts.
     Raises: ParameterError (m < 5); EstimateRefusal, as `estimate`.
     """
     if draws < 5:
         raise ParameterError("draws must be at least 5 to be combined", given=f"{draws}")
     rows = min(released.n, MOST_ROWS)
     tables = synthetic(model, dictionary, draws=draws, rng=np.random.default_rng(_SEED), rows=rows)
-    each = [estimate(table, question, levels=levels, **told) for table in tables]
+    each = [estimate(table, question, levels=levels, **origin) for table in tables]
     pushes = influences(question, tables, each[0], levels or {})
-    step = _Step(released, tables, dictionary) if pushes else None
+    step = _TableStep(released, tables, dictionary) if pushes else None
     spread = None if pushes else _Refits(released, model, dictionary, question, rows, each, levels or {})
     unseen = _unreleased(released.tables, question)
     out = []
@@ -224,7 +224,7 @@ def answer(
 
 # -- the step --------------------------------------------------------------------------------------------------
 @dataclass(frozen=True, kw_only=True)
-class _Moved:
+class _TableMove:
     """by: the step. noise: its variance. whole: Eφ². left: E(φ − g)². drowned: E(φ₂ − g)². beyond: E(φ − φ₂)²."""
 
     by: float
@@ -235,7 +235,7 @@ class _Moved:
     beyond: float
 
 
-class _Step:
+class _TableStep:
     """From influence functions on synthetic rows to steps: the rows' cells in every table, once for all terms."""
 
     def __init__(self, released: Released, tables: Sequence[pd.DataFrame], dictionary: Dictionary) -> None:
@@ -259,12 +259,12 @@ class _Step:
         self.gap = counted / released.n - np.asarray(self.cells.sum(axis=0)).ravel() / self.rows
         self.noise = released.variance / released.n**2
 
-    def __call__(self, phi: Array) -> _Moved:
+    def __call__(self, phi: Array) -> _TableMove:
         damp = math.sqrt(self.noise * self.rows) / MODEL_ERROR
         g = self._solved(phi, damp)
         near = self.cells @ g
         reach = near if damp < 1 else self.cells @ self._solved(phi, 1.0)
-        return _Moved(
+        return _TableMove(
             by=float(g @ self.gap),
             noise=self.noise * float(g @ g),
             whole=float(phi @ phi) / self.rows,
@@ -360,7 +360,7 @@ def _influence(question: Estimand, table: pd.DataFrame, levels: Mapping[str, Seq
 
 # -- questions without an influence function -------------------------------------------------------------------
 class _Refits:
-    """How far refits to the model's own tables with fresh noise come from its answers, draw by draw."""
+    """Parametric bootstrap: answers of refits to the model's tables with fresh noise, less the model's own."""
 
     def __init__(
         self,
@@ -381,9 +381,9 @@ class _Refits:
                 np.rint(mean + math.sqrt(released.variance) * rng.standard_normal(mean.shape)) for mean in expected
             ]
             counts = [count.astype(np.int64) for count in noisy]
-            again = fit(released.tables, counts, released.n, releases=released.releases, start=model.theta)
+            refitted = fit(released.tables, counts, released.n, releases=released.releases, start=model.theta)
             # The same draws as of the synthetic table it is held against: only the models differ.
-            table = again.rows(rows, dictionary, np.random.default_rng(streams[b % len(each)]))
+            table = refitted.rows(rows, dictionary, np.random.default_rng(streams[b % len(each)]))
             first = {row.term: row.yi for row in each[b % len(each)]}
             for row in estimate(table, question, levels=levels):
                 before = first.get(row.term)
@@ -398,13 +398,18 @@ class _Refits:
         return widened * float(np.mean(np.square(apart)))
 
 
-def _unreleased(tables: Tables, question: Estimand) -> list[str]:
+def _unreleased(tables: CountTables, question: Estimand) -> list[str]:
     """A warning of columns of the question of which the plan crosses no table."""
     places = {column.name: a for a, one in enumerate(tables.attributes) for column in one.columns}
-    asked = sorted({places[name] for name in question.columns if name in places})
+    attributes = sorted({places[name] for name in question.columns if name in places})
     crossed = {table.of for table in tables.tables}
     names = [one.name for one in tables.attributes]
-    lack = [f"{names[i]} × {names[j]}" for k, i in enumerate(asked) for j in asked[k + 1 :] if (i, j) not in crossed]
+    lack = [
+        f"{names[i]} × {names[j]}"
+        for k, i in enumerate(attributes)
+        for j in attributes[k + 1 :]
+        if (i, j) not in crossed
+    ]
     if not lack:
         return []
     return [f"No table was released of {', '.join(lack)}: that association is as the model guesses it."]

@@ -1,4 +1,4 @@
-"""Noisy tables as a plan prescribes them: which tables, how many bins, and one price for all of them."""
+"""Mechanism spec of noisy tables: which tables, how many bins, and one price for all of them."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import numpy as np
 import pandas as pd
 
 from shared.errors import EstimateRefusal, ParameterError, PlanRefusal, SchemaRefusal
-from shared.mechanisms.base import Extent, Facts, Figures, must, widest
-from shared.mechanisms.tables.noise import Attribute, Tables, Zero, attributes, sensitivity
+from shared.mechanisms.base import Aggregates, Extent, Facts, must, widest
+from shared.mechanisms.tables.noise import Attribute, CountTables, Zero, attributes, sensitivity
 from shared.privacy import accountant as privacy
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ COLUMNS = ("table", "cell", "count")
 
 
 @dataclass(frozen=True, kw_only=True)
-class TablesPlan(Figures):
+class TablesPlan(Aggregates):
     """All one-way tables, and the two-way tables that are named (or all of them), with Gaussian noise.
 
     Args:
@@ -86,13 +86,13 @@ class TablesPlan(Figures):
         except ParameterError as error:
             raise PlanRefusal(error.must, given=error.given, next_step=error.next_step or "Correct the plan.") from None
 
-    def tables(self, plan: StudyPlan) -> Tables:
+    def tables(self, plan: StudyPlan) -> CountTables:
         """The mechanism of a plan. Raises: ParameterError."""
         found = attributes(plan.dictionary, self.bins)
         pairs = None if self.pairs is None else tuple(sorted(_pair(found, pair) for pair in self.pairs))
         count = len(found) + (len(found) * (len(found) - 1) // 2 if pairs is None else len(pairs))
         zeros = tuple(_zero(found, one) for one in self.zeros)
-        return Tables(
+        return CountTables(
             attributes=found, pairs=pairs, sigma=self._sigma(sensitivity(count), plan.budget.delta), zeros=zeros
         )
 
@@ -127,7 +127,7 @@ class TablesPlan(Figures):
         return words + (f", {nowhere} cells declared impossible" if nowhere else "")
 
     def covered(self, plan: StudyPlan) -> tuple[str, ...]:
-        """As of all figures, and what happens where nobody is said to be."""
+        """As of `Aggregates`, and that cells declared impossible are released as 0."""
         out = super().covered(plan)
         if not self.zeros:
             return out
@@ -199,13 +199,13 @@ class TablesPlan(Figures):
         question: Estimand,
         *,
         levels: Mapping[str, Any],
-        **told: Any,
+        **origin: Any,
     ) -> list[Estimate]:
         """The synthetic rows' answer and one step to the counts: see `shared.mechanisms.tables.one_step`."""
         from shared.mechanisms.tables.one_step import answer, fitted
 
         released = self.released(plan, tables)
-        return answer(released, fitted(released), plan.dictionary, question, levels=levels, **told)
+        return answer(released, fitted(released), plan.dictionary, question, levels=levels, **origin)
 
     def extent(self, plan: StudyPlan, n: int) -> Extent:
         """A line per cell."""

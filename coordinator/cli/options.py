@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from coordinator.config import HOME_VARIABLE, Config, default_home
+from coordinator.config import HOME_VARIABLE, CoordinatorConfig, default_home
 from shared.errors import ParameterError, StateRefusal
 from shared.terminal import application
 
@@ -76,7 +76,7 @@ def _home(
     context.obj = home or default_home()
 
 
-def open_store(config: Config) -> closing[Store]:
+def open_store(config: CoordinatorConfig) -> closing[Store]:
     """This coordinator's store, closed when the block ends."""
     from coordinator.store.store import Store
 
@@ -97,13 +97,13 @@ def ask_passphrase(who: str, *, confirm: bool = False) -> str | None:
         return None
     import getpass
 
-    asked = getpass.getpass(f"passphrase of the key of {who} (empty for none): ", stream=sys.stderr)
-    if confirm and asked and getpass.getpass("once more: ", stream=sys.stderr) != asked:
+    passphrase = getpass.getpass(f"passphrase of the key of {who} (empty for none): ", stream=sys.stderr)
+    if confirm and passphrase and getpass.getpass("once more: ", stream=sys.stderr) != passphrase:
         raise ParameterError("the passphrase must be typed the same twice", given="two that differ")
-    return asked or None
+    return passphrase or None
 
 
-def lead_keys(config: Config) -> dict[str, PublicKey]:
+def lead_keys(config: CoordinatorConfig) -> dict[str, PublicKey]:
     """The leads' public keys, by name; they are what a site pins."""
     from shared.base.keys import PublicKey
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from site_agent.ledger.book import Hold
 
-__all__ = ["CAP", "FIT", "ROWS", "Fit", "Rows", "fitted_by", "read_fit", "read_rows", "read_sealed"]
+__all__ = ["CAP", "FIT", "ROWS", "ReleasedRows", "SealedFlow", "fitted_by", "read_fit", "read_rows", "read_sealed"]
 
 FIT, ROWS = "fit.npz", "rows.json"
 FORMAT = "tributary-fit/1"
@@ -34,7 +34,7 @@ CAP = 1 << 30
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Fit:
+class SealedFlow:
     """A sealed flow, and what was drawn through it.
 
     Args:
@@ -89,7 +89,7 @@ class Fit:
         return sink.getvalue()
 
     @classmethod
-    def from_bytes(cls, data: bytes) -> Fit:
+    def from_bytes(cls, data: bytes) -> SealedFlow:
         """The reverse of `to_bytes`. Raises: SchemaRefusal."""
         import numpy as np
 
@@ -151,7 +151,7 @@ def fitted_by(plan: StudyPlan) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rows:
+class ReleasedRows:
     """Whose each released row is.
 
     Args:
@@ -174,7 +174,7 @@ class Rows:
         return canonical_json({"snapshot": self.snapshot, "source": list(self.source), "persons": list(self.persons)})
 
     @classmethod
-    def from_bytes(cls, data: bytes) -> Rows:
+    def from_bytes(cls, data: bytes) -> ReleasedRows:
         """The reverse of `to_bytes`. Raises: SchemaRefusal."""
         body = parse_json(data, cap=CAP)
         try:
@@ -183,14 +183,14 @@ class Rows:
             raise SchemaRefusal("the rows of a release must name snapshot, source and persons") from None
 
 
-def read_fit(folder: Path, hold: Hold) -> Fit:
+def read_fit(folder: Path, hold: Hold) -> SealedFlow:
     """The fit that was sealed with a release. Raises: IntegrityRefusal (lost or edited), SchemaRefusal."""
-    return Fit.from_bytes(read_sealed(folder, hold, FIT))
+    return SealedFlow.from_bytes(read_sealed(folder, hold, FIT))
 
 
-def read_rows(folder: Path, hold: Hold) -> Rows:
+def read_rows(folder: Path, hold: Hold) -> ReleasedRows:
     """Whose the rows of a sealed release are. Raises: IntegrityRefusal (lost or edited), SchemaRefusal."""
-    return Rows.from_bytes(read_sealed(folder, hold, ROWS))
+    return ReleasedRows.from_bytes(read_sealed(folder, hold, ROWS))
 
 
 def read_sealed(folder: Path, hold: Hold, name: str) -> bytes:

@@ -12,7 +12,8 @@ entry like every file of it, stand
 
 The file is encrypted (ChaCha20-Poly1305) and tied to its study and release; the study's key lies in the site's key
 folder. That protects a copy of the outbox, a backup of it or a disk of its own, and nothing against a reader of the
-whole site folder. Deleting the key (`Vault.forget`) deletes every frame of the study wherever copies of it lie.
+whole site folder. Deleting the key (`EmbeddingStore.forget`) deletes every frame of the study wherever copies of it
+lie.
 """
 
 from __future__ import annotations
@@ -33,16 +34,16 @@ from shared.base.keys import write_private
 from shared.errors import IntegrityRefusal, PlanChanged, SchemaRefusal, StateRefusal
 from shared.plans.encoding import ENCODER_VERSION
 from site_agent.config import frame_key
-from site_agent.release import lasting
+from site_agent.release import sealed_state
 
 if TYPE_CHECKING:
     from shared.plans.plan import StudyPlan
     from site_agent.ledger.book import Hold, Ledger
     from site_agent.models.latent_space import LatentSpace
 
-__all__ = ["FRAME", "Frame", "Keeping", "Vault", "going_on", "placed_by"]
+__all__ = ["EMBEDDING", "Embedding", "EmbeddingBase", "EmbeddingStore", "embedding_base", "placed_by"]
 
-FRAME = "frame.sealed"
+EMBEDDING = "frame.sealed"
 FORMAT = "tributary-frame/1"
 _MAGIC = b"TRIBFRM1"
 _NONCE = 12
@@ -50,7 +51,7 @@ _ARRAYS = ("positions", "into", "attributes", "numbers", "private", "owners")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class Frame:
+class Embedding:
     """A fitted model and what was drawn through it. Its text form shows nobody.
 
     Args:
@@ -100,22 +101,22 @@ class Frame:
             model=self.model, d=self.d, directed=self.directed, positions=self.positions, signs=self.signs
         )
 
-    def without(self, gone: Collection[str], standing: Collection[str]) -> Frame:
+    def without(self, withdrawn: Collection[str], standing: Collection[str]) -> Embedding:
         """The frame without persons held out who withdrew, and without releases that do not stand any more."""
-        stay = np.array([person not in gone for person in self.held], dtype=bool)
-        kept = np.array([release in standing for release in self.releases], dtype=bool)[self.owners]
+        stay = np.array([person not in withdrawn for person in self.held], dtype=bool)
+        remaining = np.array([release in standing for release in self.releases], dtype=bool)[self.owners]
         return replace(
             self,
             positions=self.positions[stay],
             into=self.into[stay],
             attributes=self.attributes[stay],
             held=tuple(person for person, here in zip(self.held, stay, strict=True) if here),
-            numbers=self.numbers[kept],
-            private=self.private[kept],
-            owners=self.owners[kept],
+            numbers=self.numbers[remaining],
+            private=self.private[remaining],
+            owners=self.owners[remaining],
         )
 
-    def with_wave(self, release_id: str, numbers: Any, private: Any) -> Frame:
+    def with_wave(self, release_id: str, numbers: Any, private: Any) -> Embedding:
         """The frame with the persons of one more release."""
         return replace(
             self,
@@ -155,12 +156,12 @@ class Frame:
         return sink.getvalue()
 
     @classmethod
-    def from_bytes(cls, data: bytes) -> Frame:
+    def from_bytes(cls, data: bytes) -> Embedding:
         """The reverse of `to_bytes`. Raises: SchemaRefusal."""
         try:
             with np.load(io.BytesIO(data), allow_pickle=False) as found:
                 arrays = {name: found[name] for name in _ARRAYS}
-                meta = parse_json(found["meta"].tobytes(), cap=lasting.CAP)
+                meta = parse_json(found["meta"].tobytes(), cap=sealed_state.CAP)
             if meta.pop("format") != FORMAT:
                 raise ValueError
             for name in ("signs", "held", "releases"):
@@ -172,7 +173,7 @@ class Frame:
 
 
 @dataclass(frozen=True)
-class Vault:
+class EmbeddingStore:
     """The key of one study's frames, and what it encrypts.
 
     Args:
@@ -188,24 +189,24 @@ class Vault:
         """Where the key lies; absent before the first frame is sealed, and once they are deleted."""
         return frame_key(self.home, self.study)
 
-    def seal(self, frame: Frame, release_id: str) -> bytes:
+    def seal(self, embedding: Embedding, release_id: str) -> bytes:
         """A frame as it lies on disk. Raises: StorageRefusal."""
         if not self.path.exists():
             write_private(self.path, secrets.token_bytes(32))
         nonce = secrets.token_bytes(_NONCE)
-        box = ChaCha20Poly1305(self.path.read_bytes())
-        return _MAGIC + nonce + box.encrypt(nonce, frame.to_bytes(), self._tied(release_id))
+        cipher = ChaCha20Poly1305(self.path.read_bytes())
+        return _MAGIC + nonce + cipher.encrypt(nonce, embedding.to_bytes(), self._tied(release_id))
 
-    def open(self, data: bytes, release_id: str) -> Frame:
+    def open(self, data: bytes, release_id: str) -> Embedding:
         """The reverse of `seal`. Raises: StateRefusal (deleted), IntegrityRefusal, SchemaRefusal."""
         self.require()
         start = len(_MAGIC) + _NONCE
         try:
-            box = ChaCha20Poly1305(self.path.read_bytes())
-            return Frame.from_bytes(box.decrypt(data[len(_MAGIC) : start], data[start:], self._tied(release_id)))
+            cipher = ChaCha20Poly1305(self.path.read_bytes())
+            return Embedding.from_bytes(cipher.decrypt(data[len(_MAGIC) : start], data[start:], self._tied(release_id)))
         except (InvalidTag, ValueError):
             raise IntegrityRefusal(
-                f"{FRAME} of release {release_id[:8]} must be what was sealed under this study's key",
+                f"{EMBEDDING} of release {release_id[:8]} must be what was sealed under this study's key",
                 given="another file, or another key",
                 next_step=f"Restore {self.path.name} from where the site's keys are kept.",
             ) from None
@@ -219,14 +220,14 @@ class Vault:
                 next_step="Ask the study lead for a new study: without the frame nobody can be added to this network.",
             )
 
-    def frames(self, ledger: Ledger) -> tuple[Path, ...]:
+    def files(self, ledger: Ledger) -> tuple[Path, ...]:
         """The sealed files of the study's frames that lie here."""
-        found = [ledger.folder(hold) / FRAME for hold in ledger.holds(self.study) if FRAME in hold.files]
+        found = [ledger.folder(hold) / EMBEDDING for hold in ledger.holds(self.study) if EMBEDDING in hold.files]
         return tuple(path for path in found if path.exists())
 
     def forget(self, ledger: Ledger) -> int:
         """Delete the key, and every frame of the study that lies here. Returns: how many frames lay here."""
-        there = self.frames(ledger)
+        there = self.files(ledger)
         # The key first: from here on what is left of a frame is noise.
         self.path.unlink(missing_ok=True)
         for path in there:
@@ -238,21 +239,21 @@ class Vault:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Keeping:
+class EmbeddingBase:
     """What a network that keeps its frame goes on from.
 
     Args:
-        vault: seals and opens.
-        frame: of the release before, without what does not stand any more; None at the first wave.
+        store: seals and opens.
+        embedding: of the release before, without what does not stand any more; None at the first wave.
         first: the number of the next person.
     """
 
-    vault: Vault
-    frame: Frame | None = field(default=None, repr=False)
+    store: EmbeddingStore
+    embedding: Embedding | None = field(default=None, repr=False)
     first: int = 0
 
 
-def going_on(plan: StudyPlan, ledger: Ledger, base: Hold | None) -> Keeping | None:
+def embedding_base(plan: StudyPlan, ledger: Ledger, base: Hold | None) -> EmbeddingBase | None:
     """What a wave of this plan goes on from, before anything is charged; None where nothing is kept.
 
     Args:
@@ -261,29 +262,29 @@ def going_on(plan: StudyPlan, ledger: Ledger, base: Hold | None) -> Keeping | No
         IntegrityRefusal.
     """
     holds = ledger.holds(plan.study)
-    if base is not None and (FRAME in base.files) != plan.release.sealed and plan.release.edges is not None:
+    if base is not None and (EMBEDDING in base.files) != plan.release.sealed and plan.release.edges is not None:
         raise PlanChanged(
             "release.keep must stay what it was when the study's first network was released",
-            given=f"a release that was {'sealed' if FRAME in base.files else 'deleted'}",
+            given=f"a release that was {'sealed' if EMBEDDING in base.files else 'deleted'}",
             next_step="Ask the study lead for a plan with the first one's, or for a new study.",
         )
     if not plan.release.sealed:
         return None
-    vault, frame = Vault(ledger.path.parent, plan.study), None
+    store, embedding = EmbeddingStore(ledger.path.parent, plan.study), None
     if base is not None:
-        vault.require()
-        frame = vault.open(lasting.read_sealed(ledger.folder(base), base, FRAME), base.release_id)
-        frame.require_fits(plan)
+        store.require()
+        embedding = store.open(sealed_state.read_sealed(ledger.folder(base), base, EMBEDDING), base.release_id)
+        embedding.require_fits(plan)
         standing = {hold.release_id for hold in holds if hold.state == "delivered"}
-        frame = frame.without(ledger.persons_gone(plan.study), standing)
+        embedding = embedding.without(ledger.persons_withdrawn(plan.study), standing)
     # Numbers of releases that were taken back are not given again: what they say may still lie with a reader.
     out = [hold for hold in holds if hold.may_be_out and hold.files]
-    first = sum(len(lasting.read_rows(ledger.folder(hold), hold).persons) for hold in out)
-    return Keeping(vault=vault, frame=frame, first=first)
+    first = sum(len(sealed_state.read_rows(ledger.folder(hold), hold).persons) for hold in out)
+    return EmbeddingBase(store=store, embedding=embedding, first=first)
 
 
 def placed_by(plan: StudyPlan) -> str:
     """Digest of everything in a plan that decides what a frame is."""
     release: Mapping[str, Any] = plan.to_canonical()["release"]
     said = {name: release[name] for name in ("mechanism", "model", "d", "most", "directed")}
-    return sha256_hex(canonical_json({**said, "fitted_by": lasting.fitted_by(plan)}))
+    return sha256_hex(canonical_json({**said, "fitted_by": sealed_state.fitted_by(plan)}))

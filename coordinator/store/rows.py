@@ -1,4 +1,4 @@
-"""What the coordinator keeps, as its other rooms see it: frozen values, one for each kind of row."""
+"""Row models of the store: frozen values, one for each kind of row."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from shared.releases.receipt import Receipt
 
 __all__ = [
+    "AcceptedRelease",
     "KeyHistory",
     "LogEntry",
     "Quarantined",
-    "Release",
+    "RegisteredSite",
     "Revision",
     "SavedResult",
-    "Site",
     "StoredPlan",
     "Tombstone",
     "WaveRecord",
@@ -38,7 +38,7 @@ class StoredPlan:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Site:
+class RegisteredSite:
     """A site and its pinned keys.
 
     Args:
@@ -61,12 +61,12 @@ class Site:
 
     @property
     def fingerprint(self) -> str:
-        """What lead and steward compare."""
+        """Fingerprint of the release key, which lead and steward compare."""
         return self.release_key.fingerprint
 
 
 @dataclass(frozen=True, kw_only=True)
-class Release:
+class AcceptedRelease:
     """An accepted release; its table is in `Store.table`, unless it is `withdrawn` (then the reason's code)."""
 
     release_id: str
@@ -88,12 +88,12 @@ class Release:
 
     @property
     def leaf(self) -> dict[str, str]:
-        """What the log says of it."""
+        """Its leaf in the transparency log."""
         return release_leaf(self.envelope, self.bundle_sha256, self.site, self.standing)
 
     @property
     def acceptance(self) -> Acceptance:
-        """What the site was answered, and is answered whenever it asks again."""
+        """The signed reply to the site; returned unchanged on retries."""
         return Acceptance(
             study=self.study,
             wave=self.wave,
@@ -141,7 +141,7 @@ class Tombstone:
 
     @property
     def withdrawn(self) -> Withdrawn:
-        """What the site was answered, and is answered whenever it asks again."""
+        """The signed reply to the site; returned unchanged on retries."""
         return Withdrawn(
             study=self.study,
             wave=self.wave,
@@ -178,7 +178,7 @@ class Revision:
 
 @dataclass(frozen=True, kw_only=True)
 class WaveRecord:
-    """What the log says of a wave: whether it is closed now, and its revisions, oldest first."""
+    """A wave by the log: whether it is closed now, and its revisions, oldest first."""
 
     study: str
     wave: int
@@ -232,15 +232,15 @@ class KeyHistory:
 
     def at(self, site: str, index: int) -> tuple[dict[str, PublicKey], dict[str, PublicKey]]:
         """(release keys, approvers' keys), by handle, that could sign entry `index` of the log."""
-        mine = [row for row in self.rows if row[0] == site]
-        ends = sorted({until for _, until, _, _ in mine if until is not None and until > index})
+        own = [row for row in self.rows if row[0] == site]
+        ends = sorted({until for _, until, _, _ in own if until is not None and until > index})
         term = ends[0] if ends else None
-        found = [(role, key) for _, until, role, key in mine if until == term]
+        found = [(role, key) for _, until, role, key in own if until == term]
         release = {key.key_id: key for role, key in found if role == "release"}
         return release, {key.key_id: key for role, key in found if role == "approver"}
 
 
 def release_leaf(envelope: Envelope, bundle: str, site: str, standing: Envelope | None) -> dict[str, str]:
-    """What the log says of an accepted release: its statement, its bytes, whose it is, under which approval."""
+    """Leaf of an accepted release in the transparency log: statement, bytes, site, standing approval."""
     leaf = {"kind": "release", "statement": envelope.digest, "bundle": bundle, "site": site}
     return leaf if standing is None else {**leaf, "standing": standing.digest}

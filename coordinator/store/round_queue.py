@@ -16,23 +16,23 @@ from typing import TYPE_CHECKING
 
 import sqlalchemy as sa
 
-from coordinator.store.store import Site, Store
+from coordinator.store.store import RegisteredSite, Store
 from shared.base.canonical import sha256_hex
 from shared.base.failpoints import reach
 from shared.base.keys import Envelope, PublicKey, SigningKey
 from shared.errors import Refusal, ReplayRefusal, RoleRefusal, RoundsRefusal, StateRefusal
 from shared.wire.messages import ROUND_CAP, RoundAnswer, RoundReceipt, RoundReply
-from shared.wire.rounds import Answered, Asked, open_answer, open_asked, unpack
+from shared.wire.rounds import Answered, RoundOrder, open_answer, open_order, unpack
 
 if TYPE_CHECKING:
     from shared.plans.federated import FederatedFlow
 
-__all__ = ["Answer", "LetterBoxes", "Progress"]
+__all__ = ["RoundQueue", "SiteReply", "TrainingProgress"]
 
 _meta = sa.MetaData()
 _word, _digest = sa.String(64), sa.String(64)
 _content = sa.LargeBinary(ROUND_CAP)
-_asked = sa.Table(
+_orders = sa.Table(
     "round_asked",
     _meta,
     sa.Column("number", sa.Integer, primary_key=True),
@@ -57,7 +57,7 @@ _of = sa.Table(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Answer:
+class SiteReply:
     """One site's answer to one round, as it signed it with the key that it had then."""
 
     said: Answered
@@ -65,8 +65,8 @@ class Answer:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Progress:
-    """How far a training is.
+class TrainingProgress:
+    """Progress of a training.
 
     Args:
         plan_hash: of the plan that asks for it.
@@ -84,8 +84,8 @@ class Progress:
     finished: str = ""
 
 
-class LetterBoxes:
-    """The boxes of all trainings, in the coordinator's database. Safe for several processes.
+class RoundQueue:
+    """The message queue of all trainings, in the coordinator's database. Safe for several processes.
 
     Args:
         store: the coordinator's store.
@@ -96,8 +96,8 @@ class LetterBoxes:
         self._read, self._write = store.extended(_meta)
 
     # -- the coordinator's side ---------------------------------------------------------------------------------
-    def ask(self, said: Asked, content: bytes, sites: Sequence[str], key: SigningKey) -> None:
-        """Put a round into the boxes of `sites`, or a finished flow up for all.
+    def ask(self, said: RoundOrder, content: bytes, sites: Sequence[str], key: SigningKey) -> None:
+        """Queue a round for `sites`, or a finished flow up for all.
 
         Again adds the sites that have no box of this round yet, and changes nothing else.
 
@@ -106,13 +106,13 @@ class LetterBoxes:
         Raises: ReplayRefusal, where the round was asked before with another content.
         """
         envelope = said.sign(key).to_bytes()
-        open_asked(envelope, content, key.public)
+        open_order(envelope, content, key.public)
 
         def put(c: sa.Connection) -> None:
-            same = (_asked.c.study == said.study) & (_asked.c.plan_hash == said.plan_hash)
+            same = (_orders.c.study == said.study) & (_orders.c.plan_hash == said.plan_hash)
             found = c.execute(
-                sa.select(_asked.c.number, _asked.c.digest).where(
-                    same & (_asked.c.kind == said.kind) & (_asked.c.round == said.round)
+                sa.select(_orders.c.number, _orders.c.digest).where(
+                    same & (_orders.c.kind == said.kind) & (_orders.c.round == said.round)
                 )
             ).first()
             if found is not None:
@@ -129,7 +129,7 @@ class LetterBoxes:
                 return
             values = {"study": said.study, "plan_hash": said.plan_hash, "kind": said.kind, "round": said.round}
             made = c.execute(
-                _asked.insert().values(**values, digest=said.digest, envelope=envelope, content=content)
+                _orders.insert().values(**values, digest=said.digest, envelope=envelope, content=content)
             ).inserted_primary_key
             assert made is not None
             reach("rounds.before_ask")
@@ -141,26 +141,26 @@ class LetterBoxes:
 
     def answers(
         self, study: str, plan_hash: str, number: int, *, among: Collection[str] | None = None
-    ) -> dict[str, Answer | Refusal]:
-        """What the sites have answered to a round, by site; or why what lies in a site's box cannot be taken.
+    ) -> dict[str, SiteReply | Refusal]:
+        """Sites' replies to a round, by site; or the reason why a site's reply cannot be taken.
 
         Args:
             among: of these sites only; the others' answers are not read.
         """
         query = (
             sa.select(_of.c.site, _of.c.envelope, _of.c.content, _of.c.key)
-            .join(_asked, _asked.c.number == _of.c.asked)
-            .where((_asked.c.study == study) & (_asked.c.plan_hash == plan_hash) & (_asked.c.round == number))
-            .where((_asked.c.kind == "train") & _of.c.envelope.is_not(None))
+            .join(_orders, _orders.c.number == _of.c.asked)
+            .where((_orders.c.study == study) & (_orders.c.plan_hash == plan_hash) & (_orders.c.round == number))
+            .where((_orders.c.kind == "train") & _of.c.envelope.is_not(None))
         )
         if among is not None:
             query = query.where(_of.c.site.in_(sorted(among)))
-        out: dict[str, Answer | Refusal] = {}
+        out: dict[str, SiteReply | Refusal] = {}
         for row in self._read(lambda c: c.execute(query).all()):
             content = bytes(row.content)
             try:
                 said = open_answer(bytes(row.envelope), content, PublicKey(row.key))
-                out[row.site] = Answer(said=said, content=content)
+                out[row.site] = SiteReply(said=said, content=content)
             except Refusal as refusal:  # one damaged row must not hide the others
                 out[row.site] = refusal
         return out
@@ -172,8 +172,8 @@ class LetterBoxes:
         done = self._finished(name.removeprefix(PREFIX))
         return None if done is None else FederatedFlow.from_bytes(bytes(done.content))
 
-    def progress(self, study: str) -> Progress | None:
-        """How far the newest training of a study is; None where none was begun."""
+    def progress(self, study: str) -> TrainingProgress | None:
+        """Progress of the newest training of a study; None where none was begun."""
         last = self._last(study)
         if last is None:
             return None
@@ -185,7 +185,7 @@ class LetterBoxes:
             if row.envelope is not None:
                 signed = Envelope.from_bytes(bytes(row.envelope))
                 answered[row.site] = _said(signed.payload).code
-        return Progress(
+        return TrainingProgress(
             plan_hash=last.plan_hash,
             round=last.round,
             answered=answered,
@@ -194,8 +194,8 @@ class LetterBoxes:
         )
 
     # -- a site's side ------------------------------------------------------------------------------------------
-    def next(self, site: Site, study: str, flow: str = "") -> RoundReply:
-        """What the newest training of a study asks of a site now; empty where that is nothing.
+    def next(self, site: RegisteredSite, study: str, flow: str = "") -> RoundReply:
+        """The newest training's current order to a site; empty where there is none.
 
         Args:
             flow: SHA-256 of a finished flow that the site needs, whatever other training has begun since.
@@ -204,13 +204,13 @@ class LetterBoxes:
         if last is None:
             return RoundReply()
         if last.kind == "train":
-            box = sa.select(_of.c.envelope).where((_of.c.asked == last.number) & (_of.c.site == site.site))
-            found = self._read(lambda c: c.execute(box).first())
+            envelope = sa.select(_of.c.envelope).where((_of.c.asked == last.number) & (_of.c.site == site.site))
+            found = self._read(lambda c: c.execute(envelope).first())
             if found is None or found.envelope is not None:
                 return RoundReply()
         return RoundReply(envelope=bytes(last.envelope), content=bytes(last.content))
 
-    def answer(self, site: Site, given: RoundAnswer) -> RoundReceipt:
+    def answer(self, site: RegisteredSite, given: RoundAnswer) -> RoundReceipt:
         """Take a site's answer, once.
 
         Raises: SignatureRefusal, SchemaRefusal, TooLarge, IntegrityRefusal (what it signed is not what came);
@@ -226,23 +226,25 @@ class LetterBoxes:
         taken = {"envelope": given.envelope, "content": given.content, "key": site.release_key.hex}
 
         def take(c: sa.Connection) -> None:
-            mine = (_asked.c.study == said.study) & (_asked.c.kind == "train")
-            last = c.execute(sa.select(_asked).where(mine).order_by(_asked.c.number.desc())).first()
+            mine = (_orders.c.study == said.study) & (_orders.c.kind == "train")
+            last = c.execute(sa.select(_orders).where(mine).order_by(_orders.c.number.desc())).first()
             if last is None or said.plan_hash != last.plan_hash:
                 raise ReplayRefusal("an answer must be to the training that is under way", given="another")
             row = c.execute(
-                sa.select(_asked).where(mine & (_asked.c.plan_hash == said.plan_hash) & (_asked.c.round == said.round))
+                sa.select(_orders).where(
+                    mine & (_orders.c.plan_hash == said.plan_hash) & (_orders.c.round == said.round)
+                )
             ).first()
             if row is None:
                 raise RoundsRefusal("an answer must be to a round that was asked", given=f"round {said.round}")
             if row.digest != said.asked:
                 raise ReplayRefusal("an answer must be to the very question of its round", given="to another one")
             place = (_of.c.asked == row.number) & (_of.c.site == site.site)
-            box = c.execute(sa.select(_of.c.envelope, _of.c.content).where(place)).first()
-            if box is None:
+            place_taken = c.execute(sa.select(_of.c.envelope, _of.c.content).where(place)).first()
+            if place_taken is None:
                 raise RoleRefusal("an answer must come from a site that was asked", given="one that was not")
-            if box.envelope is not None:
-                if (bytes(box.envelope), bytes(box.content)) != (given.envelope, given.content):
+            if place_taken.envelope is not None:
+                if (bytes(place_taken.envelope), bytes(place_taken.content)) != (given.envelope, given.content):
                     raise ReplayRefusal("a site must answer a round once", given="a second, different answer")
                 return
             if row.number != last.number or self._is_finished(c, said):
@@ -256,14 +258,14 @@ class LetterBoxes:
 
     # -- inside -------------------------------------------------------------------------------------------------
     def _last(self, study: str) -> sa.Row[tuple[object, ...]] | None:
-        query = sa.select(_asked).where(_asked.c.study == study).order_by(_asked.c.number.desc()).limit(1)
+        query = sa.select(_orders).where(_orders.c.study == study).order_by(_orders.c.number.desc()).limit(1)
         return self._read(lambda c: c.execute(query).first())
 
     def _finished(self, digest: str, study: str = "") -> sa.Row[tuple[object, ...]] | None:
         """The row of a finished flow, of one study or of any."""
-        query = sa.select(_asked).where(_asked.c.kind == "finished")
+        query = sa.select(_orders).where(_orders.c.kind == "finished")
         if study:
-            query = query.where(_asked.c.study == study)
+            query = query.where(_orders.c.study == study)
         for row in self._read(lambda c: c.execute(query).all()):
             if sha256_hex(bytes(row.content)) == digest:
                 return row
@@ -271,8 +273,8 @@ class LetterBoxes:
 
     @staticmethod
     def _is_finished(c: sa.Connection, said: Answered) -> bool:
-        same = (_asked.c.study == said.study) & (_asked.c.plan_hash == said.plan_hash)
-        return c.execute(sa.select(_asked.c.number).where(same & (_asked.c.kind == "finished"))).first() is not None
+        same = (_orders.c.study == said.study) & (_orders.c.plan_hash == said.plan_hash)
+        return c.execute(sa.select(_orders.c.number).where(same & (_orders.c.kind == "finished"))).first() is not None
 
 
 def _said(payload: bytes) -> Answered:
