@@ -29,7 +29,7 @@ from weakref import WeakValueDictionary
 
 from coordinator.answers import queries
 from coordinator.services.analysts import PAGE, Analyst, Analysts, QueryLine
-from coordinator.services.tasks import ANSWERING, told_of
+from coordinator.services.tasks import ANSWERING, selection_of
 from coordinator.services.workers import Busy, Ended, Failed, TaskLimits, Workers
 from coordinator.store.store import AcceptedRelease, Store, remember
 from shared.base.canonical import canonical_json, parse_json, sha256_hex
@@ -326,7 +326,7 @@ class AnalysisService:
         with self._turn(result_id):
             data = self._analysts.answer(study, result_id)
             if data is None:
-                given: dict[str, Any] = {"store": self._store.place, "study": study, "held": told_of(held)}
+                given: dict[str, Any] = {"store": self._store.place, "study": study, "held": selection_of(held)}
                 given |= {"estimand": str(found), "maps": maps, "result": result_id, "rests": rests}
                 names = ("term", "method", "test", "level")  # checked where they are used
                 given |= {"how": {name: getattr(request, name) for name in names}}

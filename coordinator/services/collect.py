@@ -673,7 +673,7 @@ class CollectionService:
             reach("ingest.opening")
 
         try:
-            told = self._opening.run(
+            reply = self._opening.run(
                 CHECK,
                 given,
                 owner=statement.site,
@@ -695,7 +695,7 @@ class CollectionService:
             marker.unlink(missing_ok=True)
             raise _no_room(error) if isinstance(error, OSError) else error from None
         marker.unlink(missing_ok=True)
-        return Receipt.from_bytes(told["receipt"].encode())
+        return Receipt.from_bytes(reply["receipt"].encode())
 
     def _require_trained(self, receipt: Receipt, plan: StudyPlan) -> None:
         """Hold what a receipt says of the training of its flow against that training. Raises: ReceiptRefusal.

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from shared.mechanisms.base import Extent
     from shared.releases.receipt import Receipt
 
-__all__ = ["READING", "answer", "check_bundle", "missing", "rows", "told_of"]
+__all__ = ["READING", "answer", "check_bundle", "missing", "rows", "selection_of"]
 
 READING = ("pandas", "pyarrow.parquet", "pyarrow.compute", "shared.releases.receipt", "coordinator.services.tasks")
 """What is imported to read a bundle."""
@@ -83,7 +83,7 @@ def require_stated(receipt: Receipt, statement: Any) -> None:
 
 
 # -- questions ------------------------------------------------------------------------------------------------------
-def told_of(held: queries.ReleaseSelection) -> dict[str, Any]:
+def selection_of(held: queries.ReleaseSelection) -> dict[str, Any]:
     """A holding as plain values: its releases and tombstones by their bundles' digests."""
     return {
         "wave": held.wave,
@@ -96,28 +96,28 @@ def told_of(held: queries.ReleaseSelection) -> dict[str, Any]:
     }
 
 
-def _held(store: Store, study: str, told: Mapping[str, Any]) -> queries.ReleaseSelection:
-    """The holding that `told_of` told of. Raises: StateRefusal (its releases are no longer known)."""
+def _held(store: Store, study: str, selection: Mapping[str, Any]) -> queries.ReleaseSelection:
+    """The holding that `selection_of` wrote. Raises: StateRefusal (its releases are no longer known)."""
     from coordinator.answers import queries
 
     known = {release.bundle_sha256: release for release in store.releases(study, withdrawn=True)}
     stones = {stone.bundle_sha256: stone for stone in store.withdrawals(study)}
     try:
         parts, behind = (
-            {site: tuple(known[digest] for digest in digests) for site, digests in told[name].items()}
+            {site: tuple(known[digest] for digest in digests) for site, digests in selection[name].items()}
             for name in ("parts", "behind")
         )
-        withdrawn = tuple(stones[digest] for digest in told["withdrawn"])
+        withdrawn = tuple(stones[digest] for digest in selection["withdrawn"])
     except KeyError:
         raise queries.moved() from None
     return queries.ReleaseSelection(
-        wave=told["wave"],
-        as_of=told["as_of"],
-        combined=told["combined"],
+        wave=selection["wave"],
+        as_of=selection["as_of"],
+        combined=selection["combined"],
         parts=parts,
         behind=behind,
         withdrawn=withdrawn,
-        revisions={wave: revision for wave, revision in told["revisions"]},
+        revisions={wave: revision for wave, revision in selection["revisions"]},
     )
 
 
@@ -125,9 +125,9 @@ def answer(given: Mapping[str, Any]) -> dict[str, Any]:
     """Answer one question.
 
     Args:
-        given: ``store`` (`Store.place`), ``study``, ``held`` (`told_of`), ``estimand`` in one spelling, ``how`` (term,
-            method, test, level), ``maps`` (what is harmonised; empty for nothing), ``result`` (the answer's id), and
-            ``rests`` (bundle to site: all that the id was made of).
+        given: ``store`` (`Store.place`), ``study``, ``held`` (`selection_of`), ``estimand`` in one spelling, ``how``
+            (term, method, test, level), ``maps`` (what is harmonised; empty for nothing), ``result`` (the answer's id),
+            and ``rests`` (bundle to site: all that the id was made of).
     Returns: ``told`` (the document that is sent), ``used`` (bundle to site), ``wave`` and ``numbers``.
     Raises: what `coordinator.answers.queries.ask` raises.
     """
@@ -152,10 +152,10 @@ def answer(given: Mapping[str, Any]) -> dict[str, Any]:
         "plan": {"version": plan.version, "hash": plan.hash},
         "code": versions(),
     }
-    told = {"result": given["result"], **document, "provenance": provenance}
+    document_sent = {"result": given["result"], **document, "provenance": provenance}
     if result.estimand.startswith("km("):
-        told["curves"] = _curves(store, result)
-    return {"told": plain(told), "used": dict(used), "wave": result.wave, "numbers": result.numbers}
+        document_sent["curves"] = _curves(store, result)
+    return {"told": plain(document_sent), "used": dict(used), "wave": result.wave, "numbers": result.numbers}
 
 
 def _harmonised(

@@ -139,18 +139,18 @@ class Workers:
         try:
             worker = worker or _Worker(_nursery(self._imports))
             begun()
-            told = worker.do(task, given, limits or self.limits, left)
-            kept = not self._fresh and "gave" in told and worker.grown() < KEPT * self.limits.memory
+            reply = worker.do(task, given, limits or self.limits, left)
+            kept = not self._fresh and "gave" in reply and worker.grown() < KEPT * self.limits.memory
         finally:
             self._leave(owner, worker, kept)
-        if "refused" in told:
-            code, must, shown, step = told["refused"]
+        if "refused" in reply:
+            code, must, shown, step = reply["refused"]
             raise CATALOGUE.get(code, Refusal)(must, given=shown, next_step=step)
-        if "failed" in told:
-            raise Failed(told["failed"])
-        if "over" in told:
-            raise Ended(told["over"])
-        return told["gave"]
+        if "failed" in reply:
+            raise Failed(reply["failed"])
+        if "over" in reply:
+            raise Ended(reply["over"])
+        return reply["gave"]
 
     def close(self) -> None:
         """End the workers that wait for a task; those that run end with theirs."""
@@ -249,10 +249,10 @@ class _Worker:
                     raise Ended("left")
                 if time.monotonic() > until:
                     raise Ended("wall")
-            told = parse_json(self._line.recv_bytes(REPLY_CAP), cap=REPLY_CAP)
+            reply = parse_json(self._line.recv_bytes(REPLY_CAP), cap=REPLY_CAP)
         except (EOFError, OSError, Refusal):
             raise Ended(self._why()) from None
-        return dict(told)
+        return dict(reply)
 
     def _why(self) -> str:
         status = self.end(gone=True)

@@ -30,7 +30,7 @@ from typing import Any
 
 from shared.errors import NetworkRefusal
 
-__all__ = ["CallLimits", "Connection", "Door", "Told"]
+__all__ = ["CallLimits", "Door", "GuardedConnection", "RefusalLog"]
 
 # Descriptors that are left to everything else; a connection that is carried takes three.
 SPARED, EACH = 256, 3
@@ -70,7 +70,7 @@ class CallLimits:
     bytes_per_second: int = 32 << 20
 
 
-class Told:
+class RefusalLog:
     """Lines of the log about refusals: the first few of a kind in a minute, and how many more there were."""
 
     def __init__(self, later: Callable[[float, Callable[[], None]], object], often: int = 5) -> None:
@@ -95,7 +95,7 @@ class Told:
         self._seen.clear()
 
 
-class Connection(asyncio.Protocol):
+class GuardedConnection(asyncio.Protocol):
     """One connection from outside; on the loop's thread only."""
 
     def __init__(self, door: Door) -> None:
@@ -165,7 +165,7 @@ class Connection(asyncio.Protocol):
                 lambda: _Inside(self, self._outside), sock=inner
             )
         except OSError as error:
-            self._door.told("refused", self.address, f"no way to the server: {type(error).__name__}")
+            self._door.log_refusal("refused", self.address, f"no way to the server: {type(error).__name__}")
             self.reset()
             return
         self._door.names[self.name] = self
@@ -183,7 +183,7 @@ class Connection(asyncio.Protocol):
         self._over = True
         if not self._outside.is_closing():
             if not self.peer:
-                self._door.told("closed", self.address, "no handshake, or a certificate that is not believed")
+                self._door.log_refusal("closed", self.address, "no handshake, or a certificate that is not believed")
             with suppress(OSError):  # the other side may be gone already
                 self._outside.write_eof()
             self._outside.resume_reading()
@@ -201,7 +201,7 @@ class Connection(asyncio.Protocol):
         """A call was refused or broken off before anything was done for it; too many in a row end the connection."""
         self.strikes += 1
         if self.strikes == self._door.limits.strikes:
-            self._door.told("closed", self.address, f"{self.strikes} calls in a row refused or broken off")
+            self._door.log_refusal("closed", self.address, f"{self.strikes} calls in a row refused or broken off")
             # What was said last is still on its way.
             self._door.loop.call_later(0.2, self.reset)
 
@@ -220,7 +220,7 @@ class Connection(asyncio.Protocol):
 class _Inside(asyncio.Protocol):
     """The half of a connection that ends in gRPC."""
 
-    def __init__(self, connection: Connection, outside: Any) -> None:
+    def __init__(self, connection: GuardedConnection, outside: Any) -> None:
         self._connection, self._outside = connection, outside
 
     def connection_made(self, transport: Any) -> None:
@@ -253,10 +253,10 @@ class Door:
 
     def __init__(self, listen: str, limits: CallLimits, loop: asyncio.AbstractEventLoop) -> None:
         self.limits, self.loop = limits, loop
-        self.told = Told(loop.call_later)
-        self.names: dict[int, Connection] = {}
-        self._all: dict[Connection, None] = {}
-        self._unproved: dict[Connection, asyncio.TimerHandle] = {}  # oldest first
+        self.log_refusal = RefusalLog(loop.call_later)
+        self.names: dict[int, GuardedConnection] = {}
+        self._all: dict[GuardedConnection, None] = {}
+        self._unproved: dict[GuardedConnection, asyncio.TimerHandle] = {}  # oldest first
         self._turns: dict[str, float] = {}
         self._numbers = itertools.count(1)
         self._listener: asyncio.Server | None = None
@@ -272,7 +272,9 @@ class Door:
 
     async def open(self) -> None:
         """Begin to take connections."""
-        self._listener = await self.loop.create_server(lambda: Connection(self), sock=self._socket, backlog=BACKLOG)
+        self._listener = await self.loop.create_server(
+            lambda: GuardedConnection(self), sock=self._socket, backlog=BACKLOG
+        )
 
     async def shut(self) -> None:
         """Take no new connections; those that are there go on."""
@@ -286,10 +288,10 @@ class Door:
         for connection in list(self._all):
             connection._outside.close()
         await asyncio.sleep(0)
-        self.told.flush()
+        self.log_refusal.flush()
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    def find(self, peer: str) -> Connection | None:
+    def find(self, peer: str) -> GuardedConnection | None:
         """The connection of a call, by what gRPC calls its peer."""
         number = peer.rpartition("/")[2]
         return self.names.get(int(number)) if number.isdigit() else None
@@ -319,7 +321,7 @@ class Door:
         return max(0.0, due - now)
 
     # -- what connections say ---------------------------------------------------------------------------------------
-    def arrived(self, connection: Connection) -> None:
+    def arrived(self, connection: GuardedConnection) -> None:
         """Take a connection in; where there is no room, close one that has not proved itself, or this one."""
         connection.last = self.loop.time()
         here = [known for known in self._unproved if known.address == connection.address]
@@ -336,18 +338,18 @@ class Door:
         else:
             gone, why = None, ""
         if gone is not None:
-            self.told("closed", gone.address, f"a connection without a call: {why}")
+            self.log_refusal("closed", gone.address, f"a connection without a call: {why}")
             gone.reset()
             self.left(gone)
         if gone is not connection:
             self._all[connection] = None
             self._unproved[connection] = self.loop.call_later(self.limits.proving, self._late, connection)
 
-    def _late(self, connection: Connection) -> None:
-        self.told("closed", connection.address, f"no call was let in within {self.limits.proving:g} seconds")
+    def _late(self, connection: GuardedConnection) -> None:
+        self.log_refusal("closed", connection.address, f"no call was let in within {self.limits.proving:g} seconds")
         connection.reset()
 
-    def proved(self, connection: Connection) -> None:
+    def proved(self, connection: GuardedConnection) -> None:
         """A peer has shown that the connection is its own."""
         timer = self._unproved.pop(connection, None)
         if timer is not None:
@@ -356,10 +358,10 @@ class Door:
         if len(own) > self.limits.per_peer:
             idle = [known for known in own if not known.calls]
             gone = min(idle or own, key=lambda known: known.last)
-            self.told("closed", gone.address, "its peer has as many connections as it may")
+            self.log_refusal("closed", gone.address, "its peer has as many connections as it may")
             gone.reset()
 
-    def left(self, connection: Connection) -> None:
+    def left(self, connection: GuardedConnection) -> None:
         """Forget a connection."""
         self._all.pop(connection, None)
         self.names.pop(connection.name, None)

@@ -37,7 +37,7 @@ from shared.errors import (
     refusal_from_code,
 )
 from shared.wire import messages as wire
-from shared.wire.door import CallLimits, Connection, Door
+from shared.wire.door import CallLimits, Door, GuardedConnection
 
 __all__ = ["SERVER_NAME", "Call", "CallLimits", "Client", "Credentials", "Later", "Peer", "Server"]
 
@@ -336,7 +336,7 @@ class Server:
             if turn is not None and turn.worked:
                 _decided(call, name, NetworkRefusal.code)
             else:
-                self._told(connection, call, name, NetworkRefusal.code)
+                self._log_refusal(connection, call, name, NetworkRefusal.code)
             raise
         except Exception as caught:
             if isinstance(caught, Refusal):
@@ -350,7 +350,7 @@ class Server:
             if turn is not None and turn.worked:
                 _decided(call, name, code)
             else:
-                self._told(connection, call, name, code)
+                self._log_refusal(connection, call, name, code)
                 if not isinstance(refusal, errors.RateRefusal):
                     connection.strike()
                 if isinstance(refusal, (CertificateRefusal, errors.TokenRefusal)):
@@ -358,11 +358,11 @@ class Server:
             context.set_trailing_metadata(((CODE_KEY, code), (TEXT_KEY, str(refusal).encode()[:TEXT_CAP])))
             await context.abort(_status(refusal), code)
 
-    def _told(self, connection: Connection, call: Call | None, name: str, code: str) -> None:
+    def _log_refusal(self, connection: GuardedConnection, call: Call | None, name: str, code: str) -> None:
         """A line for a call that came to nothing before it was worked on: of many alike, a few and their number."""
         now = dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
         who = call.peer.site if call is not None else connection.address
-        self._door.told("refused", who, name, code, text=f"{now} {who} {name} {code} -")
+        self._door.log_refusal("refused", who, name, code, text=f"{now} {who} {name} {code} -")
 
     async def _known(self, context: Any) -> Peer:
         """Who calls, if it may call now; of the message nothing is read. Raises: the refusal."""

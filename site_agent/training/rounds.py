@@ -73,7 +73,7 @@ SOONEST, LATEST = 0.1, 5.0
 """Seconds between two looks into the queue: soon after a round, less and less often while nothing comes."""
 
 
-class Door(Protocol):
+class RoundDoor(Protocol):
     """The part of `Egress` that a training needs."""
 
     def anchor(self, envelope: Envelope) -> AnchoredHead:
@@ -157,7 +157,7 @@ def take_part(
     plan: StudyPlan,
     source: TableSource,
     site: WorkingSite,
-    door: Door,
+    door: RoundDoor,
     home: Path,
     today: dt.date,
     locked: Callable[[], AbstractContextManager[None]],
@@ -212,7 +212,7 @@ def take_part(
         pause = min(1.5 * pause, LATEST)
 
 
-def fetch(plan: StudyPlan, door: Door, home: Path) -> bool:
+def fetch(plan: StudyPlan, door: RoundDoor, home: Path) -> bool:
     """Have the flow that a plan names at this site; whether it had to be fetched.
 
     Raises: PlanChanged (the coordinator has another one); StateRefusal (it has none); NetworkRefusal.
@@ -242,7 +242,7 @@ class _Work:
         plan: StudyPlan,
         source: TableSource,
         site: WorkingSite,
-        door: Door,
+        door: RoundDoor,
         home: Path,
         rng: Noise | None,
         progress: RoundProgress,

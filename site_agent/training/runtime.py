@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from site_agent.desk import Desk
     from site_agent.egress import Egress
     from site_agent.ledger.book import AnchoredHead
-    from site_agent.training.rounds import Door
+    from site_agent.training.rounds import RoundDoor
 
 _log = logging.getLogger("tributary.runtime")
 
@@ -99,7 +99,7 @@ def _answered(desk: Desk, given: tuple[bytes, bytes]) -> RoundAnswer:
                 next_step="Compare plans: site-agent plan show.",
             )
 
-        def take(door: Door, wait: float) -> None:
+        def take(door: RoundDoor, wait: float) -> None:
             rounds.take_part(
                 plan=plan,
                 source=desk.config.source(plan.study),
@@ -114,7 +114,7 @@ def _answered(desk: Desk, given: tuple[bytes, bytes]) -> RoundAnswer:
         return once(egress, (said, content), take)
 
 
-def once(egress: Egress, question: tuple[RoundOrder, bytes], take: Callable[[Door, float], None]) -> RoundAnswer:
+def once(egress: Egress, question: tuple[RoundOrder, bytes], take: Callable[[RoundDoor, float], None]) -> RoundAnswer:
     """The signed answer to a verified question, tried by one part in the training for as long as `PATIENCE`.
 
     That one part knows which rounds it has begun and not drawn: after a moment without the coordinator's witness it
@@ -142,8 +142,8 @@ class _Given(Exception):
 
 
 class _Relay:
-    """A door of one question (`site_agent.training.rounds.Door`): heads are witnessed by the site's own, the answer is
-    kept."""
+    """A door of one question (`site_agent.training.rounds.RoundDoor`): heads are witnessed by the site's own, the
+    answer is kept."""
 
     def __init__(self, egress: Egress, question: tuple[RoundOrder, bytes]) -> None:
         self._egress, self._question = egress, question
