@@ -190,10 +190,10 @@ def _chosen(inputs: OutcomeInputs, atoms: Array, channels: Sequence[Array]) -> O
         spread = (rest**2 * weight[:, None]).sum(axis=0)
         own = (terms**2 * weight[:, None]).sum(axis=0)
         # A term that the features already span has nothing left to say, and one that few records have is noise.
-        progress = np.where(
+        evidence = np.where(
             spread > 1e-3 * own, (rest * residual[:, None]).sum(axis=0) ** 2 / np.maximum(spread, 1e-12), 0
         )
-        best = np.maximum(best, progress)
+        best = np.maximum(best, evidence)
     support = (terms != 0).sum(axis=0)
     best[support < 10] = 0
     floor = np.log(len(atoms)) + CLEAR
@@ -615,12 +615,12 @@ def _hazard_law(x: Array, group: Sequence[int], inputs: OutcomeInputs) -> Hazard
         if segments.any():
             # Whether a coefficient of the event becomes another one in the later half of the events.
             later = left[1][:, segments == 1].sum(axis=1)
-            progress = (features * later[:, None]).sum(axis=0) ** 2 / np.maximum(
+            evidence = (features * later[:, None]).sum(axis=0) ** 2 / np.maximum(
                 (features**2 * later[:, None] ** 2).sum(0), 1e-9
             )
-            progress[changed] = 0
-            if progress.size and progress.max() > np.log(len(x)) + CLEAR:
-                changed = [*changed, int(progress.argmax())]
+            evidence[changed] = 0
+            if evidence.size and evidence.max() > np.log(len(x)) + CLEAR:
+                changed = [*changed, int(evidence.argmax())]
         if more is inputs and len(changed) == before:
             break
         inputs = more
