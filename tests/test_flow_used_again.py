@@ -179,6 +179,14 @@ def test_a_release_that_was_sealed_is_taken_up_at_its_price_whatever_became_of_t
     assert charged(bench) == pytest.approx(composed(plan, 1, 2), rel=1e-9)
 
 
+def test_a_release_that_was_sealed_is_taken_up_where_the_flow_it_was_drawn_through_is_lost(bench, monkeypatch):
+    plan = study()
+    first = made(bench, plan, 1)
+    interrupted(bench, monkeypatch, "pipeline.sealed", plan, 2)
+    (bench.site.ledger.folder(first.hold) / "fit.npz").unlink()
+    assert made(bench, plan, 2).hold.event == rows(plan).to_canonical()
+
+
 def test_a_reservation_of_an_earlier_version_at_the_full_price_is_gone_on_with(bench, monkeypatch):
     plan = study()
     made(bench, plan, 1)

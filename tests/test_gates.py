@@ -110,6 +110,16 @@ def test_a_release_that_was_interrupted_is_held_alike_whatever_became_of_the_rec
     assert ends["same"] == ends["corrected"] == ends["not allowed"]
 
 
+def test_a_reader_that_breaks_down_on_a_later_table_keeps_nothing_back(tmp_path, promised, table, monkeypatch):
+    bench = Bench(tmp_path / "north")
+    with monkeypatch.context() as broken:
+        broken.setattr(drawing, "_attack", lambda **_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            bench.release(promised, table, seeded_rng(1))
+    monkeypatch.setattr(pipeline, "_read", lambda *_: 1 // 0)
+    assert bench.release(promised, table, seeded_rng(2)).hold.state == "held"
+
+
 def test_figures_that_were_interrupted_are_held_alike_whatever_became_of_the_records(tmp_path, monkeypatch):
     release = MomentsPlan(outcome="linear", responses=["sbp"], covariates=["sex", "age"], epsilon=2.0)
     columns = (

@@ -15,6 +15,8 @@ import numpy as np
 
 __all__ = ["NORMALISED", "compared", "normalised"]
 
+LONGEST = 100
+"""Digits of a decimal beyond which it is no identifier to be written out."""
 NORMALISED = "normalised-"
 """How `site_agent.records.table.person_space` begins where identifiers were normalised before they were compared."""
 
@@ -78,5 +80,9 @@ def compared(identifiers: Any, *, as_written: bool) -> Any:
 
 
 def _written(identifier: Any) -> str:
-    whole = isinstance(identifier, float | np.floating | Decimal) and identifier == identifier // 1
+    if isinstance(identifier, Decimal):
+        whole = identifier.is_finite() and abs(identifier.adjusted()) < LONGEST
+        whole = whole and identifier == identifier.to_integral_value()
+    else:
+        whole = isinstance(identifier, float | np.floating) and identifier.is_integer()
     return str(int(identifier) if whole else identifier)

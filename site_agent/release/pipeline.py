@@ -35,7 +35,6 @@ from shared.base.keys import Envelope, SigningKey, write_private
 from shared.errors import (
     AuditRefusal,
     ChecksRefusal,
-    DataRefusal,
     PolicyRefusal,
     Refusal,
     StateRefusal,
@@ -211,7 +210,8 @@ def make_release(
     require_open(plan, wave, today)
     rng = secure_rng() if rng is None else rng
     base = _base(ledger, plan, wave)
-    sealed = _sealed(plan, wave, ledger, base)
+    drawn = any(hold.wave == wave and hold.drawn and hold.phase != "burnt" for hold in ledger.holds(plan.study))
+    sealed = None if drawn else _sealed(plan, wave, ledger, base)  # what is drawn goes on from its own folder
     reused = _reused(plan, wave, ledger, sealed)
     trained = _trained(plan, site)  # before anything is charged: it may have to be fetched first
     embedding = _embedding_base(plan, ledger, base)
@@ -457,31 +457,32 @@ def _taken_up(hold: Hold, plan: StudyPlan, source: TableSource, site: WorkingSit
     Raises: StateRefusal, where checks and attacks may decide and the table is no longer the one that was drawn from:
         they would be of others. Elsewhere a record that has changed since must hold nothing up.
     """
-    from site_agent.release import sealed_state
+    from site_agent.release import checks, sealed_state
     from site_agent.release.drawing import drawing_of
 
     folder = site.ledger.folder(hold)
-    table: Records | None = None
-    try:
-        table = _read(plan, source, site)
-    except DataRefusal:
-        if plan.records_decide:
-            raise
-    same = table is not None and table.snapshot == sealed_state.read_rows(folder, hold).snapshot
-    if plan.records_decide and not same:
-        raise StateRefusal(
-            "a sealed release must be audited on the table it was drawn from",
-            given="a table that has changed since",
-            next_step=f"Put that table back for one run, or run site-agent reject {hold.release_id[:8]}: "
-            "it stays charged.",
-        )
     trained = _trained(plan, site)
     # What it goes on from lies in its own folder; the release before is not asked for.
     embedding = _embedding_base(plan, site.ledger, None)
     drawing = drawing_of(plan, trained.flow if trained else None, embedding)
-    if table is not None and same:
+
+    def resumed() -> bool:
+        table = _read(plan, source, site)
+        if table.snapshot != sealed_state.read_rows(folder, hold).snapshot:
+            return False
         drawing.resume(table, hold, folder, rng)
-    else:
+        return True
+
+    if plan.records_decide:
+        if not resumed():
+            raise StateRefusal(
+                "a sealed release must be audited on the table it was drawn from",
+                given="a table that has changed since",
+                next_step=f"Put that table back for one run, or run site-agent reject {hold.release_id[:8]}: "
+                "it stays charged.",
+            )
+    elif not checks.carried_out(resumed, False):
+        drawing = drawing_of(plan, trained.flow if trained else None, embedding)
         drawing.without_records(hold, folder)
     return drawing
 
