@@ -1162,7 +1162,7 @@ def test_every_write_of_an_ingest_stands_between_two_failpoints():
     for step in (
         "_write(out",
         "os.fsync(out",
-        "os.replace(part, kept)",
+        "os.replace(part, path)",
         "accept_release(",
         "write_private(",
         "add_anchor(",

@@ -262,7 +262,15 @@ def desk(tmp_path_factory):
         "cvd-quantiles": DensitiesPlan(densities=[["chol"], ["age"]], epsilon=2.0, alike=["age"], basis="quantiles"),
     }
     studies = {
-        name: replace(rows, study=name, release=release, posture="private", budget=Budget(epsilon=9.0), estimands={})
+        name: replace(
+            rows,
+            study=name,
+            release=release,
+            posture="private",
+            training=replace(rows.training, outcomes="joint"),
+            budget=Budget(epsilon=9.0),
+            estimands={},
+        )
         for name, release in ways.items()
     }
     for plan in (rows, *studies.values()):
@@ -302,7 +310,8 @@ def test_densities_of_one_site_are_added_up_only_where_their_noise_is_the_same(t
     rows = cohort_plan()
     waves = tuple(replace(rows.waves[0], number=k) for k in (1, 2))
     budget = Budget(epsilon=9.0)
-    first = replace(rows, release=release, posture="private", budget=budget, estimands={}, waves=waves)
+    joint = replace(rows.training, outcomes="joint")
+    first = replace(rows, release=release, posture="private", training=joint, budget=budget, estimands={}, waves=waves)
     second = replace(first, version=2, release=replace(release, sensitivity="diameter"))
     invitation = made.authority.invite("north", ["cvd"], address="localhost:1", leads=[made.lead.public], days=9)
     made.store.add_invitation(invitation)

@@ -47,7 +47,8 @@ def study_plan(**changes) -> StudyPlan:
     """The shipped cohort study with moments in place of latent noise."""
     plan = StudyPlan.from_toml((STUDIES / "cvd.toml").read_text())
     prescribed = MomentsPlan(**{**SETTINGS, **changes})
-    return replace(plan, release=prescribed, posture="private", budget=Budget(epsilon=4.0, delta=1e-6))
+    joint = replace(plan.training, outcomes="joint")
+    return replace(plan, release=prescribed, posture="private", training=joint, budget=Budget(epsilon=4.0, delta=1e-6))
 
 
 @pytest.fixture(scope="module")

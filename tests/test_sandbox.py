@@ -568,7 +568,7 @@ def test_the_server_reads_no_table_itself(desk, monkeypatch):
         mine = connection["cvd"]
         mine.km("Surv(time, cvd) ~ 1", at=5.0)
         mine.dictionary("sbp")
-    assert len(desk.running.store._kept._tables) == 0
+    assert len(desk.running.store._tables._tables) == 0
 
 
 def test_an_answer_rests_on_the_releases_its_id_was_made_of(desk, monkeypatch):

@@ -470,6 +470,7 @@ def test_at_the_coordinator_a_sum_has_the_condition_of_every_release_in_it(tmp_p
     config = CoordinatorConfig(home=tmp_path, name="tributary-hub", address="localhost:1", names=("localhost",))
     (tmp_path / "coordinator.toml").write_text(config.to_toml())
     lead, plan = SigningKey.generate(), cohort_plan()
+    plan = replace(plan, training=replace(plan.training, outcomes="joint"))
     later = replace(plan, version=2, posture="public")
     with closing(Store.open(tmp_path)) as store:
         store.add_plan(sign_plan(plan, [lead]), plan)
@@ -498,6 +499,7 @@ def test_at_the_coordinator_a_sum_has_the_condition_of_every_release_in_it(tmp_p
 def test_further_waves_of_a_plan_have_its_condition_after_releases_without_one(tmp_path):
     authority = Authority.create(tmp_path, coordinator="tributary-hub", names=("localhost",))
     lead, later = SigningKey.generate(), cohort_plan()
+    later = replace(later, training=replace(later.training, outcomes="joint"))
     plan, later = replace(later, posture="public"), replace(later, version=2)
     with closing(Store.open(tmp_path)) as store:
         store.add_plan(sign_plan(plan, [lead]), plan)

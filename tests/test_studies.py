@@ -48,12 +48,12 @@ def test_every_numeric_column_of_a_shipped_study_has_a_label_and_the_public_boun
 
 def test_the_federated_study_fits_its_budget_and_its_next_version_names_a_flow():
     from coordinator.demo.federated import named
-    from shared.releases.receipt import planned_event
+    from shared.releases.receipt import planned_events
     from site_agent.decide.waves import cost
 
     first = plan("federated")
     assert first.federated.epsilon(first.budget.delta) == pytest.approx(2.0, rel=0.01)
-    totals = cost(first, planned_event(first)).totals
+    totals = cost(first, planned_events(first)).totals
     assert 2.9 < totals[-1] <= first.budget.epsilon == 3.0  # the training and one wave
     second = StudyPlan.from_toml(named((STUDIES / "federated.toml").read_text(), "federated:" + "ab" * 32))
     assert (second.version, second.posture, second.federated) == (2, "private", None)

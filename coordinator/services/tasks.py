@@ -135,9 +135,9 @@ def answer(given: Mapping[str, Any]) -> dict[str, Any]:
     from shared.estimands.answer import parse_estimand
     from shared.releases.synthetic import versions
 
-    store, kept = _opened(*given["store"])
+    store, cache = _opened(*given["store"])
     study, found, maps = given["study"], parse_estimand(given["estimand"]), given["maps"]
-    how: dict[str, Any] = {"held": _held(store, study, given["held"]), "kept": kept, **given["how"]}
+    how: dict[str, Any] = {"held": _held(store, study, given["held"]), "cache": cache, **given["how"]}
     document: Mapping[str, Any]
     if maps:
         document, result, used = _harmonised(store, study, found, maps, how)
