@@ -126,7 +126,9 @@ def _ahead(at: Desk, plan: StudyPlan, numbers: Sequence[int]) -> tuple[float, ..
     from site_agent.release.pipeline import touches
 
     mine = at.ledger.holds(plan.study)
-    fitted = any(hold.phase != "burnt" and hold.state != "withdrawn" and not hold.rounds for hold in mine)
+    # One that a recovered ledger knows by its charge alone has left no flow here.
+    left = [hold for hold in mine if hold.files or not hold.drawn]
+    fitted = any(hold.phase != "burnt" and hold.state != "withdrawn" and not hold.rounds for hold in left)
     events = []
     for number in numbers:
         events.append(planned_event(plan, reused=fitted and not refits(plan, plan.wave(number))).to_canonical())
