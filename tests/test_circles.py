@@ -216,8 +216,8 @@ def test_what_is_imported_by_a_name_in_a_table_is_seen_too():
         and (node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", ""))
         in ("import_module", "__import__")
     }
-    # A nursery loads what its callers name: theirs are the names, and the imports.
-    named = {"coordinator/services/nursery.py"}
+    # A fork server loads what its callers name: theirs are the names, and the imports.
+    named = {"coordinator/services/fork_server.py"}
     assert callers == {"shared/mechanisms/kinds.py", "coordinator/demo/catalogue.py"} | named
     at_run_time = product()[0]
     assert "shared.mechanisms.moments.plan" in at_run_time["shared.mechanisms.kinds"]

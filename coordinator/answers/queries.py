@@ -787,6 +787,7 @@ def _draw(receipt: Receipt, rows: int, known: Mapping[str, Receipt]) -> Draw:
         flow=receipt.flow_of,
         fitted_on=persons,
         among=receipt.posture != "holdout",
+        outcomes_last=receipt.parameters.get("outcomes_last") == 1.0,
     )
 
 

@@ -35,7 +35,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 from weakref import WeakValueDictionary
 
-from coordinator.services.analysts_port import Apart, Running, analysts_server
+from coordinator.services.analysts_port import AnalystsProcess, AnalystsServer, analysts_server
 from coordinator.services.authority import Authority, requested_key
 from coordinator.services.tasks import READING, require_stated
 from coordinator.services.workers import Busy, Ended, Failed, TaskLimits, Workers
@@ -95,7 +95,7 @@ from shared.wire.messages import (
     Withdrawn,
     countersigned,
 )
-from shared.wire.transport import Call, CallLimits, Handler, Later, Peer, Server
+from shared.wire.transport import Call, CallLimits, Handler, Peer, RetryLater, Server
 
 __all__ = ["CollectionService", "CoordinatorServer", "serve"]
 
@@ -519,14 +519,14 @@ class CollectionService:
             plan = self._planned(site, statement, envelope, standing)
             yield from self._receive(part, statement, first)
 
-            def still(receipt: Receipt) -> None:
+            def recheck(receipt: Receipt) -> None:
                 now = self._site(call)
                 self._planned(now, statement, envelope, standing)
                 self._require_history(receipt, plan)
                 if standing is not None:
                     self._require_size(now, receipt, standing, plan)
 
-            return self._signed_for(site, self._ingest(part, statement, envelope, standing, plan, still))
+            return self._signed_for(site, self._ingest(part, statement, envelope, standing, plan, recheck))
 
     def _settled(self, site: RegisteredSite, digest: str) -> Acceptance:
         """The answer for bytes that are no longer staged, because another call has brought them to an end."""
@@ -586,17 +586,17 @@ class CollectionService:
         envelope: Envelope,
         standing: Envelope | None,
         plan: StudyPlan,
-        still: Callable[[Receipt], None],
+        recheck: Callable[[Receipt], None],
     ) -> Acceptance:
         """Open, check, move, flush, log, commit: in this order, so that no step shows what a later one might undo.
 
         Args:
-            still: asks again within the commit: during an upload of an hour a site may have been revoked, its plan
+            recheck: asks again within the commit: during an upload of an hour a site may have been revoked, its plan
                 replaced, its standing approval ended, its budget spent by another release.
         """
         try:
             receipt = self._checked(part, statement, plan)
-        except (NetworkRefusal, StorageRefusal):  # of the reading, not of what was read
+        except (NetworkRefusal, StateRefusal, StorageRefusal):  # of this coordinator, not of what was read
             raise
         except Refusal as refusal:
             self._set_apart(part, statement, envelope, refusal)
@@ -615,7 +615,7 @@ class CollectionService:
                 receipt=receipt,
                 today=self._today(),
                 standing=standing,
-                still=lambda: still(receipt),
+                recheck=lambda: recheck(receipt),
             )
             reach("ingest.after_commit")
         except (Refusal, OSError) as error:
@@ -773,17 +773,22 @@ class CollectionService:
     def _require_training_charged(self, receipt: Receipt, plan: StudyPlan, earlier: Sequence[AcceptedRelease]) -> None:
         """Hold a release that was charged without a training against the one that fitted its flow.
 
-        Raises: ReceiptRefusal.
+        Raises: StateRefusal (that release has not arrived here: nothing is wrong with these bytes), ReceiptRefusal.
         """
         training = charged_training(plan)
         if training is None or training in receipt.event.get("events", ()):
             return
         fitted = [release.receipt for release in earlier if release.release_id == receipt.flow_of]
+        if not fitted:
+            raise StateRefusal(
+                "the release that was charged for the training of this one's flow must arrive before it",
+                given="one that has not",
+                next_step="Ask the site to deliver that release first.",
+            )
         if not any(training in found.event.get("events", ()) for found in fitted):
             raise ReceiptRefusal(
                 "a release that is not charged for the training of its flow must name the release that was",
-                given="one that has not arrived here" if not fitted else "one that was not charged for this training",
-                next_step="Ask the site to deliver that release first.",
+                given="one that was not charged for this training",
             )
 
     def _set_apart(self, part: Path, statement: Statement, envelope: Envelope, refusal: Refusal) -> None:
@@ -852,7 +857,9 @@ class _UploadLock:
 
     def __enter__(self) -> None:
         if not self._lock.acquire(blocking=False):
-            raise Later(NetworkRefusal("one upload of a bundle must end before the next", given="one that has not"))
+            raise RetryLater(
+                NetworkRefusal("one upload of a bundle must end before the next", given="one that has not")
+            )
 
     def __exit__(self, *_: object) -> None:
         self._lock.release()
@@ -955,7 +962,7 @@ class CoordinatorServer:
                 limits=CallLimits(**(limits or {})),
             )
             self.port = self._server.port
-            self._analysis: Running | Apart | None = None
+            self._analysis: AnalystsServer | AnalystsProcess | None = None
             settings: dict[str, Any] = {
                 "workers": workers,
                 "analysis": dict(analysis or {}),
@@ -963,7 +970,7 @@ class CoordinatorServer:
             }
             try:
                 if analysts and apart:
-                    self._analysis = Apart(home, analysts, url=url, **settings)
+                    self._analysis = AnalystsProcess(home, analysts, url=url, **settings)
                 elif analysts:
                     self._analysis = analysts_server(
                         self.store, analysts, credentials=authority.server, today=today, **settings
@@ -972,6 +979,7 @@ class CoordinatorServer:
                 self._server.stop(0)
                 raise
         except BaseException:
+            self.service.close()
             self.store.close()
             self._lock.close()
             raise

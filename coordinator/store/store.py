@@ -530,23 +530,23 @@ class Store:
         receipt: Receipt,
         today: dt.date,
         standing: Envelope | None = None,
-        still: Callable[[], None] = lambda: None,
+        recheck: Callable[[], None] = lambda: None,
     ) -> Acceptance:
         """Log a verified release and make it visible, in one transaction. Its bundle is on disk already.
 
         Idempotent: the same statement again gives the acceptance it got.
 
         Args:
-            still: asks once more, while nobody else can write, whatever was decided before the bundle had arrived.
+            recheck: asks once more, while nobody else can write, whatever was decided before the bundle had arrived.
         Raises: ReplayRefusal, when the release id, the bundle, or the site's place in the wave is taken by other bytes;
-            any refusal of `still`.
+            any refusal of `recheck`.
         """
 
         def work(c: sa.Connection) -> Acceptance:
             known = self._known(c, statement)
             if known is not None:
                 return known.acceptance
-            still()
+            recheck()
             index, log_root = _append(c, release_leaf(envelope, statement.bundle_sha256, statement.site, standing))
             c.execute(
                 db.releases.insert().values(

@@ -223,6 +223,8 @@ class LatentNoisePlan(MechanismPlan):
             parameters["shrink"] = noise.shrink
         if noise.vary:
             parameters[f"vary_{noise.vary}"] = 1.0
+        if plan.training.outcomes == "last":
+            parameters["outcomes_last"] = 1.0
         if plan.posture == "holdout":
             parameters["holdout"] = plan.holdout
         if plan.private is not None:
