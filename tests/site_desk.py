@@ -23,7 +23,7 @@ from shared.base.canonical import parse_json, sha256_hex
 from shared.base.chain import GENESIS, head_fingerprint, heads
 from shared.base.keys import Envelope, SigningKey
 from shared.errors import LedgerRefusal, NetworkRefusal
-from shared.flows.bijections import AffineAutoregressiveFlow
+from shared.flows.affine import AffineAutoregressiveFlow
 from shared.mechanisms.latent_noise.plan import mechanism
 from shared.plans.invitation import Invitation, certificate_fingerprint
 from shared.plans.plan import StudyPlan, sign_plan

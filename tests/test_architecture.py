@@ -9,8 +9,6 @@ import ast
 import re
 from pathlib import Path
 
-from sources import parsed
-
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "architecture.md"
 PACKAGES = ("shared", "site_agent", "coordinator")
@@ -20,7 +18,7 @@ BEGIN, END = "<!-- rooms -->", "<!-- end of rooms -->"
 
 
 def first_line(path: Path) -> str:
-    doc = ast.get_docstring(parsed(path)) or ""
+    doc = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
     return re.sub(r"\s+", " ", doc.split("\n\n")[0]).replace("|", "\\|").rstrip(".")
 
 

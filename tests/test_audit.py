@@ -11,7 +11,7 @@ from scipy import stats
 
 from shared.base.randomness import seeded_rng
 from shared.errors import AuditRefusal, ParameterError
-from shared.flows.bijections import Identity
+from shared.flows.base import Identity
 from shared.mechanisms.latent_noise.noise import LatentNoise, default_radius
 from shared.plans.dictionary import Column, Dictionary
 from shared.plans.encoding import Encoder

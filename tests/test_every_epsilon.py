@@ -31,7 +31,7 @@ from test_noise_levels import Scaled
 from shared.base.canonical import parse_json
 from shared.base.keys import SigningKey
 from shared.errors import BudgetRefusal
-from shared.flows.bijections import AffineAutoregressiveFlow
+from shared.flows.affine import AffineAutoregressiveFlow
 from shared.mechanisms.latent_noise.noise import LatentNoise
 from shared.mechanisms.latent_noise.plan import LatentNoisePlan, mechanism
 from shared.plans.dictionary import Column, Dictionary

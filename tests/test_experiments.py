@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from shared.flows.bijections import AffineAutoregressiveFlow
+from shared.flows.affine import AffineAutoregressiveFlow
 from shared.mechanisms.latent_noise.noise import LatentNoise
 from shared.simulated import gaussian_table, linear_studies
 from site_agent.release.audit import membership_auc

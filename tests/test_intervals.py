@@ -32,7 +32,7 @@ from shared.base.keys import SigningKey
 from shared.base.randomness import seeded_rng
 from shared.errors import ParameterError
 from shared.estimands.answer import Estimate, estimate, influence, parse_estimand
-from shared.flows.bijections import AffineAutoregressiveFlow
+from shared.flows.affine import AffineAutoregressiveFlow
 from shared.plans.plan import StudyPlan, sign_plan
 from shared.terminal import plain
 

@@ -23,7 +23,7 @@ from scipy import stats
 from sources import parsed
 
 from shared.base.randomness import Noise, grid_for, seeded_rng
-from shared.flows.bijections import Identity
+from shared.flows.base import Identity
 from shared.mechanisms.densities.local import LocalCounts
 from shared.mechanisms.densities.noise import Densities, Grid
 from shared.mechanisms.densities.scaling import Basis, Coefficients

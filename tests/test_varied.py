@@ -31,7 +31,7 @@ from shared.base.keys import SigningKey
 from shared.base.randomness import seeded_rng
 from shared.errors import BudgetRefusal, ParameterError, PlanRefusal, PolicyRefusal, StateRefusal
 from shared.estimands.answer import parse_estimand
-from shared.flows.bijections import Identity
+from shared.flows.base import Identity
 from shared.mechanisms.latent_noise.noise import (
     VARIED,
     LatentNoise,

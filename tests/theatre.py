@@ -386,7 +386,7 @@ PRELOADED = [
     "dp_accounting",
     "shared.wire.messages",
     "shared.releases.receipt",
-    "shared.flows.bijections",
+    "shared.flows.chain",
     "shared.mechanisms.latent_noise.noise",
     "site_agent.cli",
     "site_agent.egress",

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from coordinator.pooling.pool import PooledResult
     from shared.base.randomness import Noise
-    from shared.flows.bijections import Composed
+    from shared.flows.chain import Composed
     from shared.mechanisms.latent_noise.noise import LatentNoise
     from shared.plans.encoding import Encoder
     from shared.plans.federated import FederatedFlow
@@ -126,7 +126,8 @@ def released_flow(
 
     Raises: PlanChanged, if `trained` is not the flow that the plan names.
     """
-    from shared.flows.bijections import AffineAutoregressiveFlow, Composed
+    from shared.flows.affine import AffineAutoregressiveFlow
+    from shared.flows.chain import Composed
     from shared.plans.public_start import public_start
 
     if plan.release.mechanism != "latent_noise":

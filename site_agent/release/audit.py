@@ -44,7 +44,7 @@ from scipy.spatial import cKDTree
 
 from shared.base.randomness import Noise
 from shared.errors import AuditRefusal, ParameterError
-from shared.flows.bijections import Bijection
+from shared.flows.base import Bijection
 from shared.mechanisms.latent_noise.noise import LatentNoise
 from shared.plans.dictionary import NUMERIC, Column, Dictionary
 from shared.plans.encoding import Encoder

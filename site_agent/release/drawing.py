@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from shared.base.randomness import Noise
-    from shared.flows.bijections import Bijection
+    from shared.flows.base import Bijection
     from shared.plans.encoding import Encoder
     from shared.plans.plan import StudyPlan
     from site_agent.config import Limits

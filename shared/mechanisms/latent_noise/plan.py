@@ -21,7 +21,7 @@ from shared.privacy.stated import shown_epsilon, shown_price
 if TYPE_CHECKING:
     import pandas as pd
 
-    from shared.flows.bijections import Bijection
+    from shared.flows.base import Bijection
     from shared.mechanisms.latent_noise.noise import LatentNoise
     from shared.plans.plan import StudyPlan
     from shared.privacy import accountant as privacy
@@ -423,7 +423,7 @@ def mechanism(plan: StudyPlan, flow: Bijection | None = None) -> LatentNoise:
             figures: they depend on neither a flow nor a record.
     Raises: PlanRefusal, if the plan's training leaves nothing of its release.epsilon.
     """
-    from shared.flows.bijections import Identity
+    from shared.flows.base import Identity
     from shared.mechanisms.latent_noise.noise import INSIDE, INSIDE_SHRUNK, LatentNoise, default_radius
     from shared.plans.encoding import Encoder
 
