@@ -19,7 +19,7 @@ from shared.privacy import accountant as privacy
 from shared.releases.receipt import coverage, in_words, planned_event, read_bundle
 from site_agent.config import Limits, SiteFloors, TableSource
 from site_agent.models.flow import FlowSettings, fit_flow
-from site_agent.release.audit import weighed
+from site_agent.release.audit.likelihood import weighed
 from site_agent.release.checks import check_rows
 from site_agent.release.pipeline import make_release
 from site_agent.release.sealed_state import SealedFlow, fitted_by

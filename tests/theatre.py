@@ -393,7 +393,7 @@ PRELOADED = [
     "site_agent.release.drawing",
     "site_agent.release.pipeline",
     "site_agent.models.flow",
-    "site_agent.release.audit",
+    "site_agent.release.audit.attacks",
     "site_agent.release.checks",
     "site_agent.records.table",
     "site_agent.ledger.book",

@@ -294,7 +294,8 @@ def _attack(
     to be wrong about. It is drawn through the flow that could have learned from those alone (`FittedMechanism.shadow`),
     attacked and thrown away: it never reaches the disk.
     """
-    from site_agent.release.audit import AuditLimits, attack, gate
+    from site_agent.release.audit.attacks import attack
+    from site_agent.release.audit.report import AuditLimits, gate
 
     in_force = AuditLimits(
         membership_auc=limits.membership_auc,
