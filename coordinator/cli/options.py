@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import datetime as dt
-import os
-import sys
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -12,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from coordinator.config import HOME_VARIABLE, CoordinatorConfig, default_home
-from shared.errors import ParameterError, StateRefusal
+from shared.errors import StateRefusal
 from shared.terminal import application
 
 if TYPE_CHECKING:
@@ -24,7 +22,6 @@ if TYPE_CHECKING:
     from shared.base.keys import PublicKey
 
 __all__ = [
-    "PASSPHRASE_VARIABLE",
     "DryRun",
     "Json",
     "PlanFile",
@@ -32,7 +29,6 @@ __all__ = [
     "Study",
     "analyst_app",
     "app",
-    "ask_passphrase",
     "federate_app",
     "lead_keys",
     "log_app",
@@ -45,7 +41,6 @@ __all__ = [
     "wave_app",
 ]
 
-PASSPHRASE_VARIABLE = "TRIBUTARY_PASSPHRASE"
 app = application("Collect privatised releases from hospitals, and pool them.")
 plan_app = application("Write, check, price and sign study plans.")
 release_app = application("Look at one release.")
@@ -86,21 +81,6 @@ def open_store(config: CoordinatorConfig) -> closing[Store]:
 def today() -> dt.date:
     """Today, by UTC: the day that plans, waves and tombstones are told in."""
     return dt.datetime.now(dt.UTC).date()
-
-
-def ask_passphrase(who: str, *, confirm: bool = False) -> str | None:
-    """From the environment, else asked for where there is a person, else none."""
-    given = os.environ.get(PASSPHRASE_VARIABLE)
-    if given is not None:
-        return given or None
-    if not sys.stdin.isatty():
-        return None
-    import getpass
-
-    passphrase = getpass.getpass(f"passphrase of the key of {who} (empty for none): ", stream=sys.stderr)
-    if confirm and passphrase and getpass.getpass("once more: ", stream=sys.stderr) != passphrase:
-        raise ParameterError("the passphrase must be typed the same twice", given="two that differ")
-    return passphrase or None
 
 
 def lead_keys(config: CoordinatorConfig) -> dict[str, PublicKey]:
