@@ -685,6 +685,8 @@ def test_every_verb_that_reads_offers_json_and_every_verb_that_changes_something
         "analyst revoke",
         "federate run",
         "passphrase",
+        "clock confirm",
+        "clock repair",
     }
     for verb, options in verbs.items():
         assert verb == "serve" or "--json" in options, verb

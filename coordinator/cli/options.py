@@ -29,6 +29,7 @@ __all__ = [
     "Study",
     "analyst_app",
     "app",
+    "clock_app",
     "federate_app",
     "lead_keys",
     "log_app",
@@ -48,6 +49,7 @@ wave_app = application("The calendar of a study, and who has delivered. Nothing 
 federate_app = application("A flow that all sites of a study train together. The sites dial in; no record moves.")
 analyst_app = application("Analysts' tokens: who may ask, in which studies, until when.")
 log_app = application("The append-only log of accepted releases.", bare=True)
+clock_app = application("Whose clock says what, and what a wrong one has dated.", bare=True)
 
 app.add_typer(plan_app, name="plan", rich_help_panel="Set up")
 app.add_typer(release_app, name="release", rich_help_panel="Releases")
@@ -55,6 +57,7 @@ app.add_typer(wave_app, name="wave", rich_help_panel="Releases")
 app.add_typer(federate_app, name="federate", rich_help_panel="Releases")
 app.add_typer(analyst_app, name="analyst", rich_help_panel="Answers")
 app.add_typer(log_app, name="log", rich_help_panel="Releases")
+app.add_typer(clock_app, name="clock", rich_help_panel="Set up")
 
 Json = Annotated[bool, typer.Option("--json", help="Answer as JSON.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would happen; change nothing.")]
