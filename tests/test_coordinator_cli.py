@@ -451,7 +451,7 @@ def test_a_wrong_passphrase_signs_nothing(ready, tmp_path, monkeypatch):
     path = tmp_path / "stroke.toml"
     path.write_text(planning.template("stroke", coordinator="tributary-hub", today=dt.date.today()))
     code, answer = ready("plan", "sign", path)
-    assert (code, answer["refused"]["code"]) == (30, "E_SIGNATURE")
+    assert (code, answer["refused"]["code"]) == (30, "E_PASSPHRASE")
     assert ready("plan", "show", "stroke")[0] == 10
 
 
@@ -684,6 +684,9 @@ def test_every_verb_that_reads_offers_json_and_every_verb_that_changes_something
         "analyst add",
         "analyst revoke",
         "federate run",
+        "passphrase",
+        "clock confirm",
+        "clock repair",
     }
     for verb, options in verbs.items():
         assert verb == "serve" or "--json" in options, verb

@@ -541,10 +541,14 @@ def _perform(order: dict[str, Any], handles: list[int]) -> None:
 def _zygote(path: str) -> None:
     import importlib
 
+    from shared.base import keys
+    from shared.base.locked import KeyCost
+
     _die_with_parent()
     for name in PRELOADED:
         importlib.import_module(name)
     assert "grpc" not in sys.modules, "gRPC does not survive a fork"
+    keys.COST = KeyCost(n=2, r=1)  # as in conftest.py, of which this process knows nothing
     server = socket.socket(socket.AF_UNIX)
     server.bind(path)
     server.listen(64)

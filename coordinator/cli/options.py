@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import datetime as dt
-import os
-import sys
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -12,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from coordinator.config import HOME_VARIABLE, CoordinatorConfig, default_home
-from shared.errors import ParameterError, StateRefusal
+from shared.errors import StateRefusal
 from shared.terminal import application
 
 if TYPE_CHECKING:
@@ -24,7 +22,6 @@ if TYPE_CHECKING:
     from shared.base.keys import PublicKey
 
 __all__ = [
-    "PASSPHRASE_VARIABLE",
     "DryRun",
     "Json",
     "PlanFile",
@@ -32,7 +29,7 @@ __all__ = [
     "Study",
     "analyst_app",
     "app",
-    "ask_passphrase",
+    "clock_app",
     "federate_app",
     "lead_keys",
     "log_app",
@@ -45,7 +42,6 @@ __all__ = [
     "wave_app",
 ]
 
-PASSPHRASE_VARIABLE = "TRIBUTARY_PASSPHRASE"
 app = application("Collect privatised releases from hospitals, and pool them.")
 plan_app = application("Write, check, price and sign study plans.")
 release_app = application("Look at one release.")
@@ -53,6 +49,7 @@ wave_app = application("The calendar of a study, and who has delivered. Nothing 
 federate_app = application("A flow that all sites of a study train together. The sites dial in; no record moves.")
 analyst_app = application("Analysts' tokens: who may ask, in which studies, until when.")
 log_app = application("The append-only log of accepted releases.", bare=True)
+clock_app = application("Whose clock says what, and what a wrong one has dated.", bare=True)
 
 app.add_typer(plan_app, name="plan", rich_help_panel="Set up")
 app.add_typer(release_app, name="release", rich_help_panel="Releases")
@@ -60,6 +57,7 @@ app.add_typer(wave_app, name="wave", rich_help_panel="Releases")
 app.add_typer(federate_app, name="federate", rich_help_panel="Releases")
 app.add_typer(analyst_app, name="analyst", rich_help_panel="Answers")
 app.add_typer(log_app, name="log", rich_help_panel="Releases")
+app.add_typer(clock_app, name="clock", rich_help_panel="Set up")
 
 Json = Annotated[bool, typer.Option("--json", help="Answer as JSON.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would happen; change nothing.")]
@@ -86,21 +84,6 @@ def open_store(config: CoordinatorConfig) -> closing[Store]:
 def today() -> dt.date:
     """Today, by UTC: the day that plans, waves and tombstones are told in."""
     return dt.datetime.now(dt.UTC).date()
-
-
-def ask_passphrase(who: str, *, confirm: bool = False) -> str | None:
-    """From the environment, else asked for where there is a person, else none."""
-    given = os.environ.get(PASSPHRASE_VARIABLE)
-    if given is not None:
-        return given or None
-    if not sys.stdin.isatty():
-        return None
-    import getpass
-
-    passphrase = getpass.getpass(f"passphrase of the key of {who} (empty for none): ", stream=sys.stderr)
-    if confirm and passphrase and getpass.getpass("once more: ", stream=sys.stderr) != passphrase:
-        raise ParameterError("the passphrase must be typed the same twice", given="two that differ")
-    return passphrase or None
 
 
 def lead_keys(config: CoordinatorConfig) -> dict[str, PublicKey]:

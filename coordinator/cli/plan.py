@@ -25,7 +25,6 @@ from coordinator.cli.options import (
     DryRun,
     Json,
     PlanFile,
-    ask_passphrase,
     lead_keys,
     open_store,
     plan_app,
@@ -372,10 +371,11 @@ def _name(context: typer.Context) -> str:
 
 def _lead_key(config: CoordinatorConfig, name: str) -> SigningKey:
     from shared.base.keys import SigningKey
+    from shared.passphrases import opened
 
     path = config.home / "keys" / f"{name}.pem"
     encrypted = path.is_file() and b"ENCRYPTED" in path.read_bytes()
-    return SigningKey.load(path, ask_passphrase(name) if encrypted else None)
+    return opened(path, name) if encrypted else SigningKey.load(path)
 
 
 def _last_plan(store: Store, study: str) -> StudyPlan | None:

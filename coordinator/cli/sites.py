@@ -34,6 +34,7 @@ def invite(
 ) -> None:
     """Write one site's invitation: the coordinator's fingerprint, a single-use token, the lead's public keys."""
     from coordinator.services.authority import Authority
+    from coordinator.services.clocks import SeenClocks
     from shared.base.keys import write_private
 
     config = CoordinatorConfig.load(context.obj)
@@ -42,7 +43,9 @@ def invite(
     with open_store(config) as store:
         for name in study:
             store.plan(name)  # refused here, not at the site, when there is no such plan
-        invitation = Authority.load(config.home).invite(
+        authority = Authority.load(config.home)
+        SeenClocks(store, authority.certificate).verdict(authority.now()).require()
+        invitation = authority.invite(
             site,
             study,
             config.invitation_days if days is None else days,

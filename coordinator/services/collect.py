@@ -20,6 +20,7 @@ from __future__ import annotations
 import datetime as dt
 import errno
 import fcntl
+import functools
 import hashlib
 import logging
 import math
@@ -37,6 +38,8 @@ from weakref import WeakValueDictionary
 
 from coordinator.services.analysts_port import AnalystsProcess, AnalystsServer, analysts_server
 from coordinator.services.authority import Authority, requested_key
+from coordinator.services.clocks import SeenClocks
+from coordinator.services.health import require_whole
 from coordinator.services.tasks import READING, require_stated
 from coordinator.services.workers import Busy, Ended, Failed, TaskLimits, Workers
 from coordinator.store.round_queue import RoundQueue
@@ -65,6 +68,7 @@ from shared.plans.plan import StudyPlan
 from shared.plans.standing import broken_limit, open_revocation, open_standing
 from shared.privacy.stated import all_given, shown_epsilon, shown_price
 from shared.releases.receipt import AGENT, STATEMENT_TYPE, Receipt, Statement, charged_training
+from shared.wire.clocks import open_reading, unverified_reading, utc_now
 from shared.wire.messages import (
     ANCHOR_TYPE,
     COLLECTION,
@@ -111,6 +115,7 @@ LITTLE, LITTLE_FACTOR = 256 << 20, 8
 STAGED_PER_SITE = 8
 DESCRIPTORS = 65_536
 BLOCK = 1 << 20
+_log = logging.getLogger("tributary.collect")
 
 
 def utc_today() -> dt.date:
@@ -127,6 +132,7 @@ class CollectionService:
         authority: its certificate authority.
         max_bundle: most bytes of one release.
         today: gives the UTC date.
+        now: gives the time in UTC.
     """
 
     def __init__(
@@ -137,8 +143,11 @@ class CollectionService:
         authority: Authority,
         max_bundle: int = MAX_BUNDLE,
         today: Callable[[], dt.date] = utc_today,
+        now: Callable[[], dt.datetime] = utc_now,
     ) -> None:
-        self._store, self._authority, self._today = store, authority, today
+        self._store, self._authority, self._today, self._now = store, authority, today, now
+        self.clocks = SeenClocks(store, authority.certificate)
+        self._disbelieved: dt.date | None = None
         self._max_bundle = max_bundle
         self._home = home
         self._boxes = RoundQueue(store)
@@ -175,6 +184,7 @@ class CollectionService:
             "Growth": self.growth,
             "NextRound": self.next_round,
             "UploadRound": self.upload_round,
+            "Clock": self.clock,
         }
 
     def admit(self, peer: Peer) -> None:
@@ -206,6 +216,7 @@ class CollectionService:
             return Enrolment(state="pending", fingerprint=site.fingerprint)
         if site.state == "accepted":
             if not site.certificate_pem:
+                self.clocks.verdict(self._now()).require()
                 issued = self._authority.issue(site.csr_pem, site.site)
                 site = self._store.set_certificate(site.site, site.csr_pem, issued)
             return Enrolment(state="accepted", certificate_pem=site.certificate_pem)
@@ -266,6 +277,34 @@ class CollectionService:
         """Proof that the log only grew between two sizes that sites have seen. Raises: ParameterError."""
         self._site(call)
         return Growth(proof=self._store.prove_growth(request.old_size, request.size))
+
+    def clock(self, call: Call, request: SignedDocument) -> SignedDocument:
+        """What this clock says, signed, for what the site's says; that is kept. Raises: SignatureRefusal, ….
+
+        An invitation's certificate is answered too. Its key is not pinned yet, so that what it says is not kept.
+        """
+        envelope = _envelope(request.envelope)
+        if call.peer.role == "site":
+            site = self._site(call)
+            question = open_reading(envelope, site.release_key)
+        else:
+            question = unverified_reading(envelope)
+        if question.site != call.peer.site:
+            raise ReplayRefusal("a clock's reading must be the calling site's", given="another site's")
+        now = self._now()
+        if call.peer.role == "site":
+            seen = self.clocks.note(site.site, question.when, now)
+            if seen.state == "wrong":
+                _log.warning("the clock of %s is %s", seen.site, seen.words)
+        return SignedDocument(envelope=question.answered(now).signed(self._authority.witness).to_bytes())
+
+    def may_issue(self) -> bool:
+        """True if a certificate may be dated by this clock now; says so in the log, once a day, where it may not."""
+        verdict, today = self.clocks.verdict(self._now()), self._today()
+        if not verdict.believed and self._disbelieved != today:
+            self._disbelieved = today
+            _log.error("no certificate is issued or renewed: this clock says %s", verdict.why)
+        return verdict.believed
 
     def _signed_for(self, site: RegisteredSite, reply: Reply) -> Reply:
         return countersigned(reply, self._authority.witness, site.site)
@@ -642,7 +681,7 @@ class CollectionService:
         except Exception as error:
             # Content that breaks a reader in a way we did not foresee is content, not a fault of ours to repeat.
             what = str(error) if isinstance(error, Failed) else type(error).__name__
-            logging.getLogger("tributary.collect").error("unexpected %s in a bundle", what)
+            _log.error("unexpected %s in a bundle", what)
             raise SchemaRefusal("a bundle's content must be readable", given="another form") from None
 
     def _opened(self, part: Path, statement: Statement, plan: StudyPlan) -> Receipt:
@@ -916,6 +955,7 @@ class CoordinatorServer:
         max_bundle: most bytes of one release.
         workers: threads that answer.
         today: gives the UTC date.
+        now: gives the time in UTC.
         analysts: ``host:port`` to bind for analysts; blank answers none. See `analysts_port`.
         analysis: settings of `coordinator.services.analysis.AnalysisService`.
         limits: settings of `shared.wire.transport.CallLimits`, of either port.
@@ -932,12 +972,13 @@ class CoordinatorServer:
         max_bundle: int = MAX_BUNDLE,
         workers: int = 16,
         today: Callable[[], dt.date] = utc_today,
+        now: Callable[[], dt.datetime] = utc_now,
         analysts: str = "",
         analysis: Mapping[str, Any] | None = None,
         limits: Mapping[str, Any] | None = None,
         apart: bool = False,
     ) -> None:
-        authority = Authority.load(home)
+        authority = Authority.load(home, now=now)
         self._lock = (home / "server.lock").open("a")
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -946,9 +987,11 @@ class CoordinatorServer:
             raise LockedRefusal("one coordinator must serve a home folder", given="a second one") from None
         self.store = Store.open(home, url)
         self.service = CollectionService(
-            home=home, store=self.store, authority=authority, max_bundle=max_bundle, today=today
+            home=home, store=self.store, authority=authority, max_bundle=max_bundle, today=today, now=now
         )
+        credentials = functools.partial(authority.server, self.service.may_issue)
         try:
+            require_whole(self.store)
             self.service.start()
             self.service.recover()
             self._server = Server(
@@ -956,7 +999,7 @@ class CoordinatorServer:
                 methods=COLLECTION,
                 handlers=self.service.handlers,
                 listen=listen,
-                credentials=authority.server,
+                credentials=credentials,
                 workers=workers,
                 admit=self.service.admit,
                 limits=CallLimits(**(limits or {})),
@@ -973,7 +1016,7 @@ class CoordinatorServer:
                     self._analysis = AnalystsProcess(home, analysts, url=url, **settings)
                 elif analysts:
                     self._analysis = analysts_server(
-                        self.store, analysts, credentials=authority.server, today=today, **settings
+                        self.store, analysts, credentials=credentials, today=today, **settings
                     )
             except BaseException:
                 self._server.stop(0)

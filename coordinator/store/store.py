@@ -162,6 +162,21 @@ class Store:
         """Give the connections back."""
         self._engine.dispose()
 
+    def damage(self, *, thorough: bool = False) -> str:
+        """What SQLite finds wrong with its file; blank if nothing, or if the database is another.
+
+        Args:
+            thorough: hold indexes against their tables too.
+        """
+        if self._engine.dialect.name != "sqlite":
+            return ""
+        pragma = f"PRAGMA {'integrity_check' if thorough else 'quick_check'}(1)"
+        try:
+            said = self._read(lambda c: str(c.exec_driver_sql(pragma).scalar()))
+        except StorageRefusal as refusal:
+            return refusal.given
+        return "" if said == "ok" else said.splitlines()[0][:200]
+
     # -- transactions -------------------------------------------------------------------------------------------
     def extended(self, tables: sa.MetaData) -> tuple[Reader, Writer]:
         """Make further tables in this database; how to read, and how to write in one transaction.
@@ -369,6 +384,17 @@ class Store:
         where &= db.sites.c.csr_pem == csr_pem
         self._write(lambda c: c.execute(db.sites.update().where(where).values(certificate_pem=certificate_pem)))
         return self.enrolment(site)
+
+    def forget_certificate(self, site: str, *, dry_run: bool = False) -> bool:
+        """Have the certificate of an accepted site issued anew when it asks; False if it has shown the one it has."""
+        found = self.enrolment(site)
+        shown = sa.select(db.arrived).where(db.arrived.c.serial == _serial(found.certificate_pem))
+        if found.state != "accepted" or self._read(lambda c: c.execute(shown).first()) is not None:
+            return False
+        where = (db.sites.c.site == site) & (db.sites.c.certificate_pem == found.certificate_pem)
+        if not dry_run:
+            self._write(lambda c: c.execute(db.sites.update().where(where).values(certificate_pem="")))
+        return True
 
     def refuse_site(self, site: str, reason: str) -> RegisteredSite:
         """Turn a pending site away. Raises: StateRefusal."""
@@ -1446,6 +1472,12 @@ def _release(row: Any) -> AcceptedRelease:
 
 
 def _storage(error: DBAPIError) -> StorageRefusal:
+    if "malformed" in str(error.orig) or "not a database" in str(error.orig):
+        return StorageRefusal(
+            "the coordinator's database must be whole",
+            given="a damaged file",
+            next_step="Stop the server and restore the database from a backup (see coordinator doctor).",
+        )
     return StorageRefusal(
         "the coordinator's database must be readable and writable",
         given=type(error.orig).__name__,

@@ -1056,6 +1056,7 @@ COLLECTION: Mapping[str, Method] = {
     "Growth": Method(request=GrowthRequest, reply=Growth),
     "NextRound": Method(request=RoundRequest, reply=RoundReply),
     "UploadRound": Method(request=RoundAnswer, reply=RoundReceipt),
+    "Clock": Method(request=SignedDocument, reply=SignedDocument),
 }
 
 ANALYSIS: Mapping[str, Method] = {
