@@ -487,8 +487,8 @@ class Study(_Shown):
             kind: as in ``cox``; blank when `formula` is the whole question or the name of a planned analysis.
             formula: as in ``Surv(time, event) ~ sbp + age``.
             term: which term to pool; the first when blank.
-            how: method, test, level, wave, as_of, combine, label (confirmatory or exploratory); anything else is an
-                option of the question itself.
+            how: method, test, level, wave, as_of, combine, label (confirmatory or exploratory; by the plan
+                where it is left out); anything else is an option of the question itself.
         Raises: the coordinator's refusals.
         """
         from shared.wire.messages import QueryRequest
