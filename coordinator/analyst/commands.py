@@ -408,9 +408,10 @@ def _answered(result: Result, forest: Path | None, json: bool, more: Mapping[str
     further = result.further(**more) if any(more.values()) else None
 
     def show(out: Console) -> None:
-        result.show(out)
-        if not isinstance(result, HarmonisedResult):  # it shows its three answers itself
-            result.meta().show(out)
+        if isinstance(result, HarmonisedResult):  # it shows its three answers itself
+            result.show(out)
+        else:
+            result.show_whole(out)
         if further is not None:
             further.show(out)
 

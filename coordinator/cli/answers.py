@@ -203,7 +203,7 @@ def figure(
     answer = _ask(context, study, wave, as_of, combine, estimand, formula, term, method, test, level)
     before = None
     if kind == "waves":
-        made["waves"] = _by_wave(context, answer, title or f"{study}: {answer.term} in {answer.estimand}", path)
+        made["waves"] = _by_wave(context, answer, title or answer.title, path)
         before = None if dry_run else _save(context, answer, "figure", figure=str(out))
     elif not dry_run:
         from coordinator.analyst.show import draw, sides
@@ -212,7 +212,7 @@ def figure(
             answer.result,
             kind,
             title=title or answer.title,
-            note=answer.provenance,
+            note=answer.caption,
             columns=answer.columns,
             group=(subgroup, _known(answer, [subgroup], facts)[subgroup]) if subgroup else None,
             favours=sides(favours),
@@ -400,7 +400,7 @@ def _by_wave(context: typer.Context, answer: PooledAnswer, title: str, path: Pat
         {wave: one.result for wave, one in found.items()},
         missing=missing,
         title=title,
-        note=answer.provenance,
+        note=answer.caption,
         path=path,
     )
     return {str(wave): {"sites": one.result.k, **one.numbers} for wave, one in sorted(found.items())}
@@ -486,12 +486,11 @@ def _estimates(answer: PooledAnswer) -> pd.DataFrame:
 
 
 def _show_answer(out: Console, answer: PooledAnswer, changed: Sequence[str] = ()) -> None:
-    from coordinator.analyst.show import show_pooled
+    from coordinator.analyst.show import show_pooled, show_terms
 
     result = answer.result
-    title = answer.term if answer.term == answer.estimand else f"{answer.term} in {answer.estimand}"
-    out.print(title, style="bold")
-    out.print(f"{answer.study}, wave {answer.wave}. {answer.provenance}", style="dim")
+    out.print(answer.title, style="bold")
+    out.print(answer.caption, style="dim")
     out.print()
     for line in changed:
         out.print(line, style="yellow")
@@ -519,7 +518,6 @@ def _show_answer(out: Console, answer: PooledAnswer, changed: Sequence[str] = ()
         )
     for sentence in answer.cautions:
         out.print(f"note  {sentence}", style="dim")
-    others = [term for term in answer.terms if term != answer.term]
-    if others:
+    if len(answer.terms) > 1:
         out.print()
-        out.print(f"other terms: {', '.join(others)} (--term)", style="cyan")
+        show_terms(out, answer.table, result.level)
